@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 from typing import TYPE_CHECKING
 
@@ -20,34 +19,17 @@ def check_output_path(out: Path) -> None:
     """
     from hgpo_envs.errors import InputError
 
-    try:
-        place = out.absolute()
-        while not _exists(place):
-            place = place.parent
-        if place != out.absolute() and not place.is_dir():
-            raise InputError(f"--out {out}: expected a path in a folder, but {place} is a file; choose another path")
-        if place.is_dir() and not os.access(place, os.W_OK | os.X_OK):
-            refused = os.strerror(errno.EROFS) if _is_read_only(place) else "no permission to write"
-            raise InputError(f"--out {out}: {refused} in {place}; choose another path")
-    except (OSError, ValueError) as error:
-        if isinstance(error, InputError):
-            raise
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise InputError(f"--out {str(out)[:100]!r}: {reason}; choose another path") from None
-
-
-def _is_read_only(folder: Path) -> bool:
-    """Return whether the folder's file system is mounted read-only; False where the system cannot tell (Windows)."""
-    return hasattr(os, "statvfs") and bool(os.statvfs(folder).f_flag & os.ST_RDONLY)
-
-
-def _exists(path: Path) -> bool:
-    """Return whether there is something at a path. Raises OSError for a name that is too long, unlike `os.path`."""
-    try:
-        path.lstat()
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    return True
+    for path in (out.absolute(), *out.absolute().parents):
+        try:
+            path.lstat()
+        except FileNotFoundError:
+            continue
+        except (OSError, ValueError) as error:  # a parent is a file; a name is too long, or has a null character
+            reason = getattr(error, "strerror", None) or error
+            raise InputError(f"--out {str(out)[:100]!r}: {reason}; choose another path") from None
+        if path.is_dir() and not os.access(path, os.W_OK | os.X_OK):
+            raise InputError(f"--out {out}: no permission to write in {path}; choose another path")
+        return
 
 
 def check_folder(option: str, path: Path) -> None:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import signal
 import tempfile
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
+from rich.columns import Columns
+from rich.console import Console
+from rich.panel import Panel
+from rich.text import Text
 
 from hgpo_train.cli import collection  # typer reads the annotations
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from rich.console import Console
+    from collections.abc import Sequence
 
     from hgpo_train.policies.base import Request
     from hgpo_train.rollout.collection import CollectedRun
@@ -48,8 +49,6 @@ def play(
     env_option: collection.EnvOption = None,
 ) -> None:
     """Play tasks in the terminal, as a policy does, and save the games as rollouts."""
-    from rich.console import Console
-
     from hgpo_envs.errors import InputError
     from hgpo_train.cli.output_paths import check_folder
     from hgpo_train.rollout.collection import collect
@@ -69,10 +68,10 @@ def play(
             )  # fmt: skip
         except _Quit:
             played = _games(folder) - before
-            console.print(f"\n{played} of {tasks} played." + _where(out, played), soft_wrap=True)
+            console.print(f"\n{played} of {tasks} played. {_next(out, played)}", soft_wrap=True)
             return
         _report(console, run, before)
-        console.print(_where(out, tasks).strip(), soft_wrap=True)
+        console.print(_next(out, tasks), soft_wrap=True)
 
 
 class Person:
@@ -93,87 +92,59 @@ class Person:
         return [self._action(request) for request in requests]
 
     def _action(self, request: Request) -> str:
-        from rich.panel import Panel
-        from rich.text import Text
-
         if not request.step:
             self._console.rule()
             self._console.print(Text(request.instruction, style="bold"))
         self._console.print(Panel(Text(request.observation), title=f"step {request.step}", title_align="left"))
-        actions = request.admissible_actions
-        self._list(actions, range(len(actions)))
+        self._list(request.admissible_actions, "", _SHOWN)
         while True:
-            written = self._ask()
-            if written in ("q", "quit"):
-                raise _Quit
-            if written.isdecimal():
-                if action := self._numbered(actions, int(written)):
-                    return action
-            elif not self._shown(request, written):
-                return written
+            action = self._answered(request, self._ask())
+            if action is not None:
+                return action
 
-    def _shown(self, request: Request, written: str) -> bool:
-        """Show what a command asks for. Return whether it is a command, not an action."""
-        from rich.panel import Panel
-        from rich.text import Text
-
+    def _answered(self, request: Request, text: str) -> str | None:
+        """Return the action that a person's text means, or show what it asks for."""
         actions = request.admissible_actions
-        if written in ("h", "?", "help", ""):
+        if text in ("q", "quit"):
+            raise _Quit
+        if text in ("h", "?", "help", ""):
             self._console.print(Text(HELP, style="dim"))
-        elif written == "p":
+        elif text == "p":
             self._console.print(Panel(Text(request.prompt), title="prompt", title_align="left"))
-        elif written == "a":
-            self._list(actions, range(len(actions)), limit=len(actions))
-        elif written.startswith("/"):
-            found = [number for number, action in enumerate(actions) if written[1:].strip() in action]
-            self._list(actions, found, limit=len(found))
-            if not found:
-                self._console.print(Text(f"no action contains {written[1:].strip()!r}", style="dim"))
-        else:
-            return False
-        return True
-
-    def _numbered(self, actions: Sequence[str], number: int) -> str | None:
-        """Return the action with a number, or None and say why there is none."""
-        from rich.text import Text
-
-        if number >= len(actions):
+        elif text == "a" or text.startswith("/"):
+            self._list(actions, text[1:].strip(), len(actions))
+        elif not text.isdecimal():
+            return text
+        elif int(text) >= len(actions):
             self._console.print(Text(f"expected a number from 0 to {len(actions) - 1}", style="red"))
-            return None
-        if "<" in actions[number]:  # an open query, such as search[<your query>]
-            self._console.print(Text(f"{actions[number]}: write it with your own text", style="dim"))
-            return None
-        return actions[number]
+        elif "<" in (action := actions[int(text)]):  # an open query, such as search[<your query>]
+            self._console.print(Text(f"{action}: write it with your own text", style="dim"))
+        else:
+            return action
+        return None
 
     def _ask(self) -> str:
-        with _interruptible():
-            try:
-                return self._console.input("[bold]action[/] (h: help) > ").strip()
-            except (EOFError, KeyboardInterrupt):
-                raise _Quit from None
+        # the collector's own handler of Ctrl-C waits for the end of a step
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            return self._console.input("[bold]action[/] (h: help) > ").strip()
+        except (EOFError, KeyboardInterrupt):
+            raise _Quit from None
+        finally:
+            signal.signal(signal.SIGINT, before)
 
-    def _list(self, actions: Sequence[str], numbers: Sequence[int], limit: int = _SHOWN) -> None:
-        from rich.columns import Columns
-        from rich.text import Text
-
-        shown = [Text.assemble((f"{number:>3} ", "cyan"), actions[number]) for number in numbers[:limit]]
-        self._console.print(Columns(shown, padding=(0, 3), column_first=True))
-        if len(numbers) > limit:
-            self._console.print(Text(f"… and {len(numbers) - limit} more (a: all, /TEXT: search)", style="dim"))
+    def _list(self, actions: Sequence[str], part: str, limit: int) -> None:
+        """List the actions that contain a text, with their numbers."""
+        lines = [Text.assemble((f"{number:>3} ", "cyan"), name) for number, name in enumerate(actions) if part in name]
+        if part and not lines:
+            self._console.print(Text(f"no action contains {part!r}", style="dim"))
+        self._console.print(Columns(lines[:limit], padding=(0, 3), column_first=True))
+        if len(lines) > limit:
+            self._console.print(Text(f"… and {len(lines) - limit} more (a: all, /TEXT: search)", style="dim"))
 
 
 class _Quit(Exception):  # noqa: N818 - no error
     """The person ends the session."""
-
-
-@contextmanager
-def _interruptible() -> Iterator[None]:
-    """Let Ctrl-C end the question: the collector's own handler waits for the end of a step."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def _games(folder: Path) -> int:
@@ -188,8 +159,6 @@ def _games(folder: Path) -> int:
 
 def _report(console: Console, run: CollectedRun, before: int) -> None:
     """Print the results of the games that were played now, from the last rows of their trajectories."""
-    from rich.text import Text
-
     ends = run.steps.group_by("trajectory", maintain_order=True).last().collect()
     for end in ends.slice(before).iter_rows(named=True):
         if end["next_state"]:
@@ -198,7 +167,7 @@ def _report(console: Console, run: CollectedRun, before: int) -> None:
         console.print(f"{result} in {end['step'] + 1} steps, return {end['episode_return']:g}")
 
 
-def _where(out: Path | None, played: int) -> str:
+def _next(out: Path | None, played: int) -> str:
     if out is None:
-        return " Save games with --out RUN."
-    return f" The games are in {out}. Next: hgpo view {out}" if played else ""
+        return "Save games with --out RUN."
+    return f"The games are in {out}. Next: hgpo view {out}" if played else ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path  # noqa: TC003 - typer reads the annotations
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -59,17 +59,13 @@ def view(
         _show(open_sources(run), estimator or ())
         return
     check_port(port)
-    named = list(estimator or ())
     if out is not None:
-        _write(open_sources(run), out, tasks, tuple(task or ()), tuple(named), max_mb, overwrite=overwrite)
+        chosen = {"estimators": estimator} if estimator else {}
+        _write(open_sources(run), out, max_mb=max_mb, overwrite=overwrite, tasks=tasks, task_ids=task or (), **chosen)
         return
-    from hgpo_train.advantages import registry
     from hgpo_train.view.server import serve
 
-    for name in named:
-        registry.get(name)
-    others = [name for name in named if name not in registry.names()]
-    serve(open_sources(run), host=host, port=port, open_browser=browser, estimators=others, ready=_say)
+    serve(open_sources(run), host=host, port=port, open_browser=browser, estimators=estimator or (), ready=_say)
 
 
 _PAGE: Final = ("tasks", "task", "max_mb", "overwrite")
@@ -111,45 +107,21 @@ def _say(address: str) -> None:
     typer.echo("Only someone with this address can open it. Press Ctrl-C to stop.")
 
 
-def _write(
-    sources: list[Source],
-    out: Path,
-    tasks: int,
-    task_ids: tuple[str, ...],
-    estimators: tuple[str, ...],
-    max_mb: float,
-    *,
-    overwrite: bool,
-) -> None:
-    from rich.console import Console
-    from rich.progress import Progress
-
+def _write(sources: list[Source], out: Path, *, max_mb: float, overwrite: bool, **selection: Any) -> None:
     from hgpo_envs.errors import InputError
     from hgpo_envs.files.atomic import making_folder
     from hgpo_envs.wording import counted
-    from hgpo_train.view.page import Selection, write_page
+    from hgpo_train.cli.display import ProgressBars
+    from hgpo_train.view.page import MB, write_page
 
     if out.is_dir():
-        raise InputError(
-            f"--out {out}: expected a file, received a folder; name a file in it, such as {out / 'page.html'}"
-        )
+        file = out / "page.html"
+        raise InputError(f"--out {out}: expected a file, received a folder; name a file in it, such as {file}")
     if out.exists() and not overwrite:
         raise InputError(f"{out} exists already; replace it with --overwrite, or use another --out")
-    if tasks < 1:
-        raise InputError(f"--tasks: expected at least 1, received {tasks}")
-    if not max_mb > 0:
-        raise InputError(f"--max-mb: expected a positive number, received {max_mb:g}")
-    chosen = Selection(tasks, task_ids, most_bytes=int(max_mb * (1 << 20)))
-    if estimators:
-        chosen = Selection(tasks, task_ids, estimators, most_bytes=chosen.most_bytes)
-    console = Console(stderr=True)
-    with (
-        making_folder(out.absolute().parent),
-        Progress(console=console, transient=True, disable=not console.is_terminal) as bars,
-    ):
-        bar = bars.add_task("tasks")
-        written = write_page(sources, out, chosen, lambda done, total: bars.update(bar, completed=done, total=total))
-    line = f"{out}: {counted(written.tasks, 'task')}, {written.bytes / (1 << 20):.1f} MB"
-    if written.left_out:
-        line += f"; {counted(written.left_out, 'task')} did not fit into {max_mb:g} MB (--max-mb)"
-    typer.echo(line)
+    with making_folder(out.absolute().parent), ProgressBars() as bars:
+        page = write_page(
+            sources, out, max_mb=max_mb, progress=lambda done, total: bars.update("tasks", done, total), **selection
+        )
+    left_out = f"; {counted(page.left_out, 'task')} did not fit into {max_mb:g} MB (--max-mb)" if page.left_out else ""
+    typer.echo(f"{out}: {counted(page.tasks, 'task')}, {page.bytes / MB:.1f} MB{left_out}. Open it in a browser.")

@@ -24,8 +24,8 @@ from hgpo_train.local_server import is_known_host, known_hosts
 from hgpo_train.settings import build, types_of
 from hgpo_train.view.bundle import static_file
 from hgpo_train.view.documents import group_document, step_document, whole_text
-from hgpo_train.view.estimates import estimate, estimator_documents
-from hgpo_train.view.overview import curves_document, intervals_document, levels_document, overview_document
+from hgpo_train.view.estimates import estimate, estimator_documents, estimator_spec
+from hgpo_train.view.overview import curves_document, levels_document, overview_document
 from hgpo_train.view.search import search_document
 from hgpo_train.view.tasks import TaskFilter, tasks_document
 
@@ -72,12 +72,17 @@ def make_app(
         token: The first part of every address.
         hosts: Names of this machine that requests may be addressed to, in addition to those of loopback.
         estimators: Estimators given as ``module:function``, in addition to the registered ones.
+
+    Raises:
+        InputError: An estimator is unknown.
     """
-    return _Guard(_routes(sources, [*registry.names(), *estimators]), token, hosts)
+    names = list(dict.fromkeys([*registry.names(), *estimators]))
+    return _Guard(_routes(sources, names), token, hosts)
 
 
 def _routes(sources: Sequence[Source], estimators: Sequence[str]) -> Starlette:
     """Return the application without its rules."""
+    documents = estimator_documents(estimators)
 
     def of_run(document: Callable[[Source, Index, Request], object]) -> Callable[[Request], Response]:
         def endpoint(request: Request) -> Response:
@@ -90,7 +95,7 @@ def _routes(sources: Sequence[Source], estimators: Sequence[str]) -> Starlette:
         return endpoint
 
     def runs(_: Request) -> Response:
-        return _json({"runs": [_run(source) for source in sources], "estimators": estimator_documents(estimators)})
+        return _json({"runs": [_run(source) for source in sources], "estimators": documents})
 
     run = "/api/runs/{run:int}"
     routes = [
@@ -99,8 +104,7 @@ def _routes(sources: Sequence[Source], estimators: Sequence[str]) -> Starlette:
         Route("/api/versions", lambda _: _json([source.version for source in sources])),
         Route(f"{run}/overview", of_run(lambda source, index, _: overview_document(source, index))),
         Route(f"{run}/curves", of_run(lambda source, index, _: curves_document(source, index))),
-        Route(f"{run}/levels", of_run(lambda _source, index, _: levels_document(index))),
-        Route(f"{run}/intervals", of_run(lambda _source, index, _: intervals_document(index))),
+        Route(f"{run}/levels", of_run(lambda _, index, request: _levels(index, request))),
         Route(f"{run}/tasks", of_run(lambda _, index, request: _tasks(index, request))),
         Route(f"{run}/search", of_run(lambda _, index, request: _search(index, request.query_params.get("text", "")))),
         Route(f"{run}/find", of_run(lambda _, index, request: _find(index, request))),
@@ -125,19 +129,23 @@ _search = lru_cache(16)(search_document)
 
 
 def _tasks(index: Index, request: Request) -> dict[str, Any]:
-    given = [f"{name}={value}" for name, value in request.query_params.items() if name != "search"]
-    chosen = build(TaskFilter, read_assignments("filter", given, types_of(TaskFilter)), "filter")
+    query = [f"{name}={value}" for name, value in request.query_params.items() if name != "search"]
+    chosen = build(TaskFilter, read_assignments("filter", query, types_of(TaskFilter)), "filter")
     text = request.query_params.get("search", "")
     return tasks_document(index, chosen, _search(index, text)["groups"] if text else None)
+
+
+def _levels(index: Index, request: Request) -> dict[str, Any]:
+    return levels_document(index, chance="chance" in request.query_params)
 
 
 def _find(index: Index, request: Request) -> dict[str, Any]:
     """Return the group of a trajectory."""
     name = request.query_params.get("trajectory", "")
-    found = index.episodes.filter(trajectory=name)
-    if found.is_empty():
+    episodes = index.episodes.filter(trajectory=name)
+    if episodes.is_empty():
         raise InputError(f"no trajectory {name!r:.200} in this run")
-    return {"group": found["number"][0], "row": found["row"][0]}
+    return {"group": episodes["number"][0], "row": episodes["row"][0]}
 
 
 def _group(index: Index, request: Request) -> dict[str, Any]:
@@ -156,8 +164,9 @@ def _text(index: Index, request: Request) -> dict[str, str]:
 
 
 def _estimate(index: Index, request: Request, estimators: Sequence[str]) -> dict[str, Any]:
-    name = request.query_params.get("estimator", "hgpo")
-    return estimate(index, request.path_params["group"], name, request.query_params.getlist("set"), estimators)
+    query = request.query_params
+    spec = estimator_spec(query.get("estimator", "hgpo"), query.getlist("set"), estimators)
+    return estimate(index, request.path_params["group"], spec)
 
 
 def _static(name: str, media_type: str) -> Callable[[Request], Response]:

@@ -81,7 +81,7 @@ def group_document(index: Index, number: int) -> dict[str, Any]:
     """
     group = index.group(number)
     stems = {kind: [f"{stem}{k}" for k in range(index.depth + 1)] for kind, stem in CHAINS.items()}
-    rows = index.read(group["row"], group["rows"], [*_ROW, *(name for names in stems.values() for name in names)])  # type: ignore[arg-type]
+    rows = index.read(group["row"], group["rows"], [*_ROW, *(name for names in stems.values() for name in names)])
     members = index.members(number)
     hashes = pl.concat([rows["state_hash"], rows["next_state_hash"].drop_nulls()])
     texts = pl.concat([rows["state"], rows.filter(pl.col("next_state_hash").is_not_null())["next_state"]])

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import re
+from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args, get_origin
 
@@ -38,20 +38,19 @@ def estimator_documents(names: Sequence[str]) -> list[dict[str, Any]]:
     Raises:
         InputError: An estimator is unknown.
     """
-    found = [(name, registry.get(name)) for name in names]
+    estimators = [(name, registry.get(name)) for name in names]
     return [
-        {"name": name, "summary": one.summary, "scope": one.scope, "parameters": _parameters(one.parameters)}
-        for name, one in found
+        {"name": name, "summary": each.summary, "scope": each.scope, "parameters": _parameters(each.parameters)}
+        for name, each in estimators
     ]
 
 
 def _parameters(of: type) -> list[dict[str, Any]]:
-    """Describe each parameter: its kind, its default, its choices or range, and its meaning."""
-    hints, docs = types_of(of), _meanings(of)
-    defaults = {field.name: field.default for field in dataclasses.fields(of)}
+    """Describe each parameter: its type, its default, its choices or range, and its meaning."""
+    meanings = _meanings(of)
     return [
-        {"name": name, "default": _plain(defaults[name]), "meaning": docs.get(name, ""), **_kind(hint)}
-        for name, hint in hints.items()
+        {"name": name, "default": _plain(getattr(of, name)), "meaning": meanings.get(name, ""), **_type(hint)}
+        for name, hint in types_of(of).items()
     ]
 
 
@@ -59,8 +58,8 @@ def _plain(value: object) -> object:
     return value if value is None or isinstance(value, bool | int | float | str) else str(value)
 
 
-def _kind(hint: Any) -> dict[str, Any]:  # noqa: ANN401 (any annotation)
-    """Return the kind of a parameter, and its range or its choices."""
+def _type(hint: Any) -> dict[str, Any]:  # noqa: ANN401 (any annotation)
+    """Return the type of a parameter, and its range or its choices."""
     limits: dict[str, Any] = {}
     if hasattr(hint, "__metadata__"):
         for note in hint.__metadata__:
@@ -75,57 +74,58 @@ def _kind(hint: Any) -> dict[str, Any]:  # noqa: ANN401 (any annotation)
 
 def _meanings(of: type) -> dict[str, str]:
     """Return the meaning of each parameter, from the `Attributes` of the docstrings of a class and its bases."""
-    found: dict[str, str] = {}
-    for one in reversed(of.__mro__):
-        _, _, listed = (inspect.cleandoc(one.__doc__ or "")).partition("Attributes:\n")
-        for name, text in re.findall(r"^ {4}(\w+): (.+(?:\n {8}.+)*)", listed, re.MULTILINE):
-            found[name] = " ".join(text.replace("`", "").split())
-    return found
+    meanings: dict[str, str] = {}
+    for each in reversed(of.__mro__):
+        _, _, attributes = (inspect.cleandoc(each.__doc__ or "")).partition("Attributes:\n")
+        for name, text in re.findall(r"^ {4}(\w+): (.+(?:\n {8}.+)*)", attributes, re.MULTILINE):
+            meanings[name] = " ".join(text.replace("`", "").split())
+    return meanings
 
 
-def estimate(index: Index, number: int, name: str, settings: Sequence[str], known: Sequence[str]) -> dict[str, Any]:
-    """Return the advantages of a group's steps.
+def estimator_spec(name: str, settings: Sequence[str], known: Sequence[str]) -> EstimatorSpec:
+    """Return an estimator with its parameters.
 
     Args:
-        index: The index of the run.
-        number: The position of the group.
         name: The estimator.
         settings: Its parameters, as ``name=value``.
         known: The estimators that may be used: a page must not name a module to import.
+
+    Raises:
+        InputError: The estimator or a parameter is unknown or invalid.
+    """
+    if name not in known:
+        raise InputError(unknown("estimator", name, known, limit=99))
+    estimator = registry.get(name)
+    values = read_assignments("parameters", settings, types_of(estimator.parameters))
+    return EstimatorSpec(estimator, estimator.parameters.of(values))
+
+
+def estimate(index: Index, number: int, spec: EstimatorSpec) -> dict[str, Any]:
+    """Return the advantages of a group's steps.
 
     Returns:
         ``parameters`` (all of them), and ``columns``: `advantage`, the estimator's details, and `RETURNS`, one value
         per row of the group, in the order of the table. Values of aborted trajectories are null.
 
     Raises:
-        InputError: The estimator or a parameter is unknown or invalid, or the table lacks a column that it reads.
+        InputError: The table lacks a column or a depth that the estimator reads.
     """
-    if name not in known:
-        raise InputError(unknown("estimator", name, known, limit=99))
-    found = registry.get(name)
-    parameters = found.parameters.of(read_assignments("parameters", settings, types_of(found.parameters)))
-    depth = getattr(parameters, "history_length", 0)
+    spec, parameters = replace(spec, column="advantage", details=True), vars(spec.parameters)
+    depth = parameters.get("history_length", 0)
     if depth > index.depth:
         most = f"{index.depth}, the depth of the stored contexts"
         raise InputError(f"parameter history_length: expected at most {most}, received {depth}")
-    spec = EstimatorSpec(found, parameters, details=True)
     group = index.group(number)
-    first, rows = _range(group)
-    if found.scope == "batch":
-        numbers, columns = _batch(index, spec, str(group["run"]), int(str(group["iteration"])))
-        begin = int(numbers.search_sorted(first))
-        columns = columns.slice(begin, rows)
+    if spec.estimator.scope == "batch":
+        numbers, columns = _batch(index, spec, group["run"], group["iteration"])
+        columns = columns.slice(int(numbers.search_sorted(group["row"])), group["rows"])
     else:
-        columns = _columns(index.lazy(first, rows), spec)
+        columns = _columns(index.lazy(group["row"], group["rows"]), spec)
     return {
-        "estimator": name,
-        "parameters": {key: _plain(value) for key, value in dataclasses.asdict(parameters).items()},
-        "columns": {column: columns[column].to_list() for column in columns.columns},
+        "estimator": spec.estimator.name,
+        "parameters": {key: _plain(value) for key, value in parameters.items()},
+        "columns": columns.to_dict(as_series=False),
     }
-
-
-def _range(group: dict[str, object]) -> tuple[int, int]:
-    return int(str(group["row"])), int(str(group["rows"]))
 
 
 def _columns(steps: pl.LazyFrame, spec: EstimatorSpec) -> pl.DataFrame:

@@ -10,7 +10,7 @@ from bisect import bisect_right
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import polars as pl
@@ -61,7 +61,7 @@ class Index:
         """The number of steps."""
         return self.starts[-1]
 
-    def group(self, number: int) -> dict[str, object]:
+    def group(self, number: int) -> dict[str, Any]:
         """Return a group's row of `groups`.
 
         Raises:
@@ -74,7 +74,7 @@ class Index:
     def members(self, number: int) -> pl.DataFrame:
         """Return the rows of `episodes` of a group."""
         group = self.group(number)
-        return self.episodes.slice(_integer(group["first"]), _integer(group["size"]))
+        return self.episodes.slice(group["first"], group["size"])
 
     def read(self, row: int, rows: int, columns: Sequence[str]) -> pl.DataFrame:
         """Read neighbouring rows of one file, such as those of a group.
@@ -91,8 +91,8 @@ class Index:
         Raises:
             InputError: There are no such rows.
         """
-        place = self._file(row)
-        return _scan(self.files[place]).slice(row - self.starts[place], rows)
+        file = self._file(row)
+        return _scan(self.files[file]).slice(row - self.starts[file], rows)
 
     def block(self, row: int, rows: int) -> int:
         """Return the first row of the block that contains a row, if each file is divided into blocks of `rows`.
@@ -174,8 +174,3 @@ def _groups(episodes: pl.DataFrame) -> pl.DataFrame:
         )
         .with_columns((pl.col("size").cum_sum() - pl.col("size")).alias("first"))
     )
-
-
-def _integer(value: object) -> int:
-    assert isinstance(value, int)
-    return value

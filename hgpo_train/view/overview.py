@@ -152,57 +152,42 @@ def _metrics(path: Path) -> list[dict[str, Any]]:
     return [found[iteration] for iteration in sorted(found)]
 
 
-@lru_cache(4)
-def levels_document(index: Index) -> dict[str, Any]:
+@lru_cache(8)
+def levels_document(index: Index, *, chance: bool = False) -> dict[str, Any]:
     """Return how often steps share a context, by level: of the whole run, and of each iteration if there are several.
 
-    Takes seconds for a million steps.
+    Args:
+        index: The index of the run.
+        chance: Whether to compute what chance alone gives, which takes several times as long.
 
     Returns:
         ``levels`` and ``levels_changed``: rows of the statistics, of all steps and without replies to actions that
-        changed nothing; ``states`` that carry most pairs; ``sentences``; and ``by_iteration``.
+        changed nothing; ``intervals`` and ``intervals_changed``: for each statistic and level ``low`` and ``high``
+        (null with few tasks), and ``chance`` (null for statistics that do not depend on returns); ``states`` that carry
+        most pairs; ``sentences``; ``tasks``, ``permutations``; and ``by_iteration``.
     """
-    try:
-        found, changed = _statistics(index, permutations=0)
-    except InputError as error:
-        unknown: dict[str, Any] = {"levels": [], "levels_changed": [], "states": [], "sentences": []}
-        return {"problem": str(error), "by_iteration": {}, **unknown}
-    several = index.episodes["iteration"].n_unique() > 1
-    by = statistics(scan_steps(index.files), by="iteration", **_parameters(index)).levels if several else None
-    states = found.states.with_columns(pl.Series("state", [beginning(text) for text in found.states["state"]]))
-    return {
-        "levels": found.levels.select(_LEVEL_COLUMNS).to_dicts(),
-        "levels_changed": [] if changed is None else changed.levels.select(_LEVEL_COLUMNS).to_dicts(),
-        "states": states.head(3).to_dicts(),
-        "sentences": describe(found, changed),
-        "by_iteration": {} if by is None else _by_iteration(by),
+    permutations = default_permutations(index.rows) if chance else 0
+    document: dict[str, Any] = {
+        "levels": [],
+        "levels_changed": [],
+        "intervals": {},
+        "intervals_changed": {},
+        "states": [],
     }
-
-
-@lru_cache(4)
-def intervals_document(index: Index) -> dict[str, Any]:
-    """Return the intervals of the statistics of levels, and what chance alone gives.
-
-    Takes several times as long as `levels_document`.
-
-    Returns:
-        ``intervals`` and, without replies to actions that changed nothing, ``intervals_changed``: for each statistic
-        and level ``low`` and ``high`` (null with few tasks), and ``chance`` (null for statistics that do not depend on
-        returns); ``sentences``, which contain them; ``tasks``, ``permutations``.
-    """
-    permutations = default_permutations(index.rows)
+    document |= {"sentences": [], "tasks": 0, "permutations": permutations, "by_iteration": {}}
+    steps, depth = scan_steps(index.files), min(STATISTICS_HISTORY_LENGTH, index.depth)
     try:
-        found, changed = _statistics(index, permutations)
+        found, changed = with_and_without_unchanged(steps, permutations=permutations, history_length=depth)
     except InputError as error:
-        unknown: dict[str, Any] = {"intervals": {}, "intervals_changed": {}, "sentences": []}
-        return {"problem": str(error), "tasks": 0, "permutations": 0, **unknown}
-    return {
-        "intervals": _bounds(found),
-        "intervals_changed": {} if changed is None else _bounds(changed),
-        "sentences": describe(found, changed),
-        "tasks": int(found.intervals["tasks"][0]),
-        "permutations": permutations,
-    }
+        return {**document, "problem": str(error)}
+    document |= {"levels": found.levels.select(_LEVEL_COLUMNS).to_dicts(), "intervals": _bounds(found)}
+    if changed is not None:
+        rows = changed.levels.select(_LEVEL_COLUMNS).to_dicts()
+        document |= {"levels_changed": rows, "intervals_changed": _bounds(changed)}
+    if index.episodes["iteration"].n_unique() > 1:
+        document["by_iteration"] = _by_iteration(statistics(steps, by="iteration", history_length=depth).levels)
+    states = [{**row, "state": beginning(row["state"])} for row in found.states.head(3).to_dicts()]
+    return {**document, "states": states, "sentences": describe(found, changed), "tasks": found.intervals["tasks"][0]}
 
 
 def _bounds(found: Statistics) -> dict[str, dict[str, Any]]:
@@ -212,15 +197,6 @@ def _bounds(found: Statistics) -> dict[str, dict[str, Any]]:
         bounds = {name: row[name] for name in ("low", "high", "chance")}
         intervals.setdefault(row["statistic"], {})[row["level"]] = bounds
     return intervals
-
-
-def _statistics(index: Index, permutations: int) -> tuple[Statistics, Statistics | None]:
-    """Return the statistics, and those without replies to actions that changed nothing if there are any."""
-    return with_and_without_unchanged(scan_steps(index.files), permutations=permutations, **_parameters(index))
-
-
-def _parameters(index: Index) -> dict[str, Any]:
-    return {"history_length": min(STATISTICS_HISTORY_LENGTH, index.depth)}
 
 
 def _by_iteration(levels: pl.DataFrame) -> dict[str, Any]:

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import orjson
 
@@ -18,45 +17,27 @@ from hgpo_envs.files.atomic import write_file
 from hgpo_envs.files.secrets import redact
 from hgpo_train.view.bundle import static_file
 from hgpo_train.view.documents import group_document, step_document
-from hgpo_train.view.estimates import estimate, estimator_documents
-from hgpo_train.view.overview import curves_document, intervals_document, levels_document, overview_document
+from hgpo_train.view.estimates import estimate, estimator_documents, estimator_spec
+from hgpo_train.view.overview import curves_document, levels_document, overview_document
 from hgpo_train.view.tasks import PAGE, TaskFilter, tasks_document
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
+    from hgpo_train.advantages.registry import EstimatorSpec
     from hgpo_train.view.index import Index
     from hgpo_train.view.sources import Source
     from hgpo_train.view.tokens import TokenTexts
 
 
-@dataclass(frozen=True, slots=True)
-class Selection:
-    """What a page contains.
-
-    Attributes:
-        tasks: The number of tasks, the first of each run.
-        task_ids: Ids of tasks; if there are any, `tasks` is ignored.
-        estimators: Estimators whose advantages it contains, with their default parameters.
-        most_bytes: The largest size of the file. Tasks that would exceed it are left out.
-    """
-
-    tasks: int = 10
-    task_ids: tuple[str, ...] = ()
-    estimators: tuple[str, ...] = ("hgpo", "gigpo", "grpo")
-    most_bytes: int = 25 << 20
+ESTIMATORS: Final = ("hgpo", "gigpo", "grpo")
+"""The estimators whose advantages a page contains, with their default parameters."""
+MB: Final = 1 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class Written:
-    """What was written.
-
-    Attributes:
-        tasks: The number of tasks in the file.
-        left_out: The number of tasks that did not fit.
-        bytes: The size of the file.
-    """
+class Page(NamedTuple):
+    """What was written: the number of tasks in the file, of those that did not fit, and the size of the file."""
 
     tasks: int
     left_out: int
@@ -66,88 +47,93 @@ class Written:
 def write_page(
     sources: Sequence[Source],
     path: Path,
-    selection: Selection,
+    *,
+    tasks: int = 10,
+    task_ids: Sequence[str] = (),
+    estimators: Sequence[str] = ESTIMATORS,
+    max_mb: float = 25.0,
     progress: Callable[[int, int], object] = lambda _done, _all: None,
-) -> Written:
+) -> Page:
     """Write a page.
 
     Args:
         sources: The runs.
         path: The file.
-        selection: What it contains.
+        tasks: The number of tasks, the first of each run.
+        task_ids: Ids of tasks; if there are any, `tasks` is ignored.
+        estimators: Estimators whose advantages it contains, with their default parameters.
+        max_mb: The largest size of the file. Tasks that would exceed it are left out.
         progress: Called with the number of finished tasks and of all.
 
     Raises:
         InputError: A task or an estimator is unknown, or not a single task fits into the size.
     """
-    answers: dict[str, Any] = {}
+    if tasks < 1:
+        raise InputError(f"--tasks: expected at least 1, received {tasks}")
+    if not max_mb > 0:
+        raise InputError(f"--max-mb: expected a positive number, received {max_mb:g}")
+    specs = {name: estimator_spec(name, (), estimators) for name in estimators}
     indices = [source.index() for source in sources]
-    chosen = [(number, task) for number, index in enumerate(indices) for task in _tasks(index, selection)]
-    missing = set(selection.task_ids) - {task["task_id"] for _, task in chosen}
+    chosen = [(run, task) for run, index in enumerate(indices) for task in _tasks(index, tasks, task_ids)]
+    missing = set(task_ids) - {task["task_id"] for _, task in chosen}
     if missing:
         known = sorted({task for index in indices for task in index.groups["task_id"]})
         raise InputError(unknown("task", min(missing), known, limit=5))
-    for number, (source, index) in enumerate(zip(sources, indices, strict=True)):
-        answers[f"runs/{number}/overview"] = overview_document(source, index)
-        answers[f"runs/{number}/curves"] = curves_document(source, index)
-        answers[f"runs/{number}/levels"] = levels_document(index)
-        answers[f"runs/{number}/intervals"] = intervals_document(index)
-        answers[f"runs/{number}/tasks"] = {"total": 0, "groups": 0, "offset": 0, "tasks": []}
+    answers: dict[str, Any] = {}
+    for run, (source, index) in enumerate(zip(sources, indices, strict=True)):
+        answers[f"runs/{run}/overview"] = overview_document(source, index)
+        answers[f"runs/{run}/curves"] = curves_document(source, index)
+        answers[f"runs/{run}/levels"] = levels_document(index, chance=True)
+        answers[f"runs/{run}/tasks"] = {"total": 0, "groups": 0, "offset": 0, "tasks": []}
     head = {
         "runs": [
             {"name": source.name, "path": source.name, "version": "", "training": source.training() is not None}
             for source in sources
         ],
-        "estimators": estimator_documents(selection.estimators),
+        "estimators": estimator_documents(estimators),
     }
-    size = len(_page(head, answers))
-    kept = 0
-    for done, (number, task) in enumerate(chosen):
-        added = dict(_answers(number, indices[number], sources[number].token_texts(), task, selection))
+    size, kept = len(_page(head, answers)), 0
+    for run, task in chosen:
+        added = _answers(run, indices[run], sources[run].token_texts(), task, specs)
         size += len(_data(task)) + 1 + sum(len(key) + len(_data(value)) + 4 for key, value in added.items())
-        if size > selection.most_bytes:
+        if size > max_mb * MB:
             break
         answers |= added
-        listed = answers[f"runs/{number}/tasks"]
+        listed = answers[f"runs/{run}/tasks"]
         listed["tasks"].append(task)
         listed["total"] += 1
         listed["groups"] += len(task["groups"])
         kept += 1
-        progress(done + 1, len(chosen))
+        progress(kept, len(chosen))
     if not kept:
-        most = selection.most_bytes / (1 << 20)
-        raise InputError(f"the first task alone does not fit into {most:g} MB; increase --max-mb")
+        raise InputError(f"the first task alone does not fit into {max_mb:g} MB; increase --max-mb")
     page = _page(head, answers)
     write_file(path, page)
-    return Written(kept, len(chosen) - kept, len(page))
+    return Page(kept, len(chosen) - kept, len(page))
 
 
-def _tasks(index: Index, selection: Selection) -> list[dict[str, Any]]:
+def _tasks(index: Index, tasks: int, task_ids: Sequence[str]) -> list[dict[str, Any]]:
     """Return the chosen tasks of a run, with their groups."""
-    if not selection.task_ids:
-        limit = min(selection.tasks, PAGE)
-        found: list[dict[str, Any]] = tasks_document(index, TaskFilter(limit=limit))["tasks"]
-        return found
-    numbers = index.groups.filter(index.groups["task_id"].is_in(selection.task_ids))["number"].to_list()
-    listed: list[dict[str, Any]] = tasks_document(index, TaskFilter(limit=PAGE), numbers)["tasks"]
+    numbers = None
+    if task_ids:
+        numbers = index.groups.filter(index.groups["task_id"].is_in(list(task_ids)))["number"].to_list()
+    limit = PAGE if task_ids else min(tasks, PAGE)
+    listed: list[dict[str, Any]] = tasks_document(index, TaskFilter(limit=limit), numbers)["tasks"]
     return listed
 
 
 def _answers(
-    number: int, index: Index, texts: TokenTexts | None, task: dict[str, Any], selection: Selection
-) -> list[tuple[str, Any]]:
+    run: int, index: Index, texts: TokenTexts | None, task: dict[str, Any], specs: Mapping[str, EstimatorSpec]
+) -> dict[str, Any]:
     """Return the documents of a task's groups and steps by their addresses."""
-    made: list[tuple[str, Any]] = []
-    for group in task["groups"]:
-        place = group["number"]
-        document = group_document(index, place)
-        made.append((f"runs/{number}/groups/{place}", document))
-        for name in selection.estimators:
-            found = estimate(index, place, name, [], selection.estimators)
-            made.append((f"runs/{number}/groups/{place}/estimates/{name}", found))
+    answers: dict[str, Any] = {}
+    for group in (group["number"] for group in task["groups"]):
+        address = f"runs/{run}/groups/{group}"
+        answers[address] = document = group_document(index, group)
+        answers |= {f"{address}/estimates/{name}": estimate(index, group, spec) for name, spec in specs.items()}
         rows = range(document["row"], document["row"] + document["rows"])
-        made += [(f"runs/{number}/steps/{row}", step_document(index, row, texts)) for row in rows]
-    return made
+        answers |= {f"runs/{run}/steps/{row}": step_document(index, row, texts) for row in rows}
+    return answers
 
 
 def _data(value: object) -> bytes:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from hgpo_datasets import manifest
 from hgpo_datasets.reader import errors, is_plain, step_files
-from hgpo_datasets.sources import PARQUET, is_run, parts_of, run_at, runs_below
+from hgpo_datasets.sources import PARQUET, is_run, parts_of, runs_below
 from hgpo_envs.errors import InputError
 from hgpo_envs.unicode_text import clean_text
 from hgpo_train.view.index import Index, read_index
@@ -83,10 +83,8 @@ class Source:
 
     def training(self) -> Path | None:
         """Return the folder of the training run that wrote this run, or None."""
-        if self.folder is None:
-            return None
-        places = (self.folder, self.folder.parent)  # older training runs have their steps as a run in a run
-        return next((place for place in places if run_at(place) == self.folder and _is_training(place)), None)
+        training = self.folder and (self.folder / "config.toml").is_file() and (self.folder / "metrics.jsonl").exists()
+        return self.folder if training else None
 
 
 class TableSource(Source):
@@ -116,10 +114,6 @@ class TableSource(Source):
         import_table(self._files, run)
         self._made = made  # the folder of the previous version is removed
         return step_files(run)
-
-
-def _is_training(folder: Path) -> bool:
-    return (folder / "config.toml").is_file() and (folder / "metrics.jsonl").exists()
 
 
 @lru_cache(64)

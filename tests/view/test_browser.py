@@ -18,7 +18,7 @@ from viewed import HOSTILE, small_rows
 from hgpo_datasets import StepWriter, scan_steps
 from hgpo_train.advantages import compute
 from hgpo_train.analysis.statistics import statistics
-from hgpo_train.view.page import Selection, write_page
+from hgpo_train.view.page import write_page
 from hgpo_train.view.sources import open_sources
 
 pytest.importorskip("starlette")
@@ -190,7 +190,7 @@ def test_the_graph_of_all_groups_of_a_task(viewer, page, training_run, tmp_path)
     """Three iterations of four rollouts; also in a file, from the groups that it contains."""
     expect = playwright.expect
     file = tmp_path / "page.html"
-    write_page(open_sources([str(training_run)]), file, Selection())
+    write_page(open_sources([str(training_run)]), file)
     for address in (viewer(training_run), file.as_uri()):
         page.goto(f"{address}#/training/group/1")
         page.get_by_role("link", name="Graph of all 3 groups").click()
@@ -367,7 +367,7 @@ def test_hostile_texts_are_shown_and_not_run(viewer, page, hostile_run) -> None:
 
 def test_a_hostile_run_as_a_file(page, hostile_run, tmp_path) -> None:
     file = tmp_path / "page.html"
-    write_page(open_sources([str(hostile_run)]), file, Selection())
+    write_page(open_sources([str(hostile_run)]), file)
     visit_everything(page, file.as_uri(), len(HOSTILE))
 
 
@@ -376,7 +376,7 @@ def test_a_hostile_run_as_a_file(page, hostile_run, tmp_path) -> None:
 
 def test_a_page_of_its_own(page, small_run, tmp_path) -> None:
     file = tmp_path / "page.html"
-    write_page(open_sources([str(small_run)]), file, Selection(tasks=1))
+    write_page(open_sources([str(small_run)]), file, tasks=1)
     page.goto(file.as_uri())
     expect = playwright.expect
     expect(page.get_by_role("heading", name="small")).to_be_visible()

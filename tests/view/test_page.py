@@ -13,7 +13,7 @@ from command import hgpo as start
 from viewed import HOSTILE
 
 from hgpo_envs.errors import InputError
-from hgpo_train.view.page import Selection, write_page
+from hgpo_train.view.page import MB, write_page
 from hgpo_train.view.sources import open_sources
 
 
@@ -26,8 +26,8 @@ def data_of(file: Path) -> dict:
 def test_a_page_contains_the_selection(rich_run, tmp_path) -> None:
     file = tmp_path / "page.html"
     done: list[tuple[int, int]] = []
-    chosen = Selection(tasks=2, estimators=("hgpo", "rloo"))
-    written = write_page(open_sources([str(rich_run)]), file, chosen, lambda *progress: done.append(progress))
+    chosen = {"tasks": 2, "estimators": ("hgpo", "rloo")}
+    written = write_page(open_sources([str(rich_run)]), file, progress=lambda *shown: done.append(shown), **chosen)
     assert (written.tasks, written.left_out, written.bytes) == (2, 0, file.stat().st_size)
     assert done == [(1, 2), (2, 2)]
     answers = data_of(file)["answers"]
@@ -39,28 +39,28 @@ def test_a_page_contains_the_selection(rich_run, tmp_path) -> None:
 
 def test_tasks_by_id(rich_run, tmp_path) -> None:
     file = tmp_path / "page.html"
-    write_page(open_sources([str(rich_run)]), file, Selection(task_ids=("task 4",)))
+    write_page(open_sources([str(rich_run)]), file, task_ids=("task 4",))
     assert [task["task_id"] for task in data_of(file)["answers"]["runs/0/tasks"]["tasks"]] == ["task 4"]
     with pytest.raises(InputError, match="unknown task 'task 9'; did you mean 'task "):
-        write_page(open_sources([str(rich_run)]), file, Selection(task_ids=("task 9",)))
+        write_page(open_sources([str(rich_run)]), file, task_ids=("task 9",))
 
 
 def test_the_size_is_limited(rich_run, tmp_path) -> None:
     sources, file = open_sources([str(rich_run)]), tmp_path / "page.html"
-    whole = write_page(sources, file, Selection(tasks=6)).bytes
-    written = write_page(sources, file, Selection(tasks=6, most_bytes=whole - 1000))
+    whole = write_page(sources, file, tasks=6).bytes
+    written = write_page(sources, file, tasks=6, max_mb=(whole - 1000) / MB)
     assert written.left_out > 0
     assert written.tasks + written.left_out == 6
     assert written.bytes <= whole - 1000
     before = file.read_bytes()
     with pytest.raises(InputError, match="increase --max-mb"):
-        write_page(sources, file, Selection(most_bytes=150_000))
+        write_page(sources, file, max_mb=150_000 / MB)
     assert file.read_bytes() == before
 
 
 def test_the_policy_of_a_page_allows_its_own_script_alone(hostile_run, tmp_path) -> None:
     file = tmp_path / "page.html"
-    write_page(open_sources([str(hostile_run)]), file, Selection())
+    write_page(open_sources([str(hostile_run)]), file)
     page = file.read_text()
     head, _, rest = page.partition('<script type="application/json" id="data">')
     data, _, end = rest.partition("</script>")
@@ -81,7 +81,7 @@ def test_the_policy_of_a_page_allows_its_own_script_alone(hostile_run, tmp_path)
 
 def test_the_same_run_gives_the_same_page(rich_run, tmp_path) -> None:
     for name in ("one.html", "two.html"):
-        write_page(open_sources([str(rich_run)]), tmp_path / name, Selection(tasks=2))
+        write_page(open_sources([str(rich_run)]), tmp_path / name, tasks=2)
     assert (tmp_path / "one.html").read_bytes() == (tmp_path / "two.html").read_bytes()
 
 
@@ -90,7 +90,7 @@ def test_the_same_run_gives_the_same_page(rich_run, tmp_path) -> None:
 
 def test_the_command_writes_a_page(hgpo, small_run, tmp_path) -> None:
     out = tmp_path / "new" / "page.html"
-    assert hgpo("view", small_run, "-o", out, "--tasks", 1)[:2] == (0, f"{out}: 1 task, 0.2 MB\n")
+    assert hgpo("view", small_run, "-o", out, "--tasks", 1)[:2] == (0, f"{out}: 1 task, 0.2 MB. Open it in a browser.\n")
     code, _, error = hgpo("view", small_run, "-o", out)
     assert (code, "exists already; replace it with --overwrite" in error) == (2, True)
     assert hgpo("view", small_run, "-o", out, "--overwrite")[0] == 0

@@ -20,7 +20,7 @@ from hgpo_envs.errors import InputError
 from hgpo_train.advantages import compute
 from hgpo_train.view.sources import open_sources
 from hgpo_train.view.terminal.app import EstimatorScreen, HelpScreen, TerminalViewer
-from hgpo_train.view.terminal.estimators import read_two
+from hgpo_train.view.terminal.session import read_two
 from hgpo_train.view.terminal.step import StepScreen
 from hgpo_train.view.terminal.texts import block, line, visible
 from hgpo_train.view.terminal.tree import RunTree, TreeScreen
@@ -141,7 +141,7 @@ async def test_estimators_are_chosen_and_refused(small_run: Path) -> None:
         assert "unknown estimator 'rlooo'" in shown
         await write(pilot, "hgpo:history_length=1 rloo")
         await press(pilot, "enter")
-        assert [one.text for one in app.chosen] == ["hgpo:history_length=1", "rloo"]
+        assert [variant.name for variant in app.compared] == ["hgpo:history_length=1", "rloo"]
         assert isinstance(app.screen, StepScreen)
         assert "B rloo" in text_of(app, "#advantages")
         await press(pilot, "e")

@@ -69,21 +69,16 @@ export type Levels = {
   problem?: string;
   levels: Level[];
   levels_changed: Level[];
+  intervals: Record<string, Record<string, Bounds>>;
+  intervals_changed: Record<string, Record<string, Bounds>>;
   states: { state: string; pairs: number | null; steps: number | null }[];
   sentences: string[];
+  tasks: number;
+  permutations: number;
   by_iteration: { iterations?: number[]; shared?: Record<string, Series> };
 };
 
 export type Bounds = { low: number | null; high: number | null; chance: number | null };
-
-export type Intervals = {
-  problem?: string;
-  intervals: Record<string, Record<string, Bounds>>;
-  intervals_changed: Record<string, Record<string, Bounds>>;
-  sentences: string[];
-  tasks: number;
-  permutations: number;
-};
 
 export type GroupRow = {
   number: number;

@@ -2,7 +2,7 @@
 import { useState } from "preact/hooks";
 import { Chart } from "./chart";
 import { isFile, useDocument } from "./data";
-import type { Bounds, Curves, Intervals, Level, Levels, Overview, Results } from "./documents";
+import type { Bounds, Curves, Level, Levels, Overview, Results } from "./documents";
 import { counted, number, percent } from "./format";
 import { links } from "./route";
 import { Line, Marked } from "./texts";
@@ -76,6 +76,7 @@ function Outcomes({ of }: { of: Overview }) {
 
 function TaskTypes({ of }: { of: Overview }) {
   if (of.task_types.length < 2) return null;
+  const aborted = of.total.aborted > 0;
   return (
     <section aria-label="Task types">
       <h2>By task type</h2>
@@ -85,7 +86,7 @@ function TaskTypes({ of }: { of: Overview }) {
             <tr>
               <th scope="col">type</th><th scope="col" class="figure">tasks</th><th scope="col" class="figure">rollouts</th>
               <th scope="col" class="figure">success</th><th scope="col">with its 95% interval</th><th scope="col" class="figure">return</th>
-              <th scope="col" class="figure">length</th><th scope="col" class="figure">invalid</th><th scope="col" class="figure">admissible</th><th scope="col" class="figure">aborted</th>
+              <th scope="col" class="figure">length</th><th scope="col" class="figure">invalid</th><th scope="col" class="figure">admissible</th>{aborted && <th scope="col" class="figure">aborted</th>}
             </tr>
           </thead>
           <tbody>
@@ -100,7 +101,7 @@ function TaskTypes({ of }: { of: Overview }) {
                 <td class="figure">{number(kind.mean_length, 1)}</td>
                 <td class="figure">{percent(kind.invalid, 1)}</td>
                 <td class="figure">{percent(kind.admissible, 1)}</td>
-                <td class="figure">{kind.aborted || ""}</td>
+                {aborted && <td class="figure">{kind.aborted || ""}</td>}
               </tr>
             ))}
           </tbody>
@@ -169,7 +170,7 @@ const LEVEL_ROWS: [string, string, (value: number | null) => string][] = [
   ["sign_disagreement", "steps whose sign differs from that at the deepest level", (value) => percent(value, 1)],
 ];
 
-/** Steps of a run whose intervals are computed without being asked for: more take longer than seconds. */
+/** Steps of a run for which chance is computed without being asked for: more take longer than seconds. */
 const MOST_STEPS = 200_000;
 
 type LevelsProps = { path: string; version: number; pick: (iteration: string) => void; steps: number };
@@ -178,17 +179,17 @@ function LevelsPart({ path, version, pick, steps }: LevelsProps) {
   const [asked, setAsked] = useState(false);
   const [changed, setChanged] = useState(false);
   const wanted = asked || isFile || steps <= MOST_STEPS;
-  const { value, error, loading } = useDocument<Levels>(`${path}/levels`, {}, version, path);
-  const bounds = useDocument<Intervals>(wanted && value && !value.problem ? `${path}/intervals` : null, {}, version, `${path} intervals`);
-  const problem = error ?? value?.problem ?? bounds.error ?? bounds.value?.problem;
+  const first = useDocument<Levels>(`${path}/levels`, {}, version, path);
+  const full = useDocument<Levels>(wanted && first.value && !first.value.problem ? `${path}/levels` : null, { chance: "1" }, version, `${path} chance`);
+  const value = full.value ?? first.value;
+  const problem = first.error ?? full.error ?? value?.problem;
   const levels = (changed ? value?.levels_changed : value?.levels) ?? [];
-  const intervals = changed ? bounds.value?.intervals_changed : bounds.value?.intervals;
-  const sentences = bounds.value?.sentences.length ? bounds.value.sentences : (value?.sentences ?? []);
+  const intervals = changed ? value?.intervals_changed : value?.intervals;
   return (
-    <section aria-label="Shared contexts" aria-busy={loading}>
+    <section aria-label="Shared contexts" aria-busy={first.loading}>
       <h2>Shared contexts by level</h2>
       {problem && <p class="error" role="alert">{problem}</p>}
-      {!value && !error && <p role="status">Computing …</p>}
+      {!value && !problem && <p role="status">Computing …</p>}
       {value && value.levels.length > 0 && (
         <>
           {value.levels_changed.length > 0 && (
@@ -211,12 +212,12 @@ function LevelsPart({ path, version, pick, steps }: LevelsProps) {
           </div>
           <p class="note" aria-live="polite">
             “oracle” is the whole history.{" "}
-            {!wanted && <button type="button" onClick={() => setAsked(true)}>Compute intervals, and what chance alone would give</button>}
-            {bounds.loading && "Computing intervals, and what chance alone would give …"}
-            {bounds.value && !bounds.value.problem && (
+            In parentheses 95% intervals by resampled tasks{value.tasks < 6 && ", which need six tasks"}.{" "}
+            {!wanted && <button type="button" onClick={() => setAsked(true)}>Compute what chance alone would give</button>}
+            {full.loading && "Computing what chance alone would give …"}
+            {value.permutations > 0 && (
               <>
-                In parentheses 95% intervals by resampled tasks{bounds.value.tasks < 6 && ", which need six tasks"}. “chance”: the same figure if returns are
-                permuted among the rollouts that visit a state, so that histories have no influence ({counted(bounds.value.permutations, "permutation")}).
+                “chance”: the same figure if returns are permuted among the rollouts that visit a state, so that histories have no influence ({counted(value.permutations, "permutation")}).
                 Only a figure whose interval does not contain chance is a finding; it is marked with ◆.
               </>
             )}
@@ -230,7 +231,7 @@ function LevelsPart({ path, version, pick, steps }: LevelsProps) {
               ))}
             </tbody>
           </table>
-          <ul class="sentences">{sentences.map((sentence) => <li>{sentence}</li>)}</ul>
+          <ul class="sentences">{value.sentences.map((sentence) => <li>{sentence}</li>)}</ul>
         </>
       )}
       {value?.by_iteration.shared && value.by_iteration.iterations && (
@@ -246,7 +247,7 @@ function LevelsPart({ path, version, pick, steps }: LevelsProps) {
 /** A figure with its interval and with what chance gives. */
 function LevelCell({ value, format, bounds }: { value: number | null; format: (value: number | null) => string; bounds?: Bounds | undefined }) {
   const { low, high, chance } = bounds ?? { low: null, high: null, chance: null };
-  const known = value !== null && low !== null && high !== null && low < high;
+  const known = value !== null && low !== null && high !== null && format(low) !== format(high);
   const beyond = known && chance !== null && (chance < low || chance > high);
   return (
     <td class="figure">

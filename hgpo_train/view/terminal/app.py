@@ -11,8 +11,7 @@ from textual.widgets import Input, Static
 
 from hgpo_envs.errors import InputError
 from hgpo_train.advantages.parameters import REWARD_SCALE
-from hgpo_train.view.terminal.estimators import read_two
-from hgpo_train.view.terminal.session import Session
+from hgpo_train.view.terminal.session import Session, read_two
 from hgpo_train.view.terminal.step import StepScreen
 from hgpo_train.view.terminal.texts import visible
 from hgpo_train.view.terminal.tree import TreeScreen
@@ -60,13 +59,13 @@ class EstimatorScreen(ModalScreen[bool]):
         """Create the widgets."""
         with Vertical():
             yield Static("Estimators A and B, such as hgpo:history_length=4 gigpo", markup=False)
-            yield Input(" ".join(one.text for one in self.app.chosen))
+            yield Input(" ".join(variant.name for variant in self.app.compared))
             yield Static(id="problem", markup=False)
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
         """Check what was written."""
         try:
-            self.app.chosen = read_two([event.value])
+            self.app.compared = read_two([event.value])
         except InputError as error:
             self.query_one("#problem", Static).update(visible(str(error)))
         else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from textual.binding import Binding, BindingType
@@ -15,7 +16,7 @@ from textual.widgets.option_list import Option
 from hgpo_envs.errors import InputError
 from hgpo_envs.wording import counted
 from hgpo_train.view.documents import step_document
-from hgpo_train.view.terminal.estimators import advantages
+from hgpo_train.view.estimates import estimate
 from hgpo_train.view.terminal.hierarchy import before, levels, word_difference
 from hgpo_train.view.terminal.texts import (
     block,
@@ -35,8 +36,8 @@ if TYPE_CHECKING:
 
     from textual.app import ComposeResult
 
+    from hgpo_train.advantages.variants import Variant
     from hgpo_train.view.index import Index
-    from hgpo_train.view.terminal.estimators import Chosen
     from hgpo_train.view.terminal.hierarchy import Member
     from hgpo_train.view.terminal.session import Session
 
@@ -48,6 +49,9 @@ _COMPARED: Final = 4_000
 """Characters of a state that are compared."""
 _BELOW: Final = dict(zip("0123456789", "₀₁₂₃₄₅₆₇₈₉", strict=True))
 _THOUGHT: Final = re.compile(r"(<think>.*?</think>|<action>.*?</action>|<code>.*?</code>)", re.IGNORECASE | re.DOTALL)
+
+
+_estimate = lru_cache(16)(estimate)  # the next step is usually of the same group
 
 
 class StepScreen(Screen[None]):
@@ -110,10 +114,10 @@ class StepScreen(Screen[None]):
     def show_groups(self) -> None:
         """Show the advantages and the hierarchy of groups."""
         estimates, lines = [], []
-        for letter, chosen in zip("AB", self.app.chosen, strict=False):
-            estimate, about = self._estimate(chosen)
-            estimates.append(estimate)
-            lines.append(Content.assemble((f"{letter} ", "bold"), visible(chosen.text), " ", about))
+        for letter, variant in zip("AB", self.app.compared, strict=False):
+            values, about = self._estimate(variant)
+            estimates.append(values)
+            lines.append(Content.assemble((f"{letter} ", "bold"), visible(variant.name), " ", about))
         self.query_one("#advantages", Static).update(Content("\n").join(lines))
         levelled = next((one for one in estimates if "k0" in one["columns"]), None)
         self.context = levelled["parameters"].get("context", "states") if levelled else "states"
@@ -134,10 +138,10 @@ class StepScreen(Screen[None]):
         listed.set_options(options)
         listed.highlighted = next((at for at, option in enumerate(options) if not option.disabled), None)
 
-    def _estimate(self, chosen: Chosen) -> tuple[dict[str, Any], Content]:
+    def _estimate(self, variant: Variant) -> tuple[dict[str, Any], Content]:
         """Return the columns and parameters of an estimate, and a line about the step; empty if it is refused."""
         try:
-            found = advantages(self.index, self.group["number"], chosen)
+            found = _estimate(self.index, self.group["number"], variant.spec)
         except InputError as error:
             return {"columns": {}, "parameters": {}}, visible(str(error), "$text-error")
         value, returned = (found["columns"][name][self.row] for name in ("advantage", "return"))
