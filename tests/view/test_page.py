@@ -90,7 +90,8 @@ def test_the_same_run_gives_the_same_page(rich_run, tmp_path) -> None:
 
 def test_the_command_writes_a_page(hgpo, small_run, tmp_path) -> None:
     out = tmp_path / "new" / "page.html"
-    assert hgpo("view", small_run, "-o", out, "--tasks", 1)[:2] == (0, f"{out}: 1 task, 0.2 MB. Open it in a browser.\n")
+    code, text, _ = hgpo("view", small_run, "-o", out, "--tasks", 1)
+    assert (code, text) == (0, f"{out}: 1 task, 0.2 MB. Open it in a browser.\n")
     code, _, error = hgpo("view", small_run, "-o", out)
     assert (code, "exists already; replace it with --overwrite" in error) == (2, True)
     assert hgpo("view", small_run, "-o", out, "--overwrite")[0] == 0
