@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 
 WORLDS: Final[dict[str, dict[str, Any]]] = {  # estimators with the parameters of their papers' scripts
     "alfworld": {
-        "estimators": {"grpo": {}, "gigpo": {}, "hgpo": {"history_length": 2}, "g2po": {"nodes": "alfworld"}},
+        "estimators": {"grpo": {}, "gigpo": {}, "hgpo": {"history_length": 2}, "g2po": {"state_key": "alfworld-nodes"}},
         "compared": "grpo,gigpo,hgpo,g2po",
         "seeds": (0, 1, 2),
         "warm_start": (
@@ -161,7 +161,7 @@ class Work:
         threads = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // self._jobs))}
         with ExitStack() as stack:
             output = stack.enter_context(log.open("a")) if self._jobs > 1 else None
-            code = subprocess.call([*HGPO, *command], env=os.environ | threads, stdout=output, stderr=output)
+            code = subprocess.call([*HGPO, *command], env=threads | os.environ, stdout=output, stderr=output)
         if code:
             self._failed.set()
             why = f": {log} says why" if self._jobs > 1 else ""
