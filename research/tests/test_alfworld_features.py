@@ -10,8 +10,8 @@ GO = ("go to cabinet 1", "go to shelf 1", "go to sinkbasin 1")
 def features(instruction, observation, actions, *history):
     """Return all features of a state with a history of (observation, action)."""
     pairs = [Pair(number, *pair) for number, pair in enumerate(history, 1)]
-    choices = FEATURES.choices(instruction, observation, actions)
-    return {**choices, **FEATURES.changes(instruction, observation, actions, pairs)}
+    state = FEATURES.read(instruction, observation, actions)
+    return {**state.choices, **state.changes(pairs)}
 
 
 def names(found):

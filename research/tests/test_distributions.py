@@ -246,13 +246,11 @@ def test_softmax_reads_its_memory_and_no_more(features, instruction, text, actio
 @given(st.sampled_from(FEATURES), TEXTS, TEXTS, st.lists(TEXTS, max_size=6, unique=True), HISTORIES)
 def test_changes_are_of_choices_and_an_empty_history_changes_nothing(features, instruction, text, actions, history):
     made = features()
-    choices = made.choices(instruction, text, tuple(actions))
-    changes = made.changes(instruction, text, tuple(actions), history)
+    state = made.read(instruction, text, tuple(actions))
+    choices, changes = state.choices, state.changes(history)
     assert changes.keys() <= choices.keys()
     assert {name for values in (*choices.values(), *changes.values()) for name in values} <= made.weights.keys()
-    assert all(
-        choices[choice] == values for choice, values in made.changes(instruction, text, tuple(actions), ()).items()
-    )
+    assert all(choices[choice] == values for choice, values in state.changes(()).items())
 
 
 @pytest.mark.parametrize("benchmark", ENVIRONMENTS)

@@ -16,7 +16,8 @@ def page(*parts):
 def features(observation, actions, *history):
     """Return all features of a state with a history of (observation, action)."""
     pairs = [Pair(number, *pair) for number, pair in enumerate(history, 1)]
-    return {**FEATURES.choices(WISH, observation, actions), **FEATURES.changes(WISH, observation, actions, pairs)}
+    state = FEATURES.read(WISH, observation, actions)
+    return {**state.choices, **state.changes(pairs)}
 
 
 def test_queries_are_the_first_words_of_the_instruction():

@@ -125,26 +125,9 @@ class CommandFeatures:
         "repeated": -2.0,
     }
 
-    def choices(self, instruction: str, observation: str, actions: tuple[str, ...]) -> dict[str, Features]:
+    def read(self, instruction: str, observation: str, actions: tuple[str, ...]) -> _CommandsOfState:
         """See `ActionFeatures`."""
-        situation = _Situation(_here(instruction, observation, actions), ())
-        return {action: situation.features(_parse(action)) for action in actions}
-
-    def changes(
-        self, instruction: str, observation: str, actions: tuple[str, ...], history: Sequence[Pair]
-    ) -> dict[str, Features]:
-        """See `ActionFeatures`."""
-        if not history:
-            return {}
-        situation = _Situation(_here(instruction, observation, actions), history)
-        changed = situation.actions_changed()
-        times = repetitions(observation, history)
-        if times:
-            changed |= times.keys()
-        found = {action: situation.features(_parse(action)) for action in changed.intersection(actions)}
-        for action in times.keys() & found.keys():
-            found[action] = {**found[action], "repeated": float(times[action])}
-        return found
+        return _CommandsOfState(instruction, observation, actions)
 
 
 _MISTAKE: Final = {"mistake": 1.0}
@@ -153,105 +136,105 @@ _SEARCHED: Final = {"searched": 1.0}
 _NONE: Final[Features] = {}
 
 
-class _Here(NamedTuple):
-    """What a state shows without a history.
+class _CommandsOfState:
+    """The features of a state's commands (`hgpo_research.features.words.StateFeatures`).
 
-    Attributes:
-        goal: The parsed instruction.
-        actions: The admissible actions.
-        held: The held object; empty if there is none.
-        has_goal: Whether the task needs it.
-        lighting: Whether it is to be examined under a lamp.
-        wanted: The kind of thing to look for.
-        seen: What the observation says.
-        search: The feature `search` of each receptacle.
+    A history adds the contents of receptacles, which only the commands to go there depend on, and treatments of the
+    held object, on which `ready` depends: whether the object can be delivered.
     """
 
-    goal: ParsedInstruction
-    actions: tuple[str, ...]
-    held: str
-    has_goal: bool
-    lighting: bool
-    wanted: str
-    seen: _Seen
-    search: Mapping[str, Features]
+    def __init__(self, instruction: str, observation: str, actions: tuple[str, ...]) -> None:
+        self._observation = observation
+        self._goal, self._held = _goal(instruction) or _NO_GOAL, _held(actions)
+        self._has_goal = _kind(self._held) == self._goal.thing
+        self._lighting = self._has_goal and self._goal.deed == "use"
+        self._wanted = self._goal.place if self._lighting else self._goal.thing
+        self._seen, self._search = _read(observation), _search(self._wanted, actions)
+        self._commands = {action: _parse(action) for action in actions}
+        self._going = {command.place: action for action, command in self._commands.items() if command.verb == "go"}
+        self._searching = self._lighting or not self._held
+        treatment = (self._goal.deed, self._held)
+        treated = self._goal.deed not in STATIONS or treatment in self._seen.treated
+        self._ready = self._has_goal and not self._lighting and treated
+        self._missing = treatment if self._has_goal and not treated else None
+        self.choices: Mapping[str, Features] = self._features(ready=self._ready)
 
-
-@lru_cache(maxsize=1 << 12)
-def _here(instruction: str, observation: str, actions: tuple[str, ...]) -> _Here:
-    goal, held = _goal(instruction) or _NO_GOAL, _held(actions)
-    has_goal = held.partition(" ")[0] == goal.thing
-    lighting = has_goal and goal.deed == "use"
-    wanted = goal.place if lighting else goal.thing
-    return _Here(goal, actions, held, has_goal, lighting, wanted, _read(observation), _search(wanted, actions))
-
-
-class _Situation:
-    """What the prompt shows: the state, the contents of receptacles, and treatments."""
-
-    def __init__(self, here: _Here, history: Sequence[Pair]) -> None:
-        self.goal, self.actions, held, self.has_goal, self.lighting, self.wanted, now, self.search = here
-        deed = self.goal.deed
-        if not history:
-            self.inside, treated = now.inside, False
+    def changes(self, history: Sequence[Pair]) -> dict[str, Features]:
+        """See `StateFeatures`."""
+        inside, treated, repeated = dict[str, frozenset[str]](), False, False
+        for _, text, _ in history:
+            seen = _read(text)
+            inside.update(seen.inside)
+            treated = treated or self._missing in seen.treated
+            repeated = repeated or text == self._observation
+        if treated:
+            changed = self._features(ready=True)
+        elif self._searching:
+            changed = {
+                self._going[place]: self._go(place, kinds, ready=self._ready)
+                for place, kinds in inside.items()
+                if place in self._going and place not in self._seen.inside
+            }
         else:
-            inside, treated = dict[str, frozenset[str]](), False
-            for _, text, _ in history:
-                seen = _read(text)
-                inside.update(seen.inside)
-                treated = treated or (deed, held) in seen.treated
-            inside.update(now.inside)
-            self.inside = inside
-        self.held, self.treated_before = held, treated
-        treated = treated or (deed, held) in now.treated
-        self.ready = self.has_goal and (treated if deed in STATIONS else deed != "use")
+            changed = {}
+        if repeated:
+            for action, times in repetitions(self._observation, history).items():
+                if action in self.choices:
+                    changed[action] = {**changed.get(action, self.choices[action]), "repeated": float(times)}
+        return changed
 
-    def actions_changed(self) -> set[str]:
-        """Return commands that include those whose features the history changes, apart from repetitions."""
-        if self.treated_before and self.has_goal:
-            return set(self.actions)
-        return {f"go to {place}" for place in self.inside}
+    def _features(self, *, ready: bool) -> dict[str, Features]:
+        return {
+            action: self._go(command.place, self._seen.inside.get(command.place), ready=ready)
+            if command.verb == "go"
+            else self._other(command, ready=ready)
+            for action, command in self._commands.items()
+        }
 
-    def features(self, command: _Command) -> Features:
-        """Return the features of a command, without repetitions."""
-        verb, goal = command.verb, self.goal
-        if verb == "go":
-            return self._going(command.place)
+    def _other(self, command: _Command, *, ready: bool) -> Features:
+        """Return the features of a command that does not go anywhere."""
+        verb, goal = command.verb, self._goal
         if verb == "take":
             needed = _kind(command.thing) == goal.thing and (goal.deed != "" or _kind(command.place) != goal.place)
             return {"take": 1.0} if needed else _MISTAKE
         if verb == "put":
-            return self._putting(command.place)
+            return self._put(command.place, ready=ready)
         if verb == "treat":
-            return {"treat": 1.0} if self.has_goal and command.deed == goal.deed and not self.ready else _MISTAKE
+            return {"treat": 1.0} if self._has_goal and command.deed == goal.deed and not ready else _MISTAKE
         if verb == "use":
-            return {"use": 1.0} if self.lighting and _kind(command.thing) == goal.place else _MISTAKE
+            return {"use": 1.0} if self._lighting and _kind(command.thing) == goal.place else _MISTAKE
         if verb == "open":
-            sought = not self.has_goal or self.lighting or (self.ready and _kind(command.place) == goal.place)
+            sought = not self._has_goal or self._lighting or (ready and _kind(command.place) == goal.place)
             return {"look_inside": 1.0} if sought else _NONE
         return _IDLE
 
-    def _putting(self, place: str) -> Features:
-        if not self.has_goal:
+    def _put(self, place: str, *, ready: bool) -> Features:
+        if not self._has_goal:
             return {"lay_down": 1.0}
-        if _kind(place) != self.goal.place or self.lighting:
+        if _kind(place) != self._goal.place or self._lighting:
             return _MISTAKE
-        return {"deliver": 1.0} if self.ready else {"deliver_early": 1.0}
+        return {"deliver": 1.0} if ready else {"deliver_early": 1.0}
 
-    def _going(self, place: str) -> Features:
+    def _go(self, place: str, inside: frozenset[str] | None, *, ready: bool) -> Features:
+        """Return the features of going to a place.
+
+        Args:
+            place: The receptacle.
+            inside: The kinds of objects that the prompt shows in it; None if it does not show them.
+            ready: Whether the held object can be delivered.
+        """
         kind, _, number = place.partition(" ")
-        if self.has_goal and not self.lighting:
-            if self.ready:
-                return {"target": 1 / sqrt(sqrt(int(number)))} if kind == self.goal.place else _NONE
-            return {"station": 1.0} if kind == STATIONS.get(self.goal.deed) else _NONE
-        if self.held and not self.has_goal:
+        if self._has_goal and not self._lighting:
+            if ready:
+                return {"target": 1 / sqrt(sqrt(int(number)))} if kind == self._goal.place else _NONE
+            return {"station": 1.0} if kind == STATIONS.get(self._goal.deed) else _NONE
+        if self._held and not self._has_goal:
             return _NONE
-        if self.goal.count > 1 and kind == self.goal.place:
+        if self._goal.count > 1 and kind == self._goal.place:
             return _SEARCHED  # what lies there has been delivered
-        inside = self.inside.get(place)
         if inside is None:
-            return self.search[place]
-        return {"find": 1.0} if self.wanted in inside else _SEARCHED
+            return self._search[place]
+        return {"find": 1.0} if self._wanted in inside else _SEARCHED
 
 
 @lru_cache(maxsize=1 << 12)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from hgpo_envs.webshop.engine import pages
 from hgpo_envs.webshop.players.page_texts import BOUND, BUTTONS, named_value, offers, option_groups, page_parts, words
-from hgpo_research.features.words import repetitions
+from hgpo_research.features.words import CountedFeatures
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -80,36 +80,31 @@ class ShopFeatures:
         "repeated": -6.0,
     }
 
-    def choices(self, instruction: str, observation: str, actions: tuple[str, ...]) -> dict[str, Features]:
+    def read(self, instruction: str, observation: str, actions: tuple[str, ...]) -> CountedFeatures:
         """See `ActionFeatures`."""
         wish = _wish(instruction)
         if pages.QUERY_ACTION in actions:
-            return {**_queries(wish), **{action: {} for action in actions if action != pages.QUERY_ACTION}}
+            others = {action: {} for action in actions if action != pages.QUERY_ACTION}
+            return CountedFeatures(observation, {**_queries(wish), **others})
         if _BUY in actions:
-            return _item_page(wish, observation, actions)
+            return _ItemFeatures(observation, _item_page(wish, observation, actions))
         if _NEXT in actions:
-            return _results_page(wish, observation, actions)
-        return {action: {"return": 1.0} if action == _PREVIOUS else {"leave": 1.0} for action in actions}
-
-    def changes(
-        self, instruction: str, observation: str, actions: tuple[str, ...], history: Sequence[Pair]
-    ) -> dict[str, Features]:
-        """See `ActionFeatures`."""
-        times = repetitions(observation, history)
-        if not times:
-            return {}
-        choices = _kept_choices(instruction, observation, actions)
-        done = times.keys() & choices.keys()
-        found = {action: {**choices[action], "repeated": float(times[action])} for action in done}
-        if _BUY in choices:
-            chosen = sum("named" in choices[action] and "repeated" not in choices[action] for action in done)
-            found.setdefault(_BUY, dict(choices[_BUY]))["unchosen"] -= chosen
-        return found
+            return CountedFeatures(observation, _results_page(wish, observation, actions))
+        leaving = {action: {"return": 1.0} if action == _PREVIOUS else {"leave": 1.0} for action in actions}
+        return CountedFeatures(observation, leaving)
 
 
-@lru_cache(maxsize=1 << 10)
-def _kept_choices(instruction: str, observation: str, actions: tuple[str, ...]) -> Mapping[str, Features]:
-    return ShopFeatures().choices(instruction, observation, actions)
+class _ItemFeatures(CountedFeatures):
+    """The features of a product's page: options that the history shows as chosen count at the purchase."""
+
+    def changes(self, history: Sequence[Pair]) -> dict[str, Features]:
+        """See `StateFeatures`."""
+        changed = super().changes(history)
+        chosen = sum("named" in self.choices[action] and "repeated" not in self.choices[action] for action in changed)
+        if chosen:
+            purchase = changed.get(_BUY, self.choices[_BUY])
+            changed[_BUY] = {**purchase, "unchosen": purchase["unchosen"] - chosen}
+        return changed
 
 
 def _queries(wish: _Wish) -> dict[str, Features]:

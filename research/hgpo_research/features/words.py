@@ -23,8 +23,27 @@ Features = dict[str, float]
 """The values of a choice's features by name. Missing features are 0."""
 
 
+class StateFeatures(Protocol):
+    """The features of a state's choices. The history is separate, because states recur far more often than histories.
+
+    Attributes:
+        choices: The choices with their features for an empty history, usually an admissible action each. An open query
+            is replaced by one or more texts.
+    """
+
+    choices: Mapping[str, Features]
+
+    def changes(self, history: Sequence[Pair]) -> Mapping[str, Features]:
+        """Return the choices whose features the history changes, with all of their features.
+
+        Args:
+            history: Past pairs, oldest first. The features do not depend on their numbers.
+        """
+        ...
+
+
 class ActionFeatures(Protocol):
-    """Describes the choices of a state. The history is separate, because states recur far more often than histories.
+    """Describes the choices of states.
 
     Attributes:
         weights: The weight of each feature for a capable player, by name.
@@ -32,30 +51,8 @@ class ActionFeatures(Protocol):
 
     weights: Mapping[str, float]
 
-    def choices(self, instruction: str, observation: str, actions: tuple[str, ...]) -> Mapping[str, Features]:
-        """Return the choices of a state with their features for an empty history.
-
-        Args:
-            instruction: The task's instruction.
-            observation: The state text.
-            actions: The admissible actions.
-
-        Returns:
-            The features by choice, usually an admissible action each. An open query is replaced by one or more texts.
-        """
-        ...
-
-    def changes(
-        self, instruction: str, observation: str, actions: tuple[str, ...], history: Sequence[Pair]
-    ) -> Mapping[str, Features]:
-        """Return the choices whose features the history changes, with all of their features.
-
-        Args:
-            instruction: The task's instruction.
-            observation: The state text.
-            actions: The admissible actions.
-            history: Past pairs, oldest first. The features do not depend on their numbers.
-        """
+    def read(self, instruction: str, observation: str, actions: tuple[str, ...]) -> StateFeatures:
+        """Return the features of a state with these admissible actions."""
         ...
 
 
@@ -66,33 +63,43 @@ class WordFeatures:
     - observation: share of the action's words that the observation contains
     - repeated: how often the history contains the action at the same observation
 
-    >>> features = WordFeatures().choices("open the door", "A door.", ("open door", "wait"))
+    >>> features = WordFeatures().read("open the door", "A door.", ("open door", "wait")).choices
     >>> features["open door"], features["wait"]
     ({'instruction': 1.0, 'observation': 0.5}, {})
     """
 
     weights: Mapping[str, float] = {"instruction": 3.0, "observation": 0.5, "repeated": -1.5}
 
-    def choices(self, instruction: str, observation: str, actions: tuple[str, ...]) -> dict[str, Features]:
+    def read(self, instruction: str, observation: str, actions: tuple[str, ...]) -> CountedFeatures:
         """See `ActionFeatures`."""
         wanted, shown = _words(instruction), _words(observation)
-        found = {}
+        choices = {}
         for action in actions:
             choice = action.replace(OPEN_QUERY, instruction) if OPEN_QUERY in action else action
             words = _words(choice)
             values = {"instruction": _share(words, wanted), "observation": _share(words, shown)}
-            found[choice] = {name: value for name, value in values.items() if value}
-        return found
+            choices[choice] = {name: value for name, value in values.items() if value}
+        return CountedFeatures(observation, choices)
 
-    def changes(
-        self, instruction: str, observation: str, actions: tuple[str, ...], history: Sequence[Pair]
-    ) -> dict[str, Features]:
-        """See `ActionFeatures`."""
-        times = repetitions(observation, history)
-        if not times:
-            return {}
-        choices = self.choices(instruction, observation, actions)
-        return {action: {**choices[action], "repeated": times[action]} for action in times if action in choices}
+
+class CountedFeatures:
+    """`StateFeatures` that the history changes by repetitions alone.
+
+    Args:
+        observation: The state text.
+        choices: The features for an empty history.
+    """
+
+    def __init__(self, observation: str, choices: Mapping[str, Features]) -> None:
+        self._observation, self.choices = observation, choices
+
+    def changes(self, history: Sequence[Pair]) -> dict[str, Features]:
+        """See `StateFeatures`."""
+        return {
+            action: {**self.choices[action], "repeated": float(times)}
+            for action, times in repetitions(self._observation, history).items()
+            if action in self.choices
+        }
 
 
 def repetitions(observation: str, history: Sequence[Pair]) -> Mapping[str, int]:

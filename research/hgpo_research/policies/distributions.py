@@ -10,10 +10,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -34,8 +33,7 @@ if TYPE_CHECKING:
     from hgpo_train.policies.registry import PolicyContext
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Distribution:
+class Distribution(NamedTuple):
     """What a policy replies to one request, and with which probabilities.
 
     Attributes:
@@ -50,16 +48,13 @@ class Distribution:
 
     responses: tuple[str, ...]
     probabilities: NDArray[np.float64]
-    _cumulative: list[float] = field(default_factory=list, init=False, repr=False)
 
     def draw(self, uniform: float) -> str:
         """Return the response that a uniform number in [0, 1) selects, by inverting the cumulative distribution.
 
         A response of probability 0 is never drawn.
         """
-        if not self._cumulative:
-            self._cumulative.extend(accumulate(self.probabilities.tolist()))
-        cumulative = self._cumulative
+        cumulative = list(accumulate(self.probabilities.tolist()))
         total = cumulative[-1]
         last = bisect_left(cumulative, total)  # of positive probability, in case the product is rounded up to the sum
         return self.responses[min(bisect_right(cumulative, uniform * total), last)]

@@ -12,6 +12,7 @@ It therefore serves to measure estimators. A language model's mistakes are other
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import chain
 from math import exp, log, sqrt
 from typing import TYPE_CHECKING, Annotated, Final, Literal, NamedTuple
 
@@ -35,14 +36,14 @@ if TYPE_CHECKING:
 
     from hgpo_envs.engine import Engine
     from hgpo_envs.memory import Pair
+    from hgpo_research.features.words import StateFeatures
     from hgpo_train.policies.registry import PolicyContext
 
 FEATURES: Final[Mapping[str, Callable[[], ActionFeatures]]] = {"ALFWorld": CommandFeatures, "WebShop": ShopFeatures}
 """The features of each benchmark; `WordFeatures` for all others."""
 
-_STATES: Final = 1 << 12
-_DISTRIBUTIONS: Final = 1 << 14
-"""Numbers of states and of distributions that are kept: some tens of megabytes."""
+_STATES: Final = 1 << 14
+"""The number of states that are kept: some tens of megabytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +91,6 @@ class SoftmaxPolicy(BatchPolicy):
             name: scale * weight * _weight_factor(options.variant, name) for name, weight in features.weights.items()
         }
         self._states: dict[tuple[str, str, tuple[str, ...]], _State] = {}
-        self._distributions: dict[tuple[object, ...], Distribution] = {}
 
     def respond(self, requests: Sequence[Request]) -> Sequence[Reply | Failure]:
         """See `Policy`."""
@@ -99,7 +99,12 @@ class SoftmaxPolicy(BatchPolicy):
 
     def distributions(self, requests: Sequence[Request]) -> list[Distribution]:
         """Return the distribution of the reply to each request (`KnownPolicy`)."""
-        return [self._distribution(request) for request in requests]
+        states = [self._state(request) for request in requests]
+        powers = [self._powers(state, self._history(request)) for state, request in zip(states, requests, strict=True)]
+        sizes = [len(each) for each in powers]
+        totals = np.repeat([sum(each) for each in powers], sizes)
+        probabilities = np.split(np.array(list(chain.from_iterable(powers))) / totals, np.cumsum(sizes)[:-1])
+        return [Distribution(state.responses, each) for state, each in zip(states, probabilities, strict=True)]
 
     def features(self, request: Request) -> NDArray[np.float64]:
         """Return the features of each response of the request's distribution, of shape (responses, features).
@@ -107,58 +112,52 @@ class SoftmaxPolicy(BatchPolicy):
         The logits are their products with the weights, and a noise that the weights do not affect. The inadmissible
         response has none.
         """
-        history, state = self._visible(request)
-        choices = dict(self._features.choices(*state)) | dict(self._features.changes(*state, history))
-        names = list(self._weights)
+        state, names = self._state(request), list(self._weights)
+        choices = {**state.features.choices, **state.features.changes(self._history(request))}
         rows = [[values.get(name, 0.0) for name in names] for values in choices.values()]
-        missing = len(self._distribution(request).responses) - len(rows)
+        missing = len(state.responses) - len(rows)
         return np.array([*rows, *[[0.0] * len(names)] * missing])
 
     def fork(self, slot: int, new_slot: int, engine: Engine | None = None) -> None:
         """See `KnownPolicy`. There is no memory."""
 
-    def _visible(self, request: Request) -> tuple[Sequence[Pair], tuple[str, str, tuple[str, ...]]]:
-        history = request.history
-        if self.history_read is not None:
-            history = history[max(0, len(history) - self.history_read) :]
-        return history, (request.task.instruction, request.state.text, tuple(request.state.actions))
+    def _history(self, request: Request) -> Sequence[Pair]:
+        """Return the past steps that the features take into account."""
+        history = request.read_history()
+        return history if self.history_read is None else history[max(0, len(history) - self.history_read) :]
 
-    def _distribution(self, request: Request) -> Distribution:
-        history, state = self._visible(request)
-        key = (state, *[pair[1:] for pair in history])  # without numbers, which the features do not depend on
-        found = self._distributions.get(key)
-        if found is None:
-            if len(self._distributions) >= _DISTRIBUTIONS:
-                self._distributions.clear()
-            found = self._distributions[key] = self._computed(state, history)
-        return found
-
-    def _computed(self, state: tuple[str, str, tuple[str, ...]], history: Sequence[Pair]) -> Distribution:
-        known = self._states.get(state)
+    def _state(self, request: Request) -> _State:
+        """Return what is the same for all histories of the request's state."""
+        state = request.state
+        key = request.task.instruction, state.text, tuple(state.actions)
+        known = self._states.get(key)
         if known is None:
             if len(self._states) >= _STATES:
                 self._states.clear()
-            known = self._states[state] = self._read(*state)
-        changed = {
-            known.places[choice]: known.noise[known.places[choice]] + self._score(values)
-            for choice, values in self._features.changes(*state, history).items()
-        }
-        logits, powers = known.logits, known.powers
-        if changed:
-            logits = logits.copy()
-            for place, logit in changed.items():
-                logits[place] = logit
-            most = max(logits)
-            if most == known.most:
-                powers = powers.copy()
-                for place, logit in changed.items():
-                    powers[place] = exp(logit - most)
-            else:
-                powers = [exp(logit - most) for logit in logits]
-        return Distribution(known.responses, np.array(powers) / sum(powers))
+            known = self._states[key] = self._read(*key)
+        return known
+
+    def _powers(self, state: _State, history: Sequence[Pair]) -> list[float]:
+        """Return exp(logit - most) of each response, where `most` is the largest logit."""
+        changes = state.features.changes(history) if history else None
+        if not changes:
+            return state.powers
+        logits = state.logits.copy()
+        for choice, values in changes.items():
+            place = state.places[choice]
+            logits[place] = state.noise[place] + self._score(values)
+        most = max(logits)
+        if most != state.most:
+            return [exp(logit - most) for logit in logits]
+        powers = state.powers.copy()
+        for choice in changes:
+            place = state.places[choice]
+            powers[place] = exp(logits[place] - most)
+        return powers
 
     def _read(self, instruction: str, observation: str, actions: tuple[str, ...]) -> _State:
-        choices = self._features.choices(instruction, observation, actions)
+        features = self._features.read(instruction, observation, actions)
+        choices = features.choices
         taste = self._options.taste / self._options.temperature
         noise = [0.0] * len(choices)
         if taste:
@@ -171,7 +170,8 @@ class SoftmaxPolicy(BatchPolicy):
             logits.append(log(self._options.invalid or 1.0))
         places = {choice: place for place, choice in enumerate(choices)}
         most = max(logits)
-        return _State(tuple(responses), logits, most, [exp(logit - most) for logit in logits], noise, places)
+        powers = [exp(logit - most) for logit in logits]
+        return _State(features, tuple(responses), logits, most, powers, noise, places)
 
     def _score(self, values: Mapping[str, float]) -> float:
         weights = self._weights
@@ -182,6 +182,7 @@ class _State(NamedTuple):
     """What is the same for all histories of a state.
 
     Attributes:
+        features: The features of its choices.
         responses: The responses; the inadmissible one is the last.
         logits: The logit of each response, for an empty history.
         most: The largest logit.
@@ -190,6 +191,7 @@ class _State(NamedTuple):
         places: The place of each choice in these lists.
     """
 
+    features: StateFeatures
     responses: tuple[str, ...]
     logits: list[float]
     most: float

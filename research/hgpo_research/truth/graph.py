@@ -67,11 +67,12 @@ class _Move(NamedTuple):
 
 
 class _Hidden(NamedTuple):
-    """A hidden state: an engine in it, which is only forked, its first state, and the moves that were tried."""
+    """A hidden state: an engine in it, which is only forked, its first state, the number of its admissible actions, and
+    the moves that were tried."""
 
     engine: BranchingEngine
     state: State
-    actions: tuple[str, ...]
+    actions: int
     moves: dict[str, _Move]
 
 
@@ -185,6 +186,7 @@ class Graph:
         self.first, self.size = np.full(256, UNKNOWN, np.int64), np.zeros(256, np.int64)
         self._hidden: list[_Hidden] = []
         self._hidden_numbers: dict[Hashable, int] = {}
+        self._action_numbers: dict[tuple[str, ...], int] = {}
         self._texts: list[str] = []
         self._text_numbers: dict[str, int] = {}
         self._pairs: list[tuple[str, str]] = []
@@ -248,10 +250,10 @@ class Graph:
 
     def expand(self, nodes: Sequence[int], edges: Sequence[int]) -> None:
         """Compute where some edges of prepared nodes lead, and their rewards."""
-        rows, firsts = [], self.first[nodes].tolist()
+        rows, firsts, parsed = [], self.first[nodes].tolist(), self._parsed
         for node, edge, first in zip(nodes, edges, firsts, strict=True):
-            hidden = self._hidden[self._nodes[node][0]]
-            command, well_formed = self._read(hidden, self._responses[node][edge - first])
+            hidden, response = self._hidden[self._nodes[node][0]], self._responses[node][edge - first]
+            command, well_formed = parsed.get(response) or self._read(hidden, response)
             move = hidden.moves.get(command) or self._move(hidden, command)
             valid = move.valid if well_formed is None else well_formed
             rows.append((self._follow(node, command, move), move.terminated, move.gains[valid], move.final))
@@ -291,14 +293,20 @@ class Graph:
 
     def _follow(self, node: int, command: str, move: _Move) -> int:
         _, text, step, pairs, _ = self._nodes[node]
-        kept = self._pairs_kept
-        if kept:
-            pairs = (*pairs, self._pair(text, command))[-kept:]
-        known = len(self._nodes)
-        after = self._node((move.hidden, move.text, step + self._count_steps, pairs, node + 1 if self.tree else 0))
-        if self.tree and after == known:
-            self._remember(node)
-            self._policy.fork(2 * node + 1, 2 * after, self._hidden[move.hidden].engine)
+        if self._pairs_kept:
+            pair = text, command
+            number = self._pair_numbers.get(pair)
+            if number is None:
+                number = self._pair_numbers[pair] = len(self._pairs)
+                self._pairs.append((self._texts[text], command))
+            pairs = (*pairs, number)[-self._pairs_kept :]
+        key = move.hidden, move.text, step + self._count_steps, pairs, node + 1 if self.tree else 0
+        after = self._node_numbers.get(key)
+        if after is None:
+            after = self._node(key)
+            if self.tree:
+                self._remember(node)
+                self._policy.fork(2 * node + 1, 2 * after, self._hidden[move.hidden].engine)
         return after
 
     def _remember(self, node: int) -> None:
@@ -312,14 +320,13 @@ class Graph:
         self._policy.observe(replace(request, slot=2 * node + 1))
 
     def _node(self, node: _Node) -> int:
-        number = self._node_numbers.get(node)
-        if number is None:
-            number = self._node_numbers[node] = len(self._nodes)
-            self._nodes.append(node)
-            self._responses.append(())
-            if number == len(self.first):
-                self.first = np.concatenate([self.first, np.full(number, UNKNOWN, np.int64)])
-                self.size = np.concatenate([self.size, np.zeros(number, np.int64)])
+        """Add a node."""
+        number = self._node_numbers[node] = len(self._nodes)
+        self._nodes.append(node)
+        self._responses.append(())
+        if number == len(self.first):
+            self.first = np.concatenate([self.first, np.full(number, UNKNOWN, np.int64)])
+            self.size = np.concatenate([self.size, np.zeros(number, np.int64)])
         return number
 
     def _text(self, text: str) -> int:
@@ -329,32 +336,24 @@ class Graph:
             self._texts.append(text)
         return number
 
-    def _pair(self, text: int, command: str) -> int:
-        pair = text, command
-        number = self._pair_numbers.get(pair)
-        if number is None:
-            number = self._pair_numbers[pair] = len(self._pairs)
-            self._pairs.append((self._texts[text], command))
-        return number
-
     def _hidden_state(self, engine: BranchingEngine, state: State) -> int:
         key = engine.key()
         number = self._hidden_numbers.get(key)
         if number is None:
             number = self._hidden_numbers[key] = len(self._hidden)
-            self._hidden.append(_Hidden(engine, state, tuple(state.actions), {}))
+            actions = self._action_numbers.setdefault(tuple(state.actions), len(self._action_numbers))
+            self._hidden.append(_Hidden(engine, state, actions, {}))
         return number
 
     def _move(self, hidden: _Hidden, command: str) -> _Move:
         engine = hidden.engine.fork()
         state = engine.act(command)
-        gains = [self._rewards.gain(state.reward, valid=valid) for valid in (False, True)]
         move = hidden.moves[command] = _Move(
             self._hidden_state(engine, state),
             self._text(state.text),
             state.valid,
             state.terminated or state.truncated,
-            (gains[0], gains[1]),
+            (self._rewards.gain(state.reward, valid=False), self._rewards.gain(state.reward, valid=True)),
             self._rewards.final(won=bool(state.won), score=state.score),
         )
         return move
@@ -363,10 +362,8 @@ class Graph:
         if self._settings.action_format == "number":  # a number means another action in each state
             self._reader.begin(self.task, hidden.state)
             return self._reader.read(response)
-        found = self._parsed.get(response)
-        if found is None:
-            found = self._parsed[response] = self._reader.read(response)
-        return found
+        parsed = self._parsed[response] = self._reader.read(response)
+        return parsed
 
     def _context(self, node: int) -> tuple[Any, ...]:
         if self.tree:
@@ -385,9 +382,8 @@ class Graph:
         pairs = tuple([Pair(first + index, *self._pairs[pair]) for index, pair in enumerate(kept)])
         prompt = partial(self._prompt, state, step, pairs)
         shown = prompt() if self._policy.prompt_read else ""
-        engine = self._hidden[hidden].engine if self.tree else None
-        slot = 2 * node if self.tree else 0
-        return Request(number, shown, 0, slot, step, self.task, state, engine, prompt, lambda: pairs)
+        engine, slot = (self._hidden[hidden].engine, 2 * node) if self.tree else (None, 0)
+        return Request(number, shown, 0, slot, step, self.task, state, engine, prompt, partial(tuple, pairs))
 
     def _prompt(self, state: State, step: int, pairs: Sequence[Pair], length: int | None = None) -> str:
         shown = len(pairs) if length is None else min(length, len(pairs))
