@@ -87,7 +87,14 @@ def measure(env_id: str, options: dict[str, float], tasks: int, group_size: int,
         policy = policy_for(handle, options)
         groups[task] = [play(start.fork(), policy, rng) for _ in range(group_size)]
 
-    policy, truths, steps, nodes, errors, rewards = policy_for(handle, options), 0, 0, 0, list[float](), Rewards()
+    policy, truths, steps, nodes, errors, rewards = (
+        policy_for(handle, options),
+        0,
+        0,
+        0,
+        list[float](),
+        Rewards(reward_scale=1),
+    )
     began = time.process_time()
     for number, (task, group) in enumerate(groups.items()):
         with without_collector():

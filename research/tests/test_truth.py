@@ -29,7 +29,9 @@ GUESS = "foreign:Foreign/Guess-v0"
 
 
 def truth_of(run, out, rewards=None, *, policy=None, policy_options=None, **budget):
-    plan = plan_truth(run, rewards or Rewards(), Budget(**budget), policy=policy, policy_options=policy_options)
+    plan = plan_truth(
+        run, rewards or Rewards(reward_scale=1), Budget(**budget), policy=policy, policy_options=policy_options
+    )
     write_truth(plan, out)
     return pl.read_parquet(out)
 
@@ -54,7 +56,7 @@ def by_hand(left, gamma):
 
 
 def test_a_small_game_is_solved_exactly(guesses, tmp_path):
-    table = joined(guesses, truth_of(guesses.path, tmp_path / "truth.parquet", Rewards(gamma=0.9)))
+    table = joined(guesses, truth_of(guesses.path, tmp_path / "truth.parquet", Rewards(reward_scale=1, gamma=0.9)))
     assert table["exact"].all()
     assert table["rollouts"].max() == 0
     for row in table.iter_rows(named=True):
@@ -70,7 +72,9 @@ def test_a_small_game_is_solved_exactly(guesses, tmp_path):
 
 
 def test_monte_carlo_of_the_same_game_is_within_its_errors(guesses, tmp_path):
-    table = truth_of(guesses.path, tmp_path / "truth.parquet", Rewards(gamma=0.9), rollouts=64, exact_nodes=0)
+    table = truth_of(
+        guesses.path, tmp_path / "truth.parquet", Rewards(reward_scale=1, gamma=0.9), rollouts=64, exact_nodes=0
+    )
     expected = np.array([by_hand(4 - step, 0.9) for step in table["step"]])
     values = table.filter(pl.col("value_error") > 0)
     assert values.height > 20
@@ -156,7 +160,7 @@ RING_SETTINGS = settings_for("Ring", max_steps=ring.LIMIT)
 
 
 def ring_graph(gamma):
-    return Graph(RING, RING_SETTINGS, RingPolicy(), Rewards(gamma=gamma), "ring")
+    return Graph(RING, RING_SETTINGS, RingPolicy(), Rewards(reward_scale=1, gamma=gamma), "ring")
 
 
 def ring_rollouts(number, seed):
@@ -192,7 +196,7 @@ def repeated():
     rollouts, gamma = ring_rollouts(6, seed=5), 0.9
     true, graph = ring_truth(rollouts, gamma), ring_graph(gamma)
     tables = [
-        task_truth(graph, rollouts, Rewards(gamma=gamma), Budget(rollouts=16, exact_nodes=0), [seed])[0]
+        task_truth(graph, rollouts, Rewards(reward_scale=1, gamma=gamma), Budget(rollouts=16, exact_nodes=0), [seed])[0]
         for seed in range(300)
     ]
     columns = {name: np.array([table[name] for table in tables]) for name in tables[0] if name != "probabilities"}
@@ -201,7 +205,7 @@ def repeated():
 
 def test_the_ring_is_solved_exactly():
     rollouts = ring_rollouts(4, seed=1)
-    columns, steps = task_truth(ring_graph(0.9), rollouts, Rewards(gamma=0.9), Budget(), [0])
+    columns, steps = task_truth(ring_graph(0.9), rollouts, Rewards(reward_scale=1, gamma=0.9), Budget(), [0])
     assert steps == 0
     for name, true in ring_truth(rollouts, 0.9).items():
         assert columns[name] == pytest.approx(true, abs=1e-12)
@@ -250,7 +254,9 @@ def test_common_random_numbers_make_advantages_better_than_values(repeated):
 def test_a_budget_in_steps_is_spent():
     rollouts = ring_rollouts(3, seed=5)
     for budget in (2_000, 20_000):
-        columns, steps = task_truth(ring_graph(0.9), rollouts, Rewards(), Budget(steps=budget, exact_nodes=0), [1])
+        columns, steps = task_truth(
+            ring_graph(0.9), rollouts, Rewards(reward_scale=1), Budget(steps=budget, exact_nodes=0), [1]
+        )
         assert 0.8 * budget < steps < 1.2 * budget
         assert max(columns["rollouts"]) > 16
 
@@ -259,7 +265,9 @@ def test_a_budget_in_steps_is_a_limit_for_an_error():
     rollouts = ring_rollouts(3, seed=5)
 
     def truth(**budget):
-        return task_truth(ring_graph(0.9), rollouts, Rewards(), Budget(rollouts=8, exact_nodes=0, **budget), [1])
+        return task_truth(
+            ring_graph(0.9), rollouts, Rewards(reward_scale=1), Budget(rollouts=8, exact_nodes=0, **budget), [1]
+        )
 
     columns, steps = truth(error=0.02, steps=1_000_000)
     assert steps < 100_000
@@ -275,7 +283,7 @@ def test_a_budget_in_steps_does_not_depend_on_what_the_rollouts_return():
     rollouts = ring_rollouts(2, seed=5)
     true, graph = ring_truth(rollouts, 0.9), ring_graph(0.9)
     found = np.array([
-        task_truth(graph, rollouts, Rewards(gamma=0.9), Budget(steps=120, exact_nodes=0), [seed])[0]["advantage"]
+        task_truth(graph, rollouts, Rewards(reward_scale=1, gamma=0.9), Budget(steps=120, exact_nodes=0), [seed])[0]["advantage"]
         for seed in range(250)
     ])  # fmt: skip
     away = found - true["advantage"]
@@ -294,7 +302,7 @@ def checked(request, tmp_path_factory):
     run = collect(
         request.param, "softmax", folder / "run", tasks=10, group_size=4, policy_options=options, seed=4, **steps
     )
-    table = joined(run, truth_of(run.path, folder / "truth.parquet", Rewards(gamma=0.95), rollouts=8))
+    table = joined(run, truth_of(run.path, folder / "truth.parquet", Rewards(reward_scale=1, gamma=0.95), rollouts=8))
     rewards = table.sort("trajectory", "step", descending=[False, True]).with_columns(
         total=(pl.col("reward") * 0.95 ** (pl.col("step"))).cum_sum().over("trajectory") / 0.95 ** pl.col("step")
     )
@@ -357,7 +365,7 @@ def doors(tmp_path_factory):
 
 @pytest.mark.slow
 def test_the_number_of_processes_does_not_change_the_bytes(doors, tmp_path):
-    plan = plan_truth(doors.path, Rewards(), Budget(rollouts=8, exact_nodes=0, seed=5))
+    plan = plan_truth(doors.path, Rewards(reward_scale=1), Budget(rollouts=8, exact_nodes=0, seed=5))
     once, other = (tmp_path / f"{name}.parquet" for name in ("once", "other"))
     seen = []
     whole = write_truth(plan, once, progress=lambda done, total: seen.append((done, total)))
@@ -365,7 +373,7 @@ def test_the_number_of_processes_does_not_change_the_bytes(doors, tmp_path):
     assert whole.rows == doors.steps.collect().height
     assert write_truth(plan, other, processes=2) == whole
     assert digest(once) == digest(other)
-    write_truth(plan_truth(doors.path, Rewards(), Budget(rollouts=8, exact_nodes=0, seed=6)), other)
+    write_truth(plan_truth(doors.path, Rewards(reward_scale=1), Budget(rollouts=8, exact_nodes=0, seed=6)), other)
     assert digest(other) != digest(once)
 
 
@@ -373,7 +381,7 @@ def test_an_interrupted_computation_leaves_nothing(doors, tmp_path):
     def stop(done, total):
         raise KeyboardInterrupt
 
-    plan = plan_truth(doors.path, Rewards(), Budget(rollouts=4, exact_nodes=0))
+    plan = plan_truth(doors.path, Rewards(reward_scale=1), Budget(rollouts=4, exact_nodes=0))
     with pytest.raises(KeyboardInterrupt):
         write_truth(plan, tmp_path / "truth.parquet", progress=stop)
     assert not list(tmp_path.iterdir())
@@ -421,7 +429,7 @@ def weights(prompt):
 def test_prompts_are_those_of_the_episodes():
     handle = open_env("HGPO/ALFWorld-v0", max_steps=6, history_length=2, action_format="command")
     task = handle.tasks[0]
-    graph = Graph(handle.shared, handle.settings, Prompted(), Rewards(), task)
+    graph = Graph(handle.shared, handle.settings, Prompted(), Rewards(reward_scale=1), task)
     episode, node = Episode(handle.shared, handle.settings), graph.start
     episode.start(task)
     for action in ("look", "go to nowhere", "inventory", episode.state.actions[3], "look"):
@@ -469,7 +477,10 @@ def value_by_replays(handle, name, task, responses, rewards):
 )
 def test_policies_with_a_memory_equal_replays(env_id, name, limit, tmp_path):
     """The last two steps of episodes, in which such a policy wins or makes mistakes."""
-    rewards, options = Rewards(gamma=0.9, invalid_action_penalty=0.5), {"action_format": "command", "max_steps": limit}
+    rewards, options = (
+        Rewards(reward_scale=1, gamma=0.9, invalid_action_penalty=0.5),
+        {"action_format": "command", "max_steps": limit},
+    )
     run = collect(env_id, name, tmp_path / "run", tasks=5, group_size=1, seed=3, **options)
     handle = open_env(env_id, **options)
     exact = truth_of(run.path, tmp_path / "exact.parquet", rewards, exact_nodes=10_000)
@@ -490,7 +501,7 @@ def test_policies_with_a_memory_equal_replays(env_id, name, limit, tmp_path):
 def test_a_deterministic_policy_is_solved_exactly(tmp_path):
     """The expert's values: it wins, so that V is the discount of the steps that are left, and A is 0."""
     run = collect("HGPO/ALFWorld-v0", "expert", tmp_path / "run", tasks=2, seed=1)
-    table = joined(run, truth_of(run.path, tmp_path / "truth.parquet", Rewards(gamma=0.9)))
+    table = joined(run, truth_of(run.path, tmp_path / "truth.parquet", Rewards(reward_scale=1, gamma=0.9)))
     assert table["exact"].all()
     for (_,), rows in table.group_by("trajectory", maintain_order=True):
         assert rows["won"][-1]
@@ -512,8 +523,10 @@ def test_trees_are_forgotten_between_chunks(monkeypatch):
     for estimates in (1, 1 << 20):
         monkeypatch.setattr("hgpo_research.truth.task._CHUNK_OF_TREES", estimates)
         policy = known_policy(name, PolicyContext("ALFWorld", "command"))
-        graph = Graph(handle.shared, handle.settings, policy, Rewards(invalid_action_penalty=1.0), handle.tasks[0])
-        rewards = Rewards(invalid_action_penalty=1.0)
+        graph = Graph(
+            handle.shared, handle.settings, policy, Rewards(reward_scale=1, invalid_action_penalty=1.0), handle.tasks[0]
+        )
+        rewards = Rewards(reward_scale=1, invalid_action_penalty=1.0)
         found.append(task_truth(graph, [steps], rewards, Budget(rollouts=40, exact_nodes=0), [1])[0])
         sizes.append(graph.nodes)
     assert sizes[0] < 0.3 * sizes[1]
@@ -536,7 +549,7 @@ def test_a_policy_whose_memory_cannot_be_followed_is_refused():
 def test_a_policy_that_never_gives_the_action(tmp_path):
     """Values of another policy than the run's: Q of any action, without a choice where the policy never takes it."""
     run = collect(GUESS, lambda _: "x", tmp_path / "run", tasks=2, group_size=1, limit=3)
-    table = truth_of(run.path, tmp_path / "truth.parquet", Rewards(gamma=0.9), policy="random")
+    table = truth_of(run.path, tmp_path / "truth.parquet", Rewards(reward_scale=1, gamma=0.9), policy="random")
     assert table["choice"].null_count() == table.height == 6
     for row in table.iter_rows(named=True):
         left = 3 - row["step"]
@@ -550,12 +563,12 @@ def test_a_policy_that_never_gives_the_action(tmp_path):
 
 def test_another_environment_is_an_error(tmp_path):
     run = collect("HGPO/ALFWorld-v0", "random", tmp_path / "run", tasks=1, max_steps=3)
-    plan = plan_truth(run.path, Rewards(), Budget())
+    plan = plan_truth(run.path, Rewards(reward_scale=1), Budget())
     other = replace(plan, env_options={**plan.env_options, "max_steps": 5})
     with pytest.raises(InputError, match="use the run's step limit"):
         write_truth(other, tmp_path / "other.parquet")
     shop = collect("HGPO/WebShop-v0", lambda _: "search[socks]", tmp_path / "shop", tasks=1, max_steps=2)
-    plan = plan_truth(shop.path, Rewards(), Budget(), policy="random")
+    plan = plan_truth(shop.path, Rewards(reward_scale=1), Budget(), policy="random")
     other = replace(plan, env_options={**plan.env_options, "observation_mode": "text_rich"})
     with pytest.raises(InputError, match="the environment or its data are not those of the run"):
         write_truth(other, tmp_path / "other.parquet")
@@ -586,4 +599,4 @@ def test_bad_rewards(values):
 
 def test_a_folder_that_is_no_run(tmp_path):
     with pytest.raises(InputError, match="expected the folder of a run"):
-        plan_truth(tmp_path, Rewards(), Budget())
+        plan_truth(tmp_path, Rewards(reward_scale=1), Budget())

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from hgpo_train.advantages.parameters import REWARD_SCALE
 from hgpo_train.cli.output_paths import check_folder
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def compare_estimators(
         ),
     ] = None,
     device: Annotated[str | None, typer.Option(help="The torch device of --model. Default: auto.")] = None,
-    reward_scale: Annotated[float, typer.Option(help="Factor of rewards; verl-agent trains with 10.")] = 10.0,
+    reward_scale: Annotated[float, typer.Option(help="Factor of rewards; verl-agent trains with 10.")] = REWARD_SCALE,
     setting: Annotated[
         list[str] | None,
         typer.Option("--set", help="A parameter of all estimators that have it, name=value; may be repeated."),

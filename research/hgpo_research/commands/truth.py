@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from hgpo_train.advantages.parameters import GAMMA, REWARD_SCALE
 from hgpo_train.cli import collection  # noqa: TC001 - typer reads the annotations
 
 
@@ -20,9 +21,9 @@ def truth(
         ),
     ] = None,
     policy_option: collection.PolicyOption = None,
-    gamma: Annotated[float, typer.Option(help="Discount factor per step.")] = 0.95,
+    gamma: Annotated[float, typer.Option(help="Discount factor per step.")] = GAMMA,
     reward: Annotated[str, typer.Option(help="Rewards: reward (of each step), success or score.")] = "reward",
-    reward_scale: Annotated[float, typer.Option(help="Factor of rewards; verl-agent trains with 10.")] = 10.0,
+    reward_scale: Annotated[float, typer.Option(help="Factor of rewards; verl-agent trains with 10.")] = REWARD_SCALE,
     invalid_action_penalty: Annotated[
         float, typer.Option(help="Subtracted from the scaled reward of a step with an invalid action.")
     ] = 0.0,

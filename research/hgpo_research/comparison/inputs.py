@@ -298,7 +298,9 @@ def draw(run: Run, size: int, redraws: int, seed: int, *, depth: int, context: C
     estimates = compute_many(table.drop(own), specs).select(spec.column for spec in specs).collect(engine="in-memory")
     p = hgpo.parameters(**{**vars(rewards), "history_length": depth, "context": context})
     contexts = [f"{CHAINS[context]}{k}" for k in range(depth + 1)]
-    prepared = prepare(table.drop(own).lazy(), p).select("task_key", "plain_return", *contexts).collect(engine="in-memory")
+    prepared = (
+        prepare(table.drop(own).lazy(), p).select("task_key", "plain_return", *contexts).collect(engine="in-memory")
+    )
     table = pl.concat([table, prepared.select(pl.all().name.prefix("(made) ")), estimates], how="horizontal")
     table = table.with_columns(_level([f"(made) {name}" for name in contexts])).filter(_has_truth())
     return _arrays(run, table, size, rewards)

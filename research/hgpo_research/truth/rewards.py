@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from hgpo_train.advantages.parameters import Discount  # noqa: TC001 - evaluated with the annotations
+from hgpo_train.advantages.parameters import GAMMA, REWARD_SCALE, Discount
 from hgpo_train.settings import check
 
 
@@ -19,15 +19,16 @@ class Rewards:
         reward_scale: A factor of all rewards.
         gamma: γ, the discount per step, in [0, 1].
         invalid_action_penalty: Subtracted from the scaled reward of a step with an invalid action, and so discounted to
-            earlier steps, as by estimators with ``penalty_at="reward"``.
+            earlier steps, as by estimators with ``penalty_at="reward"``. Unlike theirs, the default is 0: the truth is
+            that of the task.
 
     Raises:
         InputError: A value is not valid.
     """
 
     reward: Literal["reward", "success", "score"] = "reward"
-    reward_scale: float = 1.0
-    gamma: Discount = 0.95
+    reward_scale: float = REWARD_SCALE
+    gamma: Discount = GAMMA
     invalid_action_penalty: float = 0.0
 
     def __post_init__(self) -> None:
