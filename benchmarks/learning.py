@@ -34,7 +34,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from learning_figures import OTHER_SEEDS, START, file_name, fresh_folder, report
+from learning_figures import START, file_name, fresh_folder, report
+from readme import OTHER_SEEDS
 from record import add_keep
 from rich.console import Console
 

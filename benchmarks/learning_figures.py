@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import altair as alt
 import numpy as np
 import polars as pl
-from readme import ESTIMATORS
+from readme import ESTIMATORS, title_of
 from record import results_folder, store
 from rich.table import Table
 
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
 START: Final = "warm-start"
 """Name of the policy before training."""
-OTHER_SEEDS: Final = ", other seeds"
-"""What is added to the name of an estimator that is run again with other seeds: an A/A test."""
 MEASURED: Final = {
     "approx_kl": "actor/approx_kl",
     "clip_fraction": "actor/clip_fraction",
@@ -280,11 +278,11 @@ def curves_chart(found: pl.DataFrame, world: str) -> alt.LayerChart:
     spread = at_equal_steps(found).group_by("estimator", "environment_steps").agg(
         pl.col("success").mean(), pl.col("success").min().alias("low"), pl.col("success").max().alias("high"),
     )  # fmt: skip
-    titles = ESTIMATORS | {name: name for name in found["estimator"].unique() if name not in ESTIMATORS}
+    titles = {name: title_of(name) for name in (*ESTIMATORS, *found["estimator"].unique(maintain_order=True))}
     shown = [title for name, title in titles.items() if name in found["estimator"]]
     colours = alt.Scale(domain=list(titles.values()))  # the same colour per estimator in every picture
     legend = alt.Legend(values=shown, symbolOpacity=1)
-    spread = spread.with_columns(pl.col("estimator").replace(ESTIMATORS)).sort("estimator", "environment_steps")
+    spread = spread.with_columns(pl.col("estimator").replace(titles)).sort("estimator", "environment_steps")
     base = alt.Chart(alt.Data(values=spread.to_dicts())).encode(
         x=alt.X("environment_steps:Q", title="environment steps of training"),
         color=alt.Color("estimator:N", title=None, scale=colours, legend=legend),

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 ROOT: Final = Path(__file__).parent.parent
 RESULTS: Final = Path(__file__).parent / "results"
 ESTIMATORS: Final = {"hgpo": "HGPO (K = 2)", "gigpo": "GiGPO", "grpo": "GRPO", "g2po": "G2PO"}
+OTHER_SEEDS: Final = ", other seeds"
+"""What is added to the name of an estimator that is run again with other seeds: an A/A test."""
 WORLDS: Final = {"alfworld": "ALFWorld", "webshop": "WebShop"}
 
 COMMANDS: Final = {
@@ -242,7 +244,7 @@ def _learning() -> list[Row]:
         note = " (with z-scores; not run again with the paper's mode)" if changed else ""
         policy = f"1.1M parameters, HGPO (K = 2){note}"
         what = f"{name}: success on {tasks} before and after {steps:,.0f} training steps, {policy}"
-        others = ", ".join(f"{ESTIMATORS[estimator]} → {after['mean']:.0%}" for estimator, after in fresh.items())
+        others = ", ".join(f"{title_of(estimator)} → {after['mean']:.0%}" for estimator, after in fresh.items())
         lines.append(Row(what, f"{start:.0%} → {end:.0%}", others, f"learning_{world}", in_readme=True))
     return lines
 
@@ -318,7 +320,8 @@ def learning_differences(name: str, pairs: Sequence[tuple[str, str]]) -> str:
 
 def title_of(estimator: str) -> str:
     """Return an estimator's title; one with parameters is written as it is on the command line."""
-    return ESTIMATORS.get(estimator, f"`{estimator}`")
+    name = estimator.removesuffix(OTHER_SEEDS)
+    return ESTIMATORS.get(name, f"`{name}`") + estimator.removeprefix(name)
 
 
 def viewer() -> str:

@@ -282,10 +282,8 @@ def test_a_budget_in_steps_does_not_depend_on_what_the_rollouts_return():
     """The trial is no part of the estimates, so that choosing their number from it leaves them without bias."""
     rollouts = ring_rollouts(2, seed=5)
     true, graph = ring_truth(rollouts, 0.9), ring_graph(0.9)
-    found = np.array([
-        task_truth(graph, rollouts, Rewards(reward_scale=1, gamma=0.9), Budget(steps=120, exact_nodes=0), [seed])[0]["advantage"]
-        for seed in range(250)
-    ])  # fmt: skip
+    rewards, budget = Rewards(reward_scale=1, gamma=0.9), Budget(steps=120, exact_nodes=0)
+    found = np.array([task_truth(graph, rollouts, rewards, budget, [seed])[0]["advantage"] for seed in range(250)])
     away = found - true["advantage"]
     assert (np.abs(away.mean(0)) <= 4.5 * away.std(0) / np.sqrt(len(away)) + 1e-12).all()
 

@@ -84,7 +84,7 @@ class ShopFeatures:
         """See `ActionFeatures`."""
         wish = _wish(instruction)
         if pages.QUERY_ACTION in actions:
-            others = {action: {} for action in actions if action != pages.QUERY_ACTION}
+            others: dict[str, Features] = {action: {} for action in actions if action != pages.QUERY_ACTION}
             return CountedFeatures(observation, {**_queries(wish), **others})
         if _BUY in actions:
             return _ItemFeatures(observation, _item_page(wish, observation, actions))

@@ -67,8 +67,14 @@ class _Move(NamedTuple):
 
 
 class _Hidden(NamedTuple):
-    """A hidden state: an engine in it, which is only forked, its first state, the number of its admissible actions, and
-    the moves that were tried."""
+    """A hidden state.
+
+    Attributes:
+        engine: An engine in it, which is only forked.
+        state: Its first state.
+        actions: The number of its admissible actions.
+        moves: The moves that were tried, by command.
+    """
 
     engine: BranchingEngine
     state: State
