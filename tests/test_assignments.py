@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from hgpo_envs.errors import InputError
 from hgpo_train.assignments import read_assignments, read_value
-from hgpo_train.policies.registry import option_annotations
+from hgpo_train.policies.registry import policy_spec
 from hgpo_train.training.config import load_config
 
 LITERALS = st.recursive(
@@ -94,7 +94,9 @@ def test_annotations_of_the_configuration_decide():
 
 @pytest.mark.parametrize("policy", ["openai:tiny", "transformers:tiny", "vllm:tiny", "random"])
 def test_annotations_of_a_policys_options_decide(policy):
-    given = read_assignments("--policy-option", ["api_key_env=1", "device=0", "top_p=1"], option_annotations(policy))
+    given = read_assignments(
+        "--policy-option", ["api_key_env=1", "device=0", "top_p=1"], policy_spec(policy).option_types
+    )
     texts = {"openai:tiny": {"api_key_env"}, "transformers:tiny": {"device"}}.get(policy, set())
     assert {name for name, value in given.items() if isinstance(value, str)} == texts
     assert given["top_p"] == 1
@@ -102,4 +104,4 @@ def test_annotations_of_a_policys_options_decide(policy):
 
 def test_options_of_an_unknown_policy_are_refused_by_its_name():
     with pytest.raises(InputError, match="unknown policy 'no_such_policy'"):
-        option_annotations("no_such_policy:x")
+        policy_spec("no_such_policy:x")

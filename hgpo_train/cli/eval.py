@@ -68,12 +68,12 @@ def evaluate(
     from hgpo_train.evaluation import evaluate as play
     from hgpo_train.evaluation.play import SAMPLING
     from hgpo_train.evaluation.summary import Prices
-    from hgpo_train.policies.registry import option_annotations
+    from hgpo_train.policies.registry import policy_spec
     from hgpo_train.rollout.env_handle import evaluation_split
 
     prices, chosen = Prices(price_in, price_out), _seeds(seeds)
     check_folder("--out", out)
-    options = read_assignments("--policy-option", policy_option or (), option_annotations(policy))
+    options = read_assignments("--policy-option", policy_option or (), policy_spec(policy).option_types)
     if temperature is not None:
         if policy.partition(":")[0] not in SAMPLING:
             raise InputError(f"--temperature: policy {policy!r} does not sample from a model; remove the option")

@@ -59,7 +59,7 @@ def rollout(
 
     from hgpo_train.assignments import read_assignments
     from hgpo_train.cli.output_paths import check_folder
-    from hgpo_train.policies.registry import option_annotations
+    from hgpo_train.policies.registry import policy_spec
     from hgpo_train.rollout.collection import collect
 
     check_folder("--out", out)
@@ -74,7 +74,7 @@ def rollout(
         seed=seed,
         order=order,
         dynamic=dynamic,
-        policy_options=read_assignments("--policy-option", policy_option or (), option_annotations(policy)),
+        policy_options=read_assignments("--policy-option", policy_option or (), policy_spec(policy).option_types),
         slots=slots,
         workers=workers,
         retry_failed=retry_failed,

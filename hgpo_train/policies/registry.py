@@ -2,10 +2,7 @@
 
 A policy is selected as ``<name>`` or ``<name>:<argument>``. Each is one module with a `PolicySpec`: how to create the
 policy and, if it can be trained, how to create it for the model that is trained. Other packages register policies in
-the entry-point group ``hgpo.policies``. An entry point is one of
-
-- a `PolicySpec`, or a function of an argument (text) and a `PolicyContext` that returns a `Policy`;
-- a function of a request, an object with `respond`, or a policy (`hgpo_train.policies.own`).
+the entry-point group ``hgpo.policies``: a `PolicySpec`, or a policy of one's own (`hgpo_train.policies.own`).
 
 Each of them can also be selected as ``<module>:<object>`` or ``<module>:<object>:<argument>``. A bug in a policy that
 is selected in this way ends the collection.
@@ -13,6 +10,7 @@ is selected in this way ends the collection.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
@@ -20,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from hgpo_envs.environment_spec import spec_named
 from hgpo_envs.errors import InputError, unknown
 from hgpo_envs.plugins import distribution, import_object, installed, load
-from hgpo_train.policies.own import has_protocol, own_policy, takes
+from hgpo_train.policies.own import has_protocol, own_policy
 from hgpo_train.settings import types_of
 
 if TYPE_CHECKING:
@@ -82,9 +80,9 @@ class PolicySpec:
     action_format: str = "response"
 
     @property
-    def trainable(self) -> bool:
-        """Whether the policy's weights can be replaced, which training requires."""
-        return self.make_trainable is not None
+    def option_types(self) -> dict[str, Any]:
+        """The annotations of the options by name; empty if they are not known."""
+        return types_of(self.options) if self.options else {}
 
 
 ENTRY_POINTS: Final = "hgpo.policies"
@@ -102,75 +100,28 @@ _SPECS: Final = {
 """Name → ``module:PolicySpec``, imported on first use."""
 
 
-def make_policy(spec: str, context: PolicyContext) -> Policy:
+def make_policy(text: str, context: PolicyContext) -> Policy:
     """Create a policy.
 
     Args:
-        spec: ``<name>``, ``<name>:<argument>``, ``<module>:<object>`` or ``<module>:<object>:<argument>``.
+        text: ``<name>``, ``<name>:<argument>``, ``<module>:<object>`` or ``<module>:<object>:<argument>``.
         context: The properties of the run.
 
     Raises:
         InputError: The name is unknown, or the argument or an option is not valid.
     """
-    found, argument = _found(spec)
-    made = found.make(argument, context)
-    return own_policy(made, spec) if _is_place(spec) else made
+    spec, argument = _find(text)
+    policy = spec.make(argument, context)
+    return policy if text.partition(":")[0] in policy_names() else own_policy(policy, text)
 
 
-def default_action_format(spec: str) -> str:
-    """Return the action format of runs with a policy if the user selects none.
-
-    Raises:
-        InputError: The policy's name is unknown.
-    """
-    return _found(spec)[0].action_format
-
-
-def make_trainable(name: str, model: Model, tokenizer: Tokenizer, context: TrainableContext) -> TrainablePolicy:
-    """Create a policy that generates with the weights that are trained.
-
-    Args:
-        name: The policy's name.
-        model: The model that is trained.
-        tokenizer: The model's tokenizer.
-        context: The properties of the run.
+def policy_spec(text: str) -> PolicySpec:
+    """Return how to create a policy, which is selected as for `make_policy`.
 
     Raises:
-        InputError: The name is unknown, the policy cannot be trained, or an option is not valid.
+        InputError: The name is unknown, or the package that declares it is broken.
     """
-    return _trainable_factory(name)(model, tokenizer, context)
-
-
-def check_trainable(name: str) -> None:
-    """Check that a policy can be trained.
-
-    Raises:
-        InputError: The name is unknown, or the policy cannot be trained.
-    """
-    _trainable_factory(name)
-
-
-def option_annotations(spec: str) -> dict[str, Any]:
-    """Return the annotations of a policy's options by name; empty if they are not known.
-
-    Raises:
-        InputError: The policy's name is unknown.
-    """
-    options = _found(spec)[0].options
-    return types_of(options) if options else {}
-
-
-def execution_options(spec: str) -> frozenset[str]:
-    """Return the names of a policy's options that do not affect its replies, such as a server's address.
-
-    A policy declares them as `EXECUTION` of its options' dataclass. A run can be resumed with other values of them.
-    There are none for an object that was given to `hgpo_train.rollout.collect`: its name is not registered.
-    """
-    try:
-        found, _ = _found(spec)
-    except InputError:
-        return frozenset()
-    return frozenset(getattr(found.options, "EXECUTION", ()))
+    return _find(text)[0]
 
 
 def policy_names() -> list[str]:
@@ -178,65 +129,61 @@ def policy_names() -> list[str]:
     return [*_SPECS, *(name for name in installed(ENTRY_POINTS) if name not in _SPECS)]
 
 
-def policy_spec(name: str) -> PolicySpec:
-    """Return the `PolicySpec` that is registered under a name.
+def trainable_factory(name: str) -> TrainableFactory:
+    """Return the function that creates a policy for the model that is trained.
 
     Raises:
-        InputError: The name is unknown, or the package that declares it is broken.
+        InputError: The name is unknown, or the policy cannot be trained.
     """
+    if name in policy_names() and (factory := policy_spec(name).make_trainable) is not None:
+        return factory
+    trainable = []
+    for other in policy_names():
+        with suppress(InputError):  # of a package that is broken
+            trainable += [other] if policy_spec(other).make_trainable else []
+    raise InputError(unknown("rollout.engine", name, trainable))
+
+
+def execution_options(text: str) -> frozenset[str]:
+    """Return the names of a policy's options that do not affect its replies, such as a server's address.
+
+    A policy declares them as `EXECUTION` of its options' dataclass. A run can be resumed with other values of them.
+    There are none for an object that was given to `hgpo_train.rollout.collect`: its name is not registered.
+    """
+    try:
+        return frozenset(getattr(policy_spec(text).options, "EXECUTION", ()))
+    except InputError:
+        return frozenset()
+
+
+def _find(text: str) -> tuple[PolicySpec, str]:
+    """Return how to create a policy, and the argument after its name."""
+    name, _, rest = text.partition(":")
     if name in _SPECS:
         module, _, attribute = _SPECS[name].partition(":")
-        own: PolicySpec = getattr(import_module(module), attribute)
-        return own
-    if name not in installed(ENTRY_POINTS):
-        raise InputError(unknown("policy", name, policy_names()))
-    point = installed(ENTRY_POINTS)[name]
-    return _as_spec(load(point), f"{ENTRY_POINTS} {name!r} of the distribution {distribution(point)}")
-
-
-def _found(text: str) -> tuple[PolicySpec, str]:
-    """Return the policy of ``<name>:<argument>`` or ``<module>:<object>:<argument>``, and the argument."""
-    given: object = text
-    if not isinstance(given, str):
-        raise InputError(f"policy: expected a name such as 'random', received {given!r}")
-    name, _, rest = text.partition(":")
-    if not _is_place(text):
-        return policy_spec(name), rest
+        return getattr(import_module(module), attribute), rest
+    if (point := installed(ENTRY_POINTS).get(name)) is not None:
+        return _as_spec(load(point), f"{ENTRY_POINTS} {name!r} of the distribution {distribution(point)}"), rest
     attribute, _, argument = rest.partition(":")
-    place = f"{name}:{attribute}"
-    try:
-        return _as_spec(import_object(place, "a policy of your own"), place), argument
-    except InputError as error:
-        if getattr(error.__cause__, "name", None) == name:  # no such module: probably a misspelt policy name
-            raise InputError(unknown("policy", name, policy_names())) from error
-        raise
+    if attribute.isidentifier():
+        address = f"{name}:{attribute}"
+        try:
+            return _as_spec(import_object(address, "a policy of your own"), address), argument
+        except InputError as error:
+            if getattr(error.__cause__, "name", None) != name:  # otherwise there is no such module: a misspelt name
+                raise
+    raise InputError(unknown("policy", name, policy_names()))
 
 
-def _is_place(text: str) -> bool:
-    """Return whether a policy is selected as ``<module>:<object>``."""
-    name, _, rest = text.partition(":")
-    return name not in policy_names() and rest.partition(":")[0].isidentifier()
-
-
-def _as_spec(found: object, origin: str) -> PolicySpec:
-    if isinstance(found, PolicySpec):
-        return found
-    if _is_factory(found):
-        factory: Factory = found  # type: ignore[assignment]  # checked by its signature
-        return PolicySpec(factory)
+def _as_spec(policy: object, origin: str) -> PolicySpec:
+    if isinstance(policy, PolicySpec):
+        return policy
 
     def make(argument: str, context: PolicyContext) -> Policy:
         refuse_settings(origin, argument, context)
-        return own_policy(found, origin)
+        return own_policy(policy, origin)
 
-    return PolicySpec(make, action_format="response" if has_protocol(found) else "command")
-
-
-def _is_factory(found: object) -> bool:
-    """Return whether an object is a function of an argument and a `PolicyContext`, rather than of a request."""
-    if isinstance(found, type):
-        return takes(found, 2)
-    return callable(found) and not hasattr(found, "respond") and takes(found, 2) and not takes(found, 1)
+    return PolicySpec(make, action_format="response" if has_protocol(policy) else "command")
 
 
 def refuse_settings(name: str, argument: str, context: PolicyContext) -> None:
@@ -264,20 +211,3 @@ def check_admissible_actions(name: str, context: PolicyContext) -> None:
             f"policy {name} chooses among admissible actions, which {context.benchmark} does not list; use a language "
             f"model{f' or a player: {players}' if players else ''}"
         )
-
-
-def _trainable_factory(name: str) -> TrainableFactory:
-    names = policy_names()
-    factory = policy_spec(name).make_trainable if name in names else None
-    if factory is None:
-        known = [other for other in names if _trainable(other)]
-        raise InputError(unknown("rollout.engine", name, known))
-    return factory
-
-
-def _trainable(name: str) -> bool:
-    """Return whether a policy can be trained; False if its package is broken."""
-    try:
-        return policy_spec(name).trainable
-    except InputError:
-        return False

@@ -37,9 +37,9 @@ from hgpo_train.policies.own import has_protocol, name_of, own_policy, source_ha
 from hgpo_train.policies.registry import (
     PolicyContext,
     PolicySpec,
-    default_action_format,
     execution_options,
     make_policy,
+    policy_spec,
 )
 from hgpo_train.rollout.collector import Tally
 from hgpo_train.rollout.env_handle import EnvHandle, open_env
@@ -351,7 +351,7 @@ def _open(env: AnyEnv, options: Mapping[str, Any], policy: AnyPolicy) -> tuple[E
         if isinstance(policy, PolicySpec):
             action_format = policy.action_format
         elif isinstance(policy, str):
-            action_format = default_action_format(policy)
+            action_format = policy_spec(policy).action_format
         else:
             action_format = "response" if has_protocol(policy) else "command"
         plain = {name: os.fspath(value) if isinstance(value, os.PathLike) else value for name, value in options.items()}

@@ -35,7 +35,7 @@ from hgpo_train.advantages.registry import get
 from hgpo_train.models.checkpoint_files import TrainingState, checkpoint_to_resume, list_checkpoints
 from hgpo_train.models.loading import check_context, load_model, load_tokenizer, vocabulary
 from hgpo_train.policies.generation import GenerationOptions
-from hgpo_train.policies.registry import TrainableContext, check_trainable, make_trainable
+from hgpo_train.policies.registry import TrainableContext, trainable_factory
 from hgpo_train.rollout.failures import failures_of_steps, raise_if_too_long, raise_if_too_many
 from hgpo_train.rollout.fingerprints import fingerprint_model, fingerprint_tasks, fingerprint_texts
 from hgpo_train.rollout.outcomes import groups_with_mixed_outcomes
@@ -119,7 +119,7 @@ class Trainer:
         config, folder = run.config, run.folder
         self.config, self.folder, self._run, self._display = config, folder, run, display
         get(config.advantage.estimator).parameters.of(config.advantage.parameters)
-        check_trainable(config.rollout.engine)
+        make_policy = trainable_factory(config.rollout.engine)
         plan = check_memory(config, display)
         self._env = open_training_env(config, config.environment.split)
         remove_abandoned(folder / "checkpoints")
@@ -135,9 +135,7 @@ class Trainer:
         free_gpu(config.rollout, self.learner.optimiser)
         # The engine is created last: its share is fixed by the plan, and what the learner holds by then is not its own.
         engine_options = dict(config.rollout.engine_options if plan is None else plan.engine_options())
-        self.policy = make_trainable(
-            config.rollout.engine, self.model, self.tokenizer, _trainable_context(config, engine_options)
-        )
+        self.policy = make_policy(self.model, self.tokenizer, _trainable_context(config, engine_options))
         self.policy.publish(self.model, self.state.iteration)
         done = self.state.iteration  # line 0 is the evaluation before training, which is repeated if done is 0
         self._trackers = make_trackers(config, folder, done + 1 if done else 0)

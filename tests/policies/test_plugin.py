@@ -8,7 +8,7 @@ import pytest
 from distribution import write_distribution
 
 from hgpo_envs.errors import InputError
-from hgpo_train.policies.registry import PolicyContext, check_trainable, make_policy, policy_names, policy_spec
+from hgpo_train.policies.registry import PolicyContext, make_policy, policy_names, policy_spec, trainable_factory
 
 ROOT = Path(__file__).parents[2]
 
@@ -35,26 +35,26 @@ def make(argument, context):
     return First()
 
 
+PLAIN = PolicySpec(make)
 SPEC = PolicySpec(make, lambda model, tokenizer, context: First(model, context.generation))
 """
 SCRIPT = """
 from hgpo_train.models.config import ModelConfig
 from hgpo_train.policies.generation import GenerationOptions
 from hgpo_train.policies.registry import (
-    PolicyContext, TrainableContext, check_trainable, make_policy, make_trainable, policy_names,
+    PolicyContext, TrainableContext, make_policy, policy_names, trainable_factory,
 )
 
 assert {"first", "plain"} < set(policy_names())
 assert make_policy("plain", PolicyContext("ALFWorld")).name == "first"
 assert make_policy("first", PolicyContext("ALFWorld")).name == "first"
-check_trainable("first")
 options = GenerationOptions(temperature=0.5)
-policy = make_trainable("first", "a model", None, TrainableContext(ModelConfig(), options))
+policy = trainable_factory("first")("a model", None, TrainableContext(ModelConfig(), options))
 assert policy.options is options
 policy.publish("newer", 3)
 assert (policy.model, policy.version) == ("newer", 3)
 try:
-    check_trainable("plain")
+    trainable_factory("plain")
 except ValueError as error:
     print(error)
 """
@@ -65,7 +65,7 @@ def test_a_policy_of_another_distribution(tmp_path: Path) -> None:
     info = tmp_path / "another-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: another\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[hgpo.policies]\nfirst = another:SPEC\nplain = another:make\n")
+    (info / "entry_points.txt").write_text("[hgpo.policies]\nfirst = another:SPEC\nplain = another:PLAIN\n")
     (tmp_path / "another.py").write_text(MODULE)
     path = [str(tmp_path), str(ROOT), str(ROOT / "datasets")]
     command = f"import sys; sys.path[:0] = {path!r}\n{SCRIPT}"
@@ -77,10 +77,10 @@ def test_a_policy_of_another_distribution(tmp_path: Path) -> None:
 
 def test_the_registry_lists_policies_that_can_be_trained() -> None:
     pytest.importorskip("torch")
-    assert {name for name in policy_names() if policy_spec(name).trainable} == {"transformers", "vllm"}
+    assert {name for name in policy_names() if policy_spec(name).make_trainable} == {"transformers", "vllm"}
     for name in ("random", "openai", "no-such-policy"):
         with pytest.raises(InputError, match=r"unknown rollout.engine .*transformers"):
-            check_trainable(name)
+            trainable_factory(name)
 
 
 @pytest.mark.slow
@@ -91,7 +91,7 @@ def test_broken_packages_break_no_others(tmp_path: Path) -> None:
     write_distribution(tmp_path, "half-broken", {"policies_of_mine": "NUMBER = 7", "fine": MODULE}, points)
     script = """
 from hgpo_envs.errors import InputError
-from hgpo_train.policies.registry import PolicyContext, check_trainable, make_policy
+from hgpo_train.policies.registry import PolicyContext, make_policy, trainable_factory
 
 for name in ("absent", "number"):
     try:
@@ -100,7 +100,7 @@ for name in ("absent", "number"):
         print(error)
 make_policy("fine", PolicyContext("ALFWorld"))
 try:
-    check_trainable("random")
+    trainable_factory("random")
 except InputError as error:
     print(error)
 """
@@ -111,8 +111,8 @@ except InputError as error:
     absent, number, trainable = done.stdout.splitlines()
     assert "hgpo.policies 'absent' of the distribution half-broken cannot be loaded from absent_module:SPEC" in absent
     assert number == (
-        "hgpo.policies 'number' of the distribution half-broken: expected a PolicySpec, a function of one request, an "
-        "object with `respond`, or a Policy, received int 7"
+        "hgpo.policies 'number' of the distribution half-broken: expected the name of a policy such as 'random', a "
+        "PolicySpec, a function of one request, an object with `respond`, or a Policy, received int 7"
     )
     assert "fine" in trainable
     assert "absent" not in trainable
@@ -127,13 +127,13 @@ def test_a_policy_of_a_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     context = PolicyContext("ALFWorld")
-    assert make_policy("policy_here:make:some:argument", context).name == "some:argument"
+    assert make_policy("policy_here:PLAIN:some:argument", context).name == "some:argument"
     assert make_policy("policy_here:SPEC", context).name == ""
     for name, line in (
         ("policy_here:absent", "expected a policy of your own as module:object, received 'policy_here:absent'"),
         (
             "policy_here:__name__",
-            "policy_here:__name__: expected a PolicySpec, a function of one request, .* received str",
+            "policy_here:__name__: expected the name of a policy .* received str",
         ),
         ("opnai:tiny", "unknown policy 'opnai'; did you mean 'openai'"),
         ("opnai:some-model", "unknown policy 'opnai'; did you mean 'openai'"),

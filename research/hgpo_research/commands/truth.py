@@ -58,7 +58,7 @@ def truth(
     from hgpo_research.truth.table import default_out
     from hgpo_train.advantages.advantage_tables import refuse_own_input
     from hgpo_train.assignments import read_assignments
-    from hgpo_train.policies.registry import option_annotations
+    from hgpo_train.policies.registry import policy_spec
 
     rewards = Rewards(
         reward=reward,  # type: ignore[arg-type]  # checked by the dataclass
@@ -70,7 +70,7 @@ def truth(
         rollouts=rollouts, error=error, steps=steps, most_rollouts=most_rollouts, exact_nodes=exact_nodes, seed=seed
     )
     plan = plan_truth(run, rewards, budget, policy=policy)
-    given = read_assignments("--policy-option", policy_option or (), option_annotations(plan.policy))
+    given = read_assignments("--policy-option", policy_option or (), policy_spec(plan.policy).option_types)
     plan = plan_truth(run, rewards, budget, policy=policy, policy_options=given)
     target = out or default_out(plan)
     refuse_own_input(run, target)
