@@ -51,7 +51,7 @@ from hgpo_train.training.config import Config, load_config, replace, template_pa
 from hgpo_train.training.display import Display
 from hgpo_train.training.run_folder import Origin
 from hgpo_train.training.tracking import read_metrics
-from hgpo_train.training.trainer import is_finished, start_run
+from hgpo_train.training.trainer import is_finished, open_run_folder
 from hgpo_train.training.warm_start import WarmStart, warm_start
 
 if TYPE_CHECKING:
@@ -255,8 +255,8 @@ def train(folder: Path, config: Config, work: Work) -> bool:
     """
     lines = read_metrics(folder / "metrics.jsonl")
     if lines and is_finished(config, lines[-1]["iteration"], lines[-1]["training/environment_steps"]):
-        with start_run(config, folder, resume=True) as run:
-            run.pin({"model": Origin(f"model.path = {config.model.path!r}", fingerprint_model(config.model.path))})
+        model = Origin(f"model.path = {config.model.path!r}", fingerprint_model(config.model.path))
+        open_run_folder(config, folder, {"model": model}, resume=True).release()
         return True
     source, log = (folder.with_name(f"{folder.name}.{kind}") for kind in ("toml", "log"))  # names contain points
     write_file(source, to_toml(config).encode())

@@ -103,7 +103,7 @@ def expected_gradient(policy: Model, behaviour: Model, level: Level | None, thre
     samples = every_response()
     old, rollout = logprobs(policy, samples), logprobs(behaviour, samples)
     probability = np.exp(rollout.reshape(-1, LENGTH).astype(np.float64).sum(1))
-    samples.advantage[:] *= probability * samples.response_tokens
+    samples.advantage[:] *= probability * samples.response_start[-1]
     weight = None if level is None else rollout_is_weights(old, rollout, samples.response_start, level, threshold)
     learner = Learner(copy.deepcopy(policy), SETTINGS)
     learner.accumulate(samples, np.arange(len(samples)), old, None, rollout_is=weight)

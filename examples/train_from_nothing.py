@@ -15,7 +15,7 @@ from rich.console import Console
 from hgpo_train.models.tiny import TinyShape
 from hgpo_train.training.config import load_config, replace
 from hgpo_train.training.display import Display
-from hgpo_train.training.trainer import Trainer, start_run
+from hgpo_train.training.trainer import Trainer
 from hgpo_train.training.warm_start import WarmStart, warm_start
 
 
@@ -39,8 +39,9 @@ def main() -> None:
         taught = warm_start(given.out, config, start, display)
     config = replace(config, model={"path": str(taught)})
     display = Display(Console(), config.iterations)
-    with start_run(config, given.out / "train", resume=True) as run, display.live():
-        Trainer(run, display).run()
+    trainer = Trainer(config, given.out / "train", display, resume=True)
+    with display.live():
+        trainer.run()
 
 
 if __name__ == "__main__":

@@ -31,6 +31,12 @@ def train(
         str | None,
         typer.Option(help="With --plan: a card, such as H100-80, or a number of GB. Default: this GPU, or all known."),
     ] = None,
+    steps: Annotated[
+        Path | None, typer.Option(help="Only update the policy, on this step table, and save a checkpoint.")
+    ] = None,
+    advantages: Annotated[
+        Path | None, typer.Option(help="With --steps: its advantages, as `hgpo advantages` writes them.")
+    ] = None,
     list_configs: Annotated[bool, typer.Option("--list", help="List the shipped configurations and exit.")] = False,
 ) -> None:
     """Train a policy with reinforcement learning: iterate rollouts, advantages, updates and evaluation."""
@@ -58,7 +64,7 @@ def train(
     if plan or card is not None:
         _print_plan(settings, card, console)
         return
-    _run(settings, folder, console, resume=resume)
+    _run(settings, folder, console, steps=steps, advantages=advantages, resume=resume)
 
 
 def _print_plan(settings: Config, card: str | None, console: Console) -> None:
@@ -77,23 +83,36 @@ def _print_plan(settings: Config, card: str | None, console: Console) -> None:
         raise typer.Exit(1)
 
 
-def _run(settings: Config, folder: Path, console: Console, *, resume: bool) -> None:
+def _run(
+    settings: Config,
+    folder: Path,
+    console: Console,
+    *,
+    steps: Path | None,
+    advantages: Path | None,
+    resume: bool,
+) -> None:
+    from hgpo_envs.errors import InputError
     from hgpo_train.cli.display import resumable
+    from hgpo_train.models.checkpoint_files import list_checkpoints
     from hgpo_train.training.display import Display
-    from hgpo_train.training.trainer import Trainer, start_run
+    from hgpo_train.training.trainer import Trainer, update_alone
 
     display = Display(console, settings.iterations)
-    with (
-        resumable(f"Nothing committed is lost; resume with: hgpo train --resume --out {folder}"),
-        start_run(settings, folder, resume=resume) as run,
-    ):
-        trainer = Trainer(run, display)
-        with display.live():
-            trainer.run()
-    console.print(
-        f"Metrics are in [bold]{folder / 'metrics.jsonl'}[/], the steps in [bold]{folder / 'steps'}[/].", soft_wrap=True
-    )
-    console.print(f"The policy is in [bold]{trainer.newest_checkpoint()}[/]. Next: [bold]hgpo stats {folder}[/]")
+    with resumable(f"Nothing committed is lost; resume with: hgpo train --resume --out {folder}"):
+        if steps is not None and advantages is not None:
+            with display.live():
+                update_alone(settings, steps, advantages, folder, display, resume=resume)
+        elif steps is not None or advantages is not None:
+            raise InputError("--steps: expected it together with --advantages, the table that `hgpo advantages` wrote")
+        else:
+            trainer = Trainer(settings, folder, display, resume=resume)
+            with display.live():
+                trainer.run()
+            metrics, table = folder / "metrics.jsonl", folder / "steps"
+            console.print(f"Metrics are in [bold]{metrics}[/], the steps in [bold]{table}[/].", soft_wrap=True)
+    policy = list_checkpoints(folder / "checkpoints")[-1]
+    console.print(f"The policy is in [bold]{policy}[/]. Next: [bold]hgpo stats {folder}[/]")
 
 
 def _first_comment(path: Path) -> str:

@@ -7,7 +7,8 @@
         trainer/state.json              progress of the run
         trainer/manifest.json           SHA-256 of every other file, written last
 
-A checkpoint is used only after its files have been compared with its manifest.
+A checkpoint is used only after its files have been compared with its manifest. Without the optimiser's state it is a
+model, from which no run can be resumed (`checkpoint.optimiser = "last"`).
 """
 
 from __future__ import annotations
@@ -25,7 +26,6 @@ import msgspec
 
 from hgpo_datasets import VerifyReport
 from hgpo_envs.errors import InputError
-from hgpo_envs.files.atomic import write_file
 from hgpo_envs.files.safe_paths import path_inside
 from hgpo_envs.files.untrusted_files import open_regular, read_bytes
 
@@ -36,7 +36,6 @@ MANIFEST: Final = "trainer/manifest.json"
 _NAME: Final = re.compile(r"\d{6,}")
 # Suffixes of files that Transformers or vLLM may load: an unlisted file with one of them is a problem, not a note.
 _LOADED: Final = frozenset({".safetensors", ".bin", ".pt", ".pth", ".json", ".jinja", ".py", ".model"})
-_JSON_BYTES: Final = 1 << 20
 
 T = TypeVar("T")
 
@@ -78,13 +77,13 @@ def list_checkpoints(folder: Path) -> list[Path]:
     return sorted(numbered, key=lambda path: int(path.name))
 
 
-def newest_valid_checkpoint(folder: Path, *, run: str = "", weights_only: bool = False) -> Path | None:
+def newest_valid_checkpoint(folder: Path, *, run: str | None = None) -> Path | None:
     """Return the newest valid checkpoint. Emit one warning that lists newer, damaged ones.
 
     Args:
         folder: The folder that contains the checkpoints.
-        run: Accept only checkpoints of this run (`TrainingState.run`); empty accepts all.
-        weights_only: Do not verify the optimiser's state.
+        run: Accept only checkpoints from which this run (`TrainingState.run`) can be resumed. None accepts every model,
+            whose optimiser is not verified.
 
     Returns:
         The checkpoint, or None if the folder contains no checkpoint.
@@ -94,8 +93,7 @@ def newest_valid_checkpoint(folder: Path, *, run: str = "", weights_only: bool =
     """
     damaged: list[str] = []
     for path in reversed(list_checkpoints(folder)):
-        fault = _fault(path, weights_only=weights_only) or _unfit(path, run, weights_only=weights_only)
-        if fault is None:
+        if (fault := _fault(path, weights_only=run is None) or _unfit(path, run)) is None:
             if damaged:
                 message = f"{'; '.join(damaged)}: checkpoint {path} is used instead"
                 warnings.warn(message, CheckpointWarning, stacklevel=2)
@@ -109,17 +107,16 @@ def newest_valid_checkpoint(folder: Path, *, run: str = "", weights_only: bool =
     return None
 
 
-def checkpoint_to_resume(folder: Path, run: str = "") -> Path | None:
+def checkpoint_to_resume(folder: Path, run: str) -> Path | None:
     """Return `newest_valid_checkpoint`, and rename newer ones: the resumed run will write their names again.
 
     Raises:
         InputError: The folder contains checkpoints, but none can be used. Nothing is renamed.
     """
     newest = newest_valid_checkpoint(folder, run=run)
-    if newest is not None:
-        for path in list_checkpoints(folder):
-            if int(path.name) > int(newest.name):
-                rename_damaged(path)
+    for path in list_checkpoints(folder):
+        if newest is not None and int(path.name) > int(newest.name):
+            rename_damaged(path)
     return newest
 
 
@@ -130,7 +127,7 @@ def resolve_model(path: str) -> str:
         InputError: The run has checkpoints, but none can be used; or the path is a damaged checkpoint.
     """
     folder = Path(path)
-    newest = newest_valid_checkpoint(folder / "checkpoints", weights_only=True)
+    newest = newest_valid_checkpoint(folder / "checkpoints")
     if newest is not None:
         return str(newest)
     if os.path.lexists(folder / MANIFEST) and (fault := _fault(folder, weights_only=True)) is not None:
@@ -153,61 +150,40 @@ def is_removable(folder: Path) -> bool:
     if folder.is_symlink() or not folder.is_dir() or not _NAME.fullmatch(folder.name):
         return False
     try:
-        return {*_files(folder)} <= {*checksums(folder), MANIFEST, OPTIMISER}
+        return {*_files(folder)} <= {*checksums(folder), MANIFEST}
     except (OSError, InputError):
         return False
 
 
 def write_manifest(folder: Path) -> None:
     """Write a checkpoint's manifest. Call it after all other files are written."""
-    files = {name: _sha256(folder / name) for name in _files(folder)}
+    files = {name: _sha256(folder / name) for name in _files(folder) if name != MANIFEST}
     (folder / MANIFEST).write_bytes(msgspec.json.encode(_Manifest("hgpo checkpoint 1", files)))
-
-
-def remove_optimiser(folder: Path) -> None:
-    """Remove the optimiser's state from a checkpoint, which remains usable as a model.
-
-    The manifest is replaced first. If the process is killed before the file is removed, the file is ignored from then
-    on, and removed by the next call.
-
-    Raises:
-        OSError: The folder cannot be written.
-    """
-    manifest = _Manifest("hgpo checkpoint 1", checksums(folder))
-    if manifest.files.pop(OPTIMISER, None) is not None:
-        write_file(folder / MANIFEST, msgspec.json.encode(manifest), scratch_in=folder.parent)
-    (folder / OPTIMISER).unlink(missing_ok=True)
 
 
 def checksums(folder: Path) -> dict[str, str]:
     """Return the SHA-256 of every file that a checkpoint's manifest lists.
 
     Raises:
-        InputError: The manifest has changed since it was written, or lists what is not a file's name.
-        OSError: There is no manifest, or it cannot be read.
+        InputError: The manifest is missing or damaged, or lists what is not a file's name.
     """
-    manifest = _read(folder / MANIFEST, _Manifest)
-    if read_bytes(folder / MANIFEST, _JSON_BYTES) != msgspec.json.encode(manifest):
-        raise InputError(f"{MANIFEST} has changed since it was written")
-    for name in manifest.files:
+    files = read_json(folder / MANIFEST, _Manifest).files
+    for name in files:
         if path_inside(folder, name) != folder / name:
             raise InputError(f"{MANIFEST} lists {name!r}, which is not a valid file name")
-    return manifest.files
+    return files
 
 
-def write_state(folder: Path, state: TrainingState) -> None:
-    """Write a checkpoint's `state.json`."""
-    (folder / STATE).write_bytes(msgspec.json.format(msgspec.json.encode(state), indent=1))
-
-
-def read_state(folder: Path) -> TrainingState:
-    """Read a checkpoint's `state.json`.
+def read_json(path: Path, form: type[T]) -> T:
+    """Read `state.json` or the manifest of a checkpoint.
 
     Raises:
-        InputError: The file has another form than training writes.
-        OSError: The file cannot be read.
+        InputError: The file cannot be read, or has another form than training writes.
     """
-    return _read(folder / STATE, TrainingState)
+    try:
+        return msgspec.json.decode(read_bytes(path, 1 << 20), type=form)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path.parent.name}/{path.name} is damaged: {error}") from None
 
 
 def verify_checkpoint(folder: Path, *, weights_only: bool = False) -> VerifyReport:
@@ -220,11 +196,11 @@ def verify_checkpoint(folder: Path, *, weights_only: bool = False) -> VerifyRepo
     report = VerifyReport(str(folder))
     try:
         expected = checksums(folder)
-    except (OSError, InputError) as error:
+    except InputError as error:
         report.add("unreadable", folder / MANIFEST, str(error))
         return report
     for name, sha256 in expected.items():
-        if weights_only and name == OPTIMISER:
+        if name == OPTIMISER and (weights_only or not os.path.lexists(folder / name)):
             continue
         try:
             if _sha256(folder / name) != sha256:
@@ -233,24 +209,14 @@ def verify_checkpoint(folder: Path, *, weights_only: bool = False) -> VerifyRepo
             report.bytes += (folder / name).stat().st_size
         except (InputError, OSError) as error:
             report.add("unreadable", folder / name, str(error))
-    for name in {*_files(folder)} - {*expected, MANIFEST, OPTIMISER}:  # `remove_optimiser` may have been interrupted
+    for name in {*_files(folder)} - {*expected, MANIFEST}:
         harmless = (folder / name).is_file() and Path(name).suffix not in _LOADED
         (report.note if harmless else report.add)("foreign", folder / name, "training did not write it")
     return report
 
 
 def _fault(folder: Path, *, weights_only: bool) -> str | None:
-    """Return the first problem of a checkpoint's files. They are read again only if they may have changed."""
-    try:
-        seen = [(name, (folder / name).lstat()) for name in _files(folder)]
-    except OSError as error:
-        return str(error)
-    stamps = tuple((name, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns) for name, stat in seen)
-    return _first_problem(folder.resolve(), weights_only, stamps)
-
-
-@functools.lru_cache(maxsize=64)
-def _first_problem(folder: Path, weights_only: bool, _stamps: object) -> str | None:
+    """Return the first problem of a checkpoint's files."""
     problems = verify_checkpoint(folder, weights_only=weights_only).problems
     if not problems:
         return None
@@ -258,29 +224,29 @@ def _first_problem(folder: Path, weights_only: bool, _stamps: object) -> str | N
     return message if name in message else f"{name}: {message}"
 
 
-def _unfit(folder: Path, run: str, *, weights_only: bool) -> str | None:
+def _unfit(folder: Path, run: str | None) -> str | None:
     """Return why an intact checkpoint is not one to continue from, or None."""
     try:
-        state = read_state(folder)
-    except (OSError, InputError) as error:
+        state = read_json(folder / STATE, TrainingState)
+    except InputError as error:
         return str(error)
     if state.iteration != int(folder.name):
         return f"it was written after iteration {state.iteration}"
-    if run and state.run != run:
+    if run is not None and state.run != run:
         return "it is of another run"
-    if not weights_only and OPTIMISER not in checksums(folder):
+    if run is not None and not (folder / OPTIMISER).exists():
         return "it contains no state of the optimiser"
     return None
 
 
-def _read(path: Path, form: type[T]) -> T:
-    try:
-        return msgspec.json.decode(read_bytes(path, _JSON_BYTES), type=form)
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{path.parent.name}/{path.name} is damaged: {error}") from None
-
-
 def _sha256(path: Path) -> str:
+    stat = path.stat()
+    return _digest(path.resolve(), (stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns))
+
+
+@functools.lru_cache(maxsize=256)
+def _digest(path: Path, _stamp: tuple[int, ...]) -> str:
+    """Return a file's SHA-256. Gigabytes are read again only if they may have changed."""
     with open_regular(path, "file of the checkpoint") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

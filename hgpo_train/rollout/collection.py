@@ -293,6 +293,7 @@ def play_run(
                 "env": {"id": handle.env_id, **stored_options},
                 "tasks": fingerprint_tasks(handle, stored_options),
                 "prompt_template": handle.settings.template.fingerprint,
+                **({} if handle.state_key is None else {"state_key": handle.state_key}),
                 "policy": {"name": name, **{key: value for key, value in identity.items() if key not in unstored}},
                 **content,
             }

@@ -35,6 +35,12 @@ class EnvHandle:
     settings: Settings
     tasks: Split
 
+    @property
+    def state_key(self) -> str | None:
+        """The function that computes what is compared of a state's text, as ``module:function``; None for the text."""
+        function = self.settings.state_key
+        return None if function is None else f"{function.__module__}:{function.__qualname__}"
+
 
 def open_env(env_id: str, **options: Any) -> EnvHandle:
     """Open an environment for rollouts.

@@ -6,14 +6,13 @@ Transformers and vLLM directly. `hgpo_train.models.checkpoint_files` lists its f
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 import warnings
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Final
 
-from safetensors import SafetensorError
+import msgspec
 from safetensors.torch import load_file, save_file
 
 from hgpo_envs.errors import InputError
@@ -21,17 +20,18 @@ from hgpo_envs.files.atomic import new_folder, remove_folder
 from hgpo_envs.plugins import installed_version
 from hgpo_train.models.checkpoint_files import (
     OPTIMISER,
+    STATE,
     CheckpointWarning,
     TrainingState,
+    checkpoint_to_resume,
     is_removable,
     list_checkpoints,
-    read_state,
-    remove_optimiser,
+    read_json,
     rename_damaged,
     write_manifest,
-    write_state,
 )
 from hgpo_train.models.hf import no_progress_bars
+from hgpo_train.training.config import CheckpointConfig
 from hgpo_train.training.update.optimiser import optimiser_tensors, restore_optimiser
 
 if TYPE_CHECKING:
@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 
     from hgpo_train.models.hf import Model, Tokenizer
 
+KEEP_ALL: Final = CheckpointConfig(keep=0)
+
 
 def save_checkpoint(
     folder: Path,
@@ -49,11 +51,9 @@ def save_checkpoint(
     model: Model,
     tokenizer: Tokenizer,
     optimiser: torch.optim.Optimizer,
-    *,
-    keep: int = 0,
-    moments: Literal["all", "last"] = "all",
+    kept: CheckpointConfig = KEEP_ALL,
 ) -> Path:
-    """Write a checkpoint and remove all but the newest `keep` checkpoints.
+    """Write a checkpoint and remove those that it supersedes.
 
     A checkpoint of the same iteration is replaced. Any other file or folder of that name is renamed
     (`rename_damaged`). Folders that are not checkpoints are never removed.
@@ -64,8 +64,7 @@ def save_checkpoint(
         model: A bare model, or one wrapped by peft, of which only the adapters are saved.
         tokenizer: The model's tokenizer, saved in the same folder.
         optimiser: The optimiser, whose state is saved by parameter.
-        keep: Number of checkpoints to keep; 0 keeps all.
-        moments: Which checkpoints keep the optimiser's state. Those without it cannot be resumed from.
+        kept: How many checkpoints are kept, and which of them keep the optimiser's state.
 
     Returns:
         The checkpoint's folder.
@@ -86,55 +85,61 @@ def save_checkpoint(
             save_file(optimiser_tensors(model, optimiser), scratch / OPTIMISER)
         except Exception as error:  # safetensors and tokenizers wrap operating system errors in their own types
             number = re.search(r"\(os error (\d+)\)", str(error))
-            if number is not None and not isinstance(error, OSError):
-                raise OSError(int(number[1]), os.strerror(int(number[1])), str(target)) from error
-            if isinstance(error, SafetensorError):
-                raise OSError(errno.EIO, str(error), str(target)) from error
-            raise
-        write_state(scratch, state)
+            if number is None or isinstance(error, OSError):
+                raise
+            raise OSError(int(number[1]), os.strerror(int(number[1])), str(target)) from error
+        (scratch / STATE).write_bytes(msgspec.json.format(msgspec.json.encode(state), indent=1))
         write_manifest(scratch)
-    remove_superseded(folder, target, keep, moments)
+    _remove_superseded(folder, target, kept)
     return target
 
 
-def remove_superseded(folder: Path, current: Path, keep: int, moments: Literal["all", "last"] = "all") -> None:
-    """Remove all but the newest `keep` checkpoints, and the optimiser's state of those that need none.
-
-    A resumed run calls this as well, because its process may have been killed between saving and removing.
-
-    Args:
-        folder: The folder that contains all checkpoints of the run.
-        current: The checkpoint that was just saved or loaded; it is never removed.
-        keep: Number of checkpoints to keep; 0 keeps all.
-        moments: Which checkpoints keep the optimiser's state.
-
-    Raises:
-        OSError: The folder cannot be written.
-    """
+def _remove_superseded(folder: Path, current: Path, kept: CheckpointConfig) -> None:
+    """Remove all but the newest `kept.keep` checkpoints, and the optimiser's state of those that need none."""
     own = [path for path in list_checkpoints(folder) if is_removable(path)]
-    superseded = own[:-keep] if keep else []
+    superseded = own[: -kept.keep] if kept.keep else []
     for old in (path for path in own if path != current):
         if old in superseded:
             remove_folder(old)
-        elif moments == "last":
-            remove_optimiser(old)
+        elif kept.optimiser == "last":
+            (old / OPTIMISER).unlink(missing_ok=True)
+
+
+def resume_checkpoint(
+    folder: Path,
+    run: str,
+    model: Model,
+    optimiser: torch.optim.Optimizer,
+    kept: CheckpointConfig,
+) -> TrainingState:
+    """Load the newest valid checkpoint of a run, and remove those that a killed process left behind.
+
+    Newer checkpoints, which are damaged, are renamed. Other arguments are those of `save_checkpoint`.
+
+    Returns:
+        The state to continue from; of iteration 0 if there is no checkpoint. Changed versions are warned about.
+
+    Raises:
+        InputError: There are checkpoints, but none can be used.
+    """
+    names = ("hgpo", "torch", "transformers", "peft", "polars")  # the packages that affect the weights
+    versions = {name: installed_version(name) or "not installed" for name in names}
+    newest = checkpoint_to_resume(folder, run)
+    if newest is None:
+        return TrainingState(versions=versions, run=run)
+    state = load_checkpoint(newest, model, optimiser)
+    for name, version in versions.items():
+        if (before := state.versions.get(name, version)) != version:
+            message = f"the run was computed with {name} {before} and is resumed with {version}: results may differ"
+            warnings.warn(message, CheckpointWarning, stacklevel=3)
+    _remove_superseded(folder, newest, kept)
+    return replace(state, versions=versions, run=run)
 
 
 def load_checkpoint(folder: Path, model: Model, optimiser: torch.optim.Optimizer) -> TrainingState:
-    """Load a checkpoint's weights and moments into a model and an optimiser of the same shapes.
+    """Load a checkpoint's weights and moments into a model, or its adapters, and an optimiser of the same shapes.
 
-    The files are not verified here; `hgpo_train.models.checkpoint_files.checkpoint_to_resume` verifies them.
-
-    Raises:
-        InputError: The checkpoint belongs to another model.
-    """
-    load_weights(folder, model)
-    restore_optimiser(model, optimiser, load_file(folder / OPTIMISER))
-    return read_state(folder)
-
-
-def load_weights(folder: Path, model: Model) -> None:
-    """Load a checkpoint's weights into a model, or into its adapters, of the same shapes.
+    The files are not verified here; `resume_checkpoint` does.
 
     Raises:
         InputError: The checkpoint belongs to another model, or contains no weights.
@@ -151,39 +156,21 @@ def load_weights(folder: Path, model: Model) -> None:
 
         _check_same(folder, tensors, get_peft_model_state_dict(model))
         set_peft_model_state_dict(model, tensors)
-        return
-    own = model.state_dict()
-    # Transformers saves tied weights once, under the name of one of the parameters.
-    tied = {name for name in own if name not in tensors and name in (getattr(model, "_tied_weights_keys", None) or {})}
-    _check_same(folder, tensors, {name: value for name, value in own.items() if name not in tied})
-    model.load_state_dict(tensors, strict=False)
+    else:
+        own, tied = model.state_dict(), getattr(model, "_tied_weights_keys", None) or {}
+        # Transformers saves tied weights once, under the name of one of the parameters.
+        expected = {name: value for name, value in own.items() if name in tensors or name not in tied}
+        _check_same(folder, tensors, expected)
+        model.load_state_dict(tensors, strict=False)
+    restore_optimiser(model, optimiser, load_file(folder / OPTIMISER))
+    return read_json(folder / STATE, TrainingState)
 
 
 def _check_same(folder: Path, saved: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
-    if odd := sorted(saved.keys() ^ expected.keys()):
-        where = "the checkpoint" if odd[0] in saved else "the model"
-        raise InputError(f"{folder} belongs to another model: only {where} has {odd[0]!r}; check model.path")
-    for name, value in saved.items():
-        if value.shape != expected[name].shape:
+    for name in sorted(saved.keys() | expected.keys()):
+        ours, theirs = (list(tensors[name].shape) if name in tensors else "none" for tensors in (expected, saved))
+        if ours != theirs:
             raise InputError(
-                f"{folder} belongs to another model: expected {name!r} of shape {list(expected[name].shape)}, received "
-                f"{list(value.shape)}; check model.path"
+                f"{folder} belongs to another model: expected {name!r} of shape {ours}, received {theirs}; "
+                "check model.path"
             )
-
-
-def resumed_state(stored: TrainingState, now: TrainingState) -> TrainingState:
-    """Return the stored state with the installed versions and run id; warn about each version that has changed."""
-    for name, version in now.versions.items():
-        if (was := stored.versions.get(name, version)) != version:
-            warnings.warn(
-                f"the run was computed with {name} {was} and is resumed with {version}: results may differ",
-                CheckpointWarning,
-                stacklevel=3,
-            )
-    return replace(stored, versions=now.versions, run=now.run)
-
-
-def versions() -> dict[str, str]:
-    """Return the installed versions of the packages that affect the weights, or "not installed"."""
-    names = ("hgpo", "torch", "transformers", "peft", "polars")
-    return {name: installed_version(name) or "not installed" for name in names}

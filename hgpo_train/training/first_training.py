@@ -17,7 +17,7 @@ from hgpo_envs.alfworld.generation.store import GeneratedStore
 from hgpo_train.training.config import load_config, replace
 from hgpo_train.training.display import Display
 from hgpo_train.training.tracking import read_metrics
-from hgpo_train.training.trainer import Trainer, start_run
+from hgpo_train.training.trainer import Trainer
 from hgpo_train.training.warm_start import WarmStart, warm_start
 
 if TYPE_CHECKING:
@@ -109,15 +109,16 @@ def first_training(
     )
     config = replace(config, model={"path": str(warm)})
     display = Display(console, config.iterations)
-    with start_run(config, folder / "train", resume=True) as run, display.live():
-        Trainer(run, display).run()
+    trainer = Trainer(config, folder / "train", display, resume=True)
+    with display.live():
+        trainer.run()
     measured = [
         value
-        for line in read_metrics(run.folder / "metrics.jsonl")
+        for line in read_metrics(trainer.folder / "metrics.jsonl")
         if (value := line.get("val/success_rate")) is not None
     ]
     evaluation = config.evaluation
-    return FirstTraining(run.folder, measured[0], measured[-1], evaluation.tasks * evaluation.group_size)
+    return FirstTraining(trainer.folder, measured[0], measured[-1], evaluation.tasks * evaluation.group_size)
 
 
 def _games(pack: Path, games: int, seed: int) -> Path:

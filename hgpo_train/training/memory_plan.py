@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 GIB: Final = 2**30
 
 _SIZES: Final = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
-PUBLISHED: Final = {
+PUBLISHED: Final[dict[str, tuple[tuple[Any, ...], dict[str, Any]]]] = {
     "Qwen/Qwen2.5-1.5B-Instruct": (
         (151_936, 1536, 8960, 28, 12),
         {"num_key_value_heads": 2, "tie_word_embeddings": True},
@@ -290,7 +290,7 @@ def activation_bytes(config: Config, model: Model) -> int:
     def layer_bytes(moment: str) -> float:
         per_unit = _LAYER_BYTES[moment, "weights" if full else "adapters", config.model.compute_dtype]
         units = (hidden, intermediate, sizes.num_attention_heads * _head_width(sizes), rank, 1)
-        return tokens * sum(size * unit for size, unit in zip(per_unit, units, strict=True))
+        return float(tokens * sum(size * unit for size, unit in zip(per_unit, units, strict=True)))
 
     if config.model.gradient_checkpointing:
         residual = 2 if half and not full else 4  # the input of each layer, which is stored

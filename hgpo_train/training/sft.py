@@ -5,7 +5,8 @@ The loss is the negative log-likelihood of each row's response, including its en
 
 from __future__ import annotations
 
-import dataclasses
+from contextlib import closing
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -13,14 +14,14 @@ import polars as pl
 
 from hgpo_datasets import scan_steps
 from hgpo_envs.errors import InputError
-from hgpo_envs.files.atomic import remove_abandoned
-from hgpo_train.models.checkpoint_files import TrainingState, checkpoint_to_resume, list_checkpoints
+from hgpo_train.models.checkpoint_files import list_checkpoints
 from hgpo_train.models.loading import load_model, load_tokenizer, vocabulary
 from hgpo_train.policies.generation import encode_prompts
 from hgpo_train.rollout.fingerprints import fingerprint_model, fingerprint_rows
-from hgpo_train.training.checkpoint import load_checkpoint, remove_superseded, resumed_state, save_checkpoint, versions
+from hgpo_train.training.checkpoint import resume_checkpoint, save_checkpoint
+from hgpo_train.training.config import CheckpointConfig
 from hgpo_train.training.run_folder import FREE, Origin, RunFolder
-from hgpo_train.training.tracking import log_to, make_trackers
+from hgpo_train.training.tracking import Trackers
 from hgpo_train.training.update.batches import Samples, mini_batches, row_faults, samples_from_steps
 from hgpo_train.training.update.learner import Learner
 from hgpo_train.training.update.optimiser import learning_rate
@@ -32,9 +33,7 @@ if TYPE_CHECKING:
     from hgpo_train.training.config import SftConfig
     from hgpo_train.training.display import Display
 
-
-_KEPT: Final = 1
-"""Number of checkpoints to keep."""
+_NEWEST: Final = CheckpointConfig(keep=1)
 
 
 def demonstrations(source: str | Path, config: SftConfig) -> pl.DataFrame:
@@ -82,20 +81,12 @@ def tokenise(rows: pl.DataFrame, tokenizer: Tokenizer, max_prompt_tokens: int) -
     )
 
 
-def with_prompts_as_responses(rows: pl.DataFrame) -> pl.DataFrame:
-    """Move all but the first token of each prompt into the response, so that the loss covers them."""
-    prompt, response = pl.col("prompt_token_ids"), pl.col("response_token_ids")
-    rest = prompt.list.slice(1).list.concat(response)
-    return rows.with_columns(prompt.list.head(1), rest.alias("response_token_ids"))
-
-
 def split_held_out(rows: pl.DataFrame, share: float, seed: int) -> tuple[pl.DataFrame, pl.DataFrame]:
     """Split rows by trajectory into those to train on and those held out, of at least one trajectory."""
     names = rows["trajectory"].unique(maintain_order=True).to_list()
     order = np.random.default_rng([seed, 1]).permutation(len(names))
-    held = [names[i] for i in order[: max(1, round(share * len(names)))]]
-    is_held = pl.col("trajectory").is_in(held)
-    return rows.filter(~is_held), rows.filter(is_held)
+    is_held_out = pl.col("trajectory").is_in([names[i] for i in order[: max(1, round(share * len(names)))]])
+    return rows.filter(~is_held_out), rows.filter(is_held_out)
 
 
 def run_sft(config: SftConfig, source: str | Path, folder: Path, display: Display) -> Path:
@@ -114,48 +105,41 @@ def run_sft(config: SftConfig, source: str | Path, folder: Path, display: Displa
         InputError: The demonstrations or the model cannot be used, another process trains in the folder, or the folder
             contains a run with another configuration, other demonstrations or another model.
     """
+    tokenizer = load_tokenizer(config.model.path)
+    rows = demonstrations(source, config)
+    origins = {
+        "set of demonstrations": Origin(f"the step table {str(source)!r}", fingerprint_rows(rows)),
+        "model": Origin(f"model.path = {config.model.path!r}", fingerprint_model(config.model.path)),
+    }
+    rows = tokenise(rows, tokenizer, config.max_prompt_tokens)
     # With a schedule that falls to 0, every epoch's learning rate depends on the number of epochs.
     free = FREE | {"update.epochs"} if config.optimiser.schedule == "constant" else FREE
-    with RunFolder(folder, config, free, resume=True) as run:
-        tokenizer = load_tokenizer(config.model.path)
-        rows = demonstrations(source, config)
-        run.pin(
-            {
-                "set of demonstrations": Origin(f"the step table {str(source)!r}", fingerprint_rows(rows)),
-                "model": Origin(f"model.path = {config.model.path!r}", fingerprint_model(config.model.path)),
-            }
-        )
-        remove_abandoned(folder / "checkpoints")
-        train_rows, held_out_rows = split_held_out(
-            tokenise(rows, tokenizer, config.max_prompt_tokens), config.held_out, config.seed
-        )
+    checkpoints = folder / "checkpoints"
+    with RunFolder(folder, config, origins, free, resume=True) as run:
         model = load_model(config.model, config.seed)
-        faults = row_faults(pl.concat([train_rows, held_out_rows]), vocabulary(model)).drop_nulls()
+        faults = row_faults(rows, vocabulary(model)).drop_nulls()
         if len(faults):
             raise InputError(f"{faults[0]} ({len(faults)} rows of {source} cannot be used)")
-        train = samples_from_steps(with_prompts_as_responses(train_rows) if config.prompt_loss else train_rows)
-        held_out = samples_from_steps(held_out_rows)
+        train_rows, held_out_rows = split_held_out(rows, config.held_out, config.seed)
+        if config.prompt_loss:  # all but the first token of each prompt move into the response, which the loss covers
+            prompt, response = pl.col("prompt_token_ids"), pl.col("response_token_ids")
+            longer = prompt.list.slice(1).list.concat(response).alias("response_token_ids")
+            train_rows = train_rows.with_columns(prompt.list.head(1), longer)
+        train, held_out = samples_from_steps(train_rows), samples_from_steps(held_out_rows)
         # With advantages of 1 and ratios of 1, the policy loss reduces to the negative log-likelihood.
-        update = dataclasses.replace(config.update, entropy_weight=0.0, dual_clip=None)
-        learner = Learner(model, dataclasses.replace(config, update=update), reference=False)
-        state = TrainingState(versions=versions(), run=run.id)
-        if (newest := checkpoint_to_resume(folder / "checkpoints", run.id)) is not None:
-            state = resumed_state(load_checkpoint(newest, learner.model, learner.optimiser), state)
-            remove_superseded(folder / "checkpoints", newest, _KEPT)
-        trackers = make_trackers(config, folder, state.iteration + 1)
-        try:
+        plain = replace(config, update=replace(config.update, entropy_weight=0.0, dual_clip=None))
+        learner = Learner(model, plain, reference=False)
+        state = resume_checkpoint(checkpoints, run.id, model, learner.optimiser, _NEWEST)
+        with closing(Trackers(config, folder, state.iteration + 1)) as trackers:
             while state.iteration < config.update.epochs:
                 with display.stage("train"):
                     metrics = _epoch(learner, config, train, state.iteration, display)
                 metrics["val/loss"] = -float(learner.logprobs(held_out).mean())
-                state = dataclasses.replace(state, iteration=state.iteration + 1)
-                log_to(trackers, metrics, state.iteration)
+                state = replace(state, iteration=state.iteration + 1)
+                trackers.log(metrics, state.iteration)
                 display.row(state.iteration, metrics)
-                save_checkpoint(folder / "checkpoints", state, learner.model, tokenizer, learner.optimiser, keep=_KEPT)
-        finally:
-            for tracker in trackers:
-                tracker.close()
-        return list_checkpoints(folder / "checkpoints")[-1]
+                save_checkpoint(checkpoints, state, model, tokenizer, learner.optimiser, _NEWEST)
+        return list_checkpoints(checkpoints)[-1]
 
 
 def _epoch(learner: Learner, config: SftConfig, samples: Samples, epoch: int, display: Display) -> dict[str, float]:

@@ -18,10 +18,17 @@ from hgpo_train.models.checkpoint_files import rename_damaged
 from hgpo_train.settings import to_dict
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
     from pathlib import Path
 
     from hgpo_train.training.config import Config, SftConfig
+
+_METRICS_BYTES: Final = 4 << 30
+"""Size limit of `metrics.jsonl`, in bytes."""
+
+
+class TrackingWarning(UserWarning):
+    """Stored metrics that cannot be read."""
 
 
 class Tracker(Protocol):
@@ -36,12 +43,36 @@ class Tracker(Protocol):
         ...
 
 
-_METRICS_BYTES: Final = 4 << 30
-"""Size limit of `metrics.jsonl`, in bytes."""
+class Trackers:
+    """The trackers of a configuration; `metrics.jsonl` is always among them.
 
+    Args:
+        config: The run's configuration.
+        folder: The run's folder.
+        start: The first iteration that will be logged; records from it on are replaced.
 
-class TrackingWarning(UserWarning):
-    """Stored metrics that cannot be read."""
+    Raises:
+        InputError: A configured tracker is not installed, or `metrics.jsonl` cannot be read.
+    """
+
+    def __init__(self, config: Config | SftConfig, folder: Path, start: int) -> None:
+        self._trackers: list[Tracker] = [JsonLines(folder / "metrics.jsonl", start)]
+        if config.tracking.tensorboard and find_spec("tensorboard") is not None:
+            self._trackers.append(TensorBoard(folder / "tensorboard", start))
+        for module, project in (("wandb", config.tracking.wandb), ("trackio", config.tracking.trackio)):
+            if project is not None:
+                self._trackers.append(Hosted(module, project, config, folder))
+
+    def log(self, metrics: Mapping[str, float], iteration: int) -> None:
+        """Log one iteration's metrics, without secrets in their names: environments choose some (task types)."""
+        shown = redact_json(metrics)
+        for tracker in self._trackers:
+            tracker.log(shown, iteration)
+
+    def close(self) -> None:
+        """End the run."""
+        for tracker in self._trackers:
+            tracker.close()
 
 
 class JsonLines:
@@ -62,22 +93,20 @@ class JsonLines:
     def __init__(self, path: Path, start: int) -> None:
         lines, damaged = _read(path)
         if damaged:
-            moved = rename_damaged(path).name
-            message = f"{path} contains {damaged} damaged lines; the file with them is now {moved}"
+            renamed = rename_damaged(path).name
+            message = f"{path} contains {damaged} damaged lines; the file with them is now {renamed}"
             warnings.warn(message, TrackingWarning, stacklevel=2)
         kept = {line["iteration"]: line for line in lines if line["iteration"] < start}
-        write_file(path, b"".join(_line(kept[iteration]) for iteration in sorted(kept)))
+        write_file(path, b"".join(_encode(kept[iteration]) for iteration in sorted(kept)))
         self._descriptor = os.open(path, os.O_RDWR | os.O_APPEND | getattr(os, "O_BINARY", 0))
 
     def log(self, metrics: Mapping[str, float], iteration: int) -> None:
         """See `Tracker`. Values that are not finite are written as null."""
-        append(self._descriptor, _line({"iteration": iteration, **dict(sorted(metrics.items()))}))
+        append(self._descriptor, _encode({"iteration": iteration, **dict(sorted(metrics.items()))}))
 
     def close(self) -> None:
-        """See `Tracker`. Calling this again has no effect."""
-        if self._descriptor >= 0:
-            descriptor, self._descriptor = self._descriptor, -1
-            os.close(descriptor)
+        """See `Tracker`."""
+        os.close(self._descriptor)
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
@@ -110,7 +139,7 @@ def _read(path: Path) -> tuple[list[dict[str, Any]], int]:
     return lines, damaged
 
 
-def _line(values: Mapping[str, float | None]) -> bytes:
+def _encode(values: Mapping[str, float | None]) -> bytes:
     return msgspec.json.encode(values) + b"\n"  # NaN and infinity become null
 
 
@@ -141,10 +170,9 @@ class Hosted:
             self._module: Any = import_module(module)
         except ImportError as error:
             raise InputError(f"tracking.{module} is set but {module} is not installed; pip install {module}") from error
-        extra = {"dir": str(folder), "id": folder.name, "resume": "allow"} if module == "wandb" else {"resume": "allow"}
-        self._run: Any = self._module.init(
-            project=project, name=config.name, config=redact_json(to_dict(config)), **extra
-        )
+        extra = {"dir": str(folder), "id": folder.name} if module == "wandb" else {}
+        settings = redact_json(to_dict(config))
+        self._module.init(project=project, name=config.name, config=settings, resume="allow", **extra)
 
     def log(self, metrics: Mapping[str, float], iteration: int) -> None:
         """See `Tracker`."""
@@ -153,33 +181,3 @@ class Hosted:
     def close(self) -> None:
         """See `Tracker`."""
         self._module.finish()
-
-
-def make_trackers(config: Config | SftConfig, folder: Path, start: int) -> list[Tracker]:
-    """Return the trackers of a configuration; `metrics.jsonl` is always among them.
-
-    Args:
-        config: The run's configuration.
-        folder: The run's folder.
-        start: The first iteration that will be logged; records from it on are replaced.
-
-    Raises:
-        InputError: A configured tracker is not installed, or `metrics.jsonl` cannot be read.
-    """
-    trackers: list[Tracker] = [JsonLines(folder / "metrics.jsonl", start)]
-    if config.tracking.tensorboard and find_spec("tensorboard") is not None:
-        trackers.append(TensorBoard(folder / "tensorboard", start))
-    for module, project in (("wandb", config.tracking.wandb), ("trackio", config.tracking.trackio)):
-        if project is not None:
-            trackers.append(Hosted(module, project, config, folder))
-    return trackers
-
-
-def log_to(trackers: Iterable[Tracker], metrics: Mapping[str, float], iteration: int) -> None:
-    """Log one iteration's metrics to all trackers.
-
-    Secrets in metrics' names are replaced, because environments choose some of the names (task types).
-    """
-    shown = redact_json(metrics)
-    for tracker in trackers:
-        tracker.log(shown, iteration)

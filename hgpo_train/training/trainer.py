@@ -1,4 +1,4 @@
-"""The training loop: collect, commit, estimate, update, publish, evaluate, checkpoint.
+"""The training loop: collect groups, commit them, compute advantages, update the policy, publish its weights.
 
 Rollouts are written to the step table before they are trained on, and all random numbers are derived from the seed and
 the iteration. An interrupted run is therefore resumed from its last checkpoint: rollouts that were committed after the
@@ -16,11 +16,11 @@ uninterrupted run.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import time
 import warnings
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -29,10 +29,9 @@ import torch
 
 from hgpo_datasets import StepWriter, scan_steps
 from hgpo_envs.errors import InputError
-from hgpo_envs.files.atomic import remove_abandoned
 from hgpo_train.advantages import compute
+from hgpo_train.advantages.advantage_tables import fingerprint, join_advantages, read_metadata
 from hgpo_train.advantages.registry import get
-from hgpo_train.models.checkpoint_files import TrainingState, checkpoint_to_resume, list_checkpoints
 from hgpo_train.models.loading import check_context, load_model, load_tokenizer, vocabulary
 from hgpo_train.policies.generation import GenerationOptions
 from hgpo_train.policies.registry import TrainableContext, trainable_factory
@@ -40,12 +39,12 @@ from hgpo_train.rollout.failures import failures_of_steps, raise_if_too_long, ra
 from hgpo_train.rollout.fingerprints import fingerprint_model, fingerprint_tasks, fingerprint_texts
 from hgpo_train.rollout.outcomes import groups_with_mixed_outcomes
 from hgpo_train.rollout.run import ExecutionOptions, RolloutSpec, collect_groups
-from hgpo_train.training.checkpoint import load_checkpoint, remove_superseded, resumed_state, save_checkpoint, versions
-from hgpo_train.training.data import data_options, open_training_env
+from hgpo_train.training.checkpoint import resume_checkpoint, save_checkpoint
+from hgpo_train.training.data import data_options, env_options, open_training_env
 from hgpo_train.training.gpu_memory import check_memory, free_gpu, gpu_for_update, memory_metrics
 from hgpo_train.training.metrics import batch_metrics, episode_metrics
 from hgpo_train.training.run_folder import FREE, Origin, RunFolder, fixed_values
-from hgpo_train.training.tracking import log_to, make_trackers
+from hgpo_train.training.tracking import Trackers
 from hgpo_train.training.update.batches import row_faults, samples_from_steps
 from hgpo_train.training.update.learner import Learner
 from hgpo_train.training.update.optimiser import learning_rate
@@ -54,7 +53,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from hgpo_train.models.hf import Model, Tokenizer
+    from hgpo_train.models.checkpoint_files import TrainingState
     from hgpo_train.rollout.env_handle import EnvHandle
     from hgpo_train.training.config import Config
     from hgpo_train.training.display import Display
@@ -78,126 +77,107 @@ class TrainingWarning(UserWarning):
     """A problem that does not stop training."""
 
 
-def start_run(config: Config, folder: Path, *, resume: bool) -> RunFolder[Config]:
-    """Open a run's folder for training and lock it against other training processes.
-
-    Args:
-        config: The run's configuration.
-        folder: The run's folder; created if it is missing.
-        resume: Whether to resume a run that the folder already contains.
-
-    Raises:
-        InputError: Another process trains in the folder, the folder contains a run and `resume` is False, or it
-            contains a run of another configuration.
-    """
-    # With a schedule that falls to 0, every iteration's learning rate depends on the number of iterations.
-    free = _FREE if config.optimiser.schedule == "constant" else _FREE - {"iterations"}
-    return RunFolder(folder, config, free, resume=resume)
-
-
-def is_finished(config: Config, iteration: int, environment_steps: float) -> bool:
-    """Return whether a run is finished after this number of iterations and environment steps."""
-    return iteration >= config.iterations or environment_steps >= (config.environment_steps or math.inf)
-
-
 class Trainer:
     """A training run: the policy, its learner and the folder that everything is written to.
 
-    An iteration is `collect`, `rows`, `update` and `publish`, each of which works on what the one before it returned.
-
     Args:
-        run: A folder opened with `start_run`. The run is resumed from its newest valid checkpoint. The folder is
-            released when `Trainer.run` returns or raises.
+        config: The run's configuration.
+        folder: The run's folder, locked until `run` returns or raises. A run in it is resumed from its newest valid
+            checkpoint.
         display: Shows the progress.
+        resume: Whether to resume a run that the folder already contains.
 
     Raises:
-        InputError: The configuration cannot be used, or the run was started with another model, prompt template or
-            data.
+        InputError: The configuration cannot be used, another process trains in the folder, or the run in it was started
+            with another configuration, model, prompt template or data.
     """
 
-    def __init__(self, run: RunFolder[Config], display: Display) -> None:
-        config, folder = run.config, run.folder
-        self.config, self.folder, self._run, self._display = config, folder, run, display
+    def __init__(self, config: Config, folder: Path, display: Display, *, resume: bool = False) -> None:
+        self.config, self.folder, self._display = config, folder, display
         get(config.advantage.estimator).parameters.of(config.advantage.parameters)
         make_policy = trainable_factory(config.rollout.engine)
         plan = check_memory(config, display)
         self._env = open_training_env(config, config.environment.split)
-        remove_abandoned(folder / "checkpoints")
-        self.tokenizer: Tokenizer = load_tokenizer(config.model.path)
-        self.model: Model = load_model(config.model, config.seed)
-        run.pin(_origins(config, self._env))
-        check_context(self.model, config.rollout.max_prompt_tokens + config.rollout.max_response_tokens)
-        self.learner = Learner(self.model, config, temperature=config.rollout.temperature)
-        self.state = TrainingState(versions=versions(), run=run.id)
-        if (newest := checkpoint_to_resume(folder / "checkpoints", run.id)) is not None:
-            self.state = resumed_state(load_checkpoint(newest, self.model, self.learner.optimiser), self.state)
-            remove_superseded(folder / "checkpoints", newest, config.checkpoint.keep, config.checkpoint.optimiser)
-        free_gpu(config.rollout, self.learner.optimiser)
-        # The engine is created last: its share is fixed by the plan, and what the learner holds by then is not its own.
-        engine_options = dict(config.rollout.engine_options if plan is None else plan.engine_options())
-        self.policy = make_policy(self.model, self.tokenizer, _trainable_context(config, engine_options))
-        self.policy.publish(self.model, self.state.iteration)
-        done = self.state.iteration  # line 0 is the evaluation before training, which is repeated if done is 0
-        self._trackers = make_trackers(config, folder, done + 1 if done else 0)
-        self._seconds: dict[str, float] = {}
+        self.tokenizer = load_tokenizer(config.model.path)
+        origins = _origins(config, self._env)
+        self._table: dict[str, Any] = {"run": config.name, "config": _stored(config, self._env, origins)}
+        with ExitStack() as resources:
+            self._folder = resources.enter_context(open_run_folder(config, folder, origins, resume=resume))
+            self.model = load_model(config.model, config.seed)
+            check_context(self.model, config.rollout.max_prompt_tokens + config.rollout.max_response_tokens)
+            self.learner = Learner(self.model, config, temperature=config.rollout.temperature)
+            self.state: TrainingState = resume_checkpoint(
+                folder / "checkpoints", self._folder.id, self.model, self.learner.optimiser, config.checkpoint
+            )
+            free_gpu(config.rollout, self.learner.optimiser)
+            # The engine is last: its share is fixed by the plan, and what the learner holds by then is not its own.
+            options = dict(config.rollout.engine_options if plan is None else plan.engine_options())
+            self.policy = make_policy(self.model, self.tokenizer, _engine_context(config, options))
+            resources.enter_context(closing(self.policy))
+            self.policy.publish(self.model, self.state.iteration)
+            # Line 0 is the evaluation before training, which is repeated if no iteration is complete.
+            start = self.state.iteration + 1 if self.state.iteration else 0
+            self._trackers = resources.enter_context(closing(Trackers(config, folder, start)))
+            self._resources = resources.pop_all()
 
     def run(self) -> TrainingState:
         """Train until the configured number of iterations or environment steps is reached; return the final state."""
-        try:
+        with closing(self):
             evaluation = self.config.evaluation
             if self.state.iteration == 0 and evaluation.every and evaluation.before_training:
                 self._track(self.evaluate())
             while not is_finished(self.config, self.state.iteration, self.state.environment_steps):
                 self.iterate()
-        finally:
-            self.policy.close()
-            for tracker in self._trackers:
-                tracker.close()
-            self._run.release()
         return self.state
 
-    def iterate(self) -> dict[str, float]:
-        """Run one iteration and return its metrics.
+    def close(self) -> None:
+        """End the engine and the trackers, and unlock the folder; `run` does this in any case."""
+        self._resources.close()
+
+    def iterate(self) -> None:
+        """Run one iteration: collect, estimate, update, publish; then evaluate, log and save.
 
         Raises:
             InputError: The data, the rows or the device's memory do not allow training.
             RolloutError: Too many rollouts failed.
         """
-        begin, self._seconds = time.perf_counter(), {}
+        config, begin = self.config, time.perf_counter()
+        seconds: dict[str, float] = {}
         if self.learner.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.learner.device)
-        with self._stage("collect", "gen"):
+
+        with self._stage("collect", "gen", seconds):
             steps = self.collect()
-        with self._stage("estimate", "adv"):
-            rows, left_out = self.rows(steps)
-        with self._stage("update", "update_actor"):
-            metrics = self.update(rows)
-        self.state = dataclasses.replace(
-            self.state,
-            iteration=self.state.iteration + 1,
-            tasks_drawn=self.state.tasks_drawn + steps.select(pl.struct("task_id", "group").n_unique()).item(),
-            environment_steps=self.state.environment_steps + len(steps),
-        )
-        with self._stage("publish", "publish"):
+        with self._stage("estimate", "adv", seconds):
+            rows = compute(steps, config.advantage.estimator, details=True, **config.advantage.parameters)
+            rows = rows.collect(engine="in-memory")
+        with (
+            self._stage("update", "update_actor", seconds),
+            gpu_for_update(config.rollout, self.policy, self.learner.optimiser, self.learner.device),
+        ):
+            rows, metrics = update(config, self.learner, rows, self.state.iteration, self._display)
+        self.state = advanced(self.state, steps)
+        with self._stage("publish", "publish", seconds):
             self.policy.publish(self.model, self.state.iteration)
-        if self._due(self.config.evaluation.every):
-            with self._stage("evaluate", "testing"):
+
+        if self._due(config.evaluation.every):
+            with self._stage("evaluate", "testing", seconds):
                 metrics |= self.evaluate()
-        seconds = time.perf_counter() - begin
-        metrics |= {f"timing_s/{stage}": duration for stage, duration in self._seconds.items()}
-        metrics |= episode_metrics(steps) | {"timing_s/step": seconds} | memory_metrics(self.learner.device)
-        metrics |= batch_metrics(rows, self.config.rollout.max_prompt_tokens, self.config.rollout.max_response_tokens)
+        seconds["step"] = time.perf_counter() - begin
+        metrics |= episode_metrics(steps) | memory_metrics(self.learner.device)
+        metrics |= batch_metrics(rows, config.rollout.max_prompt_tokens, config.rollout.max_response_tokens)
+        metrics |= {f"timing_s/{stage}": duration for stage, duration in seconds.items()}
         tokens = rows.select(pl.sum_horizontal(pl.col("prompt_token_ids", "response_token_ids").list.len()).sum())
+        metrics["perf/throughput"] = tokens.item() / seconds["step"]
         generated = int(steps["response_token_ids"].list.len().sum())
-        metrics["training/rows_left_out"] = float(left_out)
-        metrics["perf/throughput"] = tokens.item() / seconds
-        metrics["perf/rollout_tokens_per_s"] = generated / max(self._seconds["gen"], 1e-9)
-        self._warn(metrics)
+        metrics["perf/rollout_tokens_per_s"] = generated / max(seconds["gen"], 1e-9)
+        _warn(config, metrics)
         self._track(metrics)
         # The checkpoint is last: an iteration that it counts has its metrics and its evaluation on disk.
-        if self._due(self.config.checkpoint.every):
-            self.checkpoint()
-        return metrics
+        if self._due(config.checkpoint.every):
+            with self._display.stage("checkpoint"):
+                weights = self.model, self.tokenizer, self.learner.optimiser
+                save_checkpoint(self.folder / "checkpoints", self.state, *weights, config.checkpoint)
 
     def collect(self) -> pl.DataFrame:
         """Collect the iteration's groups, commit them as a shard and return its steps.
@@ -213,37 +193,10 @@ class Trainer:
             iteration=self.state.iteration,
             skip=self.state.tasks_drawn,
             max_groups=rollout.tasks * rollout.max_generation_batches if rollout.filter_groups else None,
-            outcome=self._outcome(),
+            outcome=_outcome(self.config),
         )
-        with StepWriter(self.folder, lock=self._run.lock, **self._table()) as writer:
+        with StepWriter(self.folder, lock=self._folder.lock, **self._table) as writer:
             return self._play(self._env, writer, spec)
-
-    def rows(self, steps: pl.DataFrame) -> tuple[pl.DataFrame, int]:
-        """Return the steps to train on with their advantages, and the number of those left out with a warning.
-
-        Aborted trajectories have no advantage; with `rollout.filter_groups`, neither have groups with equal outcomes.
-        """
-        config = self.config.advantage
-        rows = compute(steps, config.estimator, details=True, **config.parameters).collect(engine="in-memory")
-        if self.config.rollout.filter_groups:
-            mixed = groups_with_mixed_outcomes(steps.lazy(), self._outcome()).collect()
-            rows = rows.join(mixed, on=mixed.columns, how="semi", maintain_order="left")
-        rows = rows.filter(pl.col("advantage").is_not_null() & (pl.col("response_token_ids").list.len() > 0))
-        if rows.is_empty() and steps["response_token_ids"].is_null().all() and not steps["aborted"].all():
-            raise InputError(f"the engine {self.config.rollout.engine!r} reported no token ids, which training needs")
-        faults = row_faults(rows, vocabulary(self.model))
-        if left_out := len(faults) - faults.null_count():
-            message = f"left out {left_out} of {len(rows)} rows that cannot be trained on: {faults.drop_nulls()[0]}"
-            warnings.warn(message, TrainingWarning, stacklevel=3)
-        return rows.filter(faults.is_null()), left_out
-
-    def update(self, rows: pl.DataFrame) -> dict[str, float]:
-        """Update the policy on rows with advantages and return the update's metrics."""
-        rate = learning_rate(self.config.optimiser, self.state.iteration, self.config.iterations)
-        # The last number separates this stream from others that are derived from the same seed.
-        rng = np.random.default_rng([self.config.seed, self.state.iteration, 2])
-        with gpu_for_update(self.config.rollout, self.policy, self.learner.optimiser, self.learner.device):
-            return self.learner.update(samples_from_steps(rows), rng, rate, self._display.progress)
 
     def evaluate(self) -> dict[str, float]:
         """Evaluate the policy on held-out tasks and return metrics named ``val/…``."""
@@ -256,31 +209,12 @@ class Trainer:
             order="sweep",
             iteration=self.state.iteration,
         )
-        self.policy.options = dataclasses.replace(training, temperature=config.temperature)
+        self.policy.options = replace(training, temperature=config.temperature)
         try:
-            with StepWriter(self.folder / "evaluation", **self._table()) as writer:
+            with StepWriter(self.folder / "evaluation", **self._table) as writer:
                 return episode_metrics(self._play(env, writer, spec), "val")
         finally:
             self.policy.options = training
-
-    def newest_checkpoint(self) -> Path | None:
-        """Return the newest checkpoint's folder, or None before the first checkpoint."""
-        checkpoints = list_checkpoints(self.folder / "checkpoints")
-        return checkpoints[-1] if checkpoints else None
-
-    def checkpoint(self) -> Path:
-        """Write a checkpoint of the run's present state and return its folder."""
-        config = self.config.checkpoint
-        with self._display.stage("checkpoint"):
-            return save_checkpoint(
-                self.folder / "checkpoints",
-                self.state,
-                self.model,
-                self.tokenizer,
-                self.learner.optimiser,
-                keep=config.keep,
-                moments=config.optimiser,
-            )
 
     def _play(self, env: EnvHandle, writer: StepWriter, spec: RolloutSpec) -> pl.DataFrame:
         """Collect an iteration's missing or failed rollouts into a table, and return all rows of the iteration.
@@ -288,63 +222,134 @@ class Trainer:
         Raises:
             RolloutError: Too many rollouts failed. They are committed, and repeated on the next call.
         """
+        rollout = self.config.rollout
         # One shard per iteration: an interrupted collection is repeated completely, so its batches have the same shapes
         # and its log-probabilities the same bytes.
-        execution = ExecutionOptions(
-            slots=self.config.rollout.slots, groups_per_shard=max(spec.tasks, spec.max_groups or 0)
-        )
-        progress = self._display.tally
-        collect_groups(env, self.policy, writer, spec, execution, retry_failed=True, progress=progress)
+        execution = ExecutionOptions(slots=rollout.slots, groups_per_shard=max(spec.tasks, spec.max_groups or 0))
+        collect_groups(env, self.policy, writer, spec, execution, retry_failed=True, progress=self._display.tally)
         rows = scan_steps(writer.folder).filter(pl.col("iteration") == spec.iteration)
         steps = rows.sort("trajectory", "step").collect()  # groups are stored in the order in which they finished
-        if self.config.rollout.overflow == "error":
+        if rollout.overflow == "error":
             raise_if_too_long(steps)
-        raise_if_too_many(failures_of_steps(steps.lazy()), self.config.rollout.max_failed, "Resuming repeats them")
+        raise_if_too_many(failures_of_steps(steps.lazy()), rollout.max_failed, "Resuming repeats them")
         return steps
-
-    def _table(self) -> dict[str, Any]:
-        return {"run": self.config.name, "config": fixed_values(self.config, _FREE)}
-
-    def _outcome(self) -> str:
-        """Return the name of the outcome that the estimator uses as reward; informative groups differ in it."""
-        return str(self.config.advantage.parameters.get("reward", "reward"))
 
     def _due(self, every: int) -> bool:
         done = self.state.iteration
         return every > 0 and (done % every == 0 or is_finished(self.config, done, self.state.environment_steps))
 
     @contextmanager
-    def _stage(self, name: str, metric: str) -> Iterator[None]:
+    def _stage(self, name: str, metric: str, seconds: dict[str, float]) -> Iterator[None]:
         """Show a stage's name while the block runs, and measure its duration under verl's name."""
         begin = time.perf_counter()
         with self._display.stage(name):
             yield
-        self._seconds[metric] = time.perf_counter() - begin
+        seconds[metric] = time.perf_counter() - begin
 
     def _track(self, metrics: dict[str, float]) -> None:
         metrics = metrics | {"training/environment_steps": float(self.state.environment_steps)}
-        log_to(self._trackers, metrics, self.state.iteration)
+        self._trackers.log(metrics, self.state.iteration)
         self._display.row(self.state.iteration, metrics)
 
-    def _warn(self, metrics: dict[str, float]) -> None:
-        messages = []
-        if (gap := metrics.get("training/rollout_logprobs_abs_diff_mean", 0.0)) > self.config.update.gap_warning:
-            messages.append(
-                f"the engine's log-probabilities differ from the trainer's by {gap:.3f} on average "
-                f"(update.gap_warning = {self.config.update.gap_warning}), so the update is off-policy; check the "
-                "dtypes and whether the engine uses the current weights"
-            )
-        if metrics.get("actor/skipped", 0.0) > 0:
-            messages.append("skipped an optimiser step whose loss or gradient was not finite")
-        if (truncated := metrics["prompt_length/clip_ratio"]) > 0.01:
-            messages.append(
-                f"{truncated:.1%} of prompts are as long as rollout.max_prompt_tokens and were probably truncated"
-            )
-        for message in messages:
-            warnings.warn(message, TrainingWarning, stacklevel=2)
+
+def update(
+    config: Config, learner: Learner, rows: pl.DataFrame, iteration: int, display: Display
+) -> tuple[pl.DataFrame, dict[str, float]]:
+    """Update the policy on steps with advantages; return the rows that it was trained on, and metrics.
+
+    Rows of aborted trajectories have no advantage; with `rollout.filter_groups`, groups with equal outcomes are left
+    out. Other rows that cannot be trained on are left out with a warning.
+
+    Raises:
+        InputError: The engine reported no token ids, or the device ran out of memory.
+    """
+    if config.rollout.filter_groups:
+        mixed = groups_with_mixed_outcomes(rows.lazy(), _outcome(config)).collect()
+        rows = rows.join(mixed, on=mixed.columns, how="semi", maintain_order="left")
+    tokens = rows.filter(~pl.col("aborted"))["response_token_ids"]
+    if len(tokens) and tokens.is_null().all():
+        raise InputError(f"the engine {config.rollout.engine!r} reported no token ids, which training needs")
+    rows = rows.filter(pl.col("advantage").is_not_null() & (pl.col("response_token_ids").list.len() > 0))
+    faults = row_faults(rows, vocabulary(learner.model))
+    if left_out := len(faults) - faults.null_count():
+        message = f"left out {left_out} of {len(rows)} rows that cannot be trained on: {faults.drop_nulls()[0]}"
+        warnings.warn(message, TrainingWarning, stacklevel=3)
+    rows = rows.filter(faults.is_null())
+    rate = learning_rate(config.optimiser, iteration, config.iterations)
+    # The last number separates this stream from others that are derived from the same seed.
+    rng = np.random.default_rng([config.seed, iteration, 2])
+    metrics = learner.update(samples_from_steps(rows), rng, rate, display.progress)
+    return rows, metrics | {"training/rows_left_out": float(left_out)}
 
 
-def _trainable_context(config: Config, engine_options: dict[str, Any]) -> TrainableContext:
+def advanced(state: TrainingState, steps: pl.DataFrame) -> TrainingState:
+    """Return the state after an iteration that was trained on these steps."""
+    return replace(
+        state,
+        iteration=state.iteration + 1,
+        tasks_drawn=state.tasks_drawn + steps.select("task_id", "group").n_unique(),
+        environment_steps=state.environment_steps + len(steps),
+    )
+
+
+def is_finished(config: Config, iteration: int, environment_steps: float) -> bool:
+    """Return whether a run is finished after this number of iterations and environment steps."""
+    return iteration >= config.iterations or environment_steps >= (config.environment_steps or math.inf)
+
+
+def update_alone(
+    config: Config, steps: Path, advantages: Path, folder: Path, display: Display, *, resume: bool = False
+) -> None:
+    """Update the policy on a table with its advantages, as `hgpo advantages` writes them, and save a checkpoint.
+
+    This is the update stage of one iteration; `hgpo rollout` and `hgpo advantages` are those before it. The next one
+    continues from the folder's checkpoint, with its optimiser.
+
+    Args:
+        config: The run's configuration, of which the environment and the estimator are not used.
+        steps: The step table.
+        advantages: Its advantages.
+        folder: The run's folder.
+        display: Shows the progress.
+        resume: Whether to continue from the folder's checkpoint.
+
+    Raises:
+        InputError: The advantages are of another table or several estimators, there are no tokens, the model cannot be
+            loaded, or the folder contains a run with another configuration or model.
+    """
+    if read_metadata(advantages)["run_fingerprint"] != fingerprint(steps):
+        raise InputError(f"{advantages} has the advantages of another table than {steps}")
+    rows = join_advantages(scan_steps(steps), pl.scan_parquet(advantages)).sort("trajectory", "step").collect()
+    if "advantage" not in rows.columns:
+        raise InputError(
+            f"{advantages} has the columns of several estimators; write one with `hgpo advantages {steps}`"
+        )
+    tokenizer = load_tokenizer(config.model.path)
+    origins = {"model": Origin(f"model.path = {config.model.path!r}", fingerprint_model(config.model.path))}
+    with open_run_folder(config, folder, origins, resume=resume) as run:
+        model = load_model(config.model, config.seed)
+        learner = Learner(model, config, temperature=config.rollout.temperature)
+        checkpoints, optimiser = folder / "checkpoints", learner.optimiser
+        state = resume_checkpoint(checkpoints, run.id, model, optimiser, config.checkpoint)
+        with closing(Trackers(config, folder, state.iteration + 1)) as trackers:
+            with display.stage("update"):
+                trained, metrics = update(config, learner, rows, state.iteration, display)
+            state = advanced(state, rows)
+            metrics |= batch_metrics(trained, config.rollout.max_prompt_tokens, config.rollout.max_response_tokens)
+            _warn(config, metrics)
+            trackers.log(metrics, state.iteration)
+            display.row(state.iteration, metrics)
+        save_checkpoint(checkpoints, state, model, tokenizer, optimiser, config.checkpoint)
+
+
+def open_run_folder(config: Config, folder: Path, origins: dict[str, Origin], *, resume: bool) -> RunFolder:
+    """Open a folder for a run of `hgpo train`; see `RunFolder`."""
+    # With a schedule that falls to 0, every iteration's learning rate depends on the number of iterations.
+    free = _FREE if config.optimiser.schedule == "constant" else _FREE - {"iterations"}
+    return RunFolder(folder, config, origins, free, resume=resume)
+
+
+def _engine_context(config: Config, engine_options: dict[str, Any]) -> TrainableContext:
     rollout = config.rollout
     options = GenerationOptions(
         temperature=rollout.temperature,
@@ -367,3 +372,36 @@ def _origins(config: Config, env: EnvHandle) -> dict[str, Origin]:
         "set of tasks": Origin(f"environment.options = {options}", fingerprint_tasks(env, options)),
         "model": Origin(f"model.path = {config.model.path!r}", fingerprint_model(config.model.path)),
     }
+
+
+def _stored(config: Config, env: EnvHandle, origins: dict[str, Origin]) -> dict[str, Any]:
+    """Return what the step table stores of its run, in the form of `hgpo rollout`, and the training settings."""
+    return {
+        "env": {"id": config.environment.id, **env_options(config, config.environment.split)},
+        "state_key": env.state_key,
+        "fingerprints": {name: origin.fingerprint for name, origin in origins.items()},
+        "training": fixed_values(config, _FREE),
+    }
+
+
+def _outcome(config: Config) -> str:
+    """Return the name of the outcome that the estimator uses as reward; informative groups differ in it."""
+    return str(config.advantage.parameters.get("reward", "reward"))
+
+
+def _warn(config: Config, metrics: dict[str, float]) -> None:
+    messages = []
+    if (gap := metrics.get("training/rollout_logprobs_abs_diff_mean", 0.0)) > config.update.gap_warning:
+        messages.append(
+            f"the engine's log-probabilities differ from the trainer's by {gap:.3f} on average (update.gap_warning = "
+            f"{config.update.gap_warning}), so the update is off-policy; check the dtypes and whether the engine uses "
+            "the current weights"
+        )
+    if metrics.get("actor/skipped", 0.0) > 0:
+        messages.append("skipped an optimiser step whose loss or gradient was not finite")
+    if (truncated := metrics["prompt_length/clip_ratio"]) > 0.01:
+        messages.append(
+            f"{truncated:.1%} of prompts are as long as rollout.max_prompt_tokens and were probably truncated"
+        )
+    for message in messages:
+        warnings.warn(message, TrainingWarning, stacklevel=3)

@@ -55,10 +55,13 @@ def weigh(model: Any, iteration: int) -> None:
 def save(folder: Path, iteration: int, keep: int = 0) -> None:
     from hgpo_train.models.checkpoint_files import TrainingState
     from hgpo_train.training.checkpoint import save_checkpoint
+    from hgpo_train.training.config import CheckpointConfig
 
     model, tokenizer, optimiser = parts()
     weigh(model, iteration)
-    save_checkpoint(folder, TrainingState(iteration=iteration), model, tokenizer, optimiser, keep=keep)
+    save_checkpoint(
+        folder, TrainingState(iteration=iteration), model, tokenizer, optimiser, CheckpointConfig(keep=keep)
+    )
 
 
 def newest(folder: Path) -> int:
@@ -166,11 +169,10 @@ def begin(root: Path, note: Note) -> None:
     from rich.console import Console
 
     from hgpo_train.training.display import Display
-    from hgpo_train.training.trainer import Trainer, start_run
+    from hgpo_train.training.trainer import Trainer
 
-    with start_run(configuration(), root / "new" / "run", resume=True) as run:
-        Trainer(run, Display(Console(file=io.StringIO()), 1))
-        note("begun")
+    Trainer(configuration(), root / "new" / "run", Display(Console(file=io.StringIO()), 1), resume=True).close()
+    note("begun")
 
 
 def check_begun(root: Path, noted: Sequence[str], whole: bool) -> None:
@@ -181,7 +183,7 @@ def check_begun(root: Path, noted: Sequence[str], whole: bool) -> None:
     run = root / "new" / "run"
     if noted or whole or (run / "config.toml").exists():
         assert to_dict(load_config(run / "config.toml")) == to_dict(configuration())
-        assert read_origin(run / "origin.json")["run"]
+        assert read_origin(run / "origin.json").run
 
 
 def train(root: Path, note: Note) -> None:
@@ -189,11 +191,10 @@ def train(root: Path, note: Note) -> None:
     from rich.console import Console
 
     from hgpo_train.training.display import Display
-    from hgpo_train.training.trainer import Trainer, start_run
+    from hgpo_train.training.trainer import Trainer
 
     config = configuration()
-    with start_run(config, root / "run", resume=True) as run:
-        Trainer(run, Display(Console(file=io.StringIO()), config.iterations)).run()
+    Trainer(config, root / "run", Display(Console(file=io.StringIO()), config.iterations), resume=True).run()
     note("trained")
 
 

@@ -79,15 +79,10 @@ class Runs:
         self.folder = folder
 
     def trainer(self, config: Config, name: str = "run", *, resume: bool = False, display=None):
-        from hgpo_train.training.trainer import Trainer, start_run
+        from hgpo_train.training.trainer import Trainer
 
-        run = start_run(config, self.folder / name, resume=resume)
-        console = Console(file=io.StringIO(), width=200)
-        try:
-            return Trainer(run, display or Display(console, config.iterations))
-        except BaseException:
-            run.release()
-            raise
+        display = display or Display(Console(file=io.StringIO(), width=200), config.iterations)
+        return Trainer(config, self.folder / name, display, resume=resume)
 
     def train(self, config: Config, name: str = "run", *, resume: bool = False):
         trainer = self.trainer(config, name, resume=resume)

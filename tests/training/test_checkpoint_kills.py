@@ -16,7 +16,7 @@ import torch
 torch.set_num_threads(1)
 from hgpo_train.training.checkpoint import save_checkpoint
 from hgpo_train.models.checkpoint_files import TrainingState
-from hgpo_train.training.config import OptimiserConfig
+from hgpo_train.training.config import CheckpointConfig, OptimiserConfig
 from hgpo_train.models.loading import load_tokenizer
 from hgpo_train.training.update.optimiser import make_optimiser
 from transformers import AutoModelForCausalLM
@@ -39,7 +39,7 @@ def save(*iterations):
         for parameter in model.parameters():
             parameter.grad = torch.ones_like(parameter)
         optimiser.step()
-        save_checkpoint(folder, TrainingState(iteration=iteration), model, tokenizer, optimiser, keep=2)
+        save_checkpoint(folder, TrainingState(iteration), model, tokenizer, optimiser, CheckpointConfig(keep=2))
 
 sys.addaudithook(count)
 at = 0

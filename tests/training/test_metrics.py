@@ -17,7 +17,7 @@ from hgpo_envs.errors import InputError
 from hgpo_train.training.config import Config, replace
 from hgpo_train.training.display import Display
 from hgpo_train.training.metrics import batch_metrics, episode_metrics
-from hgpo_train.training.tracking import JsonLines, make_trackers, read_metrics
+from hgpo_train.training.tracking import JsonLines, Trackers, read_metrics
 
 
 @pytest.fixture
@@ -151,12 +151,10 @@ def test_tensorboard_contains_the_metrics(tmp_path):
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    trackers = make_trackers(Config(), tmp_path, 1)
+    trackers = Trackers(Config(), tmp_path, 1)
     for iteration in (1, 2):
-        for tracker in trackers:
-            tracker.log({"actor/kl_loss": iteration / 4}, iteration)
-    for tracker in trackers:
-        tracker.close()
+        trackers.log({"actor/kl_loss": iteration / 4}, iteration)
+    trackers.close()
     events = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
     assert [(event.step, event.value) for event in events.Scalars("actor/kl_loss")] == [(1, 0.25), (2, 0.5)]
@@ -168,7 +166,7 @@ def test_a_tracker_that_is_not_installed_is_reported(tmp_path):
         import wandb  # noqa: F401
     except ImportError:
         with pytest.raises(InputError, match="pip install wandb"):
-            make_trackers(config, tmp_path, 1)
+            Trackers(config, tmp_path, 1)
 
 
 def test_the_display_shows_the_available_metrics(tmp_path, monkeypatch):

@@ -1,7 +1,6 @@
 """A run's folder has one writer, and a run is resumed only with its original inputs."""
 
 import dataclasses
-import io
 import json
 import os
 import shutil
@@ -14,28 +13,25 @@ import pytest
 from doors import DoorsSource
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.console import Console
 
 import hgpo_envs
 from hgpo_envs.errors import InputError
 from hgpo_train.rollout.fingerprints import fingerprint_model, fingerprint_path, fingerprint_rows, fingerprint_texts
 from hgpo_train.training.config import Config, EnvironmentConfig, SftConfig, replace
 from hgpo_train.training.data import open_training_env
-from hgpo_train.training.display import Display
-from hgpo_train.training.run_folder import Origin, RunFolder
+from hgpo_train.training.run_folder import FREE, Origin, RunFolder
 
 ROOT = Path(hgpo_envs.__file__).parent.parent
 PATHS = os.pathsep.join(map(str, [ROOT, ROOT / "datasets", ROOT / "tests" / "worlds"]))
 
 
-def open_run(folder, config=None, *, resume=True, free=()):
-    return RunFolder(folder, config or Config(), free, resume=resume)
+def open_run(folder, config=None, origins=None, *, resume=True, free=()):
+    return RunFolder(folder, config or Config(), origins or {}, free, resume=resume)
 
 
-def begin(folder, origins, config=None):
+def begin(folder, origins=None, config=None):
     """Start a run that leaves some content, and return its id."""
-    with open_run(folder, config) as run:
-        run.pin(origins)
+    with open_run(folder, config, origins) as run:
         (folder / "metrics.jsonl").write_text("")
         return run.id
 
@@ -49,7 +45,7 @@ import sys
 from pathlib import Path
 from hgpo_train.training.config import Config
 from hgpo_train.training.run_folder import RunFolder
-run = RunFolder(Path(sys.argv[1]), Config(), (), resume=True)
+run = RunFolder(Path(sys.argv[1]), Config(), {}, (), resume=True)
 print("held", flush=True)
 sys.stdin.read()
 """
@@ -87,8 +83,7 @@ def test_a_run_is_resumed_only_with_its_configuration(tmp_path):
         assert contents(tmp_path) == before
     with pytest.raises(InputError, match="resume it with --resume"):
         open_run(tmp_path, resume=False)
-    with open_run(tmp_path, replace(config, seed=1), free=["seed"]) as run:
-        run.pin({})
+    open_run(tmp_path, replace(config, seed=1), free=["seed"]).release()
     assert "seed = 1" in (tmp_path / "config.toml").read_text()
 
 
@@ -133,40 +128,31 @@ FREE_OF_BOTH = (
 )  # fmt: skip
 
 
-def test_every_training_setting_is_either_compared_or_listed_as_free(tmp_path):
-    from hgpo_train.training.trainer import start_run
+@pytest.mark.parametrize("config", [Config(), SftConfig()], ids=["train", "sft"])
+def test_every_setting_is_either_compared_or_listed_as_free(tmp_path, config):
+    from hgpo_train.training.trainer import _FREE
 
-    config = Config()
+    free, names = FREE, FREE_OF_BOTH
+    if isinstance(config, Config):
+        free, names = _FREE, FREE_OF_BOTH + FREE_OF_TRAINING
     begin(tmp_path, {}, config)
     for name, value in leaves(config):
         other = changed(config, name, value)
         assert other != config
-        if name.startswith(FREE_OF_TRAINING + FREE_OF_BOTH):
-            start_run(other, tmp_path, resume=True).release()
+        if name.startswith(names):
+            open_run(tmp_path, other, free=free).release()
         else:
             with pytest.raises(InputError, match=f"was started with {name.rpartition('.')[0] or name}"):
-                start_run(other, tmp_path, resume=True)
-
-
-def test_every_supervised_training_setting_is_either_compared_or_listed_as_free(tmp_path):
-    from hgpo_train.training.sft import run_sft
-
-    config = SftConfig(model=dataclasses.replace(SftConfig().model, path="no/such/model"))
-    begin(tmp_path, {}, config)
-    for name, value in leaves(config):
-        line = "cannot load" if name.startswith(FREE_OF_BOTH) else f"was started with {name.rpartition('.')[0] or name}"
-        other, display = changed(config, name, value), Display(Console(file=io.StringIO()), 1)
-        with pytest.raises(InputError, match=line):
-            run_sft(other, tmp_path / "nowhere", tmp_path, display)
+                open_run(tmp_path, other, free=free)
 
 
 def test_iterations_may_change_only_if_the_learning_rate_is_constant(tmp_path):
-    from hgpo_train.training.trainer import start_run
+    from hgpo_train.training.trainer import open_run_folder
 
     config = replace(Config(), optimiser={"schedule": "cosine"})
     begin(tmp_path, {}, config)
     with pytest.raises(InputError, match="was started with iterations = 160, not 200"):
-        start_run(replace(config, iterations=200), tmp_path, resume=True)
+        open_run_folder(replace(config, iterations=200), tmp_path, {}, resume=True)
 
 
 def test_inputs_that_the_configuration_refers_to_are_compared(tmp_path):
@@ -178,14 +164,10 @@ def test_inputs_that_the_configuration_refers_to_are_compared(tmp_path):
     assert json.loads((tmp_path / "origin.json").read_text())["texts"] == {"template": "x"}
     for name, origin in origins.items():
         other = dataclasses.replace(origin, fingerprint=fingerprint_texts(["2"]))
-        with (
-            open_run(tmp_path) as run,
-            pytest.raises(InputError, match=f"started with another {name}: .* not ") as caught,
-        ):
-            run.pin({**origins, name: other})
+        with pytest.raises(InputError, match=f"started with another {name}: .* not ") as caught:
+            open_run(tmp_path, origins={**origins, name: other})
         assert "\n" not in str(caught.value)
-    with open_run(tmp_path) as run:
-        run.pin(origins)
+    with open_run(tmp_path, origins=origins) as run:
         assert run.id == begun
 
 
@@ -193,8 +175,8 @@ def test_a_damaged_origin_is_reported_in_one_line(tmp_path):
     begin(tmp_path, {})
     for data in (b"", b"{", b"[1]", b"\xff", b'{"format": "hgpo run 1"}', b"[" * 100_000):
         (tmp_path / "origin.json").write_bytes(data)
-        with open_run(tmp_path) as run, pytest.raises(InputError, match=r"origin\.json is damaged"):
-            run.pin({})
+        with pytest.raises(InputError, match=r"origin\.json is damaged"):
+            open_run(tmp_path)
 
 
 def test_a_folder_with_content_but_no_configuration_is_refused(tmp_path):

@@ -26,7 +26,6 @@ demonstrations = Lazy("hgpo_train.training.sft:demonstrations")
 run_sft = Lazy("hgpo_train.training.sft:run_sft")
 split_held_out = Lazy("hgpo_train.training.sft:split_held_out")
 tokenise = Lazy("hgpo_train.training.sft:tokenise")
-with_prompts_as_responses = Lazy("hgpo_train.training.sft:with_prompts_as_responses")
 
 
 @pytest.fixture(scope="module")
@@ -94,10 +93,6 @@ def test_rows_become_prompt_and_response(demos, tiny):
         assert tokenizer.decode(row["prompt_token_ids"]) == (
             f"<|im_start|>user\n{row['prompt']}<|im_end|>\n<|im_start|>assistant\n"
         )
-    both = with_prompts_as_responses(rows)
-    joined = pl.col("prompt_token_ids").list.concat("response_token_ids").alias("tokens")
-    assert both.select(joined).equals(rows.select(joined))
-    assert both["prompt_token_ids"].list.len().unique().to_list() == [1]
 
 
 def test_held_out_trajectories_are_not_trained_on(demos, tiny):

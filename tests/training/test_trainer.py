@@ -1,6 +1,7 @@
 """The training loop on the house of doors: its files, failures, and that interrupted runs end in the same bytes."""
 
 import contextlib
+import dataclasses
 import io
 import json
 import os
@@ -21,13 +22,15 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import hgpo_envs
-from hgpo_datasets import scan_steps
+from hgpo_datasets import manifest, scan_steps
 from hgpo_envs.errors import InputError
+from hgpo_envs.state_keys import mask_numbers
 from hgpo_train.cli import app
 from hgpo_train.models.checkpoint_files import OPTIMISER, list_checkpoints
 from hgpo_train.rollout.failures import RolloutError
 from hgpo_train.settings import to_toml
 from hgpo_train.training.config import replace
+from hgpo_train.training.data import open_training_env
 from hgpo_train.training.display import Display
 from hgpo_train.training.tracking import read_metrics
 
@@ -137,7 +140,7 @@ def test_environment_steps_end_a_run_and_a_larger_budget_resumes_it(config, runs
     assert ended.state.iteration == 2
     assert ended.state.environment_steps >= budget
     assert "val/success_rate" in read_metrics(runs.folder / "short" / "metrics.jsonl")[1]
-    assert ended.newest_checkpoint().name == "000002"
+    assert list_checkpoints(ended.folder / "checkpoints")[-1].name == "000002"
     assert runs.train(config, "short", resume=True).state == whole.state
     assert runs.weights("short") == runs.weights("whole")
 
@@ -145,11 +148,49 @@ def test_environment_steps_end_a_run_and_a_larger_budget_resumes_it(config, runs
 @pytest.mark.slow
 def test_the_policy_loads_in_transformers(config, runs):
     trainer = runs.train(replace(config, iterations=1, evaluation={"every": 0}))
-    folder = trainer.newest_checkpoint()
+    folder = list_checkpoints(trainer.folder / "checkpoints")[-1]
     loaded = AutoModelForCausalLM.from_pretrained(folder)
     own = trainer.model.state_dict()
     assert all((value == own[name]).all() for name, value in loaded.state_dict().items())
     assert AutoTokenizer.from_pretrained(folder).chat_template
+
+
+@pytest.mark.slow
+def test_stages_alone_on_what_the_one_before_left_on_disk_end_in_the_same_weights(config, runs, hgpo):
+    """`hgpo advantages` and `hgpo train --steps` on each iteration's shard, twice, beside `hgpo train`."""
+    config = replace(config, iterations=2, evaluation={"every": 0})
+    runs.train(config, "whole")
+    path, alone = runs.folder / "config.toml", runs.folder / "alone"
+    path.write_text(to_toml(config))
+    for number, resume in enumerate(([], ["--resume"])):
+        shard = runs.folder / "whole" / "steps" / f"steps-{number:06d}.parquet"
+        table = runs.folder / f"{number}.parquet"
+        code, _, errors = hgpo("advantages", shard, "--out", table)
+        assert code == 0, errors
+        update = ("train", path, "--steps", shard, "--advantages", table, "--out", alone, *resume)
+        code, output, errors = hgpo(*update)
+        assert code == 0, errors
+        assert f"checkpoints/00000{number + 1}" in output.replace("\n", "")
+    assert runs.weights("alone") == runs.weights("whole")
+    lines = [read_metrics(runs.folder / name / "metrics.jsonl") for name in ("alone", "whole")]
+    assert [line["actor/loss"] for line in lines[0]] == [line["actor/loss"] for line in lines[1]]
+    code, _, errors = hgpo("train", path, "--steps", runs.folder / "whole", "--advantages", table, "--out", alone)
+    assert (code, "of another table than" in " ".join(errors.split())) == (2, True)
+
+
+def test_a_run_stores_what_was_compared(small, runs, monkeypatch):
+    """The environment's `state_key`, beside its id and options."""
+
+    def masked(config, split):
+        env = open_training_env(config, split)
+        return dataclasses.replace(env, settings=dataclasses.replace(env.settings, state_key=mask_numbers))
+
+    monkeypatch.setattr("hgpo_train.training.trainer.open_training_env", masked)
+    runs.train(replace(small, iterations=1))
+    stored = manifest.read(runs.folder / "run").header.config
+    assert stored["state_key"] == "hgpo_envs.state_keys:mask_numbers"
+    assert stored["env"]["id"] == small.environment.id
+    assert stored["training"]["seed"] == 0
 
 
 class Broken(Exception):

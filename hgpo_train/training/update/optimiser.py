@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Final
 
 import torch
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_optimizer_state_dict,
-    set_optimizer_state_dict,
-)
 
 from hgpo_envs.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from torch import Tensor, nn
 
     from hgpo_train.training.config import OptimiserConfig
+
+_MOMENTS: Final = ("step", "exp_avg", "exp_avg_sq")
 
 
 def make_optimiser(model: nn.Module, config: OptimiserConfig) -> torch.optim.AdamW:
@@ -64,10 +59,12 @@ def clip_gradient(model: nn.Module, largest: float) -> float:
 
 
 def optimiser_tensors(model: nn.Module, optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Return the optimiser's state by torch's names, ``state.<parameter>.<moment>``; empty before the first step."""
-    if not optimiser.state:
-        return {}
-    return {name: value for name, value in _flat_state(model, optimiser).items() if name.startswith("state.")}
+    """Return the optimiser's state by the names ``state.<parameter>.<moment>``; empty before the first step."""
+    return {
+        f"state.{name}.{moment}": value.detach().cpu()
+        for name, parameter in model.named_parameters()
+        for moment, value in optimiser.state.get(parameter, {}).items()
+    }
 
 
 def restore_optimiser(model: nn.Module, optimiser: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
@@ -83,24 +80,13 @@ def restore_optimiser(model: nn.Module, optimiser: torch.optim.Optimizer, tensor
     """
     if not tensors:
         return
-    groups = {name: value for name, value in _flat_state(model, optimiser).items() if not name.startswith("state.")}
-    saved, own = _parameters(tensors), _parameters(groups)
-    if saved != own:
-        odd = min(saved ^ own)
-        raise InputError(f"the optimiser's state belongs to another model: {odd!r} is in only one of them")
-    options = StateDictOptions(flatten_optimizer_state_dict=True)
-    set_optimizer_state_dict(model, optimiser, groups | tensors, options=options)
-
-
-def _flat_state(model: nn.Module, optimiser: torch.optim.Optimizer) -> dict[str, Any]:
-    """Return the state by the names ``state.<parameter>.<moment>`` and ``param_groups.<parameter>.<option>``.
-
-    An optimiser without state is initialised with zeros: torch takes a step with a learning rate of 0.
-    """
-    options = StateDictOptions(flatten_optimizer_state_dict=True, cpu_offload=True)
-    return get_optimizer_state_dict(model, optimiser, options=options)
-
-
-def _parameters(names: Iterable[str]) -> set[str]:
-    """Return the parameters in names of the form ``<kind>.<parameter>.<value>``."""
-    return {name.partition(".")[2].rpartition(".")[0] for name in names}
+    trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    expected = {f"state.{name}.{moment}" for name in trained for moment in _MOMENTS}
+    if odd := sorted(name.removeprefix("state.").rpartition(".")[0] for name in tensors.keys() ^ expected):
+        raise InputError(f"the optimiser's state belongs to another model: {odd[0]!r} is in only one of them")
+    # torch numbers parameters in the optimiser's order, which is the model's, and moves the state to their devices.
+    state = {
+        number: {moment: tensors[f"state.{name}.{moment}"] for moment in _MOMENTS}
+        for number, name in enumerate(trained)
+    }
+    optimiser.load_state_dict({**optimiser.state_dict(), "state": state})
