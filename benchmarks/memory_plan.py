@@ -30,7 +30,7 @@ from torch.utils._pytree import tree_leaves
 from hgpo_train.models.loading import add_adapters, checkpoint_layers, compute_dtype
 from hgpo_train.training.config import Config, load_config, replace
 from hgpo_train.training.memory_plan import GIB, meta_model, named_card, plan_memory
-from hgpo_train.training.update.logprobs import ResponseScorer
+from hgpo_train.training.update.logprobs import response_logprobs
 from hgpo_train.training.update.optimiser import make_optimiser
 
 if TYPE_CHECKING:
@@ -115,7 +115,6 @@ def fake_peak(config: Config, rows: int, length: int = LENGTH, responses: int = 
             for weight in model.parameters():
                 live.count(weight)
             optimiser = make_optimiser(model, config.optimiser)
-            scorer = ResponseScorer(model, chunk=config.update.logit_chunk)
             for _ in range(2):
                 live.peak = live.now
                 for _ in range(2):
@@ -124,7 +123,15 @@ def fake_peak(config: Config, rows: int, length: int = LENGTH, responses: int = 
                     places = torch.zeros(rows * responses, dtype=torch.int64)
                     with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
                         # The entropy has a gradient in every shipped configuration.
-                        logprob, entropy = scorer(ids, positions, places, places, 1.0, entropy_gradient=True)
+                        logprob, entropy = response_logprobs(
+                            model,
+                            ids,
+                            positions,
+                            places,
+                            places,
+                            entropy_gradient=True,
+                            chunk=config.update.logit_chunk,
+                        )
                     (logprob.sum() + entropy.sum()).backward()
                     del logprob, entropy
                 torch.nn.utils.clip_grad_norm_([one for one in model.parameters() if one.grad is not None], 1.0)

@@ -395,16 +395,6 @@ def _counted(number: str, kind: str) -> str:
     return f"{number} {kind}{'' if number == '1' else 's'}"
 
 
-def sharded_learner(figures: dict[str, Any]) -> str:
-    """Return the differences of the sharded learner as Markdown."""
-    columns = {"gradient": "first gradient", "weight": "weights after 10 steps", "actor/loss": "last loss"}
-    lines = [f"| trained | processes | {' | '.join(columns.values())} |", "|---" * 5 + "|"]
-    for row in figures["cases"]:
-        values = (f"{row[name]:.1e}" if name in row else "" for name in columns)
-        lines.append(f"| {row['case']} | {row['processes']} | {' | '.join(values)} |")
-    return "\n".join(lines)
-
-
 PAGES: Final[dict[str, dict[str, Callable[[], str]]]] = {
     "README.md": {"figures": short_table},
     "docs/measurements.md": {"figures": table, "commands": commands},
@@ -413,9 +403,6 @@ PAGES: Final[dict[str, dict[str, Callable[[], str]]]] = {
         "alfworld": partial(learning, "alfworld"),
         "webshop": partial(learning, "webshop"),
         "rollout correction": rollout_correction,
-    },
-    "docs/scaling.md": {
-        "sharded learner": lambda: sharded_learner(figures("sharded_learner")),
     },
     "docs/viewer.md": {"speed": viewer},
     "integrations/openenv/README.md": {"serve": serve},

@@ -106,6 +106,11 @@ def load_model(config: ModelConfig, seed: int = 0) -> Model:
             f"cannot load a causal language model from {config.path!r}: its files contain no weights for {missing[0]!r}"
             + (f" and {len(missing) - 1} more" if missing[1:] else "")
         )
+    if getattr(model.config, "final_logit_softcapping", None):
+        raise InputError(
+            f"expected a model without final_logit_softcapping, such as the Qwen family, received "
+            f"{type(model).__name__}, whose capped logits are not supported; choose another model.path"
+        )
     model.to(choose_device(config.device))
     if config.lora.rank:
         model = add_adapters(model, config.lora, seed)

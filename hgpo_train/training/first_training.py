@@ -53,16 +53,18 @@ class FirstTraining:
 
     def verdict(self) -> str:
         """Return in words whether the policy is better, given the noise of the measurement."""
-        rates = f"Success on held-out games: {self.before:.0%} before training, {self.after:.0%} after"
         mean = (self.before + self.after) / 2
         noise = 1.96 * math.sqrt(2 * mean * (1 - mean) / self.episodes)
-        measured = f"{self.episodes} episodes each, so a difference of less than {100 * noise:.0f} points may be chance"
+        rates = (
+            f"Success on held-out games: {self.before:.0%} before training, {self.after:.0%} after ({self.episodes} "
+            f"episodes each, so a difference of less than {100 * noise:.0f} points may be chance)."
+        )
         if self.after - self.before > noise:
-            return f"{rates} ({measured})."
+            return rates
         if self.before - self.after > noise:
-            return f"{rates} ({measured}). The policy became worse."
+            return f"{rates} The policy became worse."
         return (
-            f"{rates} ({measured}). This does not show an improvement: {ITERATIONS} iterations are few. "
+            f"{rates} This does not show an improvement: {ITERATIONS} iterations are few. "
             "`hgpo train tiny-alfworld` trains for longer (docs/training.md has its learning curves)."
         )
 
@@ -80,51 +82,29 @@ def first_training(
         seed: Seed of the games, the demonstrations, the model and the training.
         games: Number of generated games.
         iterations: Number of iterations of training.
-
-    Returns:
-        The run and the success rates before and after training.
     """
-    config = replace(
-        load_config("tiny-alfworld"),
-        name="first-training",
-        seed=seed,
-        iterations=iterations,
-        evaluation={"every": iterations},
-    )
+    changes = {"name": "first-training", "seed": seed, "iterations": iterations, "evaluation": {"every": iterations}}
+    config = replace(load_config("tiny-alfworld"), **changes)
     console.print(f"1. Generate {games:,} games, play two thirds of them, and imitate: a line per pass.")
-    start = WarmStart(
-        policy=POLICY,
-        data=(str(_games(folder / "games.pack", games, seed)),),
-        demonstrations=games,
-        epochs=2,
-        seed=seed,
-    )
+    pack = folder / "games.pack"
+    if not pack.exists():
+        store = GeneratedStore(games, seed)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_pack(pack, ((task_id, store.read(task_id), store.trajectory(task_id)) for task_id in store.ids()))
+    start = WarmStart(policy=POLICY, data=(str(pack),), demonstrations=games, epochs=2, seed=seed)
     display = Display(console, start.epochs)
     with display.live():
-        warm = warm_start(folder, config, start, display)
+        model = warm_start(folder, config, start, display)
     console.print(
         f"2. Train on the bundled games with HGPO (K = 2): a line for each of {iterations} iterations, after line 0, "
         "the policy before training.",
         soft_wrap=True,
     )
-    config = replace(config, model={"path": str(warm)})
+    config = replace(config, model={"path": str(model)})
     display = Display(console, config.iterations)
     trainer = Trainer(config, folder / "train", display, resume=True)
     with display.live():
         trainer.run()
-    measured = [
-        value
-        for line in read_metrics(trainer.folder / "metrics.jsonl")
-        if (value := line.get("val/success_rate")) is not None
-    ]
-    evaluation = config.evaluation
-    return FirstTraining(trainer.folder, measured[0], measured[-1], evaluation.tasks * evaluation.group_size)
-
-
-def _games(pack: Path, games: int, seed: int) -> Path:
-    """Write generated games, unless an earlier call did."""
-    if not pack.exists():
-        store = GeneratedStore(games, seed)
-        pack.parent.mkdir(parents=True, exist_ok=True)
-        write_pack(pack, ((task_id, store.read(task_id), store.trajectory(task_id)) for task_id in store.ids()))
-    return pack
+    lines = read_metrics(trainer.folder / "metrics.jsonl")
+    rates = [line["val/success_rate"] for line in lines if line.get("val/success_rate") is not None]
+    return FirstTraining(trainer.folder, rates[0], rates[-1], config.evaluation.tasks * config.evaluation.group_size)

@@ -83,8 +83,8 @@ _LAYER_BYTES: Final = {
 what each layer stores for the backward pass without gradient checkpointing, what the layer at work needs beyond that
 at the peak of the backward pass, and what it needs there with gradient checkpointing, recomputed values included.
 
-They were determined by counting the storages that are alive in a pass of `ResponseScorer` with fake tensors, for models
-of other widths than the benchmark prints, with attention that stores no matrix of length × length."""
+They were determined by counting the storages that are alive in a pass of `response_logprobs` with fake tensors, for
+models of other widths than the benchmark prints, with attention that stores no matrix of length × length."""
 
 
 def named_card(name: str) -> Card:

@@ -149,8 +149,8 @@ class Trainer:
         with self._stage("collect", "gen", seconds):
             steps = self.collect()
         with self._stage("estimate", "adv", seconds):
-            rows = compute(steps, config.advantage.estimator, details=True, **config.advantage.parameters)
-            rows = rows.collect(engine="in-memory")
+            estimator, parameters = config.advantage.estimator, config.advantage.parameters
+            rows = compute(steps, estimator, details=True, **parameters).collect(engine="in-memory")
         with (
             self._stage("update", "update_actor", seconds),
             gpu_for_update(config.rollout, self.policy, self.learner.optimiser, self.learner.device),

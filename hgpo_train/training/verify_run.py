@@ -6,16 +6,18 @@ import glob
 import os
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import hgpo_datasets
-from hgpo_datasets import Problem, VerifyReport
+from hgpo_datasets import VerifyReport
 from hgpo_datasets.sources import PARQUET, folders_below, is_pattern, run_at
 from hgpo_envs.errors import InputError
 from hgpo_train.models.checkpoint_files import MANIFEST, STATE, list_checkpoints, verify_checkpoint
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+_TRAINING: Final = ("checkpoints", "metrics.jsonl", "config.toml")
 
 
 def verify_run(path: Path, processes: int = 1) -> Iterator[VerifyReport]:
@@ -34,12 +36,15 @@ def verify_run(path: Path, processes: int = 1) -> Iterator[VerifyReport]:
     if is_pattern(str(path)):
         matches = [Path(name) for name in sorted(glob.glob(str(path), recursive=True))]  # noqa: PTH207 (absolute patterns)
         paths = [match for match in matches if match.is_dir() or match.suffix == PARQUET]
-    parts = {part.resolve(): part for one in paths for part in _parts(one)}  # each once
+    parts: dict[Path, Path] = {}  # each once
+    for each in paths:
+        for part in folders_below(each, _part) if each.is_dir() else [each]:
+            parts.setdefault(part.resolve(), part)
     topmost = [part for real, part in parts.items() if parts.keys().isdisjoint(real.parents)]
-    for part in topmost or [path]:  # a path without parts is an error, which names what was found
-        if _is_checkpoint(part):
+    for part in topmost or [path]:  # a path without parts is an error, which names what is there
+        if _has(part, MANIFEST, STATE):
             yield verify_checkpoint(part)
-        elif _is_training(part):
+        elif _has(part, *_TRAINING):
             yield _verify_files(part)
             for table in (part, part / "evaluation"):
                 if (run := run_at(table)) is not None:
@@ -49,21 +54,12 @@ def verify_run(path: Path, processes: int = 1) -> Iterator[VerifyReport]:
             yield hgpo_datasets.verify(part, processes=processes)
 
 
-def _parts(path: Path) -> list[Path]:
-    """Return the topmost folders at or below a path that can be verified, or the path if it is a file."""
-
-    def part(folder: Path) -> Path | None:
-        return folder if _is_checkpoint(folder) or _is_training(folder) or run_at(folder) is not None else None
-
-    return list(folders_below(path, part)) if path.is_dir() else [path]
+def _part(folder: Path) -> Path | None:
+    return folder if _has(folder, MANIFEST, STATE, *_TRAINING) or run_at(folder) is not None else None
 
 
-def _is_checkpoint(folder: Path) -> bool:
-    return any(os.path.lexists(folder / name) for name in (MANIFEST, STATE))
-
-
-def _is_training(folder: Path) -> bool:
-    return any(os.path.lexists(folder / name) for name in ("checkpoints", "metrics.jsonl", "config.toml"))
+def _has(folder: Path, *names: str) -> bool:
+    return any(os.path.lexists(folder / name) for name in names)
 
 
 def _verify_files(folder: Path) -> VerifyReport:
@@ -78,13 +74,11 @@ def _verify_files(folder: Path) -> VerifyReport:
         if not os.path.lexists(path):
             continue
         try:
-            with warnings.catch_warnings(record=True) as shown:
-                warnings.simplefilter("always")
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
                 read(path)
-            problems = [str(warning.message) for warning in shown]
             report.files += 1
             report.bytes += path.stat().st_size
-        except (InputError, OSError) as error:
-            problems = [str(error)]
-        report.problems += [Problem("bytes", str(path), problem) for problem in problems]
+        except (InputError, OSError, UserWarning) as error:
+            report.add("bytes", path, str(error))
     return report

@@ -10,8 +10,7 @@ that was created from other inputs is an error.
 
 from __future__ import annotations
 
-import dataclasses
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
@@ -22,17 +21,17 @@ from hgpo_envs.errors import InputError
 from hgpo_envs.files.atomic import new_folder
 from hgpo_envs.files.secrets import redact_json
 from hgpo_envs.files.untrusted_files import read_bytes
-from hgpo_train.models.config import ModelConfig
 from hgpo_train.models.tiny import TinyShape, save_tiny
 from hgpo_train.policies.registry import PolicyContext, make_policy
 from hgpo_train.rollout.failures import failures_of_run, raise_if_too_many
 from hgpo_train.rollout.fingerprints import fingerprint_path, fingerprint_texts
 from hgpo_train.rollout.run import RolloutSpec, collect_groups
-from hgpo_train.training.config import Config, OptimiserConfig, SftConfig, TrackingConfig, UpdateConfig, template_path
+from hgpo_train.training.config import SftConfig, replace, template_path
 from hgpo_train.training.data import open_training_env
 from hgpo_train.training.sft import run_sft
 
 if TYPE_CHECKING:
+    from hgpo_train.training.config import Config
     from hgpo_train.training.display import Display
 
 MADE_FROM: Final = "made_from"
@@ -64,7 +63,7 @@ class WarmStart:
     epochs: int = 3
     batch: int = 32
     learning_rate: float = 2e-3
-    shape: TinyShape = dataclasses.field(default_factory=TinyShape)
+    shape: TinyShape = field(default_factory=TinyShape)
     seed: int = 0
 
 
@@ -86,42 +85,33 @@ def warm_start(folder: Path, config: Config, start: WarmStart, display: Display,
         RolloutError: Too many demonstrations failed.
     """
     steps = collect_demonstrations(folder / "demonstrations", config, start, display)
-    if model is None:
-        model = new_model(folder / "model", steps, start)
-    settings = SftConfig(
+    settings = replace(
+        SftConfig(),
         seed=start.seed,
         rows=start.rows,
         max_prompt_tokens=config.rollout.max_prompt_tokens,
         prompt_loss=True,
-        model=ModelConfig(
-            path=str(model),
-            device=config.model.device,
-            compute_dtype=config.model.compute_dtype,
-            gradient_checkpointing=False,
-        ),
-        update=UpdateConfig(
-            mini_batch_size=start.batch,
-            epochs=start.epochs,
-            logit_chunk=0,
-            kl_weight=0.0,
-            entropy_weight=0.0,
-            dual_clip=None,
-            micro_batch_tokens=config.update.micro_batch_tokens,
-        ),
-        optimiser=OptimiserConfig(learning_rate=start.learning_rate, schedule="cosine", warmup_iterations=30),
-        tracking=TrackingConfig(tensorboard=False),
+        model={
+            "path": str(model or new_model(folder / "model", steps, start)),
+            "device": config.model.device,
+            "compute_dtype": config.model.compute_dtype,
+            "gradient_checkpointing": False,
+        },
+        update={
+            "mini_batch_size": start.batch,
+            "epochs": start.epochs,
+            "logit_chunk": 0,
+            "micro_batch_tokens": config.update.micro_batch_tokens,
+        },
+        optimiser={"learning_rate": start.learning_rate, "schedule": "cosine", "warmup_iterations": 30},
+        tracking={"tensorboard": False},
     )
     run_sft(settings, steps, folder / "sft", display)
     return folder / "sft"
 
 
 def new_model(folder: Path, steps: Path, start: WarmStart) -> Path:
-    """Create a small model with a tokenizer trained on a step table's texts, or reuse the existing one.
-
-    Args:
-        folder: The model's folder.
-        steps: A step table; its prompts and actions train the tokenizer.
-        start: Settings of the imitation; `shape` and `seed` define the model.
+    """Create a small model with a tokenizer trained on a step table's prompts and actions, or reuse the existing one.
 
     Raises:
         InputError: The existing model was created from other inputs.
@@ -129,16 +119,14 @@ def new_model(folder: Path, steps: Path, start: WarmStart) -> Path:
     rows = scan_steps(steps).select("trajectory", "step", "prompt", "action").sort("trajectory", "step").collect()
     texts = rows.select(pl.format("{}\n{}", "prompt", "action")).to_series().to_list()
     fingerprint = fingerprint_texts([*texts, repr(start.shape), str(start.seed)])
-    if (folder / MADE_FROM).exists():
-        if read_bytes(folder / MADE_FROM, 1 << 10) != fingerprint.encode():
-            raise InputError(
-                f"{folder} was created from other demonstrations, sizes or another seed; remove it, or choose another "
-                "folder"
-            )
-        return folder
-    with new_folder(folder) as scratch:
-        save_tiny(scratch, texts, start.shape, start.seed)
-        (scratch / MADE_FROM).write_bytes(fingerprint.encode())
+    if not (folder / MADE_FROM).exists():
+        with new_folder(folder) as scratch:
+            save_tiny(scratch, texts, start.shape, start.seed)
+            (scratch / MADE_FROM).write_bytes(fingerprint.encode())
+    elif read_bytes(folder / MADE_FROM, 1 << 10) != fingerprint.encode():
+        raise InputError(
+            f"{folder} was created from other demonstrations, sizes or another seed; remove it or choose another folder"
+        )
     return folder
 
 
@@ -149,30 +137,25 @@ def collect_demonstrations(folder: Path, config: Config, start: WarmStart, displ
         InputError: The existing table was collected with other settings.
         RolloutError: Too many rollouts failed. They are repeated on the next call.
     """
-    environment = config.environment
-    sources = [{"data": path} for path in start.data] or [{}]
-    template = template_path(environment)
+    environment, template = config.environment, template_path(config.environment)
     inputs = {
         "policy": start.policy,
         "demonstrations": start.demonstrations,
         "seed": start.seed,
-        "environment": {
-            **asdict(environment),
-            "prompt_template": template and fingerprint_path(Path(template)),
-        },
+        "environment": {**asdict(environment), "prompt_template": template and fingerprint_path(Path(template))},
         "data": [fingerprint_path(Path(path)) for path in start.data],
     }
+    sources = [{"data": path} for path in start.data] or [{}]
     with (
         display.stage("demonstrate"),
         StepWriter(folder, run="demonstrations", config=redact_json(inputs)) as writer,
     ):
         for number, source in enumerate(sources):
-            options = environment.options | source
-            variant = dataclasses.replace(config, environment=dataclasses.replace(environment, options=options))
-            handle = open_training_env(variant, environment.split)
-            policy = make_policy(start.policy, PolicyContext(handle.shared.source.name, environment.action_format))
-            tasks = min(start.demonstrations // len(sources), len(handle.tasks))
+            variant = replace(config, environment={"options": environment.options | source})
+            env = open_training_env(variant, environment.split)
+            policy = make_policy(start.policy, PolicyContext(env.shared.source.name, environment.action_format))
+            tasks = min(start.demonstrations // len(sources), len(env.tasks))
             spec = RolloutSpec(tasks=tasks, seed=start.seed, iteration=number)
-            collect_groups(handle, policy, writer, spec, retry_failed=True, progress=display.tally)
+            collect_groups(env, policy, writer, spec, retry_failed=True, progress=display.tally)
     raise_if_too_many(failures_of_run(folder))
     return folder

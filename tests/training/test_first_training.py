@@ -27,23 +27,23 @@ def fewer_episodes(name):
 def test_one_iteration_from_scratch(tmp_path, monkeypatch):
     monkeypatch.setattr("hgpo_train.training.first_training.load_config", fewer_episodes)
     shown = io.StringIO()
-    made = first_training(tmp_path, Console(file=shown, width=200), games=36, iterations=1)
+    result = first_training(tmp_path, Console(file=shown, width=200), games=36, iterations=1)
     lines = shown.getvalue().splitlines()
     assert [line[:4] for line in lines if "held-out loss" in line] == ["1/2 ", "2/2 "]
     assert [line[:4] for line in lines if "held out" in line] == ["0/1 ", "1/1 "]
     losses = [line["val/loss"] for line in read_metrics(tmp_path / "sft" / "metrics.jsonl")]
     assert losses[-1] < losses[0]
-    metrics = read_metrics(made.run / "metrics.jsonl")
+    metrics = read_metrics(result.run / "metrics.jsonl")
     assert [line["iteration"] for line in metrics] == [0, 1]
-    assert (made.before, made.after) == tuple(line["val/success_rate"] for line in metrics)
-    assert resolve_model(str(made.run)).endswith("000001")
-    steps = scan_steps(made.run / "steps").collect()
+    assert (result.before, result.after) == tuple(line["val/success_rate"] for line in metrics)
+    assert resolve_model(str(result.run)).endswith("000001")
+    steps = scan_steps(result.run / "steps").collect()
     assert steps["trajectory"].n_unique() == 9
-    held_out = scan_steps(made.run / "evaluation").collect()
-    assert held_out.filter(pl.col("iteration") == 0)["trajectory"].n_unique() == made.episodes == 12
+    held_out = scan_steps(result.run / "evaluation").collect()
+    assert held_out.filter(pl.col("iteration") == 0)["trajectory"].n_unique() == result.episodes == 12
     assert steps["prompt_token_ids"].list.len().max() <= 512
     again = first_training(tmp_path, Console(file=io.StringIO()), games=36, iterations=1)
-    assert again == made  # nothing is left to do
+    assert again == result  # nothing is left to do
 
 
 def test_the_verdict_claims_an_improvement_only_beyond_chance():

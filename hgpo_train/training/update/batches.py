@@ -56,11 +56,6 @@ class Samples:
         """Response tokens of each row, int64 of shape (rows,)."""
         return np.diff(self.response_start)
 
-    @property
-    def response_tokens(self) -> int:
-        """Total number of response tokens."""
-        return int(self.response_start[-1])
-
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
@@ -164,42 +159,36 @@ def micro_batches(
     """
     rows = rows[samples.response_length[rows] > 0]
     order = rows[np.argsort(-samples.length[rows], kind="stable")]
-    first = 0
-    while first < len(order):
-        last = _cut(samples.length[order[first:]], max_tokens, layout) + first
-        yield _micro_batch(samples, order[first:last], layout)
-        first = last
-
-
-def _cut(lengths: NDArray[np.int64], max_tokens: int, layout: Layout) -> int:
-    """Return how many of the rows, sorted by decreasing length, form the next micro-batch; at least one."""
-    if layout == "padded":
-        return max(1, min(len(lengths), max_tokens // int(lengths[0])))
-    return max(1, int(np.searchsorted(np.cumsum(lengths), max_tokens, side="right")))
+    while len(order):
+        length = samples.length[order]
+        if layout == "padded":
+            number = max_tokens // int(length[0])
+        else:
+            number = int(np.searchsorted(np.cumsum(length), max_tokens, side="right"))
+        yield _micro_batch(samples, order[: max(1, number)], layout)
+        order = order[max(1, number) :]
 
 
 def _micro_batch(samples: Samples, rows: NDArray[np.int64], layout: Layout) -> MicroBatch:
-    length = samples.length[rows]
-    width = int(length.max()) if layout == "padded" else int(length.sum())
-    height = len(rows) if layout == "padded" else 1
+    length, answer = samples.length[rows], samples.response_length[rows]
+    height, width = (len(rows), int(length.max())) if layout == "padded" else (1, int(length.sum()))
     first = np.arange(len(rows)) * width if layout == "padded" else np.cumsum(length) - length
-    input_ids = np.zeros(height * width, np.int64)
+    position, offset = _counted(length), _counted(answer)
     position_ids = np.tile(np.arange(width), height)
-    source, token, row = [], [], []
-    for offset, sample in zip(first, rows, strict=True):
-        begin, end = samples.start[sample], samples.start[sample + 1]
-        input_ids[offset : offset + end - begin] = samples.tokens[begin:end]
-        position_ids[offset : offset + end - begin] = np.arange(end - begin)
-        answer = samples.response_start[sample + 1] - samples.response_start[sample]
-        source.append(offset + samples.prompt_length[sample] - 1 + np.arange(answer))
-        token.append(samples.response_start[sample] + np.arange(answer))
-        row.append(np.full(answer, sample))
-    sources = np.concatenate(source)
+    position_ids[np.repeat(first, length) + position] = position
+    input_ids = np.zeros(height * width, np.int64)
+    input_ids[np.repeat(first, length) + position] = samples.tokens[np.repeat(samples.start[rows], length) + position]
+    source = np.repeat(first + samples.prompt_length[rows] - 1, answer) + offset
     return MicroBatch(
         input_ids=torch.from_numpy(input_ids.reshape(height, width)),
         position_ids=torch.from_numpy(position_ids.reshape(height, width)),
-        source=torch.from_numpy(sources),
-        target=torch.from_numpy(input_ids[sources + 1]),
-        token=np.concatenate(token),
-        row=np.concatenate(row),
+        source=torch.from_numpy(source),
+        target=torch.from_numpy(input_ids[source + 1]),
+        token=np.repeat(samples.response_start[rows], answer) + offset,
+        row=np.repeat(rows, answer),
     )
+
+
+def _counted(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return 0 to n - 1 for each length n, one after another."""
+    return np.arange(int(lengths.sum())) - np.repeat(np.cumsum(lengths) - lengths, lengths)

@@ -15,7 +15,7 @@ from hgpo_train.models.loading import compute_dtype
 from hgpo_train.models.reference import Reference
 from hgpo_train.training.memory_plan import smaller_settings
 from hgpo_train.training.update.batches import micro_batches, mini_batches
-from hgpo_train.training.update.logprobs import ResponseScorer
+from hgpo_train.training.update.logprobs import response_logprobs
 from hgpo_train.training.update.losses import policy_loss, token_weights
 from hgpo_train.training.update.optimiser import clip_gradient, make_optimiser
 from hgpo_train.training.update.rollout_correction import rollout_correction_metrics, rollout_is_weights
@@ -48,7 +48,6 @@ class Learner:
         self, model: Model, config: Config | SftConfig, *, temperature: float = 1.0, reference: bool | None = None
     ) -> None:
         self.config, self.temperature, self.model = config, temperature, model
-        self.scorer = ResponseScorer(model, chunk=config.update.logit_chunk)
         self.optimiser = make_optimiser(model, config.optimiser)
         self.device = next(model.parameters()).device
         self._autocast_dtype = compute_dtype(config.model)
@@ -88,7 +87,7 @@ class Learner:
         else:
             old = _reported(samples, 'set update.old_logprobs = "recompute"')
         scored = time.perf_counter()
-        reference = self.reference_logprobs(samples) if self.reference is not None else None
+        reference = None if self.reference is None else self.reference_logprobs(samples)
         timing = {"timing_s/old_log_prob": scored - begin, "timing_s/ref": time.perf_counter() - scored}
         if rate is not None:
             self.set_learning_rate(rate)
@@ -188,7 +187,7 @@ class Learner:
         totals: dict[str, float] = {}
         for micro in self._micro_batches(samples, rows):
             with self._memory_advice():
-                logprob, entropy = self._score(micro, entropy_gradient=config.entropy_weight != 0)
+                logprob, entropy = self._forward(self.model, micro, entropy_gradient=config.entropy_weight != 0)
                 loss = policy_loss(
                     logprob,
                     entropy,
@@ -208,26 +207,20 @@ class Learner:
 
     def logprobs(self, samples: Samples) -> NDArray[np.float32]:
         """Return log π of all response tokens under the present policy, float32 of shape (response tokens,)."""
-        self.model.eval()
-        return self._all_logprobs(samples)
+        return self._logprobs(self.model, samples)
 
     def reference_logprobs(self, samples: Samples) -> NDArray[np.float32]:
         """Return log π_ref of all response tokens, float32 of shape (response tokens,)."""
         assert self.reference is not None
-        self.model.eval()
         with self.reference.active() as model:
-            policy, self.scorer.model = self.scorer.model, model
-            try:
-                return self._all_logprobs(samples)
-            finally:
-                self.scorer.model = policy
+            return self._logprobs(model, samples)
 
-    def _all_logprobs(self, samples: Samples) -> NDArray[np.float32]:
-        values = np.zeros(samples.response_tokens, np.float32)
+    def _logprobs(self, model: Model, samples: Samples) -> NDArray[np.float32]:
+        model.eval()
+        values = np.zeros(len(samples.rollout_logprob), np.float32)
         with torch.no_grad(), self._memory_advice():
             for micro in self._micro_batches(samples, np.arange(len(samples))):
-                logprob, _ = self._score(micro, entropy_gradient=False)
-                values[micro.token] = logprob.cpu().numpy()
+                values[micro.token] = self._forward(model, micro, entropy_gradient=False)[0].cpu().numpy()
         return values
 
     def _mini_batches(self, samples: Samples, rows: NDArray[np.int64], rng: np.random.Generator) -> list[WeightedBatch]:
@@ -239,12 +232,17 @@ class Learner:
         shuffled = mini_batches(rows, config.mini_batch_size, rng)
         return [WeightedBatch(batch, token_weights(length[batch], config.aggregation)) for batch in shuffled]
 
-    def _score(self, micro: MicroBatch, *, entropy_gradient: bool) -> tuple[Tensor, Tensor]:
+    def _forward(self, model: Model, micro: MicroBatch, *, entropy_gradient: bool) -> tuple[Tensor, Tensor]:
         inputs = (part.to(self.device) for part in (micro.input_ids, micro.position_ids, micro.source, micro.target))
         half = self._autocast_dtype != torch.float32
         with torch.autocast(self.device.type, self._autocast_dtype, enabled=half):
-            scores: tuple[Tensor, Tensor] = self.scorer(*inputs, self.temperature, entropy_gradient)
-        return scores
+            return response_logprobs(
+                model,
+                *inputs,
+                temperature=self.temperature,
+                entropy_gradient=entropy_gradient,
+                chunk=self.config.update.logit_chunk,
+            )
 
     def _micro_batches(self, samples: Samples, rows: NDArray[np.int64]) -> Iterator[MicroBatch]:
         config = self.config.update

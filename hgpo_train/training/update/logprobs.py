@@ -8,13 +8,13 @@ pass (`torch.utils.checkpoint`), so at most one chunk's logits are in memory at 
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from hgpo_envs.errors import InputError
 from hgpo_train.models.hf import unwrap_peft
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def head_logprobs(
-    head: Callable[[Tensor], Tensor], hidden: Tensor, target: Tensor, temperature: float, *, entropy_gradient: bool
+    head: Callable[[Tensor], Tensor], hidden: Tensor, target: Tensor, *, temperature: float, entropy_gradient: bool
 ) -> tuple[Tensor, Tensor]:
     """Return log softmax(z / T)[y] and the entropy of softmax(z / T), where z = head(hidden), in float32.
 
@@ -34,11 +34,8 @@ def head_logprobs(
         head: The output embedding, from (tokens, width) to (tokens, vocabulary).
         hidden: Last hidden states, float of shape (tokens, width).
         target: int64 of shape (tokens,), the tokens y.
-        temperature: T, the temperature of the rollout, so that log-probabilities are those of the sampled distribution.
-        entropy_gradient: Whether the entropy carries a gradient; False needs less memory.
-
-    Returns:
-        Log-probabilities and entropies in nats, float32 of shape (tokens,).
+        temperature: T.
+        entropy_gradient: Whether the entropy carries a gradient.
     """
     logits = head(hidden).float() / temperature
     log_partition = logits.logsumexp(-1)
@@ -47,34 +44,6 @@ def head_logprobs(
         probability = (logits - log_partition[:, None]).exp()
         entropy = log_partition - (probability * logits).sum(-1)
     return logprob, entropy
-
-
-def chunked_head_logprobs(
-    head: Callable[[Tensor], Tensor],
-    hidden: Tensor,
-    target: Tensor,
-    temperature: float,
-    *,
-    entropy_gradient: bool,
-    chunk: int,
-) -> tuple[Tensor, Tensor]:
-    """Return `head_logprobs`, computed in chunks of positions that are recomputed in the backward pass.
-
-    Arguments are those of `head_logprobs`, and `chunk`, the number of positions of a chunk; 0 uses a single one.
-    """
-    if chunk <= 0:
-        return head_logprobs(head, hidden, target, temperature, entropy_gradient=entropy_gradient)
-
-    def one(part: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        return head_logprobs(head, part, tokens, temperature, entropy_gradient=entropy_gradient)
-
-    parts = []
-    for part, tokens in zip(torch.split(hidden, chunk), torch.split(target, chunk), strict=True):
-        if torch.is_grad_enabled():
-            parts.append(checkpoint(one, part, tokens, use_reentrant=False, preserve_rng_state=False))
-        else:
-            parts.append(one(part, tokens))
-    return torch.cat([logprob for logprob, _ in parts]), torch.cat([entropy for _, entropy in parts])
 
 
 def packed_bounds(position_ids: Tensor) -> dict[str, Any]:
@@ -95,71 +64,48 @@ def packed_bounds(position_ids: Tensor) -> dict[str, Any]:
     return {"cu_seq_lens_q": bounds, "cu_seq_lens_k": bounds, "max_length_q": longest, "max_length_k": longest}
 
 
-def uses_flash_attention(model: Model) -> bool:
-    """Return whether a model uses one of Transformers' implementations of flash attention."""
-    return "flash_attention" in (getattr(unwrap_peft(model).config, "_attn_implementation", None) or "")
+def response_logprobs(
+    model: Model,
+    input_ids: Tensor,
+    position_ids: Tensor,
+    source: Tensor,
+    target: Tensor,
+    *,
+    temperature: float = 1.0,
+    entropy_gradient: bool = False,
+    chunk: int = 128,
+) -> tuple[Tensor, Tensor]:
+    """Return the log-probabilities and entropies of given tokens under a causal language model.
 
-
-class ResponseScorer(nn.Module):
-    """A module that returns the log-probabilities and entropies of given tokens under a causal language model.
-
-    Everything happens in `forward`, so that wrappers (autocast, the sharding of accelerate) apply to a single module.
+    No attention mask is needed. Padding is on the right, where the causal mask hides it. Packed sequences restart
+    their positions at 0, from which Transformers derives a block-diagonal mask of length² entries. Flash attention
+    needs no mask but the bounds of the sequences, which are computed here once instead of in every layer.
 
     Args:
-        model: A causal language model, bare or wrapped by peft.
+        model: The model, bare or wrapped by peft.
+        input_ids: int64 of shape (rows, length).
+        position_ids: int64 of the same shape, starting at 0 in every sequence.
+        source: int64 of shape (tokens,), indices into the flattened `input_ids` whose outputs predict the tokens.
+        target: int64 of shape (tokens,), the tokens.
+        temperature: Temperature of the rollout, so that log-probabilities are those of the sampled distribution.
+        entropy_gradient: Whether entropies carry a gradient; False needs less memory.
         chunk: Number of positions whose logits are in memory at a time; 0 computes all logits together.
 
-    Raises:
-        InputError: The model caps its logits after the head.
+    Returns:
+        Log-probabilities and entropies in nats, float32 of shape (tokens,).
     """
-
-    def __init__(self, model: Model, *, chunk: int = 128) -> None:
-        super().__init__()
-        self.model = model
-        self.chunk = chunk
-        if getattr(unwrap_peft(model).config, "final_logit_softcapping", None):
-            raise InputError(
-                f"expected a model without final_logit_softcapping, such as the Qwen family, received "
-                f"{type(unwrap_peft(model)).__name__}, whose capped logits are not supported; choose another model.path"
-            )
-
-    def forward(
-        self,
-        input_ids: Tensor,
-        position_ids: Tensor,
-        source: Tensor,
-        target: Tensor,
-        temperature: float = 1.0,
-        entropy_gradient: bool = False,
-    ) -> tuple[Tensor, Tensor]:
-        """Return the log-probabilities and entropies of tokens.
-
-        No attention mask is needed. Padding is on the right, where the causal mask hides it. Packed sequences restart
-        their positions at 0, from which Transformers derives a block-diagonal mask of length² entries. Flash attention
-        needs no mask but the bounds of the sequences, which are computed here once instead of in every layer.
-
-        Args:
-            input_ids: int64 of shape (rows, length).
-            position_ids: int64 of the same shape, starting at 0 in every sequence.
-            source: int64 of shape (tokens,), indices into the flattened `input_ids` whose outputs predict the tokens.
-            target: int64 of shape (tokens,), the tokens.
-            temperature: Temperature of the rollout.
-            entropy_gradient: Whether entropies carry a gradient.
-
-        Returns:
-            Log-probabilities and entropies, float32 of shape (tokens,).
-        """
-        model = unwrap_peft(self.model)
-        packed = len(position_ids) == 1 and uses_flash_attention(model)
-        bounds = packed_bounds(position_ids) if packed else {}
-        output = model.get_decoder()(input_ids=input_ids, position_ids=position_ids, use_cache=False, **bounds)
-        states = output.last_hidden_state
-        hidden = states.reshape(-1, states.shape[-1])[source]
-        return chunked_head_logprobs(
-            model.get_output_embeddings(),
-            hidden,
-            target,
-            temperature,
-            entropy_gradient=entropy_gradient,
-            chunk=self.chunk,
-        )
+    plain = unwrap_peft(model)
+    flash = "flash_attention" in (getattr(plain.config, "_attn_implementation", None) or "")
+    bounds = packed_bounds(position_ids) if flash and len(position_ids) == 1 else {}
+    output = plain.get_decoder()(input_ids=input_ids, position_ids=position_ids, use_cache=False, **bounds)
+    hidden = output.last_hidden_state.flatten(0, 1)[source]
+    head = partial(
+        head_logprobs, plain.get_output_embeddings(), temperature=temperature, entropy_gradient=entropy_gradient
+    )
+    parts, size = [], chunk or len(target)
+    for part, tokens in zip(torch.split(hidden, size), torch.split(target, size), strict=True):
+        if chunk and torch.is_grad_enabled():
+            parts.append(checkpoint(head, part, tokens, use_reentrant=False, preserve_rng_state=False))
+        else:
+            parts.append(head(part, tokens))
+    return torch.cat([logprob for logprob, _ in parts]), torch.cat([entropy for _, entropy in parts])

@@ -258,7 +258,7 @@ def test_a_gradient_that_is_not_finite_is_discarded(model, steps):
     samples = samples_from_steps(steps)
     learner = make_learner(model, replace(BASE, update={"kl_weight": 0.0}))
     before = copy.deepcopy(model.state_dict())
-    old = np.full(samples.response_tokens, np.nan, np.float32)
+    old = np.full(samples.response_start[-1], np.nan, np.float32)
     assert learner.step(samples, np.arange(4), old, None)["actor/skipped"] == 1
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
     assert learner.step(samples, np.arange(4), learner.logprobs(samples), None)["actor/skipped"] == 0
@@ -277,7 +277,7 @@ def test_out_of_memory_gives_advice(model, steps, monkeypatch):
     def full(*_args, **_kwargs):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
 
-    monkeypatch.setattr(learner.scorer, "forward", full)
+    monkeypatch.setattr("hgpo_train.training.update.learner.response_logprobs", full)
     with pytest.raises(
         InputError, match=r"micro_batch_tokens = 1000000; set .*update.micro_batch_tokens = 500000"
     ) as caught:
