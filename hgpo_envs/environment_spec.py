@@ -172,7 +172,7 @@ _OWN: Final = {
 }
 """Id → ``module:EnvironmentSpec``, imported when asked for, as entry points are."""
 
-_APART: Final = {"HGPO/AppWorld-v0": "appworld", "HGPO/TextWorld-v0": "textworld"}
+_APART: Final = {f"HGPO/{name}-v0": name.lower() for name in ("AppWorld", "TextArena", "TextWorld")}
 """Benchmarks of the project's own distributions, by their folders in `integrations`; listed also if not installed."""
 
 _added: dict[str, EnvironmentSpec] = {}

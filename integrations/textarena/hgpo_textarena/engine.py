@@ -1,0 +1,135 @@
+"""Plays TextArena's single-player games, and lists their tasks."""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any, Final
+
+import textarena
+from textarena.core import ObservationType
+
+from hgpo_envs.engine import State, Task
+from hgpo_envs.errors import InputError, UnknownTask, unknown
+from hgpo_envs.process_random import OwnRandom
+from hgpo_textarena.games import GAMES
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable
+
+SPLITS: Final = {"train": range(10_000), "test": range(10_000, 10_100)}
+"""The seeds of the games, by split."""
+
+_WON: Final = 1.0  # the reward of a solved game; others are graded by how near the end was
+
+
+class TextArenaEngine:
+    """A single-player game (`hgpo_envs.engine.BranchingEngine`).
+
+    The text is what the game says after an action. Where it shows a board, the board alone is compared with other
+    states. TextArena draws from the random generators of the process; here each engine has its own.
+
+    Args:
+        game_id: TextArena's id.
+    """
+
+    def __init__(self, game_id: str) -> None:
+        self._game_id = game_id
+
+    def start(self, task_id: str) -> State:
+        """Start the game with a seed."""
+        seed = int(task_id.rpartition("-")[2])
+        self._random = OwnRandom(seed)
+        self._game: Any = textarena.make(f"{self._game_id}-raw")
+        with self._random:
+            self._game.reset(num_players=1, seed=seed)
+        self._state = self._observed(valid=True)
+        return self._state
+
+    def act(self, command: str) -> State:
+        """Take an action. The game forgives one invalid action in a row; the second loses it."""
+        if not self._state.terminated:
+            valid = command in self._state.actions
+            with self._random:
+                self._game.step(command)
+            self._state = self._observed(valid=valid)
+        return self._state
+
+    def fork(self) -> TextArenaEngine:
+        """Return an independent copy of the game."""
+        other = TextArenaEngine(self._game_id)
+        other._random, other._game, other._state = self._random.copy(), copy.deepcopy(self._game), self._state
+        return other
+
+    def key(self) -> Hashable:
+        """Return the game's hidden state as text, with what may follow from it."""
+        state = self._game.state
+        return str(state.game_state), state.turn, state.error_count, state.done
+
+    @property
+    def game(self) -> Any:  # noqa: ANN401 (TextArena's environment)
+        """The game, for players that read its hidden state."""
+        return self._game
+
+    @property
+    def state(self) -> State:
+        """The last state."""
+        return self._state
+
+    def _observed(self, *, valid: bool) -> State:
+        shown = (ObservationType.PROMPT, ObservationType.PLAYER_ACTION)
+        messages = [(text.strip(), kind) for _, text, kind in self._game.get_observation()[1] if kind not in shown]
+        done, reward = self._game.state.done, 0.0
+        if done:
+            rewards, infos = self._game.close()
+            reward = float(rewards[0])
+            messages.append((str(infos[0].get("reason", "")), ObservationType.GAME_MESSAGE))
+        boards = [text for text, kind in messages if kind == ObservationType.GAME_BOARD]
+        return State(
+            text="\n".join(text for text, _ in messages) or "Begin.",
+            actions=() if done else GAMES[self._game_id](self._game),
+            valid=valid,
+            terminated=done,
+            won=done and reward >= _WON,
+            reward=reward,
+            score=reward,
+            key=f"{boards[-1]}\n{done}" if boards else None,
+        )
+
+
+class TextArenaSource:
+    """The games of one kind: a task is a seed (`hgpo_envs.engine.TaskSource`).
+
+    Args:
+        game: TextArena's id.
+
+    Raises:
+        InputError: The game is not one of `GAMES`.
+    """
+
+    name = "TextArena"
+
+    def __init__(self, game: str = "FrozenLake-v0") -> None:
+        if game not in GAMES:
+            raise InputError(unknown("game", game, GAMES))
+        self._game_id = game
+
+    def ids(self, split: str) -> list[str]:
+        """Return the ids, ``GAME-SEED``."""
+        if split not in (*SPLITS, "all"):
+            raise InputError(unknown("split", split, (*SPLITS, "all")))
+        return [f"{self._game_id}-{seed}" for name, seeds in SPLITS.items() if split in (name, "all") for seed in seeds]
+
+    def task(self, task_id: str) -> Task:
+        """Return a task's description: the game's rules."""
+        game, _, seed = task_id.rpartition("-")
+        split = next((name for name, seeds in SPLITS.items() if seed.isdecimal() and int(seed) in seeds), None)
+        if game != self._game_id or split is None:
+            raise UnknownTask(f"expected a task such as {self._game_id}-0, received {task_id!r}")
+        engine = self.engine()
+        engine.start(task_id)
+        rules = next(text for _, text in engine.game.state.logs)
+        return Task(task_id, split, rules.strip(), game.partition("-")[0], {"textarena": textarena.__version__})
+
+    def engine(self) -> TextArenaEngine:
+        """Return a new engine."""
+        return TextArenaEngine(self._game_id)
