@@ -24,6 +24,8 @@ def verify(
 
     The exit code is 1 if there is a problem, and 2 if a path contains nothing that can be verified.
     """
+    if processes == 1:
+        _start_decoder()
     import orjson
     from rich.console import Console
     from rich.markup import escape
@@ -53,6 +55,17 @@ def verify(
     tables = [report.source for report in reports if report.rows]
     if tables and not as_json:
         typer.echo(f"Next: hgpo data show {clean_text(tables[0])}")
+
+
+def _start_decoder() -> None:
+    """Start the server of the process that decodes files, which imports its modules while this process imports its."""
+    import multiprocessing
+
+    if "forkserver" in multiprocessing.get_all_start_methods():
+        from multiprocessing import forkserver
+
+        forkserver.set_forkserver_preload(["hgpo_datasets.partitions"])
+        forkserver.ensure_running()
 
 
 def _show(report: VerifyReport) -> None:

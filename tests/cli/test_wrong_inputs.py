@@ -86,7 +86,7 @@ COMMANDS = {
     "data build alfworld /no/folder --out x": "no ALFWorld data at /no/folder",
     "data build webshop --out x": "Missing option '--items'",
     "data show /no/run": "/no/run: no such",
-    "data import verl-agent file --out x": "file, line 1: not JSON",
+    "data import verl-agent file --out x": "file, line 1: JSON is malformed",
 }
 
 

@@ -164,7 +164,7 @@ def test_a_neighbour_named_part_survives_an_import(tmp_path: Path) -> None:
     (tmp_path / "theirs.part/thesis.txt").write_text("precious")
     (tmp_path / "dump.jsonl").write_text('{"traj_uid": 1, "uid": 1, "anchor_obs": "a", "rewards": 1}\n')
     (tmp_path / "bad.jsonl").write_text('{"traj_uid": 1, "uid": 1, "anchor_obs": "a", "rewards": "much"}\n')
-    with pytest.raises(InputError, match=r"bad\.jsonl, line 1: expected a finite number as 'rewards', received 'much'"):
+    with pytest.raises(InputError, match=r"bad\.jsonl, line 1: Expected `float`, got `str` - at `\$\.rewards`"):
         import_rollouts(tmp_path / "bad.jsonl", tmp_path / "theirs")
     assert not (tmp_path / "theirs").exists()
     import_rollouts(tmp_path / "dump.jsonl", tmp_path / "theirs")

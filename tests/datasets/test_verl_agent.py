@@ -9,8 +9,7 @@ import polars as pl
 import pytest
 
 from hgpo_datasets import scan_steps, verify
-from hgpo_datasets.interchange.verl_agent import import_rollouts
-from hgpo_datasets.interchange.verl_prompts import read_prompt
+from hgpo_datasets.interchange.verl_agent import import_rollouts, read_prompt
 from hgpo_envs import hashing
 from hgpo_envs.errors import InputError
 from hgpo_envs.memory import Pair, as_text
@@ -171,17 +170,17 @@ def test_records_without_whole_prompts_are_in_the_order_of_the_file(tmp_path: Pa
 @pytest.mark.parametrize(
     ("text", "line"),
     [
-        ("not JSON\n", "line 1: not JSON"),
-        ("[1]\n", "expected an object, received list"),
+        ("not JSON\n", "line 1: JSON is malformed"),
+        ("[1]\n", "line 1: Expected `object`, got `array`"),
         (
             '{"input": "x", "score": 0}\n',
-            "line 1: expected 'traj_uid'; the record contains 'input', 'score'. Add",
+            "line 1: Object missing required field `traj_uid`",
         ),
         (
             '{"traj_uid": "a", "uid": "b", "anchor_obs": "x"}\n{}\n',
-            "line 2: expected 'traj_uid'; the record contains nothing",
+            "line 1: Object missing required field `rewards`",
         ),
-        ('{"traj_uid": "a", "uid": "b", "rewards": 0}\n', "expected 'anchor_obs' or 'obs' or 'state'"),
+        ('{"traj_uid": "a", "uid": "b", "rewards": 0}\n', "missing required field `anchor_obs`"),
     ],
 )
 def test_what_cannot_be_imported_is_one_line(tmp_path: Path, text: str, line: str) -> None:

@@ -1,14 +1,13 @@
 """Import verl-agent's rollouts: JSON lines, one record per step.
 
-A record contains `traj_uid`, `uid` (the group), `anchor_obs` (the state) and `rewards`, and optionally `input` (the
-prompt), `output` (the response), `is_action_valid` and `step` (the training iteration). verl-agent's
-`trainer.rollout_data_dir` writes only `input`, `output`, `score` and `step`; docs/interchange.md shows how to add the
-others. verl reorders a batch and pads it with copies before it writes the records. The import therefore sorts the steps
-of a trajectory by the step numbers in their prompts, and drops the copies.
+verl-agent's `trainer.rollout_data_dir` writes only `input`, `output`, `score` and `step`; docs/interchange.md shows how
+to add the fields of `Record`. verl reorders a batch and pads it with copies before it writes the records. The import
+therefore sorts the steps of a trajectory by the step numbers in their prompts, and drops the copies.
 
 Rewards are divided by verl-agent's reward of success, which gives the benchmark's own scale. `action_valid` is
 verl-agent's flag: the response has the required form. Source: verl-agent, `_dump_generations`, `_balance_batch`
-(verl/trainer/ppo/ray_trainer.py) and `adjust_batch` (agent_system/multi_turn_rollout/utils.py).
+(verl/trainer/ppo/ray_trainer.py), `adjust_batch` (agent_system/multi_turn_rollout/utils.py), the templates of
+agent_system/environments/prompts/{alfworld,webshop}.py, and the projections that `hgpo_envs.responses` follows.
 """
 
 from __future__ import annotations
@@ -21,36 +20,76 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-import orjson
+import msgspec
 
-from hgpo_datasets.interchange.verl_prompts import ParsedPrompt, read_prompt, read_response
 from hgpo_datasets.writer import StepWriter
+from hgpo_envs.environment_spec import spec_named
 from hgpo_envs.errors import InputError
 from hgpo_envs.files.atomic import new_folder
 from hgpo_envs.files.untrusted_files import open_regular
+from hgpo_envs.responses import parse
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Sequence
 
 SUCCESS_REWARD: Final = 10.0
 """Reward of a success in verl-agent's environments."""
 
-Row = dict[str, Any]
+_BENCHMARKS: Final = {
+    "ALFWorld": "You are an expert agent operating in the ALFRED Embodied Environment.",
+    "WebShop": "You are an expert autonomous agent operating in the WebShop",
+}
+_TAKEN: Final = re.compile(r"you have already taken (\d+) step\(s\)")
+_STATE: Final = re.compile(r"our current observation is: (.*?)\nYour admissible actions of the current", re.DOTALL)
+_ACTIONS: Final = re.compile(
+    r"actions of the current situation are:\s*\[\n?(.*?)\n?\]\.\n\nNow it's your turn", re.DOTALL
+)
+_TASK: Final = re.compile(r"Your task is to: (.*?)\n")
 
 
-@dataclass(frozen=True, slots=True)
-class _Record:
+class Record(msgspec.Struct):
     """One line of a file.
 
     Attributes:
-        name: File and line, for error messages.
-        values: The JSON object.
-        parsed: The parsed prompt; None if the prompt is absent, truncated, or of another template.
+        traj_uid: The trajectory.
+        uid: The group.
+        anchor_obs: The state.
+        rewards: The reward of the step.
+        input: The prompt.
+        output: The response.
+        action: The action; parsed from the response by default.
+        is_action_valid: verl-agent's flag; whether the response has the required form by default.
+        step: The training iteration; the number in the file's name by default.
     """
 
-    name: str
-    values: dict[str, Any]
-    parsed: ParsedPrompt | None
+    traj_uid: str | int
+    uid: str | int
+    anchor_obs: str
+    rewards: float
+    input: str | None = None
+    output: str | None = None
+    action: str | None = None
+    is_action_valid: bool | float | None = None
+    step: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedPrompt:
+    """Contents of a prompt.
+
+    Attributes:
+        benchmark: ALFWorld or WebShop.
+        task: The instruction; None if the prompt does not contain it.
+        step: Number of earlier steps.
+        state: The current observation.
+        actions: The admissible actions.
+    """
+
+    benchmark: str
+    task: str | None
+    step: int
+    state: str
+    actions: tuple[str, ...]
 
 
 @dataclass(slots=True)
@@ -70,6 +109,9 @@ class ImportSummary:
     left_out: int = 0
 
 
+_Step = tuple[Record, ParsedPrompt | None]
+
+
 def import_rollouts(
     source: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
     out: str | os.PathLike[str],
@@ -86,162 +128,133 @@ def import_rollouts(
         run: Name of the run; the folder's name by default.
 
     Raises:
-        InputError: A line is not JSON, a record lacks an id, a state or a reward, or the prompts do not give the order
-            of a trajectory's steps.
+        InputError: A line is no `Record`, or the prompts do not give the order of a trajectory's steps.
     """
     if not (math.isfinite(success_reward) and success_reward > 0):
         raise InputError(f"success_reward: expected a positive number, received {success_reward}")
     folder = Path(out).absolute()
-    found = ImportSummary()
+    summary = ImportSummary()
     config = {"imported_from": "verl-agent", "success_reward": success_reward}
-    with new_folder(folder) as made, StepWriter(made, run=run or folder.name, config=config) as writer:
-        for file in _files(source):
-            _import_file(file, writer, success_reward, found)
-    return found
+    with new_folder(folder) as new, StepWriter(new, run=run or folder.name, config=config) as writer:
+        for file in _files([source] if isinstance(source, str | os.PathLike) else source):
+            trajectories = _trajectories(file, summary)
+            limit = max(map(len, trajectories), default=0)
+            groups: dict[str, list[dict[str, Any]]] = defaultdict(list)
+            for steps in trajectories:
+                groups[str(steps[0][0].uid)] += _rows(steps, file, success_reward, limit)
+            for rows in groups.values():
+                writer.add_group(rows)
+                summary.steps += len(rows)
+            summary.trajectories += len(trajectories)
+            summary.groups += len(groups)
+    return summary
 
 
-def _import_file(file: Path, writer: StepWriter, success_reward: float, found: ImportSummary) -> None:
-    groups = _scaled(_rows(file, found), success_reward)
-    for group in groups.values():
-        writer.add_group(group)
-        found.steps += len(group)
-        found.trajectories += len({row["trajectory"] for row in group})
-    found.groups += len(groups)
-
-
-def _files(source: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> list[Path]:
-    given = [source] if isinstance(source, str | os.PathLike) else list(source)
-    found: list[Path] = []
-    for path in map(Path, given):
+def _files(sources: Iterable[str | os.PathLike[str]]) -> list[Path]:
+    files: list[Path] = []
+    for path in map(Path, sources):
         inside = sorted(path.glob("*.jsonl"), key=lambda file: (len(file.stem), file.stem)) if path.is_dir() else [path]
         if not inside or not inside[0].exists():
             raise InputError(f"{path}: expected a JSONL file, or a folder of them")
-        found += inside
-    return found
+        files += inside
+    return files
 
 
-def _records(file: Path) -> Iterator[_Record]:
-    with open_regular(file, "JSONL file") as opened:
-        for number, line in enumerate(opened, 1):
-            name = f"{file}, line {number}"
+def _trajectories(file: Path, summary: ImportSummary) -> list[list[_Step]]:
+    """Return the complete trajectories of a file, and count the records that are left out."""
+    decoder = msgspec.json.Decoder(Record)
+    numbered: dict[str, dict[int, _Step]] = defaultdict(dict)
+    with open_regular(file, "JSONL file") as lines:
+        for number, line in enumerate(lines, 1):
             if not line.strip():
                 continue
             try:
-                values = orjson.loads(line)
-            except orjson.JSONDecodeError as error:
-                raise InputError(f"{name}: not JSON ({error})") from error
-            if not isinstance(values, dict):
-                raise InputError(f"{name}: expected an object, received {type(values).__name__}")
-            prompt = _first(values, "input", "prompt")
-            yield _Record(name, values, read_prompt(prompt) if prompt else None)
+                record = decoder.decode(line)
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                raise InputError(f"{file}, line {number}: {error} (docs/interchange.md lists the fields)") from error
+            parsed = read_prompt(record.input) if record.input else None
+            numbered[str(record.traj_uid)][number] = (record, parsed)
+    trajectories = [_in_order(steps, file) for steps in numbered.values()]
+    summary.left_out += sum(map(len, numbered.values())) - sum(map(len, trajectories))
+    return [steps for steps in trajectories if steps]
 
 
-def _rows(file: Path, found: ImportSummary) -> list[Row]:
-    """Return the rows of a file, grouped by trajectory."""
-    trajectories: dict[str, list[_Record]] = defaultdict(list)
-    for record in _records(file):
-        trajectories[_trajectory(record)].append(record)
-    rows = []
-    for trajectory, records in trajectories.items():
-        members = _in_order(records)
-        found.left_out += len(records) - len(members)
-        iteration = _iteration([record.values for record in members], file)
-        rows += [_row(record, trajectory, iteration, step) for step, record in enumerate(members)]
-    return rows
-
-
-def _trajectory(record: _Record) -> str:
-    if "traj_uid" not in record.values:
-        raise InputError(
-            f"{record.name}: expected 'traj_uid'; the record contains {_names(record.values)}. Add it to the "
-            "reward_extra_infos_dict of verl-agent's _dump_generations (docs/interchange.md)"
-        )
-    return str(record.values["traj_uid"])
-
-
-def _in_order(records: list[_Record]) -> list[_Record]:
-    """Return a trajectory's records sorted by the step numbers in their prompts, without duplicates.
+def _in_order(numbered: dict[int, _Step], file: Path) -> list[_Step]:
+    """Return a trajectory's steps, which have the numbers of lines, by the numbers in their prompts, without copies.
 
     If no prompt has a step number, the order is unchanged. If a number is missing, the result is empty.
     """
-    numbers = [record.parsed.step if record.parsed else None for record in records]
-    known = [number for number in numbers if number is not None]
-    if not any(known) or (len(known) < len(records) and known == sorted(set(known))):
-        return records
-    if len(known) < len(records):
-        name = records[numbers.index(None)].name
-        raise InputError(f"{name}: expected a complete prompt, because the steps of its trajectory are out of order")
-    by_step = dict(zip(reversed(known), reversed(records), strict=True))  # reversed: the first duplicate is kept
+    steps = list(numbered.values())
+    known = [parsed.step for _, parsed in steps if parsed is not None]
+    if not any(known) or (len(known) < len(steps) and known == sorted(set(known))):
+        return steps
+    if len(known) < len(steps):
+        line = next(number for number, (_, parsed) in numbered.items() if parsed is None)
+        raise InputError(
+            f"{file}, line {line}: expected a complete prompt, because the steps of its trajectory are out of order"
+        )
+    by_step = dict(zip(reversed(known), reversed(steps), strict=True))  # reversed: the first copy is kept
     return [by_step[number] for number in sorted(by_step)] if max(by_step) < len(by_step) else []
 
 
-def _row(record: _Record, trajectory: str, iteration: int, step: int) -> Row:
-    values, parsed = record.values, record.parsed
-    response = _first(values, "output", "response")
-    action, form = read_response(response or "", parsed.benchmark if parsed else None)
-    valid = values.get("is_action_valid")
-    return {
-        "iteration": iteration,
-        "task_id": str(_needed(record, "uid")),
-        "trajectory": trajectory,
-        "step": step,
-        "task": parsed.task if parsed else None,
-        "state": str(_needed(record, "anchor_obs", "obs", "state")),
-        "prompt": _first(values, "input", "prompt"),
-        "response": response,
-        "action": values.get("action", action if response is not None else None),
-        "admissible_actions": list(parsed.actions) if parsed else None,
-        "action_valid": form if valid is None else bool(valid),
-        "reward": _number(record, "rewards", "reward"),
-    }
-
-
-def _scaled(rows: list[Row], success_reward: float) -> dict[str, list[Row]]:
-    """Return the rows by group, with rewards in the benchmark's scale and the flags of last rows."""
-    ends = {row["trajectory"]: row["step"] for row in rows}
-    limit = max(ends.values(), default=0)
-    groups: dict[str, list[Row]] = defaultdict(list)
-    for row in rows:
-        reward = max(0.0, row["reward"] / success_reward)
-        last = row["step"] == ends[row["trajectory"]]
+def _rows(steps: Sequence[_Step], file: Path, success_reward: float, limit: int) -> list[dict[str, Any]]:
+    """Return the rows of a trajectory. Of those that are not won, the longest of the file reached the step limit."""
+    iterations = {record.step for record, _ in steps}
+    iteration = iterations.pop() if len(iterations) == 1 else None
+    if iteration is None:
+        iteration = int(file.stem) if re.fullmatch("[0-9]{1,9}", file.stem) else 0
+    rows = []
+    for number, (record, parsed) in enumerate(steps):
+        action, form = read_response(record.output or "", parsed.benchmark if parsed else None)
+        reward = max(0.0, record.rewards / success_reward)
+        last = number == len(steps) - 1
         won = last and reward >= 1.0
-        truncated = last and not won and row["step"] == limit
-        marks = {"won": won, "terminated": last and not truncated, "truncated": truncated}
-        groups[row["task_id"]].append({**row, "reward": reward, **marks})
-    return groups
+        truncated = last and not won and len(steps) == limit
+        rows.append(
+            {
+                "iteration": iteration,
+                "task_id": str(record.uid),
+                "trajectory": str(record.traj_uid),
+                "step": number,
+                "task": parsed.task if parsed else None,
+                "state": record.anchor_obs,
+                "prompt": record.input,
+                "response": record.output,
+                "action": record.action or (None if record.output is None else action),
+                "admissible_actions": parsed.actions if parsed else None,
+                "action_valid": form if record.is_action_valid is None else bool(record.is_action_valid),
+                "reward": reward,
+                "won": won,
+                "terminated": last and not truncated,
+                "truncated": truncated,
+            }
+        )
+    return rows
 
 
-def _iteration(records: list[dict[str, Any]], file: Path) -> int:
-    """Return the training iteration: the records' common `step`, else the number in the file's name, else 0."""
-    steps = [record.get("step") for record in records]
-    first = steps[0] if steps else None
-    if type(first) is int and 0 <= first < 1 << 31 and all(step == first for step in steps):
-        return first
-    return int(file.stem) if re.fullmatch("[0-9]{1,9}", file.stem) else 0
+def read_prompt(prompt: str) -> ParsedPrompt | None:
+    """Parse a prompt, with or without a chat template around it.
+
+    Returns:
+        The contents; None if the prompt is truncated or of another template.
+    """
+    benchmark = next((name for name, opening in _BENCHMARKS.items() if opening in prompt), None)
+    state, actions, taken = _STATE.search(prompt), _ACTIONS.search(prompt), _TAKEN.search(prompt)
+    if benchmark is None or state is None or actions is None:
+        return None
+    dot = "." if benchmark == "WebShop" else ""  # its template adds one after the task and the observation
+    task = _TASK.search(prompt)
+    return ParsedPrompt(
+        benchmark=benchmark,
+        task=task[1].strip().removesuffix(dot) if task else None,
+        step=int(taken[1]) if taken else 0,
+        state=state[1].removesuffix(dot),
+        actions=tuple(re.split(r"',?\n\s?'", actions[1].strip().removesuffix(",")[1:-1])) if actions[1] else (),
+    )
 
 
-def _first(record: dict[str, Any], *names: str) -> str | None:
-    return next((record[name] for name in names if isinstance(record.get(name), str)), None)
-
-
-def _needed(record: _Record, *names: str) -> Any:  # noqa: ANN401 (whatever the record holds)
-    for name in names:
-        if record.values.get(name) is not None:
-            return record.values[name]
-    expected = " or ".join(map(repr, names))
-    raise InputError(f"{record.name}: expected {expected}; the record contains {_names(record.values)}")
-
-
-def _names(values: dict[str, Any]) -> str:
-    return ", ".join(repr(name)[:40] for name in sorted(values)[:20]) or "nothing"
-
-
-def _number(record: _Record, *names: str) -> float:
-    value = _needed(record, *names)
-    try:
-        number = float(value)
-    except (TypeError, ValueError, OverflowError):
-        number = math.nan
-    if not math.isfinite(number):
-        raise InputError(f"{record.name}: expected a finite number as {names[0]!r}, received {value!r:.80}")
-    return number
+def read_response(response: str, benchmark: str | None) -> tuple[str, bool]:
+    """Return the action in a response, and whether the response has the form that verl-agent calls valid."""
+    spec = None if benchmark is None else spec_named(benchmark)
+    parsed = parse(response, lowercase=True) if spec is None else spec.parse_response(response)
+    return parsed.action, parsed.valid
