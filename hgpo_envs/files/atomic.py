@@ -7,6 +7,7 @@
     with FolderLock(folder, "…"): …     at most one writer per folder
     make_folder(path)                   a folder that survives a power failure
     with making_folder(path): …         the same, removed again if the block fails
+    remove_unused(folders)              remove new folders that nothing was stored in
     remove_abandoned(folder)            remove the scratch folders of killed processes
 
 New content is written into a *scratch folder* beside its target, flushed to disk (`fsync`), and renamed. If the process
@@ -34,7 +35,7 @@ from filelock import lock_descriptor
 from hgpo_envs.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Collection, Iterator, Sequence
     from pathlib import Path
 
 LOCK: Final = ".lock"
@@ -175,28 +176,39 @@ def making_folder(path: Path) -> Iterator[None]:
         FileExistsError: If `path` exists and is not a folder.
         OSError: If a parent cannot be written.
     """
-    new: list[Path] = []
+    new = missing_folders(path)
     try:
-        _make_folders(path, new)
+        for folder in reversed(new):
+            folder.mkdir(exist_ok=True)  # another process may have made it
+            sync_folder(folder.parent)
+        path.mkdir(exist_ok=True)  # an error if it is a file
         yield
     except BaseException:
-        for folder in reversed(new):
-            with suppress(OSError):  # another process may have written into it
-                folder.rmdir()
+        remove_unused(new)
         raise
 
 
-def _make_folders(path: Path, new: list[Path]) -> None:
-    if not path.parent.exists():
-        _make_folders(path.parent, new)
-    try:
-        path.mkdir()
-    except FileExistsError:
-        if not path.is_dir():
-            raise
-    else:
-        new.append(path)
-        sync_folder(path.parent)
+def missing_folders(path: Path) -> list[Path]:
+    """Return a folder and its parents as far as they do not exist, the innermost first."""
+    return [folder for folder in (path.absolute(), *path.absolute().parents) if not folder.exists()]
+
+
+def remove_unused(new: Sequence[Path], worthless: Collection[str] = ()) -> None:
+    """Remove folders that this process created, if nothing was stored in them.
+
+    Args:
+        new: The folders, the innermost first. Nothing is removed unless all files in the first are worthless; the
+            others are removed if they are empty.
+        worthless: The names of files that are removed with them.
+    """
+    with suppress(OSError):  # another process has just written into one
+        inside = [path for folder in new[:1] for path in folder.rglob("*")]
+        if all(path.is_dir() or path.name in worthless for path in inside):
+            for path in sorted(inside, reverse=True):  # contents before their folder
+                path.rmdir() if path.is_dir() else path.unlink()
+            for folder in new:
+                if folder.exists():
+                    folder.rmdir()
 
 
 def write_file(path: Path, data: bytes, *, scratch_in: Path | None = None) -> None:

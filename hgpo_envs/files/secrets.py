@@ -1,6 +1,5 @@
 """Removal of keys and passwords from printed and stored text.
 
-    key = Secret(text)       a key that prints as ***; `key.reveal()` returns the text
     register(text)           make `redact` replace this value
     register_url(url)        register the password of a URL and the keys in its query
     redact(text)             remove registered values, and credentials in URLs
@@ -19,11 +18,8 @@ import logging
 import re
 import traceback
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from urllib.parse import parse_qsl, unquote, urlsplit
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 MARK: Final = "***"
 """The replacement for a secret."""
@@ -45,39 +41,6 @@ _PATTERNS: Final = (
 
 _registered: tuple[str, ...] = ()
 """The values to replace, longest first."""
-
-
-class Secret:
-    """A text that `print`, logs, tracebacks and serialisers do not show. Creating one registers its value.
-
-    >>> key = Secret("a-very-private-key")
-    >>> print(key, [key], f"{key}", redact("the key is a-very-private-key"))
-    *** [Secret(***)] *** the key is ***
-    >>> key.reveal()
-    'a-very-private-key'
-    """
-
-    __slots__ = ("_text",)
-
-    def __init__(self, text: str) -> None:
-        self._text = text
-        register(text)
-
-    def reveal(self) -> str:
-        """Return the text."""
-        return self._text
-
-    def __bool__(self) -> bool:
-        return bool(self._text)
-
-    def __str__(self) -> str:
-        return MARK
-
-    def __repr__(self) -> str:
-        return f"Secret({MARK})"
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        raise TypeError("cannot pickle a Secret; pass the name of the variable or file that contains it")
 
 
 def register(value: str) -> None:
@@ -132,8 +95,6 @@ def redact_json(value: Any) -> Any:  # noqa: ANN401 (any value of JSON)
     """
     if isinstance(value, str):
         return redact(value)
-    if isinstance(value, Secret):
-        return MARK
     if isinstance(value, Mapping):
         return {
             redact_json(name): MARK
@@ -149,18 +110,11 @@ def redact_json(value: Any) -> Any:  # noqa: ANN401 (any value of JSON)
 def redact_logging() -> None:
     """Redact the message and traceback of all later log records. Further calls have no effect."""
     factory = logging.getLogRecordFactory()
-    if not isinstance(factory, _RedactedRecords):
-        logging.setLogRecordFactory(_RedactedRecords(factory))
+    if getattr(factory, "__name__", "") == "redacted_record":
+        return
 
-
-class _RedactedRecords:
-    """A factory of log records without secrets."""
-
-    def __init__(self, factory: Callable[..., logging.LogRecord]) -> None:
-        self._factory = factory
-
-    def __call__(self, *arguments: Any, **named: Any) -> logging.LogRecord:
-        record = self._factory(*arguments, **named)
+    def redacted_record(*arguments: Any, **named: Any) -> logging.LogRecord:
+        record = factory(*arguments, **named)
         try:
             message = record.getMessage()
         except (TypeError, ValueError, KeyError):  # a wrong logging call, which logging itself reports
@@ -171,3 +125,5 @@ class _RedactedRecords:
             trace = "".join(traceback.format_exception(*record.exc_info))
             record.exc_text, record.exc_info = redact(trace.rstrip("\n")), None
         return record
+
+    logging.setLogRecordFactory(redacted_record)

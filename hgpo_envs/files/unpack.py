@@ -10,15 +10,14 @@ import zlib
 from typing import IO, TYPE_CHECKING, Final, cast
 
 from hgpo_envs.errors import InputError, one_line
-from hgpo_envs.files.safe_paths import path_inside
-from hgpo_envs.files.untrusted_files import open_regular
+from hgpo_envs.files.untrusted_files import open_regular, path_inside
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
 MOST_FILES: Final = 100_000
-"""The maximum number of files and folders in an archive."""
+"""The maximum number of files in an archive."""
 LARGEST: Final = 16 << 30
 """The maximum total size in bytes after extraction."""
 _BROKEN: Final = (zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, EOFError, RuntimeError, ValueError)
@@ -42,17 +41,17 @@ def unpack(archive: Path, folder: Path, progress: Callable[[int], object] | None
         InputError: If the archive is damaged, malicious or too large. Files that were already extracted stay there.
         OSError: If the disk is full or the folder cannot be written.
     """
-    count = 0
+    count = size = 0
     with open_regular(archive, "zip or tar archive") as file:
         try:
-            for name, content in _members(file, LARGEST):
-                if content is None:  # a folder is created with its first file
-                    continue
+            for name, declared, content in _files_in(file):  # no more than the declared bytes can be read
+                count, size = count + 1, size + declared
+                if count > MOST_FILES or size > LARGEST:
+                    raise InputError(f"expected at most {MOST_FILES:,} files and {LARGEST:,} bytes")  # noqa: TRY301
                 path = path_inside(folder, name)
                 path.parent.mkdir(parents=True, exist_ok=True)
                 with content, path.open("xb") as sink:
                     shutil.copyfileobj(content, sink)
-                count += 1
                 if progress is not None:
                     progress(count)
         except InputError as error:
@@ -64,27 +63,15 @@ def unpack(archive: Path, folder: Path, progress: Callable[[int], object] | None
     return count
 
 
-def _members(file: IO[bytes], limit: int) -> Iterator[tuple[str, IO[bytes] | None]]:
-    """Return name and content of every member; a folder has no content. Each must be read before the next is requested.
-
-    No more than a member's declared size can be read, so the declared sizes count towards the limit.
-    """
-    members = _zip_members(file) if zipfile.is_zipfile(file) else _tar_members(file)
+def _files_in(file: IO[bytes]) -> Iterator[tuple[str, int, IO[bytes]]]:
+    """Yield name, size and content of every file. Each must be read before the next is requested."""
+    if zipfile.is_zipfile(file):
+        with zipfile.ZipFile(file) as packed:
+            for info in packed.infolist():
+                if not info.is_dir():
+                    yield info.filename, info.file_size, packed.open(info)
+        return
     file.seek(0)
-    for number, (name, size, content) in enumerate(members, 1):
-        limit -= size
-        if limit < 0 or number > MOST_FILES:
-            raise InputError("expected an archive of games, received one with too many files or bytes")
-        yield name, content
-
-
-def _zip_members(file: IO[bytes]) -> Iterator[tuple[str, int, IO[bytes] | None]]:
-    with zipfile.ZipFile(file) as packed:
-        for info in packed.infolist():
-            yield info.filename, info.file_size, None if info.is_dir() else packed.open(info)
-
-
-def _tar_members(file: IO[bytes]) -> Iterator[tuple[str, int, IO[bytes] | None]]:
     try:
         archive = tarfile.open(fileobj=file, mode="r:*")  # noqa: SIM115 (closed below)
     except tarfile.ReadError:
@@ -93,7 +80,8 @@ def _tar_members(file: IO[bytes]) -> Iterator[tuple[str, int, IO[bytes] | None]]
         for member in packed:
             if not member.isreg() and not member.isdir():
                 raise InputError(f"{member.name!r} is a link or a device")
-            yield member.name, member.size, packed.extractfile(member)
+            if (content := packed.extractfile(member)) is not None:
+                yield member.name, member.size, content
         file = cast("IO[bytes]", packed.fileobj)
         file.seek(packed.offset)
         if file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):  # tarfile takes a damaged header for the end

@@ -26,8 +26,7 @@ import msgspec
 
 from hgpo_datasets import VerifyReport
 from hgpo_envs.errors import InputError
-from hgpo_envs.files.safe_paths import path_inside
-from hgpo_envs.files.untrusted_files import open_regular, read_bytes
+from hgpo_envs.files.untrusted_files import open_regular, path_inside, read_bytes
 
 STATE: Final = "trainer/state.json"
 OPTIMISER: Final = "trainer/optimiser.safetensors"

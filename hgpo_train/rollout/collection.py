@@ -14,7 +14,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import warnings
 from collections.abc import Iterable, Mapping
 from contextlib import closing, contextmanager, suppress
@@ -31,7 +30,7 @@ from rich.console import Console
 from hgpo_datasets import StepWriter, manifest, scan_steps
 from hgpo_envs.env import TextEnv
 from hgpo_envs.errors import InputError
-from hgpo_envs.files.atomic import LOCK, FolderLock
+from hgpo_envs.files.atomic import LOCK, FolderLock, missing_folders, remove_unused
 from hgpo_envs.files.secrets import redact_json
 from hgpo_train.policies.own import has_protocol, name_of, own_policy, source_hash
 from hgpo_train.policies.registry import (
@@ -408,14 +407,11 @@ def _removed_if_unused(folder: Path) -> Iterator[None]:
 
     A folder that existed before the block is unchanged.
     """
-    new = [path for path in (folder, *folder.parents) if not path.exists()]
+    new = missing_folders(folder)
     try:
         yield
     except BaseException:
         if new and folder.is_dir():
-            with suppress(OSError, ValueError), FolderLock(folder, "removing an empty run"):  # unless it is in use
-                if {path.name for path in folder.rglob("*") if not path.is_dir()} <= {LOCK, manifest.NAME}:
-                    shutil.rmtree(folder)
-                    for parent in new[1:]:
-                        parent.rmdir()
+            with suppress(OSError, InputError), FolderLock(folder, "removing an empty run"):  # unless it is in use
+                remove_unused(new, {LOCK, manifest.NAME})
         raise

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hgpo_envs.errors import InputError
-from hgpo_envs.files.safe_paths import path_inside
+from hgpo_envs.files.untrusted_files import path_inside
 
 HOSTILE = [
     *(

@@ -119,12 +119,12 @@ def test_a_secret_in_an_error_of_the_program_itself_is_not_printed(tmp_path, fau
     code = f"""
 import sys, threading, warnings, logging
 from hgpo_train import cli
-from hgpo_envs.files.secrets import Secret, register_url
-key = Secret({secret!r})
+from hgpo_envs.files.secrets import register_url
+key = {secret!r}
 register_url("http://me:" + {secret!r} + "@host/v1")
 
 def work(prog_name):
-    local = key.reveal()
+    local = key
     fault = {fault!r}
     if fault == "crash":
         raise RuntimeError(local)
@@ -160,7 +160,7 @@ cli.main()
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
     printed = done.stdout + done.stderr
     # The source of a traceback's line is this program's own text, never a value.
-    shown = "\n".join(line for line in printed.splitlines() if "key = Secret(" not in line)
+    shown = "\n".join(line for line in printed.splitlines() if "key = " not in line)
     for form in forms(secret):
         assert form.decode("utf-8", "replace") not in shown, printed
     assert "***" in shown

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from hgpo_envs.alfworld.engine.game import LONGEST_FILE, read_file
 from hgpo_envs.errors import InputError
 from hgpo_envs.files.atomic import is_scratch, new_folder
-from hgpo_envs.files.safe_paths import path_inside
-from hgpo_envs.files.untrusted_files import open_regular, parse_json, read_bytes, writing
+from hgpo_envs.files.untrusted_files import open_regular, parse_json, path_inside, read_bytes, writing
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

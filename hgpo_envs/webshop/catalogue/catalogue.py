@@ -29,8 +29,7 @@ import numpy as np
 
 from hgpo_envs.caching import bounded_cache
 from hgpo_envs.errors import InputError, one_line
-from hgpo_envs.files.safe_paths import path_inside
-from hgpo_envs.files.untrusted_files import open_regular, parse_json, read_bytes
+from hgpo_envs.files.untrusted_files import open_regular, parse_json, path_inside, read_bytes
 from hgpo_envs.webshop.catalogue.products import HumanInstruction, Product, price_text
 from hgpo_envs.webshop.records import Labels, Records, mapped, report_damage
 from hgpo_envs.webshop.search.index import Index
