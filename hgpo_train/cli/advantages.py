@@ -113,8 +113,8 @@ def advantages(
 
     options = {"history_length": history_length, "gamma": gamma, "mode": mode, "context": context, "reward": reward}
     options |= {"reward_scale": reward_scale, "state_key": state_key}
-    given = {name: value for name, value in options.items() if value is not None}
-    variants = read_variants(estimator or ["hgpo"], given, setting or [])
+    parameters = {name: value for name, value in options.items() if value is not None}
+    variants = read_variants(estimator or ["hgpo"], parameters, setting or [])
     names = [variant.spec.estimator.name for variant in variants]
     names = [variant.name if names.count(name) > 1 else name for variant, name in zip(variants, names, strict=True)]
     columns = ["advantage"] if len(names) == 1 else [f"advantage_{name}" for name in names]

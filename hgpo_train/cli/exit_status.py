@@ -68,20 +68,20 @@ def _unreadable() -> tuple[type[BaseException], ...]:
 
 def _crash(error: BaseException) -> NoReturn:
     """Print a traceback, without the values of local variables and without secrets."""
-    shown = traceback.format_exception(type(error), error, _user_frames(error))
-    print("".join(shown), file=sys.stderr, end="")
+    lines = traceback.format_exception(type(error), error, _user_frames(error))
+    print("".join(lines), file=sys.stderr, end="")
     sys.exit(1)
 
 
 def _user_frames(error: BaseException) -> TracebackType | None:
     """Return the traceback from the user's own policy on, if it raised the error; otherwise the whole traceback."""
-    found = frames = error.__traceback__
+    first = frames = error.__traceback__
     policies = os.sep + os.path.join("hgpo_train", "policies") + os.sep  # noqa: PTH118 - part of a path
     while frames is not None:
         if policies in frames.tb_frame.f_code.co_filename and frames.tb_next is not None:
-            found = frames.tb_next
+            first = frames.tb_next
         frames = frames.tb_next
-    return found
+    return first
 
 
 _WRONG_PATH: Final = (errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG)

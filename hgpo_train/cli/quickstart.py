@@ -35,8 +35,8 @@ def quickstart(
         import hgpo_train.training.first_training  # noqa: F401  (fails now if the extra is not installed)
 
     console = Console()
-    found = work.quickstart(out, seed=seed, tasks=tasks, group_size=group_size, progress=True)
-    show(console, found, out)
+    result = work.quickstart(out, seed=seed, tasks=tasks, group_size=group_size, progress=True)
+    show(console, result, out)
     if train:
         _train(console, out / "training", seed)
 
@@ -54,39 +54,39 @@ def _train(console: Console, folder: Path, seed: int) -> None:
     )
 
 
-def show(console: Console, found: QuickstartResult, out: Path) -> None:
+def show(console: Console, result: QuickstartResult, out: Path) -> None:
     """Print the results, their paths and the next commands.
 
     Args:
         console: The console.
-        found: The results.
+        result: The results.
         out: The folder to print in paths.
     """
     from hgpo_envs.wording import counted
     from hgpo_train.cli.display import print_table
 
     print_line = partial(console.print, highlight=False)
-    speed = f"{found.tally.steps / max(found.tally.seconds, 1e-9):,.0f} steps/s"
+    speed = f"{result.tally.steps / max(result.tally.seconds, 1e-9):,.0f} steps/s"
     print_line(
-        f"{counted(found.summary['trajectories'], 'rollout')} of bundled ALFWorld games, "
-        f"{counted(found.summary['steps'], 'step')} ({speed if found.tally.trajectories else 'already collected'}); "
-        f"{found.summary['success']:.0%} won.\nThe policy acts on what it sees, makes mistakes, and loses track of the "
-        "task in many rollouts."
+        f"{counted(result.summary['trajectories'], 'rollout')} of bundled ALFWorld games, "
+        f"{counted(result.summary['steps'], 'step')} ({speed if result.tally.trajectories else 'already collected'}); "
+        f"{result.summary['success']:.0%} won.\n"
+        "The policy acts on what it sees, makes mistakes, and loses track of the task in many rollouts."
     )
     columns = ["K", "steps with a group", "last K states differ", "mean change", "signs changed"]
     rows = []
-    for row in found.depths.iter_rows(named=True):
+    for row in result.depths.iter_rows(named=True):
         changes = (f"{row['inconsistent']:.1%}", f"{row['shift']:.3f}", f"{row['flipped']:.1%}")
         rows.append([str(row["K"]), f"{row['shared']:.1%}", *(changes if row["K"] else ("–", "–", "–"))])
     print_table(columns, rows, title="What changes with K, the number of past states compared?", console=console)
-    deepest = found.depths.row(-1, named=True)
+    deepest = result.depths.row(-1, named=True)
     print_line(
         f"\nWith K = {deepest['K']}, HGPO changes the advantages of {deepest['moved']:.0%} of the steps, because steps "
         "at the same state arrived differently.\n"
     )
-    run = out / found.run.name
+    run = out / result.run.name
     print_line(f"Steps       [bold]{run}[/]")
-    print_line(f"Advantages  [bold]{out / found.advantages.relative_to(found.run.parent)}[/]\n\nNext:")
+    print_line(f"Advantages  [bold]{out / result.advantages.relative_to(result.run.parent)}[/]\n\nNext:")
     for command, what in (
         (f"hgpo view {run}", "look at tasks, groups and steps in the browser (needs the extra view)"),
         (f"hgpo stats {run}", "show group sizes and context inconsistency per level, with an interpretation"),

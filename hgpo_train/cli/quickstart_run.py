@@ -73,9 +73,9 @@ def quickstart(
     env: dict[str, Any] = {"action_format": "command", "max_steps": MAX_STEPS}
     played = collect(ENV, POLICY, run, tasks=tasks, group_size=group_size, seed=seed, progress=progress, **env)
     advantages = write_advantages_by_depth(run)
-    found = statistics(run, history_length=max(DEPTHS))
-    depths = compare_depths(found.levels, pl.read_parquet(advantages))
-    return QuickstartResult(played.tally, run, advantages, found.summary.row(0, named=True), depths)
+    run_statistics = statistics(run, history_length=max(DEPTHS))
+    depths = compare_depths(run_statistics.levels, pl.read_parquet(advantages))
+    return QuickstartResult(played.tally, run, advantages, run_statistics.summary.row(0, named=True), depths)
 
 
 def write_advantages_by_depth(run: Path) -> Path:

@@ -30,8 +30,8 @@ def sft(
     from hgpo_train.training.display import Display
     from hgpo_train.training.sft import run_sft
 
-    given = [*([f"model.path={model}"] if model is not None else []), *(overrides or ())]
-    settings = load_config(config, given, SftConfig)
+    assignments = [*([f"model.path={model}"] if model is not None else []), *(overrides or ())]
+    settings = load_config(config, assignments, SftConfig)
     if print_config:
         typer.echo(to_toml(settings, docs=True), nl=False)
         return

@@ -128,7 +128,7 @@ def stats(
     total = int(steps.select(pl.len()).collect().item())
     options = {"history_length": history_length, "context": context, "mode": mode, "reward_scale": reward_scale}
     with ProgressBars() as bars:
-        found, changed = with_and_without_unchanged(
+        result, changed = with_and_without_unchanged(
             run,
             by=by or (),
             state_key=state_key,
@@ -138,35 +138,35 @@ def stats(
             progress=lambda title: bars.adding(title, total),
             **{name: value for name, value in options.items() if value is not None},
         )
-    _print(found, changed, by or [])
+    _print(result, changed, by or [])
     console = Console()
     if not by:
         console.print()
-        for sentence in describe(found, changed):
+        for sentence in describe(result, changed):
             console.print(f"• {sentence}", highlight=False, markup=False)
     if plot is not None:
         from hgpo_train.analysis.charts import save_chart, statistics_chart
 
-        save_chart(statistics_chart(found.intervals, by=by[0] if by else None), plot)
+        save_chart(statistics_chart(result.intervals, by=by[0] if by else None), plot)
         typer.echo(f"The picture is {plot}.")
     if out is not None:
-        _write(found, changed, out)
+        _write(result, changed, out)
     files = "" if out is None else f"The tables are in {out}. "
     split = not by and "task_type" in steps.collect_schema()
     more = f"hgpo stats {run} --by task_type, " if split else ""
     typer.echo(f"{files}Next: {more}hgpo advantages {run}")
 
 
-def _write(found: Statistics, changed: Statistics | None, out: Path) -> None:
+def _write(result: Statistics, changed: Statistics | None, out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
-    tables = found._asdict()
+    tables = result._asdict()
     if changed is not None:
         tables |= {f"{name}_without_unchanged": getattr(changed, name) for name in CHANGED}
     for name, frame in tables.items():
         frame.write_csv(out / f"{name}.csv")
 
 
-def _print(found: Statistics, changed: Statistics | None, by: list[str]) -> None:
+def _print(result: Statistics, changed: Statistics | None, by: list[str]) -> None:
     """Print the summary, the levels with and without replies to actions that changed nothing, and the states."""
     import polars as pl
 
@@ -174,22 +174,22 @@ def _print(found: Statistics, changed: Statistics | None, by: list[str]) -> None
     from hgpo_train.cli.display import print_table
 
     groups = {name: name for name in by}
-    hidden = () if found.summary["aborted"].sum() else ("aborted", "success_low", "success_high")
+    hidden = () if result.summary["aborted"].sum() else ("aborted", "success_low", "success_high")
     columns = {name: title for name, title in SUMMARY.items() if name not in hidden}
     if by:
-        _print_frame("Rollouts", groups | columns, found.summary, len(by))
+        _print_frame("Rollouts", groups | columns, result.summary, len(by))
     else:
-        run = found.summary.row(0, named=True)
+        run = result.summary.row(0, named=True)
         print_table(["", ""], [[title, _cell(name, run[name])] for name, title in columns.items()])
     if not hidden:
-        lengths = {name: name for name in found.lengths.columns}
-        _print_frame("Rollouts by their number of steps", lengths, found.lengths, len(by) + 1)
-    if not found.summary["trajectories"].sum():
+        lengths = {name: name for name in result.lengths.columns}
+        _print_frame("Rollouts by their number of steps", lengths, result.lengths, len(by) + 1)
+    if not result.summary["trajectories"].sum():
         return
-    _print_levels("Levels of context", found.levels, by)
+    _print_levels("Levels of context", result.levels, by)
     if changed is not None:
         _print_levels("Levels of context, without replies to actions that changed nothing", changed.levels, by)
-    states = found.states.group_by(by, maintain_order=True).head(_STATES) if by else found.states.head(_STATES)
+    states = result.states.group_by(by, maintain_order=True).head(_STATES) if by else result.states.head(_STATES)
     states = states.with_columns(state=pl.Series([beginning(text) for text in states["state"]]))
     columns = groups | {"state": "state", "pairs": "of pairs", "steps": "of steps"}
     _print_frame("States with most pairs of steps at the same state", columns, states, len(by) + 1)

@@ -1,8 +1,8 @@
 """The documents of a group and of a step: what the page shows of them, as JSON values.
 
 A group's document has one entry per row of the group in each list of `steps`, in the order of the table. Texts that
-occur in many rows are listed once, and rows refer to them by position. Long texts are cut (`shown`); the whole text has
-an address of its own.
+occur in many rows are listed once, and rows refer to them by position. Long texts are `shortened`; the whole text is a
+document of its own.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ _BLOCK: Final = 32
 Text = str | dict[str, Any] | None
 
 
-def shown(text: str | None, most: int = STATE_CHARACTERS) -> Text:
+def shortened(text: str | None, most: int = STATE_CHARACTERS) -> Text:
     """Return a text, or ``{"cut": its beginning, "length": its characters}`` if it is long.
 
-    >>> shown("abc"), shown("abc", 2)
+    >>> shortened("abc"), shortened("abc", 2)
     ('abc', {'cut': 'ab', 'length': 3})
     """
     return text if text is None or len(text) <= most else {"cut": text[:most], "length": len(text)}
@@ -89,12 +89,12 @@ def group_document(index: Index, number: int) -> dict[str, Any]:
     actions = _distinct(rows["action_hash"].drop_nulls(), rows.filter(pl.col("action_hash").is_not_null())["action"])
     state_at = dict(zip(states["key"], range(states.height), strict=True))
     action_at = dict(zip(actions["key"], range(actions.height), strict=True))
-    numbered = {name: place for place, name in enumerate(members["trajectory"])}
+    numbered = {name: position for position, name in enumerate(members["trajectory"])}
     return {
-        **{name: value if name != "task" else shown(str(value)) for name, value in group.items() if value is not None},
+        **{name: shortened(value) if name == "task" else value for name, value in group.items() if value is not None},
         "depth": index.depth,
-        "states": [shown(text) for text in states["text"]],
-        "actions": [shown(text) for text in actions["text"]],
+        "states": [shortened(text) for text in states["text"]],
+        "actions": [shortened(text) for text in actions["text"]],
         "trajectories": [_trajectory(row) for row in members.iter_rows(named=True)],
         "steps": {
             "trajectory": [numbered[name] for name in rows["trajectory"]],
@@ -122,7 +122,7 @@ def _dense(keys: pl.Series) -> list[int | None]:
 
 def _trajectory(row: dict[str, Any]) -> dict[str, Any]:
     names = ("trajectory", "row", "length", "episode_return", "score", "won", "aborted", "truncated", "invalid")
-    return {**{name: row[name] for name in names}, "error": shown(row["error"]), "policy": row["policy_version"]}
+    return {**{name: row[name] for name in names}, "error": shortened(row["error"]), "policy": row["policy_version"]}
 
 
 def step_document(index: Index, row: int, texts: TokenTexts | None = None) -> dict[str, Any]:
@@ -136,24 +136,24 @@ def step_document(index: Index, row: int, texts: TokenTexts | None = None) -> di
     Raises:
         InputError: There is no such row, or it cannot be read.
     """
-    found = _step(index, row)
-    tokens, chances = found.pop("response_token_ids"), found.pop("response_logprobs")
-    prompt_tokens, admissible = found.pop("prompt_token_ids"), found["admissible_actions"]
+    step = _step(index, row)
+    tokens, chances = step.pop("response_token_ids"), step.pop("response_logprobs")
+    prompt_tokens, admissible = step.pop("prompt_token_ids"), step["admissible_actions"]
     return {
-        **found,
+        **step,
         "row": row,
-        "why_invalid": why_invalid(found["action_valid"], found["action"], found["response"], admissible),
-        "state": shown(found["state"]),
-        "action": shown(found["action"]),
-        "prompt": shown(found["prompt"], STEP_CHARACTERS),
-        "response": shown(found["response"], STEP_CHARACTERS),
-        "admissible": None if admissible is None else found["action"] in admissible,
-        "admissible_actions": None if admissible is None else [shown(text) for text in admissible[:ACTIONS]],
+        "why_invalid": why_invalid(step["action_valid"], step["action"], step["response"], admissible),
+        "state": shortened(step["state"]),
+        "action": shortened(step["action"]),
+        "prompt": shortened(step["prompt"], STEP_CHARACTERS),
+        "response": shortened(step["response"], STEP_CHARACTERS),
+        "admissible": None if admissible is None else step["action"] in admissible,
+        "admissible_actions": None if admissible is None else [shortened(text) for text in admissible[:ACTIONS]],
         "admissible_count": None if admissible is None else len(admissible),
         "prompt_tokens": None if prompt_tokens is None else len(prompt_tokens),
         "response_tokens": None if tokens is None else len(tokens),
         "tokens": None if tokens is None else tokens[:TOKENS],
-        "token_texts": None if tokens is None or texts is None else _token_texts(tokens, found["response"], texts),
+        "token_texts": None if tokens is None or texts is None else _token_texts(tokens, step["response"], texts),
         "logprobs": None if chances is None else chances[:TOKENS],
     }
 

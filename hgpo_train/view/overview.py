@@ -43,8 +43,8 @@ _LEVEL_COLUMNS: Final = (
 def overview_document(source: Source, index: Index) -> dict[str, Any]:
     """Return what a run contains: counts, its configuration, and results of all episodes and by task type."""
     episodes = index.episodes
-    kinds = episodes.partition_by("task_type", maintain_order=True)
-    kinds.sort(key=lambda part: str(part["task_type"][0] or "\U0010ffff"))
+    task_types = episodes.partition_by("task_type", maintain_order=True)
+    task_types.sort(key=lambda part: str(part["task_type"][0] or "\U0010ffff"))
     iterations = sorted(episodes["iteration"].unique())
     return {
         "name": source.name,
@@ -61,7 +61,7 @@ def overview_document(source: Source, index: Index) -> dict[str, Any]:
         "config": source.config(),
         "training": source.training() is not None,
         "total": _results(episodes),
-        "task_types": [{"task_type": part["task_type"][0], **_results(part)} for part in kinds],
+        "task_types": [{"task_type": part["task_type"][0], **_results(part)} for part in task_types],
         "outcomes": _outcomes(index.groups),
         "lengths": by_length(episodes).to_dicts(),
     }
@@ -140,7 +140,7 @@ def _metrics(path: Path) -> list[dict[str, Any]]:
     """Return the lines of a `metrics.jsonl`, without damaged ones: the run may be writing."""
     if not os.path.lexists(path):
         return []
-    found: dict[int, dict[str, Any]] = {}
+    metrics: dict[int, dict[str, Any]] = {}
     for line in read_bytes(path, _METRICS_BYTES, "metrics").splitlines():
         try:
             values = orjson.loads(line)
@@ -148,8 +148,8 @@ def _metrics(path: Path) -> list[dict[str, Any]]:
             continue
         if isinstance(values, dict) and isinstance(values.get("iteration"), int):
             numbers = {name: value for name, value in values.items() if isinstance(value, int | float | None)}
-            found[values["iteration"]] = numbers
-    return [found[iteration] for iteration in sorted(found)]
+            metrics[values["iteration"]] = numbers
+    return [metrics[iteration] for iteration in sorted(metrics)]
 
 
 @lru_cache(8)
@@ -177,23 +177,23 @@ def levels_document(index: Index, *, chance: bool = False) -> dict[str, Any]:
     document |= {"sentences": [], "tasks": 0, "permutations": permutations, "by_iteration": {}}
     steps, depth = scan_steps(index.files), min(STATISTICS_HISTORY_LENGTH, index.depth)
     try:
-        found, changed = with_and_without_unchanged(steps, permutations=permutations, history_length=depth)
+        result, changed = with_and_without_unchanged(steps, permutations=permutations, history_length=depth)
     except InputError as error:
         return {**document, "problem": str(error)}
-    document |= {"levels": found.levels.select(_LEVEL_COLUMNS).to_dicts(), "intervals": _bounds(found)}
+    document |= {"levels": result.levels.select(_LEVEL_COLUMNS).to_dicts(), "intervals": _bounds(result)}
     if changed is not None:
         rows = changed.levels.select(_LEVEL_COLUMNS).to_dicts()
         document |= {"levels_changed": rows, "intervals_changed": _bounds(changed)}
     if index.episodes["iteration"].n_unique() > 1:
         document["by_iteration"] = _by_iteration(statistics(steps, by="iteration", history_length=depth).levels)
-    states = [{**row, "state": beginning(row["state"])} for row in found.states.head(3).to_dicts()]
-    return {**document, "states": states, "sentences": describe(found, changed), "tasks": found.intervals["tasks"][0]}
+    states = [{**row, "state": beginning(row["state"])} for row in result.states.head(3).to_dicts()]
+    return {**document, "states": states, "sentences": describe(result, changed), "tasks": result.intervals["tasks"][0]}
 
 
-def _bounds(found: Statistics) -> dict[str, dict[str, Any]]:
+def _bounds(result: Statistics) -> dict[str, dict[str, Any]]:
     """Return the interval and the chance of each statistic and level."""
     intervals: dict[str, dict[str, Any]] = {}
-    for row in found.intervals.iter_rows(named=True):
+    for row in result.intervals.iter_rows(named=True):
         bounds = {name: row[name] for name in ("low", "high", "chance")}
         intervals.setdefault(row["statistic"], {})[row["level"]] = bounds
     return intervals

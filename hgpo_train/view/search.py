@@ -34,8 +34,8 @@ def search_document(index: Index, text: str) -> dict[str, Any]:
     if not text:
         raise InputError("text: expected what to search for, received an empty text")
     lowered = text.lower()
-    found = {name: pl.col(name).str.to_lowercase().str.contains(lowered, literal=True) for name in COLUMNS}
-    column = pl.coalesce(pl.when(hit).then(pl.lit(name)) for name, hit in found.items())
+    matches = {name: pl.col(name).str.to_lowercase().str.contains(lowered, literal=True) for name in COLUMNS}
+    column = pl.coalesce(pl.when(hit).then(pl.lit(name)) for name, hit in matches.items())
     with errors("the step table"):
         steps = scan_steps(index.files).select("step", *COLUMNS).with_row_index("row")
         hits = steps.select(pl.col("row").cast(pl.Int64), "step", column.alias("column")).drop_nulls("column").collect()

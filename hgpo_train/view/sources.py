@@ -99,7 +99,7 @@ class TableSource(Source):
         super().__init__(path)
         self.folder = None
         self._files = tuple(files)
-        self._made: tempfile.TemporaryDirectory[str] | None = None
+        self._copy: tempfile.TemporaryDirectory[str] | None = None
 
     @property
     def version(self) -> str:
@@ -109,10 +109,10 @@ class TableSource(Source):
 
     def step_files(self) -> list[str]:
         """See `Source`. The table is written as a run again if it has changed."""
-        made = tempfile.TemporaryDirectory(prefix="hgpo-view-", ignore_cleanup_errors=True)
-        run = Path(made.name) / "run"
+        copy = tempfile.TemporaryDirectory(prefix="hgpo-view-", ignore_cleanup_errors=True)
+        run = Path(copy.name) / "run"
         import_table(self._files, run)
-        self._made = made  # the folder of the previous version is removed
+        self._copy = copy  # the folder of the previous version is removed
         return step_files(run)
 
 
@@ -131,29 +131,32 @@ def open_sources(paths: Iterable[str]) -> list[Source]:
     Raises:
         InputError: A path does not exist, is a URL, or contains no run; or no run has rows.
     """
-    given = list(paths)
-    found: list[Source] = []
+    names = list(paths)
+    sources: list[Source] = []
     tables: dict[str, list[str]] = {}
-    patterns = {_pattern_of_folder(path): path for path in given}
+    patterns = {_pattern_of_folder(path): path for path in names}
     for part in parts_of(patterns):
         if part.kind == "url":
             raise InputError(f"expected a local run, received the URL {part.path}; copy it to this machine")
         if part.kind == "file" and is_plain(part.path):
             tables.setdefault(part.source, []).append(part.path)
         else:
-            found.append(Source(Path(part.path)))
-    found += [TableSource(Path(files[0] if len(files) == 1 else patterns[one]), files) for one, files in tables.items()]
+            sources.append(Source(Path(part.path)))
+    sources += [
+        TableSource(Path(files[0] if len(files) == 1 else patterns[pattern]), files)
+        for pattern, files in tables.items()
+    ]
     refused: InputError | None = None
-    for source in found:
+    for source in sources:
         try:
             source.index()
             break
         except InputError as error:
             refused = refused or error
     else:
-        raise refused or InputError(f"no runs in {', '.join(given) or 'an empty list'}; name a run")
-    _name_apart(found)
-    return found
+        raise refused or InputError(f"no runs in {', '.join(names) or 'an empty list'}; name a run")
+    _name_apart(sources)
+    return sources
 
 
 def _pattern_of_folder(path: str) -> str:
@@ -164,10 +167,10 @@ def _pattern_of_folder(path: str) -> str:
     return f"{glob.escape(path)}/*{PARQUET}"
 
 
-def _name_apart(found: list[Source]) -> None:
+def _name_apart(sources: list[Source]) -> None:
     """Number the names that several sources have."""
-    seen: dict[str, int] = {}
-    for source in found:
-        count = seen[source.name] = seen.get(source.name, 0) + 1
+    counts: dict[str, int] = {}
+    for source in sources:
+        count = counts[source.name] = counts.get(source.name, 0) + 1
         if count > 1:
             source.name = f"{source.name} ({count})"

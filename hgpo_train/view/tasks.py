@@ -9,7 +9,7 @@ import polars as pl
 
 from hgpo_envs.errors import InputError
 from hgpo_train.settings import NonNegativeInt, Settings
-from hgpo_train.view.documents import shown
+from hgpo_train.view.documents import shortened
 
 if TYPE_CHECKING:
     from hgpo_train.view.index import Index
@@ -122,7 +122,7 @@ def _conditions(chosen: TaskFilter) -> list[pl.Expr]:
 def _task(row: dict[str, Any], index: Index) -> dict[str, Any]:
     numbers = row.pop("numbers")
     groups = [group_row(index.group(number)) for number in numbers]
-    return {**row, "task": shown(row["task"], _LABEL), "groups": groups}
+    return {**row, "task": shortened(row["task"], _LABEL), "groups": groups}
 
 
 def group_row(group: dict[str, Any]) -> dict[str, Any]:

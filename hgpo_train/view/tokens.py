@@ -55,12 +55,10 @@ class TokenTexts:
 
     def _text(self, number: int) -> str | None:
         piece: str | None = self._tokenizer.id_to_token(number)
-        if piece is None:
-            return None
-        if _SPACE in piece:
-            return piece.replace(_SPACE, " ")
-        decoded: str = self._tokenizer.decode([number], skip_special_tokens=False)
-        return decoded
+        if piece is None or _SPACE in piece:
+            return piece and piece.replace(_SPACE, " ")
+        text: str = self._tokenizer.decode([number], skip_special_tokens=False)
+        return text
 
 
 def token_texts(config: Mapping[str, Any], training: Path | None) -> TokenTexts | None:
@@ -70,51 +68,43 @@ def token_texts(config: Mapping[str, Any], training: Path | None) -> TokenTexts 
         config: The configuration in the run's manifest.
         training: The folder of the training run that wrote it, if one did.
     """
-    for file in _files(config, training):
-        found = _read(file)
-        if found is not None:
-            return found
-    return None
+    return next((texts for folder in _folders(config, training) if (texts := _read(folder / FILE))), None)
 
 
-def _files(config: Mapping[str, Any], training: Path | None) -> Iterator[Path]:
-    """Yield the places where the tokenizer may be."""
+def _folders(config: Mapping[str, Any], training: Path | None) -> Iterator[Path]:
+    """Yield the folders in which the tokenizer may be: of checkpoints, of models, and of the hub's cache."""
     if training is not None:
-        yield from (folder / FILE for folder in reversed(list_checkpoints(training / "checkpoints")))
+        yield from reversed(list_checkpoints(training / "checkpoints"))
     for name in _models(config):
         if name.startswith(("//", "\\\\")):  # another machine, which would be told who looks
             continue
-        folder = Path(name)
-        if folder.is_dir():
-            yield folder / FILE
-            yield from (one / FILE for one in reversed(list_checkpoints(folder / "checkpoints")))
-        elif (cached := _in_cache(name)) is not None:
-            yield cached
+        if Path(name).is_dir():
+            yield Path(name)
+            yield from reversed(list_checkpoints(Path(name) / "checkpoints"))
+        else:
+            yield from _in_cache(name)
 
 
 def _models(config: Mapping[str, Any]) -> Iterator[str]:
     """Yield the names of models in a configuration: of rollouts, and of training."""
     policy, model = config.get("policy"), config.get("model")
-    given = policy.get("name") if isinstance(policy, dict) else policy
-    if isinstance(given, str):
-        kind, _, name = given.partition(":")
-        if kind in _POLICIES and name:
-            yield name
+    name = policy.get("name") if isinstance(policy, dict) else policy
+    if isinstance(name, str) and name.partition(":")[0] in _POLICIES:
+        yield name.partition(":")[2]
     if isinstance(model, dict) and isinstance(model.get("path"), str):
         yield model["path"]
 
 
-def _in_cache(name: str) -> Path | None:
-    """Return a model's file in the cache of the Hugging Face hub, without a request."""
+def _in_cache(name: str) -> Iterator[Path]:
+    """Yield the folder of a model in the cache of the Hugging Face hub, without a request."""
     try:
         from huggingface_hub import try_to_load_from_cache
-    except ImportError:
-        return None
-    try:
-        found = try_to_load_from_cache(name, FILE)
-    except ValueError:  # no name of a model
-        return None
-    return Path(found) if isinstance(found, str) else None
+
+        file = try_to_load_from_cache(name, FILE)
+    except (ImportError, ValueError):  # no hub, or no name of a model
+        return
+    if isinstance(file, str):
+        yield Path(file).parent
 
 
 @lru_cache(8)

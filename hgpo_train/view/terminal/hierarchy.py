@@ -44,20 +44,20 @@ def members(contexts: Sequence[Sequence[int | None]], row: int) -> list[Member]:
     >>> [member.deepest for member in members([[1, 1, 2, 1], [None, 3, 3, 3]], 1)]
     [0, 1, 1]
     """
-    found = []
+    steps = []
     for other in range(len(contexts[0])):
         shared = 0
         while shared < len(contexts) and None is not contexts[shared][row] == contexts[shared][other]:
             shared += 1
         if shared:
-            found.append(Member(other, shared - 1))
-    return found
+            steps.append(Member(other, shared - 1))
+    return steps
 
 
 def levels(contexts: Sequence[Sequence[int | None]], row: int) -> list[list[Member]]:
     """Return the members of every level k of a step's hierarchy; none if it has fewer than k previous states."""
-    found = members(contexts, row)
-    return [[member for member in found if member.deepest >= k] for k in range(len(contexts))]
+    steps = members(contexts, row)
+    return [[member for member in steps if member.deepest >= k] for k in range(len(contexts))]
 
 
 def before(group: dict[str, Any], row: int, back: int) -> int | None:

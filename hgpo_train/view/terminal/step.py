@@ -81,7 +81,7 @@ class StepScreen(Screen[None]):
         self.group = group
         self.row = row
         self.panel = panel
-        self.names = short_names([one["trajectory"] for one in group["trajectories"]])
+        self.names = short_names([trajectory["trajectory"] for trajectory in group["trajectories"]])
         self.context = "states"
         self.others: dict[str, tuple[int, int]] = {}
 
@@ -119,9 +119,9 @@ class StepScreen(Screen[None]):
             estimates.append(values)
             lines.append(Content.assemble((f"{letter} ", "bold"), visible(variant.name), " ", about))
         self.query_one("#advantages", Static).update(Content("\n").join(lines))
-        levelled = next((one for one in estimates if "k0" in one["columns"]), None)
+        levelled = next((estimated for estimated in estimates if "k0" in estimated["columns"]), None)
         self.context = levelled["parameters"].get("context", "states") if levelled else "states"
-        depths = (one["parameters"].get("history_length") for one in estimates)
+        depths = (estimated["parameters"].get("history_length") for estimated in estimates)
         depth = next((int(value) for value in depths if value is not None), _DEPTH)
         contexts = self.group["contexts"][self.context][: depth + 1]
         self.others = {}
@@ -141,11 +141,11 @@ class StepScreen(Screen[None]):
     def _estimate(self, variant: Variant) -> tuple[dict[str, Any], Content]:
         """Return the columns and parameters of an estimate, and a line about the step; empty if it is refused."""
         try:
-            found = _estimate(self.index, self.group["number"], variant.spec)
+            estimated = _estimate(self.index, self.group["number"], variant.spec)
         except InputError as error:
             return {"columns": {}, "parameters": {}}, visible(str(error), "$text-error")
-        value, returned = (found["columns"][name][self.row] for name in ("advantage", "return"))
-        return found, Content.assemble(signed(value, 3).stylize("bold"), f"  R {number(returned, 3)}")
+        value, returned = (estimated["columns"][name][self.row] for name in ("advantage", "return"))
+        return estimated, Content.assemble(signed(value, 3).stylize("bold"), f"  R {number(returned, 3)}")
 
     def _level(self, k: int, level: Sequence[Member], levelled: dict[str, Any] | None) -> list[Content]:
         """Return the lines of a level: its advantage and weight; its size and mean R."""
@@ -153,7 +153,7 @@ class StepScreen(Screen[None]):
         title = Content.assemble((f"k = {k}", "bold"), f" {_title(k)}")
         if not level:
             return [title, Content.styled(f"The step has only {counted(k - 1, 'state')} before it.", "dim")]
-        whole = [one.row for one in level if not trajectories[steps["trajectory"][one.row]]["aborted"]]
+        whole = [step.row for step in level if not trajectories[steps["trajectory"][step.row]]["aborted"]]
         rollouts = counted(len({steps["trajectory"][row] for row in whole}), "rollout")
         facts = f"{'singleton' if len(whole) == 1 else counted(len(whole), 'step')} of {rollouts}"
         if len(whole) < len(level):
@@ -175,10 +175,10 @@ class StepScreen(Screen[None]):
         name = line(f"{self.names[owner]} · {steps['step'][row]}", 24, "bold" if row == self.row else "")
         parts: list[Content | str] = [_mark(trajectories[owner]), " ", name]
         parts.append(" " * max(1, 16 - name.cell_length))
-        returned = next((one["columns"]["return"][row] for one in estimates if one["columns"]), None)
+        returned = next((estimated["columns"]["return"][row] for estimated in estimates if estimated["columns"]), None)
         parts.append(f"R {number(returned):>6}")
-        for letter, one in zip("AB", estimates, strict=False):
-            value = signed(one["columns"]["advantage"][row] if one["columns"] else None)
+        for letter, estimated in zip("AB", estimates, strict=False):
+            value = signed(estimated["columns"]["advantage"][row] if estimated["columns"] else None)
             parts += [f"  {letter} ", " " * (5 - value.cell_length), value]
         action = steps["action"][row]
         parts += ["  ", line(None if action is None else self.group["actions"][action], 60, "dim")]
@@ -187,10 +187,10 @@ class StepScreen(Screen[None]):
     def on_option_list_option_highlighted(self, event: OptionList.OptionHighlighted) -> None:
         """Show what differs between the histories of the step and of the member."""
         level, other = self.others[event.option.id or ""]
-        shown = Content("You are here.")
+        difference = Content("You are here.")
         if other != self.row:
-            shown = _difference(self.group, self.row, other, level + 1, actions=self.context == "states_actions")
-        self.query_one("#difference", Static).update(shown)
+            difference = _difference(self.group, self.row, other, level + 1, actions=self.context == "states_actions")
+        self.query_one("#difference", Static).update(difference)
         self.query_one("#differs").scroll_home(animate=False)
 
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
@@ -219,12 +219,15 @@ class StepScreen(Screen[None]):
 
 def _head(group: dict[str, Any], row: int) -> Content:
     """Return the task, the trajectory, and where the step is in it."""
-    one = group["trajectories"][group["steps"]["trajectory"][row]]
-    where = f" · step {group['steps']['step'][row]} of {one['length']} · return {number(one['episode_return'])}"
+    trajectory = group["trajectories"][group["steps"]["trajectory"][row]]
+    done = f" · step {group['steps']['step'][row]} of {trajectory['length']}"
+    done += f" · return {number(trajectory['episode_return'])}"
     task = line(group.get("task", group["task_id"]), 150, "bold")
-    lines = [task, Content.assemble(_mark(one), " ", line(one["trajectory"], 40), where)]
-    if one["error"] is not None:
-        lines.append(Content.assemble(("Aborted: " if one["aborted"] else "", "$text-error"), line(one["error"])))
+    lines = [task, Content.assemble(_mark(trajectory), " ", line(trajectory["trajectory"], 40), done)]
+    if trajectory["error"] is not None:
+        lines.append(
+            Content.assemble(("Aborted: " if trajectory["aborted"] else "", "$text-error"), line(trajectory["error"]))
+        )
     return Content("\n").join(lines)
 
 
@@ -260,9 +263,8 @@ def _texts(step: dict[str, Any], group: dict[str, Any], row: int) -> Content:
         parts.insert(2, _titled("State after the last step", block(group["states"][steps["next"][row]])))
     if step["admissible_actions"] is not None:
         listed = [
-            Content.assemble("→ " if taken else "  ", line(text, 120, "bold" if taken else ""))
+            Content.assemble("→ ", line(text, 120, "bold")) if text == step["action"] else "  " + line(text, 120)
             for text in step["admissible_actions"]
-            for taken in [text == step["action"]]
         ]
         parts.append(_titled(f"{step['admissible_count']:,} admissible actions", Content("\n").join(listed)))
     parts.append(_titled("Prompt", block(step["prompt"])))

@@ -33,15 +33,17 @@ def visible(text: str, style: str = "") -> Content:
     parts: list[str] = []
     spans: list[Span] = []
     end = at = 0
-    for found in _HIDDEN.finditer(text):
-        code = f"U+{ord(found[0]):04X}"
-        parts += [text[end : found.start()], code]
-        at += found.start() - end
+    for match in _HIDDEN.finditer(text):
+        code = f"U+{ord(match[0]):04X}"
+        parts += [text[end : match.start()], code]
+        at += match.start() - end
         spans.append(Span(at, at + len(code), CODE))
         at += len(code)
-        end = found.end()
-    shown = "".join([*parts, text[end:]])
-    return Content(shown, [Span(0, len(shown), style), *spans] if style and shown else spans).expand_tabs(4)
+        end = match.end()
+    plain_text = "".join([*parts, text[end:]])
+    return Content(
+        plain_text, [Span(0, len(plain_text), style), *spans] if style and plain_text else spans
+    ).expand_tabs(4)
 
 
 def plain(text: Text) -> str:
@@ -69,14 +71,14 @@ def block(text: Text) -> Content:
 
 def difference(parts: Sequence[tuple[str, str]]) -> Content:
     """Return the parts of two texts: ours in red, theirs in green, both in brackets, so that colours are not needed."""
-    shown = []
+    contents = []
     for kind, text in parts:
         if kind == "same":
-            shown.append(visible(text))
+            contents.append(visible(text))
         else:
             mark, style = ("-", "$text-error") if kind == "ours" else ("+", "$text-success")
-            shown.append(Content.assemble((f"[{mark}", style), visible(text, style), (f"{mark}]", style)))
-    return joined(shown)
+            contents.append(Content.assemble((f"[{mark}", style), visible(text, style), (f"{mark}]", style)))
+    return joined(contents)
 
 
 def joined(parts: Iterable[Content | str]) -> Content:

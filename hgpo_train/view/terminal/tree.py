@@ -82,18 +82,18 @@ class RunTree(Tree[Entry]):
         above: TreeNode[Entry] | None = node
         while above is not None:
             level, above = level + 1, above.parent
-        shown = Text(no_wrap=True)
+        label = Text(no_wrap=True)
         if entry.load is not None:
-            shown.append("▼ " if node.is_expanded else "▶ ", base_style)
+            label.append("▼ " if node.is_expanded else "▶ ", base_style)
         if entry.mark is not None:
-            shown.append(f"{entry.mark[0]} ", COLOURS[entry.mark[1]])
-        taken = shown.cell_len + level * self.guide_depth + sum(COLUMNS.values())
+            label.append(f"{entry.mark[0]} ", COLOURS[entry.mark[1]])
+        width_taken = label.cell_len + level * self.guide_depth + sum(COLUMNS.values())
         name = Text(entry.name, style)
-        name.truncate(max(8, self.scrollable_content_region.width - taken), overflow="ellipsis", pad=True)
-        shown.append_text(name)
+        name.truncate(max(8, self.scrollable_content_region.width - width_taken), overflow="ellipsis", pad=True)
+        label.append_text(name)
         for value, width in zip(entry.figures, COLUMNS.values(), strict=False):
-            shown.append(value.rjust(width), style)
-        return shown
+            label.append(value.rjust(width), style)
+        return label
 
     def action_open(self) -> None:
         """Open the node, or go to its first child."""
@@ -144,23 +144,23 @@ class TreeScreen(Screen[None]):
         """Read the tasks that contain the text."""
         tree = self.query_one(RunTree)
         tree.clear()
-        found = 0
+        tasks = 0
         for source in self.sources:
             with self.app.reporting():
                 index = source.index()
                 if len(self.sources) == 1:
-                    found += self._add_tasks(index, 0, tree.root)
+                    tasks += self._add_tasks(index, 0, tree.root)
                 else:
                     name = line(source.name).plain
                     load = partial(self._add_tasks, index, 0)
                     node = tree.add(tree.root, Entry(name, load=load))
-                    found += tasks_document(index, TaskFilter(text=self.text, limit=0))["total"]
+                    tasks += tasks_document(index, TaskFilter(text=self.text, limit=0))["total"]
                     if source is self.sources[0] or self.text:
                         node.expand()
         head = Content.assemble(("hgpo view ", "bold"), line(self.sources[0].name if len(self.sources) == 1 else ""))
-        about = f" · {counted(found, 'task')}" + (" contain " if self.text else "")
-        asked = line(self.text, 40, "bold") + " · Esc shows all" if self.text else ""
-        self.query_one("#head", Static).update(head + about + asked)
+        about = f" · {counted(tasks, 'task')}" + (" contain " if self.text else "")
+        searched = line(self.text, 40, "bold") + " · Esc shows all" if self.text else ""
+        self.query_one("#head", Static).update(head + about + searched)
         tree.focus()
         tree.move_cursor_to_line(0)
 
@@ -200,12 +200,12 @@ class TreeScreen(Screen[None]):
         tree = self.query_one(RunTree)
         first = index.group(number_)["row"]
         rows = index.members(number_).to_dicts()
-        for one, name in zip(rows, short_names([row["trajectory"] for row in rows]), strict=True):
-            won = "–" if one["aborted"] or one["won"] is None else str(int(one["won"]))
-            invalid = str(one["invalid"] or "")
-            figures = (won, number(one["episode_return"]), str(one["length"]), invalid)
-            enter = partial(self._open, index, number_, one["row"] - first)
-            tree.add(parent, Entry(line(name).plain, figures, outcome(one), enter=enter))
+        for trajectory, name in zip(rows, short_names([row["trajectory"] for row in rows]), strict=True):
+            won = "–" if trajectory["aborted"] or trajectory["won"] is None else str(int(trajectory["won"]))
+            invalid = str(trajectory["invalid"] or "")
+            figures = (won, number(trajectory["episode_return"]), str(trajectory["length"]), invalid)
+            enter = partial(self._open, index, number_, trajectory["row"] - first)
+            tree.add(parent, Entry(line(name).plain, figures, outcome(trajectory), enter=enter))
 
     def _open(self, index: Index, number_: int, row: int, _: TreeNode[Entry]) -> None:
         with self.app.reporting():
@@ -228,10 +228,10 @@ class TreeScreen(Screen[None]):
 
     def action_find(self) -> None:
         """Ask for a text."""
-        asked = self.query_one(Input)
-        asked.display = True
-        asked.value = self.text
-        asked.focus()
+        search = self.query_one(Input)
+        search.display = True
+        search.value = self.text
+        search.focus()
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
         """Show the tasks that contain the text."""
@@ -241,9 +241,9 @@ class TreeScreen(Screen[None]):
 
     def action_show_all(self) -> None:
         """Leave the input, or show all tasks."""
-        asked = self.query_one(Input)
-        if asked.display:
-            asked.display = False
+        search = self.query_one(Input)
+        if search.display:
+            search.display = False
             self.query_one(RunTree).focus()
         elif self.text:
             self.text = ""
