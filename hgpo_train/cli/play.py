@@ -75,11 +75,7 @@ def play(
 
 
 class Person:
-    """A policy that asks the person at the terminal for every action.
-
-    Args:
-        console: Where the state is printed.
-    """
+    """A policy that asks the person at the terminal for every action."""
 
     name = "person"
     batch_size = 1

@@ -55,13 +55,7 @@ def _train(console: Console, folder: Path, seed: int) -> None:
 
 
 def show(console: Console, result: QuickstartResult, out: Path) -> None:
-    """Print the results, their paths and the next commands.
-
-    Args:
-        console: The console.
-        result: The results.
-        out: The folder to print in paths.
-    """
+    """Print the results, their paths in the folder `out`, and the next commands."""
     from hgpo_envs.wording import counted
     from hgpo_train.cli.display import print_table
 

@@ -54,14 +54,9 @@ class QuickstartResult:
 def quickstart(
     folder: Path, *, seed: int = 0, tasks: int = 24, group_size: int = 16, progress: bool = False
 ) -> QuickstartResult:
-    """Collect rollouts, compute advantages and compare them.
+    """Collect rollouts of games in `folder`/run, compute advantages in `folder`/run.advantages, and compare them.
 
-    Args:
-        folder: The folder in which ``run`` and ``run.advantages`` are created. Rollouts in ``run`` are reused.
-        seed: Seed of the order of games and of every rollout.
-        tasks: Number of games, each played by one group.
-        group_size: Number of rollouts per group.
-        progress: Whether to show a progress line while rollouts are played.
+    Rollouts that the folder contains are reused.
 
     Raises:
         InputError: The folder contains another run or other files.

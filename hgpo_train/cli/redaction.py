@@ -20,11 +20,7 @@ def redact_output() -> None:
 
 
 class RedactedStream:
-    """A text stream that redacts each text written to it. Other attributes are those of the wrapped stream.
-
-    Args:
-        stream: The stream to write to, for example `sys.stderr`.
-    """
+    """A text stream that redacts each text written to it. Other attributes are those of the wrapped stream."""
 
     def __init__(self, stream: IO[str]) -> None:
         self._stream = stream

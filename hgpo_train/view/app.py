@@ -65,16 +65,10 @@ HEADERS: Final = {
 def make_app(
     sources: Sequence[Source], token: str, hosts: Sequence[str] = (), estimators: Sequence[str] = ()
 ) -> ASGIApp:
-    """Create the application.
+    """Create the application of some runs, whose addresses begin with a token.
 
-    Args:
-        sources: The runs.
-        token: The first part of every address.
-        hosts: Names of this machine that requests may be addressed to, in addition to those of loopback.
-        estimators: Estimators given as ``module:function``, in addition to the registered ones.
-
-    Raises:
-        InputError: An estimator is unknown.
+    Requests may be addressed to loopback's names and to `hosts`. `estimators` are offered as ``module:function``, in
+    addition to the registered ones; an unknown one raises InputError.
     """
     names = list(dict.fromkeys([*registry.names(), *estimators]))
     return _Guard(_routes(sources, names), token, hosts)

@@ -60,11 +60,7 @@ def shortened(text: str | None, most: int = STATE_CHARACTERS) -> Text:
 
 
 def group_document(index: Index, number: int) -> dict[str, Any]:
-    """Return the document of a group: its trajectories, steps, distinct texts, and contexts of all depths.
-
-    Args:
-        index: The index of the run.
-        number: The position of the group.
+    """Return the document of the group at a position: its trajectories, steps, distinct texts, and contexts.
 
     Returns:
         The columns of `Index.groups`, and
@@ -126,12 +122,7 @@ def _trajectory(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def step_document(index: Index, row: int, texts: TokenTexts | None = None) -> dict[str, Any]:
-    """Return the document of a step: the texts and tokens that a group's document does not contain.
-
-    Args:
-        index: The index of the run.
-        row: The number of the row.
-        texts: The texts of the run's tokens, if its tokenizer is known.
+    """Return the document of a row: the texts and tokens that a group's document does not contain.
 
     Raises:
         InputError: There is no such row, or it cannot be read.
@@ -139,6 +130,7 @@ def step_document(index: Index, row: int, texts: TokenTexts | None = None) -> di
     step = _step(index, row)
     tokens, chances = step.pop("response_token_ids"), step.pop("response_logprobs")
     prompt_tokens, admissible = step.pop("prompt_token_ids"), step["admissible_actions"]
+    whole_response = step["response"] if tokens is not None and len(tokens) <= TOKENS else None
     return {
         **step,
         "row": row,
@@ -153,14 +145,9 @@ def step_document(index: Index, row: int, texts: TokenTexts | None = None) -> di
         "prompt_tokens": None if prompt_tokens is None else len(prompt_tokens),
         "response_tokens": None if tokens is None else len(tokens),
         "tokens": None if tokens is None else tokens[:TOKENS],
-        "token_texts": None if tokens is None or texts is None else _token_texts(tokens, step["response"], texts),
+        "token_texts": None if tokens is None or texts is None else texts.of(tokens[:TOKENS], whole_response),
         "logprobs": None if chances is None else chances[:TOKENS],
     }
-
-
-def _token_texts(tokens: list[int], response: str | None, texts: TokenTexts) -> list[str | None] | None:
-    """Return the texts of the tokens that a document contains."""
-    return texts.of(tokens[:TOKENS], response if len(tokens) <= TOKENS else None)
 
 
 def _step(index: Index, row: int) -> dict[str, Any]:
@@ -196,13 +183,7 @@ def why_invalid(valid: bool, action: str | None, response: str | None, admissibl
 
 
 def whole_text(index: Index, row: int, column: str, item: int = 0) -> str:
-    """Return a text of a row as it is stored; empty if it is null.
-
-    Args:
-        index: The index of the run.
-        row: The number of the row.
-        column: One of `TEXTS`, or ``admissible_actions``.
-        item: The position in a list.
+    """Return a text of a row as it is stored, of one of `TEXTS` or an item of `admissible_actions`; empty for null.
 
     Raises:
         InputError: There is no such row, column or item.

@@ -30,18 +30,15 @@ RETURNS: Final = ("return", "penalty")
 
 
 def estimator_documents(names: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the name, the summary, the scope and the parameters of estimators.
-
-    Args:
-        names: Registered names, or ``module:function``.
+    """Return the name, the summary, the scope and the parameters of estimators: names, or ``module:function``.
 
     Raises:
         InputError: An estimator is unknown.
     """
-    estimators = [(name, registry.get(name)) for name in names]
+    estimators = {name: registry.get(name) for name in names}
     return [
         {"name": name, "summary": each.summary, "scope": each.scope, "parameters": _parameters(each.parameters)}
-        for name, each in estimators
+        for name, each in estimators.items()
     ]
 
 
@@ -83,12 +80,7 @@ def _meanings(of: type) -> dict[str, str]:
 
 
 def estimator_spec(name: str, settings: Sequence[str], known: Sequence[str]) -> EstimatorSpec:
-    """Return an estimator with its parameters.
-
-    Args:
-        name: The estimator.
-        settings: Its parameters, as ``name=value``.
-        known: The estimators that may be used: a page must not name a module to import.
+    """Return an estimator with its parameters, ``name=value``, if it is known: a page must not name a module to import.
 
     Raises:
         InputError: The estimator or a parameter is unknown or invalid.

@@ -115,10 +115,7 @@ def _scan(file: str) -> pl.LazyFrame:
 
 
 def read_index(files: Sequence[str]) -> Index:
-    """Read the index of the files of one run.
-
-    Args:
-        files: Files of a step table, as from `hgpo_datasets.reader.step_files`.
+    """Read the index of the files of one run (`hgpo_datasets.reader.step_files`).
 
     Raises:
         InputError: A file is damaged, or is not sorted as a step table is.

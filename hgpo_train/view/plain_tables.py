@@ -37,11 +37,7 @@ def import_table(files: Sequence[str], folder: Path) -> None:
     """Write the rows of plain Parquet files as a run.
 
     A column of the step table is taken over if the table has it. ``task`` stands for ``task_id`` where that is missing.
-    Steps are counted from 0 in each trajectory.
-
-    Args:
-        files: Files with the same columns.
-        folder: The folder of the new run.
+    Steps are counted from 0 in each trajectory. All files have the same columns.
 
     Raises:
         InputError: A column is missing or cannot be converted, or rows are invalid.

@@ -27,18 +27,12 @@ def serve(
     estimators: Sequence[str] = (),
     ready: Callable[[str], object] = print,
 ) -> None:
-    """Serve a viewer until it is interrupted.
+    """Serve a viewer until it is interrupted; `ready` is called with the address of the page.
 
-    Args:
-        sources: The runs.
-        host: The address to listen on. Other machines reach it only if it is not one of loopback.
-        port: The port; 0 for a free one.
-        open_browser: Whether to open the page in the user's browser.
-        estimators: Estimators as ``module:function``, in addition to the registered ones.
-        ready: Called with the address of the page as soon as it can be opened.
+    Other machines reach it only if `host` is not an address of loopback.
 
     Raises:
-        InputError: The host or the port cannot be used.
+        InputError: The host or the port cannot be used, or an estimator is unknown.
     """
     token = secrets.token_urlsafe(24)
     app = make_app(sources, token, [host], estimators)

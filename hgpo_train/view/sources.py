@@ -26,9 +26,6 @@ if TYPE_CHECKING:
 class Source:
     """One run, or one file of a step table.
 
-    Args:
-        path: The folder of a run, or a file.
-
     Attributes:
         path: As given.
         name: The last part of the path, for people.
@@ -88,12 +85,7 @@ class Source:
 
 
 class TableSource(Source):
-    """Parquet files of another program, which are read as one table (`plain_tables`).
-
-    Args:
-        path: The file, the folder or the pattern, as given.
-        files: The files.
-    """
+    """Parquet files of another program, which are read as one table (`plain_tables`)."""
 
     def __init__(self, path: Path, files: Sequence[str]) -> None:
         super().__init__(path)

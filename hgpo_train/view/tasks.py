@@ -63,12 +63,7 @@ _SORTS: Final = {
 
 
 def tasks_document(index: Index, chosen: TaskFilter, numbers: list[int] | None = None) -> dict[str, Any]:
-    """Return a page of the tasks that have groups of a kind.
-
-    Args:
-        index: The index of the run.
-        chosen: Which groups, in which order.
-        numbers: Positions of the groups to which the filter is applied; all by default.
+    """Return a page of the tasks with the chosen groups, of those at the positions `numbers`, by default of all.
 
     Returns:
         ``total`` (of tasks), ``groups`` (of groups), and ``tasks``: each with its totals over these groups, and with

@@ -26,11 +26,7 @@ _SPACE: Final = "▁"
 
 
 class TokenTexts:
-    """A tokenizer's texts of single tokens.
-
-    Args:
-        tokenizer: A tokenizer of the library `tokenizers`.
-    """
+    """A tokenizer's texts of single tokens."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -64,9 +60,7 @@ class TokenTexts:
 def token_texts(config: Mapping[str, Any], training: Path | None) -> TokenTexts | None:
     """Return the texts of a run's tokens, or None if its tokenizer is unknown or not on this machine.
 
-    Args:
-        config: The configuration in the run's manifest.
-        training: The folder of the training run that wrote it, if one did.
+    It is named by the configuration in the run's manifest, or stored by the training run that wrote the run.
     """
     return next((texts for folder in _folders(config, training) if (texts := _read(folder / FILE))), None)
 

@@ -35,11 +35,7 @@ def members(contexts: Sequence[Sequence[int | None]], row: int) -> list[Member]:
     """Return the steps that share at least the state of a step, itself included, in the order of the table.
 
     Level k of the hierarchy contains the members whose `deepest` is k or more, so that it contains all deeper levels.
-
-    Args:
-        contexts: One list per depth k with a number per row, equal for equal contexts, null where there are fewer than
-            k previous states: `hgpo_train.view.documents.group_document`.
-        row: The position of the step.
+    `contexts` are those of a group's document (`hgpo_train.view.documents.group_document`).
 
     >>> [member.deepest for member in members([[1, 1, 2, 1], [None, 3, 3, 3]], 1)]
     [0, 1, 1]

@@ -39,15 +39,7 @@ def read_two(texts: Sequence[str]) -> list[Variant]:
 
 
 class Session(App[None]):
-    """The application as its screens see it.
-
-    Args:
-        sources: The runs.
-        estimators: The two estimators that are compared first, with their parameters.
-
-    Raises:
-        InputError: An estimator is unknown or invalid.
-    """
+    """The application as its screens see it: the runs, and the estimators that are compared now."""
 
     def __init__(self, sources: Sequence[Source], estimators: Sequence[str] = ()) -> None:
         super().__init__()

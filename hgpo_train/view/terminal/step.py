@@ -55,14 +55,7 @@ _estimate = lru_cache(16)(estimate)  # the next step is usually of the same grou
 
 
 class StepScreen(Screen[None]):
-    """A step of a trajectory.
-
-    Args:
-        index: The index of the run.
-        group: The document of the group.
-        row: The position of the step in the group.
-        panel: The part of the screen that has the focus.
-    """
+    """The step at a position (`row`) of a group's document, with the focus on one of `PANELS`."""
 
     app: Session
     BINDINGS: ClassVar[list[BindingType]] = [
