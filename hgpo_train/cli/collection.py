@@ -11,8 +11,6 @@ import typer
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from rich.console import Console
-
     from hgpo_train.evaluation.summary import Prices
     from hgpo_train.rollout.collection import CollectedRun
 
@@ -72,13 +70,7 @@ def environment_options(
     return {**given, **read_assignments("--env-option", env_option or (), {})}
 
 
-def note(console: Console, text: str) -> None:
-    """Print a line of plain text."""
-    console.print(text, soft_wrap=True, markup=False, highlight=False)
-
-
 def play_and_report(
-    console: Console,
     out: Path,
     play: Callable[[], CollectedRun],
     report: Callable[[CollectedRun], None],
@@ -91,7 +83,6 @@ def play_and_report(
     Warnings are printed in one line each. Ctrl-C exits with 130.
 
     Args:
-        console: The console.
         out: The run's folder.
         play: Plays the run, or resumes it.
         report: Prints its results.
@@ -103,16 +94,16 @@ def play_and_report(
     """
     from hgpo_envs.errors import InputError
     from hgpo_train.evaluation.summary import write_summary
-    from hgpo_train.rollout.failures import RolloutError, failures_of_run
+    from hgpo_train.rollout.failures import RolloutError
 
     run: CollectedRun | None = None
     try:
         with warnings.catch_warnings():
-            warnings.showwarning = lambda message, *_, **__: note(console, str(message))
+            warnings.showwarning = lambda message, *_, **__: typer.echo(message, err=True)
             run = play()
     except KeyboardInterrupt:
         write_summary(out, prices)
-        note(console, "Interrupted. Finished groups are committed; run the same command again to resume.")
+        typer.echo("Interrupted. Finished groups are committed; run the same command again to resume.", err=True)
         raise typer.Exit(130) from None
     except InputError:
         raise
@@ -123,6 +114,5 @@ def play_and_report(
         raise
     write_summary(out, prices)
     report(run)
-    failures = failures_of_run(out)
-    if failures.failed:
-        note(console, f"{failures.describe(noun)}. Run the same command again to retry them.")
+    if run.failures.failed:
+        typer.echo(f"{run.failures.describe(noun)}. Run the same command again to retry them.", err=True)

@@ -84,7 +84,6 @@ def evaluate(
     )
     console = Console(stderr=True)
     collection.play_and_report(
-        console,
         out,
         partial(
             play,

@@ -12,8 +12,6 @@ from hgpo_train.cli import collection  # typer reads the annotations
 from hgpo_train.rollout.failures import MAX_FAILED
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from hgpo_train.rollout.collection import CollectedRun
 
 
@@ -55,15 +53,12 @@ def rollout(
     ] = "",
 ) -> None:
     """Collect groups of rollouts into a step table."""
-    from rich.console import Console
-
     from hgpo_train.assignments import read_assignments
     from hgpo_train.cli.output_paths import check_folder
     from hgpo_train.policies.registry import policy_spec
     from hgpo_train.rollout.collection import collect
 
     check_folder("--out", out)
-    console = Console(stderr=True, highlight=False)
     play = partial(
         collect,
         env,
@@ -82,12 +77,14 @@ def rollout(
         without=[name.strip() for name in without.split(",") if name.strip()],
         **collection.environment_options(split, data, history_length, max_steps, action_format, env_option),
     )
-    collection.play_and_report(console, out, play, partial(_report, console))
+    collection.play_and_report(out, play, _report)
 
 
-def _report(console: Console, run: CollectedRun) -> None:
+def _report(run: CollectedRun) -> None:
+    from rich.console import Console  # slow to import: rollouts begin before
     from rich.table import Table
 
+    console = Console(stderr=True, highlight=False)
     summary, tally = run.summary, run.tally
     rate = tally.steps / max(tally.seconds, 1e-9)
     table = Table(show_header=False, box=None)

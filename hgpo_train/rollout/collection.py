@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterable, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -25,7 +24,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import gymnasium
 import polars as pl
-from rich.console import Console
 
 from hgpo_datasets import StepWriter, manifest, scan_steps
 from hgpo_envs.env import TextEnv
@@ -42,7 +40,14 @@ from hgpo_train.policies.registry import (
 )
 from hgpo_train.rollout.collector import Tally
 from hgpo_train.rollout.env_handle import EnvHandle, open_env
-from hgpo_train.rollout.failures import MAX_FAILED, RolloutError, allowed_in_a_row, failures_of_run, raise_if_too_many
+from hgpo_train.rollout.failures import (
+    MAX_FAILED,
+    FailureSummary,
+    RolloutError,
+    allowed_in_a_row,
+    failures_of,
+    raise_if_too_many,
+)
 from hgpo_train.rollout.fingerprints import fingerprint_model, fingerprint_tasks
 from hgpo_train.rollout.outcomes import GROUP, Success, rollout_table, success
 from hgpo_train.rollout.progress_line import live_progress
@@ -50,8 +55,7 @@ from hgpo_train.rollout.run import ExecutionOptions, RolloutSpec, collect_groups
 from hgpo_train.rollout.sessions import Session, installed_versions, read_sessions, record_session
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator, Sequence
-    from types import UnionType
+    from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
     from typing import Protocol
 
     from hgpo_train.policies.base import Failure, Policy, Reply, Request
@@ -106,6 +110,11 @@ class CollectedRun:
     def success(self) -> Success:
         """The share of solved tasks, and its bounds if rollouts failed."""
         return success(self.rollouts)
+
+    @property
+    def failures(self) -> FailureSummary:
+        """The numbers of rollouts and of failed ones, with the reasons."""
+        return failures_of(self.rollouts)
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -209,7 +218,6 @@ def collect(
     (6, 30, ['look'])
     """
     spec = RolloutSpec(tasks, group_size, seed, order, max_groups=dynamic)
-    _check_type("without", without, Iterable, "names of columns")
     return play_run(
         env,
         policy,
@@ -222,7 +230,7 @@ def collect(
         workers=workers,
         retry_failed=retry_failed,
         max_failed=max_failed,
-        without=[without] if isinstance(without, str) else list(without),
+        without=without,
         progress=progress,
     )
 
@@ -235,13 +243,13 @@ def play_run(
     content: Mapping[str, Any],
     env_options: Mapping[str, Any],
     *,
-    policy_options: Mapping[str, Any] | None,
-    slots: int | None,
-    workers: bool,
-    retry_failed: bool,
-    max_failed: float,
-    without: Sequence[str] = (),
-    progress: bool,
+    policy_options: Mapping[str, Any] | None = None,
+    slots: int | None = None,
+    workers: bool = False,
+    retry_failed: bool = True,
+    max_failed: float = MAX_FAILED,
+    without: str | Iterable[str] = (),
+    progress: bool = True,
     noun: str = "rollouts",
 ) -> CollectedRun:
     """Play one or several collections into a run's folder, for `collect` and `hgpo_train.evaluation.evaluate`.
@@ -250,26 +258,19 @@ def play_run(
     only be resumed with equal values; `noun` is what the rollouts are called in messages. The other arguments, the
     result and the exceptions are those of `collect`.
     """
-    _check_type("out", out, str | os.PathLike, "the path of a folder")
-    folder = Path(os.fspath(out))
-    _check_type("max_failed", max_failed, int | float, "a share from 0 to 1")
+    folder, options = Path(out), dict(policy_options or {})
     if not 0 <= max_failed <= 1:
         raise InputError(f"max_failed: expected a share from 0 to 1, received {max_failed}")
-    _check_type("workers", workers, bool, "True or False")
-    _check_type("retry_failed", retry_failed, bool, "True or False")
-    _check_type("policy_options", policy_options, Mapping | None, "a dictionary")
-    options = dict(policy_options or {})
     slots = default_slots(workers=workers) if slots is None else slots
     ExecutionOptions(slots, workers)  # refuses bad values before anything is opened
     handle, stored_options = _open(env, env_options, policy)
     specs = plan(handle)
     most = sum((spec.max_groups or spec.tasks) * spec.group_size for spec in specs)
     execution = ExecutionOptions(slots, workers, max_consecutive_failures=allowed_in_a_row(most, max_failed))
-    tally = Tally()
     player, name, identity = _policy(policy, handle, options)
+    tally = Tally()
     with closing(player):
-        earlier = read_sessions(folder)
-        unstored = execution_options(name)
+        earlier, unstored = read_sessions(folder), execution_options(name)
         session = Session(
             started_at=datetime.now(UTC).isoformat(timespec="seconds"),
             endpoint=getattr(player, "endpoint", None),
@@ -297,9 +298,10 @@ def play_run(
                 **content,
             }
         )
+        columns = [without] if isinstance(without, str) else list(without)
         with (
             _removed_if_unused(folder),
-            StepWriter(folder, config=config, without=without) as writer,
+            StepWriter(folder, config=config, without=columns) as writer,
             stop_on_interrupt() as should_stop,
         ):
             for text in notes:
@@ -308,12 +310,12 @@ def play_run(
             expected = sum(spec.tasks * spec.group_size for spec in specs)
             expected -= session.groups_before * specs[0].group_size
             with (
-                live_progress(Console(stderr=True, quiet=not progress), max(0, expected)) as show,
+                live_progress(max(0, expected), shown=progress) as show,
                 record_session(folder, earlier, session, tally) as record,
             ):
 
-                def tell(counts: Tally) -> None:
-                    show(counts)
+                def report(tally: Tally) -> None:
+                    show(tally)
                     record()
 
                 for spec in specs:
@@ -324,25 +326,20 @@ def play_run(
                         spec,
                         execution,
                         retry_failed=retry_failed,
-                        progress=tell,
+                        progress=report,
                         should_stop=should_stop,
                         tally=tally,
                     )
                     if should_stop():
                         raise KeyboardInterrupt(f"finished groups are in {folder}; run it again to resume")
     run = CollectedRun(folder, tally)
-    for failures in (failures_of_run(folder), tally.first_failures):
+    for failures in (run.failures, tally.first_failures):
         try:
             raise_if_too_many(failures, max_failed, "Run it again with the same arguments to retry them.", noun)
         except RolloutError as error:
             error.run = run
             raise
     return run
-
-
-def _check_type(name: str, value: object, expected_type: type | UnionType, expected: str) -> None:
-    if not isinstance(value, expected_type):
-        raise InputError(f"{name}: expected {expected}, received {value!r}")
 
 
 def _open(env: AnyEnv, options: Mapping[str, Any], policy: AnyPolicy) -> tuple[EnvHandle, dict[str, Any]]:

@@ -8,6 +8,7 @@ as they arrive (`hgpo_train.policies.validation`), and trusted from then on.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import TYPE_CHECKING, NoReturn
@@ -17,7 +18,7 @@ from hgpo_envs.episode import Episode
 from hgpo_envs.errors import InputError
 from hgpo_train.policies.base import Failure, Reply, Request, attempt, is_bug
 from hgpo_train.policies.validation import BadValueError, checked_count, checked_reply, checked_state, checked_task
-from hgpo_train.rollout.failures import FailureReasons, FailureSummary, RolloutError
+from hgpo_train.rollout.failures import FailureSummary, RolloutError, merged_reasons
 from hgpo_train.rollout.trajectory import Trajectory
 
 if TYPE_CHECKING:
@@ -52,9 +53,7 @@ class Tally:
         policy_s: Seconds spent in the policy's calls in this thread.
         environment_s: Seconds spent in engines and prompts.
         seconds: Seconds since the start.
-        failures: Number of rollouts that failed since the last step.
-        failing_tasks: The tasks of these rollouts.
-        reasons: Reasons of the failures.
+        reasons: Number of failures by reason.
         retried: Number of retried rollouts, which failed in an earlier run.
         retries_failed: Number of retried rollouts that failed again.
     """
@@ -71,9 +70,7 @@ class Tally:
     policy_s: float = 0.0
     environment_s: float = 0.0
     seconds: float = 0.0
-    failures: int = 0
-    failing_tasks: set[str] = field(default_factory=set)
-    reasons: FailureReasons = field(default_factory=FailureReasons)
+    reasons: Counter[str] = field(default_factory=Counter)
     retried: int = 0
     retries_failed: int = 0
 
@@ -86,9 +83,8 @@ class Tally:
     @property
     def first_failures(self) -> FailureSummary:
         """The failures of rollouts that were played for the first time."""
-        return FailureSummary(
-            self.trajectories - self.retried, self.aborted - self.retries_failed, self.reasons.counts()
-        )
+        played, failed = self.trajectories - self.retried, self.aborted - self.retries_failed
+        return FailureSummary(played, failed, merged_reasons(self.reasons))
 
 
 @dataclass(slots=True)
@@ -113,6 +109,23 @@ class _Seat:
     number: int = 0
 
 
+@dataclass(slots=True)
+class _RowOfFailures:
+    """Rollouts that failed since the last step.
+
+    Attributes:
+        length: Number of them.
+        tasks: Their tasks.
+        began: Number of rollouts that had started when the first of them failed.
+        persists: Whether one of them had started after that.
+    """
+
+    length: int = 0
+    tasks: set[str] = field(default_factory=set)
+    began: int = 0
+    persists: bool = False
+
+
 class Collector:
     """Plays groups of rollouts until the scheduler has no more.
 
@@ -123,10 +136,10 @@ class Collector:
         groups: The scheduler, which hands out groups and commits finished ones.
         tally: The counts to update, which may contain those of an earlier call.
         seed: The run's seed.
-        max_consecutive_failures: Number of rollouts that fail without a step in between at which the run stops. The
-            row must contain three tasks, every rollout that was running when it began, and one that started later: a
-            task that always fails, a few requests that fail faster than others succeed, or one broken connection of
-            all slots does not stop a run.
+        failures_allowed: Number of rollouts that fail without a step in between at which the run stops. The row must
+            contain three tasks, every rollout that was running when it began, and one that started later: a task that
+            always fails, a few requests that fail faster than others succeed, or one broken connection of all slots
+            does not stop a run.
         policy_timeout_s: Seconds after which a request without a reply fails.
     """
 
@@ -139,11 +152,11 @@ class Collector:
         tally: Tally,
         *,
         seed: int,
-        max_consecutive_failures: int,
+        failures_allowed: int,
         policy_timeout_s: float,
     ) -> None:
         self._source, self._slots, self._policy, self._groups = handle.shared.source, slots, policy, groups
-        self._seed, self._failures_allowed, self._policy_timeout_s = seed, max_consecutive_failures, policy_timeout_s
+        self._seed, self._failures_allowed, self._policy_timeout_s = seed, failures_allowed, policy_timeout_s
         self._raises_bugs = bool(getattr(policy, "raise_errors", False))
         self._failing_act_loses = bool(getattr(self._source, "failing_act_loses", False))
         self._seats = [
@@ -153,10 +166,9 @@ class Collector:
         self._asked: dict[int, _Seat] = {}  # by request id, oldest first, which _exchange relies on
         self._requests: list[Request] = []  # not yet submitted to the policy
         self._members: list[tuple[PlannedGroup, int]] = []  # members of the newest group that have not started
-        self._next_id = self._started = 0
-        self._row_began = 0  # number of rollouts that had started when the first of the current row of failures failed
+        self._next_id = self._started = self._version = 0
+        self._row = _RowOfFailures()
         self.tally = tally
-        self._persists = tally.failures > 0  # whether a rollout of the row had started after that
 
     def run(self, progress: Callable[[Tally], None], should_stop: Callable[[], bool]) -> None:
         """Play until every wanted group is finished. Finished groups are committed, also after an error.
@@ -166,7 +178,7 @@ class Collector:
             should_stop: Called after every turn of the loop; True stops early.
 
         Raises:
-            RolloutError: At least `max_consecutive_failures` rollouts failed in a row, and there are more to play.
+            RolloutError: At least `failures_allowed` rollouts failed in a row, and there are more to play.
             Exception: A bug in a user's own policy (`hgpo_train.policies.own`).
         """
         began = perf_counter() - self.tally.seconds
@@ -223,6 +235,7 @@ class Collector:
         if not self._asked:
             return []
         collected = self._policy.collect(_BOTH_WAIT_S if self._slots.busy else _WAIT_S)
+        self._version = checked_count("the policy's version", self._policy.version)
         replies = [(int(request_id), checked_reply(reply)) for request_id, reply in collected]
         late = perf_counter() - self._policy_timeout_s
         for request_id, seat in self._asked.items():
@@ -260,8 +273,8 @@ class Collector:
             episode.observe(*action, state)
             trajectory.close_row(seconds)
             self.tally.steps += 1
-            self.tally.failures = 0  # a step ends a row of failures
-            self.tally.failing_tasks.clear()
+            if self._row.length:
+                self._row = _RowOfFailures()
         if not episode.done:
             prompt = episode.prompt()
             trajectory.open_row(prompt)
@@ -296,14 +309,13 @@ class Collector:
             self._end(seat, trajectory, failure)
 
     def _act(self, seat: _Seat, trajectory: Trajectory, reply: Reply) -> None:
-        version = checked_count("the policy's version", self._policy.version)
         command, well_formed = seat.episode.read(reply.response)
-        trajectory.add_reply(reply, command, perf_counter() - seat.asked_at, version)
+        seat.action = command, well_formed
+        trajectory.add_reply(reply, command, perf_counter() - seat.asked_at, self._version)
         prompt_tokens, tokens = reply.token_counts
         self.tally.prompt_tokens += prompt_tokens or 0
         self.tally.tokens += tokens or 0
         self.tally.uncounted += prompt_tokens is None or tokens is None
-        seat.action = command, well_formed
         self._slots.call(seat.slot, "act", command)
 
     def _raise_bug(self, trajectory: Trajectory, failure: Failure) -> NoReturn:
@@ -330,26 +342,27 @@ class Collector:
             trajectory.abort(failure)
             tally.aborted += 1
             tally.retries_failed += again
-            if not tally.failures:
-                self._row_began = self._started
-            self._persists = bool(tally.failures) and (self._persists or seat.number >= self._row_began)
-            tally.failures += 1
-            tally.failing_tasks.add(trajectory.group.task_id)
-            tally.reasons.add(failure)
+            tally.reasons[str(failure)] += 1
+            row = self._row
+            if not row.length:
+                row.began = self._started
+            row.length += 1
+            row.persists |= seat.number >= row.began
+            row.tasks.add(trajectory.group.task_id)
         seat.trajectory = seat.action = None
         self._free.append(seat)
         self._groups.finish(trajectory)
 
     def _check_row_of_failures(self) -> None:
-        """Stop if everything fails. See `max_consecutive_failures`."""
-        tally, allowed = self.tally, self._failures_allowed
-        if tally.failures < allowed or len(tally.failing_tasks) < min(_FAILING_TASKS, allowed) or not self._persists:
+        """Stop if everything fails. See `failures_allowed`."""
+        tally, row, allowed = self.tally, self._row, self._failures_allowed
+        if row.length < allowed or len(row.tasks) < min(_FAILING_TASKS, allowed) or not row.persists:
             return
-        running = [seat.number for seat in self._seats if seat.trajectory is not None]
-        if min(running) < self._row_began and tally.failures < _LONGEST_ROWS * max(allowed, len(self._seats)):
+        oldest = min(seat.number for seat in self._seats if seat.trajectory is not None)
+        if oldest < row.began and row.length < _LONGEST_ROWS * max(allowed, len(self._seats)):
             return
-        so_far = FailureSummary(tally.trajectories, tally.aborted, tally.reasons.counts())
+        so_far = FailureSummary(tally.trajectories, tally.aborted, merged_reasons(tally.reasons))
         raise RolloutError(
-            f"stopped after {tally.failures} failures in a row: {so_far.describe()}. Finished groups are committed; "
+            f"stopped after {row.length} failures in a row: {so_far.describe()}. Finished groups are committed; "
             "when the cause is fixed, run the same command again to resume and to retry them."
         )

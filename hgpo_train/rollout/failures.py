@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Mapping
 
     import polars as pl
 
-    from hgpo_train.policies.base import Failure
     from hgpo_train.rollout.collection import CollectedRun
 
 MAX_FAILED: Final = 0.1
@@ -24,7 +23,6 @@ tenth, the distribution of the remaining rollouts probably differs from the requ
 """
 
 _NUMBER: Final = re.compile(r"\d+")
-_DISTINCT: Final = 1_000
 _SHOWN: Final = 3
 
 
@@ -36,27 +34,6 @@ class RolloutError(RuntimeError):
     """
 
     run: CollectedRun | None = None
-
-
-class FailureReasons:
-    """Counts of the reasons of failures. Reasons that differ only in numbers count as one, shown as the first."""
-
-    def __init__(self) -> None:
-        self._times: Counter[str] = Counter()
-        self._shown: dict[str, str] = {}
-
-    def add(self, reason: Failure | str, times: int = 1) -> None:
-        """Count a reason. After a thousand different reasons, new ones are counted as "other reasons"."""
-        text = str(reason)
-        pattern = _NUMBER.sub("0", text)
-        if pattern not in self._shown and len(self._shown) >= _DISTINCT:
-            pattern = text = "other reasons"
-        self._shown.setdefault(pattern, text)
-        self._times[pattern] += times
-
-    def counts(self) -> tuple[tuple[str, int], ...]:
-        """Return each reason with its count, the most frequent first."""
-        return tuple((self._shown[pattern], times) for pattern, times in self._times.most_common())
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +83,19 @@ def allowed_in_a_row(rollouts: int, most: float = MAX_FAILED) -> int:
     return min(64, max(3, int(rollouts * most) + 1))
 
 
+def merged_reasons(reasons: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
+    """Return each reason with its count, the most frequent first. Those that differ only in numbers are the first one.
+
+    >>> merged_reasons({"no disk": 1, "no answer within 3 s": 1, "no answer within 20 s": 2})
+    (('no answer within 3 s', 3), ('no disk', 1))
+    """
+    merged: dict[str, tuple[str, int]] = {}
+    for reason, times in reasons.items():
+        shown, before = merged.get(_NUMBER.sub("0", reason), (reason, 0))
+        merged[_NUMBER.sub("0", reason)] = (shown, before + times)
+    return tuple(sorted(merged.values(), key=lambda counted: -counted[1]))
+
+
 def failures_of_run(run: str | os.PathLike[str]) -> FailureSummary:
     """Summarize the failures in a run's folder; a folder without rows has none."""
     from hgpo_datasets import scan_steps
@@ -122,12 +112,14 @@ def failures_of_steps(steps: pl.LazyFrame) -> FailureSummary:
     import polars as pl
 
     last = steps.group_by("run", "trajectory").agg(pl.col("aborted").any(), pl.col("error").drop_nulls().first())
-    errors = last.collect()
-    reasons = FailureReasons()
-    failed = errors.filter("aborted").group_by("error").len().sort("len", "error", descending=[True, False])
-    for error, times in failed.iter_rows():
-        reasons.add(error or "no reason is stored", times)
-    return FailureSummary(len(errors), int(errors["aborted"].sum()), reasons.counts())
+    return failures_of(last.collect())
+
+
+def failures_of(rollouts: pl.DataFrame) -> FailureSummary:
+    """Summarize the failures in a table of rollouts, of which the columns `aborted` and `error` are read."""
+    failed = rollouts.filter("aborted")
+    counts = failed["error"].fill_null("no reason is stored").value_counts(name="times").sort("times", "error")[::-1]
+    return FailureSummary(len(rollouts), len(failed), merged_reasons(dict(counts.iter_rows())))
 
 
 def raise_if_too_many(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from hgpo_datasets import scan_steps
 from hgpo_train.rollout.outcomes import OUTCOMES, failed_rollouts, groups_with_mixed_outcomes
@@ -15,9 +15,6 @@ if TYPE_CHECKING:
     from hgpo_datasets import StepWriter
     from hgpo_train.rollout.group_plan import Key, PlannedGroup
     from hgpo_train.rollout.trajectory import Row, Trajectory
-
-SHARD_CHARACTERS: Final = 128 << 20
-"""Characters of prompts and responses in finished groups at which they are committed, even if they are few."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +80,7 @@ class GroupScheduler:
             which they finish. None turns dynamic sampling off.
         outcome: The outcome that makes a group informative, a key of `hgpo_train.rollout.outcomes.OUTCOMES`.
         together: Number of finished groups that are committed together.
+        characters: Number of characters of prompts and responses in finished groups at which fewer are committed.
         done: Groups that are committed already and not played again, and whether each is informative.
         failed: Committed groups whose failed rollouts are retried, even if no further group is wanted. They are not in
             `done`.
@@ -97,11 +95,12 @@ class GroupScheduler:
         max_groups: int | None = None,
         outcome: str = "reward",
         together: int = 64,
+        characters: int = 8 << 20,
         done: Mapping[Key, bool] | None = None,
         failed: Mapping[Key, FailedGroup] | None = None,
     ) -> None:
         self._plan, self._wanted, self._max_groups, self._commit = plan, wanted, max_groups, commit
-        self._outcome, self._together = OUTCOMES[outcome], together
+        self._outcome, self._together, self._most_characters = OUTCOMES[outcome], together, characters
         self._done, self._failed = done or {}, failed or {}
         self._to_retry = Counter(iteration for iteration, _, _ in self._failed)
         self._iteration = 0
@@ -151,7 +150,7 @@ class GroupScheduler:
         for _, member_rows in sorted(active.rows.items()):
             rows += member_rows
         self._finished += 1
-        if self._finished >= self._together or self._characters >= SHARD_CHARACTERS:
+        if self._finished >= self._together or self._characters >= self._most_characters:
             self.flush()
 
     def flush(self) -> None:

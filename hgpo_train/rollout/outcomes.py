@@ -42,11 +42,6 @@ def rollout_table(steps: pl.LazyFrame) -> pl.LazyFrame:
     episode_return and length (number of steps, those of an aborted rollout until it failed); valid and admissible, the
     shares of well-formed and of admissible actions; aborted and error.
     """
-    columns = steps.collect_schema()
-    if "action_admissible" not in columns:  # the table is older
-        steps = steps.with_columns(action_admissible=pl.lit(None, pl.Boolean))
-    if "episode_won" not in columns:
-        steps = steps.with_columns(episode_won=pl.col("won").any(ignore_nulls=False).over("run", "trajectory"))
     return steps.group_by("run", *GROUP, "trajectory").agg(
         pl.col("env_id", "task_type", "episode_return").first(),
         pl.col("episode_won").first().alias("won"),

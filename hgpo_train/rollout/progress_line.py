@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import contextmanager
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-
-    from rich.console import Console
 
     from hgpo_train.rollout.collector import Tally
 
@@ -19,19 +16,22 @@ _EVERY_S = 0.2
 
 
 @contextmanager
-def live_progress(console: Console, expected: int) -> Iterator[Callable[[Tally], None]]:
-    """Show a progress line within the block.
+def live_progress(expected: int, *, shown: bool = True) -> Iterator[Callable[[Tally], None]]:
+    """Show a progress line within the block, if standard error is a terminal.
 
     Args:
-        console: The console; nothing is shown if it is not a terminal.
         expected: Number of rollouts that will be played.
+        shown: Whether to show the line at all.
 
     Yields:
         A function that updates the line from a tally. It limits the rate of updates itself.
     """
-    if not console.is_terminal:  # some versions of rich would print an empty line
+    if not shown or not sys.stderr.isatty():
         yield lambda _: None
         return
+    from rich.console import Console  # slow to import
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
     columns = (
         TextColumn("rollouts"),
         BarColumn(),
@@ -40,7 +40,7 @@ def live_progress(console: Console, expected: int) -> Iterator[Callable[[Tally],
         TimeRemainingColumn(),
     )
     last = 0.0
-    with Progress(*columns, console=console, transient=True) as bar:
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("rollouts", total=expected, summary="")
 
         def show(tally: Tally) -> None:

@@ -21,7 +21,6 @@ from hgpo_train.rollout.group_scheduler import GroupScheduler, collected_groups
 from hgpo_train.rollout.outcomes import OUTCOMES
 from hgpo_train.rollout.slots import LocalSlots, Slots, ThreadSlots
 from hgpo_train.rollout.trajectory import columns_of
-from hgpo_train.rollout.workers import WorkerSlots
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -102,7 +101,9 @@ class ExecutionOptions:
         workers: Whether each environment runs in its own subprocess.
         worker_timeout_s: Maximum seconds for a command in a worker; a worker that takes longer is killed.
         policy_timeout_s: Maximum seconds for a reply of the policy; a request that takes longer fails.
-        groups_per_shard: Number of groups per shard.
+        groups_per_shard: Number of finished groups at which they are committed, as a shard.
+        shard_characters: Number of characters of their prompts and responses at which they are committed earlier. It
+            bounds the memory of a collection.
         max_consecutive_failures: Number of rollouts that fail in a row, without a step in between, at which the run
             stops (`hgpo_train.rollout.collector.Collector`). None derives it from the number of all rollouts
             (`hgpo_train.rollout.failures.allowed_in_a_row`).
@@ -116,10 +117,11 @@ class ExecutionOptions:
     worker_timeout_s: float = 300.0
     policy_timeout_s: float = 3600.0
     groups_per_shard: int = 64
+    shard_characters: int = 8 << 20
     max_consecutive_failures: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("slots", "groups_per_shard", "max_consecutive_failures"):
+        for name in ("slots", "groups_per_shard", "shard_characters", "max_consecutive_failures"):
             if getattr(self, name) is not None:
                 check_integer(name, getattr(self, name), 1)
         for name in ("worker_timeout_s", "policy_timeout_s"):
@@ -190,6 +192,7 @@ def collect_groups(
         max_groups=spec.max_groups,
         outcome=spec.outcome,
         together=execution.groups_per_shard,
+        characters=execution.shard_characters,
         done=done,
         failed=failed,
     )
@@ -198,6 +201,8 @@ def collect_groups(
     concurrent: int | None = getattr(handle.shared.source, "concurrent", None)
     slots: Slots
     if execution.workers:
+        from hgpo_train.rollout.workers import WorkerSlots
+
         slots = WorkerSlots(handle.shared, count, timeout_s=execution.worker_timeout_s)
     elif concurrent is not None:  # engines that wait for other processes, of which the source allows so many
         slots = ThreadSlots([handle.shared.source.engine() for _ in range(min(count, concurrent))])
@@ -210,7 +215,7 @@ def collect_groups(
         groups,
         tally,
         seed=spec.seed,
-        max_consecutive_failures=execution.max_consecutive_failures or allowed_in_a_row(rollouts),
+        failures_allowed=execution.max_consecutive_failures or allowed_in_a_row(rollouts),
         policy_timeout_s=execution.policy_timeout_s,
     )
     try:
@@ -220,33 +225,25 @@ def collect_groups(
     return tally
 
 
-@dataclass
-class StopRequest:
-    """A flag that the first Ctrl-C sets. See `stop_on_interrupt`."""
-
-    requested: bool = False
-
-    def __call__(self) -> bool:
-        """Return whether Ctrl-C was pressed."""
-        return self.requested
-
-
 @contextmanager
-def stop_on_interrupt() -> Iterator[StopRequest]:
-    """Set a flag at the first Ctrl-C within the block, so finished groups can be committed. A second one interrupts."""
-    stop = StopRequest()
+def stop_on_interrupt() -> Iterator[Callable[[], bool]]:
+    """Yield a function that returns whether Ctrl-C was pressed within the block. A second Ctrl-C interrupts.
+
+    Finished groups can thus be committed. Only the main thread receives Ctrl-C.
+    """
+    stop = threading.Event()
     if threading.current_thread() is not threading.main_thread():
-        yield stop
+        yield stop.is_set
         return
 
     def note(number: int, frame: object) -> None:
         del number, frame
-        if stop.requested:
+        if stop.is_set():
             raise KeyboardInterrupt
-        stop.requested = True
+        stop.set()
 
     before = signal.signal(signal.SIGINT, note)
     try:
-        yield stop
+        yield stop.is_set
     finally:
         signal.signal(signal.SIGINT, before)

@@ -225,7 +225,8 @@ class Trainer:
         rollout = self.config.rollout
         # One shard per iteration: an interrupted collection is repeated completely, so its batches have the same shapes
         # and its log-probabilities the same bytes.
-        execution = ExecutionOptions(slots=rollout.slots, groups_per_shard=max(spec.tasks, spec.max_groups or 0))
+        groups = max(spec.tasks, spec.max_groups or 0)
+        execution = ExecutionOptions(slots=rollout.slots, groups_per_shard=groups, shard_characters=128 << 20)
         collect_groups(env, self.policy, writer, spec, execution, retry_failed=True, progress=self._display.tally)
         rows = scan_steps(writer.folder).filter(pl.col("iteration") == spec.iteration)
         steps = rows.sort("trajectory", "step").collect()  # groups are stored in the order in which they finished

@@ -17,7 +17,6 @@ from hgpo_train.policies.base import BatchPolicy, Failure
 from hgpo_train.policies.scripted import RandomPolicy
 from hgpo_train.rollout.failures import (
     MAX_FAILED,
-    FailureReasons,
     FailureSummary,
     RolloutError,
     failures_of_run,
@@ -139,15 +138,6 @@ def test_a_stopped_retry_is_resumed(runs, turns):
     assert verify(runs.folder / "run").ok
     runs.collect("run", Flaky(), spec=WHAT, execution=MACHINE, retry_failed=True)
     assert content(runs, "run").equals(content(runs, "sound"))
-
-
-def test_reasons_that_differ_only_in_numbers_count_as_one():
-    reasons = FailureReasons()
-    assert reasons.counts() == ()
-    for number in range(5000):
-        reasons.add(Failure("PolicyFailed", f"no answer to request {number}"))
-        reasons.add(f"{number:x} {'abc'[number % 3]}")
-    assert reasons.counts()[0] == ("PolicyFailed: no answer to request 0", 5000)
 
 
 @pytest.mark.parametrize(

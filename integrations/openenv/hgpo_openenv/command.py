@@ -49,8 +49,6 @@ def serve(
     max_message_kb: Annotated[float, typer.Option(help="The largest message of a client, in KiB.")] = 256.0,
 ) -> None:
     """Serve environments to trainers in other processes: a session per WebSocket connection, in OpenEnv's protocol."""
-    from rich.console import Console
-
     from hgpo_envs.errors import InputError
     from hgpo_openenv.environments import open_environments
     from hgpo_openenv.run import run_server
@@ -72,7 +70,6 @@ def serve(
     limits = Limits(max_sessions, idle_timeout, max(1, int(max_message_kb * 1024)), call_timeout)
     options = collection.environment_options(split, data, history_length, max_steps, action_format, env_option)
     environments = open_environments(env_ids, options, order)
-    console = Console(stderr=True, highlight=False)
     ended = run_server(
         environments,
         host=host,
@@ -80,9 +77,9 @@ def serve(
         hosts=allow_host or (),
         limits=limits,
         ready=lambda ready: _announce(ready, environments),
-        log=lambda line: collection.note(console, f"an environment failed: {line}"),
+        log=lambda line: typer.echo(f"an environment failed: {line}", err=True),
     )
-    _report(console, ended)
+    _report(ended)
     if ended.interrupted:
         raise typer.Exit(130)
 
@@ -103,14 +100,11 @@ def _announce(ready: Ready, environments: Mapping[str, ServedEnvironment]) -> No
         typer.echo(f"Clients need the token in {TOKEN_VARIABLE}. Press Ctrl-C to stop.")
 
 
-def _report(console: object, ended: Ended) -> None:
-    from rich.console import Console
-
+def _report(ended: Ended) -> None:
     from hgpo_envs.wording import counted
 
-    assert isinstance(console, Console)
     counts = ended.counts
     line = f"Stopped: {counted(counts['sessions'], 'session')}, {counted(counts['Step'], 'step')}"
     if ended.closed:
         line += f"; {counted(ended.closed, 'session was', 'sessions were')} open, and their episodes are lost"
-    collection.note(console, f"{line}. The same command serves again; clients must connect again.")
+    typer.echo(f"{line}. The same command serves again; clients must connect again.", err=True)
