@@ -3,7 +3,7 @@
     <name>.jsonl            the records, memory-mapped; or <name>.jsonl.gz, decompressed by every process
     <name>.starts.npy       int64 (records + 1,): the offset of each line in the decompressed text, and its end
 
-Other tools can read the files (`polars.scan_ndjson`, DuckDB, jq). Reading one record here takes one `orjson.loads`.
+Other tools can read the files (`polars.scan_ndjson`, DuckDB, jq). Reading one record here decodes one line.
 `Labels` stores a column with few distinct texts as integers, so that the rows with a text are found without reading
 records.
 """
@@ -19,6 +19,7 @@ from bisect import bisect_left
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
 import numpy as np
 import orjson
 
@@ -80,12 +81,14 @@ class Records:
     Args:
         folder: The folder of the files.
         name: The files' name without suffix.
+        record: The type of the records. Reading a record of another type raises ValueError.
 
     Raises:
         InputError: If a file is missing or damaged, or if the two files do not match.
     """
 
-    def __init__(self, folder: Path, name: str) -> None:
+    def __init__(self, folder: Path, name: str, record: Any = Any) -> None:  # noqa: ANN401 (a type)
+        self._decode = msgspec.json.Decoder(record).decode
         path = folder / f"{name}.starts.npy"
         self._starts: Final[NDArray[np.int64]] = mapped(path, np.int64)
         self._text: Final = _text(folder / f"{name}.jsonl")
@@ -105,7 +108,7 @@ class Records:
         start, end = int(self._starts[index]), int(self._starts[index + 1])
         if not 0 <= end - start <= LONGEST_RECORD:
             raise ValueError(f"record {index} has {end - start} bytes")
-        return orjson.loads(self._text[start:end])
+        return self._decode(self._text[start:end])
 
 
 class LabelWriter:
@@ -138,7 +141,7 @@ class Labels:
 
     def __init__(self, folder: Path, name: str) -> None:
         self._codes: Final[NDArray[np.int32]] = mapped(folder / f"{name}.npy", np.int32)
-        self._texts: Final = Records(folder, name)
+        self._texts: Final = Records(folder, name, str)
 
     def rows(self, text: str) -> NDArray[np.int64]:
         """Return the rows with exactly this text, ascending."""
@@ -203,7 +206,7 @@ def report_damage(folder: Path) -> Iterator[None]:
         yield
     except InputError:
         raise
-    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+    except (LookupError, TypeError, ValueError, ArithmeticError, RecursionError) as error:
         raise InputError(
             f"the catalogue in {folder} is damaged ({type(error).__name__}: {one_line(error)}); "
             "see `hgpo data show webshop --verify`, or build it again"

@@ -23,8 +23,9 @@ import hashlib
 import math
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypedDict
 
+import msgspec
 import numpy as np
 
 from hgpo_envs.caching import bounded_cache
@@ -64,6 +65,44 @@ LONGEST_QUERY: Final = 1 << 12
 """The maximum length in characters of a query whose result is cached."""
 
 
+class _Manifest(TypedDict):
+    """The fields of a manifest that are read."""
+
+    format: int
+    id: str
+    nouns: str
+    products: int
+    human_instructions: int
+    synthetic_instructions: int
+    skipped: dict[str, int]
+    sources: dict[str, str]
+    files: dict[str, tuple[int, str]]
+
+
+class _Option(msgspec.Struct):
+    name: str
+    values: tuple[str, ...]
+
+
+class _Row(msgspec.Struct):
+    """A product as it is stored."""
+
+    asin: str
+    title: str
+    description: str
+    bullet_points: tuple[str, ...]
+    prices: tuple[float | None, ...]
+    options: tuple[_Option, ...]
+    attributes: tuple[str, ...]
+    category: str
+    query: str
+    product_category: str
+    nouns: tuple[str, ...]
+    instruction: str | None
+    instruction_attributes: tuple[str, ...] | None
+    listed: bool
+
+
 class Catalogue:
     """The products of one shop, opened by `Catalogue.open`.
 
@@ -81,11 +120,11 @@ class Catalogue:
         self.combinations: Final[NDArray[np.int64]] = mapped(folder / "combinations.npy", np.int64)
         self.instructed: Final[NDArray[np.int32]] = mapped(folder / "instructed.npy", np.int32)
         self.index: Final = Index(folder / "index", self._size)
-        self._human: Final = Records(folder, "human")
+        self._human: Final = Records(folder, "human", HumanInstruction)
         self._human_counts: Final[NDArray[np.int32]] = mapped(folder / "human.counts.npy", np.int32, columns=2)
         self._categories: Final = Labels(folder, "categories")
         self._queries: Final = Labels(folder, "queries")
-        records = Records(folder, "products")
+        records = Records(folder, "products", _Row)
         lengths = {len(values) for values in (records, self.asins, self.order, self.prices, self.combinations)}
         if lengths != {self._size} or len(self._human) != len(self._human_counts):
             raise InputError(f"the files of {folder} do not match each other; build the catalogue again")
@@ -186,10 +225,8 @@ class Catalogue:
     def human_instruction(self, number: int) -> HumanInstruction:
         """Return the human instruction at a position of this order."""
         with report_damage(self.folder):
-            row = self._human[number]
-            attributes, options = _texts(row["attributes"]), _texts(row["options"])
-            "".join((row["instruction"],))  # raises TypeError unless it is a text
-            return HumanInstruction(int(row["product"]), row["instruction"], attributes, options)
+            instruction: HumanInstruction = self._human[number]
+            return instruction
 
     def human_products(self) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
         """Return each human instruction's product and number of attributes, int32 arrays of shape (instructions,)."""
@@ -207,38 +244,16 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         manifest = parse_json(content)
         known = manifest["format"]
         if known == FORMAT:
-            _check_manifest(manifest)
-    except (InputError, KeyError, TypeError, ValueError, AttributeError) as error:
+            msgspec.convert(manifest, _Manifest)
+            for name in manifest["files"]:
+                path_inside(Path(), name)
+    except (InputError, KeyError, TypeError, ValueError) as error:
         raise InputError(f"{path} is damaged ({one_line(error)}); build the catalogue again: {build}") from None
     if known != FORMAT:
         raise InputError(
             f"{folder}: expected catalogue format {FORMAT}, received {known!r:.20}; build it again: {build}"
         )
     return dict(manifest)
-
-
-def _check_manifest(manifest: dict[str, Any]) -> None:
-    """Raise an error unless every field has the right type."""
-    kinds = {"id": str, "nouns": str, "files": dict, "skipped": dict, "sources": dict}
-    counts = ("products", "human_instructions", "synthetic_instructions")
-    for name, kind in {**kinds, **dict.fromkeys(counts, int)}.items():
-        if type(manifest[name]) is not kind:
-            raise TypeError(f"{name}: expected {kind.__name__}, received {type(manifest[name]).__name__}")
-    for name, (size, digest) in manifest["files"].items():
-        path_inside(Path(), name)
-        if type(size) is not int or not isinstance(digest, str):
-            raise TypeError(f"files: expected a size and a digest of {name}")
-    if not all(type(count) is int for count in manifest["skipped"].values()):
-        raise TypeError("skipped: expected numbers")
-    _texts([*manifest["sources"].values(), *manifest["skipped"]])
-
-
-def _texts(values: object) -> tuple[str, ...]:
-    """Return a list of texts as a tuple. Raises TypeError for other values."""
-    if not isinstance(values, list):
-        raise TypeError(f"expected a list of texts, received {type(values).__name__}")
-    "".join(values)
-    return tuple(values)
 
 
 def _index_of(folder: Path, asins: NDArray[np.bytes_], order: NDArray[np.int32], asin: str) -> int:
@@ -254,33 +269,11 @@ def _index_of(folder: Path, asins: NDArray[np.bytes_], order: NDArray[np.int32],
 
 def _product(folder: Path, records: Records, index: int) -> Product:
     with report_damage(folder):
-        return _made(records[index], index)
-
-
-def _made(row: dict[str, Any], index: int) -> Product:
-    """Return a product from its record. Raises KeyError or TypeError for an invalid record."""
-    texts = [row[name] for name in ("asin", "title", "description", "category", "query", "product_category")]
-    "".join(texts if row["instruction"] is None else [*texts, row["instruction"]])
-    prices = tuple(math.inf if price is None else price for price in row["prices"])  # JSON has no infinity
-    own = row["instruction_attributes"]
-    return Product(
-        index=index,
-        asin=row["asin"],
-        title=row["title"],
-        description=row["description"],
-        bullet_points=_texts(row["bullet_points"]),
-        price_text=price_text(prices),
-        prices=prices,
-        options={option["name"]: _texts(option["values"]) for option in row["options"]},
-        attributes=_texts(row["attributes"]),
-        category=row["category"],
-        query=row["query"],
-        product_category=row["product_category"],
-        nouns=_texts(row["nouns"]),
-        instruction=row["instruction"],
-        instruction_attributes=None if own is None else _texts(own),
-        listed=bool(row["listed"]),
-    )
+        row: _Row = records[index]
+    fields = msgspec.structs.asdict(row)
+    fields["prices"] = tuple(math.inf if price is None else price for price in row.prices)  # JSON has no infinity
+    fields["options"] = {option.name: option.values for option in row.options}
+    return Product(index=index, price_text=price_text(fields["prices"]), **fields)
 
 
 def _within(rows: NDArray[np.int32], products: int) -> NDArray[np.int32]:
