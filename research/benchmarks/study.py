@@ -2,7 +2,7 @@
 
     python -m research.benchmarks.study                     everything that is missing, then the tables
     python -m research.benchmarks.study --world webshop     one environment
-    python -m research.benchmarks.study --training RUN      iterations 0, 10, 20, 40 of a training run (see `models`)
+    python -m research.benchmarks.study --training RUN      the kept iterations of a training run (see `models`)
     python -m research.benchmarks.study --draw              tables of what is there; runs nothing
 
 Each policy is commands that are printed: `hgpo rollout`, then `hgpo truth` and `hgpo compare-estimators` for each
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 HGPO: Final = (sys.executable, "-c", "from hgpo_train.cli import main; main()")
 CONSOLE: Final = Console()
-TASKS, ROLLOUTS, GROUP = 32, 16, 8
+TASKS, MODEL_TASKS, ROLLOUTS, GROUP = 32, 24, 16, 8
 """Tasks of each policy, rollouts of each task, and the group size that the hypotheses are about."""
 GAMMAS: Final = (0.95, 1.0)
 """Discounts of the truth: that of the estimators, and undiscounted success, which is what learning is judged by."""
@@ -185,14 +185,15 @@ def main() -> None:
     parser.add_argument("--world", choices=list(WORLDS), help="default: both")
     parser.add_argument("--folder", type=Path, default=Path("runs/study"))
     parser.add_argument("--training", type=Path, help="a training run of --world, whose iterations are the policies")
+    parser.add_argument("--tasks", type=int, help=f"tasks of each policy; default: {TASKS}, with --training {MODEL_TASKS}")
     parser.add_argument("--draw", action="store_true", help="run nothing")
     add_keep(parser)
     given = parser.parse_args()
     worlds = [given.world] if given.world else list(WORLDS)
     if given.training:
-        cells = models(given.world, given.training, given.folder)
+        cells = models(given.world, given.training, given.folder, given.tasks or MODEL_TASKS)
     else:
-        cells = [cell for world in worlds for cell in scripted(world, given.folder)]
+        cells = [cell for world in worlds for cell in scripted(world, given.folder, given.tasks or TASKS)]
     if not given.draw:
         for cell in cells:
             play(cell)
@@ -211,7 +212,7 @@ def main() -> None:
         write_page(found)
 
 
-def scripted(world: str, folder: Path) -> list[Cell]:
+def scripted(world: str, folder: Path, tasks: int) -> list[Cell]:
     """Return the `softmax` policies of an environment."""
     return [
         Cell(
@@ -219,7 +220,7 @@ def scripted(world: str, folder: Path) -> list[Cell]:
             f"{policy} {variant}",
             folder / f"{world}-{policy.replace(' ', '-')}-{variant}",
             (
-                *("--env", WORLDS[world].id, "--policy", "softmax", "--tasks", str(TASKS)),
+                *("--env", WORLDS[world].id, "--policy", "softmax", "--tasks", str(tasks)),
                 *("--group-size", str(ROLLOUTS), "--seed", str(100 + variant)),
                 *(word for option in (*options, f"variant={variant}") for word in ("--policy-option", option)),
             ),
@@ -229,34 +230,32 @@ def scripted(world: str, folder: Path) -> list[Cell]:
     ]
 
 
-def models(world: str, training: Path, folder: Path) -> list[Cell]:
-    """Return the language models of iterations of a training run.
+def models(world: str, training: Path, folder: Path, tasks: int) -> list[Cell]:
+    """Return the language models of the iterations of a training run whose checkpoints were kept.
 
     Such a run is that of ``python benchmarks/learning.py --world WORLD --estimators hgpo --seeds 0 --name study --set
     iterations=40 --set environment_steps=10000000 --set checkpoint.every=10 --set checkpoint.keep=0``.
     """
     config = load_config(str(training / "config.toml"))
     environment = config.environment
-    kept = {int(path.name): path for path in list_checkpoints(training / "checkpoints")}
     return [
         Cell(
             world,
-            f"iteration {number}",
-            folder / f"{world}-model-{number:02d}",
+            f"iteration {int(path.name)}",
+            folder / f"{world}-model-{int(path.name):02d}",
             (
-                *learning.played(config, kept[number]),
+                *learning.played(config, path),
                 *(
                     "--split",
                     environment.split,
                     *(("--data", environment.data) if environment.data != "bundled" else ()),
                 ),
-                *("--tasks", "24", "--group-size", str(GROUP), "--seed", "201"),
+                *("--tasks", str(tasks), "--group-size", str(GROUP), "--seed", "201"),
             ),
             ("--rollouts", "4", "--exact-nodes", "0", "--policy-option", "max_batch_tokens=65536"),
-            str(kept[number]),
+            str(path),
         )
-        for number in (0, 10, 20, 40)
-        if number in kept
+        for path in list_checkpoints(training / "checkpoints")
     ]
 
 
