@@ -185,7 +185,9 @@ def main() -> None:
     parser.add_argument("--world", choices=list(WORLDS), help="default: both")
     parser.add_argument("--folder", type=Path, default=Path("runs/study"))
     parser.add_argument("--training", type=Path, help="a training run of --world, whose iterations are the policies")
-    parser.add_argument("--tasks", type=int, help=f"tasks of each policy; default: {TASKS}, with --training {MODEL_TASKS}")
+    parser.add_argument(
+        "--tasks", type=int, help=f"tasks of each policy; default: {TASKS}, with --training {MODEL_TASKS}"
+    )
     parser.add_argument("--draw", action="store_true", help="run nothing")
     add_keep(parser)
     given = parser.parse_args()
