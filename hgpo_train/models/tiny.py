@@ -71,12 +71,11 @@ class TinyShape:
 def train_tokenizer(texts: Iterable[str], vocabulary: int) -> Tokenizer:
     """Train a byte-level BPE tokenizer with ChatML's special tokens and chat template.
 
-    Args:
-        texts: Texts of the environments. The alphabet contains all 256 bytes, so any text can be encoded.
-        vocabulary: Maximum number of tokens, special tokens included.
+    The alphabet contains all 256 bytes, so any text can be encoded. `<|im_end|>` ends a turn, `<|endoftext|>` pads.
 
-    Returns:
-        A fast tokenizer of Transformers. `<|im_end|>` ends a turn, `<|endoftext|>` is the padding token.
+    Args:
+        texts: Texts of the environments.
+        vocabulary: Maximum number of tokens, special tokens included.
     """
     from transformers import PreTrainedTokenizerFast
 
@@ -104,10 +103,7 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int) -> Tokenizer:
 
 
 def make_model(tokenizer: Tokenizer, shape: TinyShape | None = None, seed: int = 0) -> Model:
-    """Create a Qwen3 causal language model with random float32 weights for a tokenizer.
-
-    Global random state is unchanged.
-    """
+    """Create a Qwen3 model with random float32 weights for a tokenizer; global random state is unchanged."""
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -132,11 +128,7 @@ def make_model(tokenizer: Tokenizer, shape: TinyShape | None = None, seed: int =
 
 
 def save_tiny(folder: Path, texts: Iterable[str], shape: TinyShape | None = None, seed: int = 0) -> Path:
-    """Train a tokenizer on texts, create a model and save both to a folder that Transformers can load.
-
-    Returns:
-        The folder.
-    """
+    """Train a tokenizer on texts, create a model, and save both to a folder, which is returned."""
     shape = shape or TinyShape()
     tokenizer = train_tokenizer(texts, shape.vocabulary)
     folder.mkdir(parents=True, exist_ok=True)

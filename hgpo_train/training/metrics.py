@@ -24,14 +24,13 @@ def episode_metrics(steps: pl.DataFrame, prefix: str = "episode") -> dict[str, f
     """
     if steps.is_empty():
         return {}
-    flags = [
+    episodes = steps.group_by("trajectory", maintain_order=True).agg(
         pl.col("won").any(ignore_nulls=False),
         pl.col("aborted").any(),
         pl.col("score").last(),
         pl.col("reward").sum(),
-    ]
-    episodes = steps.group_by("trajectory", maintain_order=True).agg(
-        *flags, pl.col("task_type").first(), pl.len().alias("length"), pl.col("action_valid").mean()
+        pl.col("task_type").first(),
+        pl.len().alias("length"),
     )
     whole = episodes.filter(~pl.col("aborted"))
     metrics = {
@@ -43,9 +42,9 @@ def episode_metrics(steps: pl.DataFrame, prefix: str = "episode") -> dict[str, f
         f"{prefix}/trajectories": float(len(episodes)),
         f"{prefix}/aborted": float(episodes["aborted"].sum()),
     }
-    for (kind,), rows in sorted(whole.group_by("task_type"), key=str):
-        if kind is not None and whole["task_type"].n_unique() > 1:
-            metrics[f"{prefix}/{kind}_success_rate"] = _mean(rows["won"])
+    for (task_type,), rows in sorted(whole.group_by("task_type"), key=str):
+        if task_type is not None and whole["task_type"].n_unique() > 1:
+            metrics[f"{prefix}/{task_type}_success_rate"] = _mean(rows["won"])
     return metrics
 
 
@@ -79,23 +78,16 @@ def batch_metrics(steps: pl.DataFrame, max_prompt_tokens: int, max_response_toke
         "training/rows": float(len(steps)),
         "training/groups": float(steps.select(pl.struct("task_id", "group").n_unique()).item()),
     }
-    return metrics | _level_metrics(steps)
-
-
-def _level_metrics(steps: pl.DataFrame) -> dict[str, float]:
-    """Return group size, share of steps in shared contexts and weight of each level of a hierarchical estimator."""
-    metrics: dict[str, float] = {}
+    # Levels of a hierarchical estimator: group sizes, the share of steps in shared contexts, and weights.
     for column in steps.columns:
-        match = _LEVEL.fullmatch(column)
-        if match is None:
-            continue
-        statistic, level = match.groups()
-        if statistic == "size":
-            metrics[f"groups/{level}/eligible_ratio"] = _mean(steps[column].is_not_null())
-            metrics[f"groups/{level}/size_mean"] = _mean(steps[column])
-            metrics[f"groups/{level}/shared_ratio"] = _mean(steps[column] > 1)
-        else:
-            metrics[f"groups/{level}/weight_mean"] = _mean(steps[column])
+        if level := _LEVEL.fullmatch(column):
+            name, values = f"groups/{level[2]}", steps[column]
+            if level[1] == "weight":
+                metrics[f"{name}/weight_mean"] = _mean(values)
+            else:
+                metrics[f"{name}/eligible_ratio"] = _mean(values.is_not_null())
+                metrics[f"{name}/size_mean"] = _mean(values)
+                metrics[f"{name}/shared_ratio"] = _mean(values > 1)
     return metrics
 
 

@@ -1,4 +1,4 @@
-"""Trackers that record metrics: one JSON line per iteration, TensorBoard, and optional hosted services."""
+"""Records of a run's metrics: one JSON line per iteration, TensorBoard, and optional hosted services."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import warnings
 from importlib import import_module
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -31,18 +31,6 @@ class TrackingWarning(UserWarning):
     """Stored metrics that cannot be read."""
 
 
-class Tracker(Protocol):
-    """A receiver of each iteration's metrics."""
-
-    def log(self, metrics: Mapping[str, float], iteration: int) -> None:
-        """Record one iteration's metrics."""
-        ...
-
-    def close(self) -> None:
-        """End the run."""
-        ...
-
-
 class Trackers:
     """The trackers of a configuration; `metrics.jsonl` is always among them.
 
@@ -56,27 +44,47 @@ class Trackers:
     """
 
     def __init__(self, config: Config | SftConfig, folder: Path, start: int) -> None:
-        self._trackers: list[Tracker] = [JsonLines(folder / "metrics.jsonl", start)]
+        self._lines = JsonLines(folder / "metrics.jsonl", start)
+        self._board: Any = None
         if config.tracking.tensorboard and find_spec("tensorboard") is not None:
-            self._trackers.append(TensorBoard(folder / "tensorboard", start))
-        for module, project in (("wandb", config.tracking.wandb), ("trackio", config.tracking.trackio)):
-            if project is not None:
-                self._trackers.append(Hosted(module, project, config, folder))
+            from torch.utils.tensorboard import SummaryWriter
+
+            self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=start)
+        self._services: list[Any] = []  # wandb and trackio share the functions `init`, `log` and `finish`
+        for name, project in (("wandb", config.tracking.wandb), ("trackio", config.tracking.trackio)):
+            if project is None:
+                continue
+            try:
+                service = import_module(name)
+            except ImportError as error:
+                raise InputError(f"tracking.{name} is set but {name} is not installed; pip install {name}") from error
+            extra = {"dir": str(folder), "id": folder.name} if name == "wandb" else {}
+            settings = redact_json(to_dict(config))
+            service.init(project=project, name=config.name, config=settings, resume="allow", **extra)
+            self._services.append(service)
 
     def log(self, metrics: Mapping[str, float], iteration: int) -> None:
         """Log one iteration's metrics, without secrets in their names: environments choose some (task types)."""
         shown = redact_json(metrics)
-        for tracker in self._trackers:
-            tracker.log(shown, iteration)
+        self._lines.log(shown, iteration)
+        if self._board is not None:
+            for name, value in shown.items():
+                self._board.add_scalar(name, value, iteration)
+            self._board.flush()
+        for service in self._services:
+            service.log(dict(shown), step=iteration)
 
     def close(self) -> None:
-        """End the run."""
-        for tracker in self._trackers:
-            tracker.close()
+        """End the records."""
+        self._lines.close()
+        if self._board is not None:
+            self._board.close()
+        for service in self._services:
+            service.finish()
 
 
 class JsonLines:
-    """A tracker that writes `metrics.jsonl`: one object per iteration, with the key `iteration` first.
+    """A writer of `metrics.jsonl`: one object per iteration, with the key `iteration` first.
 
     A line is on disk when `log` returns. An incomplete last line is dropped, because its iteration is logged again. A
     file with other damaged lines is renamed to `metrics.jsonl.damaged`, and its intact lines are written again.
@@ -101,11 +109,11 @@ class JsonLines:
         self._descriptor = os.open(path, os.O_RDWR | os.O_APPEND | getattr(os, "O_BINARY", 0))
 
     def log(self, metrics: Mapping[str, float], iteration: int) -> None:
-        """See `Tracker`. Values that are not finite are written as null."""
+        """Write one iteration's metrics. Values that are not finite are written as null."""
         append(self._descriptor, _encode({"iteration": iteration, **dict(sorted(metrics.items()))}))
 
     def close(self) -> None:
-        """See `Tracker`."""
+        """Close the file."""
         os.close(self._descriptor)
 
 
@@ -141,43 +149,3 @@ def _read(path: Path) -> tuple[list[dict[str, Any]], int]:
 
 def _encode(values: Mapping[str, float | None]) -> bytes:
     return msgspec.json.encode(values) + b"\n"  # NaN and infinity become null
-
-
-class TensorBoard:
-    """A tracker that writes TensorBoard events; a resumed run purges the events that it logs again."""
-
-    def __init__(self, folder: Path, start: int) -> None:
-        from torch.utils.tensorboard import SummaryWriter
-
-        self._writer: Any = SummaryWriter(str(folder), purge_step=start)
-
-    def log(self, metrics: Mapping[str, float], iteration: int) -> None:
-        """See `Tracker`."""
-        for name, value in metrics.items():
-            self._writer.add_scalar(name, value, iteration)
-        self._writer.flush()
-
-    def close(self) -> None:
-        """See `Tracker`."""
-        self._writer.close()
-
-
-class Hosted:
-    """A tracker for Weights & Biases or trackio, which share the functions `init`, `log` and `finish`."""
-
-    def __init__(self, module: str, project: str, config: Config | SftConfig, folder: Path) -> None:
-        try:
-            self._module: Any = import_module(module)
-        except ImportError as error:
-            raise InputError(f"tracking.{module} is set but {module} is not installed; pip install {module}") from error
-        extra = {"dir": str(folder), "id": folder.name} if module == "wandb" else {}
-        settings = redact_json(to_dict(config))
-        self._module.init(project=project, name=config.name, config=settings, resume="allow", **extra)
-
-    def log(self, metrics: Mapping[str, float], iteration: int) -> None:
-        """See `Tracker`."""
-        self._module.log(dict(metrics), step=iteration)
-
-    def close(self) -> None:
-        """See `Tracker`."""
-        self._module.finish()

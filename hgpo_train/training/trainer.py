@@ -116,8 +116,8 @@ class Trainer:
             resources.enter_context(closing(self.policy))
             self.policy.publish(self.model, self.state.iteration)
             # Line 0 is the evaluation before training, which is repeated if no iteration is complete.
-            start = self.state.iteration + 1 if self.state.iteration else 0
-            self._trackers = resources.enter_context(closing(Trackers(config, folder, start)))
+            first_line = self.state.iteration + 1 if self.state.iteration else 0
+            self._trackers = resources.enter_context(closing(Trackers(config, folder, first_line)))
             self._resources = resources.pop_all()
 
     def run(self) -> TrainingState:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-import warnings
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -20,7 +19,7 @@ from hgpo_train.training.update.losses import policy_loss, token_weights
 from hgpo_train.training.update.optimiser import clip_gradient, make_optimiser
 from hgpo_train.training.update.rollout_correction import rollout_correction_metrics, rollout_is_weights
 from hgpo_train.training.update.throughput import model_flops, peak_flops
-from hgpo_train.training.update.verl_agent import WeightedBatch, verl_agent_batches
+from hgpo_train.training.update.verl_agent import verl_agent_batches
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -53,7 +52,6 @@ class Learner:
         self._autocast_dtype = compute_dtype(config.model)
         keep = config.update.kl_weight > 0 if reference is None else reference
         self.reference = Reference(model, self._autocast_dtype) if keep else None
-        _warn_about_masks(config)
 
     def update(
         self,
@@ -98,8 +96,8 @@ class Learner:
             correction = rollout_is_weights(old, reported, samples.response_start, level, threshold)
         batches = [batch for _ in range(config.epochs) for batch in self._mini_batches(samples, rows, rng)]
         steps = []
-        for done, batch in enumerate(batches):
-            steps.append(self.step(samples, batch.rows, old, reference, weight=batch.weight, rollout_is=correction))
+        for done, (batch, weight) in enumerate(batches):
+            steps.append(self.step(samples, batch, old, reference, weight=weight, rollout_is=correction))
             if progress is not None:
                 progress(done + 1, len(batches))
         metrics = {name: float(np.mean([step[name] for step in steps])) for name in steps[0]}
@@ -175,7 +173,7 @@ class Learner:
             rollout_is: Importance weights of the rollout correction, float64 of shape (response tokens,), or None.
 
         Returns:
-            The loss, its parts, and means over response tokens, by name (`PolicyLoss`).
+            The loss, its parts, and means over response tokens, by name (`policy_loss`).
         """
         config = self.config.update
         row_weight = np.zeros(len(samples))
@@ -188,7 +186,7 @@ class Learner:
         for micro in self._micro_batches(samples, rows):
             with self._memory_advice():
                 logprob, entropy = self._forward(self.model, micro, entropy_gradient=config.entropy_weight != 0)
-                loss = policy_loss(
+                loss, micro_parts, micro_totals = policy_loss(
                     logprob,
                     entropy,
                     logprob.detach() if old is None else self._tensor(old[micro.token]),
@@ -198,8 +196,8 @@ class Learner:
                     config,
                     None if rollout_is is None else self._tensor(rollout_is[micro.token]),
                 )
-                loss.loss.backward()  # type: ignore[no-untyped-call]
-            for sums, values in ((parts, loss.parts), (totals, loss.totals)):
+                loss.backward()  # type: ignore[no-untyped-call]
+            for sums, values in ((parts, micro_parts), (totals, micro_totals)):
                 for name, value in values.items():
                     sums[name] = sums.get(name, 0.0) + float(value)
         tokens = int(samples.response_length[rows].sum())
@@ -223,14 +221,14 @@ class Learner:
                 values[micro.token] = self._forward(model, micro, entropy_gradient=False)[0].cpu().numpy()
         return values
 
-    def _mini_batches(self, samples: Samples, rows: NDArray[np.int64], rng: np.random.Generator) -> list[WeightedBatch]:
-        config, length = self.config.update, samples.response_length
+    def _mini_batches(
+        self, samples: Samples, rows: NDArray[np.int64], rng: np.random.Generator
+    ) -> list[tuple[NDArray[np.int64], NDArray[np.float64] | None]]:
+        config = self.config.update
         if config.order == "verl-agent":
-            sizes = {"mini_batch_size": config.mini_batch_size, "micro_batch_size": config.verl_agent_micro_batch_size}
-            batches = verl_agent_batches(samples.length[rows], length[rows], gpus=config.verl_agent_gpus, **sizes)
-            return [WeightedBatch(rows[batch.rows], batch.weight) for batch in batches]
-        shuffled = mini_batches(rows, config.mini_batch_size, rng)
-        return [WeightedBatch(batch, token_weights(length[batch], config.aggregation)) for batch in shuffled]
+            batches = verl_agent_batches(samples.length[rows], samples.response_length[rows], config)
+            return [(rows[batch], weight) for batch, weight in batches]
+        return [(batch, None) for batch in mini_batches(rows, config.mini_batch_size, rng)]
 
     def _forward(self, model: Model, micro: MicroBatch, *, entropy_gradient: bool) -> tuple[Tensor, Tensor]:
         inputs = (part.to(self.device) for part in (micro.input_ids, micro.position_ids, micro.source, micro.target))
@@ -269,18 +267,3 @@ def _reported(samples: Samples, otherwise: str) -> NDArray[np.float32]:
             "expected response_logprobs for every response token, but the engine reported none for some; " + otherwise
         )
     return samples.rollout_logprob
-
-
-_LARGEST_MASK: Final = 1 << 26  # entries: 8,192 tokens
-
-
-def _warn_about_masks(config: Config | SftConfig) -> None:
-    """Warn if packed rows need large attention masks."""
-    tokens = config.update.micro_batch_tokens
-    if config.update.layout == "packed" and config.model.attention in {"sdpa", "eager"} and tokens**2 > _LARGEST_MASK:
-        warnings.warn(
-            f'update.layout = "packed" with model.attention = "{config.model.attention}" needs masks of up to '
-            f"{tokens:,} x {tokens:,} entries (update.micro_batch_tokens); set model.attention = "
-            '"flash_attention_2", or layout = "padded"',
-            stacklevel=3,
-        )

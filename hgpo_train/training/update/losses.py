@@ -135,20 +135,6 @@ def token_weights(response_lengths: NDArray[np.int64], aggregation: Aggregation)
     return there / (count * lengths) if aggregation == "sequence_mean" else there / count
 
 
-class PolicyLoss(NamedTuple):
-    """The loss of a micro-batch and its parts; the sums over micro-batches are those of the mini-batch.
-
-    Attributes:
-        loss: A scalar with a gradient.
-        parts: Weighted sums over tokens, of the loss and of each of its terms.
-        totals: Sums over tokens without weights; divide them by the number of tokens for means.
-    """
-
-    loss: Tensor
-    parts: dict[str, Tensor]
-    totals: dict[str, Tensor]
-
-
 def policy_loss(
     logprob: Tensor,
     entropy: Tensor,
@@ -158,8 +144,10 @@ def policy_loss(
     weight: Tensor,
     terms: UpdateConfig,
     rollout_is: Tensor | None = None,
-) -> PolicyLoss:
+) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
     """Return the loss of one micro-batch, a sum over its tokens: Σ w (ρ L + β KL − η H).
+
+    The sums over micro-batches are those of the mini-batch.
 
     Args:
         logprob: log π(y), float32 of shape (tokens,).
@@ -171,6 +159,10 @@ def policy_loss(
         terms: The settings with the clipping bounds and the weights of the terms.
         rollout_is: ρ, the truncated importance weight of each token (`rollout_correction`), of the same shape; None
             for 1.
+
+    Returns:
+        The loss, a scalar with a gradient; its parts, weighted sums over tokens; and sums over tokens without weights,
+        which divided by the number of tokens are means.
     """
     clipped = clipped_policy_loss(
         logprob,
@@ -196,5 +188,5 @@ def policy_loss(
         loss = loss + terms.kl_weight * divergence
         parts["kl_loss"] = divergence
     parts["loss"] = loss
-    detached = ({name: value.detach() for name, value in values.items()} for values in (parts, totals))
-    return PolicyLoss(loss, *detached)
+    parts, totals = ({name: value.detach() for name, value in values.items()} for values in (parts, totals))
+    return loss, parts, totals

@@ -74,12 +74,7 @@ def rollout_correction_metrics(
     weights, and at the level of sequences of the ratios, as in verl. `rollout_is_eff_sample_size` is the effective
     sample size as a share of the tokens.
 
-    Args:
-        old_logprob: As in `rollout_is_weights`, at least one token.
-        rollout_logprob: Likewise.
-        response_start: Likewise.
-        level: Likewise.
-        threshold: Likewise.
+    Arguments are those of `rollout_is_weights`, with at least one token.
     """
     weight = rollout_is_weights(old_logprob, rollout_logprob, response_start, level, threshold)
     log_ratio = _log_ratio(old_logprob, rollout_logprob)

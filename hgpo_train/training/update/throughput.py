@@ -40,16 +40,13 @@ def model_flops(model: Model, length: NDArray[np.int64], response_length: NDArra
     """
     plain = unwrap_peft(model)
     config = plain.config
-    head = plain.get_output_embeddings().weight.numel()
-    embedding = plain.get_input_embeddings().weight.numel()
-    tied = plain.get_output_embeddings().weight is plain.get_input_embeddings().weight
+    head, embedding = plain.get_output_embeddings().weight, plain.get_input_embeddings().weight
     total = sum(parameter.numel() for parameter in plain.parameters())
-    layers: int = total - embedding - (0 if tied else head)
+    layers = total - embedding.numel() - (0 if head is embedding else head.numel())
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    tokens = float(length.sum())
     squared = float((length.astype("float64") ** 2).sum())
-    attention: float = 6.0 * config.num_hidden_layers * config.num_attention_heads * head_dim * squared
+    attention = 6.0 * config.num_hidden_layers * config.num_attention_heads * head_dim * squared
     trained = sum(parameter.numel() for parameter in plain.parameters() if parameter.requires_grad)
     per_weight = 6.0 if trained > 0.5 * total else 4.0
-    flops: float = per_weight * (layers * tokens + head * float(response_length.sum())) + attention
-    return flops
+    weights = layers * float(length.sum()) + head.numel() * float(response_length.sum())
+    return float(per_weight * weights + attention)

@@ -34,53 +34,36 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-
-class WeightedBatch(NamedTuple):
-    """The rows of one optimiser step.
-
-    Attributes:
-        rows: int64 of shape (rows,), indices of samples.
-        weight: float64 of the same shape, the weight of each of a row's response tokens in the loss.
-    """
-
-    rows: NDArray[np.int64]
-    weight: NDArray[np.float64]
+    from hgpo_train.training.config import UpdateConfig
 
 
 def verl_agent_batches(
-    lengths: NDArray[np.int64],
-    response_lengths: NDArray[np.int64],
-    *,
-    mini_batch_size: int,
-    micro_batch_size: int,
-    gpus: int,
-) -> list[WeightedBatch]:
-    """Return the mini-batches of one epoch, in verl-agent's order and with its token weights.
+    lengths: NDArray[np.int64], response_lengths: NDArray[np.int64], config: UpdateConfig
+) -> list[tuple[NDArray[np.int64], NDArray[np.float64]]]:
+    """Return the rows of each mini-batch of an epoch, and the weights of each row's response tokens in the loss.
 
     Args:
         lengths: int64 of shape (rows,), tokens of prompt and response of each row, in the order of trajectories.
         response_lengths: int64 of the same shape, response tokens, at least one.
-        mini_batch_size: m, rows per optimiser step on all GPUs, a multiple of `gpus` · `micro_batch_size`.
-        micro_batch_size: u, rows per micro-batch on one GPU.
-        gpus: G, the number of GPUs of the run to replicate.
+        config: The settings with m, u and G: `mini_batch_size`, `verl_agent_micro_batch_size`, `verl_agent_gpus`.
 
+    >>> from hgpo_train.training.config import UpdateConfig
+    >>> config = UpdateConfig(order="verl-agent", mini_batch_size=4, verl_agent_micro_batch_size=1, verl_agent_gpus=2)
     >>> lengths = np.array([9, 5, 6, 8, 7, 7])
-    >>> batches = verl_agent_batches(lengths, lengths - 4, mini_batch_size=4, micro_batch_size=1, gpus=2)
-    >>> [batch.rows.tolist() for batch in batches]
+    >>> [rows.tolist() for rows, _ in verl_agent_batches(lengths, lengths - 4, config)]
     [[2, 3, 0, 1], [4, 5]]
     """
-    mine = mini_batch_size // gpus
+    gpus, size = config.verl_agent_gpus, config.verl_agent_micro_batch_size
+    mine = config.mini_batch_size // gpus
     parts = balanced_parts(lengths.tolist(), gpus)
     batches = []
     for first in range(0, max(map(len, parts)), mine):
-        rows: list[NDArray[np.int64]] = []
-        weight: list[NDArray[np.float64]] = []
-        for part in parts:
-            for start in range(first, min(first + mine, len(part)), micro_batch_size):
-                micro = part[start : min(start + micro_batch_size, first + mine)]
-                rows.append(micro)
-                weight.append(token_weights(response_lengths[micro], "token_mean") * micro_batch_size / mini_batch_size)
-        batches.append(WeightedBatch(np.concatenate(rows), np.concatenate(weight)))
+        mini = [part[first : first + mine] for part in parts]
+        micro = [part[start : start + size] for part in mini for start in range(0, len(part), size)]
+        weights = [
+            token_weights(response_lengths[rows], "token_mean") * size / config.mini_batch_size for rows in micro
+        ]
+        batches.append((np.concatenate(micro), np.concatenate(weights)))
     return batches
 
 
@@ -108,9 +91,11 @@ def balanced_parts(lengths: Sequence[int], parts: int) -> list[NDArray[np.int64]
         subsets = [_Subset(length, 1, [(row, length)]) for length, row in items[first : first + parts]]
         heapq.heappush(heap, _Tuple(sorted(subsets, reverse=True)))
     while len(heap) > 1:
-        one, other = heapq.heappop(heap), heapq.heappop(heap)
-        pairs = zip(one.subsets, reversed(other.subsets), strict=True)
-        merged = [large.joined(small) for large, small in pairs]
+        pairs = zip(heapq.heappop(heap).subsets, reversed(heapq.heappop(heap).subsets), strict=True)
+        merged = [
+            _Subset(large.tokens + small.tokens, large.rows + small.rows, large.items + small.items)
+            for large, small in pairs
+        ]
         heapq.heappush(heap, _Tuple(sorted(merged, reverse=True)))
     return [np.array(sorted(row for row, _ in subset.items if row >= 0), np.int64) for subset in heap[0].subsets]
 
@@ -121,9 +106,6 @@ class _Subset(NamedTuple):
     tokens: int
     rows: int
     items: list[tuple[int, int]]  # row and length
-
-    def joined(self, other: _Subset) -> _Subset:
-        return _Subset(self.tokens + other.tokens, self.rows + other.rows, self.items + other.items)
 
 
 @dataclass(frozen=True, slots=True)

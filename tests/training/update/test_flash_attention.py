@@ -6,7 +6,6 @@ its own with torch's attention.
 
 import copy
 import itertools
-import warnings
 
 import numpy as np
 import pytest
@@ -124,19 +123,6 @@ def test_other_implementations_receive_no_bounds(model, steps, monkeypatch):
     Learner(other, config_of("packed", 4096)).logprobs(samples_from_steps(steps.head(1)))
     assert CALLS
     assert all("cu_seq_lens_q" not in call for call in CALLS)
-
-
-def test_large_masks_are_warned_of(model):
-    with pytest.warns(UserWarning, match=r"masks of up to 32,768 x 32,768 entries"):
-        Learner(model, config_of("packed", 32_768))
-    fine = [config_of("padded", 32_768), config_of("packed", 4096)]
-    fine.append(
-        replace(config_of("packed", 32_768), model={"attention": "flash_attention_2", "compute_dtype": "bfloat16"})
-    )
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        for config in fine:
-            Learner(model, config)
 
 
 def test_flash_attention_in_float32_is_rejected():

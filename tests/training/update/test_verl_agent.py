@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from lazily import Lazy
 
 from hgpo_envs.errors import InputError
-from hgpo_train.training.config import Config, replace
+from hgpo_train.training.config import Config, UpdateConfig, replace
 
 torch = Lazy("torch")
 samples_from_steps = Lazy("hgpo_train.training.update.batches:samples_from_steps")
@@ -43,20 +43,26 @@ def test_two_parts_differ_by_at_most_the_longest_row(rows):
     assert best <= first - second <= max(rows)
 
 
+def settings(size, micro, gpus):
+    return UpdateConfig(
+        order="verl-agent", mini_batch_size=size, verl_agent_micro_batch_size=micro, verl_agent_gpus=gpus
+    )
+
+
 def test_one_gpu_keeps_the_order_of_trajectories():
     rows = np.arange(10)
-    batches = verl_agent_batches(rows + 5, rows + 1, mini_batch_size=4, micro_batch_size=2, gpus=1)
-    assert [batch.rows.tolist() for batch in batches] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    batches = verl_agent_batches(rows + 5, rows + 1, settings(4, 2, 1))
+    assert [batch.tolist() for batch, _ in batches] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
     # The tokens of rows 0 and 1 are 1 + 2, those of rows 2 and 3 are 3 + 4: each micro-batch counts one half.
-    assert batches[0].weight.tolist() == [1 / 6, 1 / 6, 1 / 14, 1 / 14]
-    assert (batches[2].weight * (rows[8:] + 1)).sum() == pytest.approx(0.5)  # half a mini-batch: half the weight
+    assert batches[0][1].tolist() == [1 / 6, 1 / 6, 1 / 14, 1 / 14]
+    assert (batches[2][1] * (rows[8:] + 1)).sum() == pytest.approx(0.5)  # half a mini-batch: half the weight
 
 
 @given(lengths, st.integers(1, 3), st.integers(1, 3), st.integers(1, 3))
 def test_weights_match_a_simulation_of_the_gpus(rows, gpus, micro, micros):
     response = np.array(rows) - 1
     size = gpus * micro * micros
-    batches = verl_agent_batches(np.array(rows), response, mini_batch_size=size, micro_batch_size=micro, gpus=gpus)
+    batches = verl_agent_batches(np.array(rows), response, settings(size, micro, gpus))
     expected: list[dict[int, float]] = [{} for _ in batches]
     for part in balanced_parts(rows, gpus):
         for step, begin in enumerate(range(0, len(part), size // gpus)):
@@ -65,8 +71,8 @@ def test_weights_match_a_simulation_of_the_gpus(rows, gpus, micro, micros):
                 tokens = sum(int(response[row]) for row in mini[first : first + micro])
                 for row in mini[first : first + micro]:
                     expected[step][row] = 1 / tokens / (size // gpus // micro) / gpus
-    for batch, weights in zip(batches, expected, strict=True):
-        assert dict(zip(batch.rows.tolist(), batch.weight.tolist(), strict=True)) == pytest.approx(weights)
+    for (batch, weight), weights in zip(batches, expected, strict=True):
+        assert dict(zip(batch.tolist(), weight.tolist(), strict=True)) == pytest.approx(weights)
 
 
 def test_the_update_takes_the_steps_of_a_slow_trainer(model, steps):
