@@ -4,12 +4,12 @@ The policy has float32 weights and computes under autocast, which rounds the inp
 compute dtype; the residual stream, norms and rotary embeddings stay in float32. The copy stores in the compute dtype
 only what autocast rounds anyway, so both models compute the same numbers with the same kernels. Casting the whole model
 (`model.to(torch.bfloat16)`) would also round the residual stream, the norms and the frequencies of the rotary
-embeddings, whose phases are then wrong by several radians after a few thousand tokens.
+embeddings, whose phases are then wrong by several radians after a few thousand tokens. A model with adapters needs no
+copy: it is its own reference while they are disabled.
 """
 
 from __future__ import annotations
 
-import contextlib
 import copy
 from typing import TYPE_CHECKING, Any
 
@@ -17,36 +17,9 @@ import torch
 from torch import nn
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from torch import Tensor
 
     from hgpo_train.models.hf import Model
-
-
-class Reference:
-    """The policy before training, for the KL term.
-
-    With adapters it is the same model with the adapters disabled, which needs no further memory. Otherwise it is
-    `frozen_copy`.
-
-    Args:
-        model: The model that will be trained.
-        dtype: The dtype that autocast computes in.
-    """
-
-    def __init__(self, model: Model, dtype: torch.dtype) -> None:
-        self._adapted = hasattr(model, "disable_adapter")
-        self._model = model if self._adapted else frozen_copy(model, dtype)
-
-    @contextlib.contextmanager
-    def active(self) -> Iterator[Model]:
-        """Yield the reference model; adapters are disabled within the block."""
-        if not self._adapted:
-            yield self._model
-            return
-        with self._model.disable_adapter():
-            yield self._model
 
 
 def frozen_copy(model: Model, dtype: torch.dtype) -> Model:

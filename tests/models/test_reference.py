@@ -15,7 +15,6 @@ torch = Lazy("torch")
 Qwen2Config = Lazy("transformers:Qwen2Config")
 Qwen2ForCausalLM = Lazy("transformers:Qwen2ForCausalLM")
 load_model = Lazy("hgpo_train.models.loading:load_model")
-Reference = Lazy("hgpo_train.models.reference:Reference")
 frozen_copy = Lazy("hgpo_train.models.reference:frozen_copy")
 Samples = Lazy("hgpo_train.training.update.batches:Samples")
 samples_from_steps = Lazy("hgpo_train.training.update.batches:samples_from_steps")
@@ -126,12 +125,12 @@ def test_the_copy_rounds_only_what_autocast_rounds(stored: str, tied: bool) -> N
 def test_with_float32_computation_the_copy_is_exact() -> None:
     model = random_model()
     kept = copy.deepcopy(model.state_dict())
-    with Reference(model, torch.float32).active() as reference:
-        assert {parameter.dtype for parameter in reference.parameters()} == {torch.float32}
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.zero_()
-        assert all(torch.equal(value, kept[name]) for name, value in reference.state_dict().items())
+    reference = frozen_copy(model, torch.float32)
+    assert {parameter.dtype for parameter in reference.parameters()} == {torch.float32}
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    assert all(torch.equal(value, kept[name]) for name, value in reference.state_dict().items())
 
 
 def test_the_base_of_adapters_keeps_float32_buffers(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import torch
 
 from hgpo_envs.errors import InputError
 from hgpo_train.models.loading import compute_dtype
-from hgpo_train.models.reference import Reference
+from hgpo_train.models.reference import frozen_copy
 from hgpo_train.training.memory_plan import smaller_settings
 from hgpo_train.training.update.batches import micro_batches, mini_batches
 from hgpo_train.training.update.logprobs import response_logprobs
@@ -51,7 +51,8 @@ class Learner:
         self.device = next(model.parameters()).device
         self._autocast_dtype = compute_dtype(config.model)
         keep = config.update.kl_weight > 0 if reference is None else reference
-        self.reference = Reference(model, self._autocast_dtype) if keep else None
+        self._adapted = hasattr(model, "disable_adapter")
+        self.reference: Model = (model if self._adapted else frozen_copy(model, self._autocast_dtype)) if keep else None
 
     def update(
         self,
@@ -209,9 +210,8 @@ class Learner:
 
     def reference_logprobs(self, samples: Samples) -> NDArray[np.float32]:
         """Return log π_ref of all response tokens, float32 of shape (response tokens,)."""
-        assert self.reference is not None
-        with self.reference.active() as model:
-            return self._logprobs(model, samples)
+        with self.model.disable_adapter() if self._adapted else contextlib.nullcontext():
+            return self._logprobs(self.reference, samples)
 
     def _logprobs(self, model: Model, samples: Samples) -> NDArray[np.float32]:
         model.eval()

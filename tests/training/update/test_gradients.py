@@ -131,7 +131,7 @@ def test_the_gradient_matches_the_slow_reference(model, steps, option, checkpoin
     old = make_learner(behaviour, config, reference=False).logprobs(samples)
     rows = np.array([7, 0, 3, 6, 8, 2, 1, 4])
     learner = make_learner(start, config)
-    reference = learner.reference_logprobs(samples) if learner.reference else None
+    reference = learner.reference_logprobs(samples) if learner.reference is not None else None
     learner.model.load_state_dict(model.state_dict())
     if checkpointing:
         checkpoint_layers(learner.model)
