@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, Protocol, TypeVar
 
 from msgspec import Meta
 
-from hgpo_train.policies.base import Failure, Policy
-from hgpo_train.settings import PositiveInt, Temperature, check
+from hgpo_envs.errors import InputError
+from hgpo_train.policies.base import Failure, Policy, Reply
+from hgpo_train.settings import PositiveInt, Temperature, build, check
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from hgpo_train.models.hf import Model, Tokenizer
     from hgpo_train.policies.base import Request
+    from hgpo_train.policies.registry import PolicyContext
 
+Options = TypeVar("Options", bound="GenerationOptions")
 
 PROMPT_TOO_LONG: Final = "PromptTooLong"
 """The kind of failure of a rollout whose prompt is too long, with `overflow = "error"`."""
@@ -81,6 +84,32 @@ class FittedPrompt(NamedTuple):
     cut_pairs: int = 0
     cut_tokens: int = 0
 
+    def reply(
+        self, response: str, tokens: Sequence[int], logprobs: Sequence[float] | None, finish_reason: str
+    ) -> Reply:
+        """Return the reply with a generated response: its text, token ids, log-probabilities and why it ends."""
+        return Reply(
+            response=response,
+            prompt=self.prompt,
+            prompt_token_ids=self.tokens,
+            response_token_ids=tokens,
+            response_logprobs=logprobs,
+            finish_reason=finish_reason,
+            cut_pairs=self.cut_pairs,
+            cut_tokens=self.cut_tokens,
+        )
+
+
+def model_options(policy: str, model: str, options: type[Options], context: PolicyContext) -> Options:
+    """Return the options of a policy that runs a model in this process.
+
+    Raises:
+        InputError: The model is missing, or an option is not valid.
+    """
+    if not model:
+        raise InputError(f"policy {policy}: expected a model, as in {policy}:Qwen/Qwen2.5-1.5B-Instruct")
+    return build(options, context.options, "policy option")
+
 
 def encode_prompts(
     tokenizer: Tokenizer, prompts: Sequence[str], chat_template: Mapping[str, Any] | None = None
@@ -117,9 +146,8 @@ def _fit(
     shown = request.step
     while len(tokens) > budget and options.overflow == "history" and shown > 0:
         shown -= 1
-        with_shorter_history = request.with_shorter_history(shown)
-        if with_shorter_history != prompt:
-            prompt = with_shorter_history
+        if (shorter := request.with_shorter_history(shown)) != prompt:
+            prompt = shorter
             tokens = encode_prompts(tokenizer, [prompt], options.chat_template)[0]
     dropped = max(0, len(tokens) - budget)
     if dropped and options.overflow == "error":

@@ -79,11 +79,11 @@ class OutdatedActionPolicy(RandomPolicy):
 
 
 class ScriptedPolicy(BatchPolicy):
-    """A scripted player, one instance per slot.
+    """A scripted player, one instance per trajectory.
 
     Args:
         name: The player's name.
-        make: Creates the player of a slot.
+        make: Creates the player of a trajectory.
         action_format: The format of the action: ``command``, ``response`` or ``number``.
         tag: The tag of actions in responses (`EnvironmentSpec.action_tag`).
     """
@@ -93,8 +93,7 @@ class ScriptedPolicy(BatchPolicy):
     def __init__(self, name: str, make: Callable[[], Player], action_format: str, tag: str = "action") -> None:
         super().__init__()
         self.name, self._make, self._action_format, self._tag = name, make, action_format, tag
-        self._players: dict[int, Player] = {}
-        self._unable: dict[int, Failure] = {}  # why the player of a slot could not be reset
+        self._players: dict[int, Player | Failure] = {}  # by slot; a failure of a player that could not start the task
 
     def respond(self, requests: Sequence[Request]) -> Sequence[Reply | Failure]:
         """See `Policy`."""
@@ -103,22 +102,23 @@ class ScriptedPolicy(BatchPolicy):
     def _play(self, request: Request) -> Reply | Failure:
         try:
             if request.step == 0:
-                self._start(request)
-            if failure := self._unable.get(request.slot):
-                return failure
-            action = self._players[request.slot].act(request.state)
-            return Reply(format_action(action, self._action_format, request.state.actions, self._tag))
+                self._players[request.slot] = self._start(request)
+            player = self._players[request.slot]
+            if isinstance(player, Failure):  # in a mixture, it is asked again at later steps
+                return player
+            return Reply(
+                format_action(player.act(request.state), self._action_format, request.state.actions, self._tag)
+            )
         except Exception as error:  # noqa: BLE001 - a player that raises aborts only its trajectory
             return Failure.of("PolicyFailed", error)
 
-    def _start(self, request: Request) -> None:
-        """Reset the slot's player. In a mixture, one that cannot play a task is asked again, at a later step."""
-        self._unable.pop(request.slot, None)
-        player = self._players.setdefault(request.slot, self._make())
+    def _start(self, request: Request) -> Player | Failure:
+        player = self._make()
         try:
             player.reset(request.task, request.state, request.engine)
         except Exception as error:  # noqa: BLE001 - as above
-            self._unable[request.slot] = Failure.of("PolicyFailed", error)
+            return Failure.of("PolicyFailed", error)
+        return player
 
 
 def format_action(action: str, action_format: str, admissible: Sequence[str], tag: str = "action") -> str:
@@ -167,29 +167,19 @@ def _seeded_choice(seed: int, purpose: str, choices: int) -> int:
     return ((text_hash(f"{seed}/{purpose}") % (1 << 64)) * choices) >> 64
 
 
-def make_random(argument: str, context: PolicyContext) -> RandomPolicy:
-    """Create the policy `random`.
+def _drawing(policy: type[RandomPolicy]) -> PolicySpec:
+    """Return how to create a policy that draws from admissible actions."""
 
-    Raises:
-        InputError: There is an argument or an option, or the benchmark lists no admissible actions.
-    """
-    refuse_settings("random", argument, context)
-    check_admissible_actions("random", context)
-    return RandomPolicy(context.action_format)
+    def make(argument: str, context: PolicyContext) -> RandomPolicy:
+        refuse_settings(policy.name, argument, context)
+        check_admissible_actions(policy.name, context)
+        return policy(context.action_format)
 
-
-def make_outdated(argument: str, context: PolicyContext) -> OutdatedActionPolicy:
-    """Create the policy `outdated`. Raises like `make_random`."""
-    refuse_settings("outdated", argument, context)
-    check_admissible_actions("outdated", context)
-    return OutdatedActionPolicy(context.action_format)
+    return PolicySpec(make)
 
 
-def make_scripted(name: str) -> Callable[[str, PolicyContext], ScriptedPolicy]:
-    """Return the function that creates the policy of a benchmark's player of this name.
-
-    It raises `InputError` if there is an argument or an option, or if the benchmark has no such player.
-    """
+def _player(name: str) -> PolicySpec:
+    """Return how to create the policy of a benchmark's player of this name."""
 
     def make(argument: str, context: PolicyContext) -> ScriptedPolicy:
         refuse_settings(name, argument, context)
@@ -198,8 +188,8 @@ def make_scripted(name: str) -> Callable[[str, PolicyContext], ScriptedPolicy]:
         tag = "action" if spec is None else spec.action_tag
         return ScriptedPolicy(name, lambda: make_player(name, context.benchmark), context.action_format, tag)
 
-    return make
+    return PolicySpec(make)
 
 
-RANDOM, OUTDATED = PolicySpec(make_random), PolicySpec(make_outdated)
-EXPERT, EXPLORER = PolicySpec(make_scripted("expert")), PolicySpec(make_scripted("explorer"))
+RANDOM, OUTDATED = _drawing(RandomPolicy), _drawing(OutdatedActionPolicy)
+EXPERT, EXPLORER = _player("expert"), _player("explorer")

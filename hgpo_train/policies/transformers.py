@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
-from hgpo_envs.errors import InputError
 from hgpo_train.policies.base import BatchPolicy, Failure, Reply, Request
-from hgpo_train.policies.generation import FittedPrompt, GenerationOptions, fit_prompts
+from hgpo_train.policies.generation import FittedPrompt, GenerationOptions, fit_prompts, model_options
 from hgpo_train.policies.registry import PolicySpec
 from hgpo_train.policies.token_sampling import SampledResponse, SamplingOptions, sample_responses
 from hgpo_train.settings import build, merge, to_dict
@@ -68,13 +67,11 @@ class TransformersPolicy(BatchPolicy):
 
     def respond(self, requests: Sequence[Request]) -> Sequence[Reply | Failure]:
         """See `BatchPolicy`."""
-        fitted = fit_prompts(self.tokenizer, requests, self.options)
-        asked = [
-            (one, request.seed) for one, request in zip(fitted, requests, strict=True) if isinstance(one, FittedPrompt)
-        ]
-        drawn = self.sampled([one.tokens for one, _ in asked], [seed for _, seed in asked])
-        replies = iter(self._reply(one, sampled) for (one, _), sampled in zip(asked, drawn, strict=True))
-        return [next(replies) if isinstance(one, FittedPrompt) else one for one in fitted]
+        prompts = fit_prompts(self.tokenizer, requests, self.options)
+        pairs = zip(requests, prompts, strict=True)
+        fitted = [(request, prompt) for request, prompt in pairs if not isinstance(prompt, Failure)]
+        responses = iter(self.sampled([prompt.tokens for _, prompt in fitted], [request.seed for request, _ in fitted]))
+        return [prompt if isinstance(prompt, Failure) else self._reply(prompt, next(responses)) for prompt in prompts]
 
     def sampling(self) -> SamplingOptions:
         """Return the options of sampling."""
@@ -95,16 +92,9 @@ class TransformersPolicy(BatchPolicy):
         count, stopped = len(sampled.tokens), int(sampled.tokens[-1]) in self.ends
         if self.options.stop and (early := self._stop_at(sampled)) is not None:
             count, stopped = early, True
-        return Reply(
-            response=self.tokenizer.decode(sampled.tokens[:count], skip_special_tokens=True),
-            prompt=fitted.prompt,
-            prompt_token_ids=fitted.tokens,
-            response_token_ids=sampled.tokens[:count].tolist(),
-            response_logprobs=sampled.logprobs[:count].tolist(),
-            finish_reason="stop" if stopped else "length",
-            cut_pairs=fitted.cut_pairs,
-            cut_tokens=fitted.cut_tokens,
-        )
+        tokens, logprobs = sampled.tokens[:count].tolist(), sampled.logprobs[:count].tolist()
+        response = self.tokenizer.decode(tokens, skip_special_tokens=True)
+        return fitted.reply(response, tokens, logprobs, "stop" if stopped else "length")
 
     def _stop_at(self, sampled: SampledResponse) -> int | None:
         """Return the number of tokens up to the first stop text; None if there is no stop text."""
@@ -143,9 +133,7 @@ def make(argument: str, context: PolicyContext) -> TransformersPolicy:
     from hgpo_train.models.loading import choose_device, compute_dtype, load_model, load_tokenizer
     from hgpo_train.models.preflight import check_model_source
 
-    if not argument:
-        raise InputError("policy transformers: expected a model, as in transformers:Qwen/Qwen2.5-1.5B-Instruct")
-    options = build(TransformersOptions, context.options, "policy option")
+    options = model_options("transformers", argument, TransformersOptions, context)
     choose_device(options.device)
     check_model_source(argument)
     config = ModelConfig(

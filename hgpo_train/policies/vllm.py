@@ -8,7 +8,6 @@ after each of them, because it contains keys and values of the old weights.
 from __future__ import annotations
 
 import contextlib
-import json
 import secrets
 import shutil
 import tempfile
@@ -16,15 +15,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, get_args
 
+import msgspec
+
 from hgpo_envs.errors import InputError, one_line
 from hgpo_envs.files.untrusted_files import read_bytes
 from hgpo_train.models.checkpoint_files import resolve_model
 from hgpo_train.models.preflight import check_model_source
 from hgpo_train.policies.base import Failure, Reply, attempt
-from hgpo_train.policies.generation import FittedPrompt, GenerationOptions, fit_prompts
+from hgpo_train.policies.generation import FittedPrompt, GenerationOptions, fit_prompts, model_options
 from hgpo_train.policies.registry import PolicySpec
 from hgpo_train.policies.weight_handover import checkpoint_weights, shared
-from hgpo_train.settings import build
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -50,6 +50,11 @@ _REQUEST_SEEDS: Final = "request_seeds"  # among the engine's options of a train
 _ADAPTER_SETTINGS: Final = "adapter_config.json"
 _ADAPTER_BYTES: Final = 1 << 20
 _MEMORY_FOLDER: Final = Path("/dev/shm")  # noqa: S108 - a file system in memory, on Linux
+
+
+class _AdapterSettings(msgspec.Struct):
+    base_model_name_or_path: str
+    r: int
 
 
 class VLLMPolicy:
@@ -235,16 +240,8 @@ def check_vllm() -> None:
 def _reply(output: Any, fitted: FittedPrompt) -> Reply:  # noqa: ANN401 - mypy treats vLLM as untyped
     (completion,) = output.outputs
     tokens = list(completion.token_ids)
-    return Reply(
-        response=completion.text,
-        prompt=fitted.prompt,
-        prompt_token_ids=fitted.tokens,
-        response_token_ids=tokens,
-        response_logprobs=[at[token].logprob for at, token in zip(completion.logprobs or [], tokens, strict=True)],
-        finish_reason=completion.finish_reason or "stop",
-        cut_pairs=fitted.cut_pairs,
-        cut_tokens=fitted.cut_tokens,
-    )
+    logprobs = [at[token].logprob for at, token in zip(completion.logprobs or [], tokens, strict=True)]
+    return fitted.reply(completion.text, tokens, logprobs, completion.finish_reason or "stop")
 
 
 def _device_arguments() -> dict[str, Any]:
@@ -291,9 +288,7 @@ def make(argument: str, context: PolicyContext) -> VLLMPolicy:
         InputError: The model is missing, an option is not valid, or vLLM is not installed or finds no device.
             Nothing is downloaded if that can be known before.
     """
-    if not argument:
-        raise InputError("policy vllm: expected a model, as in vllm:Qwen/Qwen2.5-1.5B-Instruct")
-    options = build(VLLMOptions, context.options, "policy option")
+    options = model_options("vllm", argument, VLLMOptions, context)
     check_vllm()
     check_model_source(argument)
     folder = resolve_model(argument)
@@ -313,15 +308,14 @@ def _read_adapter(folder: str) -> tuple[str, int]:
     """
     path = Path(folder) / _ADAPTER_SETTINGS
     try:
-        settings = json.loads(read_bytes(path, _ADAPTER_BYTES))
-        base, rank = settings["base_model_name_or_path"], settings["r"]
-    except (ValueError, TypeError, KeyError) as error:
-        raise InputError(f"{path}: expected the settings of a low-rank adapter (LoRA) of peft") from error
-    if not isinstance(base, str) or not isinstance(rank, int):
-        raise InputError(f"{path}: expected the settings of a low-rank adapter (LoRA) of peft")
-    if not adapter_arguments(rank):
-        raise InputError(f"{path}: vLLM does not support adapters of rank {rank}; use the policy transformers:{folder}")
-    return base, rank
+        settings = msgspec.json.decode(read_bytes(path, _ADAPTER_BYTES), type=_AdapterSettings)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise InputError(f"{path}: expected the settings of a low-rank adapter (LoRA) of peft ({error})") from error
+    if not adapter_arguments(settings.r):
+        raise InputError(
+            f"{path}: vLLM does not support adapters of rank {settings.r}; use the policy transformers:{folder}"
+        )
+    return settings.base_model_name_or_path, settings.r
 
 
 def make_trainable(model: Model, tokenizer: Tokenizer, context: TrainableContext) -> VLLMPolicy:

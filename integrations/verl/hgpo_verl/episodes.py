@@ -102,16 +102,8 @@ async def _step(
     if isinstance(generated, Failure):
         return generated
     ended = len(generated.tokens) < options.max_response_tokens or generated.tokens[-1] == tokenizer.eos_token_id
-    reply = Reply(
-        response=tokenizer.decode(generated.tokens, skip_special_tokens=True),
-        prompt=fitted.prompt,
-        prompt_token_ids=fitted.tokens,
-        response_token_ids=generated.tokens,
-        response_logprobs=generated.logprobs,
-        finish_reason="stop" if ended else "length",
-        cut_pairs=fitted.cut_pairs,
-        cut_tokens=fitted.cut_tokens,
-    )
+    response = tokenizer.decode(generated.tokens, skip_special_tokens=True)
+    reply = fitted.reply(response, generated.tokens, generated.logprobs, "stop" if ended else "length")
     return attempt("EnvironmentFailed", _act, trajectory, reply, perf_counter() - began, generated.version or 0)
 
 
