@@ -155,40 +155,40 @@ class Failure:
     """A failed call or step. Secrets (`hgpo_envs.files.secrets`) are removed from its texts.
 
     Attributes:
-        kind: The part that failed: ``PolicyFailed``, ``PolicyTimedOut``, ``EnvironmentFailed``, ``WorkerDied``,
+        category: What failed: ``PolicyFailed``, ``PolicyTimedOut``, ``EnvironmentFailed``, ``WorkerDied``,
             ``WorkerTimedOut`` …
-        line: The error message, one line of at most 500 characters.
+        message: The error message, one line of at most 500 characters.
         error: The exception that was caught; None if the policy returned the failure itself.
     """
 
-    kind: str
-    line: str
+    category: str
+    message: str
     error: BaseException | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        for name, most in (("kind", 50), ("line", 500)):
+        for name, length in (("category", 50), ("message", 500)):
             text = getattr(self, name).encode("utf-8", "replace").decode()
-            object.__setattr__(self, name, " ".join(redact(text).split())[:most])
+            object.__setattr__(self, name, " ".join(redact(text).split())[:length])
 
     def __str__(self) -> str:
-        return f"{self.kind}: {self.line}"
+        return f"{self.category}: {self.message}"
 
     def __reduce__(self) -> tuple[type[Failure], tuple[str, str]]:
         """Pickle the texts only: worker processes send failures, and some exceptions cannot be pickled."""
-        return Failure, (self.kind, self.line)
+        return Failure, (self.category, self.message)
 
     @classmethod
-    def of(cls, kind: str, error: BaseException) -> Failure:
+    def of(cls, category: str, error: BaseException) -> Failure:
         """Create a failure that states an exception, for a policy that handles the exception itself."""
-        return cls(kind, f"{type(error).__name__}: {error}")
+        return cls(category, f"{type(error).__name__}: {error}")
 
     @classmethod
-    def caught(cls, kind: str, error: BaseException) -> Failure:
+    def caught(cls, category: str, error: BaseException) -> Failure:
         """Create a failure from an exception that a policy or an environment did not handle."""
-        return cls(kind, f"{type(error).__name__}: {error}", error)
+        return cls(category, f"{type(error).__name__}: {error}", error)
 
 
-def attempt(kind: str, call: Callable[..., T], *arguments: Any) -> T | Failure:
+def attempt(category: str, call: Callable[..., T], *arguments: Any) -> T | Failure:
     """Call third-party code and return its result, or a `Failure` if it raises.
 
     `SystemExit`, `asyncio.CancelledError` and panics of extensions do not derive from `Exception`. They are caught as
@@ -199,7 +199,7 @@ def attempt(kind: str, call: Callable[..., T], *arguments: Any) -> T | Failure:
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # noqa: BLE001 - see above
-        return Failure.caught(kind, error)
+        return Failure.caught(category, error)
 
 
 def is_bug(failure: Failure) -> bool:
@@ -296,19 +296,16 @@ class BatchPolicy(ABC):
         return [self._answer([request])[0] for request in batch]
 
     def _respond(self, batch: Sequence[Request]) -> Sequence[str | Reply | Failure]:
-        replies: object = self.respond(batch)
-        if isinstance(replies, str | bytes) or not isinstance(replies, Iterable):
+        result: object = self.respond(batch)
+        iterable = isinstance(result, Iterable) and not isinstance(result, str | bytes)
+        replies = list(result) if iterable else []  # type: ignore[call-overload]  # it is iterable
+        if len(replies) != len(batch):
+            received = len(replies) if iterable else f"{type(result).__name__} {one_line(repr(result), 60)}"
             raise InputError(
                 f"policy {self.name}: expected `respond` to return a list of {len(batch)} replies, one per request, "
-                f"received {type(replies).__name__} {one_line(repr(replies), 60)}"
+                f"received {received}"
             )
-        listed = list(replies)
-        if len(listed) != len(batch):
-            raise InputError(
-                f"policy {self.name}: expected `respond` to return {len(batch)} replies, one per request, "
-                f"received {len(listed)}"
-            )
-        return listed
+        return replies
 
 
 class AsyncPolicy(ABC):

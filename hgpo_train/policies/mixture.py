@@ -56,11 +56,11 @@ def parse_weights(text: str) -> Mapping[str, float]:
     {'expert': 3.0, 'random': 1.0}
     """
     form = "name=weight,name=weight with positive weights"
-    named = [split(part, "policy mixture", form) for part in text.split(",")]
-    given = {name: read_value(value, float) for name, value in named}
-    if not all(type(weight) in (int, float) and 0 < weight < math.inf for weight in given.values()):
+    parts = [split(part, "policy mixture", form) for part in text.split(",")]
+    weights = {name: read_value(value, float) for name, value in parts}
+    if not all(type(weight) in (int, float) and 0 < weight < math.inf for weight in weights.values()):
         raise InputError(f"policy mixture: expected {form}, received {text!r}")
-    return {name: float(weight) for name, weight in given.items()}
+    return {name: float(weight) for name, weight in weights.items()}
 
 
 def make(argument: str, context: PolicyContext) -> MixturePolicy:

@@ -93,12 +93,12 @@ def sample_responses(
     check_layers(plain)
     plain.eval()
     decoder, head, device = plain.get_decoder(), plain.get_output_embeddings(), plain.device
-    most = options.max_new_tokens
-    uniform = np.zeros((len(prompts), most))
+    longest = options.max_new_tokens
+    uniform = np.zeros((len(prompts), longest))
     for row, seed in enumerate(seeds):
-        uniform[row] = np.random.Generator(np.random.PCG64(seed)).random(most)
-    tokens, logprobs = np.zeros((len(prompts), most), np.int32), np.zeros((len(prompts), most), np.float32)
-    drawn = np.zeros(len(prompts), np.int64)
+        uniform[row] = np.random.Generator(np.random.PCG64(seed)).random(longest)
+    tokens, logprobs = np.zeros((len(prompts), longest), np.int32), np.zeros((len(prompts), longest), np.float32)
+    lengths = np.zeros(len(prompts), np.int64)
     waiting = deque(prompt_chunks(prompts, PREFILL_TOKENS_CPU if device.type == "cpu" else PREFILL_TOKENS, options))
     batch: _Batch | None = None
     with torch.inference_mode():
@@ -107,14 +107,14 @@ def sample_responses(
             while waiting and _fits([*(part.rows for part in parts), waiting[0]], prompts, options):
                 parts.append(prefill(decoder, prompts, waiting.popleft(), device))
             batch = _joined(parts)
-            rows, step = batch.rows, drawn[batch.rows]
+            rows, step = batch.rows, lengths[batch.rows]
             uniforms = torch.from_numpy(uniform[rows, step]).to(device)
             token, logprob = sample_tokens(head(batch.hidden), uniforms, options.temperature, options.top_p)
             tokens[rows, step], logprobs[rows, step] = token.cpu().numpy(), logprob.cpu().numpy()
-            drawn[rows] += 1
-            running = ~np.isin(tokens[rows, step], options.stop) & (drawn[rows] < most)
+            lengths[rows] += 1
+            running = ~np.isin(tokens[rows, step], options.stop) & (lengths[rows] < longest)
             batch = _next(decoder, batch, token, running) if running.any() else None
-    return [SampledResponse(tokens[row, :count], logprobs[row, :count]) for row, count in enumerate(drawn)]
+    return [SampledResponse(tokens[row, :count], logprobs[row, :count]) for row, count in enumerate(lengths)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,11 +140,11 @@ def check_layers(model: Model) -> None:
     Raises:
         InputError: Others have another kind.
     """
-    kinds = getattr(model.config.get_text_config(decoder=True), "layer_types", None) or ()
-    if odd := set(kinds) - _LAYERS:
+    layers = getattr(model.config.get_text_config(decoder=True), "layer_types", None) or ()
+    if unsupported := set(layers) - _LAYERS:
         raise InputError(
             f"expected a model whose layers have full or sliding attention, received {type(model).__name__} with "
-            f"{min(odd)!r}, which in-process sampling does not support; use vllm, or another model"
+            f"{min(unsupported)!r}, which in-process sampling does not support; use vllm, or another model"
         )
 
 
@@ -158,13 +158,13 @@ def prompt_chunks(
     as the first ones of a group, are adjacent and computed once per chunk.
     """
     memory = options.max_batch_tokens // 4
-    listed = [tuple(prompt) for prompt in prompts]
-    order = sorted(range(len(listed)), key=lambda row: (-len(listed[row]), listed[row]))
-    ranks = {prompt: rank for rank, prompt in enumerate(dict.fromkeys(listed[row] for row in order))}
-    rank = np.array([ranks[listed[row]] for row in order])
+    keys = [tuple(prompt) for prompt in prompts]
+    order = sorted(range(len(keys)), key=lambda row: (-len(keys[row]), keys[row]))
+    ranks = {key: rank for rank, key in enumerate(dict.fromkeys(keys[row] for row in order))}
+    rank = np.array([ranks[keys[row]] for row in order])
     chunks, first = [], 0
     while first < len(order):
-        width = len(listed[order[first]])
+        width = len(keys[order[first]])
         last = int(np.searchsorted(rank, rank[first] + max(1, max_tokens // width)))
         last = min(last, first + max(1, memory // (width + options.max_new_tokens)))
         chunks.append(np.array(order[first:last]))
@@ -183,8 +183,8 @@ def prefill(decoder: Model, prompts: Sequence[Sequence[int]], rows: NDArray[np.i
     """Compute the keys and values of a chunk's prompts, and the hidden state of each prompt's last token."""
     from transformers import DynamicCache
 
-    distinct = {prompt: place for place, prompt in enumerate(dict.fromkeys(tuple(prompts[row]) for row in rows))}
-    place = np.array([distinct[tuple(prompts[row])] for row in rows])
+    distinct = {prompt: index for index, prompt in enumerate(dict.fromkeys(tuple(prompts[row]) for row in rows))}
+    source = np.array([distinct[tuple(prompts[row])] for row in rows])
     length = np.array([len(prompt) for prompt in distinct])
     width = int(length.max())
     padded = np.zeros((len(distinct), width), np.int64)
@@ -192,14 +192,14 @@ def prefill(decoder: Model, prompts: Sequence[Sequence[int]], rows: NDArray[np.i
     # Here padding is on the right, where the causal mask hides it: attention is faster without another mask.
     cache = DynamicCache()
     hidden = decoder(input_ids=torch.from_numpy(padded).to(device), past_key_values=cache, use_cache=True)[0]
-    hidden = hidden[torch.from_numpy(place).to(device), torch.from_numpy(length[place] - 1).to(device)]
+    hidden = hidden[torch.from_numpy(source).to(device), torch.from_numpy(length[source] - 1).to(device)]
     if (length < width).any():
         cache = _align_right(
             cache, torch.from_numpy(np.maximum(np.arange(width) - (width - length)[:, None], 0)).to(device)
         )
     if len(distinct) < len(rows):
-        cache.batch_select_indices(torch.from_numpy(place).to(device))
-    return _Batch(rows, length[place], hidden, cache)
+        cache.batch_select_indices(torch.from_numpy(source).to(device))
+    return _Batch(rows, length[source], hidden, cache)
 
 
 def _align_right(cache: DynamicCache, source: Tensor) -> DynamicCache:

@@ -113,9 +113,9 @@ class TransformersPolicy(BatchPolicy):
 
 def end_tokens(model: Model, tokenizer: Tokenizer) -> tuple[int, ...]:
     """Return the ids of the tokens that end a response: the tokenizer's, then the generation config's."""
-    named = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
-    listed = named if isinstance(named, list) else [named]
-    return tuple(dict.fromkeys(token for token in (tokenizer.eos_token_id, *listed) if token is not None))
+    configured = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    tokens = configured if isinstance(configured, list) else [configured]
+    return tuple(dict.fromkeys(token for token in (tokenizer.eos_token_id, *tokens) if token is not None))
 
 
 def make(argument: str, context: PolicyContext) -> TransformersPolicy:
@@ -150,8 +150,8 @@ def make_trainable(model: Model, tokenizer: Tokenizer, context: TrainableContext
     """
     from hgpo_train.models.loading import compute_dtype
 
-    given = merge(to_dict(context.generation), context.engine_options)
-    options = build(GenerationOptions, given, "setting", "rollout.engine_options.")
+    values = merge(to_dict(context.generation), context.engine_options)
+    options = build(GenerationOptions, values, "setting", "rollout.engine_options.")
     return TransformersPolicy(model, tokenizer, options, compute_dtype(context.model))
 
 

@@ -51,7 +51,7 @@ def checked_reply(reply: object) -> Reply | Failure:
         The reply; a `Failure` ``PolicyFailed`` if a value is invalid.
     """
     if isinstance(reply, Failure):
-        return Failure(_as_text(reply.kind), _as_text(reply.line), reply.error)
+        return Failure(_as_text(reply.category), _as_text(reply.message), reply.error)
     if isinstance(reply, str):
         reply = Reply(reply, finish_reason=None)
     if not isinstance(reply, Reply):
@@ -68,13 +68,13 @@ def _reply(reply: Reply) -> Reply:
     return reply
 
 
-def _validated(kind: str, check: Callable[[T], T], value: T) -> T | Failure:
+def _validated(category: str, check: Callable[[T], T], value: T) -> T | Failure:
     try:
         return check(value)
     except BadValueError as error:
-        return Failure(kind, str(error), error)
+        return Failure(category, str(error), error)
     except Exception as error:  # noqa: BLE001 - a value may be of any type, and its methods may raise
-        return Failure.of(kind, error)
+        return Failure.of(category, error)
 
 
 def checked_state(state: object) -> State | Failure:
@@ -84,7 +84,7 @@ def checked_state(state: object) -> State | Failure:
         The state; a `Failure` ``EnvironmentFailed`` if a value is invalid.
     """
     if isinstance(state, Failure):
-        return Failure(_as_text(state.kind), _as_text(state.line))
+        return Failure(_as_text(state.category), _as_text(state.message))
     if not isinstance(state, State):
         return Failure("EnvironmentFailed", f"expected a State, received {preview(state)}")
     return _validated("EnvironmentFailed", lambda state: _converted(state, _STATE), state)
@@ -176,8 +176,8 @@ def preview(value: object) -> str:
         written = repr(value)
     except Exception:  # noqa: BLE001 - a custom `__repr__` may raise anything
         written = ""
-    kind = "" if value is None else f"{type(value).__name__} "
-    return f"{kind}{redact(written)[:_SHOWN]}".strip()
+    type_name = "" if value is None else f"{type(value).__name__} "
+    return f"{type_name}{redact(written)[:_SHOWN]}".strip()
 
 
 def _as_text(value: object) -> str:
@@ -212,19 +212,19 @@ def _flag(name: str, value: object) -> bool:
 
 
 def _token_ids(name: str, values: object) -> list[int]:
-    listed = _listed(name, values, "token ids", f"integers from 0 to {_INT32 - 1}", _INTEGERS)
-    if listed and not 0 <= min(listed) <= max(listed) < _INT32:
-        wrong = next(value for value in listed if not 0 <= value < _INT32)
+    numbers = _listed(name, values, "token ids", f"integers from 0 to {_INT32 - 1}", _INTEGERS)
+    if numbers and not 0 <= min(numbers) <= max(numbers) < _INT32:
+        wrong = next(value for value in numbers if not 0 <= value < _INT32)
         raise BadValueError(f"{name}: expected integers from 0 to {_INT32 - 1}, received {wrong}")
-    return listed
+    return numbers
 
 
 def _logprobs(name: str, values: object) -> list[float]:
-    listed = [float(value) for value in _listed(name, values, "numbers", "numbers", _NUMBERS)]
-    for value in listed:
+    numbers = [float(value) for value in _listed(name, values, "numbers", "numbers", _NUMBERS)]
+    for value in numbers:
         if not value <= _FLOAT32:  # NaN, too
             raise BadValueError(f"{name}: expected numbers below infinity, received {value}")
-    return listed
+    return numbers
 
 
 def _listed(name: str, values: object, of: str, expected: str, types: tuple[type, ...]) -> list[Any]:

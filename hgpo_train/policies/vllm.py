@@ -88,7 +88,7 @@ class VLLMPolicy:
         from vllm import LLM
 
         self.options = options
-        given = {
+        arguments = {
             "max_model_len": options.max_prompt_tokens + options.max_response_tokens,
             "trust_remote_code": False,
             "logprobs_mode": "processed_logprobs",
@@ -97,13 +97,13 @@ class VLLMPolicy:
             **_device_arguments(),
             **(engine or {}),
         }
-        self._llm = LLM(model, **given)
+        self._llm = LLM(model, **arguments)
         self._engine: Any = self._llm.llm_engine
         self._tokenizer = self._llm.get_tokenizer()
         self._running: dict[str, tuple[int, FittedPrompt]] = {}
         self._refused: list[tuple[int, Failure]] = []
         self._request_seeds = request_seeds
-        self._serves_adapters = bool(given.get("enable_lora"))
+        self._serves_adapters = bool(arguments.get("enable_lora"))
         self._adapter: Any = None  # a LoRARequest
         self._adapter_folder: tempfile.TemporaryDirectory[str] | None = None
         if adapter is not None:

@@ -49,13 +49,13 @@ def checkpoint_weights(model: Model, merged_dtype: torch.dtype = torch.float32) 
         if ".lora_" in name or id(tensor) in seen:
             continue
         seen.add(id(tensor))
-        layer, _, kind = name.rpartition(".base_layer.")
+        layer, _, parameter = name.rpartition(".base_layer.")
         value = tensor.detach()
-        if layer in adapted and kind == "weight":
+        if layer in adapted and parameter == "weight":
             value = (value.float() + adapted[layer].get_delta_weight("default").float()).to("cpu", merged_dtype)
         weights[name.replace(".base_layer.", ".")] = value
-    found: dict[str, Tensor] = revert_weight_conversion(plain, weights)
-    return found
+    named: dict[str, Tensor] = revert_weight_conversion(plain, weights)
+    return named
 
 
 @contextlib.contextmanager
@@ -76,8 +76,8 @@ def shared(weights: Mapping[str, Tensor], *, by_device: bool) -> Iterator[dict[s
     handles = {name: _cuda_handle(tensor) for name, tensor in zip(in_place, kept, strict=True)}
     file = os.memfd_create("hgpo-weights")
     try:
-        places = _write(file, {name: tensor for name, tensor in weights.items() if name not in in_place})
-        yield {"path": f"/proc/{os.getpid()}/fd/{file}", "places": places, "handles": handles}
+        layouts = _write(file, {name: tensor for name, tensor in weights.items() if name not in in_place})
+        yield {"path": f"/proc/{os.getpid()}/fd/{file}", "layouts": layouts, "handles": handles}
     finally:
         os.close(file)
         if handles:
@@ -91,11 +91,11 @@ def opened(handle: Mapping[str, Any]) -> dict[str, Tensor]:
         handle: What `shared` yielded.
     """
     weights: dict[str, Tensor] = {}
-    places = handle["places"]
-    if places:
+    layouts = handle["layouts"]
+    if layouts:
         size = Path(handle["path"]).stat().st_size
         memory = torch.from_file(handle["path"], shared=False, size=size, dtype=torch.uint8)
-        for name, (dtype, shape, begin, length) in places.items():
+        for name, (dtype, shape, begin, length) in layouts.items():
             weights[name] = memory[begin : begin + length].view(getattr(torch, dtype)).view(shape)
     for name, pickled in handle["handles"].items():
         rebuild, arguments = pickle.loads(pickled)  # noqa: S301 - written by the parent process, in `shared`
@@ -110,7 +110,7 @@ def handed_bytes(weights: Mapping[str, Tensor]) -> int:
 
 def _write(file: int, weights: Mapping[str, Tensor]) -> dict[str, tuple[str, list[int], int, int]]:
     """Write tensors to a file and return each one's dtype, shape, first byte and length in bytes."""
-    places = {}
+    layouts = {}
     end = 0
     for name, tensor in weights.items():
         data = tensor.cpu().contiguous().flatten().view(torch.uint8)
@@ -121,8 +121,8 @@ def _write(file: int, weights: Mapping[str, Tensor]) -> dict[str, tuple[str, lis
         written = 0
         while written < len(view):  # one call writes at most 2 GiB
             written += os.pwrite(file, view[written:], begin + written)
-        places[name] = (str(tensor.dtype).removeprefix("torch."), list(tensor.shape), begin, len(data))
-    return places
+        layouts[name] = (str(tensor.dtype).removeprefix("torch."), list(tensor.shape), begin, len(data))
+    return layouts
 
 
 def _cuda_handle(tensor: Tensor) -> bytes:

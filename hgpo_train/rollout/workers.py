@@ -68,7 +68,7 @@ class WorkerSlots:
     ) -> None:
         pickled = attempt("", ForkingPickler.dumps, shared)
         if isinstance(pickled, Failure):
-            raise InputError(f"the environment cannot be sent to worker processes ({pickled.line}); remove --workers")
+            raise InputError(f"the environment cannot be sent to worker processes ({pickled.message}); remove --workers")
         self.engines: list[Engine | None] = [None] * count
         self._selector = selectors.DefaultSelector()
         self._workers = [Worker(slot, bytes(pickled), self._selector) for slot in range(count)]
@@ -248,13 +248,13 @@ def _serve(pickled: bytes, connection: socket.socket) -> None:
             os._exit(1)
     with contextlib.suppress(OSError), connection, connection.makefile("rb") as calls:
         engine = attempt("EnvironmentFailed", _engine, pickled)
-        connection.sendall(_framed(engine.line if isinstance(engine, Failure) else _READY))
+        connection.sendall(_framed(engine.message if isinstance(engine, Failure) else _READY))
         while not isinstance(engine, Failure) and (header := calls.read(_LENGTH.size)):
             method, text = pickle.loads(calls.read(*_LENGTH.unpack(header)))  # noqa: S301 - from the collector
             outcome = attempt("EnvironmentFailed", getattr(engine, method), text)
             data = attempt("EnvironmentFailed", _framed, outcome)
             if isinstance(data, Failure):
-                data = _framed(Failure(data.kind, f"its state cannot be sent between processes: {data.line}"))
+                data = _framed(Failure(data.category, f"its state cannot be sent between processes: {data.message}"))
             connection.sendall(data)
 
 

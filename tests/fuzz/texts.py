@@ -233,8 +233,8 @@ def read_answer(data: bytes, _: Path) -> object:
     assert number == 0
     assert isinstance(got, Reply | Failure)
     if isinstance(got, Failure):
-        assert "\n" not in got.line
-        return got.kind
+        assert "\n" not in got.message
+        return got.category
     return None  # its content is validated where it becomes a row, in the next target
 
 

@@ -64,7 +64,7 @@ def test_any_exception_of_a_coroutine_becomes_a_failure(concurrency):
         said = ask(policy, ["a", "cancel", "exit", "b", "panic", "cancel itself", "interrupt", "generator", "c"])
     finally:
         policy.close()
-    lines = [answer.response if isinstance(answer, Reply) else answer.line.rstrip(": ") for answer in said]
+    lines = [answer.response if isinstance(answer, Reply) else answer.message.rstrip(": ") for answer in said]
     assert lines == [
         "a",
         "CancelledError",

@@ -198,7 +198,7 @@ def test_a_timeout_is_retried_and_then_fails_one_request(api: Api) -> None:
     api.answer = slow
     answers = ask(api, [request(0, "slow"), request(1, "quick")], timeout_s=0.3, retries=1)
     assert isinstance(answers[0], Failure)
-    assert "timed out" in answers[0].line.lower()
+    assert "timed out" in answers[0].message.lower()
     assert isinstance(answers[1], Reply)
     assert sum(b["messages"][0]["content"] == "slow" for b in api.bodies) == 2
 
@@ -214,7 +214,7 @@ def test_a_reply_without_choices_is_a_failure(api: Api) -> None:
     api.answer = lambda *_: (200, {**completion("")[1], "choices": []})
     (reply,) = ask(api, [request(0)]).values()
     assert isinstance(reply, Failure)
-    assert "no choice" in reply.line
+    assert "no choice" in reply.message
 
 
 def too_long(limit: int) -> Callable[[dict, int], tuple]:
@@ -238,7 +238,7 @@ def test_a_prompt_that_is_too_long_without_history_is_a_failure(api: Api) -> Non
     api.answer = too_long(5)
     (reply,) = ask(api, [request(0, "x" * 100, step=3, with_shorter_history=lambda pairs: "x" * (50 + pairs))]).values()
     assert isinstance(reply, Failure)
-    assert "maximum context length" in reply.line
+    assert "maximum context length" in reply.message
     (reply,) = ask(api, [request(0, "y" * 100, step=3)], overflow="error").values()
     assert isinstance(reply, Failure)
 
@@ -391,8 +391,8 @@ def test_an_invalid_answer_is_a_failure_with_its_reason(api: Api) -> None:
         (reply,) = ask(api, [request(0)], logprobs=True, token_ids=True).values()
         checked = checked_reply(reply)
         assert isinstance(checked, Failure), body
-        assert checked.kind == "PolicyFailed"
-        assert reason in checked.line
+        assert checked.category == "PolicyFailed"
+        assert reason in checked.message
 
 
 def test_space_around_a_key_is_not_part_of_it(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,7 +69,7 @@ def test_another_process_maps_the_tensors_of_a_gpu(model: Any) -> None:
         pytest.skip("requires a GPU")
     weights = checkpoint_weights(model.cuda()) | {"transposed": torch.arange(6, device="cuda").reshape(2, 3).T}
     with shared(weights, by_device=True) as handle, multiprocessing.get_context("spawn").Pool(1) as pool:
-        assert handle["places"] == {}  # nothing is staged
+        assert handle["layouts"] == {}  # nothing is staged
         found = pool.apply(received_on_the_host, (handle,))
     assert found.keys() == weights.keys()
     assert all(torch.equal(found[name], value.cpu()) for name, value in weights.items())

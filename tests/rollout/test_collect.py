@@ -306,7 +306,7 @@ def test_wrong_policies_are_one_line(tmp_path, policy, line):
     [
         (lambda requests: "look", r"expected `respond` to return a list of 6 replies, .* received str 'look'"),
         (lambda requests: None, "expected `respond` to return a list of 6 replies, .* received NoneType None"),
-        (lambda requests: ["look"], "expected `respond` to return 6 replies, one per request, received 1"),
+        (lambda requests: ["look"], "expected `respond` to return a list of 6 replies, one per request, received 1"),
         (lambda requests: [3] * 6, r"expected a text \(str\) or a Reply, received int 3"),
     ],
 )
