@@ -377,22 +377,15 @@ class AsyncPolicy(ABC):
     async def _run(self, request: Request) -> None:
         """Reply to one request. Every exception becomes a reply: the collector waits for each request."""
         answer: str | Reply | Failure
-        try:
-            async with self._gate:
-                answer = await self._bounded(request)
-        except BaseException as error:  # noqa: BLE001 - SystemExit and CancelledError also concern one request
-            answer = Failure.caught("PolicyFailed", error)
-        self._ready.put((request.id, answer))
-
-    async def _bounded(self, request: Request) -> str | Reply | Failure:
         deadline = asyncio.timeout(self.deadline_s)
         try:
-            async with deadline:
-                return await self.reply(request)
-        except TimeoutError as error:
-            if not deadline.expired():
-                return Failure.caught("PolicyFailed", error)
-            return Failure("PolicyTimedOut", f"no answer within {self.deadline_s:g} s")
+            async with self._gate, deadline:
+                answer = await self.reply(request)
+        except BaseException as error:  # noqa: BLE001 - SystemExit and CancelledError also concern one request
+            answer = Failure.caught("PolicyFailed", error)
+            if deadline.expired():
+                answer = Failure("PolicyTimedOut", f"no answer within {self.deadline_s:g} s")
+        self._ready.put((request.id, answer))
 
     async def _end(self) -> None:
         for task in self._tasks:

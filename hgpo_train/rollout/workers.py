@@ -68,7 +68,9 @@ class WorkerSlots:
     ) -> None:
         pickled = attempt("", ForkingPickler.dumps, shared)
         if isinstance(pickled, Failure):
-            raise InputError(f"the environment cannot be sent to worker processes ({pickled.message}); remove --workers")
+            raise InputError(
+                f"the environment cannot be sent to worker processes ({pickled.message}); remove --workers"
+            )
         self.engines: list[Engine | None] = [None] * count
         self._selector = selectors.DefaultSelector()
         self._workers = [Worker(slot, bytes(pickled), self._selector) for slot in range(count)]
