@@ -64,6 +64,9 @@ class EnvironmentSpec:
             ``module:class``. Both are optional.
         admissible_actions: Whether states list their admissible actions. Without them, ``action_format="number"`` is
             refused.
+        tools: The tools that a policy may call, as JSON schemas of OpenAI's form: ``{"type": "function", "function":
+            {"name": …, "description": …, "parameters": …}}``. Servers get them with every request, and chat templates
+            render them. Use `hgpo_envs.responses.parse_tool_calls` as `parse_response` and ``action_tag="tool_call"``.
         scenario: Returns the scenario of a task id, for benchmarks that also count scenarios as solved only if all of
             their tasks are.
         evaluation_split: The default split of ``hgpo eval``; None requires ``--split``.
@@ -86,6 +89,7 @@ class EnvironmentSpec:
     action_tag: str = "action"
     players: Mapping[str, Callable[[], Player] | str] = field(default_factory=dict)
     admissible_actions: bool = True
+    tools: Sequence[Mapping[str, Any]] = ()
     scenario: Callable[[str], str] | None = None
     evaluation_split: str | None = None
     splits: tuple[str, ...] = ()

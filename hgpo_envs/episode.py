@@ -21,7 +21,7 @@ from hgpo_envs.state_keys import state_key
 from hgpo_envs.unicode_text import clean_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable
+    from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 
     from hgpo_envs.engine import Engine, State, Task
     from hgpo_envs.responses import Response
@@ -49,6 +49,7 @@ class Settings:
         max_steps: The step limit. An episode that reaches it is truncated.
         parse_response: Finds the action in a model's response.
         state_key: Computes a state's key from its text (`hgpo_envs.state_keys`); None compares the texts.
+        tools: The tools that the policy may call (`EnvironmentSpec.tools`).
 
     Raises:
         InputError: If a value is out of range.
@@ -61,6 +62,7 @@ class Settings:
     max_steps: int = 50
     parse_response: Callable[[str], Response] = parse
     state_key: Callable[[str], str] | None = None
+    tools: Sequence[Mapping[str, Any]] = ()
 
     def __post_init__(self) -> None:
         for name, least in (("history_length", 0), ("history_depth", 0), ("max_steps", 1)):
@@ -92,7 +94,7 @@ def settings_for(benchmark: str, *, prompt_template: str | None = None, **values
         )
     if spec is not None:
         key = state_key(spec.state_key) if isinstance(spec.state_key, str) else spec.state_key
-        values = {"parse_response": spec.parse_response, "state_key": key} | values
+        values = {"parse_response": spec.parse_response, "state_key": key, "tools": spec.tools} | values
     return Settings(template=load_template(prompt_template, benchmark), **values)
 
 

@@ -8,6 +8,9 @@ Validity does not depend on whether the action is admissible.
 In ALFWorld and WebShop, whose actions are lowercase, the response is lowercased first, as verl-agent does. Elsewhere
 case is kept, and an action that differs from an admissible one by case alone means that one (`admissible`).
 
+Environments with tools (`EnvironmentSpec.tools`) use `parse_tool_calls` instead: the action is the response's calls, in
+the form of Hermes and Qwen, whatever form a server has sent them in (`message_text`).
+
 Every string has an action and a validity. Parsing takes time linear in the length.
 
 Source: verl-agent, ``agent_system/environments/env_package/{alfworld,webshop}/projection.py``.
@@ -15,16 +18,18 @@ Source: verl-agent, ``agent_system/environments/env_package/{alfworld,webshop}/p
 
 from __future__ import annotations
 
+import json
 import re
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 FALLBACK_CHARACTERS: Final = 30
 """Number of last characters that are the action if the tags are missing."""
 
 _OPEN, _CLOSE = "<action>", "</action>"
+_CALL, _CALL_END = "<tool_call>", "</tool_call>"
 _DIGITS: Final = 9
 """The greatest number of digits that is parsed."""
 _CJK = re.compile("[\u4e00-\u9fff]")
@@ -103,3 +108,99 @@ def numbered(text: str, actions: Sequence[str]) -> str:
     if stripped.isascii() and stripped.isdigit() and len(stripped) <= _DIGITS and 0 < int(stripped) <= len(actions):
         return actions[int(stripped) - 1]
     return text
+
+
+class ToolCall(NamedTuple):
+    """A call of one of the environment's tools.
+
+    Attributes:
+        name: The tool.
+        arguments: Its arguments by name.
+    """
+
+    name: str
+    arguments: Mapping[str, Any]
+
+    def text(self) -> str:
+        r"""Return the call as text, in the form of Hermes and Qwen.
+
+        >>> ToolCall("get_order", {"id": "#7"}).text()
+        '<tool_call>\n{"name": "get_order", "arguments": {"id": "#7"}}\n</tool_call>'
+        """
+        body = json.dumps({"name": self.name, "arguments": self.arguments}, ensure_ascii=False)
+        return f"{_CALL}\n{body}\n{_CALL_END}"
+
+
+def tool_calls(text: str) -> list[ToolCall] | None:
+    """Return the tool calls in a response, several for parallel calls; None if one of them is malformed.
+
+    >>> tool_calls('<think>First the user.</think><tool_call>{"name": "find", "arguments": {"zip": "10"}}</tool_call>')
+    [ToolCall(name='find', arguments={'zip': '10'})]
+    >>> tool_calls("Hello"), tool_calls("<tool_call>find(10)</tool_call>")
+    ([], None)
+    """
+    calls = []
+    for part in text.rpartition("</think>")[2].split(_CALL)[1:]:
+        body, end, _ = part.partition(_CALL_END)
+        try:
+            call = json.loads(body) if end else None
+        except (ValueError, RecursionError):
+            call = None
+        if not isinstance(call, dict) or not isinstance(call.get("name"), str):
+            return None
+        arguments = call.get("arguments", {})
+        if not isinstance(arguments, dict):
+            return None
+        calls.append(ToolCall(call["name"], arguments))
+    return calls
+
+
+def parse_tool_calls(text: str) -> Response:
+    r"""Parse a response of a policy with tools: the action is its tool calls, or else its message to the user.
+
+    Thoughts in ``<think>`` are not part of the action. The calls are written in one form, so that equal calls are equal
+    actions.
+
+    >>> parse_tool_calls('<think>Hm.</think>\n<tool_call>{"name":"find","arguments":{}}</tool_call>').action
+    '<tool_call>\n{"name": "find", "arguments": {}}\n</tool_call>'
+    >>> parse_tool_calls("<think>Hm.</think> Hello!")
+    Response(action='Hello!', valid=True, flaw='')
+    >>> parse_tool_calls("<tool_call>find()</tool_call>").flaw
+    'malformed tool call'
+    """
+    calls = tool_calls(text)
+    if calls is None:
+        return Response(text.rpartition("</think>")[2].strip(), False, "malformed tool call")
+    if not calls:
+        return Response(text.rpartition("</think>")[2].strip(), True, "")
+    return Response("\n".join(call.text() for call in calls), True, "")
+
+
+def message_text(message: Mapping[str, Any]) -> str:
+    """Return the message of an OpenAI-compatible server as the text that a model with Hermes' template generates.
+
+    Args:
+        message: The reply's ``message``, with ``content``, ``tool_calls``, and ``reasoning_content`` or ``reasoning``.
+
+    Raises:
+        ValueError: The arguments of a tool call are not a JSON object.
+
+    >>> call = {"type": "function", "function": {"name": "find", "arguments": '{"zip": "10"}'}}
+    >>> print(message_text({"content": None, "tool_calls": [call], "reasoning_content": "First the user."}))
+    <think>
+    First the user.
+    </think>
+    <BLANKLINE>
+    <tool_call>
+    {"name": "find", "arguments": {"zip": "10"}}
+    </tool_call>
+    """
+    reasoning = message.get("reasoning_content") or message.get("reasoning") or ""
+    parts = [f"<think>\n{reasoning}\n</think>\n"] if reasoning else []
+    parts += [message["content"]] if message.get("content") else []
+    for call in message.get("tool_calls") or ():
+        arguments = json.loads(call["function"]["arguments"] or "{}")
+        if not isinstance(arguments, dict):
+            raise ValueError(f"arguments of {call['function']['name']}: expected a JSON object")  # noqa: TRY004
+        parts.append(ToolCall(call["function"]["name"], arguments).text())
+    return "\n".join(parts)

@@ -30,7 +30,7 @@ from hgpo_envs.errors import InputError, one_line
 from hgpo_envs.files.secrets import redact
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from hgpo_envs.engine import Engine, State, Task
     from hgpo_envs.memory import Pair
@@ -58,6 +58,7 @@ class Request:
         with_shorter_history: Renders the prompt with at most the given number of past steps, for a policy whose token
             budget the prompt exceeds.
         read_history: Returns the past pairs that the prompt shows, oldest first. Call it before the reply.
+        tools: The tools that the response may call, as JSON schemas (`hgpo_envs.environment_spec`).
 
     The most frequently used parts are also properties: `observation`, `admissible_actions`, `instruction`, `history`,
     `messages` and `rng`.
@@ -73,6 +74,7 @@ class Request:
     engine: Engine | None
     with_shorter_history: Callable[[int], str]
     read_history: Callable[[], Sequence[Pair]] = tuple
+    tools: Sequence[Mapping[str, Any]] = ()
     _rng: random.Random | None = field(default=None, init=False, repr=False, compare=False)
 
     @property

@@ -289,6 +289,7 @@ class Collector:
                 engine=self._slots.engines[seat.slot],
                 with_shorter_history=episode.prompt,
                 read_history=episode.history,
+                tools=episode.settings.tools,
             )
             self._next_id += 1
             seat.asked_at = perf_counter()
