@@ -192,15 +192,6 @@ def test_game_folders_with_other_content(tmp_path, name, kind):
     assert "\n" not in str(caught.value)
 
 
-def test_the_cache_of_compiled_games_is_bounded_by_size(monkeypatch):
-    monkeypatch.setattr("hgpo_envs.alfworld.data.source.MOST_KEPT", 100_000)
-    source = ALFWorldSource()
-    for task in source.ids("all")[:20]:
-        source.game(task)
-        assert source._held <= 100_000
-        assert sum(size for _, size in source._recent) == source._held
-
-
 def test_a_pack_does_not_replace_other_files(tmp_path):
     for name, content in (("x.pack", b"precious"), ("y.pack", b"")):
         (tmp_path / name).write_bytes(content)

@@ -26,7 +26,11 @@ KEYS = {"task", "task_id", "task_type", "split", "versions", "admissible_actions
 @pytest.mark.parametrize("env_id", IDS)
 @pytest.mark.parametrize(
     "arguments",
-    [{}, {"action_format": "response", "split": "all", "history_length": 0}, {"action_format": "number"}],
+    [
+        {},
+        {"action_format": "response", "split": "all", "history_length": 0, "history_depth": 0},
+        {"action_format": "number", "sampling": "sweep"},
+    ],
 )
 def test_check_env_without_a_single_warning(env_id, arguments):
     with warnings.catch_warnings():

@@ -2,7 +2,6 @@
 
 import copy
 import pickle
-import warnings
 
 import cloudpickle
 import gymnasium
@@ -10,7 +9,6 @@ import numpy as np
 import pytest
 from doors import DoorsSource, solution
 from gymnasium.error import CustomSpaceError, ResetNeeded
-from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AsyncVectorEnv
 from hypothesis import given
 from hypothesis import strategies as st
@@ -28,23 +26,6 @@ INFO_KEYS = {
     "task", "task_id", "task_type", "split", "versions", "step", "action", "action_valid", "action_admissible",
     "admissible_actions", "won", "score", "place", "doors",
 }  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        {},
-        {"action_format": "response"},
-        {"history_length": 0, "history_depth": 0},
-        {"split": "all", "sampling": "sweep"},
-    ],
-)
-def test_check_env_without_a_single_warning(doors_id, arguments):
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        env = gymnasium.make(doors_id, **arguments)
-        check_env(env.unwrapped)
-        env.close()
 
 
 def play(env, task, actions):

@@ -4,7 +4,6 @@ import itertools
 import random
 import shutil
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -78,18 +77,6 @@ def test_goals_stored_in_large_catalogues_equal_those_drawn(monkeypatch, awkward
     assert kept.prices.tolist() == drawn.prices.tolist() != other.prices.tolist()
     assert not kept.prices.flags.writeable  # mapped
     assert GoalSet(catalogue, kind, price_seed=1).prices.tolist() == other.prices.tolist()
-
-
-def test_weighted_draws_equal_the_originals_with_the_global_generator(awkward):
-    """The original takes the goal after the one that the drawn weight falls on, and the last for the last."""
-    goals = GoalSet(Catalogue.open(awkward))
-    ends = [0.0, *np.cumsum(goals.weights).tolist()]
-    for seed in range(20):
-        random.seed(seed)
-        random.choices("abcdefghijklmnopqrstuvwxyz", k=10)
-        at, drawn = random.uniform(0, ends[-1]), goals.draw(seed)
-        assert ends[drawn - 1] <= at
-        assert at < ends[drawn] or drawn == len(goals) - 1
 
 
 def test_seeds_determine_goals(awkward):

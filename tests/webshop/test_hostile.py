@@ -153,24 +153,12 @@ def write_products(folder, change):
         set_size(folder, name)
 
 
-FIELDS = [
-    ("asin", None), ("asin", 3), ("title", 3), ("title", None), ("description", []), ("bullet_points", "lone"),
-    ("bullet_points", [3]), ("bullet_points", None), ("prices", None), ("prices", []), ("prices", ["1"]),
-    ("prices", [[]]),
-    ("options", {}), ("options", [3]), ("options", [{"name": 3, "values": []}]), ("options", [{"values": []}]),
-    ("options", [{"name": "a", "values": "xyz"}]), ("attributes", {}), ("nouns", 3), ("nouns", [None]),
-    ("category", None),
-    ("query", 3), ("product_category", None), ("instruction", 3), ("instruction_attributes", "x"),
-    ("instruction_attributes", [3]), ("instruction_attributes", []), ("listed", None),
-]  # fmt: skip
-
-
-@pytest.mark.slow
-def test_products_of_wrong_types(shop, tmp_path):
-    for number, (field, value) in enumerate(FIELDS):
-        shutil.copytree(shop, folder := tmp_path / str(number))
-        write_products(folder, lambda row, field=field, value=value: orjson.dumps({**row, field: value}))
-        try_to(folder)
+@pytest.mark.parametrize(
+    ("field", "value"), [("title", 3), ("prices", ["1"]), ("options", [{"name": 3, "values": []}]), ("listed", None)]
+)
+def test_products_of_wrong_types(damaged, field, value):
+    write_products(damaged, lambda row: orjson.dumps({**row, field: value}))
+    assert try_to(damaged)
 
 
 @pytest.mark.parametrize("line", [b"", b"null", b"\xff", b'"\\ud800"', b"{}", b"[" * 100_000])
@@ -211,14 +199,6 @@ def test_paths_that_are_not_regular_files(damaged, name, kind):
     assert try_to(damaged)
 
 
-RAW = {
-    "one record": (b'[{"asin": "', b"a", b'"}]'),
-    "nested": (b"[", b"[", b""),
-    "spaces": (b"[", b" ", b"]"),
-    "entries": (b"[", b"{},", b"{}]"),
-}
-
-
 def test_too_many_combinations_of_options(tmp_path):
     """60 options of two values: 10¹⁸ goals."""
     record = {"asin": "B1", "name": "x", "full_description": "", "small_description": [], "pricing": "$1"}
@@ -230,14 +210,11 @@ def test_too_many_combinations_of_options(tmp_path):
         build(tmp_path / "items.json", *[tmp_path / "other.json"] * 2, tmp_path / "out", nouns="stand-in")
 
 
-@pytest.mark.parametrize("seed", [None, "1", 1.5, True, [1], {}])
-@pytest.mark.parametrize("name", ["price_seed", "shuffle_seed"])
+@pytest.mark.parametrize(("name", "seed"), [("price_seed", None), ("shuffle_seed", "1"), ("price_seed", True)])
 def test_seeds_are_integers(name, seed):
     """With None, the same task would have different prices in every process."""
-    with pytest.raises(InputError, match=rf"{name}: expected .*, (got|received)"):
-        gymnasium.make("HGPO/WebShop-v0", **{name: seed})
     with pytest.raises(InputError, match=rf"{name}: expected an integer, received"):
-        WebShopSource(**{name: seed})
+        gymnasium.make("HGPO/WebShop-v0", **{name: seed})
 
 
 def size_now():

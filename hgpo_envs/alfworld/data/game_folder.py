@@ -16,6 +16,8 @@ from hgpo_envs.files.untrusted_files import open_regular, parse_json, path_insid
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from hgpo_envs.alfworld.data.source import ALFWorldSource
+
 SPLITS: Final = ("train", "valid_seen", "valid_unseen")
 """The benchmark's splits. The split `all` contains the tasks of all of them."""
 ROOT: Final = "json_2.1.1"
@@ -23,8 +25,12 @@ GAME_FILE: Final = "game.tw-pddl"
 TRAJECTORY_FILE: Final = "traj_data.json"
 
 
-class GameFiles(Protocol):
-    """Access to game files by task id."""
+class GameStore(Protocol):
+    """A collection of game files."""
+
+    def ids(self) -> Sequence[str]:
+        """Return all task ids, sorted."""
+        ...
 
     def read(self, task_id: str) -> dict[str, Any]:
         """Return the JSON object of a game file. Raises KeyError for an unknown id."""
@@ -32,14 +38,6 @@ class GameFiles(Protocol):
 
     def trajectory(self, task_id: str) -> dict[str, Any] | None:
         """Return the JSON object of the `traj_data.json` beside it, or None if there is none."""
-        ...
-
-
-class GameStore(GameFiles, Protocol):
-    """A collection of game files."""
-
-    def ids(self) -> Sequence[str]:
-        """Return all task ids, sorted."""
         ...
 
 
@@ -131,11 +129,11 @@ def _solvable(path: Path) -> bool:
     return read_file(path).get("solvable") is True
 
 
-def write_folder(files: GameFiles, ids: Iterable[str], folder: Path) -> int:
+def write_folder(games: GameStore | ALFWorldSource, ids: Iterable[str], folder: Path) -> int:
     """Write games in the original's layout: `<folder>/json_2.1.1/<task id>/` with both files.
 
     Args:
-        files: The source of the games.
+        games: The source of the games.
         ids: The task ids to write.
         folder: The parent folder. It is created if it does not exist and must not contain `json_2.1.1`, which is
             written atomically.
@@ -151,8 +149,8 @@ def write_folder(files: GameFiles, ids: Iterable[str], folder: Path) -> int:
         for task_id in ids:
             place = path_inside(made, task_id)
             place.mkdir(parents=True)
-            _write(place / GAME_FILE, files.read(task_id))
-            _write(place / TRAJECTORY_FILE, files.trajectory(task_id) or {"task_type": task_type(task_id)})
+            _write(place / GAME_FILE, games.read(task_id))
+            _write(place / TRAJECTORY_FILE, games.trajectory(task_id) or {"task_type": task_type(task_id)})
             count += 1
     return count
 

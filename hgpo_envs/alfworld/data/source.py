@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections import deque
+from functools import partial
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
-from weakref import WeakValueDictionary
 
 from hgpo_envs.alfworld.data.game_folder import GAME_FILE, SPLITS, FolderStore, GameStore
 from hgpo_envs.alfworld.data.pack import PackStore
 from hgpo_envs.alfworld.engine import ALFWorldEngine
 from hgpo_envs.alfworld.engine.game import Game, compile_game
 from hgpo_envs.alfworld.engine.grammar import GRAMMARS, convert
+from hgpo_envs.caching import OpenObjects
 from hgpo_envs.engine import Task
 from hgpo_envs.errors import InputError, UnknownTask, unknown
 
@@ -20,9 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 __all__ = ["GAME_FILE", "SPLITS", "ALFWorldSource", "open_store"]
-
-MOST_KEPT: Final = 1 << 26
-"""The cache of compiled games is limited to so many characters of their problems; 256 official games have a sixth."""
 
 BUNDLED: Final = "games.pack"
 """The pack in `hgpo_envs/alfworld/bundled`."""
@@ -49,12 +46,11 @@ class ALFWorldSource:
         self.store = open_store(data)
         self._arguments = (data, grammar, keep)
         self._grammar = grammar
-        self._alive: WeakValueDictionary[str, Game] = WeakValueDictionary()
-        self._recent: deque[tuple[Game, int]] = deque()
-        self._keep, self._held = keep, 0
+        self._games: OpenObjects[Game] = OpenObjects(keep)
 
     def __reduce__(self) -> tuple[Callable[..., ALFWorldSource], tuple[object, ...]]:
-        return _reopen, self._arguments
+        data, grammar, keep = self._arguments
+        return partial(ALFWorldSource, grammar=grammar, keep=keep), (data,)
 
     def ids(self, split: str) -> Sequence[str]:
         """Return the sorted task ids of a split. The split `all` contains every task."""
@@ -75,19 +71,7 @@ class ALFWorldSource:
 
     def game(self, task_id: str) -> Game:
         """Return the compiled game. Engines that play the same game share it; the last `keep` games are cached."""
-        game = self._alive.get(task_id)
-        if game is None:
-            file = self.read(task_id)
-            game = self._alive[task_id] = compile_game(file, task_id)
-            self._remember(game, len(file["pddl_problem"]))
-        return game
-
-    def _remember(self, game: Game, size: int) -> None:
-        """Add a game to the cache and remove the oldest ones."""
-        self._recent.append((game, size))
-        self._held += size
-        while self._recent and (len(self._recent) > self._keep or self._held > MOST_KEPT):
-            self._held -= self._recent.popleft()[1]
+        return self._games.get(task_id, lambda: compile_game(self.read(task_id), task_id))
 
     def read(self, task_id: str) -> dict[str, Any]:
         """Return the JSON object of the game file, with the commands of the selected grammar.
@@ -108,10 +92,6 @@ class ALFWorldSource:
     def engine(self) -> ALFWorldEngine:
         """Return a new engine over these games."""
         return ALFWorldEngine(self)
-
-
-def _reopen(data: str | Path | None, grammar: str | None, keep: int) -> ALFWorldSource:
-    return ALFWorldSource(data, grammar=grammar, keep=keep)
 
 
 def open_store(data: str | Path | None) -> GameStore:

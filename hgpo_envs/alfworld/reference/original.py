@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from hgpo_envs.alfworld.data.game_folder import GameFiles
+    from hgpo_envs.alfworld.data.game_folder import GameStore
 
 
 class OriginalSource:
@@ -63,7 +63,7 @@ class OriginalEngine:
         InputError: If the extra `alfworld` is not installed or does not support this Python version.
     """
 
-    def __init__(self, files: GameFiles | None = None) -> None:
+    def __init__(self, files: GameStore | ALFWorldSource | None = None) -> None:
         self._files = files
         self._env = _environment()
         self._state: State | None = None

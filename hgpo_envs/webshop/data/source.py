@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, get_args, overload
 
 from hgpo_envs.engine import Task
@@ -98,7 +99,8 @@ class WebShopSource:
 
     def __reduce__(self) -> tuple[Callable[..., WebShopSource], tuple[object, ...]]:
         """Open the catalogue again in another process."""
-        return _reopen, self._arguments
+        arguments, quirks = self._arguments
+        return partial(WebShopSource, **dict[str, Any](quirks)), arguments
 
     def ids(self, split: str) -> Sequence[str]:
         """Return the task ids of `train`, `eval`, `test` or `all`, in the goals' order.
@@ -124,14 +126,6 @@ class WebShopSource:
     def engine(self) -> WebShopEngine:
         """Return a new engine over this catalogue."""
         return WebShopEngine(self.shop, self.observation_mode, self.show_attributes, self.quirks)
-
-    def weighted_id(self, seed: int) -> str:
-        """Return the task that the original draws by weight after `random.seed(seed)` and a reset without a session."""
-        return str(self.shop.goals.draw(seed))
-
-
-def _reopen(arguments: tuple[Any, ...], quirks: Mapping[str, Any]) -> WebShopSource:
-    return WebShopSource(*arguments, **quirks)
 
 
 def checked_quirks(given: Mapping[str, Any]) -> Quirks:

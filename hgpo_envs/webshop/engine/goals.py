@@ -15,10 +15,8 @@ from __future__ import annotations
 
 import random
 from array import array
-from bisect import bisect, bisect_right
-from collections import Counter
+from bisect import bisect_right
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, get_args
 
 import numpy as np
@@ -161,36 +159,6 @@ class GoalSet:
         chosen = ", and ".join(f"{name}: {value}" for name, value in options.items())
         text = f"{product.instruction}{' with ' if chosen else ''}{chosen}{price}"
         return Goal(index, product, text, product.instruction_attributes, options, bound)
-
-    @cached_property
-    def weights(self) -> NDArray[np.float64]:
-        """The original's relative probability of drawing each goal, a float64 array in the shuffled order.
-
-        1 for human goals. For synthetic goals, the mean over the goal's attributes of 1 / (goals with that attribute).
-        """
-        if self.kind == "human":
-            return np.ones(len(self))
-        counts = np.diff(self._ends, prepend=0)
-        wanted = [self.catalogue.product(int(row)).instruction_attributes or () for row in self._rows]
-        often: Counter[str] = Counter()
-        for attributes, count in zip(wanted, counts.tolist(), strict=True):
-            for attribute in attributes:
-                often[attribute] += count
-        means = [
-            sum(1.0 / often[attribute] for attribute in attributes) / len(attributes) if count else 0.0
-            for attributes, count in zip(wanted, counts.tolist(), strict=True)
-        ]
-        return np.repeat(np.array(means), counts)[self._order]
-
-    def draw(self, seed: int) -> int:
-        """Return the index of the goal that the original draws after `random.seed(seed)` and a reset without a session.
-
-        The draw is by weight. The original takes the goal after the one selected by the drawn weight.
-        """
-        generator = random.Random(seed)
-        generator.choices("abcdefghijklmnopqrstuvwxyz", k=10)  # the session's name
-        ends = [0.0, *np.cumsum(self.weights).tolist()]
-        return min(bisect(ends, generator.uniform(0, ends[-1])), len(ends) - 2)
 
 
 def checked_seed(name: str, seed: object) -> int:
