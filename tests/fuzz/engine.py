@@ -15,9 +15,11 @@ import hashlib
 import json
 import mmap
 import os
+import pickle
 import random
 import re
 import resource
+import shutil
 import signal
 import struct
 import sys
@@ -26,7 +28,7 @@ import time
 import traceback
 import warnings
 from collections import Counter
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -92,10 +94,6 @@ class Result:
     peak_mb: float = 0.0
     findings: dict[str, Finding] = field(default_factory=dict)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the result as JSON values."""
-        return {**vars(self), "findings": {name: asdict(one) for name, one in self.findings.items()}}
-
 
 def fuzz(target: Target, inputs: int, seed: int) -> Result:
     """Run a target with a number of inputs."""
@@ -123,7 +121,7 @@ def _in_a_process(target: Target, first: int, last: int, seed: int, shared: mmap
     with tempfile.TemporaryDirectory(
         prefix="hgpo-fuzz-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None
     ) as work:
-        kept = Path(work) / "result.json"
+        kept = Path(work) / "result"
         sys.stdout.flush()
         child = os.fork()
         if child == 0:
@@ -138,9 +136,7 @@ def _in_a_process(target: Target, first: int, last: int, seed: int, shared: mmap
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         if not kept.exists():
             return Result(), status or 1
-        values = json.loads(kept.read_text())
-        findings = {name: Finding(**one) for name, one in values.pop("findings").items()}
-        return Result(**{**values, "outcomes": Counter(values["outcomes"]), "findings": findings}), status
+        return pickle.loads(kept.read_bytes()), status
 
 
 def _add(whole: Result, part: Result) -> None:
@@ -161,9 +157,9 @@ class _Loop:
         self.target, self.shared, self.work = target, shared, work
         made = work / "seeds"
         made.mkdir()
-        self.pool = [bytes(one) for one in target.seeds(made)]
-        for one in self.pool:
-            outcome = judge(target, one, work / "seed")
+        self.pool = [bytes(seed) for seed in target.seeds(made)]
+        for seed in self.pool:
+            outcome = judge(target, seed, work / "seed")
             assert outcome.startswith("fine"), f"{target.name}: a seed is {outcome}"
         self.known: set[str] = set()
         self.result = Result()
@@ -181,7 +177,7 @@ class _Loop:
                 noted = time.monotonic()
                 self.result.seconds = noted - began
                 self.result.peak_mb = peak() / 2**20
-                kept.write_text(json.dumps(self.result.to_dict()))
+                kept.write_bytes(pickle.dumps(self.result))
 
     def one(self, data: bytes, number: int) -> None:
         struct.pack_into("<QQ", self.shared, 0, number, len(data))
@@ -228,18 +224,7 @@ def judge(target: Target, data: bytes, folder: Path) -> str:
         return "fine" if returned is None else f"fine: {returned}"
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
-        with contextlib.suppress(OSError):
-            _empty(folder)
-
-
-def _empty(folder: Path) -> None:
-    import shutil
-
-    for path in folder.iterdir():
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink()
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _where(error: BaseException) -> str:
@@ -271,66 +256,15 @@ def limit_memory() -> None:
 
 
 HOSTILE_VALUES: tuple[Any, ...] = (
-    None,
-    True,
-    False,
-    0,
-    -1,
-    1,
-    2**31,
-    2**63,
-    2**64,
-    -(2**63),
-    1e308,
-    -0.0,
-    0.5,
-    "",
-    " ",
-    "\x00",
-    "a" * 300,
-    "../../x",
-    "/etc/x",
-    "\ud800",
-    "日本",
-    [],
-    {},
-    [[]],
-    [None],
-    {"": None},
-    {"a": {"b": []}},
-    float("nan"),
-    float("inf"),
-    10**400,
+    *(None, True, False, 0, -1, 1, 2**31, 2**63, 2**64, -(2**63), 10**400),
+    *(1e308, -0.0, 0.5, float("nan"), float("inf")),
+    *("", " ", "\x00", "a" * 300, "../../x", "/etc/x", "\ud800", "日本"),
+    *([], {}, [[]], [None], {"": None}, {"a": {"b": []}}),
 )
 HOSTILE_BYTES = (
-    b"\x00",
-    b"\xff",
-    b"\n",
-    b"\r\n",
-    b"\\",
-    b'"',
-    b"'",
-    b"{",
-    b"}",
-    b"[",
-    b"]",
-    b",",
-    b":",
-    b"../",
-    b"/",
-    b"\xed\xa0\x80",
-    b"\xf0\x9f",
-    b"NaN",
-    b"1e999",
-    b"-1",
-    b"null",
-    b"%s",
-    b"\x1b[0m",
-    b"\xef\xbb\xbf",
-    b"\xe2\x80\xae",
-    b"0" * 40,
-    b"9" * 5000,
-    b"[" * 2000,
+    *(b"\x00", b"\xff", b"\n", b"\r\n", b"\\", b'"', b"'", b"{", b"}", b"[", b"]", b",", b":", b"../", b"/"),
+    *(b"\xed\xa0\x80", b"\xf0\x9f", b"\x1b[0m", b"\xef\xbb\xbf", b"\xe2\x80\xae"),
+    *(b"NaN", b"1e999", b"-1", b"null", b"%s", b"0" * 40, b"9" * 5000, b"[" * 2000),
 )
 _NUMBERS = (0, 1, 0x7F, 0x80, 0xFF, 0x7FFF, 0xFFFF, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 2**63 - 1, 2**64 - 1)
 
@@ -381,11 +315,8 @@ def mutated_json(draw: random.Random, data: bytes) -> bytes | None:
     lines = data.splitlines(keepends=True)
     if not lines:
         return None
-    number = (
-        draw.randrange(len(lines))
-        if len(lines) > 1 and lines[0][:1] == b"{" and lines[0].rstrip()[-1:] == b"}"
-        else None
-    )
+    several = len(lines) > 1 and lines[0][:1] == b"{" and lines[0].rstrip()[-1:] == b"}"
+    number = draw.randrange(len(lines)) if several else None
     text = data if number is None else lines[number]
     if text.lstrip()[:1] not in (b"{", b"["):
         return None

@@ -3,11 +3,4 @@
 from tests.fuzz import files, tables, texts
 from tests.fuzz.engine import Target
 
-TARGETS: dict[str, Target] = {
-    one.name: one
-    for one in (
-        *texts.TARGETS,
-        *tables.TARGETS,
-        *files.TARGETS,
-    )
-}
+TARGETS: dict[str, Target] = {target.name: target for target in (*texts.TARGETS, *tables.TARGETS, *files.TARGETS)}

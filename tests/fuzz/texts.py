@@ -30,16 +30,7 @@ RESPONSES = (
     b"<think>x</think><action>click[buy now]</action><action>y</action>",
 )
 TAGS = (
-    b"<think>",
-    b"</think>",
-    b"<action>",
-    b"</action>",
-    b"search[",
-    b"click[",
-    b"]",
-    b"take ",
-    b"go to ",
-    b"1",
+    *(b"<think>", b"</think>", b"<action>", b"</action>", b"search[", b"click[", b"]", b"take ", b"go to ", b"1"),
     b"\xe4\xb8\x80",
 )
 
@@ -86,33 +77,11 @@ CLICKS = (
     b"<think>x</think><action>search[pants]</action>\n<think>x</think><action>click[back to search]</action>",
 )
 BRACES = (
-    b"{{ ",
-    b" }}",
-    b"{% for i in range(10**9) %}",
-    b"{% endfor %}",
-    b"{% include 'x' %}",
-    b"{{ 'x' * 10**9 }}",
-    b"| join",
-    b"| listed",
-    b".__class__",
-    b"{{ self }}",
-    b"{{ cycler }}",
-    b"{% macro m(a) %}",
-    b"{% endmacro %}",
-    b"{{ task.format(task) }}",
-    b"{% import 'os' as o %}",
-    b"| tojson",
-    b"| round(9)",
-    b"{{ 1/0 }}",
-    b"{{ 9**9**9 }}",
-    b"| center(10**9)",
-    b"{{ pairs[0] }}",
-    b"{% raw %}",
-    b"{# ",
-    b"| random",
+    *(b"{{ ", b" }}", b"{# ", b"{% raw %}", b"{% for i in range(10**9) %}", b"{% endfor %}", b"{% include 'x' %}"),
+    *(b"{% macro m(a) %}", b"{% endmacro %}", b"{% import 'os' as o %}", b"{{ self }}", b"{{ cycler }}", b".__class__"),
+    *(b"{{ 'x' * 10**9 }}", b"{{ 1/0 }}", b"{{ 9**9**9 }}", b"{{ task.format(task) }}", b"{{ pairs[0] }}"),
+    *(b"| join", b"| listed", b"| tojson", b"| round(9)", b"| center(10**9)", b"| random"),
 )
-
-
 VERL_AGENT = b"""
 ALFWORLD_TEMPLATE_NO_HIS = '{current_observation} [{admissible_actions}]'
 ALFWORLD_TEMPLATE = '{task_description} {step_count} {history_length} {action_history} {current_step}'
@@ -159,13 +128,11 @@ def read_override(data: bytes, _: Path) -> object:
 def settings_seeds(_: Path) -> Sequence[bytes]:
     from hgpo_train.training.config import shipped
 
-    return [path.read_bytes() for name, path in shipped().items() if name.startswith("tiny")] + [
-        (
-            b'name = "x"\niterations = 3\n[environment]\nid = "HGPO/ALFWorld-v0"\nmax_steps = 9\n'
-            b"[environment.options]\nx = 1\n"
-        ),
-        b"[advantage]\nestimator = 'hgpo'\n[advantage.parameters]\nalpha = 1.0\n[rollout.engine_options]\na = [1, 2]\n",
-    ]
+    environment = b'name = "x"\niterations = 3\n[environment]\nid = "HGPO/ALFWorld-v0"\n[environment.options]\nx = 1\n'
+    advantage = (
+        b"[advantage]\nestimator = 'hgpo'\n[advantage.parameters]\nalpha = 1.0\n[rollout.engine_options]\na = [1]\n"
+    )
+    return [*(path.read_bytes() for name, path in shipped().items() if name.startswith("tiny")), environment, advantage]
 
 
 LINES = b'{"iteration": 0, "val/success_rate": 0.5}\n{"iteration": 1, "loss": null}\n'

@@ -11,7 +11,6 @@ from pathlib import Path
 from statistics import mean, pstdev
 from typing import Any
 
-import polars as pl
 import pytest
 from viewed import HOSTILE, small_rows
 
@@ -221,17 +220,6 @@ def test_the_tokens_of_a_response_as_text(viewer, page, token_run) -> None:
     assert_nothing_ran(page)
 
 
-def test_a_table_of_another_program(viewer, page, tmp_path) -> None:
-    steps = [row for task in ("alpha", "omega") for row in small_rows(task)]
-    names = ("task_id", "trajectory", "step", "state", "action", "reward", "action_valid")
-    pl.DataFrame([{name: row[name] for name in names} for row in steps]).write_parquet(tmp_path / "mine.parquet")
-    page.goto(viewer(tmp_path / "mine.parquet"))
-    expect = playwright.expect
-    expect(page.get_by_role("heading", name="mine.parquet")).to_be_visible()
-    page.get_by_role("link", name="Look at the tasks").click()
-    expect(page.get_by_role("treegrid").get_by_role("row")).to_have_count(3)
-
-
 def test_levels_with_intervals_and_chance(viewer, page, six_tasks) -> None:
     """Six tasks are the fewest with intervals. The figures are those of the library."""
     page.goto(viewer(six_tasks))
@@ -283,9 +271,11 @@ def test_a_run_that_is_being_written(viewer, page, tmp_path) -> None:
         playwright.expect(rows).to_have_count(3)
 
 
-def test_curves_of_a_training_run(viewer, page, training_run) -> None:
-    page.goto(viewer(training_run))
+def test_two_runs_and_the_curves_of_a_training_run(viewer, page, small_run, training_run) -> None:
+    page.goto(viewer(small_run, training_run))
+    page.get_by_label("Run").select_option("training")
     expect = playwright.expect
+    expect(page.get_by_role("heading", name="training")).to_be_visible()
     expect(page.locator(".chart canvas").first).to_be_visible()
     expect(page.get_by_label("metric of the training run")).to_have_value("loss/policy")
     chart = page.locator("figure", has_text="Success and valid actions")
@@ -293,12 +283,6 @@ def test_curves_of_a_training_run(viewer, page, training_run) -> None:
     chart.get_by_role("button", name="2").click()
     expect(page.get_by_label("Iteration")).to_have_value("2")
     expect(page.get_by_text("1 task, 1 group")).to_be_visible()
-
-
-def test_two_runs(viewer, page, small_run, training_run) -> None:
-    page.goto(viewer(small_run, training_run))
-    page.get_by_label("Run").select_option("training")
-    playwright.expect(page.get_by_role("heading", name="training")).to_be_visible()
 
 
 # ------------------------------------------------------------------------------------------------------ hostile texts
