@@ -1,13 +1,13 @@
-"""Measure writing and reading of step tables, compared with JSON lines, pickle and Minari, and as part of a rollout.
+"""Measure step tables: encoding, writing, reading and verification, each beside a reference in the same run.
 
     python benchmarks/step_tables.py                     # 1,000 episodes of the bundled ALFWorld games
     python benchmarks/step_tables.py --episodes 200
 
+ratios    encoding of a shard beside pyarrow's own with its defaults for zstd; verification beside reading all columns,
+          in this process (`verify`), and as processes of their own (`hgpo verify`, which starts another to decode); the
+          peak memory of a verification beside that of a run with one shard. Calls take turns; the fastest counts.
 formats   the same rows, from and to Python dicts or frames: rows per second of CPU time and bytes per row, with and
           without texts and tokens (token ids are hashes of words, so that they repeat like words)
-writing   the writer's CPU time as a fraction of a rollout: with a random policy, with a language model of a million
-          parameters (random weights, 8 tokens per response, short prompts), and calculated for slower policies or
-          engines
 
 Minari stores only states, instruction, actions and rewards; it is compared with a step table of these columns.
 """
@@ -19,6 +19,8 @@ import os
 import pickle
 import random
 import re
+import subprocess
+import sys
 import tempfile
 import time
 import zlib
@@ -27,69 +29,42 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 import polars as pl
-from record import RESULTS, add_keep, store
+import pyarrow as pa
+import pyarrow.parquet as pq
+from record import add_keep, store
 from rich.console import Console
 from rich.table import Table
 
-from hgpo_datasets import StepWriter, scan_steps, schema
-from hgpo_train.models.tiny import save_tiny
-from hgpo_train.policies.registry import PolicyContext, make_policy
-from hgpo_train.rollout.env_handle import open_env
-from hgpo_train.rollout.run import RolloutSpec, collect_groups
-from hgpo_train.training.config import load_config, template_path
+from hgpo_datasets import StepWriter, scan_steps, schema, shards, verify
+from hgpo_train.rollout import collect
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from hgpo_datasets.manifest import Shard
-    from hgpo_datasets.rows import Rows
+    from collections.abc import Callable, Iterable, Mapping
 
 CONSOLE = Console()
-READS = 5
-"""Reads of each format; the fastest counts, because the first one also starts threads and imports libraries."""
+REPEATS = 5
+"""Calls of which the fastest counts, because the first one also starts threads and imports libraries."""
 FEW = ["task_id", "history_hash_2", "reward", "action_valid"]
 DERIVED = {column.name for column in schema.columns() if column.derived}
 TEXTS = {"prompt", "response", "state", "next_state", "task", "admissible_actions", "action"}
 TOKENS = {"prompt_token_ids", "response_token_ids", "response_logprobs"}
 MINARI = ["task_id", "trajectory", "step", "task", "state", "next_state", "action", "reward", "terminated", "truncated"]
+PEAK = "import resource, sys; {}; print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)"
+VERIFY = "from hgpo_datasets import verify; assert verify(sys.argv[1]).ok"
+READ = "import sys; from hgpo_datasets import scan_steps; scan_steps(sys.argv[1]).collect()"
 
 
-def measured(call: Callable[[], Any], times: int = 1) -> tuple[Any, float]:
-    """Return a call's result and its CPU seconds (all threads), the minimum of several calls."""
-    least = float("inf")
-    for _ in range(times):
-        began = time.process_time()
-        value = call()
-        least = min(least, time.process_time() - began)
-    return value, least
-
-
-class TimedWriter(StepWriter):
-    """A writer that sums its CPU seconds."""
-
-    cpu_s = 0.0
-
-    def add_group(self, steps: Rows) -> None:
-        rows = list(steps)  # part of the collector, not of the writer
-        _, seconds = measured(lambda: super(TimedWriter, self).add_group(rows))
-        self.cpu_s += seconds
-
-    def commit(self) -> Shard | None:
-        began = time.process_time()
-        shard = super().commit()
-        self.cpu_s += time.process_time() - began
-        return shard
-
-
-def rollout(folder: Path, episodes: int, policy: str, **options: Any) -> dict[str, float]:
-    """Collect groups of 8; return steps, CPU seconds, and CPU seconds of the writer."""
-    environment = {} if not options else {"prompt_template": template_path(load_config("tiny-alfworld").environment)}
-    handle = open_env("HGPO/ALFWorld-v0", action_format="response", **environment)
-    acting: Any = make_policy(policy, PolicyContext("ALFWorld", "response", options))
-    with TimedWriter(folder, config={"policy": policy.partition(":")[0]}) as writer:
-        what = RolloutSpec(tasks=episodes // 8, group_size=8, seed=1)
-        tally, seconds = measured(lambda: collect_groups(handle, acting, writer, what))
-    return {"episodes": tally.trajectories, "steps": tally.steps, "cpu_s": seconds, "writer_cpu_s": writer.cpu_s}
+def fastest(
+    calls: Mapping[str, Callable[[], object]], clock: Callable[[], float] = time.perf_counter
+) -> dict[str, float]:
+    """Return the seconds of the fastest call of each function. The functions are called in turns."""
+    seconds = dict.fromkeys(calls, float("inf"))
+    for _ in range(REPEATS):
+        for name, call in calls.items():
+            began = clock()
+            call()
+            seconds[name] = min(seconds[name], clock() - began)
+    return seconds
 
 
 def with_tokens(steps: pl.DataFrame) -> pl.DataFrame:
@@ -103,9 +78,57 @@ def with_tokens(steps: pl.DataFrame) -> pl.DataFrame:
         prompt_token_ids=pl.Series([ids(text) for text in steps["prompt"]], dtype=schema.TOKENS),
         response_token_ids=pl.Series(response, dtype=schema.TOKENS),
         response_logprobs=pl.Series(
-            [[-draw.expovariate(4) for _ in one] for one in response], dtype=pl.List(pl.Float32)
+            [[-draw.expovariate(4) for _ in tokens] for tokens in response], dtype=pl.List(pl.Float32)
         ),
     )
+
+
+def ratios(run: Path, one_shard: Path, tokens: pl.DataFrame) -> list[dict[str, Any]]:
+    """Return each measurement with its reference."""
+    steps = pl.read_parquet(next((run / "steps").iterdir()))
+    found = [
+        encoding("a shard of a rollout", steps),
+        encoding("the same with token ids", tokens.head(len(steps))),
+    ]
+    here = fastest({"verify": lambda: verify(run), "read": lambda: scan_steps(run).collect()})
+    found.append(ratio("verify(run)", here["verify"], "reading all columns", here["read"], "s"))
+    commands = {
+        "verify": [Path(sys.executable).with_name("hgpo"), "verify", run],
+        "read": [sys.executable, "-c", READ, run],
+    }
+    apart = fastest(
+        {
+            name: lambda words=words: subprocess.run(words, check=True, capture_output=True)
+            for name, words in commands.items()
+        }
+    )
+    found.append(ratio("hgpo verify", apart["verify"], "a process that reads all columns", apart["read"], "s"))
+    megabytes = [
+        float(
+            subprocess.run([sys.executable, "-c", PEAK.format(VERIFY), folder], check=True, capture_output=True).stdout
+        )
+        for folder in (run, one_shard)
+    ]
+    rows = [scan_steps(folder).select(pl.len()).collect().item() for folder in (run, one_shard)]
+    found.append(ratio(f"peak memory, {rows[0]:,} rows", megabytes[0], f"{rows[1]:,} rows", megabytes[1], "MB"))
+    return found
+
+
+def encoding(name: str, frame: pl.DataFrame) -> dict[str, Any]:
+    table = frame.rechunk().to_arrow(compat_level=pl.CompatLevel.newest())
+    seconds = fastest(
+        {
+            "ours": lambda: shards.encode(frame, {}),
+            "pyarrow": lambda: pq.write_table(table, pa.BufferOutputStream(), compression="zstd"),
+        },
+        time.process_time,
+    )
+    each = {key: value / len(frame) * 1e6 for key, value in seconds.items()}
+    return ratio(f"encoding, {name}", each["ours"], "pyarrow.parquet.write_table", each["pyarrow"], "µs a row")
+
+
+def ratio(name: str, value: float, reference: str, other: float, unit: str) -> dict[str, Any]:
+    return {"name": name, "value": value, "reference": reference, "other": other, "unit": unit, "ratio": value / other}
 
 
 def step_table(folder: Path, rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -113,48 +136,46 @@ def step_table(folder: Path, rows: list[dict[str, Any]]) -> dict[str, Any]:
         with StepWriter(folder / "run") as writer:
             writer.add_group(rows)
 
-    _, write_s = measured(write)
-    read, read_s = measured(lambda: scan_steps(folder / "run").collect(), READS)
-    few = [name for name in FEW if name in read.columns]
-    _, few_s = measured(lambda: scan_steps(folder / "run").select(few).collect(), READS)
-    assert len(read) == len(rows)
-    size = sum(file.stat().st_size for file in (folder / "run").rglob("*") if file.is_file())
-    return figures(len(rows), write_s, read_s, few_s, size)
+    began = time.process_time()
+    write()
+    write_s = time.process_time() - began
+    few = [name for name in FEW if name in scan_steps(folder / "run").collect_schema()]
+    reads = fastest(
+        {
+            "all": lambda: scan_steps(folder / "run").collect(),
+            "few": lambda: scan_steps(folder / "run").select(few).collect(),
+        },
+        time.process_time,
+    )
+    return figures(folder / "run", len(rows), write_s, reads["all"], reads["few"])
+
+
+def stored(folder: Path, count: int, write: Callable[[], object], read: Callable[[], object]) -> dict[str, Any]:
+    began = time.process_time()
+    write()
+    write_s = time.process_time() - began
+    read_s = fastest({"read": read}, time.process_time)["read"]
+    return figures(folder, count, write_s, read_s, read_s)
 
 
 def json_lines(folder: Path, rows: list[dict[str, Any]]) -> dict[str, Any]:
     path = folder / "rows.jsonl"
-
-    def write() -> None:
-        with path.open("wb") as file:
-            file.writelines(orjson.dumps(row) + b"\n" for row in rows)
-
-    def read() -> list[Any]:
-        with path.open("rb") as file:
-            return [orjson.loads(line) for line in file]
-
-    _, write_s = measured(write)
-    back, read_s = measured(read, READS)
-    assert len(back) == len(rows)
-    return figures(len(rows), write_s, read_s, read_s, path.stat().st_size)
+    return stored(
+        folder,
+        len(rows),
+        lambda: path.write_bytes(b"".join(orjson.dumps(row) + b"\n" for row in rows)),
+        lambda: [orjson.loads(line) for line in path.read_bytes().splitlines()],
+    )
 
 
 def pickled(folder: Path, rows: list[dict[str, Any]]) -> dict[str, Any]:
     path = folder / "rows.pickle"
-
-    def write() -> None:
-        with path.open("wb") as file:
-            pickle.dump(rows, file, pickle.HIGHEST_PROTOCOL)
-
-    def read() -> list[Any]:
-        with path.open("rb") as file:
-            loaded: list[Any] = pickle.load(file)  # noqa: S301 (written by this script)
-            return loaded
-
-    _, write_s = measured(write)
-    back, read_s = measured(read, READS)
-    assert len(back) == len(rows)
-    return figures(len(rows), write_s, read_s, read_s, path.stat().st_size)
+    return stored(
+        folder,
+        len(rows),
+        lambda: path.write_bytes(pickle.dumps(rows, pickle.HIGHEST_PROTOCOL)),
+        lambda: pickle.loads(path.read_bytes()),  # noqa: S301 (written by this script)
+    )
 
 
 def minari_dataset(folder: Path, rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -163,17 +184,19 @@ def minari_dataset(folder: Path, rows: list[dict[str, Any]]) -> dict[str, Any]:
 
     from hgpo_datasets.interchange.minari import to_minari
 
-    with StepWriter(folder / "source") as writer:
-        writer.add_group(rows)
-    _, write_s = measured(lambda: to_minari(folder / "source", "hgpo/benchmark-v0"))
-    loaded = minari.load_dataset("hgpo/benchmark-v0")
-    back, read_s = measured(lambda: sum(len(episode.rewards) for episode in loaded.iterate_episodes()), READS)
-    assert back == len(rows)
-    size = sum(file.stat().st_size for file in (folder / "minari").rglob("*") if file.is_file())
-    return figures(len(rows), write_s, read_s, read_s, size)
+    with tempfile.TemporaryDirectory() as source:
+        with StepWriter(source) as writer:
+            writer.add_group(rows)
+        return stored(
+            folder / "minari",
+            len(rows),
+            lambda: to_minari(source, "hgpo/benchmark-v0"),
+            lambda: [episode.rewards for episode in minari.load_dataset("hgpo/benchmark-v0").iterate_episodes()],
+        )
 
 
-def figures(rows: int, write_s: float, read_s: float, few_s: float, size: int) -> dict[str, Any]:
+def figures(folder: Path, rows: int, write_s: float, read_s: float, few_s: float) -> dict[str, Any]:
+    size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
     return {
         "rows": rows,
         "written_rows_per_s": round(rows / write_s),
@@ -204,48 +227,31 @@ def formats(steps: pl.DataFrame, minari_rows: int) -> dict[str, Any]:
     return found
 
 
-def writing(folder: Path, episodes: int) -> dict[str, Any]:
-    rollout(folder / "warm", 16, "random")
-    found: dict[str, Any] = rollout(folder / "random", episodes, "random")
-    words = scan_steps(folder / "random").select("prompt").collect()["prompt"].to_list()
-    model = save_tiny(folder / "model", words[:2_000])
-    options = {"device": "cpu", "max_response_tokens": 8, "max_batch_tokens": 4_096}
-    found["language model"] = rollout(folder / "model rollout", episodes, f"transformers:{model}", **options)
-    others_s = found["cpu_s"] - found["writer_cpu_s"]
-    found["writer_us_per_step"] = round(found["writer_cpu_s"] / found["steps"] * 1e6, 1)
-    found["rest_us_per_step"] = round(others_s / found["steps"] * 1e6, 1)
-    longer = {"random policy": 0.0, "1 ms more a step": 1e-3, "10 ms more a step": 1e-2}
-    if (alfworld := RESULTS / "alfworld.json").exists():
-        longer["the original ALFWorld, as measured by alfworld.py"] = orjson.loads(alfworld.read_bytes())["figures"][
-            "against"
-        ]["original_step_s"]
-    found["share"] = {
-        name: round(found["writer_cpu_s"] / (found["cpu_s"] + seconds * found["steps"]), 5)
-        for name, seconds in longer.items()
-    }
-    modelled = found["language model"]
-    found["share"]["a language model of 1.1M parameters"] = round(modelled["writer_cpu_s"] / modelled["cpu_s"], 5)
-    return found
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--episodes", type=int, default=1_000)
     parser.add_argument("--minari-rows", type=int, default=5_000, help="Minari is slow: how many rows it gets")
     add_keep(parser)
     arguments = parser.parse_args()
+    tasks = max(arguments.episodes // 8, 8)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        found: dict[str, Any] = {"writing": writing(folder, arguments.episodes)}
-        rollout(folder / "mixed", arguments.episodes, "mixture:expert=0.5,random=0.5")
-        steps = with_tokens(scan_steps(folder / "mixed").collect())
-    found["formats"] = formats(steps, arguments.minari_rows)
+        options: dict[str, Any] = {"action_format": "response", "progress": False}
+        run = collect("HGPO/ALFWorld-v0", "random", folder / "random", tasks=tasks, **options)
+        few = collect("HGPO/ALFWorld-v0", "random", folder / "few", tasks=min(tasks, 64), **options)
+        mixed = collect("HGPO/ALFWorld-v0", "mixture:expert=0.5,random=0.5", folder / "mixed", tasks=tasks, **options)
+        steps = with_tokens(mixed.steps.collect())
+        beside = ratios(run.path, few.path, steps)
+    table = Table("measured", "", "reference", "", "ratio", title="Beside a reference of the same run")
+    for row in beside:
+        values = (f"{row[key]:.3g} {row['unit']}" for key in ("value", "other"))
+        table.add_row(row["name"], next(values), row["reference"], next(values), f"{row['ratio']:.2f} ×")
+    CONSOLE.print(table)
+    found = {"ratios": beside, "formats": formats(steps, arguments.minari_rows)}
     table = Table("rows", "written/s", "read/s", "4 columns/s", "bytes a row", title="Formats, CPU time")
     for name, row in found["formats"].items():
         table.add_row(name, *(f"{value:,}" for value in list(row.values())[1:]))
     CONSOLE.print(table)
-    for name, value in found["writing"].items():
-        CONSOLE.print(f"{name}: {value}")
     CONSOLE.print(store("step_tables", found, keep=arguments.keep))
 
 

@@ -16,7 +16,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import polars as pl
@@ -90,14 +90,10 @@ def partitions(
     options = dict(storage_options or {})
     files = source_files(source, options)
     depth = shared_depth(files, options, plain=plain)
-    shards = [file.shard for file in files if file.shard is not None]
-    if len(shards) < len(files):
-        borders = [0, len(files)]
-    else:
-        may_end = [True] * len(files)
-        if whole:
-            may_end = _ends([_values(file, whole, depth, options) for file in files])
-        borders = _borders([shard.rows for shard in shards], may_end, rows)
+    borders = [0, len(files)]
+    sizes = [file.shard.rows for file in files if file.shard is not None]
+    if len(sizes) == len(files):
+        borders = _borders(sizes, [_values(file, whole, depth, options) for file in files], rows)
     return [Partition(tuple(files[start:end]), depth, options) for start, end in pairwise(borders)]
 
 
@@ -270,38 +266,37 @@ def _values(
     file: StepFile, columns: Sequence[str], depth: int | None, options: Mapping[str, Any]
 ) -> set[tuple[Any, ...]]:
     """Return the distinct values of some columns of a file. Columns that it lacks are ignored."""
+    if not columns:
+        return set()
     with errors(file.path):
         steps = scan_files([file], depth, options)
         present = [name for name in columns if name in steps.collect_schema()]
         return set(steps.select(present).unique().collect().rows()) if present else set()
 
 
-def _ends(values: Sequence[set[tuple[Any, ...]]]) -> list[bool]:
-    """Return, for each file, whether no value of it or of an earlier file occurs in a later one.
-
-    >>> _ends([{1, 2}, {3}, {2, 4}, {5}])
-    [False, False, True, True]
-    """
-    last = {value: number for number, found in enumerate(values) for value in found}
-    reach = accumulate((max((last[value] for value in found), default=0) for found in values), max)
-    return [furthest <= number for number, furthest in enumerate(reach)]
-
-
-def _borders(rows: Sequence[int], may_end: Sequence[bool], most: int) -> list[int]:
+def _borders(sizes: Sequence[int], values: Sequence[set[Any]], most: int) -> list[int]:
     """Return the first file of each partition, and the number of files.
 
-    >>> _borders([4, 4, 4, 9, 1], [True, True, True, True, True], 8)
+    Args:
+        sizes: Numbers of rows of the files.
+        values: Values in the files. Files with a value in common, and those between them, are in one partition.
+        most: The largest number of rows of a partition; larger if files must stay together.
+
+    >>> _borders([4, 4, 4, 9, 1], [set()] * 5, 8)
     [0, 2, 3, 4, 5]
-    >>> _borders([4, 4, 4, 9, 1], [True, False, True, True, True], 8)
+    >>> _borders([4, 4, 4, 9, 1], [{1}, {2}, {2}, set(), {3}], 8)
     [0, 1, 3, 4, 5]
     """
-    borders, count, start = [0], 0, 0
-    for number, end in enumerate(may_end, 1):
-        if not end and number < len(rows):
+    last = {value: number for number, some in enumerate(values) for value in some}
+    borders, rows = [0], 0
+    start = unit = reach = 0  # of the files that must stay together
+    for number, size in enumerate(sizes):
+        unit += size
+        reach = max([reach, *(last[value] for value in values[number])])
+        if reach > number:
             continue
-        unit = sum(rows[start:number])  # files that must stay together
-        if count and count + unit > most:
+        if rows and rows + unit > most:
             borders.append(start)
-            count = 0
-        count, start = count + unit, number
-    return [*borders, len(rows)]
+            rows = 0
+        rows, start, unit = rows + unit, number + 1, 0
+    return [*borders, len(sizes)]

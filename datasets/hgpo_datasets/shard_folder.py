@@ -147,7 +147,11 @@ class ShardFolder:
 
     def _read(self) -> Manifest:
         """Read the manifest. Remove an incomplete last line, which was never committed."""
-        listed = manifest.read(self._folder)
+        if (size := os.fstat(self._descriptor).st_size) > manifest.MOST_BYTES:
+            raise InputError(f"{manifest.NAME}: expected at most {manifest.MOST_BYTES:,} bytes, received {size:,}")
+        os.lseek(self._descriptor, 0, os.SEEK_SET)
+        with os.fdopen(self._descriptor, "rb", closefd=False) as file:  # needs no new descriptor after a failure
+            listed = manifest.decode(file.read())
         if listed.problem or listed.header is None:
             raise InputError(f"{self._folder}: {listed.problem}; run `hgpo verify {self._folder}` for details")
         os.ftruncate(self._descriptor, listed.size)

@@ -3,7 +3,6 @@
 import multiprocessing
 import os
 import shutil
-import socket
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -16,27 +15,6 @@ from groups import group, rich_group, with_checks
 from hgpo_datasets import StepTableWarning, StepWriter, manifest, scan_steps, verify
 from hgpo_datasets.run_summary import summarize_run
 from hgpo_envs.errors import InputError
-
-SPECIAL: dict[str, Callable[[Path], object]] = {
-    "FIFO": os.mkfifo,
-    "folder": Path.mkdir,
-    "device": lambda path: path.symlink_to("/dev/zero"),
-    "terminal": lambda path: path.symlink_to("/dev/tty"),
-    "socket": lambda path: bind(path),
-    "dangling link": lambda path: path.symlink_to("nowhere"),
-    "link to itself": lambda path: path.symlink_to(path.name),
-    "link to a folder": lambda path: path.symlink_to("."),
-    "empty": Path.touch,
-}
-
-
-def bind(path: Path) -> None:
-    here = Path.cwd()
-    os.chdir(path.parent)  # names of sockets are short
-    try:
-        socket.socket(socket.AF_UNIX).bind(path.name)
-    finally:
-        os.chdir(here)
 
 
 def outcomes(folder: Path) -> dict[str, str]:
@@ -67,26 +45,6 @@ def outcomes(folder: Path) -> dict[str, str]:
             said[name] = f"refused: {error}"
         assert "\n" not in said[name], said[name]
     return said
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", SPECIAL)
-@pytest.mark.parametrize(
-    "name", ["steps/steps-000001.parquet", "manifest.jsonl", "steps/steps-000003.parquet", "steps"]
-)
-def test_what_is_no_regular_file_is_refused_at_once(rich_run: Path, name: str, kind: str) -> None:
-    path = rich_run / name
-    if path.is_dir():
-        shutil.rmtree(path)
-    path.unlink(missing_ok=True)
-    SPECIAL[kind](path)
-    said = outcomes(rich_run)
-    assert said["verify"] != "[]"
-    if name in ("steps/steps-000001.parquet", "steps"):
-        assert said["scan"].startswith("refused")
-        assert said["overview"].startswith("refused")
-    assert said["writer"].startswith("refused")
-    assert path.is_symlink() or path.exists(), "nothing of somebody else's was removed"
 
 
 def test_a_pipe_in_place_of_a_shard_or_manifest_is_refused_at_once(rich_run: Path) -> None:
@@ -204,27 +162,6 @@ def test_a_folder_that_was_moved_is_not_written_to(tmp_path: Path) -> None:
         (tmp_path / "moved").rename(run)
     assert verify(run).ok
     assert set(scan_steps(run).collect()["task_id"]) == {"a", "b"}
-
-
-def test_a_copy_of_an_open_run_is_a_run(tmp_path: Path) -> None:
-    with StepWriter(tmp_path / "run", run="r") as writer:
-        writer.add_group(group("a"))
-        writer.commit()
-        shutil.copytree(tmp_path / "run", tmp_path / "copy")
-        with StepWriter(tmp_path / "copy", run="r") as copy:
-            copy.add_group(group("b"))
-    assert verify(tmp_path / "run").ok
-    assert verify(tmp_path / "copy").ok
-
-
-def test_a_relative_path_stays_the_same_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    with StepWriter("run") as writer:
-        (tmp_path / "elsewhere").mkdir()
-        monkeypatch.chdir(tmp_path / "elsewhere")
-        writer.add_group(group("a"))
-    assert verify(tmp_path / "run").ok
-    assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
 def test_two_writers_through_a_symlink_are_refused(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from groups import group
 from local_server import Quiet, serving
 from polars.testing import assert_frame_equal
 
-from hgpo_datasets import StepTableWarning, StepWriter, manifest, scan_steps, schema, verify
+from hgpo_datasets import StepTableWarning, StepWriter, scan_steps, schema, verify
 from hgpo_envs.errors import InputError
 
 
@@ -184,29 +184,14 @@ def test_a_run_over_http(tmp_path: Path, rich_run: Path, served: str) -> None:
         scan_steps(f"{served}/nothing")
 
 
-@pytest.mark.parametrize("options", [{}, {"allow_http": "true"}], ids=["web", "store"])
-def test_every_address_of_a_run_over_http(tmp_path: Path, rich_run: Path, served: str, options: dict[str, str]) -> None:
+def test_every_address_of_a_run_over_http(tmp_path: Path, rich_run: Path, served: str) -> None:
     here = scan_steps(rich_run).collect()
     for url in ("rich", "rich/", "rich/steps", "rich/steps/"):
-        assert_frame_equal(scan_steps(f"{served}/{url}", storage_options=options).collect(), here)
+        assert_frame_equal(scan_steps(f"{served}/{url}").collect(), here)
     StepWriter(tmp_path / "empty").close()
     with pytest.raises(InputError, match="no committed rows"):
-        scan_steps(f"{served}/empty", storage_options=options)
+        scan_steps(f"{served}/empty")
     shutil.rmtree(rich_run / "steps")
     with pytest.raises(InputError, match=r"rich/steps/steps-000000.parquet cannot be read") as error:
-        scan_steps(f"{served}/rich", storage_options=options)
+        scan_steps(f"{served}/rich")
     assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize("options", [{}, {"allow_http": "true"}], ids=["web", "store"])
-def test_a_remote_manifest_has_the_limit_of_a_local_one(
-    rich_run: Path, served: str, monkeypatch: pytest.MonkeyPatch, options: dict[str, str]
-) -> None:
-    here = scan_steps(rich_run).collect()
-    size = (rich_run / "manifest.jsonl").stat().st_size
-    monkeypatch.setattr(manifest, "MOST_BYTES", size)
-    assert_frame_equal(scan_steps(f"{served}/rich", storage_options=options).collect(), here)
-    monkeypatch.setattr(manifest, "MOST_BYTES", size - 1)
-    for source, more in ((f"{served}/rich", options), (str(rich_run), {})):
-        with pytest.raises(InputError, match=rf"manifest\.jsonl: expected .*at most {size - 1:,} bytes"):
-            scan_steps(source, storage_options=more)

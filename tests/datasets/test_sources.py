@@ -11,7 +11,7 @@ import pytest
 from groups import group, rich_group
 from polars.testing import assert_frame_equal
 
-from hgpo_datasets import StepTableWarning, StepWriter, scan_steps, sources, verify
+from hgpo_datasets import StepTableWarning, StepWriter, scan_steps, verify
 from hgpo_datasets.run_summary import summarize_run
 from hgpo_envs.errors import InputError
 from hgpo_envs.files.atomic import FolderLock
@@ -117,14 +117,6 @@ def test_errors_say_what_was_found(runs: Path) -> None:
         with pytest.raises(InputError, match=line) as error:
             scan_steps(source)
         assert "\n" not in str(error.value)
-
-
-def test_a_search_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for number in range(20):
-        (tmp_path / f"{number}").mkdir()
-    monkeypatch.setattr(sources, "MOST_FOLDERS", 10)
-    with pytest.raises(InputError, match="contains more than 10 folders"):
-        scan_steps(tmp_path)
 
 
 def test_a_run_without_a_folder_of_shards_gets_one(tmp_path: Path) -> None:

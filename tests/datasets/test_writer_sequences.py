@@ -198,26 +198,6 @@ def test_whatever_is_raised_accepted_groups_are_committed(tmp_path: Path) -> Non
         assert set(tasks_in(tmp_path / str(place))) == {f"t{number}" for number in range(5)}
 
 
-def test_a_full_disk_that_has_room_again_loses_no_later_group(tmp_path: Path) -> None:
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    def block() -> None:
-        with StepWriter(tmp_path) as writer:
-            writer.add_group(group("first"))
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(os, "fsync", full)
-                with pytest.raises(OSError, match="No space"):
-                    writer.commit()
-            writer.commit()
-            writer.add_group(group("second"))
-            raise TimeoutError
-
-    with pytest.raises(TimeoutError):
-        block()
-    assert set(tasks_in(tmp_path)) == {"first", "second"}
-
-
 def test_a_group_whose_shard_the_disk_refused_is_taken(tmp_path: Path) -> None:
     """`add_group` commits a full shard; when that fails, the group must not come twice when the block is left."""
 

@@ -10,9 +10,8 @@ import itertools
 import os
 import shutil
 import warnings
-from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import polars as pl
 from gymnasium import spaces
@@ -26,9 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     import minari
-
-_NAMESPACE: Final = "namespace_metadata.json"
-"""The file that Minari writes into the folder of a namespace."""
 
 _KEY = ("run", *GROUP_KEY, "trajectory")
 
@@ -45,7 +41,7 @@ def to_minari(source: str | os.PathLike[str], dataset_id: str, **description: An
 
     Raises:
         InputError: Minari is not installed, the name is not one of Minari's or is taken, the source has no rows, or the
-            run was written without its states. Nothing is written.
+            run was written without its states.
     """
     try:
         import minari
@@ -58,15 +54,19 @@ def to_minari(source: str | os.PathLike[str], dataset_id: str, **description: An
         raise InputError(f"{source}: expected states, which Minari requires; the run was written without them")
     longest = steps.select(pl.col("state", "next_state", "task", "action").str.len_chars().max()).row(0)
     text = UnicodeText(max(1, *(length or 0 for length in longest)))
-    with warnings.catch_warnings(), _removed_on_failure(_place(dataset_id)):
+    with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module="minari")  # it warns about optional metadata
-        return minari.create_dataset_from_buffers(
-            dataset_id,
-            list(_episodes(steps)),
-            observation_space=spaces.Dict({"state": text, "task": text}),
-            action_space=text,
-            **{"data_format": "arrow", **description},
-        )
+        try:
+            return minari.create_dataset_from_buffers(
+                dataset_id,
+                list(_episodes(steps)),
+                observation_space=spaces.Dict({"state": text, "task": text}),
+                action_space=text,
+                **{"data_format": "arrow", **description},
+            )
+        except BaseException:
+            shutil.rmtree(_place(dataset_id), ignore_errors=True)
+            raise
 
 
 def _place(dataset_id: str) -> Path:
@@ -88,22 +88,6 @@ def _check_name(dataset_id: str) -> None:
         ) from None
     if os.path.lexists(place := _place(dataset_id)):
         raise InputError(f"the Minari dataset {dataset_id} exists already in {place}; choose another name or version")
-
-
-@contextmanager
-def _removed_on_failure(place: Path) -> Iterator[None]:
-    """Remove a dataset that the block could not finish, and the folders and namespaces that were created for it."""
-    missing = list(itertools.takewhile(lambda path: not path.exists(), place.parents))
-    try:
-        yield
-    except BaseException:
-        shutil.rmtree(place, ignore_errors=True)
-        for folder in missing:
-            with suppress(OSError):  # another process may have written into it
-                if {path.name for path in folder.iterdir()} == {_NAMESPACE}:
-                    (folder / _NAMESPACE).unlink()
-                folder.rmdir()
-        raise
 
 
 def _episodes(steps: pl.DataFrame) -> Iterator[object]:
