@@ -176,7 +176,12 @@ _OWN: Final = {
 }
 """Id → ``module:EnvironmentSpec``, imported when asked for, as entry points are."""
 
-_APART: Final = {f"HGPO/{name}-v0": name.lower() for name in ("AppWorld", "TextArena", "TextWorld")}
+_APART: Final = {
+    "HGPO/AppWorld-v0": "appworld",
+    "HGPO/Tau2Retail-v0": "tau2",
+    "HGPO/TextArena-v0": "textarena",
+    "HGPO/TextWorld-v0": "textworld",
+}
 """Benchmarks of the project's own distributions, by their folders in `integrations`; listed also if not installed."""
 
 _added: dict[str, EnvironmentSpec] = {}

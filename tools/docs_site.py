@@ -35,6 +35,7 @@ COPIED: Final = {
     "viewer/README.md": "viewer-page.md",
     "integrations/appworld/README.md": "appworld.md",
     "integrations/openenv/README.md": "serving.md",
+    "integrations/tau2/README.md": "tau2.md",
     "integrations/textarena/README.md": "textarena.md",
     "integrations/textworld/README.md": "textworld.md",
     "integrations/verifiers/README.md": "verifiers.md",

