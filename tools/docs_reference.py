@@ -167,7 +167,7 @@ def policies_page() -> str:
     parts.append(f"Without options: {without}.")
     for name, spec in specs.items():
         if spec.options:
-            trained = ["It can be trained (`rollout.engine`)."] if spec.trainable else []
+            trained = ["It can be trained (`rollout.engine`)."] if spec.make_trainable else []
             parts += [f"## {name}", *trained, table("option", dataclass_values(spec.options))]
     return "\n\n".join(parts) + "\n"
 

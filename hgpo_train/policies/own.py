@@ -12,9 +12,10 @@ from __future__ import annotations
 import inspect
 from typing import TYPE_CHECKING, Any
 
-from hgpo_envs.errors import InputError, one_line
+from hgpo_envs.errors import InputError
 from hgpo_envs.hashing import text_hash
 from hgpo_train.policies.base import AsyncPolicy, BatchPolicy, Failure, Reply, Request
+from hgpo_train.policies.validation import preview
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -80,13 +81,13 @@ def own_policy(policy: Any, origin: str = "policy") -> Policy:  # noqa: ANN401 (
     '<lambda>'
     >>> own_policy(3)
     Traceback (most recent call last):
-    hgpo_envs.errors.InputError: policy: expected the name of a policy such as 'random', a PolicySpec, a function of one
-    request, an object with `respond`, or a Policy, received int 3
+    hgpo_envs.errors.InputError: policy: expected a PolicySpec, a function of one request, an object with `respond`, or
+    a Policy, received int 3
     """
     if isinstance(policy, type) or not (callable(policy) or has_protocol(policy) or hasattr(policy, "respond")):
         raise InputError(
-            f"{origin}: expected the name of a policy such as 'random', a PolicySpec, a function of one request, an "
-            f"object with `respond`, or a Policy, received {type(policy).__name__} {one_line(repr(policy), 60)}"
+            f"{origin}: expected a PolicySpec, a function of one request, an object with `respond`, or a Policy, "
+            f"received {preview(policy)}"
         )
     if has_protocol(policy):
         if getattr(policy, "raise_errors", None) is None and not type(policy).__module__.startswith("hgpo_train."):

@@ -125,7 +125,7 @@ CALLS: dict[str, tuple[Callable[[], object], str]] = {
     "compute empty": (lambda: hgpo.compute(steps().head(0), "hgpo").collect(), "the step table has no rows"),
     "statistics by": (lambda: hgpo.statistics(steps(), by="kind"), "unknown column to split by 'kind'"),
     "collect env": (lambda: play(env=3), "env: expected a Gymnasium id such as 'HGPO/ALFWorld-v0', received 3"),
-    "collect policy": (lambda: play(policy=None), "policy: expected a name such as 'random', a function"),
+    "collect policy": (lambda: play(policy=None), "policy: expected a PolicySpec, a function"),
     "collect max_failed": (lambda: play(max_failed="x"), "max_failed: expected a share from 0 to 1, received 'x'"),
     "collect other run": (lambda: play(out="run", policy="random", seed=9), "was written with"),
     "build missing": (lambda: settings.build(Required, {}), "setting level: expected a value, received none"),

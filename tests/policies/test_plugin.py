@@ -111,8 +111,8 @@ except InputError as error:
     absent, number, trainable = done.stdout.splitlines()
     assert "hgpo.policies 'absent' of the distribution half-broken cannot be loaded from absent_module:SPEC" in absent
     assert number == (
-        "hgpo.policies 'number' of the distribution half-broken: expected the name of a policy such as 'random', a "
-        "PolicySpec, a function of one request, an object with `respond`, or a Policy, received int 7"
+        "hgpo.policies 'number' of the distribution half-broken: expected a PolicySpec, a function of one request, an "
+        "object with `respond`, or a Policy, received int 7"
     )
     assert "fine" in trainable
     assert "absent" not in trainable
@@ -133,7 +133,7 @@ def test_a_policy_of_a_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         ("policy_here:absent", "expected a policy of your own as module:object, received 'policy_here:absent'"),
         (
             "policy_here:__name__",
-            "policy_here:__name__: expected the name of a policy .* received str",
+            "policy_here:__name__: expected a PolicySpec, .* received str",
         ),
         ("opnai:tiny", "unknown policy 'opnai'; did you mean 'openai'"),
         ("opnai:some-model", "unknown policy 'opnai'; did you mean 'openai'"),

@@ -289,8 +289,8 @@ def test_another_server_is_reported_at_the_line_that_calls_collect(tmp_path):
         (lambda request: None, r"policy .*: expected a text \(str\) or a Reply, received None"),
         (lambda request: 3, r"policy .*: expected a text \(str\) or a Reply, received int 3"),
         (lambda request: Reply("x", cut_pairs=-1), r"policy .*: cut_pairs: expected an integer"),
-        (3, "policy: expected the name of a policy such as 'random', .* received int 3"),
-        (int, "policy: expected the name of a policy .* received type <class 'int'>"),
+        (3, "policy: expected a PolicySpec, a function of one request, .* received int 3"),
+        (int, "policy: expected a PolicySpec, .* received type <class 'int'>"),
         ("randm", "unknown policy 'randm'; did you mean 'random'"),
     ],
 )
