@@ -101,13 +101,11 @@ class RunFolder:
         *,
         resume: bool,
     ) -> None:
-        if folder.exists() and not folder.is_dir():
-            raise InputError(f"{folder} is a file; name a folder with --out")
         make_folder(folder.absolute())
         self.lock = FolderLock(folder, "training")
         try:
-            if any(os.path.lexists(folder / name) for name in _CONTENT):
-                self.id = _check_same(folder, config, origins, free, resume=resume)
+            if contains_run(folder, resume=resume):
+                self.id = _check_same(folder, config, origins, free)
             else:
                 fingerprints = {name: origin.fingerprint for name, origin in origins.items()}
                 inputs = {"config": fixed_values(config, free), "fingerprints": fingerprints}
@@ -133,12 +131,25 @@ class RunFolder:
         self.release()
 
 
-def _check_same(folder: Path, config: C, origins: Mapping[str, Origin], free: Collection[str], *, resume: bool) -> str:
-    """Return the id of the run in a folder, or raise if it may not be resumed with these settings and inputs."""
+def contains_run(folder: Path, *, resume: bool) -> bool:
+    """Return whether a folder contains a run.
+
+    Raises:
+        InputError: It contains one that is not to be resumed or has no configuration, or it is a file.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"{folder} is a file; name a folder with --out")
+    if not any(os.path.lexists(folder / name) for name in _CONTENT):
+        return False
     if not (folder / CONFIG).is_file():
         raise InputError(f"{folder} contains files of a run but no {CONFIG}; choose another --out")
     if not resume:
         raise InputError(f"{folder} already contains a run; resume it with --resume, or choose another --out")
+    return True
+
+
+def _check_same(folder: Path, config: C, origins: Mapping[str, Origin], free: Collection[str]) -> str:
+    """Return the id of the run in a folder, or raise if it was started with other settings or inputs."""
     stored_settings = fixed_values(load_config(folder / CONFIG, cls=type(config)), free)
     for name, value in fixed_values(config, free).items():
         if stored_settings.get(name) != value:

@@ -20,7 +20,7 @@ from hgpo_train.policies.generation import encode_prompts
 from hgpo_train.rollout.fingerprints import fingerprint_model, fingerprint_rows
 from hgpo_train.training.checkpoint import resume_checkpoint, save_checkpoint
 from hgpo_train.training.config import CheckpointConfig
-from hgpo_train.training.run_folder import FREE, Origin, RunFolder
+from hgpo_train.training.run_folder import FREE, Origin, RunFolder, contains_run
 from hgpo_train.training.tracking import Trackers
 from hgpo_train.training.update.batches import Samples, mini_batches, row_faults, samples_from_steps
 from hgpo_train.training.update.learner import Learner
@@ -105,6 +105,7 @@ def run_sft(config: SftConfig, source: str | Path, folder: Path, display: Displa
         InputError: The demonstrations or the model cannot be used, another process trains in the folder, or the folder
             contains a run with another configuration, other demonstrations or another model.
     """
+    contains_run(folder, resume=True)  # refused before anything is loaded
     tokenizer = load_tokenizer(config.model.path)
     rows = demonstrations(source, config)
     origins = {

@@ -43,7 +43,7 @@ from hgpo_train.training.checkpoint import resume_checkpoint, save_checkpoint
 from hgpo_train.training.data import data_options, env_options, open_training_env
 from hgpo_train.training.gpu_memory import check_memory, free_gpu, gpu_for_update, memory_metrics
 from hgpo_train.training.metrics import batch_metrics, episode_metrics
-from hgpo_train.training.run_folder import FREE, Origin, RunFolder, fixed_values
+from hgpo_train.training.run_folder import FREE, Origin, RunFolder, contains_run, fixed_values
 from hgpo_train.training.tracking import Trackers
 from hgpo_train.training.update.batches import row_faults, samples_from_steps
 from hgpo_train.training.update.learner import Learner
@@ -94,6 +94,7 @@ class Trainer:
 
     def __init__(self, config: Config, folder: Path, display: Display, *, resume: bool = False) -> None:
         self.config, self.folder, self._display = config, folder, display
+        contains_run(folder, resume=resume)  # refused before anything is loaded
         get(config.advantage.estimator).parameters.of(config.advantage.parameters)
         make_policy = trainable_factory(config.rollout.engine)
         plan = check_memory(config, display)
@@ -318,6 +319,7 @@ def update_alone(
         InputError: The advantages are of another table or several estimators, there are no tokens, the model cannot be
             loaded, or the folder contains a run with another configuration or model.
     """
+    contains_run(folder, resume=resume)
     if read_metadata(advantages)["run_fingerprint"] != fingerprint(steps):
         raise InputError(f"{advantages} has the advantages of another table than {steps}")
     rows = join_advantages(scan_steps(steps), pl.scan_parquet(advantages)).sort("trajectory", "step").collect()
