@@ -200,9 +200,10 @@ def shared_depth(files: Sequence[StepFile], options: Mapping[str, Any], *, plain
     if len(headers) < 2 and all(columns == seen[0] for columns in seen):
         return None
     if plain_files:
+        other = next((path for path, columns in zip(alone, seen, strict=False) if columns != seen[0]), files[-1].path)
         raise InputError(
-            f"{plain_files[0]} and other files have different columns or types; expected the same in all files that "
-            "are read together"
+            f"{alone[0]} and {other} have different columns or types; expected the same in all files that are read "
+            "together"
         )
     return min([depth for depth, _ in headers] + [schema.stored_depth(columns) for columns in seen])
 

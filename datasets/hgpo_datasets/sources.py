@@ -194,10 +194,13 @@ def _parts(source: str) -> list[Part]:
             )
         return [Part(str(run), "run", source) for run in topmost]
     if not matches:
-        raise InputError(f"{source}: no such file or run")
+        raise InputError(
+            f"{source}: no such file or run{'; the pattern matches nothing' if is_pattern(source) else ''}"
+        )
     if not files:
+        holders = folders_below(folders[0], lambda folder: folder if any(folder.glob(f"*{PARQUET}")) else None)
         raise InputError(
             f"{source} is not a run, and contains none: it has no {manifest.NAME}; to read Parquet files without a "
-            f"manifest, pass a pattern ({folders[0]}/*{PARQUET})"
+            f"manifest, pass a pattern ({next(holders, folders[0])}/*{PARQUET})"
         )
     return [Part(str(file), "file", source) for file in tables or files]
