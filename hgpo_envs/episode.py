@@ -194,7 +194,8 @@ class Episode:
         Returns:
             The command, and whether the text has the form of a response (None for other action formats).
         """
-        text = clean_text(text)
+        if not text.isascii():
+            text = clean_text(text)
         if self.settings.action_format == "response":
             response = self.settings.parse_response(text)
             return admissible(response.action[:LONGEST_COMMAND], self.state.actions), response.valid

@@ -25,6 +25,7 @@ and conditions are translated to one Python expression (`_translated`), which ta
 
 from __future__ import annotations
 
+import ast
 import os
 from functools import cache, lru_cache
 from importlib.resources import files
@@ -75,7 +76,7 @@ _SANDBOX: Final = ImmutableSandboxedEnvironment(autoescape=False, **_OPTIONS)
 def _listed(actions: Sequence[str], *left_out: str) -> str:
     shown = list(actions)
     for action in left_out:
-        while action in shown:
+        for _ in range(shown.count(action)):
             shown.remove(action)
     return "'" + "',\n '".join(shown) + "'" if shown else ""
 
@@ -201,47 +202,57 @@ def _again(text: str, name: str, trusted: bool) -> PromptTemplate:
     return _compiled(text, name, trusted=trusted)
 
 
-_COMPARISONS: Final = {"eq": "==", "ne": "!=", "in": "in", "notin": "not in"}
+_COMPARISONS: Final = {"eq": ast.Eq, "ne": ast.NotEq, "in": ast.In, "notin": ast.NotIn}
 
 
 def _translated(tree: nodes.Template) -> Callable[..., str] | None:
     """Return a template as a function of the fields, in the order of `FIELDS`; None if it contains anything else."""
     try:
-        source = f"lambda {', '.join(FIELDS)}: {_joined(tree.body)}"
+        body = _joined(tree.body)
     except NotImplementedError:
         return None
-    function: Callable[..., str] = eval(source, dict(_FILTERS))  # noqa: S307 (only what is built below)
+    parameters = ast.arguments([], [ast.arg(field) for field in FIELDS], None, [], [], None, [])
+    expression = ast.fix_missing_locations(ast.Expression(ast.Lambda(parameters, body)))
+    function: Callable[..., str] = eval(compile(expression, "<template>", "eval"), dict(_FILTERS))  # noqa: S307
     return function
 
 
-def _joined(body: Iterable[nodes.Node]) -> str:
-    """Return a Python expression: the texts, fields, filtered fields and conditional parts of a template, joined."""
-    parts = []
+def _joined(body: Iterable[nodes.Node]) -> ast.JoinedStr:
+    """Return a Python f-string of the texts, fields, filtered fields and conditional parts of a template."""
+    parts: list[ast.expr] = []
     for node in body:
         match node:
             case nodes.Output():
-                parts += [_expression(child, shown=True) for child in node.nodes]
+                parts += [
+                    ast.Constant(child.data) if isinstance(child, nodes.TemplateData) else _part(_expression(child))
+                    for child in node.nodes
+                ]
             case nodes.If():
-                choices = [f"{_joined(each.body)} if {_expression(each.test)} else " for each in (node, *node.elif_)]
-                parts.append(f"({''.join(choices)}{_joined(node.else_)})")
+                choice: ast.expr = _joined(node.else_)
+                for condition in (*reversed(node.elif_), node):
+                    choice = ast.IfExp(_expression(condition.test), _joined(condition.body), choice)
+                parts.append(_part(choice))
             case _:
                 raise NotImplementedError
-    return parts[0] if len(parts) == 1 else f"''.join(({''.join([f'{part}, ' for part in parts])}))"
+    return ast.JoinedStr(parts)
 
 
-def _expression(node: nodes.Node, *, shown: bool = False) -> str:
-    """Return the Python expression of a value, as a text if it is `shown`."""
+def _part(value: ast.expr) -> ast.FormattedValue:
+    return ast.FormattedValue(value, conversion=-1)
+
+
+def _expression(node: nodes.Node) -> ast.expr:
+    """Return the Python expression of a field, a filtered field, a constant or a comparison."""
     match node:
-        case nodes.TemplateData(data=text):
-            return repr(text)
         case nodes.Name(name=name) if name in FIELDS:
-            return f"f'{{{name}}}'" if shown else name
+            return ast.Name(name, ast.Load())
+        case nodes.Const(value=str() | int() as value):
+            return ast.Constant(value)
         case nodes.Filter(node=nodes.Name() as field, name=name, kwargs=[], dyn_args=None) if name in _FILTERS:
-            return f"{name}({', '.join([_expression(argument) for argument in (field, *node.args)])})"
-        case nodes.Const(value=value) if not shown:
-            return repr(value)
-        case nodes.Compare(expr=left, ops=[nodes.Operand(op=op, expr=right)]) if op in _COMPARISONS and not shown:
-            return f"{_expression(left)} {_COMPARISONS[op]} {_expression(right)}"
+            arguments = [_expression(argument) for argument in (field, *node.args)]
+            return ast.Call(ast.Name(name, ast.Load()), arguments, [])
+        case nodes.Compare(expr=left, ops=[nodes.Operand(op=op, expr=right)]) if op in _COMPARISONS:
+            return ast.Compare(_expression(left), [_COMPARISONS[op]()], [_expression(right)])
         case _:
             raise NotImplementedError
 
