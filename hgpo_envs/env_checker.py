@@ -351,7 +351,7 @@ def _parsed(rollouts: Sequence[Rollout], settings: Settings, spec: EnvironmentSp
     tag = "action" if spec is None else spec.action_tag
     listed = {action: state.actions for rollout in rollouts for state in rollout.states for action in state.actions}
     for action, actions in listed.items():
-        response = settings.parse_response(f"<think>So.</think><{tag}>{action}</{tag}>")
+        response = settings.parse_response(f"<think>So.</think><{tag}>{action}</{tag}>" if tag else action)
         received = admissible(response.action, actions)
         if received != action:
             return Finding(

@@ -59,14 +59,15 @@ class EnvironmentSpec:
         state_key: What is compared of a state's text when steps are grouped: a function from text to text, or its name
             (`hgpo_envs.state_keys`); None compares the whole text. The policy reads the text in any case. States that
             have a key of their own (`hgpo_envs.engine.State.key`) keep it.
-        action_tag: The tag around the action in a response, in which scripted players write theirs.
+        action_tag: The tag around the action in a response, in which scripted players write theirs; empty if there is
+            none.
         players: The scripted players ``expert`` and ``explorer``, each as a class (`hgpo_envs.engine.Player`) or as
             ``module:class``. Both are optional.
         admissible_actions: Whether states list their admissible actions. Without them, ``action_format="number"`` is
             refused.
         tools: The tools that a policy may call, as JSON schemas of OpenAI's form: ``{"type": "function", "function":
             {"name": …, "description": …, "parameters": …}}``. Servers get them with every request, and chat templates
-            render them. Use `hgpo_envs.responses.parse_tool_calls` as `parse_response` and ``action_tag="tool_call"``.
+            render them. Use `hgpo_envs.responses.parse_tool_calls` as `parse_response` and ``action_tag=""``.
         scenario: Returns the scenario of a task id, for benchmarks that also count scenarios as solved only if all of
             their tasks are.
         evaluation_split: The default split of ``hgpo eval``; None requires ``--split``.

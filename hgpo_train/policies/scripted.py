@@ -128,7 +128,7 @@ def format_action(action: str, action_format: str, admissible: Sequence[str], ta
         action: The action.
         action_format: ``command``, ``response`` or ``number``.
         admissible: The admissible actions, which are numbered from 1. An action that is not among them is unchanged.
-        tag: The tag of the action in a response.
+        tag: The tag of the action in a response; empty if there is none.
 
     >>> format_action("look", "response", ["go", "look"])
     '<think></think><action>look</action>'
@@ -138,7 +138,7 @@ def format_action(action: str, action_format: str, admissible: Sequence[str], ta
     'search[shoes]'
     """
     if action_format == "response":
-        return f"<think></think><{tag}>{action}</{tag}>"
+        return f"<think></think><{tag}>{action}</{tag}>" if tag else f"<think></think>{action}"
     if action_format == "number" and action in admissible:
         return str(admissible.index(action) + 1)
     return action
