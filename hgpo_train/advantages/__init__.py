@@ -13,20 +13,10 @@ from hgpo_train.advantages.estimators.grpo import grpo
 from hgpo_train.advantages.estimators.hgpo import hgpo
 from hgpo_train.advantages.estimators.reinforce_pp import reinforce_pp
 from hgpo_train.advantages.estimators.rloo import rloo
-from hgpo_train.advantages.registry import (
-    Estimator,
-    EstimatorSpec,
-    compute,
-    compute_many,
-    estimator,
-    get,
-    names,
-    register,
-)
+from hgpo_train.advantages.registry import Estimator, compute, compute_many, estimator, get, names, register
 
 __all__ = [
     "Estimator",
-    "EstimatorSpec",
     "compute",
     "compute_many",
     "estimator",

@@ -38,11 +38,7 @@ from hgpo_envs.errors import InputError
 from hgpo_envs.state_keys import state_key
 from hgpo_envs.wording import listed
 from hgpo_train.advantages.alfworld_nodes import ALFWORLD_NODES, with_alfworld_nodes
-from hgpo_train.advantages.trajectories import (
-    discounted,
-    neighbour,
-    trajectory_order,
-)
+from hgpo_train.advantages.trajectories import discounted, neighbour, trajectory_order
 from hgpo_train.advantages.windows import chain, key
 
 if TYPE_CHECKING:
@@ -156,7 +152,7 @@ def prepare(
     reads: Sequence[str] | None = None,
     name: str = "an estimator",
     *,
-    source: pl.LazyFrame | None = None,
+    schema: pl.Schema | None = None,
 ) -> pl.LazyFrame:
     """Add the input columns of estimators to a step table. Columns of the table with the same names are replaced.
 
@@ -165,25 +161,157 @@ def prepare(
         p: The parameters.
         reads: The hashes and columns of texts to add; by default all that can be derived.
         name: The estimator, for error messages.
-        source: The table from which rows are named in error messages; by default `steps`.
+        schema: The columns to use; by default those of `steps`.
 
     Raises:
         InputError: A column is missing. When the result is collected: rows are invalid.
     """
-    schema = steps.collect_schema()
+    schema = steps.collect_schema() if schema is None else schema
     required = [column for column in reads or () if not _NULLABLE.fullmatch(column)]
     if reads is None:
         reads = derivable(schema, getattr(p, "history_length", hashing.DEFAULT_DEPTH))
     _, derived = columns_used(schema, p, reads, name)
-    source = steps if source is None else source
+    state = "state" if p.state_key or "state_hash" not in schema else "state_hash"
+    origins = {"action_hash": "action"}
+    checked = {origins.get(column, state) if column in derived else column for column in required}
+    checked |= {"admissible_actions"} if p.state_key == ALFWORLD_NODES else set()
+    checked |= {"action_valid"} if p.invalid_action_penalty else set()
     steps = steps.with_columns(
         key(group_keys(schema)).alias("task_key"),
-        key(column for column in ("run", "trajectory") if column in schema).alias("trajectory_key"),
-        key(column for column in BATCH_KEYS if column in schema).alias("batch_key"),
+        key(name for name in ("run", "trajectory") if name in schema).alias("trajectory_key"),
+        key(batch_keys(schema)).alias("batch_key"),
     )
-    if derived:
-        steps = _with_hashes(steps, schema, p, derived)
-    return _with_returns(steps, schema, p, required, source)
+    inputs = {
+        "task": pl.col("task_key"),
+        "trajectory": pl.col("trajectory_key"),
+        "step": pl.col("step"),
+        "reward": rounded(pl.col(_REWARDS[p.reward]).cast(pl.Float64) * p.reward_scale, p.precision),
+    }
+    if checked:
+        inputs["null"] = pl.any_horizontal(pl.col(name).is_null() for name in sorted(checked))
+    if "aborted" in schema:
+        inputs["aborted"] = pl.col("aborted").cast(pl.Boolean).fill_null(value=False)
+    if p.invalid_action_penalty and p.penalty_at == "reward":
+        inputs["penalty"] = rounded(_penalty(p), p.precision)
+    function = partial(_outcomes, p=p, source=steps, checked=checked)
+    outcomes = pl.map_batches([value.alias(name) for name, value in inputs.items()], function, _OUTCOMES)
+    steps = steps.with_columns(outcomes.alias("(outcomes)")).with_columns(pl.col("(outcomes)").struct.unnest())
+    complete = pl.when(~pl.col("(aborted)"))
+    steps = steps.with_columns(**_returns(p), **{name: complete.then(name) for name in ("task_key", "batch_key")})
+    return _with_hashes(steps, schema, p, derived) if derived else steps
+
+
+# --------------------------------------------------------------------------------------------- returns and invalid rows
+
+
+_OUTCOMES: Final = pl.Struct(
+    {
+        "steps_left": pl.Int64,
+        "first": pl.Boolean,
+        "(aborted)": pl.Boolean,
+        "episode_return": pl.Float64,
+        "(return)": pl.Float64,
+    }
+)
+"""The input columns that depend on complete trajectories; whether these are aborted, and discounted sums of rewards."""
+
+
+def _outcomes(columns: Sequence[pl.Series], p: Parameters, source: pl.LazyFrame, checked: Collection[str]) -> pl.Series:
+    """Check rows, and return their `_OUTCOMES`.
+
+    Args:
+        columns: The inputs that `prepare` names.
+        p: The parameters.
+        source: The table, to name invalid rows.
+        checked: Its columns that must not be null.
+    """
+    table = pl.DataFrame(columns)
+    if table.is_empty():
+        raise StepTableError("the step table has no rows")
+    if table["step"].null_count():
+        raise StepTableError("expected an integer as step in every row, received null; drop or repair such rows")
+    order = trajectory_order(table["trajectory"], table["step"])
+    rows = {column.name: column.to_numpy() for column in (table if order is None else table[order])}
+    task, trajectory, step = rows["task"], rows["trajectory"], rows["step"]
+    first = np.append(True, trajectory[1:] != trajectory[:-1])
+    starts = np.flatnonzero(first)
+    lengths = np.diff(starts, append=len(table))
+    left = np.repeat(starts + lengths, lengths) - np.arange(1, len(table) + 1)
+    aborted = np.zeros(len(table), np.bool_)
+    if "aborted" in rows and rows["aborted"].any():
+        aborted = np.repeat(np.logical_or.reduceat(rows["aborted"], starts), lengths)
+    reward = rows["reward"] if p.reward == "reward" else np.where(left == 0, rows["reward"], 0.0)
+    checks = {
+        "each trajectory in one task": ~first & (task != np.roll(task, 1)),
+        "each step of a trajectory once": ~first & (step == np.roll(step, 1)),
+        f"a finite number as {_REWARDS[p.reward]}": ~np.isfinite(reward) & ~aborted,
+        "a value": rows.get("null", aborted) & ~aborted,
+    }
+    for expected, bad in checks.items():
+        if bad.any():
+            row = int(bad.argmax())
+            raise _refusal(expected, source, row if order is None else order[row], checked)
+    values = reward - rows.get("penalty", 0.0)
+    # bincount adds in the order of steps, so the sums do not depend on the row order
+    totals = np.bincount(np.repeat(np.arange(len(starts)), lengths), values)
+    outcomes = (left, first, aborted, np.repeat(totals, lengths), discounted(values, p.gamma, starts))
+    outcome = pl.DataFrame(dict(zip(_OUTCOMES.to_schema(), outcomes, strict=True)))
+    return (outcome if order is None else outcome[order.arg_sort()]).to_struct()
+
+
+def _returns(p: Parameters) -> dict[str, pl.Expr]:
+    """Return the input columns about returns.
+
+    Source: Eq. 5 of GiGPO (arXiv 2505.10978); `compute_step_discounted_returns` of verl-agent's core_gigpo.py, and
+    `apply_invalid_action_penalty` of its trainers for the time at which the penalty is subtracted.
+    """
+    plain, score, penalty = pl.col("(return)"), pl.col("episode_return"), pl.lit(0.0)
+    if p.returns == "from_end":
+        plain = p.gamma ** pl.col("steps_left").cast(pl.Float64) * score
+    if p.invalid_action_penalty and p.penalty_at == "return":
+        penalty = _penalty(p)
+    plain, score, cost = (rounded(value, p.precision) for value in (plain, score, penalty))
+    return {
+        "penalty": penalty,
+        "plain_return": plain,
+        "return": rounded(plain - cost, p.precision),
+        "episode_score": rounded(score - cost, p.precision),
+    }
+
+
+def _penalty(p: Parameters) -> pl.Expr:
+    return pl.when(pl.col("action_valid").cast(pl.Boolean)).then(0.0).otherwise(p.invalid_action_penalty)
+
+
+def _refusal(expected: str, source: pl.LazyFrame, number: int, checked: Collection[str]) -> StepTableError:
+    """Return the error for an invalid row: what was expected, what the table has, and the names of the row."""
+    # inside another query, the streaming engine could wait for the only thread, which waits for it
+    row = source.slice(number, 1).collect(engine="in-memory")
+    columns = {"each trajectory in one task": group_keys(row.columns)[-1], "each step of a trajectory once": "step"}
+    column = columns.get(expected, expected.rpartition(" as ")[2])
+    if expected == "a value":
+        column = next(name for name in checked if row[name].item() is None)
+        expected = f"a value as {column}"
+    received = "null" if row[column].item() is None else row[column].item()
+    return StepTableError(f"expected {expected}, received {received}", row)
+
+
+def rounded(value: pl.Expr, precision: Precision) -> pl.Expr:
+    """Return values as float64, rounded to float32 unless the precision is ``float64``."""
+    exact = value if precision == "float64" else value.cast(pl.Float32).cast(pl.Float64)
+    return exact + 0.0  # replaces -0.0 by 0.0
+
+
+class StepTableError(InputError):
+    """An invalid row of a step table, detected while a query runs.
+
+    Polars re-raises an exception of a query and appends the query's expressions to its message, which are removed here.
+    """
+
+    def __init__(self, message: str, row: pl.DataFrame | None = None) -> None:
+        keys = () if row is None else (f"{column}={row[column].item()!r}" for column in row_keys(row.columns))
+        names = ", ".join(keys)
+        super().__init__(message.partition("\n\n")[0] + (f" at {names}" if names else ""))
 
 
 # ---------------------------------------------------------------------------------------------------------- hashes
@@ -239,142 +367,3 @@ def text_hash(column: str, of: Callable[[str], str] | None = None) -> pl.Expr:
         return texts.replace_strict(distinct, codes, default=None, return_dtype=pl.Int64)
 
     return pl.col(column).cast(pl.String).map_batches(hashes, return_dtype=pl.Int64, is_elementwise=True)
-
-
-# --------------------------------------------------------------------------------------------- returns and invalid rows
-
-
-_NULL: Final = "null "
-"""The prefix of the names of columns that say where another one is null."""
-_OUTCOMES: Final = pl.Struct(
-    {
-        "return": pl.Float64,
-        "episode_return": pl.Float64,
-        "steps_left": pl.Int64,
-        "first": pl.Boolean,
-        "(aborted)": pl.Boolean,
-    }
-)
-
-
-def _with_returns(
-    steps: pl.LazyFrame, schema: pl.Schema, p: Parameters, required: Sequence[str], source: pl.LazyFrame
-) -> pl.LazyFrame:
-    """Add the columns about returns. In aborted trajectories, `task_key` and `batch_key` become null.
-
-    Source: Eq. 5 of GiGPO (arXiv 2505.10978); `compute_step_discounted_returns` of verl-agent's core_gigpo.py, and
-    `apply_invalid_action_penalty` of its trainers for the time at which the penalty is subtracted.
-    """
-    reward = rounded(pl.col(_REWARDS[p.reward]).cast(pl.Float64) * p.reward_scale, p.precision)
-    penalty = pl.lit(0.0)
-    if p.invalid_action_penalty:
-        valid = pl.col("action_valid").cast(pl.Boolean)
-        penalty = pl.when(valid).then(0.0).when(~valid).then(p.invalid_action_penalty)
-        required = ["action_valid", *required]
-    inputs = {
-        "task": pl.col("task_key"),
-        "trajectory": pl.col("trajectory_key"),
-        "step": pl.col("step"),
-        "reward": reward,
-        **{f"{_NULL}{column}": pl.col(column).is_null() for column in required},
-    }
-    if "aborted" in schema:
-        inputs["aborted"] = pl.col("aborted").cast(pl.Boolean).fill_null(value=False)
-    if p.invalid_action_penalty and p.penalty_at == "reward":
-        inputs["penalty"] = rounded(penalty, p.precision)
-    columns = [value.alias(f"({name})") for name, value in inputs.items()]
-    steps = steps.with_columns(
-        pl.map_batches(columns, partial(_outcomes, p=p, source=source), _OUTCOMES).alias("(outcomes)"),
-        (penalty if p.penalty_at == "return" else pl.lit(0.0)).alias("penalty"),
-    )
-    steps = steps.with_columns(pl.col("(outcomes)").struct.unnest())
-    plain, score, complete = pl.col("return"), pl.col("episode_return"), ~pl.col("(aborted)")
-    if p.returns == "from_end":
-        plain = p.gamma ** pl.col("steps_left").cast(pl.Float64) * pl.col("episode_return")
-    plain, score = rounded(plain, p.precision), rounded(score, p.precision)
-    cost = rounded(pl.col("penalty"), p.precision)
-    return steps.with_columns(
-        *(pl.when(complete).then(name).alias(name) for name in ("task_key", "batch_key")),
-        plain.alias("plain_return"),
-        rounded(plain - cost, p.precision).alias("return"),
-        rounded(score - cost, p.precision).alias("episode_score"),
-    )
-
-
-def rounded(value: pl.Expr, precision: Precision) -> pl.Expr:
-    """Return values as float64, rounded to float32 unless the precision is ``float64``."""
-    exact = value if precision == "float64" else value.cast(pl.Float32).cast(pl.Float64)
-    return exact + 0.0  # replaces -0.0 by 0.0
-
-
-def _outcomes(columns: Sequence[pl.Series], p: Parameters, source: pl.LazyFrame, **_: object) -> pl.Series:
-    """Check the rows, and return the values that depend on complete trajectories, in row order; see `_OUTCOMES`."""
-    table = pl.DataFrame([column.alias(column.name.strip("()")) for column in columns])
-    if table.is_empty():
-        raise StepTableError("the step table has no rows")
-    if table["step"].null_count():
-        raise StepTableError("expected an integer as step in every row, received null; drop or repair such rows")
-    order = trajectory_order(table["trajectory"], table["step"])
-    rows = {column.name: column.to_numpy() for column in (table if order is None else table[order])}
-    first = np.append(True, rows["trajectory"][1:] != rows["trajectory"][:-1])
-    starts = np.flatnonzero(first)
-    lengths = np.diff(starts, append=len(table))
-    left = np.repeat(starts + lengths, lengths) - np.arange(1, len(table) + 1)
-    aborted = np.zeros(len(table), np.bool_)
-    if "aborted" in rows and rows["aborted"].any():
-        aborted = np.repeat(np.logical_or.reduceat(rows["aborted"], starts), lengths)
-    values = rows["reward"] if p.reward == "reward" else np.where(left == 0, rows["reward"], 0.0)
-
-    same = ~first[1:]
-    checks = {
-        "each trajectory in one task": np.append(False, same & (rows["task"][1:] != rows["task"][:-1])),
-        "each step of a trajectory once": np.append(False, same & (rows["step"][1:] == rows["step"][:-1])),
-        f"a finite number as {_REWARDS[p.reward]}": ~np.isfinite(values) & ~aborted,
-    }
-    checks |= {name: null & ~aborted for name, null in rows.items() if name.startswith(_NULL)}
-    for expected, bad in checks.items():
-        if bad.any():
-            row = int(bad.argmax())
-            raise _refusal(expected, source, row if order is None else int(order[row]), p)
-    if "penalty" in rows:
-        values = values - rows["penalty"]
-    # bincount adds in the order of steps, so the sums do not depend on the row order
-    totals = np.bincount(np.repeat(np.arange(len(starts)), lengths), values, len(starts))
-    outcomes = [discounted(values, p.gamma, starts), np.repeat(totals, lengths), left, first, aborted]
-    outcome = pl.DataFrame([pl.Series(name, each) for name, each in zip(_OUTCOMES.to_schema(), outcomes, strict=True)])
-    return (outcome if order is None else outcome[order.arg_sort()]).to_struct("outcomes")
-
-
-def _refusal(expected: str, source: pl.LazyFrame, row: int, p: Parameters) -> StepTableError:
-    """Return the error for an invalid row: what was expected, what the table has, and the names of the row."""
-    schema = source.collect_schema()
-    if expected.startswith(_NULL):
-        column = expected.removeprefix(_NULL)
-        derived = "state and admissible_actions" if p.state_key == ALFWORLD_NODES else "state"
-        return StepTableError(
-            f"expected a value as {column if column in schema else derived}, received null at {row_name(source, row)}"
-        )
-    columns = {"each trajectory in one task": group_keys(schema)[-1], "each step of a trajectory once": "step"}
-    value = source.select(columns.get(expected, _REWARDS[p.reward])).slice(row, 1).collect(engine="in-memory").item()
-    received = "null" if value is None else value
-    return StepTableError(f"expected {expected}, received {received} at {row_name(source, row)}")
-
-
-class StepTableError(InputError):
-    """An invalid step table, detected while a query runs.
-
-    Polars re-raises an exception of a query and appends the query's expressions to its message, which are removed here.
-    """
-
-    def __init__(self, line: str) -> None:
-        super().__init__(line.partition("\n\n")[0])
-
-
-def row_name(steps: pl.LazyFrame, row: int) -> str:
-    """Return the names of a row, for an error message.
-
-    The query runs inside another one: with the streaming engine it could wait for the only thread, which waits for it.
-    """
-    keys = row_keys(steps.collect_schema())
-    names = steps.select(keys).slice(row, 1).collect(engine="in-memory").row(0, named=True)
-    return ", ".join(f"{column}={value!r}" for column, value in names.items())

@@ -1,4 +1,4 @@
-"""The parameters of all estimators: the computation of returns from stored columns, and rounding.
+"""The parameters of estimators: those of returns, which all have, and the types of those that several have.
 
 The defaults are verl-agent's, and are defined here alone: Python functions, commands, statistics, viewer and training
 use them, and results contain the values that they were computed with.
@@ -18,10 +18,36 @@ from hgpo_train.settings import NonNegativeFloat, build
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-Mode = Literal["mean_std_norm", "mean_norm"]
+# The descriptions are shown by the viewer and the reference pages.
+Mode = Annotated[
+    Literal["mean_std_norm", "mean_norm"],
+    Meta(description="`mean_std_norm` divides deviations by the group's standard deviation, `mean_norm` does not."),
+]
+Ddof = Annotated[
+    Literal[0, 1],
+    Meta(description="Delta degrees of freedom of the standard deviation: the divisor is n - ddof."),
+]
+CrossSteps = Annotated[
+    bool,
+    Meta(
+        description="Whether means and standard deviations of episode scores are over all rows of the task (the "
+        "official default); if false, over one row per trajectory."
+    ),
+]
+Epsilon = Annotated[NonNegativeFloat, Meta(description="ε, added to standard deviations.")]
+Discount = Annotated[float, Meta(ge=0, le=1, description="γ, the discount per step, in [0, 1].")]
+StepWeight = Annotated[float, Meta(description="w, the weight of the step term.")]
+EpisodeWeight = Annotated[float, Meta(description="The weight of the episode term.")]
+Similarity = Annotated[bool, Meta(description="Whether states with similar texts are one state.")]
+SimilarityThreshold = Annotated[float, Meta(description="The minimum ratio of similar texts, in (0, 1).")]
 Context = Literal["states", "states_actions"]
-Precision = Literal["mixed", "float64"]
-Discount = Annotated[float, Meta(ge=0, le=1)]
+Precision = Annotated[
+    Literal["mixed", "float64"],
+    Meta(
+        description="`mixed` rounds returns and scores to float32, as the originals do, and computes everything else "
+        "in float64. The results equal the originals' without their float32 noise. `float64` rounds nothing."
+    ),
+]
 
 REWARD_SCALE: Final = 10.0
 """The default factor of rewards: verl-agent trains with 10 for a success, which environments reward with 1."""
@@ -48,15 +74,11 @@ class Parameters:
             of a won trajectory (column ``won``), else 0; ``score`` is the final score at the last step, else 0.
         reward_scale: A factor of all rewards, 10 by default as in verl-agent's training. Use 1 for rewards that are
             scaled already.
-        gamma: γ, the discount per step, in [0, 1].
         returns: ``per_step``: R_t = Σ_j γ^(j-t) r_j. ``from_end``: R_t = γ^(T-t) Σ_j r_j, where T is the last step.
         invalid_action_penalty: The penalty of an invalid action, in the scale of scaled rewards.
         penalty_at: ``return`` subtracts the penalty from that step's return and that row's episode score, after
             discounting, as verl-agent does. ``reward`` subtracts it from the step's reward: it is then discounted to
             earlier steps, and part of the score of all rows.
-        epsilon: ε, added to standard deviations (and to HGPO's sum of weights).
-        precision: ``mixed`` rounds returns and scores to float32, as the originals do, and computes everything else in
-            float64. The results equal the originals' without their float32 noise. ``float64`` rounds nothing.
         state_key: What is compared instead of the state's text: a function of `hgpo_envs.state_keys`
             (``mask-numbers``, ``sort-lines`` or ``module:function``), or ``alfworld-nodes`` for the nodes of G2PO in
             ALFWorld. Stored hashes are ignored, and the texts are read.
@@ -68,18 +90,18 @@ class Parameters:
     returns: Literal["per_step", "from_end"] = "per_step"
     invalid_action_penalty: float = INVALID_ACTION_PENALTY
     penalty_at: Literal["return", "reward"] = "return"
-    epsilon: NonNegativeFloat = 1e-6
+    epsilon: Epsilon = 1e-6
     precision: Precision = "mixed"
     state_key: str | None = None
 
     @classmethod
-    def of(cls, given: Mapping[str, Any]) -> Self:
+    def of(cls, values: Mapping[str, Any]) -> Self:
         """Create parameters from values by name.
 
         Raises:
             InputError: A name is unknown, or a value does not conform to the field's annotation.
         """
-        parameters = build(cls, given, "parameter")
+        parameters = build(cls, values, "parameter")
         for name, value in vars(parameters).items():
             if isinstance(value, float) and not math.isfinite(value):
                 raise InputError(f"parameter {name}: expected a finite number, received {value}")

@@ -10,19 +10,20 @@ from __future__ import annotations
 import inspect
 import warnings
 from dataclasses import asdict, dataclass, field, make_dataclass, replace
+from functools import reduce
 from typing import TYPE_CHECKING, Any, Final, get_type_hints
 
 import polars as pl
 
 from hgpo_envs.errors import InputError, one_line, unknown
 from hgpo_envs.plugins import import_object, installed, load
-from hgpo_train.advantages import input_columns
+from hgpo_train.advantages.input_columns import StepTableError, columns_used, prepare, row_keys
 from hgpo_train.advantages.parameters import Parameters
 from hgpo_train.advantages.tables import step_table
 from hgpo_train.settings import types_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from hgpo_train.advantages.tables import StepTable
 
@@ -31,76 +32,75 @@ if TYPE_CHECKING:
 
 ENTRY_POINTS: Final = "hgpo.estimators"
 
+_GIVEN: Final = "(given) "
+"""The prefix under which the table's columns are kept: estimators may overwrite any column."""
+
 _registered: dict[str, Estimator] = {}
 
 
 @dataclass(frozen=True)
 class Estimator:
-    """An estimator. A call with a step table computes it: `hgpo(steps, gamma=1)` is `compute(steps, "hgpo", gamma=1)`.
+    """An estimator with its parameters. It can be called with a step table, and sent to other processes.
+
+    `hgpo(steps, gamma=1)` is `compute(steps, "hgpo", gamma=1)`; `hgpo.with_parameters(gamma=1)` is an estimator, too.
 
     Attributes:
         name: Its name in the registry.
         function: Its function of a table with the columns of `hgpo_train.advantages.input_columns`.
-        parameters: The dataclass of its parameters: its keyword arguments, and those of `Parameters`.
-        reads: A function of parameters that returns the hashes and columns of texts that it reads; None if unknown.
-        details: A function of parameters that returns the names of its optional columns.
+        parameters: Its parameters: the keyword arguments of the function, and those of `Parameters`.
+        reads: The hashes and columns of texts that it reads, or a function from parameters to them; None if unknown.
+        optional: The names of its optional columns, or a function from parameters to them.
         scope: ``group`` if an advantage depends only on its group of rollouts, ``batch`` if it depends on all rows of
             one run and iteration.
+        column: The name of the column of advantages.
+        details: Whether its optional columns are added, as `<column>_<name>`.
     """
 
     name: str
     function: Callable[..., pl.LazyFrame]
-    parameters: type[Parameters]
-    reads: Callable[[Any], Sequence[str] | None]
-    details: Callable[[Any], Sequence[str]]
+    parameters: Parameters
+    reads: Names | None = None
+    optional: Names = ()
     scope: str = "group"
+    column: str = "advantage"
+    details: bool = False
 
     def __call__(
-        self, steps: StepTable, *, column: str = "advantage", details: bool = False, **parameters: object
+        self, steps: StepTable, *, column: str | None = None, details: bool | None = None, **parameters: object
     ) -> pl.LazyFrame:
         """Add each step's advantage to a step table; see `compute`."""
-        return compute(steps, self, column=column, details=details, **parameters)
+        return _add(step_table(steps), self.with_parameters(column=column, details=details, **parameters))
+
+    def with_parameters(
+        self, *, column: str | None = None, details: bool | None = None, **parameters: object
+    ) -> Estimator:
+        """Return the estimator with other parameters, and with another name of its column.
+
+        Raises:
+            InputError: A parameter is unknown or invalid.
+        """
+        return replace(
+            self,
+            parameters=type(self.parameters).of(asdict(self.parameters) | parameters),
+            column=self.column if column is None else column,
+            details=self.details if details is None else details,
+        )
 
     @property
     def summary(self) -> str:
         """The first line of the function's docstring."""
         return (inspect.getdoc(self.function) or self.name).splitlines()[0].rstrip(".")
 
-    def apply(self, steps: pl.LazyFrame, p: Parameters) -> pl.LazyFrame:
-        """Call the function with its keyword arguments.
-
-        Raises:
-            InputError: It returns no LazyFrame, or reads a column that the table does not have.
-        """
-        own = list(inspect.signature(self.function).parameters)[1:]
-        estimated: object = self.function(steps, **{name: getattr(p, name) for name in own})
-        if not isinstance(estimated, pl.LazyFrame):
-            kind = type(estimated).__name__
-            raise InputError(f"the estimator {self.name!r}: expected it to return a LazyFrame, received {kind}")
-        return estimated
-
-
-@dataclass(frozen=True)
-class EstimatorSpec:
-    """An estimator with its parameters and the names of its result columns. It can be sent to other processes.
-
-    Attributes:
-        estimator: The estimator.
-        parameters: Its parameters.
-        column: The name of the column of advantages.
-        details: Whether its optional columns are added, as `<column>_<name>`.
-    """
-
-    estimator: Estimator
-    parameters: Parameters
-    column: str = "advantage"
-    details: bool = False
+    @property
+    def hashes(self) -> Sequence[str] | None:
+        """The hashes and columns of texts that are read with these parameters; None if unknown."""
+        return self.reads(self.parameters) if callable(self.reads) else self.reads
 
     @property
     def added(self) -> dict[str, str]:
-        """The added columns, each with the estimator's name for it."""
-        details = self.estimator.details(self.parameters) if self.details else ()
-        return {self.column: "advantage"} | {f"{self.column}_{name}": name for name in details}
+        """The added columns, each with the function's name for it."""
+        optional = self.optional(self.parameters) if callable(self.optional) else self.optional
+        return {self.column: "advantage"} | {f"{self.column}_{name}": name for name in optional if self.details}
 
     def columns(self, schema: pl.Schema) -> list[str]:
         """Return the columns of a table that are read; all if the estimator does not say.
@@ -108,31 +108,40 @@ class EstimatorSpec:
         Raises:
             InputError: Columns are missing.
         """
-        reads = self.estimator.reads(self.parameters)
-        used, _ = input_columns.columns_used(schema, self.parameters, reads or (), self.estimator.name)
-        return list(schema) if reads is None else used
+        used, _ = columns_used(schema, self.parameters, self.hashes or (), self.name)
+        return list(schema) if self.hashes is None else used
 
-    def __reduce__(self) -> tuple[Callable[..., EstimatorSpec], tuple[object, ...]]:
+    def apply(self, steps: pl.LazyFrame) -> pl.LazyFrame:
+        """Call the function on a table with the input columns.
+
+        Raises:
+            InputError: It returns no LazyFrame.
+        """
+        names = list(inspect.signature(self.function).parameters)[1:]
+        estimated: object = self.function(steps, **{name: getattr(self.parameters, name) for name in names})
+        if not isinstance(estimated, pl.LazyFrame):
+            received = type(estimated).__name__
+            raise InputError(f"the estimator {self.name!r}: expected it to return a LazyFrame, received {received}")
+        return estimated
+
+    def __reduce__(self) -> tuple[Callable[..., Estimator], tuple[object, ...]]:
         """Pickle the estimator by its name: a module has the estimator in the place of its function."""
-        function = self.estimator.function
-        name = self.estimator.name
-        if _registered.get(name) is not self.estimator or not function.__module__.startswith("hgpo_train."):
-            name = f"{function.__module__}:{function.__qualname__}"
-        return spec, (name, self.column, self.details, asdict(self.parameters))
+        name = self.name
+        if name not in _registered or not self.function.__module__.startswith("hgpo_train."):
+            name = f"{self.function.__module__}:{self.function.__qualname__}"
+        return _unpickled, (name, {"column": self.column, "details": self.details, **asdict(self.parameters)})
 
 
-def spec(name: str, column: str, details: bool, parameters: dict[str, Any]) -> EstimatorSpec:
-    """Return an estimator by its name (see `get`) with parameters by name."""
-    found = get(name)
-    return EstimatorSpec(found, found.parameters.of(parameters), column, details)
+def _unpickled(name: str, values: dict[str, Any]) -> Estimator:
+    return get(name).with_parameters(**values)
 
 
 def compute(
     steps: StepTable,
     estimator: str | Estimator | Callable[..., pl.LazyFrame],
     *,
-    column: str = "advantage",
-    details: bool = False,
+    column: str | None = None,
+    details: bool | None = None,
     **parameters: object,
 ) -> pl.LazyFrame:
     """Add each step's advantage to a step table.
@@ -147,7 +156,7 @@ def compute(
             estimators that compare states, `state` or the stored hashes.
         estimator: A registered name (see `names`), ``module:function``, an `Estimator`, or a function (see
             `estimator`).
-        column: The name of the new column.
+        column: The name of the new column, by default `advantage`.
         details: Whether to add the estimator's optional columns, `<column>_<name>`: for HGPO each level's advantage,
             group size and effective weight.
         **parameters: The estimator's parameters by name, and those of returns (`Parameters`).
@@ -165,60 +174,64 @@ def compute(
     >>> compute(table, "hgpo", mode="mean_norm").collect()["advantage"].round(3).to_list()
     [5.0, -5.0]
     """
-    found = get(estimator) if isinstance(estimator, str) else as_estimator(estimator)
-    return compute_many(steps, [EstimatorSpec(found, found.parameters.of(parameters), column, details)])
+    estimator = get(estimator) if isinstance(estimator, str) else as_estimator(estimator)
+    return estimator(steps, column=column, details=details, **parameters)
 
 
-def compute_many(steps: StepTable, specs: Sequence[EstimatorSpec]) -> pl.LazyFrame:
+def compute_many(steps: StepTable, estimators: Iterable[Estimator]) -> pl.LazyFrame:
     """Add the columns of several estimators to a step table; see `compute`.
 
     Raises:
         InputError: As for `compute`; also if the table already has a column of the same name.
     """
-    steps = step_table(steps)
-    source, schema = steps, steps.collect_schema()
-    added = [name for each in specs for name in each.added]
-    for place, name in enumerate(added):
-        if not name:
-            raise InputError(f"column: expected the name of the new column, received {name!r}")
-        if name in schema or name in added[:place]:
-            raise InputError(f"the table already has a column {name!r}; choose another name for the advantages")
-    # Estimators may overwrite any column, so the table's columns are also stored under reserved names.
-    kept = {f"(given) {name}": name for name in schema}
-    steps = steps.with_columns(pl.col(name).alias(copy) for copy, name in kept.items())
-    for number, each in enumerate(specs, 1):
-        steps = steps.with_columns(pl.col(copy).alias(name) for copy, name in kept.items())
-        estimated = _with_columns_of(each, steps, source)
-        steps = estimated.select(*kept, *(name for done in specs[:number] for name in done.added))
-    return steps.select(*(pl.col(copy).alias(name) for copy, name in kept.items()), *added)
+    return reduce(_add, estimators, step_table(steps))
 
 
-def _with_columns_of(spec: EstimatorSpec, steps: pl.LazyFrame, source: pl.LazyFrame) -> pl.LazyFrame:
-    """Add the columns of one estimator. The order of the source's rows is that of the table."""
-    name, p = spec.estimator.name, spec.parameters
-    prepared = input_columns.prepare(steps, p, spec.estimator.reads(p), name, source=source)
-    try:
-        estimated = spec.estimator.apply(prepared, p)
-        schema = estimated.collect_schema()
-    except pl.exceptions.ColumnNotFoundError as error:
-        raise InputError(f"the estimator {name!r} reads a column that is not there: {one_line(error)}") from None
-    for column in spec.added.values():
-        if column not in schema:
-            raise InputError(f"expected the estimator {name!r} to add a column {column!r}, received none; add it")
+def _add(steps: pl.LazyFrame, estimator: Estimator) -> pl.LazyFrame:
+    """Add the columns of one estimator."""
+    schema = steps.collect_schema()
+    for column in estimator.added:
+        if not column:
+            raise InputError(f"column: expected the name of the new column, received {column!r}")
+        if column in schema:
+            raise InputError(f"the table already has a column {column!r}; choose another name for the advantages")
+    kept = steps.with_columns(pl.all().name.prefix(_GIVEN))
+    prepared = prepare(kept, estimator.parameters, estimator.hashes, estimator.name, schema=schema)
+    estimated = estimator.apply(prepared)
+    if not estimator.function.__module__.startswith("hgpo_train."):
+        _check_columns(estimator, estimated)
+    complete = ~pl.col("(aborted)")
     advantage = pl.col("advantage").cast(pl.Float64)
-    bad = ~advantage.is_finite().fill_null(value=False) & ~pl.col("(aborted)")
+    bad = complete & ~advantage.is_finite().fill_null(value=False)
 
-    def check(found: pl.Series) -> pl.Series:
-        if found.any():
-            row = estimated.with_row_index("(row)").filter(bad).select("(row)", "advantage").head(1)
-            place, value = row.collect(engine="in-memory").row(0)
-            line = f"expected a finite advantage of {name} (also in singleton groups), received {value}"
-            raise input_columns.StepTableError(f"{line} at {input_columns.row_name(source, place)}")
-        return found
+    def check(rows: pl.Series) -> pl.Series:
+        if rows.any():
+            keys = [pl.col(_GIVEN + name).alias(name) for name in row_keys(schema)]
+            row = estimated.filter(bad).select("advantage", *keys).head(1).collect(engine="in-memory")
+            raise StepTableError(
+                f"expected a finite advantage of {estimator.name} (also in singleton groups), received "
+                f"{row['advantage'].item()}",
+                row,
+            )
+        return rows
 
-    complete = ~(bad.map_batches(check, return_dtype=pl.Boolean, is_elementwise=True) | pl.col("(aborted)"))
-    columns = {column: pl.col(own) for column, own in spec.added.items()} | {spec.column: advantage}
-    return estimated.with_columns(pl.when(complete).then(value).alias(column) for column, value in columns.items())
+    added = {column: pl.col(name) for column, name in estimator.added.items()} | {estimator.column: advantage}
+    complete &= ~bad.map_batches(check, return_dtype=pl.Boolean, is_elementwise=True)
+    return estimated.select(
+        *(pl.col(_GIVEN + name).alias(name) for name in schema),
+        *(pl.when(complete).then(value).alias(column) for column, value in added.items()),
+    )
+
+
+def _check_columns(estimator: Estimator, estimated: pl.LazyFrame) -> None:
+    """Check what an estimator of another package reads and adds."""
+    try:
+        missing = set(estimator.added.values()) - set(estimated.collect_schema())
+    except pl.exceptions.ColumnNotFoundError as error:
+        message = f"the estimator {estimator.name!r} reads a column that is not there: {one_line(error)}"
+        raise InputError(message) from None
+    for name in missing:
+        raise InputError(f"expected the estimator {estimator.name!r} to add a column {name!r}, received none; add it")
 
 
 # ----------------------------------------------------------------------------------------------------- registration
@@ -243,30 +256,23 @@ def estimator(
     """
 
     def decorate(function: Callable[..., pl.LazyFrame]) -> Estimator:
-        return register(as_estimator(function, name, reads=reads, details=details, scope=scope))
+        return register(replace(as_estimator(function, name), reads=reads, optional=details, scope=scope))
 
     return decorate
 
 
-def register(found: Estimator) -> Estimator:
+def register(estimator: Estimator) -> Estimator:
     """Register an estimator under its name.
 
     Raises:
         InputError: Another estimator is registered under this name.
     """
-    if _registered.setdefault(found.name, found) is not found:
-        raise InputError(f"an estimator {found.name!r} is registered already; choose another name")
-    return found
+    if _registered.setdefault(estimator.name, estimator) is not estimator:
+        raise InputError(f"an estimator {estimator.name!r} is registered already; choose another name")
+    return estimator
 
 
-def as_estimator(
-    function: Callable[..., pl.LazyFrame],
-    name: str | None = None,
-    *,
-    reads: Names | None = None,
-    details: Names = (),
-    scope: str = "group",
-) -> Estimator:
+def as_estimator(function: object, name: str | None = None) -> Estimator:
     """Create an estimator from a function, without registering it; see `estimator`. Estimators are returned unchanged.
 
     Raises:
@@ -274,10 +280,9 @@ def as_estimator(
     """
     if isinstance(function, Estimator):
         return function
-    known: object = function
-    if not callable(known) or not inspect.signature(known).parameters:
+    if not callable(function) or not inspect.signature(function).parameters:
         expected = "a name, module:function, an Estimator or a function of a LazyFrame"
-        raise InputError(f"estimator: expected {expected}, received {one_line(repr(known))}")
+        raise InputError(f"estimator: expected {expected}, received {one_line(repr(function))}")
     name = name or function.__name__
     types = get_type_hints(function, include_extras=True) | types_of(Parameters)
     fields = []
@@ -289,11 +294,10 @@ def as_estimator(
             )
         annotation = types.get(parameter.name, Any if parameter.default is None else type(parameter.default))
         fields.append((parameter.name, annotation, field(default=parameter.default)))
-    meanings = (inspect.getdoc(function) or "").replace("Args:\n", "Attributes:\n")
-    own = {"__module__": function.__module__, "__doc__": meanings}
-    parameters = make_dataclass(name, fields, bases=(Parameters,), frozen=True, kw_only=True, namespace=own)
-    read, optional = (value if callable(value) else lambda _, names=value: names for value in (reads, details))
-    return Estimator(name, function, parameters, read, optional, scope)
+    own = {"__module__": function.__module__, "__doc__": inspect.getdoc(function)}
+    return Estimator(
+        name, function, make_dataclass(name, fields, bases=(Parameters,), frozen=True, kw_only=True, namespace=own)()
+    )
 
 
 def get(name: str) -> Estimator:
@@ -304,10 +308,9 @@ def get(name: str) -> Estimator:
             estimator cannot be imported.
     """
     if ":" in name:
-        return as_estimator(import_object(name, "an estimator"))  # type: ignore[arg-type]  # checked there
+        return as_estimator(import_object(name, "an estimator"))
     if name not in _registered and name in installed(ENTRY_POINTS):
-        found = as_estimator(load(installed(ENTRY_POINTS)[name]))  # type: ignore[arg-type]  # checked there
-        _registered.setdefault(name, found if found.name == name else replace(found, name=name))
+        _registered.setdefault(name, replace(as_estimator(load(installed(ENTRY_POINTS)[name])), name=name))
     if name not in _registered:
         raise InputError(unknown("estimator", name, names()))
     return _registered[name]

@@ -55,7 +55,7 @@ def in_order(
         dtype: The result's type.
     """
 
-    def call(columns: Sequence[pl.Series], **_: object) -> pl.Series:
+    def call(columns: Sequence[pl.Series]) -> pl.Series:
         trajectory, step, *given = columns
         order = trajectory_order(trajectory, step)
         if order is None:
@@ -70,13 +70,8 @@ def whole_columns(
     function: Callable[..., pl.Series],
     dtype: pl.DataType | pl.DataTypeExpr,
 ) -> pl.Expr:
-    """Return an expression that applies a function to complete columns; it returns a column of the same length.
-
-    Polars calls the function with a list of columns and keyword arguments, which it ignores (``**_``).
-    """
-    named = [
-        column.alias(f"(input {number})") for number, column in enumerate(columns)
-    ]  # some queries need other names
+    """Return an expression that applies a function to complete columns; it returns a column of the same length."""
+    named = [column.alias(f"(input {number})") for number, column in enumerate(columns)]  # names may not repeat
     return pl.map_batches(named, function, return_dtype=dtype)
 
 
@@ -84,7 +79,7 @@ def trajectory_order(trajectory: pl.Series, step: pl.Series) -> pl.Series | None
     """Return row indices sorted by trajectory and step; None if trajectories are contiguous and their steps ascend."""
     keys, numbers = trajectory.to_numpy(), step.to_numpy()
     first = np.append(True, keys[1:] != keys[:-1])[: len(keys)]
-    ascending = (numbers[1:] > numbers[:-1]) | first[1:]
+    ascending = (numbers[1:] >= numbers[:-1]) | first[1:]
     if ascending.all() and pl.Series(keys[first]).n_unique() == first.sum():
         return None
     rows = pl.DataFrame([trajectory.alias("trajectory"), step.alias("step")])

@@ -6,14 +6,14 @@ state; a row whose key is null is in no group. Z-scores of returns among these s
 
     steps = normalise(steps, "advantage", "return", within("state_hash"), alone=0.0)
 
-Values are float64. Polars' streaming engine, the default of `collect`, adds them in an order that varies from call to
-call, so that results differ by about 1e-15 of the spread of a group; with ``collect(engine="in-memory")``, which
-training and commands use, equal rows give equal bits. Deviations are taken from the group's least value before they are added. If all
-values of a group are equal, they are therefore exactly 0.
+Sums are those of float64, and their last digits depend on the order in which an engine adds. What is within their
+rounding of 0 is therefore 0: if all values of a group are equal, their deviations are exactly 0.
 """
 
 from __future__ import annotations
 
+from functools import reduce
+from operator import add
 from typing import TYPE_CHECKING, Final
 
 import polars as pl
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from hgpo_train.advantages.parameters import Mode
 
 _ODD: Final = -7046029254386353131  # 2⁶⁴/φ as int64: multiplication by it spreads numbers over all 64 bits
+_ROUNDING: Final = 1e-15  # some multiple of the rounding of one addition
 
 
 def key(columns: Iterable[str]) -> pl.Expr:
@@ -34,10 +35,8 @@ def key(columns: Iterable[str]) -> pl.Expr:
     >>> pl.DataFrame({"a": ["x", "x", "y"], "b": [1, 1, None]}).select(key(["a", "b"]).n_unique()).item()
     2
     """
-    mixed = pl.lit(0, pl.Int64)
-    for column in columns:
-        mixed = mixed * _ODD + pl.col(column).hash().reinterpret(signed=True)
-    return mixed
+    hashes = (pl.col(column).hash().reinterpret(signed=True) for column in columns)
+    return reduce(chain, hashes, pl.lit(0, pl.Int64))
 
 
 def chain(before: pl.Expr, item: pl.Expr) -> pl.Expr:
@@ -59,10 +58,7 @@ def within(*columns: str, of: str = "task_key") -> pl.Expr:
         columns: Names of int64 columns, usually hashes. The key is null if one of the values is null.
         of: The key whose rows are divided into groups: `task_key` or `batch_key`.
     """
-    group = pl.col(of)
-    for column in columns:
-        group = group * _ODD + pl.col(column)  # as `chain`
-    return group
+    return reduce(chain, map(pl.col, columns), pl.col(of))
 
 
 def along(value: pl.Expr) -> pl.Expr:
@@ -89,10 +85,12 @@ def mean(steps: pl.LazyFrame, into: str, value: str | pl.Expr, group: pl.Expr) -
     >>> mean(steps, "m", "x", within()).collect()["m"].to_list()
     [1.5, 1.5, 5.0]
     """
-    steps = _from_least(steps, value, group, None)
-    least, n = pl.col("(least)"), pl.col("(n)")
-    average = pl.col("(x)").mean().over("(group)") + least
-    return steps.with_columns(pl.when(n > 1).then(average).when(n == 1).then(least).alias(into))
+    x = _expression(value).cast(pl.Float64)
+    steps = steps.with_columns(group.alias("(group)"), x.alias("(x)"))
+    aggregates = {"(mean)": pl.col("(x)").mean(), "(least)": pl.col("(x)").min(), "(most)": pl.col("(x)").max()}
+    steps = steps.with_columns(aggregate.over("(group)").alias(name) for name, aggregate in aggregates.items())
+    average = pl.when(pl.col("(least)") == pl.col("(most)")).then("(least)").otherwise("(mean)")
+    return steps.with_columns(pl.when(pl.col("(group)").is_not_null()).then(average).alias(into))
 
 
 def normalise(
@@ -125,40 +123,24 @@ def normalise(
     >>> normalise(steps, "a", "x", within()).collect()["a"].to_list()
     [0.0, 0.0, 0.0, None]
     """
-    steps = _from_least(steps, value, group, sample)
-    sampled = pl.col("(x)" if sample is None else "(sample)")
-    steps = steps.with_columns(
-        sampled.mean().over("(group)").alias("(mean)"), sampled.std(ddof).over("(group)").alias("(std)")
-    )
-    x, average, std, n = pl.col("(x)"), pl.col("(mean)"), pl.col("(std)"), pl.col("(n)")
-    score = x - average
-    if mode == "mean_std_norm":
-        score = (x - average) / (std + epsilon)
-        if not epsilon:  # 0 / 0 where all are equal
-            score = pl.when(x != average).then(score).otherwise(0.0)
-    score = pl.when(n > 1).then(score)
-    score = score if alone is None else score.when(n.is_not_null()).then(alone)
-    return steps.with_columns(score.alias(into), n.alias(f"size_{into}"))
-
-
-def _from_least(steps: pl.LazyFrame, value: str | pl.Expr, group: pl.Expr, sample: pl.Expr | None) -> pl.LazyFrame:
-    """Add `(x)`, how far values are above the group's least, `(sample)`, of sampled rows, and their number `(n)`.
-
-    The key `(group)` becomes null in singleton groups.
-    """
-    value = pl.col(value) if isinstance(value, str) else value
-    steps = steps.with_columns(group.alias("(group)"), value.cast(pl.Float64).alias("(x)"))
-    x, sampled = pl.col("(x)"), pl.col("(x)")
+    x = _expression(value).cast(pl.Float64)
+    steps = steps.with_columns(group.alias("(group)"), x.alias("(x)"))
+    sampled = pl.col("(x)")
     if sample is not None:
-        steps = steps.with_columns(pl.when(sample).then(x).alias("(sample)"))
+        steps = steps.with_columns(pl.when(sample).then("(x)").alias("(sample)"))
         sampled = pl.col("(sample)")
-    count, least = sampled.count().over("(group)"), sampled.min().over("(group)")
-    steps = steps.with_columns(count.alias("(n)"), least.alias("(least)"))
-    return steps.with_columns(
-        *([x - pl.col("(least)")] if sample is None else [x - pl.col("(least)"), sampled - pl.col("(least)")]),
-        pl.when(pl.col("(group)").is_not_null()).then(pl.col("(n)").cast(pl.Float64)).alias("(n)"),
-        pl.when(pl.col("(n)") > 1).then("(group)").alias("(group)"),  # windows over fewer groups are faster
-    )
+    aggregates = {"(mean)": sampled.mean(), "(std)": sampled.std(ddof), "(n)": sampled.count().cast(pl.Float64)}
+    steps = steps.with_columns(aggregate.over("(group)").alias(name) for name, aggregate in aggregates.items())
+
+    x, average, std, n = (pl.col(name) for name in ("(x)", "(mean)", "(std)", "(n)"))
+    deviation = x - average
+    score = deviation if mode == "mean_norm" else deviation / (std + epsilon)
+    rounding = _ROUNDING * n * (average.abs() + std)  # of a sum of n numbers
+    score = pl.when((deviation.abs() <= rounding) & deviation.is_finite()).then(0.0).otherwise(score)
+    grouped = pl.col("(group)").is_not_null()
+    score = pl.when(grouped & (n > 1)).then(score)
+    score = score if alone is None else score.when(grouped).then(alone)
+    return steps.with_columns(score.alias(into), pl.when(grouped).then(n).alias(f"size_{into}"))
 
 
 def weighted_mean(
@@ -175,13 +157,15 @@ def weighted_mean(
         skip_zero: Whether levels that are exactly 0 are excluded.
         epsilon: ε, added to the sum of the weights.
     """
-    counted = {
-        name: ((pl.col(name) != 0) if skip_zero else pl.col(name).is_not_null()).fill_null(value=False) * weight
-        for name, weight in levels.items()
-    }
-    steps = steps.with_columns(pl.sum_horizontal(counted.values()).alias("(weight)"))
+    counts = {name: pl.col(name) != 0 if skip_zero else pl.col(name).is_not_null() for name in levels}
+    weights = {name: pl.when(counts[name]).then(weight).otherwise(0.0) for name, weight in levels.items()}
+    steps = steps.with_columns(reduce(add, weights.values()).alias("(weight)"))
     whole = pl.when(pl.col("(weight)") > 0).then(pl.col("(weight)") + epsilon).otherwise(1.0)
-    total = pl.sum_horizontal(weight * pl.col(name).fill_null(0.0) for name, weight in levels.items())
+    total = reduce(add, (weight * pl.col(name).fill_null(0.0) for name, weight in levels.items()))
     return steps.with_columns(
-        *((weight / whole).alias(f"weight_{name}") for name, weight in counted.items()), advantage=total / whole
+        *((weight / whole).alias(f"weight_{name}") for name, weight in weights.items()), advantage=total / whole
     )
+
+
+def _expression(value: str | pl.Expr) -> pl.Expr:
+    return pl.col(value) if isinstance(value, str) else value

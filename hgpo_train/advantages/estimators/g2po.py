@@ -24,47 +24,44 @@ official scripts use w = 1; the paper's best value on WebShop is 0.8.
 
 from __future__ import annotations
 
-from typing import Literal
-
 import polars as pl
 
 from hgpo_train.advantages.estimators.grpo import episode_term
 from hgpo_train.advantages.input_columns import rounded
-from hgpo_train.advantages.parameters import GAMMA, Discount, Mode, Precision
+from hgpo_train.advantages.parameters import (
+    GAMMA,
+    CrossSteps,
+    Ddof,
+    Discount,
+    EpisodeWeight,
+    Epsilon,
+    Mode,
+    Precision,
+    StepWeight,
+)
 from hgpo_train.advantages.registry import estimator
 from hgpo_train.advantages.trajectories import neighbour
 from hgpo_train.advantages.windows import mean, normalise, within
-from hgpo_train.settings import NonNegativeFloat  # noqa: TC001 - evaluated with the annotations
 
 
 @estimator(reads=("history_hash_0",), details=("episode", "node", "edge", "value"))
-def g2po(
+def g2po(  # noqa: D417 - the other parameters are those of several estimators, parameters.py
     steps: pl.LazyFrame,
     *,
     gamma: Discount = GAMMA,
     mode: Mode = "mean_std_norm",
-    step_weight: float = 1.0,
-    episode_weight: float = 1.0,
-    cross_steps: bool = True,
+    step_weight: StepWeight = 1.0,
+    episode_weight: EpisodeWeight = 1.0,
+    cross_steps: CrossSteps = True,
     success_reward: float = 10.0,
-    ddof: Literal[0, 1] = 1,
-    epsilon: NonNegativeFloat = 1e-6,
+    ddof: Ddof = 1,
+    epsilon: Epsilon = 1e-6,
     precision: Precision = "mixed",
 ) -> pl.LazyFrame:
     """Compare episode scores of a task, and gains along the edges of its state graph.
 
     Args:
-        steps: A table with the input columns of estimators.
-        gamma: γ, the discount per step.
-        mode: ``mean_std_norm`` divides deviations by the standard deviation, ``mean_norm`` does not.
-        step_weight: w, the weight of the graph term.
-        episode_weight: The weight of the episode term.
-        cross_steps: Whether the episode term's mean and std are over all rows of the task (the official default); if
-            false, over one row per trajectory.
         success_reward: The episode reward of a success, and the value of the state after it.
-        ddof: Delta degrees of freedom of the standard deviation: the divisor is n - ddof.
-        epsilon: ε, added to standard deviations.
-        precision: As in `Parameters`.
     """
     node, reward = within("history_hash_0"), pl.col("episode_return")
     discount = rounded(gamma ** (pl.col("steps_left") + 1).cast(pl.Float64), precision)

@@ -15,16 +15,23 @@ the table. This module sorts them by trajectory name and step, so that the resul
 
 from __future__ import annotations
 
-from typing import Literal
-
 import polars as pl
 
 from hgpo_train.advantages.estimators.grpo import episode_term
-from hgpo_train.advantages.parameters import Mode, Precision  # noqa: TC001 - evaluated with the annotations
+from hgpo_train.advantages.estimators.similarity import similar_states
+from hgpo_train.advantages.parameters import (  # noqa: TC001 - evaluated with the annotations
+    CrossSteps,
+    Ddof,
+    EpisodeWeight,
+    Epsilon,
+    Mode,
+    Precision,
+    Similarity,
+    SimilarityThreshold,
+    StepWeight,
+)
 from hgpo_train.advantages.registry import estimator
-from hgpo_train.advantages.similarity import similar_states
 from hgpo_train.advantages.windows import normalise, within
-from hgpo_train.settings import NonNegativeFloat  # noqa: TC001 - evaluated with the annotations
 
 
 @estimator(reads=lambda p: ["state" if p.similarity else "history_hash_0"], details=("episode", "step", "size_step"))
@@ -32,30 +39,16 @@ def gigpo(
     steps: pl.LazyFrame,
     *,
     mode: Mode = "mean_std_norm",
-    step_weight: float = 1.0,
-    episode_weight: float = 1.0,
-    cross_steps: bool = True,
-    similarity: bool = False,
-    similarity_threshold: float = 0.95,
-    ddof: Literal[0, 1] = 1,
-    epsilon: NonNegativeFloat = 1e-6,
+    step_weight: StepWeight = 1.0,
+    episode_weight: EpisodeWeight = 1.0,
+    cross_steps: CrossSteps = True,
+    similarity: Similarity = False,
+    similarity_threshold: SimilarityThreshold = 0.95,
+    ddof: Ddof = 1,
+    epsilon: Epsilon = 1e-6,
     precision: Precision = "mixed",
 ) -> pl.LazyFrame:
-    """Compare episode scores of a task, and steps in the same state.
-
-    Args:
-        steps: A table with the input columns of estimators.
-        mode: ``mean_std_norm`` divides deviations by the standard deviation in both terms, ``mean_norm`` does not.
-        step_weight: w, the weight of the step term.
-        episode_weight: The weight of the episode term.
-        cross_steps: Whether the episode term's mean and std are over all rows of the task (the official default); if
-            false, over one row per trajectory.
-        similarity: Whether states with similar texts are in one group.
-        similarity_threshold: The minimum ratio of similar texts, in (0, 1).
-        ddof: Delta degrees of freedom of the standard deviation: the divisor is n - ddof.
-        epsilon: ε, added to standard deviations.
-        precision: As in `Parameters`.
-    """
+    """Compare episode scores of a task, and steps in the same state."""
     steps = episode_term(
         steps, "episode", mode, cross_steps=cross_steps, ddof=ddof, epsilon=epsilon, precision=precision
     )

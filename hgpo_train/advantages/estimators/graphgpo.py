@@ -33,62 +33,59 @@ import polars as pl
 from hgpo_envs import hashing
 from hgpo_envs.errors import InputError
 from hgpo_train.advantages.estimators.grpo import episode_term
+from hgpo_train.advantages.estimators.similarity import TextClusters, number_by_task, order_by_name
 from hgpo_train.advantages.input_columns import rounded
-from hgpo_train.advantages.parameters import Discount, Mode, Precision  # noqa: TC001 - evaluated with the annotations
+from hgpo_train.advantages.parameters import (  # noqa: TC001 - evaluated with the annotations
+    CrossSteps,
+    Ddof,
+    Discount,
+    EpisodeWeight,
+    Epsilon,
+    Mode,
+    Precision,
+    Similarity,
+    SimilarityThreshold,
+    StepWeight,
+)
 from hgpo_train.advantages.registry import estimator
-from hgpo_train.advantages.similarity import TextClusters, number_by_task, order_by_name
 from hgpo_train.advantages.trajectories import neighbour, whole_columns
 from hgpo_train.advantages.windows import chain, normalise, within
-from hgpo_train.settings import NonNegativeFloat  # noqa: TC001 - evaluated with the annotations
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-
-    from numpy.typing import NDArray
 
 
 @estimator(
     reads=lambda p: ["state_hash", *(["state", "next_state"] if p.similarity else ["next_state_hash"])],
     details=("episode", "step", "distance"),
 )
-def graphgpo(
+def graphgpo(  # noqa: D417 - the other parameters are those of several estimators, parameters.py
     steps: pl.LazyFrame,
     *,
     gamma: Discount = 0.1,
     mode: Mode = "mean_std_norm",
-    step_weight: float = 1.0,
-    episode_weight: float = 1.0,
+    step_weight: StepWeight = 1.0,
+    episode_weight: EpisodeWeight = 1.0,
     normalize_distance: bool = False,
-    cross_steps: bool = True,
-    similarity: bool = False,
-    similarity_threshold: float = 0.95,
+    cross_steps: CrossSteps = True,
+    similarity: Similarity = False,
+    similarity_threshold: SimilarityThreshold = 0.95,
     success: Literal["positive", "full"] = "positive",
     success_reward: float = 10.0,
     goal_text: str = "success",
-    ddof: Literal[0, 1] = 1,
-    epsilon: NonNegativeFloat = 1e-6,
+    ddof: Ddof = 1,
+    epsilon: Epsilon = 1e-6,
     precision: Precision = "mixed",
 ) -> pl.LazyFrame:
     """Compare episode scores of a task, and distances to the goal in its state graph.
 
     Args:
-        steps: A table with the input columns of estimators.
         gamma: γ, the discount per edge; the official scripts use 0.10 for ALFWorld and 0.20 for WebShop.
-        mode: ``mean_std_norm`` divides deviations by the standard deviation, ``mean_norm`` does not.
-        step_weight: The weight of the step term.
-        episode_weight: The weight of the episode term.
         normalize_distance: Whether returns depend on the reduction of the distance instead of the distance.
-        cross_steps: Whether the episode term's mean and std are over all rows of the task (the official default); if
-            false, over one row per trajectory.
-        similarity: Whether states with similar texts are one node.
-        similarity_threshold: The minimum ratio of similar texts, in (0, 1).
         success: Which episodes end in the goal: those with a ``positive`` reward, or those whose reward is the ``full``
             `success_reward`.
         success_reward: The return of a step to the goal.
         goal_text: The text of the goal. A state with this text is the goal.
-        ddof: Delta degrees of freedom of the standard deviation: the divisor is n - ddof.
-        epsilon: ε, added to standard deviations.
-        precision: As in `Parameters`.
 
     Raises:
         InputError: `gamma` is 0 with `normalize_distance`, or the threshold is out of range.
@@ -132,7 +129,7 @@ def _search_texts(steps: pl.LazyFrame, won: pl.Expr, goal_text: str, threshold: 
     after = pl.when(won).then(pl.lit(goal_text)).otherwise(pl.coalesce(*texts, neighbour(pl.col("state"), 1)))
     TextClusters(threshold)  # validates the threshold before anything is read
 
-    def distances(columns: Sequence[pl.Series], **_: object) -> pl.Series:
+    def distances(columns: Sequence[pl.Series]) -> pl.Series:
         task, trajectory, step, state, after = columns
         height, tasks = len(task), task.drop_nulls().unique(maintain_order=True)
 
@@ -152,19 +149,21 @@ def _search_texts(steps: pl.LazyFrame, won: pl.Expr, goal_text: str, threshold: 
     return whole_columns([*rows, after], distances, _DISTANCES)
 
 
-def _distances(nodes: Sequence[pl.Series], **_: object) -> pl.Series:
+def _distances(nodes: Sequence[pl.Series]) -> pl.Series:
     """Return the minimum number of edges to a goal, by a breadth-first search from all goals.
 
     Args:
         nodes: Three int64 columns: each row's node, its next node (null if unknown), and the goals.
     """
-    known = (nodes[0].is_not_null() & nodes[1].is_not_null()).to_numpy()
-    most = sum(map(len, nodes))
-    small = np.int32 if most < 2**31 else np.int64  # half the memory traffic
-    state, after, goal = (numbers.astype(small) for numbers in _numbered(*nodes))
-    distance = np.full(most, -1, small)
+    state, after, goals = nodes
+    everything = pl.concat([state, after, goals.drop_nulls().unique()], rechunk=True).to_frame("node").with_row_index()
+    number = pl.col("index").min().over("node")  # a node's small number is the index of its first row
+    numbers = everything.lazy().select(number).collect(engine="streaming").to_series().to_numpy()
+    before, behind, goal = np.split(numbers, [len(state), 2 * len(state)])
+    distance = np.full(len(numbers), -1, np.int32)
     distance[goal] = reached = 0
-    source, target = state[known], after[known]
+    known = (state.is_not_null() & after.is_not_null()).to_numpy()
+    source, target = before[known], behind[known]
     while True:
         unreached = distance[source] < 0
         source, target = source[unreached], target[unreached]
@@ -173,35 +172,5 @@ def _distances(nodes: Sequence[pl.Series], **_: object) -> pl.Series:
             break
         reached += 1
         distance[nearer] = reached
-    missing = ~(nodes[1].is_not_null().to_numpy())
-    ends = {"(from)": distance[state], "(to)": np.where(missing, -1, distance[after])}
-    frame = pl.DataFrame(ends)
-    return frame.select(pl.when(pl.all() >= 0).then(pl.all().cast(pl.Float64))).to_struct("graph")
-
-
-def _numbered(state: pl.Series, after: pl.Series, goals: pl.Series) -> list[NDArray[np.int64]]:
-    """Replace the hashes of nodes by small numbers: the index of the first row in the node's state.
-
-    The next node of a step is usually the state of the next row, whose number is known. Only the others are looked up.
-    """
-    rows = pl.LazyFrame([state.cast(pl.Int64).alias("state"), after.cast(pl.Int64).alias("after")])
-    first = pl.col("row").cast(pl.Int64).min().over("state").alias("number")
-    found = rows.with_row_index("row").select("row", "state", "after", first).collect(engine="streaming")
-    apart = found.select(~pl.col("after").eq_missing(pl.col("state").shift(-1))).to_series().to_numpy().copy()
-    apart[-1:] = True
-    firsts = found.filter(pl.col("row") == pl.col("number")).select("state", "number")
-    others = pl.concat([found["after"].filter(pl.Series(apart)), goals.drop_nulls().unique().cast(pl.Int64)])
-    unseen = len(state) + pl.col("place").cast(pl.Int64).min().over("state")  # nodes without a row
-    looked_up = (
-        others.to_frame("state")
-        .with_row_index("place")
-        .join(firsts, on="state", how="left", maintain_order="left", nulls_equal=True)
-        .select(pl.col("number").fill_null(unseen))
-        .to_series()
-        .to_numpy()
-    )
-    number = found["number"].to_numpy()
-    reached = np.append(number[1:], 0)
-    places = int(apart.sum())
-    reached[apart] = looked_up[:places]
-    return [number, reached, looked_up[places:]]
+    distances = pl.DataFrame({"(from)": distance[before], "(to)": np.where(after.is_null(), -1, distance[behind])})
+    return distances.select(pl.when(pl.all() >= 0).then(pl.all().cast(pl.Float64))).to_struct("graph")

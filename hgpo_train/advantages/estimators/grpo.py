@@ -16,12 +16,10 @@ This is also the episode term of GiGPO, G2PO and GraphGPO, and HGPO's `base_grou
 
 from __future__ import annotations
 
-from typing import Literal
-
 import numpy as np
 import polars as pl
 
-from hgpo_train.advantages.parameters import Mode, Precision  # noqa: TC001 - evaluated with the annotations
+from hgpo_train.advantages.parameters import CrossSteps, Ddof, Epsilon, Mode, Precision  # noqa: TC001 - annotations
 from hgpo_train.advantages.registry import estimator
 from hgpo_train.advantages.windows import normalise, within
 
@@ -31,22 +29,12 @@ def grpo(
     steps: pl.LazyFrame,
     *,
     mode: Mode = "mean_std_norm",
-    cross_steps: bool = True,
-    ddof: Literal[0, 1] = 1,
-    epsilon: float = 1e-6,
+    cross_steps: CrossSteps = True,
+    ddof: Ddof = 1,
+    epsilon: Epsilon = 1e-6,
     precision: Precision = "mixed",
 ) -> pl.LazyFrame:
-    """Compare episode scores of a task.
-
-    Args:
-        steps: A table with the input columns of estimators.
-        mode: ``mean_std_norm`` divides deviations by the task's standard deviation, ``mean_norm`` does not.
-        cross_steps: Whether mean and std are over all rows of the task (the official default); if false, over one row
-            per trajectory.
-        ddof: Delta degrees of freedom of the standard deviation: the divisor is n - ddof.
-        epsilon: ε, added to the standard deviation.
-        precision: As in `Parameters`.
-    """
+    """Compare episode scores of a task."""
     return episode_term(
         steps, "advantage", mode, cross_steps=cross_steps, ddof=ddof, epsilon=epsilon, precision=precision
     )

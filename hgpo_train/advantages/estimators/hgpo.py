@@ -27,10 +27,10 @@ import polars as pl
 
 from hgpo_train.advantages.estimators.grpo import episode_term
 from hgpo_train.advantages.input_columns import CHAINS
-from hgpo_train.advantages.parameters import HISTORY_LENGTH, Context, Mode, Precision
+from hgpo_train.advantages.parameters import HISTORY_LENGTH, Context, Ddof, Epsilon, Mode, Precision
 from hgpo_train.advantages.registry import estimator
 from hgpo_train.advantages.windows import normalise, weighted_mean, within
-from hgpo_train.settings import NonNegativeFloat, NonNegativeInt  # noqa: TC001 - evaluated with the annotations
+from hgpo_train.settings import NonNegativeInt  # noqa: TC001 - evaluated with the annotations
 
 
 def details(p: Any) -> list[str]:  # noqa: ANN401 (the parameters of `hgpo`)
@@ -45,7 +45,7 @@ def details(p: Any) -> list[str]:  # noqa: ANN401 (the parameters of `hgpo`)
 
 
 @estimator(reads=lambda p: [f"{CHAINS[p.context]}{k}" for k in range(p.history_length + 1)], details=details)
-def hgpo(
+def hgpo(  # noqa: D417 - the other parameters are those of several estimators, parameters.py
     steps: pl.LazyFrame,
     *,
     history_length: NonNegativeInt = HISTORY_LENGTH,
@@ -55,14 +55,13 @@ def hgpo(
     context: Context = "states",
     weights: Literal["code", "paper"] = "code",
     skip_zero_advantages: bool = True,
-    ddof: Literal[0, 1] = 0,
-    epsilon: NonNegativeFloat = 1e-6,
+    ddof: Ddof = 0,
+    epsilon: Epsilon = 1e-6,
     precision: Precision = "mixed",
 ) -> pl.LazyFrame:
     """Compare steps with equal histories of states.
 
     Args:
-        steps: A table with the input columns of estimators.
         history_length: K, the maximum depth of contexts.
         alpha: α, the exponent of the weights. Larger values give more weight to deeper levels.
         mode: ``mean_std_norm`` divides deviations by the group's standard deviation, ``mean_norm`` does not. The
@@ -73,9 +72,7 @@ def hgpo(
         weights: ``code`` for (k + 2)^α, ``paper`` for (k + 1)^α. With `base_group` both are (k + 2)^α, because the
             episode's level has the weight 1.
         skip_zero_advantages: Whether levels with an advantage of 0 are excluded from the weights.
-        ddof: Delta degrees of freedom of the standard deviation: the divisor is n - ddof.
         epsilon: ε, added to standard deviations and to the sum of weights.
-        precision: As in `Parameters`.
     """
     first = 1 if weights == "paper" and not base_group else 2
     levels = {}

@@ -33,8 +33,7 @@ def reinforce_pp(
     Args:
         steps: A table with the input columns of estimators.
         baseline: Whether the task's mean score is subtracted first.
-        cross_steps: Whether the task's mean is over all rows (the official default); if false, over one row per
-            trajectory. Used only with `baseline`.
+        cross_steps: As of GRPO, for the task's mean.
         epsilon: ε, added to the variance and to the number of rows.
     """
     x = pl.col("episode_score")

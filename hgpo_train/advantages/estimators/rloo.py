@@ -13,18 +13,14 @@ from __future__ import annotations
 
 import polars as pl
 
+from hgpo_train.advantages.parameters import CrossSteps  # noqa: TC001 - evaluated with the annotations
 from hgpo_train.advantages.registry import estimator
 from hgpo_train.advantages.windows import normalise, within
 
 
 @estimator(reads=())
-def rloo(steps: pl.LazyFrame, *, cross_steps: bool = True) -> pl.LazyFrame:
-    """Compare each episode score with the mean of the task's others.
-
-    Args:
-        steps: A table with the input columns of estimators.
-        cross_steps: Whether each row contributes a score (the official default); if false, each trajectory does.
-    """
+def rloo(steps: pl.LazyFrame, *, cross_steps: CrossSteps = True) -> pl.LazyFrame:
+    """Compare each episode score with the mean of the task's others."""
     score, centred, n = pl.col("episode_score"), pl.col("centred"), pl.col("size_centred")
     sample = None if cross_steps else pl.col("first")
     steps = normalise(steps, "centred", score, within(), mode="mean_norm", sample=sample, alone=score)

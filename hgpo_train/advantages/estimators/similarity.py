@@ -66,7 +66,7 @@ def similar_states(steps: pl.LazyFrame, threshold: float) -> pl.LazyFrame:
     """
     TextClusters(threshold)  # validates the threshold before anything is read
 
-    def group(columns: Sequence[pl.Series], **_: object) -> pl.Series:
+    def group(columns: Sequence[pl.Series]) -> pl.Series:
         task, trajectory, step, state = columns
         rows = order_by_name(trajectory, step)
         texts = [(task[row], row, state[row] or "") for row in rows if task[row] is not None]
