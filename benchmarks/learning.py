@@ -204,7 +204,7 @@ def planned(
     every = [(each, file_name(each.name), 0) for each in estimators]
     every.append((first, f"{file_name(first.name)}{OTHER_SEEDS}", OTHER))
     return {
-        f"{name}-{seed}": configuration(base, warm, each, world.get(each.spec.estimator.name, {}), seed + shift)
+        f"{name}-{seed}": configuration(base, warm, each, world.get(each.estimator.name, {}), seed + shift)
         for seed in seeds
         for each, name, shift in every
     }
@@ -215,7 +215,7 @@ def configuration(base: Config, warm: Path, variant: Variant, own: dict[str, Any
     values, name = to_dict(base), f"{variant.name}-{seed}"
     of_hgpo = ("history_length", "mode")
     common = {key: value for key, value in base.advantage.parameters.items() if key not in of_hgpo}
-    values["advantage"] = {"estimator": variant.spec.estimator.name, "parameters": common | own | variant.assigned}
+    values["advantage"] = {"estimator": variant.estimator.name, "parameters": common | own | variant.assigned}
     values["model"] = {key: value for key, value in values["model"].items() if key != "path"} | {"path": str(warm)}
     return replace(Config(), **{**values, "name": name, "seed": seed})
 

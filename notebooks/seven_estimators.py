@@ -63,9 +63,9 @@ def choose(Path, mo, scan_steps):
 @app.cell
 def estimate(chosen, compute_many, pl, read_variants, table, written):
     variants = read_variants([written.value], {"reward": "success"})
-    names = {each.spec.column: each.name for each in variants}
+    names = {each.estimator.column: each.name for each in variants}
     rows = table.filter(pl.col("iteration").is_between(*chosen.value)) if "iteration" in table.columns else table
-    estimated = compute_many(rows, [each.spec for each in variants]).collect().rename(names)
+    estimated = compute_many(rows, [each.estimator for each in variants]).collect().rename(names)
     estimators = list(names.values())
     return estimated, estimators
 

@@ -41,14 +41,13 @@ for part in ("advantages", "analysis.statistics", "rollout.run", "evaluation", "
 import gymnasium, hgpo_envs, hgpo_datasets
 from hgpo_envs.webshop.generation import synthetic
 from hgpo_envs.webshop.data.build import build
-from hgpo_train.advantages import EstimatorSpec, get
+from hgpo_train.advantages import get
 from hgpo_train.advantages.advantage_tables import read_metadata, write_advantages
 from hgpo_train.cli.quickstart_run import quickstart
 
 played = quickstart(out / "quickstart", tasks=2, group_size=2)
 steps = hgpo_datasets.scan_steps(played.run)
-spec = EstimatorSpec(get("hgpo"), get("hgpo").parameters())
-rows = write_advantages(steps, [spec], out / "hgpo.parquet", chunk_rows=10)
+rows = write_advantages(steps, [get("hgpo")], out / "hgpo.parquet", chunk_rows=10)
 assert rows == steps.collect().height
 assert list(read_metadata(out / "hgpo.parquet")["columns"]) == ["advantage"]
 found["rows"] = rows

@@ -146,7 +146,7 @@ def estimators_page() -> str:
     for name, found in ((name, get(name)) for name in names()):
         if not found.function.__module__.startswith("hgpo_train."):
             continue  # of another package, or of the user
-        own = [one for one in dataclass_values(found.parameters) if common.get(one.name) != one]
+        own = [one for one in dataclass_values(type(found.parameters)) if common.get(one.name) != one]
         whole = "" if found.scope == "group" else " Needs all rows of an iteration."
         parts += [f"## {name}", f"{plain(found.summary)}.{whole}"]
         parts += [table("parameter", own)] if own else []

@@ -27,7 +27,7 @@ from hgpo_envs.files.atomic import making_folder, new_file
 from hgpo_envs.plugins import installed_version
 from hgpo_train.advantages.chunks import ROWS, chunks, unseen_groups
 from hgpo_train.advantages.input_columns import BATCH_KEYS, batch_keys, group_keys, row_keys
-from hgpo_train.advantages.registry import EstimatorSpec, compute_many
+from hgpo_train.advantages.registry import Estimator, compute_many
 from hgpo_train.advantages.tables import table_parts
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ KEY: Final = ("run", "trajectory", "step")
 
 def write_advantages(
     steps: StepTable,
-    specs: Sequence[EstimatorSpec],
+    estimators: Sequence[Estimator],
     out: Path | str,
     *,
     fingerprint: str = "",
@@ -60,7 +60,7 @@ def write_advantages(
 
     Args:
         steps: The step table: a path, URL or table. The groups of a table are contiguous, as `StepWriter` writes them.
-        specs: The estimators and the names of their columns.
+        estimators: The estimators, with different names of their columns.
         out: The path of the file, or a URL in an object store.
         fingerprint: The run's fingerprint for the metadata; see `fingerprint`.
         processes: Number of processes, which share the shards of runs if `steps` is a path or URL.
@@ -84,7 +84,7 @@ def write_advantages(
             local = Path(folder, "advantages.parquet")
             rows = write_advantages(
                 steps,
-                specs,
+                estimators,
                 local,
                 progress=progress,
                 storage_options=storage_options,
@@ -92,11 +92,11 @@ def write_advantages(
             )
             remote.put(str(out), local, storage_options or {})
             return rows
-    whole = "batch" if any(spec.estimator.scope == "batch" for spec in specs) else "group"
+    whole = "batch" if any(estimator.scope == "batch" for estimator in estimators) else "group"
     parts = table_parts(steps, chunk_rows, BATCH_KEYS if whole == "batch" else (), storage_options)
-    metadata = _metadata(specs, fingerprint)
+    metadata = _metadata(estimators, fingerprint)
     function = partial(
-        _in_chunks if processes == 1 and not ray else _at_once, specs=specs, rows=chunk_rows, whole=whole
+        _in_chunks if processes == 1 and not ray else _at_once, estimators=estimators, rows=chunk_rows, whole=whole
     )
     rows, seen, writer = 0, pl.Series("seen", [], dtype=pl.UInt64), None
     with ExitStack() as stack:
@@ -119,15 +119,15 @@ def write_advantages(
     return rows
 
 
-def _in_chunks(steps: pl.LazyFrame, specs: Sequence[EstimatorSpec], rows: int, whole: str) -> Iterator[pl.DataFrame]:
+def _in_chunks(steps: pl.LazyFrame, estimators: Sequence[Estimator], rows: int, whole: str) -> Iterator[pl.DataFrame]:
     """Yield the advantages of a partition in chunks of complete groups."""
-    added = [column for spec in specs for column in spec.added]
+    added = [column for estimator in estimators for column in estimator.added]
     steps = steps.drop(added, strict=False)  # advantages that the table has already are no input
     schema = steps.collect_schema()
-    read = {column for spec in specs for column in spec.columns(schema)}
+    read = {column for estimator in estimators for column in estimator.columns(schema)}
     names = row_keys(schema)
     for chunk in chunks(steps, [name for name in schema if name in {*batch_keys(schema), *read}], rows, whole=whole):
-        table = compute_many(chunk, specs).select(*names, *added).collect(engine="in-memory")
+        table = compute_many(chunk, estimators).select(*names, *added).collect(engine="in-memory")
         if table.height != chunk.height:
             raise InputError(
                 f"expected estimators to return all {chunk.height} rows, received {table.height}; do not drop rows"
@@ -135,14 +135,14 @@ def _in_chunks(steps: pl.LazyFrame, specs: Sequence[EstimatorSpec], rows: int, w
         yield table
 
 
-def _at_once(steps: pl.LazyFrame, specs: Sequence[EstimatorSpec], rows: int, whole: str) -> list[pl.DataFrame]:
+def _at_once(steps: pl.LazyFrame, estimators: Sequence[Estimator], rows: int, whole: str) -> list[pl.DataFrame]:
     """Return what `_in_chunks` yields, for another process."""
-    return list(_in_chunks(steps, specs, rows, whole))
+    return list(_in_chunks(steps, estimators, rows, whole))
 
 
-def _metadata(specs: Sequence[EstimatorSpec], fingerprint: str) -> bytes:
+def _metadata(estimators: Sequence[Estimator], fingerprint: str) -> bytes:
     """Return the metadata of a table, as JSON; see `read_metadata`."""
-    columns = {spec.column: {"estimator": spec.estimator.name, "parameters": asdict(spec.parameters)} for spec in specs}
+    columns = {each.column: {"estimator": each.name, "parameters": asdict(each.parameters)} for each in estimators}
     version = installed_version("hgpo") or ""
     return orjson.dumps({"run_fingerprint": fingerprint, "hgpo_version": version, "columns": columns})
 

@@ -18,7 +18,7 @@ from hgpo_train.settings import NonNegativeFloat, build
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-# The descriptions are shown by the viewer and the reference pages.
+# Descriptions are parts of the documentation of the estimators that have such a parameter.
 Mode = Annotated[
     Literal["mean_std_norm", "mean_norm"],
     Meta(description="`mean_std_norm` divides deviations by the group's standard deviation, `mean_norm` does not."),
@@ -34,20 +34,14 @@ CrossSteps = Annotated[
         "official default); if false, over one row per trajectory."
     ),
 ]
-Epsilon = Annotated[NonNegativeFloat, Meta(description="ε, added to standard deviations.")]
-Discount = Annotated[float, Meta(ge=0, le=1, description="γ, the discount per step, in [0, 1].")]
 StepWeight = Annotated[float, Meta(description="w, the weight of the step term.")]
 EpisodeWeight = Annotated[float, Meta(description="The weight of the episode term.")]
 Similarity = Annotated[bool, Meta(description="Whether states with similar texts are one state.")]
 SimilarityThreshold = Annotated[float, Meta(description="The minimum ratio of similar texts, in (0, 1).")]
+Discount = Annotated[float, Meta(ge=0, le=1)]
+Epsilon = NonNegativeFloat
+Precision = Literal["mixed", "float64"]
 Context = Literal["states", "states_actions"]
-Precision = Annotated[
-    Literal["mixed", "float64"],
-    Meta(
-        description="`mixed` rounds returns and scores to float32, as the originals do, and computes everything else "
-        "in float64. The results equal the originals' without their float32 noise. `float64` rounds nothing."
-    ),
-]
 
 REWARD_SCALE: Final = 10.0
 """The default factor of rewards: verl-agent trains with 10 for a success, which environments reward with 1."""
@@ -74,11 +68,15 @@ class Parameters:
             of a won trajectory (column ``won``), else 0; ``score`` is the final score at the last step, else 0.
         reward_scale: A factor of all rewards, 10 by default as in verl-agent's training. Use 1 for rewards that are
             scaled already.
+        gamma: γ, the discount per step, in [0, 1].
         returns: ``per_step``: R_t = Σ_j γ^(j-t) r_j. ``from_end``: R_t = γ^(T-t) Σ_j r_j, where T is the last step.
         invalid_action_penalty: The penalty of an invalid action, in the scale of scaled rewards.
         penalty_at: ``return`` subtracts the penalty from that step's return and that row's episode score, after
             discounting, as verl-agent does. ``reward`` subtracts it from the step's reward: it is then discounted to
             earlier steps, and part of the score of all rows.
+        epsilon: ε, added to standard deviations (and to HGPO's sum of weights).
+        precision: ``mixed`` rounds returns and scores to float32, as the originals do, and computes everything else in
+            float64. The results equal the originals' without their float32 noise. ``float64`` rounds nothing.
         state_key: What is compared instead of the state's text: a function of `hgpo_envs.state_keys`
             (``mask-numbers``, ``sort-lines`` or ``module:function``), or ``alfworld-nodes`` for the nodes of G2PO in
             ALFWorld. Stored hashes are ignored, and the texts are read.

@@ -14,6 +14,7 @@ from functools import reduce
 from typing import TYPE_CHECKING, Any, Final, get_type_hints
 
 import polars as pl
+from msgspec import Meta
 
 from hgpo_envs.errors import InputError, one_line, unknown
 from hgpo_envs.plugins import import_object, installed, load
@@ -23,7 +24,7 @@ from hgpo_train.advantages.tables import step_table
 from hgpo_train.settings import types_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from hgpo_train.advantages.tables import StepTable
 
@@ -58,7 +59,7 @@ class Estimator:
 
     name: str
     function: Callable[..., pl.LazyFrame]
-    parameters: Parameters
+    parameters: Any  # of a class with these fields, a subclass of `Parameters`
     reads: Names | None = None
     optional: Names = ()
     scope: str = "group"
@@ -283,7 +284,7 @@ def as_estimator(function: object, name: str | None = None) -> Estimator:
     if not callable(function) or not inspect.signature(function).parameters:
         expected = "a name, module:function, an Estimator or a function of a LazyFrame"
         raise InputError(f"estimator: expected {expected}, received {one_line(repr(function))}")
-    name = name or function.__name__
+    name = name or str(getattr(function, "__name__", type(function).__name__))
     types = get_type_hints(function, include_extras=True) | types_of(Parameters)
     fields = []
     for parameter in list(inspect.signature(function).parameters.values())[1:]:
@@ -294,10 +295,19 @@ def as_estimator(function: object, name: str | None = None) -> Estimator:
             )
         annotation = types.get(parameter.name, Any if parameter.default is None else type(parameter.default))
         fields.append((parameter.name, annotation, field(default=parameter.default)))
-    own = {"__module__": function.__module__, "__doc__": inspect.getdoc(function)}
-    return Estimator(
-        name, function, make_dataclass(name, fields, bases=(Parameters,), frozen=True, kw_only=True, namespace=own)()
-    )
+    meanings = "".join(f"    {field}: {text}\n" for field, text in _descriptions(fields))
+    summary, _, arguments = (inspect.getdoc(function) or "").partition("Args:\n")
+    own = {"__module__": function.__module__, "__doc__": f"{summary}\n\nAttributes:\n{meanings}{arguments}"}
+    parameters = make_dataclass(name, fields, bases=(Parameters,), frozen=True, kw_only=True, namespace=own)
+    return Estimator(name, function, parameters())
+
+
+def _descriptions(fields: Iterable[tuple[str, Any, object]]) -> Iterator[tuple[str, str]]:
+    """Return the parameters that are described by their types."""
+    for name, annotation, _ in fields:
+        for note in getattr(annotation, "__metadata__", ()):
+            if isinstance(note, Meta) and note.description:
+                yield name, note.description
 
 
 def get(name: str) -> Estimator:

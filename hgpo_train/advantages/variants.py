@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hgpo_envs.errors import InputError, unknown
-from hgpo_train.advantages.registry import EstimatorSpec, get
+from hgpo_train.advantages.registry import Estimator, get
 from hgpo_train.assignments import read_assignments
 from hgpo_train.settings import types_of
 
@@ -20,12 +20,12 @@ class Variant:
 
     Attributes:
         name: Its name in tables and pictures, as it was written.
-        spec: The estimator, its parameters and the name of its column.
+        estimator: The estimator with its parameters and a column of its own.
         assigned: The parameters that were written with the estimator, by name.
     """
 
     name: str
-    spec: EstimatorSpec
+    estimator: Estimator
     assigned: dict[str, Any]
 
 
@@ -43,7 +43,7 @@ def read_variants(
     Raises:
         InputError: An estimator or a parameter is unknown, a value is not valid, or an estimator is given twice.
 
-    >>> [variant.spec.parameters.history_length for variant in read_variants(["hgpo,hgpo:history_length=4"])]
+    >>> [variant.estimator.parameters.history_length for variant in read_variants(["hgpo,hgpo:history_length=4"])]
     [2, 4]
     """
     written = [text.strip() for several in texts for text in several.split(",") if text.strip()]
@@ -53,19 +53,19 @@ def read_variants(
         if written.count(text) > 1:
             raise InputError(f"--estimators: expected different estimators, received {text!r} twice")
     parts = [_parts(text) for text in written]
-    found = [get(name) for name, _ in parts]
-    types = [types_of(each.parameters) for each in found]
-    every = {name: kind for known in types for name, kind in known.items()}
+    estimators = [get(name) for name, _ in parts]
+    types = [types_of(type(estimator.parameters)) for estimator in estimators]
+    every = {name: annotation for known in types for name, annotation in known.items()}
     shared = dict(given or {}) | read_assignments("--set", settings, every)
     for name in shared:
         if name not in every:
             raise InputError(unknown("parameter", name, sorted(every), limit=99))
     variants = []
-    for number, (text, (_, own), each, known) in enumerate(zip(written, parts, found, types, strict=True)):
-        values = {name: value for name, value in shared.items() if name in known}
+    for number, (text, (_, own), estimator, known) in enumerate(zip(written, parts, estimators, types, strict=True)):
         assigned = read_assignments("--estimators", own, known)
-        spec = EstimatorSpec(each, each.parameters.of(values | assigned), f"(estimate {number})")
-        variants.append(Variant(text, spec, assigned))
+        values = {name: value for name, value in shared.items() if name in known} | assigned
+        column = f"(estimate {number + 1})"
+        variants.append(Variant(text, estimator.with_parameters(column=column, **values), assigned))
     return variants
 
 

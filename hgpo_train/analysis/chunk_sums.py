@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import polars as pl
@@ -12,18 +12,25 @@ from hgpo_envs.errors import InputError, unknown
 from hgpo_envs.state_keys import mask_numbers
 from hgpo_train.advantages.alfworld_nodes import ALFWORLD_NODES, NOTHING
 from hgpo_train.advantages.chunks import chunks
-from hgpo_train.advantages.estimators.hgpo import details, hgpo
 from hgpo_train.advantages.input_columns import CHAINS, prepare, row_keys, text_hash
 from hgpo_train.advantages.tables import scan_part
 from hgpo_train.advantages.windows import along, chain
-from hgpo_train.analysis.level_sums import Groups, advantage_sums, counts, exchanged, spread, sum_by
+from hgpo_train.analysis.level_sums import (
+    Groups,
+    advantage_sums,
+    counts,
+    exchanged,
+    spread,
+    sum_by,
+    unbiased_squares,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
 
     from hgpo_datasets.partitions import Partition
     from hgpo_train.advantages.parameters import Context
-    from hgpo_train.advantages.registry import EstimatorSpec
+    from hgpo_train.advantages.registry import Estimator
     from hgpo_train.analysis.level_sums import Floats
 
 ORACLE: Final = "oracle"
@@ -43,16 +50,11 @@ class Settings:
     """The arguments of `statistics` that the sums of a chunk depend on."""
 
     by: tuple[str, ...]
-    spec: EstimatorSpec
+    estimator: Estimator
     without_unchanged: bool
     permutations: int
     seed: int
     chunk_rows: int
-
-    @property
-    def p(self) -> Any:  # noqa: ANN401 (HGPO's parameters)
-        """The parameters, which cannot be sent to another process without the estimator."""
-        return self.spec.parameters
 
 
 def part_sums(
@@ -69,8 +71,8 @@ def part_sums(
     for name in settings.by:
         if name not in schema and name != ALL:
             raise InputError(unknown("column to split by", name, schema))
-    wanted = {*row_keys(schema), *settings.by, *_READ, *settings.spec.columns(schema)}
-    if "action_admissible" in schema and settings.p.state_key != ALFWORLD_NODES:
+    wanted = {*row_keys(schema), *settings.by, *_READ, *settings.estimator.columns(schema)}
+    if "action_admissible" in schema and settings.estimator.parameters.state_key != ALFWORLD_NODES:
         wanted.discard("admissible_actions")  # the widest column
     rows = 0
     sums: list[tuple[str, pl.DataFrame]] = []
@@ -84,7 +86,7 @@ def part_sums(
 
 def _chunk_sums(chunk: pl.DataFrame, settings: Settings, place: tuple[int, int]) -> Iterator[tuple[str, pl.DataFrame]]:
     """Yield the named sums of one chunk; random numbers depend on its place in the table."""
-    p, by = settings.p, list(settings.by)
+    p, by = settings.estimator.parameters, list(settings.by)
     task = pl.col("task_id" if "task_id" in chunk.columns else "task").cast(pl.String)
     chunk = chunk.with_columns(pl.lit(0).alias(ALL), task.alias("(task)"))
     units = chunk.select(*by, "(task)").unique(maintain_order=True).with_row_index("(unit)").cast({"(unit)": pl.Int64})
@@ -103,18 +105,24 @@ def _chunk_sums(chunk: pl.DataFrame, settings: Settings, place: tuple[int, int])
     trajectories, returns = steps["trajectory_key"].to_numpy(), steps["return"].to_numpy()
     rows = sum_by(steps["(unit)"].to_numpy(), np.ones(steps.height), units.height)
     masked = np.full(units.height, np.nan)
-    if "state" in steps.columns and settings.p.state_key is None:
+    if "state" in steps.columns and p.state_key is None:
         masked = counts(_groups(steps, pl.col("(masked)"), units.height), trajectories)["shared"]
     whole = {k: _groups(steps, pl.coalesce(context, "(whole)"), units.height) for k, context in levels.items()}
     structure = {
         level: counts(group, trajectories) | {"rows": rows, "masked": masked, "whole_pairs": whole[level].pairs()}
         for level, group in groups.items()
     }
-    yield "levels", _framed(_with_returns(structure, steps, returns, groups, p), units)
-    for permutation in range(settings.permutations):
-        rng = np.random.Generator(np.random.PCG64([settings.seed, place[0], permutation, place[1]]))
-        sums = _with_returns(structure, steps, exchanged(groups["0"], trajectories, returns, rng), groups, p)
-        yield "permuted", _framed(sums, units.drop("(task)")).with_columns(pl.lit(permutation).alias("(permutation)"))
+    inputs = [name for name in steps.columns if name.endswith("_key") or name.startswith(tuple(CHAINS.values()))]
+    compared = steps.select(*inputs, "episode_score", "return", "(unit)")
+    yield "levels", _framed(_with_returns(structure, compared, groups, settings.estimator), units)
+    generators = [
+        np.random.Generator(np.random.PCG64([settings.seed, place[0], permutation, place[1]]))
+        for permutation in range(settings.permutations)
+    ]
+    for permutation, permuted in enumerate(exchanged(groups["0"], trajectories, returns, generators)):
+        sample = compared.with_columns(pl.Series("return", permuted))
+        sums = _framed(_with_returns(structure, sample, groups, settings.estimator), units.drop("(task)"))
+        yield "permuted", sums.with_columns(pl.lit(permutation).alias("(permutation)"))
 
 
 def _prepared(chunk: pl.DataFrame, settings: Settings) -> pl.DataFrame:
@@ -134,7 +142,7 @@ def _prepared(chunk: pl.DataFrame, settings: Settings) -> pl.DataFrame:
         admissible = pl.col("action_admissible")
     elif {"action", "admissible_actions"} <= set(chunk.columns):
         admissible = pl.col("admissible_actions").list.contains(pl.col("action"))
-    same = pl.col("state" if texts else f"{CHAINS[settings.p.context]}0")
+    same = pl.col("state" if texts else f"{CHAINS[settings.estimator.parameters.context]}0")
     unchanged = [along((same == same.shift(1)) | ~pl.col("(admissible)").shift(1).fill_null(value=True))]
     if texts:
         unchanged.append(pl.col("state").str.starts_with(NOTHING))
@@ -143,10 +151,10 @@ def _prepared(chunk: pl.DataFrame, settings: Settings) -> pl.DataFrame:
         rewards = pl.col("episode_return")
     elif "reward" in chunk.columns:
         rewards = pl.col("reward").cast(pl.Float64).sum().over(row_keys(chunk.columns)[:-1])
-    steps = prepare(steps.with_columns(rewards.alias("(rewards)")), settings.p)
+    steps = prepare(steps.with_columns(rewards.alias("(rewards)")), settings.estimator.parameters)
     return (
         steps.with_columns(
-            _whole_history(settings.p.context, chunk.columns).alias("(whole)"),
+            _whole_history(settings.estimator.parameters.context, chunk.columns).alias("(whole)"),
             (text_hash("state", mask_numbers) if texts else pl.lit(None, pl.Int64)).alias("(masked)"),
             admissible.alias("(admissible)"),
         )
@@ -203,22 +211,20 @@ def _groups(steps: pl.DataFrame, context: pl.Expr, count: int) -> Groups:
 def _with_returns(
     structure: Mapping[str, dict[str, Floats]],
     steps: pl.DataFrame,
-    returns: Floats,
     groups: Mapping[str, Groups],
-    p: Any,  # noqa: ANN401 (HGPO's parameters)
+    estimator: Estimator,
 ) -> dict[str, dict[str, Floats]]:
     """Return the sums of each level: those of its structure, and those that depend on returns."""
-    found = hgpo.apply(steps.lazy().with_columns(pl.Series("return", returns)), p)
-    columns = found.select(pl.col(details(p)).cast(pl.Float64).fill_null(np.nan)).collect(engine="in-memory")
-    units, nothing, k = steps["(unit)"].to_numpy(), np.full(steps.height, np.nan), p.history_length
-    deepest, sizes = columns[f"k{k}"].to_numpy(), columns[f"size_k{k}"].to_numpy()
-    sums = {}
+    details = list(estimator.added.values())
+    frame = estimator.apply(steps.lazy()).select(pl.col(details).cast(pl.Float64).fill_null(np.nan))
+    columns = {column.name: column.to_numpy() for column in frame.collect(engine="in-memory")}
+    deepest = f"k{estimator.parameters.history_length}"
+    returns, units, nothing = steps["return"].to_numpy(), steps["(unit)"].to_numpy(), np.full(steps.height, np.nan)
+    at_state, sums = unbiased_squares(groups["0"], returns), {}
     for level, group in groups.items():
-        own = weight = nothing
-        if level != ORACLE:
-            own, weight = columns[f"k{level}"].to_numpy(), columns[f"weight_k{level}"].to_numpy()
-        compared = advantage_sums(own, deepest, sizes, weight, units, group.count)
-        sums[level] = structure[level] | spread(group, groups["0"], returns) | compared
+        own, weight = columns.get(f"k{level}", nothing), columns.get(f"weight_k{level}", nothing)
+        compared = advantage_sums(own, columns[deepest], columns[f"size_{deepest}"], weight, units, group.count)
+        sums[level] = structure[level] | spread(group, returns, at_state) | compared
     return sums
 
 

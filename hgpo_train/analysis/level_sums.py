@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Iterator, Mapping
     from typing import Any
 
     from numpy.typing import NDArray
@@ -49,6 +49,13 @@ class Groups:
         starts = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]][: len(rows)])
         return cls(rows, starts, np.diff(starts, append=len(rows)), units[rows[starts]], count)
 
+    def shared(self) -> Groups:
+        """Return the groups of two rows or more."""
+        several = self.sizes > 1
+        sizes = self.sizes[several]
+        starts = np.cumsum(sizes) - sizes
+        return Groups(self.rows[np.repeat(several, self.sizes)], starts, sizes, self.units[several], self.count)
+
     def by_unit(self, values: NDArray[Any]) -> Floats:
         """Return the sums of one value per group over each unit's groups."""
         return sum_by(self.units, values, self.count)
@@ -82,36 +89,39 @@ def counts(groups: Groups, trajectories: Integers) -> dict[str, Floats]:
     }
 
 
-def spread(groups: Groups, states: Groups, returns: Floats) -> dict[str, Floats]:
+def spread(groups: Groups, returns: Floats, at_state: Floats) -> dict[str, Floats]:
     """Return the sums about the variance of returns within groups of two or more.
 
     Args:
         groups: The groups of the level.
-        states: Those of level 0, which contain them.
         returns: The return of each row.
+        at_state: `unbiased_squares` of the groups of level 0, which contain those of the level.
     """
-    n, squares = groups.sizes, _squares(groups, returns)
-    several = n > 1
-    sums = groups.reduced(np.add, squares)
-    factor = np.divide(n, n - 1, out=np.zeros(len(n)), where=several)
-    at_state = np.zeros(len(returns))
-    share = np.divide(states.sizes, states.sizes - 1, out=np.zeros(len(states.sizes)), where=states.sizes > 1)
-    at_state[states.rows] = _squares(states, returns)[states.rows] * np.repeat(share, states.sizes)
+    shared = groups.shared()
+    n, sums = shared.sizes, shared.reduced(np.add, _squares(shared, returns))
     return {
-        "variance": groups.by_unit(np.where(several, sums / n, 0.0)),
-        "flat": groups.by_unit(several & (sums == 0)),
-        "unexplained": groups.by_unit(sums * factor),
-        "at_state": groups.by_unit(np.where(several, groups.reduced(np.add, at_state), 0.0)),
+        "variance": shared.by_unit(sums / n),
+        "flat": shared.by_unit(sums == 0),
+        "unexplained": shared.by_unit(sums * n / (n - 1)),
+        "at_state": shared.by_unit(shared.reduced(np.add, at_state)),
     }
+
+
+def unbiased_squares(groups: Groups, values: Floats) -> Floats:
+    """Return the squared deviation of each row from its group's mean, times n / (n - 1); 0 in singleton groups."""
+    shared = groups.shared()
+    return _squares(shared, values) * np.bincount(
+        shared.rows, np.repeat(shared.sizes / (shared.sizes - 1), shared.sizes), len(values)
+    )
 
 
 def _squares(groups: Groups, values: Floats) -> Floats:
     """Return the squared deviation of each row from its group's mean, exactly 0 if the group's values are equal."""
     squares = np.zeros(len(values))
     means = groups.reduced(np.add, values) / groups.sizes
-    equal = groups.reduced(np.minimum, values) == groups.reduced(np.maximum, values)
-    squares[groups.rows] = (values[groups.rows] - np.repeat(means, groups.sizes)) ** 2
-    squares[groups.rows[np.repeat(equal, groups.sizes)]] = 0.0
+    differ = groups.reduced(np.minimum, values) != groups.reduced(np.maximum, values)
+    deviations = values[groups.rows] - np.repeat(means, groups.sizes)
+    squares[groups.rows] = np.where(np.repeat(differ, groups.sizes), deviations**2, 0.0)
     return squares
 
 
@@ -140,8 +150,10 @@ def advantage_sums(
     return {"weight": sum_by(units, weight, count), **sums}
 
 
-def exchanged(groups: Groups, trajectories: Integers, returns: Floats, rng: np.random.Generator) -> Floats:
-    """Return the returns, permuted at random among the trajectories that visit the same state.
+def exchanged(
+    groups: Groups, trajectories: Integers, returns: Floats, generators: Iterable[np.random.Generator]
+) -> Iterator[Floats]:
+    """Yield the returns, permuted at random among the trajectories that visit the same state, once a generator.
 
     A trajectory's visits of a state receive those of another, in their order, so that what they have in common remains.
     If it has more visits than the other trajectory, that one's returns are used again from the first.
@@ -150,7 +162,7 @@ def exchanged(groups: Groups, trajectories: Integers, returns: Floats, rng: np.r
         groups: The groups of level 0.
         trajectories: The trajectory of each row; the rows of a trajectory are in the order of its steps.
         returns: The return of each row.
-        rng: The generator.
+        generators: The generators of random numbers.
     """
     state = np.repeat(np.arange(len(groups.sizes)), groups.sizes)
     order = np.lexsort((trajectories[groups.rows], state))
@@ -158,13 +170,13 @@ def exchanged(groups: Groups, trajectories: Integers, returns: Floats, rng: np.r
     first = np.r_[True, (state[1:] != state[:-1]) | (owner[1:] != owner[:-1])][: len(rows)]
     starts = np.flatnonzero(first)
     lengths = np.diff(starts, append=len(rows))
-    donors = np.lexsort((rng.random(len(starts)), state[starts]))
     visit = np.cumsum(first) - 1
-    donor = donors[visit]
-    within = (np.arange(len(rows)) - starts[visit]) % lengths[donor]
-    result = returns.copy()
-    result[rows] = returns[rows[starts[donor] + within]]
-    return result
+    place = np.arange(len(rows)) - starts[visit]
+    for rng in generators:
+        donor = np.lexsort((rng.random(len(starts)), state[starts]))[visit]
+        result = returns.copy()
+        result[rows] = returns[rows[starts[donor] + place % lengths[donor]]]
+        yield result
 
 
 def level_statistics(sums: Mapping[str, Floats]) -> dict[str, Floats]:

@@ -51,7 +51,6 @@ from hgpo_envs.errors import InputError
 from hgpo_train.advantages.chunks import ROWS
 from hgpo_train.advantages.estimators.hgpo import hgpo
 from hgpo_train.advantages.parameters import STATISTICS_HISTORY_LENGTH
-from hgpo_train.advantages.registry import EstimatorSpec
 from hgpo_train.advantages.tables import table_parts
 from hgpo_train.analysis.chunk_sums import ALL, ORACLE, Settings, part_sums
 from hgpo_train.analysis.level_sums import level_statistics
@@ -166,10 +165,10 @@ def statistics(
     for name, number, least in (("resamples", resamples, 100), ("permutations", permutations, 0), ("seed", seed, 0)):
         if number < least:
             raise InputError(f"{name}: expected an integer of at least {least}, received {number}")
-    values = {"history_length": STATISTICS_HISTORY_LENGTH, "state_key": state_key} | parameters
+    values: dict[str, Any] = {"history_length": STATISTICS_HISTORY_LENGTH, "state_key": state_key} | parameters
     settings = Settings(
         ((by,) if isinstance(by, str) else tuple(by)) or (ALL,),
-        EstimatorSpec(hgpo, hgpo.parameters.of(values)),
+        hgpo.with_parameters(details=True, **values),
         without_unchanged,
         permutations,
         seed,

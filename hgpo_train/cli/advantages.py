@@ -13,7 +13,7 @@ from hgpo_train.cli.output_paths import url_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hgpo_train.advantages import EstimatorSpec
+    from hgpo_train.advantages import Estimator
 
 
 def _list(wanted: bool) -> None:
@@ -27,7 +27,7 @@ def _list(wanted: bool) -> None:
     shared = vars(Parameters())
     rows = []
     for name in names():
-        own = [item for item in vars(get(name).parameters()).items() if item not in shared.items()]
+        own = [item for item in vars(get(name).parameters).items() if item not in shared.items()]
         rows.append([name, get(name).summary, ", ".join(f"{parameter}={value}" for parameter, value in own)])
     rows.append(["all", "", ", ".join(f"{parameter}={value}" for parameter, value in shared.items())])
     print_table(["estimator", "summary", "parameters and their defaults"], rows, texts=3)
@@ -100,8 +100,6 @@ def advantages(
     ] = False,
 ) -> None:
     """Compute group advantages of a saved run and write them to a table beside it."""
-    from dataclasses import replace
-
     import polars as pl
 
     from hgpo_datasets import scan_steps
@@ -115,10 +113,13 @@ def advantages(
     options |= {"reward_scale": reward_scale, "state_key": state_key}
     parameters = {name: value for name, value in options.items() if value is not None}
     variants = read_variants(estimator or ["hgpo"], parameters, setting or [])
-    names = [variant.spec.estimator.name for variant in variants]
+    names = [variant.estimator.name for variant in variants]
     names = [variant.name if names.count(name) > 1 else name for variant, name in zip(variants, names, strict=True)]
     columns = ["advantage"] if len(names) == 1 else [f"advantage_{name}" for name in names]
-    specs = [replace(each.spec, column=column, details=details) for each, column in zip(variants, columns, strict=True)]
+    estimators = [
+        variant.estimator.with_parameters(column=column, details=details)
+        for variant, column in zip(variants, columns, strict=True)
+    ]
     source, url = url_of(run) or str(run), out and url_of(out)
     if out is None and "://" in source:
         raise InputError(f"{source}: expected --out with the path or URL of the table; give one")
@@ -132,7 +133,7 @@ def advantages(
     with resumable(f"{url or target} is unchanged."), ProgressBars() as bars:
         rows = write_advantages(
             source,
-            specs,
+            estimators,
             url or target,
             fingerprint="" if "://" in source else fingerprint(run),
             processes=processes,
@@ -141,7 +142,7 @@ def advantages(
             progress=bars.adding("advantages", total),
         )
     if not url:  # the columns of a large table would be downloaded again
-        _report(target, specs)
+        _report(target, estimators)
     typer.echo(f"{counted(rows, 'row')} in {url or target}. Next: hgpo stats {shlex.quote(source)}")
 
 
@@ -166,20 +167,21 @@ def default_out(run: Path, names: Sequence[str]) -> Path:
     return run.parent / f"{name}.advantages" / f"{'+'.join(names)}.parquet"
 
 
-def _report(path: Path, specs: Sequence[EstimatorSpec]) -> None:
+def _report(path: Path, estimators: Sequence[Estimator]) -> None:
     """Print the parameters and the distribution of each column of advantages."""
     import polars as pl
 
     from hgpo_train.cli.display import print_table
 
     written, rows = pl.scan_parquet(path), []
-    for spec in specs:
-        column = pl.col(spec.column)
+    for estimator in estimators:
+        column = pl.col(estimator.column)
         shares = {"zero": (column == 0).mean(), "none": column.is_null().mean()}
         table = written.select(mean=column.mean(), std=column.std(), **shares).fill_null(0.0).collect()
         mean, std, zero, none = table.row(0)
-        defaults = vars(spec.estimator.parameters())
-        changed = [f"{name}={value}" for name, value in vars(spec.parameters).items() if value != defaults[name]]
+        defaults = vars(type(estimator.parameters)())
+        values = vars(estimator.parameters).items()
+        changed = [f"{name}={value}" for name, value in values if value != defaults[name]]
         numbers = (f"{round(mean, 3) + 0.0:.3f}", f"{std:.3f}", f"{zero:.1%}", f"{none:.1%}")
-        rows.append([spec.column, ", ".join(changed) or "defaults", *numbers])
+        rows.append([estimator.column, ", ".join(changed) or "defaults", *numbers])
     print_table(["column", "parameters", "mean", "std", "zero", "none"], rows, texts=2)

@@ -9,7 +9,7 @@ import polars as pl
 
 from hgpo_datasets import scan_steps
 from hgpo_envs.errors import InputError
-from hgpo_train.advantages import EstimatorSpec, get
+from hgpo_train.advantages import get
 from hgpo_train.advantages.advantage_tables import fingerprint, write_advantages
 from hgpo_train.analysis.statistics import statistics
 from hgpo_train.rollout.collection import collect
@@ -75,10 +75,9 @@ def quickstart(
 
 def write_advantages_by_depth(run: Path) -> Path:
     """Write HGPO's advantages for every K of `DEPTHS` to a table beside the run, in one pass. Return its path."""
-    hgpo = get("hgpo")
-    specs = [EstimatorSpec(hgpo, hgpo.parameters.of({"history_length": k}), f"advantage_k{k}") for k in DEPTHS]
+    estimators = [get("hgpo").with_parameters(history_length=k, column=f"advantage_k{k}") for k in DEPTHS]
     target = run.parent / f"{run.name}.advantages" / "hgpo_by_depth.parquet"
-    write_advantages(scan_steps(run), specs, target, fingerprint=fingerprint(run))
+    write_advantages(scan_steps(run), estimators, target, fingerprint=fingerprint(run))
     return target
 
 

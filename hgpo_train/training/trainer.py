@@ -95,7 +95,7 @@ class Trainer:
     def __init__(self, config: Config, folder: Path, display: Display, *, resume: bool = False) -> None:
         self.config, self.folder, self._display = config, folder, display
         contains_run(folder, resume=resume)  # refused before anything is loaded
-        get(config.advantage.estimator).parameters.of(config.advantage.parameters)
+        get(config.advantage.estimator).with_parameters(**config.advantage.parameters)
         make_policy = trainable_factory(config.rollout.engine)
         plan = check_memory(config, display)
         self._env = open_training_env(config, config.environment.split)

@@ -24,7 +24,7 @@ from hgpo_train.local_server import is_known_host, known_hosts
 from hgpo_train.settings import build, types_of
 from hgpo_train.view.bundle import static_file
 from hgpo_train.view.documents import group_document, step_document, whole_text
-from hgpo_train.view.estimates import estimate, estimator_documents, estimator_spec
+from hgpo_train.view.estimates import estimate, estimator_documents, estimator_with
 from hgpo_train.view.overview import curves_document, levels_document, overview_document
 from hgpo_train.view.search import search_document
 from hgpo_train.view.tasks import TaskFilter, tasks_document
@@ -159,7 +159,7 @@ def _text(index: Index, request: Request) -> dict[str, str]:
 
 def _estimate(index: Index, request: Request, estimators: Sequence[str]) -> dict[str, Any]:
     query = request.query_params
-    spec = estimator_spec(query.get("estimator", "hgpo"), query.getlist("set"), estimators)
+    spec = estimator_with(query.get("estimator", "hgpo"), query.getlist("set"), estimators)
     return estimate(index, request.path_params["group"], spec)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import re
-from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args, get_origin
 
@@ -16,13 +15,13 @@ from hgpo_datasets.reader import errors
 from hgpo_envs.errors import InputError, unknown
 from hgpo_train.advantages import registry
 from hgpo_train.advantages.input_columns import prepare
-from hgpo_train.advantages.registry import EstimatorSpec
 from hgpo_train.assignments import read_assignments
 from hgpo_train.settings import types_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from hgpo_train.advantages import Estimator
     from hgpo_train.view.index import Index
 
 RETURNS: Final = ("return", "penalty")
@@ -37,7 +36,7 @@ def estimator_documents(names: Sequence[str]) -> list[dict[str, Any]]:
     """
     estimators = {name: registry.get(name) for name in names}
     return [
-        {"name": name, "summary": each.summary, "scope": each.scope, "parameters": _parameters(each.parameters)}
+        {"name": name, "summary": each.summary, "scope": each.scope, "parameters": _parameters(type(each.parameters))}
         for name, each in estimators.items()
     ]
 
@@ -79,7 +78,7 @@ def _meanings(of: type) -> dict[str, str]:
     return meanings
 
 
-def estimator_spec(name: str, settings: Sequence[str], known: Sequence[str]) -> EstimatorSpec:
+def estimator_with(name: str, settings: Sequence[str], known: Sequence[str]) -> Estimator:
     """Return an estimator with its parameters, ``name=value``, if it is known: a page must not name a module to import.
 
     Raises:
@@ -88,11 +87,10 @@ def estimator_spec(name: str, settings: Sequence[str], known: Sequence[str]) -> 
     if name not in known:
         raise InputError(unknown("estimator", name, known, limit=99))
     estimator = registry.get(name)
-    values = read_assignments("parameters", settings, types_of(estimator.parameters))
-    return EstimatorSpec(estimator, estimator.parameters.of(values))
+    return estimator.with_parameters(**read_assignments("parameters", settings, types_of(type(estimator.parameters))))
 
 
-def estimate(index: Index, number: int, spec: EstimatorSpec) -> dict[str, Any]:
+def estimate(index: Index, number: int, estimator: Estimator) -> dict[str, Any]:
     """Return the advantages of a group's steps.
 
     Returns:
@@ -102,37 +100,38 @@ def estimate(index: Index, number: int, spec: EstimatorSpec) -> dict[str, Any]:
     Raises:
         InputError: The table lacks a column or a depth that the estimator reads.
     """
-    spec, parameters = replace(spec, column="advantage", details=True), vars(spec.parameters)
+    estimator = estimator.with_parameters(column="advantage", details=True)
+    parameters = vars(estimator.parameters)
     depth = parameters.get("history_length", 0)
     if depth > index.depth:
         most = f"{index.depth}, the depth of the stored contexts"
         raise InputError(f"parameter history_length: expected at most {most}, received {depth}")
     group = index.group(number)
-    if spec.estimator.scope == "batch":
-        numbers, columns = _batch(index, spec, group["run"], group["iteration"])
+    if estimator.scope == "batch":
+        numbers, columns = _batch(index, estimator, group["run"], group["iteration"])
         columns = columns.slice(int(numbers.search_sorted(group["row"])), group["rows"])
     else:
-        columns = _columns(index.lazy(group["row"], group["rows"]), spec)
+        columns = _columns(index.lazy(group["row"], group["rows"]), estimator)
     return {
-        "estimator": spec.estimator.name,
+        "estimator": estimator.name,
         "parameters": {key: _plain(value) for key, value in parameters.items()},
         "columns": columns.to_dict(as_series=False),
     }
 
 
-def _columns(steps: pl.LazyFrame, spec: EstimatorSpec) -> pl.DataFrame:
+def _columns(steps: pl.LazyFrame, estimator: Estimator) -> pl.DataFrame:
     with errors("the step table"):
-        added = registry.compute_many(steps, [spec]).select(list(spec.added))
-        returns = prepare(steps, spec.parameters, ()).select(RETURNS)
+        added = estimator(steps).select(list(estimator.added))
+        returns = prepare(steps, estimator.parameters, ()).select(RETURNS)
         estimated, returned = pl.collect_all([added, returns], engine="in-memory")
-    return estimated.rename(spec.added).hstack(returned)
+    return estimated.rename(estimator.added).hstack(returned)
 
 
 @lru_cache(8)
-def _batch(index: Index, spec: EstimatorSpec, run: str, iteration: int) -> tuple[pl.Series, pl.DataFrame]:
+def _batch(index: Index, estimator: Estimator, run: str, iteration: int) -> tuple[pl.Series, pl.DataFrame]:
     """Return the row numbers and the estimate of one iteration, which such an estimator needs as a whole."""
     own = (pl.col("run") == run) & (pl.col("iteration") == iteration)
     with errors("the step table"):
         steps = scan_steps(index.files)
         numbers = steps.select("run", "iteration").with_row_index("row").filter(own).select("row").collect()["row"]
-    return numbers, _columns(steps.filter(own), spec)
+    return numbers, _columns(steps.filter(own), estimator)

@@ -17,7 +17,7 @@ from hgpo_envs.files.atomic import write_file
 from hgpo_envs.files.secrets import redact
 from hgpo_train.view.bundle import static_file
 from hgpo_train.view.documents import group_document, step_document
-from hgpo_train.view.estimates import estimate, estimator_documents, estimator_spec
+from hgpo_train.view.estimates import estimate, estimator_documents, estimator_with
 from hgpo_train.view.overview import curves_document, levels_document, overview_document
 from hgpo_train.view.tasks import PAGE, TaskFilter, tasks_document
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-    from hgpo_train.advantages.registry import EstimatorSpec
+    from hgpo_train.advantages.registry import Estimator
     from hgpo_train.view.index import Index
     from hgpo_train.view.sources import Source
     from hgpo_train.view.tokens import TokenTexts
@@ -72,7 +72,7 @@ def write_page(
         raise InputError(f"--tasks: expected at least 1, received {tasks}")
     if not max_mb > 0:
         raise InputError(f"--max-mb: expected a positive number, received {max_mb:g}")
-    specs = {name: estimator_spec(name, (), estimators) for name in estimators}
+    specs = {name: estimator_with(name, (), estimators) for name in estimators}
     indices = [source.index() for source in sources]
     chosen = [(run, task) for run, index in enumerate(indices) for task in _tasks(index, tasks, task_ids)]
     missing = set(task_ids) - {task["task_id"] for _, task in chosen}
@@ -123,7 +123,7 @@ def _tasks(index: Index, tasks: int, task_ids: Sequence[str]) -> list[dict[str, 
 
 
 def _answers(
-    run: int, index: Index, texts: TokenTexts | None, task: dict[str, Any], specs: Mapping[str, EstimatorSpec]
+    run: int, index: Index, texts: TokenTexts | None, task: dict[str, Any], specs: Mapping[str, Estimator]
 ) -> dict[str, Any]:
     """Return the documents of a task's groups and steps by their addresses."""
     answers: dict[str, Any] = {}

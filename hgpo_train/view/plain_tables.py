@@ -15,7 +15,6 @@ from hgpo_datasets.schema import columns
 from hgpo_envs.errors import InputError
 from hgpo_train.advantages import registry
 from hgpo_train.advantages.input_columns import group_keys, row_keys
-from hgpo_train.advantages.registry import EstimatorSpec
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,8 +43,7 @@ def import_table(files: Sequence[str], folder: Path) -> None:
     """
     steps = scan_steps(files, plain=True)
     schema = steps.collect_schema()
-    hgpo = registry.get("hgpo")
-    EstimatorSpec(hgpo, hgpo.parameters.of({})).columns(schema)
+    registry.get("hgpo").columns(schema)
     if "state" not in schema:
         raise InputError(f"{files[0]}: expected a column `state` with texts, which the viewer shows; add one")
     table = _step_table(steps.collect(), schema)

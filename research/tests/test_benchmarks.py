@@ -70,7 +70,7 @@ def test_web_shop_s_estimators_have_the_modes_of_their_configurations():
     names = {"GRPO": "grpo", "GiGPO": "gigpo", "HGPO (K = 2)": "hgpo-k2", "G2PO": "g2po", "GraphGPO": "graphgpo"}
     for label, name in names.items():
         (variant,) = read_variants([study.WORLDS["webshop"].estimators[label]])
-        parameters = vars(variant.spec.parameters)
+        parameters = vars(variant.estimator.parameters)
         wanted = load_config(f"webshop-1.5b-{name}").advantage.parameters
         for key in ("mode", "step_weight", "gamma"):
             assert key not in wanted or parameters[key] == wanted[key], (label, key)

@@ -464,7 +464,7 @@ def test_estimators_have_their_own_and_common_parameters():
         ["hgpo:alpha=2:mode=mean_norm", f"{PERFECT}:scale=2,grpo"], {"reward_scale": 10}, ["alpha=3", "gamma=0.9"]
     )
     assert [variant.name for variant in found] == ["hgpo:alpha=2:mode=mean_norm", f"{PERFECT}:scale=2", "grpo"]
-    parameters = [variant.spec.parameters for variant in found]
+    parameters = [variant.estimator.parameters for variant in found]
     assert (parameters[0].alpha, parameters[0].mode, parameters[1].scale) == (2, "mean_norm", 2)
     assert {p.gamma for p in parameters} == {0.9}
     assert {p.reward_scale for p in parameters} == {10}

@@ -82,7 +82,7 @@ def test_missing_text_columns_are_reported() -> None:
         reward="success",
         state_key="alfworld-nodes",
     )
-    with pytest.raises(InputError, match="expected a value as state and admissible_actions, received null"):
+    with pytest.raises(InputError, match="expected a value as admissible_actions, received null"):
         odd.collect()
 
 

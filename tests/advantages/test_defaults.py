@@ -40,11 +40,11 @@ def run(tmp_path: Path) -> Path:
 
 
 def viewed(run: Path, estimator: str) -> list[float]:
-    from hgpo_train.view.estimates import estimate, estimator_spec
+    from hgpo_train.view.estimates import estimate, estimator_with
     from hgpo_train.view.index import read_index
 
     index = read_index([str(path) for path in sorted(run.glob("steps/*"))])
-    found = [estimate(index, group, estimator_spec(estimator, (), [estimator])) for group in range(2)]
+    found = [estimate(index, group, estimator_with(estimator, (), [estimator])) for group in range(2)]
     return [value for group in found for value in group["columns"]["advantage"]]
 
 
@@ -124,5 +124,5 @@ def test_training_configurations_of_the_papers_name_what_they_use() -> None:
     folder = Path(advantages.__file__).parents[1] / "training" / "configs" / "parts"
     for name in ("alfworld", "webshop"):
         parameters = read_toml(folder / f"{name}.toml")["advantage"]["parameters"]
-        assert parameters["reward_scale"] == get("hgpo").parameters().reward_scale == 10
-        assert parameters["invalid_action_penalty"] == get("hgpo").parameters().invalid_action_penalty == 0.1
+        assert parameters["reward_scale"] == get("hgpo").parameters.reward_scale == 10
+        assert parameters["invalid_action_penalty"] == get("hgpo").parameters.invalid_action_penalty == 0.1

@@ -15,7 +15,7 @@ import pytest
 
 from hgpo_envs.errors import InputError
 from hgpo_envs.hashing import chain_columns, text_hashes
-from hgpo_train.advantages import EstimatorSpec, compute, compute_many, get, names, register
+from hgpo_train.advantages import compute, compute_many, get, names, register
 from hgpo_train.advantages.advantage_tables import fingerprint, join_advantages, read_metadata, write_advantages
 from hgpo_train.advantages.filters import informative
 from hgpo_train.advantages.windows import mean, normalise, within
@@ -200,7 +200,7 @@ def test_neither_order_nor_engine_changes_results_and_columns_are_kept(name: str
     assert result.select(table.columns).equals(shuffled)
     assert result.columns[table.width] == "advantage"
     assert same(result.sort("row"), want)
-    assert pickle.loads(pickle.dumps(EstimatorSpec(get(name), get(name).parameters()))).estimator is get(name)
+    assert pickle.loads(pickle.dumps(get(name))) == get(name)
 
 
 @pytest.mark.slow
@@ -247,8 +247,7 @@ def test_only_needed_columns_are_read_and_filters_are_pushed_down(tmp_path: Path
     assert 'SELECTION: col("iteration") == 3' in plan.explain()
     assert int(re.search(r"PROJECT (\d+)/\d+ COLUMNS", plan.explain())[1]) == 11  # 6 names, reward, flag, 3 histories
     assert plan.collect().height == steps.select(pl.len()).collect().item()
-    spec = EstimatorSpec(get("hgpo"), get("hgpo").parameters.of({"history_length": 1}))
-    assert spec.columns(walks().collect_schema()) == [
+    assert get("hgpo").with_parameters(history_length=1).columns(walks().collect_schema()) == [
         "run", "iteration", "task_id", "group", "trajectory", "step", "reward", "action_valid", "history_hash_0",
         "history_hash_1",
     ]  # fmt: skip
@@ -321,7 +320,7 @@ def test_a_table_is_written_next_to_the_run(tmp_path: Path) -> None:
     steps, out = tmp_path / "steps.parquet", tmp_path / "advantages.parquet"
     walks().write_parquet(steps)
     before = steps.read_bytes()
-    specs = [EstimatorSpec(get("hgpo"), get("hgpo").parameters.of({"history_length": 1}), "advantage", details=True)]
+    specs = [get("hgpo").with_parameters(history_length=1, details=True)]
     write_advantages(pl.scan_parquet(steps), specs, out, fingerprint=fingerprint(steps))
     assert steps.read_bytes() == before
     metadata = read_metadata(out)
@@ -341,13 +340,13 @@ def test_several_files_have_one_fingerprint(tmp_path: Path) -> None:
     assert fingerprint(tmp_path / "0*.parquet") == fingerprint(tmp_path / "0.parquet") != both
     walks(seed=2).write_parquet(tmp_path / "1.parquet")
     assert fingerprint(tmp_path / "*.parquet") != both
-    with pytest.raises(InputError, match="no such file or run; the pattern matches nothing"):
+    with pytest.raises(InputError, match="no such file or run"):
         fingerprint(tmp_path / "*.csv")
 
 
 def test_chunks_do_not_change_results(tmp_path: Path) -> None:
     table = walks()
-    specs = [EstimatorSpec(get(name), get(name).parameters(), name) for name in names()]
+    specs = [get(name).with_parameters(column=name) for name in names()]
     whole = compute_many(table, specs).collect()
     for rows in (1, 200):
         out = tmp_path / "advantages.parquet"
@@ -357,7 +356,7 @@ def test_chunks_do_not_change_results(tmp_path: Path) -> None:
 
 
 def test_no_table_is_written_partially(tmp_path: Path) -> None:
-    specs = [EstimatorSpec(get("hgpo"), get("hgpo").parameters())]
+    specs = [get("hgpo")]
     last = pl.int_range(pl.len()) == pl.len() - 1
     invalid = walks().with_columns(reward=pl.when(last).then(float("nan")).otherwise("reward"))
     twice = pl.concat([walks(), walks().with_columns(pl.col("trajectory") + "b")])

@@ -13,7 +13,7 @@ from s3 import options_of, s3_server, upload
 
 from hgpo_datasets import scan_steps
 from hgpo_envs.errors import InputError
-from hgpo_train.advantages import EstimatorSpec, compute, get
+from hgpo_train.advantages import Estimator, compute, get
 from hgpo_train.advantages.advantage_tables import read_metadata, write_advantages
 
 ROOT = Path(__file__).parents[2]
@@ -27,8 +27,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def specs(*names: str) -> list[EstimatorSpec]:
-    return [EstimatorSpec(get(name), get(name).parameters(), name) for name in names]
+def specs(*names: str) -> list[Estimator]:
+    return [get(name).with_parameters(column=name) for name in names]
 
 
 def hgpo(folder: Path, *arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -120,7 +120,7 @@ def test_memory_does_not_grow_with_the_table(tmp_path: Path) -> None:
     for copies in (4, 16):
         code = (
             "import polars as pl, sys; from pathlib import Path\n"
-            "from hgpo_train.advantages import EstimatorSpec, get\n"
+            "from hgpo_train.advantages import get\n"
             "from hgpo_train.advantages.advantage_tables import write_advantages\n"
             "n = 100_000\n"
             "rows = pl.LazyFrame({'trajectory': pl.int_range(n, eager=True) // 20}).with_columns(\n"
@@ -130,8 +130,7 @@ def test_memory_does_not_grow_with_the_table(tmp_path: Path) -> None:
             "rows.collect().write_parquet(sys.argv[1])\n"
             "table, copies = pl.scan_parquet(sys.argv[1]), range(int(sys.argv[2]))\n"
             "steps = pl.concat([table.with_columns(run=pl.lit(f'{i}')) for i in copies])\n"
-            "spec = EstimatorSpec(get('hgpo'), get('hgpo').parameters())\n"
-            "write_advantages(steps, [spec], Path(sys.argv[1] + '.out'), chunk_rows=50_000)\n"
+            "write_advantages(steps, [get('hgpo')], Path(sys.argv[1] + '.out'), chunk_rows=50_000)\n"
             "print(Path('/proc/self/status').read_text().split('VmHWM:')[1].split()[0])"
         )
         command = [sys.executable, "-c", code, str(tmp_path / "steps.parquet"), str(copies)]

@@ -23,7 +23,7 @@ def test_shipped_configurations_are_valid():
     for name in shipped():
         config = load_config(name)
         estimator = get(config.advantage.estimator)
-        parameters = estimator.parameters.of(config.advantage.parameters)
+        parameters = estimator.with_parameters(**config.advantage.parameters).parameters
         if estimator.name == "hgpo" and not name.startswith("tiny"):  # in the papers, prompts and contexts match
             assert parameters.history_length == config.environment.history_length
         assert ("webshop" in name) == (config.environment.id == "HGPO/WebShop-v0")
@@ -110,9 +110,9 @@ def test_invalid_values_are_reported_in_one_line():
         (lambda: Config(update=3), "setting update: expected a table, received 3"),
         (lambda: GenerationOptions(temperature=-1), "policy option temperature: expected float >= 0.0, received -1"),
         (lambda: GenerationOptions(temperature=float("inf")), "policy option temperature: expected float <= 1.7"),
-        (lambda: get("hgpo").parameters.of({"gamma": 1.5}), "parameter gamma: expected float <= 1.0, received 1.5"),
+        (lambda: get("hgpo").with_parameters(gamma=1.5), "parameter gamma: expected float <= 1.0, received 1.5"),
         (
-            lambda: get("hgpo").parameters.of({"alpha": math.nan}),
+            lambda: get("hgpo").with_parameters(alpha=math.nan),
             "parameter alpha: expected a finite number, received nan",
         ),
     ],

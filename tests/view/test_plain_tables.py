@@ -10,7 +10,7 @@ from polars.testing import assert_series_equal
 from hgpo_envs.errors import InputError
 from hgpo_train.advantages import compute
 from hgpo_train.view.documents import group_document, step_document
-from hgpo_train.view.estimates import estimate, estimator_spec
+from hgpo_train.view.estimates import estimate, estimator_with
 from hgpo_train.view.overview import overview_document
 from hgpo_train.view.sources import open_sources
 
@@ -55,7 +55,7 @@ def test_advantages_are_those_of_the_table(tmp_path: Path, estimator: str) -> No
     index = source.index()
     expected = compute(TABLE, estimator).collect()["advantage"]
     found = [
-        estimate(index, number, estimator_spec(estimator, (), [estimator]))["columns"]["advantage"] for number in (0, 1)
+        estimate(index, number, estimator_with(estimator, (), [estimator]))["columns"]["advantage"] for number in (0, 1)
     ]
     assert_series_equal(pl.Series("advantage", [*found[0], *found[1]]), expected)
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hgpo_train.view.documents import group_document
-from hgpo_train.view.estimates import estimate, estimator_spec
+from hgpo_train.view.estimates import estimate, estimator_with
 from hgpo_train.view.sources import open_sources
 from hgpo_train.view.terminal.hierarchy import before, levels, members, word_difference
 
@@ -46,7 +46,7 @@ def test_the_levels_are_the_groups_of_hgpo(small_run: Path, rich_run: Path) -> N
             group = group_document(index, number)
             aborted = [group["trajectories"][owner]["aborted"] for owner in group["steps"]["trajectory"]]
             for kind, contexts in group["contexts"].items():
-                spec = estimator_spec("hgpo", ["history_length=3", f"context={kind}"], ["hgpo"])
+                spec = estimator_with("hgpo", ["history_length=3", f"context={kind}"], ["hgpo"])
                 columns = estimate(index, number, spec)["columns"]
                 for row in range(group["rows"]):
                     if aborted[row]:

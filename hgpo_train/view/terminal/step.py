@@ -134,7 +134,7 @@ class StepScreen(Screen[None]):
     def _estimate(self, variant: Variant) -> tuple[dict[str, Any], Content]:
         """Return the columns and parameters of an estimate, and a line about the step; empty if it is refused."""
         try:
-            estimated = _estimate(self.index, self.group["number"], variant.spec)
+            estimated = _estimate(self.index, self.group["number"], variant.estimator)
         except InputError as error:
             return {"columns": {}, "parameters": {}}, visible(str(error), "$text-error")
         value, returned = (estimated["columns"][name][self.row] for name in ("advantage", "return"))

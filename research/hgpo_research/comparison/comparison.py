@@ -162,7 +162,7 @@ def compare_estimators(
         "depth": depth,
         "context": context,
         "estimators": {
-            variant.name: {"estimator": variant.spec.estimator.name, "parameters": asdict(variant.spec.parameters)}
+            variant.name: {"estimator": variant.estimator.name, "parameters": asdict(variant.estimator.parameters)}
             for variant in variants
         },
     }

@@ -143,10 +143,9 @@ def read_run(
     schema, known = steps.collect_schema(), truth.collect_schema()
     if missing := [name for name in TRUTH_COLUMNS if name not in known]:
         raise InputError(f"the truth table has no {listed(missing)}; write it with hgpo truth")
-    specs = [variant.spec for variant in variants]
     read = {
         *row_keys(schema),
-        *(column for spec in specs for column in spec.columns(schema)),
+        *(column for variant in variants for column in variant.estimator.columns(schema)),
         *_history_columns(schema, depth),
     }
     read |= {name for name in ("aborted", "policy_version") if name in schema}
@@ -293,10 +292,11 @@ def draw(run: Run, size: int, redraws: int, seed: int, *, depth: int, context: C
     """
     rng = np.random.Generator(np.random.PCG64([seed, size]))
     table = redraw(run, size, redraws, rng)
-    specs = [variant.spec for variant in run.variants]
+    estimators = [variant.estimator for variant in run.variants]
     own = [name for name in table.columns if name.startswith("(")]
-    estimates = compute_many(table.drop(own), specs).select(spec.column for spec in specs).collect(engine="in-memory")
-    p = hgpo.parameters(**{**vars(rewards), "history_length": depth, "context": context})
+    estimated = compute_many(table.drop(own), estimators).select(estimator.column for estimator in estimators)
+    estimates = estimated.collect(engine="in-memory")
+    p = hgpo.with_parameters(**{**vars(rewards), "history_length": depth, "context": context}).parameters
     contexts = [f"{CHAINS[context]}{k}" for k in range(depth + 1)]
     prepared = (
         prepare(table.drop(own).lazy(), p).select("task_key", "plain_return", *contexts).collect(engine="in-memory")
@@ -332,10 +332,10 @@ def _arrays(run: Run, table: pl.DataFrame, size: int, rewards: Parameters) -> Dr
     whole, error = _floats(table, "(truth) advantage"), _floats(table, "(truth) advantage_error")
     estimates = {}
     for variant in run.variants:
-        scale = variant.spec.parameters.reward_scale
+        scale = variant.estimator.parameters.reward_scale
         if not scale:
             raise InputError(f"{variant.name}: expected a reward_scale other than 0, received 0")
-        made = _floats(table, variant.spec.column) / scale
+        made = _floats(table, variant.estimator.column) / scale
         estimates[variant.name] = (made, made)
     gained = _floats(table, "(made) plain_return")
     one, two = ((gained - _floats(table, f"(truth) value_{half}")) / unit for half in ("first", "second"))
