@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import groupby
+from operator import attrgetter
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, Protocol, TypeVar
 
 from msgspec import Meta
@@ -112,7 +114,10 @@ def model_options(policy: str, model: str, options: type[Options], context: Poli
 
 
 def encode_prompts(
-    tokenizer: Tokenizer, prompts: Sequence[str], chat_template: Mapping[str, Any] | None = None
+    tokenizer: Tokenizer,
+    prompts: Sequence[str],
+    chat_template: Mapping[str, Any] | None = None,
+    tools: Sequence[Mapping[str, Any]] = (),
 ) -> list[list[int]]:
     """Render each prompt as a user turn of the chat template, with the start of the assistant turn, and tokenize it.
 
@@ -120,12 +125,21 @@ def encode_prompts(
         tokenizer: A tokenizer with a chat template.
         prompts: The prompts.
         chat_template: Further arguments of the chat template.
+        tools: The tools that a response may call, as JSON schemas, which the chat template renders.
 
     Returns:
         One list of token ids per prompt.
+
+    Raises:
+        InputError: There are tools, and the chat template does not render them.
     """
     chats = [[{"role": "user", "content": prompt}] for prompt in prompts]
-    texts = tokenizer.apply_chat_template(chats, add_generation_prompt=True, tokenize=False, **(chat_template or {}))
+    arguments = {**({"tools": list(tools)} if tools else {}), **(chat_template or {})}
+    texts = tokenizer.apply_chat_template(chats, add_generation_prompt=True, tokenize=False, **arguments)
+    if tools and not all(tools[0]["function"]["name"] in text for text in texts):
+        raise InputError(
+            "the environment has tools, which the model's chat template does not render; use another model"
+        )
     tokens: list[list[int]] = tokenizer(texts, add_special_tokens=False)["input_ids"]
     return tokens
 
@@ -134,7 +148,9 @@ def fit_prompts(
     tokenizer: Tokenizer, requests: Sequence[Request], options: GenerationOptions
 ) -> list[FittedPrompt | Failure]:
     """Tokenize the requests' prompts; shorten those over the budget according to `options.overflow`."""
-    encoded = encode_prompts(tokenizer, [request.prompt for request in requests], options.chat_template)
+    encoded: list[list[int]] = []
+    for tools, same in groupby(requests, key=attrgetter("tools")):
+        encoded += encode_prompts(tokenizer, [request.prompt for request in same], options.chat_template, tools)
     return [_fit(tokenizer, request, tokens, options) for request, tokens in zip(requests, encoded, strict=True)]
 
 
@@ -148,7 +164,7 @@ def _fit(
         shown -= 1
         if (shorter := request.with_shorter_history(shown)) != prompt:
             prompt = shorter
-            tokens = encode_prompts(tokenizer, [prompt], options.chat_template)[0]
+            tokens = encode_prompts(tokenizer, [prompt], options.chat_template, request.tools)[0]
     dropped = max(0, len(tokens) - budget)
     if dropped and options.overflow == "error":
         return Failure(PROMPT_TOO_LONG, f"{len(tokens)} tokens, more than max_prompt_tokens = {budget}")

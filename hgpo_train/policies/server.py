@@ -20,6 +20,7 @@ from msgspec import Meta
 
 from hgpo_envs.errors import InputError, unknown
 from hgpo_envs.files.secrets import redact, redact_logging, register, register_url
+from hgpo_envs.responses import message_text
 from hgpo_train.policies.base import AsyncPolicy, Failure, Reply
 from hgpo_train.policies.http_client import LONGEST_PAUSE_S, HttpClient, RequestError, error_message
 from hgpo_train.policies.registry import PolicySpec
@@ -109,8 +110,20 @@ class ServerOptions:
 # The parts of an answer that are read. All others are skipped.
 
 
+class _Function(msgspec.Struct):
+    name: str
+    arguments: str = ""  # JSON
+
+
+class _ToolCall(msgspec.Struct):
+    function: _Function
+
+
 class _Message(msgspec.Struct):
     content: str | None = None
+    tool_calls: list[_ToolCall] | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None  # the same, as other servers name it
 
 
 class _TokenLogprob(msgspec.Struct):
@@ -178,7 +191,10 @@ class ServerPolicy(AsyncPolicy):
         """See `AsyncPolicy`."""
         prompt, shown = request.prompt, request.step
         while True:
-            fields = {"messages": [{"role": "user", "content": prompt}], **self._fields}
+            fields: dict[str, Any] = {"messages": [{"role": "user", "content": prompt}]}
+            if request.tools:
+                fields["tools"] = request.tools
+            fields |= self._fields
             if self.options.send_seed:
                 fields["seed"] = request.seed % (1 << 31)  # some servers accept only 31 bits
             body = orjson.dumps(fields)
@@ -191,7 +207,7 @@ class ServerPolicy(AsyncPolicy):
                     return Failure("PolicyFailed", str(error))
                 shown, prompt = _shorten(request, shown, prompt)
             else:
-                return _read(answer, prompt, request.step - shown)
+                return _read(answer, prompt, request.step - shown, has_tools="tools" in fields)
 
     async def release(self) -> None:
         """Close the connections."""
@@ -291,8 +307,8 @@ def _request_fields(model: str, options: ServerOptions) -> dict[str, Any]:
     return fields | options.extra
 
 
-def _read(answer: bytes, prompt: str, cut_pairs: int) -> Reply | Failure:
-    """Return the reply in an answer."""
+def _read(answer: bytes, prompt: str, cut_pairs: int, *, has_tools: bool) -> Reply | Failure:
+    """Return the reply in an answer. Its text is what the model wrote: reasoning and tool calls are part of it."""
     try:
         completion = _COMPLETION.decode(answer)
     except (msgspec.DecodeError, RecursionError) as error:
@@ -300,9 +316,17 @@ def _read(answer: bytes, prompt: str, cut_pairs: int) -> Reply | Failure:
     if not completion.choices:  # some gateways report errors with the status 200
         return Failure("PolicyFailed", f"the server's reply contains no choice: {error_message(answer)}")
     choice, usage = completion.choices[0], completion.usage or _Usage()
+    message = choice.message
+    if message.tool_calls and not has_tools:
+        name = message.tool_calls[0].function.name
+        return Failure("PolicyFailed", f"the reply calls the tool {name!r}, but the environment has no tools")
+    try:
+        response = message_text(msgspec.to_builtins(message))
+    except (ValueError, RecursionError) as error:
+        return Failure("PolicyFailed", f"the reply's tool calls have malformed arguments: {error}")
     logprobs = None if choice.logprobs is None else choice.logprobs.content
     return Reply(
-        response=choice.message.content or "",  # an empty response is an invalid action, not a failure
+        response=response,  # an empty one is an invalid action, not a failure
         prompt=prompt,
         prompt_token_ids=completion.prompt_token_ids,
         response_token_ids=choice.token_ids,

@@ -8,6 +8,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from email.utils import formatdate
 
 import pytest
@@ -15,6 +16,7 @@ from chat_server import Api, Handler, completion
 
 from hgpo_envs.engine import State, Task
 from hgpo_envs.errors import InputError
+from hgpo_envs.responses import tool_calls
 from hgpo_train.policies import http_client
 from hgpo_train.policies.base import Failure, Reply, Request
 from hgpo_train.policies.registry import PolicyContext, make_policy
@@ -241,6 +243,52 @@ def test_a_prompt_that_is_too_long_without_history_is_a_failure(api: Api) -> Non
     assert "maximum context length" in reply.message
     (reply,) = ask(api, [request(0, "y" * 100, step=3)], overflow="error").values()
     assert isinstance(reply, Failure)
+
+
+FIND = {"type": "function", "function": {"name": "find", "parameters": {"type": "object"}}}
+
+
+def call(arguments: str) -> dict:
+    return {"id": "call_1", "type": "function", "function": {"name": "find", "arguments": arguments}}
+
+
+def test_reasoning_and_tool_calls_become_the_text_that_the_model_wrote(api: Api) -> None:
+    first, second = (
+        f'<tool_call>\n{{"name": "find", "arguments": {{"zip": "{code}"}}}}\n</tool_call>' for code in (10, 20)
+    )
+    for message, expected in (
+        ({"content": None, "tool_calls": [call('{"zip": "10"}')]}, first),
+        ({"content": "", "tool_calls": [call('{"zip": "10"}'), call('{"zip":"20"}')]}, f"{first}\n{second}"),
+        ({"content": "Wait.", "tool_calls": [call('{"zip": "10"}')]}, f"Wait.\n{first}"),
+        ({"content": "Hi", "reasoning_content": "A guest.", "tool_calls": None}, "<think>\nA guest.\n</think>\n\nHi"),
+        (
+            {"content": None, "reasoning": "Hm.", "tool_calls": [call('{"zip": "20"}')]},
+            f"<think>\nHm.\n</think>\n\n{second}",
+        ),
+    ):
+        _, body = completion("")
+        body["choices"][0] |= {"message": {"role": "assistant", **message}, "finish_reason": "tool_calls"}
+        api.answer = lambda *_, body=body: (200, body)
+        (reply,) = ask(api, [replace(request(0), tools=(FIND,))]).values()
+        assert isinstance(reply, Reply), reply
+        assert (reply.response, reply.finish_reason) == (expected, "tool_calls")
+        assert tool_calls(reply.response) is not None
+        assert api.bodies[-1]["tools"] == [FIND]
+
+
+def test_tool_calls_without_tools_or_with_malformed_arguments_are_errors(api: Api) -> None:
+    for tools, arguments, reason in (
+        ((), "{}", "the reply calls the tool 'find', but the environment has no tools"),
+        ((FIND,), '{"zip": ', "the reply's tool calls have malformed arguments: "),
+        ((FIND,), "[1]", "arguments of find: expected a JSON object"),
+    ):
+        _, body = completion(None)
+        body["choices"][0]["message"]["tool_calls"] = [call(arguments)]
+        api.answer = lambda *_, body=body: (200, body)
+        (reply,) = ask(api, [replace(request(0), tools=tools)]).values()
+        assert isinstance(reply, Failure), reply
+        assert reason in reply.message
+        assert ("tools" in api.bodies[-1]) == bool(tools)
 
 
 @pytest.mark.parametrize(

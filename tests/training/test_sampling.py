@@ -1,5 +1,7 @@
 """In-process sampling: correct distribution and log-probabilities, independent of the rest of the batch."""
 
+import copy
+
 import numpy as np
 import pytest
 from doors import DoorsSource
@@ -8,11 +10,12 @@ from hypothesis import strategies as st
 from lazily import Lazy
 
 from hgpo_datasets import StepWriter, scan_steps
+from hgpo_envs.engine import State, Task
 from hgpo_envs.episode import settings_for
 from hgpo_envs.errors import InputError
 from hgpo_envs.sources import Split, open_shared
 from hgpo_train.policies.base import Failure, Request
-from hgpo_train.policies.generation import GenerationOptions, encode_prompts
+from hgpo_train.policies.generation import GenerationOptions, encode_prompts, fit_prompts
 from hgpo_train.policies.registry import PolicyContext, make_policy
 from hgpo_train.rollout.env_handle import EnvHandle
 from hgpo_train.rollout.run import RolloutSpec, collect_groups
@@ -286,3 +289,21 @@ def test_what_was_cut_reaches_the_table(model, tokenizer, tmp_path):
     assert set(whole["cut_tokens"]) == {0}
     for row in cut.iter_rows(named=True):
         assert row["cut_tokens"] == len(encode_prompts(tokenizer, [row["prompt"]])[0]) - 30 > 0
+
+
+def test_the_chat_template_renders_the_tools_of_the_environment(tokenizer):
+    tools = ({"type": "function", "function": {"name": "find_user", "parameters": {}}},)
+    template = "{% if tools %}{{ tools | tojson }}{% endif %}{{ messages[0]['content'] }}"
+    ours = copy.deepcopy(tokenizer)
+    ours.chat_template = template
+    task, state = Task("t", "train", "do it", "kind"), State("a room", (), True, False, False, 0.0, 0.0, {})
+    requests = [
+        Request(number, "look", 0, 0, 0, task, state, None, str, tools=of)
+        for number, of in enumerate(((), tools, tools, ()))
+    ]
+    fitted = fit_prompts(ours, requests, GenerationOptions())
+    texts = [ours.decode(prompt.tokens) for prompt in fitted]
+    assert ["find_user" in text for text in texts] == [False, True, True, False]
+    ours.chat_template = "{{ messages[0]['content'] }}"
+    with pytest.raises(InputError, match="which the model's chat template does not render"):
+        fit_prompts(ours, requests, GenerationOptions())

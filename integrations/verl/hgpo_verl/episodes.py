@@ -122,6 +122,7 @@ def _ask(trajectory: Trajectory, tokenizer: Tokenizer, options: GenerationOption
         engine=None,
         with_shorter_history=episode.prompt,
         read_history=episode.history,
+        tools=episode.settings.tools,
     )
     return fit_prompts(tokenizer, [request], options)[0]
 
