@@ -19,6 +19,7 @@ from hgpo_envs.spaces import PROMPT_CHARACTERS, STATE_CHARACTERS, UnicodeText
 from hgpo_envs.task_sampling import TASK_SAMPLINGS, TaskSampler
 
 if TYPE_CHECKING:
+    from gymnasium.envs.registration import EnvSpec
     from numpy.typing import NDArray
 
     from hgpo_envs.engine import TaskSource
@@ -160,6 +161,19 @@ class TextEnv(gymnasium.Env[dict[str, Any], str]):
     Raises:
         InputError: If an argument is invalid, or if the prompt template fails at the first task.
     """
+
+    _spec: EnvSpec | None = None
+
+    @property
+    def spec(self) -> EnvSpec | None:
+        """The specification that the environment was made of, with its step limit, which wrappers read."""
+        return self._spec
+
+    @spec.setter
+    def spec(self, spec: EnvSpec | None) -> None:
+        self._spec = copy.deepcopy(spec)
+        if self._spec is not None:
+            self._spec.max_episode_steps = self.episode.settings.max_steps
 
     metadata: ClassVar[dict[str, Any]] = {  # type: ignore[misc]  # a class constant, as in Gymnasium
         "render_modes": list(RENDER_MODES),

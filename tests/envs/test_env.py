@@ -10,6 +10,7 @@ import pytest
 from doors import DoorsSource, solution
 from gymnasium.error import CustomSpaceError, ResetNeeded
 from gymnasium.vector import AsyncVectorEnv
+from gymnasium.wrappers import TimeAwareObservation
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -241,3 +242,18 @@ def test_text_space_samples_and_serialises():
     assert space != gymnasium.spaces.Text(5)
     minari = pytest.importorskip("minari.serialization")
     assert minari.deserialize_space(minari.serialize_space(space)).max_length == 5
+
+
+def test_wrappers_read_the_step_limit():
+    env = gymnasium.make("HGPO/ALFWorld-v0", max_steps=7)
+    assert env.spec.max_episode_steps == 7
+    timed = TimeAwareObservation(env, flatten=False, normalize_time=False)
+    assert timed.reset(seed=1)[0]["time"] == 0
+    assert timed.step("look")[0]["time"] == 1
+    limits = [gymnasium.make("HGPO/ALFWorld-v0", max_steps=limit).spec.max_episode_steps for limit in (100, None)]
+    assert limits == [100, 50]
+    steps = 0
+    env.reset(seed=1)
+    while not env.step("look")[3]:
+        steps += 1
+    assert steps == 6
