@@ -49,7 +49,8 @@ DERIVED = {column.name for column in schema.columns() if column.derived}
 TEXTS = {"prompt", "response", "state", "next_state", "task", "admissible_actions", "action"}
 TOKENS = {"prompt_token_ids", "response_token_ids", "response_logprobs"}
 MINARI = ["task_id", "trajectory", "step", "task", "state", "next_state", "action", "reward", "terminated", "truncated"]
-PEAK = "import resource, sys; {}; print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)"
+PEAK = "import sys; {}; print(*(line.split()[1] for line in open('/proc/self/status') if line.startswith('VmHWM')))"
+"""Prints the process's peak memory in kB; `resource.getrusage` would include that of the process that started it."""
 VERIFY = "from hgpo_datasets import verify; assert verify(sys.argv[1]).ok"
 READ = "import sys; from hgpo_datasets import scan_steps; scan_steps(sys.argv[1]).collect()"
 
@@ -103,12 +104,10 @@ def ratios(run: Path, one_shard: Path, tokens: pl.DataFrame) -> list[dict[str, A
         }
     )
     found.append(ratio("hgpo verify", apart["verify"], "a process that reads all columns", apart["read"], "s"))
-    megabytes = [
-        float(
-            subprocess.run([sys.executable, "-c", PEAK.format(VERIFY), folder], check=True, capture_output=True).stdout
-        )
-        for folder in (run, one_shard)
-    ]
+    megabytes = []
+    for folder in (run, one_shard):
+        words = [sys.executable, "-c", PEAK.format(VERIFY), folder]
+        megabytes.append(int(subprocess.run(words, check=True, capture_output=True).stdout) / 1024)
     rows = [scan_steps(folder).select(pl.len()).collect().item() for folder in (run, one_shard)]
     found.append(ratio(f"peak memory, {rows[0]:,} rows", megabytes[0], f"{rows[1]:,} rows", megabytes[1], "MB"))
     return found

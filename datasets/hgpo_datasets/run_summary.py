@@ -8,14 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from hgpo_datasets import manifest, schema
-from hgpo_datasets.reader import errors, scan_steps, step_files
-from hgpo_datasets.sources import single_run
+from hgpo_datasets import schema
+from hgpo_datasets.reader import errors, scan_files, shared_depth, source_files
 from hgpo_envs.errors import InputError
 from hgpo_envs.unicode_text import clean_text
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Sequence
+
+    from hgpo_datasets.reader import StepFile
 
 _RUN_GROUP = ("run", *schema.GROUP_KEY)
 _RUN_TRAJECTORY = (*_RUN_GROUP, "trajectory")
@@ -113,11 +115,10 @@ def summarize_run(source: str | os.PathLike[str]) -> RunSummary:
     """
     if "://" in str(source):
         raise InputError(f"expected a local run or local files, received the URL {source}; copy it to this machine")
-    found = step_files(source)
-    if not found:
-        raise InputError(f"no committed rows in {source}")
+    files = source_files(source, {})
+    header = files[0].header if len({Path(file.path).parent for file in files}) == 1 else None
     with errors(source):
-        steps = scan_steps(found)
+        steps = scan_files(files, shared_depth(files, {}), {})
         depth = schema.stored_depth(steps.collect_schema().names())
         ends = _ends(steps).collect(engine="streaming")
     if ends.is_empty():
@@ -140,10 +141,10 @@ def summarize_run(source: str | os.PathLike[str]) -> RunSummary:
         depth=depth,
         total=_task_types(ends.with_columns(task_type=pl.lit(None, pl.String)))[0],
         kinds=_task_types(ends),
-        files=len(found),
-        bytes=sum(Path(file).stat().st_size for file in found),
-        family_bytes=_family_bytes(found, depth),
-        config=_config(source),
+        files=len(files),
+        bytes=sum(Path(file.path).stat().st_size for file in files),
+        family_bytes=_family_bytes(files, depth),
+        config=None if header is None else dict(header.config),
     )
 
 
@@ -181,24 +182,16 @@ def _task_types(ends: pl.DataFrame) -> list[TaskTypeSummary]:
     return [TaskTypeSummary(**row) for row in table.iter_rows(named=True)]
 
 
-def _family_bytes(found: list[str], depth: int) -> dict[str, int]:
+def _family_bytes(files: Sequence[StepFile], depth: int) -> dict[str, int]:
     import pyarrow.parquet as pq
 
     families = {column.name: column.family for column in schema.columns(depth)}
     totals = dict.fromkeys(schema.FAMILIES, 0)
-    for file in found:
-        with errors(file):
-            footer = pq.read_metadata(file)
+    for file in files:
+        with errors(file.path):
+            footer = pq.read_metadata(file.path)
         for group in map(footer.row_group, range(footer.num_row_groups)):
             for chunk in map(group.column, range(group.num_columns)):
                 family = families.get(chunk.path_in_schema.partition(".")[0], "other")
                 totals[family] = totals.get(family, 0) + chunk.total_compressed_size
     return totals
-
-
-def _config(source: str | os.PathLike[str]) -> dict[str, Any] | None:
-    run = single_run(source)
-    if run is None:
-        return None
-    header = manifest.read(run).header
-    return dict(header.config) if header else None
