@@ -174,7 +174,8 @@ def test_stages_alone_on_what_the_one_before_left_on_disk_end_in_the_same_weight
     assert runs.weights("alone") == runs.weights("whole")
     lines = [read_metrics(runs.folder / name / "metrics.jsonl") for name in ("alone", "whole")]
     assert [line["actor/loss"] for line in lines[0]] == [line["actor/loss"] for line in lines[1]]
-    code, _, errors = hgpo("train", path, "--steps", runs.folder / "whole", "--advantages", table, "--out", alone)
+    update = ("train", path, "--steps", runs.folder / "whole", "--advantages", table, "--out", alone, "--resume")
+    code, _, errors = hgpo(*update)
     assert (code, "of another table than" in " ".join(errors.split())) == (2, True)
 
 
