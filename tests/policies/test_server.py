@@ -14,13 +14,16 @@ from email.utils import formatdate
 import pytest
 from chat_server import Api, Handler, completion
 
+from hgpo_datasets import StepWriter, scan_steps
 from hgpo_envs.engine import State, Task
 from hgpo_envs.errors import InputError
-from hgpo_envs.responses import tool_calls
+from hgpo_envs.responses import parse_tool_calls, tool_calls
 from hgpo_train.policies import http_client
 from hgpo_train.policies.base import Failure, Reply, Request
 from hgpo_train.policies.registry import PolicyContext, make_policy
 from hgpo_train.policies.validation import checked_reply
+from hgpo_train.rollout.env_handle import open_env
+from hgpo_train.rollout.run import RolloutSpec, collect_groups
 
 KEY = "sk-secret-of-the-test"
 
@@ -274,6 +277,24 @@ def test_reasoning_and_tool_calls_become_the_text_that_the_model_wrote(api: Api)
         assert (reply.response, reply.finish_reason) == (expected, "tool_calls")
         assert tool_calls(reply.response) is not None
         assert api.bodies[-1]["tools"] == [FIND]
+
+
+def test_tool_calls_are_the_actions_of_rollouts(api: Api, tmp_path) -> None:
+    """From the environment's tools to the request, and from the reply to the row."""
+    handle = open_env("doors_env:HGPO-Test/Doors-v0", action_format="response", max_steps=3)
+    settings = replace(handle.settings, tools=(FIND,), parse_response=parse_tool_calls)
+    _, body = completion(None)
+    body["choices"][0]["message"] |= {"tool_calls": [call("{}")], "reasoning_content": "Where is it?"}
+    api.answer = lambda *_: (200, body)
+    policy = make_policy("openai:tiny", PolicyContext("Doors", "response", {"base_url": api.url}))
+    with StepWriter(tmp_path / "run") as writer, contextlib.closing(policy):
+        collect_groups(replace(handle, settings=settings), policy, writer, RolloutSpec(tasks=1, group_size=2))
+    steps = scan_steps(tmp_path / "run").collect()
+    action = '<tool_call>\n{"name": "find", "arguments": {}}\n</tool_call>'
+    assert set(steps["response"]) == {f"<think>\nWhere is it?\n</think>\n\n{action}"}
+    assert set(steps["action"]) == {action}
+    assert len(api.bodies) == len(steps) == 6
+    assert all(body["tools"] == [FIND] for body in api.bodies)
 
 
 def test_tool_calls_without_tools_or_with_malformed_arguments_are_errors(api: Api) -> None:
