@@ -75,11 +75,11 @@ class OpenObjects(Generic[R]):
             open_: Opens the object. If it raises, nothing is kept.
         """
         with self._lock:
-            found = self._in_use.get(key)
-            if found is None:
-                found = self._in_use[key] = open_()
-            self._latest[key] = found
+            value = self._in_use.get(key)
+            if value is None:
+                value = self._in_use[key] = open_()
+            self._latest[key] = value
             self._latest.move_to_end(key)
             if len(self._latest) > self._keep:
                 self._latest.popitem(last=False)
-            return found
+            return value

@@ -63,15 +63,15 @@ def checked_task(shared: SharedSource, split: str, task: object) -> str:
         raise InputError(f'options["task"]: expected a task id (text, or an integer for WebShop), received {task!r}')
     task_id = str(task)
     try:
-        found = shared.source.task(task_id)
+        description = shared.source.task(task_id)
     except InputError:
         raise
     except KeyError as error:
         raise InputError(unknown("task id", task_id, map(str, shared.source.ids(split)), limit=3)) from error
-    if split not in ("all", found.split):
+    if split not in ("all", description.split):
         raise InputError(
-            f"expected a task of split {split!r}, received {task_id!r} of split {found.split!r}; "
-            f'create the environment with split="{found.split}" or "all"'
+            f"expected a task of split {split!r}, received {task_id!r} of split {description.split!r}; "
+            f'create the environment with split="{description.split}" or "all"'
         )
     return task_id
 

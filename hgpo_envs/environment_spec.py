@@ -225,13 +225,13 @@ def environment_spec(env_id: str) -> EnvironmentSpec:
             )
         raise InputError(unknown("environment", env_id, environment_ids()))
     point = installed(ENTRY_POINTS)[env_id]
-    found, origin = load(point), f"{ENTRY_POINTS} {env_id!r} of the distribution {distribution(point)}"
-    if not isinstance(found, EnvironmentSpec):
-        raise InputError(f"{origin}: expected an EnvironmentSpec, received {type(found).__name__}")
-    if found.id != env_id:
-        raise InputError(f"{origin}: received the id {found.id!r}; the entry point must have it as its name")
-    add_spec(found)
-    return found
+    spec, origin = load(point), f"{ENTRY_POINTS} {env_id!r} of the distribution {distribution(point)}"
+    if not isinstance(spec, EnvironmentSpec):
+        raise InputError(f"{origin}: expected an EnvironmentSpec, received {type(spec).__name__}")
+    if spec.id != env_id:
+        raise InputError(f"{origin}: received the id {spec.id!r}; the entry point must have it as its name")
+    add_spec(spec)
+    return spec
 
 
 def provider(env_id: str) -> str:
@@ -249,8 +249,8 @@ def spec_named(name: str) -> EnvironmentSpec | None:
     Raises:
         InputError: If the package that declares it is broken.
     """
-    found = next((env_id for env_id in environment_ids() if name_in(env_id) == name), None)
-    return None if found is None else environment_spec(found)
+    match = next((env_id for env_id in environment_ids() if name_in(env_id) == name), None)
+    return None if match is None else environment_spec(match)
 
 
 def make_player(name: str, benchmark: str) -> Player:

@@ -23,16 +23,16 @@ if TYPE_CHECKING:
 @cache
 def installed(group: str) -> dict[str, EntryPoint]:
     """Return the entry points of a group by name. Of two with the same name the first is used, with a warning."""
-    found: dict[str, EntryPoint] = {}
+    points: dict[str, EntryPoint] = {}
     for point in entry_points(group=group):
-        first = found.setdefault(point.name, point)
+        first = points.setdefault(point.name, point)
         if first.value != point.value:
             warnings.warn(
                 f"{group} {point.name!r} is declared by {distribution(first)} and by {distribution(point)}; "
                 f"{distribution(first)} is used",
                 stacklevel=2,
             )
-    return found
+    return points
 
 
 def load(point: EntryPoint) -> object:

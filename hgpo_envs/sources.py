@@ -68,16 +68,16 @@ def open_shared(factory: str, **arguments: Any) -> SharedSource:
     Raises:
         InputError: An argument is not hashable.
     """
-    given = tuple(sorted(arguments.items()))
-    for name, value in given:
+    items = tuple(sorted(arguments.items()))
+    for name, value in items:
         if not isinstance(value, Hashable):
             raise InputError(f"{name}: expected text, a number, true, false or null, received {value!r:.60}")
-    key = (factory, *((name, type(value), value, file_version(value)) for name, value in given))
+    key = (factory, *((name, type(value), value, file_version(value)) for name, value in items))
 
     def open_source() -> SharedSource:
         module, _, name = factory.partition(":")
         source: TaskSource = getattr(import_module(module), name)(**arguments)
-        return SharedSource(source, factory, given)
+        return SharedSource(source, factory, items)
 
     return _opened.get(key, open_source)
 
@@ -95,13 +95,13 @@ def file_version(value: object) -> Hashable:
         return None
     path = Path(value)
     try:
-        found = [("", path.stat())]
+        statuses = [("", path.stat())]
         if path.is_dir():
             with os.scandir(path) as entries:
-                found += sorted((entry.name, entry.stat()) for entry in entries if entry.is_file())
+                statuses += sorted((entry.name, entry.stat()) for entry in entries if entry.is_file())
     except (OSError, ValueError):
         return None
-    return tuple((name, one.st_dev, one.st_ino, one.st_mtime_ns, one.st_size) for name, one in found)
+    return tuple((name, status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size) for name, status in statuses)
 
 
 class Split(Sequence[str]):

@@ -146,9 +146,9 @@ class TextVectorEnv(VectorEnv[dict[str, Any], "Sequence[str]", "NDArray[Any]"]):
             InputError: If a task is unknown or belongs to another split, or if an option is invalid. No slot is reset
                 then.
         """
-        given = check_options(options, ("task", "reset_mask"))
-        mask = self._reset_mask(given.get("reset_mask"))
-        tasks = self._tasks(given.get("task"), mask)
+        requested = check_options(options, ("task", "reset_mask"))
+        mask = self._reset_mask(requested.get("reset_mask"))
+        tasks = self._tasks(requested.get("task"), mask)
         self._seed(seed)
         slots: list[int] = np.flatnonzero(mask).tolist()
         self._start(slots, tasks)
@@ -299,10 +299,10 @@ class TextVectorEnv(VectorEnv[dict[str, Any], "Sequence[str]", "NDArray[Any]"]):
             arrays[f"_{key}"][having] = True
         return arrays
 
-    def _reset_mask(self, given: object) -> NDArray[np.bool_]:
-        if given is None:
+    def _reset_mask(self, requested: object) -> NDArray[np.bool_]:
+        if requested is None:
             return np.ones(self.num_envs, dtype=np.bool_)
-        mask = np.asarray(given)
+        mask = np.asarray(requested)
         if mask.shape != (self.num_envs,) or mask.dtype != np.bool_:
             raise InputError(
                 f'options["reset_mask"]: expected a bool array of shape ({self.num_envs},), '
@@ -310,21 +310,23 @@ class TextVectorEnv(VectorEnv[dict[str, Any], "Sequence[str]", "NDArray[Any]"]):
             )
         return mask
 
-    def _tasks(self, given: _Tasks, mask: NDArray[np.bool_]) -> list[str | None]:
+    def _tasks(self, requested: _Tasks, mask: NDArray[np.bool_]) -> list[str | None]:
         """Return the requested task id of each slot, None where a slot draws its task."""
-        if given is None:
+        if requested is None:
             return [None] * self.num_envs
-        if isinstance(given, str | int | np.integer):
-            given = [given] * self.num_envs
-        if len(given) != self.num_envs:
+        if isinstance(requested, str | int | np.integer):
+            requested = [requested] * self.num_envs
+        if len(requested) != self.num_envs:
             raise InputError(
-                f'options["task"]: expected an id or {self.num_envs} ids, received a sequence of {len(given)}'
+                f'options["task"]: expected an id or {self.num_envs} ids, received a sequence of {len(requested)}'
             )
         known: dict[Any, str] = {}
-        for task, wanted in zip(given, mask, strict=True):
+        for task, wanted in zip(requested, mask, strict=True):
             if wanted and task is not None and task not in known:
                 known[task] = checked_task(self.shared, self.split, task)
-        return [known[task] if wanted and task is not None else None for task, wanted in zip(given, mask, strict=True)]
+        return [
+            known[task] if wanted and task is not None else None for task, wanted in zip(requested, mask, strict=True)
+        ]
 
     def _seed(self, seed: int | Sequence[int | None] | None) -> None:
         """Seed the groups' task samplers. A group whose seed is None keeps its sampler."""
@@ -341,9 +343,9 @@ class TextVectorEnv(VectorEnv[dict[str, Any], "Sequence[str]", "NDArray[Any]"]):
             raise InputError(
                 f"seed: expected an integer or {groups}, one for each group, received a sequence of {len(seeds)}"
             )
-        for group, given in enumerate(seeds):
-            if given is not None or not self._draws[group:]:
-                start = seeding.np_random()[1] % MOST_SEEDS if given is None else int(given)
+        for group, group_seed in enumerate(seeds):
+            if group_seed is not None or not self._draws[group:]:
+                start = seeding.np_random()[1] % MOST_SEEDS if group_seed is None else int(group_seed)
                 self._draws[group : group + 1] = [TaskSampler(self.sampling, self._split, start)]
                 self._drawn[group : group + 1] = [[]]
                 members = slice(group * self.group_size, (group + 1) * self.group_size)

@@ -72,13 +72,13 @@ def read_constants(checkout: Path, benchmark: str) -> tuple[str, str]:
         for target in statement.targets
         if isinstance(target, ast.Name) and isinstance(statement.value.value, str)
     }
-    found = []
+    templates = []
     for name in (f"{benchmark.upper()}_TEMPLATE", f"{benchmark.upper()}_TEMPLATE_NO_HIS"):
         if name not in texts:
             raise InputError(f"{path}: expected the text {name}, a constant; it is missing")
         _check_fields(texts[name], f"{name} in {path}")
-        found.append(texts[name])
-    return found[0], found[1]
+        templates.append(texts[name])
+    return templates[0], templates[1]
 
 
 def fill(templates: tuple[str, str], benchmark: str, fields: Mapping[str, Any]) -> str:

@@ -146,10 +146,10 @@ class Commands:
 
 def commands_of(game: Game) -> Commands:
     """Return the game's commands, which are created once and shared by all engines that play it."""
-    found = game.cache.get("commands")
-    if not isinstance(found, Commands):
-        found = game.cache["commands"] = Commands(game)
-    return found
+    commands = game.cache.get("commands")
+    if not isinstance(commands, Commands):
+        commands = game.cache["commands"] = Commands(game)
+    return commands
 
 
 def _unique(commands: list[str]) -> tuple[str, ...]:

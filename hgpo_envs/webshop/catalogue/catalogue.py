@@ -157,9 +157,9 @@ class Catalogue:
         manifest = read_manifest(folder)
         for name, (size, _) in manifest["files"].items():
             path = path_inside(folder, name)
-            found = path.stat().st_size if path.is_file() else None
-            if found != size:
-                was = "is missing" if found is None else f"has {found:,} bytes, expected {size:,}"
+            actual = path.stat().st_size if path.is_file() else None
+            if actual != size:
+                was = "is missing" if actual is None else f"has {actual:,} bytes, expected {size:,}"
                 raise InputError(f"{path} {was}; build the catalogue again (hgpo data build webshop)")
         return cls(folder, manifest)
 
@@ -261,10 +261,10 @@ def _index_of(folder: Path, asins: NDArray[np.bytes_], order: NDArray[np.int32],
     at = int(np.searchsorted(asins, np.bytes_(wanted)))
     if at == len(asins) or asins[at] != wanted:
         raise KeyError(f"no product {asin!r} in {folder}")
-    found = int(order[at])
-    if not 0 <= found < len(order):
+    index = int(order[at])
+    if not 0 <= index < len(order):
         raise InputError(f"the catalogue in {folder} is damaged (order.npy); build it again")
-    return found
+    return index
 
 
 def _product(folder: Path, records: Records, index: int) -> Product:

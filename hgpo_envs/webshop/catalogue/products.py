@@ -150,7 +150,7 @@ def options(customization: object) -> dict[str, tuple[str, ...]]:
         return {}
     if not isinstance(customization, dict):
         raise InputError(f"field 'customization_options': expected an object, received {customization!r:.40}")
-    found: dict[str, tuple[str, ...]] = {}
+    result: dict[str, tuple[str, ...]] = {}
     for name, choices in customization.items():
         if choices is None:
             continue
@@ -158,8 +158,8 @@ def options(customization: object) -> dict[str, tuple[str, ...]]:
             values = tuple(text(choice, "value").strip().replace("/", " | ").lower() for choice in choices)
         except (TypeError, AttributeError):
             raise InputError(f"option {name!r:.40}: expected a list of objects with a text 'value'") from None
-        found[clean_text(name.lower())] = values
-    return found
+        result[clean_text(name.lower())] = values
+    return result
 
 
 def bullet_points(small_description: object) -> tuple[str, ...]:

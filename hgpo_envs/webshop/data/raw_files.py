@@ -83,12 +83,12 @@ class _Stream:
 
     def take(self, wanted: str) -> str:
         """Consume and return the next character, which must be in `wanted`."""
-        found = self.peek()
-        if not found or found not in wanted:
-            shown = f"{found!r}" if found else "the end of the file"
+        character = self.peek()
+        if not character or character not in wanted:
+            shown = f"{character!r}" if character else "the end of the file"
             raise self.fault(f"expected {' or '.join(repr(c) for c in wanted)}, received {shown}", self.at)
         self.at += 1
-        return found
+        return character
 
     def value(self) -> Any:  # noqa: ANN401 - JSON
         """Decode the next value."""

@@ -194,11 +194,11 @@ class WebShopEngine:
     def _search(self, keywords: tuple[str, ...], number: int) -> None:
         session = self._started()
         session.keywords, session.number, session.asin, session.options = keywords, number, None, {}
-        found = self._found(keywords)
+        selection = self._found(keywords)
         size = pages.PAGE_SIZE
-        products = [self.shop.product(int(row)) for row in found[(number - 1) * size : number * size]]
+        products = [self.shop.product(int(row)) for row in selection[(number - 1) * size : number * size]]
         session.url = f"{_ADDRESS}/search_results/{session.goal.index}/{'+'.join(keywords)}/{number}"
-        session.page = pages.results_page(session.goal.instruction, number, len(found), products)
+        session.page = pages.results_page(session.goal.instruction, number, len(selection), products)
 
     def rank(self, product: int, query: str) -> int | None:
         """Return the position of a product in the results of `search[query]`, from 0, or None. For experts.

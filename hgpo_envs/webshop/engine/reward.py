@@ -186,18 +186,18 @@ def reward(
     r_type, query, category, title = type_match(product, goal.product)
     wanted = wanted_options(goal, colours)
     attributes = sum(has_attribute(product, attribute) for attribute in goal.attributes)
-    found = matched_options(list(options.values()), wanted)
+    matched = matched_options(list(options.values()), wanted)
     affordable = price <= goal.price_upper
     whole = len(goal.attributes) + len(wanted) + 1
     return Reward(
-        score=(attributes + found + affordable) / whole * r_type,
+        score=(attributes + matched + affordable) / whole * r_type,
         r_type=r_type,
         r_att=attributes / len(goal.attributes),
         w_att=len(goal.attributes) / whole,
         query_match=query,
         category_match=category,
         title_score=title,
-        r_option=found / len(wanted) if wanted else None,
+        r_option=matched / len(wanted) if wanted else None,
         w_option=len(wanted) / whole,
         r_price=affordable,
         w_price=1 / whole,

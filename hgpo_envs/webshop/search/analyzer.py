@@ -113,10 +113,10 @@ def words(text: str) -> list[str]:
     """
     if len(text) > LONGEST_WORD:  # the pattern's time is quadratic in the length of its input
         return list(_cut_words(text))
-    found = (_ASCII if text.isascii() else _any()).findall(text)
-    if any(len(word) > LONGEST_WORD // 2 for word in found):
+    matches = (_ASCII if text.isascii() else _any()).findall(text)
+    if any(len(word) > LONGEST_WORD // 2 for word in matches):
         return list(_cut_words(text))
-    return found
+    return matches
 
 
 def _cut_words(text: str) -> Iterator[str]:
@@ -125,10 +125,10 @@ def _cut_words(text: str) -> Iterator[str]:
     while at < len(text):
         seen = _seen_from(text, at)
         if core < at or core == 0:
-            found = _core().search(text, at)
-            if found is None:
+            match = _core().search(text, at)
+            if match is None:
                 return
-            core = found.start()
+            core = match.start()
         word = _any().search(text, at, seen) if core < seen else None
         if word is None:
             at += LONGEST_WORD // 4  # not the whole window, whose end may contain the start of a word

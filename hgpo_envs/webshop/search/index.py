@@ -80,15 +80,15 @@ class _Postings:
         if len(wanted) < len(self.documents):
             at = np.searchsorted(self.documents, wanted)
             at[at == len(self.documents)] = 0
-            found: NDArray[np.float32] = self.table[self.codes[at]]
-            found[self.documents[at] != wanted] = 0
-            return found
-        found = np.zeros(len(wanted), np.float32)
+            scores: NDArray[np.float32] = self.table[self.codes[at]]
+            scores[self.documents[at] != wanted] = 0
+            return scores
+        scores = np.zeros(len(wanted), np.float32)
         at = np.searchsorted(wanted, self.documents)
         at[at == len(wanted)] = 0
         common = wanted[at] == self.documents
-        found[at[common]] = self.table[self.codes[common]]
-        return found
+        scores[at[common]] = self.table[self.codes[common]]
+        return scores
 
     def code_above(self, cut: float) -> int:
         """Return the first code whose score exceeds a cut."""
@@ -96,8 +96,8 @@ class _Postings:
 
     def above(self, cut: float) -> NDArray[Any]:
         """Return the documents whose score exceeds a cut."""
-        found: NDArray[Any] = self.documents[self.codes >= self.code_above(cut)]
-        return found
+        documents: NDArray[Any] = self.documents[self.codes >= self.code_above(cut)]
+        return documents
 
     def count_above(self, cut: float) -> int:
         """Return an estimate of the number of documents whose score exceeds a cut."""
@@ -110,8 +110,8 @@ class _Postings:
         sample = self.codes[:: max(1, len(self.codes) // 8192)]
         rank = max(1, len(sample) * count // len(self.codes))
         code = np.partition(sample, len(sample) - rank)[len(sample) - rank]
-        found: NDArray[Any] = self.documents[self.codes >= code][: 4 * count]
-        return found
+        documents: NDArray[Any] = self.documents[self.codes >= code][: 4 * count]
+        return documents
 
 
 class Index:
@@ -195,10 +195,10 @@ def _number(names: NDArray[np.uint8], ends: NDArray[np.uint32], numbers: NDArray
     while low < high:
         middle = (low + high) // 2
         begin = int(ends[middle - 1]) if middle else 0
-        found = names[begin : int(ends[middle])].tobytes()
-        if found == wanted:
+        name = names[begin : int(ends[middle])].tobytes()
+        if name == wanted:
             return int(numbers[middle])
-        low, high = (middle + 1, high) if found < wanted else (low, middle)
+        low, high = (middle + 1, high) if name < wanted else (low, middle)
     return None
 
 
@@ -249,8 +249,8 @@ def _candidates(lists: list[_Postings], threshold: float) -> NDArray[Any]:
     least = threshold / sum(postings.bound for postings in lists)
     choices = [_cuts(lists, threshold, share) for share in (least, *(share for share in _SHARES if share > least))]
     cuts = min(choices, key=lambda cuts: sum(map(_Postings.count_above, lists, cuts)))
-    found = [postings.above(cut) for postings, cut in zip(lists, cuts, strict=True)]
-    return _union(found)
+    parts = [postings.above(cut) for postings, cut in zip(lists, cuts, strict=True)]
+    return _union(parts)
 
 
 def _cuts(lists: list[_Postings], threshold: float, share: float) -> list[float]:
@@ -263,19 +263,19 @@ def _cuts(lists: list[_Postings], threshold: float, share: float) -> list[float]
     return cuts[::-1]
 
 
-def _union(found: list[NDArray[Any]]) -> NDArray[Any]:
+def _union(lists: list[NDArray[Any]]) -> NDArray[Any]:
     """Return the distinct documents of some lists, ascending."""
-    if len(found) == 1:
-        return found[0]
-    if sum(map(len, found)) < _FEW:
-        documents = np.sort(np.concatenate(found), kind="stable")  # merges sorted runs, which np.unique does not
+    if len(lists) == 1:
+        return lists[0]
+    if sum(map(len, lists)) < _FEW:
+        documents = np.sort(np.concatenate(lists), kind="stable")  # merges sorted runs, which np.unique does not
         first = np.ones(len(documents), np.bool_)
         np.not_equal(documents[1:], documents[:-1], out=first[1:])
         return documents[first]
-    flags = np.zeros(1 + max(int(documents[-1]) for documents in found if len(documents)), np.bool_)
-    for documents in found:
+    flags = np.zeros(1 + max(int(documents[-1]) for documents in lists if len(documents)), np.bool_)
+    for documents in lists:
         flags[documents] = True
-    return np.flatnonzero(flags).astype(found[0].dtype)
+    return np.flatnonzero(flags).astype(lists[0].dtype)
 
 
 def _scored(

@@ -60,20 +60,20 @@ class IndexWriter:
         """Add the next document."""
         before, known, tokens = len(self.tokens), self.pieces, self.tokens
         for piece in text.split(" "):
-            found = known.get(piece)
-            tokens += self._learn(piece) if found is None else found
+            terms = known.get(piece)
+            tokens += self._learn(piece) if terms is None else terms
         self.lengths.append(len(tokens) - before)
         if len(tokens) >= TOKENS_AT_ONCE:
             self._flush()
 
     def _learn(self, piece: str) -> tuple[int, ...]:
         vocabulary = self.vocabulary
-        found = tuple(vocabulary.setdefault(term, len(vocabulary)) for term in piece_terms(piece))
+        terms = tuple(vocabulary.setdefault(term, len(vocabulary)) for term in piece_terms(piece))
         if len(self.pieces) >= KNOWN_PIECES:
             self.pieces.clear()
         if len(piece) <= 64:
-            self.pieces[piece] = found
-        return found
+            self.pieces[piece] = terms
+        return terms
 
     def _flush(self) -> None:
         """Write one run: sorted (term, document) pairs with their frequencies."""
