@@ -1,14 +1,15 @@
-"""Measure advantages, compared with decoding of their Parquet columns and with the official implementations.
+"""Measure advantages beside plain Polars windows of the same equations, and the official implementations.
 
-    python benchmarks/advantages.py                                   4.7k, 75k and 603k rows
+    python benchmarks/advantages.py                                   4.3k, 63k and 527k rows
     python benchmarks/advantages.py --large                           also 12M rows, in chunks, with peak memory
     python benchmarks/advantages.py --huge                            also 100M rows: these rows ten times, as ten runs
-    python benchmarks/advantages.py --before DIR                      compare with another checkout, alternately
     python benchmarks/advantages.py --official DIR --official-g2po DIR  checkouts of verl-agent (gigpo/, recipe/hgpo/)
                                                                       and of G2PO (g2po/); needs torch
 
 Rollouts are simulated walks of up to 50 steps along each task's path with deviations, similar to ALFWorld's. Times are
-CPU seconds of this process on one thread, the minimum of several runs. Results: benchmarks/results/advantages.json.
+CPU seconds of this process on one thread, with reading of the file, the minimum of several runs in turn with their
+reference. Plain windows check nothing: no order, duplicates, NaN, aborted rollouts, or penalties. The import of
+`hgpo_train.advantages` is compared with that of its libraries. Results: benchmarks/results/advantages.json.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from rich.table import Table
 
 from hgpo_datasets import manifest, shards
 from hgpo_envs.hashing import chain_columns, link
-from hgpo_train.advantages import EstimatorSpec, compute, get
+from hgpo_train.advantages import compute, get
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -113,117 +114,132 @@ def write(folder: Path, tasks: int, rollouts: int) -> tuple[str, int]:
         frame = simulate(min(SHARD_TASKS, tasks - start), rollouts, number)
         (folder / manifest.file_name(number)).write_bytes(shards.encode(frame, {}))
         rows += frame.height
-    return str(folder / shards.PATTERN), rows
+    return str(folder / "*.parquet"), rows
 
 
-def cpu(work: Callable[[], object], times: int = 5) -> float:
-    """Return the minimum CPU seconds of several runs after a warm-up."""
-    work()
-    least = float("inf")
-    for _ in range(times):
-        began = time.process_time()
-        work()
-        least = min(least, time.process_time() - began)
+def cpu(*works: Callable[[], object], times: int = 7) -> list[float]:
+    """Return the minimum CPU seconds of each work, in turn, after a warm-up."""
+    least = [float("inf")] * len(works)
+    for run in range(times + 1):
+        for number, work in enumerate(works):
+            began = time.process_time()
+            work()
+            if run:
+                least[number] = min(least[number], time.process_time() - began)
     return least
 
 
+# ------------------------------------------------------------------------------------------------- plain windows
+
+
+def with_keys(steps: pl.LazyFrame) -> pl.LazyFrame:
+    """Add the task, the trajectory, the episode's score and discounted returns; rows are in order."""
+    task, gamma = pl.struct("run", "iteration", "env_id", "task_id", "group").rle_id(), 0.95
+    steps = steps.with_columns(task=task, walk=pl.col("trajectory").rle_id(), reward=10.0 * pl.col("reward"))
+    discount = pl.lit(gamma).pow(pl.col("step").cast(pl.Float64))
+    returns = (discount * pl.col("reward")).cum_sum(reverse=True).over("walk") / discount
+    return steps.with_columns(R=returns, S=pl.col("reward").sum().over("walk"))
+
+
+def normalised(x: pl.Expr, *group: str, ddof: int = 1) -> pl.Expr:
+    """Return (x - mean) / (std + ε) within a group, and 0 in singletons and where all are equal."""
+    mean, std = x.mean().over(group), x.std(ddof).over(group)
+    return pl.when((pl.len().over(group) > 1) & (std > 1e-9 * mean.abs())).then((x - mean) / (std + 1e-6)).otherwise(0)
+
+
+def plain_hgpo(steps: pl.LazyFrame, depth: int = 2) -> pl.LazyFrame:
+    """HGPO."""
+    known = {k: pl.col(f"history_hash_{k}").is_not_null() for k in range(depth + 1)}
+    levels = {k: normalised(pl.col("R"), "task", f"history_hash_{k}", ddof=0) for k in known}
+    steps = steps.with_columns(pl.when(known[k]).then(level).otherwise(0).alias(f"A{k}") for k, level in levels.items())
+    total = pl.sum_horizontal((k + 2.0) * pl.col(f"A{k}") for k in levels)
+    weight = pl.sum_horizontal((k + 2.0) * (pl.col(f"A{k}") != 0) for k in levels)
+    return steps.with_columns(advantage=pl.when(weight > 0).then(total / (weight + 1e-6)).otherwise(0))
+
+
+def plain_rloo(steps: pl.LazyFrame) -> pl.LazyFrame:
+    """RLOO."""
+    n, score = pl.len().over("task"), pl.col("S")
+    return steps.with_columns(advantage=(score - score.mean().over("task")) * n / (n - 1))
+
+
+def plain_g2po(steps: pl.LazyFrame) -> pl.LazyFrame:
+    """G2PO."""
+    left = (pl.len().over("walk") - pl.col("step")).cast(pl.Float64)
+    steps = steps.with_columns(visit=pl.lit(0.95).pow(left) * pl.col("S"))
+    steps = steps.with_columns(V=pl.col("visit").mean().over("task", "history_hash_0"))
+    end = pl.when(pl.col("S") == 10).then(10.0).otherwise(0.0)
+    steps = steps.with_columns(after=pl.col("V").shift(-1).over("walk").fill_null(end))
+    node, edge = (
+        normalised(pl.col("after"), "task", "history_hash_0"),
+        normalised(pl.col("after") - pl.col("V"), "task"),
+    )
+    return steps.with_columns(advantage=normalised(pl.col("S"), "task") + node + edge)
+
+
+PLAIN: dict[str, Callable[[pl.LazyFrame], pl.LazyFrame]] = {
+    "HGPO K=2": plain_hgpo,
+    "HGPO K=4": lambda steps: plain_hgpo(steps, 4),
+    "GiGPO": lambda steps: steps.with_columns(
+        advantage=normalised(pl.col("S"), "task") + normalised(pl.col("R"), "task", "history_hash_0")
+    ),
+    "G2PO": plain_g2po,
+    "GRPO": lambda steps: steps.with_columns(advantage=normalised(pl.col("S"), "task")),
+    "RLOO": plain_rloo,
+}
+
+
 def compare(pattern: str, rows: int) -> dict[str, Any]:
-    """Return CPU seconds of decoding and of computing for each estimator and engine."""
+    """Return CPU seconds of decoding, of each estimator with both engines, and of plain windows."""
     steps = pl.scan_parquet(pattern)
     schema = steps.collect_schema()
     figures: dict[str, Any] = {"rows": rows}
     for label, (name, parameters) in RUNS.items():
-        estimator = get(name)
-        columns = EstimatorSpec(estimator, estimator.parameters.of(parameters)).columns(schema)
-        decode = cpu(lambda columns=columns: steps.select(columns).collect())
-        plan = compute(steps, name, **parameters).select("advantage")
-        whole = cpu(lambda plan=plan: plan.collect(engine="streaming"))
-        figures[label] = {
-            "decode_s": decode,
-            "with_advantages_s": whole,
-            "in_memory_s": cpu(lambda plan=plan: plan.collect(engine="in-memory"), times=2),
-            "ratio": whole / decode,
-            "ns_per_row": whole / rows * 1e9,
+        columns = get(name).with_parameters(**parameters).columns(schema)
+
+        def estimate(
+            engine: pl._typing.EngineType, name: str = name, parameters: dict[str, Any] = parameters
+        ) -> pl.DataFrame:
+            return compute(steps, name, **parameters).select("advantage").collect(engine=engine)
+
+        works: dict[str, Callable[[], object]] = {
+            "decode_s": lambda columns=columns: steps.select(columns).collect(),
+            "with_advantages_s": lambda estimate=estimate: estimate("streaming"),
+            "in_memory_s": lambda estimate=estimate: estimate("in-memory"),
         }
+        if label in PLAIN:
+            plain = PLAIN[label]
+            works["plain_s"] = lambda plain=plain: plain(with_keys(steps)).select("advantage").collect()
+        figures[label] = dict(zip(works, cpu(*works.values()), strict=True))
     return figures
 
 
-BEFORE = """
-import json, sys, time
-import polars as pl
-from hgpo_train.advantages import compute
-
-def cpu(work, times):
-    work()
-    least = float("inf")
+def imports(times: int = 5) -> dict[str, float]:
+    """Return the CPU seconds of new processes that import the package, or its libraries."""
+    commands = {"package_s": "import hgpo_train.advantages", "libraries_s": "import gymnasium, polars"}
+    least = dict.fromkeys(commands, float("inf"))
     for _ in range(times):
-        began = time.process_time()
-        work()
-        least = min(least, time.process_time() - began)
+        for name, command in commands.items():
+            code = f"import time; {command}; print(time.process_time())"
+            done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+            least[name] = min(least[name], float(done.stdout))
     return least
-
-steps = pl.scan_parquet(sys.argv[1])
-runs = json.loads(sys.argv[2])
-print(json.dumps({
-    label: cpu(lambda: compute(steps, name, reward_scale=10.0, **p).select("advantage").collect(), int(sys.argv[3]))
-    for label, (name, p) in runs.items()
-}))
-"""
-
-
-def beside(pattern: str, before: Path, times: int = 3) -> dict[str, dict[str, float]]:
-    """Return CPU seconds of another checkout and of this one, in alternating processes."""
-    least: dict[str, dict[str, float]] = {}
-    here = Path(__file__).parent.parent
-    for _ in range(times):
-        for side, checkout in (("before", before), ("now", here)):
-            environment = os.environ | {"PYTHONPATH": f"{checkout}:{checkout}/datasets"}
-            command = [sys.executable, "-c", BEFORE, pattern, json.dumps(RUNS), "3"]
-            done = subprocess.run(
-                command, capture_output=True, text=True, check=True, env=environment, cwd=tempfile.gettempdir()
-            )
-            for label, seconds in json.loads(done.stdout).items():
-                known = least.setdefault(label, {})
-                known[side] = min(known.get(side, seconds), seconds)
-    return least
-
-
-def stages(pattern: str) -> dict[str, float]:
-    """Return cumulative CPU seconds of the stages of HGPO with K = 2."""
-    from hgpo_train.advantages.input_columns import prepare
-    from hgpo_train.advantages.windows import mean, normalise, within
-
-    scan, hgpo = pl.scan_parquet(pattern), get("hgpo")
-    spec = EstimatorSpec(hgpo, hgpo.parameters())
-    prepared = prepare(scan, spec.parameters, hgpo.reads(spec.parameters))
-    state = within("history_hash_0")
-    plans = {
-        "decode": scan.select(spec.columns(scan.collect_schema())),
-        "keys": prepared.select("trajectory_key"),
-        "keys, returns": prepared.select("task_key", "return"),
-        "keys, returns, means of one level": mean(prepared, "m", "return", state).select("m"),
-        "keys, returns, one level": normalise(prepared, "a", "return", state).select("a"),
-        "the whole": compute(scan, "hgpo").select("advantage"),
-    }
-    return {name: cpu(lambda plan=plan: plan.collect()) for name, plan in plans.items()}
 
 
 MEMORY = """
 import json, sys, time
 from pathlib import Path
 import polars as pl
-from hgpo_train.advantages import EstimatorSpec, get
+from hgpo_train.advantages import get
 from hgpo_train.advantages.advantage_tables import write_advantages
 
 def peak_mb():
     status = Path("/proc/self/status").read_text()
     return int(status.split("VmHWM:")[1].split()[0]) / 1024
 
-hgpo = get("hgpo")
-spec = EstimatorSpec(hgpo, hgpo.parameters())
 start, began = peak_mb(), time.process_time()
 steps = pl.concat([pl.scan_parquet(sys.argv[1]).with_columns(run=pl.lit(f"run {n}")) for n in range(int(sys.argv[3]))])
-rows = write_advantages(steps, [spec], Path(sys.argv[2]))
+rows = write_advantages(steps, [get("hgpo")], Path(sys.argv[2]))
 taken = time.process_time() - began
 print(json.dumps({"rows": rows, "cpu_s": taken, "peak_mb": peak_mb(), "start_mb": start}))
 """
@@ -330,43 +346,27 @@ def once(work: Callable[[], object]) -> float:
 
 def show(console: Console, figures: dict[str, Any]) -> None:
     """Print tables of all measurements."""
-    table = Table(
-        "rows", "estimator", "decode ms", "with advantages ms", "in memory ms", "before ms", "of before",
-        "ratio", "ns/row", "official ms", "times",
-        "with their step returns ms", "times", title="CPU"
-    )  # fmt: skip
-    for size, found in figures["sizes"].items():
+    titles = ("decode ms", "with advantages ms", "in memory ms", "plain windows ms", "of plain windows", "ns/row")
+    table = Table("rows", "estimator", *titles, "official ms", "with their step returns ms", "times", title="CPU")
+    for size, sizes in figures["sizes"].items():
         theirs = figures["official"].get(size, {})
         for label in RUNS:
-            ours, was = found[label], figures["before"].get(size, {}).get(label)
-            slow = theirs.get(label)
-            cells = [f"{slow * 1e3:,.0f}", f"{slow / ours['with_advantages_s']:,.0f}"] if slow else ["", ""]
-            if slow and label in OF_STEP_RETURNS and "step returns" in theirs:
-                slow += theirs["step returns"]
-                cells += [f"{slow * 1e3:,.0f}", f"{slow / ours['with_advantages_s']:,.0f}"]
-            table.add_row(
-                f"{found['rows']:,}",
-                label,
-                f"{ours['decode_s'] * 1e3:.1f}",
-                f"{ours['with_advantages_s'] * 1e3:.1f}",
-                f"{ours['in_memory_s'] * 1e3:.1f}",
-                *([f"{was['before'] * 1e3:.1f}", f"{was['now'] / was['before']:.2f}"] if was else ["", ""]),
-                f"{ours['ratio']:.1f}",
-                f"{ours['ns_per_row']:.0f}",
-                *cells,
-            )
+            ours, official = sizes[label], theirs.get(label)
+            seconds, plain = ours["with_advantages_s"], ours.get("plain_s")
+            cells = [f"{ours[name] * 1e3:.1f}" for name in ("decode_s", "with_advantages_s", "in_memory_s")]
+            cells += [f"{plain * 1e3:.1f}", f"{seconds / plain:.2f}"] if plain else ["", ""]
+            cells.append(f"{seconds / sizes['rows'] * 1e9:.0f}")
+            if official:
+                whole = official + (theirs.get("step returns", 0.0) if label in OF_STEP_RETURNS else 0.0)
+                cells += [f"{official * 1e3:,.0f}", f"{whole * 1e3:,.0f}", f"{whole / seconds:,.0f}"]
+            table.add_row(f"{sizes['rows']:,}", label, *cells)
     console.print(table)
-    profile = Table("HGPO K=2, up to", "ms", title=f"Profile at {figures['sizes']['1024 × 16']['rows']:,} rows")
-    for stage, seconds in figures["stages"].items():
-        profile.add_row(stage, f"{seconds * 1e3:.1f}")
-    console.print(profile)
-    if figures["chunks"]:
-        chunks = Table("rows", "CPU s", "peak MB", "of it at start", title="hgpo advantages, in chunks")
-        for found in figures["chunks"]:
-            chunks.add_row(
-                f"{found['rows']:,}", f"{found['cpu_s']:.1f}", f"{found['peak_mb']:.0f}", f"{found['start_mb']:.0f}"
-            )
-        console.print(chunks)
+    package, libraries = figures["imports"].values()
+    console.print(f"import hgpo_train.advantages: {package:.2f} s, {package / libraries:.2f} times its libraries")
+    chunks = Table("rows", "CPU s", "peak MB", "of it at start", title="hgpo advantages, in chunks")
+    for each in figures["chunks"]:
+        chunks.add_row(f"{each['rows']:,}", f"{each['cpu_s']:.1f}", f"{each['peak_mb']:.0f}", f"{each['start_mb']:.0f}")
+    console.print(chunks)
 
 
 def main() -> None:
@@ -376,24 +376,20 @@ def main() -> None:
     parser.add_argument("--official-g2po", type=Path)
     parser.add_argument("--large", action="store_true")
     parser.add_argument("--huge", action="store_true")
-    parser.add_argument("--before", type=Path, help="another checkout to compare with")
     add_keep(parser)
     given = parser.parse_args()
     console = Console()
-    figures: dict[str, Any] = {"sizes": {}, "before": {}, "official": {}, "chunks": []}
+    figures: dict[str, Any] = {"sizes": {}, "official": {}, "chunks": [], "imports": imports()}
     with tempfile.TemporaryDirectory() as name, console.status("measuring") as status:
         folder = Path(name)
         for size, (tasks, rollouts) in SIZES.items():
             status.update(f"{size} rollouts")
             pattern, rows = write(folder / size.replace(" ", ""), tasks, rollouts)
             figures["sizes"][size] = compare(pattern, rows)
-            if given.before:
-                figures["before"][size] = beside(pattern, given.before.resolve())
             if (given.official or given.official_g2po) and rows < 100_000:
                 status.update(f"{size} rollouts, official")
                 figures["official"][size] = official(pl.read_parquet(pattern), given.official, given.official_g2po)
-        status.update("profile")
-        figures["stages"] = stages(pattern)
+        status.update("in chunks")
         figures["chunks"].append(in_chunks(pattern, folder))
         if given.large or given.huge:
             status.update("20,480 × 16 rollouts, in chunks")
@@ -403,7 +399,7 @@ def main() -> None:
             status.update("ten times as many")
             figures["chunks"].append(in_chunks(pattern, folder, copies=10))
     show(console, figures)
-    console.print(store("advantages_before" if given.before else "advantages", figures, keep=given.keep))
+    console.print(store("advantages", figures, keep=given.keep))
 
 
 if __name__ == "__main__":
