@@ -32,31 +32,8 @@ def test_a_larger_catalogue_starts_with_the_smaller_one(tmp_path):
     assert large[:50] == small
 
 
-@pytest.mark.slow
-def test_a_catalogue_with_quirks_can_be_built(tmp_path):
-    synthetic.write_synthetic(tmp_path / "raw", 5_000, 1)
-    items = json.loads((tmp_path / "raw/items_shuffle.json").read_bytes())
-    pricing = [item["pricing"] for item in items]
-    assert None in pricing
-    assert "" in pricing
-    assert any(" - " in (price or "") for price in pricing)
-    assert any("/ Ounce" in (price or "") for price in pricing)
-    assert any(isinstance(item["small_description"], str) for item in items)
-    assert any(item["customization_options"] is None for item in items)
-    assert any(None in (item["customization_options"] or {}).values() for item in items)
-    assert any("<b>" in item["name"] for item in items)
-    assert any("\x07" in item["name"] for item in items)
-    assert any(item["asin"] == "nan" for item in items)
-    assert any(len(item["asin"]) > 10 for item in items)
-    manifest = build(*(tmp_path / "raw" / name for name in synthetic.FILES), tmp_path / "out", nouns="stand-in")
-    assert manifest["skipped"]["nan or long asin"]
-    assert manifest["skipped"]["duplicate asin"]
-    catalogue = Catalogue.open(tmp_path / "out")
-    assert all(product.listed and product.instruction for product in catalogue)
-
-
-def test_without_quirks_every_record_is_a_product(tmp_path):
-    synthetic.write_synthetic(tmp_path / "raw", 500, 1, quirks=False, text=0.2)
+def test_every_record_is_a_product(tmp_path):
+    synthetic.write_synthetic(tmp_path / "raw", 500, 1, text=0.2)
     manifest = build(*(tmp_path / "raw" / name for name in synthetic.FILES), tmp_path / "out", nouns="stand-in")
     assert manifest["products"] == 500
 

@@ -31,6 +31,6 @@ def make_bundled_catalogue(out: Path, *, seed: int = SEED) -> dict[str, Any]:
 
     with tempfile.TemporaryDirectory() as made:
         raw = Path(made) / "raw"
-        write_synthetic(raw, PRODUCTS, seed, quirks=False, text=0.6, people=HUMAN_INSTRUCTIONS)
+        write_synthetic(raw, PRODUCTS, seed, text=0.6, people=HUMAN_INSTRUCTIONS)
         items, attributes, human = (raw / name for name in FILES)
         return build(items, attributes, human, out, nouns="stand-in", compress=True)

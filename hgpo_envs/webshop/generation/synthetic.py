@@ -1,4 +1,4 @@
-"""Synthetic catalogues in the official raw formats, including their irregular records. A seed determines all bytes.
+"""Synthetic catalogues in the official raw formats. A seed determines all bytes.
 
 Products are of real kinds, with attributes, options and prices that instructions ask for and with invented brands. Each
 product has its own random generator, so a larger catalogue starts with the products of a smaller one.
@@ -53,7 +53,6 @@ def write_synthetic(
     products: int,
     seed: int,
     *,
-    quirks: bool = True,
     text: float = 1.0,
     people: float | None = None,
     progress: Callable[[int], None] | None = None,
@@ -62,11 +61,8 @@ def write_synthetic(
 
     Args:
         out: The folder. It is written atomically and contains a file `NOTE` that says how it was made.
-        products: The number of records. With `quirks` the loader skips a few of them.
+        products: The number of records.
         seed: Any integer. The same seed and arguments give the same bytes.
-        quirks: Whether some records are irregular like those of the official files: values that look like colours, no
-            price, price ranges, unit prices, a single text instead of a list of features, no options, identifiers that
-            are `nan`, too long or repeated, markup, other scripts, irregular spacing.
         text: The length of descriptions and features, relative to the official files.
         people: The mean number of human-style instructions per product. None distributes `HUMAN_INSTRUCTIONS` over the
             catalogue, with a mean of at most 0.5.
@@ -89,16 +85,12 @@ def write_synthetic(
             items.write(b"[")
             attributes.write(b"{")
             human.write(b"{")
-            entries = 0
             for number in range(products):
-                product = SyntheticProduct(seed, number, quirks=quirks, text=text)
-                items.write((b", " if number else b"") + orjson.dumps(product.record))
-                if product.is_listed:
-                    attributes.write((b", " if entries else b"") + _entry(product.asin, product.attribute_entry()))
-                    instructions = product.human_entries(rate)
-                    if instructions:
-                        human.write((b", " if human.tell() > 1 else b"") + _entry(product.asin, instructions))
-                    entries += 1
+                product, comma = SyntheticProduct(seed, number, text=text), b", " if number else b""
+                items.write(comma + orjson.dumps(product.record))
+                attributes.write(comma + _entry(product.asin, product.attribute_entry()))
+                if instructions := product.human_entries(rate):
+                    human.write((b", " if human.tell() > 1 else b"") + _entry(product.asin, instructions))
                 if not number % 1000:
                     report_progress(number)
             items.write(b"]")
@@ -150,24 +142,13 @@ def plain_values(option: str) -> tuple[str, ...]:
     )
 
 
-def _identifier_quirk(seed: int, number: int) -> str | None:
-    """Return the irregularity of a product's identifier (`nan`, `long` or `repeated`), or None."""
-    chance = random.Random(seed << 40 | number | 1 << 104).random()
-    if chance < 0.001:
-        return "nan"
-    if chance < 0.002:
-        return "long"
-    return "repeated" if chance < 0.006 and number else None
-
-
 class SyntheticProduct:
     """A synthetic product and its instructions."""
 
-    def __init__(self, seed: int, number: int, *, quirks: bool, text: float) -> None:
+    def __init__(self, seed: int, number: int, *, text: float) -> None:
         self.random = random.Random(seed << 40 | number)
         self.kind: ProductKind = self.pick(PRODUCT_KINDS)
         self.asin = identifier(number)
-        self.is_listed = True
         self.brand = self.rare()
         self.name = self.pick(self.kind.names)
         self.material = self.pick(self.kind.materials)
@@ -178,10 +159,8 @@ class SyntheticProduct:
             "material": self.material,
             "Material": self.material.capitalize(),
         }
-        self.choices = self._choices(quirks)
+        self.choices = self._choices()
         self.record = self._record(text)
-        if quirks:
-            self._make_odd(seed, number)
 
     def pick(self, choices: Sequence[Any]) -> Any:  # noqa: ANN401 - an element of any sequence
         """Return a random element."""
@@ -205,10 +184,9 @@ class SyntheticProduct:
         number = 100 + int(self.random.random() * 99900)
         return f"{self.pick(letters)}{self.pick(letters)}-{number}{self.pick(('A', 'B', 'X', ''))}"
 
-    def _choices(self, quirks: bool) -> dict[str, list[str]]:
+    def _choices(self) -> dict[str, list[str]]:
         names = [name for name in self.kind.options if self.chance(0.85)]
-        values = {name: OPTIONS[name][1] if quirks else plain_values(name) for name in names}
-        return {OPTIONS[name][0]: self.some(values[name], 2, 8 if name == "color" else 5) for name in names}
+        return {OPTIONS[name][0]: self.some(plain_values(name), 2, 8 if name == "color" else 5) for name in names}
 
     def _title(self) -> str:
         first, *others = [attribute.title() for attribute in self.attributes]
@@ -285,51 +263,6 @@ class SyntheticProduct:
         if self.chance(0.12):
             return f"${price:.2f} - ${price * self.random.uniform(1.1, 2.2):.2f}"
         return f"${price:.2f}"
-
-    def _make_odd(self, seed: int, number: int) -> None:
-        """Make a few records irregular in the ways of the official files."""
-        record, title = self.record, self.record["name"]
-        price = record["pricing"].split(" ")[0]
-        odd: list[tuple[float, str, Any]] = [
-            (0.06, "pricing", ""),
-            (0.01, "pricing", None),
-            (0.02, "pricing", f"{price} ({price} / Ounce)"),
-            (0.01, "pricing", f"{price} - $99.99 - $120.50"),
-            (0.002, "pricing", "$1,234.56"),
-            (0.02, "small_description", record["small_description"][0]),
-            (0.05, "customization_options", None),
-            (0.02, "customization_options", {"Color": None, **record["customization_options"]}),
-            (0.01, "name", f'{title} & <b>Sale</b> "{self.rare()}"'),
-            (0.01, "name", f"{title} ™ {self.pick(('日本製', 'Größe', 'Café', 'Ελληνικά', '½ Cup'))}"),
-            (0.005, "name", f"  {title}\t\n"),
-            (0.003, "name", f"{title}\x07\x1f"),
-            (0.02, "query", f" {record['query'].title()}  "),
-            (0.01, "full_description", ""),
-            (0.02, "full_description", f"<p>{record['full_description']}</p>\n<br/>"),
-            (0.2, "average_rating", None),
-        ]
-        for share, field, value in odd:
-            if self.chance(share):
-                record[field] = value
-        for values in (record["customization_options"] or {}).values():
-            for option in values or ():
-                if self.chance(0.02):
-                    option["value"] = self.pick((" {} ", "{}/Plus", '"{}"', "{}®", "#3 {}")).format(option["value"])
-        self._make_odd_identifier(seed, number)
-
-    def _make_odd_identifier(self, seed: int, number: int) -> None:
-        """Give a few records an identifier that the loader skips. The attribute file does not list them."""
-        quirk = _identifier_quirk(seed, number)
-        if quirk is None:
-            return
-        if quirk in {"nan", "long"}:
-            self.record["asin"] = "nan" if quirk == "nan" else self.asin + "X"
-        else:
-            earlier = self.random.randrange(number)
-            if _identifier_quirk(seed, earlier) is not None:
-                return
-            self.record["asin"] = identifier(earlier)
-        self.is_listed = False
 
     def attribute_entry(self) -> dict[str, Any]:
         """Return the product's entry in the attribute file, with its synthetic instruction."""
