@@ -289,27 +289,34 @@ def draw(rows: list[dict[str, Any]], scaling: list[dict[str, Any]], path: str) -
     import polars as pl
 
     loops = pl.DataFrame(rows).with_columns(pl.col("concurrency").cast(pl.String))
-    axis = alt.Axis(title="replies per second and core", format=",d")
-    bars = (
-        alt.Chart(loops, title="One client process", width=330, height=150)
-        .mark_bar()
+    points = (
+        alt.Chart(loops, title="Replies per CPU second of one client process", width=330, height=150)
+        .mark_point(filled=True, size=90)
         .encode(
-            x=alt.X("replies_per_cpu_s", axis=axis, scale=alt.Scale(type="log", domain=[100, 30_000])),
+            x=alt.X(
+                "replies_per_cpu_s", title=None, scale=alt.Scale(type="log"), axis=alt.Axis(format=",d", tickCount=6)
+            ),
             y=alt.Y("loop", sort=list(LOOPS), title=None),
-            yOffset="concurrency",
-            color=alt.Color("concurrency", title="concurrent"),
+            color=alt.Color("concurrency", title="concurrent", sort=[str(number) for number in CONCURRENCY]),
         )
     )
-    target = alt.Chart(pl.DataFrame({"x": [2_000]})).mark_rule(strokeDash=[4, 3]).encode(x="x")
-    points = (
-        alt.Chart(pl.DataFrame(scaling), title="Several client processes", width=200, height=150)
+    target = alt.Chart(pl.DataFrame({"target": [2_000]})).mark_rule(strokeDash=[4, 3]).encode(x="target")
+    measured = {"replies_per_cpu_s": "with a core each", "replies_per_s": "on this machine"}
+    lines = (
+        alt.Chart(
+            pl.DataFrame(scaling).rename(measured).unpivot(index="processes"),
+            title="Replies per second of several processes",
+            width=200,
+            height=150,
+        )
         .mark_line(point=True)
         .encode(
-            x=alt.X("processes:O", title="client processes"),
-            y=alt.Y("replies_per_cpu_s", title="replies per second, a core each"),
+            x=alt.X("processes:O", title="client processes", axis=alt.Axis(labelAngle=0)),
+            y=alt.Y("value", title=None),
+            strokeDash=alt.StrokeDash("variable", title=None),
         )
     )
-    ((bars + target) | points).save(path, ppi=150)
+    ((points + target) | lines).save(path, ppi=96)
 
 
 def main() -> None:
