@@ -33,12 +33,14 @@ _RESULTS: Final[dict[str, Callable[[TaskTypeSummary], str]]] = {
 
 def print_run(run: RunSummary) -> None:
     """Print the facts of a run, its results by task type, and its size by family of columns."""
-    sizes = ", ".join(f"{count:,} of {counted(size, 'rollout')}" for size, count in run.group_sizes.items())
+    sizes = [f"{count:,} of {counted(size, 'rollout')}" for size, count in run.group_sizes.items()]
+    if len(sizes) == 1:
+        sizes = [sizes[0].replace(" of ", ", each of ")]
     facts = {
         "run": ", ".join(run.runs),
         "environment": f"{', '.join(run.env_ids) or 'unknown'} ({', '.join(run.splits) or 'split unknown'})",
         "iterations": "{} to {}".format(*run.iterations),
-        "groups": sizes,
+        "groups": ", ".join(sizes),
         "steps": f"{run.steps:,} (episodes of {run.shortest} to {run.longest}, median {run.median:g})",
         "files": f"{run.files:,}, hashes to depth {run.depth}",
         "config": ", ".join(f"{name}={value}" for name, value in (run.config or {}).items()),

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hgpo_train.cli.output_paths import check_folder
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -64,6 +66,7 @@ def train(
     if plan or card is not None:
         _print_plan(settings, card, console)
         return
+    check_folder("--out", folder)
     _run(settings, folder, console, steps=steps, advantages=advantages, resume=resume)
 
 

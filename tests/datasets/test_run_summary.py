@@ -72,6 +72,14 @@ def test_show_prints_json_and_tables(run: Path, hgpo: Command) -> None:
     )
 
 
+def test_groups_of_one_size_are_counted_once(tmp_path: Path, hgpo: Command) -> None:
+    with StepWriter(tmp_path / "run") as writer:
+        for task in "abc":
+            writer.add_group(group(task, 2))
+    (row,) = (line for line in hgpo("data", "show", tmp_path / "run")[1].splitlines() if line.startswith("groups"))
+    assert row.split(maxsplit=1)[1].strip() == "3, each of 2 rollouts"
+
+
 def test_verify_says_so_with_its_exit_code(run: Path, hgpo: Command) -> None:
     code, shown, _ = hgpo("verify", run, "--json")
     assert (code, json.loads(shown)[0]["ok"]) == (0, True)
