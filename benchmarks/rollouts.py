@@ -31,9 +31,7 @@ from hgpo_train.rollout.group_plan import plan_groups
 from hgpo_train.rollout.run import ExecutionOptions, RolloutSpec, collect_groups
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from hgpo_train.rollout.trajectory import Row
+    from collections.abc import Mapping, Sequence
 
 ALFWORLD, WEBSHOP = "HGPO/ALFWorld-v0", "HGPO/WebShop-v0"
 CONSOLE = Console()
@@ -54,8 +52,10 @@ class Nowhere:
 
     committed: frozenset[Any] = frozenset()
 
-    def add_group(self, rows: Iterable[Row]) -> None:
-        """Discard rows."""
+    def add_group(self, steps: Mapping[str, Sequence[Any]]) -> None:
+        """Discard columns of rows."""
+
+    replace = add_group
 
     def commit(self) -> None:
         """Do nothing."""
@@ -137,7 +137,7 @@ def tail(count: int = 128, mean_s: float = 0.25) -> dict[str, Any]:
     for sigma in (0.6, 1.0):
         what = RolloutSpec(tasks=tasks, group_size=8, seed=1)
         thinking = Thinking(policy_for(here, "mixture:expert=0.8,random=0.2"), count, mean_s, sigma)
-        kept: list[Row] = []
+        lengths: dict[str, int] = {}
         began = time.perf_counter()
         last_begin = [0.0, 0.0]
 
@@ -150,10 +150,10 @@ def tail(count: int = 128, mean_s: float = 0.25) -> dict[str, Any]:
             if rollouts - tally.trajectories >= count:
                 last_begin[:] = [tally.seconds, thinking.busy_s]
 
-        tally = collect_groups(here, thinking, Keeping(kept), what, ExecutionOptions(slots=count), progress=note)
+        tally = collect_groups(here, thinking, Lengths(lengths), what, ExecutionOptions(slots=count), progress=note)
         seconds = time.perf_counter() - began
         thinking.close()
-        waited = lockstep_s(kept, thinking, count, what)
+        waited = lockstep_s(lengths, thinking, count, what)
         idle = 1 - thinking.busy_s / (count * seconds)
         full = 1 - min(1.0, last_begin[1] / (count * last_begin[0]))
         figures[str(sigma)] = {
@@ -170,22 +170,20 @@ def tail(count: int = 128, mean_s: float = 0.25) -> dict[str, Any]:
     return figures
 
 
-class Keeping(Nowhere):
-    """A writer that stores rows in memory."""
+class Lengths(Nowhere):
+    """A writer that stores only the number of steps of each rollout."""
 
-    def __init__(self, kept: list[Row]) -> None:
-        self._kept = kept
+    def __init__(self, lengths: dict[str, int]) -> None:
+        self._lengths = lengths
 
-    def add_group(self, rows: Iterable[Row]) -> None:
-        """Store the columns that determine a step's seed."""
-        self._kept += [{name: row[name] for name in ("trajectory", "step")} for row in rows]
+    def add_group(self, steps: Mapping[str, Sequence[Any]]) -> None:
+        """Count steps."""
+        for trajectory, step in zip(steps["trajectory"], steps["step"], strict=True):
+            self._lengths[trajectory] = max(self._lengths.get(trajectory, 0), step + 1)
 
 
-def lockstep_s(rows: list[Row], thinking: Thinking, count: int, what: RolloutSpec) -> float:
+def lockstep_s(lengths: dict[str, int], thinking: Thinking, count: int, what: RolloutSpec) -> float:
     """Return the time of a lockstep loop over the same rollouts: at every step of a batch, the slowest response."""
-    lengths: dict[str, int] = {}
-    for row in rows:
-        lengths[row["trajectory"]] = max(lengths.get(row["trajectory"], 0), row["step"] + 1)
     seeds = {}
     groups = plan_groups(handle(max_steps=20).tasks, order=what.order, seed=what.seed, group_size=what.group_size)
     for group in islice(groups, what.tasks):
