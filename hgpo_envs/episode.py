@@ -231,6 +231,7 @@ class Episode:
             steps_taken=self.steps_taken,
             max_steps=settings.max_steps,
             action_format=settings.action_format,
+            info=state.info,
         )
 
     def history(self) -> list[Pair]:

@@ -14,6 +14,7 @@ A template may use only these fields:
 | step | int | the number of this step, from 1 |
 | max_steps | int | the step limit |
 | action_format | str | ``response`` (with tags), ``command`` (the action alone) or ``number`` (its number) |
+| info | dict | the state's further fields (`State.info`), such as counters that are shown but not compared |
 
 A user's template is rendered in Jinja's sandbox, which keeps it from Python's internals. Two filters are added:
 ``{{ admissible_actions | listed("help") }}`` quotes the actions, one per line, without the named ones; ``numbered``
@@ -30,6 +31,7 @@ import os
 from functools import cache, lru_cache
 from importlib.resources import files
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 import jinja2
@@ -46,7 +48,7 @@ from hgpo_envs.unicode_text import clean_text
 from hgpo_envs.verl_agent_prompts import VERL_AGENT, fill, read_constants
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from hgpo_envs.memory import Pair
 
@@ -61,8 +63,11 @@ FIELDS: Final = (
     "step",
     "max_steps",
     "action_format",
+    "info",
 )
 """The fields that a template may use."""
+
+_NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 
 LONGEST_TEMPLATE: Final = 1 << 17
 """The maximum length of a template in characters."""
@@ -144,6 +149,7 @@ class PromptTemplate:
         steps_taken: int,
         max_steps: int,
         action_format: str,
+        info: Mapping[str, Any] = _NOTHING,
     ) -> str:
         """Render the prompt of one step.
 
@@ -155,17 +161,18 @@ class PromptTemplate:
             steps_taken: The number of actions so far.
             max_steps: The step limit.
             action_format: ``command``, ``response`` or ``number``.
+            info: The state's further fields.
 
         Raises:
             InputError: The template fails.
         """
         history = as_text(pairs)
-        counts = len(pairs), steps_taken, steps_taken + 1, max_steps
+        last = len(pairs), steps_taken, steps_taken + 1, max_steps, action_format, info
         try:
             if self._joined is not None:
-                joined = self._joined(task, observation, admissible_actions, history, pairs, *counts, action_format)
+                joined = self._joined(task, observation, admissible_actions, history, pairs, *last)
                 return joined.strip()
-            values = task, observation, list(admissible_actions), history, pairs, *counts, action_format
+            values = task, observation, list(admissible_actions), history, pairs, *last
             return clean_text(self._template.render(zip(FIELDS, values, strict=True)).strip())
         except Exception as error:  # a template can raise any exception
             line = _line_of(error)

@@ -188,6 +188,13 @@ def test_unreadable_template_files(tmp_path, content, line):
         load_template(str(path), "ALFWorld")
 
 
+def test_further_fields_of_the_state():
+    template = PromptTemplate("{{ info.moves }} of {{ info['limit'] }}: {{ observation }}", "counter")
+    assert render(template, info={"moves": 3, "limit": 9}) == "3 of 9: You see a fridge 1."
+    with pytest.raises(InputError, match="has no attribute 'moves'"):
+        render(template)
+
+
 def test_every_documented_field_is_available():
     template = PromptTemplate("".join(f"[{{{{ {field} }}}}]" for field in FIELDS), "all")
     assert render(template).count("[") >= len(FIELDS)
