@@ -90,11 +90,11 @@ def partitions(
     options = dict(storage_options or {})
     files = source_files(source, options)
     depth = shared_depth(files, options, plain=plain)
-    borders = [0, len(files)]
+    limits = [0, len(files)]
     sizes = [file.shard.rows for file in files if file.shard is not None]
     if len(sizes) == len(files):
-        borders = _borders(sizes, [_values(file, whole, depth, options) for file in files], rows)
-    return [Partition(tuple(files[start:end]), depth, options) for start, end in pairwise(borders)]
+        limits = borders(sizes, [_values(file, whole, depth, options) for file in files], rows)
+    return [Partition(tuple(files[start:end]), depth, options) for start, end in pairwise(limits)]
 
 
 def map_partitions(
@@ -274,7 +274,7 @@ def _values(
         return set(steps.select(present).unique().collect().rows()) if present else set()
 
 
-def _borders(sizes: Sequence[int], values: Sequence[set[Any]], most: int) -> list[int]:
+def borders(sizes: Sequence[int], values: Sequence[set[Any]], most: int) -> list[int]:
     """Return the first file of each partition, and the number of files.
 
     Args:
@@ -282,13 +282,13 @@ def _borders(sizes: Sequence[int], values: Sequence[set[Any]], most: int) -> lis
         values: Values in the files. Files with a value in common, and those between them, are in one partition.
         most: The largest number of rows of a partition; larger if files must stay together.
 
-    >>> _borders([4, 4, 4, 9, 1], [set()] * 5, 8)
+    >>> borders([4, 4, 4, 9, 1], [set()] * 5, 8)
     [0, 2, 3, 4, 5]
-    >>> _borders([4, 4, 4, 9, 1], [{1}, {2}, {2}, set(), {3}], 8)
+    >>> borders([4, 4, 4, 9, 1], [{1}, {2}, {2}, set(), {3}], 8)
     [0, 1, 3, 4, 5]
     """
     last = {value: number for number, some in enumerate(values) for value in some}
-    borders, rows = [0], 0
+    firsts, rows = [0], 0
     start = unit = reach = 0  # of the files that must stay together
     for number, size in enumerate(sizes):
         unit += size
@@ -296,7 +296,7 @@ def _borders(sizes: Sequence[int], values: Sequence[set[Any]], most: int) -> lis
         if reach > number:
             continue
         if rows and rows + unit > most:
-            borders.append(start)
+            firsts.append(start)
             rows = 0
         rows, start, unit = rows + unit, number + 1, 0
-    return [*borders, len(sizes)]
+    return [*firsts, len(sizes)]

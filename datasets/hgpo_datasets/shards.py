@@ -1,7 +1,7 @@
 """Encode and decode the shards of a run: Parquet files with a checksum in every page.
 
-pyarrow writes, because Polars has no page checksums; it also reads what the writer copies, and verifies their
-checksums. Queries use Polars, which reads several times faster and pushes filters down into the file.
+pyarrow writes and locates damage, because Polars has no page checksums. Queries use Polars, which reads several times
+faster and pushes filters down into the file.
 
 The key-value metadata in the footer contain the schema version, and the run's name and configuration.
 """
@@ -78,23 +78,6 @@ def encode(frame: pl.DataFrame, metadata: Mapping[str, str]) -> bytes:
 def metadata_of(header: Header) -> dict[str, str]:
     """Return the key-value metadata of each file of a run, without the version."""
     return {RUN_KEY: header.run, CONFIG_KEY: canonical(header.config).decode()}
-
-
-def decode(data: bytes) -> pl.DataFrame:
-    """Decode the rows of a shard, and verify the checksum of each page.
-
-    Raises:
-        ValueError: The data is not Parquet, or is damaged.
-    """
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        table = pq.ParquetFile(io.BytesIO(data), page_checksum_verification=True).read(use_threads=False)
-        table.validate(full=True)  # Polars assumes that texts are valid UTF-8
-        return pl.DataFrame(table)
-    except (OSError, ValueError, MemoryError, pa.ArrowException, *POLARS_ERRORS) as error:
-        raise ValueError(first_line(error)) from error
 
 
 def damaged_columns(data: bytes) -> Iterator[str]:

@@ -28,8 +28,6 @@ Source = str | os.PathLike[str]
 STEPS: Final = "steps"
 """Name of the folder of a run's shards."""
 PARQUET: Final = ".parquet"
-MOST_FOLDERS: Final = 100_000
-"""Largest number of folders that are searched for runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +88,7 @@ def folders_below(folder: Path, choose: Callable[[Path], T | None]) -> Iterator[
         The values.
 
     Raises:
-        InputError: There are too many folders to search, or the folder cannot be read.
+        InputError: The folder cannot be read.
     """
     seen: set[tuple[int, int]] = set()
     waiting = [folder]
@@ -109,8 +107,6 @@ def folders_below(folder: Path, choose: Callable[[Path], T | None]) -> Iterator[
             if here == folder:
                 raise InputError(f"{folder} cannot be read: {error.strerror}") from error
             continue
-        if len(seen) > MOST_FOLDERS:
-            raise InputError(f"{folder} contains more than {MOST_FOLDERS:,} folders; pass the runs in it")
         waiting += [path for path in inside if path.is_dir()]
 
 

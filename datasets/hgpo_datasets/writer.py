@@ -227,7 +227,7 @@ class StepWriter:
         data = read_bytes(path, shards.MOST_BYTES, shards.WHAT)
         if hashlib.sha256(data).hexdigest() != shard.sha256:
             raise InputError(f"{path} is damaged; run `hgpo verify {path}` for details")
-        kept = shards.decode(data).join(names, on="trajectory", how="anti")
+        kept = pl.read_parquet(data).join(names, on="trajectory", how="anti")
         new = frame.join(names, on="trajectory", how="semi")
         return self._write_shard([_Batch(kept), _Batch(new)], replaces=shard.file)
 

@@ -24,7 +24,6 @@ KINDS = [pl.Int64, pl.Int32, pl.String, pl.Boolean, pl.Float32, pl.List(pl.Int32
 def test_every_frame_comes_back_whatever_its_chunks(frame: pl.DataFrame, rows: int) -> None:
     data = shards.encode(frame, {"a key": "ü"})
     assert_frame_equal(pl.read_parquet(data), frame)
-    assert_frame_equal(shards.decode(data), frame)
     assert list(shards.damaged_columns(data)) == []
     assert pl.read_parquet_metadata(io.BytesIO(data))["a key"] == "ü"
     pieces = pl.concat([*frame.iter_slices(rows), frame.clear()], rechunk=False)
@@ -44,10 +43,10 @@ def test_rows_texts_and_columns_are_stored_as_promised(rich_run: Path) -> None:
         assert chunk.has_dictionary_page == (
             chunk.physical_type == "BYTE_ARRAY" and chunk.path_in_schema != "prompt"
         ), chunk.path_in_schema
-    assert_frame_equal(shards.decode(data), frame)
+    assert_frame_equal(pl.read_parquet(data), frame)
 
 
-def test_a_changed_page_is_named_and_not_read() -> None:
+def test_a_changed_page_is_named() -> None:
     frame = pl.DataFrame({"task": ["a", "b"] * 20_000, "hash": range(40_000)})
     data = shards.encode(frame, {})
     chunk = pq.read_metadata(io.BytesIO(data)).row_group(1).column(1)
@@ -55,16 +54,13 @@ def test_a_changed_page_is_named_and_not_read() -> None:
         damaged = bytearray(data)
         damaged[position] ^= 0x10
         assert list(shards.damaged_columns(bytes(damaged))) == [f"row group {int(column == 'hash')}, column {column}"]
-        with pytest.raises(ValueError, match="CRC"):
-            shards.decode(bytes(damaged))
 
 
 def test_what_is_no_parquet_file_is_refused_in_one_line() -> None:
     for wrong in (b"", b"PAR1", b"PAR1" + b"\xff" * 20 + b"PAR1", b"x" * 50):
-        for call in (shards.decode, lambda data: list(shards.damaged_columns(data))):
-            with pytest.raises(ValueError, match=r"Parquet|footer|Thrift|Arrow|byte") as refused:
-                call(wrong)
-            assert "\n" not in str(refused.value)
+        with pytest.raises(ValueError, match=r"Parquet|footer|Thrift|Arrow|byte") as refused:
+            list(shards.damaged_columns(wrong))
+        assert "\n" not in str(refused.value)
 
 
 def test_changed_bytes_are_not_written_again_under_a_new_digest(rich_run: Path) -> None:

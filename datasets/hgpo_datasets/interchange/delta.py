@@ -10,11 +10,13 @@ from __future__ import annotations
 import os
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
 import polars as pl
 
 from hgpo_datasets import manifest
+from hgpo_datasets.partitions import borders
 from hgpo_datasets.reader import StepFile, scan_files, source_files
 from hgpo_datasets.remote import uses_http
 from hgpo_datasets.shards import first_line
@@ -87,7 +89,10 @@ def to_delta(
             _check_other_runs(there, listed.header.run, known=done is not None)
             _remove_replaced(there, listed, app)
         rows = appended = 0
-        for some in _commits([file for file in files if _number(file) >= (done or 0)], commit_rows):
+        files = [file for file in files if _number(file) >= (done or 0)]
+        sizes = [file.shard.rows for file in files if file.shard is not None]
+        for start, end in pairwise(borders(sizes, [set()] * len(files), commit_rows)) if files else ():
+            some = files[start:end]
             steps = _steps(some)
             write_deltalake(
                 place,
@@ -108,21 +113,6 @@ def _number(file: StepFile) -> int:
     """Return the place of a shard among all that the run ever committed, which is in its name."""
     assert file.shard is not None
     return int(file.shard.file.removeprefix("steps-").partition(".")[0])
-
-
-def _commits(files: Sequence[StepFile], most: int) -> Iterator[list[StepFile]]:
-    """Yield the shards of each commit, in the order in which the run committed them."""
-    some: list[StepFile] = []
-    rows = 0
-    for file in sorted(files, key=_number):
-        count = file.shard.rows if file.shard is not None else 0
-        if some and rows + count > most:
-            yield some
-            some, rows = [], 0
-        some.append(file)
-        rows += count
-    if some:
-        yield some
 
 
 def _steps(files: Sequence[StepFile]) -> pl.DataFrame:
