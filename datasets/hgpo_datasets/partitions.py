@@ -58,11 +58,6 @@ class Partition:
         """Scan the steps of the partition."""
         return scan_files(self.files, self.depth, self.storage_options)
 
-    def rows(self) -> int:
-        """Return the number of rows; read from the footers of files outside of runs."""
-        known = [file.shard.rows for file in self.files if file.shard is not None]
-        return sum(known) if len(known) == len(self.files) else int(self.scan().select(pl.len()).collect().item())
-
 
 def partitions(
     source: Source | Iterable[Source],

@@ -115,24 +115,6 @@ def test_files_of_absurd_size_are_not_read(rich_run: Path) -> None:
             call(rich_run)
 
 
-def test_a_neighbour_named_part_survives_an_import(tmp_path: Path) -> None:
-    from hgpo_datasets.interchange.verl_agent import import_rollouts
-
-    (tmp_path / "theirs.part").mkdir()
-    (tmp_path / "theirs.part/thesis.txt").write_text("precious")
-    (tmp_path / "dump.jsonl").write_text('{"traj_uid": 1, "uid": 1, "anchor_obs": "a", "rewards": 1}\n')
-    (tmp_path / "bad.jsonl").write_text('{"traj_uid": 1, "uid": 1, "anchor_obs": "a", "rewards": "much"}\n')
-    with pytest.raises(InputError, match=r"bad\.jsonl, line 1: Expected `float`, got `str` - at `\$\.rewards`"):
-        import_rollouts(tmp_path / "bad.jsonl", tmp_path / "theirs")
-    assert not (tmp_path / "theirs").exists()
-    import_rollouts(tmp_path / "dump.jsonl", tmp_path / "theirs")
-    assert (tmp_path / "theirs.part/thesis.txt").read_text() == "precious"
-    assert verify(tmp_path / "theirs").ok
-    with pytest.raises(InputError, match="already exists"):
-        import_rollouts(tmp_path / "dump.jsonl", tmp_path / "theirs")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.jsonl", "dump.jsonl", "theirs", "theirs.part"]
-
-
 def test_another_programs_file_under_the_next_name_is_not_replaced(tmp_path: Path) -> None:
     with StepWriter(tmp_path) as writer:
         writer.add_group(group("a"))
@@ -162,15 +144,6 @@ def test_a_folder_that_was_moved_is_not_written_to(tmp_path: Path) -> None:
         (tmp_path / "moved").rename(run)
     assert verify(run).ok
     assert set(scan_steps(run).collect()["task_id"]) == {"a", "b"}
-
-
-def test_two_writers_through_a_symlink_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "link").symlink_to("run")
-    with StepWriter(tmp_path / "run"), pytest.raises(InputError, match="is in use: process"):
-        StepWriter(tmp_path / "link")
-    with StepWriter(tmp_path / "link") as writer:
-        writer.add_group(group("a"))
-    assert verify(tmp_path / "run").ok
 
 
 def write_shards(folder: Path, count: int) -> None:

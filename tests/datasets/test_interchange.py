@@ -14,20 +14,6 @@ from hgpo_envs.hashing import UNDEFINED
 HASHES = [column.name for column in schema.columns() if column.family == "hashes"]
 
 
-def test_duckdb_reads_the_files(rich_run: Path) -> None:
-    duckdb = pytest.importorskip("duckdb")
-    steps = scan_steps(rich_run).collect()
-    found = duckdb.sql(f"SELECT * FROM '{rich_run}/steps/steps-*.parquet' ORDER BY task_id, trajectory, step").pl()
-    assert_frame_equal(found, steps)
-    query = f"""
-        SELECT task_id, history_hash_1, count(*) AS n, avg(reward) AS mean
-        FROM '{rich_run}/steps/*.parquet' GROUP BY ALL HAVING history_hash_1 IS NOT NULL ORDER BY ALL
-    """
-    grouped = steps.group_by("task_id", "history_hash_1").agg(n=pl.len(), mean=pl.col("reward").mean())
-    wanted = grouped.drop_nulls().sort("task_id", "history_hash_1")
-    assert_frame_equal(duckdb.sql(query).pl(), wanted, check_dtypes=False)
-
-
 def test_pandas_reads_and_gives_rows(tmp_path: Path, rich_run: Path) -> None:
     pandas = pytest.importorskip("pandas")
     steps = scan_steps(rich_run).collect()
@@ -38,15 +24,6 @@ def test_pandas_reads_and_gives_rows(tmp_path: Path, rich_run: Path) -> None:
     with StepWriter(tmp_path / "copy") as writer:
         writer.add_group(frame.drop(columns="run"))
     assert_frame_equal(scan_steps(tmp_path / "copy").drop("run").collect(), steps.drop("run"))
-
-
-def test_pyarrow_gives_rows(tmp_path: Path, rich_run: Path) -> None:
-    import pyarrow.dataset
-
-    files = [str(file) for file in sorted(rich_run.glob("steps/*.parquet"))]
-    with StepWriter(tmp_path / "copy", run="rich") as writer:
-        writer.add_group(pyarrow.dataset.dataset(files).to_table())
-    assert_frame_equal(scan_steps(tmp_path / "copy").collect(), scan_steps(rich_run).collect())
 
 
 def test_hugging_face_plain_streaming_and_torch(

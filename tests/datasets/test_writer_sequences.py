@@ -196,16 +196,3 @@ def test_whatever_is_raised_accepted_groups_are_committed(tmp_path: Path) -> Non
             block(tmp_path / str(place), raised)
         assert out.value is raised
         assert set(tasks_in(tmp_path / str(place))) == {f"t{number}" for number in range(5)}
-
-
-def test_a_group_whose_shard_the_disk_refused_is_taken(tmp_path: Path) -> None:
-    """`add_group` commits a full shard; when that fails, the group must not come twice when the block is left."""
-
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    with StepWriter(tmp_path, shard_rows=1) as writer, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fsync", full)
-        with pytest.raises(OSError, match="No space"):
-            writer.add_group(group("t"))
-    assert tasks_in(tmp_path) == {"t": 6}
