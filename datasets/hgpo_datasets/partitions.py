@@ -19,14 +19,14 @@ from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-import polars as pl
-
 from hgpo_datasets.reader import StepFile, errors, scan_files, shared_depth, source_files
 from hgpo_datasets.shards import first_line
 from hgpo_envs.errors import InputError, ProcessError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+
+    import polars as pl
 
     from hgpo_datasets.sources import Source
 
