@@ -52,38 +52,27 @@ _BYTES: Final = 16 << 20
 _FAULT: Final = re.compile(r"(?:Expected )?(.*?)(?:, got .*?)?(?: - at `\$(.*)`)?")
 """An error message of msgspec: the expected type or range, and the path below the value."""
 
-_TOML_NAMES: Final = {"array": "a list", "object": "a table", "null": "none"}
 
-
-def read_toml(path: Path) -> dict[str, Any]:
+def read_toml(path: Path, _extended_by: tuple[Path, ...] = ()) -> dict[str, Any]:
     """Read a TOML file and the files that it `extends`; later values override earlier ones."""
-    return _read_toml(Path(path), ())
-
-
-def _read_toml(path: Path, above: tuple[Path, ...]) -> dict[str, Any]:
-    path = path.resolve()
-    if path in above:
-        raise InputError(f"{path} extends itself through {above[-1].name}; remove one of the `extends`")
-    values = _parsed(path)
-    parents = values.pop(EXTENDS, [])
-    named = [parents] if isinstance(parents, str) else parents
-    if not isinstance(named, list) or not all(isinstance(parent, str) and "\0" not in parent for parent in named):
-        raise InputError(f"{path}: expected {EXTENDS} to name a file or a list of files, received {parents!r}")
-    merged: dict[str, Any] = {}
-    for parent in named:
-        merged = merge(merged, _read_toml(path.parent / parent, (*above, path)))
-    return merge(merged, values)
-
-
-def _parsed(path: Path) -> dict[str, Any]:
-    """Parse one file."""
+    path = Path(path).resolve()
+    if path in _extended_by:
+        raise InputError(f"{path} extends itself through {_extended_by[-1].name}; remove one of the `extends`")
     data = read_bytes(path, _BYTES, "configuration")
     try:
-        return tomllib.loads(data.decode("utf-8").replace("\r\n", "\n"))
+        values = tomllib.loads(data.decode("utf-8").replace("\r\n", "\n"))
     except UnicodeDecodeError as error:
         raise InputError(f"{path} is not TOML: byte {error.start} is not UTF-8") from error
     except (ValueError, RecursionError) as error:  # TOMLDecodeError, and integers of thousands of digits
         raise InputError(f"{path} is not TOML: {error}") from error
+    parents = values.pop(EXTENDS, [])
+    names = [parents] if isinstance(parents, str) else parents
+    if not isinstance(names, list) or not all(isinstance(name, str) and "\0" not in name for name in names):
+        raise InputError(f"{path}: expected {EXTENDS} to name a file or a list of files, received {parents!r}")
+    merged: dict[str, Any] = {}
+    for name in names:
+        merged = merge(merged, read_toml(path.parent / name, (*_extended_by, path)))
+    return merge(merged, values)
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
@@ -108,13 +97,13 @@ class Settings:
         check(self)
 
 
-def build(cls: type[T], values: Mapping[str, Any], kind: str = "setting", where: str = "") -> T:
+def build(cls: type[T], values: Mapping[str, Any], noun: str = "setting", where: str = "") -> T:
     """Create a dataclass instance from nested tables.
 
     Args:
         cls: The dataclass.
         values: Field values by name; a table for a nested dataclass. Missing fields take their defaults.
-        kind: The word for one of the values in error messages.
+        noun: The word for one of the values in error messages.
         where: A prefix of the names in error messages.
 
     Raises:
@@ -131,18 +120,18 @@ def build(cls: type[T], values: Mapping[str, Any], kind: str = "setting", where:
     hgpo_envs.errors.InputError: policy option top_p: expected float <= 1.0, received 2
     """
     if not isinstance(values, Mapping):
-        raise InputError(f"{kind}s: expected a table of names and values, received {one_line(repr(values))}")
+        raise InputError(f"{noun}s: expected a table of names and values, received {one_line(repr(values))}")
     hints = types_of(cls)
     for key in values:
         if key not in hints:
-            raise InputError(unknown(kind, f"{where}{key}", [f"{where}{name}" for name in hints], limit=99))
+            raise InputError(unknown(noun, f"{where}{key}", [f"{where}{name}" for name in hints], limit=99))
     for field in dataclasses.fields(cls):  # type: ignore[arg-type]  # a dataclass
         if field.init and field.name not in values and field.default is field.default_factory is dataclasses.MISSING:
-            raise InputError(f"{kind} {where}{field.name}: expected a value, received none; it has no default")
-    return cls(**{key: _converted(hints[key], value, kind, f"{where}{key}") for key, value in values.items()})
+            raise InputError(f"{noun} {where}{field.name}: expected a value, received none; it has no default")
+    return cls(**{key: _converted(hints[key], value, noun, f"{where}{key}") for key, value in values.items()})
 
 
-def check(settings: object, kind: str = "setting") -> None:
+def check(settings: object, noun: str = "setting") -> None:
     """Validate the fields of a dataclass instance against their annotations. Call it in `__post_init__`.
 
     Integers become floats where the annotation is float, and lists become tuples where it is a tuple. The instance is
@@ -150,13 +139,13 @@ def check(settings: object, kind: str = "setting") -> None:
 
     Args:
         settings: An instance of a dataclass.
-        kind: The word for one of its fields in error messages.
+        noun: The word for one of its fields in error messages.
 
     Raises:
         InputError: A value does not match its annotation.
     """
     for name, hint in types_of(type(settings)).items():
-        object.__setattr__(settings, name, _converted(hint, getattr(settings, name), kind, name))
+        object.__setattr__(settings, name, _converted(hint, getattr(settings, name), noun, name))
 
 
 def types_of(cls: type) -> dict[str, Any]:
@@ -172,16 +161,17 @@ def _types_of(cls: type) -> dict[str, Any]:
 
 def annotation_of(cls: type, name: str) -> object:
     """Return the annotation of a field by its dotted name, such as `section.field`; `Any` if there is none."""
-    found: object = cls
+    annotation: object = cls
     for key in name.split("."):
-        found = types_of(found).get(key, Any) if isinstance(found, type) and dataclasses.is_dataclass(found) else Any
-    return found
+        is_section = isinstance(annotation, type) and dataclasses.is_dataclass(annotation)
+        annotation = types_of(annotation).get(key, Any) if is_section else Any  # type: ignore[arg-type]
+    return annotation
 
 
-def _converted(hint: Any, value: Any, kind: str, name: str) -> Any:  # noqa: ANN401 (any annotation, any value)
+def _converted(hint: Any, value: Any, noun: str, name: str) -> Any:  # noqa: ANN401 (any annotation, any value)
     """Convert a value to the type of its annotation."""
     if dataclasses.is_dataclass(hint) and isinstance(hint, type) and isinstance(value, dict):
-        return build(hint, value, kind, f"{name}.")
+        return build(hint, value, noun, f"{name}.")
     if value == "none" and type(None) in get_args(hint):  # TOML has no null
         return None
     if isinstance(value, float):
@@ -189,33 +179,33 @@ def _converted(hint: Any, value: Any, kind: str, name: str) -> Any:  # noqa: ANN
     try:
         return msgspec.convert(value, hint)
     except msgspec.ValidationError as error:
-        raise InputError(_line(hint, value, kind, name, str(error))) from None
+        raise InputError(_message(hint, value, noun, name, str(error))) from None
     except UnicodeEncodeError:  # arguments of the command line may contain bytes that are not UTF-8
-        raise InputError(f"{kind} {name}: expected text in UTF-8, received {one_line(repr(value))}") from None
+        raise InputError(f"{noun} {name}: expected text in UTF-8, received {one_line(repr(value))}") from None
     except TypeError:  # msgspec does not support this annotation: the value is not validated
         return value
 
 
-def _line(hint: object, value: object, kind: str, name: str, message: str) -> str:
+def _message(hint: object, value: object, noun: str, name: str, message: str) -> str:
     """Return the error message for a validation error of msgspec."""
     if message.startswith("Invalid enum value") and (choices := _choices(hint)):
-        return unknown(f"{kind} {name}", value, map(str, choices), limit=99)
-    found = _FAULT.fullmatch(message)
-    assert found is not None
-    text = "a smaller number" if message.startswith("Number out of range") else found[1]
-    expected = re.sub(r"`(.*?)`", lambda kinds: _words(kinds[1]), text)
-    return f"{kind} {name}{found[2] or ''}: expected {expected}, received {one_line(repr(value))}"
+        return unknown(f"{noun} {name}", value, map(str, choices), limit=99)
+    fault = _FAULT.fullmatch(message)
+    assert fault is not None
+    text = "a smaller number" if message.startswith("Number out of range") else fault[1]
+    expected = re.sub(r"`(.*?)`", lambda types: " or ".join(map(_toml_name, types[1].split(" | "))), text)
+    return f"{noun} {name}{fault[2] or ''}: expected {expected}, received {one_line(repr(value))}"
 
 
-def _words(kinds: str) -> str:
-    return " or ".join(_TOML_NAMES.get(kind, kind) for kind in kinds.split(" | "))
+def _toml_name(json_type: str) -> str:
+    return {"array": "a list", "object": "a table", "null": "none"}.get(json_type, json_type)
 
 
 def _choices(hint: object) -> tuple[object, ...]:
     """Return the choices of a `Literal`, or of the `Literal` in a union."""
     if get_origin(hint) is Literal:
         return get_args(hint)
-    return next((found for part in get_args(hint) if (found := _choices(part))), ())
+    return next(filter(None, map(_choices, get_args(hint))), ())
 
 
 @cache

@@ -49,13 +49,13 @@ def load_tokenizer(path: str) -> Tokenizer:
     from transformers import AutoTokenizer
 
     folder = resolve_model(path)
-    a_folder = path.count("/") > 1  # a Hugging Face name has at most one slash
-    if not a_folder:
+    is_folder = path.count("/") > 1  # a Hugging Face name has at most one slash
+    if not is_folder:
         check_model_source(path)
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:  # damaged files can raise any exception of their parsers
-        why = "no such folder" if a_folder and not Path(path).exists() else _first_line(error)
+        why = "no such folder" if is_folder and not Path(path).exists() else _first_line(error)
         raise InputError(
             f"cannot load a tokenizer from {path!r} ({why}): expected a model's folder, a run's folder or a Hugging "
             "Face name; `hgpo train --list` shows how to create the models of the tiny configurations"
@@ -120,7 +120,7 @@ def load_model(config: ModelConfig, seed: int = 0) -> Model:
 
 
 def checkpoint_layers(model: Model) -> None:
-    """Enable gradient checkpointing: recompute each layer in the backward pass instead of storing its activations."""
+    """Recompute each layer in the backward pass instead of storing its activations."""
     plain = unwrap_peft(model)
     # Transformers 5.2x renames the method; the old name still works, with a warning.
     enable = getattr(plain, "activation_checkpointing_enable", plain.gradient_checkpointing_enable)
@@ -129,11 +129,6 @@ def checkpoint_layers(model: Model) -> None:
 
 def add_adapters(model: Model, config: LoraConfig, seed: int = 0) -> Model:
     """Add trainable low-rank adapters to a model and freeze its own weights. Global random state is unchanged.
-
-    Args:
-        model: The base model.
-        config: Rank, scale, dropout and target layers of the adapters.
-        seed: Seed of the adapters' initial weights.
 
     Raises:
         InputError: The model has none of the target layers.
@@ -179,8 +174,6 @@ def vocabulary(model: Model) -> int:
 
 
 def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    first = lines[0] if lines else ""
-    return (
-        first if isinstance(error, OSError | ValueError | ImportError) and first else f"{type(error).__name__}: {first}"
-    )
+    first = str(error).strip().partition("\n")[0]
+    is_message = first and isinstance(error, OSError | ValueError | ImportError)
+    return first if is_message else f"{type(error).__name__}: {first}"

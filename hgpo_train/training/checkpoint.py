@@ -96,9 +96,9 @@ def save_checkpoint(
 
 def _remove_superseded(folder: Path, current: Path, kept: CheckpointConfig) -> None:
     """Remove all but the newest `kept.keep` checkpoints, and the optimiser's state of those that need none."""
-    own = [path for path in list_checkpoints(folder) if is_removable(path)]
-    superseded = own[: -kept.keep] if kept.keep else []
-    for old in (path for path in own if path != current):
+    checkpoints = [path for path in list_checkpoints(folder) if is_removable(path)]
+    superseded = checkpoints[: -kept.keep] if kept.keep else []
+    for old in (path for path in checkpoints if path != current):
         if old in superseded:
             remove_folder(old)
         elif kept.optimiser == "last":
@@ -157,9 +157,9 @@ def load_checkpoint(folder: Path, model: Model, optimiser: torch.optim.Optimizer
         _check_same(folder, tensors, get_peft_model_state_dict(model))
         set_peft_model_state_dict(model, tensors)
     else:
-        own, tied = model.state_dict(), getattr(model, "_tied_weights_keys", None) or {}
+        state, tied = model.state_dict(), getattr(model, "_tied_weights_keys", None) or {}
         # Transformers saves tied weights once, under the name of one of the parameters.
-        expected = {name: value for name, value in own.items() if name in tensors or name not in tied}
+        expected = {name: value for name, value in state.items() if name in tensors or name not in tied}
         _check_same(folder, tensors, expected)
         model.load_state_dict(tensors, strict=False)
     restore_optimiser(model, optimiser, load_file(folder / OPTIMISER))

@@ -159,12 +159,12 @@ def _check_same(folder: Path, config: C, origins: Mapping[str, Origin], free: Co
             )
     stored = read_origin(folder / ORIGIN)
     for name, origin in origins.items():
-        before, now = stored.fingerprints.get(name), origin.fingerprint
-        if before is not None and now is not None and before != now:
+        original, present = stored.fingerprints.get(name), origin.fingerprint
+        if original is not None and present is not None and original != present:
             text = f" (its text is in {folder / ORIGIN})" if origin.text is not None else ""
             raise InputError(
-                f"{folder} was started with another {name}: {redact(origin.setting)} has the fingerprint {now[:16]}, "
-                f"not {before[:16]}; restore the original{text}, or choose another --out"
+                f"{folder} was started with another {name}: {redact(origin.setting)} has the fingerprint "
+                f"{present[:16]}, not {original[:16]}; restore the original{text}, or choose another --out"
             )
     return stored.run
 
