@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -27,7 +27,7 @@ import numpy as np
 import polars as pl
 import torch
 
-from hgpo_datasets import StepWriter, scan_steps
+from hgpo_datasets import StepWriter, manifest, scan_steps
 from hgpo_envs.errors import InputError
 from hgpo_train.advantages import compute
 from hgpo_train.advantages.advantage_tables import fingerprint, join_advantages, read_metadata
@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from hgpo_envs.files.atomic import FolderLock
     from hgpo_train.models.checkpoint_files import TrainingState
     from hgpo_train.rollout.env_handle import EnvHandle
     from hgpo_train.training.config import Config
@@ -100,10 +101,9 @@ class Trainer:
         plan = check_memory(config, display)
         self._env = open_training_env(config, config.environment.split)
         self.tokenizer = load_tokenizer(config.model.path)
-        origins = _origins(config, self._env)
-        self._table: dict[str, Any] = {"run": config.name, "config": _stored(config, self._env, origins)}
+        self._origins = _origins(config, self._env)
         with ExitStack() as resources:
-            self._folder = resources.enter_context(open_run_folder(config, folder, origins, resume=resume))
+            self._folder = resources.enter_context(open_run_folder(config, folder, self._origins, resume=resume))
             self.model = load_model(config.model, config.seed)
             check_context(self.model, config.rollout.max_prompt_tokens + config.rollout.max_response_tokens)
             self.learner = Learner(self.model, config, temperature=config.rollout.temperature)
@@ -196,7 +196,7 @@ class Trainer:
             max_groups=rollout.tasks * rollout.max_generation_batches if rollout.filter_groups else None,
             outcome=_outcome(self.config),
         )
-        with StepWriter(self.folder, lock=self._folder.lock, **self._table) as writer:
+        with self._writer(self.folder, self._folder.lock) as writer:
             return self._play(self._env, writer, spec)
 
     def evaluate(self) -> dict[str, float]:
@@ -212,10 +212,23 @@ class Trainer:
         )
         self.policy.options = replace(training, temperature=config.temperature)
         try:
-            with StepWriter(self.folder / "evaluation", **self._table) as writer:
+            with self._writer(self.folder / "evaluation") as writer:
                 return episode_metrics(self._play(env, writer, spec), "val")
         finally:
             self.policy.options = training
+
+    def _writer(self, folder: Path, lock: FolderLock | None = None) -> StepWriter:
+        """Open a step table. It stores what it was started with; `RunFolder` has compared that for a resumed run."""
+        stored: dict[str, Any] | None = {
+            "env": {"id": self.config.environment.id, **env_options(self.config, self.config.environment.split)},
+            "state_key": self._env.state_key,
+            "fingerprints": {name: origin.fingerprint for name, origin in self._origins.items()},
+            "training": fixed_values(self.config, _FREE),
+        }
+        with suppress(InputError):  # there is no table yet
+            if manifest.read(folder).header is not None:
+                stored = None
+        return StepWriter(folder, run=self.config.name, config=stored, lock=lock)
 
     def _play(self, env: EnvHandle, writer: StepWriter, spec: RolloutSpec) -> pl.DataFrame:
         """Collect an iteration's missing or failed rollouts into a table, and return all rows of the iteration.
@@ -374,16 +387,6 @@ def _origins(config: Config, env: EnvHandle) -> dict[str, Origin]:
         "prompt template": Origin(named, fingerprint_texts([template.text]), template.text),
         "set of tasks": Origin(f"environment.options = {options}", fingerprint_tasks(env, options)),
         "model": Origin(f"model.path = {config.model.path!r}", fingerprint_model(config.model.path)),
-    }
-
-
-def _stored(config: Config, env: EnvHandle, origins: dict[str, Origin]) -> dict[str, Any]:
-    """Return what the step table stores of its run, in the form of `hgpo rollout`, and the training settings."""
-    return {
-        "env": {"id": config.environment.id, **env_options(config, config.environment.split)},
-        "state_key": env.state_key,
-        "fingerprints": {name: origin.fingerprint for name, origin in origins.items()},
-        "training": fixed_values(config, _FREE),
     }
 
 
