@@ -179,7 +179,7 @@ def prepare(
     steps = steps.with_columns(
         key(group_keys(schema)).alias("task_key"),
         key(name for name in ("run", "trajectory") if name in schema).alias("trajectory_key"),
-        key(batch_keys(schema)).alias("batch_key"),
+        key(name for name in BATCH_KEYS if name in schema).alias("batch_key"),
     )
     inputs = {
         "task": pl.col("task_key"),
@@ -191,13 +191,16 @@ def prepare(
         inputs["null"] = pl.any_horizontal(pl.col(name).is_null() for name in sorted(checked))
     if "aborted" in schema:
         inputs["aborted"] = pl.col("aborted").cast(pl.Boolean).fill_null(value=False)
-    if p.invalid_action_penalty and p.penalty_at == "reward":
-        inputs["penalty"] = rounded(_penalty(p), p.precision)
+    penalty = pl.lit(0.0)
+    if p.invalid_action_penalty:
+        penalty = pl.when(pl.col("action_valid").cast(pl.Boolean)).then(0.0).otherwise(p.invalid_action_penalty)
+        if p.penalty_at == "reward":
+            inputs["penalty"], penalty = rounded(penalty, p.precision), pl.lit(0.0)
     function = partial(_outcomes, p=p, source=steps, checked=checked)
     outcomes = pl.map_batches([value.alias(name) for name, value in inputs.items()], function, _OUTCOMES)
     steps = steps.with_columns(outcomes.alias("(outcomes)")).with_columns(pl.col("(outcomes)").struct.unnest())
-    complete = pl.when(~pl.col("(aborted)"))
-    steps = steps.with_columns(**_returns(p), **{name: complete.then(name) for name in ("task_key", "batch_key")})
+    keys = {name: pl.when(~pl.col("(aborted)")).then(name) for name in ("task_key", "batch_key")}
+    steps = steps.with_columns(**_returns(p, penalty), **keys)
     return _with_hashes(steps, schema, p, derived) if derived else steps
 
 
@@ -259,17 +262,15 @@ def _outcomes(columns: Sequence[pl.Series], p: Parameters, source: pl.LazyFrame,
     return (outcome if order is None else outcome[order.arg_sort()]).to_struct()
 
 
-def _returns(p: Parameters) -> dict[str, pl.Expr]:
+def _returns(p: Parameters, penalty: pl.Expr) -> dict[str, pl.Expr]:
     """Return the input columns about returns.
 
     Source: Eq. 5 of GiGPO (arXiv 2505.10978); `compute_step_discounted_returns` of verl-agent's core_gigpo.py, and
     `apply_invalid_action_penalty` of its trainers for the time at which the penalty is subtracted.
     """
-    plain, score, penalty = pl.col("(return)"), pl.col("episode_return"), pl.lit(0.0)
+    plain, score = pl.col("(return)"), pl.col("episode_return")
     if p.returns == "from_end":
         plain = p.gamma ** pl.col("steps_left").cast(pl.Float64) * score
-    if p.invalid_action_penalty and p.penalty_at == "return":
-        penalty = _penalty(p)
     plain, score, cost = (rounded(value, p.precision) for value in (plain, score, penalty))
     return {
         "penalty": penalty,
@@ -277,10 +278,6 @@ def _returns(p: Parameters) -> dict[str, pl.Expr]:
         "return": rounded(plain - cost, p.precision),
         "episode_score": rounded(score - cost, p.precision),
     }
-
-
-def _penalty(p: Parameters) -> pl.Expr:
-    return pl.when(pl.col("action_valid").cast(pl.Boolean)).then(0.0).otherwise(p.invalid_action_penalty)
 
 
 def _refusal(expected: str, source: pl.LazyFrame, number: int, checked: Collection[str]) -> StepTableError:

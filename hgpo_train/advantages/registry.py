@@ -49,8 +49,8 @@ class Estimator:
         name: Its name in the registry.
         function: Its function of a table with the columns of `hgpo_train.advantages.input_columns`.
         parameters: Its parameters: the keyword arguments of the function, and those of `Parameters`.
-        reads: The hashes and columns of texts that it reads, or a function from parameters to them; None if unknown.
-        optional: The names of its optional columns, or a function from parameters to them.
+        reads: A function of parameters that returns the hashes and columns of texts that it reads; None if unknown.
+        optional: A function of parameters that returns the names of its optional columns.
         scope: ``group`` if an advantage depends only on its group of rollouts, ``batch`` if it depends on all rows of
             one run and iteration.
         column: The name of the column of advantages.
@@ -60,8 +60,8 @@ class Estimator:
     name: str
     function: Callable[..., pl.LazyFrame]
     parameters: Any  # of a class with these fields, a subclass of `Parameters`
-    reads: Names | None = None
-    optional: Names = ()
+    reads: Callable[[Any], Sequence[str] | None] = lambda _: None
+    optional: Callable[[Any], Sequence[str]] = lambda _: ()
     scope: str = "group"
     column: str = "advantage"
     details: bool = False
@@ -70,7 +70,7 @@ class Estimator:
         self, steps: StepTable, *, column: str | None = None, details: bool | None = None, **parameters: object
     ) -> pl.LazyFrame:
         """Add each step's advantage to a step table; see `compute`."""
-        return _add(step_table(steps), self.with_parameters(column=column, details=details, **parameters))
+        return compute(steps, self, column=column, details=details, **parameters)
 
     def with_parameters(
         self, *, column: str | None = None, details: bool | None = None, **parameters: object
@@ -80,9 +80,10 @@ class Estimator:
         Raises:
             InputError: A parameter is unknown or invalid.
         """
+        values = self.parameters
         return replace(
             self,
-            parameters=type(self.parameters).of(asdict(self.parameters) | parameters),
+            parameters=type(values).of(asdict(values) | parameters) if parameters else values,
             column=self.column if column is None else column,
             details=self.details if details is None else details,
         )
@@ -93,15 +94,10 @@ class Estimator:
         return (inspect.getdoc(self.function) or self.name).splitlines()[0].rstrip(".")
 
     @property
-    def hashes(self) -> Sequence[str] | None:
-        """The hashes and columns of texts that are read with these parameters; None if unknown."""
-        return self.reads(self.parameters) if callable(self.reads) else self.reads
-
-    @property
     def added(self) -> dict[str, str]:
         """The added columns, each with the function's name for it."""
-        optional = self.optional(self.parameters) if callable(self.optional) else self.optional
-        return {self.column: "advantage"} | {f"{self.column}_{name}": name for name in optional if self.details}
+        optional = self.optional(self.parameters) if self.details else ()
+        return {self.column: "advantage"} | {f"{self.column}_{name}": name for name in optional}
 
     def columns(self, schema: pl.Schema) -> list[str]:
         """Return the columns of a table that are read; all if the estimator does not say.
@@ -109,8 +105,9 @@ class Estimator:
         Raises:
             InputError: Columns are missing.
         """
-        used, _ = columns_used(schema, self.parameters, self.hashes or (), self.name)
-        return list(schema) if self.hashes is None else used
+        reads = self.reads(self.parameters)
+        used, _ = columns_used(schema, self.parameters, reads or (), self.name)
+        return list(schema) if reads is None else used
 
     def apply(self, steps: pl.LazyFrame) -> pl.LazyFrame:
         """Call the function on a table with the input columns.
@@ -176,7 +173,7 @@ def compute(
     [5.0, -5.0]
     """
     estimator = get(estimator) if isinstance(estimator, str) else as_estimator(estimator)
-    return estimator(steps, column=column, details=details, **parameters)
+    return _add(step_table(steps), estimator.with_parameters(column=column, details=details, **parameters))
 
 
 def compute_many(steps: StepTable, estimators: Iterable[Estimator]) -> pl.LazyFrame:
@@ -197,7 +194,7 @@ def _add(steps: pl.LazyFrame, estimator: Estimator) -> pl.LazyFrame:
         if column in schema:
             raise InputError(f"the table already has a column {column!r}; choose another name for the advantages")
     kept = steps.with_columns(pl.all().name.prefix(_GIVEN))
-    prepared = prepare(kept, estimator.parameters, estimator.hashes, estimator.name, schema=schema)
+    prepared = prepare(kept, estimator.parameters, estimator.reads(estimator.parameters), estimator.name, schema=schema)
     estimated = estimator.apply(prepared)
     if not estimator.function.__module__.startswith("hgpo_train."):
         _check_columns(estimator, estimated)
@@ -257,7 +254,8 @@ def estimator(
     """
 
     def decorate(function: Callable[..., pl.LazyFrame]) -> Estimator:
-        return register(replace(as_estimator(function, name), reads=reads, optional=details, scope=scope))
+        columns, optional = (names if callable(names) else lambda _, names=names: names for names in (reads, details))
+        return register(replace(as_estimator(function, name), reads=columns, optional=optional, scope=scope))
 
     return decorate
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hgpo_envs.errors import InputError, unknown
-from hgpo_train.advantages.registry import Estimator, get
+from hgpo_train.advantages.registry import Estimator, get, names
 from hgpo_train.assignments import read_assignments
 from hgpo_train.settings import types_of
 
@@ -36,7 +36,7 @@ def read_variants(
 
     Args:
         texts: Estimators, each followed by its own parameters, separated by colons. A text may contain several of
-            them, separated by commas.
+            them, separated by commas; ``all`` is every registered estimator.
         given: Parameters by name, for every estimator that has them.
         settings: Further parameters, ``name=value``, for every estimator that has them.
 
@@ -46,7 +46,8 @@ def read_variants(
     >>> [variant.estimator.parameters.history_length for variant in read_variants(["hgpo,hgpo:history_length=4"])]
     [2, 4]
     """
-    written = [text.strip() for several in texts for text in several.split(",") if text.strip()]
+    named = [text.strip() for several in texts for text in several.split(",") if text.strip()]
+    written = [name for text in named for name in (names() if text == "all" else [text])]
     if not written:
         raise InputError("--estimators: expected at least one estimator, received none; write hgpo,gigpo")
     for text in written:

@@ -35,8 +35,10 @@ def key(columns: Iterable[str]) -> pl.Expr:
     >>> pl.DataFrame({"a": ["x", "x", "y"], "b": [1, 1, None]}).select(key(["a", "b"]).n_unique()).item()
     2
     """
-    hashes = (pl.col(column).hash().reinterpret(signed=True) for column in columns)
-    return reduce(chain, hashes, pl.lit(0, pl.Int64))
+    mixed = pl.lit(0, pl.Int64)
+    for column in columns:
+        mixed = mixed * _ODD + pl.col(column).hash().reinterpret(signed=True)
+    return mixed
 
 
 def chain(before: pl.Expr, item: pl.Expr) -> pl.Expr:
@@ -58,7 +60,10 @@ def within(*columns: str, of: str = "task_key") -> pl.Expr:
         columns: Names of int64 columns, usually hashes. The key is null if one of the values is null.
         of: The key whose rows are divided into groups: `task_key` or `batch_key`.
     """
-    return reduce(chain, map(pl.col, columns), pl.col(of))
+    group = pl.col(of)
+    for column in columns:
+        group = group * _ODD + pl.col(column)  # as `chain`
+    return group
 
 
 def along(value: pl.Expr) -> pl.Expr:
@@ -85,8 +90,8 @@ def mean(steps: pl.LazyFrame, into: str, value: str | pl.Expr, group: pl.Expr) -
     >>> mean(steps, "m", "x", within()).collect()["m"].to_list()
     [1.5, 1.5, 5.0]
     """
-    x = _expression(value).cast(pl.Float64)
-    steps = steps.with_columns(group.alias("(group)"), x.alias("(x)"))
+    value = pl.col(value) if isinstance(value, str) else value
+    steps = steps.with_columns(group.alias("(group)"), value.cast(pl.Float64).alias("(x)"))
     aggregates = {"(mean)": pl.col("(x)").mean(), "(least)": pl.col("(x)").min(), "(most)": pl.col("(x)").max()}
     steps = steps.with_columns(aggregate.over("(group)").alias(name) for name, aggregate in aggregates.items())
     average = pl.when(pl.col("(least)") == pl.col("(most)")).then("(least)").otherwise("(mean)")
@@ -123,8 +128,8 @@ def normalise(
     >>> normalise(steps, "a", "x", within()).collect()["a"].to_list()
     [0.0, 0.0, 0.0, None]
     """
-    x = _expression(value).cast(pl.Float64)
-    steps = steps.with_columns(group.alias("(group)"), x.alias("(x)"))
+    value = pl.col(value) if isinstance(value, str) else value
+    steps = steps.with_columns(group.alias("(group)"), value.cast(pl.Float64).alias("(x)"))
     sampled = pl.col("(x)")
     if sample is not None:
         steps = steps.with_columns(pl.when(sample).then("(x)").alias("(sample)"))
@@ -165,7 +170,3 @@ def weighted_mean(
     return steps.with_columns(
         *((weight / whole).alias(f"weight_{name}") for name, weight in weights.items()), advantage=total / whole
     )
-
-
-def _expression(value: str | pl.Expr) -> pl.Expr:
-    return pl.col(value) if isinstance(value, str) else value

@@ -48,7 +48,7 @@ def advantages(
             "--estimator",
             "-e",
             help="A registered estimator, or a custom one as module:function, with its own parameters "
-            "(gigpo:step_weight=0.5); may be repeated. Default: hgpo.",
+            "(gigpo:step_weight=0.5), or all; may be repeated. Default: hgpo.",
         ),
     ] = None,
     history_length: Annotated[

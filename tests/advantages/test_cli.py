@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from hgpo_datasets import StepWriter, scan_steps
 from hgpo_envs.errors import InputError
-from hgpo_train.advantages import compute
+from hgpo_train.advantages import compute, names
 from hgpo_train.cli import app
 
 
@@ -52,6 +52,12 @@ def test_tables_are_written_next_to_the_run_which_is_unchanged(run: Path) -> Non
     for name, parameters in (("gigpo", {"step_weight": 0.5}), ("hgpo", {"history_length": 1})):
         want = compute(scan_steps(run), name, **parameters).collect()["advantage"].to_list()
         assert table[f"advantage_{name}"].to_list() == pytest.approx(want, abs=1e-12)
+
+
+def test_all_estimators_are_one_name(run: Path) -> None:
+    invoke("advantages", run, "-e", "all", "--out", run.parent / "all.parquet")
+    columns = pl.read_parquet_schema(run.parent / "all.parquet")
+    assert {f"advantage_{name}" for name in names()} <= set(columns)
 
 
 def test_state_keys_of_a_saved_run(run: Path) -> None:

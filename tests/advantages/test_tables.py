@@ -17,7 +17,6 @@ from hgpo_envs.errors import InputError
 from hgpo_envs.hashing import chain_columns, text_hashes
 from hgpo_train.advantages import compute, compute_many, get, names, register
 from hgpo_train.advantages.advantage_tables import fingerprint, join_advantages, read_metadata, write_advantages
-from hgpo_train.advantages.filters import informative
 from hgpo_train.advantages.windows import mean, normalise, within
 
 ROOT = Path(__file__).parent.parent.parent
@@ -370,12 +369,6 @@ def test_no_table_is_written_partially(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         write_advantages(walks().lazy(), specs, tmp_path / "a", progress=interrupt)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_the_group_filter_keeps_informative_groups() -> None:
-    table = SMALL.with_columns(episode_return=pl.Series([10.0, 10.0, 0.0, 0.0]))
-    assert table.filter(informative(table.columns)).height == 4
-    assert table.with_columns(episode_return=1.0).filter(informative(table.columns)).height == 0
 
 
 def test_a_name_is_registered_only_once() -> None:
