@@ -136,9 +136,8 @@ def _files(part: Part, damaged: Choice, uncommitted: Choice, options: Mapping[st
 
 def _run_files(folder: Path, damaged: Choice, uncommitted: Choice) -> list[StepFile]:
     steps = folder / STEPS
-    with errors(folder):
-        # listed before the manifest is read: a file that an open writer commits in between is then in the manifest
-        present = sorted(steps.glob(f"*{PARQUET}"))
+    # listed before the manifest is read: a file that an open writer commits in between is then in the manifest
+    present = sorted(steps.glob(f"*{PARQUET}"))
     listed = manifest.current(folder, steps)
     if listed.problem:
         _refuse_or_warn(damaged, f"{folder}: {listed.problem}")

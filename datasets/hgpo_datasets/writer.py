@@ -116,7 +116,8 @@ class StepWriter:
     ) -> None:
         self.folder = Path(folder).absolute()
         header = _header(run or self.folder.resolve().name, depth, config)
-        rows.check_defaults(defaults or {}, depth)
+        if defaults:
+            rows.check_defaults(defaults, depth)
         self._dropped = _columns_to_drop(without, depth)
         self._limits = shard_rows, shard_bytes
         self._ready: list[_Batch] = []
@@ -124,7 +125,8 @@ class StepWriter:
         self._run = ShardFolder(self.folder, header, lock)
         self.header = self._run.header
         try:
-            _check_same(self.folder, self.header, header, named=run is not None, configured=config is not None)
+            if self.header != header:
+                _check_same(self.folder, self.header, header, named=run is not None, configured=config is not None)
             starts = self._committed_rows().filter(step=0).select(TRAJECTORY_KEY).collect()
         except BaseException:
             self._run.close()
