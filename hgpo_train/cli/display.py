@@ -45,11 +45,12 @@ def print_table(
     Args:
         columns: The titles of the columns; with empty ones, no titles are printed.
         rows: The cells. No markup is read in them.
-        title: The title of the table.
+        title: The title of the table. No markup is read in it.
         texts: The number of columns, the first ones, that are texts. The others are numbers, aligned at the right.
         console: The console; by default standard output.
     """
-    table = Table(title=f"\n{title}" if title else None, title_justify="left", box=None, pad_edge=False)
+    shown = Text(f"\n{_printable(title)}", style="table.title") if title else None  # no markup in it
+    table = Table(title=shown, title_justify="left", box=None, pad_edge=False)
     table.show_header, table.padding = any(columns), (0, 2, 0, 0)
     for position, name in enumerate(columns):
         text = position < texts

@@ -35,7 +35,6 @@ def test_the_experts_plans_reach_their_scores(goals, observation_mode):
         state, expert = play(source, "expert", task_id)
         assert state.terminated
         assert state.score == expert.plan.score
-        assert bool(expert.plan.shortfall) == (state.score < 1.0)
         full += state.won
     assert full >= 110
 
@@ -63,8 +62,8 @@ def best_possible(source, task_id):
 
 
 @pytest.mark.parametrize("goals", ["human", "synthetic"])
-def test_no_purchase_beats_a_shortfall(awkward, goals):
-    """In a shop of edge cases: if the expert reports that no purchase scores 1, none does."""
+def test_no_purchase_beats_the_experts(awkward, goals):
+    """In a shop of edge cases: if the expert's purchase does not score 1, none does."""
     source = WebShopSource(awkward, goals=goals)
     fell_short = 0
     for task_id in source.ids("all")[:60]:
@@ -76,15 +75,9 @@ def test_no_purchase_beats_a_shortfall(awkward, goals):
 
 
 def test_the_expert_on_the_recorded_catalogue(recorded):
-    """Every human goal except those whose options are named like buttons, for which it reports the reason."""
+    """Every human goal except those whose options are named like buttons."""
     source = WebShopSource(recorded, goals="human")
-    whys = [
-        expert.plan.shortfall
-        for state, expert in (play(source, "expert", i) for i in source.ids("all"))
-        if not state.won
-    ]
-    assert len(whys) <= 3
-    assert all("no choice counts as option" in why for why in whys)
+    assert sum(not play(source, "expert", task_id)[0].won for task_id in source.ids("all")) <= 3
 
 
 def test_the_expert_needs_the_native_engine():

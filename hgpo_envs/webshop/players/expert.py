@@ -1,7 +1,7 @@
 """The expert: reads the engine's data, finds the purchase with the best score, and makes it directly.
 
 It scores 1 on every goal that some purchase satisfies, provided that a search finds the product. For other goals it
-makes the best purchase that it finds and reports why the score is lower (`PurchasePlan.shortfall`).
+makes the best purchase of the goal's own product.
 """
 
 from __future__ import annotations
@@ -36,19 +36,17 @@ class PurchasePlan:
     Attributes:
         actions: The actions from the search page to the purchase.
         score: The score of the purchase.
-        shortfall: Why the score is below 1. Empty if it is 1.
     """
 
     actions: tuple[str, ...]
     score: float
-    shortfall: str
 
 
 class ExpertPlayer:
     """A player that executes the plan of `plan_purchase`. `reset` needs the native engine."""
 
     def __init__(self) -> None:
-        self.plan = PurchasePlan((), 0.0, "")
+        self.plan = PurchasePlan((), 0.0)
         self._done = 0
 
     def reset(self, task: Task, state: State, engine: Engine | None = None) -> None:
@@ -82,13 +80,8 @@ def plan_purchase(engine: WebShopEngine) -> PurchasePlan:
     own = _purchase(engine, engine.goal.product)
     if own.score == 1.0:
         return own
-    whys = [own.shortfall]
-    for product in _others(engine):
-        other = _purchase(engine, product)
-        if other.score == 1.0:
-            return other
-    seen = "no other product" if len(engine.shop.catalogue) <= EXAMINED else "no similar product that was examined"
-    return PurchasePlan(own.actions, own.score, f"{'; '.join(whys)}; {seen} satisfies the goal")
+    others = (_purchase(engine, product) for product in _others(engine))
+    return next((other for other in others if other.score == 1.0), own)
 
 
 def _purchase(engine: WebShopEngine, product: Product) -> PurchasePlan:
@@ -98,11 +91,11 @@ def _purchase(engine: WebShopEngine, product: Product) -> PurchasePlan:
     chosen = {name: value for value, name in choices.items()}
     path = _path(engine, product)
     if path is None:
-        return PurchasePlan((), 0.0, f"no search finds {product.asin}")
+        return PurchasePlan((), 0.0)
     result = reward(product, goal, shop.price(product.index), chosen, engine.quirks.option_colours)
     clicks = [product.asin.lower(), *choices, pages.BUY.lower()]
     actions = (*path, *(f"click[{name}]" for name in clicks))
-    return PurchasePlan(actions, result.score, "" if result.score == 1.0 else _why(engine, product, chosen.values()))
+    return PurchasePlan(actions, result.score)
 
 
 def best_choices(product: Product, goal: Goal, engine: WebShopEngine) -> dict[str, str]:
@@ -196,27 +189,3 @@ def _queries(engine: WebShopEngine, product: Product) -> Iterator[str]:
 def _clean(text: str) -> str:
     """Return a text as a query: without characters that have a meaning in actions or magic queries, and truncated."""
     return " ".join(_UNSAFE.sub(" ", text.lower()).split()[:_QUERY_WORDS])
-
-
-def _why(engine: WebShopEngine, product: Product, chosen: Iterable[str]) -> str:
-    """Return why the purchase of a product scores below 1."""
-    goal = engine.goal
-    normal = [first_colour(value) for value in chosen]
-    wanted = wanted_options(goal, engine.quirks.option_colours)
-    plain = goal.options if isinstance(goal.options, tuple) else goal.options.values()
-    kind, *_, title = type_match(product, goal.product)
-    whys = [f"attribute {a!r} is not on {product.asin}" for a in goal.attributes if not has_attribute(product, a)]
-    whys += [
-        f"no choice counts as option {value!r}"
-        for value, want in zip(plain, wanted, strict=True)
-        if not any(same(have, want) for have in normal)
-    ]
-    if kind < 1:
-        whys.append(
-            f"only {title:.0%} of its title's nouns match, because the title repeats words"
-            if title
-            else "its title has no nouns in common"
-        )
-    if engine.shop.price(product.index) > goal.price_upper:
-        whys.append("its price is above the bound")
-    return "; ".join(whys)
