@@ -1,9 +1,14 @@
-"""Measure the collector's overhead, and its speedup over a lockstep loop.
+"""Measure what the collector adds to environment and policy, and its speedup over a lockstep loop.
 
-    python benchmarks/rollouts.py                # all parts, some minutes
-    python benchmarks/rollouts.py --only tail    # one part: overhead, tail
+    python benchmarks/rollouts.py                 # all parts, some minutes
+    python benchmarks/rollouts.py --only steps    # one part: steps, workers, memory, start, tail
 
-overhead   CPU time per step outside policy and environment, with and without writing
+Every part prints a ratio with a reference that is measured in the same run, in turns with what it is compared with.
+
+steps      CPU time a step of a collection with 256 slots, beside environment and policy alone
+workers    time a step with two worker processes, beside two environments in this process
+memory     peak memory of a collection of 102,000 steps, in a process of its own
+start      CPU time of `hgpo rollout` until its first step, beside importing gymnasium and polars
 tail       collector and lockstep loop with the same log-normal response times
 """
 
@@ -12,26 +17,31 @@ from __future__ import annotations
 import argparse
 import asyncio
 import math
+import statistics
+import subprocess
+import sys
 import tempfile
 import time
-from itertools import islice
+from itertools import cycle, islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from record import add_keep, store
 from rich.console import Console
-from rich.table import Table
 
 from hgpo_datasets import StepWriter
+from hgpo_envs.episode import Episode
 from hgpo_envs.hashing import text_hash
 from hgpo_train.policies.base import AsyncPolicy, BatchPolicy, Reply, Request
 from hgpo_train.policies.registry import PolicyContext, make_policy
-from hgpo_train.rollout import collector, slots
 from hgpo_train.rollout.env_handle import EnvHandle, open_env
 from hgpo_train.rollout.group_plan import plan_groups
 from hgpo_train.rollout.run import ExecutionOptions, RolloutSpec, collect_groups
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
+
+    from hgpo_train.rollout.collector import Tally
 
 ALFWORLD, WEBSHOP = "HGPO/ALFWorld-v0", "HGPO/WebShop-v0"
 CONSOLE = Console()
@@ -41,10 +51,32 @@ def handle(env_id: str = ALFWORLD, **options: Any) -> EnvHandle:
     return open_env(env_id, action_format="response", **options)
 
 
-def policy_for(here: EnvHandle, spec: str) -> BatchPolicy:
-    made = make_policy(spec, PolicyContext(here.shared.source.name, "response"))
-    assert isinstance(made, BatchPolicy)
-    return made
+def policy_for(env: EnvHandle, name: str = "random") -> BatchPolicy:
+    policy = make_policy(name, PolicyContext(env.shared.source.name, "response"))
+    assert isinstance(policy, BatchPolicy)
+    return policy
+
+
+def in_turns(repeats: int, **measures: Callable[[], float]) -> dict[str, list[float]]:
+    """Measure each of several things `repeats` times, in turns, so that other load affects all of them alike."""
+    values: dict[str, list[float]] = {name: [] for name in measures}
+    for _ in range(repeats):
+        for name, measure in measures.items():
+            values[name].append(measure())
+    return values
+
+
+def compared(values: Mapping[str, Sequence[float]], reference: str, unit: str) -> dict[str, Any]:
+    """Return minimum and median of each measure, and the ratio of the minima to the reference's."""
+    least = min(values[reference])
+    return {
+        name: {
+            f"min_{unit}": round(min(measured), 3),
+            f"median_{unit}": round(statistics.median(measured), 3),
+            "ratio": round(min(measured) / least, 2),
+        }
+        for name, measured in values.items()
+    }
 
 
 class Nowhere:
@@ -52,8 +84,8 @@ class Nowhere:
 
     committed: frozenset[Any] = frozenset()
 
-    def add_group(self, steps: Mapping[str, Sequence[Any]]) -> None:
-        """Discard columns of rows."""
+    def add_group(self, rows: Mapping[str, Sequence[Any]]) -> None:
+        """Discard rows."""
 
     replace = add_group
 
@@ -61,40 +93,112 @@ class Nowhere:
         """Do nothing."""
 
 
-def overhead() -> dict[str, Any]:
-    """Measure CPU time: the thread's clock replaces the wall clock, so that other programs do not affect the result."""
-    before = collector.perf_counter, slots.perf_counter
-    collector.perf_counter = slots.perf_counter = time.thread_time
-    figures: dict[str, Any] = {}
-    table = Table("CPU a step, µs", "policy", "environment", "everything else", "with writing", title="Overhead")
-    try:
-        for env_id in (ALFWORLD, WEBSHOP):
-            here = handle(env_id)
-            what = RolloutSpec(tasks=60, group_size=8, seed=1)
-            collect_groups(here, policy_for(here, "random"), Nowhere(), what)  # warm
-            began = time.process_time()
-            bare = collect_groups(here, policy_for(here, "random"), Nowhere(), what)
-            bare_s = time.process_time() - began
-            with tempfile.TemporaryDirectory() as folder, StepWriter(folder) as writer:
-                began = time.process_time()
-                full = collect_groups(here, policy_for(here, "random"), writer, what)
-                full_s = time.process_time() - began
-            row = {
-                "policy": per_step(bare, bare.policy_s),
-                "environment": per_step(bare, bare.environment_s),
-                "else": per_step(bare, bare_s - bare.policy_s - bare.environment_s),
-                "else_with_writing": per_step(full, full_s - full.policy_s - full.environment_s),
-            }
-            figures[env_id] = row
-            table.add_row(env_id, *(f"{value:.1f}" for value in row.values()))
-    finally:
-        collector.perf_counter, slots.perf_counter = before
-    CONSOLE.print(table)
+def alone(env: EnvHandle, steps: int = 8_000, count: int = 256) -> float:
+    """Return the CPU time a step, in µs, of environments and the random policy without collector and table."""
+    policy, tasks = policy_for(env), cycle(env.tasks[:40])
+    episodes = [Episode(env.shared, env.settings) for _ in range(count)]
+    for episode in episodes:
+        episode.start(next(tasks))
+    began = time.process_time()
+    for turn in range(steps // count):
+        requests = [
+            Request(slot, episode.prompt(), turn * count + slot, slot, episode.steps_taken, episode.task, episode.state,
+                    None, episode.prompt)
+            for slot, episode in enumerate(episodes)
+        ]  # fmt: skip
+        for episode, reply in zip(episodes, policy.respond(requests), strict=True):
+            assert isinstance(reply, Reply)
+            episode.act(reply.response)
+            if episode.done:
+                episode.start(next(tasks))
+    return (time.process_time() - began) / (steps // count * count) * 1e6
+
+
+def collected(env: EnvHandle, writer: StepWriter | Nowhere, clock: Callable[[], float], **options: Any) -> float:
+    """Return the time a step of a collection in µs, from its 200th step on: processes have started by then."""
+    first: list[tuple[float, int]] = []
+
+    def note(tally: Tally) -> None:
+        if tally.steps > 200 and not first:
+            first.append((clock(), tally.steps))
+
+    spec = RolloutSpec(tasks=40, group_size=8, seed=1)
+    tally = collect_groups(env, policy_for(env), writer, spec, ExecutionOptions(**options), progress=note)  # type: ignore[arg-type]
+    began, steps = first[0]
+    return (clock() - began) / (tally.steps - steps) * 1e6
+
+
+def written(env: EnvHandle, clock: Callable[[], float], **options: Any) -> float:
+    with tempfile.TemporaryDirectory() as folder, StepWriter(folder) as writer:
+        return collected(env, writer, clock, **options)
+
+
+def steps() -> dict[str, Any]:
+    figures = {}
+    for env_id in (ALFWORLD, WEBSHOP):
+        env = handle(env_id)
+        values = in_turns(
+            7,
+            environment_and_policy=lambda env=env: alone(env),
+            collected=lambda env=env: collected(env, Nowhere(), time.process_time),
+            collected_and_written=lambda env=env: written(env, time.process_time),
+        )
+        figures[env_id] = compared(values, "environment_and_policy", "us")
     return figures
 
 
-def per_step(tally: collector.Tally, seconds: float) -> float:
-    return round(seconds / tally.steps * 1e6, 2)
+def workers() -> dict[str, Any]:
+    env = handle()
+    values = in_turns(
+        3,
+        in_process=lambda: written(env, time.perf_counter, slots=2),
+        two_workers=lambda: written(env, time.perf_counter, slots=2, workers=True),
+    )
+    return compared(values, "in_process", "us")
+
+
+_MEMORY = """
+import resource, sys
+from hgpo_train.rollout import collect
+
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+run = collect("HGPO/ALFWorld-v0", "random", sys.argv[1], tasks=256, group_size=8, seed=1, progress=False)
+print(run.tally.steps, peak())
+"""
+_START = """
+import os, sys
+import hgpo_train.rollout.collection
+from hgpo_train.cli import main
+from hgpo_train.rollout.trajectory import Trajectory
+
+Trajectory.close_row = lambda *_: os._exit(0)  # at the end of the first step
+sys.argv = ["hgpo", "rollout", "--tasks", "1", "--group-size", "1", "--out", sys.argv[1]]
+main()
+"""
+_IMPORTS = "import gymnasium, polars"
+
+
+def memory() -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-c", _MEMORY, f"{folder}/run"]
+        played, peak = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
+        size = sum(path.stat().st_size for path in Path(folder).rglob("*.parquet"))
+    return {"steps": int(played), "peak_mb": round(float(peak)), "table_mb": round(size / 1e6)}
+
+
+def start() -> dict[str, Any]:
+    def cpu(program: str) -> float:
+        import resource
+
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        with tempfile.TemporaryDirectory() as folder:
+            subprocess.run([sys.executable, "-c", program, f"{folder}/run"], check=True)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+    return compared(in_turns(7, imports=lambda: cpu(_IMPORTS), first_step=lambda: cpu(_START)), "imports", "s")
 
 
 class Thinking(AsyncPolicy):
@@ -122,73 +226,61 @@ class Thinking(AsyncPolicy):
         return self._mean_s * math.exp(self._sigma * normal - self._sigma**2 / 2)
 
 
+class Lengths(Nowhere):
+    """A writer that keeps the number of steps of each trajectory."""
+
+    def __init__(self) -> None:
+        self.lengths: dict[str, int] = {}
+
+    def add_group(self, rows: Mapping[str, Sequence[Any]]) -> None:
+        """Count steps."""
+        for trajectory, step in zip(rows["trajectory"], rows["step"], strict=True):
+            self.lengths[trajectory] = max(self.lengths.get(trajectory, 0), step + 1)
+
+
 def tail(count: int = 128, mean_s: float = 0.25) -> dict[str, Any]:
     """Compare the collector with a lockstep loop for the same rollouts and response times.
 
     In the lockstep loop, a batch of `count` rollouts is reset together, each step waits for the last response, and the
     batch ends with its last rollout. Its time includes only the waiting, which is calculated.
     """
-    here = handle(max_steps=20)
+    env = handle(max_steps=20)
     figures: dict[str, Any] = {}
-    table = Table(
-        "sigma", "steps", "collector s", "lockstep s", "ratio", "idle", "idle until the last begin", title="Tail"
-    )
-    tasks = 1_440  # some minutes, like an iteration of training, so that the wait for the last rollouts is a small part
+    spec = RolloutSpec(tasks=1_440, group_size=8, seed=1)  # some minutes, so that the last rollouts are a small part
     for sigma in (0.6, 1.0):
-        what = RolloutSpec(tasks=tasks, group_size=8, seed=1)
-        thinking = Thinking(policy_for(here, "mixture:expert=0.8,random=0.2"), count, mean_s, sigma)
-        lengths: dict[str, int] = {}
-        began = time.perf_counter()
+        thinking = Thinking(policy_for(env, "mixture:expert=0.8,random=0.2"), count, mean_s, sigma)
+        writer = Lengths()
         last_begin = [0.0, 0.0]
 
-        def note(
-            tally: collector.Tally,
-            thinking: Thinking = thinking,
-            last_begin: list[float] = last_begin,
-            rollouts: int = what.tasks * what.group_size,
-        ) -> None:
-            if rollouts - tally.trajectories >= count:
+        def note(tally: Tally, thinking: Thinking = thinking, last_begin: list[float] = last_begin) -> None:
+            if spec.tasks * spec.group_size - tally.trajectories >= count:
                 last_begin[:] = [tally.seconds, thinking.busy_s]
 
-        tally = collect_groups(here, thinking, Lengths(lengths), what, ExecutionOptions(slots=count), progress=note)
+        began = time.perf_counter()
+        options = ExecutionOptions(slots=count)
+        tally = collect_groups(env, thinking, writer, spec, options, progress=note)  # type: ignore[arg-type]
         seconds = time.perf_counter() - began
         thinking.close()
-        waited = lockstep_s(lengths, thinking, count, what)
-        idle = 1 - thinking.busy_s / (count * seconds)
-        full = 1 - min(1.0, last_begin[1] / (count * last_begin[0]))
+        waited = lockstep_s(env, writer.lengths, thinking, count, spec)
         figures[str(sigma)] = {
             "steps": tally.steps,
             "collector_s": round(seconds, 2),
             "lockstep_s": round(waited, 2),
             "ratio": round(waited / seconds, 2),
-            "idle_share": round(idle, 4),
-            "idle_share_until_the_last_begin": round(full, 4),
+            "idle_share": round(1 - thinking.busy_s / (count * seconds), 4),
+            "idle_share_until_the_last_begin": round(1 - min(1.0, last_begin[1] / (count * last_begin[0])), 4),
         }
-        row = figures[str(sigma)]
-        table.add_row(str(sigma), *(str(value) for value in row.values()))
-    CONSOLE.print(table)
     return figures
 
 
-class Lengths(Nowhere):
-    """A writer that stores only the number of steps of each rollout."""
-
-    def __init__(self, lengths: dict[str, int]) -> None:
-        self._lengths = lengths
-
-    def add_group(self, steps: Mapping[str, Sequence[Any]]) -> None:
-        """Count steps."""
-        for trajectory, step in zip(steps["trajectory"], steps["step"], strict=True):
-            self._lengths[trajectory] = max(self._lengths.get(trajectory, 0), step + 1)
-
-
-def lockstep_s(lengths: dict[str, int], thinking: Thinking, count: int, what: RolloutSpec) -> float:
+def lockstep_s(env: EnvHandle, lengths: Mapping[str, int], thinking: Thinking, count: int, spec: RolloutSpec) -> float:
     """Return the time of a lockstep loop over the same rollouts: at every step of a batch, the slowest response."""
-    seeds = {}
-    groups = plan_groups(handle(max_steps=20).tasks, order=what.order, seed=what.seed, group_size=what.group_size)
-    for group in islice(groups, what.tasks):
-        for member in range(group.size):
-            seeds[group.trajectory(member)] = group.seed(what.seed, member)
+    groups = plan_groups(env.tasks, order=spec.order, seed=spec.seed, group_size=spec.group_size)
+    seeds = {
+        group.trajectory(member): group.seed(spec.seed, member)
+        for group in islice(groups, spec.tasks)
+        for member in range(group.size)
+    }
     names = sorted(lengths)
     waited = 0.0
     for first in range(0, len(names), count):
@@ -199,16 +291,18 @@ def lockstep_s(lengths: dict[str, int], thinking: Thinking, count: int, what: Ro
     return waited
 
 
-PARTS = {"overhead": overhead, "tail": tail}
+PARTS = {"steps": steps, "workers": workers, "memory": memory, "start": start, "tail": tail}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=PARTS, action="append")
     add_keep(parser)
-    given = parser.parse_args()
-    for part in given.only or PARTS:
-        CONSOLE.print(store(f"rollouts_{part}", PARTS[part](), keep=given.keep) + "\n")
+    options = parser.parse_args()
+    for part in options.only or PARTS:
+        figures = PARTS[part]()
+        CONSOLE.print_json(data=figures)
+        CONSOLE.print(store(f"rollouts_{part}", figures, keep=options.keep) + "\n")
 
 
 if __name__ == "__main__":
