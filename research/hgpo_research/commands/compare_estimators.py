@@ -71,7 +71,6 @@ def compare_estimators(
     from hgpo_datasets.sources import run_with_steps
     from hgpo_envs.errors import InputError
     from hgpo_research.comparison import compare_estimators as compare
-    from hgpo_research.comparison.comparison import check_numbers
     from hgpo_research.comparison.files import is_comparison, write_comparison
     from hgpo_research.comparison.inputs import truth_rewards
     from hgpo_train.advantages.advantage_tables import refuse_own_input
@@ -80,7 +79,6 @@ def compare_estimators(
     if device is not None and model is None:
         raise InputError("--device is an option of --model; name a checkpoint with --model")
     sizes = _integers("--group-sizes", group_sizes)
-    check_numbers(redraws=redraws, resamples=resamples, depth=depth, permutations=permutations, seed=seed)
     if not truth.is_file():
         raise InputError(f"--truth {truth}: expected a truth table, received no file; write it with hgpo truth")
     steps, exact = scan_steps(run, plain=True), scan_steps(truth, plain=True)
