@@ -241,8 +241,12 @@ class Episode:
     def info(self) -> dict[str, Any]:
         """Return Gymnasium's info. Each call returns new objects, which the caller may keep and change."""
         task, state = self.task, self.state
+        own = dict(state.info)
+        for key, value in own.items():
+            if type(value) not in _PLAIN:
+                own[key] = copy_plain_data(value)
         return {
-            **(copy_plain_data(dict(state.info)) if state.info else {}),
+            **own,
             "task": task.instruction,
             "task_id": task.id,
             "task_type": task.task_type,
