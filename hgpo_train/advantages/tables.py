@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import polars as pl
 
-from hgpo_datasets import scan_steps
-from hgpo_datasets.partitions import Partition, partitions
 from hgpo_envs.errors import InputError, one_line
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from hgpo_datasets.partitions import Partition
 
     class ArrowStream(Protocol):
         """A table with Arrow's C stream interface, such as those of pandas, pyarrow and DuckDB."""
@@ -43,9 +43,9 @@ def step_table(steps: Any) -> pl.LazyFrame:  # noqa: ANN401 (`StepTable`, or any
     """
     if isinstance(steps, pl.LazyFrame | pl.DataFrame):
         return steps.lazy()
-    if isinstance(steps, str | os.PathLike):
-        return scan_steps(steps, plain=True)
-    if _is_list_of_paths(steps):
+    if _is_path(steps):
+        from hgpo_datasets import scan_steps  # tables in memory need none of the package, whose import takes as long
+
         return scan_steps(steps, plain=True)
     if hasattr(steps, "__arrow_c_stream__") and not isinstance(steps, pl.Series):
         return _from_arrow(steps)
@@ -72,7 +72,9 @@ def table_parts(
     Raises:
         InputError: As for `step_table`.
     """
-    if isinstance(steps, str | os.PathLike) or _is_list_of_paths(steps):
+    if _is_path(steps):
+        from hgpo_datasets.partitions import partitions
+
         return list(partitions(steps, rows, whole=whole, plain=True, storage_options=storage_options))
     return [step_table(steps)]
 
@@ -82,8 +84,10 @@ def scan_part(part: Partition | pl.LazyFrame) -> pl.LazyFrame:
     return part if isinstance(part, pl.LazyFrame) else part.scan()
 
 
-def _is_list_of_paths(steps: object) -> bool:
-    return isinstance(steps, list | tuple) and bool(steps) and all(isinstance(one, str | os.PathLike) for one in steps)
+def _is_path(steps: object) -> bool:
+    """Return whether this is a path, or a list of paths."""
+    paths = steps if isinstance(steps, list | tuple) else [steps]
+    return bool(paths) and all(isinstance(path, str | os.PathLike) for path in paths)
 
 
 def _from_arrow(steps: Any) -> pl.LazyFrame:  # noqa: ANN401 (a table of any library)
