@@ -115,7 +115,8 @@ def _run(
             metrics, table = folder / "metrics.jsonl", folder / "steps"
             console.print(f"Metrics are in [bold]{metrics}[/], the steps in [bold]{table}[/].", soft_wrap=True)
     policy = list_checkpoints(folder / "checkpoints")[-1]
-    console.print(f"The policy is in [bold]{policy}[/]. Next: [bold]hgpo stats {folder}[/]")
+    following = f"hgpo stats {folder}" if steps is None else f"hgpo rollout --policy transformers:{folder}"
+    console.print(f"The policy is in [bold]{policy}[/]. Next: [bold]{following}[/]", soft_wrap=True)
 
 
 def _first_comment(path: Path) -> str:
