@@ -56,9 +56,9 @@ def truth_speed() -> str:
         "known",
         "separate rollouts, at that error",
         "ratio",
-        "`hgpo truth` of n steps: 1; 2 processes",
+        "steps of rollouts a second",
     )
-    lines = [f"| {' | '.join(heads)} |", "|---|---|---:|---|---|---:|---:|---|"]
+    lines = [f"| {' | '.join(heads)} |", "|---|---|---:|---|---|---:|---:|---:|"]
     for name, found in figures("truth").items():
         env, _, options = name.partition(" ")
         world = WORLDS[env.removeprefix("HGPO/").removesuffix("-v0").lower()]
@@ -70,7 +70,7 @@ def truth_speed() -> str:
             f"{found['known']:.2f}",
             f"{found['at that error, s']:,.0f} s",
             f"{found['ratio']:.0f}",
-            f"{found['command, 1']:.1f} s; {found['command, 2']:.1f} s (n = {found['truths']:,})",
+            f"{found['steps/s']:,}",
         )
         lines.append(f"| {' | '.join(values)} |")
     return "\n".join(lines)

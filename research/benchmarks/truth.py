@@ -7,20 +7,15 @@
 what it replaces: for each step, M forks of the episode, one response drawn from the policy's distribution at a time,
 nothing remembered but what the policy itself caches. Both are in the same process with the same policy; times are CPU
 seconds for 10,000 truths. `at that error` is the time of so many plain rollouts that their error is that of `truth`:
-the square of an error falls with the number of rollouts; `ratio` is that time beside `truth`. `command, 1` and
-`command, 2` are the seconds that `hgpo truth` takes with one and two processes, start included, for the steps of such
-a group. `known` is the share of rollout steps that led to a node that was known already.
+the square of an error falls with the number of rollouts; `ratio` is that time beside `truth`. `known` is
+the share of rollout steps that led to a node that was known already.
 """
 
 from __future__ import annotations
 
 import argparse
 import random
-import subprocess
-import sys
-import tempfile
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -109,10 +104,6 @@ def measure(env_id: str, options: dict[str, float], tasks: int, group_size: int,
     error = float(np.sqrt(np.mean(np.square(errors))))
     at_that_error = plain_seconds * (plain_error / error) ** 2
     won = np.mean([group_step[-1].reward for group in groups.values() for group_step in group])
-    commands = {
-        f"command, {processes}": round(wall, 1)
-        for processes, wall in command_seconds(env_id, options, tasks, group_size, rollouts).items()
-    }
     return {
         "mean reward": round(float(won), 3),
         "truths": truths,
@@ -125,7 +116,6 @@ def measure(env_id: str, options: dict[str, float], tasks: int, group_size: int,
         "plain error": round(plain_error, 4),
         "at that error, s": round(10_000 * at_that_error, 1),
         "ratio": round(at_that_error * truths / seconds, 1),
-        **commands,
     }
 
 
@@ -154,32 +144,6 @@ def plain_truths(
             episode.act(policy.distributions([request])[0].draw(rng.random()))
         squares += [now + gamma**2 * later for now, later in zip(variances, [*variances[1:], 0.0], strict=True)]
     return (time.process_time() - began) / len(squares), float(np.sqrt(np.mean(squares)))
-
-
-def command_seconds(
-    env_id: str, options: dict[str, float], tasks: int, group_size: int, rollouts: int
-) -> dict[int, float]:
-    """Return the seconds of `hgpo truth` for a saved run, by the number of processes."""
-    found = {}
-    with tempfile.TemporaryDirectory() as folder:
-        run = str(Path(folder) / "run")
-        policy = [f"--policy-option={key}={value:g}" for key, value in {"memory": 2, **options}.items()]
-        hgpo("rollout", "--env", env_id, "--policy", "softmax", *policy, "--tasks", str(tasks), "--group-size",
-             str(group_size), "--out", run)  # fmt: skip
-        for processes in (1, 2):
-            began = time.perf_counter()
-            hgpo("truth", run, "--rollouts", str(rollouts), "--processes", str(processes), "--out",
-                 str(Path(folder) / f"{processes}.parquet"))  # fmt: skip
-            found[processes] = time.perf_counter() - began
-    return found
-
-
-def hgpo(*arguments: str) -> None:
-    """Run a command; its output is shown only if it fails."""
-    command = [sys.executable, "-c", "from hgpo_train.cli import main; main()", *arguments]
-    found = subprocess.run(command, capture_output=True, text=True, check=False)
-    if found.returncode:
-        sys.exit(found.stdout + found.stderr)
 
 
 def main() -> None:
