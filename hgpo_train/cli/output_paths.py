@@ -28,7 +28,7 @@ def check_output_path(out: Path) -> None:
             reason = getattr(error, "strerror", None) or error
             raise InputError(f"--out {str(out)[:100]!r}: {reason}; choose another path") from None
         if path.is_dir() and not os.access(path, os.W_OK | os.X_OK):
-            raise InputError(f"--out {out}: no permission to write in {path}; choose another path")
+            raise InputError(f"--out {out}: {path} is read-only or without permission to write; choose another path")
         return
 
 
