@@ -36,6 +36,23 @@ _LONGEST_ROWS = 4  # a rollout that hangs delays the stop by at most this many t
 _BOTH_WAIT_S = 0.002  # the longest wait for the policy while environments compute, whose results must not wait for it
 
 
+@dataclass(slots=True)
+class RowOfFailures:
+    """Rollouts that failed since the last step.
+
+    Attributes:
+        length: Number of them.
+        tasks: Their tasks.
+        began: Number of rollouts that had started when the first of them failed.
+        persists: Whether one of them had started after that.
+    """
+
+    length: int = 0
+    tasks: set[str] = field(default_factory=set)
+    began: int = 0
+    persists: bool = False
+
+
 @dataclass
 class Tally:
     """Counts of a collection so far.
@@ -54,6 +71,7 @@ class Tally:
         environment_s: Seconds spent in engines and prompts.
         seconds: Seconds since the start.
         reasons: Number of failures by reason.
+        row: The rollouts that failed since the last step.
         retried: Number of retried rollouts, which failed in an earlier run.
         retries_failed: Number of retried rollouts that failed again.
     """
@@ -71,6 +89,7 @@ class Tally:
     environment_s: float = 0.0
     seconds: float = 0.0
     reasons: Counter[str] = field(default_factory=Counter)
+    row: RowOfFailures = field(default_factory=RowOfFailures)
     retried: int = 0
     retries_failed: int = 0
 
@@ -107,23 +126,6 @@ class _Seat:
     action: tuple[str, bool | None] | None = None
     asked_at: float = 0.0
     number: int = 0
-
-
-@dataclass(slots=True)
-class _RowOfFailures:
-    """Rollouts that failed since the last step.
-
-    Attributes:
-        length: Number of them.
-        tasks: Their tasks.
-        began: Number of rollouts that had started when the first of them failed.
-        persists: Whether one of them had started after that.
-    """
-
-    length: int = 0
-    tasks: set[str] = field(default_factory=set)
-    began: int = 0
-    persists: bool = False
 
 
 class Collector:
@@ -167,8 +169,8 @@ class Collector:
         self._requests: list[Request] = []  # not yet submitted to the policy
         self._members: list[tuple[PlannedGroup, int]] = []  # members of the newest group that have not started
         self._next_id = self._started = self._version = 0
-        self._row = _RowOfFailures()
-        self.tally = tally
+        self.tally, row = tally, tally.row
+        row.began, row.persists = 0, row.length > 0  # an earlier call may have ended within a row
 
     def run(self, progress: Callable[[Tally], None], should_stop: Callable[[], bool]) -> None:
         """Play until every wanted group is finished. Finished groups are committed, also after an error.
@@ -273,8 +275,8 @@ class Collector:
             episode.observe(*action, state)
             trajectory.close_row(seconds)
             self.tally.steps += 1
-            if self._row.length:
-                self._row = _RowOfFailures()
+            if self.tally.row.length:
+                self.tally.row = RowOfFailures()
         if not episode.done:
             prompt = episode.prompt()
             trajectory.open_row(prompt)
@@ -344,7 +346,7 @@ class Collector:
             tally.aborted += 1
             tally.retries_failed += again
             tally.reasons[str(failure)] += 1
-            row = self._row
+            row = tally.row
             if not row.length:
                 row.began = self._started
             row.length += 1
@@ -356,7 +358,7 @@ class Collector:
 
     def _check_row_of_failures(self) -> None:
         """Stop if everything fails. See `failures_allowed`."""
-        tally, row, allowed = self.tally, self._row, self._failures_allowed
+        tally, row, allowed = self.tally, self.tally.row, self._failures_allowed
         if row.length < allowed or len(row.tasks) < min(_FAILING_TASKS, allowed) or not row.persists:
             return
         oldest = min(seat.number for seat in self._seats if seat.trajectory is not None)

@@ -100,7 +100,7 @@ def test_a_stopped_worker_blocks_no_other_with_commands_of_any_length(runs, cloc
         assert wait_for(slots).slot == 1  # the other slot plays on
         clock.ahead += 3601
         (arrival,) = slots.collect(0)
-        assert (arrival.slot, arrival.outcome.kind) == (0, "WorkerTimedOut")
+        assert (arrival.slot, arrival.outcome.category) == (0, "WorkerTimedOut")
         slots.call(0, "start", "train-1")
         assert "You are in the hall" in wait_for(slots).outcome.text
     finally:
