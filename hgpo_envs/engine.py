@@ -45,7 +45,8 @@ class State:
         text: The state text: the environment's observation without instruction and history.
         actions: The admissible actions in the benchmark's order (ALFWorld: sorted; WebShop: `search[<your query>]`
             and every `click[…]`).
-        valid: Whether the last command was admissible and executed. True after a start.
+        valid: Whether the last command was admissible and executed; None if the benchmark does not say. True after a
+            start.
         terminated: Whether the task has ended.
         won: Whether the task was solved; None if the benchmark does not say.
         reward: The benchmark's reward for this step: in ALFWorld 1 when won, in WebShop the score in [0, 1].
@@ -58,7 +59,7 @@ class State:
 
     text: str
     actions: Sequence[str]
-    valid: bool = True
+    valid: bool | None = True
     terminated: bool = False
     won: bool | None = False
     reward: float = 0.0

@@ -202,7 +202,7 @@ def _values(rollouts: Sequence[Rollout]) -> Finding:
 def _flaw(state: State) -> str:
     """Return what is wrong with the values of a state; empty if nothing is."""
     expected: dict[str, tuple[type, ...]] = {"text": (str,), "key": (str, type(None)), "won": (bool, type(None))}
-    expected |= dict.fromkeys(("valid", "terminated", "truncated"), (bool,))
+    expected |= {"valid": (bool, type(None)), "terminated": (bool,), "truncated": (bool,)}
     expected |= dict.fromkeys(("reward", "score"), (int, float, np.number))
     for name, types in expected.items():
         value = getattr(state, name)

@@ -208,7 +208,7 @@ class Episode:
         self.steps_taken += 1
         self._pairs.append(Pair(self.steps_taken, self.state.text, command))
         self.state, self.action = state, command
-        self.action_valid = state.valid if well_formed is None else well_formed
+        self.action_valid = state.valid is not False if well_formed is None else well_formed
         self.terminated = state.terminated
         self.done = state.terminated or state.truncated or self.steps_taken >= self.settings.max_steps
         self.truncated = self.done and not state.terminated

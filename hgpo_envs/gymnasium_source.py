@@ -3,7 +3,8 @@
 Its observations must be text, or a dictionary with text under ``state``, ``text``, ``observation`` or ``obs``; its
 actions must be text. A task is a seed: ``reset(seed=int(task_id))``. These fields of its info are used if they are
 present: ``admissible_actions`` (or ``admissible_commands``), ``action_valid``, ``won`` (or ``success``, ``is_success``;
-None if it is not known) and ``score``. The collector validates all values.
+None if it is not known) and ``score``. Without ``action_valid``, an action is admissible if it is listed, and where
+nothing is listed, it is not known. The collector validates all values.
 
 Without a field for success, a task is solved if its episode terminates with a reward of at least the
 ``reward_threshold`` of the environment's `EnvSpec`, or of 1 if it has none. An episode that the environment truncates
@@ -43,7 +44,7 @@ class GymnasiumEngine:
     def start(self, task_id: str) -> State:
         """Reset the environment with the task's seed."""
         observation, info = self._env.reset(seed=int(task_id))
-        self._last = self._state(observation, 0.0, False, False, info)
+        self._last = self._state(observation, 0.0, False, False, info, admissible=True)
         return self._last
 
     def act(self, command: str) -> State:
@@ -51,11 +52,19 @@ class GymnasiumEngine:
         if self._last is None:
             raise RuntimeError("start a task first")
         if not (self._last.terminated or self._last.truncated):
-            self._last = self._state(*self._env.step(command))
+            listed = self._last.actions
+            self._last = self._state(*self._env.step(command), admissible=command in listed if len(listed) else None)
         return self._last
 
     def _state(
-        self, observation: object, reward: SupportsFloat, terminated: object, truncated: object, info: Mapping[str, Any]
+        self,
+        observation: object,
+        reward: SupportsFloat,
+        terminated: object,
+        truncated: object,
+        info: Mapping[str, Any],
+        *,
+        admissible: bool | None,
     ) -> State:
         ended, gain = _flag(terminated), float(reward)
         stopped = not ended and _flag(truncated)
@@ -64,7 +73,7 @@ class GymnasiumEngine:
         return State(
             text=text,
             actions=_first(info, _ACTION_KEYS, ()),
-            valid=_flag(info.get("action_valid", True)),
+            valid=_flag(info.get("action_valid", admissible)),
             terminated=ended,
             won=False if stopped and won is not None else won,
             reward=gain,

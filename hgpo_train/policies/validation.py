@@ -249,7 +249,7 @@ Check = tuple[str, str, Callable[[str, object], Any], bool]
 _STATE: Final[Sequence[Check]] = (
     ("text", "state text", checked_text, False),
     ("actions", "admissible actions", _texts, False),
-    ("valid", "valid", _flag, False),
+    ("valid", "valid", _flag, True),
     ("terminated", "terminated", _flag, False),
     ("won", "won", _flag, True),
     ("reward", "reward", checked_number, False),

@@ -40,6 +40,15 @@ def played(reset=("hello", {}), step=("hello", 0.0, False, False, {})):
     return checked_state(engine.act("x"))
 
 
+def test_an_action_is_admissible_if_it_is_listed():
+    engine = GymnasiumEngine(Odd(("hello", {"admissible_actions": np.array(["x", "y"])})))
+    assert engine.start("0").valid
+    assert engine.act("x").valid is True
+    assert engine.act("x").valid is None  # the next state lists nothing
+    engine.start("0")
+    assert engine.act("z").valid is False
+
+
 GOOD = [
     (("hello", 1, False, False, {}), 1.0),
     (("hello", np.float32(0.5), np.bool_(True), 0, {"success": np.True_}), 0.5),
@@ -54,7 +63,8 @@ def test_gymnasium_environments_are_played(step, reward):
     state = played(step=step)
     assert (state.text, state.reward) == ("hello", reward)
     assert type(state.reward) is type(state.score) is float
-    assert {type(flag) for flag in (state.terminated, state.won, state.valid)} == {bool}
+    assert {type(flag) for flag in (state.terminated, state.won)} == {bool}
+    assert state.valid in (None, False)  # nothing is listed, so that it is not known, unless the environment says so
     assert all(type(action) is str for action in state.actions)
 
 
@@ -125,7 +135,7 @@ def test_actions_keep_their_case(tmp_path):
     [
         {1: math.nan}, {1: None}, {1: [1.0]}, {1: 10**400}, {0: None}, {0: b"hello"}, {0: {}}, {0: {"text": 3}},
         {2: "False"}, {2: 2}, {3: np.array([True, False])}, {4: None}, {4: {"won": "yes"}}, {4: {"success": 0.3}},
-        {4: {"score": math.nan}}, {4: {"action_valid": None}}, {4: {"admissible_actions": "look"}},
+        {4: {"score": math.nan}}, {4: {"action_valid": "no"}}, {4: {"admissible_actions": "look"}},
         {4: {"admissible_commands": ["a", 3]}},
     ],
 )  # fmt: skip
