@@ -57,7 +57,9 @@ def step_advantages(
     if not rows:
         return [[] for _ in rollouts]
     steps = pl.DataFrame(rows, infer_schema_length=None)
-    table = compute(steps, estimator, **parameters).select("trajectory", "step", "advantage").collect(engine="in-memory")
+    table = (
+        compute(steps, estimator, **parameters).select("trajectory", "step", "advantage").collect(engine="in-memory")
+    )
     found = {(trajectory, step): value for trajectory, step, value in table.iter_rows()}
     return [[found[row["trajectory"], row["step"]] or 0.0 for row in rollout] for rollout in group_rows(rollouts, 0)]
 
