@@ -47,7 +47,8 @@ def draw_learning(target: Path) -> None:
         curves_chart(pl.DataFrame(figures(f"learning_{name}")["curves"]), title).properties(width=330, height=240)
         for name, title in WORLDS.items()
     ]
-    alt.hconcat(*charts).configure(background="white").save(str(target))
+    row = alt.hconcat(*charts).resolve_scale(color="independent")  # WebShop alone has an A/A test
+    row.configure(background="white").configure_legend(orient="bottom").save(str(target))
 
 
 if __name__ == "__main__":
