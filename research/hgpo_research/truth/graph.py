@@ -357,7 +357,7 @@ class Graph:
         move = hidden.moves[command] = _Move(
             self._hidden_state(engine, state),
             self._text(state.text),
-            state.valid,
+            state.valid is not False,
             state.terminated or state.truncated,
             (self._rewards.gain(state.reward, valid=False), self._rewards.gain(state.reward, valid=True)),
             self._rewards.final(won=bool(state.won), score=state.score),
