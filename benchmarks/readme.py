@@ -37,6 +37,7 @@ COMMANDS: Final = {
 """The commands of results that were stored without them, or by scripts that have moved."""
 
 MICRO, MILLI = 1e6, 1e3
+SLOTS: Final = 256
 
 
 class Row(NamedTuple):
@@ -174,7 +175,9 @@ def _appworld() -> list[Row]:
 
 
 def _rollouts() -> list[Row]:
-    tail, overhead = figures("rollouts_tail")["0.6"], figures("rollouts_overhead")["HGPO/ALFWorld-v0"]
+    tail, steps = figures("rollouts_tail")["0.6"], figures("rollouts_steps")["HGPO/ALFWorld-v0"]
+    alone, workers, memory = steps["environment_and_policy"], figures("rollouts_workers"), figures("rollouts_memory")
+    served = {row["loop"]: row for row in figures("served")["loops"] if row["concurrency"] == SLOTS}
     sampling = figures("sampling")
     own, generate = sampling["loops"]
     return [
@@ -185,7 +188,28 @@ def _rollouts() -> list[Row]:
             "rollouts_tail",
             in_readme=True,
         ),
-        Row("Rollouts: overhead of the collector per step", f"{overhead['else']:.0f} µs", "", "rollouts_overhead"),
+        Row(
+            "Rollouts: ALFWorld, random policy, 256 slots, a step collected and written",
+            f"{steps['collected_and_written']['min_us']:.0f} µs",
+            f"environment and policy alone {alone['min_us']:.0f} µs ({steps['collected_and_written']['ratio']:.1f} ×)",
+            "rollouts_steps",
+            in_readme=True,
+        ),
+        Row(
+            "Rollouts: the same with two worker processes, wall time",
+            f"{workers['two_workers']['min_us']:.0f} µs",
+            f"in this process {workers['in_process']['min_us']:.0f} µs",
+            "rollouts_workers",
+        ),
+        Row(f"Rollouts: peak memory of {memory['steps']:,} steps", f"{memory['peak_mb']} MB", "", "rollouts_memory"),
+        Row(
+            f"Rollouts: a reply of an OpenAI-compatible server, {SLOTS} at a time",
+            f"{served['policy']['cpu_ms']:.2f} ms of CPU",
+            f"aiohttp alone {served['aiohttp']['cpu_ms']:.2f} ms; "
+            f"{served['policy']['replies_per_s']:,.0f} replies a second",
+            "served",
+            in_readme=True,
+        ),
         Row(
             f"Sampling in process: {sampling['requests']} short responses, 1.1M parameters",
             f"{own['cpu_s']:.1f} s",
