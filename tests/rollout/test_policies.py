@@ -125,6 +125,7 @@ def test_expert_and_explorer_are_deterministic_players_by_name():
     ("spec", "line"),
     [
         ("randon", "unknown policy 'randon'; did you mean 'random'?"),
+        ("Qwen/Qwen2.5-1.5B", "a model is named with its engine: vllm:Qwen/Qwen2.5-1.5B or transformers:"),
         ("expert", "unknown benchmark 'Doors'"),
         ("outdated:often", "policy outdated: expected nothing after its name, received 'often'"),
         ("mixture:", "mixture: expected name=weight,name=weight with positive weights, received ''"),
