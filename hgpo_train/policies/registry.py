@@ -173,7 +173,9 @@ def _find(text: str) -> tuple[PolicySpec, str]:
             if getattr(error.__cause__, "name", None) != name:  # otherwise there is no such module: a misspelt name
                 raise
     if "/" in name:
-        raise InputError(f"unknown policy {name!r}; a model is named with its engine: vllm:{name} or transformers:{name}")
+        raise InputError(
+            f"unknown policy {name!r}; a model is named with its engine: vllm:{name} or transformers:{name}"
+        )
     raise InputError(unknown("policy", name, policy_names()))
 
 
