@@ -22,7 +22,7 @@ from hgpo_datasets import manifest, remote
 from hgpo_datasets.partitions import map_partitions
 from hgpo_datasets.reader import step_files
 from hgpo_datasets.sources import run_at, run_of_file
-from hgpo_envs.errors import InputError
+from hgpo_envs.errors import InputError, one_line
 from hgpo_envs.files.atomic import making_folder, new_file
 from hgpo_envs.plugins import installed_version
 from hgpo_train.advantages.chunks import ROWS, chunks, unseen_groups
@@ -153,9 +153,12 @@ def read_metadata(path: Path) -> dict[str, Any]:
     The keys are `columns` (the estimator and all parameters of each column), `run_fingerprint` and `hgpo_version`.
 
     Raises:
-        InputError: The file is not an advantage table.
+        InputError: The file cannot be read, or is not an advantage table.
     """
-    metadata = pl.read_parquet_metadata(path)
+    try:
+        metadata = pl.read_parquet_metadata(path)
+    except (OSError, pl.exceptions.PolarsError) as error:
+        raise InputError(f"{path}: expected an advantage table of `hgpo advantages` ({one_line(error)})") from error
     if METADATA not in metadata:
         raise InputError(f"{path}: expected an advantage table, received a file without the metadata {METADATA}")
     return dict(orjson.loads(metadata[METADATA]))

@@ -102,7 +102,8 @@ def _run(
     from hgpo_train.training.trainer import Trainer, update_alone
 
     display = Display(console, settings.iterations)
-    with resumable(f"Nothing committed is lost; resume with: hgpo train --resume --out {folder}"):
+    stage = "" if steps is None else f" --steps {steps} --advantages {advantages}"
+    with resumable(f"Nothing committed is lost; resume with: hgpo train --resume{stage} --out {folder}"):
         if steps is not None and advantages is not None:
             with display.live():
                 update_alone(settings, steps, advantages, folder, display, resume=resume)

@@ -376,3 +376,10 @@ def test_a_name_is_registered_only_once() -> None:
 
     with pytest.raises(InputError, match="registered already"):
         register(replace(get("hgpo"), scope="batch"))
+
+
+def test_what_is_no_advantage_table_is_one_line(tmp_path):
+    (tmp_path / "text").write_bytes(b"no table")
+    for path in (tmp_path / "text", tmp_path / "absent", tmp_path):
+        with pytest.raises(InputError, match="expected an advantage table of `hgpo advantages`"):
+            read_metadata(path)
