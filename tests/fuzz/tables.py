@@ -1,14 +1,16 @@
 """Targets that read step tables: manifests, shards, rows, and rollouts written by other programs."""
 
+import contextlib
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import orjson
 from groups import group, rich_group
 
-from tests.fuzz.engine import Target
+from hgpo_envs.errors import InputError
+from tests.fuzz.mutations import Target
 
 MANIFEST = "manifest.jsonl"
 
@@ -43,46 +45,32 @@ def chained(data: bytes) -> bytes:
     return b"".join(line + b"\n" for line in lines)
 
 
-_shards: dict[str, bytes] = {}
-
-
-def read_manifest(data: bytes, folder: Path) -> object:
+def read_manifest(data: bytes, folder: Path) -> None:
     """Decode a manifest; for one input in a hundred, also read the run with every reader."""
     from hgpo_datasets import StepWriter, manifest, scan_steps, verify
 
-    found = manifest.decode(data)
-    assert found.problem is None or "\n" not in found.problem
+    decoded = manifest.decode(data)
+    assert decoded.problem is None or "\n" not in decoded.problem
     if hashlib.sha256(data).digest()[0] > 2:
-        return found.problem
-    if not _shards:
-        made = a_run(folder / "made")
-        _shards.update({path.name: path.read_bytes() for path in made.glob("steps/*.parquet")})
-    (folder / "steps").mkdir(exist_ok=True)
-    for name, content in _shards.items():
-        (folder / "steps" / name).write_bytes(content)
-    (folder / MANIFEST).write_bytes(data)
-    verify(folder)
-    for act in (lambda: scan_steps(folder, uncommitted="ignore").collect(), lambda: StepWriter(folder).close()):
-        refused(act)
-    return found.problem
+        return
+    run = a_run(folder)
+    (run / MANIFEST).write_bytes(data)
+    verify(run)
+    refused(lambda: scan_steps(run).collect())
+    refused(lambda: StepWriter(run).close())
 
 
-def refused(act) -> bool:
-    """Return whether the call raises InputError, which is a correct outcome as well."""
-    from hgpo_envs.errors import InputError
-
-    try:
-        act()
-    except InputError:
-        return True
-    return False
+def refused(action: Callable[[], object]) -> None:
+    """Call an action; an InputError is a correct outcome as well."""
+    with contextlib.suppress(InputError):
+        action()
 
 
 def shard_seeds(folder: Path) -> Sequence[bytes]:
     return [path.read_bytes() for path in sorted(a_run(folder).glob("steps/*.parquet"))]
 
 
-def read_shard(data: bytes, folder: Path) -> object:
+def read_shard(data: bytes, folder: Path) -> None:
     from hgpo_datasets import scan_steps, verify
 
     path = folder / "steps-000000.parquet"
@@ -90,27 +78,24 @@ def read_shard(data: bytes, folder: Path) -> object:
     report = verify(path, processes=1)  # a changed file may end the process that decodes it
     if report.ok:
         assert scan_steps(path).collect().height == report.rows
-    return report.problems[0].kind if report.problems else None
 
 
 def rows_seeds(_: Path) -> Sequence[bytes]:
     return [json.dumps(group("a")).encode(), json.dumps(rich_group("b", 1, 2, 3)).encode()]
 
 
-def add_rows(data: bytes, folder: Path) -> object:
+def add_rows(data: bytes, folder: Path) -> None:
     """Add rows of arbitrary values; they are either refused, or written as a valid run."""
     from hgpo_datasets import StepWriter, verify
 
     try:
         rows = json.loads(data)
     except (ValueError, RecursionError):
-        return None
+        return
     with StepWriter(folder / "run", run="r") as writer:
-        if refused(lambda: writer.add_group(rows)):
-            return "refused"
+        refused(lambda: writer.add_group(rows))
     report = verify(folder / "run")
     assert report.ok, report.problems[0]
-    return None
 
 
 def dump_seeds(_: Path) -> Sequence[bytes]:
@@ -126,18 +111,17 @@ def dump_seeds(_: Path) -> Sequence[bytes]:
     return [b"".join(json.dumps(one).encode() + b"\n" for one in (named, {**named, "traj_uid": "b", "rewards": 10.0}))]
 
 
-def read_dump(data: bytes, folder: Path) -> object:
+def read_dump(data: bytes, folder: Path) -> None:
     from hgpo_datasets.interchange.verl_agent import import_rollouts
 
     path = folder / "7.jsonl"
     path.write_bytes(data)
     import_rollouts(path, folder / "run")
-    return None
 
 
 TARGETS = (
-    Target("manifests", manifest_seeds, read_manifest, 30, (b'"file":"', b'"config":', b'"check":"'), chained),
-    Target("shards", shard_seeds, read_shard, 0.5, (b"PAR1", b"hgpo.", b"\x15", b"\x00\x00\x00")),
-    Target("rows", rows_seeds, add_rows, 0.3),
-    Target("rollouts of verl-agent", dump_seeds, read_dump, 0.2, (b"Your task is to: ", b"observation is: ")),
+    Target("manifests", manifest_seeds, read_manifest, 600, (b'"file":"', b'"config":', b'"check":"'), chained),
+    Target("shards", shard_seeds, read_shard, 10, (b"PAR1", b"hgpo.", b"\x15", b"\x00\x00\x00")),
+    Target("rows", rows_seeds, add_rows, 40),
+    Target("rollouts of verl-agent", dump_seeds, read_dump, 40, (b"Your task is to: ", b"observation is: ")),
 )
