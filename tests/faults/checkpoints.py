@@ -2,17 +2,15 @@
 
 import io
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from doors import DoorsEngine, DoorsSource, solution
 
-from tests.faults.harness import Scenario
-from tests.faults.tables import ANY_LOCK
+from tests.faults.harness import Note, Scenario
 
-Note = Callable[[str], None]
 SAVED = 3
 KEPT = 2
 
@@ -52,16 +50,15 @@ def weigh(model: Any, iteration: int) -> None:
             parameter.fill_(iteration + number / 100)
 
 
-def save(folder: Path, iteration: int, keep: int = 0) -> None:
+def save(folder: Path, iteration: int) -> None:
     from hgpo_train.models.checkpoint_files import TrainingState
     from hgpo_train.training.checkpoint import save_checkpoint
     from hgpo_train.training.config import CheckpointConfig
 
     model, tokenizer, optimiser = parts()
     weigh(model, iteration)
-    save_checkpoint(
-        folder, TrainingState(iteration=iteration), model, tokenizer, optimiser, CheckpointConfig(keep=keep)
-    )
+    state = TrainingState(iteration=iteration)
+    save_checkpoint(folder, state, model, tokenizer, optimiser, CheckpointConfig(keep=KEPT))
 
 
 def newest(folder: Path) -> int:
@@ -82,9 +79,9 @@ def newest(folder: Path) -> int:
 
 
 def save_several(root: Path, note: Note) -> None:
-    """Save the missing iterations as training does; the last one is saved again if it exists."""
-    for iteration in range(min(newest(root / "checkpoints") + 1, SAVED), SAVED + 1):
-        save(root / "checkpoints", iteration, KEPT)
+    """Save the missing iterations as training does, and the last one again, as a resumed run does."""
+    for iteration in (*range(min(newest(root / "checkpoints") + 1, SAVED), SAVED + 1), SAVED):
+        save(root / "checkpoints", iteration)
         note(str(iteration))
 
 
@@ -95,20 +92,6 @@ def check_saved(root: Path, noted: Sequence[str], whole: bool) -> None:
     assert found >= (SAVED if whole else max(map(int, noted), default=0)), f"lost: the newest is {found}"
     if found:
         assert resolve_model(str(root)).endswith(f"{found:06d}")
-
-
-def save_again(root: Path, note: Note) -> None:
-    """Save the same iteration a second time, as a run resumed from an older checkpoint does."""
-    save(root / "checkpoints", 1)
-    note("1")
-
-
-def one_saved(root: Path) -> None:
-    save(root / "checkpoints", 1)
-
-
-def check_again(root: Path, noted: Sequence[str], whole: bool) -> None:
-    assert newest(root / "checkpoints") == 1, "the existing checkpoint is lost"
 
 
 @cache
@@ -164,28 +147,6 @@ def configuration() -> Any:
     )
 
 
-def begin(root: Path, note: Note) -> None:
-    """Start a training run in a new folder."""
-    from rich.console import Console
-
-    from hgpo_train.training.display import Display
-    from hgpo_train.training.trainer import Trainer
-
-    Trainer(configuration(), root / "new" / "run", Display(Console(file=io.StringIO()), 1), resume=True).close()
-    note("begun")
-
-
-def check_begun(root: Path, noted: Sequence[str], whole: bool) -> None:
-    from hgpo_train.settings import to_dict
-    from hgpo_train.training.config import load_config
-    from hgpo_train.training.run_folder import read_origin
-
-    run = root / "new" / "run"
-    if noted or whole or (run / "config.toml").exists():
-        assert to_dict(load_config(run / "config.toml")) == to_dict(configuration())
-        assert read_origin(run / "origin.json").run
-
-
 def train(root: Path, note: Note) -> None:
     """Complete a training run: configuration, tables, metrics, checkpoints."""
     from rich.console import Console
@@ -203,12 +164,14 @@ def check_trained(root: Path, noted: Sequence[str], whole: bool) -> None:
     from hgpo_train.models.checkpoint_files import list_checkpoints
     from hgpo_train.settings import to_dict
     from hgpo_train.training.config import load_config
+    from hgpo_train.training.run_folder import read_origin
     from hgpo_train.training.tracking import read_metrics
 
     run = root / "run"
     whole = whole or bool(noted)
-    if (run / "config.toml").exists():
+    if whole or (run / "config.toml").exists():
         assert to_dict(load_config(run / "config.toml")) == to_dict(configuration())
+        assert read_origin(run / "origin.json").run
     lines = read_metrics(run / "metrics.jsonl")
     numbers = [line["iteration"] for line in lines]
     assert numbers == sorted(set(numbers)), "a line of metrics twice"
@@ -224,32 +187,11 @@ def check_trained(root: Path, noted: Sequence[str], whole: bool) -> None:
             assert report.ok, report.problems
 
 
+CHECKPOINTS_FOREIGN = ("checkpoints/000002.part/mine", "checkpoints/mine.part", "checkpoints/notes.txt")
+RUN_FOREIGN = ("run.part/mine", "run/metrics.jsonl.part", "run/notes.txt")
+VARIES = ("*/metrics.jsonl", "*/steps-*.parquet", "*/manifest.jsonl")
+
 SCENARIOS = (
-    Scenario(
-        "checkpoints",
-        save_several,
-        check_saved,
-        warm,
-        foreign=("checkpoints/000002.part/mine", "checkpoints/mine.part", "checkpoints/notes.txt"),
-        **ANY_LOCK,
-    ),
-    Scenario(
-        "checkpoint saved again",
-        save_again,
-        check_again,
-        warm,
-        one_saved,
-        ("checkpoints/000001.part/mine", "checkpoints/000001.tmp"),
-        **ANY_LOCK,
-    ),
-    Scenario("training begun", begin, check_begun, warm_house, **ANY_LOCK),
-    Scenario(
-        "training",
-        train,
-        check_trained,
-        warm_house,
-        foreign=("run.part/mine", "run/metrics.jsonl.part", "run/notes.txt"),
-        varies=("*.lock", "*/metrics.jsonl", "*/steps-*.parquet", "*/manifest.jsonl"),
-        unpromised=("*.lock",),
-    ),
+    Scenario("checkpoints", save_several, check_saved, warm=warm, foreign=CHECKPOINTS_FOREIGN),
+    Scenario("training", train, check_trained, warm=warm_house, foreign=RUN_FOREIGN, varies=VARIES),
 )

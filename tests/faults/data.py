@@ -6,22 +6,15 @@ import shutil
 import tempfile
 import threading
 import time
-import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache, partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 from tests.faults.commands import hgpo
-from tests.faults.harness import Scenario
+from tests.faults.harness import Note, Scenario
 
-Note = Callable[[str], None]
 GAMES = 2
-
-
-def warm() -> None:
-    import hgpo_train.cli
-    import hgpo_train.cli.display  # noqa: F401
 
 
 @cache
@@ -35,18 +28,9 @@ def games() -> dict[str, dict]:
 
 def write_games(folder: Path) -> None:
     for task_id, game in games().items():
-        place = folder / "json_2.1.1" / task_id
-        place.mkdir(parents=True)
-        (place / "game.tw-pddl").write_text(json.dumps(game))
-
-
-def archive(root: Path) -> None:
-    """Write the games as a zip archive."""
-    folder = root / "unzipped"
-    write_games(folder)
-    with zipfile.ZipFile(root / "games.zip", "w") as file:
-        for path in sorted(folder.rglob("*.tw-pddl")):
-            file.writestr(path.relative_to(folder).as_posix(), path.read_bytes())
+        trial = folder / "json_2.1.1" / task_id
+        trial.mkdir(parents=True)
+        (trial / "game.tw-pddl").write_text(json.dumps(game))
 
 
 def unzipped(root: Path) -> None:
@@ -63,29 +47,18 @@ def check_games(data: str, root: Path, noted: Sequence[str], whole: bool) -> Non
         assert not whole
         return
     source = ALFWorldSource(target)
-    found = source.ids("all")
-    assert list(found) == sorted(games()), f"{len(found)} of {GAMES} games"
-    for task_id in found:
+    assert list(source.ids("all")) == sorted(games())
+    for task_id in games():
         assert source.read(task_id)["pddl_problem"] == games()[task_id]["pddl_problem"]
 
 
-def noting(*command: object, made: str = "") -> Callable[[Path, Note], None]:
-    """A command in the folder; what starts with @ is a path there."""
-
-    def run(root: Path, note: Note) -> None:
-        if made and (root / made).exists():
-            return  # the command refuses what is there already: it was done
-        hgpo(*(root / part[1:] if isinstance(part, str) and part.startswith("@") else part for part in command))
-        note("done")
-
-    return run
+def pack(root: Path, note: Note) -> None:
+    hgpo("data", "build", "alfworld", root / "unzipped", "--out", root / "g.pack")
+    note("done")
 
 
-def served(root: Path, note: Note) -> None:
-    """`data fetch` from a server of this machine.
-
-    The command refuses games that are there; what a killed clean-up left of their download, the next download removes.
-    """
+def fetch(root: Path, note: Note) -> None:
+    """Fetch games from a server of this machine; the command refuses games that are there."""
     there = (root / "games").exists()
     target = "again" if there else "games"
     hgpo("data", "fetch", "alfworld", "--out", root / target, "--url", f"{address()}/games.zip")
@@ -96,10 +69,10 @@ def served(root: Path, note: Note) -> None:
 
 @cache
 def address() -> str:
-    """Of a server of the archive of games and of WebShop's raw files, which ends with this process."""
+    """Return the address of a server of an archive of games, which ends with this process."""
     folder = Path(tempfile.mkdtemp(prefix="hgpo-served-"))
-    archive(folder)
-    raw(folder)
+    write_games(folder / "games")
+    shutil.make_archive(str(folder / "games"), "zip", folder / "games")
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(folder)))
     parent = os.getpid()
     if os.fork() == 0:
@@ -117,11 +90,6 @@ def address() -> str:
 class Quiet(SimpleHTTPRequestHandler):
     def log_message(self, *_: object) -> None:
         pass
-
-
-def warm_served() -> None:
-    warm()
-    address()
 
 
 RAW = ("items_shuffle_1000.json", "items_ins_v2_1000.json", "items_human_ins.json")
@@ -154,15 +122,11 @@ def raw(root: Path, products: int = 4) -> None:
         (folder / name).write_text(json.dumps(content))
 
 
-def build(root: Path, *more: object, nouns: str = "stand-in") -> None:
+def build(root: Path, note: Note) -> None:
     sources = zip(("--items", "--attributes", "--human"), (root / "raw" / name for name in RAW), strict=True)
-    named = [part for pair in sources for part in pair]
-    hgpo("data", "build", "webshop", *named, "--nouns", nouns, "--out", root / "shop", *more)
-
-
-def built(root: Path, note: Note) -> None:
     if not (root / "shop").exists():
-        build(root)
+        options = [part for pair in sources for part in pair]
+        hgpo("data", "build", "webshop", *options, "--nouns", "stand-in", "--out", root / "shop")
     note("built")
 
 
@@ -184,22 +148,7 @@ PACK_FOREIGN = ("g.pack.part", "g.pack.new", ".g.pack.1.part", "g.pack.tmp")
 SHOP_FOREIGN = ("shop.new/mine", "shop.part/mine", ".shop.building-x/mine", ".shop.tmp")
 
 SCENARIOS = (
-    Scenario(
-        "pack of games",
-        noting("data", "build", "alfworld", "@unzipped", "--out", "@g.pack"),
-        partial(check_games, "g.pack"),
-        warm,
-        unzipped,
-        PACK_FOREIGN,
-    ),
-    Scenario(
-        "unpacked archive",
-        noting("data", "fetch", "alfworld", "--from", "@games.zip", "--out", "@games", made="games"),
-        partial(check_games, "games"),
-        warm,
-        archive,
-        GAMES_FOREIGN,
-    ),
-    Scenario("download of games", served, partial(check_games, "games"), warm_served, foreign=GAMES_FOREIGN),
-    Scenario("catalogue", built, check_catalogue, warm, raw, SHOP_FOREIGN),
+    Scenario("pack of games", pack, partial(check_games, "g.pack"), prepare=unzipped, foreign=PACK_FOREIGN),
+    Scenario("download of games", fetch, partial(check_games, "games"), warm=address, foreign=GAMES_FOREIGN),
+    Scenario("catalogue", build, check_catalogue, prepare=raw, foreign=SHOP_FOREIGN),
 )

@@ -3,8 +3,8 @@
  * A seccomp filter traps these calls wherever they are made (Python, Rust, the C library's own fwrite), and the handler
  * of SIGSYS repeats them with the one instruction that the filter allows. Linux on x86-64 only.
  *
- * Every call is recorded with its data, from which disk.py computes what a power cut would leave. A sync is recorded
- * but not executed: the tests check the order of calls, and real syncs would make them slow.
+ * Every call is recorded. A sync is not executed: the tests check the order of calls, and real syncs would make them
+ * slow.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -23,13 +23,12 @@
 #include <linux/seccomp.h>
 
 enum { OPEN = 1, WRITE, TRUNCATE, SYNC, RENAME, LINK, UNLINK, MKDIR, RMDIR, SYMLINK };
-enum { OBSERVE, ERROR, KILL, TORN, SHORT, FULL, ALL };
+enum { OBSERVE, ERROR, KILL, TORN, SHORT, FULL };
 enum { LONGEST = 4096 };
 
-struct record { /* the format that disk.py reads */
-    int32_t point, op;
-    int64_t result, offset;
-    int32_t flags, path, other, data;
+struct record { /* the format that shim.py reads */
+    int32_t point, op, flags, path, other, unused;
+    int64_t result;
 };
 
 static char root[LONGEST];
@@ -158,37 +157,29 @@ static int grows(const struct call *call) {
     return 0;
 }
 
-static void record(const struct call *call, long point, long result, long offset) {
-    struct record head = {point, call->op, result, offset, call->flags, strlen(call->path), strlen(call->other), 0};
-    if (call->op == WRITE && result > 0) head.data = result;
+static void record(const struct call *call, long point, long result) {
+    struct record head = {point, call->op, call->flags, strlen(call->path), strlen(call->other), 0, result};
     keep(&head, sizeof head);
     keep(call->path, head.path);
     keep(call->other, head.other);
-    for (long i = 0, left = head.data; i < call->count && left > 0; i++) {
-        long size = (long)call->pieces[i].iov_len < left ? (long)call->pieces[i].iov_len : left;
-        keep(call->pieces[i].iov_base, size);
-        left -= size;
-    }
 }
 
 static long perform(struct call *call, int number, const long *a) {
-    long point = ++points, result, offset = call->offset, total = 0;
+    long point = ++points, result, total = 0;
     int here = mode != OBSERVE && point == at;
     for (long i = 0; i < call->count; i++) total += call->pieces[i].iov_len;
-    if ((here && mode == ERROR) || mode == ALL || (mode == FULL && point >= at && grows(call))) {
-        record(call, point, -error, 0);
+    if ((here && mode == ERROR) || (mode == FULL && point >= at && grows(call))) {
+        record(call, point, -error);
         return -error;
     }
     if (here && mode == KILL) pass(SYS_kill, pass(SYS_getpid, 0, 0, 0, 0, 0, 0), SIGKILL, 0, 0, 0, 0);
     if (call->op == SYNC)
         result = 0;
     else if (call->op == WRITE && here && (mode == SHORT || mode == TORN))
-        result = write_pieces(call->descriptor, call->pieces, call->count, offset, call->placed, total > 1 ? total / 2 : 1);
+        result = write_pieces(call->descriptor, call->pieces, call->count, call->offset, call->placed, total > 1 ? total / 2 : 1);
     else
         result = pass(number, a[0], a[1], a[2], a[3], a[4], a[5]);
-    if (call->op == WRITE && !call->placed && result >= 0)
-        offset = pass(SYS_lseek, call->descriptor, 0, SEEK_CUR, 0, 0, 0) - result;
-    record(call, point, result, offset);
+    record(call, point, result);
     if (here && mode == TORN) pass(SYS_kill, pass(SYS_getpid, 0, 0, 0, 0, 0, 0), SIGKILL, 0, 0, 0, 0);
     return result;
 }
@@ -225,9 +216,6 @@ static const int TRAPPED[] = {
     SYS_symlink, SYS_symlinkat, SYS_unlink, SYS_unlinkat, SYS_mkdir, SYS_mkdirat, SYS_rmdir, SYS_copy_file_range,
     SYS_sendfile, SYS_fallocate, SYS_io_uring_setup};
 enum { CALLS = sizeof TRAPPED / sizeof *TRAPPED, HEAD = 6 };
-
-/* Returns the number of calls counted so far. */
-long counted(void) { return points; }
 
 /* Starts counting in this thread and in the threads that it starts. Returns 0, or -1 with errno. */
 int arm(const char *folder, int log_descriptor, int how, long point, int number) {
