@@ -6,8 +6,9 @@ Gymnasium or torch, and so nothing of `hgpo_envs` (tests/cli/test_imports.py).
 
 from __future__ import annotations
 
+import platform
 import sys
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
@@ -24,8 +25,12 @@ from hgpo_train.cli.sft import sft
 from hgpo_train.cli.stats import stats
 from hgpo_train.cli.train import train
 from hgpo_train.cli.verify import verify
-from hgpo_train.cli.version import show_version
 from hgpo_train.cli.view import view
+
+LIBRARIES: Final = (
+    "gymnasium", "numpy", "polars", "pyarrow", "torch", "transformers", "tokenizers", "peft", "vllm", "aiohttp"
+)  # fmt: skip
+"""The libraries that results depend on, whose versions `hgpo --version` prints."""
 
 app = RedactedApp(
     name="hgpo",
@@ -37,13 +42,29 @@ app = RedactedApp(
 )
 
 
+def _show_version(wanted: bool) -> None:
+    """Print the versions of the distributions, without importing them, and exit."""
+    if not wanted:
+        return
+    from importlib.metadata import PackageNotFoundError, version  # slow to import, and help needs none of it
+
+    typer.echo(f"hgpo {version('hgpo')}")
+    typer.echo(f"Python {platform.python_version()}, {platform.system()} {platform.machine()}")
+    for name in LIBRARIES:
+        try:
+            typer.echo(f"{name} {version(name)}")
+        except PackageNotFoundError:
+            typer.echo(f"{name} (not installed)")
+    raise typer.Exit
+
+
 @app.callback()
 def hgpo(
     _version: Annotated[
         bool,
         typer.Option(
             "--version",
-            callback=show_version,
+            callback=_show_version,
             is_eager=True,
             help="Print the versions of hgpo, Python and the main libraries, and exit.",
         ),
@@ -52,19 +73,12 @@ def hgpo(
     """Roll out LLM agents on ALFWorld and WebShop, keep every step, and compute group advantages from any saved run."""
 
 
-app.command()(quickstart)
-app.command()(envs)
-app.add_typer(data.app)
+for command in (quickstart, envs, advantages, stats, verify, view, play, sft, train):
+    app.command()(command)
 app.command(cls=WorkersCommand)(rollout)
 app.command("eval", cls=WorkersCommand)(evaluate)
-app.command()(advantages)
-app.command()(stats)
-app.command()(verify)
-app.add_typer(check.app)
-app.command()(view)
-app.command()(play)
-app.command()(sft)
-app.command()(train)
+for group in (data.app, check.app):
+    app.add_typer(group)
 
 
 def main() -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hgpo_train.cli.output_paths import url_of
+from hgpo_train.cli import common  # typer reads the annotations
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,13 +35,7 @@ def _list(wanted: bool) -> None:
 
 
 def advantages(
-    run: Annotated[
-        Path,
-        typer.Argument(
-            help="A run, a folder that contains runs, a Parquet file of steps, a quoted pattern of these, "
-            "or a URL. It is not modified."
-        ),
-    ],
+    run: common.SavedRun,
     estimator: Annotated[
         list[str] | None,
         typer.Option(
@@ -51,25 +45,13 @@ def advantages(
             "(gigpo:step_weight=0.5), or all; may be repeated. Default: hgpo.",
         ),
     ] = None,
-    history_length: Annotated[
-        int | None, typer.Option(help="K, the number of past steps in the deepest context (HGPO).")
-    ] = None,
+    history_length: common.ContextLength = None,
     gamma: Annotated[float | None, typer.Option(help="Discount factor per step.")] = None,
-    mode: Annotated[
-        str | None, typer.Option(help="Normalization in a group: mean_std_norm (by mean and std) or mean_norm.")
-    ] = None,
-    context: Annotated[str | None, typer.Option(help="Content of a context: states, or states_actions (HGPO).")] = None,
+    mode: common.Mode = None,
+    context: common.Context = None,
     reward: Annotated[str | None, typer.Option(help="Column of rewards: reward, success or score.")] = None,
-    reward_scale: Annotated[
-        float | None, typer.Option(help="Factor of rewards. Default: 10, as in verl-agent.")
-    ] = None,
-    state_key: Annotated[
-        str | None,
-        typer.Option(
-            help="What is compared instead of the states' texts: mask-numbers, sort-lines, alfworld-nodes or "
-            "module:function. Stored hashes are ignored."
-        ),
-    ] = None,
+    reward_scale: common.RewardScale = None,
+    state_key: common.StateKey = None,
     setting: Annotated[
         list[str] | None,
         typer.Option("--set", help="Another parameter, name=value, of every estimator that has it; may be repeated."),
@@ -78,12 +60,12 @@ def advantages(
         bool, typer.Option("--details", help="Add columns with every level's advantage, group size and weight.")
     ] = False,
     out: Annotated[
-        Path | None,
+        str | None,
         typer.Option(help="The table to write, or its URL. Default: <run>.advantages/<estimators>.parquet."),
     ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing table.")] = False,
+    overwrite: common.Overwrite = False,
     chunk_rows: Annotated[int, typer.Option(help="Approximate number of rows in memory of each process.")] = 250_000,
-    processes: Annotated[int, typer.Option(help="Number of processes, which share the run's shards.")] = 1,
+    processes: common.Processes = 1,
     ray: Annotated[
         bool,
         typer.Option(
@@ -93,10 +75,7 @@ def advantages(
         ),
     ] = False,
     _listing: Annotated[
-        bool,
-        typer.Option(
-            "--list", callback=_list, is_eager=True, help="List the estimators with their parameters and exit."
-        ),
+        bool, typer.Option("--list", is_eager=True, callback=_list, help="List the estimators and exit.")
     ] = False,
 ) -> None:
     """Compute group advantages of a saved run and write them to a table beside it."""
@@ -107,7 +86,7 @@ def advantages(
     from hgpo_envs.wording import counted
     from hgpo_train.advantages.advantage_tables import fingerprint, refuse_own_input, write_advantages
     from hgpo_train.advantages.variants import read_variants
-    from hgpo_train.cli.display import ProgressBars, resumable
+    from hgpo_train.cli.display import ProgressBars
 
     options = {"history_length": history_length, "gamma": gamma, "mode": mode, "context": context, "reward": reward}
     options |= {"reward_scale": reward_scale, "state_key": state_key}
@@ -120,30 +99,30 @@ def advantages(
         variant.estimator.with_parameters(column=column, details=details)
         for variant, column in zip(variants, columns, strict=True)
     ]
-    source, url = url_of(run) or str(run), out and url_of(out)
-    if out is None and "://" in source:
-        raise InputError(f"{source}: expected --out with the path or URL of the table; give one")
-    target = Path(url) if url else out or default_out(run, names)
-    if not url:
-        if "://" not in source:
-            refuse_own_input(run, target)
+    remote = "://" in run
+    if out is None and remote:
+        raise InputError(f"{run}: expected --out with the path or URL of the table; give one")
+    target = out if out is not None and "://" in out else Path(out) if out else default_out(Path(run), names)
+    if isinstance(target, Path):
+        if not remote:
+            refuse_own_input(Path(run), target)
         if target.exists() and not overwrite:
             raise InputError(f"{target} exists already; replace it with --overwrite, or use another --out")
-    total = int(scan_steps(source, plain=True).select(pl.len()).collect().item())
-    with resumable(f"{url or target} is unchanged."), ProgressBars() as bars:
+    total = int(scan_steps(run, plain=True).select(pl.len()).collect().item())
+    with common.resumable(f"{target} is unchanged."), ProgressBars() as bars:
         rows = write_advantages(
-            source,
+            run,
             estimators,
-            url or target,
-            fingerprint="" if "://" in source else fingerprint(run),
+            target,
+            fingerprint="" if remote else fingerprint(Path(run)),
             processes=processes,
             ray=ray,
             chunk_rows=chunk_rows,
             progress=bars.adding("advantages", total),
         )
-    if not url:  # the columns of a large table would be downloaded again
+    if isinstance(target, Path):  # the columns of a large table would be downloaded again
         _report(target, estimators)
-    typer.echo(f"{counted(rows, 'row')} in {url or target}. Next: hgpo stats {shlex.quote(source)}")
+    typer.echo(f"{counted(rows, 'row')} in {target}. Next: hgpo stats {shlex.quote(run)}")
 
 
 def default_out(run: Path, names: Sequence[str]) -> Path:

@@ -6,10 +6,10 @@ from typing import Annotated, Final
 
 import typer
 
-from hgpo_train.cli import collection  # typer reads the annotations
+from hgpo_train.cli import common  # typer reads the annotations
 from hgpo_train.cli.command_types import RedactedApp
 
-app = RedactedApp(name="check", no_args_is_help=True, help="Check an environment before it is trained on.")
+app = RedactedApp(name="check", no_args_is_help=True)
 
 _MARKS: Final = {"pass": "✓", "warning": "!", "fail": "✗"}
 
@@ -24,11 +24,11 @@ def check_env(
     env: Annotated[str, typer.Argument(help="Gymnasium id of the environment, or module:EnvironmentSpec.")],
     episodes: Annotated[int, typer.Option(help="Number of rollouts to play; four of each task.")] = 20,
     seed: Annotated[int, typer.Option(help="Seed of the random actions.")] = 0,
-    split: Annotated[str, typer.Option(help="Split of the tasks; 'all' includes every split.")] = "train",
-    data: collection.Data = None,
-    max_steps: collection.MaxSteps = None,
-    env_option: collection.EnvOption = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    split: common.Split = "train",
+    data: common.Data = None,
+    max_steps: common.MaxSteps = None,
+    env_option: common.EnvOption = None,
+    as_json: common.Json = False,
 ) -> None:
     """Play rollouts again in other ways, compare them, and look for what would spoil groups and success.
 
@@ -37,27 +37,26 @@ def check_env(
     from dataclasses import asdict
 
     import gymnasium
-    import orjson
 
     from hgpo_envs.env_checker import check_environment
     from hgpo_envs.environment_spec import environment_ids
     from hgpo_envs.errors import InputError
     from hgpo_envs.unicode_text import clean_text
+    from hgpo_train.cli.display import print_json
     from hgpo_train.rollout.env_handle import open_env
 
     if episodes < 1:
         raise InputError(f"--episodes: expected at least 1, received {episodes}")
-    options = collection.environment_options(split, data, 2, max_steps, None, env_option)
+    options = common.environment_options(split, data, 2, max_steps, None, env_option)
     handle = open_env(env, **options)
-    made = gymnasium.make(handle.env_id, **options).unwrapped if handle.env_id in environment_ids() else None
+    adapter = gymnasium.make(handle.env_id, **options).unwrapped if handle.env_id in environment_ids() else None
+    checks = check_environment(handle.shared, handle.settings, handle.tasks, episodes=episodes, seed=seed, env=adapter)
     findings = []
-    for finding in check_environment(
-        handle.shared, handle.settings, handle.tasks, episodes=episodes, seed=seed, env=made
-    ):
+    for finding in checks:
         findings.append(finding)
         if not as_json:
             typer.echo(f"{_MARKS[finding.verdict]} {finding.check:<19} {clean_text(finding.message)}")
     if as_json:
-        typer.echo(orjson.dumps([asdict(finding) for finding in findings], option=orjson.OPT_INDENT_2).decode())
+        print_json([asdict(finding) for finding in findings])
     if any(finding.verdict == "fail" for finding in findings):
         raise typer.Exit(1)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.exceptions import TyperException
 
-from hgpo_train.cli.output_paths import check_output_path
+from hgpo_train.cli.common import check_output_path
 from hgpo_train.cli.plugin_commands import PluginCommand, plugin_names
 from hgpo_train.cli.redaction import redact_output
 
@@ -23,7 +24,7 @@ F = TypeVar("F", bound="Callable[..., Any]")
 class RedactedCommand(TyperCommand):
     """A command whose output has secrets removed, and whose option `--out` is checked before it begins."""
 
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401 (see below)
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401 (click's, or Typer's own copy)
         """Refuse an empty path, which would be the working directory: often a shell variable that is not set."""
         if "--out=" in args or ("--out", "") in pairwise(args):
             from hgpo_envs.errors import InputError
@@ -31,11 +32,12 @@ class RedactedCommand(TyperCommand):
             raise InputError("--out: expected a path, received an empty text; use . for the working directory")
         return super().parse_args(ctx, args)
 
-    def invoke(self, ctx: Any) -> Any:  # noqa: ANN401 (click's, or Typer's own copy)
+    def invoke(self, ctx: Any) -> Any:  # noqa: ANN401 (see above)
         """Run the command. Help is printed without this method, and so without the imports that redaction needs."""
         redact_output()
-        if (out := ctx.params.get("out")) is not None:
-            check_output_path(out)
+        out = ctx.params.get("out")
+        if out is not None and "://" not in str(out):
+            check_output_path(Path(out))
         return super().invoke(ctx)
 
 

@@ -3,29 +3,30 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import typer
 
+from hgpo_train.cli import common  # typer reads the annotations
 from hgpo_train.cli.command_types import DefaultRunGroup, RedactedApp
 
 app = RedactedApp(name="data", no_args_is_help=True, help="Download, build, generate, convert and show data.")
-build = RedactedApp(name="build", no_args_is_help=True, help="Build packs and catalogues from official files.")
-install = RedactedApp(name="install", no_args_is_help=True, help="Install a benchmark's original program.")
-fetch = RedactedApp(name="fetch", no_args_is_help=True, help="Download the official data.")
-synth = RedactedApp(name="synth", no_args_is_help=True, help="Generate synthetic data.")
-export = RedactedApp(name="export", no_args_is_help=True, help="Export data to formats of other programs.")
-show = RedactedApp(
-    name="show",
-    cls=DefaultRunGroup,
-    no_args_is_help=True,
-    help="Show a run (`hgpo data show RUN`) or a WebShop catalogue (`hgpo data show webshop`).",
-)
-import_ = RedactedApp(name="import", no_args_is_help=True, help="Import rollouts that other programs wrote.")
-for group in (build, install, fetch, synth, export, import_, show):
-    app.add_typer(group)
 
-Grammar = Annotated[str | None, typer.Option(help="Convert the commands of every game to this verb: move or put.")]
+
+def _group(name: str, about: str, **options: Any) -> RedactedApp:
+    group = RedactedApp(name=name, no_args_is_help=True, help=about, **options)
+    app.add_typer(group)
+    return group
+
+
+build = _group("build", "Build packs and catalogues from official files.")
+install = _group("install", "Install a benchmark's original program.")
+fetch = _group("fetch", "Download the official data.")
+synth = _group("synth", "Generate synthetic data.")
+export = _group("export", "Export data to formats of other programs.")
+import_ = _group("import", "Import rollouts that other programs wrote.")
+show = _group("show", "Show a run, or with `webshop` a WebShop catalogue.", cls=DefaultRunGroup)
+
 Run = Annotated[Path, typer.Argument(help="A run, a folder that contains runs, a Parquet file, or a quoted pattern.")]
 _PARTS: Final = "Finished parts are kept; run the same command again to resume."
 Seed = Annotated[int, typer.Option(help="Seed of the content; the same seed gives the same bytes.")]
@@ -35,7 +36,9 @@ Seed = Annotated[int, typer.Option(help="Seed of the content; the same seed give
 def build_alfworld(
     folder: Annotated[Path, typer.Argument(help="The folder json_2.1.1, its parent, or a pack.")],
     out: Annotated[Path, typer.Option(help="The pack to write.")],
-    grammar: Grammar = None,
+    grammar: Annotated[
+        str | None, typer.Option(help="Convert the commands of every game to this verb: move or put.")
+    ] = None,
 ) -> None:
     """Pack official ALFWorld games into one file that opens in milliseconds."""
     from hgpo_envs.alfworld.data.pack import write_pack
@@ -99,37 +102,17 @@ def fetch_alfworld(
 ) -> None:
     """Download the official ALFWorld games. Run the command again to resume an interrupted download."""
     from hgpo_envs.alfworld.data import release
-    from hgpo_train.cli.display import DownloadBars, resumable
-
-    with resumable(_PARTS), DownloadBars() as bars:
-        if from_:
-            counts = release.install_files(out, from_, bars.unpacking)
-        else:
-            assets = release.assets(url, sha256, trajectories=trajectories)
-            counts = release.fetch_release(out, assets, downloading=bars.downloading, unpacking=bars.unpacking)
-    games = ", ".join(f"{split} {count:,}" for split, count in counts.items())
-    typer.echo(f"{games} games in {out}. Next: hgpo data build alfworld {out} --out {out}.pack")
-
-
-@export.command("alfworld")
-def export_alfworld(
-    pack: Annotated[Path, typer.Argument(help="A pack, or a folder of official games.")],
-    out: Annotated[Path, typer.Option(help="The folder in which json_2.1.1 is created.")],
-    split: Annotated[str, typer.Option(help="train, valid_seen, valid_unseen or all.")] = "all",
-    grammar: Grammar = None,
-) -> None:
-    """Write packed ALFWorld games as files for the original program."""
-    from hgpo_envs.alfworld.data.game_folder import ROOT, write_folder
-    from hgpo_envs.alfworld.data.source import ALFWorldSource
-    from hgpo_envs.wording import counted
     from hgpo_train.cli.display import ProgressBars
 
-    source = ALFWorldSource(pack, grammar=grammar)
-    with ProgressBars() as bars:
-        count = write_folder(source, bars.over(source.ids(split), "writing"), out)
-    typer.echo(
-        f"{counted(count, 'game')} in {out / ROOT}. Next: the original program with data_path {out / ROOT}/train"
-    )
+    with common.resumable(_PARTS), ProgressBars() as bars:
+        if from_:
+            counts = release.install_files(out, from_, bars.stage("unpacked files"))
+        else:
+            assets = release.assets(url, sha256, trajectories=trajectories)
+            unpacking = bars.stage("unpacked files")
+            counts = release.fetch_release(out, assets, downloading=bars.stage, unpacking=unpacking)
+    games = ", ".join(f"{split} {count:,}" for split, count in counts.items())
+    typer.echo(f"{games} games in {out}. Next: hgpo data build alfworld {out} --out {out}.pack")
 
 
 @build.command("webshop")
@@ -144,9 +127,6 @@ def build_webshop(
             help="A JSON file that maps titles to nouns, 'spacy' or 'stand-in'. Default: spaCy if it is installed."
         ),
     ] = None,
-    num_products: Annotated[
-        int | None, typer.Option(help="Use only the first N records, as the original does.")
-    ] = None,
     skip_unusable: Annotated[
         bool, typer.Option(help="Skip records at which the original stops with an error.")
     ] = False,
@@ -157,16 +137,7 @@ def build_webshop(
     from hgpo_train.cli.display import ProgressBars
 
     with ProgressBars() as bars:
-        catalogue = build(
-            items,
-            attributes,
-            human,
-            out,
-            nouns=nouns,
-            num_products=num_products,
-            skip_unusable=skip_unusable,
-            progress=bars.update,
-        )
+        catalogue = build(items, attributes, human, out, nouns=nouns, skip_unusable=skip_unusable, progress=bars.update)
     skipped = ", ".join(f"{count:,} {reason}" for reason, count in catalogue["skipped"].items() if count)
     parts = ("product", "human instruction", "synthetic instruction")
     counts = [counted(catalogue[f"{part.replace(' ', '_')}s"], part) for part in parts]
@@ -186,10 +157,10 @@ def fetch_webshop(
 ) -> None:
     """Download WebShop's official raw files from Google Drive or a mirror. Run the command again to resume."""
     from hgpo_envs.webshop.data.release import fetch_release
-    from hgpo_train.cli.display import DownloadBars, resumable
+    from hgpo_train.cli.display import ProgressBars
 
-    with resumable(_PARTS), DownloadBars() as bars:
-        _next_webshop(*fetch_release(size, out, local=local, progress=bars.downloading))
+    with common.resumable(_PARTS), ProgressBars() as bars:
+        _next_webshop(*fetch_release(size, out, local=local, progress=bars.stage))
 
 
 def _next_webshop(items: Path, attributes: Path, human: Path) -> None:
@@ -232,20 +203,16 @@ def show_webshop(
 
 
 @show.command("run")
-def show_run(
-    run: Run,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-) -> None:
+def show_run(run: Run, as_json: common.Json = False) -> None:
     """Show a summary of a run: tasks, episodes, success by task type, lengths, validity, sizes."""
-    import orjson
-
     from hgpo_datasets.run_summary import summarize_run
     from hgpo_envs.unicode_text import clean_text
     from hgpo_train.cli.data_tables import print_run
+    from hgpo_train.cli.display import print_json
 
     summary = summarize_run(run)
     if as_json:
-        typer.echo(orjson.dumps(summary.to_dict(), option=orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS).decode())
+        print_json(summary.to_dict())
     else:
         print_run(summary)
         typer.echo(f"\nNext: hgpo stats {clean_text(str(run))}")
@@ -287,25 +254,17 @@ def export_minari(
 @export.command("delta")
 def export_delta(
     run: Annotated[Path, typer.Argument(help="The folder of a run.")],
-    out: Annotated[
-        Path,
-        typer.Option(
-            help="The table's folder or URL (s3://, gs://, az://). If it exists, only the shards that it lacks are "
-            "appended."
-        ),
-    ],
+    out: Annotated[str, typer.Option(help="The table's folder or URL (s3://, gs://, az://).")],
 ) -> None:
-    """Append a run's new shards to a Delta Lake table. Requires the extra interchange.
+    """Append the shards of a run that a Delta Lake table lacks. Requires the extra interchange.
 
     Object stores are configured with environment variables such as AWS_ENDPOINT_URL and AWS_ACCESS_KEY_ID.
     """
     from hgpo_datasets.interchange.delta import to_delta
     from hgpo_envs.wording import counted
     from hgpo_train.cli.display import ProgressBars
-    from hgpo_train.cli.output_paths import url_of
 
-    table = url_of(out) or str(out)
     with ProgressBars() as bars:
-        report = to_delta(run, table, progress=bars.adding("exporting", None))
+        report = to_delta(run, out, progress=bars.adding("exporting", None))
     shards, rows = counted(report.shards, "shard"), counted(report.rows, "row")
-    typer.echo(f"{shards} with {rows} appended: version {report.version} of {table}")
+    typer.echo(f"{shards} with {rows} appended: version {report.version} of {out}")

@@ -1,24 +1,13 @@
-"""What commands print: tables, progress bars, and errors that leave something to resume."""
+"""What commands print: tables and progress bars."""
 
 from __future__ import annotations
 
-import warnings
-from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Self, TypeVar
 
-import typer
+import orjson
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    Progress,
-    TaskProgressColumn,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-    TransferSpeedColumn,
-)
-from rich.status import Status
+from rich.progress import Progress, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -65,18 +54,17 @@ def _printable(text: str) -> str:
     return "".join(letter if letter.isprintable() or letter == "\n" else "�" for letter in clean_text(text))
 
 
+def print_json(document: object) -> None:
+    """Print a document of JSON values, indented."""
+    print(orjson.dumps(document, option=orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS).decode())
+
+
 class ProgressBars:
     """Progress bars on standard error, one per stage. Nothing is printed before the first one, or to a file."""
 
     def __init__(self) -> None:
         console = Console(stderr=True)
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TaskProgressColumn(),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-        )
+        columns = (*Progress.get_default_columns(), TimeElapsedColumn())
         self._progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
         self._bars: dict[str, TaskID] = {}
 
@@ -86,12 +74,16 @@ class ProgressBars:
     def __exit__(self, *_: object) -> None:
         self._progress.stop()
 
-    def update(self, stage: str, done: int, total: int | None) -> None:
+    def update(self, stage: str, done: int, total: int | None = None) -> None:
         """Show how much of a stage is done."""
         if stage not in self._bars:
             self._progress.start()
             self._bars[stage] = self._progress.add_task(stage)
         self._progress.update(self._bars[stage], completed=done, total=total)
+
+    def stage(self, name: str) -> Callable[..., None]:
+        """Return the function that shows how much of a stage is done, such as a download."""
+        return partial(self.update, name)
 
     def adding(self, stage: str, total: int | None) -> Callable[[int], None]:
         """Return a function that is called with how much more of a stage is done."""
@@ -103,54 +95,3 @@ class ProgressBars:
         for number, item in enumerate(items):
             self.update(stage, number, len(items))
             yield item
-
-
-class DownloadBars:
-    """Progress bars of downloads, and the number of files that were unpacked."""
-
-    def __init__(self) -> None:
-        columns = ("{task.description}", BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-        console = Console(stderr=True)
-        self._bars = Progress(*columns, console=console, disable=not console.is_terminal)
-        self._unpacked = Status("", console=console)
-
-    def __enter__(self) -> Self:
-        self._bars.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bars.stop()
-        self._unpacked.stop()
-
-    def downloading(self, name: str) -> Callable[[int, int | None], None]:
-        """Add a bar for a download, and return its update function."""
-        bar = self._bars.add_task(name, total=None)
-        return lambda done, total: self._bars.update(bar, completed=done, total=total)
-
-    def unpacking(self, files: int) -> None:
-        """Show the number of files unpacked so far."""
-        self._bars.stop()
-        self._unpacked.update(f"unpacked {files:,} files")
-        self._unpacked.start()
-
-
-@contextmanager
-def resumable(advice: str) -> Iterator[None]:
-    """Print warnings as one line each, and say after Ctrl-C, failed rollouts or an error of the disk how to go on.
-
-    Args:
-        advice: What is kept, and how to go on.
-
-    Raises:
-        typer.Exit: After Ctrl-C, with 130.
-    """
-    try:
-        with warnings.catch_warnings():
-            warnings.showwarning = lambda message, *_, **__: typer.echo(f"warning: {message}", err=True)
-            yield
-    except KeyboardInterrupt:
-        typer.echo(f"Interrupted. {advice}", err=True)
-        raise typer.Exit(130) from None
-    except (RuntimeError, OSError) as error:
-        error.add_note(advice)
-        raise

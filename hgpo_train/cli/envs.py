@@ -2,30 +2,31 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
+
+from hgpo_train.cli import common  # noqa: TC001 - typer reads the annotations
 
 if TYPE_CHECKING:
     from hgpo_envs.listing import FoundData, ListedEnvironment
 
 
-def envs(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+def envs(as_json: common.Json = False) -> None:
     """List the environments: ids, arguments with defaults, splits with task counts, and the data that is here."""
     from hgpo_envs.listing import list_environments
+    from hgpo_train.cli.display import print_json
 
     environments = list_environments()
     if as_json:
-        import orjson
-
-        typer.echo(orjson.dumps([_json(listed) for listed in environments], option=orjson.OPT_INDENT_2).decode())
+        print_json([_document(listed) for listed in environments])
         return
     for listed in environments:
         _show(listed)
     typer.echo("\nNext: hgpo rollout --env ID --policy random --out RUN")
 
 
-def _json(listed: ListedEnvironment) -> dict[str, Any]:
+def _document(listed: ListedEnvironment) -> dict[str, Any]:
     """Return a listed environment as JSON values. A required argument has no ``default``."""
     from dataclasses import asdict
     from inspect import Parameter
@@ -38,17 +39,15 @@ def _json(listed: ListedEnvironment) -> dict[str, Any]:
 
 
 def _show(listed: ListedEnvironment) -> None:
-    from inspect import Parameter
-
     from hgpo_train.cli.display import print_table
 
     rows = [("error", listed.error)] if listed.error else []
     rows += [("data", _describe(data, listed)) for data in listed.data]
-    if absent := [place for place in listed.looked if place not in {data.path for data in listed.data}]:
+    if absent := [path for path in listed.looked if path not in {data.path for data in listed.data}]:
         rows.append(("data", f"nothing at {', '.join(absent)}"))
     arguments = [
-        f"{name} (required)" if default is Parameter.empty else f"{name}={default!r}"
-        for name, default in listed.arguments.items()
+        f"{argument['name']}={argument['default']!r}" if "default" in argument else f"{argument['name']} (required)"
+        for argument in _document(listed)["arguments"]
     ]
     rows += [("arguments", ", ".join(arguments))] if arguments else []
     print_table(["", ""], rows, title=f"{listed.id} ({listed.provider or 'registered in this process'})", texts=2)

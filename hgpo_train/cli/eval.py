@@ -4,22 +4,27 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path  # noqa: TC003 - typer reads the annotations
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hgpo_train.cli import collection  # typer reads the annotations
+from hgpo_train.cli import common  # typer reads the annotations
 from hgpo_train.rollout.failures import MAX_FAILED
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    from hgpo_train.evaluation import Comparison, EvaluationReport
+    from hgpo_train.evaluation.report import MeasureSummary
+    from hgpo_train.rollout.collection import CollectedRun
 
 
 def evaluate(
-    out: Annotated[Path, typer.Option(help="The run's folder. An evaluation in it is resumed.")],
+    out: common.RunFolder,
     policy: Annotated[
         str, typer.Option(help="random, expert, openai:MODEL, vllm:MODEL, transformers:MODEL, … (docs/rollouts.md)")
     ] = "random",
-    env: Annotated[str, typer.Option(help="Gymnasium id of the environment, or module:EnvironmentSpec.")] = (
-        "HGPO/ALFWorld-v0"
-    ),
+    env: common.Env = "HGPO/ALFWorld-v0",
     split: Annotated[
         str,
         typer.Option(
@@ -33,37 +38,29 @@ def evaluate(
     temperature: Annotated[
         float | None, typer.Option(help="Sampling temperature of a model; 0 is greedy. Default: 0.4, as published.")
     ] = None,
-    data: collection.Data = None,
-    history_length: collection.HistoryLength = 2,
-    max_steps: collection.MaxSteps = None,
-    action_format: collection.ActionFormat = None,
-    env_option: collection.EnvOption = None,
-    policy_option: collection.PolicyOption = None,
+    data: common.Data = None,
+    history_length: common.HistoryLength = 2,
+    max_steps: common.MaxSteps = None,
+    action_format: common.ActionFormat = None,
+    env_option: common.EnvOption = None,
+    policy_option: common.PolicyOption = None,
     against: Annotated[
         Path | None, typer.Option(help="The run of another evaluation, for a paired comparison by task.")
     ] = None,
-    slots: collection.Slots = None,
-    workers: collection.Workers = False,
-    retry_failed: Annotated[
-        bool, typer.Option(help="Retry episodes that failed in an earlier run of this command.")
-    ] = True,
-    max_failed: Annotated[
-        float, typer.Option(help="Exit with code 1 if more than this share of the episodes failed.")
-    ] = MAX_FAILED,
+    slots: common.Slots = None,
+    workers: common.Workers = False,
+    retry_failed: common.RetryFailed = True,
+    max_failed: common.MaxFailed = MAX_FAILED,
     price_in: Annotated[
         float | None, typer.Option(help="Price per million prompt tokens, for the cost in summary.json.")
     ] = None,
     price_out: Annotated[float | None, typer.Option(help="Price per million response tokens.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+    as_json: common.Json = False,
 ) -> None:
     """Evaluate a policy on every task of a split, once per seed."""
-    from rich.console import Console
-
     from hgpo_datasets import scan_steps
     from hgpo_envs.errors import InputError
     from hgpo_train.assignments import read_assignments
-    from hgpo_train.cli.eval_results import print_results
-    from hgpo_train.cli.output_paths import check_folder
     from hgpo_train.evaluation import episode_table
     from hgpo_train.evaluation import evaluate as play
     from hgpo_train.evaluation.play import SAMPLING
@@ -71,43 +68,117 @@ def evaluate(
     from hgpo_train.policies.registry import policy_spec
     from hgpo_train.rollout.env_handle import evaluation_split
 
-    prices, chosen = Prices(price_in, price_out), _seeds(seeds)
-    check_folder("--out", out)
+    prices = Prices(price_in, price_out)
+    try:
+        numbers = [int(part) for part in seeds.split(",")]
+    except ValueError:
+        raise InputError(f"--seeds: expected integers separated by commas, received {seeds!r}") from None
     options = read_assignments("--policy-option", policy_option or (), policy_spec(policy).option_types)
     if temperature is not None:
         if policy.partition(":")[0] not in SAMPLING:
             raise InputError(f"--temperature: policy {policy!r} does not sample from a model; remove the option")
         options = {"temperature": temperature, **options}
     other = None if against is None else episode_table(scan_steps(against))
-    env_options = collection.environment_options(
-        split or evaluation_split(env), data, history_length, max_steps, action_format, env_option
-    )
-    console = Console(stderr=True)
-    collection.play_and_report(
+    split = split or evaluation_split(env)
+    play = partial(
+        play,
+        env,
+        policy,
         out,
-        partial(
-            play,
-            env,
-            policy,
-            out,
-            seeds=chosen,
-            policy_options=options,
-            slots=slots,
-            workers=workers,
-            retry_failed=retry_failed,
-            max_failed=max_failed,
-            **env_options,
-        ),
-        lambda run: print_results(console, run, against, other, as_json=as_json),
-        prices=prices,
-        noun="episodes",
+        seeds=numbers,
+        policy_options=options,
+        slots=slots,
+        workers=workers,
+        retry_failed=retry_failed,
+        max_failed=max_failed,
+        **common.environment_options(split, data, history_length, max_steps, action_format, env_option),
+    )
+    common.play_and_report(out, play, partial(_report, against=against, other=other, as_json=as_json), prices=prices)
+
+
+def _report(run: CollectedRun, against: Path | None, other: pl.DataFrame | None, *, as_json: bool) -> None:
+    """Print the results of an evaluation, and its comparison with the episodes of another one, if there is one."""
+    from dataclasses import asdict
+
+    from hgpo_train.cli.display import print_json
+    from hgpo_train.evaluation import compare, episode_table, evaluation_reports
+    from hgpo_train.evaluation.summary import NAME as SUMMARY
+
+    episodes = episode_table(run.steps)
+    reports = evaluation_reports(episodes)
+    measures = [name for name in ("success", "score") if name == "success" or _is_scored(reports)]
+    known = [name for name in measures if reports and reports[0].measures[name] is not None]
+    comparisons = [] if other is None else [compare(episodes, other, measure) for measure in known]
+    if as_json:
+        document: dict[str, object] = {"run": str(run.path), "reports": [report.as_dict() for report in reports]}
+        if against is not None:
+            document |= {"against": str(against), "comparisons": [asdict(comparison) for comparison in comparisons]}
+        print_json(document)
+        return
+    if reports:
+        _print_reports(reports)
+        typer.echo(f"success of all tasks: {reports[0].success.describe()}")
+    for comparison in comparisons:
+        typer.echo(_sentence(comparison, against))
+    hint = f"Steps are in {run.path}, all numbers in {run.path / SUMMARY}. Next: hgpo stats {run.path}"
+    typer.echo(hint, err=True)
+
+
+def _print_reports(reports: list[EvaluationReport]) -> None:
+    from hgpo_train.cli.display import print_table
+
+    scored, grouped = _is_scored(reports), reports[0].scenarios is not None
+    intervals = "success: Wilson, score: bootstrap" if scored else "Wilson"
+    seeds = ", ".join(map(str, reports[0].seeds))
+    scores, scenarios = ("score", "95%") if scored else (), ("scenarios\n%",) if grouped else ()
+    rows = []
+    for report in reports:
+        values = report.measures
+        solved = "–" if report.scenario_success is None else f"{100 * report.scenario_success:.1f}"
+        rows.append(
+            [
+                report.name,
+                str(report.tasks),
+                *_mean_and_interval(values["success"], 100, 1),
+                *(_mean_and_interval(values["score"], 1, 3) if scored else ()),
+                *((solved,) if grouped else ()),
+                _mean(values["length"], 1),
+                _mean(values["validity"], 100),
+                _mean(values["admissibility"], 100),
+            ]
+        )
+    print_table(
+        ["task type", "tasks", "success\n%", "95%", *scores, *scenarios, "steps", "valid\n%", "admiss.\n%"],
+        rows,
+        title=f"seeds {seeds}; ± std over seeds, 95% interval over tasks ({intervals})",
     )
 
 
-def _seeds(text: str) -> list[int]:
-    from hgpo_envs.errors import InputError
+def _is_scored(reports: list[EvaluationReport]) -> bool:
+    """Return whether mean scores differ from success rates, so they are worth showing."""
+    means = [[report.measures[name] for name in ("score", "success")] for report in reports]
+    return any(score and (not success or score.mean != success.mean) for score, success in means)
 
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError as error:
-        raise InputError(f"--seeds: expected integers separated by commas, received {text!r}") from error
+
+def _mean(summary: MeasureSummary | None, scale: float) -> str:
+    return "unknown" if summary is None else f"{scale * summary.mean:.1f}"
+
+
+def _mean_and_interval(summary: MeasureSummary | None, scale: float, places: int) -> tuple[str, str]:
+    if summary is None:
+        return "unknown", "–"
+    mean, low, high = (f"{scale * value:.{places}f}" for value in (summary.mean, summary.low, summary.high))
+    return mean if summary.std is None else f"{mean} ±{scale * summary.std:.{places}f}", f"{low}–{high}"
+
+
+def _sentence(comparison: Comparison, against: Path | None) -> str:
+    from hgpo_envs.wording import counted
+
+    difference, low, high = (
+        round(value, 3) + 0.0 for value in (comparison.difference, comparison.low, comparison.high)
+    )
+    return (
+        f"{comparison.measure} against {against}: {difference:+.3f} (95% {low:+.3f} … {high:+.3f}) over "
+        f"{counted(comparison.tasks, 'task')}, better on {comparison.better}, worse on {comparison.worse}; paired "
+        f"permutation test p = {comparison.p:.4f}"
+    )

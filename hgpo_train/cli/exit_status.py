@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import sys
 import traceback
 from typing import TYPE_CHECKING, Final, NoReturn
@@ -14,19 +15,8 @@ from hgpo_train.rollout.failures import RolloutError
 if TYPE_CHECKING:
     from types import TracebackType
 
-EXTRAS: Final = {
-    **dict.fromkeys(("torch", "transformers", "peft", "safetensors", "tokenizers"), "train"),
-    **dict.fromkeys(("datasets", "duckdb", "minari", "pandas", "PIL"), "interchange"),
-    **dict.fromkeys(("alfworld", "textworld"), "alfworld"),
-    **dict.fromkeys(("marimo", "altair", "vl_convert"), "notebooks"),
-    "vllm": "vllm",
-    "aiohttp": "api",
-    "minigrid": "examples",
-    **dict.fromkeys(("ray", "obstore"), "ray"),
-    "deltalake": "interchange",
-    **dict.fromkeys(("starlette", "textual", "uvicorn"), "view"),
-}
-"""Optional packages, by the name that is imported, with the extra that installs them."""
+DISTRIBUTIONS: Final = {"PIL": "pillow", "vl_convert": "vl-convert-python"}
+"""The distributions of modules with another name."""
 
 
 def exit_with_error(error: BaseException) -> NoReturn:
@@ -40,22 +30,39 @@ def exit_with_error(error: BaseException) -> NoReturn:
         _fail(error, str(error), 2)
     if isinstance(error, RolloutError | ProcessError):
         _fail(error, str(error), 1)
-    if isinstance(error, ModuleNotFoundError) and error.name in EXTRAS:
-        _fail(error, f"this needs {error.name}: pip install 'hgpo[{EXTRAS[error.name]}]'", 2)
+    if isinstance(error, ModuleNotFoundError) and (extra := extra_of(error.name or "")):
+        _fail(error, f"this needs {error.name}: pip install 'hgpo[{extra}]'", 2)
     if isinstance(error, _unreadable()):
         _fail(error, f"a step table cannot be read: {error}; `hgpo verify` finds the damaged file", 1)
     if isinstance(error, OSError) and error.errno in _HINTS:
         path = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, str | bytes) else ""
-        line = f"{path}{os.strerror(error.errno)}; {_HINTS[error.errno]}"
-        _fail(error, line, 2 if error.errno in _WRONG_PATH else 1)
+        message = f"{path}{os.strerror(error.errno)}; {_HINTS[error.errno]}"
+        _fail(error, message, 2 if error.errno in _WRONG_PATH else 1)
     if not isinstance(error, Exception):  # SystemExit, KeyboardInterrupt
         raise error
-    _crash(error)
+    print("".join(traceback.format_exception(type(error), error, _user_frames(error))), file=sys.stderr, end="")
+    sys.exit(1)
 
 
-def _fail(error: BaseException, line: str, code: int) -> NoReturn:
+def extra_of(module: str) -> str | None:
+    """Return the extra of this distribution that installs a module; None if none does."""
+    from importlib.metadata import PackageNotFoundError, requires
+
+    name = DISTRIBUTIONS.get(module, module)
+    try:
+        requirements = requires("hgpo") or ()
+    except PackageNotFoundError:  # run from a checkout
+        return None
+    for requirement in requirements:
+        match = re.match(r"([\w.-]+).*extra == ['\"](\w+)['\"]", requirement)
+        if match and match[1].lower() == name and match[2] not in ("dev", "docs"):
+            return match[2]
+    return None
+
+
+def _fail(error: BaseException, message: str, code: int) -> NoReturn:
     """Print an error in one line, and its notes: for example, how many groups could not be committed."""
-    for text in (f"error: {line}", *getattr(error, "__notes__", ())):
+    for text in (f"error: {message}", *getattr(error, "__notes__", ())):
         print(" ".join(text.split()), file=sys.stderr)
     sys.exit(code)
 
@@ -64,13 +71,6 @@ def _unreadable() -> tuple[type[BaseException], ...]:
     """Return what Polars raises for damaged files; nothing if it is not loaded."""
     polars = sys.modules.get("polars")
     return (polars.exceptions.ComputeError, polars.exceptions.PanicException) if polars else ()
-
-
-def _crash(error: BaseException) -> NoReturn:
-    """Print a traceback, without the values of local variables and without secrets."""
-    lines = traceback.format_exception(type(error), error, _user_frames(error))
-    print("".join(lines), file=sys.stderr, end="")
-    sys.exit(1)
 
 
 def _user_frames(error: BaseException) -> TracebackType | None:
@@ -85,13 +85,13 @@ def _user_frames(error: BaseException) -> TracebackType | None:
 
 
 _WRONG_PATH: Final = (errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG)
-_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
-_TOO_MANY_FILES: Final = (errno.EMFILE, errno.ENFILE)
-_DISK: Final = (errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE)
 _HINTS: Final = {
     **dict.fromkeys(_WRONG_PATH, "choose another path"),
-    **dict.fromkeys(_FULL, "free some space; the same command continues from what is committed"),
-    **dict.fromkeys(_TOO_MANY_FILES, "use fewer --slots, or raise `ulimit -n`"),
-    **dict.fromkeys(_DISK, "check the disk and its permissions, or write to another place"),
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free some space; the same command continues from what is committed"),
+    **dict.fromkeys((errno.EMFILE, errno.ENFILE), "use fewer --slots, or raise `ulimit -n`"),
+    **dict.fromkeys(
+        (errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE),
+        "check the disk and its permissions, or write to another place",
+    ),
 }
 """What a user can do about an error of the operating system."""

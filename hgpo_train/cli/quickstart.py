@@ -21,9 +21,7 @@ def quickstart(
     group_size: Annotated[int, typer.Option(help="Number of rollouts per group.")] = 16,
     train: Annotated[
         bool,
-        typer.Option(
-            "--train", help="Also train a small model from nothing, for about ten minutes (needs the extra train)."
-        ),
+        typer.Option("--train", help="Also train a small model from nothing: ten minutes, and the extra train."),
     ] = False,
 ) -> None:
     """Roll out bundled games, compute HGPO advantages for several K, and show how histories change them."""
@@ -32,26 +30,14 @@ def quickstart(
     from hgpo_train.cli import quickstart_run as work
 
     if train:
-        import hgpo_train.training.first_training  # noqa: F401  (fails now if the extra is not installed)
-
+        from hgpo_train.training.first_training import first_training  # fails now if the extra is not installed
     console = Console()
-    result = work.quickstart(out, seed=seed, tasks=tasks, group_size=group_size, progress=True)
-    show(console, result, out)
+    show(console, work.quickstart(out, seed=seed, tasks=tasks, group_size=group_size, progress=True), out)
     if train:
-        _train(console, out / "training", seed)
-
-
-def _train(console: Console, folder: Path, seed: int) -> None:
-    from hgpo_train.training.first_training import first_training
-
-    console.print(
-        "\nTraining of a small model from nothing, about ten minutes on two cores. Ctrl-C and the same command resume."
-    )
-    trained = first_training(folder, console, seed=seed)
-    console.print(f"\n{trained.verdict()}\n\nThe run is in [bold]{trained.run}[/]. Next:", highlight=False)
-    console.print(
-        "  [bold]hgpo train --list[/]\n      list the configurations of the papers' runs, with the source of each value"
-    )
+        console.print("\nTraining of a small model, about ten minutes. Ctrl-C and the same command resume.")
+        trained = first_training(out / "training", console, seed=seed)
+        console.print(f"\n{trained.verdict()}\n\nThe run is in [bold]{trained.run}[/]. Next:", highlight=False)
+        console.print("  [bold]hgpo train --list[/]\n      list the configurations of the papers' runs")
 
 
 def show(console: Console, result: QuickstartResult, out: Path) -> None:
@@ -81,11 +67,11 @@ def show(console: Console, result: QuickstartResult, out: Path) -> None:
     run = out / result.run.name
     print_line(f"Steps       [bold]{run}[/]")
     print_line(f"Advantages  [bold]{out / result.advantages.relative_to(result.run.parent)}[/]\n\nNext:")
-    for command, what in (
+    for command, purpose in (
         (f"hgpo view {run}", "look at tasks, groups and steps in the browser (needs the extra view)"),
         (f"hgpo stats {run}", "show group sizes and context inconsistency per level, with an interpretation"),
         (f"hgpo advantages {run} -e hgpo -e gigpo -e grpo", "compute the advantages of several estimators"),
         (f"hgpo data show {run}", "show a summary of the run"),
         ("hgpo eval --policy expert --out runs/expert", "play every held-out game once per seed"),
     ):
-        print_line(f"  [bold]{command}[/]\n      {what}")
+        print_line(f"  [bold]{command}[/]\n      {purpose}")

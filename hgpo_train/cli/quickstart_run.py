@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import polars as pl
 
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
 
     from hgpo_train.rollout.collector import Tally
 
-ENV: Final = "HGPO/ALFWorld-v0"
 DEPTHS: Final = (0, 1, 2, 4)
 """The values of K for which advantages are computed."""
 
@@ -30,8 +28,7 @@ MAX_STEPS: Final = 30
 """The step limit of its episodes, so that they take seconds."""
 
 
-@dataclass(frozen=True)
-class QuickstartResult:
+class QuickstartResult(NamedTuple):
     """The results of a quickstart.
 
     Attributes:
@@ -64,33 +61,26 @@ def quickstart(
     """
     if folder.is_file():
         raise InputError(f"{folder}: expected a folder, received a file; use another --out")
-    run = folder / "run"
-    env: dict[str, Any] = {"action_format": "command", "max_steps": MAX_STEPS}
-    played = collect(ENV, POLICY, run, tasks=tasks, group_size=group_size, seed=seed, progress=progress, **env)
-    advantages = write_advantages_by_depth(run)
-    run_statistics = statistics(run, history_length=max(DEPTHS))
-    depths = compare_depths(run_statistics.levels, pl.read_parquet(advantages))
-    return QuickstartResult(played.tally, run, advantages, run_statistics.summary.row(0, named=True), depths)
-
-
-def write_advantages_by_depth(run: Path) -> Path:
-    """Write HGPO's advantages for every K of `DEPTHS` to a table beside the run, in one pass. Return its path."""
+    run, target = folder / "run", folder / "run.advantages" / "hgpo_by_depth.parquet"
+    env: dict[str, Any] = {"env": "HGPO/ALFWorld-v0", "action_format": "command", "max_steps": MAX_STEPS}
+    played = collect(policy=POLICY, out=run, tasks=tasks, group_size=group_size, seed=seed, progress=progress, **env)
     estimators = [get("hgpo").with_parameters(history_length=k, column=f"advantage_k{k}") for k in DEPTHS]
-    target = run.parent / f"{run.name}.advantages" / "hgpo_by_depth.parquet"
     write_advantages(scan_steps(run), estimators, target, fingerprint=fingerprint(run))
-    return target
+    found = statistics(run, history_length=max(DEPTHS))
+    depths = _compare_depths(found.levels, pl.read_parquet(target))
+    return QuickstartResult(played.tally, run, target, found.summary.row(0, named=True), depths)
 
 
-def compare_depths(levels: pl.DataFrame, advantages: pl.DataFrame) -> pl.DataFrame:
+def _compare_depths(levels: pl.DataFrame, advantages: pl.DataFrame) -> pl.DataFrame:
     """Return how often the histories of equal states differ, and how that changes advantages (`QuickstartResult`)."""
     state_alone = pl.col("advantage_k0")
     rows = []
     for k in DEPTHS:
-        with_history = pl.col(f"advantage_k{k}")
+        change = pl.col(f"advantage_k{k}") - state_alone
         changes = advantages.select(
-            moved=((with_history - state_alone).abs() > 1e-9).mean(),
-            shift=(with_history - state_alone).abs().mean(),
-            flipped=((with_history.sign() * state_alone.sign()) < 0).mean(),
+            moved=(change.abs() > 1e-9).mean(),
+            shift=change.abs().mean(),
+            flipped=((pl.col(f"advantage_k{k}").sign() * state_alone.sign()) < 0).mean(),
         )
         level = levels.filter(level=str(k)).select(shared="shared", inconsistent="differing")
         rows.append({"K": k} | level.row(0, named=True) | changes.row(0, named=True))

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path  # noqa: TC003 - typer reads the annotations
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hgpo_train.cli import collection  # typer reads the annotations
+from hgpo_train.cli import common  # typer reads the annotations
 from hgpo_train.rollout.failures import MAX_FAILED
 
 if TYPE_CHECKING:
@@ -16,49 +15,41 @@ if TYPE_CHECKING:
 
 
 def rollout(
-    out: Annotated[Path, typer.Option(help="The run's folder. A run in it is resumed.")],
-    env: Annotated[
-        str, typer.Option(help="Gymnasium id of the environment, or module:EnvironmentSpec.")
-    ] = "HGPO/ALFWorld-v0",
+    out: common.RunFolder,
+    env: common.Env = "HGPO/ALFWorld-v0",
     policy: Annotated[
         str, typer.Option(help="random, expert, explorer, mixture:expert=0.7,random=0.3, … (docs/rollouts.md)")
     ] = "random",
     tasks: Annotated[int, typer.Option(help="Number of tasks, each played by one group.")] = 16,
     group_size: Annotated[int, typer.Option(help="Number of rollouts per group.")] = 8,
     seed: Annotated[int, typer.Option(help="Seed of the task order and of every rollout.")] = 0,
-    split: Annotated[str, typer.Option(help="Split of the tasks; 'all' includes every split.")] = "train",
+    split: common.Split = "train",
     order: Annotated[str, typer.Option(help="Task order: shuffled, sweep, random or verl-agent.")] = "shuffled",
-    data: collection.Data = None,
-    history_length: collection.HistoryLength = 2,
-    max_steps: collection.MaxSteps = None,
-    action_format: collection.ActionFormat = None,
-    env_option: collection.EnvOption = None,
-    policy_option: collection.PolicyOption = None,
+    data: common.Data = None,
+    history_length: common.HistoryLength = 2,
+    max_steps: common.MaxSteps = None,
+    action_format: common.ActionFormat = None,
+    env_option: common.EnvOption = None,
+    policy_option: common.PolicyOption = None,
     dynamic: Annotated[
         int | None,
         typer.Option(
             help="Dynamic sampling: count only groups whose returns are not all equal, and play at most this many."
         ),
     ] = None,
-    slots: collection.Slots = None,
-    workers: collection.Workers = False,
-    retry_failed: Annotated[
-        bool, typer.Option(help="Retry rollouts that failed in an earlier run of this command.")
-    ] = True,
-    max_failed: Annotated[
-        float, typer.Option(help="Exit with code 1 if more than this share of the rollouts failed.")
-    ] = MAX_FAILED,
+    slots: common.Slots = None,
+    workers: common.Workers = False,
+    retry_failed: common.RetryFailed = True,
+    max_failed: common.MaxFailed = MAX_FAILED,
     without: Annotated[
         str, typer.Option(help="Comma-separated columns or column families to omit, such as prompt,timings,tokens.")
     ] = "",
 ) -> None:
     """Collect groups of rollouts into a step table."""
     from hgpo_train.assignments import read_assignments
-    from hgpo_train.cli.output_paths import check_folder
     from hgpo_train.policies.registry import policy_spec
     from hgpo_train.rollout.collection import collect
 
-    check_folder("--out", out)
     play = partial(
         collect,
         env,
@@ -75,20 +66,20 @@ def rollout(
         retry_failed=retry_failed,
         max_failed=max_failed,
         without=[name.strip() for name in without.split(",") if name.strip()],
-        **collection.environment_options(split, data, history_length, max_steps, action_format, env_option),
+        **common.environment_options(split, data, history_length, max_steps, action_format, env_option),
     )
-    collection.play_and_report(out, play, _report)
+    common.play_and_report(out, play, _report)
 
 
 def _report(run: CollectedRun) -> None:
     from rich.console import Console  # slow to import: rollouts begin before
-    from rich.table import Table
+
+    from hgpo_train.cli.display import print_table
 
     console = Console(stderr=True, highlight=False)
     summary, tally = run.summary, run.tally
     rate = tally.steps / max(tally.seconds, 1e-9)
-    table = Table(show_header=False, box=None)
-    for name, value in (
+    rows = [
         ("groups", f"{summary['groups']}"),
         ("rollouts", f"{summary['rollouts']:,}, {tally.trajectories:,} of them new"),
         ("steps", f"{summary['steps']:,}, {tally.steps:,} of them new ({rate:,.0f}/s)"),
@@ -96,8 +87,7 @@ def _report(run: CollectedRun) -> None:
         ("mean return", "–" if summary["mean_return"] is None else f"{summary['mean_return']:.3f}"),
         ("well-formed actions", "–" if summary["valid"] is None else f"{summary['valid']:.1%}"),
         ("admissible actions", "unknown" if summary["admissible"] is None else f"{summary['admissible']:.1%}"),
-    ):
-        table.add_row(name, value)
-    console.print(table)
+    ]
+    print_table(["", ""], rows, texts=2, console=console)
     hint = f"Steps are in {run.path}. Next: hgpo stats {run.path}, or hgpo advantages {run.path}"
     console.print(hint, soft_wrap=True, markup=False)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from hgpo_train.cli.output_paths import check_folder
+from hgpo_train.cli import common  # noqa: TC001 - typer reads the annotations
 
 if TYPE_CHECKING:
     import polars as pl
@@ -58,30 +58,12 @@ _STATES: Final = 3
 
 
 def stats(
-    run: Annotated[
-        str,
-        typer.Argument(
-            help="A run, a folder that contains runs, a Parquet file (also your own), a quoted pattern of these, or a "
-            "URL."
-        ),
-    ],
-    history_length: Annotated[
-        int | None, typer.Option(help="K, the number of past steps in the deepest context. Default: 4.")
-    ] = None,
-    context: Annotated[str | None, typer.Option(help="Content of a context: states, or states_actions.")] = None,
-    mode: Annotated[
-        str | None, typer.Option(help="Normalization in a group: mean_std_norm (by mean and std) or mean_norm.")
-    ] = None,
-    reward_scale: Annotated[
-        float | None, typer.Option(help="Factor of rewards. Default: 10, as in verl-agent.")
-    ] = None,
-    state_key: Annotated[
-        str | None,
-        typer.Option(
-            help="What of a state is compared: mask-numbers, sort-lines, alfworld-nodes (G2PO's), or module:function, "
-            "a function from text to text. Default: the whole state."
-        ),
-    ] = None,
+    run: common.SavedRun,
+    history_length: common.ContextLength = None,
+    context: common.Context = None,
+    mode: common.Mode = None,
+    reward_scale: common.RewardScale = None,
+    state_key: common.StateKey = None,
     by: Annotated[
         list[str] | None,
         typer.Option(help="Report statistics per value of a column such as task_type or iteration; may be repeated."),
@@ -94,12 +76,10 @@ def stats(
         ),
     ] = None,
     seed: Annotated[int, typer.Option(help="The seed of intervals and permutations.")] = 0,
-    processes: Annotated[
-        int, typer.Option(help="Number of processes, which share the run's shards. The numbers do not depend on it.")
-    ] = 1,
+    processes: common.Processes = 1,
     out: Annotated[
         Path | None,
-        typer.Option(help="A folder for the tables as CSV files, with intervals: levels.csv, intervals.csv, …"),
+        typer.Option(file_okay=False, help="A folder for the tables as CSV files: levels.csv, intervals.csv, …"),
     ] = None,
     plot: Annotated[
         Path | None,
@@ -116,13 +96,12 @@ def stats(
     from hgpo_train.analysis.statistics import default_permutations, with_and_without_unchanged
     from hgpo_train.cli.display import ProgressBars
 
-    if out is not None:
-        check_folder("--out", out)
+    by = by or []
     if plot is not None:
-        from hgpo_train.analysis.charts import check_chart_file
+        from hgpo_train.analysis.charts import check_chart_file, save_chart, statistics_chart
 
         check_chart_file("--plot", plot)
-        if by and len(by) > 1:
+        if len(by) > 1:
             raise InputError(f"--plot: expected at most one --by, received {len(by)}")
     steps = scan_steps(run, plain=True)
     total = int(steps.select(pl.len()).collect().item())
@@ -130,7 +109,7 @@ def stats(
     with ProgressBars() as bars:
         result, changed = with_and_without_unchanged(
             run,
-            by=by or (),
+            by=by,
             state_key=state_key,
             permutations=default_permutations(total) if permutations is None else permutations,
             seed=seed,
@@ -138,23 +117,19 @@ def stats(
             progress=lambda title: bars.adding(title, total),
             **{name: value for name, value in options.items() if value is not None},
         )
-    _print(result, changed, by or [])
-    console = Console()
+    _print(result, changed, by)
     if not by:
-        console.print()
-        for sentence in describe(result, changed):
-            console.print(f"• {sentence}", highlight=False, markup=False)
+        console = Console(highlight=False, markup=False)
+        for sentence in ("", *(f"• {sentence}" for sentence in describe(result, changed))):
+            console.print(sentence)
     if plot is not None:
-        from hgpo_train.analysis.charts import save_chart, statistics_chart
-
         save_chart(statistics_chart(result.intervals, by=by[0] if by else None), plot)
         typer.echo(f"The picture is {plot}.")
     if out is not None:
         _write(result, changed, out)
-    files = "" if out is None else f"The tables are in {out}. "
+        typer.echo(f"The tables are in {out}.")
     split = not by and "task_type" in steps.collect_schema()
-    more = f"hgpo stats {run} --by task_type, " if split else ""
-    typer.echo(f"{files}Next: {more}hgpo advantages {run}")
+    typer.echo(f"Next: {f'hgpo stats {run} --by task_type, ' if split else ''}hgpo advantages {run}")
 
 
 def _write(result: Statistics, changed: Statistics | None, out: Path) -> None:
@@ -173,11 +148,11 @@ def _print(result: Statistics, changed: Statistics | None, by: list[str]) -> Non
     from hgpo_train.analysis.describe import beginning
     from hgpo_train.cli.display import print_table
 
-    groups = {name: name for name in by}
+    keys = {name: name for name in by}
     hidden = () if result.summary["aborted"].sum() else ("aborted", "success_low", "success_high")
     columns = {name: title for name, title in SUMMARY.items() if name not in hidden}
     if by:
-        _print_frame("Rollouts", groups | columns, result.summary, len(by))
+        _print_frame("Rollouts", keys | columns, result.summary, len(by))
     else:
         run = result.summary.row(0, named=True)
         print_table(["", ""], [[title, _cell(name, run[name])] for name, title in columns.items()])
@@ -186,23 +161,18 @@ def _print(result: Statistics, changed: Statistics | None, by: list[str]) -> Non
         _print_frame("Rollouts by their number of steps", lengths, result.lengths, len(by) + 1)
     if not result.summary["trajectories"].sum():
         return
-    _print_levels("Levels of context", result.levels, by)
+    parts = {"Levels of context": result.levels}
     if changed is not None:
-        _print_levels("Levels of context, without replies to actions that changed nothing", changed.levels, by)
+        parts["Levels of context, without replies to actions that changed nothing"] = changed.levels
+    for title, levels in parts.items():
+        for part in levels.partition_by(by, maintain_order=True) if by else [levels]:
+            rows = [[words, *(_cell(name, value) for value in part[name])] for name, words in LEVELS.items()]
+            values = [f"{name} {part[name][0]}" for name in by]
+            print_table(["k", *part["level"]], rows, title=", ".join([title, *values]))
     states = result.states.group_by(by, maintain_order=True).head(_STATES) if by else result.states.head(_STATES)
     states = states.with_columns(state=pl.Series([beginning(text) for text in states["state"]]))
-    columns = groups | {"state": "state", "pairs": "of pairs", "steps": "of steps"}
+    columns = keys | {"state": "state", "pairs": "of pairs", "steps": "of steps"}
     _print_frame("States with most pairs of steps at the same state", columns, states, len(by) + 1)
-
-
-def _print_levels(title: str, levels: pl.DataFrame, by: list[str]) -> None:
-    """Print one table per value of `by`, with statistics as rows and levels as columns."""
-    from hgpo_train.cli.display import print_table
-
-    for part in levels.partition_by(by, maintain_order=True) if by else [levels]:
-        rows = [[words, *(_cell(name, value) for value in part[name])] for name, words in LEVELS.items()]
-        value = ", ".join([title, *(f"{name} {part[name][0]}" for name in by)])
-        print_table(["k", *part["level"]], rows, title=value)
 
 
 def _print_frame(title: str, columns: dict[str, str], frame: pl.DataFrame, texts: int) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hgpo_train.cli.output_paths import check_folder
+from hgpo_train.cli import common  # typer reads the annotations
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -19,13 +19,12 @@ def train(
     config: Annotated[
         str | None, typer.Argument(help="A TOML file, or the name of a shipped configuration (see --list).")
     ] = None,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="Override a setting: section.field=value; may be repeated.", metavar="A.B=C"),
+    overrides: common.Overrides = None,
+    out: Annotated[
+        Path | None, typer.Option(file_okay=False, help="The run's folder. Default: runs/<configuration>.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="The run's folder. Default: runs/<configuration>.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Resume the run in the folder.")] = False,
-    print_config: Annotated[bool, typer.Option("--print-config", help="Print all settings and exit.")] = False,
+    print_config: common.PrintConfig = False,
     plan: Annotated[
         bool, typer.Option("--plan", help="Print the memory that it needs; exit with 1 if it does not fit.")
     ] = False,
@@ -51,7 +50,8 @@ def train(
     console = Console()
     if list_configs:
         for name, path in shipped().items():
-            console.print(f"[bold]{name}[/]  {_first_comment(path)}", highlight=False, soft_wrap=True)
+            about = path.read_text(encoding="utf-8").partition("\n")[0].removeprefix("#").strip()
+            console.print(f"[bold]{name}[/]  {about}", highlight=False, soft_wrap=True)
         return
     folder = out if out is not None else Path("runs") / (Path(config).stem if config else "train")
     stored = folder / "config.toml"
@@ -62,12 +62,10 @@ def train(
     settings = load_config(config, overrides or (), Config)
     if print_config:
         typer.echo(to_toml(settings, docs=True), nl=False)
-        return
-    if plan or card is not None:
+    elif plan or card is not None:
         _print_plan(settings, card, console)
-        return
-    check_folder("--out", folder)
-    _run(settings, folder, console, steps=steps, advantages=advantages, resume=resume)
+    else:
+        _run(settings, folder, console, steps=steps, advantages=advantages, resume=resume)
 
 
 def _print_plan(settings: Config, card: str | None, console: Console) -> None:
@@ -87,28 +85,21 @@ def _print_plan(settings: Config, card: str | None, console: Console) -> None:
 
 
 def _run(
-    settings: Config,
-    folder: Path,
-    console: Console,
-    *,
-    steps: Path | None,
-    advantages: Path | None,
-    resume: bool,
+    settings: Config, folder: Path, console: Console, *, steps: Path | None, advantages: Path | None, resume: bool
 ) -> None:
     from hgpo_envs.errors import InputError
-    from hgpo_train.cli.display import resumable
     from hgpo_train.models.checkpoint_files import list_checkpoints
     from hgpo_train.training.display import Display
     from hgpo_train.training.trainer import Trainer, update_alone
 
+    if (steps is None) != (advantages is None):
+        raise InputError("--steps: expected it together with --advantages, the table that `hgpo advantages` wrote")
     display = Display(console, settings.iterations)
     stage = "" if steps is None else f" --steps {steps} --advantages {advantages}"
-    with resumable(f"Nothing committed is lost; resume with: hgpo train --resume{stage} --out {folder}"):
+    with common.resumable(f"Nothing committed is lost; resume with: hgpo train --resume{stage} --out {folder}"):
         if steps is not None and advantages is not None:
             with display.live():
                 update_alone(settings, steps, advantages, folder, display, resume=resume)
-        elif steps is not None or advantages is not None:
-            raise InputError("--steps: expected it together with --advantages, the table that `hgpo advantages` wrote")
         else:
             trainer = Trainer(settings, folder, display, resume=resume)
             with display.live():
@@ -118,8 +109,3 @@ def _run(
     policy = list_checkpoints(folder / "checkpoints")[-1]
     following = f"hgpo stats {folder}" if steps is None else f"hgpo rollout --policy transformers:{folder}"
     console.print(f"The policy is in [bold]{policy}[/]. Next: [bold]{following}[/]", soft_wrap=True)
-
-
-def _first_comment(path: Path) -> str:
-    first = path.read_text(encoding="utf-8").partition("\n")[0]
-    return first.removeprefix("#").strip() if first.startswith("#") else ""

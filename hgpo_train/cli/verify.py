@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-if TYPE_CHECKING:
-    from hgpo_datasets import VerifyReport
+from hgpo_train.cli import common  # noqa: TC001 - typer reads the annotations
 
 
 def verify(
     run: Annotated[
         list[Path], typer.Argument(help="One or more runs, folders that contain runs, checkpoints or single files.")
     ],
-    processes: Annotated[
-        int, typer.Option(help="Number of processes, which share a run's shards. The report does not depend on it.")
-    ] = 1,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the reports as JSON.")] = False,
+    processes: common.Processes = 1,
+    as_json: common.Json = False,
 ) -> None:
     """Find changed bytes, truncated, missing or foreign files, and rows that violate a rule.
 
@@ -26,28 +23,28 @@ def verify(
     """
     if processes == 1:
         _start_decoder()
-    import orjson
-    from rich.console import Console
-    from rich.markup import escape
-
     from hgpo_envs.errors import InputError
     from hgpo_envs.unicode_text import clean_text
+    from hgpo_envs.wording import counted
+    from hgpo_train.cli.display import print_json, print_table
     from hgpo_train.training.verify_run import verify_run
 
-    console = Console(stderr=True)
-    reports: list[VerifyReport] = []
+    reports = []
     refused: InputError | None = None
     for path in run:
-        with console.status(f"verifying {escape(clean_text(str(path)))}"):
-            try:
-                reports += verify_run(path, processes)
-            except InputError as error:
-                refused = refused or error
+        try:
+            reports += verify_run(path, processes)
+        except InputError as error:
+            refused = refused or error
     if as_json:
-        typer.echo(orjson.dumps([report.to_dict() for report in reports], option=orjson.OPT_INDENT_2).decode())
+        print_json([report.to_dict() for report in reports])
     else:
         for report in reports:
-            _show(report)
+            verdict = counted(len(report.problems), "problem") if report.problems else "no problems"
+            typer.echo(f"{report.source}: {report.summary()}: {verdict}")
+            if problems := [*report.problems, *report.notes]:
+                rows = [[problem.kind, Path(problem.file).name, problem.message] for problem in problems]
+                print_table(["kind", "file", "problem"], rows, texts=3)
     if refused is not None:
         raise refused
     if not all(report.ok for report in reports):
@@ -66,15 +63,3 @@ def _start_decoder() -> None:
 
         forkserver.set_forkserver_preload(["hgpo_datasets.partitions"])
         forkserver.ensure_running()
-
-
-def _show(report: VerifyReport) -> None:
-    from hgpo_envs.wording import counted
-    from hgpo_train.cli.display import print_table
-
-    verdict = counted(len(report.problems), "problem") if report.problems else "no problems"
-    typer.echo(f"{report.source}: {report.summary()}: {verdict}")
-    problems = [*report.problems, *report.notes]
-    if problems:
-        rows = [[problem.kind, Path(problem.file).name, problem.message] for problem in problems]
-        print_table(["kind", "file", "problem"], rows, texts=3)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path  # noqa: TC003 - typer reads the annotations
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from hgpo_train.cli import common  # noqa: TC001 - typer reads the annotations
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -15,7 +17,6 @@ if TYPE_CHECKING:
 
 
 def view(
-    ctx: typer.Context,
     run: Annotated[
         list[str],
         typer.Argument(
@@ -31,7 +32,7 @@ def view(
         list[str] | None, typer.Option(help="A task id to include in the page instead; may be repeated.")
     ] = None,
     max_mb: Annotated[float, typer.Option(help="Largest size of the page, in MB; further tasks are left out.")] = 25.0,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing page.")] = False,
+    overwrite: common.Overwrite = False,
     estimator: Annotated[
         list[str] | None,
         typer.Option(
@@ -50,44 +51,23 @@ def view(
     browser: Annotated[bool, typer.Option(help="Open the page in the browser.")] = True,
 ) -> None:
     """Look at tasks, groups, steps and advantages in a browser or a terminal, also while a run is being written."""
+    from hgpo_envs.errors import InputError
     from hgpo_train.local_server import check_port
     from hgpo_train.view.sources import open_sources
 
-    mode = "terminal" if terminal else "page" if out is not None else "server"
-    _refuse_unused(ctx, mode)
+    if terminal and out is not None:
+        raise InputError("--terminal has no meaning with --out; leave one of them out")
     if terminal:
         _show(open_sources(run), estimator or ())
-        return
-    check_port(port)
-    if out is not None:
+    elif out is not None:
         chosen = {"estimators": estimator} if estimator else {}
         _write(open_sources(run), out, max_mb=max_mb, overwrite=overwrite, tasks=tasks, task_ids=task or (), **chosen)
-        return
-    from hgpo_train.view.server import serve
+    else:
+        check_port(port)
+        from hgpo_train.view.server import serve
 
-    serve(open_sources(run), host=host, port=port, open_browser=browser, estimators=estimator or (), ready=_say)
-
-
-_PAGE: Final = ("tasks", "task", "max_mb", "overwrite")
-_SERVER: Final = ("host", "port", "browser")
-_UNUSED: Final = {
-    "terminal": (("out", *_PAGE, *_SERVER), "{} has no meaning with --terminal; leave one of them out"),
-    "page": (_SERVER, "{} is an option of the server; leave it or --out out"),
-    "server": (_PAGE, "{} is an option of --out: the server shows all tasks"),
-}
-"""The options that each mode does not use, and the error if they are given."""
-
-
-def _refuse_unused(ctx: typer.Context, mode: str) -> None:
-    """Refuse options that a mode does not use."""
-    from hgpo_envs.errors import InputError
-
-    unused, message = _UNUSED[mode]
-    for parameter in ctx.command.params:
-        source = ctx.get_parameter_source(parameter.name or "")
-        if parameter.name in unused and source is not None and source.name == "COMMANDLINE":
-            option = parameter.secondary_opts[0] if parameter.name == "browser" else parameter.opts[0]
-            raise InputError(message.format(option))
+        options = {"host": host, "port": port, "open_browser": browser, "estimators": estimator or ()}
+        serve(open_sources(run), say=typer.echo, **options)
 
 
 def _show(sources: list[Source], estimators: Sequence[str]) -> None:
@@ -100,11 +80,6 @@ def _show(sources: list[Source], estimators: Sequence[str]) -> None:
     app.run()
     if app.return_code:
         raise typer.Exit(app.return_code)
-
-
-def _say(address: str) -> None:
-    typer.echo(f"The viewer is at {address}")
-    typer.echo("Only someone with this address can open it. Press Ctrl-C to stop.")
 
 
 def _write(sources: list[Source], out: Path, *, max_mb: float, overwrite: bool, **selection: Any) -> None:

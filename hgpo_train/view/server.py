@@ -25,9 +25,9 @@ def serve(
     port: int = 0,
     open_browser: bool = True,
     estimators: Sequence[str] = (),
-    ready: Callable[[str], object] = print,
+    say: Callable[[str], object] = print,
 ) -> None:
-    """Serve a viewer until it is interrupted; `ready` is called with the address of the page.
+    """Serve a viewer until it is interrupted, and say the address of the page.
 
     Other machines reach it only if `host` is not an address of loopback.
 
@@ -41,7 +41,7 @@ def serve(
     config = uvicorn.Config(app, log_level="warning", access_log=False, server_header=False, lifespan="off", ws="none")
     server = uvicorn.Server(config)
     listener.listen()  # from here on the page can be requested; it is answered as soon as the server runs
-    ready(address)
+    say(f"The viewer is at {address}\nOnly someone with this address can open it. Press Ctrl-C to stop.")
     if open_browser:
         with suppress(webbrowser.Error):
             webbrowser.open(address)

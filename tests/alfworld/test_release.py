@@ -151,8 +151,6 @@ def test_build_never_replaces_its_input_or_files_that_are_not_packs(hgpo, bundle
     ):
         code, _, err = hgpo("data", "build", "alfworld", data, "--out", out)
         assert (code, err.count("error: "), match in err) == (2, 1, True), err
-    code, _, err = hgpo("data", "export", "alfworld", pack, "--out", tmp_path / "thesis.tex")
-    assert code == 2
     assert contents(tmp_path) == before
     code, _, _ = hgpo("data", "build", "alfworld", tmp_path / "mine.pack", "--out", tmp_path / "second.pack")
     assert code == 0

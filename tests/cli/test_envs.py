@@ -18,8 +18,7 @@ from typer.testing import CliRunner
 import hgpo_envs  # noqa: F401 - registers the ids
 from hgpo_envs.alfworld.data.game_folder import write_folder
 from hgpo_envs.alfworld.generation.store import GeneratedStore
-from hgpo_train.cli import app
-from hgpo_train.cli.version import LIBRARIES
+from hgpo_train.cli import LIBRARIES, app
 
 HOUSE = """
 from hgpo_envs.environment_spec import EnvironmentSpec

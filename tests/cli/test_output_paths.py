@@ -11,7 +11,7 @@ from command import every_command
 
 from hgpo_datasets import StepWriter
 from hgpo_train import collect
-from hgpo_train.cli.exit_status import EXTRAS
+from hgpo_train.cli.exit_status import extra_of
 
 ROOT = Path(__file__).parents[2]
 WITH_OUT = {
@@ -36,46 +36,29 @@ def run(hgpo, monkeypatch, tmp_path):
 
 def arguments_of(command, out: str) -> list[str]:
     """Values for all required arguments; `out` for the option `--out`."""
-    given = ["--out", out]
-    for one in command.params:
-        if one.name == "out" or not one.required:
-            continue
-        given += ["7"] if one.param_type_name == "argument" else [one.opts[0], "7"]
-    return given
+    needed = [option for option in command.params if option.required and option.name != "out"]
+    values = [["7"] if option.param_type_name == "argument" else [option.opts[0], "7"] for option in needed]
+    return ["--out", out, *(word for words in values for word in words)]
 
 
 def tree(folder: Path) -> list[Path]:
     return sorted(folder.rglob("*"))
 
 
-def test_the_commands_with_an_output_are_found() -> None:
-    assert {("rollout",), ("train",), ("stats",), ("data", "build", "webshop"), ("data", "fetch", "alfworld")} <= {
-        *WITH_OUT
-    }
-
-
-@pytest.mark.parametrize("words", WITH_OUT, ids=" ".join)
-def test_a_path_below_a_file_is_one_line_before_any_work(run, words) -> None:
-    Path("file").touch()
-    assert_refused(run, words, "file/x")
-
-
-@pytest.mark.parametrize("out", ["file/x/deep/y", "locked/x", "x" * 5000], ids=lambda out: out[:15])
-def test_a_path_that_cannot_be_written_is_one_line_before_any_work(run, monkeypatch, out) -> None:
+def test_a_path_that_cannot_be_written_is_one_line_before_any_work(run, monkeypatch) -> None:
     Path("file").touch()
     Path("locked").mkdir()
     access = os.access  # the superuser, who may run these tests, has every permission
     monkeypatch.setattr(os, "access", lambda path, mode: Path(path).name != "locked" and access(path, mode))
-    assert_refused(run, ("rollout",), out)
-
-
-def assert_refused(run, words, out) -> None:
     before = tree(Path())
-    code, lines = run(*words, *arguments_of(WITH_OUT[words], out))
-    assert code == 2, lines
-    assert len(lines) == 1
-    assert re.match(r"error: --out .*choose another path", lines[0]), lines
-    assert tree(Path()) == before
+    assert len(WITH_OUT) > 10
+    cases = [(words, "file/x") for words in WITH_OUT]
+    cases += [(("rollout",), out) for out in ("file/x/deep/y", "locked/x", "x" * 5000)]
+    for words, out in cases:
+        code, lines = run(*words, *arguments_of(WITH_OUT[words], out))
+        assert (code, len(lines)) == (2, 1), (words, lines)
+        assert re.match(r"error: --out .*choose another path", lines[0]), lines
+        assert tree(Path()) == before
 
 
 @pytest.fixture(scope="session")
@@ -89,8 +72,6 @@ FAILED_STARTS = [
     ["train", "tiny-alfworld"],  # its model does not exist yet
     ["sft", "RUN", "--set", "model.path=/absent"],
     ["rollout", "--policy", "absent"],
-    ["rollout", "--tasks", "0"],
-    ["rollout", "--env", "Absent/Env-v0"],
     ["eval", "--policy", "expert", "--against", "absent"],
     ["quickstart", "--group-size", "0"],
     ["advantages", "RUN", "-e", "absent"],
@@ -110,25 +91,25 @@ def test_a_failed_start_leaves_no_folder(run, small_run, arguments) -> None:
 
 
 def test_a_failed_start_keeps_a_folder_that_existed(run) -> None:
+    """Only a folder without content counts as a failed start."""
     Path("mine").mkdir()
-    assert run("train", "tiny-alfworld", "--out", "mine")[0] == 2
-    assert Path("mine").is_dir()
+    with StepWriter(Path("started"), config={}):
+        pass
+    before = tree(Path())
+    for name in ("mine", "started"):
+        assert run("train", "tiny-alfworld", "--out", name)[0] == 2
+        assert tree(Path()) == before
 
 
-@pytest.mark.parametrize("name", ["bad name", "../outside-v0", ""])
-def test_a_bad_name_of_a_minari_dataset_is_one_line_and_leaves_nothing(run, small_run, monkeypatch, name) -> None:
-    pytest.importorskip("minari")
-    monkeypatch.setenv("MINARI_DATASETS_PATH", str(Path("minari/datasets").absolute()))
-    code, lines = run("data", "export", "minari", small_run, "--name", name)
-    assert (code, len(lines)) == (2, 1), lines
-    assert "hgpo/alfworld/random-v0" in lines[0]
-    assert tree(Path()) == []
-
-
-def test_a_taken_name_a_missing_extra_and_a_fault_leave_nothing(run, small_run, tmp_path, monkeypatch) -> None:
+def test_a_minari_dataset_that_cannot_be_written_is_one_line_and_leaves_nothing(run, small_run, monkeypatch) -> None:
     minari = pytest.importorskip("minari")
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(Path("minari").absolute()))
     export = ("data", "export", "minari", small_run, "--name")
+    for name in ("bad name", "../outside-v0", ""):
+        code, lines = run(*export, name)
+        assert (code, len(lines)) == (2, 1), lines
+        assert "hgpo/alfworld/random-v0" in lines[0]
+        assert tree(Path()) == []
     written = minari.create_dataset_from_buffers
 
     def partly_written(name: str, episodes: object, **options: object) -> None:
@@ -141,7 +122,6 @@ def test_a_taken_name_a_missing_extra_and_a_fault_leave_nothing(run, small_run, 
     assert (code, len(lines)) == (1, 1), lines
     assert "No space left" in lines[0]
     assert not Path("minari/hgpo/alfworld/first-v0").exists()
-
     with monkeypatch.context() as without:
         without.setitem(sys.modules, "minari", None)
         code, lines = run(*export, "hgpo/alfworld/first-v0")
@@ -155,24 +135,10 @@ def test_a_taken_name_a_missing_extra_and_a_fault_leave_nothing(run, small_run, 
     assert tree(Path()) == before
 
 
-UNUSED = ("dev", "docs")
-"""Extras whose packages no command imports."""
-
-
-def test_every_optional_package_names_an_extra_that_installs_it() -> None:
+def test_a_missing_module_names_the_extra_that_installs_it() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    distributions = {"PIL": "pillow", "vl_convert": "vl-convert-python"}
-    for package, extra in EXTRAS.items():
-        names = {re.split(r"[<>=\[ ;]", requirement)[0] for requirement in extras[extra]}
-        assert distributions.get(package, package) in names, package
-    needed = {re.split(r"[<>=\[ ;]", one)[0] for name, extra in extras.items() if name not in UNUSED for one in extra}
-    assert needed - {"hgpo", "cmake"} == {distributions.get(package, package) for package in EXTRAS}
-
-
-def test_a_run_that_began_is_not_removed(run, tmp_path) -> None:
-    """Only a folder without content counts as a failed start."""
-    with StepWriter(Path("started"), config={}):
-        pass
-    before = tree(Path())
-    assert run("train", "tiny-alfworld", "--out", "started")[0] == 2
-    assert tree(Path()) == before
+    modules = {"torch": "train", "PIL": "interchange", "vl_convert": "notebooks", "ray": "ray", "textual": "view"}
+    for module, extra in modules.items():
+        assert extra in extras
+        assert extra_of(module) == extra
+    assert extra_of("nothing_there") is None

@@ -58,7 +58,6 @@ def commands(bad, good, out):
     named = [part for pair in zip(options, raw, strict=True) for part in pair]
     yield "data", "build", "webshop", *named, "--nouns", bad, "--out", out
     yield "data", "build", "alfworld", bad, "--out", out
-    yield "data", "export", "alfworld", bad, "--out", out
     yield "data", "fetch", "alfworld", "--from", bad, "--out", out
     yield "data", "fetch", "webshop", "--from", bad, "--out", out
     yield "data", "show", "webshop", bad
@@ -83,7 +82,6 @@ def writing(good, out):
     named = [part for pair in zip(("--items", "--attributes", "--human"), raw, strict=True) for part in pair]
     yield "data", "build", "webshop", *named, "--nouns", "stand-in", "--out", out
     yield "data", "build", "alfworld", good / "two.pack", "--out", out
-    yield "data", "export", "alfworld", good / "two.pack", "--out", out
     yield "data", "synth", "webshop", "--products", "200", "--out", out
     yield "data", "synth", "alfworld", "--games", "36", "--out", out
     yield "data", "synth", "alfworld", "--games", "36", "--out", f"{out}.pack"

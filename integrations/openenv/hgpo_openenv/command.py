@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hgpo_train.cli import collection  # typer reads the annotations
+from hgpo_train.cli import common  # typer reads the annotations
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -26,13 +26,13 @@ def serve(
     order: Annotated[
         str, typer.Option(help="Order of the tasks that resets draw: random, shuffled, sweep or verl-agent.")
     ] = "random",
-    data: collection.Data = None,
-    history_length: collection.HistoryLength = 2,
-    max_steps: collection.MaxSteps = None,
+    data: common.Data = None,
+    history_length: common.HistoryLength = 2,
+    max_steps: common.MaxSteps = None,
     action_format: Annotated[
         str, typer.Option(help="Format of actions: command, response (with tags) or number.")
     ] = "command",
-    env_option: collection.EnvOption = None,
+    env_option: common.EnvOption = None,
     host: Annotated[str, typer.Option(help="Address to listen on. Default: only this machine.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 for a free one.")] = 0,
     allow_host: Annotated[
@@ -68,7 +68,7 @@ def serve(
         if not 0 < value < float("inf"):
             raise InputError(f"{name}: expected a positive number, received {value:g}")
     limits = Limits(max_sessions, idle_timeout, max(1, int(max_message_kb * 1024)), call_timeout)
-    options = collection.environment_options(split, data, history_length, max_steps, action_format, env_option)
+    options = common.environment_options(split, data, history_length, max_steps, action_format, env_option)
     environments = open_environments(env_ids, options, order)
     ended = run_server(
         environments,

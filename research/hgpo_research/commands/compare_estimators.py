@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from hgpo_train.advantages.parameters import REWARD_SCALE
-from hgpo_train.cli.output_paths import check_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -61,7 +60,9 @@ def compare_estimators(
     resamples: Annotated[int, typer.Option(help="Resamples of the tasks, for intervals.")] = 2000,
     permutations: Annotated[int, typer.Option(help="Permutations of estimates, for what chance gives.")] = 50,
     seed: Annotated[int, typer.Option(help="Seed of redraws, resamples and permutations.")] = 0,
-    out: Annotated[Path | None, typer.Option(help="The folder to write. Default: <run>.comparison.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(file_okay=False, help="The folder to write. Default: <run>.comparison.")
+    ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing comparison.")] = False,
 ) -> None:
     """Compare estimators with true advantages: correlation, bias, variance, sign and gradient, with intervals."""
@@ -86,7 +87,6 @@ def compare_estimators(
     variants = read_variants(estimators, {"reward": rewards.reward, "reward_scale": reward_scale}, setting or [])
     owner = run_with_steps(run.resolve()) or run.resolve()
     target = out or owner.parent / f"{owner.stem if owner.is_file() else owner.name}.comparison"
-    check_folder("--out", target)
     refuse_own_input(run, target / "report.html")
     if target.exists() and any(target.iterdir()) and not (overwrite and is_comparison(target)):
         how = "replace it with --overwrite" if is_comparison(target) else "it is not a comparison"

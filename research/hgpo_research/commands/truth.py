@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from hgpo_train.advantages.parameters import GAMMA, REWARD_SCALE
-from hgpo_train.cli import collection  # noqa: TC001 - typer reads the annotations
+from hgpo_train.cli import common  # noqa: TC001 - typer reads the annotations
 
 
 def truth(
@@ -20,7 +20,7 @@ def truth(
             "transformers:MODEL, …). Default: the run's, with its options."
         ),
     ] = None,
-    policy_option: collection.PolicyOption = None,
+    policy_option: common.PolicyOption = None,
     gamma: Annotated[float, typer.Option(help="Discount factor per step.")] = GAMMA,
     reward: Annotated[str, typer.Option(help="Rewards: reward (of each step), success or score.")] = "reward",
     reward_scale: Annotated[float, typer.Option(help="Factor of rewards; verl-agent trains with 10.")] = REWARD_SCALE,

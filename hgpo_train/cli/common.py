@@ -1,0 +1,163 @@
+"""What several commands share: options, a check of `--out`, and how a command is interrupted and reports its run."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from hgpo_train.evaluation.summary import Prices
+    from hgpo_train.rollout.collection import CollectedRun
+
+Env = Annotated[str, typer.Option(help="Gymnasium id of the environment, or module:EnvironmentSpec.")]
+Split = Annotated[str, typer.Option(help="Split of the tasks; 'all' includes every split.")]
+Data = Annotated[Path | None, typer.Option(help="Official folder, pack or catalogue. Default: the bundled data.")]
+HistoryLength = Annotated[int, typer.Option(help="K, the number of past steps in the prompt.")]
+MaxSteps = Annotated[int | None, typer.Option(help="Step limit. Default: the environment's.")]
+ActionFormat = Annotated[
+    str | None,
+    typer.Option(
+        help="Format of actions: response (with tags), command or number. Default: command for a function of your own, "
+        "otherwise response."
+    ),
+]
+EnvOption = Annotated[
+    list[str] | None, typer.Option(help="A keyword argument of the environment, name=value; may be repeated.")
+]
+PolicyOption = Annotated[list[str] | None, typer.Option(help="An option of the policy, name=value; may be repeated.")]
+Slots = Annotated[
+    int | None,
+    typer.Option(help="Number of concurrent environments. Default: 256, or one per processor with --workers."),
+]
+Workers = Annotated[
+    bool, typer.Option("--workers", help="Run each environment in its own process; --workers N runs N at a time.")
+]
+RetryFailed = Annotated[bool, typer.Option(help="Retry rollouts that failed in an earlier run of this command.")]
+MaxFailed = Annotated[float, typer.Option(help="Exit with code 1 if more than this share of the rollouts failed.")]
+RunFolder = Annotated[Path, typer.Option(file_okay=False, help="The run's folder. A run in it is resumed.")]
+
+SavedRun = Annotated[
+    str, typer.Argument(help="A run, a folder of runs, a Parquet file (also your own), a quoted pattern, or a URL.")
+]
+ContextLength = Annotated[
+    int | None, typer.Option("--history-length", help="K, the number of past steps in the deepest context.")
+]
+Context = Annotated[str | None, typer.Option(help="Content of a context: states, or states_actions.")]
+Mode = Annotated[
+    str | None, typer.Option(help="Normalization in a group: mean_std_norm (by mean and std) or mean_norm.")
+]
+RewardScale = Annotated[float | None, typer.Option(help="Factor of rewards. Default: 10, as in verl-agent.")]
+StateKey = Annotated[
+    str | None,
+    typer.Option(
+        help="What of a state is compared instead of its text: mask-numbers, sort-lines, alfworld-nodes or "
+        "module:function. Stored hashes are ignored."
+    ),
+]
+Processes = Annotated[int, typer.Option(help="Number of processes, which share the run's shards.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="Override a setting: section.field=value; may be repeated.", metavar="A.B=C"),
+]
+PrintConfig = Annotated[bool, typer.Option("--print-config", help="Print all settings and exit.")]
+
+
+def check_output_path(out: Path) -> None:
+    """Check that a path can be written, so that hours of work do not end at one that cannot: nothing is created.
+
+    Raises:
+        InputError: A parent is a file or not writable, or the path is not a valid one.
+    """
+    from hgpo_envs.errors import InputError
+
+    for path in (out.absolute(), *out.absolute().parents):
+        try:
+            path.lstat()
+        except FileNotFoundError:
+            continue
+        except (OSError, ValueError) as error:  # a parent is a file; a name is too long, or has a null character
+            reason = getattr(error, "strerror", None) or error
+            raise InputError(f"--out {str(out)[:100]!r}: {reason}; choose another path") from None
+        if path.is_dir() and not os.access(path, os.W_OK | os.X_OK):
+            raise InputError(f"--out {out}: {path} is read-only or without permission to write; choose another path")
+        return
+
+
+@contextmanager
+def resumable(advice: str) -> Iterator[None]:
+    """Print warnings as one line each, and exit after Ctrl-C with 130 and advice: what is kept, and how to go on."""
+    try:
+        with warnings.catch_warnings():
+            warnings.showwarning = lambda message, *_, **__: typer.echo(f"warning: {message}", err=True)
+            yield
+    except KeyboardInterrupt:
+        typer.echo(f"Interrupted. {advice}", err=True)
+        raise typer.Exit(130) from None
+
+
+def environment_options(
+    split: str,
+    data: Path | None,
+    history_length: int,
+    max_steps: int | None,
+    action_format: str | None,
+    env_option: Sequence[str] | None,
+) -> dict[str, Any]:
+    """Return the keyword arguments of the environment, without those that are None.
+
+    Raises:
+        InputError: One of `env_option` is not of the form ``name=value``.
+    """
+    from hgpo_train.assignments import read_assignments
+
+    options = {
+        "split": split,
+        "history_length": history_length,
+        "action_format": action_format,
+        "data": None if data is None else str(data),
+        "max_steps": max_steps,
+    }
+    options = {name: value for name, value in options.items() if value is not None}
+    return {**options, **read_assignments("--env-option", env_option or (), {})}
+
+
+def play_and_report(
+    out: Path,
+    play: Callable[[], CollectedRun],
+    report: Callable[[CollectedRun], None],
+    *,
+    prices: Prices | None = None,
+) -> None:
+    """Play a run or resume it, report it, also if too many rollouts failed, and write `RUN/summary.json` in any case.
+
+    Raises:
+        RolloutError: Too many rollouts failed.
+    """
+    from hgpo_envs.errors import InputError
+    from hgpo_train.evaluation.summary import write_summary
+    from hgpo_train.rollout.failures import RolloutError
+
+    try:
+        with resumable("Finished groups are committed; run the same command again to resume."):
+            run = play()
+    except InputError:
+        raise
+    except BaseException as error:
+        write_summary(out, prices)
+        if isinstance(error, RolloutError) and error.run is not None:
+            report(error.run)
+        raise
+    write_summary(out, prices)
+    report(run)
+    if run.failures.failed:
+        typer.echo(f"{run.failures.describe('rollouts')}. Run the same command again to retry them.", err=True)
