@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from hgpo_train.cli import common  # noqa: TC001 - typer reads the annotations
+
+if TYPE_CHECKING:
+    from hgpo_datasets import VerifyReport
 
 
 def verify(
@@ -29,7 +32,7 @@ def verify(
     from hgpo_train.cli.display import print_json, print_table
     from hgpo_train.training.verify_run import verify_run
 
-    reports = []
+    reports: list[VerifyReport] = []
     refused: InputError | None = None
     for path in run:
         try:

@@ -66,8 +66,8 @@ def view(
         check_port(port)
         from hgpo_train.view.server import serve
 
-        options = {"host": host, "port": port, "open_browser": browser, "estimators": estimator or ()}
-        serve(open_sources(run), say=typer.echo, **options)
+        sources = open_sources(run)
+        serve(sources, host=host, port=port, open_browser=browser, estimators=estimator or (), say=typer.echo)
 
 
 def _show(sources: list[Source], estimators: Sequence[str]) -> None:
