@@ -155,6 +155,9 @@ class TextEnv(gymnasium.Env[dict[str, Any], str]):
         prompt_template: What replaces the benchmark's prompt template: the path of a Jinja file, the name of a bundled
             template (``compact``, ``compact-webshop``), or ``verl-agent:PATH`` for the prompts of a checkout of
             verl-agent.
+        prompt_style: ``memory`` or ``chat``: whether ``prompt`` is complete and shows the last pairs, or is the next
+            message of a conversation, whose earlier messages and responses the caller keeps.
+        system_prompt: The system message for policies of this package; the observation does not contain it.
         render_mode: ``human`` prints every step (`transcript_step`) to standard output; with ``ansi``, `render`
             returns the last command and state text; None renders nothing.
 
@@ -191,6 +194,8 @@ class TextEnv(gymnasium.Env[dict[str, Any], str]):
         max_steps: int = 50,
         sampling: str = "random",
         prompt_template: str | None = None,
+        prompt_style: str = "memory",
+        system_prompt: str = "",
         render_mode: str | None = None,
     ) -> None:
         self.shared, self.tasks, settings = open_tasks(
@@ -204,6 +209,8 @@ class TextEnv(gymnasium.Env[dict[str, Any], str]):
             history_depth=history_depth,
             action_format=action_format,
             max_steps=max_steps,
+            prompt_style=prompt_style,
+            system_prompt=system_prompt,
         )
         self._draws: TaskSampler | None = None
         self.split, self.sampling, self.render_mode = split, sampling, render_mode

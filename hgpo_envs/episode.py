@@ -15,7 +15,7 @@ from hgpo_envs.environment_spec import spec_named
 from hgpo_envs.errors import InputError, unknown
 from hgpo_envs.hashing import DEFAULT_DEPTH, text_hash
 from hgpo_envs.memory import Pair
-from hgpo_envs.prompts import PromptTemplate, load_template
+from hgpo_envs.prompts import PromptTemplate, load_template, turn_template
 from hgpo_envs.responses import admissible, numbered, parse
 from hgpo_envs.state_keys import state_key
 from hgpo_envs.unicode_text import clean_text
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from hgpo_envs.engine import Engine, State, Task
     from hgpo_envs.responses import Response
     from hgpo_envs.sources import SharedSource
+
+PROMPT_STYLES: Final = ("memory", "chat")
+"""The styles of prompts: one prompt per step with the last pairs, or the next message of a growing conversation."""
 
 ACTION_FORMATS: Final = ("command", "response", "number")
 """The formats of an action: a command, a model's whole response, or the number of an admissible action, from 1."""
@@ -50,6 +53,10 @@ class Settings:
         parse_response: Finds the action in a model's response.
         state_key: Computes a state's key from its text (`hgpo_envs.state_keys`); None compares the texts.
         tools: The tools that the policy may call (`EnvironmentSpec.tools`).
+        prompt_style: ``memory``: each prompt is complete and shows the last K pairs. ``chat``: each prompt is the next
+            message to the policy, which reads the whole conversation, its own responses included.
+        turn_template: Renders the messages after the first one in a conversation; None uses `template`.
+        system_prompt: The system message at the start of each prompt or conversation; none if empty.
 
     Raises:
         InputError: If a value is out of range.
@@ -63,6 +70,9 @@ class Settings:
     parse_response: Callable[[str], Response] = parse
     state_key: Callable[[str], str] | None = None
     tools: Sequence[Mapping[str, Any]] = ()
+    prompt_style: str = "memory"
+    turn_template: PromptTemplate | None = None
+    system_prompt: str = ""
 
     def __post_init__(self) -> None:
         for name, least in (("history_length", 0), ("history_depth", 0), ("max_steps", 1)):
@@ -71,6 +81,8 @@ class Settings:
                 raise InputError(f"{name}: expected an integer of at least {least}, received {value!r}")
         if self.action_format not in ACTION_FORMATS:
             raise InputError(unknown("action_format", self.action_format, ACTION_FORMATS))
+        if self.prompt_style not in PROMPT_STYLES:
+            raise InputError(unknown("prompt_style", self.prompt_style, PROMPT_STYLES))
 
 
 def settings_for(benchmark: str, *, prompt_template: str | None = None, **values: Any) -> Settings:
@@ -95,7 +107,8 @@ def settings_for(benchmark: str, *, prompt_template: str | None = None, **values
     if spec is not None:
         key = state_key(spec.state_key) if isinstance(spec.state_key, str) else spec.state_key
         values = {"parse_response": spec.parse_response, "state_key": key, "tools": spec.tools} | values
-    return Settings(template=load_template(prompt_template, benchmark), **values)
+    template = load_template(prompt_template, benchmark)
+    return Settings(template=template, turn_template=turn_template(template), **values)
 
 
 class Episode:
@@ -214,16 +227,20 @@ class Episode:
         self.truncated = self.done and not state.terminated
 
     def prompt(self, history_length: int | None = None) -> str:
-        """Return the prompt for the current state.
+        """Return the prompt for the current state; in a conversation, the next message to the policy.
 
         Args:
             history_length: The maximum number of past pairs, to shorten a prompt. None uses all K.
         """
+        state, settings, template = self.state, self.settings, self.settings.template
         pairs = list(self._pairs)
         if history_length is not None:
             pairs = pairs[max(0, len(pairs) - history_length) :]
-        state, settings = self.state, self.settings
-        return settings.template.render(
+        if settings.prompt_style == "chat":
+            pairs = []  # the conversation has them
+            if self.steps_taken and settings.turn_template is not None:
+                template = settings.turn_template
+        return template.render(
             task=self.task.instruction,
             observation=state.text,
             admissible_actions=state.actions,
@@ -232,10 +249,11 @@ class Episode:
             max_steps=settings.max_steps,
             action_format=settings.action_format,
             info=state.info,
+            prompt_style=settings.prompt_style,
         )
 
     def history(self) -> list[Pair]:
-        """Return the past pairs that the prompt shows, oldest first."""
+        """Return the last K past pairs, oldest first."""
         return list(self._pairs)
 
     def info(self) -> dict[str, Any]:

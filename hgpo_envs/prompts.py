@@ -15,6 +15,11 @@ A template may use only these fields:
 | max_steps | int | the step limit |
 | action_format | str | ``response`` (with tags), ``command`` (the action alone) or ``number`` (its number) |
 | info | dict | the state's further fields (`State.info`), such as counters that are shown but not compared |
+| prompt_style | str | ``memory`` or ``chat`` (see below) |
+
+With ``prompt_style="chat"``, the first message of a conversation is this template without pairs. The messages after it
+show the new state and the admissible actions (``turn.j2``), unless the template uses the field `prompt_style`: then it
+renders all messages, and ``steps_taken`` is 0 in the first.
 
 A user's template is rendered in Jinja's sandbox, which keeps it from Python's internals. Two filters are added:
 ``{{ admissible_actions | listed("help") }}`` quotes the actions, one per line, without the named ones; ``numbered``
@@ -64,6 +69,7 @@ FIELDS: Final = (
     "max_steps",
     "action_format",
     "info",
+    "prompt_style",
 )
 """The fields that a template may use."""
 
@@ -108,7 +114,7 @@ class PromptTemplate:
     """
 
     def __init__(self, text: str, name: str, *, trusted: bool = False) -> None:
-        self.text, self.name, self.trusted = text, name, trusted
+        self.text, self.name, self.trusted, self.renders_turns = text, name, trusted, False
         environment = _JINJA if trusted else _SANDBOX
         if len(text) > LONGEST_TEMPLATE:
             raise InputError(
@@ -125,6 +131,7 @@ class PromptTemplate:
             raise InputError(f"prompt template {name} is not valid Jinja (line {line}): {reason}") from error
         except Exception as error:  # not checked by Jinja's parser: nesting, numbers of thousands of digits
             raise InputError(f"prompt template {name} cannot be compiled: {one_line(error, 300)}") from error
+        self.renders_turns = "prompt_style" in used
         for field in sorted(used - set(FIELDS) - set(environment.globals)):
             raise InputError(f"prompt template {name}: {unknown('field', field, FIELDS)}")
 
@@ -150,6 +157,7 @@ class PromptTemplate:
         max_steps: int,
         action_format: str,
         info: Mapping[str, Any] = _NOTHING,
+        prompt_style: str = "memory",
     ) -> str:
         """Render the prompt of one step.
 
@@ -162,12 +170,13 @@ class PromptTemplate:
             max_steps: The step limit.
             action_format: ``command``, ``response`` or ``number``.
             info: The state's further fields.
+            prompt_style: ``memory`` or ``chat``.
 
         Raises:
             InputError: The template fails.
         """
         history = as_text(pairs)
-        last = len(pairs), steps_taken, steps_taken + 1, max_steps, action_format, info
+        last = len(pairs), steps_taken, steps_taken + 1, max_steps, action_format, info, prompt_style
         try:
             if self._joined is not None:
                 joined = self._joined(task, observation, admissible_actions, history, pairs, *last)
@@ -190,7 +199,7 @@ class VerlAgentTemplate(PromptTemplate):
     """
 
     def __init__(self, templates: tuple[str, str], benchmark: str, name: str) -> None:
-        self.text, self.name, self.trusted = "".join(templates), name, False
+        self.text, self.name, self.trusted, self.renders_turns = "".join(templates), name, False, False
         self._templates, self._benchmark = templates, benchmark
 
     def __reduce__(self) -> tuple[Callable[..., PromptTemplate], tuple[Any, ...]]:
@@ -272,6 +281,13 @@ def _line_of(error: BaseException) -> str:
             line = trace.tb_lineno
         trace = trace.tb_next
     return f" at line {line}" if line else ""
+
+
+def turn_template(template: PromptTemplate) -> PromptTemplate:
+    """Return the template of the messages after the first one in a conversation that begins with a template."""
+    if template.renders_turns:
+        return template
+    return _compiled((files("hgpo_envs") / "turn.j2").read_text(encoding="utf-8"), "turn.j2", trusted=True)
 
 
 @cache

@@ -92,6 +92,8 @@ class TextVectorEnv(VectorEnv[dict[str, Any], "Sequence[str]", "NDArray[Any]"]):
         max_steps: int = 50,
         sampling: str = "random",
         prompt_template: str | None = None,
+        prompt_style: str = "memory",
+        system_prompt: str = "",
         render_mode: str | None = None,
     ) -> None:
         if num_envs < 1:
@@ -115,6 +117,8 @@ class TextVectorEnv(VectorEnv[dict[str, Any], "Sequence[str]", "NDArray[Any]"]):
             history_depth=history_depth,
             action_format=action_format,
             max_steps=max_steps,
+            prompt_style=prompt_style,
+            system_prompt=system_prompt,
         )
         self._draws: list[TaskSampler] = []
         self._drawn: list[list[str]] = []  # the tasks that each group has drawn so far

@@ -28,12 +28,14 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from hgpo_envs.errors import InputError, one_line
 from hgpo_envs.files.secrets import redact
+from hgpo_train.policies.conversation import chat_messages
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from hgpo_envs.engine import Engine, State, Task
     from hgpo_envs.memory import Pair
+    from hgpo_train.policies.conversation import Turn
 
 T = TypeVar("T")
 
@@ -59,6 +61,8 @@ class Request:
             budget the prompt exceeds.
         read_history: Returns the past pairs that the prompt shows, oldest first. Call it before the reply.
         tools: The tools that the response may call, as JSON schemas (`hgpo_envs.environment_spec`).
+        system_prompt: The system message; none if empty.
+        turns: The past turns of a conversation (`prompt_style="chat"`), of which the prompt is the next message.
 
     The most frequently used parts are also properties: `observation`, `admissible_actions`, `instruction`, `history`,
     `messages` and `rng`.
@@ -75,6 +79,8 @@ class Request:
     with_shorter_history: Callable[[int], str]
     read_history: Callable[[], Sequence[Pair]] = tuple
     tools: Sequence[Mapping[str, Any]] = ()
+    system_prompt: str = ""
+    turns: Sequence[Turn] = ()
     _rng: random.Random | None = field(default=None, init=False, repr=False, compare=False)
 
     @property
@@ -98,9 +104,9 @@ class Request:
         return tuple(self.read_history())
 
     @property
-    def messages(self) -> list[dict[str, str]]:
-        """The prompt as the messages of a chat: one message of the user."""
-        return [{"role": "user", "content": self.prompt}]
+    def messages(self) -> list[dict[str, Any]]:
+        """The prompt as the messages of a chat: one message of the user, or the conversation so far."""
+        return chat_messages(self.system_prompt, self.turns, self.prompt, self.tools)
 
     @property
     def rng(self) -> random.Random:

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from itertools import groupby
-from operator import attrgetter
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, Protocol, TypeVar
 
 from msgspec import Meta
 
 from hgpo_envs.errors import InputError
 from hgpo_train.policies.base import Failure, Policy, Reply
+from hgpo_train.policies.conversation import encode_chats, encode_conversation, fewest_dropped, without_oldest
 from hgpo_train.settings import PositiveInt, Temperature, build, check
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from hgpo_train.models.hf import Model, Tokenizer
     from hgpo_train.policies.base import Request
+    from hgpo_train.policies.conversation import Turn
     from hgpo_train.policies.registry import PolicyContext
 
 Options = TypeVar("Options", bound="GenerationOptions")
@@ -42,7 +43,7 @@ class GenerationOptions:
     """Maximum length of a response, in tokens."""
     overflow: Literal["left", "history", "error"] = "left"
     """How a prompt that is too long is shortened: left drops its start, as verl does; history first shows fewer past
-    steps; error fails the rollout."""
+    steps, in a conversation without its oldest turns after the first; error fails the rollout."""
     max_batch_tokens: PositiveInt = 131_072
     """Maximum number of tokens in memory at a time."""
     chat_template: dict[str, Any] = field(default_factory=dict)
@@ -113,58 +114,43 @@ def model_options(policy: str, model: str, options: type[Options], context: Poli
     return build(options, context.options, "policy option")
 
 
-def encode_prompts(
-    tokenizer: Tokenizer,
-    prompts: Sequence[str],
-    chat_template: Mapping[str, Any] | None = None,
-    tools: Sequence[Mapping[str, Any]] = (),
-) -> list[list[int]]:
-    """Render each prompt as a user turn of the chat template, with the start of the assistant turn, and tokenize it.
-
-    Args:
-        tokenizer: A tokenizer with a chat template.
-        prompts: The prompts.
-        chat_template: Further arguments of the chat template.
-        tools: The tools that a response may call, as JSON schemas, which the chat template renders.
-
-    Returns:
-        One list of token ids per prompt.
-
-    Raises:
-        InputError: There are tools, and the chat template does not render them.
-    """
-    chats = [[{"role": "user", "content": prompt}] for prompt in prompts]
-    arguments = {**({"tools": list(tools)} if tools else {}), **(chat_template or {})}
-    texts = tokenizer.apply_chat_template(chats, add_generation_prompt=True, tokenize=False, **arguments)
-    if tools and not all(tools[0]["function"]["name"] in text for text in texts):
-        raise InputError(
-            "the environment has tools, which the model's chat template does not render; use another model"
-        )
-    tokens: list[list[int]] = tokenizer(texts, add_special_tokens=False)["input_ids"]
-    return tokens
-
-
 def fit_prompts(
     tokenizer: Tokenizer, requests: Sequence[Request], options: GenerationOptions
 ) -> list[FittedPrompt | Failure]:
     """Tokenize the requests' prompts; shorten those over the budget according to `options.overflow`."""
-    encoded: list[list[int]] = []
-    for tools, same in groupby(requests, key=attrgetter("tools")):
-        encoded += encode_prompts(tokenizer, [request.prompt for request in same], options.chat_template, tools)
-    return [_fit(tokenizer, request, tokens, options) for request, tokens in zip(requests, encoded, strict=True)]
+    prompts: list[FittedPrompt | Failure] = []
+    for (tools, has_turns), group in groupby(requests, key=lambda request: (request.tools, bool(request.turns))):
+        same = list(group)
+        encoded: Sequence[list[int] | None] = [None] * len(same)
+        if not has_turns:
+            encoded = encode_chats(tokenizer, [request.messages for request in same], options.chat_template, tools)
+        prompts += [_fit(tokenizer, request, tokens, options) for request, tokens in zip(same, encoded, strict=True)]
+    return prompts
 
 
 def _fit(
-    tokenizer: Tokenizer, request: Request, tokens: list[int], options: GenerationOptions
+    tokenizer: Tokenizer, request: Request, tokens: list[int] | None, options: GenerationOptions
 ) -> FittedPrompt | Failure:
-    budget = options.max_prompt_tokens
-    prompt: str | None = None
+    budget, prompt = options.max_prompt_tokens, None
     shown = request.step
-    while len(tokens) > budget and options.overflow == "history" and shown > 0:
-        shown -= 1
-        if (shorter := request.with_shorter_history(shown)) != prompt:
-            prompt = shorter
-            tokens = encode_prompts(tokenizer, [prompt], options.chat_template, request.tools)[0]
+
+    def encode(turns: Sequence[Turn], prompt: str) -> list[int]:
+        return encode_conversation(
+            tokenizer, request.system_prompt, turns, prompt, options.chat_template, request.tools
+        )
+
+    if tokens is None:
+        tokens = encode(request.turns, request.prompt)
+    if len(tokens) > budget and options.overflow == "history":
+        if request.turns:
+            dropped = fewest_dropped(request.turns, lambda turns: len(encode(turns, request.prompt)) <= budget)
+            shown -= dropped
+            tokens = encode(without_oldest(request.turns, dropped), request.prompt)
+        while len(tokens) > budget and not request.turns and shown > 0:
+            shown -= 1
+            if (shorter := request.with_shorter_history(shown)) != prompt:
+                prompt = shorter
+                tokens = encode((), prompt)
     dropped = max(0, len(tokens) - budget)
     if dropped and options.overflow == "error":
         return Failure(PROMPT_TOO_LONG, f"{len(tokens)} tokens, more than max_prompt_tokens = {budget}")

@@ -22,6 +22,7 @@ from hgpo_envs.errors import InputError, unknown
 from hgpo_envs.files.secrets import redact, redact_logging, register, register_url
 from hgpo_envs.responses import message_text
 from hgpo_train.policies.base import AsyncPolicy, Failure, Reply
+from hgpo_train.policies.conversation import chat_messages, without_oldest
 from hgpo_train.policies.http_client import LONGEST_PAUSE_S, HttpClient, RequestError, error_message
 from hgpo_train.policies.registry import PolicySpec
 from hgpo_train.settings import LARGEST_FLOAT, NonNegativeFloat, NonNegativeInt, PositiveInt, Temperature, build, check
@@ -189,9 +190,10 @@ class ServerPolicy(AsyncPolicy):
 
     async def reply(self, request: Request) -> Reply | Failure:
         """See `AsyncPolicy`."""
-        prompt, shown = request.prompt, request.step
+        prompt, turns, shown = request.prompt, request.turns, request.step
         while True:
-            fields: dict[str, Any] = {"messages": [{"role": "user", "content": prompt}]}
+            messages = chat_messages(request.system_prompt, turns, prompt, request.tools)
+            fields: dict[str, Any] = {"messages": messages}
             if request.tools:
                 fields["tools"] = request.tools
             fields |= self._fields
@@ -203,9 +205,14 @@ class ServerPolicy(AsyncPolicy):
                     "POST", self._completions, body, max_bytes=largest_answer(self.options, len(body))
                 )
             except RequestError as error:
-                if self.options.overflow != "history" or shown == 0 or not _is_too_long(error):
+                exhausted = len(turns) == 1 or shown == 0
+                if self.options.overflow != "history" or exhausted or not _is_too_long(error):
                     return Failure("PolicyFailed", str(error))
-                shown, prompt = _shorten(request, shown, prompt)
+                if turns:  # a quarter at a time: each try sends the whole conversation
+                    turns = without_oldest(turns, max(1, len(turns) // 4))
+                    shown = request.step - len(request.turns) + len(turns)
+                else:
+                    shown, prompt = _shorten(request, shown, prompt)
             else:
                 return _read(answer, prompt, request.step - shown, has_tools="tools" in fields)
 

@@ -292,6 +292,8 @@ class Collector:
                 with_shorter_history=episode.prompt,
                 read_history=episode.history,
                 tools=episode.settings.tools,
+                system_prompt=episode.settings.system_prompt,
+                turns=trajectory.turns() if episode.settings.prompt_style == "chat" else (),
             )
             self._next_id += 1
             seat.asked_at = perf_counter()

@@ -82,7 +82,10 @@ def evaluation_split(env_id: str) -> str:
     return split
 
 
-_EPISODE_OPTIONS: Final = ("history_length", "history_depth", "action_format", "max_steps", "prompt_template")
+_EPISODE_OPTIONS: Final = (
+    *("history_length", "history_depth", "action_format", "max_steps"),
+    *("prompt_template", "prompt_style", "system_prompt"),
+)
 
 
 def _open_foreign_env(env_id: str, options: Mapping[str, Any]) -> EnvHandle:

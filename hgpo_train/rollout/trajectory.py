@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from hgpo_envs.hashing import text_hash
 from hgpo_train.policies.base import Failure
+from hgpo_train.policies.conversation import Turn
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -100,6 +101,18 @@ class Trajectory:
     def step_seed(self) -> int:
         """Return the seed of the next step."""
         return text_hash(f"{self.seed}/{len(self.rows)}") % (1 << 63)
+
+    def turns(self) -> list[Turn]:
+        """Return the finished steps as turns of a conversation."""
+        return [
+            Turn(
+                row.prompt or "",
+                row.response or "",
+                None if row.cut_pairs or row.cut_tokens else row.prompt_token_ids,
+                row.response_token_ids,
+            )
+            for row in self.rows
+        ]
 
     def open_row(self, prompt: str) -> None:
         """Begin the row of a step with its state and prompt, when the policy receives the request."""

@@ -58,6 +58,11 @@ class EnvironmentConfig(Settings):
     prompt_template: str | None = None
     """A Jinja file that replaces the environment's prompt, the name of a bundled template, such as compact, or
     verl-agent:PATH for the prompts of a checkout of verl-agent."""
+    prompt_style: Literal["memory", "chat"] = "memory"
+    """memory: each prompt shows the last history_length steps, as in the papers. chat: a conversation that grows, with
+    the model's own responses; see rollout.overflow for one that gets too long."""
+    system_prompt: str = ""
+    """The system message of every prompt; none if empty."""
     data: str = "bundled"
     """The set of tasks: bundled, official (the benchmark's own, in one of its usual places, see hgpo envs), or a path.
     options.data takes precedence."""
@@ -139,6 +144,10 @@ class UpdateConfig(Settings):
     """How the rows of a micro-batch are arranged: padded to one length, or packed into one sequence, without padding.
     With model.attention = "flash_attention_2", packed rows take time and memory like separate ones. With sdpa and
     eager, the mask of a packed micro-batch has micro_batch_tokens² entries, most of which exclude other rows."""
+    share_prefixes: bool = True
+    """Whether the steps of a conversation (prompt_style = "chat") are computed as one sequence, with the advantage of
+    each step on its own tokens. The loss is the same as that of separate rows, with fewer tokens. Mini-batches then
+    contain whole conversations."""
     logit_chunk: NonNegativeInt = 128
     """Number of positions whose logits are in memory at a time; 0 computes all logits together."""
     aggregation: Literal["token_mean", "sequence_mean", "sequence_sum"] = "token_mean"

@@ -53,6 +53,8 @@ def env_options(config: Config, split: str) -> dict[str, Any]:
         "max_steps": environment.max_steps,
         "history_length": environment.history_length,
         "action_format": environment.action_format,
+        "prompt_style": environment.prompt_style,
+        "system_prompt": environment.system_prompt,
         **data_options(environment),
         **({} if template is None else {"prompt_template": template}),
     }

@@ -7,16 +7,18 @@ from __future__ import annotations
 
 from contextlib import closing
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import polars as pl
 
-from hgpo_datasets import scan_steps
+from hgpo_datasets import manifest, scan_steps
+from hgpo_envs.environment_spec import environment_ids, environment_spec
 from hgpo_envs.errors import InputError
 from hgpo_train.models.checkpoint_files import list_checkpoints
 from hgpo_train.models.loading import load_model, load_tokenizer, vocabulary
-from hgpo_train.policies.generation import encode_prompts
+from hgpo_train.policies.conversation import Turn, chat_messages, encode_chats, encode_conversation
 from hgpo_train.rollout.fingerprints import fingerprint_model, fingerprint_rows
 from hgpo_train.training.checkpoint import resume_checkpoint, save_checkpoint
 from hgpo_train.training.config import CheckpointConfig
@@ -27,7 +29,9 @@ from hgpo_train.training.update.learner import Learner
 from hgpo_train.training.update.optimiser import learning_rate
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
 
     from hgpo_train.models.hf import Tokenizer
     from hgpo_train.training.config import SftConfig
@@ -37,10 +41,11 @@ _NEWEST: Final = CheckpointConfig(keep=1)
 
 
 def demonstrations(source: str | Path, config: SftConfig) -> pl.DataFrame:
-    """Return the rows to imitate: `trajectory`, `step`, `prompt`, `response`, sorted by trajectory and step.
+    """Return the rows of the trajectories to imitate, sorted by trajectory and step.
 
-    The response of a row without one is its action, for policies that choose actions directly. Aborted trajectories are
-    left out. With `rows = "won"`, so are trajectories that did not solve their task and rows with invalid actions.
+    The columns are `trajectory`, `step`, `prompt`, `response` and `imitated`. The response of a row without one is its
+    action, for policies that choose actions directly. Aborted trajectories are left out. With `rows = "won"`, so are
+    trajectories that did not solve their task, and rows with invalid actions are not imitated.
 
     Args:
         source: A step table.
@@ -54,11 +59,11 @@ def demonstrations(source: str | Path, config: SftConfig) -> pl.DataFrame:
     rows = table.select("trajectory", "step", "prompt", response, "action_valid", "won", "aborted").collect()
     if rows["prompt"].is_null().all():
         raise InputError(f"{source} stores no prompts; collect it without --without prompt")
-    kept = ~pl.col("aborted").any().over("trajectory")
+    kept, imitated = ~pl.col("aborted").any().over("trajectory"), pl.lit(value=True)
     if config.rows == "won":
-        kept &= pl.col("won").any().over("trajectory") & pl.col("action_valid")
+        kept, imitated = kept & pl.col("won").any().over("trajectory"), pl.col("action_valid")
     rows = rows.filter(kept & pl.col("prompt").is_not_null() & pl.col("response").is_not_null())
-    rows = rows.sort("trajectory", "step")
+    rows = rows.sort("trajectory", "step").select("trajectory", "step", "prompt", "response", imitated=imitated)
     if config.max_trajectories is not None:
         names = rows["trajectory"].unique(maintain_order=True).head(config.max_trajectories)
         rows = rows.filter(pl.col("trajectory").is_in(names.implode()))
@@ -70,15 +75,57 @@ def demonstrations(source: str | Path, config: SftConfig) -> pl.DataFrame:
     return rows
 
 
-def tokenise(rows: pl.DataFrame, tokenizer: Tokenizer, max_prompt_tokens: int) -> pl.DataFrame:
-    """Add the columns `prompt_token_ids` and `response_token_ids`; responses end with the end-of-turn token."""
-    prompts = [tokens[-max_prompt_tokens:] for tokens in encode_prompts(tokenizer, rows["prompt"].to_list())]
+def tokenise(
+    rows: pl.DataFrame, tokenizer: Tokenizer, max_prompt_tokens: int, environment: Mapping[str, Any]
+) -> pl.DataFrame:
+    """Add token columns: `prompt_token_ids`, `response_token_ids`, and `context_tokens`, those of past turns.
+
+    Responses end with the end-of-turn token.
+
+    Args:
+        rows: Rows of trajectories, sorted by trajectory and step.
+        tokenizer: The model's tokenizer.
+        max_prompt_tokens: Maximum prompt length; longer prompts lose their beginning.
+        environment: The environment's options as the run stores them; ``id``, ``prompt_style`` and ``system_prompt``
+            are used.
+    """
+    system_prompt, chat = environment.get("system_prompt", ""), environment.get("prompt_style") == "chat"
+    known = environment.get("id") in environment_ids()
+    tools = environment_spec(environment["id"]).tools if known else ()
     responses = tokenizer(rows["response"].to_list(), add_special_tokens=False)["input_ids"]
     ended = [[*tokens, tokenizer.eos_token_id] for tokens in responses]
+    prompts: list[Sequence[int] | NDArray[np.int32]] = []
+    context = []
+    if not chat:
+        chats = [chat_messages(system_prompt, (), prompt) for prompt in rows["prompt"]]
+        prompts += encode_chats(tokenizer, chats, tools=tools)
+        context = [1] * len(rows)
+    else:
+        turn: Turn | None = None
+        for step, prompt, response, tokens in zip(*rows["step", "prompt", "response"], ended, strict=True):
+            past = [] if turn is None or step == 0 else [turn]
+            encoded = encode_conversation(tokenizer, system_prompt, past, prompt, tools=tools)
+            context.append(sum(len(each.prompt_token_ids or ()) + len(each.response_token_ids or ()) for each in past))
+            prompts.append(np.array(encoded, np.int32))  # a conversation's tokens are stored for each of its steps
+            turn = Turn(prompt, response, encoded, tokens)
     ids = pl.List(pl.Int32)
+    cut = [max(0, len(tokens) - max_prompt_tokens) for tokens in prompts]
     return rows.with_columns(
-        pl.Series("prompt_token_ids", prompts, dtype=ids), pl.Series("response_token_ids", ended, dtype=ids)
+        pl.Series("prompt_token_ids", [tokens[n:] for tokens, n in zip(prompts, cut, strict=True)], dtype=ids),
+        pl.Series("response_token_ids", ended, dtype=ids),
+        context_tokens=pl.Series([max(1, count - n) for count, n in zip(context, cut, strict=True)], dtype=pl.Int64),
     )
+
+
+def _environment(source: str | Path) -> dict[str, Any]:
+    """Return the environment's options as a run stores them; empty for other tables."""
+    try:
+        header = manifest.read(Path(source)).header
+    except InputError:
+        return {}
+    config = header.config if header is not None else {}
+    environment: dict[str, Any] = config.get("env") or config.get("environment") or {}
+    return environment
 
 
 def split_held_out(rows: pl.DataFrame, share: float, seed: int) -> tuple[pl.DataFrame, pl.DataFrame]:
@@ -112,7 +159,8 @@ def run_sft(config: SftConfig, source: str | Path, folder: Path, display: Displa
         "set of demonstrations": Origin(f"the step table {str(source)!r}", fingerprint_rows(rows)),
         "model": Origin(f"model.path = {config.model.path!r}", fingerprint_model(config.model.path)),
     }
-    rows = tokenise(rows, tokenizer, config.max_prompt_tokens)
+    rows = tokenise(rows, tokenizer, config.max_prompt_tokens, _environment(source))
+    rows = rows.filter("imitated")
     # With a schedule that falls to 0, every epoch's learning rate depends on the number of epochs.
     free = FREE | {"update.epochs"} if config.optimiser.schedule == "constant" else FREE
     checkpoints = folder / "checkpoints"
@@ -122,11 +170,13 @@ def run_sft(config: SftConfig, source: str | Path, folder: Path, display: Displa
         if len(faults):
             raise InputError(f"{faults[0]} ({len(faults)} rows of {source} cannot be used)")
         train_rows, held_out_rows = split_held_out(rows, config.held_out, config.seed)
-        if config.prompt_loss:  # all but the first token of each prompt move into the response, which the loss covers
+        if config.prompt_loss:  # what is new in each prompt, but a first token, moves into the response
             prompt, response = pl.col("prompt_token_ids"), pl.col("response_token_ids")
-            longer = prompt.list.slice(1).list.concat(response).alias("response_token_ids")
-            train_rows = train_rows.with_columns(prompt.list.head(1), longer)
-        train, held_out = samples_from_steps(train_rows), samples_from_steps(held_out_rows)
+            longer = prompt.list.slice("context_tokens").list.concat(response).alias("response_token_ids")
+            train_rows = train_rows.with_columns(prompt.list.head("context_tokens"), longer)
+        share = config.update.share_prefixes
+        train = samples_from_steps(train_rows, share_prefixes=share)
+        held_out = samples_from_steps(held_out_rows, share_prefixes=share)
         # With advantages of 1 and ratios of 1, the policy loss reduces to the negative log-likelihood.
         plain = replace(config, update=replace(config.update, entropy_weight=0.0, dual_clip=None))
         learner = Learner(model, plain, reference=False)
@@ -146,7 +196,8 @@ def run_sft(config: SftConfig, source: str | Path, folder: Path, display: Displa
 def _epoch(learner: Learner, config: SftConfig, samples: Samples, epoch: int, display: Display) -> dict[str, float]:
     """Train for one epoch and return its metrics; the schedule runs over the optimiser steps of all epochs."""
     generator = np.random.default_rng([config.seed, epoch, 2])
-    batches = mini_batches(np.flatnonzero(samples.response_length > 0), config.update.mini_batch_size, generator)
+    rows = np.flatnonzero(samples.response_length > 0)
+    batches = mini_batches(rows, config.update.mini_batch_size, generator, samples.sequence)
     steps = []
     for done, batch in enumerate(batches):
         rate = learning_rate(config.optimiser, epoch * len(batches) + done, config.update.epochs * len(batches))

@@ -293,7 +293,8 @@ def update(
     rate = learning_rate(config.optimiser, iteration, config.iterations)
     # The last number separates this stream from others that are derived from the same seed.
     rng = np.random.default_rng([config.seed, iteration, 2])
-    metrics = learner.update(samples_from_steps(rows), rng, rate, display.progress)
+    samples = samples_from_steps(rows, share_prefixes=config.update.share_prefixes)
+    metrics = learner.update(samples, rng, rate, display.progress)
     return rows, metrics | {"training/rows_left_out": float(left_out)}
 
 

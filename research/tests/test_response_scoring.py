@@ -16,7 +16,8 @@ from hgpo_research.policies.response_scoring import score_responses
 from hgpo_research.policies.scored_model import QUERY_SAMPLES, ScoredModel
 from hgpo_train.models.loading import load_model, load_tokenizer
 from hgpo_train.policies.base import Request
-from hgpo_train.policies.generation import GenerationOptions, encode_prompts
+from hgpo_train.policies.conversation import encode_conversation
+from hgpo_train.policies.generation import GenerationOptions
 from hgpo_train.policies.token_sampling import SamplingOptions, sample_responses
 from hgpo_train.policies.transformers import TransformersPolicy
 
@@ -135,7 +136,7 @@ def request(number, actions=ACTIONS, prompt="You see a door."):
 @pytest.fixture
 def taught(model, tokenizer):
     """A model that replies with one of the actions most of the time, after a few steps of imitation."""
-    (prompt,) = encode_prompts(tokenizer, [request(0).prompt])
+    prompt = encode_conversation(tokenizer, "", (), request(0).prompt)
     rows = [
         prompt + tokenizer(action, add_special_tokens=False)["input_ids"] + [tokenizer.eos_token_id]
         for action in ACTIONS
@@ -179,7 +180,7 @@ def test_actions_are_scored_in_the_format_of_the_environment(model, tokenizer, a
     first, second, again = known.distributions([request(1), request(2, ACTIONS[:2], "A wall."), request(3)])
     assert again.probabilities.tolist() == first.probabilities.tolist()
     assert set(second.responses[:-1]) == {wrap(action) for action in ACTIONS[:2]}
-    (prompt,) = encode_prompts(tokenizer, [request(1).prompt])
+    prompt = encode_conversation(tokenizer, "", (), request(1).prompt)
     encoded = [tokenizer(response, add_special_tokens=False)["input_ids"] for response in first.responses[:-1]]
     options = SamplingOptions(max_new_tokens=60, temperature=1.0, stop=policy.ends)
     agree(first.probabilities[:-1], whole_passes(model, prompt, encoded, options))

@@ -15,7 +15,8 @@ from hgpo_envs.episode import settings_for
 from hgpo_envs.errors import InputError
 from hgpo_envs.sources import Split, open_shared
 from hgpo_train.policies.base import Failure, Request
-from hgpo_train.policies.generation import GenerationOptions, encode_prompts, fit_prompts
+from hgpo_train.policies.conversation import encode_conversation
+from hgpo_train.policies.generation import GenerationOptions, fit_prompts
 from hgpo_train.policies.registry import PolicyContext, make_policy
 from hgpo_train.rollout.env_handle import EnvHandle
 from hgpo_train.rollout.run import RolloutSpec, collect_groups
@@ -236,7 +237,7 @@ def test_prompts_over_the_budget_are_truncated(model, tokenizer):
         [long]
     )
     assert len(cut[0].prompt_token_ids) == 20
-    whole = len(encode_prompts(tokenizer, [long.prompt])[0])
+    whole = len(encode_conversation(tokenizer, "", (), long.prompt))
     assert (cut[0].cut_pairs, cut[0].cut_tokens) == (0, whole - 20)
     assert whole > 20
     options = GenerationOptions(max_prompt_tokens=20, max_response_tokens=2, overflow="history")
@@ -288,7 +289,7 @@ def test_what_was_cut_reaches_the_table(model, tokenizer, tmp_path):
     cut, whole = (scan_steps(tmp_path / name).collect() for name in ("cut", "whole"))
     assert set(whole["cut_tokens"]) == {0}
     for row in cut.iter_rows(named=True):
-        assert row["cut_tokens"] == len(encode_prompts(tokenizer, [row["prompt"]])[0]) - 30 > 0
+        assert row["cut_tokens"] == len(encode_conversation(tokenizer, "", (), row["prompt"])) - 30 > 0
 
 
 def test_the_chat_template_renders_the_tools_of_the_environment(tokenizer):

@@ -81,18 +81,35 @@ def test_invalid_actions_are_not_imitated(tmp_path, tiny):
             slip = row | {"trajectory": name, "step": 0, "action": "slip", "action_valid": False, "reward": 0.0}
             won = row | {"trajectory": name, "step": 1, "action": "win", "reward": 1.0, "won": True, "terminated": True}
             writer.add_group([{**one, "group": int(name == "first")} for one in (slip, won)])
-    assert demonstrations(tmp_path / "run", sft_config(tiny))["response"].to_list() == ["win", "win"]
+    rows = demonstrations(tmp_path / "run", sft_config(tiny))
+    assert rows.filter("imitated")["response"].to_list() == ["win", "win"]
     assert demonstrations(tmp_path / "run", sft_config(tiny, rows="all"))["response"].to_list() == ["slip", "win"] * 2
 
 
 def test_rows_become_prompt_and_response(demos, tiny):
     tokenizer = load_tokenizer(str(tiny))
-    rows = tokenise(demonstrations(demos, sft_config(tiny)).head(5), tokenizer, 4096)
+    rows = tokenise(demonstrations(demos, sft_config(tiny)).head(5), tokenizer, 4096, {})
     for row in rows.iter_rows(named=True):
         assert tokenizer.decode(row["response_token_ids"]) == row["response"] + "<|im_end|>"
         assert tokenizer.decode(row["prompt_token_ids"]) == (
             f"<|im_start|>user\n{row['prompt']}<|im_end|>\n<|im_start|>assistant\n"
         )
+
+
+def test_rows_of_a_conversation_are_what_its_policy_reads(demos, tiny):
+    tokenizer = load_tokenizer(str(tiny))
+    chat = {"prompt_style": "chat", "system_prompt": "Be brief."}
+    rows = tokenise(demonstrations(demos, sft_config(tiny)), tokenizer, 4096, chat)
+    for _, trajectory in rows.group_by("trajectory"):
+        text = "<|im_start|>system\nBe brief.<|im_end|>\n"
+        before = 1
+        for row in trajectory.sort("step").iter_rows(named=True):
+            text += f"<|im_start|>user\n{row['prompt']}<|im_end|>\n<|im_start|>assistant\n"
+            assert tokenizer.decode(row["prompt_token_ids"]) == text
+            assert row["context_tokens"] == before
+            text += f"{row['response']}<|im_end|>"
+            before = len(row["prompt_token_ids"]) + len(row["response_token_ids"])
+            text += "\n"
 
 
 def test_held_out_trajectories_are_not_trained_on(demos, tiny):

@@ -3,6 +3,10 @@
 A *mini-batch* contains the rows of one optimiser step, a *micro-batch* those of one forward pass. The rows of a
 mini-batch are sorted by length and split into micro-batches of a bounded number of tokens. They are either padded on
 the right or packed one after another into a single row.
+
+In a conversation, the tokens of a step are the beginning of the next step's prompt. Such rows share a *sequence*: the
+tokens of the last one are computed, and each row finds its response in them. Its loss is that of the row alone, because
+attention is causal.
 """
 
 from __future__ import annotations
@@ -34,6 +38,8 @@ class Samples:
         response_start: int64 of shape (rows + 1,), the index of each row's first value in arrays over response tokens.
         advantage: float64 of shape (rows,).
         rollout_logprob: float32 of shape (response tokens,), as reported by the engine; NaN where it reported none.
+        sequence: int64 of shape (rows,), the sequence of each row. Of the rows of a sequence, each begins with the
+            tokens of all shorter ones.
     """
 
     tokens: NDArray[np.int32]
@@ -42,6 +48,7 @@ class Samples:
     response_start: NDArray[np.int64]
     advantage: NDArray[np.float64]
     rollout_logprob: NDArray[np.float32]
+    sequence: NDArray[np.int64]
 
     def __len__(self) -> int:
         return len(self.prompt_length)
@@ -55,6 +62,13 @@ class Samples:
     def response_length(self) -> NDArray[np.int64]:
         """Response tokens of each row, int64 of shape (rows,)."""
         return np.diff(self.response_start)
+
+    @property
+    def sequence_length(self) -> NDArray[np.int64]:
+        """Tokens that are computed for each sequence, int64 of shape (sequences,)."""
+        longest = np.zeros(int(self.sequence.max(initial=-1)) + 1, np.int64)
+        np.maximum.at(longest, self.sequence, self.length)
+        return longest
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,13 +114,14 @@ def row_faults(steps: pl.DataFrame, vocabulary: int) -> pl.Series:
     return steps.select(pl.coalesce(faults).alias("fault"))["fault"]
 
 
-def samples_from_steps(steps: pl.DataFrame) -> Samples:
+def samples_from_steps(steps: pl.DataFrame, *, share_prefixes: bool = False) -> Samples:
     """Convert the token and advantage columns of a step table without `row_faults`; sample i is row i of the table.
 
     Args:
         steps: A table with the columns `prompt_token_ids` and `response_token_ids` (lists of int). `advantage` (float)
             is optional and defaults to 1, as in supervised training. `response_logprobs` (lists of float, one value per
             response token, or null) is optional.
+        share_prefixes: Whether a row and the next one share a sequence if the tokens of the first begin the other.
     """
     prompt, prompt_length = _ragged(steps["prompt_token_ids"], np.int32)
     response, response_length = _ragged(steps["response_token_ids"], np.int32)
@@ -121,7 +136,17 @@ def samples_from_steps(steps: pl.DataFrame) -> Samples:
     if "response_logprobs" in steps.columns and steps.schema["response_logprobs"] != pl.Null:
         values, lengths = _ragged(steps["response_logprobs"], np.float32)
         logprob[np.repeat(lengths > 0, response_length)] = values
-    return Samples(tokens, start, prompt_length, response_start, advantage, logprob)
+    sequence = np.arange(len(length))
+    if share_prefixes:
+        ends = [not _begins(tokens, start, row) for row in range(len(length) - 1)]
+        sequence = np.cumsum(np.array([False, *ends], np.int64))[: len(length)]
+    return Samples(tokens, start, prompt_length, response_start, advantage, logprob, sequence)
+
+
+def _begins(tokens: NDArray[np.int32], start: NDArray[np.int64], row: int) -> bool:
+    """Return whether the tokens of a row begin those of the next one."""
+    first, following, end = start[row : row + 3]
+    return bool(np.array_equal(tokens[first:following], tokens[following:end][: following - first]))
 
 
 def _ragged(column: pl.Series, dtype: type) -> tuple[NDArray[np.generic], NDArray[np.int64]]:
@@ -131,54 +156,75 @@ def _ragged(column: pl.Series, dtype: type) -> tuple[NDArray[np.generic], NDArra
     return values.to_numpy().astype(dtype), lengths
 
 
-def mini_batches(rows: NDArray[np.int64], size: int, generator: np.random.Generator) -> list[NDArray[np.int64]]:
+def mini_batches(
+    rows: NDArray[np.int64], size: int, generator: np.random.Generator, sequence: NDArray[np.int64] | None = None
+) -> list[NDArray[np.int64]]:
     """Shuffle rows into as few mini-batches of at most `size` rows as possible, whose sizes differ by at most one.
+
+    With rows that share sequences, the sequences are shuffled and stay whole, and sizes are close to that.
 
     >>> [len(part) for part in mini_batches(np.arange(10), 4, np.random.default_rng(0))]
     [4, 3, 3]
     """
-    shuffled = generator.permutation(rows)
-    return np.array_split(shuffled, max(1, -(-len(rows) // size)))
+    number = max(1, -(-len(rows) // size))
+    if sequence is None or len(np.unique(sequence[rows])) == len(rows):
+        return np.array_split(generator.permutation(rows), number)
+    _, unit, count = np.unique(sequence[rows], return_inverse=True, return_counts=True)
+    order = generator.permutation(len(count))
+    middle = np.cumsum(count[order]) - count[order] / 2
+    batch = np.empty(len(count), np.int64)
+    batch[order] = middle * number // len(rows)
+    return [rows[batch[unit] == each] for each in range(number) if (batch == each).any()]
 
 
 def micro_batches(
     samples: Samples, rows: NDArray[np.int64], *, max_tokens: int, layout: Layout = "padded"
 ) -> Iterator[MicroBatch]:
-    """Split rows into micro-batches, longest rows first, so that running out of memory happens in the first batch.
+    """Split rows into micro-batches, longest sequences first, so that running out of memory happens in the first batch.
 
     Args:
         samples: All samples.
         rows: int64 of shape (n,), indices of the samples to use; samples without response tokens are left out.
-        max_tokens: Maximum number of tokens of a micro-batch, including padding. A single longer row forms its own
+        max_tokens: Maximum number of tokens of a micro-batch, including padding. A single longer sequence forms its own
             micro-batch.
-        layout: ``padded`` pads each row on the right, with token 0, which causal attention never reaches; ``packed``
-            concatenates the rows into one.
+        layout: ``padded`` pads each sequence on the right, with token 0, which causal attention never reaches;
+            ``packed`` concatenates the sequences into one.
 
     Yields:
         The micro-batches. Together they contain every response token of `rows` once.
     """
     rows = rows[samples.response_length[rows] > 0]
-    order = rows[np.argsort(-samples.length[rows], kind="stable")]
+    _, first, unit = np.unique(samples.sequence[rows], return_index=True, return_inverse=True)
+    longest = np.zeros(len(first), np.int64)
+    np.maximum.at(longest, unit, samples.length[rows])
+    order = np.lexsort((first, -longest))
     while len(order):
-        length = samples.length[order]
+        length = longest[order]
         if layout == "padded":
             number = max_tokens // int(length[0])
         else:
             number = int(np.searchsorted(np.cumsum(length), max_tokens, side="right"))
-        yield _micro_batch(samples, order[: max(1, number)], layout)
-        order = order[max(1, number) :]
+        chosen, order = np.split(order, [max(1, number)])
+        place = np.full(len(first), -1)
+        place[chosen] = np.arange(len(chosen))
+        members = np.flatnonzero(place[unit] >= 0)
+        members = members[np.argsort(place[unit[members]], kind="stable")]
+        yield _micro_batch(samples, rows[members], place[unit[members]], layout)
 
 
-def _micro_batch(samples: Samples, rows: NDArray[np.int64], layout: Layout) -> MicroBatch:
-    length, answer = samples.length[rows], samples.response_length[rows]
-    height, width = (len(rows), int(length.max())) if layout == "padded" else (1, int(length.sum()))
-    first = np.arange(len(rows)) * width if layout == "padded" else np.cumsum(length) - length
+def _micro_batch(samples: Samples, rows: NDArray[np.int64], sequence: NDArray[np.int64], layout: Layout) -> MicroBatch:
+    """Return the micro-batch of rows; `sequence` numbers the sequences of the rows from 0, in ascending order."""
+    by_length = rows[np.lexsort((samples.length[rows], sequence))]
+    last = by_length[np.append(np.flatnonzero(np.diff(sequence)), len(rows) - 1)]  # the longest row of each sequence
+    length, answer = samples.length[last], samples.response_length[rows]
+    height, width = (len(last), int(length.max())) if layout == "padded" else (1, int(length.sum()))
+    first = np.arange(len(last)) * width if layout == "padded" else np.cumsum(length) - length
     position, offset = _counted(length), _counted(answer)
     position_ids = np.tile(np.arange(width), height)
     position_ids[np.repeat(first, length) + position] = position
     input_ids = np.zeros(height * width, np.int64)
-    input_ids[np.repeat(first, length) + position] = samples.tokens[np.repeat(samples.start[rows], length) + position]
-    source = np.repeat(first + samples.prompt_length[rows] - 1, answer) + offset
+    input_ids[np.repeat(first, length) + position] = samples.tokens[np.repeat(samples.start[last], length) + position]
+    source = np.repeat(first[sequence] + samples.prompt_length[rows] - 1, answer) + offset
     return MicroBatch(
         input_ids=torch.from_numpy(input_ids.reshape(height, width)),
         position_ids=torch.from_numpy(position_ids.reshape(height, width)),

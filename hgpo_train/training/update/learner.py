@@ -110,9 +110,10 @@ class Learner:
             metrics["training/rollout_logprobs_abs_diff_mean"] = float(gap.mean())
             metrics["training/rollout_logprobs_abs_diff_max"] = float(gap.max())
         seconds = time.perf_counter() - begin
-        metrics["perf/update_tokens_per_s"] = float(samples.start[-1]) / seconds
+        computed, total = float(samples.sequence_length.sum()), float(samples.start[-1])
+        metrics |= {"perf/update_tokens_per_s": computed / seconds, "perf/shared_tokens": 1.0 - computed / total}
         if (peak := peak_flops(self.device, self._autocast_dtype)) is not None:
-            flops = model_flops(self.model, samples.length, samples.response_length) * config.epochs
+            flops = model_flops(self.model, samples.sequence_length, samples.response_length) * config.epochs
             metrics["perf/mfu/actor"] = flops / seconds / peak
         if config.rollout_is is not None:
             logprobs = old, samples.rollout_logprob, samples.response_start
@@ -228,7 +229,7 @@ class Learner:
         if config.order == "verl-agent":
             batches = verl_agent_batches(samples.length[rows], samples.response_length[rows], config)
             return [(rows[batch], weight) for batch, weight in batches]
-        return [(batch, None) for batch in mini_batches(rows, config.mini_batch_size, rng)]
+        return [(batch, None) for batch in mini_batches(rows, config.mini_batch_size, rng, samples.sequence)]
 
     def _forward(self, model: Model, micro: MicroBatch, *, entropy_gradient: bool) -> tuple[Tensor, Tensor]:
         inputs = (part.to(self.device) for part in (micro.input_ids, micro.position_ids, micro.source, micro.target))

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 def head_logprobs(
     head: Callable[[Tensor], Tensor], hidden: Tensor, target: Tensor, *, temperature: float, entropy_gradient: bool
 ) -> tuple[Tensor, Tensor]:
-    """Return log softmax(z / T)[y] and the entropy of softmax(z / T), where z = head(hidden), in float32.
+    """Return log softmax(z / T)[y] and the entropy of softmax(z / T), where z = head(hidden), at least in float32.
 
     Args:
         head: The output embedding, from (tokens, width) to (tokens, vocabulary).
@@ -37,7 +37,8 @@ def head_logprobs(
         temperature: T.
         entropy_gradient: Whether the entropy carries a gradient.
     """
-    logits = head(hidden).float() / temperature
+    logits = head(hidden)
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature
     log_partition = logits.logsumexp(-1)
     logprob = logits.gather(-1, target[:, None]).squeeze(-1) - log_partition
     with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):

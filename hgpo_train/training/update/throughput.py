@@ -35,8 +35,8 @@ def model_flops(model: Model, length: NDArray[np.int64], response_length: NDArra
 
     Args:
         model: A causal language model, bare or wrapped by peft.
-        length: int64 of shape (rows,), tokens of each sequence.
-        response_length: int64 of the same shape, response tokens of each sequence.
+        length: int64 of shape (sequences,), tokens of each sequence.
+        response_length: int64, response tokens of any parts of them.
     """
     plain = unwrap_peft(model)
     config = plain.config

@@ -20,6 +20,7 @@ import numpy as np
 
 from hgpo_envs.engine import State
 from hgpo_envs.episode import Episode
+from hgpo_envs.errors import InputError
 from hgpo_envs.hashing import text_hash
 from hgpo_envs.memory import Pair
 from hgpo_train.policies.base import Request
@@ -181,6 +182,8 @@ class Graph:
     def __init__(
         self, shared: SharedSource, settings: Settings, policy: KnownPolicy, rewards: Rewards, task_id: str
     ) -> None:
+        if settings.prompt_style == "chat" and (policy.prompt_read or not policy.memoryless):
+            raise InputError("expected prompt_style = 'memory' for a policy that reads prompts, received 'chat'")
         self._settings, self._policy, self._rewards = settings, policy, rewards
         self.tree = not policy.memoryless
         self._count_steps = policy.prompt_read or self.tree

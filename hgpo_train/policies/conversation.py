@@ -1,0 +1,196 @@
+"""Conversations: the messages and the tokens of a prompt whose earlier turns the policy reads (`prompt_style="chat"`).
+
+The tokens of a conversation are never encoded again: each prompt is the tokens of the prompt before it, the response as
+the model generated it, and the tokens that the chat template puts between a response and the next one. So the last
+prompt of a trajectory contains all earlier ones, and thoughts that a chat template would remove stay.
+"""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_left
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from hgpo_envs.errors import InputError
+from hgpo_envs.responses import tool_calls
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from hgpo_train.models.hf import Tokenizer
+
+_RESPONSE: Final = "\N{SYMBOL FOR RECORD SEPARATOR}"
+"""A response that chat templates render as it is, to find what they write after one."""
+
+
+class Turn(NamedTuple):
+    """A past turn of a conversation.
+
+    Attributes:
+        message: The message to the policy.
+        response: What the policy wrote.
+        prompt_token_ids: The tokens of the whole prompt, if it had all earlier turns; otherwise None.
+        response_token_ids: The tokens of the response; None if they are unknown.
+    """
+
+    message: str
+    response: str
+    prompt_token_ids: Sequence[int] | None = None
+    response_token_ids: Sequence[int] | None = None
+
+
+def chat_messages(
+    system_prompt: str, turns: Sequence[Turn], prompt: str, tools: Sequence[Mapping[str, Any]] = ()
+) -> list[dict[str, Any]]:
+    """Return a conversation as the messages of an OpenAI-compatible server.
+
+    With tools, a response's calls are sent as calls, and the message after them as their result.
+
+    Args:
+        system_prompt: The system message; none if empty.
+        turns: The past turns, oldest first.
+        prompt: The new message.
+        tools: The tools that a response may call.
+
+    >>> [message["role"] for message in chat_messages("Be brief.", [Turn("You are in a hall.", "look")], "A door.")]
+    ['system', 'user', 'assistant', 'user']
+    """
+    messages: list[dict[str, Any]] = [{"role": "system", "content": system_prompt}] if system_prompt else []
+    results: list[str] = []  # the ids of the calls whose result is the next message
+    for number, turn in enumerate([*turns, Turn(prompt, "")]):
+        if results:  # a server expects one message for each call; the last one has the results of all
+            messages += [{"role": "tool", "tool_call_id": name, "content": ""} for name in results[:-1]]
+            messages.append({"role": "tool", "tool_call_id": results[-1], "content": turn.message})
+        else:
+            messages.append({"role": "user", "content": turn.message})
+        if number < len(turns):
+            message, results = _assistant(turn.response, number, with_tools=bool(tools))
+            messages.append(message)
+    return messages
+
+
+def _assistant(response: str, number: int, *, with_tools: bool) -> tuple[dict[str, Any], list[str]]:
+    """Return a response as a message, and the ids of its tool calls."""
+    calls = (tool_calls(response) or []) if with_tools else []
+    if not calls:
+        return {"role": "assistant", "content": response}, []
+    names = [f"call_{number}_{index}" for index in range(len(calls))]
+    entries = [
+        {"id": name, "type": "function", "function": {"name": call.name, "arguments": json.dumps(call.arguments)}}
+        for name, call in zip(names, calls, strict=True)
+    ]
+    text = response.partition("<tool_call>")[0].strip()
+    return {"role": "assistant", "content": text or None, "tool_calls": entries}, names
+
+
+def encode_chats(
+    tokenizer: Tokenizer,
+    chats: Sequence[Sequence[Mapping[str, Any]]],
+    chat_template: Mapping[str, Any] | None = None,
+    tools: Sequence[Mapping[str, Any]] = (),
+) -> list[list[int]]:
+    """Render messages by the chat template, with the start of the assistant's turn, and tokenize them.
+
+    Args:
+        tokenizer: A tokenizer with a chat template.
+        chats: The messages of each prompt.
+        chat_template: Further arguments of the chat template.
+        tools: The tools that a response may call, as JSON schemas, which the chat template renders.
+
+    Returns:
+        One list of token ids per prompt.
+
+    Raises:
+        InputError: There are tools, and the chat template does not render them.
+    """
+    arguments = {**({"tools": list(tools)} if tools else {}), **(chat_template or {})}
+    texts = tokenizer.apply_chat_template(
+        [list(chat) for chat in chats], add_generation_prompt=True, tokenize=False, **arguments
+    )
+    if tools and not all(tools[0]["function"]["name"] in text for text in texts):
+        raise InputError(
+            "the environment has tools, which the model's chat template does not render; use another model"
+        )
+    tokens: list[list[int]] = tokenizer(texts, add_special_tokens=False)["input_ids"]
+    return tokens
+
+
+def encode_conversation(
+    tokenizer: Tokenizer,
+    system_prompt: str,
+    turns: Sequence[Turn],
+    prompt: str,
+    chat_template: Mapping[str, Any] | None = None,
+    tools: Sequence[Mapping[str, Any]] = (),
+) -> list[int]:
+    """Return the tokens of a conversation, of which those of past turns are not encoded again if they are known.
+
+    Args:
+        tokenizer: A tokenizer with a chat template.
+        system_prompt: The system message; none if empty.
+        turns: The past turns, oldest first.
+        prompt: The new message.
+        chat_template: Further arguments of the chat template.
+        tools: The tools that a response may call.
+
+    Raises:
+        InputError: The chat template does not render responses, or not the tools.
+    """
+    known = next((n for n in reversed(range(len(turns))) if turns[n].prompt_token_ids is not None), None)
+    if known is None:
+        first = chat_messages(system_prompt, (), turns[0].message if turns else prompt)
+        tokens, known = encode_chats(tokenizer, [first], chat_template, tools)[0], 0
+    else:
+        tokens = list(turns[known].prompt_token_ids or ())
+    messages = [turn.message for turn in turns[1:]] + [prompt]
+    for turn, message in zip(turns[known:], messages[known:], strict=False):
+        response = turn.response_token_ids
+        if response is None:
+            response = tokenizer([turn.response], add_special_tokens=False)["input_ids"][0]
+        role = "tool" if tools and tool_calls(turn.response) else "user"
+        between = _after_response(tokenizer, message, role, chat_template)
+        ended = len(response) > 0 and response[-1] == between[0]  # the response has its end-of-turn token
+        tokens = [*tokens, *response, *(between[1:] if ended else between)]
+    return tokens
+
+
+def _after_response(
+    tokenizer: Tokenizer, message: str, role: str, chat_template: Mapping[str, Any] | None
+) -> list[int]:
+    """Return the tokens from the end of a response to the start of the next one, with a message between them."""
+    chat = [
+        {"role": "user", "content": "?"},
+        {"role": "assistant", "content": _RESPONSE},
+        {"role": role, "content": message},
+    ]
+    text = tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False, **(chat_template or {}))
+    _, found, after = text.partition(_RESPONSE)
+    if not found:
+        raise InputError("the model's chat template does not render earlier responses; use prompt_style = 'memory'")
+    tokens: list[int] = tokenizer([after], add_special_tokens=False)["input_ids"][0]
+    return tokens
+
+
+def fewest_dropped(turns: Sequence[Turn], fits: Callable[[Sequence[Turn]], bool]) -> int:
+    """Return the smallest number of turns to leave out, of those after the first, so that a conversation fits.
+
+    Args:
+        turns: The past turns.
+        fits: Whether a conversation with these turns fits.
+
+    Returns:
+        At most `len(turns) - 1`, the first turn stays: it has the task.
+    """
+    most = max(0, len(turns) - 1)
+    return bisect_left(range(most), True, key=lambda dropped: fits(without_oldest(turns, dropped)))
+
+
+def without_oldest(turns: Sequence[Turn], dropped: int) -> list[Turn]:
+    """Return turns without the oldest ones after the first. Tokens of prompts that contained them are dropped too.
+
+    >>> [turn.message for turn in without_oldest([Turn("task", ""), Turn("2", ""), Turn("3", "")], 1)]
+    ['task', '3']
+    """
+    if not dropped:
+        return list(turns)
+    return [turns[0], *(turn._replace(prompt_token_ids=None) for turn in turns[1 + dropped :])]

@@ -1,0 +1,114 @@
+"""Conversations: tokens of a growing prompt, messages for servers, and what is left out of a long one."""
+
+import json
+
+import gymnasium
+import pytest
+from chat_server import Api, completion
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hgpo_datasets import scan_steps
+from hgpo_envs.responses import ToolCall
+from hgpo_train.models.tiny import train_tokenizer
+from hgpo_train.policies.conversation import Turn, chat_messages, encode_conversation, fewest_dropped, without_oldest
+from hgpo_train.rollout import collect
+
+TEXT = st.text("abc <>\n'é", min_size=1, max_size=12).filter(lambda text: text.strip() == text)
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_tokenizer(["You are in a room. go to cabinet 1", "take plate 1 from shelf 2"] * 5, 300)
+
+
+def played(tokenizer, texts: list[tuple[str, str]], system_prompt: str = "") -> list[Turn]:
+    """Return the turns of a conversation as a policy plays them: each prompt follows from the one before."""
+    turns: list[Turn] = []
+    for message, response in texts:
+        tokens = encode_conversation(tokenizer, system_prompt, turns, message)
+        ended = [*tokenizer(response)["input_ids"], tokenizer.eos_token_id]
+        turns.append(Turn(message, response, tokens, ended))
+    return turns
+
+
+@given(st.lists(st.tuples(TEXT, TEXT), min_size=1, max_size=5), TEXT, st.sampled_from(["", "Be brief."]))
+@settings(max_examples=60)
+def test_a_conversation_is_what_the_chat_template_renders(tokenizer, texts, message, system_prompt):
+    turns = played(tokenizer, texts, system_prompt)
+    tokens = encode_conversation(tokenizer, system_prompt, turns, message)
+    whole = tokenizer.apply_chat_template(
+        chat_messages(system_prompt, turns, message), add_generation_prompt=True, tokenize=False
+    )
+    assert tokenizer.decode(tokens) == whole
+    before = [*turns[-1].prompt_token_ids, *turns[-1].response_token_ids]
+    assert tokens[: len(before)] == before
+    unknown = [turn._replace(prompt_token_ids=None, response_token_ids=None) for turn in turns]
+    assert tokenizer.decode(encode_conversation(tokenizer, system_prompt, unknown, message)) == whole
+
+
+def test_a_response_without_an_end_gets_one_and_its_own_tokens_stay(tokenizer):
+    (turn,) = played(tokenizer, [("A hall.", "look")])
+    odd = [5, 6, 7]  # not what the tokenizer makes of any text
+    tokens = encode_conversation(tokenizer, "", [turn._replace(response_token_ids=odd)], "A door.")
+    assert tokens[len(turn.prompt_token_ids) :][:4] == [*odd, tokenizer.eos_token_id]
+
+
+def test_the_oldest_turns_after_the_first_are_left_out(tokenizer):
+    turns = played(tokenizer, [(f"Room {number}.", "go") for number in range(6)])
+
+    def length(turns: list[Turn]) -> int:
+        return len(encode_conversation(tokenizer, "", turns, "Here."))
+
+    for dropped in range(6):
+        shorter = without_oldest(turns, dropped)
+        assert [turn.message for turn in shorter] == ["Room 0.", *(f"Room {n}." for n in range(1 + dropped, 6))]
+        most = length(shorter)
+        assert fewest_dropped(turns, lambda turns, most=most: length(turns) <= most) == dropped
+    assert fewest_dropped(turns, lambda turns: False) == 5
+
+
+def test_calls_and_their_results_are_messages_of_their_own():
+    calls = "\n".join(ToolCall("find", {"zip": zip_code}).text() for zip_code in ("10", "11"))
+    turns = [Turn("Where am I?", f"<think>Two places.</think>\n{calls}"), Turn("Paris, Rome", "In Paris or Rome.")]
+    tools = [{"type": "function", "function": {"name": "find"}}]
+    messages = chat_messages("", turns, "Thanks.", tools)
+    assert [message["role"] for message in messages] == ["user", "assistant", "tool", "tool", "assistant", "user"]
+    asked = [json.loads(call["function"]["arguments"]) for call in messages[1]["tool_calls"]]
+    assert asked == [{"zip": "10"}, {"zip": "11"}]
+    assert [m["tool_call_id"] for m in messages[2:4]] == [call["id"] for call in messages[1]["tool_calls"]]
+    assert (messages[1]["content"], messages[3]["content"]) == ("<think>Two places.</think>", "Paris, Rome")
+    assert [message["role"] for message in chat_messages("", turns, "Thanks.")][2] == "user"
+
+
+def test_a_server_receives_the_growing_conversation(tmp_path, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-test")
+    with Api() as api:
+        api.answer = lambda body, attempt: completion("<think>I look.</think><action>look</action>")
+        collect(
+            "HGPO/ALFWorld-v0",
+            "openai:tiny",
+            out=tmp_path / "run",
+            tasks=1,
+            group_size=1,
+            max_steps=3,
+            prompt_style="chat",
+            system_prompt="Be brief.",
+            policy_options={"base_url": api.url},
+        )
+        bodies = api.bodies
+    assert [[message["role"] for message in body["messages"]] for body in bodies] == [
+        ["system", *["user", "assistant"] * step, "user"] for step in range(3)
+    ]
+    assert bodies[2]["messages"][2]["content"] == "<think>I look.</think><action>look</action>"
+    stored = scan_steps(tmp_path / "run").sort("step").collect()["prompt"].to_list()
+    assert stored == [body["messages"][-1]["content"] for body in bodies]
+
+
+def test_an_environment_gives_the_next_message():
+    env = gymnasium.make("HGPO/WebShop-v0", prompt_style="chat", action_format="response")
+    first, info = env.reset(seed=1)
+    second = env.step("<think>I search.</think><action>search[shoes]</action>")[0]
+    assert info["task"] in first["prompt"]
+    assert info["task"] not in second["prompt"]
+    assert second["state"] in second["prompt"]
