@@ -4,11 +4,10 @@
     python benchmarks/learning.py --world webshop                       GRPO, HGPO; 3 seeds each
     python benchmarks/learning.py --world alfworld --estimators hgpo --seeds 0     one run
     python benchmarks/learning.py --world alfworld --draw               table and picture of existing results
-    python benchmarks/learning.py --world alfworld --name switches --set environment_steps=30000 --estimators \
+    python benchmarks/learning.py --world alfworld --name parts --set environment_steps=30000 --estimators \
         grpo,grpo:invalid_action_penalty=0.1,gigpo,gigpo:episode_weight=0      parts of estimators, compared
-    python benchmarks/learning.py --world alfworld --name half_rate --set environment_steps=20000 --set \
-        optimiser.learning_rate=1e-4 --estimators shrinkage_gae:unit_scale=true --against switches
-                                        half the learning rate, compared with the runs named "switches"
+    python benchmarks/learning.py --world alfworld --name half_rate --set optimiser.learning_rate=1e-4 \
+        --estimators gigpo --against parts                  half the learning rate, compared with the runs named "parts"
 
 A model of about a million parameters is warm-started once for all runs. Its demonstrations are actions of the explorer
 mixed with others (`WORLDS`), in games or shops generated with other seeds than the bundled ones. Each run then trains

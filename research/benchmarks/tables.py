@@ -6,22 +6,14 @@ from functools import partial
 from itertools import combinations
 from typing import TYPE_CHECKING, Final
 
-from readme import ESTIMATORS, ROOT, WORLDS, figures, learning, learning_differences, rewrite
+from readme import ESTIMATORS, ROOT, WORLDS, figures, rewrite
 
 from hgpo_research.power import pooled_deviation, seeds_needed
-from hgpo_train.analysis.resampling import student_quantile
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 COMMAND: Final = "python -m research.benchmarks.tables"
-SHRINKAGE: Final = "shrinkage_gae:unit_scale=true"
-PAIRS: Final = (
-    ("gigpo:episode_weight=0", "gigpo"),
-    ("grpo", "grpo:invalid_action_penalty=0.1"),
-    *((SHRINKAGE, other) for other in ("gigpo:episode_weight=0", "gigpo", "grpo")),
-)
-"""The switches of estimators, without and with them, and the estimator that correlates best on ALFWorld."""
 
 
 def power(world: str) -> str:
@@ -76,29 +68,10 @@ def truth_speed() -> str:
     return "\n".join(lines)
 
 
-def chance(name: str) -> str:
-    """Return by how much two means of three seeds of one estimator differ, from the spread of seeds."""
-    fresh = figures(f"learning_{name}")["fresh"]
-    deviations = [each["std"] for each in fresh.values() if isinstance(each, dict) and each.get("lift")]
-    freedom = 2 * len(deviations)
-    pooled, *_ = pooled_deviation(deviations, freedom)
-    margin = 100 * student_quantile(0.975, freedom) * pooled * (2 / 3) ** 0.5
-    return (
-        f"Between seeds of one estimator, success has a standard deviation of {100 * pooled:.1f} points. Two means of "
-        f"three seeds of *the same* estimator therefore differ by up to {margin:.1f} points in 95% of cases."
-    )
-
-
 PAGES: Final[dict[str, dict[str, Callable[[], str]]]] = {
     "research/docs/truth.md": {"speed": truth_speed},
     "research/docs/study.md": {
         "power": partial(power, "alfworld"),
-        "chance": partial(chance, "alfworld_switches"),
-        "chance on WebShop": partial(chance, "webshop_switches"),
-        "switches": partial(learning, "alfworld_switches"),
-        "differences of switches": partial(learning_differences, "alfworld_switches", PAIRS),
-        "switches on WebShop": partial(learning, "webshop_switches"),
-        "differences of switches on WebShop": partial(learning_differences, "webshop_switches", PAIRS),
     },
 }
 
