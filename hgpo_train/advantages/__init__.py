@@ -13,7 +13,7 @@ from hgpo_train.advantages.estimators.grpo import grpo
 from hgpo_train.advantages.estimators.hgpo import hgpo
 from hgpo_train.advantages.estimators.reinforce_pp import reinforce_pp
 from hgpo_train.advantages.estimators.rloo import rloo
-from hgpo_train.advantages.registry import Estimator, compute, compute_many, estimator, get, names, register
+from hgpo_train.advantages.registry import Estimator, compute, compute_many, estimator, get, names
 
 __all__ = [
     "Estimator",
@@ -27,7 +27,6 @@ __all__ = [
     "grpo",
     "hgpo",
     "names",
-    "register",
     "reinforce_pp",
     "rloo",
 ]

@@ -8,12 +8,13 @@ estimator, the run's fingerprint and the package's version.
 from __future__ import annotations
 
 import hashlib
+import os
 import tempfile
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import IO, TYPE_CHECKING, Any, Final
 
 import orjson
 import polars as pl
@@ -25,10 +26,9 @@ from hgpo_datasets.sources import run_at, run_of_file
 from hgpo_envs.errors import InputError, one_line
 from hgpo_envs.files.atomic import making_folder, new_file
 from hgpo_envs.plugins import installed_version
-from hgpo_train.advantages.chunks import ROWS, chunks, unseen_groups
-from hgpo_train.advantages.input_columns import BATCH_KEYS, batch_keys, group_keys, row_keys
+from hgpo_train.advantages.input_columns import batch_keys, row_keys
 from hgpo_train.advantages.registry import Estimator, compute_many
-from hgpo_train.advantages.tables import table_parts
+from hgpo_train.advantages.tables import ROWS, chunks, table_parts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -37,8 +37,6 @@ if TYPE_CHECKING:
 
 METADATA: Final = "hgpo.advantages"
 ROW_GROUP_ROWS: Final = 50_000
-KEY: Final = ("run", "trajectory", "step")
-"""The columns that identify a row. Missing columns are ignored."""
 
 
 def write_advantages(
@@ -46,7 +44,6 @@ def write_advantages(
     estimators: Sequence[Estimator],
     out: Path | str,
     *,
-    fingerprint: str = "",
     processes: int = 1,
     ray: bool = False,
     chunk_rows: int = ROWS,
@@ -62,7 +59,6 @@ def write_advantages(
         steps: The step table: a path, URL or table. The groups of a table are contiguous, as `StepWriter` writes them.
         estimators: The estimators, with different names of their columns.
         out: The path of the file, or a URL in an object store.
-        fingerprint: The run's fingerprint for the metadata; see `fingerprint`.
         processes: Number of processes, which share the shards of runs if `steps` is a path or URL.
         ray: Whether Ray's tasks compute, `processes` at a time; see `hgpo_datasets.partitions.map_partitions`.
         chunk_rows: The approximate number of rows of a chunk.
@@ -78,38 +74,23 @@ def write_advantages(
     """
     import pyarrow.parquet as pq  # Polars cannot append to a Parquet file
 
-    if "://" in str(out):
-        with tempfile.TemporaryDirectory() as folder:
-            options = {"fingerprint": fingerprint, "processes": processes, "ray": ray, "chunk_rows": chunk_rows}
-            local = Path(folder, "advantages.parquet")
-            rows = write_advantages(
-                steps,
-                estimators,
-                local,
-                progress=progress,
-                storage_options=storage_options,
-                **options,  # type: ignore[arg-type]
-            )
-            remote.put(str(out), local, storage_options or {})
-            return rows
     whole = "batch" if any(estimator.scope == "batch" for estimator in estimators) else "group"
-    parts = table_parts(steps, chunk_rows, BATCH_KEYS if whole == "batch" else (), storage_options)
-    metadata = _metadata(estimators, fingerprint)
-    function = partial(
-        _in_chunks if processes == 1 and not ray else _at_once, estimators=estimators, rows=chunk_rows, whole=whole
-    )
-    rows, seen, writer = 0, pl.Series("seen", [], dtype=pl.UInt64), None
+    parts = table_parts(steps, chunk_rows, whole=whole, storage_options=storage_options)
+    columns = {each.column: {"estimator": each.name, "parameters": asdict(each.parameters)} for each in estimators}
+    local = isinstance(steps, str | os.PathLike) and "://" not in str(steps)
+    metadata = {"run_fingerprint": fingerprint(Path(steps)) if local else "", "columns": columns}
+    metadata |= {"hgpo_version": installed_version("hgpo") or ""}
+    function = _in_chunks if processes == 1 and not ray else _at_once
+    work = partial(function, estimators=estimators, rows=chunk_rows, whole=whole)
+    rows, writer = 0, None
     with ExitStack() as stack:
-        stack.enter_context(making_folder(Path(out).absolute().parent))
-        file = stack.enter_context(new_file(Path(out)))
-        for tables in stack.enter_context(closing(map_partitions(function, parts, processes=processes, ray=ray))):
+        file = stack.enter_context(_opened(out, storage_options or {}))
+        for tables in stack.enter_context(closing(map_partitions(work, parts, processes=processes, ray=ray))):
             for table in tables:
-                if len(parts) > 1:  # runs of the same name may have the same groups
-                    seen = unseen_groups(table, group_keys(table.columns), seen)
                 # oldest: pyarrow writes no categories of string views
                 arrow = table.to_arrow(compat_level=pl.CompatLevel.oldest())
                 if writer is None:
-                    schema = arrow.schema.with_metadata({METADATA: metadata})
+                    schema = arrow.schema.with_metadata({METADATA: orjson.dumps(metadata)})
                     writer = stack.enter_context(pq.ParquetWriter(file, schema, compression="zstd"))
                 writer.write_table(arrow, ROW_GROUP_ROWS)
                 rows += table.height
@@ -119,32 +100,35 @@ def write_advantages(
     return rows
 
 
+@contextmanager
+def _opened(out: Path | str, storage_options: Mapping[str, Any]) -> Iterator[IO[bytes]]:
+    """Open a file to write, which appears at its path or URL if the block ends without an error."""
+    if "://" not in str(out):
+        with making_folder(Path(out).absolute().parent), new_file(Path(out)) as file:
+            yield file
+        return
+    with tempfile.NamedTemporaryFile() as copy:
+        yield copy
+        copy.flush()
+        remote.put(str(out), Path(copy.name), storage_options)
+
+
 def _in_chunks(steps: pl.LazyFrame, estimators: Sequence[Estimator], rows: int, whole: str) -> Iterator[pl.DataFrame]:
     """Yield the advantages of a partition in chunks of complete groups."""
     added = [column for estimator in estimators for column in estimator.added]
     steps = steps.drop(added, strict=False)  # advantages that the table has already are no input
     schema = steps.collect_schema()
-    read = {column for estimator in estimators for column in estimator.columns(schema)}
-    names = row_keys(schema)
-    for chunk in chunks(steps, [name for name in schema if name in {*batch_keys(schema), *read}], rows, whole=whole):
-        table = compute_many(chunk, estimators).select(*names, *added).collect(engine="in-memory")
+    read = {*batch_keys(schema), *(column for estimator in estimators for column in estimator.columns(schema))}
+    for chunk in chunks(steps, [name for name in schema if name in read], rows, whole=whole):
+        table = compute_many(chunk, estimators).select(*row_keys(schema), *added).collect(engine="in-memory")
         if table.height != chunk.height:
-            raise InputError(
-                f"expected estimators to return all {chunk.height} rows, received {table.height}; do not drop rows"
-            )
+            raise InputError(f"expected estimators to return all {chunk.height} rows, received {table.height}")
         yield table
 
 
 def _at_once(steps: pl.LazyFrame, estimators: Sequence[Estimator], rows: int, whole: str) -> list[pl.DataFrame]:
     """Return what `_in_chunks` yields, for another process."""
     return list(_in_chunks(steps, estimators, rows, whole))
-
-
-def _metadata(estimators: Sequence[Estimator], fingerprint: str) -> bytes:
-    """Return the metadata of a table, as JSON; see `read_metadata`."""
-    columns = {each.column: {"estimator": each.name, "parameters": asdict(each.parameters)} for each in estimators}
-    version = installed_version("hgpo") or ""
-    return orjson.dumps({"run_fingerprint": fingerprint, "hgpo_version": version, "columns": columns})
 
 
 def read_metadata(path: Path) -> dict[str, Any]:
@@ -165,10 +149,9 @@ def read_metadata(path: Path) -> dict[str, Any]:
 
 
 def join_advantages(steps: pl.LazyFrame, advantages: pl.LazyFrame) -> pl.LazyFrame:
-    """Add the columns of an advantage table to its step table; rows keep their order."""
-    shared = steps.collect_schema().names()
-    added = advantages.collect_schema().names()
-    keys = [key for key in KEY if key in shared and key in added]
+    """Add the columns of an advantage table to its step table, by run, trajectory and step; rows keep their order."""
+    shared, added = steps.collect_schema().names(), advantages.collect_schema().names()
+    keys = [key for key in ("run", "trajectory", "step") if key in shared and key in added]
     new = [name for name in added if name not in shared]
     return steps.join(advantages.select(*keys, *new), on=keys, how="left", maintain_order="left", nulls_equal=True)
 
@@ -187,24 +170,15 @@ def refuse_own_input(source: Path, out: Path) -> None:
 
 
 def fingerprint(source: Path) -> str:
-    """Return a fingerprint of a step table's content, as ``sha256:<digits>``.
-
-    For a run, it is the SHA-256 of the manifest, which contains the SHA-256 of every shard. For Parquet files,
-    it is the SHA-256 of their SHA-256.
+    """Return the SHA-256 of a run's manifest, which contains that of every shard; for Parquet files, of theirs.
 
     Args:
-        source: Runs or Parquet files, as in `scan_steps`.
-
-    Raises:
-        InputError: No file exists.
+        source: A run or Parquet files, as in `scan_steps`.
     """
     if (run := run_at(source)) is not None:
         return f"sha256:{hashlib.sha256((run / manifest.NAME).read_bytes()).hexdigest()}"
-    files = step_files(source)
-    if not files:
-        raise InputError(f"no committed rows in {source}")
     digest = hashlib.sha256()
-    for file in files:
-        with Path(file).open("rb") as opened:
-            digest.update(hashlib.file_digest(opened, "sha256").digest())
+    for path in step_files(source):
+        with Path(path).open("rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
     return f"sha256:{digest.hexdigest()}"

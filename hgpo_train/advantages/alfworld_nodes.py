@@ -46,23 +46,17 @@ def with_alfworld_nodes(steps: pl.LazyFrame, into: str = "alfworld_node") -> pl.
     effective = ~state.str.starts_with(NOTHING) | first
     shown = pl.col("admissible_actions").list.filter(pl.element() != "help").list.join("\n")
     seen = pl.format("{}\n\n{}", state, shown).hash().reinterpret(signed=True)
-    plain = state.hash().reinterpret(signed=True)
+    start = state.hash().reinterpret(signed=True)
     hides = pl.any_horizontal(state.str.starts_with(opening) for opening in HIDING) & ~first
     steps = steps.with_columns(
-        pl.when(effective).then(seen).alias("(seen)"),
-        pl.when(effective).then(hides).alias("(hides)"),
-        pl.when(first).then(plain).alias("(begun)"),
-        first.alias("(first)"),
-    )
-    # The last effective observation before this step.
-    steps = steps.with_columns(
+        pl.when(effective).then(seen).alias("(seen)"), pl.when(effective).then(hides).alias("(hides)")
+    ).with_columns(
+        # of the last effective observation before this step
         along(pl.col("(seen)").forward_fill().shift(1)).alias("(before)"),
         along(pl.col("(hides)").forward_fill().shift(1)).alias("(hidden)"),
     )
     node = pl.when("(hidden)").then(chain(pl.col("(before)"), pl.col("(seen)"))).otherwise("(seen)")
-    # The first observation, hashed twice: the node of the next steps while nothing happens.
-    initial = chain(pl.col("(begun)"), pl.col("(begun)"))
-    steps = steps.with_columns(pl.when("(first)").then(initial).otherwise(node).alias("(node)"))
-    reached = along(pl.col("(node)").forward_fill())
+    # the first observation, hashed twice: the node of the next steps while nothing happens
+    node = along(pl.when(first).then(chain(start, start)).otherwise(node).forward_fill())
     known = state.is_not_null() & pl.col("admissible_actions").is_not_null()
-    return steps.with_columns(pl.when(known).then(pl.when("(first)").then("(begun)").otherwise(reached)).alias(into))
+    return steps.with_columns(pl.when(known).then(pl.when(first).then(start).otherwise(node)).alias(into))

@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import re
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import numpy as np
 import polars as pl
@@ -60,18 +60,8 @@ _NULLABLE: Final = re.compile(r"next_state.*|(?:history|context)_hash_[1-9]\d*")
 _REWARDS: Final = {"reward": "reward", "success": "won", "score": "score"}
 """The column that each value of `Parameters.reward` selects."""
 
-_MEANINGS: Final = {
-    "task_id": "text: the task that was played",
-    "trajectory": "text: the rollout that the step belongs to",
-    "step": "an integer: the step's number in its rollout",
-    "reward": "a number: the step's reward",
-    "won": "true or false: at a rollout's last step, whether it succeeded",
-    "score": "a number: at a rollout's last step, the benchmark's score",
-    "action_valid": "true or false: whether the environment accepted the action",
-    "state": "text: what was observed before the action",
-    "action": "text: the action",
-    "admissible_actions": "a list of texts: the actions that were possible",
-}
+Inputs: TypeAlias = tuple[list[str], list[str], set[str]]
+"""See `inputs_of`."""
 
 
 def group_keys(columns: Collection[str]) -> list[str]:
@@ -90,58 +80,59 @@ def row_keys(columns: Collection[str]) -> list[str]:
     return [*group_keys(columns), "trajectory", "step"]
 
 
-def columns_used(schema: pl.Schema, p: Parameters, reads: Sequence[str], name: str) -> tuple[list[str], set[str]]:
-    """Return the columns of a table that an estimator needs, and those that it reads and that have to be derived.
+def inputs_of(schema: pl.Schema, p: Parameters, reads: Sequence[str] | None, name: str) -> Inputs:
+    """Return the columns of a table that an estimator needs.
 
     Args:
         schema: The columns of the table.
         p: The estimator's parameters.
-        reads: The hashes and columns of texts that it reads.
+        reads: The hashes and columns of texts that it reads; None for all that the table has.
         name: Its name, for the error message.
 
+    Returns:
+        The columns that are read, in the order of the table; those of them that must not be null; and the hashes that
+        are computed from others.
+
     Raises:
-        InputError: Columns are missing, or have types that cannot be used. The line names all missing ones.
+        InputError: Columns are missing (the line names them all), or have types that cannot be used.
     """
-    hashes = {column for column in reads if _HASH.fullmatch(column)}
+    columns = _derivable(schema, getattr(p, "history_length", hashing.DEFAULT_DEPTH)) if reads is None else reads
+    hashes = {column for column in columns if _HASH.fullmatch(column)}
     derived = {column for column in hashes if column == "next_state_hash" or column not in schema}
     derived |= hashes - {"action_hash"} if p.state_key else set()
     chains = tuple(stem for stem in CHAINS.values() if any(column.startswith(stem) for column in derived))
     derived |= {column for column in hashes if column.startswith(chains)}  # of one table, all or none are stored
-    needed = [("task", "task_id"), ("trajectory",), ("step",), (_REWARDS[p.reward],)]
-    needed += [("action_valid",)] if p.invalid_action_penalty else []
-    needed += [(column,) for column in reads if column not in derived and column != "next_state"]
+    values = [column for column in columns if column not in derived]
     if derived - {"action_hash"}:
-        needed.append(("state",) if p.state_key else ("state_hash", "state"))
+        values.append("state_hash" if "state_hash" in schema and not p.state_key else "state")
     if "action_hash" in derived or CHAINS["states_actions"] in chains:
-        needed.append(("action_hash", "action"))
-    needed += [("admissible_actions",)] if p.state_key == ALFWORLD_NODES else []
-    existing = [[column for column in alternatives if column in schema][:1] for alternatives in needed]
-    missing = [alternatives[-1] for alternatives, columns in zip(needed, existing, strict=True) if not columns]
-    used = {*GROUP_KEYS, "aborted", *(column for columns in existing for column in columns)}
-    used |= {"next_state", "next_state_hash"} if {"next_state", "next_state_hash"} & set(reads) else set()
+        values.append("action_hash" if "action_hash" in schema else "action")
+    values += ["admissible_actions"] if p.state_key == ALFWORLD_NODES else []
+    flags = ["action_valid"] if p.invalid_action_penalty else []
+    needed = dict.fromkeys([*row_keys(schema), _REWARDS[p.reward], *values, *flags])
+    missing = [column for column in needed if column not in schema and column != "next_state"]
     if missing:
-        wanted = [f"`{column}` ({_MEANINGS[column]})" if column in _MEANINGS else f"`{column}`" for column in missing]
         raise InputError(
-            f"the table has no {listed(list(dict.fromkeys(wanted)))}, which {name} reads; it has "
-            f"{', '.join(schema) or 'no columns'}. Rename or add columns, for example in Polars: "
-            'table.rename({"game": "task_id"}).with_columns(action_valid=True)'
+            f"the table has no {listed([f'`{column}`' for column in missing])}, which {name} reads; it has "
+            f"{', '.join(schema) or 'no columns'}. Rename or add columns (docs/estimators.md describes them)"
         )
     if not schema["step"].is_integer():
         raise InputError(f"column step: expected integers, received {schema['step']}; convert it with cast")
-    for column in ("reward", "score"):
-        dtype = schema.get(column, pl.Null())
-        if not (dtype.is_numeric() or dtype in (pl.Boolean, pl.Null)):
-            raise InputError(f"column {column}: expected numbers, received {dtype}; convert it with cast")
-    return [column for column in schema if column in used], derived
+    reward = schema[_REWARDS[p.reward]]
+    if not (reward.is_numeric() or reward in (pl.Boolean, pl.Null)):
+        raise InputError(f"column {_REWARDS[p.reward]}: expected numbers, received {reward}; convert it with cast")
+    optional = {"next_state", "next_state_hash"} if {"next_state", "next_state_hash"} & set(columns) else set()
+    checked = flags if reads is None else [column for column in [*values, *flags] if not _NULLABLE.fullmatch(column)]
+    return [column for column in schema if column in {"aborted", *needed, *optional}], checked, derived
 
 
-def derivable(schema: pl.Schema, depth: int) -> list[str]:
+def _derivable(schema: pl.Schema, depth: int) -> list[str]:
     """Return the hashes that can be read from a table or derived from it, with contexts up to a depth."""
-    found = [name for name in ("state", "action") if name in schema or f"{name}_hash" in schema]
-    hashes = [f"{name}_hash" for name in found] + (["next_state_hash"] if "state" in found else [])
+    known = [name for name in ("state", "action") if name in schema or f"{name}_hash" in schema]
+    hashes = [f"{name}_hash" for name in known] + (["next_state_hash"] if "state" in known else [])
     for context, stem in CHAINS.items():
         names = [f"{stem}{k}" for k in range(depth + 1)]
-        if set(names) <= set(schema) or ("state" in found and (context == "states" or "action" in found)):
+        if set(names) <= set(schema) or ("state" in known and (context == "states" or "action" in known)):
             hashes += names
     return hashes
 
@@ -167,37 +158,28 @@ def prepare(
         InputError: A column is missing. When the result is collected: rows are invalid.
     """
     schema = steps.collect_schema() if schema is None else schema
-    required = [column for column in reads or () if not _NULLABLE.fullmatch(column)]
-    if reads is None:
-        reads = derivable(schema, getattr(p, "history_length", hashing.DEFAULT_DEPTH))
-    _, derived = columns_used(schema, p, reads, name)
-    state = "state" if p.state_key or "state_hash" not in schema else "state_hash"
-    origins = {"action_hash": "action"}
-    checked = {origins.get(column, state) if column in derived else column for column in required}
-    checked |= {"admissible_actions"} if p.state_key == ALFWORLD_NODES else set()
-    checked |= {"action_valid"} if p.invalid_action_penalty else set()
+    _, checked, derived = inputs_of(schema, p, reads, name)
     steps = steps.with_columns(
         key(group_keys(schema)).alias("task_key"),
         key(name for name in ("run", "trajectory") if name in schema).alias("trajectory_key"),
-        key(name for name in BATCH_KEYS if name in schema).alias("batch_key"),
+        key(batch_keys(schema)).alias("batch_key"),
     )
-    inputs = {
+    columns = {
         "task": pl.col("task_key"),
         "trajectory": pl.col("trajectory_key"),
         "step": pl.col("step"),
         "reward": rounded(pl.col(_REWARDS[p.reward]).cast(pl.Float64) * p.reward_scale, p.precision),
     }
-    if checked:
-        inputs["null"] = pl.any_horizontal(pl.col(name).is_null() for name in sorted(checked))
+    columns |= {f"no {name}": pl.col(name).is_null() for name in checked}
     if "aborted" in schema:
-        inputs["aborted"] = pl.col("aborted").cast(pl.Boolean).fill_null(value=False)
+        columns["aborted"] = pl.col("aborted").cast(pl.Boolean).fill_null(value=False)
     penalty = pl.lit(0.0)
     if p.invalid_action_penalty:
         penalty = pl.when(pl.col("action_valid").cast(pl.Boolean)).then(0.0).otherwise(p.invalid_action_penalty)
         if p.penalty_at == "reward":
-            inputs["penalty"], penalty = rounded(penalty, p.precision), pl.lit(0.0)
+            columns["penalty"], penalty = rounded(penalty, p.precision), pl.lit(0.0)
     function = partial(_outcomes, p=p, source=steps, checked=checked)
-    outcomes = pl.map_batches([value.alias(name) for name, value in inputs.items()], function, _OUTCOMES)
+    outcomes = pl.map_batches([value.alias(name) for name, value in columns.items()], function, _OUTCOMES)
     steps = steps.with_columns(outcomes.alias("(outcomes)")).with_columns(pl.col("(outcomes)").struct.unnest())
     keys = {name: pl.when(~pl.col("(aborted)")).then(name) for name in ("task_key", "batch_key")}
     steps = steps.with_columns(**_returns(p, penalty), **keys)
@@ -245,15 +227,18 @@ def _outcomes(columns: Sequence[pl.Series], p: Parameters, source: pl.LazyFrame,
         aborted = np.repeat(np.logical_or.reduceat(rows["aborted"], starts), lengths)
     reward = rows["reward"] if p.reward == "reward" else np.where(left == 0, rows["reward"], 0.0)
     checks = {
-        "each trajectory in one task": ~first & (task != np.roll(task, 1)),
-        "each step of a trajectory once": ~first & (step == np.roll(step, 1)),
-        f"a finite number as {_REWARDS[p.reward]}": ~np.isfinite(reward) & ~aborted,
-        "a value": rows.get("null", aborted) & ~aborted,
+        ("each trajectory in one task", "task"): ~first & (task != np.roll(task, 1)),
+        ("each step of a trajectory once", "step"): ~first & (step == np.roll(step, 1)),
+        (f"a finite number as {_REWARDS[p.reward]}", _REWARDS[p.reward]): ~np.isfinite(reward) & ~aborted,
     }
-    for expected, bad in checks.items():
+    checks |= {(f"a value as {name}", name): rows[f"no {name}"] & ~aborted for name in checked}
+    for (expected, column), bad in checks.items():
         if bad.any():
-            row = int(bad.argmax())
-            raise _refusal(expected, source, row if order is None else order[row], checked)
+            number = int(bad.argmax()) if order is None else order[int(bad.argmax())]
+            # inside another query, the streaming engine could wait for the only thread, which waits for it
+            row = source.slice(number, 1).collect(engine="in-memory")
+            value = row["task_id" if column == "task" and "task_id" in row.columns else column].item()
+            raise StepTableError(f"expected {expected}, received {'null' if value is None else value}", row)
     values = reward - rows.get("penalty", 0.0)
     # bincount adds in the order of steps, so the sums do not depend on the row order
     totals = np.bincount(np.repeat(np.arange(len(starts)), lengths), values)
@@ -280,19 +265,6 @@ def _returns(p: Parameters, penalty: pl.Expr) -> dict[str, pl.Expr]:
     }
 
 
-def _refusal(expected: str, source: pl.LazyFrame, number: int, checked: Collection[str]) -> StepTableError:
-    """Return the error for an invalid row: what was expected, what the table has, and the names of the row."""
-    # inside another query, the streaming engine could wait for the only thread, which waits for it
-    row = source.slice(number, 1).collect(engine="in-memory")
-    columns = {"each trajectory in one task": group_keys(row.columns)[-1], "each step of a trajectory once": "step"}
-    column = columns.get(expected, expected.rpartition(" as ")[2])
-    if expected == "a value":
-        column = next(name for name in checked if row[name].item() is None)
-        expected = f"a value as {column}"
-    received = "null" if row[column].item() is None else row[column].item()
-    return StepTableError(f"expected {expected}, received {received}", row)
-
-
 def rounded(value: pl.Expr, precision: Precision) -> pl.Expr:
     """Return values as float64, rounded to float32 unless the precision is ``float64``."""
     exact = value if precision == "float64" else value.cast(pl.Float32).cast(pl.Float64)
@@ -306,9 +278,8 @@ class StepTableError(InputError):
     """
 
     def __init__(self, message: str, row: pl.DataFrame | None = None) -> None:
-        keys = () if row is None else (f"{column}={row[column].item()!r}" for column in row_keys(row.columns))
-        names = ", ".join(keys)
-        super().__init__(message.partition("\n\n")[0] + (f" at {names}" if names else ""))
+        names = [] if row is None else [f"{column}={row[column].item()!r}" for column in row_keys(row.columns)]
+        super().__init__(message.partition("\n\n")[0] + (f" at {', '.join(names)}" if names else ""))
 
 
 # ---------------------------------------------------------------------------------------------------------- hashes
@@ -316,8 +287,9 @@ class StepTableError(InputError):
 
 def _with_hashes(steps: pl.LazyFrame, schema: pl.Schema, p: Parameters, derived: set[str]) -> pl.LazyFrame:
     """Add hashes that are derived from other columns."""
-    key_of = state_key(p.state_key, (ALFWORLD_NODES,)) if p.state_key not in (None, ALFWORLD_NODES) else None
-    if p.state_key == ALFWORLD_NODES:
+    nodes = p.state_key == ALFWORLD_NODES
+    key_of = None if nodes or p.state_key is None else state_key(p.state_key, (ALFWORLD_NODES,))
+    if nodes:
         steps = with_alfworld_nodes(steps, into="state_hash")
     elif p.state_key or ("state_hash" not in schema and "state" in schema):
         steps = steps.with_columns(text_hash("state", key_of).alias("state_hash"))
@@ -325,33 +297,21 @@ def _with_hashes(steps: pl.LazyFrame, schema: pl.Schema, p: Parameters, derived:
         steps = steps.with_columns(text_hash("action").alias("action_hash"))
     if "next_state_hash" in derived:
         after = [neighbour(pl.col("state_hash"), 1)]
-        if "next_state" in schema and p.state_key != ALFWORLD_NODES:
+        if "next_state" in schema and not nodes:
             after = [text_hash("next_state", key_of), *after]
         if "next_state_hash" in schema and not p.state_key:
             after = [pl.col("next_state_hash"), *after]
         steps = steps.with_columns(pl.coalesce(after).alias("next_state_hash"))
-    for stem in CHAINS.values():
-        depths = [int(column.removeprefix(stem)) for column in derived if column.startswith(stem)]
-        if depths:
-            steps = _with_chain(steps, stem, max(depths), actions=stem == CHAINS["states_actions"])
+    for context, stem in CHAINS.items():
+        depth = max((int(name.removeprefix(stem)) for name in derived if name.startswith(stem)), default=-1)
+        for k in range(depth + 1):
+            item = pl.col("state_hash")
+            if k:
+                before = neighbour(pl.col(f"{stem}{k - 1}"), -1)
+                action = neighbour(pl.col("action_hash"), -1)
+                item = chain(before if context == "states" else chain(before, action), item)
+            steps = steps.with_columns(item.alias(f"{stem}{k}"))
     return steps
-
-
-def _with_chain(steps: pl.LazyFrame, stem: str, depth: int, *, actions: bool) -> pl.LazyFrame:
-    """Add contexts of all depths: chained hashes of the previous states, optionally with the actions between them."""
-    names = ["state", "action"] if actions else ["state"]
-    before = [
-        neighbour(pl.col(f"{name}_hash"), -k).alias(f"({name} {k})") for name in names for k in range(1, depth + 1)
-    ]
-    steps = steps.with_columns(pl.col("state_hash").alias("(state 0)"), *before)
-    contexts = {}
-    for k in range(depth + 1):
-        context = pl.col(f"(state {k})")
-        for back in range(k, 0, -1):
-            context = chain(context, pl.col(f"(action {back})")) if actions else context
-            context = chain(context, pl.col(f"(state {back - 1})"))
-        contexts[f"{stem}{k}"] = context
-    return steps.with_columns(**contexts)
 
 
 def text_hash(column: str, of: Callable[[str], str] | None = None) -> pl.Expr:

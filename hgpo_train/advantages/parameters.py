@@ -8,60 +8,31 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self
+from typing import Annotated, Final, Literal
 
 from msgspec import Meta
 
 from hgpo_envs.errors import InputError
-from hgpo_train.settings import NonNegativeFloat, build
+from hgpo_train.settings import NonNegativeFloat
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-# Descriptions are parts of the documentation of the estimators that have such a parameter.
-Mode = Annotated[
-    Literal["mean_std_norm", "mean_norm"],
-    Meta(description="`mean_std_norm` divides deviations by the group's standard deviation, `mean_norm` does not."),
-]
-Ddof = Annotated[
-    Literal[0, 1],
-    Meta(description="Delta degrees of freedom of the standard deviation: the divisor is n - ddof."),
-]
-CrossSteps = Annotated[
-    bool,
-    Meta(
-        description="Whether means and standard deviations of episode scores are over all rows of the task (the "
-        "official default); if false, over one row per trajectory."
-    ),
-]
-StepWeight = Annotated[float, Meta(description="w, the weight of the step term.")]
-EpisodeWeight = Annotated[float, Meta(description="The weight of the episode term.")]
-Similarity = Annotated[bool, Meta(description="Whether states with similar texts are one state.")]
-SimilarityThreshold = Annotated[float, Meta(description="The minimum ratio of similar texts, in (0, 1).")]
+Mode = Literal["mean_std_norm", "mean_norm"]
+Ddof = Literal[0, 1]
 Discount = Annotated[float, Meta(ge=0, le=1)]
 Epsilon = NonNegativeFloat
 Precision = Literal["mixed", "float64"]
 Context = Literal["states", "states_actions"]
 
 REWARD_SCALE: Final = 10.0
-"""The default factor of rewards: verl-agent trains with 10 for a success, which environments reward with 1."""
-
 INVALID_ACTION_PENALTY: Final = 0.1
-"""The default penalty of an invalid action, in the scale of scaled rewards."""
-
 GAMMA: Final = 0.95
-"""The default discount per step."""
-
 HISTORY_LENGTH: Final = 2
-"""HGPO's default K."""
-
 STATISTICS_HISTORY_LENGTH: Final = 4
-"""The default depth of the deepest level that statistics describe, the largest K of HGPO's paper."""
+"""The deepest level that statistics describe by default, the largest K of HGPO's paper."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Parameters:
-    """The definition of returns and episode scores, the base class of all estimators' parameters; see `of`.
+    """The definition of returns and episode scores, the base class of all estimators' parameters.
 
     Attributes:
         reward: The source of rewards: ``reward`` is the stored reward of each step; ``success`` is 1 at the last step
@@ -80,6 +51,14 @@ class Parameters:
         state_key: What is compared instead of the state's text: a function of `hgpo_envs.state_keys`
             (``mask-numbers``, ``sort-lines`` or ``module:function``), or ``alfworld-nodes`` for the nodes of G2PO in
             ALFWorld. Stored hashes are ignored, and the texts are read.
+        mode: ``mean_std_norm`` divides deviations by the group's standard deviation, ``mean_norm`` does not.
+        ddof: Delta degrees of freedom of the standard deviation: the divisor is n - ddof.
+        cross_steps: Whether means and standard deviations of episode scores are over all rows of the task (the
+            official default); if false, over one row per trajectory.
+        step_weight: w, the weight of the step term.
+        episode_weight: The weight of the episode term.
+        similarity: Whether states with similar texts are one state.
+        similarity_threshold: The minimum ratio of similar texts, in (0, 1).
     """
 
     reward: Literal["reward", "success", "score"] = "reward"
@@ -92,15 +71,7 @@ class Parameters:
     precision: Precision = "mixed"
     state_key: str | None = None
 
-    @classmethod
-    def of(cls, values: Mapping[str, Any]) -> Self:
-        """Create parameters from values by name.
-
-        Raises:
-            InputError: A name is unknown, or a value does not conform to the field's annotation.
-        """
-        parameters = build(cls, values, "parameter")
-        for name, value in vars(parameters).items():
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
             if isinstance(value, float) and not math.isfinite(value):
                 raise InputError(f"parameter {name}: expected a finite number, received {value}")
-        return parameters

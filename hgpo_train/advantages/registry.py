@@ -14,17 +14,16 @@ from functools import reduce
 from typing import TYPE_CHECKING, Any, Final, get_type_hints
 
 import polars as pl
-from msgspec import Meta
 
 from hgpo_envs.errors import InputError, one_line, unknown
 from hgpo_envs.plugins import import_object, installed, load
-from hgpo_train.advantages.input_columns import StepTableError, columns_used, prepare, row_keys
+from hgpo_train.advantages.input_columns import StepTableError, inputs_of, prepare, row_keys
 from hgpo_train.advantages.parameters import Parameters
 from hgpo_train.advantages.tables import step_table
-from hgpo_train.settings import types_of
+from hgpo_train.settings import build, types_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from hgpo_train.advantages.tables import StepTable
 
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
 
 ENTRY_POINTS: Final = "hgpo.estimators"
 
-_GIVEN: Final = "(given) "
+_STORED: Final = "(stored) "
 """The prefix under which the table's columns are kept: estimators may overwrite any column."""
 
 _registered: dict[str, Estimator] = {}
@@ -49,10 +48,7 @@ class Estimator:
         name: Its name in the registry.
         function: Its function of a table with the columns of `hgpo_train.advantages.input_columns`.
         parameters: Its parameters: the keyword arguments of the function, and those of `Parameters`.
-        reads: A function of parameters that returns the hashes and columns of texts that it reads; None if unknown.
-        optional: A function of parameters that returns the names of its optional columns.
-        scope: ``group`` if an advantage depends only on its group of rollouts, ``batch`` if it depends on all rows of
-            one run and iteration.
+        reads, optional, scope: As of the decorator `estimator`, the first two as functions of parameters.
         column: The name of the column of advantages.
         details: Whether its optional columns are added, as `<column>_<name>`.
     """
@@ -66,11 +62,9 @@ class Estimator:
     column: str = "advantage"
     details: bool = False
 
-    def __call__(
-        self, steps: StepTable, *, column: str | None = None, details: bool | None = None, **parameters: object
-    ) -> pl.LazyFrame:
+    def __call__(self, steps: StepTable, **options: Any) -> pl.LazyFrame:
         """Add each step's advantage to a step table; see `compute`."""
-        return compute(steps, self, column=column, details=details, **parameters)
+        return compute(steps, self, **options)
 
     def with_parameters(
         self, *, column: str | None = None, details: bool | None = None, **parameters: object
@@ -80,13 +74,9 @@ class Estimator:
         Raises:
             InputError: A parameter is unknown or invalid.
         """
-        values = self.parameters
-        return replace(
-            self,
-            parameters=type(values).of(asdict(values) | parameters) if parameters else values,
-            column=self.column if column is None else column,
-            details=self.details if details is None else details,
-        )
+        values = build(type(self.parameters), asdict(self.parameters) | parameters, "parameter")
+        column, details = (self.column if column is None else column), (self.details if details is None else details)
+        return replace(self, parameters=values, column=column, details=details)
 
     @property
     def summary(self) -> str:
@@ -100,33 +90,35 @@ class Estimator:
         return {self.column: "advantage"} | {f"{self.column}_{name}": name for name in optional}
 
     def columns(self, schema: pl.Schema) -> list[str]:
-        """Return the columns of a table that are read; all if the estimator does not say.
-
-        Raises:
-            InputError: Columns are missing.
-        """
+        """Return the columns of a table that are read; all if the estimator does not say. None may be missing."""
         reads = self.reads(self.parameters)
-        used, _ = columns_used(schema, self.parameters, reads or (), self.name)
-        return list(schema) if reads is None else used
+        stored, _, _ = inputs_of(schema, self.parameters, reads, self.name)
+        return list(schema) if reads is None else stored
 
     def apply(self, steps: pl.LazyFrame) -> pl.LazyFrame:
         """Call the function on a table with the input columns.
 
         Raises:
-            InputError: It returns no LazyFrame.
+            InputError: A function of another package returns no LazyFrame, reads a column that the table does not have,
+                or does not add the columns that it should.
         """
         names = list(inspect.signature(self.function).parameters)[1:]
-        estimated: object = self.function(steps, **{name: getattr(self.parameters, name) for name in names})
-        if not isinstance(estimated, pl.LazyFrame):
-            received = type(estimated).__name__
-            raise InputError(f"the estimator {self.name!r}: expected it to return a LazyFrame, received {received}")
+        estimated = self.function(steps, **{name: getattr(self.parameters, name) for name in names})
+        if self.function.__module__.startswith("hgpo_train."):
+            return estimated
+        try:
+            missing = [name for name in self.added.values() if name not in estimated.lazy().collect_schema()]
+        except (AttributeError, pl.exceptions.ColumnNotFoundError) as error:
+            reason = f"it reads a column that is not there, or returns no LazyFrame ({one_line(error)})"
+            raise InputError(f"the estimator {self.name!r}: {reason}") from error
+        if missing:
+            raise InputError(f"expected the estimator {self.name!r} to add the column {missing[0]!r}; add it")
         return estimated
 
     def __reduce__(self) -> tuple[Callable[..., Estimator], tuple[object, ...]]:
         """Pickle the estimator by its name: a module has the estimator in the place of its function."""
-        name = self.name
-        if name not in _registered or not self.function.__module__.startswith("hgpo_train."):
-            name = f"{self.function.__module__}:{self.function.__qualname__}"
+        own = self.function.__module__.startswith("hgpo_train.")
+        name = self.name if own else f"{self.function.__module__}:{self.function.__qualname__}"
         return _unpickled, (name, {"column": self.column, "details": self.details, **asdict(self.parameters)})
 
 
@@ -189,47 +181,28 @@ def _add(steps: pl.LazyFrame, estimator: Estimator) -> pl.LazyFrame:
     """Add the columns of one estimator."""
     schema = steps.collect_schema()
     for column in estimator.added:
-        if not column:
-            raise InputError(f"column: expected the name of the new column, received {column!r}")
-        if column in schema:
+        if not column or column in schema:
             raise InputError(f"the table already has a column {column!r}; choose another name for the advantages")
-    kept = steps.with_columns(pl.all().name.prefix(_GIVEN))
-    prepared = prepare(kept, estimator.parameters, estimator.reads(estimator.parameters), estimator.name, schema=schema)
-    estimated = estimator.apply(prepared)
-    if not estimator.function.__module__.startswith("hgpo_train."):
-        _check_columns(estimator, estimated)
-    complete = ~pl.col("(aborted)")
-    advantage = pl.col("advantage").cast(pl.Float64)
+    stored = steps.with_columns(pl.all().name.prefix(_STORED))
+    reads = estimator.reads(estimator.parameters)
+    estimated = estimator.apply(prepare(stored, estimator.parameters, reads, estimator.name, schema=schema))
+    complete, advantage = ~pl.col("(aborted)"), pl.col("advantage").cast(pl.Float64)
     bad = complete & ~advantage.is_finite().fill_null(value=False)
 
     def check(rows: pl.Series) -> pl.Series:
         if rows.any():
-            keys = [pl.col(_GIVEN + name).alias(name) for name in row_keys(schema)]
+            keys = [pl.col(_STORED + name).alias(name) for name in row_keys(schema)]
             row = estimated.filter(bad).select("advantage", *keys).head(1).collect(engine="in-memory")
-            raise StepTableError(
-                f"expected a finite advantage of {estimator.name} (also in singleton groups), received "
-                f"{row['advantage'].item()}",
-                row,
-            )
+            expected = f"a finite advantage of {estimator.name} (also in singleton groups)"
+            raise StepTableError(f"expected {expected}, received {row['advantage'].item()}", row)
         return rows
 
     added = {column: pl.col(name) for column, name in estimator.added.items()} | {estimator.column: advantage}
     complete &= ~bad.map_batches(check, return_dtype=pl.Boolean, is_elementwise=True)
     return estimated.select(
-        *(pl.col(_GIVEN + name).alias(name) for name in schema),
+        *(pl.col(_STORED + name).alias(name) for name in schema),
         *(pl.when(complete).then(value).alias(column) for column, value in added.items()),
     )
-
-
-def _check_columns(estimator: Estimator, estimated: pl.LazyFrame) -> None:
-    """Check what an estimator of another package reads and adds."""
-    try:
-        missing = set(estimator.added.values()) - set(estimated.collect_schema())
-    except pl.exceptions.ColumnNotFoundError as error:
-        message = f"the estimator {estimator.name!r} reads a column that is not there: {one_line(error)}"
-        raise InputError(message) from None
-    for name in missing:
-        raise InputError(f"expected the estimator {estimator.name!r} to add a column {name!r}, received none; add it")
 
 
 # ----------------------------------------------------------------------------------------------------- registration
@@ -250,25 +223,21 @@ def estimator(
         reads: The hashes (`history_hash_2`) and columns of texts that the function reads, or a function from parameters
             to them. None for all that can be derived from a table, which is then read completely.
         details: Names of optional columns that the function adds; `compute` returns them with ``details=True``.
-        scope: ``group`` or ``batch``; see `Estimator`.
-    """
-
-    def decorate(function: Callable[..., pl.LazyFrame]) -> Estimator:
-        columns, optional = (names if callable(names) else lambda _, names=names: names for names in (reads, details))
-        return register(replace(as_estimator(function, name), reads=columns, optional=optional, scope=scope))
-
-    return decorate
-
-
-def register(estimator: Estimator) -> Estimator:
-    """Register an estimator under its name.
+        scope: ``group`` if an advantage depends only on its group of rollouts, ``batch`` if it depends on all rows of
+            one run and iteration.
 
     Raises:
         InputError: Another estimator is registered under this name.
     """
-    if _registered.setdefault(estimator.name, estimator) is not estimator:
-        raise InputError(f"an estimator {estimator.name!r} is registered already; choose another name")
-    return estimator
+
+    def decorate(function: Callable[..., pl.LazyFrame]) -> Estimator:
+        columns, optional = (names if callable(names) else lambda _, names=names: names for names in (reads, details))
+        new = replace(as_estimator(function, name), reads=columns, optional=optional, scope=scope)
+        if _registered.setdefault(new.name, new) is not new:
+            raise InputError(f"an estimator {new.name!r} is registered already; choose another name")
+        return new
+
+    return decorate
 
 
 def as_estimator(function: object, name: str | None = None) -> Estimator:
@@ -293,19 +262,10 @@ def as_estimator(function: object, name: str | None = None) -> Estimator:
             )
         annotation = types.get(parameter.name, Any if parameter.default is None else type(parameter.default))
         fields.append((parameter.name, annotation, field(default=parameter.default)))
-    meanings = "".join(f"    {field}: {text}\n" for field, text in _descriptions(fields))
-    summary, _, arguments = (inspect.getdoc(function) or "").partition("Args:\n")
-    own = {"__module__": function.__module__, "__doc__": f"{summary}\n\nAttributes:\n{meanings}{arguments}"}
+    documentation = (inspect.getdoc(function) or "").replace("Args:\n", "Attributes:\n")
+    own = {"__module__": function.__module__, "__doc__": documentation}
     parameters = make_dataclass(name, fields, bases=(Parameters,), frozen=True, kw_only=True, namespace=own)
     return Estimator(name, function, parameters())
-
-
-def _descriptions(fields: Iterable[tuple[str, Any, object]]) -> Iterator[tuple[str, str]]:
-    """Return the parameters that are described by their types."""
-    for name, annotation, _ in fields:
-        for note in getattr(annotation, "__metadata__", ()):
-            if isinstance(note, Meta) and note.description:
-                yield name, note.description
 
 
 def get(name: str) -> Estimator:

@@ -56,23 +56,14 @@ def in_order(
     """
 
     def call(columns: Sequence[pl.Series]) -> pl.Series:
-        trajectory, step, *given = columns
+        trajectory, step, *rest = columns
         order = trajectory_order(trajectory, step)
         if order is None:
-            return function(trajectory, given)
-        return function(trajectory.gather(order), [column.gather(order) for column in given]).gather(order.arg_sort())
+            return function(trajectory, rest)
+        return function(trajectory.gather(order), [column.gather(order) for column in rest]).gather(order.arg_sort())
 
-    return whole_columns([pl.col("trajectory_key"), pl.col("step"), *values], call, dtype)
-
-
-def whole_columns(
-    columns: Sequence[pl.Expr],
-    function: Callable[..., pl.Series],
-    dtype: pl.DataType | pl.DataTypeExpr,
-) -> pl.Expr:
-    """Return an expression that applies a function to complete columns; it returns a column of the same length."""
-    named = [column.alias(f"(input {number})") for number, column in enumerate(columns)]  # names may not repeat
-    return pl.map_batches(named, function, return_dtype=dtype)
+    columns = [pl.col("trajectory_key"), pl.col("step"), *(value.alias(f"({n})") for n, value in enumerate(values))]
+    return pl.map_batches(columns, call, return_dtype=dtype)
 
 
 def trajectory_order(trajectory: pl.Series, step: pl.Series) -> pl.Series | None:

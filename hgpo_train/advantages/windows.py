@@ -28,24 +28,14 @@ _ROUNDING: Final = 1e-15  # some multiple of the rounding of one addition
 
 
 def key(columns: Iterable[str]) -> pl.Expr:
-    """Return an int64 key of each row's combination of values; null counts as a value.
-
-    Keys are hashes and are valid only within one query.
-
-    >>> pl.DataFrame({"a": ["x", "x", "y"], "b": [1, 1, None]}).select(key(["a", "b"]).n_unique()).item()
-    2
-    """
-    mixed = pl.lit(0, pl.Int64)
-    for column in columns:
-        mixed = mixed * _ODD + pl.col(column).hash().reinterpret(signed=True)
-    return mixed
+    """Return an int64 key of each row's combination of values, valid within one query; null counts as a value."""
+    return reduce(chain, (pl.col(column).hash().reinterpret(signed=True) for column in columns), pl.lit(0, pl.Int64))
 
 
 def chain(before: pl.Expr, item: pl.Expr) -> pl.Expr:
     """Return the int64 hash of a sequence that is extended by one item; null if either is null.
 
-    The hash depends on the order of the items, and equal neighbours do not cancel. The multiplication wraps around at
-    64 bits.
+    The hash depends on the order of the items, and equal neighbours do not cancel. It wraps around at 64 bits.
     """
     return before * _ODD + item
 
@@ -60,10 +50,7 @@ def within(*columns: str, of: str = "task_key") -> pl.Expr:
         columns: Names of int64 columns, usually hashes. The key is null if one of the values is null.
         of: The key whose rows are divided into groups: `task_key` or `batch_key`.
     """
-    group = pl.col(of)
-    for column in columns:
-        group = group * _ODD + pl.col(column)  # as `chain`
-    return group
+    return reduce(chain, map(pl.col, columns), pl.col(of))
 
 
 def along(value: pl.Expr) -> pl.Expr:
@@ -75,6 +62,11 @@ def along(value: pl.Expr) -> pl.Expr:
         value: An expression that depends on the order of rows, such as ``pl.col("return").cum_max()``.
     """
     return value.over("trajectory_key", order_by="step")
+
+
+def _grouped(steps: pl.LazyFrame, value: str | pl.Expr, group: pl.Expr) -> pl.LazyFrame:
+    value = pl.col(value) if isinstance(value, str) else value
+    return steps.with_columns(group.alias("(group)"), value.cast(pl.Float64).alias("(x)"))
 
 
 def mean(steps: pl.LazyFrame, into: str, value: str | pl.Expr, group: pl.Expr) -> pl.LazyFrame:
@@ -90,10 +82,11 @@ def mean(steps: pl.LazyFrame, into: str, value: str | pl.Expr, group: pl.Expr) -
     >>> mean(steps, "m", "x", within()).collect()["m"].to_list()
     [1.5, 1.5, 5.0]
     """
-    value = pl.col(value) if isinstance(value, str) else value
-    steps = steps.with_columns(group.alias("(group)"), value.cast(pl.Float64).alias("(x)"))
-    aggregates = {"(mean)": pl.col("(x)").mean(), "(least)": pl.col("(x)").min(), "(most)": pl.col("(x)").max()}
-    steps = steps.with_columns(aggregate.over("(group)").alias(name) for name, aggregate in aggregates.items())
+    x = pl.col("(x)")
+    aggregates = {"(mean)": x.mean(), "(least)": x.min(), "(most)": x.max()}
+    steps = _grouped(steps, value, group).with_columns(
+        aggregate.over("(group)").alias(name) for name, aggregate in aggregates.items()
+    )
     average = pl.when(pl.col("(least)") == pl.col("(most)")).then("(least)").otherwise("(mean)")
     return steps.with_columns(pl.when(pl.col("(group)").is_not_null()).then(average).alias(into))
 
@@ -128,22 +121,18 @@ def normalise(
     >>> normalise(steps, "a", "x", within()).collect()["a"].to_list()
     [0.0, 0.0, 0.0, None]
     """
-    value = pl.col(value) if isinstance(value, str) else value
-    steps = steps.with_columns(group.alias("(group)"), value.cast(pl.Float64).alias("(x)"))
-    sampled = pl.col("(x)")
+    steps, sampled = _grouped(steps, value, group), pl.col("(x)")
     if sample is not None:
-        steps = steps.with_columns(pl.when(sample).then("(x)").alias("(sample)"))
-        sampled = pl.col("(sample)")
+        steps, sampled = steps.with_columns(pl.when(sample).then("(x)").alias("(sample)")), pl.col("(sample)")
     aggregates = {"(mean)": sampled.mean(), "(std)": sampled.std(ddof), "(n)": sampled.count().cast(pl.Float64)}
     steps = steps.with_columns(aggregate.over("(group)").alias(name) for name, aggregate in aggregates.items())
 
-    x, average, std, n = (pl.col(name) for name in ("(x)", "(mean)", "(std)", "(n)"))
-    deviation = x - average
-    score = deviation if mode == "mean_norm" else deviation / (std + epsilon)
-    rounding = _ROUNDING * n * (average.abs() + std)  # of a sum of n numbers
-    score = pl.when((deviation.abs() <= rounding) & deviation.is_finite()).then(0.0).otherwise(score)
+    x, mean, std, n = (pl.col(name) for name in ("(x)", "(mean)", "(std)", "(n)"))
+    score = x - mean if mode == "mean_norm" else (x - mean) / (std + epsilon)
+    rounding = _ROUNDING * n * (mean.abs() + std)  # of a sum of n numbers
+    equal = ((x - mean).abs() <= rounding) & (x - mean).is_finite()  # NaN counts as equal to NaN
     grouped = pl.col("(group)").is_not_null()
-    score = pl.when(grouped & (n > 1)).then(score)
+    score = pl.when(grouped & (n > 1)).then(pl.when(equal).then(0.0).otherwise(score))
     score = score if alone is None else score.when(grouped).then(alone)
     return steps.with_columns(score.alias(into), pl.when(grouped).then(n).alias(f"size_{into}"))
 

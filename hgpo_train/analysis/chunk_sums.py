@@ -11,9 +11,8 @@ import polars as pl
 from hgpo_envs.errors import InputError, unknown
 from hgpo_envs.state_keys import mask_numbers
 from hgpo_train.advantages.alfworld_nodes import ALFWORLD_NODES, NOTHING
-from hgpo_train.advantages.chunks import chunks
 from hgpo_train.advantages.input_columns import CHAINS, prepare, row_keys, text_hash
-from hgpo_train.advantages.tables import scan_part
+from hgpo_train.advantages.tables import chunks
 from hgpo_train.advantages.windows import along, chain
 from hgpo_train.analysis.level_sums import (
     Groups,
@@ -66,7 +65,7 @@ def part_sums(
         InputError: A column is missing, or there are no rows.
     """
     place, part = numbered
-    steps = scan_part(part)
+    steps = part if isinstance(part, pl.LazyFrame) else part.scan()
     schema = steps.collect_schema()
     for name in settings.by:
         if name not in schema and name != ALL:

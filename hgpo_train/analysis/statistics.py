@@ -48,10 +48,9 @@ from polars import selectors
 
 from hgpo_datasets.partitions import in_processes
 from hgpo_envs.errors import InputError
-from hgpo_train.advantages.chunks import ROWS
 from hgpo_train.advantages.estimators.hgpo import hgpo
 from hgpo_train.advantages.parameters import STATISTICS_HISTORY_LENGTH
-from hgpo_train.advantages.tables import table_parts
+from hgpo_train.advantages.tables import ROWS, table_parts
 from hgpo_train.analysis.chunk_sums import ALL, ORACLE, Settings, part_sums
 from hgpo_train.analysis.level_sums import level_statistics
 from hgpo_train.analysis.resampling import percentile_bounds, task_weights

@@ -84,7 +84,7 @@ def advantages(
     from hgpo_datasets import scan_steps
     from hgpo_envs.errors import InputError
     from hgpo_envs.wording import counted
-    from hgpo_train.advantages.advantage_tables import fingerprint, refuse_own_input, write_advantages
+    from hgpo_train.advantages.advantage_tables import refuse_own_input, write_advantages
     from hgpo_train.advantages.variants import read_variants
     from hgpo_train.cli.display import ProgressBars
 
@@ -114,7 +114,6 @@ def advantages(
             run,
             estimators,
             target,
-            fingerprint="" if remote else fingerprint(Path(run)),
             processes=processes,
             ray=ray,
             chunk_rows=chunk_rows,

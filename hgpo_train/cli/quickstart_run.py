@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import polars as pl
 
-from hgpo_datasets import scan_steps
 from hgpo_envs.errors import InputError
 from hgpo_train.advantages import get
-from hgpo_train.advantages.advantage_tables import fingerprint, write_advantages
+from hgpo_train.advantages.advantage_tables import write_advantages
 from hgpo_train.analysis.statistics import statistics
 from hgpo_train.rollout.collection import collect
 
@@ -65,7 +64,7 @@ def quickstart(
     env: dict[str, Any] = {"env": "HGPO/ALFWorld-v0", "action_format": "command", "max_steps": MAX_STEPS}
     played = collect(policy=POLICY, out=run, tasks=tasks, group_size=group_size, seed=seed, progress=progress, **env)
     estimators = [get("hgpo").with_parameters(history_length=k, column=f"advantage_k{k}") for k in DEPTHS]
-    write_advantages(scan_steps(run), estimators, target, fingerprint=fingerprint(run))
+    write_advantages(run, estimators, target)
     found = statistics(run, history_length=max(DEPTHS))
     depths = _compare_depths(found.levels, pl.read_parquet(target))
     return QuickstartResult(played.tally, run, target, found.summary.row(0, named=True), depths)

@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pytest
-from numpy.typing import NDArray
 
 from hgpo_envs.errors import InputError
 from hgpo_train.advantages import compute, names
@@ -74,20 +73,11 @@ def exact_columns(case: str) -> list[str]:
     return [name for name in names if not name.startswith("returns") and name != undefined]
 
 
-def graphgpo_columns(case: str) -> list[str]:
-    return [name for name in recording("graphgpo", case).columns if name.partition("|")[2] in {"x64", "d64"}]
-
-
-def test_the_recordings_have_many_configurations() -> None:
-    assert sum(len(exact_columns(case)) for case in CASES) > 1_000
-    assert sum(len(graphgpo_columns(case)) for case in GRAPHGPO_CASES) > 500
-
-
 @pytest.mark.parametrize("case", CASES)
 def test_every_configuration_matches_the_recording(case: str) -> None:
     steps, recorded = table(case), recording("expected", case)
     columns = exact_columns(case)
-    assert columns
+    assert len(columns) > 50
     for column in columns:
         difference, zeros = differences(steps, recorded[column])
         assert difference <= 1e-9, (column, difference)
@@ -97,8 +87,8 @@ def test_every_configuration_matches_the_recording(case: str) -> None:
 @pytest.mark.parametrize("case", GRAPHGPO_CASES)
 def test_every_graphgpo_configuration_matches_the_recording(case: str) -> None:
     steps, recorded = table(case), recording("graphgpo", case)
-    columns = graphgpo_columns(case)
-    assert columns
+    columns = [name for name in recorded.columns if name.partition("|")[2] in {"x64", "d64"}]
+    assert len(columns) > 30
     for column in columns:
         base, _, kind = column.partition("|")
         extra: dict[str, object] = {"success": "full"} if base.endswith("__success_eq10") else {}
@@ -108,13 +98,8 @@ def test_every_graphgpo_configuration_matches_the_recording(case: str) -> None:
         difference, zeros = differences(steps, values, **extra)
         assert difference <= (1e-9 if kind == "x64" else 1e-8), (column, difference)
         assert not zeros or kind == "d64", (column, zeros)  # d64 has noise where x64 has zeros
-
-
-def test_graphgpo_distances_match_the_recording() -> None:
-    for case in cases("graphgpo.manifest.json"):
-        recorded = recording("graphgpo", case)["__d_next"]
-        distances = compute(table(case), "graphgpo", details=True, reward_scale=1.0).collect()["advantage_distance"]
-        assert distances.to_list() == recorded.to_list(), case
+    distances = compute(steps, "graphgpo", details=True, reward_scale=1.0).collect()["advantage_distance"]
+    assert distances.to_list() == recorded["__d_next"].to_list()
 
 
 @pytest.mark.parametrize("estimator", names())
@@ -126,29 +111,15 @@ def test_nan_is_reported(estimator: str) -> None:
         compute(steps, estimator).collect()
 
 
-def float32_columns(case: str) -> list[str]:
-    """The estimators and configurations of a case that are recorded in float32."""
-    bases = [name.removesuffix("|f32") for name in recording("expected", case).columns if name.endswith("|f32")]
-    undefined = "g2po__mode_mean_std_norm" if case == "one_step" else ""
-    return [base for base in bases if base not in {"returns", undefined}]
-
-
-def noisy_rows(recorded: pl.DataFrame, base: str) -> NDArray[np.bool_]:
-    """Rows with equal returns, whose recorded float32 advantages are rounding noise."""
-    official, exact = recorded[f"{base}|f32"].to_numpy().astype(float), recorded[f"{base}|x64"].to_numpy()
-    return abs(exact - official) > 1e-3
-
-
-def test_few_rows_of_the_float32_recordings_are_noise() -> None:
-    noisy = [noisy_rows(recording("expected", case), base) for case in CASES for base in float32_columns(case)]
-    assert 0 < np.concatenate(noisy).mean() < 0.01
-
-
 @pytest.mark.parametrize("case", CASES)
 def test_float32_recordings_match_within_their_tolerance(case: str) -> None:
+    """Except in few rows: the official advantages of some equal returns are rounding noise."""
     steps, recorded = table(case), recording("expected", case)
-    for base in float32_columns(case):
+    for column in exact_columns(case):
+        base = column.removesuffix("|x64")
         name, parameters = configuration(base)
         got = compute(steps, name, **parameters, reward_scale=1.0).collect()["advantage"].to_numpy()
-        sound = ~noisy_rows(recorded, base)
-        assert abs(got.astype(np.float32) - recorded[f"{base}|f32"].to_numpy())[sound].max(initial=0) <= 2e-4, base
+        official, exact = recorded[f"{base}|f32"].to_numpy(), recorded[column].to_numpy()
+        noise = abs(exact - official) > 1e-3
+        assert abs(got.astype(np.float32) - official)[~noise].max(initial=0) <= 2e-4, base
+        assert noise.mean() < 0.3

@@ -16,10 +16,25 @@ def run(tmp_path_factory) -> Path:
     return folder
 
 
-def plain_file(run: Path) -> Path:
+def as_file(run: Path) -> Path:
     file = run.parent / "plain.parquet"
     hgpo.scan_steps(run).sink_parquet(file)
     return file
+
+
+def as_duckdb(run: Path) -> object:
+    steps = as_arrow(run)  # noqa: F841 (the query names it)
+    return pytest.importorskip("duckdb").sql("SELECT * FROM steps ORDER BY task_id, trajectory, step")
+
+
+def as_pandas(run: Path, **options: bool) -> object:
+    pytest.importorskip("pandas")
+    frame = hgpo.scan_steps(run).collect().to_pandas(**options)
+    return frame.set_axis(frame.index + 7)
+
+
+def as_arrow(run: Path) -> object:
+    return hgpo.scan_steps(run).collect().to_arrow()
 
 
 FORMS = {
@@ -28,40 +43,24 @@ FORMS = {
     "text": str,
     "URL": lambda run: run.as_uri(),
     "list of paths": lambda run: [run],
-    "Parquet file": plain_file,
-    "pandas": lambda run: hgpo.scan_steps(run).collect().to_pandas(),
-    "pandas with an index": lambda run: hgpo.scan_steps(run).collect().to_pandas().iloc[::-1].iloc[::-1],
-    "pandas with Arrow types": lambda run: hgpo.scan_steps(run).collect().to_pandas(use_pyarrow_extension_array=True),
-    "pyarrow": lambda run: hgpo.scan_steps(run).collect().to_arrow(),
-    "pyarrow reader": lambda run: hgpo.scan_steps(run).collect().to_arrow().to_reader(),
+    "Parquet file": as_file,
+    "pandas": as_pandas,
+    "pandas with Arrow types": lambda run: as_pandas(run, use_pyarrow_extension_array=True),
+    "pyarrow": as_arrow,
+    "pyarrow reader": lambda run: as_arrow(run).to_reader(),
+    "DuckDB": as_duckdb,
 }
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("estimator", ["hgpo", "gigpo"])
-def test_every_form_gives_the_same_advantages(run, form, estimator):
-    if form.startswith("pandas"):
-        pytest.importorskip("pandas")
-    expected = hgpo.compute(hgpo.scan_steps(run), estimator).collect()
-    found = hgpo.compute(FORMS[form](run), estimator).collect()
-    assert found.columns == expected.columns
-    assert found["advantage"].equals(expected["advantage"])
+def test_every_form_gives_the_same_advantages_and_statistics(run, form):
+    expected = hgpo.compute(hgpo.scan_steps(run), "gigpo").collect()
+    received = hgpo.compute(FORMS[form](run), "gigpo").collect()
+    assert received.columns == expected.columns
+    assert received["advantage"].equals(expected["advantage"])
     assert expected["advantage"].n_unique() > 1
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_every_form_gives_the_same_statistics(run, form):
-    if form.startswith("pandas"):
-        pytest.importorskip("pandas")
-    expected = hgpo.statistics(hgpo.scan_steps(run))
-    assert all(one.equals(other) for one, other in zip(hgpo.statistics(FORMS[form](run)), expected, strict=True))
-
-
-def test_duckdb_relations_are_tables(run):
-    duckdb = pytest.importorskip("duckdb")
-    steps = hgpo.scan_steps(run).collect().to_arrow()
-    found = hgpo.compute(duckdb.sql("SELECT * FROM steps"), "hgpo").collect()
-    assert found.height == steps.num_rows
+    statistics = hgpo.statistics(hgpo.scan_steps(run))
+    assert all(one.equals(other) for one, other in zip(hgpo.statistics(FORMS[form](run)), statistics, strict=True))
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ from large_run import OWN, collect
 from s3 import options_of, s3_server, upload
 
 from hgpo_datasets import scan_steps
-from hgpo_envs.errors import InputError
 from hgpo_train.advantages import Estimator, compute, get
 from hgpo_train.advantages.advantage_tables import read_metadata, write_advantages
 
@@ -57,14 +56,6 @@ def test_processes_write_the_same_table(run: Path, tmp_path: Path) -> None:
         write_advantages(run, specs("reinforce_pp"), out, processes=processes, chunk_rows=ROWS)
         assert agrees(run, pl.read_parquet(out), "reinforce_pp")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["1", "2", "3"]
-
-
-@pytest.mark.slow
-def test_runs_of_the_same_name_and_tasks_are_refused(run: Path, tmp_path: Path) -> None:
-    collect(tmp_path / "again/run", tasks=16)
-    with pytest.raises(InputError, match="is in two places"):
-        write_advantages([run, tmp_path / "again/run"], specs("grpo"), tmp_path / "out", chunk_rows=1)
-    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.slow

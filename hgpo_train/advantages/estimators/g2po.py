@@ -26,19 +26,9 @@ from __future__ import annotations
 
 import polars as pl
 
-from hgpo_train.advantages.estimators.grpo import episode_term
+from hgpo_train.advantages.estimators.grpo import grpo
 from hgpo_train.advantages.input_columns import rounded
-from hgpo_train.advantages.parameters import (
-    GAMMA,
-    CrossSteps,
-    Ddof,
-    Discount,
-    EpisodeWeight,
-    Epsilon,
-    Mode,
-    Precision,
-    StepWeight,
-)
+from hgpo_train.advantages.parameters import GAMMA, Ddof, Discount, Epsilon, Mode, Precision
 from hgpo_train.advantages.registry import estimator
 from hgpo_train.advantages.trajectories import neighbour
 from hgpo_train.advantages.windows import mean, normalise, within
@@ -50,9 +40,9 @@ def g2po(  # noqa: D417 - the other parameters are those of several estimators, 
     *,
     gamma: Discount = GAMMA,
     mode: Mode = "mean_std_norm",
-    step_weight: StepWeight = 1.0,
-    episode_weight: EpisodeWeight = 1.0,
-    cross_steps: CrossSteps = True,
+    step_weight: float = 1.0,
+    episode_weight: float = 1.0,
+    cross_steps: bool = True,
     success_reward: float = 10.0,
     ddof: Ddof = 1,
     epsilon: Epsilon = 1e-6,
@@ -69,9 +59,8 @@ def g2po(  # noqa: D417 - the other parameters are those of several estimators, 
     end = pl.when(reward == success_reward).then(success_reward).otherwise(0.0)
     steps = steps.with_columns(pl.coalesce(neighbour(pl.col("value"), 1), end).alias("(after)"))
     after, value = pl.col("(after)"), pl.col("value")
-    steps = episode_term(
-        steps, "episode", mode, cross_steps=cross_steps, ddof=ddof, epsilon=epsilon, precision=precision
-    )
+    steps = grpo.function(steps, mode=mode, cross_steps=cross_steps, ddof=ddof, epsilon=epsilon, precision=precision)
+    steps = steps.with_columns(episode="advantage")
     cost = pl.col("penalty")
     steps = normalise(steps, "node", after - cost, node, mode=mode, ddof=ddof, epsilon=epsilon, alone=0.0)
     steps = normalise(steps, "edge", after - value, within(), mode=mode, ddof=ddof, epsilon=epsilon, alone=0.0)

@@ -17,19 +17,9 @@ from __future__ import annotations
 
 import polars as pl
 
-from hgpo_train.advantages.estimators.grpo import episode_term
-from hgpo_train.advantages.estimators.similarity import similar_states
-from hgpo_train.advantages.parameters import (  # noqa: TC001 - evaluated with the annotations
-    CrossSteps,
-    Ddof,
-    EpisodeWeight,
-    Epsilon,
-    Mode,
-    Precision,
-    Similarity,
-    SimilarityThreshold,
-    StepWeight,
-)
+from hgpo_train.advantages.estimators.grpo import grpo
+from hgpo_train.advantages.estimators.similarity import clusters
+from hgpo_train.advantages.parameters import Ddof, Epsilon, Mode, Precision  # noqa: TC001 - evaluated annotations
 from hgpo_train.advantages.registry import estimator
 from hgpo_train.advantages.windows import normalise, within
 
@@ -39,21 +29,21 @@ def gigpo(
     steps: pl.LazyFrame,
     *,
     mode: Mode = "mean_std_norm",
-    step_weight: StepWeight = 1.0,
-    episode_weight: EpisodeWeight = 1.0,
-    cross_steps: CrossSteps = True,
-    similarity: Similarity = False,
-    similarity_threshold: SimilarityThreshold = 0.95,
+    step_weight: float = 1.0,
+    episode_weight: float = 1.0,
+    cross_steps: bool = True,
+    similarity: bool = False,
+    similarity_threshold: float = 0.95,
     ddof: Ddof = 1,
     epsilon: Epsilon = 1e-6,
     precision: Precision = "mixed",
 ) -> pl.LazyFrame:
     """Compare episode scores of a task, and steps in the same state."""
-    steps = episode_term(
-        steps, "episode", mode, cross_steps=cross_steps, ddof=ddof, epsilon=epsilon, precision=precision
-    )
+    steps = grpo.function(steps, mode=mode, cross_steps=cross_steps, ddof=ddof, epsilon=epsilon, precision=precision)
+    steps = steps.with_columns(episode="advantage")
     group = within("history_hash_0")
     if similarity:
-        steps, group = similar_states(steps, similarity_threshold), within("similar_state")
+        similar = clusters({"cluster": pl.col("state")}, similarity_threshold)
+        steps, group = steps.with_columns(similar.struct.field("cluster")), within("cluster")
     steps = normalise(steps, "step", "return", group, mode=mode, ddof=ddof, epsilon=epsilon, alone=0.0)
     return steps.with_columns(advantage=episode_weight * pl.col("episode") + step_weight * pl.col("step"))

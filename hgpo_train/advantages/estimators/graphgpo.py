@@ -25,34 +25,26 @@ The official code represents the goal by the text "success", so a state with thi
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 import numpy as np
 import polars as pl
 
 from hgpo_envs import hashing
 from hgpo_envs.errors import InputError
-from hgpo_train.advantages.estimators.grpo import episode_term
-from hgpo_train.advantages.estimators.similarity import TextClusters, number_by_task, order_by_name
+from hgpo_train.advantages.estimators.grpo import grpo
+from hgpo_train.advantages.estimators.similarity import clusters
 from hgpo_train.advantages.input_columns import rounded
-from hgpo_train.advantages.parameters import (  # noqa: TC001 - evaluated with the annotations
-    CrossSteps,
-    Ddof,
-    Discount,
-    EpisodeWeight,
-    Epsilon,
-    Mode,
-    Precision,
-    Similarity,
-    SimilarityThreshold,
-    StepWeight,
-)
+from hgpo_train.advantages.parameters import Ddof, Discount, Epsilon, Mode, Precision  # noqa: TC001 - evaluated
 from hgpo_train.advantages.registry import estimator
-from hgpo_train.advantages.trajectories import neighbour, whole_columns
+from hgpo_train.advantages.trajectories import neighbour
 from hgpo_train.advantages.windows import chain, normalise, within
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
+
+_DISTANCES: Final = pl.Struct({"from": pl.Float64, "to": pl.Float64})
+"""Distances from each step's state and next state to the goal; null if no path leads there, or the state is unknown."""
 
 
 @estimator(
@@ -64,12 +56,12 @@ def graphgpo(  # noqa: D417 - the other parameters are those of several estimato
     *,
     gamma: Discount = 0.1,
     mode: Mode = "mean_std_norm",
-    step_weight: StepWeight = 1.0,
-    episode_weight: EpisodeWeight = 1.0,
+    step_weight: float = 1.0,
+    episode_weight: float = 1.0,
     normalize_distance: bool = False,
-    cross_steps: CrossSteps = True,
-    similarity: Similarity = False,
-    similarity_threshold: SimilarityThreshold = 0.95,
+    cross_steps: bool = True,
+    similarity: bool = False,
+    similarity_threshold: float = 0.95,
     success: Literal["positive", "full"] = "positive",
     success_reward: float = 10.0,
     goal_text: str = "success",
@@ -94,59 +86,28 @@ def graphgpo(  # noqa: D417 - the other parameters are those of several estimato
         raise InputError("parameter gamma: expected a number above 0 with normalize_distance, received 0")
     reward = pl.col("episode_return")
     won = (pl.col("steps_left") == 0) & (reward > 0 if success == "positive" else reward == success_reward)
-    search = _search_texts(steps, won, goal_text, similarity_threshold) if similarity else _search(won, goal_text)
-    steps = steps.with_columns(search.alias("(search)"))
-    steps = steps.with_columns(pl.col("(search)").struct.unnest())
-    steps = steps.with_columns(pl.max_horizontal("(from)", "(to)").alias("(farther)"))
-    farthest = pl.col("(farther)").max().over("task_key").fill_null(0.0)
-    before, after = (pl.col(name).fill_null(farthest + 1) for name in ("(from)", "(to)"))
-    steps = steps.with_columns((after - before + 1 if normalize_distance else after).alias("(edges)"), distance=after)
-    value = rounded(success_reward * gamma ** pl.col("(edges)"), precision)
+    if similarity:
+        texts = [pl.col("next_state")] if "next_state" in steps.collect_schema() else []
+        after = pl.coalesce(*texts, neighbour(pl.col("state"), 1))
+        nodes = {"node": pl.col("state"), "next": pl.when(won).then(pl.lit(goal_text)).otherwise(after)}
+        steps = steps.with_columns(clusters(nodes, similarity_threshold, goal=goal_text).struct.unnest())
+    else:
+        goal = pl.lit(hashing.text_hash(goal_text), pl.Int64)
+        after = pl.when(won).then(goal).otherwise("next_state_hash")
+        nodes = {"node": pl.col("state_hash"), "next": after, "goal": goal}
+        steps = steps.with_columns(chain(pl.col("task_key"), node).alias(name) for name, node in nodes.items())
+    steps = steps.with_columns(pl.map_batches(["node", "next", "goal"], _distances, _DISTANCES).struct.unnest())
+    # of the states with a path to the goal, the farthest is that of a step
+    unreachable = pl.col("from").max().over("task_key").fill_null(0.0) + 1
+    before, after = (pl.col(name).fill_null(unreachable) for name in ("from", "to"))
+    steps = steps.with_columns((after - before + 1 if normalize_distance else after).alias("edges"), distance=after)
+    value = rounded(success_reward * gamma ** pl.col("edges"), precision)
     value = rounded(value - rounded(pl.col("penalty"), precision), precision)
-    steps = episode_term(steps, "episode", mode, cross_steps=cross_steps, ddof=ddof, epsilon=epsilon)
+    # float64: unlike the others, the official code does not round 1 + ε, by which it divides a lone score
+    steps = grpo.function(steps, mode=mode, cross_steps=cross_steps, ddof=ddof, epsilon=epsilon, precision="float64")
+    steps = steps.with_columns(episode="advantage")
     steps = normalise(steps, "step", value, within("state_hash"), mode=mode, ddof=ddof, epsilon=epsilon, alone=0.0)
     return steps.with_columns(advantage=episode_weight * pl.col("episode") + step_weight * pl.col("step"))
-
-
-_DISTANCES = pl.Struct({"(from)": pl.Float64, "(to)": pl.Float64})
-"""Distances from each step's state and next state to the goal; null if no path leads there, or the state is unknown."""
-
-
-def _search(won: pl.Expr, goal_text: str) -> pl.Expr:
-    """Return `_DISTANCES` in the graph of equal states."""
-    goal = pl.lit(hashing.text_hash(goal_text), pl.Int64)
-    after = pl.when(won).then(goal).otherwise(pl.col("next_state_hash"))
-    nodes = [within("state_hash"), chain(pl.col("task_key"), after), chain(pl.col("task_key"), goal)]
-    return whole_columns(nodes, _distances, _DISTANCES)
-
-
-def _search_texts(steps: pl.LazyFrame, won: pl.Expr, goal_text: str, threshold: float) -> pl.Expr:
-    """Return `_DISTANCES` in the graph of similar texts.
-
-    The order of texts is that of trajectory names and steps, and the state of a step precedes its next state.
-    """
-    texts = [pl.col("next_state")] if "next_state" in steps.collect_schema() else []
-    after = pl.when(won).then(pl.lit(goal_text)).otherwise(pl.coalesce(*texts, neighbour(pl.col("state"), 1)))
-    TextClusters(threshold)  # validates the threshold before anything is read
-
-    def distances(columns: Sequence[pl.Series]) -> pl.Series:
-        task, trajectory, step, state, after = columns
-        height, tasks = len(task), task.drop_nulls().unique(maintain_order=True)
-
-        def ordered() -> Iterator[tuple[int, int, str]]:
-            for row in order_by_name(trajectory, step):
-                if task[row] is not None:
-                    yield task[row], row, state[row] or ""
-                    if after[row] is not None:
-                        yield task[row], height + row, after[row]
-            for number, name in enumerate(tasks):
-                yield name, 2 * height + number, goal_text
-
-        code = number_by_task(ordered(), 2 * height + len(tasks), threshold)
-        return _distances([code[:height], code[height : 2 * height], code[2 * height :]])
-
-    rows = [pl.col(name) for name in ("task_key", "trajectory", "step", "state")]
-    return whole_columns([*rows, after], distances, _DISTANCES)
 
 
 def _distances(nodes: Sequence[pl.Series]) -> pl.Series:
@@ -172,5 +133,5 @@ def _distances(nodes: Sequence[pl.Series]) -> pl.Series:
             break
         reached += 1
         distance[nearer] = reached
-    distances = pl.DataFrame({"(from)": distance[before], "(to)": np.where(after.is_null(), -1, distance[behind])})
-    return distances.select(pl.when(pl.all() >= 0).then(pl.all().cast(pl.Float64))).to_struct("graph")
+    distances = pl.DataFrame({"from": distance[before], "to": np.where(after.is_null(), -1, distance[behind])})
+    return distances.select(pl.when(pl.all() >= 0).then(pl.all().cast(pl.Float64))).to_struct()

@@ -19,7 +19,7 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
-from hgpo_train.advantages.parameters import CrossSteps, Ddof, Epsilon, Mode, Precision  # noqa: TC001 - annotations
+from hgpo_train.advantages.parameters import Ddof, Epsilon, Mode, Precision  # noqa: TC001 - evaluated annotations
 from hgpo_train.advantages.registry import estimator
 from hgpo_train.advantages.windows import normalise, within
 
@@ -29,30 +29,16 @@ def grpo(
     steps: pl.LazyFrame,
     *,
     mode: Mode = "mean_std_norm",
-    cross_steps: CrossSteps = True,
+    cross_steps: bool = True,
     ddof: Ddof = 1,
     epsilon: Epsilon = 1e-6,
     precision: Precision = "mixed",
 ) -> pl.LazyFrame:
     """Compare episode scores of a task."""
-    return episode_term(
-        steps, "advantage", mode, cross_steps=cross_steps, ddof=ddof, epsilon=epsilon, precision=precision
-    )
-
-
-def episode_term(
-    steps: pl.LazyFrame,
-    into: str,
-    mode: Mode,
-    *,
-    cross_steps: bool,
-    ddof: int,
-    epsilon: float,
-    precision: Precision = "float64",
-) -> pl.LazyFrame:
-    """Add the advantage of the episode among the task's; the parameters are those of `grpo`."""
     score, sample = pl.col("episode_score"), None if cross_steps else pl.col("first")
     lone = score
     if mode == "mean_std_norm":
         lone = score / (1 + epsilon if precision == "float64" else float(np.float32(1 + epsilon)))
-    return normalise(steps, into, score, within(), mode=mode, ddof=ddof, epsilon=epsilon, sample=sample, alone=lone)
+    return normalise(
+        steps, "advantage", score, within(), mode=mode, ddof=ddof, epsilon=epsilon, sample=sample, alone=lone
+    )

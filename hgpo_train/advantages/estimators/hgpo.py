@@ -25,7 +25,7 @@ from typing import Any, Literal
 
 import polars as pl
 
-from hgpo_train.advantages.estimators.grpo import episode_term
+from hgpo_train.advantages.estimators.grpo import grpo
 from hgpo_train.advantages.input_columns import CHAINS
 from hgpo_train.advantages.parameters import HISTORY_LENGTH, Context, Ddof, Epsilon, Mode, Precision
 from hgpo_train.advantages.registry import estimator
@@ -77,7 +77,7 @@ def hgpo(  # noqa: D417 - the other parameters are those of several estimators, 
     first = 1 if weights == "paper" and not base_group else 2
     levels = {}
     if base_group:
-        steps = episode_term(steps, "episode", mode, cross_steps=True, ddof=1, epsilon=epsilon, precision=precision)
+        steps = grpo.function(steps, mode=mode, epsilon=epsilon, precision=precision).with_columns(episode="advantage")
         levels["episode"] = 1.0
     for k in range(history_length + 1):
         group = within(f"{CHAINS[context]}{k}")

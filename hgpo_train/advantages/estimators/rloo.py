@@ -13,13 +13,12 @@ from __future__ import annotations
 
 import polars as pl
 
-from hgpo_train.advantages.parameters import CrossSteps  # noqa: TC001 - evaluated with the annotations
 from hgpo_train.advantages.registry import estimator
 from hgpo_train.advantages.windows import normalise, within
 
 
 @estimator(reads=())
-def rloo(steps: pl.LazyFrame, *, cross_steps: CrossSteps = True) -> pl.LazyFrame:
+def rloo(steps: pl.LazyFrame, *, cross_steps: bool = True) -> pl.LazyFrame:
     """Compare each episode score with the mean of the task's others."""
     score, centred, n = pl.col("episode_score"), pl.col("centred"), pl.col("size_centred")
     sample = None if cross_steps else pl.col("first")
