@@ -6,9 +6,9 @@ text. If the option is annotated as text, the value is always text: `name=7` is 
 
 from __future__ import annotations
 
-import contextlib
 import json
 import tomllib
+from contextlib import suppress
 from datetime import date, time
 from typing import TYPE_CHECKING, Any
 
@@ -19,15 +19,9 @@ if TYPE_CHECKING:
 
 
 def split(text: str, option: str, form: str = "name=value") -> tuple[str, str]:
-    """Split ``name=value`` into the name and the text of the value.
+    """Split ``name=value`` into the name and the text of the value, which may contain further equals signs.
 
-    Args:
-        text: ``name=value``; the value may contain further equals signs.
-        option: The option that received the text, for the error message.
-        form: The expected form, for the error message.
-
-    Raises:
-        InputError: The text has no equals sign, or no name before it.
+    The option that received the text and the expected form are for the error message.
     """
     name, equals, value = text.partition("=")
     if not (equals and name.strip()):
@@ -41,13 +35,24 @@ def read_value(text: str, annotation: object = Any) -> Any:  # noqa: ANN401 (wha
     >>> read_value("7"), read_value("7", str), read_value('"7"', str | None), read_value("shuffled")
     (7, '7', '7', 'shuffled')
     """
-    value = _literal(text)
+    value: Any = text
+    for parse in (_toml, json.loads):  # JSON decides where both can read it
+        with suppress(ValueError, RecursionError):
+            value = parse(text)
+    value = {"True": True, "False": False}.get(text, value)
     if annotation is str or annotation == str | None:
         return value if isinstance(value, str) or (value is None and annotation is not str) else text
     if annotation is float and isinstance(value, str):  # `.5` is neither JSON nor TOML
-        with contextlib.suppress(ValueError):
+        with suppress(ValueError):
             return float(value)
     return value
+
+
+def _toml(text: str) -> object:
+    values = tomllib.loads(f"value = {text}")
+    if len(values) > 1 or isinstance(values["value"], date | time):
+        raise ValueError(text)
+    return values["value"]
 
 
 def read_assignments(option: str, texts: Iterable[str], annotations: Mapping[str, object]) -> dict[str, Any]:
@@ -58,27 +63,8 @@ def read_assignments(option: str, texts: Iterable[str], annotations: Mapping[str
         texts: ``name=value`` texts.
         annotations: Annotations by name; a name without one accepts any value.
 
-    Raises:
-        InputError: A text is not of the form ``name=value``.
-
     >>> read_assignments("--env-option", ["goals=human", "price_seed=3", "show_attributes=true"], {})
     {'goals': 'human', 'price_seed': 3, 'show_attributes': True}
     """
     named = [split(text, option) for text in texts]
     return {name: read_value(value, annotations.get(name, Any)) for name, value in named}
-
-
-def _literal(text: str) -> Any:  # noqa: ANN401 (see above)
-    """Parse a text as JSON, then as TOML; return it unchanged if it is neither."""
-    if text in ("True", "False"):
-        return text == "True"
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        pass
-    try:
-        values = tomllib.loads(f"value = {text}")
-    except (ValueError, RecursionError):
-        return text
-    value = values["value"]
-    return text if len(values) > 1 or isinstance(value, date | time) else value

@@ -12,37 +12,18 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-def check_port(port: int) -> None:
-    """Check the number of a port; 0 is a free one.
-
-    Raises:
-        InputError: It is out of range.
-    """
-    if not 0 <= port <= 65_535:
-        raise InputError(f"--port: expected a number from 0 to 65535, received {port}")
-
-
 def bound_socket(host: str, port: int) -> socket.socket:
-    """Return a TCP socket that is bound and not yet listening.
-
-    Args:
-        host: An address or a name of this machine.
-        port: The port; 0 for a free one.
+    """Return a TCP socket that listens on an address or a name of this machine; port 0 is a free one.
 
     Raises:
         InputError: The host or the port cannot be used.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
     try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, port))
+        return socket.create_server((host, port), family=family)
     except (OSError, OverflowError, UnicodeError) as error:
-        listener.close()
         reason = getattr(error, "strerror", None) or str(error)
-        hint = "use another --port" if _is_local_name(host) else "use an address of this machine as --host"
-        raise InputError(f"cannot listen on {host!r}, port {port}: {reason}; {hint}") from None
-    return listener
+        raise InputError(f"cannot listen on {host!r}, port {port}: {reason}; change --host or --port") from None
 
 
 def address_of(host: str, listener: socket.socket) -> str:
@@ -52,7 +33,7 @@ def address_of(host: str, listener: socket.socket) -> str:
 
 
 def known_hosts(hosts: Sequence[str]) -> frozenset[str]:
-    """Return the names that a request may be addressed to: loopback's, this machine's, and the given ones."""
+    """Return the names that a request may be addressed to: loopback's, this machine's, and further ones."""
     return frozenset(name.lower() for name in ("localhost", socket.gethostname(), *hosts))
 
 
@@ -65,16 +46,8 @@ def is_known_host(header: str, known: frozenset[str]) -> bool:
     False
     """
     name = header.rpartition("]")[0].lstrip("[") if header.startswith("[") else header.partition(":")[0]
-    return _is_address(name) or name.lower() in known
-
-
-def _is_address(host: str) -> bool:
     try:
-        ipaddress.ip_address(host)
+        ipaddress.ip_address(name)
     except ValueError:
-        return False
+        return name.lower() in known
     return True
-
-
-def _is_local_name(host: str) -> bool:
-    return _is_address(host) or host == "localhost"

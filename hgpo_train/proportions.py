@@ -16,10 +16,11 @@ Z: Final = 1.959963984540054
 
 LENGTHS: Final = (5, 10, 20, 50)
 """The largest numbers of steps of the classes of `by_length`."""
+CLASSES: Final = ("1–5", "6–10", "11–20", "21–50", "51–")
 
 
-def wilson_interval(share: float, trials: int, z: float = Z) -> tuple[float, float]:
-    """Return Wilson's interval of a probability: all p with |share - p| ≤ z · √(p · (1 - p) / trials).
+def wilson_interval(share: float, trials: int) -> tuple[float, float]:
+    """Return Wilson's 95% interval of a probability: all p with |share - p| ≤ z · √(p · (1 - p) / trials).
 
     Unlike a bootstrap interval, it has a width at 0 and 1, where every resample gives the same share.
 
@@ -30,9 +31,7 @@ def wilson_interval(share: float, trials: int, z: float = Z) -> tuple[float, flo
     Args:
         share: The observed share of successes, in [0, 1].
         trials: Number of independent trials. A share of `trials` means of values in [0, 1] is allowed, such as tasks
-            that were each played several times: their variance is at most p · (1 - p), so the interval is then
-            conservative.
-        z: The quantile of the standard normal distribution; 95% by default.
+            that were each played several times: their variance is at most p · (1 - p), so the interval is conservative.
 
     Raises:
         InputError: There are no trials, or the share is not in [0, 1].
@@ -42,7 +41,7 @@ def wilson_interval(share: float, trials: int, z: float = Z) -> tuple[float, flo
     """
     if trials < 1 or not 0 <= share <= 1:
         raise InputError(f"expected a share in [0, 1] of at least 1 trial, received {share} of {trials}")
-    weight = z * z / trials
+    weight = Z * Z / trials
     centre = (share + weight / 2) / (1 + weight)
     half = math.sqrt(weight * (share * (1 - share) + weight / 4)) / (1 + weight)
     low = 0.0 if share == 0 else max(0.0, centre - half)
@@ -54,12 +53,7 @@ def success_bounds(won: Number, unknown: Number, episodes: Number) -> tuple[Numb
     """Return the shares of won episodes if those of unknown outcome are lost, and if they are won.
 
     Aborted episodes are of unknown outcome. Long episodes are aborted more often, and are won less often, so that the
-    share of won ones among those without failure is biased towards the upper bound.
-
-    Args:
-        won: Number of episodes that are known to be won; or a Polars expression, like the other arguments.
-        unknown: Number of episodes of unknown outcome.
-        episodes: Number of all episodes, at least 1.
+    share of won ones among those without failure is biased towards the upper bound. Numbers may be Polars expressions.
 
     >>> success_bounds(15, 4, 20)
     (0.75, 0.95)
@@ -68,34 +62,24 @@ def success_bounds(won: Number, unknown: Number, episodes: Number) -> tuple[Numb
 
 
 def by_length(episodes: pl.LazyFrame | pl.DataFrame, *keys: str) -> pl.DataFrame:
-    """Return how many episodes of each length were aborted and won.
+    """Return how many episodes of each class of lengths were aborted and won.
 
     Args:
         episodes: One row per episode: `length` in steps, `won` (null if unknown) and `aborted`.
         keys: Columns to split by.
 
     Returns:
-        One row per class of lengths that occurs: the keys, `steps` (such as ``6–10``), `episodes`, `aborted` and `won`
-        (their numbers).
+        The keys, `steps` (such as ``6–10``), `episodes`, `aborted` and `won` (their numbers).
 
     >>> table = pl.DataFrame({"length": [3, 50, 50], "won": [True, None, False], "aborted": [False, True, False]})
     >>> by_length(table).rows()
     [('1–5', 1, 0, 1), ('21–50', 2, 1, 0)]
     """
-    starts = [1, *(end + 1 for end in LENGTHS)]
-    labels = [*(f"{start}–{end}" for start, end in zip(starts, LENGTHS, strict=False)), f"{starts[-1]}–"]
-    classes = pl.sum_horizontal(pl.col("length") > end for end in LENGTHS)
-    return (
-        episodes.lazy()
-        .group_by(*keys, classes.alias("class"))
-        .agg(
-            pl.len().cast(pl.Int64).alias("episodes"),
-            pl.col("aborted").sum().cast(pl.Int64),
-            (pl.col("won") & ~pl.col("aborted")).sum().cast(pl.Int64).alias("won"),
-        )
-        .sort(*keys, "class")
-        .select(
-            *keys, pl.col("class").replace_strict(dict(enumerate(labels))).alias("steps"), "episodes", "aborted", "won"
-        )
-        .collect()
+    won = pl.col("won") & ~pl.col("aborted")
+    numbers = {"episodes": pl.len(), "aborted": pl.col("aborted").sum(), "won": won.sum()}
+    classes = pl.col("length").cut(LENGTHS, labels=CLASSES)
+    totals = episodes.lazy().group_by(
+        *keys, classes.to_physical().alias("class"), classes.cast(pl.String).alias("steps")
     )
+    table = totals.agg(number.cast(pl.Int64).alias(name) for name, number in numbers.items())
+    return table.sort(*keys, "class").drop("class").collect()

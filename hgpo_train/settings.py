@@ -19,6 +19,7 @@ import typing
 from collections.abc import Mapping
 from datetime import date, time
 from functools import cache, lru_cache
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar, get_args, get_origin
 
@@ -46,9 +47,6 @@ Temperature = Annotated[float, Meta(ge=0, le=LARGEST_FLOAT)]
 EXTENDS = "extends"
 """The key of a file's parents: one path or a list of paths, relative to the file, whose values it overrides."""
 
-_BYTES: Final = 16 << 20
-"""The maximum size of a configuration file, in bytes."""
-
 _FAULT: Final = re.compile(r"(?:Expected )?(.*?)(?:, got .*?)?(?: - at `\$(.*)`)?")
 """An error message of msgspec: the expected type or range, and the path below the value."""
 
@@ -58,12 +56,10 @@ def read_toml(path: Path, _extended_by: tuple[Path, ...] = ()) -> dict[str, Any]
     path = Path(path).resolve()
     if path in _extended_by:
         raise InputError(f"{path} extends itself through {_extended_by[-1].name}; remove one of the `extends`")
-    data = read_bytes(path, _BYTES, "configuration")
+    data = read_bytes(path, 16 << 20, "configuration")
     try:
         values = tomllib.loads(data.decode("utf-8").replace("\r\n", "\n"))
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path} is not TOML: byte {error.start} is not UTF-8") from error
-    except (ValueError, RecursionError) as error:  # TOMLDecodeError, and integers of thousands of digits
+    except (ValueError, RecursionError) as error:  # no TOML, no UTF-8, and integers of thousands of digits
         raise InputError(f"{path} is not TOML: {error}") from error
     parents = values.pop(EXTENDS, [])
     names = [parents] if isinstance(parents, str) else parents
@@ -108,16 +104,7 @@ def build(cls: type[T], values: Mapping[str, Any], noun: str = "setting", where:
 
     Raises:
         InputError: A key is not a field, a field without a default is missing, or a value does not match the field's
-            annotation.
-
-    >>> @dataclasses.dataclass
-    ... class Sampling:
-    ...     top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
-    >>> build(Sampling, {"top_p": 1})
-    Sampling(top_p=1.0)
-    >>> build(Sampling, {"top_p": 2}, "policy option")
-    Traceback (most recent call last):
-    hgpo_envs.errors.InputError: policy option top_p: expected float <= 1.0, received 2
+            annotation, for example ``policy option top_p: expected float <= 1.0, received 2``.
     """
     if not isinstance(values, Mapping):
         raise InputError(f"{noun}s: expected a table of names and values, received {one_line(repr(values))}")
@@ -132,29 +119,21 @@ def build(cls: type[T], values: Mapping[str, Any], noun: str = "setting", where:
 
 
 def check(settings: object, noun: str = "setting") -> None:
-    """Validate the fields of a dataclass instance against their annotations. Call it in `__post_init__`.
+    """Validate and convert the fields of a dataclass instance in place. Call it in `__post_init__`.
 
-    Integers become floats where the annotation is float, and lists become tuples where it is a tuple. The instance is
-    updated in place, even if it is frozen.
+    Integers become floats where the annotation is float, and lists become tuples where it is a tuple.
 
     Args:
-        settings: An instance of a dataclass.
+        settings: An instance of a dataclass, which may be frozen.
         noun: The word for one of its fields in error messages.
-
-    Raises:
-        InputError: A value does not match its annotation.
     """
     for name, hint in types_of(type(settings)).items():
         object.__setattr__(settings, name, _converted(hint, getattr(settings, name), noun, name))
 
 
+@lru_cache(64)  # bounded: each use of an estimator that is a function creates a new class
 def types_of(cls: type) -> dict[str, Any]:
     """Return the annotation of each field of a dataclass."""
-    return dict(_types_of(cls))
-
-
-@lru_cache(64)  # bounded: each use of an estimator that is a function creates a new class
-def _types_of(cls: type) -> dict[str, Any]:
     hints = typing.get_type_hints(cls, include_extras=True)
     return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
 
@@ -193,12 +172,9 @@ def _message(hint: object, value: object, noun: str, name: str, message: str) ->
     fault = _FAULT.fullmatch(message)
     assert fault is not None
     text = "a smaller number" if message.startswith("Number out of range") else fault[1]
-    expected = re.sub(r"`(.*?)`", lambda types: " or ".join(map(_toml_name, types[1].split(" | "))), text)
+    names = {"`": "", " | ": " or ", "array": "a list", "object": "a table", "null": "none"}
+    expected = re.sub("|".join(map(re.escape, names)), lambda match: names[match[0]], text)
     return f"{noun} {name}{fault[2] or ''}: expected {expected}, received {one_line(repr(value))}"
-
-
-def _toml_name(json_type: str) -> str:
-    return {"array": "a list", "object": "a table", "null": "none"}.get(json_type, json_type)
 
 
 def _choices(hint: object) -> tuple[object, ...]:
@@ -211,15 +187,12 @@ def _choices(hint: object) -> tuple[object, ...]:
 @cache
 def field_docs(cls: type) -> dict[str, str]:
     """Return the docstring of each field of a settings class, as one line each."""
-    tree = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
-    assert isinstance(tree, ast.ClassDef)
-    docs = {}
-    for statement, following in zip(tree.body, tree.body[1:], strict=False):
-        if isinstance(statement, ast.AnnAssign) and isinstance(following, ast.Expr):
-            literal = following.value
-            if isinstance(literal, ast.Constant) and isinstance(literal.value, str):
-                docs[ast.unparse(statement.target)] = " ".join(literal.value.split())
-    return docs
+    body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0].body  # type: ignore[attr-defined]  # a class
+    return {
+        ast.unparse(field.target): " ".join(ast.literal_eval(text.value).split())
+        for field, text in pairwise(body)
+        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr)
+    }
 
 
 def to_toml(settings: DataclassInstance, *, docs: bool = False) -> str:
@@ -228,9 +201,6 @@ def to_toml(settings: DataclassInstance, *, docs: bool = False) -> str:
     Args:
         settings: A settings object.
         docs: Whether to add each field's docstring as a comment above it.
-
-    Raises:
-        InputError: TOML cannot represent a value.
     """
     return "\n".join(_toml_lines(settings, "", docs)).lstrip("\n") + "\n"
 
@@ -252,21 +222,15 @@ def _toml_lines(settings: DataclassInstance, table: str, docs: bool) -> list[str
 def _toml_value(value: object) -> str:
     if value is None:
         return '"none"'
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # TOML's basic strings are JSON's
+    if isinstance(value, str | bool):  # TOML's basic strings are JSON's, except for DEL
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     if isinstance(value, dict):
         return "{ " + ", ".join(f"{_toml_value(key)} = {_toml_value(item)}" for key, item in value.items()) + " }"
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(_toml_value, value)) + "]"
-    if isinstance(value, int | float):
-        return repr(value)
-    if isinstance(value, date | time):
-        return value.isoformat()
-    raise InputError(
-        f"expected text, a number, true, false, a list or a table in a setting, received {one_line(repr(value))}"
-    )
+    if isinstance(value, int | float | date | time):
+        return str(value)
+    raise InputError(f"expected text, a number, a list or a table in a setting, received {one_line(repr(value))}")
 
 
 def to_dict(settings: DataclassInstance) -> dict[str, Any]:

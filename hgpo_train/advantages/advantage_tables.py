@@ -26,7 +26,7 @@ from hgpo_datasets.sources import run_at, run_of_file
 from hgpo_envs.errors import InputError, one_line
 from hgpo_envs.files.atomic import making_folder, new_file
 from hgpo_envs.plugins import installed_version
-from hgpo_train.advantages.input_columns import batch_keys, row_keys
+from hgpo_train.advantages.input_columns import row_keys
 from hgpo_train.advantages.registry import Estimator, compute_many
 from hgpo_train.advantages.tables import ROWS, chunks, table_parts
 
@@ -117,12 +117,13 @@ def _in_chunks(steps: pl.LazyFrame, estimators: Sequence[Estimator], rows: int, 
     """Yield the advantages of a partition in chunks of complete groups."""
     added = [column for estimator in estimators for column in estimator.added]
     steps = steps.drop(added, strict=False)  # advantages that the table has already are no input
-    schema = steps.collect_schema()
-    read = {*batch_keys(schema), *(column for estimator in estimators for column in estimator.columns(schema))}
-    for chunk in chunks(steps, [name for name in schema if name in read], rows, whole=whole):
-        table = compute_many(chunk, estimators).select(*row_keys(schema), *added).collect(engine="in-memory")
-        if table.height != chunk.height:
-            raise InputError(f"expected estimators to return all {chunk.height} rows, received {table.height}")
+    names = row_keys(steps.collect_schema())
+    for chunk in chunks(steps, rows, whole=whole):
+        stored = chunk.select(pl.len())
+        table = compute_many(chunk, estimators).select(*names, *added)
+        height, table = pl.collect_all([stored, table], engine="in-memory")
+        if table.height != height.item():
+            raise InputError(f"expected estimators to return all {height.item()} rows, received {table.height}")
         yield table
 
 

@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import re
 from functools import partial
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import polars as pl
@@ -60,9 +60,6 @@ _NULLABLE: Final = re.compile(r"next_state.*|(?:history|context)_hash_[1-9]\d*")
 _REWARDS: Final = {"reward": "reward", "success": "won", "score": "score"}
 """The column that each value of `Parameters.reward` selects."""
 
-Inputs: TypeAlias = tuple[list[str], list[str], set[str]]
-"""See `inputs_of`."""
-
 
 def group_keys(columns: Collection[str]) -> list[str]:
     """Return the columns that identify a group of compared rollouts: those of `GROUP_KEYS`, or `task` for `task_id`."""
@@ -80,61 +77,50 @@ def row_keys(columns: Collection[str]) -> list[str]:
     return [*group_keys(columns), "trajectory", "step"]
 
 
-def inputs_of(schema: pl.Schema, p: Parameters, reads: Sequence[str] | None, name: str) -> Inputs:
-    """Return the columns of a table that an estimator needs.
+def _stored(schema: pl.Schema, p: Parameters) -> set[str]:
+    """Return the columns of a table that are read as they are: with a state key, hashes of states are not."""
+    return {name for name in schema if not (p.state_key and _HASH.fullmatch(name)) or name == "action_hash"}
+
+
+def _sources(column: str, stored: Collection[str], p: Parameters) -> list[str]:
+    """Return the columns of a table that a column is read or derived from."""
+    if column in stored or not _HASH.fullmatch(column):
+        return [column]
+    state = ["state_hash"] if "state_hash" in stored else ["state"]
+    state += ["admissible_actions"] if p.state_key == ALFWORLD_NODES else []
+    action = ["action_hash" if "action_hash" in stored else "action"]
+    if column == "action_hash":
+        return action
+    return [*state, *action] if column.startswith(CHAINS["states_actions"]) else state
+
+
+def checked_columns(schema: pl.Schema, p: Parameters, reads: Sequence[str], name: str) -> list[str]:
+    """Return the columns of a table that an estimator reads and that must not be null.
 
     Args:
         schema: The columns of the table.
         p: The estimator's parameters.
-        reads: The hashes and columns of texts that it reads; None for all that the table has.
+        reads: The hashes and columns of texts that it reads.
         name: Its name, for the error message.
-
-    Returns:
-        The columns that are read, in the order of the table; those of them that must not be null; and the hashes that
-        are computed from others.
 
     Raises:
         InputError: Columns are missing (the line names them all), or have types that cannot be used.
     """
-    columns = _derivable(schema, getattr(p, "history_length", hashing.DEFAULT_DEPTH)) if reads is None else reads
-    hashes = {column for column in columns if _HASH.fullmatch(column)}
-    derived = {column for column in hashes if column == "next_state_hash" or column not in schema}
-    derived |= hashes - {"action_hash"} if p.state_key else set()
-    chains = tuple(stem for stem in CHAINS.values() if any(column.startswith(stem) for column in derived))
-    derived |= {column for column in hashes if column.startswith(chains)}  # of one table, all or none are stored
-    values = [column for column in columns if column not in derived]
-    if derived - {"action_hash"}:
-        values.append("state_hash" if "state_hash" in schema and not p.state_key else "state")
-    if "action_hash" in derived or CHAINS["states_actions"] in chains:
-        values.append("action_hash" if "action_hash" in schema else "action")
-    values += ["admissible_actions"] if p.state_key == ALFWORLD_NODES else []
+    stored, reward = _stored(schema, p), _REWARDS[p.reward]
     flags = ["action_valid"] if p.invalid_action_penalty else []
-    needed = dict.fromkeys([*row_keys(schema), _REWARDS[p.reward], *values, *flags])
-    missing = [column for column in needed if column not in schema and column != "next_state"]
-    if missing:
+    sources = {column: _sources(column, stored, p) for column in [*reads, *flags] if column != "next_state"}
+    needed = dict.fromkeys([*row_keys(schema), reward, *(source for several in sources.values() for source in several)])
+    if missing := [column for column in needed if column not in schema]:
         raise InputError(
             f"the table has no {listed([f'`{column}`' for column in missing])}, which {name} reads; it has "
             f"{', '.join(schema) or 'no columns'}. Rename or add columns (docs/estimators.md describes them)"
         )
     if not schema["step"].is_integer():
         raise InputError(f"column step: expected integers, received {schema['step']}; convert it with cast")
-    reward = schema[_REWARDS[p.reward]]
-    if not (reward.is_numeric() or reward in (pl.Boolean, pl.Null)):
-        raise InputError(f"column {_REWARDS[p.reward]}: expected numbers, received {reward}; convert it with cast")
-    optional = {"next_state", "next_state_hash"} if {"next_state", "next_state_hash"} & set(columns) else set()
-    checked = flags if reads is None else [column for column in [*values, *flags] if not _NULLABLE.fullmatch(column)]
-    return [column for column in schema if column in {"aborted", *needed, *optional}], checked, derived
-
-
-def _derivable(schema: pl.Schema, depth: int) -> list[str]:
-    """Return the hashes that can be read from a table or derived from it, with contexts up to a depth."""
-    known = [name for name in ("state", "action") if name in schema or f"{name}_hash" in schema]
-    hashes = [f"{name}_hash" for name in known] + (["next_state_hash"] if "state" in known else [])
-    for context, stem in CHAINS.items():
-        names = [f"{stem}{k}" for k in range(depth + 1)]
-        if set(names) <= set(schema) or ("state" in known and (context == "states" or "action" in known)):
-            hashes += names
-    return hashes
+    if not (schema[reward].is_numeric() or schema[reward] in (pl.Boolean, pl.Null)):
+        raise InputError(f"column {reward}: expected numbers, received {schema[reward]}; convert it with cast")
+    known = [sources[column] for column in sources if not _NULLABLE.fullmatch(column)]
+    return list(dict.fromkeys(source for several in known for source in several))
 
 
 def prepare(
@@ -158,7 +144,14 @@ def prepare(
         InputError: A column is missing. When the result is collected: rows are invalid.
     """
     schema = steps.collect_schema() if schema is None else schema
-    _, checked, derived = inputs_of(schema, p, reads, name)
+    stored = _stored(schema, p)
+    if reads is None:
+        depths = range(getattr(p, "history_length", hashing.DEFAULT_DEPTH) + 1)
+        hashes = ["state_hash", "action_hash", "next_state_hash", *(f"{c}{k}" for c in CHAINS.values() for k in depths)]
+        reads = [column for column in hashes if set(_sources(column, stored, p)) <= set(schema)]
+        checked = checked_columns(schema, p, (), name)
+    else:
+        checked = checked_columns(schema, p, reads, name)
     steps = steps.with_columns(
         key(group_keys(schema)).alias("task_key"),
         key(name for name in ("run", "trajectory") if name in schema).alias("trajectory_key"),
@@ -183,7 +176,7 @@ def prepare(
     steps = steps.with_columns(outcomes.alias("(outcomes)")).with_columns(pl.col("(outcomes)").struct.unnest())
     keys = {name: pl.when(~pl.col("(aborted)")).then(name) for name in ("task_key", "batch_key")}
     steps = steps.with_columns(**_returns(p, penalty), **keys)
-    return _with_hashes(steps, schema, p, derived) if derived else steps
+    return _with_hashes(steps, stored, p, {name for name in reads if _HASH.fullmatch(name)})
 
 
 # --------------------------------------------------------------------------------------------- returns and invalid rows
@@ -285,26 +278,24 @@ class StepTableError(InputError):
 # ---------------------------------------------------------------------------------------------------------- hashes
 
 
-def _with_hashes(steps: pl.LazyFrame, schema: pl.Schema, p: Parameters, derived: set[str]) -> pl.LazyFrame:
-    """Add hashes that are derived from other columns."""
+def _with_hashes(steps: pl.LazyFrame, stored: set[str], p: Parameters, hashes: set[str]) -> pl.LazyFrame:
+    """Add the hashes that the table does not have."""
+    derived = hashes - stored | hashes & {"next_state_hash"}
     nodes = p.state_key == ALFWORLD_NODES
     key_of = None if nodes or p.state_key is None else state_key(p.state_key, (ALFWORLD_NODES,))
-    if nodes:
+    if derived and nodes:
         steps = with_alfworld_nodes(steps, into="state_hash")
-    elif p.state_key or ("state_hash" not in schema and "state" in schema):
+    elif derived and "state_hash" not in stored and "state" in stored:
         steps = steps.with_columns(text_hash("state", key_of).alias("state_hash"))
-    if "action_hash" not in schema and "action" in schema:
+    if derived and "action_hash" not in stored and "action" in stored:
         steps = steps.with_columns(text_hash("action").alias("action_hash"))
     if "next_state_hash" in derived:
-        after = [neighbour(pl.col("state_hash"), 1)]
-        if "next_state" in schema and not nodes:
-            after = [text_hash("next_state", key_of), *after]
-        if "next_state_hash" in schema and not p.state_key:
-            after = [pl.col("next_state_hash"), *after]
-        steps = steps.with_columns(pl.coalesce(after).alias("next_state_hash"))
+        after = [pl.col("next_state_hash")] if "next_state_hash" in stored else []
+        after += [text_hash("next_state", key_of)] if "next_state" in stored and not nodes else []
+        steps = steps.with_columns(next_state_hash=pl.coalesce(*after, neighbour(pl.col("state_hash"), 1)))
     for context, stem in CHAINS.items():
         depth = max((int(name.removeprefix(stem)) for name in derived if name.startswith(stem)), default=-1)
-        for k in range(depth + 1):
+        for k in (k for k in range(depth + 1) if f"{stem}{k}" not in stored):
             item = pl.col("state_hash")
             if k:
                 before = neighbour(pl.col(f"{stem}{k - 1}"), -1)

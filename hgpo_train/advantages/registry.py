@@ -17,7 +17,7 @@ import polars as pl
 
 from hgpo_envs.errors import InputError, one_line, unknown
 from hgpo_envs.plugins import import_object, installed, load
-from hgpo_train.advantages.input_columns import StepTableError, inputs_of, prepare, row_keys
+from hgpo_train.advantages.input_columns import StepTableError, prepare, row_keys
 from hgpo_train.advantages.parameters import Parameters
 from hgpo_train.advantages.tables import step_table
 from hgpo_train.settings import build, types_of
@@ -88,12 +88,6 @@ class Estimator:
         """The added columns, each with the function's name for it."""
         optional = self.optional(self.parameters) if self.details else ()
         return {self.column: "advantage"} | {f"{self.column}_{name}": name for name in optional}
-
-    def columns(self, schema: pl.Schema) -> list[str]:
-        """Return the columns of a table that are read; all if the estimator does not say. None may be missing."""
-        reads = self.reads(self.parameters)
-        stored, _, _ = inputs_of(schema, self.parameters, reads, self.name)
-        return list(schema) if reads is None else stored
 
     def apply(self, steps: pl.LazyFrame) -> pl.LazyFrame:
         """Call the function on a table with the input columns.

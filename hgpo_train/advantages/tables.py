@@ -14,7 +14,7 @@ from hgpo_envs.errors import InputError, one_line
 from hgpo_train.advantages.input_columns import BATCH_KEYS, batch_keys, group_keys
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
 
     from hgpo_datasets.partitions import Partition
 
@@ -84,54 +84,35 @@ def _is_path(steps: object) -> bool:
     return bool(paths) and all(isinstance(path, str | os.PathLike) for path in paths)
 
 
-def chunks(
-    steps: pl.LazyFrame, columns: Sequence[str], rows: int = ROWS, *, whole: str = "group"
-) -> Iterator[pl.DataFrame]:
-    """Yield a table in chunks of about `rows` rows, in order, without splitting groups.
+def chunks(steps: pl.LazyFrame, rows: int = ROWS, *, whole: str = "group") -> Iterator[pl.LazyFrame]:
+    """Yield a table in chunks of at most `rows` rows, in order, without splitting groups.
 
     Args:
         steps: A table whose groups are contiguous, as in the step tables that `StepWriter` writes.
-        columns: The names of the columns to read.
-        rows: The approximate number of rows of a chunk; larger if a group is larger.
+        rows: The largest number of rows of a chunk; larger if a group is larger.
         whole: The unit that is not split: a ``group`` of rollouts, or a ``batch`` (a run's iteration).
 
     Raises:
-        InputError: The rows of a group are not contiguous and are in different chunks.
+        InputError: The table has several chunks, and the rows of a group are not contiguous.
     """
     if rows < 1:
         raise InputError(f"chunk_rows: expected an integer of at least 1, received {rows}")
-    keys = batch_keys(columns) if whole == "batch" else group_keys(columns)
-    rest: pl.DataFrame | None = None  # rows after the last chunk
-    seen = pl.Series("seen", [], dtype=pl.UInt64)
-    for batch in steps.select(columns).collect_batches(chunk_size=rows, maintain_order=True):
-        table = batch if rest is None else pl.concat([rest, batch])
-        end = _last_border(table, keys) if keys else 0
-        if end and end >= rows // 2:
-            seen = _unseen_groups(table[:end], keys, seen)
-            yield table[:end]
-            table = table[end:]
-        rest = table
-    if rest is not None and rest.height:
-        _unseen_groups(rest, keys, seen)
-        yield rest
-
-
-def _last_border(table: pl.DataFrame, keys: list[str]) -> int:
-    """Return the index of the last group's first row."""
-    same = pl.all_horizontal(pl.col(key).eq_missing(pl.col(key).last()) for key in keys)
-    others = table.select((~same).arg_true().last()).item()
-    return 0 if others is None else int(others) + 1
-
-
-def _unseen_groups(chunk: pl.DataFrame, keys: list[str], seen: pl.Series) -> pl.Series:
-    """Return the hashes of the groups of a chunk and of earlier ones, `seen`; no group may be in both."""
-    if not keys:
-        return seen
-    groups = chunk.select(keys).unique().with_columns(pl.struct(keys).hash().alias("seen"))
-    again = groups.filter(pl.col("seen").is_in(seen.implode()))
-    if again.height:
+    schema = steps.collect_schema()
+    keys = batch_keys(schema) if whole == "batch" else group_keys(schema)
+    if not keys or steps.select(pl.len()).collect().item() <= rows:
+        yield steps
+        return
+    row = pl.col("(row)")
+    limits = steps.select(keys).with_row_index("(row)").group_by(keys).agg(start=row.min(), end=row.max() + 1)
+    groups = limits.sort("start").collect()
+    apart = groups.filter(pl.col("end") > pl.col("start").shift(-1)).select(keys)
+    if apart.height:
         raise InputError(
-            f"expected contiguous rows of each group, but {again.select(keys).row(0, named=True)} is in two places; "
-            f"sort the table by {', '.join(keys)}, or increase the rows of a chunk to those of the table"
+            f"expected contiguous rows of each group, but those of {apart.row(0, named=True)} are in two places; sort "
+            f"the table by {', '.join(keys)}, or increase the rows of a chunk to those of the table"
         )
-    return pl.concat([seen, groups["seen"]])
+    start, ends = 0, groups["end"].to_list()
+    for end, following in zip(ends, [*ends[1:], None], strict=True):
+        if following is None or following - start > rows:
+            yield steps.slice(start, end - start)
+            start = end

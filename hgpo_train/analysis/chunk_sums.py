@@ -11,7 +11,7 @@ import polars as pl
 from hgpo_envs.errors import InputError, unknown
 from hgpo_envs.state_keys import mask_numbers
 from hgpo_train.advantages.alfworld_nodes import ALFWORLD_NODES, NOTHING
-from hgpo_train.advantages.input_columns import CHAINS, prepare, row_keys, text_hash
+from hgpo_train.advantages.input_columns import CHAINS, checked_columns, prepare, row_keys, text_hash
 from hgpo_train.advantages.tables import chunks
 from hgpo_train.advantages.windows import along, chain
 from hgpo_train.analysis.level_sums import (
@@ -40,7 +40,7 @@ TEXTS: Final = 100
 
 _READ: Final = (
     *("state_hash", "state", "action_hash", "action", "admissible_actions", "action_admissible", "aborted"),
-    *("action_valid", "won", "reward", "episode_return"),
+    *("action_valid", "won", "reward", "score", "episode_return"),
 )
 
 
@@ -70,14 +70,18 @@ def part_sums(
     for name in settings.by:
         if name not in schema and name != ALL:
             raise InputError(unknown("column to split by", name, schema))
-    wanted = {*row_keys(schema), *settings.by, *_READ, *settings.estimator.columns(schema)}
-    if "action_admissible" in schema and settings.estimator.parameters.state_key != ALFWORLD_NODES:
+    p, reads = settings.estimator.parameters, settings.estimator.reads(settings.estimator.parameters)
+    checked_columns(schema, p, reads, "hgpo")
+    wanted = {*row_keys(schema), *settings.by, *_READ, *reads}
+    if "action_admissible" in schema and p.state_key != ALFWORLD_NODES:
         wanted.discard("admissible_actions")  # the widest column
     rows = 0
     sums: list[tuple[str, pl.DataFrame]] = []
-    for number, chunk in enumerate(chunks(steps, [name for name in schema if name in wanted], settings.chunk_rows)):
-        rows += chunk.height
-        sums += _chunk_sums(chunk, settings, (place, number))
+    steps = steps.select(name for name in schema if name in wanted)
+    for number, chunk in enumerate(chunks(steps, settings.chunk_rows)):
+        table = chunk.collect()
+        rows += table.height
+        sums += _chunk_sums(table, settings, (place, number))
     if not rows:
         raise InputError("the step table has no rows")
     return rows, sums

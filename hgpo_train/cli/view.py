@@ -52,7 +52,6 @@ def view(
 ) -> None:
     """Look at tasks, groups, steps and advantages in a browser or a terminal, also while a run is being written."""
     from hgpo_envs.errors import InputError
-    from hgpo_train.local_server import check_port
     from hgpo_train.view.sources import open_sources
 
     if terminal and out is not None:
@@ -63,7 +62,6 @@ def view(
         chosen = {"estimators": estimator} if estimator else {}
         _write(open_sources(run), out, max_mb=max_mb, overwrite=overwrite, tasks=tasks, task_ids=task or (), **chosen)
     else:
-        check_port(port)
         from hgpo_train.view.server import serve
 
         sources = open_sources(run)

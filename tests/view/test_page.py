@@ -109,7 +109,7 @@ def test_the_command_writes_a_page(hgpo, small_run, tmp_path) -> None:
         ("RUN -o page.html --max-mb 0", "--max-mb: expected a positive number, received 0"),
         ("RUN -o page.html --task nothing", "unknown task 'nothing'"),
         ("RUN -o page.html -e ppo", "unknown estimator 'ppo'"),
-        ("RUN --port 99999", "--port: expected a number from 0 to 65535, received 99999"),
+        ("RUN --port 99999", "port must be 0-65535"),
         ("RUN --host 192.0.2.1", "cannot listen on '192.0.2.1'"),
         ("RUN -e nothing:here", "ModuleNotFoundError"),
     ],
@@ -132,7 +132,7 @@ def test_a_port_in_use(hgpo, small_run) -> None:
         taken.listen()
         code, _, error = hgpo("view", small_run, "--port", taken.getsockname()[1], "--no-browser")
     assert code == 2
-    assert "Address already in use; use another --port" in error
+    assert "Address already in use" in error
 
 
 @pytest.mark.slow

@@ -53,9 +53,7 @@ def serve(
     from hgpo_openenv.environments import open_environments
     from hgpo_openenv.run import run_server
     from hgpo_openenv.server import Limits
-    from hgpo_train.local_server import check_port
 
-    check_port(port)
     env_ids = env or ["HGPO/ALFWorld-v0"]
     if data is not None and len(env_ids) > 1:
         raise InputError("--data: expected one --env, received several; start a server for each data set")
