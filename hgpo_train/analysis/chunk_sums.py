@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 import polars as pl
@@ -25,10 +24,9 @@ from hgpo_train.analysis.level_sums import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
     from hgpo_datasets.partitions import Partition
-    from hgpo_train.advantages.parameters import Context
     from hgpo_train.advantages.registry import Estimator
     from hgpo_train.analysis.level_sums import Floats
 
@@ -44,8 +42,7 @@ _READ: Final = (
 )
 
 
-@dataclass(frozen=True)
-class Settings:
+class Settings(NamedTuple):
     """The arguments of `statistics` that the sums of a chunk depend on."""
 
     by: tuple[str, ...]
@@ -100,7 +97,7 @@ def _chunk_sums(chunk: pl.DataFrame, settings: Settings, place: tuple[int, int])
     if settings.without_unchanged:
         steps = steps.filter(~pl.col("(unchanged)"))
     levels = {str(k): pl.col(f"{CHAINS[p.context]}{k}") for k in range(p.history_length + 1)}
-    if _has_histories(p.context, chunk.columns):
+    if "(whole)" in steps.columns:
         levels[ORACLE] = pl.col("(whole)")
     groups = {level: _groups(steps, context, units.height) for level, context in levels.items()}
     yield "sizes", pl.concat(_sizes(level, group, units) for level, group in groups.items())
@@ -110,6 +107,8 @@ def _chunk_sums(chunk: pl.DataFrame, settings: Settings, place: tuple[int, int])
     masked = np.full(units.height, np.nan)
     if "state" in steps.columns and p.state_key is None:
         masked = counts(_groups(steps, pl.col("(masked)"), units.height), trajectories)["shared"]
+    if "(whole)" not in steps.columns:
+        steps = steps.with_columns(pl.lit(None, pl.Int64).alias("(whole)"))
     whole = {k: _groups(steps, pl.coalesce(context, "(whole)"), units.height) for k, context in levels.items()}
     structure = {
         level: counts(group, trajectories) | {"rows": rows, "masked": masked, "whole_pairs": whole[level].pairs()}
@@ -132,59 +131,43 @@ def _prepared(chunk: pl.DataFrame, settings: Settings) -> pl.DataFrame:
     """Return a chunk with the input columns of estimators and those that statistics need in addition.
 
     These are `(rewards)`, the trajectory's sum of stored rewards, which no parameter changes; `(whole)`, a key of the
-    whole history; `(masked)`, a key of the state without its numbers; `(admissible)`,
-    whether the environment could execute the action; and `(unchanged)`, whether the state replies to an action that
-    changed nothing.
+    whole history, if the table has every state (and action); `(masked)`, a key of the state without its numbers;
+    `(admissible)`, whether the environment could execute the action; and `(unchanged)`, whether the state replies to
+    an action that changed nothing.
     """
+    p, columns = settings.estimator.parameters, chunk.columns
     steps = chunk.lazy()
-    if "action_valid" not in chunk.columns:
+    if "action_valid" not in columns:
         steps = steps.with_columns(action_valid=pl.lit(value=True))
-    texts = "state" in chunk.columns
-    admissible = pl.lit(None, pl.Boolean)
-    if "action_admissible" in chunk.columns:
-        admissible = pl.col("action_admissible")
-    elif {"action", "admissible_actions"} <= set(chunk.columns):
-        admissible = pl.col("admissible_actions").list.contains(pl.col("action"))
-    same = pl.col("state" if texts else f"{CHAINS[settings.estimator.parameters.context]}0")
-    unchanged = [along((same == same.shift(1)) | ~pl.col("(admissible)").shift(1).fill_null(value=True))]
-    if texts:
-        unchanged.append(pl.col("state").str.starts_with(NOTHING))
     rewards = pl.lit(None, pl.Float64)
-    if "episode_return" in chunk.columns:
+    if "episode_return" in columns:
         rewards = pl.col("episode_return")
-    elif "reward" in chunk.columns:
-        rewards = pl.col("reward").cast(pl.Float64).sum().over(row_keys(chunk.columns)[:-1])
-    steps = prepare(steps.with_columns(rewards.alias("(rewards)")), settings.estimator.parameters)
-    return (
-        steps.with_columns(
-            _whole_history(settings.estimator.parameters.context, chunk.columns).alias("(whole)"),
-            (text_hash("state", mask_numbers) if texts else pl.lit(None, pl.Int64)).alias("(masked)"),
-            admissible.alias("(admissible)"),
-        )
-        .with_columns(pl.any_horizontal(unchanged).fill_null(value=False).alias("(unchanged)"))
-        .collect(engine="in-memory")
+    elif "reward" in columns:
+        rewards = pl.col("reward").cast(pl.Float64).sum().over(row_keys(columns)[:-1])
+    admissible = pl.lit(None, pl.Boolean)
+    if "action_admissible" in columns:
+        admissible = pl.col("action_admissible")
+    elif {"action", "admissible_actions"} <= set(columns):
+        admissible = pl.col("admissible_actions").list.contains(pl.col("action"))
+    steps = prepare(steps.with_columns(rewards.alias("(rewards)"), admissible.alias("(admissible)")), p)
+
+    texts = "state" in columns
+    same = pl.col("state" if texts else f"{CHAINS[p.context]}0")
+    unchanged = [along((same == same.shift(1)) | ~pl.col("(admissible)").shift(1).fill_null(value=True))]
+    unchanged += [pl.col("state").str.starts_with(NOTHING)] if texts else []
+    steps = steps.with_columns(
+        (text_hash("state", mask_numbers) if texts else pl.lit(None, pl.Int64)).alias("(masked)"),
+        pl.any_horizontal(unchanged).fill_null(value=False).alias("(unchanged)"),
     )
-
-
-def _has_histories(context: Context, columns: Collection[str]) -> bool:
-    """Return whether a table has every state (and action), and not only hashes of contexts of limited depth."""
-    names = ["state", "action"] if context == "states_actions" else ["state"]
-    return all(name in columns or f"{name}_hash" in columns for name in names)
-
-
-def _whole_history(context: Context, columns: Collection[str]) -> pl.Expr:
-    """Return a key of all states (and actions) of a trajectory up to each step.
-
-    The key is null where the table stores only context hashes of limited depth. Each item is hashed together with its
-    position, so the running sum of the hashes identifies the sequence.
-    """
-    if not _has_histories(context, columns):
-        return pl.lit(None, pl.Int64)
-    item = pl.col("state_hash")
-    if context == "states_actions":
-        item = chain(pl.col("action_hash").shift(1).fill_null(0), item)
-    placed = pl.struct(item.alias("item"), pl.int_range(pl.len()).alias("position")).hash().reinterpret(signed=True)
-    return along(placed.cum_sum())
+    items = ["state_hash"] if p.context == "states" else ["state_hash", "action_hash"]
+    if set(items) <= set(steps.collect_schema()):
+        item = pl.col("state_hash")
+        if p.context == "states_actions":
+            item = chain(pl.col("action_hash").shift(1).fill_null(0), item)
+        # each item is hashed with its position, so that the running sum of the hashes identifies the sequence
+        placed = pl.struct(item.alias("item"), pl.int_range(pl.len()).alias("position")).hash()
+        steps = steps.with_columns(along(placed.reinterpret(signed=True).cum_sum()).alias("(whole)"))
+    return steps.collect(engine="in-memory")
 
 
 def _episode_sums(steps: pl.DataFrame, units: pl.DataFrame) -> pl.DataFrame:

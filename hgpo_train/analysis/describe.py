@@ -83,18 +83,23 @@ def _outcomes(run: Row) -> list[str]:
 
 
 def _contexts(levels: list[Row]) -> list[str]:
-    line = f"{share(levels[0]['shared']).capitalize()} of the steps share their state with another step of their group"
+    first = share(levels[0]["shared"]).capitalize()
+    shared = f"{first} of the steps share their state with another step of their group"
     if len(levels) == 1:
-        return [f"{line}."]
+        return [f"{shared}."]
     last = levels[-1]
     before = "the state before it" if last["level"] == "1" else f"the {last['level']} states before it"
+    return [
+        f"{shared}, {share(last['shared'])} also {before}.",
+        f"Context inconsistency: of the pairs of steps at the same state, {_differ(levels)}.",
+    ]
+
+
+def _differ(levels: list[Row]) -> str:
     differ = [f"{share(levels[1]['differing'])} differ in the state before"]
     if len(levels) > 2:
-        differ.append(f"{share(last['differing'])} within the last {last['level']} states")
-    return [
-        f"{line}, {share(last['shared'])} also {before}.",
-        f"Context inconsistency: of the pairs of steps at the same state, {listed(differ)}.",
-    ]
+        differ.append(f"{share(levels[-1]['differing'])} within the last {levels[-1]['level']} states")
+    return listed(differ)
 
 
 def _states(found: Statistics) -> list[str]:
@@ -111,11 +116,8 @@ def _unchanged(run: Row, levels: list[Row]) -> list[str]:
     """Say how many histories differ without replies to actions that changed nothing."""
     if len(levels) < 2 or levels[1]["differing"] is None:
         return []
-    differ = [f"{share(levels[1]['differing'])} differ in the state before"]
-    if len(levels) > 2:
-        differ.append(f"{share(levels[-1]['differing'])} within the last {levels[-1]['level']}")
     replies = f"{share(run['unchanged']).capitalize()} of the steps reply to an action that changed nothing"
-    return [f"{replies}. Without them, {listed(differ)}."]
+    return [f"{replies}. Without them, {_differ(levels)}."]
 
 
 def _explained(found: Statistics, opening: str) -> list[str]:

@@ -1,6 +1,5 @@
 """Charts: what they show, the files that they are written to, and `hgpo stats --plot`."""
 
-import json
 import re
 
 import polars as pl
@@ -10,13 +9,7 @@ pytest.importorskip("altair")
 pytest.importorskip("vl_convert")
 
 from hgpo_envs.errors import InputError
-from hgpo_train.analysis.charts import (
-    check_chart_file,
-    levels_chart,
-    save_chart,
-    sizes_chart,
-    statistics_chart,
-)
+from hgpo_train.analysis.charts import check_chart_file, levels_chart, save_chart, sizes_chart, statistics_chart
 from hgpo_train.analysis.statistics import statistics
 
 TABLE = pl.DataFrame(
@@ -42,17 +35,12 @@ def sure():
 
 def test_a_chart_contains_the_table(sure) -> None:
     drawn = levels_chart(sure, "shared", by="task_type").to_dict()
-    expected = sure.filter(pl.col("statistic") == "shared", pl.col("value").is_not_null())
-    assert data_of(drawn) == expected.to_dicts()
-    encoded = [
-        {name: axis.get("field") for name, axis in layer["encoding"].items() if isinstance(axis, dict)}
-        for layer in drawn["layer"]
-    ]
-    assert [layer["y"] for layer in encoded] == ["chance", "low", "value", "value"], "the last is hollow"
-    assert encoded[1]["y2"] == "high"
-    colours = drawn["layer"][2]["encoding"]["color"]
-    assert colours["field"] == "task_type"
-    assert colours["legend"]["title"] == "task type"
+    assert data_of(drawn) == sure.filter(pl.col("statistic") == "shared", pl.col("value").is_not_null()).to_dicts()
+    encoded = [layer["encoding"] for layer in drawn["layer"]]
+    assert [layer["y"]["field"] for layer in encoded] == ["chance", "low", "value", "value"], "the last is hollow"
+    assert encoded[1]["y2"]["field"] == "high"
+    assert encoded[2]["color"]["field"] == "task_type"
+    assert encoded[2]["color"]["legend"]["title"] == "task type"
 
 
 def test_a_column_is_shown_in_its_order_with_a_legend() -> None:
@@ -78,14 +66,8 @@ def test_files_need_no_network(sure, ending, tmp_path) -> None:
     save_chart(statistics_chart(sure, by="task_type"), path)
     content = path.read_bytes()
     assert [each.name for each in tmp_path.iterdir()] == [path.name]
-    if ending == ".png":
-        assert content.startswith(b"\x89PNG")
-        return
+    assert content.startswith(b"\x89PNG") if ending == ".png" else b"oracle" in content
     assert not re.search(rb'(src|href)="https?:', content)
-    if ending == ".json":
-        assert len(json.loads(content)["vconcat"]) == 2
-    else:
-        assert b"oracle" in content
 
 
 @pytest.mark.parametrize("name", ["chart.pdf", "chart", "missing/chart.svg"])

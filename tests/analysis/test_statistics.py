@@ -149,13 +149,9 @@ def test_the_states_that_carry_the_pairs_are_named_with_their_shares():
 
 
 def test_a_counter_in_states_is_reported_and_can_be_masked():
-    states = ["a hall. Moves: 1", "a kitchen. Moves: 2"]
-    table = pl.concat(
-        rollout([f"{state}, seed {number}" for state in states], ["go"] * 2).with_columns(
-            trajectory=pl.format("{}/{}", "trajectory", pl.lit(number))
-        )
-        for number in range(2)
-    ).filter(pl.col("trajectory").str.starts_with("0") | pl.col("trajectory").str.starts_with("2"))
+    rows = [(task, f"{task}/{one}", step, f"{name}. Moves: {step}, seed {one}", 0.0, True)
+            for task in "ab" for one in range(2) for step, name in enumerate(("a hall", "a kitchen"))]  # fmt: skip
+    table = pl.DataFrame(rows, NAMES, orient="row")
     found = statistics(table, history_length=1)
     masked = statistics(table, history_length=1, state_key="mask-numbers")
     assert (found.levels["shared"][0], masked.levels["shared"][0]) == (0, 1)
@@ -164,22 +160,6 @@ def test_a_counter_in_states_is_reported_and_can_be_masked():
         describe(found)
     )
     assert "mask-numbers" not in "\n".join(describe(masked))
-    with pytest.raises(InputError, match="unknown state key"):
-        statistics(table, state_key="mask")
-
-
-def test_alfworlds_nodes_are_a_state_key():
-    """What follows "Nothing happens." in different rooms is not one state."""
-    columns = {"admissible_actions": [["go"]] * 3}
-    table = pl.concat(
-        rollout(["start", room, "Nothing happens."], ["go", "hop", "go"], **columns).with_columns(
-            trajectory=pl.format("{}/{}", "trajectory", pl.lit(room))
-        )
-        for room in ("hall", "kitchen")
-    )
-    by_text, by_node = (statistics(table, history_length=0, state_key=key) for key in (None, "alfworld-nodes"))
-    assert by_text.levels["mean_size"][0] == pytest.approx(60 / 20)
-    assert by_node.levels["mean_size"][0] == pytest.approx(60 / 15)
 
 
 @settings(max_examples=5)
@@ -270,23 +250,20 @@ def wandering(rng: np.random.Generator, *, matters: bool) -> pl.DataFrame:
     return pl.DataFrame(rows, NAMES, orient="row")
 
 
-def explained_at_depth_one(table: pl.DataFrame) -> dict[str, float]:
-    found = statistics(table, history_length=1, permutations=20).intervals
-    return found.row(by_predicate=(pl.col("level") == "1") & (pl.col("statistic") == "explained"), named=True)
+OF_DEPTH_ONE = (pl.col("level") == "1") & (pl.col("statistic") == "explained")
 
 
-def test_histories_that_decide_are_told_from_chance() -> None:
+def test_histories_that_decide_are_told_from_chance_and_others_are_not() -> None:
     """In a third of the steps, the hall, the state before decides all; at the others, it is the same for all."""
-    found = explained_at_depth_one(wandering(np.random.default_rng(0), matters=True))
-    assert found["low"] > 0.2
-    assert found["chance"] == pytest.approx(0, abs=0.02)
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_histories_without_influence_are_not_told_from_chance(seed: int) -> None:
-    found = explained_at_depth_one(wandering(np.random.default_rng(seed), matters=False))
-    assert found["low"] < found["chance"]
-    assert found["chance"] == pytest.approx(0, abs=0.02)
+    for matters in (True, False):
+        table = wandering(np.random.default_rng(0), matters=matters)
+        result = statistics(table, history_length=1, permutations=20)
+        found = result.intervals.row(by_predicate=OF_DEPTH_ONE, named=True)
+        assert found["low"] > 0.2 if matters else found["low"] < found["chance"]
+        assert found["chance"] == pytest.approx(0, abs=0.02)
+        text = "\n".join(describe(result))
+        assert re.search(rf"\(\S+% to \S+%; by chance .*\): {'' if matters else 'not '}more than chance\.", text)
+        assert "; by chance it would be " in text
 
 
 def test_a_walk_without_memory_is_not_told_from_chance() -> None:
@@ -304,13 +281,6 @@ def test_a_walk_without_memory_is_not_told_from_chance() -> None:
     explained = found.filter(pl.col("statistic") == "explained", pl.col("level") != "0")
     assert (explained["low"] < explained["chance"]).all()
     assert (explained["chance"] < explained["high"]).all()
-
-
-def test_equal_tables_give_equal_bits():
-    """Polars' streaming engine adds in an order that varies."""
-    table = wandering(np.random.default_rng(0), matters=True)
-    first = statistics(table, history_length=1, resamples=100).levels
-    assert all(statistics(table, history_length=1, resamples=100).levels.equals(first) for _ in range(8))
 
 
 @settings(max_examples=5)
@@ -368,22 +338,13 @@ def test_a_rollout_that_returns_to_a_state_keeps_its_visits_together():
     assert seen == {(1.0, 2.0, 3.0), (3.0, 3.0, 1.0)}
 
 
-def test_the_sentences_say_how_sure_they_are():
-    for matters in (True, False):
-        table = wandering(np.random.default_rng(0), matters=matters)
-        text = "\n".join(describe(statistics(table, history_length=1, permutations=20)))
-        assert re.search(rf"\(\S+% to \S+%; by chance .*\): {'' if matters else 'not '}more than chance\.", text)
-        assert "; by chance it would be " in text
-
-
 def test_histories_that_explain_less_than_nothing_do_not_matter():
     """Above the chance of a walk that returns to its states, which is below 0, is not above nothing."""
     table = wandering(np.random.default_rng(0), matters=False)
     found = statistics(table, history_length=1, permutations=20)
-    of = (pl.col("level") == "1") & (pl.col("statistic") == "explained")
     columns = {"value": 0.003, "low": -0.02, "high": 0.02, "chance": -0.048}
     changed = found.intervals.with_columns(
-        pl.when(of).then(value).otherwise(name).alias(name) for name, value in columns.items()
+        pl.when(OF_DEPTH_ONE).then(value).otherwise(name).alias(name) for name, value in columns.items()
     )
     text = "\n".join(describe(found._replace(intervals=changed)))
     assert "explains less than 1% of the variance" in text
@@ -409,25 +370,10 @@ def test_success_is_what_is_known_with_bounds():
     assert "it is not stored which of them won" in "\n".join(describe(unknown))
 
 
-def test_a_run_of_aborted_rollouts_alone_is_described(hgpo, tmp_path):
-    found = with_outcomes([False, False], [True, True])
-    assert describe(found) == ["Every rollout was aborted (2), so there is nothing to compare."]
-    assert found.levels["shared"].null_count() == found.levels.height
-    table = pl.DataFrame(
-        {
-            "task": "a",
-            "trajectory": ["x", "y"],
-            "step": 0,
-            "state": "s",
-            "reward": 0.0,
-            "action_valid": True,
-            "aborted": True,
-        }
-    )
-    table.write_parquet(tmp_path / "steps.parquet")
-    code, out, _ = hgpo("stats", tmp_path / "steps.parquet")
-    assert code == 0
-    assert "Every rollout was aborted (2)" in out
+def test_a_run_of_aborted_rollouts_alone_is_described():
+    result = with_outcomes([False, False], [True, True])
+    assert describe(result) == ["Every rollout was aborted (2), so there is nothing to compare."]
+    assert result.levels["shared"].null_count() == result.levels.height
 
 
 def test_no_negative_zero_is_printed(hgpo, tmp_path):
@@ -459,47 +405,26 @@ def test_chunks_and_processes_give_the_same_numbers(tmp_path):
         pl.testing.assert_frame_equal(getattr(one, name), getattr(whole, name), rel_tol=1e-12)
 
 
-def test_equal_returns_give_no_weights() -> None:
-    states, rewards = "abcabc", [0, 0, 1, 0, 0, 1]
-    length = len(states) // 2
+def test_contexts_of_states_and_actions_and_equal_returns() -> None:
     table = pl.DataFrame(
-        {
-            "task": "a",
-            "trajectory": ["x"] * length + ["y"] * length,
-            "step": [*range(length)] * 2,
-            "state": list(states),
-            "reward": rewards,
-            "action_valid": True,
-        }
-    )
-    assert "equal returns: HGPO's advantages are all 0" in "\n".join(describe(statistics(table, history_length=1)))
-
-
-def test_the_states_actions_context() -> None:
-    table = pl.DataFrame(
-        {
-            "task": "a",
-            "trajectory": ["x", "x", "y", "y"],
-            "step": [0, 1, 0, 1],
-            "state": ["hall", "attic", "hall", "attic"],
-            "action": ["up", "look", "climb", "look"],
-            "reward": [0.0, 10.0, 0.0, 0.0],
-            "action_valid": True,
-        }
-    )
-    shared = {
-        c: statistics(table, history_length=1, context=c).levels["shared"].to_list()
-        for c in ("states", "states_actions")
-    }
-    assert shared == {"states": [1.0, 0.5, 1.0], "states_actions": [1.0, 0.0, 0.5]}
+        [("a", trajectory, step, state, 0.0, True, action) for trajectory, actions in (("x", "up"), ("y", "climb"))
+         for step, (state, action) in enumerate((("hall", actions), ("attic", "look")))],
+        [*NAMES, "action"], orient="row",
+    )  # fmt: skip
+    both = {context: statistics(table, history_length=1, context=context) for context in ("states", "states_actions")}
+    assert both["states"].levels["shared"].to_list() == [1.0, 0.5, 1.0]
+    assert both["states_actions"].levels["shared"].to_list() == [1.0, 0.0, 0.5]
+    assert "equal returns: HGPO's advantages are all 0" in "\n".join(describe(both["states"]))
 
 
 def test_invalid_input_is_reported() -> None:
-    row = {"task": "a", "trajectory": "x", "step": 0, "state": "s", "reward": 0.0, "action_valid": True}
+    table = pl.DataFrame([("a", "x", 0, "s", 0.0, True)], NAMES, orient="row")
     with pytest.raises(InputError, match="did you mean 'trajectory'"):
-        statistics(pl.DataFrame([row]), by=["trajectori"])
+        statistics(table, by=["trajectori"])
+    with pytest.raises(InputError, match="unknown state key"):
+        statistics(table, state_key="mask")
     for name in ("resamples", "permutations", "seed"):
         with pytest.raises(InputError, match=f"{name}: expected an integer of at least"):
-            statistics(pl.DataFrame([row]), **{name: -1})
+            statistics(table, **{name: -1})
     with pytest.raises(InputError, match="no rows"):
-        statistics(pl.DataFrame([row]).clear())
+        statistics(table.clear())
