@@ -119,11 +119,10 @@ def _in_chunks(steps: pl.LazyFrame, estimators: Sequence[Estimator], rows: int, 
     steps = steps.drop(added, strict=False)  # advantages that the table has already are no input
     names = row_keys(steps.collect_schema())
     for chunk in chunks(steps, rows, whole=whole):
-        stored = chunk.select(pl.len())
-        table = compute_many(chunk, estimators).select(*names, *added)
-        height, table = pl.collect_all([stored, table], engine="in-memory")
-        if table.height != height.item():
-            raise InputError(f"expected estimators to return all {height.item()} rows, received {table.height}")
+        computed = compute_many(chunk, estimators).select(*names, *added)
+        count, table = pl.collect_all([chunk.select(pl.len()), computed], engine="in-memory")
+        if table.height != count.item():
+            raise InputError(f"expected estimators to return all {count.item()} rows, received {table.height}")
         yield table
 
 

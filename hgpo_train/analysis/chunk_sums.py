@@ -67,7 +67,7 @@ def part_sums(
     for name in settings.by:
         if name not in schema and name != ALL:
             raise InputError(unknown("column to split by", name, schema))
-    p, reads = settings.estimator.parameters, settings.estimator.reads(settings.estimator.parameters)
+    p, reads = settings.estimator.parameters, settings.estimator.reads(settings.estimator.parameters) or ()
     checked_columns(schema, p, reads, "hgpo")
     wanted = {*row_keys(schema), *settings.by, *_READ, *reads}
     if "action_admissible" in schema and p.state_key != ALFWORLD_NODES:

@@ -40,7 +40,7 @@ COMMANDS = {
     f"{EVAL} --seeds 1,1": "expected distinct integers from 0 to 2147483647, received [1, 1]",
     "advantages": "Missing argument 'run'",
     "advantages /no/run": "/no/run: no such",
-    "advantages plain.parquet": "the table has no `task_id`",
+    "advantages plain.parquet": "the table has no `task`",
     "advantages run -e mine:positional": "the estimator 'positional': expected keyword-only parameters",
     "advantages run --gamma 2": "parameter gamma: expected float <= 1.0, received 2.0",
     "advantages run --out empty": "expected an output file, received the folder empty",
