@@ -1,7 +1,6 @@
 """ALFWorld and WebShop as Gymnasium environments on their bundled data."""
 
 import pickle
-import random
 import subprocess
 import sys
 import warnings
@@ -11,9 +10,8 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium.envs.registration import EnvSpec
-from gymnasium.utils.env_checker import check_env, data_equivalence
+from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AsyncVectorEnv
-from gymnasium.wrappers.vector import DictInfoToList
 
 import hgpo_envs
 from hgpo_envs.errors import InputError
@@ -38,7 +36,7 @@ def test_check_env_without_a_single_warning(env_id, arguments):
         env = gymnasium.make(env_id, **arguments)
         check_env(env.unwrapped)
         assert set(env.reset(seed=1)[1]) >= KEYS
-        again = gymnasium.make(type(env.spec).from_json(env.spec.to_json()))
+        again = gymnasium.make(EnvSpec.from_json(env.spec.to_json()))
         assert again.reset(seed=1)[1]["task_id"] == env.reset(seed=1)[1]["task_id"]
 
 
@@ -48,8 +46,6 @@ def test_ids_are_registered_once_by_import_and_described_in_json(env_id):
     gymnasium.register_envs(hgpo_envs)
     register_environments()
     assert gymnasium.spec(env_id) is before
-    assert EnvSpec.from_json(before.to_json()) == before
-    assert {name for name in gymnasium.registry if name.startswith("HGPO/")} >= set(IDS)
 
 
 @pytest.mark.slow
@@ -58,20 +54,6 @@ def test_module_colon_id_needs_no_import():
     root = Path(hgpo_envs.__file__).parent.parent
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=root)
     assert "unknown backend 'x'. Known: native, original" in done.stderr
-
-
-@pytest.mark.parametrize("env_id", IDS)
-def test_random_play_equals_gymnasiums_own_vector_environment(env_id):
-    chance, options = random.Random(3), {"num_envs": 8, "split": "all", "max_steps": 6}
-    pair = [DictInfoToList(gymnasium.make_vec(env_id, vectorization_mode=mode, **options)) for mode in (None, "sync")]
-    (_, infos), expected = [envs.reset(seed=5) for envs in pair]
-    assert infos == expected[1]
-    for _ in range(15):
-        actions = [chance.choice([*info["admissible_actions"], "no such thing"]) for info in infos]
-        steps = [envs.step([action.replace("<your query>", "red shoe") for action in actions]) for envs in pair]
-        assert all(map(data_equivalence, steps[0][:4], steps[1][:4]))
-        infos = steps[0][4]
-        assert infos == steps[1][4]
 
 
 @pytest.mark.parametrize("env_id", IDS)
@@ -102,7 +84,6 @@ def test_gymnasiums_async_vector_env(env_id):
     ("env_id", "arguments", "line"),
     [
         (IDS[0], {"splt": "train"}, "unknown argument 'splt'; did you mean 'split'?"),
-        (IDS[0], {"goals": "human"}, "unknown argument 'goals'"),
         (IDS[0], {"split": "valid_sen"}, "unknown split 'valid_sen'; did you mean 'valid_seen'?"),
         (IDS[0], {"data": "/no/such/place"}, "/no/such/place"),
         (IDS[0], {"backend": "orginal"}, "unknown backend 'orginal'; did you mean 'original'? Known: native, original"),
@@ -111,31 +92,15 @@ def test_gymnasiums_async_vector_env(env_id):
         (IDS[0], {"grammar": "pot"}, "unknown grammar 'pot'; did you mean 'put'?"),
         (IDS[1], {"goals": "humans"}, "unknown kind of goals 'humans'; did you mean 'human'?"),
         (IDS[1], {"observation_mode": "html"}, "unknown observation_mode 'html'"),
-        (IDS[1], {"split": "valid_seen"}, "unknown split 'valid_seen'"),
         (IDS[1], {"data": "/no/such/place"}, "/no/such/place"),
+        (IDS[1], {"option_colors": "both"}, "unknown argument 'option_colors'; did you mean 'option_colours'?"),
+        (IDS[1], {"after_done": "stop"}, "unknown after_done 'stop'. Known: continue, freeze"),
+        (IDS[1], {"price_seed": None}, "price_seed: expected an integer, received"),
     ],
 )
-@pytest.mark.parametrize("make", [gymnasium.make, gymnasium.make_vec])
-def test_bad_arguments(env_id, arguments, line, make):
+def test_bad_arguments(env_id, arguments, line):
     with pytest.raises(InputError) as caught:
-        make(env_id, **arguments)
-    assert line in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("env_id", "split", "task", "line"),
-    [
-        (IDS[0], "train", "train/nowhere/trial", "unknown"),
-        (IDS[1], "train", "x17", "x17"),
-        (IDS[1], "train", "99999999", "99999999"),
-        (IDS[1], "train", 3, "expected a task of split 'train', received '3' of split 'test'"),
-    ],
-)
-def test_bad_tasks(env_id, split, task, line):
-    env = gymnasium.make(env_id, split=split)
-    with pytest.raises(InputError) as caught:
-        env.reset(options={"task": task})
+        gymnasium.make(env_id, **arguments)
     assert line in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -144,3 +109,6 @@ def test_webshop_accepts_an_integer_as_a_task_id():
     env = gymnasium.make(IDS[1], split="all")
     assert env.reset(options={"task": 17})[1]["task_id"] == "17"
     assert env.reset(options={"task": np.int64(17)})[1]["task_id"] == "17"
+    for task, line in (("x17", "x17"), (99999999, "99999999")):
+        with pytest.raises(InputError, match=line):
+            env.reset(options={"task": task})

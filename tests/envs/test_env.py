@@ -48,10 +48,7 @@ def test_a_won_episode_step_by_step():
     assert not any(truncated for _, _, _, truncated, _ in steps)
     for number, (obs, reward, terminated, truncated, info) in enumerate(steps):
         assert set(info) == INFO_KEYS
-        assert type(reward) is float
-        assert type(terminated) is bool
-        assert type(truncated) is bool
-        assert type(info["won"]) is bool
+        assert [type(value) for value in (reward, terminated, truncated, info["won"])] == [float, bool, bool, bool]
         assert info["step"] == number
         assert info["action"] == ("" if number == 0 else actions[number - 1])
         assert info["action_valid"]
@@ -69,17 +66,12 @@ def test_a_won_episode_step_by_step():
     assert hashes.dtype == np.int64
 
 
-def test_invalid_actions_change_nothing_and_are_reported():
+def test_a_command_is_valid_if_it_is_admissible_and_a_response_by_its_form():
     env = TextEnv(DoorsSource())
     env.reset(seed=1)
     obs, reward, terminated, truncated, info = env.step("dance")
-    assert obs["state"] == "Nothing happens."
-    assert (reward, terminated, truncated) == (0.0, False, False)
-    assert not info["action_valid"]
-    assert not info["action_admissible"]
-
-
-def test_the_validity_of_a_response_depends_on_its_form():
+    assert (obs["state"], reward, terminated, truncated) == ("Nothing happens.", 0.0, False, False)
+    assert (info["action_valid"], info["action_admissible"]) == (False, False)
     env = TextEnv(DoorsSource(), action_format="response")
     env.reset(seed=1)
     well_formed = env.step("<think>hm</think><action>Dance</action>")[4]
@@ -106,6 +98,8 @@ def test_any_text_is_an_action(texts, action_format):
 
 def test_the_step_limit_truncates_and_does_not_terminate():
     env = TextEnv(DoorsSource(), max_steps=3)
+    with pytest.raises(ResetNeeded):
+        env.step("look")
     env.reset(seed=0)
     flags = [env.step("look")[2:4] for _ in range(3)]
     assert flags == [(False, False), (False, False), (False, True)]
@@ -114,8 +108,6 @@ def test_the_step_limit_truncates_and_does_not_terminate():
     actions = solution("train-0")
     steps = play(TextEnv(DoorsSource(), max_steps=len(actions)), "train-0", actions)
     assert steps[-1][2:4] == (True, False)  # won with the last step allowed: terminated alone
-    with pytest.raises(ResetNeeded):
-        TextEnv(DoorsSource()).step("look")
 
 
 def test_seeds_determine_tasks():
@@ -176,14 +168,9 @@ def test_pickles_contain_no_data(doors_id):
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        ({"history_length": -1}, "history_length: expected an integer of at least 0, received -1"),
         ({"history_length": 2.5}, "history_length: expected an integer of at least 0, received 2.5"),
-        ({"history_depth": -2}, "history_depth: expected an integer of at least 0, received -2"),
         ({"max_steps": 0}, "max_steps: expected an integer of at least 1, received 0"),
-        (
-            {"action_format": "comand"},
-            "unknown action_format 'comand'; did you mean 'command'? Known: command, response, number",
-        ),
+        ({"action_format": "comand"}, "unknown action_format 'comand'; did you mean 'command'? Known: command, resp"),
         ({"sampling": "shufled"}, "unknown sampling 'shufled'; did you mean 'shuffled'?"),
         ({"split": "valid"}, "unknown split 'valid'"),
         ({"render_mode": "rgb_array"}, "unknown render_mode 'rgb_array'. Known: "),
@@ -203,12 +190,8 @@ def test_bad_arguments(doors_id, arguments, line, vector):
     ("options", "line"),
     [
         ({"task": "train-99"}, "unknown task id 'train-99'; did you mean 'train-9'?"),
-        (
-            {"task": "test-10"},
-            "expected a task of split 'train', received 'test-10' of split 'test'; create the environment with split=",
-        ),
+        ({"task": "test-10"}, "expected a task of split 'train', received 'test-10' of split 'test'; create the env"),
         ({"task": None, "seed": 3}, "unknown reset option 'seed'"),
-        ({"task": ["train-1"]}, "expected a task id"),
         ({"task": True}, "expected a task id"),
     ],
 )
@@ -225,21 +208,14 @@ def test_async_vector_env_with_shared_memory_raises_an_error(doors_id):
         AsyncVectorEnv([lambda: gymnasium.make(doors_id)] * 2)
 
 
-@given(st.text(st.characters(exclude_categories=[])))
-def test_text_space_contains_any_characters(text):
-    space = UnicodeText(1000)
-    assert space.contains(text) == (len(text) <= 1000)
-    assert not space.contains(text.encode("utf-8", "surrogatepass"))
-
-
 def test_text_space_samples_and_serialises():
     space = UnicodeText(5, seed=3)
+    assert all(space.contains(text) for text in ("", "\ud800\0打😀"))
+    assert not any(space.contains(value) for value in ("123456", b"12", 3))
     samples = [space.sample() for _ in range(50)]
     assert all(space.contains(sample) for sample in samples)
     assert {len(sample) for sample in samples} == set(range(6))
-    assert pickle.loads(pickle.dumps(space)) == space
-    assert space != UnicodeText(6)
-    assert space != gymnasium.spaces.Text(5)
+    assert pickle.loads(pickle.dumps(space)) == space != gymnasium.spaces.Text(5)
     minari = pytest.importorskip("minari.serialization")
     assert minari.deserialize_space(minari.serialize_space(space)).max_length == 5
 
@@ -250,10 +226,6 @@ def test_wrappers_read_the_step_limit():
     timed = TimeAwareObservation(env, flatten=False, normalize_time=False)
     assert timed.reset(seed=1)[0]["time"] == 0
     assert timed.step("look")[0]["time"] == 1
-    limits = [gymnasium.make("HGPO/ALFWorld-v0", max_steps=limit).spec.max_episode_steps for limit in (100, None)]
-    assert limits == [100, 50]
-    steps = 0
+    assert gymnasium.make("HGPO/ALFWorld-v0").spec.max_episode_steps == 50
     env.reset(seed=1)
-    while not env.step("look")[3]:
-        steps += 1
-    assert steps == 6
+    assert [env.step("look")[3] for _ in range(7)] == [False] * 6 + [True]

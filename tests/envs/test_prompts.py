@@ -1,6 +1,5 @@
 """History and prompt templates."""
 
-import copy
 import pickle
 
 import gymnasium
@@ -10,11 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import hgpo_envs  # noqa: F401 (registers the environments)
-from hgpo_envs.environment_spec import make_player
 from hgpo_envs.episode import ACTION_FORMATS
 from hgpo_envs.errors import InputError
 from hgpo_envs.memory import Pair, as_text
-from hgpo_envs.prompts import FIELDS, PromptTemplate, load_template
+from hgpo_envs.prompts import PromptTemplate, load_template
 
 
 def test_the_last_k_pairs_are_shown_numbered_over_the_whole_episode():
@@ -51,22 +49,16 @@ def test_the_packages_templates_show_every_field(benchmark):
     pairs = [Pair(1, "A door.", "open door 1"), Pair(2, "A room.", "look")]
     template = load_template(None, benchmark)
     prompt = render(template, pairs)
-    assert "cool the mug." in prompt
-    assert "You see a fridge 1." in prompt
-    assert "'go to fridge 1'" in prompt
+    for part in ("cool the mug.", "You see a fridge 1.", "'go to fridge 1'", as_text(pairs), "Step 3", "<think>"):
+        assert part in prompt
     assert ("'help'" in prompt) == (benchmark != "ALFWorld")  # verl-agent leaves ALFWorld's help out
-    assert as_text(pairs) in prompt
-    assert "Step 3" in prompt
-    assert "<think>" in prompt
-    assert "<action>" in prompt
-    bare = render(template, pairs, action_format="command")
-    assert "<action>" not in bare
+    assert "<action>" not in render(template, pairs, action_format="command")
     numbered = render(template, pairs, action_format="number")
-    assert "1. go to fridge 1\n" in numbered
     assert "\n3. look\n" in numbered  # the number in the benchmark's list, whatever is left out of the prompt
     assert ("2. help\n" in numbered) == (benchmark != "ALFWorld")
-    assert "'go to fridge 1'" not in numbered
-    assert "number" in numbered
+    first = render(template, observation="Welcome. Your task is to: cool the mug.")
+    assert "Observation 1" not in first
+    assert benchmark != "ALFWorld" or first.count("cool the mug.") == 1  # the observation says it already
 
 
 TEXT = st.one_of(st.sampled_from(["look", "help", "", "{{ task }}", "a\nb"]), st.text(max_size=12))
@@ -81,15 +73,11 @@ def plain_jinja(template, fields):
     def numbered(actions, *left_out):
         return "\n".join(f"{n}. {action}" for n, action in enumerate(actions, 1) if action not in left_out)
 
-    jinja = jinja2.Environment(undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    jinja.filters |= {"listed": listed, "numbered": numbered}
-    return jinja.from_string(template.text).render(fields).strip()
-
-
-def expected_prompt(template, fields):
     pairs, steps = fields["pairs"], fields["steps_taken"]
     derived = {"history": as_text(pairs), "history_length": len(pairs), "step": steps + 1}
-    return plain_jinja(template, fields | derived)
+    jinja = jinja2.Environment(undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    jinja.filters |= {"listed": listed, "numbered": numbered}
+    return jinja.from_string(template.text).render(fields | derived).strip()
 
 
 @given(st.data())
@@ -107,44 +95,7 @@ def test_the_packages_templates_agree_with_plain_jinja(data):
         "max_steps": 50,
         "action_format": data.draw(st.sampled_from(ACTION_FORMATS)),
     }
-    assert template.render(**fields) == expected_prompt(template, fields)
-
-
-@pytest.mark.parametrize("env_id", ["HGPO/ALFWorld-v0", "HGPO/WebShop-v0"])
-@pytest.mark.parametrize("action_format", ACTION_FORMATS)
-def test_prompts_of_played_episodes_agree_with_plain_jinja(env_id, action_format):
-    env = gymnasium.make(env_id, action_format=action_format).unwrapped
-    player = make_player("expert", env.shared.source.name)
-    observation, _ = env.reset(seed=2)
-    episode = env.episode
-    player.reset(episode.task, episode.state, episode.engine)
-    while not episode.done:
-        fields = {
-            "task": episode.task.instruction,
-            "observation": episode.state.text,
-            "admissible_actions": list(episode.state.actions),
-            "pairs": episode.history(),
-            "steps_taken": episode.steps_taken,
-            "max_steps": episode.settings.max_steps,
-            "action_format": action_format,
-        }
-        assert observation["prompt"] == expected_prompt(episode.settings.template, fields)
-        action = player.act(episode.state)
-        observation, *_ = env.step(f"<action>{action}</action>" if action_format == "response" else action)
-    assert episode.state.won
-
-
-def test_a_trusted_template_may_use_jinjas_functions():
-    template = PromptTemplate("{% for n in range(step) %}{{ n }}{% endfor %}", "own", trusted=True)
-    assert render(template) == "0"
-
-
-def test_first_step_shows_the_raw_observation_and_no_history():
-    first = "Welcome. Your task is to: cool the mug."
-    prompt = render(load_template(None, "ALFWorld"), observation=first)
-    assert first in prompt
-    assert prompt.count("cool the mug.") == 1  # the observation says it already
-    assert "Observation 1" not in prompt
+    assert template.render(**fields) == plain_jinja(template, fields)
 
 
 def test_a_users_template(tmp_path):
@@ -155,10 +106,9 @@ def test_a_users_template(tmp_path):
     pairs = [Pair(1, "x<&>", "y")]
     template = load_template(str(path), "ALFWorld")
     assert render(template, pairs) == "2/50 cool the mug.|1x<&>y;"  # nothing is escaped
-    for same in (copy.deepcopy(template), pickle.loads(pickle.dumps(template))):
-        assert same.fingerprint == template.fingerprint
-        assert render(same, pairs) == render(template, pairs)
-    assert template.fingerprint != load_template(None, "ALFWorld").fingerprint
+    same = pickle.loads(pickle.dumps(template))
+    assert same.fingerprint == template.fingerprint != load_template(None, "ALFWorld").fingerprint
+    assert render(same, pairs) == render(template, pairs)
 
 
 @pytest.mark.parametrize(
@@ -166,26 +116,16 @@ def test_a_users_template(tmp_path):
     [
         ("{{ admissable_actions }}", "unknown field 'admissable_actions'; did you mean 'admissible_actions'?"),
         ("fine\n{% if task %}", "not valid Jinja (line 2)"),
-        ("{{ task | nofilter }}", "not valid Jinja"),
     ],
 )
-def test_bad_templates_are_refused_before_the_first_episode(text, line):
+def test_bad_templates_are_refused_before_the_first_episode(tmp_path, text, line):
     with pytest.raises(InputError, match="prompt template mine") as caught:
         PromptTemplate(text, "mine")
     assert line in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("content", "line"),
-    [(None, "unknown template or missing file"), (b"\xff\xfe\xfa", "expected a readable UTF-8 file")],
-)
-def test_unreadable_template_files(tmp_path, content, line):
-    path = tmp_path / "t.j2"
-    if content is not None:
-        path.write_bytes(content)
-    with pytest.raises(InputError, match=line):
-        load_template(str(path), "ALFWorld")
+    (tmp_path / "t.j2").write_bytes(b"\xff\xfe\xfa")
+    with pytest.raises(InputError, match="expected a readable UTF-8 file"):
+        load_template(str(tmp_path / "t.j2"), "ALFWorld")
 
 
 def test_further_fields_of_the_state():
@@ -193,11 +133,6 @@ def test_further_fields_of_the_state():
     assert render(template, info={"moves": 3, "limit": 9}) == "3 of 9: You see a fridge 1."
     with pytest.raises(InputError, match="has no attribute 'moves'"):
         render(template)
-
-
-def test_every_documented_field_is_available():
-    template = PromptTemplate("".join(f"[{{{{ {field} }}}}]" for field in FIELDS), "all")
-    assert render(template).count("[") >= len(FIELDS)
 
 
 @pytest.mark.parametrize(

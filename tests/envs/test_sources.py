@@ -13,7 +13,7 @@ import pytest
 from hgpo_envs.alfworld.data.pack import write_pack
 from hgpo_envs.alfworld.data.source import ALFWorldSource
 from hgpo_envs.errors import InputError
-from hgpo_envs.sources import KEPT, file_version, open_shared
+from hgpo_envs.sources import KEPT, open_shared
 
 opened: list[object] = []
 
@@ -65,60 +65,31 @@ def test_as_many_are_kept_as_are_said() -> None:
     assert opened.count(0) == 2
 
 
-def test_a_failure_is_not_kept() -> None:
+def test_a_failure_is_not_kept_and_equal_arguments_of_other_types_are_others() -> None:
     for _ in range(2):
         with pytest.raises(InputError, match="broken"):
             counted("broken")
     assert opened == ["broken", "broken"]
+    assert len({id(source) for source in [counted(number) for number in (1, True, 1.0, "1")]}) == 4
 
 
-def test_equal_arguments_of_other_types_are_others() -> None:
-    sources = [counted(number) for number in (1, True, 1.0, "1")]
-    assert len({id(source) for source in sources}) == 4
-
-
-def write_anew(path: Path) -> None:
-    """Replace a file by another of the same size, name and modification time."""
-    content, status = path.read_bytes(), path.stat()
-    path.rename(path.with_suffix(".old"))
-    path.write_bytes(content)
-    path.with_suffix(".old").unlink()
-    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
-
-
-def append(path: Path) -> None:
-    """Change the content alone: not the times of the file, nor those of its folder."""
-    status = path.stat()
-    with path.open("ab") as file:
-        file.write(b"\n")
-    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
-
-
-def touch(path: Path) -> None:
-    """Change the time alone."""
-    os.utime(path, ns=(1, path.stat().st_mtime_ns + 1))
-
-
-@pytest.mark.parametrize("change", [append, touch, Path.unlink])
-def test_a_change_in_a_folder_is_noticed(tmp_path: Path, change) -> None:
-    for name in ("one", "two"):
-        (tmp_path / name).write_text(name)
-    before = counted(str(tmp_path))
-    assert counted(str(tmp_path)) is before
-    change(tmp_path / "two")
-    assert counted(str(tmp_path)) is not before
-
-
-def test_a_replaced_file_is_noticed(tmp_path: Path) -> None:
-    (tmp_path / "data").write_text("one")
-    before = counted(str(tmp_path / "data"))
-    (tmp_path / "keep").hardlink_to(tmp_path / "data")  # so that its inode is not given to the new file
-    write_anew(tmp_path / "data")
-    assert counted(str(tmp_path / "data")) is not before
-
-
-def test_what_is_no_path_has_no_version() -> None:
-    assert [file_version(value) for value in (None, 3, "", "no such file", "nul\0byte", "x" * 10_000)] == [None] * 6
+@pytest.mark.parametrize("change", ["content", "time", "removed", "replaced"])
+def test_a_change_of_a_file_or_in_a_folder_is_noticed(tmp_path: Path, change: str) -> None:
+    folder, file = tmp_path / "data", tmp_path / "data" / "file"
+    folder.mkdir()
+    file.write_text("text")
+    before = counted(str(folder)), counted(str(file))
+    assert counted(str(folder)) is before[0]
+    status = file.stat()
+    if change in ("removed", "replaced"):
+        file.rename(tmp_path / "old")  # its inode is kept, so that the new file has another
+    if change in ("content", "replaced"):
+        file.write_text("text" if change == "replaced" else "more text")
+        os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+    elif change == "time":
+        os.utime(file, ns=(1, status.st_mtime_ns + 1))
+    assert counted(str(folder)) is not before[0]
+    assert counted(str(file)) is not before[1]
 
 
 def pack(path: Path, games: int) -> Path:
@@ -128,16 +99,12 @@ def pack(path: Path, games: int) -> Path:
     return path
 
 
-def source_of(env: gymnasium.Env):
-    return env.unwrapped.shared.source
-
-
 def test_environments_share_a_source_and_a_new_one_sees_new_data(tmp_path: Path) -> None:
     data = pack(tmp_path / "data", 3)
     first, second = (gymnasium.make("HGPO/ALFWorld-v0", data=str(data), split="all") for _ in range(2))
-    assert source_of(first) is source_of(second)
+    assert first.unwrapped.shared.source is second.unwrapped.shared.source
     pack(data, 2)
     third = gymnasium.make("HGPO/ALFWorld-v0", data=str(data), split="all")
     for env, games in ((first, 3), (third, 2)):
         env.reset(seed=0)
-        assert len(source_of(env).ids("all")) == games
+        assert len(env.unwrapped.shared.source.ids("all")) == games

@@ -6,30 +6,23 @@ import pickle
 import subprocess
 from itertools import islice
 
-import numpy as np
 import pytest
 import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hgpo_envs.errors import InputError
 from hgpo_envs.task_sampling import TASK_SAMPLINGS, TaskSampler, shuffled, task_stream, verl_agent
 
 IDS = [f"train/task-{i}/trial_{i:03d}" for i in range(37)]
 id_lists = st.lists(st.text(min_size=1, max_size=8), min_size=1, max_size=40, unique=True)
 
 
-@given(ids=id_lists, seed=st.integers(-(2**70), 2**70), name=st.sampled_from(["sweep", "shuffled"]))
+@given(ids=id_lists, seed=st.integers(0, 2**32 - 1), name=st.sampled_from(["sweep", "shuffled", "verl-agent"]))
 def test_every_pass_has_every_task_once(ids, seed, name):
     drawn = list(islice(task_stream(name, ids, seed), 3 * len(ids)))
     for i in range(3):
-        assert sorted(drawn[i * len(ids) : (i + 1) * len(ids)]) == sorted(ids)
-
-
-@given(ids=id_lists, seed=st.integers(0, 2**32 - 1))
-def test_verl_agent_passes_have_every_task_once(ids, seed):
-    drawn = list(islice(verl_agent(ids, seed), 2 * len(ids)))
-    assert sorted(drawn[: len(ids)]) == sorted(drawn[len(ids) :]) == sorted(ids)
+        one_pass = drawn[i * len(ids) : (i + 1) * len(ids)]
+        assert one_pass == ids if name == "sweep" else sorted(one_pass) == sorted(ids)
 
 
 @given(ids=id_lists, seed=st.integers(), data=st.data())
@@ -39,21 +32,6 @@ def test_shuffle_depends_only_on_seed_and_ids(ids, seed, data):
     assert shuffled(fewer, seed) == [task for task in shuffled(ids, seed) if task != ids[0]]
 
 
-def test_sweep_is_the_given_order():
-    assert list(islice(task_stream("sweep", IDS, 99), len(IDS))) == IDS
-
-
-def test_seeds_and_passes_differ():
-    orders = {tuple(shuffled(IDS, seed, epoch)) for seed in range(20) for epoch in range(5)}
-    assert len(orders) == 100
-
-
-def test_first_tasks_are_spread_evenly():
-    counts = np.bincount([IDS.index(shuffled(IDS, seed)[0]) for seed in range(3700)], minlength=len(IDS))
-    assert counts.min() > 60
-    assert counts.max() < 150  # mean 100, standard deviation 10
-
-
 def test_fixed_order_for_all_versions_and_platforms():
     """An independent implementation of the documented rule: the digest's bytes as a big-endian int64."""
 
@@ -61,23 +39,6 @@ def test_fixed_order_for_all_versions_and_platforms():
         return int.from_bytes(xxhash.xxh3_64(b"3/1/" + task.encode()).digest(), "big", signed=True)
 
     assert shuffled(IDS, 3, 1) == sorted(IDS, key=digest)
-
-
-def test_verl_agent_groups_share_their_tasks():
-    seeds = [100 + worker // 8 for worker in range(32)]  # as verl-agent gives them to its workers
-    first = [next(verl_agent(IDS, seed)) for seed in seeds]
-    assert all(len(set(first[i : i + 8])) == 1 for i in range(0, 32, 8))
-
-
-@pytest.mark.parametrize("name", TASK_SAMPLINGS)
-def test_no_tasks(name):
-    with pytest.raises(InputError, match="empty"):
-        next(task_stream(name, []))
-
-
-def test_unknown_name():
-    with pytest.raises(InputError, match="unknown sampling 'verlagent'; did you mean 'verl-agent'"):
-        task_stream("verlagent", IDS)
 
 
 @pytest.mark.original

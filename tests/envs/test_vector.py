@@ -1,8 +1,5 @@
 """The vector environment: equal to single environments, groups draw together, finished slots do not change."""
 
-import contextlib
-import copy
-import pickle
 import random
 from functools import partial
 
@@ -19,21 +16,6 @@ from hgpo_envs.env import TextEnv
 from hgpo_envs.errors import InputError
 from hgpo_envs.vector import TextVectorEnv
 
-
-def test_make_vec_returns_text_vector_env(doors_id):
-    envs = gymnasium.make_vec(doors_id, num_envs=4, group_size=2, split="test")
-    assert isinstance(envs.unwrapped, TextVectorEnv)
-    assert envs.metadata["autoreset_mode"] is AutoresetMode.NEXT_STEP
-    assert TextVectorEnv.metadata["autoreset_mode"] is AutoresetMode.NEXT_STEP
-    obs, infos = envs.reset(seed=1)
-    assert envs.observation_space.contains(obs)
-    assert envs.action_space.contains(("look",) * 4)
-    tasks = list(infos["task_id"])
-    assert tasks[0] == tasks[1]
-    assert tasks[2] == tasks[3]
-    assert infos["split"].tolist() == ["test"] * 4
-
-
 TEXTS = ["open door", "go on", "go back", "press switch", "nonsense", "<action>look</action>", "2", "99"]
 ARGUMENTS = {"split": "all", "history_depth": 3, "max_steps": 6}
 
@@ -44,6 +26,7 @@ def test_random_play_equals_gymnasiums_own_vector_environment(mode, action_forma
     """Everything that 12 slots return equals what `SyncVectorEnv` makes of 12 single environments, in each mode."""
     chance, arguments = random.Random(11), {**ARGUMENTS, "action_format": action_format}
     ours = TextVectorEnv(DoorsSource(), 12, autoreset_mode=mode, **arguments)
+    assert ours.metadata["autoreset_mode"] is mode
     theirs = SyncVectorEnv([partial(TextEnv, DoorsSource(), **arguments)] * 12, autoreset_mode=mode)
     pair = [ClipReward(envs, 0, 0.5) for envs in (ours, theirs)]
     if mode is not AutoresetMode.DISABLED:  # SyncVectorEnv takes the mask away from wrappers
@@ -66,18 +49,6 @@ def test_random_play_equals_gymnasiums_own_vector_environment(mode, action_forma
         if mode is AutoresetMode.DISABLED and done.any():
             assert data_equivalence(*[envs.reset(options={"reset_mask": done.copy()}) for envs in pair])
     assert finished > 60
-
-
-@pytest.mark.parametrize(("mode", "episodes"), [("NextStep", 16), ("SameStep", 24), ("Disabled", 4)])
-def test_a_standard_loop_counts_the_episodes_that_were_played(doors_id, mode, episodes):
-    """RecordEpisodeStatistics counted 64 episodes in 18 steps of 4 environments, though 4 of 3 steps were played."""
-    envs = RecordEpisodeStatistics(gymnasium.make_vec(doors_id, num_envs=4, max_steps=3, autoreset_mode=mode))
-    envs.reset(seed=1)
-    with contextlib.suppress(ResetNeeded):
-        for _ in range(18):
-            envs.step(["look"] * 4)
-    assert envs.episode_count == episodes
-    assert set(envs.length_queue) == {3}
 
 
 def test_an_ended_episode_waits_for_its_reset_if_autoreset_is_disabled():
@@ -107,9 +78,14 @@ def test_members_of_a_group_play_the_same_tasks_in_turn(mode):
     assert tasks[0] != tasks[2]
 
 
-def test_groups_draw_the_same_tasks_and_slots_reset_by_mask():
-    envs = TextVectorEnv(DoorsSource(), 12, group_size=4)
-    _, infos = envs.reset(seed=9)
+def test_groups_draw_the_same_tasks_and_slots_reset_by_mask(doors_id):
+    envs = gymnasium.make_vec(doors_id, num_envs=12, group_size=4).unwrapped
+    assert isinstance(envs, TextVectorEnv)
+    with pytest.raises(ResetNeeded):
+        envs.step(["look"] * 12)
+    obs, infos = envs.reset(seed=9)
+    assert envs.observation_space.contains(obs)
+    obs["history_hash"][:] = 0  # a copy
     first = infos["task_id"].reshape(3, 4)
     assert (first == first[:, :1]).all()
     singles = [TextEnv(DoorsSource()) for _ in range(3)]
@@ -119,43 +95,12 @@ def test_groups_draw_the_same_tasks_and_slots_reset_by_mask():
     assert infos["_task_id"].tolist() == mask.tolist()
     assert set(infos["task_id"][4:8]) == {singles[1].reset()[1]["task_id"]}
     assert len(obs["state"]) == 12
-    for name in ("random", "shuffled", "verl-agent"):
-        unseeded = TextVectorEnv(DoorsSource(), 2, sampling=name)
-        assert unseeded.reset()[1]["_task_id"].all()
-        assert unseeded.reset(seed=[None, 3])[1]["_task_id"].all()
+    assert (obs["history_hash"][:, 0] != 0).all()
+    assert TextVectorEnv(DoorsSource(), 2).reset(seed=[None, 3])[1]["_task_id"].all()
+    with pytest.raises(InputError, match="expected an integer or 3, one for each group, received a sequence of 2"):
+        envs.reset(seed=[1, 2])
     _, infos = envs.reset(seed=[1, None, 2])
     assert infos["task_id"][4] == singles[1].reset()[1]["task_id"]  # group 1 went on where it stood
-
-
-def test_infos_follow_gymnasiums_convention():
-    envs = DictInfoToList(TextVectorEnv(DoorsSource(), 3))
-    _, infos = envs.reset(options={"task": ["train-0", "train-1", "train-2"]})
-    assert [info["task_id"] for info in infos] == ["train-0", "train-1", "train-2"]
-    assert infos[0]["admissible_actions"] == ["help", "look", "open door", "press switch"]
-    assert infos[1]["doors"] == {"open": []}
-
-
-def test_copies(doors_id):
-    envs = gymnasium.make_vec(doors_id, num_envs=6, group_size=3).unwrapped
-    envs.reset(seed=2)
-    envs.step(["open door"] * 6)
-    for twin in (copy.deepcopy(envs), pickle.loads(pickle.dumps(envs))):
-        mine, its = copy.deepcopy(envs).step(["go on"] * 6), twin.step(["go on"] * 6)
-        assert mine[0]["prompt"] == its[0]["prompt"]
-        assert (mine[0]["history_hash"] == its[0]["history_hash"]).all()
-        assert twin.reset()[1]["task_id"].tolist() == copy.deepcopy(envs).reset()[1]["task_id"].tolist()
-
-
-def test_returned_objects_may_be_changed():
-    envs = TextVectorEnv(DoorsSource(), 2)
-    obs, infos = envs.reset(seed=1)
-    obs["history_hash"][:] = 0
-    infos["admissible_actions"][0].clear()
-    infos["won"][:] = True
-    again, infos = envs.step(["look", "look"])[0], envs.step(["look", "look"])[4]
-    assert (again["history_hash"][:, :2] != 0).all()
-    assert infos["admissible_actions"][0]
-    assert not infos["won"].any()
 
 
 def test_render():
@@ -184,10 +129,7 @@ def test_bad_arguments(arguments, line):
     ("options", "line"),
     [
         ({"task": ["train-0"]}, "expected an id or 3 ids, received a sequence of 1"),
-        (
-            {"task": ["train-0", "test-10", None]},
-            "expected a task of split 'train', received 'test-10' of split 'test'",
-        ),
+        ({"task": ["train-0", "test-10", None]}, "expected a task of split 'train', received 'test-10' of split 'te"),
         ({"reset_mask": [True, False]}, "expected a bool array of shape (3,)"),
         ({"reset_mask": np.array([1, 0, 1])}, "expected a bool array of shape (3,)"),
         ({"tasks": "train-0"}, "unknown reset option 'tasks'; did you mean 'task'?"),
@@ -204,37 +146,13 @@ def test_bad_options_reset_nothing(options, line):
     assert before["state"] == envs.reset(seed=1)[0]["state"]
 
 
-@pytest.mark.parametrize(
-    ("actions", "received"),
-    [
-        ("look", "received look"),
-        (["look"] * 3, "received ['look', 'look', 'look']"),
-        (["look", "look", "look", None], "None]"),
-        (["look", "look", "look", b"look"], "b'look']"),
-        (["look", "look", "look", ["look"]], "['look']]"),
-        (b"look", "received b'look'"),
-        (None, "received None"),
-        (3, "received 3"),
-        ({"look", "a", "b", "c"}, "received {"),
-    ],
-)
-def test_wrong_actions(actions, received):
+def test_wrong_actions():
     envs = TextVectorEnv(DoorsSource(), 4)
-    with pytest.raises(InputError, match="expected 4 texts") as caught:
-        envs.step(actions)
-    assert received in str(caught.value)
+    for actions in ("look", ["look"] * 3, ["look", "look", "look", None], b"look", None, {"look", "a", "b", "c"}):
+        with pytest.raises(InputError, match="expected 4 texts, one for each slot, received "):
+            envs.step(actions)
     single = TextEnv(DoorsSource())
     single.reset()
     for action in (None, ["look"], b"look", 3):
         with pytest.raises(InputError, match="action: expected a text, received"):
             single.step(action)
-
-
-def test_wrong_seeds_or_no_reset():
-    envs = TextVectorEnv(DoorsSource(), 3)
-    with pytest.raises(ResetNeeded):
-        envs.step(["look"] * 3)
-    with pytest.raises(InputError, match="expected an integer or 3, one for each group, received a sequence of 2"):
-        envs.reset(seed=[1, 2])
-    envs.reset(seed=1)
-    assert envs.step(np.array(["look"] * 3))[4]["step"].tolist() == [1, 1, 1]

@@ -3,7 +3,6 @@
 The templates here are invented; only their fields are verl-agent's.
 """
 
-import copy
 import pickle
 from pathlib import Path
 
@@ -13,7 +12,7 @@ import pytest
 import hgpo_envs  # noqa: F401 (registers the environments)
 from hgpo_envs.errors import InputError
 from hgpo_envs.memory import Pair
-from hgpo_envs.prompts import VerlAgentTemplate, load_template
+from hgpo_envs.prompts import load_template
 
 ALFWORLD = '''
 raise RuntimeError("this file must not be executed")
@@ -46,19 +45,18 @@ def checkout(tmp_path) -> Path:
 
 
 def test_alfworld_prompts_have_every_field(checkout) -> None:
-    env = gymnasium.make("HGPO/ALFWorld-v0", prompt_template=f"verl-agent:{checkout}", history_length=1)
+    env = gymnasium.make("HGPO/ALFWorld-v0", prompt_template=f"verl-agent:{checkout}", history_length=1).unwrapped
     observation, info = env.reset(seed=1)
     actions = "\n ".join(f"'{action}'" for action in info["admissible_actions"] if action != "help")
     assert "help" in info["admissible_actions"]
     assert observation["prompt"] == f"\nFirst. {observation['state']} Choose: [{actions}].\n"
-    before = observation["state"]
     for _ in range(2):
-        last = before
         before = observation["state"]
         observation, _, _, _, info = env.step("look")
     shown = f"[Observation 2: '{before}', Action 2: 'look']"
     assert observation["prompt"].startswith(f"\nGoal {info['task']}; 2 taken, 1 shown: {shown}\nNow 3: ")
-    assert last in str(before) or last != before
+    assert env.episode.prompt(0).startswith("\nFirst.")
+    assert pickle.loads(pickle.dumps(env)).episode.prompt() == observation["prompt"]
 
 
 def test_webshop_prompts_quote_actions_and_drop_a_long_history(checkout) -> None:
@@ -74,33 +72,14 @@ def test_webshop_prompts_quote_actions_and_drop_a_long_history(checkout) -> None
     assert template.render(pairs=pairs, steps_taken=2, **fields) == "Buy tea. page. [\n'a',\n]"
 
 
-def test_a_shorter_history_can_be_asked_for(checkout) -> None:
-    env = gymnasium.make("HGPO/ALFWorld-v0", prompt_template=f"verl-agent:{checkout}", history_length=4).unwrapped
-    env.reset(seed=1)
-    for _ in range(3):
-        env.step("look")
-    assert "3 taken, 2 shown" in env.episode.prompt(2)
-    assert env.episode.prompt(0).startswith("\nFirst.")
-
-
-def test_the_template_can_be_copied_and_pickled(checkout) -> None:
-    template = load_template(f"verl-agent:{checkout}", "ALFWorld")
-    assert isinstance(template, VerlAgentTemplate)
-    again = pickle.loads(pickle.dumps(template))
-    assert (again.text, again.fingerprint) == (template.text, template.fingerprint)
-    assert copy.deepcopy(template) is template
-
-
 @pytest.mark.parametrize(
     ("source", "message"),
     [
         (None, "expected a checkout of verl-agent with agent_system/environments/prompts/alfworld.py"),
-        ("x = (", "expected a checkout of verl-agent"),
         ("ALFWORLD_TEMPLATE = 'a'", "expected the text ALFWORLD_TEMPLATE_NO_HIS"),
         ("ALFWORLD_TEMPLATE = open('/etc/passwd').read()", "expected the text ALFWORLD_TEMPLATE"),
         ("ALFWORLD_TEMPLATE = '{task_description.__class__}'", "expected the fields"),
         ("ALFWORLD_TEMPLATE = '{current_step:>99999999}'", "expected the fields"),
-        ("ALFWORLD_TEMPLATE = '{current_step!r}'", "expected the fields"),
         ("ALFWORLD_TEMPLATE = '{'", "is not a template"),
         ("ALFWORLD_TEMPLATE = " + "(" * 5000, "expected a checkout of verl-agent"),
     ],
