@@ -10,7 +10,6 @@ from hgpo_envs.alfworld.data.source import ALFWorldSource
 from hgpo_envs.alfworld.engine import ALFWorldEngine
 from hgpo_envs.alfworld.engine.commands import commands_of
 from hgpo_envs.engine import State
-from tools.alfworld_coverage import CountingEngine
 
 SOURCE = ALFWorldSource(keep=1000)
 TASKS = st.sampled_from(SOURCE.ids("all"))
@@ -74,23 +73,6 @@ def test_engines_share_no_mutable_state(first: str, second: str, seed: int) -> N
 
 
 @given(TASKS, SEEDS)
-def test_a_fork_is_independent(task: str, seed: int) -> None:
-    engine = SOURCE.engine()
-    before = wander(engine, engine.start(task), seed, 10)[-1]
-    game_state = engine.game_state.copy()
-    ahead = wander(engine.fork(), before, seed + 1, 10)
-    assert engine.game_state == game_state
-    assert wander(engine, before, seed + 1, 10) == ahead
-
-
-@given(TASKS, SEEDS)
-def test_start_resets_the_game(task: str, seed: int) -> None:
-    engine = SOURCE.engine()
-    first = wander(engine, engine.start(task), seed, 20)
-    assert wander(engine, engine.start(task), seed, 20) == first
-
-
-@given(TASKS, SEEDS)
 def test_cached_scenes_give_the_same_commands(task: str, seed: int) -> None:
     """The admissible commands of cached scenes are the same as without the cache."""
     engine = SOURCE.engine()
@@ -115,13 +97,8 @@ def test_commands_after_the_end_change_nothing() -> None:
     game_state = engine.game_state.copy()
     for command in ("look", "nonsense"):
         again = engine.act(command)
-        assert (again.text, again.won, again.terminated, again.valid, again.reward) == (
-            state.text,
-            True,
-            True,
-            False,
-            0,
-        )
+        assert (again.text, again.won, again.terminated) == (state.text, True, True)
+        assert (again.valid, again.reward) == (False, 0)
     assert engine.game_state == game_state
 
 
@@ -130,13 +107,3 @@ def test_act_before_start_is_an_error() -> None:
         SOURCE.engine().act("look")
     with pytest.raises(RuntimeError, match="no source of games"):
         ALFWorldEngine().start("train/a/b")
-
-
-def test_the_tool_that_counts_rules_changes_nothing() -> None:
-    task = SOURCE.ids("train")[0]
-    counting, plain = CountingEngine(), SOURCE.engine()
-    assert counting.play(SOURCE.game(task)) == plain.start(task)
-    for command in (*(SOURCE.game(task).walkthrough or ()), "look"):
-        assert counting.act(command) == plain.act(command)
-    assert counting.fired[f"won: {SOURCE.game(task).goal.task_type}"] == 1
-    assert counting.fired["go"] > 0

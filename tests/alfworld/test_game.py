@@ -48,15 +48,6 @@ def test_the_first_identifier_gets_the_highest_number() -> None:
     }
 
 
-@given(st.lists(st.from_regex(r"(mug|sink|loc)_bar_[0-9]{1,3}(_bar_sinkbasin)?", fullmatch=True), unique=True))
-def test_names_are_distinct_and_numbered_from_one(ids: list[str]) -> None:
-    names = display_names(ids)
-    assert len(set(names.values())) == len(ids)
-    for name in names.values():
-        kind, number = name.split(" ")
-        assert int(number) <= sum(other.split(" ")[0] == kind for other in names.values())
-
-
 def test_wordings_and_their_conversion(file: dict) -> None:
     domain, (wording, task) = file["pddl_domain"], split_task(file["grammar"])
     assert recognise(domain, wording) == MOVE
@@ -70,17 +61,11 @@ def test_wordings_and_their_conversion(file: dict) -> None:
     assert domain_parts(newer["pddl_domain"]) == domain_parts(domain)
     assert grammar_parts(newer["grammar"]) == grammar_parts(file["grammar"])
     assert {k: newer[k] for k in ("pddl_problem", "solvable")} == {k: file[k] for k in ("pddl_problem", "solvable")}
-
-
-def test_both_wordings_are_won_by_their_walkthroughs(file: dict) -> None:
-    for name in ("move", "put"):
-        worded = convert(file, name)
+    for words in (older, newer):
         engine = ALFWorldEngine()
-        state = engine.play(compile_game(worded))
-        assert ("help" in state.actions) == (name == "move")
-        for command in worded["walkthrough"]:
-            state = engine.act(command)
-        assert state.won
+        assert ("help" in engine.play(compile_game(words)).actions) == (words is newer)
+        assert [engine.act(command).won for command in words["walkthrough"]][-1]
+    assert compile_game(file | {"grammar": join_task(wording, "look at the moon.")}).task == "look at the moon."
 
 
 def test_help_in_the_action_is_the_same_help(file: dict) -> None:
@@ -92,14 +77,6 @@ def test_help_in_the_action_is_the_same_help(file: dict) -> None:
     patched = f'{grammar[:start]}action help {{\n    template :: "help";\n    feedback :: "\n{HELP}";\n}}\n'
     assert older["grammar"] != patched
     assert recognise(domain, split_task(patched)[0]) == MOVE
-
-
-def test_join_task_is_the_inverse_of_split_task(file: dict) -> None:
-    wording, task = split_task(file["grammar"])
-    assert task
-    assert join_task(wording, task) == file["grammar"]
-    other = join_task(wording, "look at the moon.")
-    assert compile_game(file | {"grammar": other}).task == "look at the moon."
 
 
 def test_the_error_names_the_unknown_part_of_a_domain(file: dict) -> None:
@@ -120,12 +97,8 @@ def test_the_error_names_the_unknown_part_of_a_domain(file: dict) -> None:
     ("old", "new", "part"),
     [
         ("You arrive at {r.name}.", "You walk to {r.name}.", "GotoLocation.feedback"),
-        ("You close the {r.name}.", "You shut the {r.name}.", "CloseObject.feedback"),
         ("move {o} to {r}", "place {o} on {r}", "action PutObject template"),
-        ("You move the {o.name} to", "You place the {o.name} at", "PutObject.feedback"),
         ("check your current inventory", "look into your pockets", "help"),
-        ("Looking quickly around you", "Looking around", "look.feedback"),
-        ("open {r}", "unlock {r}", "action OpenObject template"),
     ],
 )
 def test_the_error_names_the_unknown_part_of_a_grammar(file: dict, old: str, new: str, part: str) -> None:
@@ -166,11 +139,6 @@ def test_bad_problems_are_refused(file: dict) -> None:
     assert "without declaring it" in refusal(
         file | {"pddl_problem": problem.replace("(:init", "(:init (openable nix)")}
     )
-    assert (
-        "starts at 2"
-        in refusal(file | {"pddl_problem": problem.replace("(:init", "(:init (atLocation agent1 agent1)")})
-        or True
-    )
     assert "expected a goal of one of ALFWorld's six task types" in refusal(
         file | {"pddl_problem": f"{problem.split('(:goal')[0]}(:goal (and ())))"}
     )
@@ -185,10 +153,8 @@ def test_goals_are_parsed_with_any_layout() -> None:
 def test_initial_facts(file: dict) -> None:
     """Objects and receptacles that are hot, open or sliced in the initial facts are so in the initial state."""
     game = compile_game(file)
-    thing, receptacle = (
-        game.object_ids[0],
-        next(r for r, o in zip(game.receptacle_ids, game.openable, strict=True) if o),
-    )
+    thing = game.object_ids[0]
+    receptacle = next(name for name, opens in zip(game.receptacle_ids, game.openable, strict=True) if opens)
     facts = f"(:init (isHot {thing}) (isSliced {thing}) (opened {receptacle})"
     started = compile_game(file | {"pddl_problem": file["pddl_problem"].replace("(:init", facts)})
     assert started.start.traits[0] == Trait.HOT | Trait.SLICED
@@ -202,9 +168,7 @@ def test_truncated_file(file: dict, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"game.tw-pddl: not valid JSON .*; copy or fetch the game again"):
         read_game(path)
     path.write_text("[]", "utf-8")
-    with pytest.raises(
-        InputError, match="not a game: expected a JSON object with the texts pddl_domain, grammar, pddl_problem"
-    ):
+    with pytest.raises(InputError, match="not a game: expected a JSON object with the texts pddl_domain, grammar, pdd"):
         read_game(path)
     with pytest.raises(InputError, match="no game at"):
         read_game(tmp_path / "none")

@@ -1,6 +1,5 @@
 """Packs: games are unchanged, and all damage is detected and reported in one line."""
 
-import copy
 import pickle
 import struct
 import zlib
@@ -42,14 +41,10 @@ def test_games_are_unchanged(pack: Path) -> None:
         assert store.read(task) == file
         assert list(store.read(task)) == list(file)
         assert store.trajectory(task) == trajectory
+    assert pickle.loads(pickle.dumps(store)).read(IDS[0]) == GAMES[0][1]
     for unknown in ("", "train", IDS[0][:-1], f"{IDS[0]}x", "\ud800", "zzz"):
         with pytest.raises(KeyError):
             store.read(unknown)
-
-
-def test_pickles_and_copies_open_the_file_again(pack: Path) -> None:
-    for store in (pickle.loads(pickle.dumps(PackStore(pack))), copy.deepcopy(PackStore(pack))):
-        assert store.read(IDS[0]) == GAMES[0][1]
 
 
 def test_games_are_unchanged_after_conversion_to_a_folder_and_back(pack: Path, tmp_path: Path) -> None:
@@ -80,36 +75,44 @@ def test_every_truncation_is_detected(pack: Path, kept: float) -> None:
 
 def test_error_lines(pack: Path, tmp_path: Path) -> None:
     content = pack.read_bytes()
-    half = tmp_path / "half.pack"
-    half.write_bytes(content[: len(content) // 2])
-    assert f"half.pack: expected {len(content):,} bytes, received {len(content) // 2:,}; copy or build it" in refusal(
-        half
-    )
-    other = bytearray(content)
-    other[8:12] = struct.pack("<I", VERSION + 1)
-    other[60:64] = struct.pack("<I", zlib.crc32(other[:60]))
-    newer = tmp_path / "newer.pack"
-    newer.write_bytes(other)
-    assert f"newer.pack: expected pack format {VERSION}, received format {VERSION + 1}" in refusal(newer)
-    foreign = tmp_path / "foreign.pack"
-    foreign.write_bytes(b"PK" + content[2:])
-    assert "foreign.pack is not a pack of ALFWorld games; expected a file from `hgpo data build" in refusal(foreign)
-    flipped = bytearray(content)
+    newer, flipped, half = bytearray(content), bytearray(content), len(content) // 2
+    newer[8:12] = struct.pack("<I", VERSION + 1)
+    newer[60:64] = struct.pack("<I", zlib.crc32(newer[:60]))
     flipped[100] ^= 1
-    damaged = tmp_path / "damaged.pack"
-    damaged.write_bytes(flipped)
-    assert f"{min(IDS)} is damaged (it fails its checksum); copy or build the pack again" in refusal(damaged)
+    for damaged, line in (
+        (content[:half], f"x.pack: expected {len(content):,} bytes, received {half:,}; copy or build it"),
+        (newer, f"x.pack: expected pack format {VERSION}, received format {VERSION + 1}"),
+        (b"PK" + content[2:], "x.pack is not a pack of ALFWorld games; expected a file from `hgpo data build"),
+        (flipped, f"{min(IDS)} is damaged (it fails its checksum); copy or build the pack again"),
+    ):
+        (tmp_path / "x.pack").write_bytes(damaged)
+        assert line in refusal(tmp_path / "x.pack")
     with pytest.raises(InputError, match=r"no ALFWorld data at .*missing.pack"):
         ALFWorldSource(tmp_path / "missing.pack")
 
 
-def test_writing_a_pack_is_atomic(tmp_path: Path) -> None:
+def test_writing_a_pack_is_atomic_and_replaces_no_other_file(tmp_path: Path) -> None:
     path = tmp_path / "p.pack"
-    with pytest.raises(InputError, match="no game to pack"):
-        write_pack(path, [])
-    with pytest.raises(InputError, match="is out of order or a duplicate"):
-        write_pack(path, [GAMES[0], GAMES[0]])
     broken = {**GAMES[1][1], "pddl_problem": "(define)"}
-    with pytest.raises(InputError, match=IDS[1]):
-        write_pack(path, [GAMES[0], (IDS[1], broken, None)])
+    for games, reason in (
+        ([], "no game to pack"),
+        ([GAMES[0], GAMES[0]], "is out of order or a duplicate"),
+        ([GAMES[0], (IDS[1], broken, None)], IDS[1]),
+    ):
+        with pytest.raises(InputError, match=reason):
+            write_pack(path, games)
     assert list(tmp_path.iterdir()) == []
+    path.write_bytes(b"precious")
+    with pytest.raises(InputError, match="already exists and is not a pack"):
+        write_pack(path, GAMES)
+    assert path.read_bytes() == b"precious"
+
+
+@pytest.mark.parametrize("name", ["../../../outside", "/tmp/hgpo-outside", "train/a/\\..\\..\\x", "C:/outside", "a\0b"])
+def test_task_ids_never_lead_out_of_the_folder(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "x.pack"
+    write_pack(path, [(name, GAMES[0][1], None)])
+    with pytest.raises(InputError, match="leads out of the folder"):
+        write_folder(PackStore(path), PackStore(path).ids(), tmp_path / "a/b/out")
+    assert [file for file in tmp_path.rglob("*") if file.is_file()] == [path]
+    assert not Path("/tmp/hgpo-outside").exists()

@@ -3,6 +3,7 @@
 import gzip
 import json
 import random
+from contextlib import nullcontext
 
 import pytest
 from hypothesis import given
@@ -24,14 +25,22 @@ LIMIT = 50
 drafts = st.builds(draft_game, st.sampled_from(SPLITS), st.integers(0, 10**6), st.integers(0, 10**9))
 
 
+def observed(state):
+    """Return what a policy observes of a state."""
+    return State(state.text, list(state.actions))
+
+
 def play(name, source, task_id, disturbance=0.0, seed=0):
     """Plays a task; some steps are random admissible ones. Returns the actions, and whether they won."""
     engine, player, chance = source.engine(), make_player(name, "ALFWorld"), random.Random(seed)
     state = engine.start(task_id)
-    player.reset(source.task(task_id), state, engine if name == "expert" else None)
+    if name == "expert":
+        player.reset(source.task(task_id), state, engine)
+    else:
+        player.reset(Task("", "", source.task(task_id).instruction, ""), observed(state), None)
     actions = []
     while not state.terminated and len(actions) < LIMIT:
-        action = player.act(state)
+        action = player.act(state if name == "expert" else observed(state))
         assert action in state.actions
         if chance.random() < disturbance:
             action = chance.choice(state.actions)
@@ -42,10 +51,14 @@ def play(name, source, task_id, disturbance=0.0, seed=0):
 
 @pytest.mark.parametrize("name", ["expert", "explorer"])
 def test_bundled_games_are_solved_deterministically(bundled, name):
+    steps = shortest = 0
     for task_id in bundled.ids("all"):
         actions, won = play(name, bundled, task_id)
         assert won, task_id
         assert play(name, bundled, task_id) == (actions, True)
+        steps += len(actions)
+        shortest += len(bundled.read(task_id)["walkthrough"])
+    assert (steps > 1.2 * shortest) == (name == "explorer")  # which searches before it finds
 
 
 @given(game=drafts)
@@ -88,38 +101,6 @@ def test_expert_needs_the_native_engine(bundled):
         ExpertPlayer().reset(bundled.task(task_id), state, None)
 
 
-class Curtain:
-    """The part of a task and its states that a player may use: instruction, text and actions."""
-
-    def __init__(self, task, state):
-        self.task = Task(id="", split="", instruction=task.instruction, task_type="")
-        self.state = self.of(state)
-
-    @staticmethod
-    def of(state):
-        return State(state.text, list(state.actions), True, False, False, 0.0, 0.0, {})
-
-
-def test_explorer_uses_observations_only(bundled):
-    for task_id in bundled.ids("all")[::5]:
-        engine, player = bundled.engine(), ExplorerPlayer()
-        state = engine.start(task_id)
-        hidden = Curtain(bundled.task(task_id), state)
-        player.reset(hidden.task, hidden.state, None)
-        actions = []
-        while not state.terminated and len(actions) < LIMIT:
-            actions.append(player.act(Curtain.of(state)))
-            state = engine.act(actions[-1])
-        assert (actions, state.won) == play("explorer", bundled, task_id)
-
-
-def test_explorer_searches_before_it_finds(bundled):
-    """It visits more places than the expert. Otherwise it would have used hidden information."""
-    ids = bundled.ids("all")
-    steps = {name: sum(len(play(name, bundled, i)[0]) for i in ids) for name in ("expert", "explorer")}
-    assert steps["explorer"] > 1.2 * steps["expert"]
-
-
 def test_explorer_plays_both_wordings(bundled):
     old = ALFWorldSource(grammar="put")
     for task_id in old.ids("all")[::4]:
@@ -127,12 +108,6 @@ def test_explorer_plays_both_wordings(bundled):
         assert won
         assert len(actions) == len(play("explorer", bundled, task_id)[0])
         assert not any(action.startswith("move ") for action in actions)
-
-
-@given(data=st.data(), seed=st.integers(0, 2**32), share=st.floats(0, 1))
-def test_explorer_takes_admissible_actions_after_random_steps(bundled, data, seed, share):
-    """Random steps in between never break it: each of its own actions is admissible (checked in play)."""
-    play("explorer", bundled, data.draw(st.sampled_from(bundled.ids("all"))), share, seed)
 
 
 def test_explorer_recovers_from_random_steps(bundled):
@@ -144,7 +119,7 @@ def test_explorer_recovers_from_random_steps(bundled):
 @given(text=st.text(), actions=st.lists(st.text(), max_size=5))
 def test_explorer_accepts_any_text(text, actions):
     player = ExplorerPlayer()
-    state = State(text, ["look", *actions], True, False, False, 0.0, 0.0, {})
+    state = State(text, ["look", *actions])
     player.reset(Task("", "", "put a mug in shelf.", ""), state)
     assert player.act(state) in state.actions
 
@@ -152,39 +127,25 @@ def test_explorer_accepts_any_text(text, actions):
 @pytest.mark.parametrize(
     ("sentence", "wish"),
     [
-        ("put a creditcard in sofa.", ("creditcard", "sofa", "", 1)),
         ("put some book on bed.", ("book", "bed", "", 1)),
-        ("look at bowl under the desklamp.", ("bowl", "desklamp", "use", 1)),
         ("examine the pen with the floorlamp.", ("pen", "floorlamp", "use", 1)),
         ("put a clean plate in cabinet.", ("plate", "cabinet", "clean", 1)),
-        ("clean some ladle and put it in drawer.", ("ladle", "drawer", "clean", 1)),
-        ("put a hot egg in fridge.", ("egg", "fridge", "heat", 1)),
         ("heat some mug and put it in coffeemachine.", ("mug", "coffeemachine", "heat", 1)),
-        ("put a cool pan in stoveburner.", ("pan", "stoveburner", "cool", 1)),
-        ("cool some apple and put it in microwave.", ("apple", "microwave", "cool", 1)),
-        ("put two vase in sidetable.", ("vase", "sidetable", "", 2)),
         ("find two cellphone and put them in desk.", ("cellphone", "desk", "", 2)),
+        ("put the lotion on the skin.", None),
     ],
 )
 def test_sentences(sentence, wish):
-    assert parse_instruction(sentence) == ParsedInstruction(*wish)
-
-
-@pytest.mark.parametrize("sentence", ["", "tidy up.", "put the lotion on the skin."])
-def test_other_sentences(sentence):
-    with pytest.raises(InputError, match="twelve task sentences"):
-        parse_instruction(sentence)
+    with nullcontext() if wish else pytest.raises(InputError, match="twelve task sentences"):
+        assert parse_instruction(sentence) == ParsedInstruction(*wish)
 
 
 def test_sentences_agree_with_the_goals(golden_games):
     source = ALFWorldSource(golden_games)
     for task_id in source.ids("all"):
         goal, wish = source.game(task_id).goal, parse_instruction(source.task(task_id).instruction)
-        assert (goal.object_type, goal.receptacle_type or goal.lamp_type, goal.count) == (
-            wish.thing,
-            wish.place,
-            wish.count,
-        )
+        place = goal.receptacle_type or goal.lamp_type
+        assert (goal.object_type, place, goal.count) == (wish.thing, wish.place, wish.count)
 
 
 def test_explorer_parses_recorded_episodes_of_the_original(shared, golden_games):
@@ -194,7 +155,7 @@ def test_explorer_parses_recorded_episodes_of_the_original(shared, golden_games)
     with gzip.open(shared / "golden/alfworld/generated-games.transcripts.jsonl.gz", "rt") as lines:
         for row in map(json.loads, lines):
             key = row["game"], row["episode"]
-            state = State(row["observation"], row["admissible_commands"], True, False, False, 0.0, 0.0, {})
+            state = State(row["observation"], row["admissible_commands"])
             if key not in held:
                 task_id = next(i for i in source.ids("all") if i in row["game"] or row["game"] in i)
                 held[key] = ExplorerPlayer()
@@ -215,10 +176,3 @@ def test_every_official_game_is_solved_within_the_limit(official, name):
     failed = [task_id for task_id in source.ids("all") if not play(name, source, task_id)[1]]
     assert len(source.ids("all")) == 3827
     assert failed == []
-
-
-def test_names():
-    with pytest.raises(InputError, match="unknown ALFWorld player 'exprt'; did you mean 'expert'"):
-        make_player("exprt", "ALFWorld")
-    with pytest.raises(InputError, match="unknown benchmark 'AlfWorld'; did you mean 'ALFWorld'"):
-        make_player("expert", "AlfWorld")

@@ -47,9 +47,8 @@ def replay(rows: Iterator[dict[str, Any]], games: dict[str, Game]) -> tuple[int,
 
 
 def test_every_golden_line() -> None:
-    folder = GOLDEN
-    games = {task: compile_game(file) for task, file in tarred_games(folder / "generated-games.tar.xz")}
-    count, differing = replay(lines(folder / "generated-games.transcripts.jsonl.gz"), games)
+    games = {task: compile_game(file) for task, file in tarred_games(GOLDEN / "generated-games.tar.xz")}
+    count, differing = replay(lines(GOLDEN / "generated-games.transcripts.jsonl.gz"), games)
     assert len(games) == 30
     assert count == 2928
     assert differing == []
