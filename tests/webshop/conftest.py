@@ -5,7 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from hgpo_envs.files.unpack import unpack
 from hgpo_envs.webshop.data.build import build
+
+NAMES = ("items_shuffle.json", "items_ins_v2.json", "items_human_ins.json")
 
 AWKWARD = [
     # title, description, bullets, price, options, attributes, query, product category
@@ -83,7 +86,7 @@ def awkward_records() -> tuple[list[dict], dict, dict]:
 
 def build_from(records: tuple[list[dict], dict, dict], folder: Path) -> Path:
     """Build a catalogue from raw records, with the stand-in's nouns."""
-    paths = [folder / name for name in ("items_shuffle.json", "items_ins_v2.json", "items_human_ins.json")]
+    paths = [folder / name for name in NAMES]
     for path, content in zip(paths, records, strict=True):
         path.write_text(json.dumps(content))
     build(*paths, folder / "catalogue", nouns="stand-in")
@@ -104,10 +107,16 @@ def awkward_few(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def recorded(shared, tmp_path_factory) -> Path:
-    """Return the catalogue that the original was recorded with, with the recorded nouns."""
-    raw = shared / "golden" / "webshop" / "catalogue"
-    out = tmp_path_factory.mktemp("recorded") / "catalogue"
-    files = (raw / f"{name}.json.gz" for name in ("items_shuffle", "items_ins_v2", "items_human_ins"))
-    build(*files, out, nouns=raw / "nouns.json.gz")
+def golden(tmp_path_factory) -> Path:
+    """Return the recordings of the original, unpacked. Their origin is documented in tests/golden/README.md."""
+    folder = tmp_path_factory.mktemp("golden")
+    unpack(Path(__file__).parent.parent / "golden" / "webshop" / "recordings.tar.xz", folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def recorded(golden, tmp_path_factory) -> Path:
+    """Return the catalogue of the recordings, with the recorded nouns."""
+    raw, out = golden / "catalogue", tmp_path_factory.mktemp("recorded") / "catalogue"
+    build(*(raw / name for name in NAMES), out, nouns=raw / "nouns.json")
     return out

@@ -43,16 +43,9 @@ def test_porters_examples():
     for word, expected in zip(pairs[::2], pairs[1::2], strict=True):
         assert stem(word) == expected, word
 
-
-def test_changes_since_the_paper():
-    # -bli and -logi, and one or two letters left alone (Porter's own program)
-    assert [stem(word) for word in ("possibly", "archaeology", "us", "as", "is", "y", "")] == [
-        "possibl", "archaeolog", "us", "as", "is", "y", "",
-    ]  # fmt: skip
-
-
-def test_letters_beyond_the_basic_plane_count_twice():
-    assert [stem(word) for word in ("\U0001039bs", "i\U0001bc67e")] == ["\U0001039b", "i\U0001bc67"]
+    changed = {"possibly": "possibl", "archaeology": "archaeolog", "us": "us", "y": "y", "": ""}  # in his own program
+    changed |= {"\U0001039bs": "\U0001039b", "i\U0001bc67e": "i\U0001bc67"}  # two UTF-16 units, as Lucene counts
+    assert {word: stem(word) for word in changed} == changed
 
 
 def test_terms_drop_stop_words_after_the_possessive():
@@ -69,15 +62,9 @@ def test_any_text_can_be_split_at_spaces(text):
     assert analyzer.terms(text) == [term for word in analyzer.words(text) if (term := analyzer.term(word)) is not None]
 
 
-@given(st.integers(200, 1_000), st.sampled_from(["a", "é", "1", "a_", "ab."]))
+@given(st.integers(200, 1_000), st.sampled_from(["a", "é", "1"]))
 def test_long_words_are_split_at_255(length, unit):
     words = analyzer.words(f"{unit * length} end")
     assert words[-1] == "end"
-    assert max(map(len, words)) <= 255
-    if unit in "aé1":
-        assert list(map(len, words[:-1])) == [255] * (length // 255) + [length % 255] * (length % 255 > 0)
-
-
-def test_words_beyond_the_basic_plane_are_measured_in_utf16():
-    words = analyzer.words("𐐀" * 200)  # Deseret letters, two units each
-    assert list(map(len, words)) == [127, 73]
+    assert list(map(len, words[:-1])) == [255] * (length // 255) + [length % 255] * (length % 255 > 0)
+    assert list(map(len, analyzer.words("𐐀" * 200))) == [127, 73]  # Deseret letters, two UTF-16 units each

@@ -1,11 +1,10 @@
 """The shop's rules: any text is an action, the same commands give the same states, oddities can be switched off."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hgpo_envs.environment_spec import make_player
-from hgpo_envs.webshop.bundled import bundled_folder
 from hgpo_envs.webshop.data.source import WebShopSource
 
 REPEATED = ["click[< prev]", "click[next >]", "click[buy now]", "click[back to search]", "click[description]"]
@@ -65,11 +64,6 @@ def test_engines_share_no_mutable_state(source, commands):
     assert states == alone
 
 
-def test_an_action_before_start_raises_runtime_error(source):
-    with pytest.raises(RuntimeError, match="call start first"):
-        source.engine().act("search[x]")
-
-
 def to_item(engine, title="red wide leg pants"):
     engine.start(0)
     state = engine.act(f"search[{title}]")
@@ -90,18 +84,10 @@ def test_options_are_reset_on_the_way_back_to_the_results(awkward):
     assert "[clicked button]" not in engine.act("search[red wide leg pants]").text
 
 
-def test_state_text_omits_the_instruction(source):
-    engine = source.engine()
-    for state in [to_item(engine), engine.act("click[features]"), engine.act("click[back to search]")]:
-        assert source.task("0").instruction not in state.text
-        assert source.task("0").instruction in state.info["page"]
-    bought = walk(engine, 0, ["search[pants]", 2, "click[buy now]"])[-1]
-    assert bought.terminated
-    assert bought.text == bought.info["page"]
-
-
-def test_magic_queries(awkward):
+def test_magic_queries(awkward, awkward_few):
     engine = WebShopSource(awkward).engine()
+    with pytest.raises(RuntimeError, match="call start first"):
+        engine.act("search[x]")
     engine.start(0)
     assert "Page 1 (Total results: 36)" in engine.act("search[<c> fashion]").text
     assert "Page 1 (Total results: 48)" in engine.act("search[<q>  pants]").text
@@ -111,22 +97,16 @@ def test_magic_queries(awkward):
     failed = engine.act("search[<a> x]")
     assert (failed.valid, failed.info["error"]) == (False, "TypeError: 'NoneType' object is not subscriptable")
     assert "error" not in engine.act("noop").info
+    few = WebShopSource(awkward_few).engine()
+    few.start(0)
+    state = few.act("search[<r>]")
+    assert state.info["error"] == "ValueError: Sample larger than population or is negative"
+    assert state.info["page_type"] == "index"
 
     plain = WebShopSource(awkward, magic_queries=False).engine()
     plain.start(0)
     assert "(Total results: 0)" in plain.act("search[<c> fashion]").text
     assert plain.act("search[<a> pants]").text == plain.act("search[pants]").text
-    other = WebShopSource(awkward, random_query_seed=1).engine()
-    other.start(0)
-    assert other.act("search[<r>]").text != random_page.text
-
-
-def test_random_products_of_a_small_shop_raise_in_the_original(awkward_few):
-    engine = WebShopSource(awkward_few).engine()
-    engine.start(0)
-    state = engine.act("search[<r>]")
-    assert state.info["error"] == "ValueError: Sample larger than population or is negative"
-    assert state.info["page_type"] == "index"
 
 
 def test_after_done(awkward):
@@ -152,10 +132,8 @@ def test_reward_scale():
                 assert state.reward == state.score == 0.0
                 state = engine.act(explorer.act(state))
             found.append(state.reward)
-            assert (state.won, state.score) == (scores[int(task)] == 1.0, scores[int(task)])
     assert rewards == [10.0 if score == 1.0 else 0.0 for score in scores]
     assert 0.0 < sum(rewards) < 250.0
-    assert len(set(scores)) > 2
 
 
 def test_a_lowercase_asin_is_not_found(awkward):
@@ -172,12 +150,3 @@ def test_a_lowercase_asin_is_not_found(awkward):
     state = engine.act(lower)
     assert state.info["error"].startswith("KeyError: 'B0LOW")
     assert (state.text, state.valid) == (before, False)
-
-
-@settings(max_examples=20)
-@given(st.integers(0, 10_000), st.lists(st.integers(0, 30), max_size=10))
-def test_bundled_shop_plays(task, commands):
-    source = WebShopSource(bundled_folder())
-    states = walk(source.engine(), task % len(source.ids("all")), ["search[{}]".format("shoes for men"), *commands])
-    assert "Total results: 50" in states[1].text
-    assert all("error" not in state.info for state in states)

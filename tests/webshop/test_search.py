@@ -12,30 +12,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hgpo_envs.webshop.catalogue import Catalogue
-from hgpo_envs.webshop.data.build import build
-from hgpo_envs.webshop.search import bm25
 from hgpo_envs.webshop.search import index as search_index
 from hgpo_envs.webshop.search.analyzer import terms
 from hgpo_envs.webshop.search.index_writer import IndexWriter
 
 
-@pytest.fixture(scope="module")
-def golden(shared, tmp_path_factory):
-    raw = shared / "golden/webshop/catalogue"
-    out = tmp_path_factory.mktemp("golden") / "catalogue"
-    files = (raw / f"{name}.json.gz" for name in ("items_shuffle", "items_ins_v2", "items_human_ins"))
-    build(*files, out, nouns=raw / "nouns.json.gz")
-    return Catalogue.open(out)
-
-
-def test_recorded_rankings(golden, shared):
+def test_recorded_rankings(recorded, shared):
+    catalogue = Catalogue.open(recorded)
     lines = gzip.decompress((shared / "golden/webshop/search.jsonl.gz").read_bytes()).splitlines()
     assert lines
     for line in map(json.loads, lines):
-        documents, scores = golden.index.search(line["query"])
-        assert [golden.asins[document].decode() for document in documents] == [asin for asin, _ in line["hits"]]
-        np.testing.assert_allclose(scores, [score for _, score in line["hits"]], atol=1e-3, rtol=0)
-        assert [golden.product(index).asin for index in golden.search(line["query"])] == [a for a, _ in line["hits"]]
+        found = catalogue.scored(line["query"])
+        assert [catalogue.product(index).asin for index, _ in found] == [asin for asin, _ in line["hits"]]
+        np.testing.assert_allclose(
+            [score for _, score in found], [score for _, score in line["hits"]], atol=1e-3, rtol=0
+        )
+        assert catalogue.search(line["query"]) == tuple(index for index, _ in found)
+    for query in ("", "the of and", "zzzzunknown", "\x00", "\ud800", "a" * 100_000, "👍🏽", '[]()*~^"'):
+        assert len(catalogue.search(query)) <= 50
+    assert catalogue.search("red " * 5_000) == catalogue.search("red")
 
 
 def single(x: float) -> float:
@@ -85,6 +80,25 @@ def write_index(folder, documents: list[str], ranks=None) -> search_index.Index:
     return search_index.Index(folder, 1 << 30)
 
 
+@pytest.mark.slow
+def test_early_termination_misses_no_result(tmp_path, monkeypatch):
+    """On 8,000 documents, a search with thresholds returns the same as scoring all postings."""
+    random = np.random.default_rng(3)
+    vocabulary, chances = np.array([f"w{n}x" for n in range(300)]), 1 / np.arange(1, 301)
+
+    def text(most):
+        return " ".join(random.choice(vocabulary, random.integers(1, most), p=chances / chances.sum()))
+
+    index = write_index(tmp_path / "index", [text(80) for _ in range(8_000)], random.permutation(8_000).astype("i4"))
+    for query in [text(9) for _ in range(300)]:
+        monkeypatch.setattr(search_index, "_SHORT", 1 << 30)  # scores all postings
+        whole = index.search(query)
+        for few in (20, 1_000, 16_000):
+            for name in ("_PROMISING", "_FEW", "_SHORT"):
+                monkeypatch.setattr(search_index, name, few)
+            assert [values.tolist() for values in index.search(query)] == [values.tolist() for values in whole], query
+
+
 WORDS = st.sampled_from(["shoe", "shoes", "red", "women's", "size", "x", "100%", "blue", "the", "日本", "™", "u.s.a."])
 TEXTS = st.lists(WORDS, max_size=60).map(" ".join)
 
@@ -101,35 +115,6 @@ def test_search_is_bm25(tmp_path_factory, documents, query, results, promising):
     assert list(zip(found.tolist(), scores.tolist(), strict=True)) == ranking(documents, query, results)
 
 
-def exhaustive(index: search_index.Index, query: str, count: int) -> tuple[list[int], list[float]]:
-    """Score all postings of all terms."""
-    totals = np.zeros(count)
-    for postings in index.lists(query):
-        totals[postings.documents] += postings.table[postings.codes]
-    scores = totals.astype(np.float32)
-    order = sorted(np.flatnonzero(scores).tolist(), key=lambda document: (-scores[document], document))
-    return order[:50], scores[order[:50]].tolist()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("few", [20, 1_000, 16_000])
-def test_early_termination_misses_no_result(tmp_path, monkeypatch, few):
-    monkeypatch.setattr(search_index, "_PROMISING", few)
-    monkeypatch.setattr(search_index, "_FEW", few)
-    monkeypatch.setattr(search_index, "_SHORT", few)
-    random = np.random.default_rng(3)
-    vocabulary = np.array([f"w{n}x" for n in range(300)])
-    chances = 1 / np.arange(1, 301)
-    documents = [
-        " ".join(random.choice(vocabulary, random.integers(1, 80), p=chances / chances.sum())) for _ in range(8_000)
-    ]
-    index = write_index(tmp_path / "index", documents, random.permutation(8_000).astype(np.int32))
-    for _ in range(300):
-        query = " ".join(random.choice(vocabulary, random.integers(1, 9), p=chances / chances.sum()))
-        found, scores = index.search(query)
-        assert (found.tolist(), scores.tolist()) == exhaustive(index, query, 8_000), query
-
-
 def test_runs_merge_to_the_same_index(tmp_path, monkeypatch):
     documents = [f"a{n % 7}b c{n % 3}d word word e{n}f" for n in range(500)]
     write_index(tmp_path / "whole", documents)
@@ -137,26 +122,3 @@ def test_runs_merge_to_the_same_index(tmp_path, monkeypatch):
     write_index(tmp_path / "runs", documents)
     for path in sorted((tmp_path / "whole").iterdir()):
         assert path.read_bytes() == (tmp_path / "runs" / path.name).read_bytes(), path.name
-
-
-def test_lengths_round_as_in_a_byte():
-    assert [bm25.byte_length(bm25.length_byte(n)) for n in range(5_000)] == [kept_length(n) for n in range(5_000)]
-    assert bm25.length_byte(2**31 - 1) == 255
-
-
-def test_irregular_queries(golden):
-    for query in (
-        "",
-        " ",
-        "the of and",
-        "zzzzunknown",
-        "\x00",
-        "\ud800",
-        "a" * 100_000,
-        "red " * 5_000,
-        "👍🏽",
-        '[]()*~^"',
-    ):
-        documents, scores = golden.index.search(query)
-        assert len(documents) == len(scores) <= 50
-    assert golden.index.search("red " * 5_000)[0].tolist() == golden.index.search("red")[0].tolist()
