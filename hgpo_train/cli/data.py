@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any
 
 import typer
 
@@ -28,7 +28,7 @@ import_ = _group("import", "Import rollouts that other programs wrote.")
 show = _group("show", "Show a run, or with `webshop` a WebShop catalogue.", cls=DefaultRunGroup)
 
 Run = Annotated[Path, typer.Argument(help="A run, a folder that contains runs, a Parquet file, or a quoted pattern.")]
-_PARTS: Final = "Finished parts are kept; run the same command again to resume."
+
 Seed = Annotated[int, typer.Option(help="Seed of the content; the same seed gives the same bytes.")]
 
 
@@ -100,11 +100,11 @@ def fetch_alfworld(
     url: Annotated[list[str] | None, typer.Option(help="Another URL of the archive; may be repeated.")] = None,
     sha256: Annotated[str | None, typer.Option(help="Expected SHA-256 of the (single) archive.")] = None,
 ) -> None:
-    """Download the official ALFWorld games. Run the command again to resume an interrupted download."""
+    """Download the official ALFWorld games."""
     from hgpo_envs.alfworld.data import release
     from hgpo_train.cli.display import ProgressBars
 
-    with common.resumable(_PARTS), ProgressBars() as bars:
+    with ProgressBars() as bars:
         if from_:
             counts = release.install_files(out, from_, bars.stage("unpacked files"))
         else:
@@ -155,11 +155,11 @@ def fetch_webshop(
         Path | None, typer.Option("--from", help="A local folder with the files, instead of a download.")
     ] = None,
 ) -> None:
-    """Download WebShop's official raw files from Google Drive or a mirror. Run the command again to resume."""
+    """Download WebShop's official raw files from Google Drive or a mirror. Files that are there are kept."""
     from hgpo_envs.webshop.data.release import fetch_release
     from hgpo_train.cli.display import ProgressBars
 
-    with common.resumable(_PARTS), ProgressBars() as bars:
+    with ProgressBars() as bars:
         _next_webshop(*fetch_release(size, out, local=local, progress=bars.stage))
 
 

@@ -1,7 +1,6 @@
 """Atomic writes of files and folders, locks, and the removal of scratch folders of killed processes."""
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -53,18 +52,6 @@ with atomic.new_folder(folder / "data", replace=lambda _: True) as made:
 """
 
 
-REMOVING = """
-import os, signal, shutil, sys
-from pathlib import Path
-from hgpo_envs.files import atomic
-def killed(path, **options):
-    (path / ".content" / "first").unlink()
-    os.kill(os.getpid(), signal.SIGKILL)
-shutil.rmtree = killed
-atomic.remove_folder(Path(sys.argv[1]) / "data")
-"""
-
-
 def run(code, *arguments):
     return subprocess.run([sys.executable, "-c", code, *map(str, arguments)], check=False, timeout=60).returncode
 
@@ -102,17 +89,6 @@ def test_new_folder_does_not_replace_existing_files(tmp_path, here):
     assert tree(tmp_path) == before
 
 
-def test_new_folder_does_not_replace_files_that_appear_during_the_block(tmp_path):
-    def meanwhile(made):
-        (made / "mine").write_bytes(b"1")
-        (tmp_path / "data").mkdir()
-        (tmp_path / "data" / "theirs").write_bytes(b"2")
-
-    with pytest.raises(InputError, match="already exists"), new_folder(tmp_path / "data") as made:
-        meanwhile(made)
-    assert tree(tmp_path) == {"data": None, "data/theirs": b"2"}
-
-
 def test_a_killed_writer_leaves_the_old_content_and_the_next_writer_removes_its_scratch_folder(tmp_path):
     with new_folder(tmp_path / "data") as made:
         (made / "old").write_bytes(b"old")
@@ -122,6 +98,36 @@ def test_a_killed_writer_leaves_the_old_content_and_the_next_writer_removes_its_
     write_file(tmp_path / "anything", b"")
     assert scratch_folders(tmp_path) == []
     assert (tmp_path / "data" / "old").read_bytes() == b"old"
+
+
+def test_errors_of_the_operating_system_name_the_file_and_leave_nothing(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    for name in ("fsync", "write"):  # of the file, of the lock's note
+        with monkeypatch.context() as patch:
+            patch.setattr(os, name, full)
+            with pytest.raises(OSError, match="No space") as caught:
+                write_file(tmp_path / "file", b"x")
+            assert caught.value.filename == str(tmp_path / "file")
+            assert tree(tmp_path) == {}
+            if name == "fsync":
+                with pytest.raises(OSError, match="No space"):
+                    make_folder(tmp_path / "a" / "b")
+                assert tree(tmp_path) == {}
+
+
+def test_folders_are_removed_and_replaced(tmp_path, old):
+    with new_folder(tmp_path / "data", replace=lambda folder: (folder / "old").exists()) as made:
+        (made / "new").write_bytes(b"new")
+    assert tree(tmp_path) == {"data": None, "data/new": b"new"} != old
+    remove_folder(tmp_path / "data")
+    with pytest.raises(FileNotFoundError):
+        remove_folder(tmp_path / "data")
+    assert tree(tmp_path) == {}
+    with pytest.raises(InputError, match="already exists"), new_folder(tmp_path / "data"):
+        write_file(make_folder(tmp_path / "data") or tmp_path / "data" / "theirs", b"2")  # appears during the block
+    assert tree(tmp_path) == {"data": None, "data/theirs": b"2"}
 
 
 @pytest.fixture
@@ -160,12 +166,6 @@ def test_a_replacement_whose_second_rename_fails_restores_the_old_folder(tmp_pat
     assert tree(tmp_path) == old
 
 
-def test_a_folder_is_replaced(tmp_path, old):
-    with new_folder(tmp_path / "data", replace=lambda folder: (folder / "old").exists()) as made:
-        (made / "new").write_bytes(b"new")
-    assert tree(tmp_path) == {"data": None, "data/new": b"new"} != old
-
-
 def test_the_scratch_folder_of_a_living_process_is_kept(tmp_path):
     with new_path(tmp_path / "slow") as content:
         content.write_bytes(b"x")
@@ -179,27 +179,14 @@ def test_a_lock_names_its_process_and_ends_with_it(tmp_path):
     holder = subprocess.Popen([sys.executable, "-c", HELD, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     try:
         assert holder.stdout.readline() == "held\n"
+        assert seems_locked(tmp_path)
         with pytest.raises(InputError, match=rf"is in use: process {holder.pid} on \S+ is training there"):
             FolderLock(tmp_path, "training")
     finally:
         holder.kill()
         holder.communicate()
+    assert not seems_locked(tmp_path)
     FolderLock(tmp_path, "training").release()
-
-
-def test_seems_locked(tmp_path):
-    assert not seems_locked(tmp_path)
-    with FolderLock(tmp_path, "training"):
-        assert seems_locked(tmp_path)
-    assert not seems_locked(tmp_path)
-    holder = subprocess.Popen([sys.executable, "-c", HELD, str(tmp_path)], stdout=subprocess.PIPE, text=True)
-    try:
-        assert holder.stdout.readline() == "held\n"
-        assert seems_locked(tmp_path)
-    finally:
-        holder.kill()
-        holder.communicate()
-    assert not seems_locked(tmp_path)
     for note in (b"", b"nonsense", b" {}", b' {"process": "1"}', b" [1]"):
         (tmp_path / ".lock").write_bytes(note)
         assert not seems_locked(tmp_path)
@@ -227,25 +214,6 @@ def test_a_failed_block_removes_the_folders_created_for_it(tmp_path, path):
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_a_failed_block_keeps_folders_that_existed_or_are_not_empty(tmp_path):
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(ValueError, match="wrong"), making_folder(tmp_path / "empty"):
-        raise ValueError("wrong")
-    with pytest.raises(FileNotFoundError), making_folder(tmp_path / "used" / "by"):
-        shutil.copytree(tmp_path / "empty", tmp_path / "used" / "another" / "by").rename(tmp_path / "none" / "x")
-    assert sorted(path.name for path in tmp_path.rglob("*")) == ["another", "by", "empty", "used"]
-
-
-def test_a_folder_whose_parent_cannot_be_flushed_is_removed(tmp_path, monkeypatch):
-    def refuse(descriptor):
-        raise OSError(5, "Input/output error")
-
-    monkeypatch.setattr(os, "fsync", refuse)
-    with pytest.raises(OSError, match="Input/output"):
-        make_folder(tmp_path / "a" / "b")
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_append_restores_the_length_when_the_write_fails(tmp_path, monkeypatch):
     path = tmp_path / "lines"
     path.write_bytes(b"first\n")
@@ -262,39 +230,3 @@ def test_append_restores_the_length_when_the_write_fails(tmp_path, monkeypatch):
         append(descriptor, b"second\n")
     os.close(descriptor)
     assert path.read_bytes() == b"first\n"
-
-
-def test_errors_of_the_operating_system_name_the_file(tmp_path, monkeypatch):
-    def full(number):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="No space") as caught:
-        write_file(tmp_path / "file", b"x")
-    assert caught.value.filename == str(tmp_path / "file")
-    assert tree(tmp_path) == {}
-
-
-def test_remove_folder_is_atomic(tmp_path):
-    (tmp_path / "data").mkdir()
-    for name in ("first", "second"):
-        (tmp_path / "data" / name).write_bytes(b"1")
-    assert run(REMOVING, tmp_path) == -signal.SIGKILL
-    assert not (tmp_path / "data").exists()
-    remove_abandoned(tmp_path)
-    assert tree(tmp_path) == {}
-    (tmp_path / "data").mkdir()
-    remove_folder(tmp_path / "data")
-    with pytest.raises(FileNotFoundError):
-        remove_folder(tmp_path / "data")
-    assert tree(tmp_path) == {}
-
-
-def test_a_disk_too_full_for_the_locks_note_leaves_no_files(tmp_path, monkeypatch):
-    def full(number, data):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "write", full)
-    with pytest.raises(OSError, match="No space"):
-        write_file(tmp_path / "file", b"x")
-    assert tree(tmp_path) == {}

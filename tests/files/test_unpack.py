@@ -4,7 +4,6 @@ import io
 import stat
 import tarfile
 import zipfile
-from contextlib import nullcontext
 
 import pytest
 from hypothesis import given, settings
@@ -27,28 +26,19 @@ def unpack(archive, folder, progress=None):
         return unpack_into(archive, made, progress)
 
 
-def make_zip(path, files):
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as packed:
-        for name, content in files.items():
-            packed.writestr(name, content)
-    return path
-
-
-def make_tar(path, files):
+def make(path, files):
+    """Write an archive of the format of its suffix."""
+    if path.suffix == ".zip":
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as packed:
+            for name, content in files.items():
+                packed.writestr(name, content)
+        return path
     with tarfile.open(path, f"w:{path.suffix[1:]}" if path.suffix != ".tar" else "w") as packed:
         for name, content in files.items():
             info = tarfile.TarInfo(name)
             info.size = len(content)
             packed.addfile(info, io.BytesIO(content))
     return path
-
-
-def make(path, files):
-    return (make_zip if path.suffix == ".zip" else make_tar)(path, files)
-
-
-def contents(folder):
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def refused(archive, tmp_path, match):
@@ -69,18 +59,16 @@ def test_intact_archive(tmp_path, name):
     count = unpack(make(tmp_path / name, FILES), tmp_path / "out", seen.append)
     assert count == 3
     assert seen == [1, 2, 3]
-    assert contents(tmp_path / "out") == FILES
+    paths = [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
+    assert {path.relative_to(tmp_path / "out").as_posix(): path.read_bytes() for path in paths} == FILES
     assert stat.S_IMODE((tmp_path / "out").stat().st_mode) == 0o755
 
 
 @pytest.mark.parametrize("kind", ["x.zip", "x.tar"])
-@pytest.mark.parametrize(
-    "name",
-    ["../out.txt", "a/../../out.txt", "/etc/hgpo", "..", "a\\..\\b", "C:/x", "c:x", "a/..", "new\nline"],
-)
-def test_names_that_lead_out_of_the_folder(tmp_path, kind, name):
-    archive = make(tmp_path / kind, {"good": b"1", name: b"2"})
-    refused(archive, tmp_path, "refused: .* leads out of the folder")
+def test_names_that_lead_out_of_the_folder(tmp_path, kind):
+    for name in ("../out.txt", "/etc/hgpo", "a\\..\\b", "c:x", "new\nline"):  # test_safe_paths has more
+        archive = make(tmp_path / kind, {"good": b"1", name: b"2"})
+        refused(archive, tmp_path, "refused: .* leads out of the folder")
 
 
 @pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.FIFOTYPE])
@@ -104,7 +92,7 @@ def test_bombs(tmp_path, kind, monkeypatch):
 
 
 def test_a_zip_file_cannot_contain_more_than_it_declares(tmp_path):
-    data = bytearray(make_zip(tmp_path / "x.zip", {"zeros": bytes(1000)}).read_bytes())
+    data = bytearray(make(tmp_path / "x.zip", {"zeros": bytes(1000)}).read_bytes())
     at = data.index(b"PK\x01\x02") + 24  # its size in the archive's directory
     data[at : at + 4] = (5).to_bytes(4, "little")
     (tmp_path / "x.zip").write_bytes(data)
@@ -121,16 +109,7 @@ def test_truncated_archives(tmp_path, name, share):
 
 @pytest.mark.parametrize("kind", ["x.zip", "x.tar"])
 def test_a_name_that_occurs_twice(tmp_path, kind):
-    with pytest.warns(UserWarning, match="Duplicate") if kind == "x.zip" else nullcontext():
-        archive = tmp_path / kind
-        if kind == "x.zip":
-            with zipfile.ZipFile(archive, "w") as packed:
-                packed.writestr("a", "1")
-                packed.writestr("a", "2")
-        else:
-            with tarfile.open(archive, "w") as packed:
-                for _ in range(2):
-                    packed.addfile(tarfile.TarInfo("a"), io.BytesIO())
+    archive = make(tmp_path / kind, {"a": b"", "./a": b""})
     with pytest.raises(FileExistsError):
         unpack(archive, tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from hgpo_envs.alfworld.data.source import SPLITS, ALFWorldSource
 from hgpo_envs.errors import InputError
 from hgpo_envs.files.atomic import new_folder
-from hgpo_envs.files.download import NoConnection, download, forget
+from hgpo_envs.files.download import NoConnection, download
 from hgpo_envs.files.secrets import redact
 from hgpo_envs.files.unpack import unpack
 from hgpo_envs.files.untrusted_files import open_regular, writing
@@ -73,8 +73,7 @@ def fetch_release(
     """Download archives and unpack them.
 
     Args:
-        out: A new or empty folder. The archives are stored beside it (`hgpo_envs.files.download`) until all games are
-            unpacked, so that the next call resumes interrupted downloads.
+        out: A new or empty folder.
         assets: The archives.
         downloading: Returns the progress callback for an archive's name.
         unpacking: Called with the number of files unpacked so far.
@@ -85,24 +84,19 @@ def fetch_release(
     Raises:
         InputError: If a download fails, an archive is damaged or contains no games, or the folder cannot be written.
     """
-    parent = out.absolute().parent
     with writing(out), new_folder(out) as folder:
         archives = {}
-        for asset in assets:
-            name = asset.url.rsplit("/", 1)[-1]
+        for number, asset in enumerate(assets):
+            archives[asset] = folder / f".archive-{number}"
+            progress = downloading(asset.url.rsplit("/", 1)[-1]) if downloading else None
             try:
-                archives[asset] = download(asset.url, parent, progress=downloading(name) if downloading else None)
+                download(asset.url, archives[asset], progress=progress)
             except NoConnection as error:
                 raise NoConnection(f"{error}. {_offline(assets)}") from None
-        try:
-            counts = _install(folder, archives, unpacking)
-        except InputError:  # an archive is damaged, so the next call must download it again
-            for asset in assets:
-                forget(asset.url, parent)
-            raise
-    for asset in assets:
-        forget(asset.url, parent)
-    return counts
+        counts = _install(folder, archives, unpacking)
+        for path in archives.values():
+            path.unlink()
+        return counts
 
 
 def _offline(assets: Sequence[Asset]) -> str:
@@ -142,7 +136,10 @@ def _install(folder: Path, archives: Mapping[Asset, Path], unpacking: Callable[[
             sources.append({"source": redact(asset.url), "size": file.tell(), "sha256": digest})
         if asset.sha256 is not None and digest != asset.sha256.lower():
             raise InputError(f"{redact(asset.url)}: expected SHA-256 {asset.sha256.lower()}, received {digest}")
-        unpack(path, folder, unpacking)
+        try:
+            unpack(path, folder, unpacking)
+        except InputError as error:  # which names the path of a download that will not exist any more
+            raise InputError(str(error).replace(str(path), redact(asset.url))) from None
     games = ALFWorldSource(folder)
     counts = {split: len(games.ids(split)) for split in SPLITS}
     (folder / NOTE).write_text(json.dumps({"games": counts, "sources": sources}, indent=2) + "\n", "utf-8")

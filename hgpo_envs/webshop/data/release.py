@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from hgpo_envs.errors import InputError
-from hgpo_envs.files.atomic import making_folder, new_file, sync_folder
-from hgpo_envs.files.download import NoConnection, download, forget
+from hgpo_envs.files.atomic import making_folder, new_path
+from hgpo_envs.files.download import NoConnection, download
 from hgpo_envs.files.untrusted_files import open_regular, writing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
     from pathlib import Path
 
     from hgpo_envs.files.download import Progress
@@ -66,7 +66,7 @@ def fetch_release(
     tries: int = 8,
     progress: Callable[[str], Progress] | None = None,
 ) -> list[Path]:
-    """Download the official files. Existing files are kept, and interrupted downloads are resumed.
+    """Download the official files. Existing files are kept.
 
     Args:
         size: `small` or `full`.
@@ -85,76 +85,53 @@ def fetch_release(
     """
     if size not in FILES:
         raise InputError(f"size: expected 'small' or 'full', received {size!r}")
-    paths = []
     for file in FILES[size]:
         path = out / file.name
         if os.path.lexists(path):
             _check(file, path, path)
-            for url in _urls(file, sources):  # an earlier call may have been killed before it removed the download
-                forget(url, path.parent)
-        elif local is not None:
-            _copy(file, local / file.name, path)
-        else:
-            _download(file, path, sources, tries, progress(file.name) if progress else None)
-        paths.append(path)
-    return paths
+            continue
+        with writing(path), making_folder(out.absolute()), new_path(path) as content:
+            if local is not None:
+                _copy(file, local / file.name, content)
+            else:
+                _download(file, content, sources, tries, progress(file.name) if progress else None)
+    return [out / file.name for file in FILES[size]]
 
 
 def _copy(file: OfficialFile, source: Path, path: Path) -> None:
     if not source.exists():
         raise InputError(f"no {source.name} in {source.parent}; --from expects the folder of the official files")
     _check(file, source, source)
-    with writing(path), open_regular(source) as opened, making_folder(path.absolute().parent), new_file(path) as copy:
+    with open_regular(source) as opened, path.open("wb") as copy:
         shutil.copyfileobj(opened, copy)
 
 
 def _download(file: OfficialFile, path: Path, sources: tuple[str, ...], tries: int, progress: Progress | None) -> None:
-    with writing(path), making_folder(path.absolute().parent):
-        refusals: list[InputError] = []
-        for url in _urls(file, sources):
-            try:
-                _download_from(url, file, path, tries, progress)
-            except InputError as error:
-                refusals.append(error)
-            else:
-                return
-        raise _refused(file, refusals)
-
-
-def _urls(file: OfficialFile, sources: Sequence[str]) -> list[str]:
-    return [source + (file.drive if source.endswith("id=") else file.name) for source in sources]
-
-
-def _download_from(url: str, file: OfficialFile, path: Path, tries: int, progress: Progress | None) -> None:
-    part = download(url, path.parent, tries=tries, progress=progress)
-    try:
-        _check(file, part, path)
-    except InputError:
-        forget(url, path.parent)
-        raise
-    part.replace(path)
-    sync_folder(path.parent)
-    forget(url, path.parent)
-
-
-def _refused(file: OfficialFile, refusals: Sequence[InputError]) -> InputError:
-    reasons = "; ".join(map(str, refusals))
+    """Download a file from the first source that has it."""
+    refusals: list[InputError] = []
+    for source in sources:
+        url = source + (file.drive if source.endswith("id=") else file.name)
+        try:
+            download(url, path, tries=tries, progress=progress)
+            return _check(file, path, file.name)
+        except InputError as error:
+            refusals.append(error)
+    reasons, drive = "; ".join(map(str, refusals)), f"https://drive.google.com/uc?id={file.drive}"
     if all(isinstance(error, NoConnection) for error in refusals):
-        return NoConnection(
-            f"{reasons}. Without a network, copy the official files (https://drive.google.com/uc?id={file.drive} for "
-            f"{file.name}, …) from elsewhere and use --from FOLDER; the bundled catalogue needs no download"
+        raise NoConnection(
+            f"{reasons}. Without a network, copy the official files ({drive} for {file.name}, …) from elsewhere and "
+            "use --from FOLDER; the bundled catalogue needs no download"
         )
-    return InputError(
-        f"no source provides {file.name}; download it manually (https://drive.google.com/uc?id={file.drive}) "
-        f"and use --from FOLDER. Errors: {reasons}"
+    raise InputError(
+        f"no source provides {file.name}; download it manually ({drive}) and use --from FOLDER. Errors: {reasons}"
     )
 
 
-def _check(file: OfficialFile, path: Path, named: Path) -> None:
+def _check(file: OfficialFile, path: Path, name: object) -> None:
     """Raise InputError unless a file starts and ends like the official JSON file."""
     with open_regular(path, "file of WebShop's official data") as opened:
         first = opened.read(64).lstrip()[:1]
         opened.seek(max(0, opened.seek(0, os.SEEK_END) - 64))
         last = opened.read(64).rstrip()[-1:]
     if (first, last) != (file.begins, {b"[": b"]", b"{": b"}"}[file.begins]):
-        raise InputError(f"{named} is not the official file (a web page or truncated?); remove it and try again")
+        raise InputError(f"{name} is not the official file (a web page or truncated?); remove it and try again")
