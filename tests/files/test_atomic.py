@@ -125,8 +125,15 @@ def test_folders_are_removed_and_replaced(tmp_path, old):
     with pytest.raises(FileNotFoundError):
         remove_folder(tmp_path / "data")
     assert tree(tmp_path) == {}
+
+
+def test_new_folder_does_not_replace_files_that_appear_during_the_block(tmp_path):
+    def meanwhile():
+        (tmp_path / "data").mkdir()
+        (tmp_path / "data" / "theirs").write_bytes(b"2")
+
     with pytest.raises(InputError, match="already exists"), new_folder(tmp_path / "data"):
-        write_file(make_folder(tmp_path / "data") or tmp_path / "data" / "theirs", b"2")  # appears during the block
+        meanwhile()
     assert tree(tmp_path) == {"data": None, "data/theirs": b"2"}
 
 
