@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from hgpo_train.cli import common  # typer reads the annotations
+from hgpo_train.cli import common  # noqa: TC001 (typer reads the annotations)
 from hgpo_train.cli.command_types import DefaultRunGroup, RedactedApp
 
 app = RedactedApp(name="data", no_args_is_help=True, help="Download, build, generate, convert and show data.")
