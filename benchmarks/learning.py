@@ -44,13 +44,12 @@ from hgpo_envs.webshop.generation.bundled import make_bundled_catalogue
 from hgpo_train.advantages.variants import Variant, read_variants
 from hgpo_train.models.checkpoint_files import list_checkpoints
 from hgpo_train.models.tiny import TinyShape
-from hgpo_train.rollout.fingerprints import fingerprint_model
 from hgpo_train.settings import to_dict, to_toml
 from hgpo_train.training.config import Config, load_config, replace, template_path
 from hgpo_train.training.display import Display
-from hgpo_train.training.run_folder import Origin
+from hgpo_train.training.run_folder import CONFIG, fixed_values
 from hgpo_train.training.tracking import read_metrics
-from hgpo_train.training.trainer import is_finished, open_run_folder
+from hgpo_train.training.trainer import free_settings, is_finished
 from hgpo_train.training.warm_start import WarmStart, warm_start
 
 if TYPE_CHECKING:
@@ -250,12 +249,13 @@ def train(folder: Path, config: Config, work: Work) -> bool:
     """Run or resume one training in its own process.
 
     Raises:
-        InputError: A finished run has another configuration or another initial model.
+        InputError: A finished run has another configuration.
     """
     lines = read_metrics(folder / "metrics.jsonl")
     if lines and is_finished(config, lines[-1]["iteration"], lines[-1]["training/environment_steps"]):
-        model = Origin(f"model.path = {config.model.path!r}", fingerprint_model(config.model.path))
-        open_run_folder(config, folder, {"model": model}, resume=True).release()
+        stored, asked = (fixed_values(run, free_settings(run)) for run in (load_config(folder / CONFIG), config))
+        if stored != asked:
+            raise InputError(f"{folder} has another configuration; use another --folder or --name")
         return True
     source, log = (folder.with_name(f"{folder.name}.{kind}") for kind in ("toml", "log"))  # names contain points
     write_file(source, to_toml(config).encode())

@@ -24,7 +24,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from hgpo_train.training.config import Config, replace
 from hgpo_train.training.update.batches import Samples
-from hgpo_train.training.update.learner import Learner
+from hgpo_train.training.update.learner import Fixed, Learner
 from hgpo_train.training.update.rollout_correction import rollout_is_weights
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def expected_gradient(policy: Model, behaviour: Model, level: Level | None, thre
     samples.advantage[:] *= probability * samples.response_start[-1]
     weight = None if level is None else rollout_is_weights(old, rollout, samples.response_start, level, threshold)
     learner = Learner(copy.deepcopy(policy), SETTINGS)
-    learner.accumulate(samples, np.arange(len(samples)), old, None, rollout_is=weight)
+    learner.accumulate(samples, np.arange(len(samples)), Fixed(old, rollout_is=weight))
     return torch.cat([parameter.grad.flatten() for parameter in learner.model.parameters()]).double()
 
 

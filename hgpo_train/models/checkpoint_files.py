@@ -52,14 +52,12 @@ class TrainingState:
         tasks_drawn: Number of tasks that they took from the task order.
         environment_steps: Number of steps collected for training.
         versions: Versions of the packages that computed it.
-        run: Fingerprint of the run's origin (`hgpo_train.training.run_folder`).
     """
 
     iteration: int = 0
     tasks_drawn: int = 0
     environment_steps: int = 0
     versions: dict[str, str] = field(default_factory=dict)
-    run: str = ""
 
 
 class _Manifest(msgspec.Struct, forbid_unknown_fields=True):
@@ -76,47 +74,37 @@ def list_checkpoints(folder: Path) -> list[Path]:
     return sorted(numbered, key=lambda path: int(path.name))
 
 
-def newest_valid_checkpoint(folder: Path, *, run: str | None = None) -> Path | None:
+def newest_valid_checkpoint(folder: Path, *, to_resume: bool = False) -> Path | None:
     """Return the newest valid checkpoint. Emit one warning that lists newer, damaged ones.
 
     Args:
         folder: The folder that contains the checkpoints.
-        run: Accept only checkpoints from which this run (`TrainingState.run`) can be resumed. None accepts every model,
-            whose optimiser is not verified.
+        to_resume: Whether a run is resumed from it, which needs the optimiser's state. The resumed run will write the
+            names of newer checkpoints again, so these are renamed.
 
     Returns:
         The checkpoint, or None if the folder contains no checkpoint.
 
     Raises:
-        InputError: The folder contains checkpoints, but none can be used.
+        InputError: The folder contains checkpoints, but none can be used. Nothing is renamed.
     """
-    damaged: list[str] = []
+    damaged: dict[Path, str] = {}
     for path in reversed(list_checkpoints(folder)):
-        if (fault := _fault(path, weights_only=run is None) or _unfit(path, run)) is None:
+        fault = _fault(path, weights_only=not to_resume)
+        if fault is None:
             if damaged:
-                message = f"{'; '.join(damaged)}: checkpoint {path} is used instead"
+                message = f"{'; '.join(damaged.values())}: checkpoint {path} is used instead"
                 warnings.warn(message, CheckpointWarning, stacklevel=2)
+            for newer in damaged if to_resume else ():
+                rename_damaged(newer)
             return path
-        damaged.append(f"checkpoint {path.name} cannot be used ({fault})")
+        damaged[path] = f"checkpoint {path.name} cannot be used ({fault})"
     if damaged:
         raise InputError(
-            f"{folder} has no checkpoint that can be used: {'; '.join(damaged)}; restore one from a backup, "
+            f"{folder} has no checkpoint that can be used: {'; '.join(damaged.values())}; restore one from a backup, "
             "or start again in another folder"
         )
     return None
-
-
-def checkpoint_to_resume(folder: Path, run: str) -> Path | None:
-    """Return `newest_valid_checkpoint`, and rename newer ones: the resumed run will write their names again.
-
-    Raises:
-        InputError: The folder contains checkpoints, but none can be used. Nothing is renamed.
-    """
-    newest = newest_valid_checkpoint(folder, run=run)
-    for path in list_checkpoints(folder):
-        if newest is not None and int(path.name) > int(newest.name):
-            rename_damaged(path)
-    return newest
 
 
 def resolve_model(path: str) -> str:
@@ -215,25 +203,18 @@ def verify_checkpoint(folder: Path, *, weights_only: bool = False) -> VerifyRepo
 
 
 def _fault(folder: Path, *, weights_only: bool) -> str | None:
-    """Return the first problem of a checkpoint's files."""
+    """Return why a checkpoint cannot be used, or resumed from, or None."""
     problems = verify_checkpoint(folder, weights_only=weights_only).problems
-    if not problems:
-        return None
-    name, message = os.path.relpath(problems[0].file, folder), problems[0].message
-    return message if name in message else f"{name}: {message}"
-
-
-def _unfit(folder: Path, run: str | None) -> str | None:
-    """Return why an intact checkpoint is not one to continue from, or None."""
+    if problems:
+        name, message = os.path.relpath(problems[0].file, folder), problems[0].message
+        return message if name in message else f"{name}: {message}"
     try:
-        state = read_json(folder / STATE, TrainingState)
+        iteration = read_json(folder / STATE, TrainingState).iteration
     except InputError as error:
         return str(error)
-    if state.iteration != int(folder.name):
-        return f"it was written after iteration {state.iteration}"
-    if run is not None and state.run != run:
-        return "it is of another run"
-    if run is not None and not (folder / OPTIMISER).exists():
+    if _NAME.fullmatch(folder.name) and iteration != int(folder.name):
+        return f"it was written after iteration {iteration}"
+    if not weights_only and not (folder / OPTIMISER).exists():
         return "it contains no state of the optimiser"
     return None
 

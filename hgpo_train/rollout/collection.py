@@ -48,7 +48,7 @@ from hgpo_train.rollout.failures import (
     failures_of,
     raise_if_too_many,
 )
-from hgpo_train.rollout.fingerprints import fingerprint_model, fingerprint_tasks
+from hgpo_train.rollout.fingerprints import environment_identity, fingerprint_model
 from hgpo_train.rollout.outcomes import GROUP, Success, rollout_table, success
 from hgpo_train.rollout.progress_line import live_progress
 from hgpo_train.rollout.run import ExecutionOptions, RolloutSpec, collect_groups, default_slots, stop_on_interrupt
@@ -290,17 +290,14 @@ def play_run(
             identity["code"] = code
         config = redact_json(
             {
-                "env": {"id": handle.env_id, **stored_options},
-                "tasks": fingerprint_tasks(handle, stored_options),
-                "prompt_template": handle.settings.template.fingerprint,
-                **({} if handle.state_key is None else {"state_key": handle.state_key}),
+                **environment_identity(handle, stored_options),
                 "policy": {"name": name, **{key: value for key, value in identity.items() if key not in unstored}},
                 **content,
             }
         )
         columns = [without] if isinstance(without, str) else list(without)
         with (
-            _removed_if_unused(folder),
+            removed_if_unused(folder),
             StepWriter(folder, config=config, without=columns) as writer,
             stop_on_interrupt() as should_stop,
         ):
@@ -399,7 +396,7 @@ def _stored_code(folder: Path, name: str) -> str | None:
 
 
 @contextmanager
-def _removed_if_unused(folder: Path) -> Iterator[None]:
+def removed_if_unused(folder: Path) -> Iterator[None]:
     """Remove a run's folder if the block raises before anything is stored, and with it the parents that are new.
 
     A folder that existed before the block is unchanged.

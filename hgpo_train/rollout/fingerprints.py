@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _DATA: Final = ("data", "grammar")
 _TASKS: Final = 100_000
-_NOT_THE_MODEL: Final = (".md", "made_from")
+_NOT_THE_MODEL: Final = ".md"
 
 
 def fingerprint_texts(texts: Iterable[str | None]) -> str:
@@ -96,6 +96,16 @@ def fingerprint_tasks(handle: EnvHandle, options: Mapping[str, Any]) -> str:
             named = (name in _DATA and path.exists()) or (os.sep in value and path.is_file())
             texts += [name, fingerprint_path(path)] if named else []
     return fingerprint_texts(texts)
+
+
+def environment_identity(handle: EnvHandle, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a run stores of its environment: id and options, tasks, prompt template, and what is compared."""
+    return {
+        "env": {"id": handle.env_id, **options},
+        "tasks": fingerprint_tasks(handle, options),
+        "prompt_template": handle.settings.template.fingerprint,
+        **({} if handle.state_key is None else {"state_key": handle.state_key}),
+    }
 
 
 def _fingerprint_file(path: Path) -> str:

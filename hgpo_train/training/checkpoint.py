@@ -23,9 +23,9 @@ from hgpo_train.models.checkpoint_files import (
     STATE,
     CheckpointWarning,
     TrainingState,
-    checkpoint_to_resume,
     is_removable,
     list_checkpoints,
+    newest_valid_checkpoint,
     read_json,
     rename_damaged,
     write_manifest,
@@ -106,15 +106,11 @@ def _remove_superseded(folder: Path, current: Path, kept: CheckpointConfig) -> N
 
 
 def resume_checkpoint(
-    folder: Path,
-    run: str,
-    model: Model,
-    optimiser: torch.optim.Optimizer,
-    kept: CheckpointConfig,
+    folder: Path, model: Model, optimiser: torch.optim.Optimizer, kept: CheckpointConfig
 ) -> TrainingState:
     """Load the newest valid checkpoint of a run, and remove those that a killed process left behind.
 
-    Newer checkpoints, which are damaged, are renamed. Other arguments are those of `save_checkpoint`.
+    Newer checkpoints, which are damaged, are renamed. Arguments are those of `save_checkpoint`.
 
     Returns:
         The state to continue from; of iteration 0 if there is no checkpoint. Changed versions are warned about.
@@ -124,16 +120,16 @@ def resume_checkpoint(
     """
     names = ("hgpo", "torch", "transformers", "peft", "polars")  # the packages that affect the weights
     versions = {name: installed_version(name) or "not installed" for name in names}
-    newest = checkpoint_to_resume(folder, run)
+    newest = newest_valid_checkpoint(folder, to_resume=True)
     if newest is None:
-        return TrainingState(versions=versions, run=run)
+        return TrainingState(versions=versions)
     state = load_checkpoint(newest, model, optimiser)
     for name, version in versions.items():
         if (before := state.versions.get(name, version)) != version:
             message = f"the run was computed with {name} {before} and is resumed with {version}: results may differ"
             warnings.warn(message, CheckpointWarning, stacklevel=3)
     _remove_superseded(folder, newest, kept)
-    return replace(state, versions=versions, run=run)
+    return replace(state, versions=versions)
 
 
 def load_checkpoint(folder: Path, model: Model, optimiser: torch.optim.Optimizer) -> TrainingState:

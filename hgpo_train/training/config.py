@@ -130,14 +130,6 @@ class UpdateConfig(Settings):
     possible, of nearly equal size."""
     epochs: PositiveInt = 1
     """Passes over the rows of an iteration."""
-    order: Literal["shuffled", "verl-agent"] = "shuffled"
-    """How rows are divided into mini-batches. shuffled: at random, and all tokens of a mini-batch have equal weight.
-    verl-agent: by trajectory, balanced by length over GPUs, with token means per micro-batch, to replicate its runs;
-    see hgpo_train.training.update.verl_agent."""
-    verl_agent_gpus: PositiveInt = 2
-    """With order = "verl-agent": the number of GPUs of the run to replicate."""
-    verl_agent_micro_batch_size: PositiveInt = 16
-    """With order = "verl-agent": its ppo_micro_batch_size_per_gpu."""
     micro_batch_tokens: PositiveInt = 16384
     """Maximum number of tokens per forward pass, including padding; does not affect the result."""
     layout: Literal["padded", "packed"] = "padded"
@@ -179,23 +171,6 @@ class UpdateConfig(Settings):
                 f'setting update.rollout_is: expected old_logprobs = "recompute" with {self.rollout_is!r}, received '
                 f"{self.old_logprobs!r}, with which the ratio already corrects for the engine; set rollout_is to none"
             )
-        if self.order == "verl-agent":
-            _check_verl_agent(self)
-
-
-def _check_verl_agent(update: UpdateConfig) -> None:
-    """Raise `InputError` if a setting does not go with verl-agent's order."""
-    if update.aggregation != "token_mean":
-        raise InputError(
-            'setting update.aggregation: expected "token_mean" with order = "verl-agent", received '
-            f"{update.aggregation!r}"
-        )
-    step = update.verl_agent_gpus * update.verl_agent_micro_batch_size
-    if update.mini_batch_size % step:
-        raise InputError(
-            "setting update.mini_batch_size: expected a multiple of verl_agent_gpus · verl_agent_micro_batch_size = "
-            f'{step} with order = "verl-agent", received {update.mini_batch_size}'
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -316,8 +291,6 @@ class SftConfig(Settings):
     """Seed of the row order."""
     rows: Literal["won", "all"] = "won"
     """Rows to train on: won takes the valid steps of trajectories that solved their task, all takes every step."""
-    max_trajectories: Annotated[int, Meta(ge=2)] | None = None
-    """Use only the first trajectories, at least 2 of which one is held out; none uses all."""
     max_prompt_tokens: PositiveInt = 4096
     """Maximum prompt length in tokens; longer prompts lose their beginning."""
     prompt_loss: bool = False

@@ -14,18 +14,20 @@ import numpy as np
 import polars as pl
 
 from hgpo_datasets import manifest, scan_steps
+from hgpo_datasets.sources import parts_of
 from hgpo_envs.environment_spec import environment_ids, environment_spec
 from hgpo_envs.errors import InputError
 from hgpo_train.models.checkpoint_files import list_checkpoints
 from hgpo_train.models.loading import load_model, load_tokenizer, vocabulary
 from hgpo_train.policies.conversation import Turn, chat_messages, encode_chats, encode_conversation
+from hgpo_train.rollout.collection import removed_if_unused
 from hgpo_train.rollout.fingerprints import fingerprint_model, fingerprint_rows
 from hgpo_train.training.checkpoint import resume_checkpoint, save_checkpoint
 from hgpo_train.training.config import CheckpointConfig
-from hgpo_train.training.run_folder import FREE, Origin, RunFolder, contains_run
+from hgpo_train.training.run_folder import FREE, open_run, write_config
 from hgpo_train.training.tracking import Trackers
 from hgpo_train.training.update.batches import Samples, mini_batches, row_faults, samples_from_steps
-from hgpo_train.training.update.learner import Learner
+from hgpo_train.training.update.learner import Fixed, Learner
 from hgpo_train.training.update.optimiser import learning_rate
 
 if TYPE_CHECKING:
@@ -49,14 +51,15 @@ def demonstrations(source: str | Path, config: SftConfig) -> pl.DataFrame:
 
     Args:
         source: A step table.
-        config: The configuration; its fields `rows` and `max_trajectories` select the rows.
+        config: The configuration; its field `rows` selects the rows.
 
     Raises:
         InputError: The table stores no prompts, or fewer than two trajectories remain.
     """
     table = scan_steps(source)
     response = pl.coalesce("response", "action").alias("response")
-    rows = table.select("trajectory", "step", "prompt", response, "action_valid", "won", "aborted").collect()
+    names = pl.format("{}/{}", "run", "trajectory").alias("trajectory")  # of several runs, which may have the same ids
+    rows = table.select(names, "step", "prompt", response, "action_valid", "won", "aborted").collect()
     if rows["prompt"].is_null().all():
         raise InputError(f"{source} stores no prompts; collect it without --without prompt")
     kept, imitated = ~pl.col("aborted").any().over("trajectory"), pl.lit(value=True)
@@ -64,9 +67,6 @@ def demonstrations(source: str | Path, config: SftConfig) -> pl.DataFrame:
         kept, imitated = kept & pl.col("won").any().over("trajectory"), pl.col("action_valid")
     rows = rows.filter(kept & pl.col("prompt").is_not_null() & pl.col("response").is_not_null())
     rows = rows.sort("trajectory", "step").select("trajectory", "step", "prompt", "response", imitated=imitated)
-    if config.max_trajectories is not None:
-        names = rows["trajectory"].unique(maintain_order=True).head(config.max_trajectories)
-        rows = rows.filter(pl.col("trajectory").is_in(names.implode()))
     if (number := rows["trajectory"].n_unique()) < 2:
         raise InputError(
             f"expected at least 2 trajectories to imitate in {source} (rows = {config.rows!r}), received "
@@ -118,14 +118,11 @@ def tokenise(
 
 
 def _environment(source: str | Path) -> dict[str, Any]:
-    """Return the environment's options as a run stores them; empty for other tables."""
-    try:
-        header = manifest.read(Path(source)).header
-    except InputError:
-        return {}
-    config = header.config if header is not None else {}
-    environment: dict[str, Any] = config.get("env") or config.get("environment") or {}
-    return environment
+    """Return the environment's options as a run stores them, the first of several runs; empty for other tables."""
+    runs = [part.path for part in parts_of([source]) if part.kind == "run"]
+    header = manifest.read(Path(runs[0])).header if runs else None
+    options: dict[str, Any] = {} if header is None else header.config.get("env", {})
+    return options
 
 
 def split_held_out(rows: pl.DataFrame, share: float, seed: int) -> tuple[pl.DataFrame, pl.DataFrame]:
@@ -152,19 +149,15 @@ def run_sft(config: SftConfig, source: str | Path, folder: Path, display: Displa
         InputError: The demonstrations or the model cannot be used, another process trains in the folder, or the folder
             contains a run with another configuration, other demonstrations or another model.
     """
-    contains_run(folder, resume=True)  # refused before anything is loaded
     tokenizer = load_tokenizer(config.model.path)
     rows = demonstrations(source, config)
-    origins = {
-        "set of demonstrations": Origin(f"the step table {str(source)!r}", fingerprint_rows(rows)),
-        "model": Origin(f"model.path = {config.model.path!r}", fingerprint_model(config.model.path)),
-    }
+    inputs = {"demonstrations": fingerprint_rows(rows), "model": fingerprint_model(config.model.path)}
     rows = tokenise(rows, tokenizer, config.max_prompt_tokens, _environment(source))
     rows = rows.filter("imitated")
     # With a schedule that falls to 0, every epoch's learning rate depends on the number of epochs.
     free = FREE | {"update.epochs"} if config.optimiser.schedule == "constant" else FREE
     checkpoints = folder / "checkpoints"
-    with RunFolder(folder, config, origins, free, resume=True) as run:
+    with removed_if_unused(folder), open_run(folder, config, inputs, free):
         model = load_model(config.model, config.seed)
         faults = row_faults(rows, vocabulary(model)).drop_nulls()
         if len(faults):
@@ -180,7 +173,8 @@ def run_sft(config: SftConfig, source: str | Path, folder: Path, display: Displa
         # With advantages of 1 and ratios of 1, the policy loss reduces to the negative log-likelihood.
         plain = replace(config, update=replace(config.update, entropy_weight=0.0, dual_clip=None))
         learner = Learner(model, plain, reference=False)
-        state = resume_checkpoint(checkpoints, run.id, model, learner.optimiser, _NEWEST)
+        state = resume_checkpoint(checkpoints, model, learner.optimiser, _NEWEST)
+        write_config(folder, config)
         with closing(Trackers(config, folder, state.iteration + 1)) as trackers:
             while state.iteration < config.update.epochs:
                 with display.stage("train"):
@@ -202,7 +196,7 @@ def _epoch(learner: Learner, config: SftConfig, samples: Samples, epoch: int, di
     for done, batch in enumerate(batches):
         rate = learning_rate(config.optimiser, epoch * len(batches) + done, config.update.epochs * len(batches))
         learner.set_learning_rate(rate)
-        steps.append(learner.step(samples, batch, None, None))
+        steps.append(learner.step(samples, batch, Fixed()))
         display.progress(done + 1, len(batches))
     names = {"actor/nll": "train/loss", "actor/grad_norm": "train/grad_norm", "actor/skipped": "train/skipped"}
     means = {label: float(np.mean([step[name] for step in steps])) for name, label in names.items()}

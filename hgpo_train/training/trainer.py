@@ -6,8 +6,7 @@ checkpoint are used again, others are collected again. On a CPU the resulting we
 uninterrupted run.
 
     RUN/config.toml     the configuration, after all overrides
-    RUN/origin.json     fingerprints of the data, the prompt template and the model (`hgpo_train.training.run_folder`)
-    RUN/manifest.jsonl  the committed shards of the step table that is trained on
+    RUN/manifest.jsonl  what the run was started with (`hgpo_train.training.run_folder`), and the committed shards
     RUN/steps/          the shards
     RUN/evaluation/     the step table of held-out tasks; `iteration` is the number of iterations trained before
     RUN/checkpoints/    weights and optimiser
@@ -19,7 +18,7 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -27,7 +26,8 @@ import numpy as np
 import polars as pl
 import torch
 
-from hgpo_datasets import StepWriter, manifest, scan_steps
+from hgpo_datasets import StepWriter, scan_steps
+from hgpo_datasets.sources import is_run
 from hgpo_envs.errors import InputError
 from hgpo_train.advantages import compute
 from hgpo_train.advantages.advantage_tables import fingerprint, join_advantages, read_metadata
@@ -35,15 +35,16 @@ from hgpo_train.advantages.registry import get
 from hgpo_train.models.loading import check_context, load_model, load_tokenizer, vocabulary
 from hgpo_train.policies.generation import GenerationOptions
 from hgpo_train.policies.registry import TrainableContext, trainable_factory
+from hgpo_train.rollout.collection import removed_if_unused
 from hgpo_train.rollout.failures import failures_of_steps, raise_if_too_long, raise_if_too_many
-from hgpo_train.rollout.fingerprints import fingerprint_model, fingerprint_tasks, fingerprint_texts
+from hgpo_train.rollout.fingerprints import environment_identity, fingerprint_model
 from hgpo_train.rollout.outcomes import groups_with_mixed_outcomes
 from hgpo_train.rollout.run import ExecutionOptions, RolloutSpec, collect_groups
 from hgpo_train.training.checkpoint import resume_checkpoint, save_checkpoint
-from hgpo_train.training.data import data_options, env_options, open_training_env
+from hgpo_train.training.data import env_options, open_training_env
 from hgpo_train.training.gpu_memory import check_memory, free_gpu, gpu_for_update, memory_metrics
 from hgpo_train.training.metrics import batch_metrics, episode_metrics
-from hgpo_train.training.run_folder import FREE, Origin, RunFolder, contains_run, fixed_values
+from hgpo_train.training.run_folder import FREE, check_new, open_run, write_config
 from hgpo_train.training.tracking import Trackers
 from hgpo_train.training.update.batches import row_faults, samples_from_steps
 from hgpo_train.training.update.learner import Learner
@@ -53,8 +54,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from hgpo_envs.files.atomic import FolderLock
     from hgpo_train.models.checkpoint_files import TrainingState
+    from hgpo_train.models.hf import Model
     from hgpo_train.rollout.env_handle import EnvHandle
     from hgpo_train.training.config import Config
     from hgpo_train.training.display import Display
@@ -95,21 +96,19 @@ class Trainer:
 
     def __init__(self, config: Config, folder: Path, display: Display, *, resume: bool = False) -> None:
         self.config, self.folder, self._display = config, folder, display
-        contains_run(folder, resume=resume)  # refused before anything is loaded
+        check_new(folder, resume=resume)
         get(config.advantage.estimator).with_parameters(**config.advantage.parameters)
         make_policy = trainable_factory(config.rollout.engine)
         plan = check_memory(config, display)
         self._env = open_training_env(config, config.environment.split)
         self.tokenizer = load_tokenizer(config.model.path)
-        self._origins = _origins(config, self._env)
-        with ExitStack() as resources:
-            self._folder = resources.enter_context(open_run_folder(config, folder, self._origins, resume=resume))
-            self.model = load_model(config.model, config.seed)
-            check_context(self.model, config.rollout.max_prompt_tokens + config.rollout.max_response_tokens)
-            self.learner = Learner(self.model, config, temperature=config.rollout.temperature)
-            self.state: TrainingState = resume_checkpoint(
-                folder / "checkpoints", self._folder.id, self.model, self.learner.optimiser, config.checkpoint
-            )
+        inputs = {
+            **environment_identity(self._env, env_options(config, config.environment.split)),
+            "model": fingerprint_model(config.model.path),
+        }
+        with removed_if_unused(folder), ExitStack() as resources:
+            self._table = resources.enter_context(open_run(folder, config, inputs, free_settings(config)))
+            self.model, self.learner, self.state = load_policy(config, folder)
             free_gpu(config.rollout, self.learner.optimiser)
             # The engine is last: its share is fixed by the plan, and what the learner holds by then is not its own.
             options = dict(config.rollout.engine_options if plan is None else plan.engine_options())
@@ -119,6 +118,7 @@ class Trainer:
             # Line 0 is the evaluation before training, which is repeated if no iteration is complete.
             first_line = self.state.iteration + 1 if self.state.iteration else 0
             self._trackers = resources.enter_context(closing(Trackers(config, folder, first_line)))
+            write_config(folder, config)
             self._resources = resources.pop_all()
 
     def run(self) -> TrainingState:
@@ -196,12 +196,11 @@ class Trainer:
             max_groups=rollout.tasks * rollout.max_generation_batches if rollout.filter_groups else None,
             outcome=_outcome(self.config),
         )
-        with self._writer(self.folder, self._folder.lock) as writer:
-            return self._play(self._env, writer, spec)
+        return self._play(self._env, self._table, spec)
 
     def evaluate(self) -> dict[str, float]:
         """Evaluate the policy on held-out tasks and return metrics named ``val/…``."""
-        config, training = self.config.evaluation, self.policy.options
+        config, training, folder = self.config.evaluation, self.policy.options, self.folder / "evaluation"
         env = open_training_env(self.config, config.split)
         spec = RolloutSpec(
             tasks=min(config.tasks, len(env.tasks)),
@@ -210,25 +209,13 @@ class Trainer:
             order="sweep",
             iteration=self.state.iteration,
         )
+        stored = None if is_run(folder) else self._table.header.config  # `open_run` has compared that
         self.policy.options = replace(training, temperature=config.temperature)
         try:
-            with self._writer(self.folder / "evaluation") as writer:
-                return episode_metrics(self._play(env, writer, spec), "val")
+            with StepWriter(folder, run=self.config.name, config=stored) as table:
+                return episode_metrics(self._play(env, table, spec), "val")
         finally:
             self.policy.options = training
-
-    def _writer(self, folder: Path, lock: FolderLock | None = None) -> StepWriter:
-        """Open a step table. It stores what it was started with; `RunFolder` has compared that for a resumed run."""
-        stored: dict[str, Any] | None = {
-            "env": {"id": self.config.environment.id, **env_options(self.config, self.config.environment.split)},
-            "state_key": self._env.state_key,
-            "fingerprints": {name: origin.fingerprint for name, origin in self._origins.items()},
-            "training": fixed_values(self.config, _FREE),
-        }
-        with suppress(InputError):  # there is no table yet
-            if manifest.read(folder).header is not None:
-                stored = None
-        return StepWriter(folder, run=self.config.name, config=stored, lock=lock)
 
     def _play(self, env: EnvHandle, writer: StepWriter, spec: RolloutSpec) -> pl.DataFrame:
         """Collect an iteration's missing or failed rollouts into a table, and return all rows of the iteration.
@@ -333,7 +320,7 @@ def update_alone(
         InputError: The advantages are of another table or several estimators, there are no tokens, the model cannot be
             loaded, or the folder contains a run with another configuration or model.
     """
-    contains_run(folder, resume=resume)
+    check_new(folder, resume=resume)
     if read_metadata(advantages)["run_fingerprint"] != fingerprint(steps):
         raise InputError(f"{advantages} has the advantages of another table than {steps}")
     rows = join_advantages(scan_steps(steps), pl.scan_parquet(advantages)).sort("trajectory", "step").collect()
@@ -342,12 +329,9 @@ def update_alone(
             f"{advantages} has the columns of several estimators; write one with `hgpo advantages {steps}`"
         )
     tokenizer = load_tokenizer(config.model.path)
-    origins = {"model": Origin(f"model.path = {config.model.path!r}", fingerprint_model(config.model.path))}
-    with open_run_folder(config, folder, origins, resume=resume) as run:
-        model = load_model(config.model, config.seed)
-        learner = Learner(model, config, temperature=config.rollout.temperature)
-        checkpoints, optimiser = folder / "checkpoints", learner.optimiser
-        state = resume_checkpoint(checkpoints, run.id, model, optimiser, config.checkpoint)
+    with open_run(folder, config, {"model": fingerprint_model(config.model.path)}, free_settings(config)):
+        model, learner, state = load_policy(config, folder)
+        write_config(folder, config)
         with closing(Trackers(config, folder, state.iteration + 1)) as trackers:
             with display.stage("update"):
                 trained, metrics = update(config, learner, rows, state.iteration, display)
@@ -356,14 +340,26 @@ def update_alone(
             _warn(config, metrics)
             trackers.log(metrics, state.iteration)
             display.row(state.iteration, metrics)
-        save_checkpoint(checkpoints, state, model, tokenizer, optimiser, config.checkpoint)
+        save_checkpoint(folder / "checkpoints", state, model, tokenizer, learner.optimiser, config.checkpoint)
 
 
-def open_run_folder(config: Config, folder: Path, origins: dict[str, Origin], *, resume: bool) -> RunFolder:
-    """Open a folder for a run of `hgpo train`; see `RunFolder`."""
+def free_settings(config: Config) -> frozenset[str]:
+    """Return the settings that may change when a run of `hgpo train` is resumed."""
     # With a schedule that falls to 0, every iteration's learning rate depends on the number of iterations.
-    free = _FREE if config.optimiser.schedule == "constant" else _FREE - {"iterations"}
-    return RunFolder(folder, config, origins, free, resume=resume)
+    return _FREE if config.optimiser.schedule == "constant" else _FREE - {"iterations"}
+
+
+def load_policy(config: Config, folder: Path) -> tuple[Model, Learner, TrainingState]:
+    """Load the model and its learner, as the newest checkpoint of a run's folder left them.
+
+    Raises:
+        InputError: The model or every checkpoint cannot be used.
+    """
+    model = load_model(config.model, config.seed)
+    check_context(model, config.rollout.max_prompt_tokens + config.rollout.max_response_tokens)
+    learner = Learner(model, config, temperature=config.rollout.temperature)
+    state = resume_checkpoint(folder / "checkpoints", model, learner.optimiser, config.checkpoint)
+    return model, learner, state
 
 
 def _engine_context(config: Config, engine_options: dict[str, Any]) -> TrainableContext:
@@ -377,18 +373,6 @@ def _engine_context(config: Config, engine_options: dict[str, Any]) -> Trainable
     if rollout.sleep and rollout.engine == "vllm":
         engine_options["enable_sleep_mode"] = True
     return TrainableContext(config.model, options, engine_options)
-
-
-def _origins(config: Config, env: EnvHandle) -> dict[str, Origin]:
-    """Return the inputs that a configuration refers to by name, with their fingerprints."""
-    environment, template = config.environment, env.settings.template
-    options = data_options(environment)
-    named = f"environment.prompt_template = {environment.prompt_template!r}"
-    return {
-        "prompt template": Origin(named, fingerprint_texts([template.text]), template.text),
-        "set of tasks": Origin(f"environment.options = {options}", fingerprint_tasks(env, options)),
-        "model": Origin(f"model.path = {config.model.path!r}", fingerprint_model(config.model.path)),
-    }
 
 
 def _outcome(config: Config) -> str:

@@ -25,8 +25,8 @@ def verify_run(path: Path, processes: int = 1) -> Iterator[VerifyReport]:
 
     Args:
         path: A step table or one of its files, a checkpoint, a training run's folder, a folder that contains any of
-            these at any depth, or a glob pattern. Of a training run, the step tables, checkpoints, configuration,
-            fingerprints and metrics are verified.
+            these at any depth, or a glob pattern. Of a training run, the step tables, checkpoints, configuration
+            and metrics are verified.
         processes: Number of processes, which share the shards of a step table.
 
     Raises:
@@ -65,11 +65,11 @@ def _has(folder: Path, *names: str) -> bool:
 def _verify_files(folder: Path) -> VerifyReport:
     """Verify a training run's files other than its tables and checkpoints."""
     from hgpo_train.settings import read_toml
-    from hgpo_train.training.run_folder import CONFIG, ORIGIN, read_origin
+    from hgpo_train.training.run_folder import CONFIG
     from hgpo_train.training.tracking import read_metrics
 
     report = VerifyReport(str(folder))
-    for name, read in ((CONFIG, read_toml), ("metrics.jsonl", read_metrics), (ORIGIN, read_origin)):
+    for name, read in ((CONFIG, read_toml), ("metrics.jsonl", read_metrics)):
         path = folder / name
         if not os.path.lexists(path):
             continue

@@ -1,41 +1,34 @@
 """A small policy trained from scratch: demonstrations, a tokenizer and a model, and supervised training.
 
-For machines without a large model; nothing is downloaded. A second call resumes or reuses each part that exists. A part
-that was created from other inputs is an error.
+For machines without a large model; nothing is downloaded. A second call resumes what is unfinished, and is an error if
+settings or data have changed.
 
-    FOLDER/demonstrations/   the explorer's steps
+    FOLDER/demonstrations/   the player's steps: a run for each data source
     FOLDER/model/            a small Qwen-style model with a tokenizer trained on those texts
     FOLDER/sft/              the model after supervised training; use this folder as model.path of `hgpo train`
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
 
 import polars as pl
 
-from hgpo_datasets import StepWriter, scan_steps
-from hgpo_envs.errors import InputError
+from hgpo_datasets import scan_steps
 from hgpo_envs.files.atomic import new_folder
-from hgpo_envs.files.secrets import redact_json
-from hgpo_envs.files.untrusted_files import read_bytes
 from hgpo_train.models.tiny import TinyShape, save_tiny
-from hgpo_train.policies.registry import PolicyContext, make_policy
-from hgpo_train.rollout.failures import failures_of_run, raise_if_too_many
-from hgpo_train.rollout.fingerprints import fingerprint_path, fingerprint_texts
-from hgpo_train.rollout.run import RolloutSpec, collect_groups
-from hgpo_train.training.config import SftConfig, replace, template_path
-from hgpo_train.training.data import open_training_env
+from hgpo_train.rollout.collection import collect
+from hgpo_train.rollout.env_handle import open_env
+from hgpo_train.training.config import SftConfig, replace
+from hgpo_train.training.data import env_options
 from hgpo_train.training.sft import run_sft
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from hgpo_train.training.config import Config
     from hgpo_train.training.display import Display
-
-MADE_FROM: Final = "made_from"
-"""The file in a model's folder that contains the fingerprint of the model's inputs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +77,15 @@ def warm_start(folder: Path, config: Config, start: WarmStart, display: Display,
         InputError: The folder contains parts that were created from other inputs, or is in use by another process.
         RolloutError: Too many demonstrations failed.
     """
-    steps = collect_demonstrations(folder / "demonstrations", config, start, display)
+    steps = folder / "demonstrations"
+    with display.stage("demonstrate"):
+        collect_demonstrations(steps, config, start)
+    if model is None:
+        model = folder / "model"
+        with display.stage("create the model"), new_folder(model, replace=lambda _: True) as scratch:
+            # The same demonstrations, sizes and seed give the same bytes, which `run_sft` compares when it resumes.
+            rows = scan_steps(steps).sort("run", "trajectory", "step").select(pl.format("{}\n{}", "prompt", "action"))
+            save_tiny(scratch, rows.collect().to_series().to_list(), start.shape, start.seed)
     settings = replace(
         SftConfig(),
         seed=start.seed,
@@ -92,7 +93,7 @@ def warm_start(folder: Path, config: Config, start: WarmStart, display: Display,
         max_prompt_tokens=config.rollout.max_prompt_tokens,
         prompt_loss=True,
         model={
-            "path": str(model or new_model(folder / "model", steps, start)),
+            "path": str(model),
             "device": config.model.device,
             "compute_dtype": config.model.compute_dtype,
             "gradient_checkpointing": False,
@@ -110,52 +111,25 @@ def warm_start(folder: Path, config: Config, start: WarmStart, display: Display,
     return folder / "sft"
 
 
-def new_model(folder: Path, steps: Path, start: WarmStart) -> Path:
-    """Create a small model with a tokenizer trained on a step table's prompts and actions, or reuse the existing one.
+def collect_demonstrations(folder: Path, config: Config, start: WarmStart) -> None:
+    """Collect demonstrations, one run for each data source; existing ones are not repeated.
 
     Raises:
-        InputError: The existing model was created from other inputs.
-    """
-    rows = scan_steps(steps).select("trajectory", "step", "prompt", "action").sort("trajectory", "step").collect()
-    texts = rows.select(pl.format("{}\n{}", "prompt", "action")).to_series().to_list()
-    fingerprint = fingerprint_texts([*texts, repr(start.shape), str(start.seed)])
-    if not (folder / MADE_FROM).exists():
-        with new_folder(folder) as scratch:
-            save_tiny(scratch, texts, start.shape, start.seed)
-            (scratch / MADE_FROM).write_bytes(fingerprint.encode())
-    elif read_bytes(folder / MADE_FROM, 1 << 10) != fingerprint.encode():
-        raise InputError(
-            f"{folder} was created from other demonstrations, sizes or another seed; remove it or choose another folder"
-        )
-    return folder
-
-
-def collect_demonstrations(folder: Path, config: Config, start: WarmStart, display: Display) -> Path:
-    """Collect demonstrations into a step table, one iteration per data source; existing ones are not repeated.
-
-    Raises:
-        InputError: The existing table was collected with other settings.
+        InputError: An existing run was collected with other settings.
         RolloutError: Too many rollouts failed. They are repeated on the next call.
     """
-    environment, template = config.environment, template_path(config.environment)
-    inputs = {
-        "policy": start.policy,
-        "demonstrations": start.demonstrations,
-        "seed": start.seed,
-        "environment": {**asdict(environment), "prompt_template": template and fingerprint_path(Path(template))},
-        "data": [fingerprint_path(Path(path)) for path in start.data],
-    }
     sources = [{"data": path} for path in start.data] or [{}]
-    with (
-        display.stage("demonstrate"),
-        StepWriter(folder, run="demonstrations", config=redact_json(inputs)) as writer,
-    ):
-        for number, source in enumerate(sources):
-            variant = replace(config, environment={"options": environment.options | source})
-            env = open_training_env(variant, environment.split)
-            policy = make_policy(start.policy, PolicyContext(env.shared.source.name, environment.action_format))
-            tasks = min(start.demonstrations // len(sources), len(env.tasks))
-            spec = RolloutSpec(tasks=tasks, seed=start.seed, iteration=number)
-            collect_groups(env, policy, writer, spec, retry_failed=True, progress=display.tally)
-    raise_if_too_many(failures_of_run(folder))
-    return folder
+    for number, source in enumerate(sources):
+        changed = replace(config, environment={"options": config.environment.options | source})
+        options = env_options(changed, config.environment.split)
+        known = len(open_env(config.environment.id, **options).tasks)
+        collect(
+            config.environment.id,
+            start.policy,
+            folder / f"{number:02d}",
+            tasks=min(start.demonstrations // len(sources), known),
+            group_size=1,
+            seed=start.seed,
+            progress=False,
+            **options,
+        )

@@ -106,7 +106,6 @@ def test_invalid_values_are_reported_in_one_line():
         (lambda: Config(iterations=-1), "setting iterations: expected int >= 0, received -1"),
         (lambda: dataclasses.replace(Config().update, epochs=0), "setting epochs: expected int >= 1, received 0"),
         (lambda: replace(SftConfig(), update={"epochs": 0}), "setting update.epochs: expected int >= 1, received 0"),
-        (lambda: SftConfig(max_trajectories=1), "setting max_trajectories: expected int >= 2, received 1"),
         (lambda: Config(update=3), "setting update: expected a table, received 3"),
         (lambda: GenerationOptions(temperature=-1), "policy option temperature: expected float >= 0.0, received -1"),
         (lambda: GenerationOptions(temperature=float("inf")), "policy option temperature: expected float <= 1.7"),

@@ -1,8 +1,6 @@
 """The training loop on the house of doors: its files, failures, and that interrupted runs end in the same bytes."""
 
-import contextlib
 import dataclasses
-import io
 import json
 import os
 import random
@@ -18,7 +16,6 @@ import pytest
 from doors import DoorsSource
 from lazily import Lazy
 from nightly import sample_or_all
-from rich.console import Console
 from typer.testing import CliRunner
 
 import hgpo_envs
@@ -31,13 +28,11 @@ from hgpo_train.rollout.failures import RolloutError
 from hgpo_train.settings import to_toml
 from hgpo_train.training.config import replace
 from hgpo_train.training.data import open_training_env
-from hgpo_train.training.display import Display
 from hgpo_train.training.tracking import read_metrics
 
 AutoModelForCausalLM = Lazy("transformers:AutoModelForCausalLM")
 AutoTokenizer = Lazy("transformers:AutoTokenizer")
 trainer_module = Lazy("hgpo_train.training.trainer")
-samples_from_steps = Lazy("hgpo_train.training.update.batches:samples_from_steps")
 
 
 ROOT = Path(hgpo_envs.__file__).parent.parent
@@ -96,38 +91,23 @@ def test_a_run_writes_tables_metrics_and_checkpoints(config, runs):
     assert set(held_out["split"]) == {"test"}
     lines = read_metrics(folder / "metrics.jsonl")
     assert [line["iteration"] for line in lines] == [0, 1, 2, 3]
-    for name in (
-        "episode/success_rate",
-        "episode/rooms_1_success_rate",
-        "episode/length/mean",
-        "episode/valid_action_ratio",
-        "critic/advantages/mean",
-        "groups/k0/size_mean",
-        "groups/k2/shared_ratio",
-        "groups/k1/weight_mean",
-        "actor/pg_loss",
-        "actor/kl_loss",
-        "actor/entropy",
-        "actor/clip_fraction",
-        "actor/ratio",
-        "actor/grad_norm",
-        "training/rollout_logprobs_abs_diff_mean",
-        "prompt_length/clip_ratio",
-        "timing_s/gen",
-        "timing_s/update_actor",
-        "timing_s/adv",
-        "timing_s/publish",
-        "timing_s/old_log_prob",
-        "timing_s/ref",
-        "perf/throughput",
-        "perf/rollout_tokens_per_s",
+    assert lines[2].keys() >= {
+        "episode/success_rate", "episode/rooms_1_success_rate", "episode/length/mean", "episode/valid_action_ratio",
+        "critic/advantages/mean", "groups/k0/size_mean", "groups/k2/shared_ratio", "groups/k1/weight_mean",
+        "actor/pg_loss", "actor/kl_loss", "actor/entropy", "actor/clip_fraction", "actor/ratio", "actor/grad_norm",
+        "prompt_length/clip_ratio", "timing_s/gen", "timing_s/update_actor", "timing_s/adv", "timing_s/publish",
+        "timing_s/old_log_prob", "timing_s/ref", "perf/throughput", "perf/rollout_tokens_per_s",
         "perf/update_tokens_per_s",
-    ):
-        assert name in lines[2], name
+    }  # fmt: skip
     assert "val/success_rate" in lines[2]
     assert "val/success_rate" not in lines[1]
     assert lines[1]["training/rollout_logprobs_abs_diff_mean"] < 1e-4
-    assert [path.name for path in sorted((folder / "checkpoints").iterdir())] == ["000002", "000003"]
+    checkpoints = sorted((folder / "checkpoints").iterdir())
+    assert [path.name for path in checkpoints] == ["000002", "000003"]
+    own = trainer.model.state_dict()
+    loaded = AutoModelForCausalLM.from_pretrained(checkpoints[-1]).state_dict()
+    assert all((value == own[name]).all() for name, value in loaded.items())
+    assert AutoTokenizer.from_pretrained(checkpoints[-1]).chat_template
 
 
 @pytest.mark.slow
@@ -143,16 +123,6 @@ def test_environment_steps_end_a_run_and_a_larger_budget_resumes_it(config, runs
     assert list_checkpoints(ended.folder / "checkpoints")[-1].name == "000002"
     assert runs.train(config, "short", resume=True).state == whole.state
     assert runs.weights("short") == runs.weights("whole")
-
-
-@pytest.mark.slow
-def test_the_policy_loads_in_transformers(config, runs):
-    trainer = runs.train(replace(config, iterations=1, evaluation={"every": 0}))
-    folder = list_checkpoints(trainer.folder / "checkpoints")[-1]
-    loaded = AutoModelForCausalLM.from_pretrained(folder)
-    own = trainer.model.state_dict()
-    assert all((value == own[name]).all() for name, value in loaded.state_dict().items())
-    assert AutoTokenizer.from_pretrained(folder).chat_template
 
 
 @pytest.mark.slow
@@ -192,51 +162,6 @@ def test_a_run_stores_what_was_compared(small, runs, monkeypatch):
     assert stored["state_key"] == "hgpo_envs.state_keys:mask_numbers"
     assert stored["env"]["id"] == small.environment.id
     assert stored["training"]["seed"] == 0
-
-
-class Broken(Exception):
-    """An exception that simulates the end of the process."""
-
-
-class Breaking(Display):
-    """A display that raises `Broken` at the n-th change of stage."""
-
-    def __init__(self, console, at):
-        super().__init__(console, 3)
-        self.left = at
-
-    @contextlib.contextmanager
-    def stage(self, name):
-        self._count()
-        yield
-        self._count()
-
-    def _count(self):
-        self.left -= 1
-        if self.left < 0:
-            raise Broken
-
-
-@pytest.mark.slow
-def test_a_run_interrupted_at_any_stage_ends_in_the_same_bytes(config, runs):
-    config = replace(config, iterations=2, evaluation={"every": 1}, rollout={"tasks": 2})
-    whole = runs.train(config, "whole")
-    at = 0
-    while True:
-        name = f"broken-{at}"
-        console = Console(file=io.StringIO())
-        try:
-            runs.trainer(config, name, display=Breaking(console, at)).run()
-        except Broken:
-            resumed = runs.train(config, name, resume=True)
-            assert runs.weights(name) == runs.weights("whole"), f"interrupted at {at}"
-            assert resumed.state == whole.state
-            iterations = [line["iteration"] for line in read_metrics(runs.folder / name / "metrics.jsonl")]
-            assert iterations == [0, 1, 2]
-            at += 3
-        else:
-            break
-    assert at > 15
 
 
 KILLED = """
@@ -372,7 +297,7 @@ def test_an_iteration_in_which_all_rollouts_fail_is_an_error_and_is_repeated(out
 def test_few_failed_rollouts_are_left_out_and_many_stop_the_run(outage, runs):
     path, config = outage
     config = replace(config, evaluation={"every": 0}, iterations=1)
-    first = runs.train(config, "whole")
+    runs.train(config, "whole")
     tasks = scan_steps(runs.folder / "whole" / "steps").select("task_id").unique().collect()["task_id"].sort()
     path.write_text(tasks[0])
     with pytest.raises(RolloutError, match=r"2 of 6 rollouts failed \(33%\).*the power is out\. Resuming repeats them"):
@@ -381,7 +306,6 @@ def test_few_failed_rollouts_are_left_out_and_many_stop_the_run(outage, runs):
     assert runs.train(lenient, resume=True).state.iteration == 1
     line = read_metrics(runs.folder / "run" / "metrics.jsonl")[-1]
     assert (line["episode/aborted"], line["episode/trajectories"], line["training/groups"]) == (2, 6, 2)
-    assert first.state.iteration == 1
 
 
 @pytest.mark.slow
@@ -399,7 +323,7 @@ def test_verify_covers_all_files_of_a_run(config, runs):
     newest = folder / "checkpoints" / "000002"
     assert verified(newest)[0] == 0
     whole = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != ".lock"}
-    for path in [*sorted(newest.rglob("*")), folder / "metrics.jsonl", folder / "origin.json", folder / "config.toml"]:
+    for path in [*sorted(newest.rglob("*")), folder / "metrics.jsonl", folder / "config.toml"]:
         if path.is_file():
             path.write_bytes(whole[path][:-9] + b"\xff" + whole[path][-8:])
             code, output = verified(folder)
@@ -451,28 +375,6 @@ def test_a_model_without_a_chat_template_is_refused(config, runs, tiny, tmp_path
 
 
 @pytest.mark.slow
-def test_a_resumed_run_removes_old_checkpoints_that_a_killed_one_left(config, runs, monkeypatch):
-    """They are removed even if no iteration is left to train."""
-    config = replace(config, iterations=2, evaluation={"every": 0}, checkpoint={"every": 1, "keep": 1})
-
-    def killed(path):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr("hgpo_train.training.checkpoint.remove_folder", killed)
-        with pytest.raises(KeyboardInterrupt):
-            runs.train(config)
-    folder = runs.folder / "run" / "checkpoints"
-    (folder / "000000").mkdir()
-    (folder / "000000" / "mine").touch()
-    assert [path.name for path in sorted(folder.iterdir())] == ["000000", "000001", "000002"]
-    weights = runs.weights("run")
-    runs.train(config, resume=True)
-    assert [path.name for path in sorted(folder.iterdir())] == ["000000", "000002"]
-    assert runs.weights("run") == weights
-
-
-@pytest.mark.slow
 def test_an_iteration_warns_about_rows_left_out_truncated_prompts_and_a_wide_gap(config, runs, monkeypatch):
     """Tokens are damaged between the table and the update; the other rows are trained on."""
     compute = trainer_module.compute
@@ -516,31 +418,11 @@ def test_dynamic_sampling_trains_only_on_informative_groups(config, runs):
 @pytest.mark.parametrize("estimator", ["grpo", "gigpo", "g2po", "graphgpo", "rloo", "reinforce_pp"])
 def test_every_estimator_trains(config, runs, estimator):
     config = replace(config, iterations=1, evaluation={"every": 0}, advantage={"estimator": estimator})
+    config = replace(config, update={"rollout_is": "token"})
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
         assert runs.train(config).state.iteration == 1
-
-
-@pytest.mark.slow
-def test_the_rows_of_an_update_are_in_the_order_of_trajectories(config, runs, monkeypatch):
-    """The order that `update.order = "verl-agent"` starts from; with it and the rollout correction, a run trains."""
-    seen = []
-
-    def spy(rows, *arguments):
-        seen.append(rows.select("trajectory", "step"))
-        return samples_from_steps(rows, *arguments)
-
-    monkeypatch.setattr("hgpo_train.training.trainer.samples_from_steps", spy)
-    update = {"order": "verl-agent", "verl_agent_gpus": 2, "verl_agent_micro_batch_size": 3, "mini_batch_size": 12}
-    config = replace(config, iterations=1, update=update | {"rollout_is": "token"}, evaluation={"every": 0})
-    runs.train(config)
-    (rows,) = seen
-    stored = scan_steps(runs.folder / "run").select("trajectory", "step").collect()
-    assert rows.equals(stored.join(rows, on=["trajectory", "step"], how="semi", maintain_order="left"))
-    assert rows["trajectory"].rle().len() == rows["trajectory"].n_unique()
-    assert all(rows.filter(trajectory=one)["step"].is_sorted() for one in rows["trajectory"].unique())
     (line,) = read_metrics(runs.folder / "run" / "metrics.jsonl")
-    assert line["actor/optimiser_steps"] == -(-len(rows) // 12)
     assert line["rollout_corr/rollout_is_mean"] == pytest.approx(1.0, abs=1e-4)  # the engine runs the trained model
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -19,7 +19,6 @@ from hgpo_train.training.update.losses import policy_loss, token_weights
 from hgpo_train.training.update.optimiser import clip_gradient, make_optimiser
 from hgpo_train.training.update.rollout_correction import rollout_correction_metrics, rollout_is_weights
 from hgpo_train.training.update.throughput import model_flops, peak_flops
-from hgpo_train.training.update.verl_agent import verl_agent_batches
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -30,6 +29,21 @@ if TYPE_CHECKING:
     from hgpo_train.models.hf import Model
     from hgpo_train.training.config import Config, SftConfig
     from hgpo_train.training.update.batches import MicroBatch, Samples
+
+
+class Fixed(NamedTuple):
+    """What the loss takes as given during an update, float arrays of shape (response tokens,).
+
+    Attributes:
+        old: log π_old. None uses the present policy, so that all ratios are 1; with advantages of 1 the loss is then
+            the negative log-likelihood of supervised training.
+        reference: log π_ref, or None without a KL term.
+        rollout_is: Importance weights of the rollout correction, or None.
+    """
+
+    old: NDArray[np.float32] | None = None
+    reference: NDArray[np.float32] | None = None
+    rollout_is: NDArray[np.float64] | None = None
 
 
 class Learner:
@@ -76,8 +90,7 @@ class Learner:
             InputError: The device ran out of memory, or the configuration uses the engine's log-probabilities and some
                 are missing.
         """
-        begin = time.perf_counter()
-        config = self.config.update
+        begin, config = time.perf_counter(), self.config.update
         rows = np.flatnonzero(samples.response_length > 0)
         if not len(rows):
             return {"actor/optimiser_steps": 0.0}
@@ -87,23 +100,27 @@ class Learner:
             old = _reported(samples, 'set update.old_logprobs = "recompute"')
         scored = time.perf_counter()
         reference = None if self.reference is None else self.reference_logprobs(samples)
-        timing = {"timing_s/old_log_prob": scored - begin, "timing_s/ref": time.perf_counter() - scored}
-        if rate is not None:
-            self.set_learning_rate(rate)
+        metrics = {"timing_s/old_log_prob": scored - begin, "timing_s/ref": time.perf_counter() - scored}
         correction = None
         if config.rollout_is is not None:
             reported = _reported(samples, "set update.rollout_is to none")
-            level, threshold = config.rollout_is, config.rollout_is_threshold
-            correction = rollout_is_weights(old, reported, samples.response_start, level, threshold)
-        batches = [batch for _ in range(config.epochs) for batch in self._mini_batches(samples, rows, rng)]
+            engine = old, reported, samples.response_start, config.rollout_is, config.rollout_is_threshold
+            correction = rollout_is_weights(*engine)
+            metrics |= rollout_correction_metrics(*engine)
+        if rate is not None:
+            self.set_learning_rate(rate)
+        batches = [
+            batch
+            for _ in range(config.epochs)
+            for batch in mini_batches(rows, config.mini_batch_size, rng, samples.sequence)
+        ]
         steps = []
-        for done, (batch, weight) in enumerate(batches):
-            steps.append(self.step(samples, batch, old, reference, weight=weight, rollout_is=correction))
+        for done, batch in enumerate(batches):
+            steps.append(self.step(samples, batch, Fixed(old, reference, correction)))
             if progress is not None:
                 progress(done + 1, len(batches))
-        metrics = {name: float(np.mean([step[name] for step in steps])) for name in steps[0]}
+        metrics |= {name: float(np.mean([step[name] for step in steps])) for name in steps[0]}
         metrics |= {"actor/lr": self.optimiser.param_groups[0]["lr"], "actor/optimiser_steps": float(len(steps))}
-        metrics |= timing
         known = ~np.isnan(samples.rollout_logprob)
         if config.old_logprobs == "recompute" and known.any():
             gap = np.abs(old[known] - samples.rollout_logprob[known])
@@ -115,9 +132,6 @@ class Learner:
         if (peak := peak_flops(self.device, self._autocast_dtype)) is not None:
             flops = model_flops(self.model, samples.sequence_length, samples.response_length) * config.epochs
             metrics["perf/mfu/actor"] = flops / seconds / peak
-        if config.rollout_is is not None:
-            logprobs = old, samples.rollout_logprob, samples.response_start
-            metrics |= rollout_correction_metrics(*logprobs, config.rollout_is, config.rollout_is_threshold)
         return metrics
 
     def set_learning_rate(self, rate: float) -> None:
@@ -125,16 +139,7 @@ class Learner:
         for group in self.optimiser.param_groups:
             group["lr"] = rate
 
-    def step(
-        self,
-        samples: Samples,
-        rows: NDArray[np.int64],
-        old: NDArray[np.float32] | None,
-        reference: NDArray[np.float32] | None,
-        *,
-        weight: NDArray[np.float64] | None = None,
-        rollout_is: NDArray[np.float64] | None = None,
-    ) -> dict[str, float]:
+    def step(self, samples: Samples, rows: NDArray[np.int64], fixed: Fixed) -> dict[str, float]:
         """Take one optimiser step on a mini-batch, with the gradient accumulated over micro-batches.
 
         The step is skipped and counted (`actor/skipped`) if the loss or the gradient is not finite. Arguments are those
@@ -144,66 +149,52 @@ class Learner:
             The values of `accumulate`, the gradient norm before clipping and whether the step was skipped, under
             verl's names (`actor/…`).
         """
-        parts = self.accumulate(samples, rows, old, reference, weight=weight, rollout_is=rollout_is)
+        parts = self.accumulate(samples, rows, fixed)
         norm = clip_gradient(self.model, self.config.optimiser.gradient_clip)
-        sound = bool(np.isfinite(norm) and np.isfinite(parts["loss"]))
-        if sound:
+        finite = bool(np.isfinite(norm) and np.isfinite(parts["loss"]))
+        if finite:
             self.optimiser.step()
         self.optimiser.zero_grad(set_to_none=True)
         metrics = {f"actor/{name}": value for name, value in parts.items()}
-        return metrics | {"actor/grad_norm": norm, "actor/skipped": float(not sound)}
+        return metrics | {"actor/grad_norm": norm, "actor/skipped": float(not finite)}
 
-    def accumulate(
-        self,
-        samples: Samples,
-        rows: NDArray[np.int64],
-        old: NDArray[np.float32] | None,
-        reference: NDArray[np.float32] | None,
-        *,
-        weight: NDArray[np.float64] | None = None,
-        rollout_is: NDArray[np.float64] | None = None,
-    ) -> dict[str, float]:
+    def accumulate(self, samples: Samples, rows: NDArray[np.int64], fixed: Fixed) -> dict[str, float]:
         """Add the gradient of a mini-batch's loss to the parameters' gradients.
 
         Args:
             samples: All samples.
             rows: int64 of shape (n,), the indices of the mini-batch's samples.
-            old: log π_old, float32 of shape (response tokens,). None uses the present policy, so that all ratios are 1;
-                with advantages of 1 the loss is then the negative log-likelihood of supervised training.
-            reference: log π_ref, float32 of shape (response tokens,), or None without a KL term.
-            weight: float64 of shape (n,), the weight of each token of a row in the loss; None takes `token_weights`.
-            rollout_is: Importance weights of the rollout correction, float64 of shape (response tokens,), or None.
+            fixed: Old and reference log-probabilities, and importance weights, of all samples.
 
         Returns:
             The loss, its parts, and means over response tokens, by name (`policy_loss`).
         """
         config = self.config.update
         row_weight = np.zeros(len(samples))
-        row_weight[rows] = (
-            token_weights(samples.response_length[rows], config.aggregation) if weight is None else weight
-        )
+        row_weight[rows] = token_weights(samples.response_length[rows], config.aggregation)
         self.model.train()
-        parts: dict[str, float] = {}
-        totals: dict[str, float] = {}
+        sums: dict[str, float] = {}
+        tokens = int(samples.response_length[rows].sum())
         for micro in self._micro_batches(samples, rows):
             with self._memory_advice():
                 logprob, entropy = self._forward(self.model, micro, entropy_gradient=config.entropy_weight != 0)
-                loss, micro_parts, micro_totals = policy_loss(
+                old, reference, rollout_is = (
+                    None if values is None else self._tensor(values[micro.token]) for values in fixed
+                )
+                loss, parts, totals = policy_loss(
                     logprob,
                     entropy,
-                    logprob.detach() if old is None else self._tensor(old[micro.token]),
-                    None if reference is None else self._tensor(reference[micro.token]),
+                    logprob.detach() if old is None else old,
+                    reference,
                     self._tensor(samples.advantage[micro.row]),
                     self._tensor(row_weight[micro.row]),
                     config,
-                    None if rollout_is is None else self._tensor(rollout_is[micro.token]),
+                    rollout_is,
                 )
                 loss.backward()  # type: ignore[no-untyped-call]
-            for sums, values in ((parts, micro_parts), (totals, micro_totals)):
-                for name, value in values.items():
-                    sums[name] = sums.get(name, 0.0) + float(value)
-        tokens = int(samples.response_length[rows].sum())
-        return parts | {name: value / tokens for name, value in totals.items()}
+            for name, value in (parts | {name: total / tokens for name, total in totals.items()}).items():
+                sums[name] = sums.get(name, 0.0) + float(value)
+        return sums
 
     def logprobs(self, samples: Samples) -> NDArray[np.float32]:
         """Return log π of all response tokens under the present policy, float32 of shape (response tokens,)."""
@@ -221,15 +212,6 @@ class Learner:
             for micro in self._micro_batches(samples, np.arange(len(samples))):
                 values[micro.token] = self._forward(model, micro, entropy_gradient=False)[0].cpu().numpy()
         return values
-
-    def _mini_batches(
-        self, samples: Samples, rows: NDArray[np.int64], rng: np.random.Generator
-    ) -> list[tuple[NDArray[np.int64], NDArray[np.float64] | None]]:
-        config = self.config.update
-        if config.order == "verl-agent":
-            batches = verl_agent_batches(samples.length[rows], samples.response_length[rows], config)
-            return [(rows[batch], weight) for batch, weight in batches]
-        return [(batch, None) for batch in mini_batches(rows, config.mini_batch_size, rng, samples.sequence)]
 
     def _forward(self, model: Model, micro: MicroBatch, *, entropy_gradient: bool) -> tuple[Tensor, Tensor]:
         inputs = (part.to(self.device) for part in (micro.input_ids, micro.position_ids, micro.source, micro.target))

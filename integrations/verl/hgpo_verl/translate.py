@@ -227,11 +227,6 @@ RULES: Final[dict[str, Rule]] = {
     "advantage.parameters": _read("trainer"),
     "update.mini_batch_size": _by(f"{_ACTOR}.ppo_mini_batch_size × {_ROLLOUT}.n", _mini_batch),
     "update.epochs": _to(f"{_ACTOR}.ppo_epochs"),
-    "update.order": _only(
-        "shuffled", "verl 0.9 averages over the whole mini-batch, as this order does", {f"{_ACTOR}.shuffle": True}
-    ),
-    "update.verl_agent_gpus": _unused('belongs to update.order = "verl-agent"'),
-    "update.verl_agent_micro_batch_size": _unused('belongs to update.order = "verl-agent"'),
     "update.micro_batch_tokens": _by(f"{_ACTOR}.ppo_max_token_len_per_gpu, with use_dynamic_bsz", _micro_batch),
     "update.layout": _to(f"{_MODEL}.use_remove_padding", change=lambda layout: layout == "packed"),
     "update.logit_chunk": _unused(_SPEED),
@@ -335,6 +330,7 @@ def _fixed(config: Config, cluster: Cluster, folder: Path) -> dict[str, object]:
         "algorithm.adv_estimator": "grpo",  # without a critic; the trainer computes its own advantages
         "algorithm.use_kl_in_reward": False,
         f"{_ACTOR}.strategy": "fsdp2",
+        f"{_ACTOR}.shuffle": True,
         f"{_ROLLOUT}.top_p": 1.0,
         f"{_ROLLOUT}.top_k": -1,
         f"{_ROLLOUT}.calculate_log_probs": True,

@@ -10,6 +10,7 @@ from hgpo_train.training.config import Config, replace
 torch = Lazy("torch")
 samples_from_steps = Lazy("hgpo_train.training.update.batches:samples_from_steps")
 mini_batches = Lazy("hgpo_train.training.update.batches:mini_batches")
+Fixed = Lazy("hgpo_train.training.update.learner:Fixed")
 Learner = Lazy("hgpo_train.training.update.learner:Learner")
 
 
@@ -55,7 +56,7 @@ def test_loss_and_gradient_are_those_of_separate_rows(model, conversations, chan
     for shared in (False, True):
         samples = samples_from_steps(conversations, share_prefixes=shared)
         old = learner.logprobs(samples)
-        values = learner.accumulate(samples, np.arange(len(samples)), old, learner.reference_logprobs(samples))
+        values = learner.accumulate(samples, np.arange(len(samples)), Fixed(old, learner.reference_logprobs(samples)))
         results.append((values, [parameter.grad.clone() for parameter in model.parameters()], old))
         model.zero_grad()
     (apart, gradients, old), (together, shared_gradients, shared_old) = results

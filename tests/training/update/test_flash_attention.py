@@ -22,6 +22,7 @@ flash_attention_mask = Lazy("transformers.masking_utils:flash_attention_mask")
 add_adapters = Lazy("hgpo_train.models.loading:add_adapters")
 checkpoint_layers = Lazy("hgpo_train.models.loading:checkpoint_layers")
 samples_from_steps = Lazy("hgpo_train.training.update.batches:samples_from_steps")
+Fixed = Lazy("hgpo_train.training.update.learner:Fixed")
 Learner = Lazy("hgpo_train.training.update.learner:Learner")
 
 
@@ -68,7 +69,7 @@ def flash(model):
 
 def gradient(model, config, samples, rows):
     learner = Learner(model, config)
-    learner.accumulate(samples, rows, None, None)
+    learner.accumulate(samples, rows, Fixed())
     return {name: parameter.grad for name, parameter in learner.model.named_parameters() if parameter.grad is not None}
 
 

@@ -1,4 +1,4 @@
-"""The loss, the rollout correction and the balancing against verl's own functions, where verl is installed."""
+"""The loss and the rollout correction against verl's own functions, where verl is installed."""
 
 import os
 import subprocess
@@ -15,7 +15,6 @@ from hgpo_train.training.update.rollout_correction import rollout_correction_met
 torch = Lazy("torch")
 policy_loss = Lazy("hgpo_train.training.update.losses:policy_loss")
 token_weights = Lazy("hgpo_train.training.update.losses:token_weights")
-balanced_parts = Lazy("hgpo_train.training.update.verl_agent:balanced_parts")
 
 
 CASES, RESPONSES, TOKENS = 200, 6, 12
@@ -33,7 +32,7 @@ def verl_python() -> str:
 
 @pytest.fixture(scope="module")
 def cases() -> dict[str, np.ndarray]:
-    """Return random log-probabilities whose ratios reach all branches of the loss, and lengths with many ties."""
+    """Return random log-probabilities whose ratios reach all branches of the loss."""
     rng = np.random.default_rng(0)
     shape = (CASES, RESPONSES, TOKENS)
     length = rng.integers(1, TOKENS + 1, shape[:2])
@@ -50,8 +49,7 @@ def cases() -> dict[str, np.ndarray]:
         "mask": np.arange(TOKENS) < length[..., None],
     }
     given["rollout"] = np.minimum(given["old"] + 0.3 * spread * rng.normal(size=shape), 0.0)
-    found = {name: values.astype(np.float32) for name, values in given.items()}
-    return found | {f"lengths {parts}": rng.integers(50, 90, (20, 48)) for parts in (1, 2, 4)}
+    return {name: values.astype(np.float32) for name, values in given.items()}
 
 
 @pytest.fixture(scope="module")
@@ -123,10 +121,3 @@ def test_the_weights_and_metrics_of_the_rollout_correction_are_verls(cases, expe
         np.testing.assert_allclose(rollout_is_weights(*given), weight, rtol=1e-5)
         for name, value in rollout_correction_metrics(*given).items():
             assert value == pytest.approx(expected[f"{level} {name}"][case], rel=1e-4, abs=2e-6), name
-
-
-@pytest.mark.parametrize("parts", [1, 2, 4])
-def test_rows_are_divided_as_by_verl(cases, expected, parts):
-    for case, lengths in enumerate(cases[f"lengths {parts}"].tolist()):
-        found = [part.tolist() for part in balanced_parts(lengths, parts)]
-        assert found == expected[f"parts {parts} {case}"].tolist()

@@ -50,16 +50,9 @@ def losses(case, given):
 
 
 def main():
-    from verl.utils.seqlen_balancing import get_seqlen_balanced_partitions
-
     given = dict(np.load(sys.argv[1]))
     results = [losses(case, given) for case in range(len(given["old"]))]
     stacked = {name: np.stack([np.asarray(result[name]) for result in results]) for name in results[0]}
-    for key in ("lengths 1", "lengths 2", "lengths 4"):
-        parts = int(key.split()[1])
-        for case, lengths in enumerate(given[key].tolist()):
-            found = get_seqlen_balanced_partitions(lengths, parts, equal_size=True)
-            stacked[f"parts {parts} {case}"] = np.array(found)
     np.savez(sys.argv[2], **stacked)
 
 

@@ -14,6 +14,8 @@ from hgpo_envs.engine import State, Task
 from hgpo_envs.episode import settings_for
 from hgpo_envs.errors import InputError
 from hgpo_envs.sources import Split, open_shared
+from hgpo_train.models.config import ModelConfig
+from hgpo_train.models.tiny import TinyShape, save_tiny
 from hgpo_train.policies.base import Failure, Request
 from hgpo_train.policies.conversation import encode_conversation
 from hgpo_train.policies.generation import GenerationOptions, fit_prompts
@@ -32,14 +34,27 @@ sample_tokens = Lazy("hgpo_train.policies.token_sampling:sample_tokens")
 TransformersPolicy = Lazy("hgpo_train.policies.transformers:TransformersPolicy")
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread():
+    torch.set_num_threads(1)  # several are slower for a model of this size
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    shape = TinyShape(vocabulary=384, width=64, layers=2, heads=2, key_value_heads=1, intermediate=96)
+    source = DoorsSource(10)
+    texts = [f"{source.task(name).instruction} open door, go on" for name in source.ids("train")]
+    return save_tiny(tmp_path_factory.mktemp("tiny"), texts * 3, shape, seed=1)
+
+
 @pytest.fixture(scope="module")
 def tokenizer(tiny):
     return load_tokenizer(str(tiny))
 
 
 @pytest.fixture
-def model(config):
-    return load_model(config.model)
+def model(tiny):
+    return load_model(ModelConfig(path=str(tiny), compute_dtype="float32", gradient_checkpointing=False, device="cpu"))
 
 
 def prompts(count, seed=0):
@@ -135,14 +150,6 @@ def test_equal_prompts_are_computed_once(model):
         )
 
 
-def test_the_same_call_returns_the_same_bytes(model):
-    options = SamplingOptions(**ENDING, max_batch_tokens=400)
-    first, second = (sample_responses(model, prompts(30), list(range(30)), options) for _ in range(2))
-    for one, other in zip(first, second, strict=True):
-        assert one.tokens.tobytes() == other.tokens.tobytes()
-        assert one.logprobs.tobytes() == other.logprobs.tobytes()
-
-
 def test_sliding_windows_are_those_of_a_full_forward_pass():
     torch.manual_seed(0)
     shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
@@ -181,13 +188,6 @@ def test_greedy_sampling_matches_generate(model):
         assert sample_responses(model, [prompt], [0], options)[0].tokens.tolist() == expected.tolist()
 
 
-def test_a_response_ends_with_its_stop_token(model):
-    everything = SamplingOptions(max_new_tokens=8, temperature=1.0, stop=tuple(range(100, 384)))
-    for drawn in sample_responses(model, prompts(20), list(range(20)), everything):
-        assert (drawn.tokens[:-1] < 100).all()
-        assert len(drawn.tokens) == 8 or drawn.tokens[-1] >= 100
-
-
 @given(
     st.lists(st.floats(-6, 6), min_size=2, max_size=9),
     st.floats(0, 1, exclude_max=True),
@@ -201,16 +201,6 @@ def test_draw_inverts_the_cumulative_distribution(logits, uniform, top_p):
     if top_p == 1.0:
         below = probability[: token.item()].sum()
         assert below - 1e-5 <= uniform <= below + probability[token.item()] + 1e-5
-
-
-def test_draws_have_the_expected_frequencies():
-    probability = np.array([0.1, 0.0, 0.6, 0.3])
-    logits = torch.tensor(np.log(probability + 1e-300), dtype=torch.float32).expand(20_000, -1)
-    token, _ = sample_tokens(logits, torch.from_numpy(np.random.default_rng(0).random(20_000)), 1.0)
-    counts = np.bincount(token.numpy(), minlength=4)
-    assert counts[1] == 0
-    expected = 20_000 * probability[[0, 2, 3]]
-    assert ((counts[[0, 2, 3]] - expected) ** 2 / expected).sum() < 13.8  # chi-square, 2 degrees, p = 0.001
 
 
 def request(number, prompt, with_shorter_history=lambda _: "go"):
