@@ -13,8 +13,6 @@ from hgpo_train.cli import common  # typer reads the annotations
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hgpo_train.advantages import Estimator
-
 
 def _list(wanted: bool) -> None:
     """List the estimators, and the parameters and defaults that all of them share, if wanted."""
@@ -119,8 +117,11 @@ def advantages(
             chunk_rows=chunk_rows,
             progress=bars.adding("advantages", total),
         )
-    if isinstance(target, Path):  # the columns of a large table would be downloaded again
-        _report(target, estimators)
+    for each in estimators if isinstance(target, Path) else ():  # not read again from an object store
+        column = pl.col(each.column)
+        figures = pl.scan_parquet(target).select(column.mean(), std=column.std(), zero=(column == 0).mean())
+        mean, std, zero = figures.fill_null(0.0).collect().row(0)
+        typer.echo(f"{each.column}: mean {mean:.3f}, std {std:.3f}, {zero:.1%} zero")
     typer.echo(f"{counted(rows, 'row')} in {target}. Next: hgpo stats {shlex.quote(run)}")
 
 
@@ -135,31 +136,10 @@ def default_out(run: Path, names: Sequence[str]) -> Path:
     while is_pattern(str(run)):
         run = run.parent
     run = run.resolve()
-    name = run.name
     if run.is_file():
-        name, owner = run.stem, run_of_file(run)
-        if owner is not None:
-            run, name = owner, f"{owner.name}.{name}"
-    elif (owner := run_with_steps(run)) is not None:
-        run, name = owner, owner.name
-    return run.parent / f"{name}.advantages" / f"{'+'.join(names)}.parquet"
-
-
-def _report(path: Path, estimators: Sequence[Estimator]) -> None:
-    """Print the parameters and the distribution of each column of advantages."""
-    import polars as pl
-
-    from hgpo_train.cli.display import print_table
-
-    written, rows = pl.scan_parquet(path), []
-    for estimator in estimators:
-        column = pl.col(estimator.column)
-        shares = {"zero": (column == 0).mean(), "none": column.is_null().mean()}
-        table = written.select(mean=column.mean(), std=column.std(), **shares).fill_null(0.0).collect()
-        mean, std, zero, none = table.row(0)
-        defaults = vars(type(estimator.parameters)())
-        values = vars(estimator.parameters).items()
-        changed = [f"{name}={value}" for name, value in values if value != defaults[name]]
-        numbers = (f"{round(mean, 3) + 0.0:.3f}", f"{std:.3f}", f"{zero:.1%}", f"{none:.1%}")
-        rows.append([estimator.column, ", ".join(changed) or "defaults", *numbers])
-    print_table(["column", "parameters", "mean", "std", "zero", "none"], rows, texts=2)
+        owner = run_of_file(run)
+        name = run.stem if owner is None else f"{owner.name}.{run.stem}"
+    else:
+        owner = run_with_steps(run)
+        name = run.name if owner is None else owner.name
+    return (owner or run).parent / f"{name}.advantages" / f"{'+'.join(names)}.parquet"

@@ -47,7 +47,7 @@ def check_env(
 
     if episodes < 1:
         raise InputError(f"--episodes: expected at least 1, received {episodes}")
-    options = common.environment_options(split, data, 2, max_steps, None, env_option)
+    options = common.environment_options(env_option, split=split, data=data, max_steps=max_steps)
     handle = open_env(env, **options)
     adapter = gymnasium.make(handle.env_id, **options).unwrapped if handle.env_id in environment_ids() else None
     checks = check_environment(handle.shared, handle.settings, handle.tasks, episodes=episodes, seed=seed, env=adapter)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -95,17 +95,8 @@ class CommandGroup(TyperGroup):
 def _usage_line(error: Any) -> str:  # noqa: ANN401 (an exception of Typer's private modules)
     """Return the message of a wrong argument as one line, with the command whose help lists the right ones."""
     line = " ".join(error.format_message().split()).rstrip(".").replace("'. Did", "'; did").rstrip("?")
-    parameter, cause = getattr(error, "param", None), error.__cause__
-    if parameter is not None and isinstance(cause, ValueError) and hasattr(cause, "errors"):
-        fault = cause.errors()[0]  # Pydantic's
-        name = _TYPES.get(fault["type"], fault["msg"])
-        line = f"{parameter.opts[0]}: expected {name}, received {fault['input']!r}"
     context = getattr(error, "ctx", None)
     return line if context is None else f"{line}; see {context.command_path} --help"
-
-
-_TYPES: Final = {"int_parsing": "an integer", "float_parsing": "a number", "bool_parsing": "true or false"}
-"""What was expected, by the kind of Pydantic's error."""
 
 
 class DefaultRunGroup(CommandGroup):

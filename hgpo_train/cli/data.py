@@ -185,21 +185,22 @@ def synth_webshop(
 @show.command("webshop")
 def show_webshop(
     data: Annotated[Path | None, typer.Argument(help="A built catalogue. Default: the bundled one.")] = None,
-    search: Annotated[str | None, typer.Option(help="Show the results of this search query.")] = None,
     verify: Annotated[bool, typer.Option(help="Compare every file with its checksum.")] = False,
 ) -> None:
-    """Show a summary of a WebShop catalogue, or the results of a search."""
+    """Show the manifest of a WebShop catalogue: what it was built from, and counts."""
     from hgpo_envs.webshop.bundled import bundled_folder
     from hgpo_envs.webshop.catalogue import Catalogue
-    from hgpo_train.cli.data_tables import print_catalogue, print_search
+    from hgpo_train.cli.display import print_table
 
     catalogue = Catalogue.open(data or bundled_folder())
     if verify:
         catalogue.verify()
-    if search:
-        print_search(catalogue, search)
-    else:
-        print_catalogue(catalogue)
+    facts = {"catalogue": catalogue.folder, **catalogue.manifest, "files": len(catalogue.manifest["files"])}
+    rows = []
+    for name, value in facts.items():
+        parts = [f"{key} {item}" for key, item in value.items()] if isinstance(value, dict) else [str(value)]
+        rows.append((name.replace("_", " "), ", ".join(parts) or "none"))
+    print_table(["", ""], rows, texts=2)
 
 
 @show.command("run")

@@ -1,4 +1,4 @@
-"""The tables that `hgpo data show` prints: of a run, and of a WebShop catalogue."""
+"""The tables that `hgpo data show` prints of a run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hgpo_datasets.run_summary import RunSummary, TaskTypeSummary
-    from hgpo_envs.webshop.catalogue import Catalogue
 
 
 def _number(value: float | None, form: str = ".1%") -> str:
@@ -34,19 +33,15 @@ _RESULTS: Final[dict[str, Callable[[TaskTypeSummary], str]]] = {
 def print_run(run: RunSummary) -> None:
     """Print the facts of a run, its results by task type, and its size by family of columns."""
     sizes = [f"{count:,} of {counted(size, 'rollout')}" for size, count in run.group_sizes.items()]
-    if len(sizes) == 1:
-        sizes = [sizes[0].replace(" of ", ", each of ")]
     facts = {
         "run": ", ".join(run.runs),
         "environment": f"{', '.join(run.env_ids) or 'unknown'} ({', '.join(run.splits) or 'split unknown'})",
-        "iterations": "{} to {}".format(*run.iterations),
+        "iterations": "{} to {}".format(*run.iterations) if run.iterations[1] else "",
         "groups": ", ".join(sizes),
         "steps": f"{run.steps:,} (episodes of {run.shortest} to {run.longest}, median {run.median:g})",
         "files": f"{run.files:,}, hashes to depth {run.depth}",
         "config": ", ".join(f"{name}={value}" for name, value in (run.config or {}).items()),
     }
-    if not run.iterations[1]:
-        del facts["iterations"]
     if run.total.aborted:
         bounds = f"{_number(run.total.success_low)} of all episodes if they are lost, {_number(run.total.success_high)}"
         facts["aborted"] = f"{counted(run.total.aborted, 'episode')}; success is {bounds} if they are won"
@@ -66,29 +61,3 @@ def print_run(run: RunSummary) -> None:
         [name, f"{size:,}", f"{size / run.bytes:.1%}", f"{size / run.steps:.1f}"] for name, size in families.items()
     ]
     print_table(["columns", "bytes", "share", "bytes a step"], storage, title="Storage")
-
-
-def print_catalogue(catalogue: Catalogue) -> None:
-    """Print a catalogue's counts, sources and size."""
-    manifest = catalogue.manifest
-    size = sum(size for size, _ in manifest["files"].values())
-    facts = {
-        "catalogue": str(catalogue.folder),
-        "id": catalogue.id,
-        "products": f"{len(catalogue):,}",
-        "human instructions": f"{manifest['human_instructions']:,}",
-        "synthetic instructions": f"{manifest['synthetic_instructions']:,}",
-        "synthetic goals": f"{catalogue.synthetic_goals():,}",
-        "nouns": catalogue.nouns,
-        "skipped records": ", ".join(f"{count:,} {reason}" for reason, count in manifest["skipped"].items() if count),
-        "sources": ", ".join(f"{name} ({digest[:12]})" for name, digest in manifest["sources"].items()),
-        "size": f"{size:,} bytes",
-    }
-    print_table(["", ""], [(name, text or "none") for name, text in facts.items()], texts=2)
-
-
-def print_search(catalogue: Catalogue, query: str) -> None:
-    """Print the results of a query, best first."""
-    products = [(catalogue.product(index), score) for index, score in catalogue.scored(query)]
-    rows = [[product.asin, f"{score:.4f}", product.price_text, product.title] for product, score in products]
-    print_table(["asin", "score", "price", "title"], rows, title=f"{query!r} in {catalogue.folder}", texts=4)

@@ -91,7 +91,14 @@ def evaluate(
         workers=workers,
         retry_failed=retry_failed,
         max_failed=max_failed,
-        **common.environment_options(split, data, history_length, max_steps, action_format, env_option),
+        **common.environment_options(
+            env_option,
+            split=split,
+            data=data,
+            history_length=history_length,
+            max_steps=max_steps,
+            action_format=action_format,
+        ),
     )
     common.play_and_report(out, play, partial(_report, against=against, other=other, as_json=as_json), prices=prices)
 

@@ -56,7 +56,9 @@ def play(
     if tasks < 1:
         raise InputError(f"--tasks: expected at least 1, received {tasks}")
     console = Console(highlight=False, emoji=False)
-    options = common.environment_options(split, data, history_length, max_steps, "command", env_option)
+    options = common.environment_options(
+        env_option, split=split, data=data, history_length=history_length, max_steps=max_steps, action_format="command"
+    )
     with tempfile.TemporaryDirectory(prefix="hgpo-play-") as scratch:
         folder = out or Path(scratch) / "run"
 

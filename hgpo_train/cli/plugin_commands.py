@@ -12,15 +12,11 @@ from typer.core import TyperCommand
 
 ENTRY_POINTS: Final = "hgpo.commands"
 
-_APPWORLD: Final = "integrations/appworld"
-
-KNOWN: Final[dict[str, tuple[str, str]]] = {
-    "serve": ("integrations/openenv", "Serve environments to trainers in other processes, in OpenEnv's protocol."),
-    "data.install.appworld": (_APPWORLD, "Install AppWorld into a virtual environment of its own."),
-    "data.fetch.appworld": (_APPWORLD, "Download AppWorld's official tasks with AppWorld itself."),
-    "data.synth.appworld": (_APPWORLD, "Generate a small AppWorld: people, their data in seven apps, and tasks."),
+KNOWN: Final = {
+    "serve": "integrations/openenv",
+    **dict.fromkeys(("data.install.appworld", "data.fetch.appworld", "data.synth.appworld"), "integrations/appworld"),
 }
-"""Commands of the project's own distributions: the folder in a checkout, and the first line of their help."""
+"""Commands of the project's own distributions, with the folder in a checkout."""
 
 
 def plugin_names(group: tuple[str, ...]) -> list[str]:
@@ -35,8 +31,7 @@ class PluginCommand(TyperCommand):
     """A command of another distribution, as help lists it."""
 
     def __init__(self, name: str) -> None:
-        _, help_text = KNOWN.get(name, ("", "A command of another distribution."))
-        super().__init__(name.rpartition(".")[2], help=help_text)
+        super().__init__(name.rpartition(".")[2], help=f"A command of {KNOWN.get(name, 'another distribution')}.")
         self._entry_point = name
 
     def load(self) -> Any:  # noqa: ANN401 (click's command, or Typer's own copy)
@@ -53,7 +48,7 @@ class PluginCommand(TyperCommand):
 
         point = installed(ENTRY_POINTS).get(self._entry_point)
         if point is None:
-            folder = KNOWN[self._entry_point][0]
+            folder = KNOWN[self._entry_point]
             distribution = f"hgpo-{folder.rpartition('/')[2]}"
             raise InputError(
                 f"hgpo {self._entry_point.replace('.', ' ')} needs {distribution}: pip install {distribution} "

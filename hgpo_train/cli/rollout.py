@@ -66,7 +66,14 @@ def rollout(
         retry_failed=retry_failed,
         max_failed=max_failed,
         without=[name.strip() for name in without.split(",") if name.strip()],
-        **common.environment_options(split, data, history_length, max_steps, action_format, env_option),
+        **common.environment_options(
+            env_option,
+            split=split,
+            data=data,
+            history_length=history_length,
+            max_steps=max_steps,
+            action_format=action_format,
+        ),
     )
     common.play_and_report(out, play, _report)
 

@@ -52,8 +52,8 @@ def test_a_broken_distribution_is_one_line(hgpo) -> None:
 
 
 def test_a_known_command_that_is_not_installed_names_the_installation(hgpo, monkeypatch) -> None:
-    monkeypatch.setitem(plugin_commands.KNOWN, "absent", ("integrations/absent", "Do what is not here."))
-    assert "Do what is not here." in hgpo("--help")[1]
+    monkeypatch.setitem(plugin_commands.KNOWN, "absent", "integrations/absent")
+    assert "A command of integrations/absent." in hgpo("--help")[1]
     expected = (
         "hgpo absent needs hgpo-absent: pip install hgpo-absent (in a checkout: pip install ./integrations/absent)"
     )

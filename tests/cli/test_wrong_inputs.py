@@ -28,7 +28,7 @@ EVAL = f"eval --out x --env {DOORS} --split train"
 COMMANDS = {
     "rolout": "No such command 'rolout'; did you mean 'rollout'",
     "rollout": "Missing option '--out'; see hgpo rollout --help",
-    "rollout --out x --tasks many": "--tasks: expected an integer, received 'many'",
+    "rollout --out x --tasks many": "Invalid value for '--tasks'",
     "rollout --out ''": "--out: expected a path, received an empty text",
     f"{ROLLOUT} --policy randm": "unknown policy 'randm'; did you mean 'random'?",
     f"{ROLLOUT} --policy bug:policy": "received 'bug:policy': ModuleNotFoundError: No module named 'nothing_there'",

@@ -1,7 +1,7 @@
 """The commands `hgpo data … webshop`."""
 
 
-def test_synthesis_build_and_search(hgpo, tmp_path):
+def test_synthesis_and_build(hgpo, tmp_path):
     code, out, _ = hgpo("data", "synth", "webshop", "--products", 200, "--seed", 3, "--out", tmp_path / "raw")
     assert code == 0
     following = out[out.index("hgpo data build") :].split()[1:]
@@ -12,9 +12,6 @@ def test_synthesis_build_and_search(hgpo, tmp_path):
     code, out, _ = hgpo("data", "show", "webshop", tmp_path / "shop", "--verify")
     assert code == 0
     assert "stand-in 1" in out
-    code, out, _ = hgpo("data", "show", "webshop", tmp_path / "shop", "--search", "sandals")
-    assert code == 0
-    assert "B0" in out
 
 
 def test_bad_input_is_one_line(hgpo, tmp_path):

@@ -66,7 +66,14 @@ def serve(
         if not 0 < value < float("inf"):
             raise InputError(f"{name}: expected a positive number, received {value:g}")
     limits = Limits(max_sessions, idle_timeout, max(1, int(max_message_kb * 1024)), call_timeout)
-    options = common.environment_options(split, data, history_length, max_steps, action_format, env_option)
+    options = common.environment_options(
+        env_option,
+        split=split,
+        data=data,
+        history_length=history_length,
+        max_steps=max_steps,
+        action_format=action_format,
+    )
     environments = open_environments(env_ids, options, order)
     ended = run_server(
         environments,
