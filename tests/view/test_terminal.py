@@ -12,14 +12,13 @@ from viewed import HOSTILE, small_rows
 
 pytest.importorskip("textual")
 from textual.pilot import Pilot
-from textual.widgets import Input, OptionList, Static
+from textual.widgets import HelpPanel, Input, OptionList, Static
 
 from hgpo_datasets import StepWriter, scan_steps
 from hgpo_envs.errors import InputError
 from hgpo_train.advantages import compute
 from hgpo_train.view.sources import open_sources
-from hgpo_train.view.terminal.app import EstimatorScreen, HelpScreen, TerminalViewer
-from hgpo_train.view.terminal.session import read_two
+from hgpo_train.view.terminal.app import Question, TerminalViewer, read_two
 from hgpo_train.view.terminal.step import StepScreen
 from hgpo_train.view.terminal.texts import block, line, visible
 from hgpo_train.view.terminal.tree import RunTree, TreeScreen
@@ -134,7 +133,7 @@ async def test_estimators_are_chosen_and_refused(small_run: Path) -> None:
     app = viewer(small_run)
     async with app.run_test(size=(80, 24)) as pilot:
         await press(pilot, "enter", "down", "enter", "n", "e")
-        assert isinstance(app.screen, EstimatorScreen)
+        assert isinstance(app.screen, Question)
         await write(pilot, "rlooo")
         shown = await press(pilot, "enter")
         assert "unknown estimator 'rlooo'" in shown
@@ -187,27 +186,28 @@ async def test_several_runs_iterations_and_rows_that_are_committed_later(small_r
             assert "iteration 1" in shown
 
 
-async def test_more_tasks_are_added_by_pages(small_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_tasks_beyond_a_page_are_counted_and_found(small_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hgpo_train.view.terminal.tree.PAGE", 1)
     app = viewer(small_run)
     async with app.run_test(size=(80, 24)) as pilot:
         shown = await press(pilot, "end")
-        assert "1 more task: press Enter" in shown
+        assert "1 more: find a task" in shown
         assert "key of omega" not in shown
-        shown = await press(pilot, "enter")
-        assert "more task" not in shown
-        assert "key of omega" in shown
+        await press(pilot, "enter")
+        await write(pilot, "omega")
+        assert "key of omega" in await press(pilot, "enter")
 
 
 async def test_help_lists_every_key(small_run: Path) -> None:
     app = viewer(small_run)
     async with app.run_test(size=(80, 24)) as pilot:
-        shown = await press(pilot, "question_mark")
-        assert isinstance(app.screen, HelpScreen)
-        for name in ("find a task", "choose two estimators", "only in the member's"):
-            assert name in shown
-        await press(pilot, "escape", "d")
-        assert isinstance(app.screen, TreeScreen)
+        await press(pilot, "question_mark")
+        assert app.screen.query(HelpPanel)
+        assert "Find a task" in screen_text(app)
+        await press(pilot, "question_mark", "d")
+        assert not app.screen.query(HelpPanel)
+        await press(pilot, "enter", "down", "enter", "question_mark")
+        assert "Level k of the hierarchy" in screen_text(app)
 
 
 # --------------------------------------------------------------------------------------------------------- hostile

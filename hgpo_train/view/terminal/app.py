@@ -2,84 +2,81 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, ClassVar, Final
 
+from textual.app import App
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.screen import ModalScreen
-from textual.widgets import Input, Static
+from textual.widgets import HelpPanel, Input, Static
 
 from hgpo_envs.errors import InputError
-from hgpo_train.advantages.parameters import REWARD_SCALE
-from hgpo_train.view.terminal.session import Session, read_two
+from hgpo_train.advantages.variants import read_variants
 from hgpo_train.view.terminal.step import StepScreen
 from hgpo_train.view.terminal.texts import visible
 from hgpo_train.view.terminal.tree import TreeScreen
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
     from textual.app import ComposeResult
 
-HELP: Final = f"""\
-Everywhere
-  ↑ ↓ PgUp PgDn   move, scroll          ?   this help
-  d               dark or light         q   quit
-Tree
-  Enter → ←       open, close           /   find a task
-  r               read what was committed since
-Step
-  n  p            next, previous step   e   choose two estimators
-  Tab             texts, hierarchy of groups, what differs
-  Enter           go to the chosen member of the hierarchy
-  Esc             back                  t   to the tree
+    from hgpo_train.advantages.variants import Variant
+    from hgpo_train.view.sources import Source
 
-Level k of the hierarchy contains the steps in the same state that came
-there through the same k states before, and all deeper levels; a member is
-listed in the deepest level that it shares. A and B are advantages; R is the
-discounted return, with rewards times {REWARD_SCALE:g} unless reward_scale is given.
-[-red-] is only in this step's history, [+green+] only in the member's."""
+DEFAULT: Final = ("hgpo", "gigpo")
 
 
-class HelpScreen(ModalScreen[None]):
-    """The list of keys; any key closes it."""
+def read_two(texts: Sequence[str]) -> list[Variant]:
+    """Read the one or two estimators to compare, separated by commas or spaces: ``["hgpo, hgpo:history_length=4"]``.
 
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,question_mark,enter,q", "dismiss")]
+    Raises:
+        InputError: There are none or more than two, or an estimator or a parameter is unknown or invalid.
 
-    def compose(self) -> ComposeResult:
-        """Create the widgets."""
-        yield Static(HELP, markup=False)
+    >>> [variant.name for variant in read_two(["hgpo:alpha=2 grpo:reward_scale=1"])]
+    ['hgpo:alpha=2', 'grpo:reward_scale=1']
+    """
+    names = [name for text in texts for name in text.replace(",", " ").split()]
+    if not 1 <= len(names) <= 2:
+        raise InputError(f"expected two estimators, such as hgpo gigpo; received {len(names)}")
+    return read_variants(names)
 
 
-class EstimatorScreen(ModalScreen[bool]):
-    """The input of two estimators; returns whether they were changed."""
+class Question(ModalScreen[None]):
+    """An input of one line. Its text is handed to a function, whose errors are shown; Esc leaves it."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "dismiss(False)")]
-    app: Session
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "dismiss", "Leave")]
+
+    def __init__(self, title: str, text: str, take: Callable[[str], object]) -> None:
+        super().__init__()
+        self._title, self._text, self._take = title, text, take
 
     def compose(self) -> ComposeResult:
         """Create the widgets."""
         with Vertical():
-            yield Static("Estimators A and B, such as hgpo:history_length=4 gigpo", markup=False)
-            yield Input(" ".join(variant.name for variant in self.app.compared))
+            yield Static(self._title, markup=False)
+            yield Input(self._text)
             yield Static(id="problem", markup=False)
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
-        """Check what was written."""
+        """Hand over what was written."""
         try:
-            self.app.compared = read_two([event.value])
+            self._take(event.value.strip())
         except InputError as error:
             self.query_one("#problem", Static).update(visible(str(error)))
         else:
-            self.dismiss(result=True)
+            self.dismiss()
 
 
-class TerminalViewer(Session):
-    """Tasks, groups, steps and advantages of runs in a terminal."""
+class TerminalViewer(App[None]):
+    """Tasks, groups, steps and advantages of runs in a terminal; the estimators that are compared now."""
 
     ENABLE_COMMAND_PALETTE = False
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (110, "-wide")]  # noqa: RUF012 (as Textual declares it)
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("question_mark", "help", "Help", key_display="?"),
-        Binding("d", "colours", show=False),
+        Binding("d", "colours", "Dark or light", show=False),
         Binding("q", "quit", "Quit"),
     ]
     CSS = """
@@ -105,15 +102,36 @@ class TerminalViewer(Session):
     ModalScreen { align: center middle; }
     ModalScreen > * { width: 76; max-width: 100%; height: auto; max-height: 100%; padding: 0 1; background: $panel; }
     #problem { color: $text-error; }
+    HelpPanel { width: 50%; max-width: 80; }
     """
+
+    def __init__(self, sources: Sequence[Source], estimators: Sequence[str] = ()) -> None:
+        super().__init__()
+        self.sources = sources
+        self.compared = read_two(estimators or DEFAULT)
+
+    @contextmanager
+    def reporting(self) -> Iterator[None]:
+        """Show an error of reading instead of ending the program."""
+        try:
+            yield
+        except (InputError, OSError) as error:
+            self.notify(visible(str(error)).plain, severity="error", markup=False, timeout=10)
+
+    def ask(self, title: str, text: str, take: Callable[[str], object]) -> None:
+        """Ask for a text, and hand it to a function."""
+        self.push_screen(Question(title, text, take))
 
     def on_mount(self) -> None:
         """Show the tree."""
         self.push_screen(TreeScreen(self.sources))
 
     def action_help(self) -> None:
-        """List the keys."""
-        self.push_screen(HelpScreen())
+        """Show or hide the keys and what the screen shows."""
+        if self.screen.query(HelpPanel):
+            self.action_hide_help_panel()
+        else:
+            self.action_show_help_panel()
 
     def action_colours(self) -> None:
         """Change between dark and light colours."""
@@ -127,9 +145,11 @@ class TerminalViewer(Session):
     def action_choose(self) -> None:
         """Ask for two estimators."""
 
-        def changed(yes: bool | None) -> None:
+        def compare(text: str) -> None:
+            self.compared = read_two([text])
             for screen in self.screen_stack:
-                if yes and isinstance(screen, StepScreen):
+                if isinstance(screen, StepScreen):
                     screen.show_groups()
 
-        self.push_screen(EstimatorScreen(), changed)
+        names = " ".join(variant.name for variant in self.compared)
+        self.ask("Estimators A and B, such as hgpo:history_length=4 gigpo", names, compare)

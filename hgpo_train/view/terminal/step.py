@@ -15,9 +15,10 @@ from textual.widgets.option_list import Option
 
 from hgpo_envs.errors import InputError
 from hgpo_envs.wording import counted
+from hgpo_train.advantages.parameters import REWARD_SCALE
 from hgpo_train.view.documents import step_document
 from hgpo_train.view.estimates import estimate
-from hgpo_train.view.terminal.hierarchy import before, levels, word_difference
+from hgpo_train.view.terminal.hierarchy import shared_depths, word_difference
 from hgpo_train.view.terminal.texts import (
     block,
     difference,
@@ -38,8 +39,7 @@ if TYPE_CHECKING:
 
     from hgpo_train.advantages.variants import Variant
     from hgpo_train.view.index import Index
-    from hgpo_train.view.terminal.hierarchy import Member
-    from hgpo_train.view.terminal.session import Session
+    from hgpo_train.view.terminal.app import TerminalViewer
 
 PANELS: Final = ("#texts", "#members", "#differs")
 """The parts of the screen that Tab visits, in this order."""
@@ -57,12 +57,17 @@ _estimate = lru_cache(16)(estimate)  # the next step is usually of the same grou
 class StepScreen(Screen[None]):
     """The step at a position (`row`) of a group's document, with the focus on one of `PANELS`."""
 
-    app: Session
+    HELP = f"""\
+Level k of the hierarchy contains the steps in the same state that came there through the same k states before, and all
+deeper levels; a member is listed in the deepest level that it shares, and Enter goes to it. A and B are advantages; R
+is the discounted return, with rewards times {REWARD_SCALE:g} unless reward_scale is set. `[-red-]` is only in this
+step's history, `[+green+]` only in the member's."""
+    app: TerminalViewer
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("n", "move(1)", "Next"),
         Binding("p", "move(-1)", "Previous"),
         Binding("tab", "panel(1)", "Panel", key_display="Tab", priority=True),
-        Binding("shift+tab", "panel(-1)", show=False, priority=True),
+        Binding("shift+tab", "panel(-1)", "Panel before", show=False, priority=True),
         Binding("e", "app.choose", "Estimators"),
         Binding("escape", "app.back", "Back", key_display="Esc"),
         Binding("t", "app.tree", "Tree"),
@@ -119,14 +124,14 @@ class StepScreen(Screen[None]):
         contexts = self.group["contexts"][self.context][: depth + 1]
         self.others = {}
         options: list[Option] = []
-        for k, level in enumerate(levels(contexts, self.row)):
-            title = Content("\n").join(self._level(k, level, levelled))
-            options.append(Option(title, disabled=True))
-            for member in level:
-                if member.deepest == k:
-                    name = f"{k} {member.row}"
-                    self.others[name] = k, member.row
-                    options.append(Option(self._member(member.row, estimates), id=name))
+        depths_of = shared_depths(contexts, self.row)
+        for k in range(len(contexts)):
+            level = [other for other, deepest in depths_of.items() if deepest >= k]
+            options.append(Option(Content("\n").join(self._level(k, level, levelled)), disabled=True))
+            for other in level:
+                if depths_of[other] == k:
+                    self.others[f"{k} {other}"] = k, other
+                    options.append(Option(self._member(other, estimates), id=f"{k} {other}"))
         listed = self.query_one("#members", OptionList)
         listed.set_options(options)
         listed.highlighted = next((at for at, option in enumerate(options) if not option.disabled), None)
@@ -140,13 +145,13 @@ class StepScreen(Screen[None]):
         value, returned = (estimated["columns"][name][self.row] for name in ("advantage", "return"))
         return estimated, Content.assemble(signed(value, 3).stylize("bold"), f"  R {number(returned, 3)}")
 
-    def _level(self, k: int, level: Sequence[Member], levelled: dict[str, Any] | None) -> list[Content]:
+    def _level(self, k: int, level: Sequence[int], levelled: dict[str, Any] | None) -> list[Content]:
         """Return the lines of a level: its advantage and weight; its size and mean R."""
         steps, trajectories = self.group["steps"], self.group["trajectories"]
         title = Content.assemble((f"k = {k}", "bold"), f" {_title(k)}")
         if not level:
             return [title, Content.styled(f"The step has only {counted(k - 1, 'state')} before it.", "dim")]
-        whole = [step.row for step in level if not trajectories[steps["trajectory"][step.row]]["aborted"]]
+        whole = [row for row in level if not trajectories[steps["trajectory"][row]]["aborted"]]
         rollouts = counted(len({steps["trajectory"][row] for row in whole}), "rollout")
         facts = f"{'singleton' if len(whole) == 1 else counted(len(whole), 'step')} of {rollouts}"
         if len(whole) < len(level):
@@ -284,21 +289,20 @@ def _title(k: int) -> str:
 def _difference(group: dict[str, Any], row: int, other: int, back: int, *, actions: bool) -> Content:
     """Return what is different some steps before, where the histories of two steps part."""
     steps = group["steps"]
-    ours, theirs = before(group, row, back), before(group, other, back)
     ago = "One step before" if back == 1 else f"{back} steps before"
-    if ours is None or theirs is None:
-        short = "that rollout" if theirs is None else "this rollout"
-        return Content(f"{ago}, {short} had not begun.")
-    did = ["" if steps["action"][at] is None else plain(group["actions"][steps["action"][at]]) for at in (ours, theirs)]
-    same = steps["state"][ours] == steps["state"][theirs]
-    texts = [plain(group["states"][steps["state"][at]])[:_COMPARED] for at in (ours, theirs)]
-    parts: list[Content | str] = []
-    if same:
-        parts += [f"{ago}, they were in the same state and did different things: "]
+    for at, rollout in ((other, "that rollout"), (row, "this rollout")):
+        if steps["step"][at] < back:
+            return Content(f"{ago}, {rollout} had not begun.")
+    rows = (row - back, other - back)
+    did = ["" if steps["action"][at] is None else plain(group["actions"][steps["action"][at]]) for at in rows]
+    is_same = steps["state"][rows[0]] == steps["state"][rows[1]]
+    parts: list[Content | str] = [f"{ago}, "]
+    if is_same:
+        parts += ["they were in the same state and did different things: "]
     else:
+        texts = [plain(group["states"][steps["state"][at]])[:_COMPARED] for at in rows]
         legend = difference([("ours", "this rollout"), ("same", " and "), ("theirs", "that rollout")])
-        parts += [f"{ago}, ", legend, " were in different states:\n"]
-        parts.append(difference(word_difference(*texts)))
-    if same or actions or did[0] != did[1]:
-        parts += ["" if same else "\nand did: ", difference([("ours", did[0]), ("same", " "), ("theirs", did[1])])]
+        parts += [legend, " were in different states:\n", difference(word_difference(*texts))]
+    if is_same or actions or did[0] != did[1]:
+        parts += ["" if is_same else "\nand did: ", difference([("ours", did[0]), ("same", " "), ("theirs", did[1])])]
     return joined(parts)

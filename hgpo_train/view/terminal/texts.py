@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os.path
 import re
 from typing import TYPE_CHECKING, Any, Final
 
-from textual.content import Content, Span
+from textual.content import Content
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -14,12 +15,10 @@ if TYPE_CHECKING:
 
 MOST: Final = 20_000
 """Characters of a text that a screen contains."""
-CODE: Final = "reverse dim"
-"""The style of a character's code."""
 
 _HIDDEN: Final = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff"
-    "\ufeff\ufffe\uffff\U000e0000-\U000e007f]"
+    "([\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff"
+    "\ufeff\ufffe\uffff\U000e0000-\U000e007f])"
 )
 """Characters that cannot be seen, that control a terminal, or that turn the direction of a line."""
 
@@ -30,20 +29,13 @@ def visible(text: str, style: str = "") -> Content:
     >>> visible("a" + chr(27) + "[31m").plain
     'aU+001B[31m'
     """
-    parts: list[str] = []
-    spans: list[Span] = []
-    end = at = 0
-    for match in _HIDDEN.finditer(text):
-        code = f"U+{ord(match[0]):04X}"
-        parts += [text[end : match.start()], code]
-        at += match.start() - end
-        spans.append(Span(at, at + len(code), CODE))
-        at += len(code)
-        end = match.end()
-    plain_text = "".join([*parts, text[end:]])
-    return Content(
-        plain_text, [Span(0, len(plain_text), style), *spans] if style and plain_text else spans
-    ).expand_tabs(4)
+    parts: list[str | tuple[str, str]] = []
+    for position, piece in enumerate(_HIDDEN.split(text)):
+        if position % 2:
+            parts.append((f"U+{ord(piece):04X}", "reverse dim"))
+        else:
+            parts.append((piece, style) if style else piece)
+    return Content.assemble(*parts).expand_tabs(4)
 
 
 def plain(text: Text) -> str:
@@ -53,30 +45,29 @@ def plain(text: Text) -> str:
 
 def line(text: Text, most: int = 200, style: str = "") -> Content:
     """Return the beginning of a text as one line."""
-    joined = " ".join(plain(text)[: 4 * most].split())
-    return visible(joined if len(joined) <= most else f"{joined[: most - 1]}…", style)
+    words = " ".join(plain(text)[: 4 * most].split())
+    return visible(words if len(words) <= most else f"{words[: most - 1]}…", style)
 
 
 def block(text: Text) -> Content:
     """Return a text with its line breaks, and how much of it is left out."""
     if text is None:
         return Content.styled("not stored", "dim italic")
-    length = text["length"] if isinstance(text, dict) else len(text)
-    beginning = (text["cut"] if isinstance(text, dict) else text)[:MOST]
-    if not beginning:
+    whole, length = (text["cut"], text["length"]) if isinstance(text, dict) else (text, len(text))
+    if not length:
         return Content.styled("empty", "dim italic")
-    left = length - len(beginning)
-    return visible(beginning) + (Content.styled(f"\n{left:,} more characters", "dim italic") if left else "")
+    left = length - len(whole[:MOST])
+    return visible(whole[:MOST]) + (Content.styled(f"\n{left:,} more characters", "dim italic") if left else "")
 
 
 def difference(parts: Sequence[tuple[str, str]]) -> Content:
     """Return the parts of two texts: ours in red, theirs in green, both in brackets, so that colours are not needed."""
     contents = []
-    for kind, text in parts:
-        if kind == "same":
+    for side, text in parts:
+        if side == "same":
             contents.append(visible(text))
         else:
-            mark, style = ("-", "$text-error") if kind == "ours" else ("+", "$text-success")
+            mark, style = ("-", "$text-error") if side == "ours" else ("+", "$text-success")
             contents.append(Content.assemble((f"[{mark}", style), visible(text, style), (f"{mark}]", style)))
     return joined(contents)
 
@@ -124,9 +115,6 @@ def short_names(names: Sequence[str]) -> list[str]:
     >>> short_names(["task 1/0/a", "task 1/0/b"]), short_names(["one"])
     (['…a', '…b'], ['one'])
     """
-    if len(names) < 2:
-        return list(names)
-    low, high = min(names), max(names)
-    same = next((at for at, (a, b) in enumerate(zip(low, high, strict=False)) if a != b), min(len(low), len(high)))
-    cut = len(re.sub(r"[^-/_:. ]*$", "", low[:same]))
+    shared = os.path.commonprefix(list(names)) if len(names) > 1 else ""  # noqa: RUF071 (of texts, not of paths)
+    cut = len(re.sub(r"[^-/_:. ]*$", "", shared))
     return [f"…{name[cut:]}" if cut and len(name) > cut else name for name in names]

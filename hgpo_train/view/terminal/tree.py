@@ -10,7 +10,7 @@ from rich.text import Text
 from textual.binding import Binding, BindingType
 from textual.content import Content
 from textual.screen import Screen
-from textual.widgets import Footer, Input, Static, Tree
+from textual.widgets import Footer, Static, Tree
 
 from hgpo_envs.wording import counted
 from hgpo_train.view.documents import group_document
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from hgpo_train.view.index import Index
     from hgpo_train.view.sources import Source
-    from hgpo_train.view.terminal.session import Session
+    from hgpo_train.view.terminal.app import TerminalViewer
 
 COLUMNS: Final = {"won": 6, "return": 9, "length": 8, "invalid": 8}
 """The columns at the right side, with their widths."""
@@ -44,34 +44,27 @@ class Entry:
         name: Its name, one line.
         figures: The values of `COLUMNS`.
         mark: A mark before the name, and its meaning (`COLOURS`).
-        load: Adds the children; None for a node without children.
-        enter: Called when the node is chosen; None if it opens and closes instead.
+        load: Adds the children, when the node is opened for the first time.
+        enter: Called when a node without children is chosen.
     """
 
     name: str
     figures: tuple[str, ...] = ()
     mark: tuple[str, str] | None = None
     load: Callable[[TreeNode[Entry]], object] | None = None
-    enter: Callable[[TreeNode[Entry]], None] | None = None
+    enter: Callable[[], object] | None = None
 
 
 class RunTree(Tree[Entry]):
     """A tree with columns of figures at the right side."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("left", "close", show=False),
-        Binding("right", "open", show=False),
-    ]
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("left,right", "toggle_node", "Open or close", show=False)]
 
     def on_mount(self) -> None:
         """Show only what is below the root."""
         self.show_root = False
         self.guide_depth = 2
         self.auto_expand = False
-
-    def add(self, parent: TreeNode[Entry], entry: Entry) -> TreeNode[Entry]:
-        """Add a node."""
-        return parent.add(Text(entry.name), entry, allow_expand=entry.load is not None)
 
     def render_label(self, node: TreeNode[Entry], base_style: Style, style: Style) -> Text:
         """Return the name, cut or padded to the width that is left, and the figures."""
@@ -83,7 +76,7 @@ class RunTree(Tree[Entry]):
         while above is not None:
             level, above = level + 1, above.parent
         label = Text(no_wrap=True)
-        if entry.load is not None:
+        if entry.enter is None:
             label.append("▼ " if node.is_expanded else "▶ ", base_style)
         if entry.mark is not None:
             label.append(f"{entry.mark[0]} ", COLOURS[entry.mark[1]])
@@ -95,31 +88,16 @@ class RunTree(Tree[Entry]):
             label.append(value.rjust(width), style)
         return label
 
-    def action_open(self) -> None:
-        """Open the node, or go to its first child."""
-        node = self.cursor_node
-        if node is not None and node.allow_expand and not node.is_expanded:
-            node.expand()
-        else:
-            self.action_cursor_down()
-
-    def action_close(self) -> None:
-        """Close the node, or go to its parent."""
-        node = self.cursor_node
-        if node is not None and node.is_expanded:
-            node.collapse()
-        else:
-            self.action_cursor_parent()
-
 
 class TreeScreen(Screen[None]):
     """Tasks → groups → trajectories of every run."""
 
-    app: Session
+    HELP = "Tasks, their groups and trajectories. Enter opens and closes, and shows a trajectory's steps."
+    app: TerminalViewer
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("slash", "find", "Find a task", key_display="/"),
         Binding("escape", "show_all", "All tasks", show=False),
-        Binding("r", "reload", "Read again"),
+        Binding("r", "fill", "Read what was committed since"),
     ]
 
     def __init__(self, sources: Sequence[Source]) -> None:
@@ -132,84 +110,62 @@ class TreeScreen(Screen[None]):
         yield Static(id="head", markup=False)
         yield Static("".join(name.rjust(width) for name, width in COLUMNS.items()), id="columns", markup=False)
         yield RunTree("")
-        yield Input(placeholder="A part of a task's id or instruction; Enter finds, Esc leaves", id="find")
         yield Footer()
 
     def on_mount(self) -> None:
-        """Hide the input, and fill the tree."""
-        self.query_one(Input).display = False
-        self.fill()
+        """Fill the tree."""
+        self.action_fill()
 
-    def fill(self) -> None:
+    def action_fill(self) -> None:
         """Read the tasks that contain the text."""
         tree = self.query_one(RunTree)
         tree.clear()
-        tasks = 0
+        tasks, alone = 0, len(self.sources) == 1
         for source in self.sources:
             with self.app.reporting():
                 index = source.index()
-                if len(self.sources) == 1:
-                    tasks += self._add_tasks(index, 0, tree.root)
-                else:
-                    name = line(source.name).plain
-                    load = partial(self._add_tasks, index, 0)
-                    node = tree.add(tree.root, Entry(name, load=load))
-                    tasks += tasks_document(index, TaskFilter(text=self.text, limit=0))["total"]
-                    if source is self.sources[0] or self.text:
-                        node.expand()
-        head = Content.assemble(("hgpo view ", "bold"), line(self.sources[0].name if len(self.sources) == 1 else ""))
+                parent = tree.root if alone else _add(tree.root, Entry(line(source.name).plain))
+                tasks += self._add_tasks(index, parent)
+                if source is self.sources[0] or self.text:
+                    parent.expand()
+        head = Content.assemble(("hgpo view ", "bold"), line(self.sources[0].name if alone else ""))
         about = f" · {counted(tasks, 'task')}" + (" contain " if self.text else "")
         searched = line(self.text, 40, "bold") + " · Esc shows all" if self.text else ""
         self.query_one("#head", Static).update(head + about + searched)
         tree.focus()
         tree.move_cursor_to_line(0)
 
-    def _add_tasks(self, index: Index, offset: int, parent: TreeNode[Entry]) -> int:
-        """Add a page of tasks, and a node for the next one; return the number of all tasks."""
-        tree = self.query_one(RunTree)
-        document = tasks_document(index, TaskFilter(text=self.text, offset=offset, limit=PAGE))
+    def _add_tasks(self, index: Index, parent: TreeNode[Entry]) -> int:
+        """Add the tasks that contain the text, up to a page of them; return their number."""
+        document = tasks_document(index, TaskFilter(text=self.text, limit=PAGE))
         for task in document["tasks"]:
             groups = task["groups"]
-            single = groups[0]["number"] if len(groups) == 1 else None
             load = partial(self._add_groups, index, groups)
-            if single is not None:
-                load = partial(self._add_trajectories, index, single)
+            if len(groups) == 1:
+                load = partial(self._add_trajectories, index, groups[0]["number"])
             name = line(task["task"] if task["task"] is not None else task["task_id"])
-            tree.add(parent, Entry(name.plain, _figures(task), load=load))
-        total, end = int(document["total"]), offset + len(document["tasks"])
-        if end < total:
-            more = partial(self._more, index, end)
-            tree.add(parent, Entry(f"… {counted(total - end, 'more task')}: press Enter", enter=more))
-        return total
-
-    def _more(self, index: Index, offset: int, node: TreeNode[Entry]) -> None:
-        parent, at = node.parent, node.line
-        assert parent is not None
-        node.remove()
-        self._add_tasks(index, offset, parent)
-        self.call_after_refresh(self.query_one(RunTree).move_cursor_to_line, at)
+            _add(parent, Entry(name.plain, _figures(task), load=load))
+        if document["total"] > PAGE:
+            _add(parent, Entry(f"… {document['total'] - PAGE:,} more: find a task", enter=self.action_find))
+        return int(document["total"])
 
     def _add_groups(self, index: Index, groups: list[dict[str, Any]], parent: TreeNode[Entry]) -> None:
-        tree = self.query_one(RunTree)
         for group in groups:
             name = f"iteration {group['iteration']}" + (f", group {group['group']}" if group["group"] else "")
-            load = partial(self._add_trajectories, index, group["number"])
-            tree.add(parent, Entry(name, _figures(group), load=load))
+            _add(parent, Entry(name, _figures(group), load=partial(self._add_trajectories, index, group["number"])))
 
-    def _add_trajectories(self, index: Index, number_: int, parent: TreeNode[Entry]) -> None:
-        tree = self.query_one(RunTree)
-        first = index.group(number_)["row"]
-        rows = index.members(number_).to_dicts()
+    def _add_trajectories(self, index: Index, group: int, parent: TreeNode[Entry]) -> None:
+        first = index.group(group)["row"]
+        rows = index.members(group).to_dicts()
         for trajectory, name in zip(rows, short_names([row["trajectory"] for row in rows]), strict=True):
             won = "–" if trajectory["aborted"] or trajectory["won"] is None else str(int(trajectory["won"]))
             invalid = str(trajectory["invalid"] or "")
             figures = (won, number(trajectory["episode_return"]), str(trajectory["length"]), invalid)
-            enter = partial(self._open, index, number_, trajectory["row"] - first)
-            tree.add(parent, Entry(line(name).plain, figures, outcome(trajectory), enter=enter))
+            enter = partial(self._open, index, group, trajectory["row"] - first)
+            _add(parent, Entry(line(name).plain, figures, outcome(trajectory), enter=enter))
 
-    def _open(self, index: Index, number_: int, row: int, _: TreeNode[Entry]) -> None:
-        with self.app.reporting():
-            self.app.push_screen(StepScreen(index, group_document(index, number_), row))
+    def _open(self, index: Index, group: int, row: int) -> None:
+        self.app.push_screen(StepScreen(index, group_document(index, group), row))
 
     def on_tree_node_expanded(self, event: Tree.NodeExpanded[Entry]) -> None:
         """Add the children of a node that is opened for the first time."""
@@ -221,37 +177,27 @@ class TreeScreen(Screen[None]):
     def on_tree_node_selected(self, event: Tree.NodeSelected[Entry]) -> None:
         """Open a trajectory, or open or close another node."""
         entry = event.node.data
-        if entry is not None and entry.enter is not None:
-            entry.enter(event.node)
-        else:
+        if entry is None or entry.enter is None:
             event.node.toggle()
+        else:
+            with self.app.reporting():
+                entry.enter()
 
     def action_find(self) -> None:
-        """Ask for a text."""
-        search = self.query_one(Input)
-        search.display = True
-        search.value = self.text
-        search.focus()
+        """Ask for a text, and show the tasks that contain it."""
+        self.app.ask("A part of a task's id or instruction", self.text, self._find)
 
-    def on_input_submitted(self, event: Input.Submitted) -> None:
-        """Show the tasks that contain the text."""
-        self.query_one(Input).display = False
-        self.text = event.value.strip()
-        self.fill()
+    def _find(self, text: str) -> None:
+        self.text = text
+        self.action_fill()
 
     def action_show_all(self) -> None:
-        """Leave the input, or show all tasks."""
-        search = self.query_one(Input)
-        if search.display:
-            search.display = False
-            self.query_one(RunTree).focus()
-        elif self.text:
-            self.text = ""
-            self.fill()
+        """Show all tasks."""
+        self._find("")
 
-    def action_reload(self) -> None:
-        """Read what was committed since."""
-        self.fill()
+
+def _add(parent: TreeNode[Entry], entry: Entry) -> TreeNode[Entry]:
+    return parent.add(Text(entry.name), entry, allow_expand=entry.enter is None)
 
 
 def _figures(of: dict[str, Any]) -> tuple[str, ...]:
