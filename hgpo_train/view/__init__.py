@@ -4,5 +4,5 @@ In the order of data flow: `sources` (the runs that were named) → `index` (one
 where their rows are) → `tasks` (the tree), `documents` (a group, a step), `estimates` (advantages of a group),
 `overview`, `search` → `app` (the server's addresses and its rules) → `server`, or `page` (the same in one file).
 
-The page itself is built from the folder `viewer/` into `static/` (`bundle`).
+The page itself is built from the folder `viewer/` into `static/`.
 """

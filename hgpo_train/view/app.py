@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
 from starlette.responses import PlainTextResponse, Response
-from starlette.routing import Route
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
 
 from hgpo_envs.errors import InputError
 from hgpo_envs.files.secrets import redact
@@ -22,10 +22,10 @@ from hgpo_train.advantages import registry
 from hgpo_train.assignments import read_assignments
 from hgpo_train.local_server import is_known_host, known_hosts
 from hgpo_train.settings import build, types_of
-from hgpo_train.view.bundle import static_file
 from hgpo_train.view.documents import group_document, step_document, whole_text
 from hgpo_train.view.estimates import estimate, estimator_documents, estimator_with
 from hgpo_train.view.overview import curves_document, levels_document, overview_document
+from hgpo_train.view.page import STATIC
 from hgpo_train.view.search import search_document
 from hgpo_train.view.tasks import TaskFilter, tasks_document
 
@@ -38,12 +38,7 @@ if TYPE_CHECKING:
     from hgpo_train.view.index import Index
     from hgpo_train.view.sources import Source
 
-STATIC: Final = {
-    "": ("index.html", "text/html"),
-    "app.js": ("app.js", "text/javascript"),
-    "app.css": ("app.css", "text/css"),
-}
-"""The files of the page by address: the name in `static/`, and the media type."""
+    Document = Callable[[Source, Index, Request], object]
 
 POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
@@ -71,69 +66,47 @@ def make_app(
     addition to the registered ones; an unknown one raises InputError.
     """
     names = list(dict.fromkeys([*registry.names(), *estimators]))
-    return _Guard(_routes(sources, names), token, hosts)
+    documents = estimator_documents(names)
 
-
-def _routes(sources: Sequence[Source], estimators: Sequence[str]) -> Starlette:
-    """Return the application without its rules."""
-    documents = estimator_documents(estimators)
-
-    def of_run(document: Callable[[Source, Index, Request], object]) -> Callable[[Request], Response]:
+    def of_run(document: Document) -> Callable[[Request], Response]:
         def endpoint(request: Request) -> Response:
             number = request.path_params["run"]
             if number >= len(sources):
                 raise InputError(f"run: expected a number below {len(sources)}, received {number}")
-            source = sources[number]
-            return _json(document(source, source.index(), request))
+            return _json(document(sources[number], sources[number].index(), request))
 
         return endpoint
 
     def runs(_: Request) -> Response:
-        return _json({"runs": [_run(source) for source in sources], "estimators": documents})
+        return _json({"runs": [source.document() for source in sources], "estimators": documents})
 
-    run = "/api/runs/{run:int}"
+    def estimated(_: Source, index: Index, request: Request) -> object:
+        query = request.query_params
+        estimator = estimator_with(query.get("estimator", "hgpo"), query.getlist("set"), names)
+        return estimate(index, request.path_params["group"], estimator)
+
+    paths = {**DOCUMENTS, "groups/{group:int}/estimates": estimated}
     routes = [
-        *(Route(f"/{name}", _static(*static)) for name, static in STATIC.items()),
         Route("/api/runs", runs),
         Route("/api/versions", lambda _: _json([source.version for source in sources])),
-        Route(f"{run}/overview", of_run(lambda source, index, _: overview_document(source, index))),
-        Route(f"{run}/curves", of_run(lambda source, index, _: curves_document(source, index))),
-        Route(f"{run}/levels", of_run(lambda _, index, request: _levels(index, request))),
-        Route(f"{run}/tasks", of_run(lambda _, index, request: _tasks(index, request))),
-        Route(f"{run}/search", of_run(lambda _, index, request: _search(index, request.query_params.get("text", "")))),
-        Route(f"{run}/find", of_run(lambda _, index, request: _find(index, request))),
-        Route(f"{run}/groups/{{group:int}}", of_run(lambda _, index, request: _group(index, request))),
-        Route(
-            f"{run}/groups/{{group:int}}/estimates",
-            of_run(lambda _, index, request: _estimate(index, request, estimators)),
-        ),
-        Route(f"{run}/steps/{{row:int}}", of_run(_step)),
-        Route(f"{run}/steps/{{row:int}}/text", of_run(lambda _, index, request: _text(index, request))),
+        *(Route(f"/api/runs/{{run:int}}/{path}", of_run(document)) for path, document in paths.items()),
+        Mount("/", StaticFiles(directory=STATIC, html=True)),
     ]
-    handlers: dict[Any, Any] = {InputError: _bad_input, HTTPException: _not_found}
-    return Starlette(routes=routes, exception_handlers=handlers)
-
-
-def _run(source: Source) -> dict[str, object]:
-    training = source.training()
-    return {"name": source.name, "path": str(source.path), "version": source.version, "training": training is not None}
+    handlers: dict[Any, Any] = {InputError: lambda _, error: _json({"error": redact(str(error))}, 400)}
+    return _Guard(Starlette(routes=routes, exception_handlers=handlers), token, hosts)
 
 
 _search = lru_cache(16)(search_document)
 
 
-def _tasks(index: Index, request: Request) -> dict[str, Any]:
+def _tasks(_: Source, index: Index, request: Request) -> object:
     query = [f"{name}={value}" for name, value in request.query_params.items() if name != "search"]
     chosen = build(TaskFilter, read_assignments("filter", query, types_of(TaskFilter)), "filter")
     text = request.query_params.get("search", "")
     return tasks_document(index, chosen, _search(index, text)["groups"] if text else None)
 
 
-def _levels(index: Index, request: Request) -> dict[str, Any]:
-    return levels_document(index, chance="chance" in request.query_params)
-
-
-def _find(index: Index, request: Request) -> dict[str, Any]:
+def _find(_: Source, index: Index, request: Request) -> object:
     """Return the group of a trajectory."""
     name = request.query_params.get("trajectory", "")
     episodes = index.episodes.filter(trajectory=name)
@@ -142,45 +115,31 @@ def _find(index: Index, request: Request) -> dict[str, Any]:
     return {"group": episodes["number"][0], "row": episodes["row"][0]}
 
 
-def _group(index: Index, request: Request) -> dict[str, Any]:
-    return group_document(index, request.path_params["group"])
-
-
-def _step(source: Source, index: Index, request: Request) -> dict[str, Any]:
-    return step_document(index, request.path_params["row"], source.token_texts())
-
-
-def _text(index: Index, request: Request) -> dict[str, str]:
+def _text(_: Source, index: Index, request: Request) -> object:
     column, item = request.query_params.get("column", ""), request.query_params.get("item", "0")
     if not item.isdecimal():
         raise InputError(f"item: expected a number, received {item!r}")
     return {"text": whole_text(index, request.path_params["row"], column, int(item))}
 
 
-def _estimate(index: Index, request: Request, estimators: Sequence[str]) -> dict[str, Any]:
-    query = request.query_params
-    spec = estimator_with(query.get("estimator", "hgpo"), query.getlist("set"), estimators)
-    return estimate(index, request.path_params["group"], spec)
+DOCUMENTS: Final[dict[str, Document]] = {
+    "overview": lambda source, index, _: overview_document(source, index),
+    "curves": lambda source, index, _: curves_document(source, index),
+    "levels": lambda _, index, request: levels_document(index, chance="chance" in request.query_params),
+    "tasks": _tasks,
+    "search": lambda _, index, request: _search(index, request.query_params.get("text", "")),
+    "find": _find,
+    "groups/{group:int}": lambda _, index, request: group_document(index, request.path_params["group"]),
+    "steps/{row:int}": lambda source, index, request: step_document(
+        index, request.path_params["row"], source.token_texts()
+    ),
+    "steps/{row:int}/text": _text,
+}
+"""The documents of a run, by the end of their address."""
 
 
-def _static(name: str, media_type: str) -> Callable[[Request], Response]:
-    def endpoint(_: Request) -> Response:
-        return Response(static_file(name), media_type=media_type)
-
-    return endpoint
-
-
-def _json(value: object) -> Response:
-    return Response(orjson.dumps(value), media_type="application/json")
-
-
-def _bad_input(_: Request, error: Exception) -> Response:
-    return Response(orjson.dumps({"error": redact(str(error))}), 400, media_type="application/json")
-
-
-def _not_found(_: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    return PlainTextResponse(error.detail, error.status_code)
+def _json(value: object, status: int = 200) -> Response:
+    return Response(orjson.dumps(value), status, media_type="application/json")
 
 
 class _Guard:

@@ -12,7 +12,6 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
 import polars as pl
 
 from hgpo_datasets import scan_steps
@@ -128,31 +127,34 @@ def read_index(files: Sequence[str]) -> Index:
         flags = steps.select(*_FLAGS, judged.alias("admissible")).collect()
         once = steps.filter(pl.col("step") == 0).select(_ONCE).collect()
         ends = steps.filter(pl.col("step") == pl.col("episode_length") - 1).select(_AT_END).collect()
-    starts = np.flatnonzero(flags["step"].to_numpy() == 0)
-    if flags.is_empty() or starts[0] != 0 or ends.height != once.height:
+    is_first = flags["step"] == 0
+    if flags.is_empty() or not is_first[0] or ends.height != once.height:
         raise InputError(
             f"{files[0]}: expected the sorted rows of whole trajectories; `hgpo verify` finds what is wrong"
         )
-    episodes = _episodes(once.hstack(ends), flags, starts)
-    groups = _groups(episodes)
-    return Index(tuple(files), (0, *accumulate(lengths)), episodes, groups, stored_depth(names))
+    episodes = pl.concat([once, ends, _flags_by_episode(flags, is_first)], how="horizontal").with_columns(
+        pl.struct(GROUP).rle_id().cast(pl.Int64).alias("number")
+    )
+    return Index(tuple(files), (0, *accumulate(lengths)), episodes, _groups(episodes), stored_depth(names))
 
 
-def _episodes(once: pl.DataFrame, flags: pl.DataFrame, starts: np.ndarray) -> pl.DataFrame:
-    """Return one row per trajectory from its constant columns and the flags of all rows."""
-    ever = {name: np.logical_or.reduceat(flags[name].to_numpy(), starts) for name in ("aborted", "truncated")}
-    solved = np.logical_or.reduceat(flags["won"].fill_null(value=False).to_numpy(), starts)
-    unknown = np.logical_or.reduceat(flags["won"].is_null().to_numpy(), starts) & ~solved
-    won = pl.Series("won", solved).set(pl.Series(unknown), None)
-    invalid = np.add.reduceat(~flags["action_valid"].to_numpy(), starts, dtype=np.int64)
-    length = np.diff(starts, append=flags.height)
-    admissible = flags["admissible"]
-    judged = np.add.reduceat(admissible.is_not_null().to_numpy(), starts, dtype=np.int64)
-    allowed = np.add.reduceat(admissible.fill_null(value=False).to_numpy(), starts, dtype=np.int64)
-    counts = {"length": length.astype(np.int64), "invalid": invalid, "judged": judged, "admissible": allowed}
-    numbers = {"row": starts.astype(np.int64), **counts, **ever}
-    number = pl.struct(GROUP).rle_id().cast(pl.Int64).alias("number")
-    return once.with_columns(*(pl.Series(name, values) for name, values in numbers.items()), won, number)
+def _flags_by_episode(flags: pl.DataFrame, is_first: pl.Series) -> pl.DataFrame:
+    """Return one row per trajectory from the flags of all rows."""
+    won = pl.col("won")
+    return (
+        flags.with_row_index("row")
+        .group_by(is_first.cum_sum().alias("episode"), maintain_order=True)
+        .agg(
+            pl.col("row").first().cast(pl.Int64),
+            pl.len().cast(pl.Int64).alias("length"),
+            (~pl.col("action_valid")).sum().cast(pl.Int64).alias("invalid"),
+            pl.col("admissible").count().cast(pl.Int64).alias("judged"),
+            pl.col("admissible").sum().cast(pl.Int64),
+            pl.col("aborted", "truncated").any(),
+            won.any(ignore_nulls=False),
+        )
+        .drop("episode")
+    )
 
 
 def _groups(episodes: pl.DataFrame) -> pl.DataFrame:

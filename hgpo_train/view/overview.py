@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
+from contextlib import suppress
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
-import orjson
+import msgspec
 import polars as pl
 
 from hgpo_datasets import scan_steps
@@ -16,6 +16,7 @@ from hgpo_train.advantages.parameters import STATISTICS_HISTORY_LENGTH
 from hgpo_train.analysis.describe import beginning, describe
 from hgpo_train.analysis.statistics import default_permutations, statistics, with_and_without_unchanged
 from hgpo_train.proportions import by_length, success_bounds, wilson_interval
+from hgpo_train.view.tasks import OUTCOMES
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,16 +27,7 @@ if TYPE_CHECKING:
 
 _METRICS_BYTES: Final = 256 << 20
 _LEVEL_COLUMNS: Final = (
-    "level",
-    "eligible",
-    "shared",
-    "cross",
-    "mean_size",
-    "step_size",
-    "differing",
-    "flat",
-    "weight",
-    "explained",
+    *("level", "eligible", "shared", "cross", "mean_size", "step_size", "differing", "flat", "weight", "explained"),
     "sign_disagreement",
 )
 
@@ -71,9 +63,8 @@ def _results(episodes: pl.DataFrame) -> dict[str, Any]:
     """Return results. The 95% interval of success takes tasks as independent trials, because rollouts share them."""
     whole = episodes.filter(~pl.col("aborted"))
     tasks = whole.drop_nulls("won").group_by("env_id", "task_id").agg(pl.col("won").mean())
-    interval = None
-    if tasks.height:
-        interval = wilson_interval(min(1.0, max(0.0, float(str(tasks["won"].mean())))), tasks.height)
+    share: Any = tasks["won"].mean()
+    interval = wilson_interval(min(1.0, share), tasks.height) if tasks.height else None
     steps, judged, aborted = int(whole["length"].sum()), int(whole["judged"].sum()), int(episodes["aborted"].sum())
     bounds = None
     if aborted:
@@ -83,7 +74,7 @@ def _results(episodes: pl.DataFrame) -> dict[str, Any]:
         "tasks": episodes.select(pl.struct("env_id", "task_id").n_unique()).item(),
         "episodes": episodes.height,
         "success": whole["won"].mean(),
-        "success_by_task": tasks["won"].mean(),
+        "success_by_task": share,
         "interval": interval,
         "mean_return": whole["episode_return"].mean(),
         "mean_length": whole["length"].mean(),
@@ -97,10 +88,7 @@ def _results(episodes: pl.DataFrame) -> dict[str, Any]:
 
 def _outcomes(groups: pl.DataFrame) -> dict[str, int]:
     """Return the number of groups by how many of their trajectories won."""
-    won, size = pl.col("won"), pl.col("size")
-    return groups.select(none=(won == 0).sum(), partly=((won > 0) & (won < size)).sum(), all=(won == size).sum()).row(
-        0, named=True
-    )
+    return groups.select(**{name: expression.sum() for name, expression in OUTCOMES.items()}).row(0, named=True)
 
 
 def curves_document(source: Source, index: Index) -> dict[str, Any]:
@@ -138,17 +126,11 @@ def curves_document(source: Source, index: Index) -> dict[str, Any]:
 
 def _metrics(path: Path) -> list[dict[str, Any]]:
     """Return the lines of a `metrics.jsonl`, without damaged ones: the run may be writing."""
-    if not os.path.lexists(path):
-        return []
-    metrics: dict[int, dict[str, Any]] = {}
+    metrics: dict[Any, dict[str, Any]] = {}
     for line in read_bytes(path, _METRICS_BYTES, "metrics").splitlines():
-        try:
-            values = orjson.loads(line)
-        except orjson.JSONDecodeError:
-            continue
-        if isinstance(values, dict) and isinstance(values.get("iteration"), int):
-            numbers = {name: value for name, value in values.items() if isinstance(value, int | float | None)}
-            metrics[values["iteration"]] = numbers
+        with suppress(msgspec.DecodeError, KeyError):
+            values = msgspec.json.decode(line, type=dict[str, int | float | None])
+            metrics[values["iteration"]] = values
     return [metrics[iteration] for iteration in sorted(metrics)]
 
 
@@ -167,14 +149,12 @@ def levels_document(index: Index, *, chance: bool = False) -> dict[str, Any]:
         most pairs; ``sentences``; ``tasks``, ``permutations``; and ``by_iteration``.
     """
     permutations = default_permutations(index.rows) if chance else 0
-    document: dict[str, Any] = {
-        "levels": [],
-        "levels_changed": [],
-        "intervals": {},
-        "intervals_changed": {},
-        "states": [],
-    }
-    document |= {"sentences": [], "tasks": 0, "permutations": permutations, "by_iteration": {}}
+    lists, tables = (
+        ("levels", "levels_changed", "states", "sentences"),
+        ("intervals", "intervals_changed", "by_iteration"),
+    )
+    document: dict[str, Any] = {"tasks": 0, "permutations": permutations}
+    document |= {name: [] for name in lists} | {name: {} for name in tables}
     steps, depth = scan_steps(index.files), min(STATISTICS_HISTORY_LENGTH, index.depth)
     try:
         result, changed = with_and_without_unchanged(steps, permutations=permutations, history_length=depth)
@@ -185,7 +165,9 @@ def levels_document(index: Index, *, chance: bool = False) -> dict[str, Any]:
         rows = changed.levels.select(_LEVEL_COLUMNS).to_dicts()
         document |= {"levels_changed": rows, "intervals_changed": _bounds(changed)}
     if index.episodes["iteration"].n_unique() > 1:
-        document["by_iteration"] = _by_iteration(statistics(steps, by="iteration", history_length=depth).levels)
+        levels = statistics(steps, by="iteration", history_length=depth).levels
+        shared = levels.pivot("level", index="iteration", values="shared").sort("iteration").to_dict(as_series=False)
+        document["by_iteration"] = {"iterations": shared.pop("iteration"), "shared": shared}
     states = [{**row, "state": beginning(row["state"])} for row in result.states.head(3).to_dicts()]
     return {**document, "states": states, "sentences": describe(result, changed), "tasks": result.intervals["tasks"][0]}
 
@@ -197,12 +179,3 @@ def _bounds(result: Statistics) -> dict[str, dict[str, Any]]:
         bounds = {name: row[name] for name in ("low", "high", "chance")}
         intervals.setdefault(row["statistic"], {})[row["level"]] = bounds
     return intervals
-
-
-def _by_iteration(levels: pl.DataFrame) -> dict[str, Any]:
-    """Return the share of steps that share a context: one list per level, and the iterations."""
-    table = levels.pivot("level", index="iteration", values="shared").sort("iteration")
-    return {
-        "iterations": table["iteration"].to_list(),
-        "shared": {name: table[name].to_list() for name in table.columns if name != "iteration"},
-    }

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import orjson
+import polars as pl
 
 from hgpo_envs.errors import InputError, unknown
 from hgpo_envs.files.atomic import write_file
 from hgpo_envs.files.secrets import redact
-from hgpo_train.view.bundle import static_file
 from hgpo_train.view.documents import group_document, step_document
 from hgpo_train.view.estimates import estimate, estimator_documents, estimator_with
 from hgpo_train.view.overview import curves_document, levels_document, overview_document
@@ -23,7 +24,6 @@ from hgpo_train.view.tasks import PAGE, TaskFilter, tasks_document
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from pathlib import Path
 
     from hgpo_train.advantages.registry import Estimator
     from hgpo_train.view.index import Index
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 ESTIMATORS: Final = ("hgpo", "gigpo", "grpo")
 """The estimators whose advantages a page contains, with their default parameters."""
 MB: Final = 1 << 20
+STATIC: Final = Path(__file__).parent / "static"
+"""The built page; `viewer/README.md` says how it is built."""
 
 
 class Page(NamedTuple):
@@ -74,7 +76,12 @@ def write_page(
         raise InputError(f"--max-mb: expected a positive number, received {max_mb:g}")
     specs = {name: estimator_with(name, (), estimators) for name in estimators}
     indices = [source.index() for source in sources]
-    chosen = [(run, task) for run, index in enumerate(indices) for task in _tasks(index, tasks, task_ids)]
+    limit = PAGE if task_ids else min(tasks, PAGE)
+    chosen = []
+    for run, index in enumerate(indices):
+        is_named = pl.lit(value=True) if not task_ids else pl.col("task_id").is_in(list(task_ids))
+        numbers = index.groups.filter(is_named)["number"].to_list()
+        chosen += [(run, task) for task in tasks_document(index, TaskFilter(limit=limit), numbers)["tasks"]]
     missing = set(task_ids) - {task["task_id"] for _, task in chosen}
     if missing:
         known = sorted({task for index in indices for task in index.groups["task_id"]})
@@ -85,13 +92,8 @@ def write_page(
         answers[f"runs/{run}/curves"] = curves_document(source, index)
         answers[f"runs/{run}/levels"] = levels_document(index, chance=True)
         answers[f"runs/{run}/tasks"] = {"total": 0, "groups": 0, "offset": 0, "tasks": []}
-    head = {
-        "runs": [
-            {"name": source.name, "path": source.name, "version": "", "training": source.training() is not None}
-            for source in sources
-        ],
-        "estimators": estimator_documents(estimators),
-    }
+    runs = [{**source.document(), "path": source.name, "version": ""} for source in sources]
+    head = {"runs": runs, "estimators": estimator_documents(estimators)}
     size, kept = len(_page(head, answers)), 0
     for run, task in chosen:
         added = _answers(run, indices[run], sources[run].token_texts(), task, specs)
@@ -112,16 +114,6 @@ def write_page(
     return Page(kept, len(chosen) - kept, len(page))
 
 
-def _tasks(index: Index, tasks: int, task_ids: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the chosen tasks of a run, with their groups."""
-    numbers = None
-    if task_ids:
-        numbers = index.groups.filter(index.groups["task_id"].is_in(list(task_ids)))["number"].to_list()
-    limit = PAGE if task_ids else min(tasks, PAGE)
-    listed: list[dict[str, Any]] = tasks_document(index, TaskFilter(limit=limit), numbers)["tasks"]
-    return listed
-
-
 def _answers(
     run: int, index: Index, texts: TokenTexts | None, task: dict[str, Any], specs: Mapping[str, Estimator]
 ) -> dict[str, Any]:
@@ -138,20 +130,11 @@ def _answers(
 
 def _data(value: object) -> bytes:
     r"""Return JSON that can stand inside a script element: no `<`, which could end it."""
-    return orjson.dumps(_rounded(value)).replace(b"<", b"\\u003c")
-
-
-def _rounded(value: Any) -> Any:  # noqa: ANN401 (any JSON value)
-    """Round numbers to 12 digits: the last bits of sums depend on threads, and the same run gives the same page."""
-    if isinstance(value, float):
-        return float(f"{value:.12g}")
-    if isinstance(value, dict):
-        return {name: _rounded(item) for name, item in value.items()}
-    return [_rounded(item) for item in value] if isinstance(value, list) else value
+    return orjson.dumps(value).replace(b"<", b"\\u003c")
 
 
 def _page(head: dict[str, Any], answers: dict[str, Any]) -> bytes:
-    script, style = static_file("app.js"), static_file("app.css")
+    script, style = ((STATIC / name).read_bytes() for name in ("app.js", "app.css"))
     policy = (
         f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'; img-src data:; "
         "base-uri 'none'; form-action 'none'"

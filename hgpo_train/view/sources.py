@@ -72,6 +72,11 @@ class Source:
         """Return the configuration in the manifest; empty for a file."""
         return _config(self.folder) if self.folder else {}
 
+    def document(self) -> dict[str, object]:
+        """Return the run as a list of runs shows it."""
+        training = self.training() is not None
+        return {"name": self.name, "path": str(self.path), "version": self.version, "training": training}
+
     def token_texts(self) -> TokenTexts | None:
         """Return the texts of the run's tokens, if its tokenizer is on this machine."""
         if self._texts is None:

@@ -51,6 +51,13 @@ class TaskFilter(Settings):
     limit: NonNegativeInt = 100
 
 
+OUTCOMES: Final = {
+    "none": pl.col("won") == 0,
+    "partly": (pl.col("won") > 0) & (pl.col("won") < pl.col("size")),
+    "all": pl.col("won") == pl.col("size"),
+}
+"""Which groups have an outcome: how many of their trajectories won."""
+
 _SORTS: Final = {
     "order": pl.col("first_number"),
     "task": pl.col("task_id"),
@@ -96,13 +103,8 @@ def tasks_document(index: Index, chosen: TaskFilter, numbers: list[int] | None =
 
 
 def _conditions(chosen: TaskFilter) -> list[pl.Expr]:
-    won, size = pl.col("won"), pl.col("size")
-    outcomes = {"partly": (won > 0) & (won < size), "none": won == 0, "all": won == size}
-    conditions = [outcomes[chosen.outcome]] if chosen.outcome != "any" else []
-    if chosen.invalid:
-        conditions.append(pl.col("invalid") > 0)
-    if chosen.aborted:
-        conditions.append(pl.col("aborted") > 0)
+    conditions = [OUTCOMES[chosen.outcome]] if chosen.outcome != "any" else []
+    conditions += [pl.col(name) > 0 for name in ("invalid", "aborted") if getattr(chosen, name)]
     if chosen.task_type is not None:
         conditions.append(pl.col("task_type").fill_null("") == chosen.task_type)
     if chosen.iteration is not None:
@@ -115,12 +117,7 @@ def _conditions(chosen: TaskFilter) -> list[pl.Expr]:
 
 
 def _task(row: dict[str, Any], index: Index) -> dict[str, Any]:
-    numbers = row.pop("numbers")
-    groups = [group_row(index.group(number)) for number in numbers]
-    return {**row, "task": shortened(row["task"], _LABEL), "groups": groups}
-
-
-def group_row(group: dict[str, Any]) -> dict[str, Any]:
-    """Return the values of a group that a list shows."""
-    names = ("number", "iteration", "group", "size", "won", "aborted", "truncated", "invalid", "rows")
-    return {name: group[name] for name in (*names, "mean_return", "mean_length", "run")}
+    shown = ("number", "iteration", "group", "size", "won", "aborted", "truncated", "invalid", "rows")
+    groups = [index.group(number) for number in row.pop("numbers")]
+    rows = [{name: group[name] for name in (*shown, "mean_return", "mean_length", "run")} for group in groups]
+    return {**row, "task": shortened(row["task"], _LABEL), "groups": rows}

@@ -263,7 +263,7 @@ def test_every_answer_has_the_policy(small_run) -> None:
 def test_addresses_hosts_and_methods_without_an_answer(small_run) -> None:
     client = client_of(small_run)
     refused = ("/", "/api/runs", "/the-toke/api/runs", "/the-tokenn/", "/the-token%00/", "/the-token/../etc/passwd")
-    absent = ("%2e%2e/%2e%2e/etc/passwd", "static/index.html", "index.html")
+    absent = ("%2e%2e/%2e%2e/etc/passwd", "static/index.html", "page.py")
     for path, status in (*((path, 403) for path in refused), *((f"/the-token/{path}", 404) for path in absent)):
         assert client.get(path, follow_redirects=False).status_code == status, path
     for host in ("evil.example", "evil.example:80", "127.0.0.1.evil.example", "", "localhost.evil"):

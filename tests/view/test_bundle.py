@@ -5,7 +5,7 @@ import hashlib
 import re
 from pathlib import Path
 
-from hgpo_train.view.bundle import static_file
+from hgpo_train.view.page import STATIC
 
 VIEWER = Path(__file__).parents[2] / "viewer"
 
@@ -16,14 +16,14 @@ def test_the_bundle_belongs_to_the_sources() -> None:
     names = sorted(path.name for path in (VIEWER / "src").iterdir())
     for name in ["package-lock.json", "build.mjs", *(f"src/{name}" for name in names)]:
         digest.update(f"{name}\n".encode() + (VIEWER / name).read_bytes() + b"\n")
-    found = re.match(rb"/\* sources: sha256 ([0-9a-f]{64}) \*/", static_file("app.js"))
+    found = re.match(rb"/\* sources: sha256 ([0-9a-f]{64}) \*/", (STATIC / "app.js").read_bytes())
     assert found
     assert found[1].decode() == digest.hexdigest(), "build the page again: cd viewer && npm ci && npm run build"
-    assert static_file("index.html") == (VIEWER / "src/index.html").read_bytes()
+    assert (STATIC / "index.html").read_bytes() == (VIEWER / "src/index.html").read_bytes()
 
 
 def test_the_bundle_is_small() -> None:
-    files = [static_file(name) for name in ("index.html", "app.js", "app.css")]
+    files = [(STATIC / name).read_bytes() for name in ("index.html", "app.js", "app.css")]
     assert sum(len(gzip.compress(data)) for data in files) < 1 << 20
 
 
@@ -31,16 +31,16 @@ def test_the_page_names_no_other_place() -> None:
     """Names of XML namespaces are the only addresses."""
     for name in ("index.html", "app.js", "app.css"):
         address = rb"""(?:https?:)?//[a-z0-9.-]+\.[a-z]{2,}[^\s"'`)]*"""
-        addresses = set(re.findall(address, static_file(name), re.IGNORECASE))
+        addresses = set(re.findall(address, (STATIC / name).read_bytes(), re.IGNORECASE))
         comments = {b"//github.com/leeoniya/uPlot", b"https://github.com/leeoniya/uPlot"}  # a licence names its project
         assert {one for one in addresses if not one.startswith((b"http://www.w3.org/", *comments))} == set()
 
 
 def test_the_script_can_stand_inside_a_page() -> None:
     """`hgpo view -o` writes it between script tags."""
-    assert b"</script" not in static_file("app.js").lower()
-    assert b"<!--" not in static_file("app.js")
-    assert b"</style" not in static_file("app.css").lower()
+    assert b"</script" not in (STATIC / "app.js").read_bytes().lower()
+    assert b"<!--" not in (STATIC / "app.js").read_bytes()
+    assert b"</style" not in (STATIC / "app.css").read_bytes().lower()
 
 
 def test_versions_are_exact_and_locked() -> None:

@@ -79,12 +79,6 @@ def test_the_policy_of_a_page_allows_its_own_script_alone(hostile_run, tmp_path)
         assert json.dumps(text)[1:-1] in shown
 
 
-def test_the_same_run_gives_the_same_page(rich_run, tmp_path) -> None:
-    for name in ("one.html", "two.html"):
-        write_page(open_sources([str(rich_run)]), tmp_path / name, tasks=2)
-    assert (tmp_path / "one.html").read_bytes() == (tmp_path / "two.html").read_bytes()
-
-
 # ----------------------------------------------------------------------------------------------------- the command
 
 
