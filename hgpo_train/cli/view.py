@@ -62,7 +62,7 @@ def view(
         chosen = {"estimators": estimator} if estimator else {}
         _write(open_sources(run), out, max_mb=max_mb, overwrite=overwrite, tasks=tasks, task_ids=task or (), **chosen)
     else:
-        from hgpo_train.view.server import serve
+        from hgpo_train.view.app import serve
 
         sources = open_sources(run)
         serve(sources, host=host, port=port, open_browser=browser, estimators=estimator or (), say=typer.echo)

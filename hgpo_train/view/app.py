@@ -1,4 +1,4 @@
-"""The addresses of the viewer's server, and its rules: a token, known hosts, and pages that run no foreign code.
+"""The viewer's server: its addresses, and its rules: a token, known hosts, and pages that run no foreign code.
 
 Every address begins with the token: ``/<token>/`` is the page, ``/<token>/api/…`` the documents as JSON. All requests
 read; none changes a run.
@@ -7,10 +7,13 @@ read; none changes a run.
 from __future__ import annotations
 
 import secrets
+import webbrowser
+from contextlib import suppress
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 import orjson
+import uvicorn
 from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Mount, Route
@@ -20,14 +23,13 @@ from hgpo_envs.errors import InputError
 from hgpo_envs.files.secrets import redact
 from hgpo_train.advantages import registry
 from hgpo_train.assignments import read_assignments
-from hgpo_train.local_server import is_known_host, known_hosts
+from hgpo_train.local_server import address_of, bound_socket, is_known_host, known_hosts
 from hgpo_train.settings import build, types_of
 from hgpo_train.view.documents import group_document, step_document, whole_text
 from hgpo_train.view.estimates import estimate, estimator_documents, estimator_with
 from hgpo_train.view.overview import curves_document, levels_document, overview_document
 from hgpo_train.view.page import STATIC
-from hgpo_train.view.search import search_document
-from hgpo_train.view.tasks import TaskFilter, tasks_document
+from hgpo_train.view.tasks import TaskFilter, search_document, tasks_document
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -122,6 +124,36 @@ def _text(_: Source, index: Index, request: Request) -> object:
     return {"text": whole_text(index, request.path_params["row"], column, int(item))}
 
 
+def serve(
+    sources: Sequence[Source],
+    *,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    open_browser: bool = True,
+    estimators: Sequence[str] = (),
+    say: Callable[[str], object] = print,
+) -> None:
+    """Serve a viewer until it is interrupted, and say the address of the page.
+
+    Other machines reach it only if `host` is not an address of loopback.
+
+    Raises:
+        InputError: The host or the port cannot be used, or an estimator is unknown.
+    """
+    token = secrets.token_urlsafe(24)
+    app = make_app(sources, token, [host], estimators)
+    listener = bound_socket(host, port)
+    address = f"{address_of(host, listener)}/{token}/"
+    config = uvicorn.Config(app, log_level="warning", access_log=False, server_header=False, lifespan="off", ws="none")
+    listener.listen()  # from here on the page can be requested; it is answered as soon as the server runs
+    say(f"The viewer is at {address}\nOnly someone with this address can open it. Press Ctrl-C to stop.")
+    if open_browser:
+        with suppress(webbrowser.Error):
+            webbrowser.open(address)
+    with suppress(KeyboardInterrupt), listener:
+        uvicorn.Server(config).run(sockets=[listener])
+
+
 DOCUMENTS: Final[dict[str, Document]] = {
     "overview": lambda source, index, _: overview_document(source, index),
     "curves": lambda source, index, _: curves_document(source, index),
@@ -131,7 +163,7 @@ DOCUMENTS: Final[dict[str, Document]] = {
     "find": _find,
     "groups/{group:int}": lambda _, index, request: group_document(index, request.path_params["group"]),
     "steps/{row:int}": lambda source, index, request: step_document(
-        index, request.path_params["row"], source.token_texts()
+        index, request.path_params["row"], source.tokenizer()
     ),
     "steps/{row:int}/text": _text,
 }

@@ -15,12 +15,14 @@ import polars as pl
 from hgpo_envs.errors import InputError, unknown
 from hgpo_envs.responses import parse
 from hgpo_train.advantages.input_columns import CHAINS
+from hgpo_train.view.tokens import texts_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from tokenizers import Tokenizer
+
     from hgpo_train.view.index import Index
-    from hgpo_train.view.tokens import TokenTexts
 
 STATE_CHARACTERS: Final = 20_000
 """Characters of a state or an action that a group's document contains."""
@@ -121,16 +123,19 @@ def _trajectory(row: dict[str, Any]) -> dict[str, Any]:
     return {**{name: row[name] for name in names}, "error": shortened(row["error"]), "policy": row["policy_version"]}
 
 
-def step_document(index: Index, row: int, texts: TokenTexts | None = None) -> dict[str, Any]:
+def step_document(index: Index, row: int, tokenizer: Tokenizer | None = None) -> dict[str, Any]:
     """Return the document of a row: the texts and tokens that a group's document does not contain.
 
     Raises:
         InputError: There is no such row, or it cannot be read.
     """
-    step = _step(index, row)
+    first = index.block(row, _BLOCK)
+    step = _block(index, first).row(row - first, named=True)
     tokens, chances = step.pop("response_token_ids"), step.pop("response_logprobs")
     prompt_tokens, admissible = step.pop("prompt_token_ids"), step["admissible_actions"]
-    whole_response = step["response"] if tokens is not None and len(tokens) <= TOKENS else None
+    texts = None
+    if tokens is not None and tokenizer is not None:
+        texts = texts_of(tokenizer, tokens[:TOKENS], step["response"] if len(tokens) <= TOKENS else None)
     return {
         **step,
         "row": row,
@@ -145,14 +150,9 @@ def step_document(index: Index, row: int, texts: TokenTexts | None = None) -> di
         "prompt_tokens": None if prompt_tokens is None else len(prompt_tokens),
         "response_tokens": None if tokens is None else len(tokens),
         "tokens": None if tokens is None else tokens[:TOKENS],
-        "token_texts": None if tokens is None or texts is None else texts.of(tokens[:TOKENS], whole_response),
+        "token_texts": texts,
         "logprobs": None if chances is None else chances[:TOKENS],
     }
-
-
-def _step(index: Index, row: int) -> dict[str, Any]:
-    first = index.block(row, _BLOCK)
-    return _block(index, first).row(row - first, named=True)
 
 
 @lru_cache(16)

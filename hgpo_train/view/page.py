@@ -25,10 +25,11 @@ from hgpo_train.view.tasks import PAGE, TaskFilter, tasks_document
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from tokenizers import Tokenizer
+
     from hgpo_train.advantages.registry import Estimator
     from hgpo_train.view.index import Index
     from hgpo_train.view.sources import Source
-    from hgpo_train.view.tokens import TokenTexts
 
 
 ESTIMATORS: Final = ("hgpo", "gigpo", "grpo")
@@ -96,7 +97,7 @@ def write_page(
     head = {"runs": runs, "estimators": estimator_documents(estimators)}
     size, kept = len(_page(head, answers)), 0
     for run, task in chosen:
-        added = _answers(run, indices[run], sources[run].token_texts(), task, specs)
+        added = _answers(run, indices[run], sources[run].tokenizer(), task, specs)
         size += len(_data(task)) + 1 + sum(len(key) + len(_data(value)) + 4 for key, value in added.items())
         if size > max_mb * MB:
             break
@@ -115,7 +116,7 @@ def write_page(
 
 
 def _answers(
-    run: int, index: Index, texts: TokenTexts | None, task: dict[str, Any], specs: Mapping[str, Estimator]
+    run: int, index: Index, tokenizer: Tokenizer | None, task: dict[str, Any], specs: Mapping[str, Estimator]
 ) -> dict[str, Any]:
     """Return the documents of a task's groups and steps by their addresses."""
     answers: dict[str, Any] = {}
@@ -124,7 +125,7 @@ def _answers(
         answers[address] = document = group_document(index, group)
         answers |= {f"{address}/estimates/{name}": estimate(index, group, spec) for name, spec in specs.items()}
         rows = range(document["row"], document["row"] + document["rows"])
-        answers |= {f"runs/{run}/steps/{row}": step_document(index, row, texts) for row in rows}
+        answers |= {f"runs/{run}/steps/{row}": step_document(index, row, tokenizer) for row in rows}
     return answers
 
 

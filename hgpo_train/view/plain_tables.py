@@ -6,13 +6,13 @@ temporary folder, which is removed when the viewer ends. The table itself is onl
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import polars as pl
 
 from hgpo_datasets import StepWriter, scan_steps
 from hgpo_datasets.schema import columns
-from hgpo_envs.errors import InputError
+from hgpo_envs.errors import InputError, one_line
 from hgpo_train.advantages import registry
 from hgpo_train.advantages.input_columns import group_keys, row_keys
 
@@ -62,16 +62,14 @@ def _step_table(table: pl.DataFrame, schema: pl.Schema) -> pl.DataFrame:
     """Return the columns of a step table that a plain table has, in their types."""
     if "task_id" not in schema:
         table = table.with_columns(task_id="task")
-    if (
-        "run" in schema and table["run"].n_unique() > 1
-    ):  # a run has one name: the trajectories of several are kept apart
+    if "run" in schema and table["run"].n_unique() > 1:  # a run has one name: trajectories of several are kept apart
         names = {name: pl.format("{}/{}", "run", name) for name in ("task_id", "trajectory")}
         table = table.with_columns(**names)
     kept = [pl.col(name).cast(kind) for name, kind in _KEPT.items() if name in table.columns]
     try:
         table = table.select(kept)
     except pl.exceptions.PolarsError as error:
-        raise InputError(f"expected the types of a step table (docs/step_table.md): {_first_line(error)}") from error
+        raise InputError(f"expected the types of a step table (docs/step_table.md): {one_line(str(error))}") from error
     within = [*group_keys(table.columns), "trajectory"]
     last = pl.col("step") == pl.col("step").max().over(within)
     at_end: dict[str, pl.Expr] = {
@@ -83,8 +81,3 @@ def _step_table(table: pl.DataFrame, schema: pl.Schema) -> pl.DataFrame:
     if table.select(row_keys(table.columns)).is_duplicated().any():
         raise InputError("expected each step of a trajectory once; the table has several rows of one step")
     return table
-
-
-def _first_line(error: Exception) -> str:
-    lines: list[Any] = str(error).splitlines()
-    return str(lines[0]) if lines else type(error).__name__

@@ -6,7 +6,6 @@ import glob
 import os
 import tempfile
 import threading
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,10 +16,12 @@ from hgpo_envs.errors import InputError
 from hgpo_envs.unicode_text import clean_text
 from hgpo_train.view.index import Index, read_index
 from hgpo_train.view.plain_tables import import_table
-from hgpo_train.view.tokens import TokenTexts, token_texts
+from hgpo_train.view.tokens import find_tokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+
+    from tokenizers import Tokenizer
 
 
 class Source:
@@ -39,7 +40,6 @@ class Source:
         self.name = clean_text(named.resolve().name or str(path))
         self._lock = threading.Lock()
         self._read: tuple[object, Index] | None = None
-        self._texts: tuple[TokenTexts | None] | None = None
 
     @property
     def version(self) -> str:
@@ -60,8 +60,6 @@ class Source:
                 if not files:
                     raise InputError(f"no committed rows in {self.path}")
                 self._read = version, read_index(files)
-                self._texts = None
-                _config.cache_clear()
             return self._read[1]
 
     def step_files(self) -> list[str]:
@@ -70,18 +68,17 @@ class Source:
 
     def config(self) -> dict[str, Any]:
         """Return the configuration in the manifest; empty for a file."""
-        return _config(self.folder) if self.folder else {}
+        header = manifest.read(self.folder).header if self.folder else None
+        return dict(header.config) if header else {}
 
     def document(self) -> dict[str, object]:
         """Return the run as a list of runs shows it."""
         training = self.training() is not None
         return {"name": self.name, "path": str(self.path), "version": self.version, "training": training}
 
-    def token_texts(self) -> TokenTexts | None:
-        """Return the texts of the run's tokens, if its tokenizer is on this machine."""
-        if self._texts is None:
-            self._texts = (token_texts(self.config(), self.training()),)
-        return self._texts[0]
+    def tokenizer(self) -> Tokenizer | None:
+        """Return the run's tokenizer, if it is on this machine."""
+        return find_tokenizer(self.config(), self.training())
 
     def training(self) -> Path | None:
         """Return the folder of the training run that wrote this run, or None."""
@@ -111,12 +108,6 @@ class TableSource(Source):
         import_table(self._files, run)
         self._copy = copy  # the folder of the previous version is removed
         return step_files(run)
-
-
-@lru_cache(64)
-def _config(folder: Path) -> dict[str, Any]:
-    header = manifest.read(folder).header
-    return dict(header.config) if header else {}
 
 
 def open_sources(paths: Iterable[str]) -> list[Source]:
@@ -152,7 +143,10 @@ def open_sources(paths: Iterable[str]) -> list[Source]:
             refused = refused or error
     else:
         raise refused or InputError(f"no runs in {', '.join(names) or 'an empty list'}; name a run")
-    _name_apart(sources)
+    counts: dict[str, int] = {}
+    for source in sources:  # names that several have are numbered
+        count = counts[source.name] = counts.get(source.name, 0) + 1
+        source.name += f" ({count})" if count > 1 else ""
     return sources
 
 
@@ -162,12 +156,3 @@ def _pattern_of_folder(path: str) -> str:
     if "://" in path or not folder.is_dir() or runs_below(folder) or not any(folder.glob(f"*{PARQUET}")):
         return path
     return f"{glob.escape(path)}/*{PARQUET}"
-
-
-def _name_apart(sources: list[Source]) -> None:
-    """Number the names that several sources have."""
-    counts: dict[str, int] = {}
-    for source in sources:
-        count = counts[source.name] = counts.get(source.name, 0) + 1
-        if count > 1:
-            source.name = f"{source.name} ({count})"

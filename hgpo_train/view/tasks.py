@@ -1,4 +1,4 @@
-"""The tree of a run: tasks and their groups, filtered and sorted."""
+"""The tree of a run: tasks and their groups, filtered and sorted; and a search in the texts of steps."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import polars as pl
 
+from hgpo_datasets import scan_steps
+from hgpo_datasets.reader import errors
 from hgpo_envs.errors import InputError
 from hgpo_train.settings import NonNegativeInt, Settings
 from hgpo_train.view.documents import shortened
@@ -17,6 +19,10 @@ if TYPE_CHECKING:
 PAGE: Final = 500
 """The largest number of tasks in one answer."""
 _LABEL: Final = 300
+SEARCHED: Final = ("state", "action", "response", "error")
+"""The columns that are searched. Prompts repeat states, so they are not."""
+HITS: Final = 1_000
+"""The largest number of steps that an answer lists."""
 
 Outcome = Literal["any", "partly", "none", "all"]
 Sort = Literal["order", "task", "success", "return", "length", "invalid", "aborted"]
@@ -121,3 +127,29 @@ def _task(row: dict[str, Any], index: Index) -> dict[str, Any]:
     groups = [index.group(number) for number in row.pop("numbers")]
     rows = [{name: group[name] for name in (*shown, "mean_return", "mean_length", "run")} for group in groups]
     return {**row, "task": shortened(row["task"], _LABEL), "groups": rows}
+
+
+def search_document(index: Index, text: str) -> dict[str, Any]:
+    """Return the steps whose state, action, response or error contains a text; case does not matter.
+
+    This reads the texts of the whole run.
+
+    Returns:
+        ``steps`` (their number), ``groups`` (positions of the groups), and ``hits``: the first of them, each with its
+        ``row``, ``group``, ``trajectory``, ``step`` and ``column``.
+
+    Raises:
+        InputError: The text is empty, or the steps cannot be read.
+    """
+    if not text:
+        raise InputError("text: expected what to search for, received an empty text")
+    lowered = text.lower()
+    matches = {name: pl.col(name).str.to_lowercase().str.contains(lowered, literal=True) for name in SEARCHED}
+    column = pl.coalesce(pl.when(hit).then(pl.lit(name)) for name, hit in matches.items())
+    with errors("the step table"):
+        steps = scan_steps(index.files).select("step", *SEARCHED).with_row_index("row")
+        hits = steps.select(pl.col("row").cast(pl.Int64), "step", column.alias("column")).drop_nulls("column").collect()
+    owners = index.episodes.select("row", "number", "trajectory").with_columns(pl.col("row").set_sorted())
+    named = hits.sort("row").join_asof(owners, on="row", strategy="backward")
+    listed = named.head(HITS).rename({"number": "group"})
+    return {"steps": hits.height, "groups": named["number"].unique().sort().to_list(), "hits": listed.to_dicts()}

@@ -25,44 +25,38 @@ _SPACE: Final = "▁"
 """The mark of a space in the tokens of SentencePiece."""
 
 
-class TokenTexts:
-    """A tokenizer's texts of single tokens."""
+def texts_of(tokenizer: Tokenizer, ids: Sequence[int], response: str | None) -> list[str | None] | None:
+    """Return the text of each token, or None if this is not the tokenizer that wrote them.
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
+    Args:
+        tokenizer: The tokenizer.
+        ids: The ids of the tokens.
+        response: What all of them say, which is compared; None if it is unknown.
 
-    def of(self, ids: Sequence[int], text: str | None) -> list[str | None] | None:
-        """Return the text of each token, or None if this is not the tokenizer that wrote them.
-
-        Args:
-            ids: The ids of the tokens.
-            text: What all of them say, which is compared; None if it is unknown.
-
-        Returns:
-            The texts; None for an id without a token, which an untrained model can sample.
-        """
-        try:
-            whole = self._tokenizer.decode(list(ids), skip_special_tokens=True)
-        except (OverflowError, TypeError):  # an id that no tokenizer has
-            return None
-        if text is not None and whole.strip() != text.strip():
-            return None
-        return [self._text(number) for number in ids]
-
-    def _text(self, number: int) -> str | None:
-        piece: str | None = self._tokenizer.id_to_token(number)
-        if piece is None or _SPACE in piece:
-            return piece and piece.replace(_SPACE, " ")
-        text: str = self._tokenizer.decode([number], skip_special_tokens=False)
-        return text
+    Returns:
+        The texts; None for an id without a token, which an untrained model can sample.
+    """
+    try:
+        whole = tokenizer.decode(list(ids), skip_special_tokens=True)
+    except (OverflowError, TypeError):  # an id that no tokenizer has
+        return None
+    if response is not None and whole.strip() != response.strip():
+        return None
+    texts = []
+    for number in ids:
+        piece: str | None = tokenizer.id_to_token(number)
+        if piece is not None and _SPACE not in piece:
+            piece = tokenizer.decode([number], skip_special_tokens=False)
+        texts.append(piece and piece.replace(_SPACE, " "))
+    return texts
 
 
-def token_texts(config: Mapping[str, Any], training: Path | None) -> TokenTexts | None:
-    """Return the texts of a run's tokens, or None if its tokenizer is unknown or not on this machine.
+def find_tokenizer(config: Mapping[str, Any], training: Path | None) -> Tokenizer | None:
+    """Return the tokenizer of a run, or None if it is unknown or not on this machine.
 
     It is named by the configuration in the run's manifest, or stored by the training run that wrote the run.
     """
-    return next((texts for folder in _folders(config, training) if (texts := _read(folder / FILE))), None)
+    return next((found for folder in _folders(config, training) if (found := _read(folder / FILE))), None)
 
 
 def _folders(config: Mapping[str, Any], training: Path | None) -> Iterator[Path]:
@@ -102,10 +96,10 @@ def _in_cache(name: str) -> Iterator[Path]:
 
 
 @lru_cache(8)
-def _read(file: Path) -> TokenTexts | None:
+def _read(file: Path) -> Tokenizer | None:
     try:
         from tokenizers import Tokenizer
 
-        return TokenTexts(Tokenizer.from_buffer(read_bytes(file, _BYTES, "tokenizer")))
+        return Tokenizer.from_buffer(read_bytes(file, _BYTES, "tokenizer"))
     except (ImportError, ValueError, OSError):  # a file that is not there, or no tokenizer
         return None

@@ -274,6 +274,6 @@ def test_options_of_the_browser_and_a_pipe_are_refused(small_run: Path) -> None:
 
 @pytest.mark.slow
 def test_only_the_terminal_imports_textual() -> None:
-    code = "import sys, hgpo_train.view.server, hgpo_train.cli.view; print('textual' in sys.modules)"
+    code = "import sys, hgpo_train.view.app, hgpo_train.cli.view; print('textual' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False"]

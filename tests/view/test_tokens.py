@@ -8,14 +8,15 @@ from viewed import RESPONSES, write_token_run
 from hgpo_datasets import StepWriter, scan_steps
 from hgpo_train.view.documents import step_document
 from hgpo_train.view.sources import open_sources
-from hgpo_train.view.tokens import TokenTexts, token_texts
+from hgpo_train.view.tokens import find_tokenizer
+from hgpo_train.view.tokens import texts_of as token_texts
 
 tokenizers = pytest.importorskip("tokenizers")
 
 
 def texts_of(run: Path, row: int) -> list[str | None] | None:
     (source,) = open_sources([str(run)])
-    return step_document(source.index(), row, source.token_texts())["token_texts"]
+    return step_document(source.index(), row, source.tokenizer())["token_texts"]
 
 
 @pytest.mark.parametrize("row", [0, 1])
@@ -39,16 +40,16 @@ def test_a_tokenizer_that_wrote_other_texts_is_not_used(tmp_path: Path) -> None:
 
 def test_ids_without_a_token(token_run: Path) -> None:
     (source,) = open_sources([str(token_run)])
-    texts = source.token_texts()
-    assert texts is not None
-    assert texts.of([1_000_000], "") == [None]
-    assert texts.of([-1], "") is None
+    tokenizer = source.tokenizer()
+    assert tokenizer is not None
+    assert token_texts(tokenizer, [1_000_000], "") == [None]
+    assert token_texts(tokenizer, [-1], "") is None
 
 
 def test_spaces_of_sentencepiece() -> None:
     tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel({"▁go": 0, "▁north": 1}, unk_token="▁go"))
     tokenizer.decoder = tokenizers.decoders.Metaspace()
-    assert TokenTexts(tokenizer).of([0, 1], "go north") == [" go", " north"]
+    assert token_texts(tokenizer, [0, 1], "go north") == [" go", " north"]
 
 
 def test_the_checkpoint_of_a_training_run(token_run: Path, tmp_path: Path) -> None:
@@ -56,8 +57,8 @@ def test_the_checkpoint_of_a_training_run(token_run: Path, tmp_path: Path) -> No
     checkpoint = folder / "checkpoints" / "000001"
     (checkpoint / "trainer").mkdir(parents=True)
     (tmp_path / "model/tokenizer.json").rename(checkpoint / "tokenizer.json")
-    assert token_texts({}, folder) is not None
-    assert token_texts({"policy": {"name": f"vllm:{folder}"}}, None) is not None
+    assert find_tokenizer({}, folder) is not None
+    assert find_tokenizer({"policy": {"name": f"vllm:{folder}"}}, None) is not None
     assert texts_of(token_run, 0) is None, "the folder of the model has none now"
 
 
@@ -73,13 +74,13 @@ def test_the_checkpoint_of_a_training_run(token_run: Path, tmp_path: Path) -> No
     ],
 )
 def test_a_run_without_a_tokenizer_here(config: dict) -> None:
-    assert token_texts(config, None) is None
+    assert find_tokenizer(config, None) is None
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"[" * 100_000, b"\xff\xfe", b'{"model": {"type": "BPE"}}'])
 def test_a_damaged_tokenizer_is_none(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "tokenizer.json").write_bytes(content)
-    assert token_texts({"model": {"path": str(tmp_path)}}, None) is None
+    assert find_tokenizer({"model": {"path": str(tmp_path)}}, None) is None
 
 
 def test_a_run_without_tokens(tmp_path: Path, token_run: Path) -> None:

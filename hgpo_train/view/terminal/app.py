@@ -76,7 +76,6 @@ class TerminalViewer(App[None]):
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (110, "-wide")]  # noqa: RUF012 (as Textual declares it)
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("question_mark", "help", "Help", key_display="?"),
-        Binding("d", "colours", "Dark or light", show=False),
         Binding("q", "quit", "Quit"),
     ]
     CSS = """
@@ -132,10 +131,6 @@ class TerminalViewer(App[None]):
             self.action_hide_help_panel()
         else:
             self.action_show_help_panel()
-
-    def action_colours(self) -> None:
-        """Change between dark and light colours."""
-        self.theme = "textual-light" if self.theme == "textual-dark" else "textual-dark"
 
     def action_tree(self) -> None:
         """Go to the tree."""

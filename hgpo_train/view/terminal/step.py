@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
@@ -22,7 +21,6 @@ from hgpo_train.view.terminal.hierarchy import shared_depths, word_difference
 from hgpo_train.view.terminal.texts import (
     block,
     difference,
-    joined,
     line,
     number,
     outcome,
@@ -47,8 +45,6 @@ _DEPTH: Final = 2
 """The largest k that is shown if no estimator has levels."""
 _COMPARED: Final = 4_000
 """Characters of a state that are compared."""
-_BELOW: Final = dict(zip("0123456789", "₀₁₂₃₄₅₆₇₈₉", strict=True))
-_THOUGHT: Final = re.compile(r"(<think>.*?</think>|<action>.*?</action>|<code>.*?</code>)", re.IGNORECASE | re.DOTALL)
 
 
 _estimate = lru_cache(16)(estimate)  # the next step is usually of the same group
@@ -81,7 +77,6 @@ step's history, `[+green+]` only in the member's."""
         self.panel = panel
         self.names = short_names([trajectory["trajectory"] for trajectory in group["trajectories"]])
         self.context = "states"
-        self.others: dict[str, tuple[int, int]] = {}
 
     def compose(self) -> ComposeResult:
         """Create the widgets."""
@@ -122,16 +117,13 @@ step's history, `[+green+]` only in the member's."""
         depths = (estimated["parameters"].get("history_length") for estimated in estimates)
         depth = next((int(value) for value in depths if value is not None), _DEPTH)
         contexts = self.group["contexts"][self.context][: depth + 1]
-        self.others = {}
         options: list[Option] = []
-        depths_of = shared_depths(contexts, self.row)
-        for k in range(len(contexts)):
-            level = [other for other, deepest in depths_of.items() if deepest >= k]
+        deepest = shared_depths(contexts, self.row)
+        for k in range(deepest[self.row] + 1):
+            level = [other for other in deepest if deepest[other] >= k]
             options.append(Option(Content("\n").join(self._level(k, level, levelled)), disabled=True))
-            for other in level:
-                if depths_of[other] == k:
-                    self.others[f"{k} {other}"] = k, other
-                    options.append(Option(self._member(other, estimates), id=f"{k} {other}"))
+            only = [other for other in level if deepest[other] == k]
+            options += [Option(self._member(other, estimates), id=f"{k} {other}") for other in only]
         listed = self.query_one("#members", OptionList)
         listed.set_options(options)
         listed.highlighted = next((at for at, option in enumerate(options) if not option.disabled), None)
@@ -149,8 +141,6 @@ step's history, `[+green+]` only in the member's."""
         """Return the lines of a level: its advantage and weight; its size and mean R."""
         steps, trajectories = self.group["steps"], self.group["trajectories"]
         title = Content.assemble((f"k = {k}", "bold"), f" {_title(k)}")
-        if not level:
-            return [title, Content.styled(f"The step has only {counted(k - 1, 'state')} before it.", "dim")]
         whole = [row for row in level if not trajectories[steps["trajectory"][row]]["aborted"]]
         rollouts = counted(len({steps["trajectory"][row] for row in whole}), "rollout")
         facts = f"{'singleton' if len(whole) == 1 else counted(len(whole), 'step')} of {rollouts}"
@@ -162,8 +152,7 @@ step's history, `[+green+]` only in the member's."""
         returns = [columns["return"][row] for row in whole]
         mean = sum(returns) / len(returns) if returns else None
         value, weight = (columns[name][self.row] if name in columns else None for name in (f"k{k}", f"weight_k{k}"))
-        name = "A" + "".join(_BELOW[digit] for digit in str(k))
-        estimated = Content.assemble(f" · {name} ", signed(value), f" · weight {number(weight)}")
+        estimated = Content.assemble(f" · A{k} ", signed(value), f" · weight {number(weight)}")
         return [title + estimated, Content(f"{facts} · mean R {number(mean)}")]
 
     def _member(self, row: int, estimates: Sequence[dict[str, Any]]) -> Content:
@@ -184,7 +173,7 @@ step's history, `[+green+]` only in the member's."""
 
     def on_option_list_option_highlighted(self, event: OptionList.OptionHighlighted) -> None:
         """Show what differs between the histories of the step and of the member."""
-        level, other = self.others[event.option.id or ""]
+        level, other = map(int, (event.option.id or "").split())
         difference = Content("You are here.")
         if other != self.row:
             difference = _difference(self.group, self.row, other, level + 1, actions=self.context == "states_actions")
@@ -193,7 +182,7 @@ step's history, `[+green+]` only in the member's."""
 
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
         """Go to the member."""
-        _, other = self.others[event.option.id or ""]
+        _, other = map(int, (event.option.id or "").split())
         self.app.push_screen(StepScreen(self.index, self.group, other, self.panel))
 
     def action_move(self, by: int) -> None:
@@ -253,8 +242,8 @@ def _texts(step: dict[str, Any], group: dict[str, Any], row: int) -> Content:
         action += visible(f": {step['why_invalid']}")
     parts = [
         _titled("State", block(step["state"])),
-        joined([action, "\n", block(step["action"]), "\n", Content.styled(about, "dim")]),
-        _titled("Response", _response(step["response"])),
+        Content.assemble(action, "\n", block(step["action"]), "\n", Content.styled(about, "dim")),
+        _titled("Response", block(step["response"])),
     ]
     last = steps["step"][row] + 1 == group["trajectories"][steps["trajectory"][row]]["length"]
     if last and steps["next"][row] is not None:
@@ -271,15 +260,6 @@ def _texts(step: dict[str, Any], group: dict[str, Any], row: int) -> Content:
 
 def _titled(title: str, text: Content) -> Content:
     return Content.assemble((title, "bold underline"), "\n", text)
-
-
-def _response(text: Any) -> Content:  # noqa: ANN401 (a JSON value)
-    """Return a response with the thought in italics and the action in bold."""
-    if not isinstance(text, str):
-        return block(text)
-    styles = {"<think>": "italic", "<action": "bold"}
-    parts = [block(part).stylize(styles.get(part[:7].lower(), "")) for part in _THOUGHT.split(text) if part]
-    return joined(parts) if parts else block(text)
 
 
 def _title(k: int) -> str:
@@ -305,4 +285,4 @@ def _difference(group: dict[str, Any], row: int, other: int, back: int, *, actio
         parts += [legend, " were in different states:\n", difference(word_difference(*texts))]
     if is_same or actions or did[0] != did[1]:
         parts += ["" if is_same else "\nand did: ", difference([("ours", did[0]), ("same", " "), ("theirs", did[1])])]
-    return joined(parts)
+    return Content.assemble(*parts)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from textual.content import Content
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from hgpo_train.view.documents import Text
 
@@ -69,12 +69,7 @@ def difference(parts: Sequence[tuple[str, str]]) -> Content:
         else:
             mark, style = ("-", "$text-error") if side == "ours" else ("+", "$text-success")
             contents.append(Content.assemble((f"[{mark}", style), visible(text, style), (f"{mark}]", style)))
-    return joined(contents)
-
-
-def joined(parts: Iterable[Content | str]) -> Content:
-    """Return the parts as one content."""
-    return Content("").join(list(parts))
+    return Content.assemble(*contents)
 
 
 def number(value: float | None, digits: int = 2) -> str:
