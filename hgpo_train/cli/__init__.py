@@ -61,13 +61,7 @@ def _show_version(wanted: bool) -> None:
 @app.callback()
 def hgpo(
     _version: Annotated[
-        bool,
-        typer.Option(
-            "--version",
-            callback=_show_version,
-            is_eager=True,
-            help="Print the versions of hgpo, Python and the main libraries, and exit.",
-        ),
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print versions, and exit.")
     ] = False,
 ) -> None:
     """Roll out LLM agents on ALFWorld and WebShop, keep every step, and compute group advantages from any saved run."""

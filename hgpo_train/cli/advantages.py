@@ -50,31 +50,14 @@ def advantages(
     reward: Annotated[str | None, typer.Option(help="Column of rewards: reward, success or score.")] = None,
     reward_scale: common.RewardScale = None,
     state_key: common.StateKey = None,
-    setting: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="Another parameter, name=value, of every estimator that has it; may be repeated."),
-    ] = None,
-    details: Annotated[
-        bool, typer.Option("--details", help="Add columns with every level's advantage, group size and weight.")
-    ] = False,
-    out: Annotated[
-        str | None,
-        typer.Option(help="The table to write, or its URL. Default: <run>.advantages/<estimators>.parquet."),
-    ] = None,
+    setting: Annotated[list[str] | None, typer.Option("--set", help="Parameters, name=value; may be repeated.")] = None,
+    details: Annotated[bool, typer.Option("--details", help="Add every level's advantages and weights.")] = False,
+    out: Annotated[str | None, typer.Option(help="The table, or its URL. Default: beside the run.")] = None,
     overwrite: common.Overwrite = False,
     chunk_rows: Annotated[int, typer.Option(help="Approximate number of rows in memory of each process.")] = 250_000,
     processes: common.Processes = 1,
-    ray: Annotated[
-        bool,
-        typer.Option(
-            "--ray",
-            help="Compute with Ray, --processes tasks at a time, on the cluster of RAY_ADDRESS or on this machine. "
-            "Requires the extra ray.",
-        ),
-    ] = False,
-    _listing: Annotated[
-        bool, typer.Option("--list", is_eager=True, callback=_list, help="List the estimators and exit.")
-    ] = False,
+    ray: Annotated[bool, typer.Option("--ray", help="Compute with Ray, here or on RAY_ADDRESS.")] = False,
+    _listing: Annotated[bool, typer.Option("--list", is_eager=True, callback=_list, help="List estimators.")] = False,
 ) -> None:
     """Compute group advantages of a saved run and write them to a table beside it."""
     import polars as pl

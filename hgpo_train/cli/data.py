@@ -36,9 +36,7 @@ Seed = Annotated[int, typer.Option(help="Seed of the content; the same seed give
 def build_alfworld(
     folder: Annotated[Path, typer.Argument(help="The folder json_2.1.1, its parent, or a pack.")],
     out: Annotated[Path, typer.Option(help="The pack to write.")],
-    grammar: Annotated[
-        str | None, typer.Option(help="Convert the commands of every game to this verb: move or put.")
-    ] = None,
+    grammar: Annotated[str | None, typer.Option(help="Convert commands to this verb: move or put.")] = None,
 ) -> None:
     """Pack official ALFWorld games into one file that opens in milliseconds."""
     from hgpo_envs.alfworld.data.pack import write_pack
@@ -66,9 +64,7 @@ def synth_alfworld(
     out: Annotated[
         Path, typer.Option(help="A pack (a name with a suffix, such as .pack), or a folder for json_2.1.1.")
     ],
-    games: Annotated[
-        int, typer.Option(help="Number of games: two thirds train, a sixth each valid_seen and valid_unseen.")
-    ] = 216,
+    games: Annotated[int, typer.Option(help="Number; two thirds train, a sixth each valid_seen, valid_unseen.")] = 216,
     seed: Seed = 0,
 ) -> None:
     """Generate solvable ALFWorld games of all six task types."""
@@ -90,13 +86,8 @@ def synth_alfworld(
 @fetch.command("alfworld")
 def fetch_alfworld(
     out: Annotated[Path, typer.Option(help="A new folder for the games.")] = Path("alfworld"),
-    from_: Annotated[
-        list[Path] | None,
-        typer.Option("--from", help="Install a local archive instead of downloading it; may be repeated."),
-    ] = None,
-    trajectories: Annotated[
-        bool, typer.Option("--trajectories", help="Also download traj_data.json (1.4 GB) for the original program.")
-    ] = False,
+    from_: Annotated[list[Path] | None, typer.Option("--from", help="A local archive; may be repeated.")] = None,
+    trajectories: Annotated[bool, typer.Option("--trajectories", help="Also traj_data.json (1.4 GB).")] = False,
     url: Annotated[list[str] | None, typer.Option(help="Another URL of the archive; may be repeated.")] = None,
     sha256: Annotated[str | None, typer.Option(help="Expected SHA-256 of the (single) archive.")] = None,
 ) -> None:
@@ -121,15 +112,8 @@ def build_webshop(
     attributes: Annotated[Path, typer.Option(help="items_ins_v2.json or items_ins_v2_1000.json.")],
     human: Annotated[Path, typer.Option(help="items_human_ins.json.")],
     out: Annotated[Path, typer.Option(help="The folder to create.")],
-    nouns: Annotated[
-        str | None,
-        typer.Option(
-            help="A JSON file that maps titles to nouns, 'spacy' or 'stand-in'. Default: spaCy if it is installed."
-        ),
-    ] = None,
-    skip_unusable: Annotated[
-        bool, typer.Option(help="Skip records at which the original stops with an error.")
-    ] = False,
+    nouns: Annotated[str | None, typer.Option(help="A JSON file by title, 'spacy' (default) or 'stand-in'.")] = None,
+    skip_unusable: Annotated[bool, typer.Option(help="Skip records at which the original stops.")] = False,
 ) -> None:
     """Build a WebShop catalogue with a search index. It opens in milliseconds, and processes share its memory."""
     from hgpo_envs.webshop.data.build import build
@@ -151,9 +135,7 @@ def build_webshop(
 def fetch_webshop(
     size: Annotated[str, typer.Option(help="small (1,000 products) or full (1.18 million, 5.6 GB).")] = "small",
     out: Annotated[Path, typer.Option(help="The folder for the files.")] = Path("webshop"),
-    local: Annotated[
-        Path | None, typer.Option("--from", help="A local folder with the files, instead of a download.")
-    ] = None,
+    local: Annotated[Path | None, typer.Option("--from", help="A local folder with the files, instead.")] = None,
 ) -> None:
     """Download WebShop's official raw files from Google Drive or a mirror. Files that are there are kept."""
     from hgpo_envs.webshop.data.release import fetch_release

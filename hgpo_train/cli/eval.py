@@ -25,18 +25,12 @@ def evaluate(
         str, typer.Option(help="random, expert, openai:MODEL, vllm:MODEL, transformers:MODEL, … (docs/rollouts.md)")
     ] = "random",
     env: common.Env = "HGPO/ALFWorld-v0",
-    split: Annotated[
-        str,
-        typer.Option(
-            help="ALFWorld: valid_seen (default), valid_unseen. WebShop: eval (default), test. "
-            "AppWorld: dev (default), test_normal, test_challenge."
-        ),
-    ] = "",
+    split: Annotated[str, typer.Option(help="Split of the tasks. Default: the one for evaluation.")] = "",
     seeds: Annotated[str, typer.Option(help="Comma-separated seeds; every task is played once per seed.")] = (
         "123,456,789"
     ),
     temperature: Annotated[
-        float | None, typer.Option(help="Sampling temperature of a model; 0 is greedy. Default: 0.4, as published.")
+        float | None, typer.Option(help="A model's temperature; by default 0.4 as published.")
     ] = None,
     data: common.Data = None,
     history_length: common.HistoryLength = 2,
@@ -44,16 +38,12 @@ def evaluate(
     action_format: common.ActionFormat = None,
     env_option: common.EnvOption = None,
     policy_option: common.PolicyOption = None,
-    against: Annotated[
-        Path | None, typer.Option(help="The run of another evaluation, for a paired comparison by task.")
-    ] = None,
+    against: Annotated[Path | None, typer.Option(help="Another evaluation, for a paired comparison by task.")] = None,
     slots: common.Slots = None,
     workers: common.Workers = False,
     retry_failed: common.RetryFailed = True,
     max_failed: common.MaxFailed = MAX_FAILED,
-    price_in: Annotated[
-        float | None, typer.Option(help="Price per million prompt tokens, for the cost in summary.json.")
-    ] = None,
+    price_in: Annotated[float | None, typer.Option(help="Price per million prompt tokens, for summary.json.")] = None,
     price_out: Annotated[float | None, typer.Option(help="Price per million response tokens.")] = None,
     as_json: common.Json = False,
 ) -> None:

@@ -35,10 +35,7 @@ def play(
     ),
     tasks: Annotated[int, typer.Option(help="Number of tasks to play.")] = 1,
     seed: Annotated[int, typer.Option(help="Seed of the task order.")] = 0,
-    out: Annotated[
-        Path | None,
-        typer.Option(file_okay=False, help="A run's folder to save the games in, beside those of the same settings."),
-    ] = None,
+    out: Annotated[Path | None, typer.Option(file_okay=False, help="A run's folder to add the games to.")] = None,
     split: common.Split = "train",
     data: common.Data = None,
     history_length: common.HistoryLength = 2,

@@ -31,19 +31,12 @@ def rollout(
     action_format: common.ActionFormat = None,
     env_option: common.EnvOption = None,
     policy_option: common.PolicyOption = None,
-    dynamic: Annotated[
-        int | None,
-        typer.Option(
-            help="Dynamic sampling: count only groups whose returns are not all equal, and play at most this many."
-        ),
-    ] = None,
+    dynamic: Annotated[int | None, typer.Option(help="Dynamic sampling: play at most this many groups.")] = None,
     slots: common.Slots = None,
     workers: common.Workers = False,
     retry_failed: common.RetryFailed = True,
     max_failed: common.MaxFailed = MAX_FAILED,
-    without: Annotated[
-        str, typer.Option(help="Comma-separated columns or column families to omit, such as prompt,timings,tokens.")
-    ] = "",
+    without: Annotated[str, typer.Option(help="Columns or families to omit, such as prompt,timings,tokens.")] = "",
 ) -> None:
     """Collect groups of rollouts into a step table."""
     from hgpo_train.assignments import read_assignments

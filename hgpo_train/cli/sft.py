@@ -14,9 +14,7 @@ def sft(
     steps: Annotated[Path, typer.Argument(help="A step table: a run's folder or a Parquet file.")],
     out: common.RunFolder,
     config: Annotated[Path | None, typer.Option(help="A TOML file. Default: the default settings.")] = None,
-    model: Annotated[
-        str | None, typer.Option(help="The model's folder or Hugging Face name; short for --set model.path=…")
-    ] = None,
+    model: Annotated[str | None, typer.Option(help="A folder or Hugging Face name, for --set model.path=…")] = None,
     overrides: common.Overrides = None,
     print_config: common.PrintConfig = False,
 ) -> None:

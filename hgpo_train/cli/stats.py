@@ -64,27 +64,12 @@ def stats(
     mode: common.Mode = None,
     reward_scale: common.RewardScale = None,
     state_key: common.StateKey = None,
-    by: Annotated[
-        list[str] | None,
-        typer.Option(help="Report statistics per value of a column such as task_type or iteration; may be repeated."),
-    ] = None,
-    permutations: Annotated[
-        int | None,
-        typer.Option(
-            help="Number of permutations of the returns that show what chance alone gives. Default: 20, for more than "
-            "50,000 steps fewer.",
-        ),
-    ] = None,
+    by: Annotated[list[str] | None, typer.Option(help="A column to split by: task_type; may be repeated.")] = None,
+    permutations: Annotated[int | None, typer.Option(help="Permutations for what chance gives; at most 20.")] = None,
     seed: Annotated[int, typer.Option(help="The seed of intervals and permutations.")] = 0,
     processes: common.Processes = 1,
-    out: Annotated[
-        Path | None,
-        typer.Option(file_okay=False, help="A folder for the tables as CSV files: levels.csv, intervals.csv, …"),
-    ] = None,
-    plot: Annotated[
-        Path | None,
-        typer.Option(help="A picture of the levels: .html, .svg, .png or .json. Requires the extra notebooks."),
-    ] = None,
+    out: Annotated[Path | None, typer.Option(file_okay=False, help="A folder for the tables as CSV files.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="A picture: .html, .svg, .png or .json (extra notebooks).")] = None,
 ) -> None:
     """Report how often steps share a context at each depth of history, and how this affects advantages."""
     import polars as pl

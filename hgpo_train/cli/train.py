@@ -16,28 +16,15 @@ if TYPE_CHECKING:
 
 
 def train(
-    config: Annotated[
-        str | None, typer.Argument(help="A TOML file, or the name of a shipped configuration (see --list).")
-    ] = None,
+    config: Annotated[str | None, typer.Argument(help="A TOML file, or a shipped configuration (--list).")] = None,
     overrides: common.Overrides = None,
-    out: Annotated[
-        Path | None, typer.Option(file_okay=False, help="The run's folder. Default: runs/<configuration>.")
-    ] = None,
+    out: Annotated[Path | None, typer.Option(file_okay=False, help="The run's folder. Default: runs/<config>.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Resume the run in the folder.")] = False,
     print_config: common.PrintConfig = False,
-    plan: Annotated[
-        bool, typer.Option("--plan", help="Print the memory that it needs; exit with 1 if it does not fit.")
-    ] = False,
-    card: Annotated[
-        str | None,
-        typer.Option(help="With --plan: a card, such as H100-80, or a number of GB. Default: this GPU, or all known."),
-    ] = None,
-    steps: Annotated[
-        Path | None, typer.Option(help="Only update the policy, on this step table, and save a checkpoint.")
-    ] = None,
-    advantages: Annotated[
-        Path | None, typer.Option(help="With --steps: its advantages, as `hgpo advantages` writes them.")
-    ] = None,
+    plan: Annotated[bool, typer.Option("--plan", help="Print the memory it needs; exit with 1 if too much.")] = False,
+    card: Annotated[str | None, typer.Option(help="With --plan: a card, such as H100-80, or GB.")] = None,
+    steps: Annotated[Path | None, typer.Option(help="Only update the policy, on this step table.")] = None,
+    advantages: Annotated[Path | None, typer.Option(help="With --steps: the table of hgpo advantages.")] = None,
     list_configs: Annotated[bool, typer.Option("--list", help="List the shipped configurations and exit.")] = False,
 ) -> None:
     """Train a policy with reinforcement learning: iterate rollouts, advantages, updates and evaluation."""

@@ -14,9 +14,7 @@ if TYPE_CHECKING:
 
 
 def verify(
-    run: Annotated[
-        list[Path], typer.Argument(help="One or more runs, folders that contain runs, checkpoints or single files.")
-    ],
+    run: Annotated[list[Path], typer.Argument(help="Runs, folders of runs, checkpoints or single files.")],
     processes: common.Processes = 1,
     as_json: common.Json = False,
 ) -> None:

@@ -17,20 +17,10 @@ if TYPE_CHECKING:
 
 
 def view(
-    run: Annotated[
-        list[str],
-        typer.Argument(
-            help="One or more runs, folders that contain runs, Parquet files of steps, also your own, or quoted "
-            "patterns of these."
-        ),
-    ],
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Write one page that works without a server, and exit.")
-    ] = None,
+    run: Annotated[list[str], typer.Argument(help="Runs, folders of runs, Parquet files, or quoted patterns.")],
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Write one page that needs no server.")] = None,
     tasks: Annotated[int, typer.Option(help="Number of tasks in the page of --out: the first of each run.")] = 10,
-    task: Annotated[
-        list[str] | None, typer.Option(help="A task id to include in the page instead; may be repeated.")
-    ] = None,
+    task: Annotated[list[str] | None, typer.Option(help="A task id for the page instead; may be repeated.")] = None,
     max_mb: Annotated[float, typer.Option(help="Largest size of the page, in MB; further tasks are left out.")] = 25.0,
     overwrite: common.Overwrite = False,
     estimator: Annotated[
@@ -38,14 +28,10 @@ def view(
         typer.Option(
             "--estimator",
             "-e",
-            help="A custom estimator to offer, as module:function. For --out: the estimators to compute; default: "
-            "hgpo, gigpo, grpo. For --terminal: the two to compare first, also as hgpo:history_length=4. May be "
-            "repeated.",
+            help="A further estimator, module:function; for --out those to compute, for --terminal two to compare.",
         ),
     ] = None,
-    terminal: Annotated[
-        bool, typer.Option("--terminal", help="Show the runs in this terminal, without a browser.")
-    ] = False,
+    terminal: Annotated[bool, typer.Option("--terminal", help="Show the runs here, without a browser.")] = False,
     host: Annotated[str, typer.Option(help="Address to listen on. Default: only this machine.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 for a free one.")] = 0,
     browser: Annotated[bool, typer.Option(help="Open the page in the browser.")] = True,

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from distribution import write_distribution
 
-from hgpo_train.cli import plugin_commands
+from hgpo_train.cli import command_types
 
 GREET = """
 from typing import Annotated
@@ -52,7 +52,7 @@ def test_a_broken_distribution_is_one_line(hgpo) -> None:
 
 
 def test_a_known_command_that_is_not_installed_names_the_installation(hgpo, monkeypatch) -> None:
-    monkeypatch.setitem(plugin_commands.KNOWN, "absent", "integrations/absent")
+    monkeypatch.setitem(command_types.KNOWN, "absent", "integrations/absent")
     assert "A command of integrations/absent." in hgpo("--help")[1]
     expected = (
         "hgpo absent needs hgpo-absent: pip install hgpo-absent (in a checkout: pip install ./integrations/absent)"
