@@ -297,12 +297,14 @@ def _copies(
 
 
 def _hostile(shared: SharedSource, rollout: Rollout) -> Finding:
-    """Check that odd commands are answered, and change nothing."""
+    """Check that odd commands are answered, and change nothing where the environment lists its actions."""
     engine = shared.source.engine()
     engine.start(rollout.task)
     for command in HOSTILE:
         if trouble := _trouble(engine, command):
             return Finding("odd commands", "fail", f"{command[:20]!r}: {trouble}; every text must be answered")
+    if not rollout.states[0].actions:  # any text may be a program or a message
+        return Finding("odd commands", "pass", f"{len(HOSTILE)} odd commands are answered")
     if rollout.commands:
         state = engine.act(rollout.commands[0])
         if difference := _difference(rollout.states[1], state):
