@@ -275,7 +275,7 @@ def tail(count: int = 128, mean_s: float = 0.25) -> dict[str, Any]:
 
 def lockstep_s(env: EnvHandle, lengths: Mapping[str, int], thinking: Thinking, count: int, spec: RolloutSpec) -> float:
     """Return the time of a lockstep loop over the same rollouts: at every step of a batch, the slowest response."""
-    groups = plan_groups(env.tasks, order=spec.order, seed=spec.seed, group_size=spec.group_size)
+    groups = plan_groups(env.tasks, spec)
     seeds = {
         group.trajectory(member): group.seed(spec.seed, member)
         for group in islice(groups, spec.tasks)

@@ -150,4 +150,4 @@ def play_and_report(
     write_summary(out, prices)
     report(run)
     if run.failures.failed:
-        typer.echo(f"{run.failures.describe('rollouts')}. Run the same command again to retry them.", err=True)
+        typer.echo(f"{run.failures.describe()}. Run the same command again to retry them.", err=True)

@@ -5,17 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from hgpo_envs.errors import InputError
-from hgpo_train.rollout.collection import play_run
+from hgpo_train.rollout.collection import collect
 from hgpo_train.rollout.env_handle import evaluation_split
-from hgpo_train.rollout.failures import MAX_FAILED
-from hgpo_train.rollout.run import RolloutSpec
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Mapping, Sequence
 
     from hgpo_train.rollout.collection import AnyEnv, AnyPolicy, CollectedRun
-    from hgpo_train.rollout.env_handle import EnvHandle
 
 SEEDS: Final = (123, 456, 789)
 """The seeds of the published evaluations."""
@@ -35,12 +32,7 @@ def evaluate(
     split: str | None = None,
     seeds: Sequence[int] = SEEDS,
     policy_options: Mapping[str, Any] | None = None,
-    slots: int | None = None,
-    workers: bool = False,
-    retry_failed: bool = True,
-    max_failed: float = MAX_FAILED,
-    progress: bool = True,
-    **env_options: Any,
+    **options: Any,
 ) -> CollectedRun:
     """Play every task of a split once per seed, into a run's folder. An evaluation in the folder is resumed.
 
@@ -53,12 +45,8 @@ def evaluate(
         split: The split. Default: the environment's for evaluations.
         seeds: Distinct integers in [0, 2³¹).
         policy_options: Options of a policy that is selected by name. The default of a model's `temperature` is 0.4.
-        slots: As of `collect`, like all further arguments.
-        workers: Likewise.
-        retry_failed: Likewise.
-        max_failed: Likewise.
-        progress: Likewise.
-        **env_options: Likewise.
+        **options: Further arguments of `collect`: `slots`, `workers`, `retry_failed`, `max_failed`, `progress`, and the
+            keyword arguments of the environment.
 
     Raises:
         InputError: The seeds are not distinct, or as `collect`, like the other exceptions.
@@ -66,27 +54,11 @@ def evaluate(
     if not seeds or len(set(seeds)) != len(seeds) or min(seeds) < 0 or max(seeds) >= 1 << 31:
         raise InputError(f"seeds: expected distinct integers from 0 to {(1 << 31) - 1}, received {list(seeds)}")
     if isinstance(env, str):
-        env_options = {"split": split or evaluation_split(env), **env_options}
+        options["split"] = split or evaluation_split(env)
     elif split is not None:
         raise InputError("split: expected an id together with a split, received an environment that is open")
     if isinstance(policy, str) and policy.partition(":")[0] in SAMPLING:
         policy_options = {"temperature": TEMPERATURE, **(policy_options or {})}
-
-    def plan(handle: EnvHandle) -> list[RolloutSpec]:
-        return [RolloutSpec(len(handle.tasks), 1, seed, "sweep", iteration=seed) for seed in seeds]
-
-    return play_run(
-        env,
-        policy,
-        out,
-        plan,
-        {"group_size": 1, "order": "sweep", "dynamic": False, "evaluation": True},
-        env_options,
-        policy_options=policy_options,
-        slots=slots,
-        workers=workers,
-        retry_failed=retry_failed,
-        max_failed=max_failed,
-        progress=progress,
-        noun="episodes",
+    return collect(
+        env, policy, out, tasks=None, group_size=1, seed=seeds, order="sweep", policy_options=policy_options, **options
     )

@@ -15,7 +15,7 @@ from hgpo_envs.errors import InputError
 from hgpo_envs.files.atomic import write_file
 from hgpo_envs.files.secrets import redact_json
 from hgpo_train.evaluation.report import episode_table, evaluation_reports
-from hgpo_train.rollout.failures import failures_of_run
+from hgpo_train.rollout.failures import failures_of_steps
 from hgpo_train.rollout.sessions import read_sessions
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def write_summary(run: Path, prices: Prices | None = None) -> None:
     except InputError:
         return
     config = {} if header is None else dict(header.config)
-    failures, sessions, prices = failures_of_run(run), read_sessions(run), prices or Prices()
+    failures, sessions, prices = failures_of_steps(scan_steps(run)), read_sessions(run), prices or Prices()
     recorded = bool(sessions) and not sessions[0].groups_before  # from the run's first rollout on
     tokens = {}
     for name, counts in (

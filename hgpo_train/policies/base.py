@@ -324,8 +324,6 @@ class AsyncPolicy(ABC):
 
     Attributes:
         loop: The event loop, which runs in its own thread.
-        deadline_s: Maximum seconds for `reply`; a request that takes longer fails with ``PolicyTimedOut``. None for no
-            limit.
         raise_errors: As of `BatchPolicy`.
     """
 
@@ -333,7 +331,6 @@ class AsyncPolicy(ABC):
     reproducible: bool = False
     version: int = 0
     raise_errors: bool | None = None
-    deadline_s: float | None = None
 
     def __init__(self, concurrency: int = 128) -> None:
         self._ready: queue.SimpleQueue[tuple[int, str | Reply | Failure]] = queue.SimpleQueue()
@@ -385,14 +382,11 @@ class AsyncPolicy(ABC):
     async def _run(self, request: Request) -> None:
         """Reply to one request. Every exception becomes a reply: the collector waits for each request."""
         answer: str | Reply | Failure
-        deadline = asyncio.timeout(self.deadline_s)
         try:
-            async with self._gate, deadline:
+            async with self._gate:
                 answer = await self.reply(request)
         except BaseException as error:  # noqa: BLE001 - SystemExit and CancelledError also concern one request
             answer = Failure.caught("PolicyFailed", error)
-            if deadline.expired():
-                answer = Failure("PolicyTimedOut", f"no answer within {self.deadline_s:g} s")
         self._ready.put((request.id, answer))
 
     async def _end(self) -> None:

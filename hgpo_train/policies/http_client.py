@@ -27,12 +27,14 @@ if TYPE_CHECKING:
     import aiohttp
     from yarl import URL
 
+LARGEST_ANSWER: Final = 64 << 20
+"""The largest answer, in bytes: that of a long prompt and response with the log-probabilities of alternatives."""
+
 LONGEST_PAUSE_S: Final = 60.0
 """The longest pause between two attempts, whatever the server asks for."""
 
 _TRANSIENT: Final = frozenset({408, 409, 425, 429})  # and 5xx
 _KEEP_ALIVE_S: Final = 4.0  # uvicorn closes idle connections after 5 s: a request sent at that moment would be lost
-_HANGING: Final = 4  # so many timeouts in a row, of all requests
 
 
 class RequestError(Exception):
@@ -64,19 +66,9 @@ class HttpClient:
     def __init__(self, headers: Mapping[str, str], *, timeout_s: float, retries: int) -> None:
         self._headers, self._timeout_s, self._retries = headers, timeout_s, retries
         self._session: aiohttp.ClientSession | None = None
-        self._timeouts = 0  # in a row, of all requests
 
-    async def request(self, method: str, url: URL, body: bytes | None = None, *, max_bytes: int) -> bytes:
+    async def request(self, method: str, url: URL, body: bytes | None = None) -> bytes:
         """Return the body of the answer.
-
-        A request that has timed out twice is not sent again to a server that hangs: the end of a run would wait for the
-        time limits of all retries.
-
-        Args:
-            method: The HTTP method.
-            url: The address.
-            body: The body of the request.
-            max_bytes: Maximum size of the answer.
 
         Raises:
             RequestError: There is no answer with a status of success, or it is too large.
@@ -84,10 +76,9 @@ class HttpClient:
         attempt = 0
         while True:
             try:
-                return await self._send(method, url, body, max_bytes)
+                return await self._send(method, url, body)
             except RequestError as error:
-                hangs = attempt > 0 and self._timeouts >= _HANGING
-                if not error.transient or hangs or attempt == self._retries:
+                if not error.transient or attempt == self._retries:
                     raise
                 pause = pause_s(attempt, error.retry_after)
             await asyncio.sleep(pause)
@@ -98,23 +89,21 @@ class HttpClient:
         if self._session is not None:
             await self._session.close()
 
-    async def _send(self, method: str, url: URL, body: bytes | None, max_bytes: int) -> bytes:
+    async def _send(self, method: str, url: URL, body: bytes | None) -> bytes:
         import aiohttp
 
         if self._session is None:  # a session belongs to the event loop in which it is created
             self._session = self._open(environment_proxy(url))
         try:
             async with self._session.request(method, url, data=body, allow_redirects=False) as response:
-                answer = await _read(response, max_bytes)
+                answer = await _read(response)
         except TimeoutError:
-            self._timeouts += 1
             message = f"timed out: no complete answer within {self._timeout_s:g} s"
             raise RequestError(message, transient=True) from None
         except (aiohttp.ClientError, OSError) as error:
             transient = not isinstance(error, aiohttp.ClientSSLError | aiohttp.InvalidURL)
             message = f"the connection failed: {type(error).__name__}: {_line(str(error))}"
             raise RequestError(message, transient=transient) from None
-        self._timeouts = 0
         status, headers = response.status, response.headers
         if 200 <= status < 300:
             return answer
@@ -141,13 +130,12 @@ class HttpClient:
         )
 
 
-async def _read(response: aiohttp.ClientResponse, max_bytes: int) -> bytes:
+async def _read(response: aiohttp.ClientResponse) -> bytes:
     answer = bytearray()
     async for part in response.content.iter_any():
         answer += part
-        if len(answer) > max_bytes:
-            size = f"{max_bytes / 2**20:.3g} MB"
-            raise RequestError(f"the answer is larger than {size}; the policy option max_answer_mb allows more")
+        if len(answer) > LARGEST_ANSWER:
+            raise RequestError(f"the answer is larger than {LARGEST_ANSWER >> 20} MB")
     return bytes(answer)
 
 

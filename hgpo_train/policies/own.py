@@ -18,8 +18,7 @@ from hgpo_train.policies.base import AsyncPolicy, BatchPolicy, Failure, Reply, R
 from hgpo_train.policies.validation import preview
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
-    from types import CodeType
+    from collections.abc import Sequence
 
     from hgpo_train.policies.base import Policy
 
@@ -39,6 +38,7 @@ class OwnBatchPolicy(BatchPolicy):
         self.name, self.reproducible = name_of(own), bool(getattr(own, "reproducible", False))
         self._own, self._respond_to = own, getattr(own, "respond", None)
         self.batch_size = getattr(own, "batch_size", None if self._respond_to else 1)
+        self.close = getattr(own, "close", super().close)  # type: ignore[method-assign]
 
     def respond(self, requests: Sequence[Request]) -> Sequence[Answer]:
         """See `Policy`."""
@@ -46,25 +46,21 @@ class OwnBatchPolicy(BatchPolicy):
         self.version = getattr(self._own, "version", 0)
         return replies
 
-    def close(self) -> None:
-        """See `Policy`."""
-        if callable(close := getattr(self._own, "close", None)):
-            close()
-
 
 class OwnAsyncPolicy(AsyncPolicy):
     """An async function of one request. Up to 128 calls run concurrently."""
 
     raise_errors = True
 
-    def __init__(self, function: Callable[[Request], Awaitable[Answer]]) -> None:
+    def __init__(self, function: Any) -> None:  # noqa: ANN401 (any async function or object)
         super().__init__()
-        self.name, self._function = name_of(function), function
-        self.reproducible = bool(getattr(function, "reproducible", False))
+        self.name, self.reproducible = name_of(function), bool(getattr(function, "reproducible", False))
+        self._function = function
 
     async def reply(self, request: Request) -> Answer:
         """See `AsyncPolicy`."""
-        return await self._function(request)
+        answer: Answer = await self._function(request)
+        return answer
 
 
 def own_policy(policy: Any, origin: str = "policy") -> Policy:  # noqa: ANN401 (whatever the user passes)
@@ -79,10 +75,6 @@ def own_policy(policy: Any, origin: str = "policy") -> Policy:  # noqa: ANN401 (
 
     >>> own_policy(lambda request: "look").name
     '<lambda>'
-    >>> own_policy(3)
-    Traceback (most recent call last):
-    hgpo_envs.errors.InputError: policy: expected a PolicySpec, a function of one request, an object with `respond`, or
-    a Policy, received int 3
     """
     if isinstance(policy, type) or not (callable(policy) or has_protocol(policy) or hasattr(policy, "respond")):
         raise InputError(
@@ -113,23 +105,9 @@ def name_of(policy: object) -> str:
 
 
 def source_hash(policy: object) -> str | None:
-    """Return a hash of the code of a function or of an object's class; None if the code is unknown.
-
-    It excludes comments, variables outside of the function, and other functions.
-    """
-    functions = [policy] if inspect.isroutine(policy) else [value for _, value in sorted(vars(type(policy)).items())]
-    codes = [_content(function.__code__) for function in functions if hasattr(function, "__code__")]
-    return f"{text_hash(repr(codes)) % (1 << 64):016x}" if codes else None
-
-
-def _content(code: CodeType) -> tuple[object, ...]:
-    """Return what a function does: its instructions, names and constants, without its position in a file."""
-    constants = [
-        _content(constant)
-        if inspect.iscode(constant)
-        else sorted(map(repr, constant))
-        if isinstance(constant, frozenset)
-        else repr(constant)
-        for constant in code.co_consts
-    ]
-    return code.co_code, code.co_names, constants
+    """Return a hash of the code of a function or of an object's class; None if the code is unknown."""
+    try:
+        code = inspect.getsource(policy if inspect.isroutine(policy) else type(policy))
+    except (OSError, TypeError):
+        return None
+    return f"{text_hash(code) % (1 << 64):016x}"

@@ -4,8 +4,7 @@ A policy is selected as ``<name>`` or ``<name>:<argument>``. Each is one module 
 policy and, if it can be trained, how to create it for the model that is trained. Other packages register policies in
 the entry-point group ``hgpo.policies``: a `PolicySpec`, or a policy of one's own (`hgpo_train.policies.own`).
 
-Each of them can also be selected as ``<module>:<object>`` or ``<module>:<object>:<argument>``. A bug in a policy that
-is selected in this way ends the collection.
+Each of them can also be selected as ``<module>:<object>`` or ``<module>:<object>:<argument>``.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from hgpo_envs.environment_spec import spec_named
 from hgpo_envs.errors import InputError, unknown
 from hgpo_envs.plugins import distribution, import_object, installed, load
-from hgpo_train.policies.own import has_protocol, own_policy
+from hgpo_train.policies.own import has_protocol, name_of, own_policy
 from hgpo_train.settings import types_of
 
 if TYPE_CHECKING:
@@ -70,7 +69,9 @@ class PolicySpec:
     Attributes:
         make: Creates the policy from the argument after the colon.
         make_trainable: Creates the policy for the model that is trained; None if the policy cannot be trained.
-        options: The dataclass of the policy's options; None if it has none or validates them itself.
+        options: The dataclass of the policy's options; None if it has none or validates them itself. Its class variable
+            `EXECUTION` names those that do not affect replies, such as a server's address: a run can be resumed with
+            other values of them.
         action_format: The default action format of its runs. A function of a request usually returns an action.
     """
 
@@ -83,6 +84,11 @@ class PolicySpec:
     def option_types(self) -> dict[str, Any]:
         """The annotations of the options by name; empty if they are not known."""
         return types_of(self.options) if self.options else {}
+
+    @property
+    def execution_options(self) -> frozenset[str]:
+        """The names of the options that do not affect replies."""
+        return frozenset(getattr(self.options, "EXECUTION", ()))
 
 
 ENTRY_POINTS: Final = "hgpo.policies"
@@ -110,9 +116,8 @@ def make_policy(text: str, context: PolicyContext) -> Policy:
     Raises:
         InputError: The name is unknown, or the argument or an option is not valid.
     """
-    spec, argument = _find(text)
-    policy = spec.make(argument, context)
-    return policy if text.partition(":")[0] in policy_names() else own_policy(policy, text)
+    spec, argument = find_policy(text)
+    return own_policy(spec.make(argument, context), text)
 
 
 def policy_spec(text: str) -> PolicySpec:
@@ -121,7 +126,7 @@ def policy_spec(text: str) -> PolicySpec:
     Raises:
         InputError: The name is unknown, or the package that declares it is broken.
     """
-    return _find(text)[0]
+    return find_policy(text)[0]
 
 
 def policy_names() -> list[str]:
@@ -144,21 +149,18 @@ def trainable_factory(name: str) -> TrainableFactory:
     raise InputError(unknown("rollout.engine", name, trainable))
 
 
-def execution_options(text: str) -> frozenset[str]:
-    """Return the names of a policy's options that do not affect its replies, such as a server's address.
+def find_policy(policy: object) -> tuple[PolicySpec, str]:
+    """Return how to create a policy, and the argument after its name.
 
-    A policy declares them as `EXECUTION` of its options' dataclass. A run can be resumed with other values of them.
-    There are none for an object that was given to `hgpo_train.rollout.collect`: its name is not registered.
+    Args:
+        policy: A name as of `make_policy`, a `PolicySpec`, or a policy of one's own (`hgpo_train.policies.own`).
+
+    Raises:
+        InputError: The name is unknown, or the package that declares it is broken.
     """
-    try:
-        return frozenset(getattr(policy_spec(text).options, "EXECUTION", ()))
-    except InputError:
-        return frozenset()
-
-
-def _find(text: str) -> tuple[PolicySpec, str]:
-    """Return how to create a policy, and the argument after its name."""
-    name, _, rest = text.partition(":")
+    if not isinstance(policy, str):
+        return _as_spec(policy, "policy"), ""
+    name, _, rest = policy.partition(":")
     if name in _SPECS:
         module, _, attribute = _SPECS[name].partition(":")
         return getattr(import_module(module), attribute), rest
@@ -184,7 +186,7 @@ def _as_spec(policy: object, origin: str) -> PolicySpec:
         return policy
 
     def make(argument: str, context: PolicyContext) -> Policy:
-        refuse_settings(origin, argument, context)
+        refuse_settings(name_of(policy), argument, context)
         return own_policy(policy, origin)
 
     return PolicySpec(make, action_format="response" if has_protocol(policy) else "command")

@@ -9,6 +9,7 @@ training excludes rows with invalid actions.
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from hgpo_envs.environment_spec import make_player, spec_named
@@ -93,7 +94,7 @@ class ScriptedPolicy(BatchPolicy):
     def __init__(self, name: str, make: Callable[[], Player], action_format: str, tag: str = "action") -> None:
         super().__init__()
         self.name, self._make, self._action_format, self._tag = name, make, action_format, tag
-        self._players: dict[int, Player | Failure] = {}  # by slot; a failure of a player that could not start the task
+        self._players: dict[int, Player] = {}  # by slot
 
     def respond(self, requests: Sequence[Request]) -> Sequence[Reply | Failure]:
         """See `Policy`."""
@@ -102,23 +103,16 @@ class ScriptedPolicy(BatchPolicy):
     def _play(self, request: Request) -> Reply | Failure:
         try:
             if request.step == 0:
-                self._players[request.slot] = self._start(request)
-            player = self._players[request.slot]
-            if isinstance(player, Failure):  # in a mixture, it is asked again at later steps
-                return player
-            return Reply(
-                format_action(player.act(request.state), self._action_format, request.state.actions, self._tag)
-            )
+                self._players.pop(request.slot, None)
+                player = self._make()
+                player.reset(request.task, request.state, request.engine)
+                self._players[request.slot] = player
+            if request.slot not in self._players:  # in a mixture, it is asked again at later steps
+                return Failure("PolicyFailed", f"{self.name} could not start the task")
+            action = self._players[request.slot].act(request.state)
         except Exception as error:  # noqa: BLE001 - a player that raises aborts only its trajectory
             return Failure.of("PolicyFailed", error)
-
-    def _start(self, request: Request) -> Player | Failure:
-        player = self._make()
-        try:
-            player.reset(request.task, request.state, request.engine)
-        except Exception as error:  # noqa: BLE001 - as above
-            return Failure.of("PolicyFailed", error)
-        return player
+        return Reply(format_action(action, self._action_format, request.state.actions, self._tag))
 
 
 def format_action(action: str, action_format: str, admissible: Sequence[str], tag: str = "action") -> str:
@@ -167,29 +161,23 @@ def _seeded_choice(seed: int, purpose: str, choices: int) -> int:
     return ((text_hash(f"{seed}/{purpose}") % (1 << 64)) * choices) >> 64
 
 
-def _drawing(policy: type[RandomPolicy]) -> PolicySpec:
-    """Return how to create a policy that draws from admissible actions."""
-
-    def make(argument: str, context: PolicyContext) -> RandomPolicy:
-        refuse_settings(policy.name, argument, context)
-        check_admissible_actions(policy.name, context)
-        return policy(context.action_format)
-
-    return PolicySpec(make)
+def _make_drawing(policy: type[RandomPolicy], argument: str, context: PolicyContext) -> RandomPolicy:
+    """Create a policy that draws from admissible actions."""
+    refuse_settings(policy.name, argument, context)
+    check_admissible_actions(policy.name, context)
+    return policy(context.action_format)
 
 
-def _player(name: str) -> PolicySpec:
-    """Return how to create the policy of a benchmark's player of this name."""
-
-    def make(argument: str, context: PolicyContext) -> ScriptedPolicy:
-        refuse_settings(name, argument, context)
-        make_player(name, context.benchmark)  # raises for an unknown player before the run begins
-        spec = spec_named(context.benchmark)
-        tag = "action" if spec is None else spec.action_tag
-        return ScriptedPolicy(name, lambda: make_player(name, context.benchmark), context.action_format, tag)
-
-    return PolicySpec(make)
+def _make_player(name: str, argument: str, context: PolicyContext) -> ScriptedPolicy:
+    """Create the policy of a benchmark's player of this name."""
+    refuse_settings(name, argument, context)
+    make_player(name, context.benchmark)  # raises for an unknown player before the run begins
+    spec = spec_named(context.benchmark)
+    tag = "action" if spec is None else spec.action_tag
+    return ScriptedPolicy(name, lambda: make_player(name, context.benchmark), context.action_format, tag)
 
 
-RANDOM, OUTDATED = _drawing(RandomPolicy), _drawing(OutdatedActionPolicy)
-EXPERT, EXPLORER = _player("expert"), _player("explorer")
+RANDOM = PolicySpec(partial(_make_drawing, RandomPolicy))
+OUTDATED = PolicySpec(partial(_make_drawing, OutdatedActionPolicy))
+EXPERT = PolicySpec(partial(_make_player, "expert"))
+EXPLORER = PolicySpec(partial(_make_player, "explorer"))

@@ -23,9 +23,9 @@ from hgpo_envs.files.secrets import redact, redact_logging, register, register_u
 from hgpo_envs.responses import message_text
 from hgpo_train.policies.base import AsyncPolicy, Failure, Reply
 from hgpo_train.policies.conversation import chat_messages, without_oldest
-from hgpo_train.policies.http_client import LONGEST_PAUSE_S, HttpClient, RequestError, error_message
+from hgpo_train.policies.http_client import HttpClient, RequestError, error_message
 from hgpo_train.policies.registry import PolicySpec
-from hgpo_train.settings import LARGEST_FLOAT, NonNegativeFloat, NonNegativeInt, PositiveInt, Temperature, build, check
+from hgpo_train.settings import LARGEST_FLOAT, NonNegativeInt, PositiveInt, Temperature, build, check
 
 if TYPE_CHECKING:
     from yarl import URL
@@ -34,13 +34,6 @@ if TYPE_CHECKING:
     from hgpo_train.policies.registry import PolicyContext
 
 LOCAL_URL: Final = "http://localhost:8000/v1"
-
-LARGEST_ANSWER: Final = 64 << 20
-"""Maximum size of an answer in bytes, unless `ServerOptions.max_answer_mb` allows more."""
-
-_OVERHEAD: Final = 1 << 20
-_PER_RESPONSE_TOKEN: Final = 4 << 10  # text, id and log-probability of the token and of twenty alternatives
-_PER_SENT_BYTE: Final = 16  # a prompt has at most as many tokens as bytes; a token id in JSON takes about 8 bytes
 
 _LOCAL_HOSTS: Final = ("localhost", "127.0.0.1", "::1", "0.0.0.0")  # noqa: S104 - an address to connect to
 _TOO_LONG: Final = (
@@ -58,15 +51,7 @@ _TOO_LONG: Final = (
 class ServerOptions:
     """Options of `openai:MODEL`."""
 
-    EXECUTION: ClassVar = (
-        "base_url",
-        "api_key_env",
-        "concurrency",
-        "timeout_s",
-        "retries",
-        "max_answer_mb",
-        "check_model",
-    )
+    EXECUTION: ClassVar = ("base_url", "api_key_env", "concurrency", "timeout_s", "retries", "check_model")
     """The options that do not affect replies (`hgpo_train.policies.registry.execution_options`)."""
 
     base_url: str = ""
@@ -96,9 +81,6 @@ class ServerOptions:
     """Maximum seconds from sending a request to the last byte of its answer; then it is sent again."""
     retries: NonNegativeInt = 5
     """How often a failed request is sent again."""
-    max_answer_mb: NonNegativeFloat = 0.0
-    """Maximum size of an answer in megabytes; 0 derives it from the lengths of prompt and response
-    (`largest_answer`)."""
     check_model: bool = True
     """Request the server's list of models before the first rollout, and raise an error if it lacks the model."""
     extra: dict[str, Any] = field(default_factory=dict)
@@ -180,7 +162,6 @@ class ServerPolicy(AsyncPolicy):
         self._headers = {"Content-Type": "application/json", **_authorization(options, self._url)}
         self._client = HttpClient(self._headers, timeout_s=options.timeout_s, retries=options.retries)
         self._fields = _request_fields(model, options)
-        self.deadline_s = (options.timeout_s + LONGEST_PAUSE_S) * (options.retries + 1)
         super().__init__(options.concurrency)
 
     @property
@@ -199,11 +180,8 @@ class ServerPolicy(AsyncPolicy):
             fields |= self._fields
             if self.options.send_seed:
                 fields["seed"] = request.seed % (1 << 31)  # some servers accept only 31 bits
-            body = orjson.dumps(fields)
             try:
-                answer = await self._client.request(
-                    "POST", self._completions, body, max_bytes=largest_answer(self.options, len(body))
-                )
+                answer = await self._client.request("POST", self._completions, orjson.dumps(fields))
             except RequestError as error:
                 exhausted = len(turns) == 1 or shown == 0
                 if self.options.overflow != "history" or exhausted or not _is_too_long(error):
@@ -237,7 +215,7 @@ class ServerPolicy(AsyncPolicy):
         """Return the models that the server lists; empty if it has no such list."""
         client = HttpClient(self._headers, timeout_s=min(20.0, self.options.timeout_s), retries=2)
         try:
-            answer = await client.request("GET", _below(self._url, "models"), max_bytes=LARGEST_ANSWER)
+            answer = await client.request("GET", _below(self._url, "models"))
             entries = msgspec.json.decode(answer, type=_ModelList).data
         except RequestError as error:
             if error.status == 401:
@@ -277,24 +255,6 @@ def make(argument: str, context: PolicyContext) -> ServerPolicy:
         policy.close()
         raise
     return policy
-
-
-def largest_answer(options: ServerOptions, sent: int) -> int:
-    """Return the maximum size in bytes of an answer to a request.
-
-    With a limit that fits every request, each of `concurrency` answers could take that much memory. The limit therefore
-    depends on the request, with a wide margin.
-
-    Args:
-        options: Options of the requests.
-        sent: Size of the request in bytes; the answer may repeat its tokens.
-
-    >>> largest_answer(ServerOptions(), 10_000), largest_answer(ServerOptions(max_response_tokens=10**6), 10_000)
-    (3305728, 67108864)
-    """
-    if options.max_answer_mb:
-        return int(options.max_answer_mb * (1 << 20))
-    return min(LARGEST_ANSWER, _OVERHEAD + _PER_RESPONSE_TOKEN * options.max_response_tokens + _PER_SENT_BYTE * sent)
 
 
 def _request_fields(model: str, options: ServerOptions) -> dict[str, Any]:
@@ -374,13 +334,8 @@ def _url(options: ServerOptions) -> URL:
     text = options.base_url or os.environ.get("OPENAI_BASE_URL", "") or LOCAL_URL
     register_url(text)
     if not text.startswith(("http://", "https://")):
-        path = text.rpartition("://")[2]
-        address = f"{'http' if path.startswith(_LOCAL_HOSTS) else 'https'}://{path}"
-        register_url(address)
-        raise InputError(
-            f"{name}: expected an address that begins with http:// or https://, received "
-            f"{redact(address).partition('://')[2]!r}; write {redact(address)!r}"
-        )
+        register_url(f"http://{text}")
+        raise InputError(f"{name}: expected an address such as {LOCAL_URL}, received {redact(text)!r}")
     try:
         url = URL(text)
         url.origin()

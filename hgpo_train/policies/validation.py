@@ -13,7 +13,6 @@ the reason, and no other.
 from __future__ import annotations
 
 import json
-from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, TypeVar
@@ -32,7 +31,6 @@ LARGEST: Final = 1e300
 _INT32: Final = 1 << 31
 _FLOAT32: Final = 3.4e38
 _SHOWN: Final = 60
-_INTEGERS: Final = (int, np.integer)
 _NUMBERS: Final = (int, float, np.integer, np.floating)
 
 T = TypeVar("T")
@@ -43,83 +41,55 @@ class BadValueError(InputError):
 
 
 def checked_reply(reply: object) -> Reply | Failure:
-    """Validate a policy's reply and convert its values to the declared types.
+    """Return a policy's reply with values of the declared types; a `Failure` ``PolicyFailed`` if one is invalid.
 
     A text is the response of a reply without token ids and with an unknown finish reason.
-
-    Returns:
-        The reply; a `Failure` ``PolicyFailed`` if a value is invalid.
     """
-    if isinstance(reply, Failure):
-        return Failure(_as_text(reply.category), _as_text(reply.message), reply.error)
     if isinstance(reply, str):
         reply = Reply(reply, finish_reason=None)
-    if not isinstance(reply, Reply):
-        error = BadValueError(f"expected a text (str) or a Reply, received {preview(reply)}")
-        return Failure("PolicyFailed", str(error), error)
-    return _validated("PolicyFailed", _reply, reply)
+    return _checked("PolicyFailed", "a text (str) or a Reply", Reply, _REPLY, reply)
 
 
-def _reply(reply: Reply) -> Reply:
-    reply = _converted(reply, _REPLY)
-    tokens, logprobs = reply.response_token_ids, reply.response_logprobs
-    if tokens is not None and logprobs is not None and len(tokens) != len(logprobs):
-        raise BadValueError(f"expected one log-probability for each of {len(tokens)} tokens, received {len(logprobs)}")
-    return reply
+def checked_state(state: object) -> State | Failure:
+    """Return an environment's state with values of the declared types; a `Failure` if one is invalid."""
+    return _checked("EnvironmentFailed", "a State", State, _STATE, state)
 
 
-def _validated(category: str, check: Callable[[T], T], value: T) -> T | Failure:
+def checked_task(task: object) -> Task | Failure:
+    """Return a task with values of the declared types; a `Failure` ``EnvironmentFailed`` if one is invalid."""
+    return _checked("EnvironmentFailed", "a Task", Task, _TASK, task)
+
+
+def _checked(category: str, expected: str, kind: type[T], checks: Sequence[Check], value: object) -> T | Failure:
+    """Check the fields of a reply, state or task. Return the same object unless a field had to be converted."""
+    if isinstance(value, Failure):
+        return Failure(_as_text(value.category), _as_text(value.message), value.error)
+    if not isinstance(value, kind):
+        error = BadValueError(f"expected {expected}, received {preview(value)}")
+        return Failure(category, str(error), error)
+    changed = {}
     try:
-        return check(value)
+        for field, name, check, optional in checks:
+            present = getattr(value, field)
+            if present is None and optional:
+                continue
+            plain = check(name, present)
+            if plain is not present:
+                changed[field] = plain
+        converted = replace(value, **changed) if changed else value  # type: ignore[type-var]  # a dataclass
+        if isinstance(converted, Reply):
+            _check_lengths(converted)
     except BadValueError as error:
         return Failure(category, str(error), error)
     except Exception as error:  # noqa: BLE001 - a value may be of any type, and its methods may raise
         return Failure.of(category, error)
+    return converted
 
 
-def checked_state(state: object) -> State | Failure:
-    """Validate an environment's state and convert its values to the declared types.
-
-    Returns:
-        The state; a `Failure` ``EnvironmentFailed`` if a value is invalid.
-    """
-    if isinstance(state, Failure):
-        return Failure(_as_text(state.category), _as_text(state.message))
-    if not isinstance(state, State):
-        return Failure("EnvironmentFailed", f"expected a State, received {preview(state)}")
-    return _validated("EnvironmentFailed", lambda state: _converted(state, _STATE), state)
-
-
-def checked_task(task: object) -> Task | Failure:
-    """Validate a task of a task source and convert its values to the declared types.
-
-    Returns:
-        The task; a `Failure` ``EnvironmentFailed`` if a value is invalid.
-    """
-    if not isinstance(task, Task):
-        return Failure("EnvironmentFailed", f"expected a Task, received {preview(task)}")
-    return _validated("EnvironmentFailed", _task, task)
-
-
-def _task(task: Task) -> Task:
-    versions: object = task.versions
-    if not isinstance(versions, Mapping):
-        raise BadValueError(f"versions: expected a mapping of names to texts, received {preview(versions)}")
-    json.dumps(dict(versions), sort_keys=True)
-    return _converted(task, _TASK)
-
-
-def _converted(value: T, checks: Sequence[Check]) -> T:
-    """Check the fields of a reply, state or task. Return the same object unless a field had to be converted."""
-    changed = {}
-    for field, name, check, optional in checks:
-        present = getattr(value, field)
-        if present is None and optional:
-            continue
-        plain = check(name, present)
-        if plain is not present:
-            changed[field] = plain
-    return replace(value, **changed) if changed else value  # type: ignore[type-var]  # they are dataclasses
+def _check_lengths(reply: Reply) -> None:
+    tokens, logprobs = reply.response_token_ids, reply.response_logprobs
+    if tokens is not None and logprobs is not None and len(tokens) != len(logprobs):
+        raise BadValueError(f"expected one log-probability for each of {len(tokens)} tokens, received {len(logprobs)}")
 
 
 def checked_text(name: str, value: object) -> str:
@@ -150,7 +120,8 @@ def checked_number(name: str, value: object) -> float:
     """
     if type(value) is float and -LARGEST <= value <= LARGEST:
         return value
-    if not _is_number(value) or not abs(plain := float(value)) <= LARGEST:  # type: ignore[arg-type]  # a number
+    is_number = isinstance(value, _NUMBERS) and not isinstance(value, bool)
+    if not is_number or not abs(plain := float(value)) <= LARGEST:  # type: ignore[arg-type]  # a number
         raise BadValueError(f"{name}: expected a finite number, received {preview(value)}")
     return plain
 
@@ -212,35 +183,31 @@ def _flag(name: str, value: object) -> bool:
 
 
 def _token_ids(name: str, values: object) -> list[int]:
-    numbers = _listed(name, values, "token ids", f"integers from 0 to {_INT32 - 1}", _INTEGERS)
-    if numbers and not 0 <= min(numbers) <= max(numbers) < _INT32:
-        wrong = next(value for value in numbers if not 0 <= value < _INT32)
-        raise BadValueError(f"{name}: expected integers from 0 to {_INT32 - 1}, received {wrong}")
-    return numbers
+    return _numbers(name, values, "iu", 0, _INT32 - 1)
 
 
 def _logprobs(name: str, values: object) -> list[float]:
-    numbers = [float(value) for value in _listed(name, values, "numbers", "numbers", _NUMBERS)]
-    for value in numbers:
-        if not value <= _FLOAT32:  # NaN, too
-            raise BadValueError(f"{name}: expected numbers below infinity, received {value}")
-    return numbers
+    return _numbers(name, values, "iuf", -np.inf, _FLOAT32)
 
 
-def _listed(name: str, values: object, of: str, expected: str, types: tuple[type, ...]) -> list[Any]:
-    """Return a list, tuple or array of numbers as a list of Python's numbers."""
-    if isinstance(values, np.ndarray | array):
-        values = values.tolist()
-    if not isinstance(values, Sequence) or isinstance(values, str | bytes | bytearray):
-        raise BadValueError(f"{name}: expected a list of {of}, received {preview(values)}")
-    for value in values:
-        if not isinstance(value, types) or isinstance(value, bool):
-            raise BadValueError(f"{name}: expected {expected}, received {preview(value)}")
-    return [value.item() if isinstance(value, np.generic) else value for value in values]
+def _numbers(name: str, values: object, kinds: str, least: float, most: float) -> list[Any]:
+    """Return a list, tuple or array of numbers of NumPy's `kinds`, in a range, as a list of Python's numbers."""
+    numbers = np.asarray(values)
+    if numbers.shape == (0,):
+        return []
+    # NaN is in no range.
+    if numbers.ndim != 1 or numbers.dtype.kind not in kinds or not least <= numbers.min() <= numbers.max() <= most:
+        noun = "numbers" if "f" in kinds else "integers"
+        raise BadValueError(f"{name}: expected {noun} from {least:g} to {most:.10g}, received {preview(values)}")
+    listed: list[Any] = (numbers.astype(float) if "f" in kinds else numbers).tolist()
+    return listed
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
+def _versions(name: str, versions: object) -> Mapping[str, str]:
+    if not isinstance(versions, Mapping):
+        raise BadValueError(f"{name}: expected a mapping of names to texts, received {preview(versions)}")
+    json.dumps(dict(versions), sort_keys=True)  # as the table stores them
+    return versions
 
 
 Check = tuple[str, str, Callable[[str, object], Any], bool]
@@ -260,6 +227,7 @@ _STATE: Final[Sequence[Check]] = (
 _TASK: Final[Sequence[Check]] = (
     ("id", "task id", checked_text, False),
     *((field, field, checked_text, False) for field in ("split", "instruction", "task_type")),
+    ("versions", "versions", _versions, False),
 )
 _REPLY: Final[Sequence[Check]] = (
     ("response", "response", checked_text, False),

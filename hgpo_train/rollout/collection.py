@@ -17,7 +17,6 @@ import os
 import warnings
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -30,14 +29,8 @@ from hgpo_envs.env import TextEnv
 from hgpo_envs.errors import InputError
 from hgpo_envs.files.atomic import LOCK, FolderLock, missing_folders, remove_unused
 from hgpo_envs.files.secrets import redact_json
-from hgpo_train.policies.own import has_protocol, name_of, own_policy, source_hash
-from hgpo_train.policies.registry import (
-    PolicyContext,
-    PolicySpec,
-    execution_options,
-    make_policy,
-    policy_spec,
-)
+from hgpo_train.policies.own import name_of, own_policy, source_hash
+from hgpo_train.policies.registry import PolicyContext, PolicySpec, find_policy
 from hgpo_train.rollout.collector import Tally
 from hgpo_train.rollout.env_handle import EnvHandle, open_env
 from hgpo_train.rollout.failures import (
@@ -51,8 +44,9 @@ from hgpo_train.rollout.failures import (
 from hgpo_train.rollout.fingerprints import environment_identity, fingerprint_model
 from hgpo_train.rollout.outcomes import GROUP, Success, rollout_table, success
 from hgpo_train.rollout.progress_line import live_progress
-from hgpo_train.rollout.run import ExecutionOptions, RolloutSpec, collect_groups, default_slots, stop_on_interrupt
-from hgpo_train.rollout.sessions import Session, installed_versions, read_sessions, record_session
+from hgpo_train.rollout.run import ExecutionOptions, RolloutSpec, collect_groups, stop_on_interrupt
+from hgpo_train.rollout.sessions import NAME as SESSIONS
+from hgpo_train.rollout.sessions import Session, read_sessions, record_session
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
@@ -155,9 +149,9 @@ def collect(
     policy: AnyPolicy,
     out: str | os.PathLike[str],
     *,
-    tasks: int = 16,
+    tasks: int | None = 16,
     group_size: int = 8,
-    seed: int = 0,
+    seed: int | Sequence[int] = 0,
     order: str = "shuffled",
     dynamic: int | None = None,
     policy_options: Mapping[str, Any] | None = None,
@@ -182,9 +176,10 @@ def collect(
 
             Instead of a text, a `Reply` also gives token ids and log-probabilities, and a `Failure` fails the rollout.
         out: The run's folder.
-        tasks: Number of tasks, each played by one group.
+        tasks: Number of tasks, each played by one group; None for all tasks of the split.
         group_size: Number of rollouts per group.
-        seed: Seed of the task order and of every rollout.
+        seed: Seed of the task order and of every rollout. With several seeds, everything is played once for each, which
+            is then the column `iteration`.
         order: Task order: ``shuffled``, ``sweep``, ``random`` or ``verl-agent``.
         dynamic: Dynamic sampling: count only groups whose returns are not all equal, and play at most this many.
         policy_options: Options of a policy that is selected by name, such as ``{"temperature": 0.7}``.
@@ -217,104 +212,67 @@ def collect(
     ...     run.summary["rollouts"], run.summary["steps"], run.steps.collect()["action"].unique().to_list()
     (6, 30, ['look'])
     """
-    spec = RolloutSpec(tasks, group_size, seed, order, max_groups=dynamic)
-    return play_run(
-        env,
-        policy,
-        out,
-        lambda _: [spec],
-        {"group_size": group_size, "seed": seed, "order": order, "dynamic": dynamic is not None},
-        env_options,
-        policy_options=policy_options,
-        slots=slots,
-        workers=workers,
-        retry_failed=retry_failed,
-        max_failed=max_failed,
-        without=without,
-        progress=progress,
-    )
-
-
-def play_run(
-    env: AnyEnv,
-    policy: AnyPolicy,
-    out: str | os.PathLike[str],
-    plan: Callable[[EnvHandle], Sequence[RolloutSpec]],
-    content: Mapping[str, Any],
-    env_options: Mapping[str, Any],
-    *,
-    policy_options: Mapping[str, Any] | None = None,
-    slots: int | None = None,
-    workers: bool = False,
-    retry_failed: bool = True,
-    max_failed: float = MAX_FAILED,
-    without: str | Iterable[str] = (),
-    progress: bool = True,
-    noun: str = "rollouts",
-) -> CollectedRun:
-    """Play one or several collections into a run's folder, for `collect` and `hgpo_train.evaluation.evaluate`.
-
-    `plan` returns the collections, given the environment; `content` is what the run stores of them, since a run can
-    only be resumed with equal values; `noun` is what the rollouts are called in messages. The other arguments, the
-    result and the exceptions are those of `collect`.
-    """
     folder, options = Path(out), dict(policy_options or {})
     if not 0 <= max_failed <= 1:
         raise InputError(f"max_failed: expected a share from 0 to 1, received {max_failed}")
-    slots = default_slots(workers=workers) if slots is None else slots
     ExecutionOptions(slots, workers)  # refuses bad values before anything is opened
-    handle, stored_options = _open(env, env_options, policy)
-    specs = plan(handle)
-    most = sum((spec.max_groups or spec.tasks) * spec.group_size for spec in specs)
-    execution = ExecutionOptions(slots, workers, max_consecutive_failures=allowed_in_a_row(most, max_failed))
-    player, name, identity = _policy(policy, handle, options)
+    maker, argument = find_policy(policy)
+    handle, stored_options = _open(env, env_options, maker.action_format)
+    one_seed = isinstance(seed, int)
+    specs = [
+        RolloutSpec(
+            tasks=len(handle.tasks) if tasks is None else tasks,
+            group_size=group_size,
+            seed=number,
+            order=order,
+            iteration=0 if one_seed else number,
+            max_groups=dynamic,
+        )
+        for number in ([seed] if isinstance(seed, int) else seed)
+    ]
+    allowed = allowed_in_a_row(sum(spec.rollouts for spec in specs), max_failed)
+    execution = ExecutionOptions(slots, workers, max_consecutive_failures=allowed)
+    context = PolicyContext(handle.shared.source.name, handle.settings.action_format, options)
+    player = own_policy(maker.make(argument, context))
+    name = policy if isinstance(policy, str) else name_of(player)
+    unstored = maker.execution_options
+    identity = {"name": name, **{key: value for key, value in options.items() if key not in unstored}}
+    if name.partition(":")[0] in _LOCAL_MODELS:
+        identity["weights"] = fingerprint_model(argument)
     tally = Tally()
     with closing(player):
-        earlier, unstored = read_sessions(folder), execution_options(name)
+        earlier = read_sessions(folder)
         session = Session(
-            started_at=datetime.now(UTC).isoformat(timespec="seconds"),
             endpoint=getattr(player, "endpoint", None),
+            policy_code=None if isinstance(policy, str | PolicySpec) else source_hash(policy),
             policy_options={key: value for key, value in options.items() if key in unstored},
-            slots=slots,
+            slots=execution.slots or 0,
             workers=workers,
-            versions=installed_versions(),
         )
-        notes = []
-        if earlier and earlier[-1].endpoint != session.endpoint:
-            notes.append(f"{folder} was played with {earlier[-1].endpoint} and is now resumed with {session.endpoint}")
-        if (code := _stored_code(folder, name)) is not None and code != identity.get("code", code):
-            notes.append(
-                f"{folder} was started with other code of the policy {name}; its groups are not played again. Use "
-                "another folder to collect all of them with the new code."
-            )
-            identity["code"] = code
         config = redact_json(
             {
                 **environment_identity(handle, stored_options),
-                "policy": {"name": name, **{key: value for key, value in identity.items() if key not in unstored}},
-                **content,
+                "policy": identity,
+                "group_size": group_size,
+                **({"seed": seed} if one_seed else {"evaluation": True}),  # further seeds can be added
+                "order": order,
+                "dynamic": dynamic is not None,
             }
         )
         columns = [without] if isinstance(without, str) else list(without)
         with (
             removed_if_unused(folder),
             StepWriter(folder, config=config, without=columns) as writer,
-            stop_on_interrupt() as should_stop,
         ):
-            for text in notes:
-                warnings.warn(text, RunWarning, stacklevel=3)  # names the line that calls `collect`
+            for text in _changes(folder, earlier, session, name):
+                warnings.warn(text, RunWarning, stacklevel=2)  # names the line that calls `collect`
             session.groups_before = len(writer.committed)
-            expected = sum(spec.tasks * spec.group_size for spec in specs)
-            expected -= session.groups_before * specs[0].group_size
+            expected = (sum(spec.tasks for spec in specs) - session.groups_before) * group_size
             with (
-                live_progress(max(0, expected), shown=progress) as show,
-                record_session(folder, earlier, session, tally) as record,
+                stop_on_interrupt() as should_stop,
+                record_session(folder, earlier, session, tally),
+                live_progress(expected, shown=progress) as show,
             ):
-
-                def report(tally: Tally) -> None:
-                    show(tally)
-                    record()
-
                 for spec in specs:
                     collect_groups(
                         handle,
@@ -323,31 +281,24 @@ def play_run(
                         spec,
                         execution,
                         retry_failed=retry_failed,
-                        progress=report,
+                        progress=show,
                         should_stop=should_stop,
                         tally=tally,
                     )
                     if should_stop():
                         raise KeyboardInterrupt(f"finished groups are in {folder}; run it again to resume")
     run = CollectedRun(folder, tally)
-    for failures in (run.failures, tally.first_failures):
-        try:
-            raise_if_too_many(failures, max_failed, "Run it again with the same arguments to retry them.", noun)
-        except RolloutError as error:
-            error.run = run
-            raise
+    try:
+        raise_if_too_many(run.failures, max_failed, "Run it again with the same arguments to retry them.")
+    except RolloutError as error:
+        error.run = run
+        raise
     return run
 
 
-def _open(env: AnyEnv, options: Mapping[str, Any], policy: AnyPolicy) -> tuple[EnvHandle, dict[str, Any]]:
+def _open(env: AnyEnv, options: Mapping[str, Any], action_format: str) -> tuple[EnvHandle, dict[str, Any]]:
     """Return the environment and its options as they are stored with the run."""
     if isinstance(env, str):
-        if isinstance(policy, PolicySpec):
-            action_format = policy.action_format
-        elif isinstance(policy, str):
-            action_format = policy_spec(policy).action_format
-        else:
-            action_format = "response" if has_protocol(policy) else "command"
         plain = {name: os.fspath(value) if isinstance(value, os.PathLike) else value for name, value in options.items()}
         stored = {"split": "train", "history_length": 2, "action_format": action_format, **plain}
         return open_env(env, **stored), stored
@@ -364,35 +315,19 @@ def _open(env: AnyEnv, options: Mapping[str, Any], policy: AnyPolicy) -> tuple[E
     return env, {"split": env.tasks.name, **{name: getattr(env.settings, name) for name in names}}
 
 
-def _policy(policy: AnyPolicy, handle: EnvHandle, options: dict[str, Any]) -> tuple[Policy, str, dict[str, Any]]:
-    """Return the policy, its name, and what identifies it: its options and weights, or a hash of its code."""
-    context = PolicyContext(handle.shared.source.name, handle.settings.action_format, options)
-    if isinstance(policy, str):
-        prefix, _, model = policy.partition(":")
-        player = make_policy(policy, context)
-        weights = {"weights": fingerprint_model(model)} if prefix in _LOCAL_MODELS else {}
-        return player, policy, {**options, **weights}
-    if isinstance(policy, PolicySpec):
-        player = own_policy(policy.make("", context))
-        return player, name_of(player), dict(options)
-    if options:
-        raise InputError(f"policy_options: expected none for a policy that is no name, received {', '.join(options)}")
-    code = source_hash(policy)
-    player = own_policy(policy)
-    return player, player.name, {} if code is None else {"code": code}
-
-
-def _stored_code(folder: Path, name: str) -> str | None:
-    """Return the hash of the policy's code that the run in a folder stores; None if there is none.
-
-    The run can be resumed after a bug in the policy is fixed, but its groups are not played again.
-    """
-    with suppress(InputError):  # opening the run raises the error
-        header = manifest.read(folder).header
-        policy = None if header is None else header.config.get("policy")
-        if isinstance(policy, dict) and policy.get("name") == name:
-            return policy.get("code")
-    return None
+def _changes(folder: Path, earlier: Sequence[Session], session: Session, name: str) -> list[str]:
+    """Return warnings of what differs from the earlier sessions of a run without being part of its configuration."""
+    if not earlier:
+        return []
+    last, texts = earlier[-1], []
+    if last.endpoint != session.endpoint:
+        texts.append(f"{folder} was played with {last.endpoint} and is now resumed with {session.endpoint}")
+    if None not in (last.policy_code, session.policy_code) and last.policy_code != session.policy_code:
+        texts.append(
+            f"{folder} was played with other code of the policy {name}; its groups are not played again. Use another "
+            "folder to collect all of them with the new code."
+        )
+    return texts
 
 
 @contextmanager
@@ -407,5 +342,5 @@ def removed_if_unused(folder: Path) -> Iterator[None]:
     except BaseException:
         if new and folder.is_dir():
             with suppress(OSError, InputError), FolderLock(folder, "removing an empty run"):  # unless it is in use
-                remove_unused(new, {LOCK, manifest.NAME})
+                remove_unused(new, {LOCK, manifest.NAME, SESSIONS})
         raise

@@ -31,26 +31,8 @@ if TYPE_CHECKING:
     from hgpo_train.rollout.slots import Slots
 
 _WAIT_S = 0.2  # the longest wait for either environments or the policy: bounds the delay of should_stop
-_FAILING_TASKS = 3
-_LONGEST_ROWS = 4  # a rollout that hangs delays the stop by at most this many times the failures or the slots
+_FAILING_TASKS = 3  # one task whose rollouts all fail does not stop a collection
 _BOTH_WAIT_S = 0.002  # the longest wait for the policy while environments compute, whose results must not wait for it
-
-
-@dataclass(slots=True)
-class RowOfFailures:
-    """Rollouts that failed since the last step.
-
-    Attributes:
-        length: Number of them.
-        tasks: Their tasks.
-        began: Number of rollouts that had started when the first of them failed.
-        persists: Whether one of them had started after that.
-    """
-
-    length: int = 0
-    tasks: set[str] = field(default_factory=set)
-    began: int = 0
-    persists: bool = False
 
 
 @dataclass
@@ -66,14 +48,9 @@ class Tally:
         aborted: Number of rollouts that failed.
         won: Number of rollouts that solved their task.
         unknown: Number of rollouts that ended without failure and whose environment does not say whether they did.
-        score: Sum of the final scores of rollouts that did not fail.
-        policy_s: Seconds spent in the policy's calls in this thread.
-        environment_s: Seconds spent in engines and prompts.
         seconds: Seconds since the start.
         reasons: Number of failures by reason.
-        row: The rollouts that failed since the last step.
-        retried: Number of retried rollouts, which failed in an earlier run.
-        retries_failed: Number of retried rollouts that failed again.
+        failing: The task of each rollout that failed since the last step.
     """
 
     steps: int = 0
@@ -84,14 +61,9 @@ class Tally:
     aborted: int = 0
     won: int = 0
     unknown: int = 0
-    score: float = 0.0
-    policy_s: float = 0.0
-    environment_s: float = 0.0
     seconds: float = 0.0
     reasons: Counter[str] = field(default_factory=Counter)
-    row: RowOfFailures = field(default_factory=RowOfFailures)
-    retried: int = 0
-    retries_failed: int = 0
+    failing: list[str] = field(default_factory=list)
 
     @property
     def success(self) -> float | None:
@@ -100,10 +72,9 @@ class Tally:
         return self.won / known if known else None
 
     @property
-    def first_failures(self) -> FailureSummary:
-        """The failures of rollouts that were played for the first time."""
-        played, failed = self.trajectories - self.retried, self.aborted - self.retries_failed
-        return FailureSummary(played, failed, merged_reasons(self.reasons))
+    def failures(self) -> FailureSummary:
+        """The numbers of rollouts and of failed ones, with the reasons."""
+        return FailureSummary(self.trajectories, self.aborted, merged_reasons(self.reasons))
 
 
 @dataclass(slots=True)
@@ -117,7 +88,6 @@ class _Seat:
         action: The command that the engine executes, and whether the response was well formed; None while the engine
             starts the task.
         asked_at: Time of the last request to the policy, in seconds of `perf_counter`.
-        number: Number of the rollout in the order of starts.
     """
 
     slot: int
@@ -125,7 +95,6 @@ class _Seat:
     trajectory: Trajectory | None = None
     action: tuple[str, bool | None] | None = None
     asked_at: float = 0.0
-    number: int = 0
 
 
 class Collector:
@@ -138,10 +107,9 @@ class Collector:
         groups: The scheduler, which hands out groups and commits finished ones.
         tally: The counts to update, which may contain those of an earlier call.
         seed: The run's seed.
-        failures_allowed: Number of rollouts that fail without a step in between at which the run stops. The row must
-            contain three tasks, every rollout that was running when it began, and one that started later: a task that
-            always fails, a few requests that fail faster than others succeed, or one broken connection of all slots
-            does not stop a run.
+        failures_allowed: Number of rollouts that fail in a row, without a step in between, at which the run stops. They
+            must be at least two for each slot, and of three tasks: a task that always fails, a few requests that fail
+            faster than others succeed, or one broken connection of all slots does not stop a run.
         policy_timeout_s: Seconds after which a request without a reply fails.
     """
 
@@ -168,9 +136,8 @@ class Collector:
         self._asked: dict[int, _Seat] = {}  # by request id, oldest first, which _exchange relies on
         self._requests: list[Request] = []  # not yet submitted to the policy
         self._members: list[tuple[PlannedGroup, int]] = []  # members of the newest group that have not started
-        self._next_id = self._started = self._version = 0
-        self.tally, row = tally, tally.row
-        row.began, row.persists = 0, row.length > 0  # an earlier call may have ended within a row
+        self._next_id = self._version = 0
+        self.tally = tally
 
     def run(self, progress: Callable[[Tally], None], should_stop: Callable[[], bool]) -> None:
         """Play until every wanted group is finished. Finished groups are committed, also after an error.
@@ -186,7 +153,7 @@ class Collector:
         began = perf_counter() - self.tally.seconds
         try:
             while self._fill() and not should_stop():
-                self._check_row_of_failures()
+                self._stop_if_all_fail()
                 self._turn()
                 self.tally.seconds = perf_counter() - began
                 progress(self.tally)
@@ -205,8 +172,6 @@ class Collector:
                 self._members = [(group, member) for member in members][::-1]
             group, member = self._members.pop()
             seat = self._free.pop()
-            seat.number = self._started
-            self._started += 1
             seed = group.seed(self._seed, member)
             seat.trajectory = Trajectory(group, member, seed, seat.episode, clocked=not self._policy.reproducible)
             self._slots.call(seat.slot, "start", group.task_id)
@@ -220,11 +185,9 @@ class Collector:
                 self._arrived(self._seats[slot], outcome, seconds)
             self._fill()
             wait = 0
-        began = perf_counter()
         replies = attempt("PolicyFailed", self._exchange)
         if isinstance(replies, Failure):  # the policy raised: all open requests fail
             replies = [(request_id, replies) for request_id in self._asked]
-        self.tally.policy_s += perf_counter() - began
         for request_id, reply in replies:
             if seat := self._asked.pop(request_id, None):
                 self._replied(seat, reply)
@@ -249,11 +212,9 @@ class Collector:
     def _arrived(self, seat: _Seat, outcome: object, seconds: float) -> None:
         trajectory = seat.trajectory
         assert trajectory is not None
-        began = perf_counter()
         if isinstance(outcome, Failure) and self._failing_act_loses and seat.action is not None:
             outcome = State("", (), terminated=True, info={"lost": str(outcome)})
         failure = attempt("EnvironmentFailed", self._advance, seat, trajectory, outcome, seconds)
-        self.tally.environment_s += seconds + perf_counter() - began
         if failure is not None or seat.episode.done:
             self._end(seat, trajectory, failure)
 
@@ -275,8 +236,7 @@ class Collector:
             episode.observe(*action, state)
             trajectory.close_row(seconds)
             self.tally.steps += 1
-            if self.tally.row.length:
-                self.tally.row = RowOfFailures()
+            self.tally.failing.clear()
         if not episode.done:
             prompt = episode.prompt()
             trajectory.open_row(prompt)
@@ -335,39 +295,26 @@ class Collector:
         raise error
 
     def _end(self, seat: _Seat, trajectory: Trajectory, failure: Failure | None) -> None:
-        tally, again = self.tally, self._groups.is_retry(trajectory.group)
+        tally = self.tally
         tally.trajectories += 1
-        tally.retried += again
         if failure is None:
-            state = seat.episode.state
-            tally.won += state.won is True
-            tally.unknown += state.won is None
-            tally.score += state.score
+            tally.won += seat.episode.state.won is True
+            tally.unknown += seat.episode.state.won is None
         else:
             trajectory.abort(failure)
             tally.aborted += 1
-            tally.retries_failed += again
             tally.reasons[str(failure)] += 1
-            row = tally.row
-            if not row.length:
-                row.began = self._started
-            row.length += 1
-            row.persists |= seat.number >= row.began
-            row.tasks.add(trajectory.group.task_id)
+            tally.failing.append(trajectory.group.task_id)
         seat.trajectory = seat.action = None
         self._free.append(seat)
         self._groups.finish(trajectory)
 
-    def _check_row_of_failures(self) -> None:
-        """Stop if everything fails. See `failures_allowed`."""
-        tally, row, allowed = self.tally, self.tally.row, self._failures_allowed
-        if row.length < allowed or len(row.tasks) < min(_FAILING_TASKS, allowed) or not row.persists:
+    def _stop_if_all_fail(self) -> None:
+        """Raise if rollouts fail one after the other. See `failures_allowed`."""
+        failing, allowed = self.tally.failing, self._failures_allowed
+        if len(failing) < max(allowed, 2 * len(self._seats)) or len(set(failing)) < min(_FAILING_TASKS, allowed):
             return
-        oldest = min(seat.number for seat in self._seats if seat.trajectory is not None)
-        if oldest < row.began and row.length < _LONGEST_ROWS * max(allowed, len(self._seats)):
-            return
-        so_far = FailureSummary(tally.trajectories, tally.aborted, merged_reasons(tally.reasons))
         raise RolloutError(
-            f"stopped after {row.length} failures in a row: {so_far.describe()}. Finished groups are committed; "
-            "when the cause is fixed, run the same command again to resume and to retry them."
+            f"stopped after {len(failing)} failures in a row: {self.tally.failures.describe()}. Finished groups are "
+            "committed; when the cause is fixed, run the same command again to resume and to retry them."
         )

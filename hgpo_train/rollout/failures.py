@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Mapping
 
     import polars as pl
@@ -53,17 +52,13 @@ class FailureSummary:
     failed: int
     reasons: tuple[tuple[str, int], ...] = ()
 
-    def describe(self, noun: str = "rollouts") -> str:
-        """Return the counts and the most frequent reasons in one line.
-
-        Args:
-            noun: What the rollouts are called, in the plural.
-        """
+    def describe(self) -> str:
+        """Return the counts and the most frequent reasons in one line."""
         shown = [f"{times} × {reason.rstrip('.')}" for reason, times in self.reasons[:_SHOWN]]
         if others := sum(times for _, times in self.reasons[_SHOWN:]):
             shown.append(f"{others} × other reasons")
         share = self.failed / self.rollouts if self.rollouts else 0.0
-        return f"{self.failed} of {self.rollouts} {noun} failed ({share:.0%}): {'; '.join(shown)}"
+        return f"{self.failed} of {self.rollouts} rollouts failed ({share:.0%}): {'; '.join(shown)}"
 
 
 def allowed_in_a_row(rollouts: int, most: float = MAX_FAILED) -> int:
@@ -96,23 +91,11 @@ def merged_reasons(reasons: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
     return tuple(sorted(merged.values(), key=lambda counted: -counted[1]))
 
 
-def failures_of_run(run: str | os.PathLike[str]) -> FailureSummary:
-    """Summarize the failures in a run's folder; a folder without rows has none."""
-    from hgpo_datasets import scan_steps
-    from hgpo_envs.errors import InputError
-
-    try:
-        return failures_of_steps(scan_steps(run))
-    except InputError:
-        return FailureSummary(0, 0)
-
-
 def failures_of_steps(steps: pl.LazyFrame) -> FailureSummary:
     """Summarize the failures in a step table."""
-    import polars as pl
+    from hgpo_train.rollout.outcomes import rollout_table
 
-    last = steps.group_by("run", "trajectory").agg(pl.col("aborted").any(), pl.col("error").drop_nulls().first())
-    return failures_of(last.collect())
+    return failures_of(rollout_table(steps).select("aborted", "error").collect())
 
 
 def failures_of(rollouts: pl.DataFrame) -> FailureSummary:
@@ -122,23 +105,20 @@ def failures_of(rollouts: pl.DataFrame) -> FailureSummary:
     return FailureSummary(len(rollouts), len(failed), merged_reasons(dict(counts.iter_rows())))
 
 
-def raise_if_too_many(
-    failures: FailureSummary, most: float = MAX_FAILED, advice: str = "", noun: str = "rollouts"
-) -> None:
+def raise_if_too_many(failures: FailureSummary, most: float = MAX_FAILED, advice: str = "") -> None:
     """Raise if more than a given share of rollouts failed, or all of them.
 
     Args:
         failures: The counts of failures.
         most: The largest allowed share, in [0, 1].
         advice: A sentence to append to the message.
-        noun: What the rollouts are called, in the plural.
 
     Raises:
         RolloutError: More failed. The message contains the counts and the most frequent reasons.
     """
     failed, rollouts = failures.failed, failures.rollouts
     if failed and (failed > most * rollouts or failed == rollouts):
-        raise RolloutError(f"{failures.describe(noun)}. {advice}".rstrip())
+        raise RolloutError(f"{failures.describe()}. {advice}".rstrip())
 
 
 def raise_if_too_long(steps: pl.DataFrame) -> None:

@@ -14,6 +14,8 @@ from hgpo_envs.unicode_text import clean_text
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from hgpo_train.rollout.run import RolloutSpec
+
 Key = tuple[int, str, int]
 """The key of a group in a run: iteration, task id, group."""
 
@@ -50,27 +52,17 @@ class PlannedGroup:
         return text_hash(f"{run_seed}/{self.iteration}/{self.task_id}/{self.group}/{member}") % (1 << 63)
 
 
-def plan_groups(
-    ids: Sequence[str], *, order: str, seed: int, group_size: int, iteration: int = 0, skip: int = 0
-) -> Iterator[PlannedGroup]:
-    """Yield groups without end, in an order of `hgpo_envs.task_sampling`.
-
-    Args:
-        ids: Task ids of the split.
-        order: ``shuffled``, ``sweep``, ``random`` or ``verl-agent``.
-        seed: Seed of the order.
-        group_size: G, the number of rollouts per group.
-        iteration: Training iteration.
-        skip: Number of tasks to skip at the start of the order, which earlier iterations have played.
+def plan_groups(ids: Sequence[str], spec: RolloutSpec) -> Iterator[PlannedGroup]:
+    """Yield groups of the tasks of a split without end, in the order of a collection.
 
     Raises:
         InputError: A task id is not text, or contains lone surrogates.
     """
     times: dict[str, int] = {}
-    for position, task_id in enumerate(islice(task_stream(order, ids, seed), skip, None)):
+    for position, task_id in enumerate(islice(task_stream(spec.order, ids, spec.seed), spec.skip, None)):
         value: object = task_id
         if not isinstance(value, str) or clean_text(value) != value:
             raise InputError(f"expected text without lone surrogates as a task id, received {task_id!r}")
         group = times.get(task_id, 0)
         times[task_id] = group + 1
-        yield PlannedGroup(position, iteration, task_id, group, group_size)
+        yield PlannedGroup(position, spec.iteration, task_id, group, spec.group_size)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from hgpo_datasets import StepWriter
     from hgpo_train.rollout.group_plan import Key, PlannedGroup
+    from hgpo_train.rollout.run import ExecutionOptions, RolloutSpec
     from hgpo_train.rollout.trajectory import Row, Trajectory
 
 
@@ -70,17 +71,14 @@ class GroupScheduler:
 
     What is played does not depend on the order in which rollouts end; only the order of the groups in the files does.
 
+    With dynamic sampling, a group begins only while informative and active groups together are fewer than wanted. The
+    choice of groups therefore does not depend on the order in which they finish.
+
     Args:
         plan: The groups, without end.
-        wanted: Number of groups to collect.
+        spec: How many groups are wanted, and which are informative.
+        execution: How many finished groups are committed together.
         commit: Commits the rows of new groups, and rows that replace failed rollouts.
-        max_groups: Maximum number of groups to play with dynamic sampling, where `wanted` counts only informative
-            groups, those whose trajectories' outcomes are not all equal. A group begins only while informative groups
-            and active groups together are fewer than `wanted`, so the choice of groups does not depend on the order in
-            which they finish. None turns dynamic sampling off.
-        outcome: The outcome that makes a group informative, a key of `hgpo_train.rollout.outcomes.OUTCOMES`.
-        together: Number of finished groups that are committed together.
-        characters: Number of characters of prompts and responses in finished groups at which fewer are committed.
         done: Groups that are committed already and not played again, and whether each is informative.
         failed: Committed groups whose failed rollouts are retried, even if no further group is wanted. They are not in
             `done`.
@@ -89,20 +87,15 @@ class GroupScheduler:
     def __init__(
         self,
         plan: Iterator[PlannedGroup],
-        wanted: int,
+        spec: RolloutSpec,
+        execution: ExecutionOptions,
         commit: Callable[[list[Row], list[Row]], None],
-        *,
-        max_groups: int | None = None,
-        outcome: str = "reward",
-        together: int = 64,
-        characters: int = 8 << 20,
-        done: Mapping[Key, bool] | None = None,
-        failed: Mapping[Key, FailedGroup] | None = None,
+        done: Mapping[Key, bool],
+        failed: Mapping[Key, FailedGroup],
     ) -> None:
-        self._plan, self._wanted, self._max_groups, self._commit = plan, wanted, max_groups, commit
-        self._outcome, self._together, self._most_characters = OUTCOMES[outcome], together, characters
-        self._done, self._failed = done or {}, failed or {}
-        self._to_retry = Counter(iteration for iteration, _, _ in self._failed)
+        self._plan, self._spec, self._execution, self._commit = plan, spec, execution, commit
+        self._outcome, self._done, self._failed = OUTCOMES[spec.outcome], done, failed
+        self._to_retry = Counter(iteration for iteration, _, _ in failed)
         self._iteration = 0
         self._active: dict[int, _ActiveGroup] = {}
         self._new: list[Row] = []
@@ -128,10 +121,6 @@ class GroupScheduler:
             self.informative += self._done.get(group.key, False)
         return None
 
-    def is_retry(self, group: PlannedGroup) -> bool:
-        """Return whether a group's rollouts are retries of rollouts that failed in an earlier run."""
-        return group.key in self._failed
-
     def finish(self, trajectory: Trajectory) -> None:
         """Add a finished trajectory. Commit finished groups if there are enough of them."""
         group = trajectory.group
@@ -146,11 +135,12 @@ class GroupScheduler:
         del self._active[group.position]
         self.informative += len(set(active.outcomes)) > 1
         self._characters += active.characters
-        rows = self._again if self.is_retry(group) else self._new
+        rows = self._again if group.key in self._failed else self._new
         for _, member_rows in sorted(active.rows.items()):
             rows += member_rows
         self._finished += 1
-        if self._finished >= self._together or self._characters >= self._most_characters:
+        limits = self._execution
+        if self._finished >= limits.groups_per_shard or self._characters >= limits.shard_characters:
             self.flush()
 
     def flush(self) -> None:
@@ -161,9 +151,10 @@ class GroupScheduler:
             self._commit(new, again)
 
     def _may_begin(self) -> bool:
-        if self._max_groups is None:
-            return self.begun < self._wanted
-        return self.begun < self._max_groups and self.informative + len(self._active) < self._wanted
+        wanted, most = self._spec.tasks, self._spec.max_groups
+        if most is None:
+            return self.begun < wanted
+        return self.begun < most and self.informative + len(self._active) < wanted
 
     def _must_retry(self) -> bool:
         """Return whether to continue the plan only to retry failed rollouts, although no further group is wanted.
@@ -171,5 +162,5 @@ class GroupScheduler:
         An earlier run may have played more groups than this one needs, because failures hid that groups were
         informative. While groups are active, it is unknown whether the next one is wanted.
         """
-        max_groups = self._wanted if self._max_groups is None else self._max_groups
-        return not self._active and self._to_retry[self._iteration] > 0 and self.begun < max_groups
+        most = self._spec.max_groups or self._spec.tasks
+        return not self._active and self._to_retry[self._iteration] > 0 and self.begun < most

@@ -41,7 +41,7 @@ def live_progress(expected: int, *, shown: bool = True) -> Iterator[Callable[[Ta
     )
     last = 0.0
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("rollouts", total=expected, summary="")
+        task = bar.add_task("rollouts", total=max(0, expected), summary="")
 
         def show(tally: Tally) -> None:
             nonlocal last

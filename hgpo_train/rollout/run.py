@@ -7,12 +7,13 @@ import signal
 import threading
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import gymnasium
+from msgspec import Meta
 
 import hgpo_envs
-from hgpo_envs.errors import InputError, one_line, unknown
+from hgpo_envs.errors import InputError, unknown
 from hgpo_envs.task_sampling import TASK_SAMPLINGS
 from hgpo_train.rollout.collector import Collector, Tally
 from hgpo_train.rollout.failures import allowed_in_a_row
@@ -21,6 +22,7 @@ from hgpo_train.rollout.group_scheduler import GroupScheduler, collected_groups
 from hgpo_train.rollout.outcomes import OUTCOMES
 from hgpo_train.rollout.slots import LocalSlots, Slots, ThreadSlots
 from hgpo_train.rollout.trajectory import columns_of
+from hgpo_train.settings import NonNegativeInt, PositiveFloat, PositiveInt, Settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -34,7 +36,7 @@ gymnasium.register_envs(hgpo_envs)
 
 
 @dataclass(frozen=True)
-class RolloutSpec:
+class RolloutSpec(Settings):
     """The content of a collection. The same values give the same step table.
 
     Attributes:
@@ -52,52 +54,36 @@ class RolloutSpec:
         InputError: A value is out of range.
     """
 
-    tasks: int
-    group_size: int = 1
-    seed: int = 0
+    tasks: PositiveInt
+    group_size: PositiveInt = 1
+    seed: Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)] = 0
     order: str = "shuffled"
-    iteration: int = 0
-    skip: int = 0
-    max_groups: int | None = None
+    iteration: NonNegativeInt = 0
+    skip: NonNegativeInt = 0
+    max_groups: PositiveInt | None = None
     outcome: str = "reward"
 
     def __post_init__(self) -> None:
-        for name, least in (("tasks", 1), ("group_size", 1), ("iteration", 0), ("skip", 0)):
-            check_integer(name, getattr(self, name), least)
-        check_integer("seed", self.seed)
-        if not -(1 << 63) <= self.seed < 1 << 63:
-            raise InputError(f"seed: expected an integer of at most 64 bits, received {self.seed}")
+        super().__post_init__()
         if self.order not in TASK_SAMPLINGS:
             raise InputError(unknown("task order", self.order, TASK_SAMPLINGS))
-        if self.max_groups is not None:
-            check_integer("max_groups", self.max_groups)
-            if self.max_groups < self.tasks:
-                raise InputError(
-                    f"max_groups: expected at least the number of wanted groups ({self.tasks}), received "
-                    f"{self.max_groups}"
-                )
         if self.outcome not in OUTCOMES:
-            raise InputError(f"outcome: expected one of {', '.join(OUTCOMES)}, received {self.outcome!r}")
+            raise InputError(unknown("outcome", self.outcome, OUTCOMES))
+        if self.max_groups is not None and self.max_groups < self.tasks:
+            raise InputError(f"max_groups: expected at least {self.tasks} wanted groups, received {self.max_groups}")
 
-
-def check_integer(name: str, value: object, least: int | None = None) -> None:
-    """Check that a value is an integer of at least `least`.
-
-    Raises:
-        InputError: It is not.
-    """
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise InputError(f"{name}: expected an integer, received {one_line(repr(value))}")
-    if least is not None and value < least:
-        raise InputError(f"{name}: expected at least {least}, received {value}")
+    @property
+    def rollouts(self) -> int:
+        """The largest number of rollouts."""
+        return (self.max_groups or self.tasks) * self.group_size
 
 
 @dataclass(frozen=True)
-class ExecutionOptions:
+class ExecutionOptions(Settings):
     """How a collection is executed. The values affect its duration, not its content.
 
     Attributes:
-        slots: Number of environments that run concurrently.
+        slots: Number of environments that run concurrently. Default: 256, or one per processor with `workers`.
         workers: Whether each environment runs in its own subprocess.
         worker_timeout_s: Maximum seconds for a command in a worker; a worker that takes longer is killed.
         policy_timeout_s: Maximum seconds for a reply of the policy; a request that takes longer fails.
@@ -112,27 +98,18 @@ class ExecutionOptions:
         InputError: A value is out of range.
     """
 
-    slots: int = 256
+    slots: PositiveInt | None = None
     workers: bool = False
-    worker_timeout_s: float = 300.0
-    policy_timeout_s: float = 3600.0
-    groups_per_shard: int = 64
-    shard_characters: int = 8 << 20
-    max_consecutive_failures: int | None = None
+    worker_timeout_s: PositiveFloat = 300.0
+    policy_timeout_s: PositiveFloat = 3600.0
+    groups_per_shard: PositiveInt = 64
+    shard_characters: PositiveInt = 8 << 20
+    max_consecutive_failures: PositiveInt | None = None
 
     def __post_init__(self) -> None:
-        for name in ("slots", "groups_per_shard", "shard_characters", "max_consecutive_failures"):
-            if getattr(self, name) is not None:
-                check_integer(name, getattr(self, name), 1)
-        for name in ("worker_timeout_s", "policy_timeout_s"):
-            value = getattr(self, name)
-            if not isinstance(value, int | float) or not value > 0:
-                raise InputError(f"{name}: expected more than 0 seconds, received {one_line(repr(value))}")
-
-
-def default_slots(*, workers: bool) -> int:
-    """Return the default number of slots: one per processor if each environment is a process."""
-    return max(2, os.cpu_count() or 1) if workers else ExecutionOptions.slots
+        super().__post_init__()
+        if self.slots is None:
+            object.__setattr__(self, "slots", max(2, os.cpu_count() or 1) if self.workers else 256)
 
 
 def collect_groups(
@@ -178,26 +155,8 @@ def collect_groups(
                 store({"env_id": [handle.env_id] * len(rows), **columns_of(rows)})
         writer.commit()
 
-    groups = GroupScheduler(
-        plan_groups(
-            handle.tasks,
-            order=spec.order,
-            seed=spec.seed,
-            group_size=spec.group_size,
-            iteration=spec.iteration,
-            skip=spec.skip,
-        ),
-        spec.tasks,
-        commit,
-        max_groups=spec.max_groups,
-        outcome=spec.outcome,
-        together=execution.groups_per_shard,
-        characters=execution.shard_characters,
-        done=done,
-        failed=failed,
-    )
-    rollouts = (spec.max_groups or spec.tasks) * spec.group_size
-    count = min(execution.slots, rollouts)
+    groups = GroupScheduler(plan_groups(handle.tasks, spec), spec, execution, commit, done, failed)
+    count = min(execution.slots or 1, spec.rollouts)
     concurrent: int | None = getattr(handle.shared.source, "concurrent", None)
     slots: Slots
     if execution.workers:
@@ -215,7 +174,7 @@ def collect_groups(
         groups,
         tally,
         seed=spec.seed,
-        failures_allowed=execution.max_consecutive_failures or allowed_in_a_row(rollouts),
+        failures_allowed=execution.max_consecutive_failures or allowed_in_a_row(spec.rollouts),
         policy_timeout_s=execution.policy_timeout_s,
     )
     try:

@@ -43,8 +43,7 @@ class Slots(Protocol):
     @property
     def engines(self) -> Sequence[Engine | None]: ...  # noqa: D102 - see above
 
-    @property
-    def busy(self) -> int: ...  # noqa: D102 - see above
+    busy: int
 
     def call(self, slot: int, method: str, text: str) -> None:
         """Call a slot's engine, now or soon: ``start`` with a task id, or ``act`` with a command."""
@@ -64,21 +63,18 @@ class LocalSlots:
 
     def __init__(self, engines: Sequence[Engine]) -> None:
         self.engines = engines
+        self.busy = 0
         self._results: list[SlotResult] = []
-
-    @property
-    def busy(self) -> int:
-        """See `Slots`."""
-        return len(self._results)
 
     def call(self, slot: int, method: str, text: str) -> None:
         """See `Slots`."""
+        self.busy += 1
         self._results.append(_result(slot, self.engines[slot], method, text))
 
     def collect(self, timeout: float) -> Sequence[SlotResult]:
         """See `Slots`."""
         del timeout
-        results, self._results = self._results, []
+        results, self._results, self.busy = self._results, [], 0
         return results
 
     def close(self) -> None:

@@ -149,9 +149,12 @@ def test_the_command_resumes_compares_and_prints_json(tmp_path: Path, hgpo) -> N
         (["--seeds", "1,1"], "seeds: expected distinct integers"),
         (["--split", "valid_sean"], "did you mean 'valid_seen'"),
         (["--temperature", "0.1"], "does not sample"),
-        (["--slots", "0"], "slots: expected at least 1"),
+        (["--slots", "0"], "slots: expected int >= 1"),
         (["--price-in", "-1"], "--price-in: expected a price of at least 0"),
-        (["--policy", "openai:tiny", "--policy-option", "base_url=localhost:8000"], "write 'http://localhost:8000'"),
+        (
+            ["--policy", "openai:tiny", "--policy-option", "base_url=localhost:8000"],
+            "expected an address such as http://localhost:8000/v1, received",
+        ),
     ],
 )
 def test_bad_input_is_one_line_and_leaves_no_folder(tmp_path: Path, hgpo, arguments: list[str], line: str) -> None:

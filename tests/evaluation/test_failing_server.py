@@ -83,7 +83,7 @@ def test_an_evaluation_that_failed_is_repaired_on_another_port_with_another_key(
         before = len(api.bodies)
         assert run(api.url, out)[0] == 0  # nothing is left to play
         assert len(api.bodies) == before
-        assert [one.endpoint for one in read_sessions(out)] == [first, api.url]
+        assert [one.endpoint for one in read_sessions(out)] == [first, api.url, api.url]
     assert rows(out).equals(rows(sound))
     assert episode_table(scan_steps(out)).equals(episode_table(scan_steps(sound)))
     assert [summary(out)[key] for key in ("results", "episodes", "complete", "policy")] == [

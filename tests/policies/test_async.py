@@ -78,17 +78,6 @@ def test_any_exception_of_a_coroutine_becomes_a_failure(concurrency):
     ]
 
 
-def test_a_reply_has_a_deadline():
-    policy = Acting()
-    policy.deadline_s = 0.05
-    try:
-        late, quick = ask(policy, ["wait", "a"])
-    finally:
-        policy.close()
-    assert late == Failure("PolicyTimedOut", "no answer within 0.05 s")
-    assert quick == Reply("a")
-
-
 @pytest.mark.parametrize("prompts", [[], ["wait"] * 300, ["refuse to end"], ["block"]])
 def test_closing_is_bounded_with_running_coroutines(monkeypatch, prompts):
     monkeypatch.setattr(base, "CLOSING_S", 1.0)

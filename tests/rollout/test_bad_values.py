@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import sys
 import tempfile
 from pathlib import Path
 
@@ -24,8 +23,8 @@ from hgpo_train.policies.validation import checked_reply, checked_state, checked
 from hgpo_train.rollout.env_handle import EnvHandle
 from hgpo_train.rollout.run import ExecutionOptions, RolloutSpec, collect_groups
 
-WHAT = RolloutSpec(tasks=6, group_size=2, seed=3)
-MACHINE = ExecutionOptions(slots=5, groups_per_shard=4, max_consecutive_failures=64)
+SPEC = RolloutSpec(tasks=6, group_size=2, seed=3)
+EXECUTION = ExecutionOptions(slots=5, groups_per_shard=4, max_consecutive_failures=64)
 
 
 class Nasty:
@@ -49,8 +48,13 @@ class Shouting(str):
         raise RuntimeError("shouting")
 
 
+def spoilt(value, garbage: dict):
+    """Return a value with fields replaced by garbage; the field "whole" replaces the value."""
+    return garbage["whole"] if "whole" in garbage else dataclasses.replace(value, **garbage)
+
+
 class Wild(BatchPolicy):
-    """Random play that answers `garbage[task, step]` where there is one: a whole reply, or fields of one."""
+    """Random play whose replies are spoilt by `garbage[task, step]`."""
 
     name, reproducible = "wild", True
 
@@ -59,12 +63,9 @@ class Wild(BatchPolicy):
         self._garbage, self._play = garbage, RandomPolicy("response")
 
     def respond(self, requests):
-        return [self._reply(request) for request in requests]
-
-    def _reply(self, request):
-        sound = self._play.respond([request])[0]
-        bad = self._garbage.get((request.task.id, request.step), {})
-        return bad["whole"] if "whole" in bad else dataclasses.replace(sound, **bad)
+        replies = self._play.respond(requests)
+        pairs = zip(requests, replies, strict=True)
+        return [spoilt(reply, self._garbage.get((request.task.id, request.step), {})) for request, reply in pairs]
 
 
 class WildEngine(DoorsEngine):
@@ -72,15 +73,11 @@ class WildEngine(DoorsEngine):
 
     def start(self, task_id):
         self.task_id, self.taken = task_id, 0
-        return self._spoilt(super().start(task_id))
+        return spoilt(super().start(task_id), self.garbage.get((task_id, 0), {}))
 
     def act(self, command):
         self.taken += 1
-        return self._spoilt(super().act(command))
-
-    def _spoilt(self, state):
-        bad = self.garbage.get((self.task_id, self.taken), {})
-        return bad["whole"] if "whole" in bad else dataclasses.replace(state, **bad)
+        return spoilt(super().act(command), self.garbage.get((self.task_id, self.taken), {}))
 
 
 class WildSource(DoorsSource):
@@ -89,8 +86,7 @@ class WildSource(DoorsSource):
         self.garbage, self.spoilt_tasks = garbage or {}, tasks or {}
 
     def task(self, task_id):
-        bad = self.spoilt_tasks.get(task_id, {})
-        return bad["whole"] if "whole" in bad else dataclasses.replace(super().task(task_id), **bad)
+        return spoilt(super().task(task_id), self.spoilt_tasks.get(task_id, {}))
 
     def engine(self):
         engine = WildEngine(self._tasks)
@@ -100,99 +96,70 @@ class WildSource(DoorsSource):
 
 def handle(source) -> EnvHandle:
     shared = share(source)
-    return EnvHandle(
-        "Wild-v0", shared, settings_for("Doors", action_format="response", max_steps=9), Split(shared, "train")
-    )
+    episodes = settings_for("Doors", action_format="response", max_steps=9)
+    return EnvHandle("Wild-v0", shared, episodes, Split(shared, "train"))
 
 
-def play(folder: Path, policy, source=None):
-    with StepWriter(folder, run="a run", config={}) as writer:
-        tally = collect_groups(handle(source or WildSource()), policy, writer, WHAT, MACHINE)
-    report = verify(folder)
-    assert report.ok, report.problems
-    return tally, scan_steps(folder).sort("trajectory", "step").collect()
+def play(policy, source=None, execution=EXECUTION):
+    with tempfile.TemporaryDirectory() as folder:
+        with StepWriter(Path(folder) / "run", run="a run", config={}) as writer:
+            tally = collect_groups(handle(source or WildSource()), policy, writer, SPEC, execution)
+        report = verify(Path(folder) / "run")
+        assert report.ok, report.problems
+        return tally, scan_steps(Path(folder) / "run").sort("trajectory", "step").collect()
 
 
 @pytest.fixture(scope="module")
-def sound(tmp_path_factory) -> pl.DataFrame:
-    return play(tmp_path_factory.mktemp("sound") / "run", Wild({}))[1]
+def sound() -> pl.DataFrame:
+    return play(Wild({}))[1]
 
 
 TEXTS = st.text(st.characters(exclude_categories=[]), max_size=8)
+ODD = [2**31, -(2**31) - 1, 2**63, 10**400, -1, 0, 3, math.nan, math.inf, 1e308, np.float32("nan"), np.int64(7)]
 LEAVES = st.one_of(
     st.none(),
     st.booleans(),
     st.integers(),
-    st.sampled_from([2**31, -(2**31) - 1, 2**63, 10**400, -1, 0, 3]),
     st.floats(),
-    st.sampled_from([math.nan, math.inf, -math.inf, 1e308, -0.0, np.float32("nan"), np.int64(7), np.bool_(True)]),
+    st.sampled_from([*ODD, np.bool_(True), np.array([math.nan]), np.array(["a"]), np.array(3), np.zeros((2, 2))]),
     TEXTS,
     st.binary(max_size=4),
     st.builds(Nasty),
     st.builds(Shouting, TEXTS),
-    st.builds(object),
 )
-ARRAYS = st.sampled_from(
-    [
-        np.arange(3),
-        np.array([math.nan]),
-        np.array(["a"]),
-        np.array(3),
-        np.zeros((2, 2)),
-        np.array([Nasty()], dtype=object),
-    ]
-)
-GARBAGE = st.one_of(
-    LEAVES, ARRAYS, st.lists(LEAVES, max_size=4), st.dictionaries(TEXTS, LEAVES, max_size=2), st.tuples(LEAVES, LEAVES)
-)
-REPLIES = st.one_of(
-    st.fixed_dictionaries({"whole": GARBAGE}),
-    st.dictionaries(
-        st.sampled_from([field.name for field in dataclasses.fields(Reply)]), GARBAGE, min_size=1, max_size=3
-    ),
-    st.fixed_dictionaries({"whole": st.builds(Failure, TEXTS, TEXTS)}),
-)
-STATES = st.one_of(
-    st.fixed_dictionaries({"whole": GARBAGE}),
-    st.dictionaries(
-        st.sampled_from([field.name for field in dataclasses.fields(State)]), GARBAGE, min_size=1, max_size=3
-    ),
-)
-TASKS = st.one_of(
-    st.fixed_dictionaries({"whole": GARBAGE}),
-    st.dictionaries(
-        st.sampled_from([field.name for field in dataclasses.fields(Task)]), GARBAGE, min_size=1, max_size=3
-    ),
-)
+GARBAGE = LEAVES | st.lists(LEAVES, max_size=4) | st.dictionaries(TEXTS, LEAVES, max_size=2)
 WHERE = st.tuples(st.sampled_from([f"train-{n}" for n in range(20)]), st.integers(0, 4))
 
 
-def spared(steps: pl.DataFrame, sound: pl.DataFrame, spoilt: set[str]) -> None:
+def parts_of(kind: type) -> st.SearchStrategy[dict]:
+    fields = st.sampled_from([field.name for field in dataclasses.fields(kind)])
+    return st.fixed_dictionaries({"whole": GARBAGE}) | st.dictionaries(fields, GARBAGE, min_size=1, max_size=3)
+
+
+def check_spared(tally, steps: pl.DataFrame, sound: pl.DataFrame, tasks: set[str]) -> None:
     """Check that trajectories of other tasks equal those of a run without invalid values."""
-    other = ~pl.col("task_id").is_in(sorted(spoilt))
+    other = ~pl.col("task_id").is_in(sorted(tasks))
     assert steps.filter(other).equals(sound.filter(other))
     assert steps["trajectory"].n_unique() == sound["trajectory"].n_unique()
     aborted = steps.filter("aborted")
-    assert aborted["error"].str.contains(r"^\w+: .").all() or aborted["error"].str.len_chars().min() > 0
+    assert aborted["error"].str.len_chars().min() != 0
     assert aborted["error"].null_count() == 0
+    assert tally.aborted == len(aborted)
 
 
 @settings(max_examples=settings.default.max_examples // 10)
-@given(st.dictionaries(WHERE, REPLIES, max_size=6))
+@given(st.dictionaries(WHERE, parts_of(Reply), max_size=6))
 def test_any_reply(sound, garbage):
-    with tempfile.TemporaryDirectory() as folder:
-        tally, steps = play(Path(folder) / "run", Wild(garbage))
-    spared(steps, sound, {task for task, _ in garbage})
-    assert tally.aborted == steps.filter("aborted").height
+    check_spared(*play(Wild(garbage)), sound, {task for task, _ in garbage})
 
 
 @settings(max_examples=settings.default.max_examples // 10)
-@given(st.dictionaries(WHERE, STATES, max_size=6), st.dictionaries(WHERE.map(lambda at: at[0]), TASKS, max_size=2))
+@given(
+    st.dictionaries(WHERE, parts_of(State), max_size=6),
+    st.dictionaries(WHERE.map(lambda at: at[0]), parts_of(Task), max_size=2),
+)
 def test_any_state_and_any_task(sound, garbage, tasks):
-    with tempfile.TemporaryDirectory() as folder:
-        tally, steps = play(Path(folder) / "run", Wild({}), WildSource(garbage, tasks))
-    spared(steps, sound, {task for task, _ in garbage} | set(tasks))
-    assert tally.aborted == steps.filter("aborted").height
+    check_spared(*play(Wild({}), WildSource(garbage, tasks)), sound, {task for task, _ in garbage} | set(tasks))
 
 
 class Odd(BatchPolicy):
@@ -211,68 +178,39 @@ class Odd(BatchPolicy):
         return self.collected
 
 
-@settings(max_examples=settings.default.max_examples // 10)
-@given(
-    st.one_of(LEAVES, st.lists(LEAVES, min_size=1, max_size=3)).filter(
-        lambda value: not hasattr(value, "__len__") or isinstance(value, Nasty) or len(value)
-    )
-)
-def test_a_policy_that_collects_nonsense_fails_its_requests(garbage):
-    with tempfile.TemporaryDirectory() as folder:
-        tally, _ = play(Path(folder) / "run", Odd(garbage))
-    assert tally.aborted == tally.trajectories == 12
-
-
-def test_a_policy_that_never_answers_is_not_waited_for(tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        sys.modules[__name__], "MACHINE", ExecutionOptions(slots=5, policy_timeout_s=0.05, max_consecutive_failures=64)
-    )
-    tally, steps = play(tmp_path / "run", Odd([]))
-    assert tally.aborted == 12
-    assert set(steps["error"]) == {"PolicyTimedOut: no answer within 0.05 s"}
-
-
-@pytest.mark.parametrize("pair", [(1,), "ab", ([], Reply("x")), ("x", Reply("x")), None, (1, 2, 3)])
-def test_a_policy_that_collects_no_pairs_fails_its_requests(tmp_path, pair):
-    tally, steps = play(tmp_path / "run", Odd([pair]))
+@pytest.mark.parametrize("collected", [Nasty(), 3, [(1,)], ["ab"], [([], Reply("x"))], [("x", Reply("x"))], [None]])
+def test_a_policy_that_collects_no_pairs_fails_its_requests(collected):
+    tally, steps = play(Odd(collected))
     assert tally.aborted == tally.trajectories == 12
     assert steps["error"].str.starts_with("PolicyFailed: ").all()
+
+
+def test_a_policy_that_never_answers_is_not_waited_for():
+    tally, steps = play(Odd([]), execution=dataclasses.replace(EXECUTION, policy_timeout_s=0.05))
+    assert tally.aborted == 12
+    assert set(steps["error"]) == {"PolicyTimedOut: no answer within 0.05 s"}
 
 
 @pytest.mark.parametrize(
     ("fields", "line"),
     [
         ({"response": 3}, "response: expected text, received int 3"),
-        ({"response": None}, "response: expected text, received None"),
-        ({"finish_reason": 3}, "finish_reason: expected text, received int 3"),
         ({"prompt": b"x"}, "prompt: expected text, received bytes b'x'"),
-        ({"response_logprobs": [math.nan]}, "response_logprobs: expected numbers below infinity, received nan"),
-        ({"response_logprobs": [0.0, math.inf]}, "response_logprobs: expected numbers below infinity, received inf"),
-        ({"response_logprobs": ["-0.5"]}, "response_logprobs: expected numbers, received str '-0.5'"),
-        ({"response_logprobs": [None]}, "response_logprobs: expected numbers, received None"),
-        ({"response_logprobs": "-0.5"}, "response_logprobs: expected a list of numbers, received str '-0.5'"),
-        (
-            {"response_token_ids": [1.5]},
-            "response_token_ids: expected integers from 0 to 2147483647, received float 1.5",
-        ),
-        ({"response_token_ids": ["1"]}, "response_token_ids: expected integers from 0 to 2147483647, received str '1'"),
-        (
-            {"prompt_token_ids": [2**31]},
-            "prompt_token_ids: expected integers from 0 to 2147483647, received 2147483648",
-        ),
-        ({"prompt_token_ids": [-1]}, "prompt_token_ids: expected integers from 0 to 2147483647, received -1"),
-        ({"prompt_token_ids": {1: 2}}, "prompt_token_ids: expected a list of token ids, received dict {1: 2}"),
-        (
-            {"response_token_ids": [1, 2], "response_logprobs": [-0.5]},
-            "expected one log-probability for each of 2 tokens, received 1",
-        ),
-        ({"cut_pairs": -1}, "cut_pairs: expected an integer from 0 to 2147483647, received int -1"),
+        ({"response_logprobs": [math.nan]}, "response_logprobs: expected numbers from -inf to 3.4e+38, received list"),
+        ({"response_logprobs": [0, math.inf]}, "response_logprobs: expected numbers from -inf to 3.4e+38, received"),
+        ({"response_logprobs": "-0.5"}, "response_logprobs: expected numbers from -inf to 3.4e+38, received str"),
+        ({"response_token_ids": [1.5]}, "response_token_ids: expected integers from 0 to 2147483647, received list"),
+        ({"response_token_ids": [True]}, "response_token_ids: expected integers from 0 to 2147483647, received list"),
+        ({"prompt_token_ids": [2**31]}, "prompt_token_ids: expected integers from 0 to 2147483647, received list"),
+        ({"prompt_token_ids": {1: 2}}, "prompt_token_ids: expected integers from 0 to 2147483647, received dict"),
+        ({"response_token_ids": [1, 2], "response_logprobs": [-0.5]}, "expected one log-probability for each of 2 tok"),
         ({"cut_tokens": 2.0}, "cut_tokens: expected an integer from 0 to 2147483647, received float 2.0"),
-        ({"cut_tokens": True}, "cut_tokens: expected an integer from 0 to 2147483647, received bool True"),
     ],
 )
 def test_invalid_replies_name_the_value(fields, line):
-    assert checked_reply(Reply(**{"response": "look", **fields})) == Failure("PolicyFailed", line)
+    failure = checked_reply(Reply(**{"response": "look", **fields}))
+    assert isinstance(failure, Failure)
+    assert str(failure).startswith(f"PolicyFailed: {line}")
 
 
 @pytest.mark.parametrize(
@@ -281,21 +219,16 @@ def test_invalid_replies_name_the_value(fields, line):
         ({"text": None}, "state text: expected text, received None"),
         ({"actions": "look"}, "admissible actions: expected a list of texts, received str 'look'"),
         ({"actions": ["look", 3]}, "admissible actions: expected text, received int 3"),
-        ({"reward": math.nan}, "reward: expected a finite number, received float nan"),
-        ({"reward": math.inf}, "reward: expected a finite number, received float inf"),
         ({"reward": 1e308}, "reward: expected a finite number, received float 1e+308"),
-        ({"reward": "1"}, "reward: expected a finite number, received str '1'"),
-        ({"score": None}, "score: expected a finite number, received None"),
+        ({"score": math.nan}, "score: expected a finite number, received float nan"),
         ({"won": 1}, "won: expected true or false, received int 1"),
-        ({"terminated": "no"}, "terminated: expected true or false, received str 'no'"),
     ],
 )
 def test_invalid_states_name_the_value(fields, line):
-    state = dataclasses.replace(State("here", ["look"], True, False, False, 0.0, 0.0, {}), **fields)
-    assert checked_state(state) == Failure("EnvironmentFailed", line)
+    assert checked_state(State(**{"text": "here", "actions": [], **fields})) == Failure("EnvironmentFailed", line)
 
 
-def test_valid_values_are_unchanged():
+def test_valid_values_are_unchanged_and_lone_surrogates_become_replacement_characters():
     reply = Reply("look", "p", [0, 2**31 - 1], [5], [-math.inf], None, 0, 3)
     assert checked_reply(reply) == reply
     numbers = Reply("look", None, np.arange(2), (np.int32(5),), np.array([-0.5], dtype=np.float32))
@@ -304,12 +237,8 @@ def test_valid_values_are_unchanged():
     assert checked_state(state) == dataclasses.replace(state, reward=1.0)
     task = Task("t", "train", "do it", "kind", {"a": "1"})
     assert checked_task(task) == task
-
-
-def test_lone_surrogates_become_replacement_characters():
-    reply = checked_reply(Reply("a\ud800b\udfff \ud83d\ude00"))
-    assert reply.response == "a\ufffdb\ufffd \U0001f600"
-    state = checked_state(State("\udc80", ["go \udfff"], True, False, False, 0.0, 0.0, {}))
+    assert checked_reply(Reply("a\ud800b\udfff \ud83d\ude00")).response == "a\ufffdb\ufffd \U0001f600"
+    state = checked_state(State("\udc80", ["go \udfff"]))
     assert (state.text, state.actions) == ("\ufffd", ("go \ufffd",))
 
 
@@ -319,7 +248,7 @@ def test_errors_not_caused_by_a_trajectory_are_raised(tmp_path):
             raise InputError("this run is finished")
 
     with Full(tmp_path / "run") as writer, pytest.raises(InputError, match="this run is finished"):
-        collect_groups(handle(WildSource()), Wild({}), writer, WHAT, MACHINE)
+        collect_groups(handle(WildSource()), Wild({}), writer, SPEC, EXECUTION)
 
 
 @pytest.mark.parametrize("ids", [[3], ["\ud800"], [None]])
@@ -327,4 +256,4 @@ def test_task_ids_that_are_not_text_are_refused(tmp_path, ids):
     source = WildSource()
     source.ids = lambda split: ids
     with StepWriter(tmp_path / "run") as writer, pytest.raises(InputError, match="as a task id, received"):
-        collect_groups(handle(source), Wild({}), writer, WHAT, MACHINE)
+        collect_groups(handle(source), Wild({}), writer, SPEC, EXECUTION)

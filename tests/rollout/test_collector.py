@@ -356,26 +356,18 @@ def test_informative_groups_depend_on_the_outcome(runs, outcome, end):
     assert told("whole")["said"][-1]
 
 
-@pytest.mark.parametrize(
-    ("values", "line"),
-    [
-        ({"tasks": 0}, "tasks: expected at least 1, received 0"),
-        ({"tasks": 2, "group_size": 0}, "group_size: expected at least 1, received 0"),
-        ({"tasks": 5, "max_groups": 4}, "max_groups: expected at least the number of wanted groups (5), received 4"),
-        ({"tasks": 5, "outcome": "won"}, "outcome: expected one of reward, success, score, received 'won'"),
-    ],
-)
-def test_bad_collections(values, line):
-    with pytest.raises(InputError) as caught:
-        RolloutSpec(**values)
-    assert str(caught.value) == line
-
-
-def test_invalid_execution_options_and_unknown_order(runs):
-    with pytest.raises(InputError, match="slots: expected at least 1, received 0"):
+def test_bad_collections():
+    for values, line in (
+        ({"tasks": 0}, "tasks: expected int >= 1, received 0"),
+        ({"tasks": 2, "group_size": 0}, "group_size: expected int >= 1, received 0"),
+        ({"tasks": 5, "max_groups": 4}, "max_groups: expected at least 5 wanted groups, received 4"),
+        ({"tasks": 5, "outcome": "won"}, "unknown outcome 'won'"),
+        ({"tasks": 1, "order": "shufled"}, "unknown task order 'shufled'; did you mean 'shuffled'"),
+    ):
+        with pytest.raises(InputError, match=line):
+            RolloutSpec(**values)
+    with pytest.raises(InputError, match="slots: expected int >= 1, received 0"):
         ExecutionOptions(slots=0)
-    with pytest.raises(InputError, match="unknown task order 'shufled'; did you mean 'shuffled'"):
-        runs.collect("run", spec=RolloutSpec(tasks=1, order="shufled"))
 
 
 class Dead(BatchPolicy):

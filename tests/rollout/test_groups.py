@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from hgpo_train.rollout.group_plan import Key, PlannedGroup
 from hgpo_train.rollout.group_scheduler import FailedGroup, GroupScheduler
+from hgpo_train.rollout.run import ExecutionOptions, RolloutSpec
 
 SIZE = 3
 END = st.sampled_from([0.0, 0.0, 1.0])
@@ -75,7 +76,12 @@ def play(table, ends, wanted, most, *, failing=frozenset(), choose=lambda _: 0, 
     """Simulate one run of the command: rollouts end in the order of `choose`, or the run stops after some turns."""
     done, failed = table.earlier()
     groups = GroupScheduler(
-        map(group, count()), wanted, table.commit, max_groups=most, together=2, done=done, failed=failed
+        map(group, count()),
+        RolloutSpec(wanted, SIZE, max_groups=most),
+        ExecutionOptions(groups_per_shard=2),
+        table.commit,
+        done,
+        failed,
     )
     members: list[tuple[PlannedGroup, int]] = []
     going: list[tuple[PlannedGroup, int]] = []

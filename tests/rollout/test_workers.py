@@ -1,8 +1,7 @@
 """Environments in subprocesses: the same table, and a crash aborts one trajectory."""
 
-import asyncio
 import os
-import random
+import pickle
 import signal
 import subprocess
 import sys
@@ -12,139 +11,116 @@ from pathlib import Path
 
 import polars as pl
 import pytest
+from command import hgpo
 from doors import DoorsSource
 
+from hgpo_datasets import scan_steps, verify
 from hgpo_envs.errors import InputError
 from hgpo_envs.sources import share
-from hgpo_train.policies.base import AsyncPolicy, Failure
-from hgpo_train.policies.scripted import RandomPolicy
+from hgpo_train.policies.base import Failure
 from hgpo_train.rollout import workers
+from hgpo_train.rollout.env_handle import open_env
 from hgpo_train.rollout.run import ExecutionOptions, RolloutSpec
 from hgpo_train.rollout.workers import WorkerSlots
 
-pytestmark = pytest.mark.slow
-WHAT = RolloutSpec(tasks=8, group_size=2, seed=3)
+SHIPPED = ["HGPO/ALFWorld-v0", "HGPO/WebShop-v0"]
+SPEC = RolloutSpec(tasks=50, group_size=2, seed=3)
 
 
-def test_the_same_rows_as_in_process(runs):
-    runs.collect("here", spec=WHAT)
-    runs.collect("there", spec=WHAT, execution=ExecutionOptions(slots=4, workers=True))
-    assert runs.content("there") == runs.content("here")
-
-
-@pytest.mark.parametrize("how", ["kill", "exit", "raise"])
-def test_a_crash_at_any_step_aborts_only_its_trajectory(runs, how):
-    runs.collect("sound", spec=WHAT)
-    sound = runs.steps("sound")
-    tasks = sound["task_id"].unique(maintain_order=True).to_list()
-    plan = tuple((task, step, how) for step, task in enumerate(tasks[:4]))
-    tally = runs.collect(
-        "fragile",
-        handle=runs.handle("fragile:FragileSource", plan=plan),
-        spec=WHAT,
-        execution=ExecutionOptions(slots=4, workers=True),
-    )
-    fragile = runs.steps("fragile")
-    spared = ~pl.col("task_id").is_in(tasks[:4])
-    assert fragile.filter(spared).equals(sound.filter(spared))
-    broken = fragile.filter("aborted")
-    lengths = sound.group_by("trajectory").len()
-    reached = sound.filter(pl.col("step") == 0).join(lengths, on="trajectory")
-    due = {task: step for task, step, _ in plan}
-    expected = [row["trajectory"] for row in reached.iter_rows(named=True) if row["len"] >= due.get(row["task_id"], 99)]
-    assert sorted(broken["trajectory"]) == sorted(expected)
-    assert tally.aborted == len(expected) >= 4
-    lines = {"kill": "WorkerDied: the environment's process ended with signal SIGKILL", "exit": "exit code 3"}
-    assert all(lines.get(how, "EnvironmentFailed: RuntimeError: the house burns") in line for line in broken["error"])
-
-
-class Clock:
-    """Real time plus an offset that a test adds, so no test waits for a time-out and none occurs by chance."""
-
-    def __init__(self, monkeypatch) -> None:
-        self.ahead = 0.0
-        monkeypatch.setattr(workers, "perf_counter", lambda: time.perf_counter() + self.ahead)
+@pytest.mark.slow
+def test_a_crash_at_any_step_aborts_only_its_trajectory(runs):
+    """The engines of four tasks are killed, exit, raise, and return what cannot be pickled."""
+    reasons = {
+        ("train-1", 0, "kill"): "WorkerDied: the environment's process ended with signal SIGKILL",
+        ("train-2", 1, "exit"): "WorkerDied: the environment's process ended with exit code 3",
+        ("train-3", 1, "raise"): "EnvironmentFailed: RuntimeError: the house burns (task train-3)",
+        ("train-4", 1, "unpicklable"): "EnvironmentFailed: its state cannot be sent between processes: ",
+    }
+    runs.collect("sound", spec=SPEC)
+    handle = runs.handle("fragile:FragileSource", plan=tuple(reasons))
+    tally = runs.collect("run", handle=handle, spec=SPEC, execution=ExecutionOptions(slots=4, workers=True))
+    sound, run = runs.steps("sound"), runs.steps("run")
+    broken = run.filter("aborted")
+    assert tally.aborted == len(broken) == 8
+    for (task, step, _), reason in reasons.items():
+        rows = broken.filter(task_id=task)
+        assert rows["step"].to_list() == [max(0, step - 1)] * 2
+        assert rows["error"].str.starts_with(reason).all()
+    spared = ~pl.col("task_id").is_in([task for task, *_ in reasons])
+    assert run.filter(spared).equals(sound.filter(spared))
 
 
 @pytest.fixture
-def clock(monkeypatch) -> Clock:
-    return Clock(monkeypatch)
+def slots(runs, monkeypatch):
+    """Return two slots, and a clock that a test advances: no test waits for a time-out, and none occurs by chance."""
+    ahead = [0.0]
+    monkeypatch.setattr(workers, "perf_counter", lambda: time.perf_counter() + ahead[0])
+    slots = WorkerSlots(runs.handle("fragile:FragileSource", plan=(("train-1", 1, "hang"),)).shared, 2, timeout_s=3600)
+    slots.ahead = ahead
+    yield slots
+    slots.close()
 
 
-def test_a_worker_that_hangs_is_killed(runs, clock):
-    handle = runs.handle("fragile:FragileSource", plan=(("train-1", 1, "hang"),))
-    slots = WorkerSlots(handle.shared, 1, timeout_s=3600.0)
-    try:
-        slots.call(0, "start", "train-1")
-        wait_for(slots)
-        slots.call(0, "act", "look")
-        assert slots.collect(0) == []
-        clock.ahead += 3601
-        (arrival,) = slots.collect(0)
-        assert arrival.outcome == Failure("WorkerTimedOut", "no answer from the environment within 3600 s")
-        slots.call(0, "start", "train-2")
-        assert "You are in the hall" in wait_for(slots).outcome.text
-    finally:
-        slots.close()
+def outcome(slots: WorkerSlots, slot: int, method: str, text: str) -> object:
+    """Return what a call returns, as text if it is a state."""
+    slots.call(slot, method, text)
+    until = time.monotonic() + 120
+    while time.monotonic() < until:
+        for arrival in slots.collect(0.5):
+            assert arrival.slot == slot
+            return getattr(arrival.outcome, "text", arrival.outcome)
+    raise AssertionError("nothing came back")
 
 
-@pytest.mark.parametrize("size", [10, 5_000_000])
-def test_a_stopped_worker_blocks_no_other_with_commands_of_any_length(runs, clock, size):
-    slots = WorkerSlots(runs.handle().shared, 2, timeout_s=3600.0)
-    try:
-        slots.call(0, "start", "train-1")
-        wait_for(slots)
-        os.kill(slots._workers[0].process.pid, signal.SIGSTOP)
-        slots.call(0, "act", "look" + " " * size)
-        slots.call(1, "start", "train-2")
-        assert wait_for(slots).slot == 1  # the other slot plays on
-        clock.ahead += 3601
-        (arrival,) = slots.collect(0)
-        assert (arrival.slot, arrival.outcome.category) == (0, "WorkerTimedOut")
-        slots.call(0, "start", "train-1")
-        assert "You are in the hall" in wait_for(slots).outcome.text
-    finally:
-        slots.close()
+@pytest.mark.slow
+def test_workers_that_hang_stop_or_die_are_replaced_and_block_no_other(slots):
+    assert "You are in the hall" in outcome(slots, 0, "start", "train-1")
+    slots.call(0, "act", "look")  # hangs
+    assert "You are in the hall" in outcome(slots, 1, "start", "train-2")
+    slots.ahead[0] += 3601
+    (late,) = slots.collect(0)
+    assert late.outcome == Failure("WorkerTimedOut", "no answer from the environment within 3600 s")
+    assert "You are in the hall" in outcome(slots, 0, "start", "train-2")
+    os.kill(slots._workers[0].process.pid, signal.SIGSTOP)
+    slots.call(0, "act", "look")
+    assert outcome(slots, 1, "act", "nonsense") == "Nothing happens."
+    slots.ahead[0] += 3601
+    assert slots.collect(0)[0].outcome.category == "WorkerTimedOut"
+    os.kill(slots._workers[1].process.pid, signal.SIGKILL)
+    ended = Failure("WorkerDied", "the environment's process ended with signal SIGKILL")
+    assert outcome(slots, 1, "act", "look") == ended
+    assert "You are in the hall" in outcome(slots, 1, "start", "train-3")
+    os.kill(slots._workers[1].process.pid, signal.SIGKILL)  # between two rollouts: it aborts neither
+    slots._workers[1].process.join(30)
+    assert "You are in the hall" in outcome(slots, 1, "start", "train-4")
 
 
-def test_closing_is_bounded_with_stopped_and_hanging_workers(runs):
-    handle = runs.handle("fragile:FragileSource", plan=(("train-1", 0, "hang"),))
-    slots = WorkerSlots(handle.shared, 3)
-    for slot, task in enumerate(["train-1", "train-2", "train-3"]):
-        slots.call(slot, "start", task)
-    while slots.busy > 1:
-        slots.collect(0.5)
+@pytest.mark.slow
+def test_closing_is_bounded_with_stopped_and_hanging_workers(slots):
+    outcome(slots, 0, "start", "train-1")
+    outcome(slots, 1, "start", "train-2")
+    slots.call(0, "act", "look")  # hangs
     os.kill(slots._workers[1].process.pid, signal.SIGSTOP)
-    slots.call(1, "act", "look" + " " * 5_000_000)
-    processes = [engine.process for engine in slots._workers]
+    slots.call(1, "act", "look")
+    processes = [worker.process for worker in slots._workers.values()]
     began = time.monotonic()
     slots.close()
     assert time.monotonic() - began < 15  # it waits for no time-out of an engine
     for process in processes:
         process.join(30)
         assert process.exitcode == -signal.SIGKILL
+    slots.__init__(share(DoorsSource()), 1)  # the fixture closes it once more
 
 
+@pytest.mark.slow
 def test_an_environment_that_cannot_open_reports_the_reason(runs):
     slots = WorkerSlots(runs.handle("fragile:ClosedSource", count=3).shared, 1)
     try:
-        slots.call(0, "start", "train-1")
-        assert wait_for(slots).outcome == Failure("EnvironmentFailed", "RuntimeError: the house is closed")
+        for _ in range(2):
+            closed = Failure("EnvironmentFailed", "RuntimeError: the house is closed")
+            assert outcome(slots, 0, "start", "train-1") == closed
     finally:
         slots.close()
-
-
-def test_a_state_that_cannot_be_pickled_aborts_only_its_trajectory(runs):
-    tally = runs.collect(
-        "run",
-        handle=runs.handle("fragile:FragileSource", plan=(("train-1", 1, "unpicklable"),)),
-        spec=RolloutSpec(tasks=50, group_size=1, seed=3),
-        execution=ExecutionOptions(slots=2, workers=True),
-    )
-    broken = runs.steps("run").filter("aborted")
-    assert tally.aborted == 1
-    assert broken["task_id"].to_list() == ["train-1"]
-    assert broken["error"][0].startswith("EnvironmentFailed: its state cannot be sent between processes: ")
 
 
 OUTLIVED = """
@@ -165,6 +141,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends processes with their parent")
 def test_no_worker_outlives_a_killed_parent(tmp_path):
     """A worker that hangs in its engine, a stopped one and an idle one all end."""
@@ -201,81 +178,37 @@ def alive(number: int) -> bool:
     return state not in "ZX"
 
 
-def test_a_source_that_cannot_be_pickled_is_refused_before_the_run(runs):
+def test_a_source_that_cannot_be_pickled_is_refused_before_the_run():
     source = DoorsSource()
     source.lock = threading.Lock()
     with pytest.raises(InputError, match=r"cannot be sent to worker processes .*; remove --workers"):
         WorkerSlots(share(source), 1)
 
 
-def test_a_crash_is_reported_and_an_idle_crash_aborts_nothing(runs):
-    slots = WorkerSlots(runs.handle().shared, 2)
-    try:
-        for slot in (0, 1):
-            slots.call(slot, "start", "train-1")
-        wait_for(slots)
-        wait_for(slots)
-        os.kill(slots._workers[0].process.pid, signal.SIGKILL)
-        slots.call(0, "act", "look")
-        assert wait_for(slots).outcome == Failure("WorkerDied", "the environment's process ended with signal SIGKILL")
-        slots.call(0, "start", "train-1")
-        assert "You are in the hall" in wait_for(slots).outcome.text
-        os.kill(slots._workers[1].process.pid, signal.SIGKILL)
-        slots.call(1, "start", "train-2")
-        assert "You are in the hall" in wait_for(slots).outcome.text
-    finally:
-        slots.close()
+@pytest.mark.parametrize("env_id", SHIPPED)
+def test_sources_tasks_and_states_of_every_shipped_environment_round_trip(env_id):
+    handle = open_env(env_id, action_format="command")
+    there = pickle.loads(pickle.dumps(handle.shared))
+    for task_id in handle.tasks[:3]:
+        assert pickle.loads(pickle.dumps(handle.shared.source.task(task_id))) == there.source.task(task_id)
+        ours, theirs = handle.shared.source.engine(), there.source.engine()
+        state, same = ours.start(task_id), theirs.start(task_id)
+        for step in range(8):
+            assert pickle.loads(pickle.dumps(state)) == state == same
+            action = state.actions[step % len(state.actions)].replace("<your query>", "red shoe")
+            state, same = ours.act(action), theirs.act(action)
 
 
-def test_workers_killed_at_random_during_a_run(runs):
-    class Thinking(AsyncPolicy):
-        name, reproducible = "thinking", True
-        play = RandomPolicy("response")
-
-        async def reply(self, request):
-            await asyncio.sleep(0.04)
-            return self.play.respond([request])[0]
-
-    spec = RolloutSpec(tasks=30, group_size=4, seed=3)
-    runs.collect("sound", spec=spec)
-    policy = Thinking()
-    made: list[WorkerSlots] = []
-    real = WorkerSlots.__init__
-    stop, killed = threading.Event(), []
-
-    def remember(self, *arguments, **named):
-        real(self, *arguments, **named)
-        made.append(self)
-
-    def murder() -> None:
-        chance = random.Random(1)
-        while not stop.wait(0.8):
-            if made and (process := made[0]._workers[chance.randrange(4)].process):
-                process.kill()
-                killed.append(process.pid)
-
-    thread = threading.Thread(target=murder)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(WorkerSlots, "__init__", remember)
-        thread.start()
-        try:
-            tally = runs.collect("killed", policy, spec=spec, execution=ExecutionOptions(slots=4, workers=True))
-        finally:
-            stop.set()
-            thread.join()
-            policy.close()
-    sound, run = runs.steps("sound"), runs.steps("killed")
-    assert killed
-    assert tally.trajectories == 120
-    assert tally.aborted <= len(killed)
-    broken = run.filter("aborted")
-    assert broken.height == tally.aborted
-    assert run.join(broken, on="trajectory", how="anti").equals(sound.join(broken, on="trajectory", how="anti"))
-
-
-def wait_for(slots: WorkerSlots):
-    until = time.monotonic() + 120
-    while time.monotonic() < until:
-        for arrival in slots.collect(0.5):
-            return arrival
-    raise AssertionError("nothing came back")
+@pytest.mark.slow
+@pytest.mark.parametrize("env_id", [*SHIPPED, "foreign:Foreign/Guess-v0"])
+def test_the_command_plays_every_environment_in_workers(tmp_path, env_id):
+    command = ["rollout", "--env", env_id, "--tasks", "3", "--group-size", "2", "--max-steps", "6"]
+    for name, more in (("there", ["--workers", "2"]), ("here", [])):
+        process = hgpo(*command, "--out", str(tmp_path / name), *more)
+        out, error = process.communicate(timeout=120)
+        assert process.returncode == 0, out + error
+        assert verify(tmp_path / name).ok
+    order = ["trajectory", "step"]
+    here, there = (scan_steps(tmp_path / name).drop("run").sort(order).collect() for name in ("here", "there"))
+    assert there.equals(here)
+    assert not there["aborted"].any()

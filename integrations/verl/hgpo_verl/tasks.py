@@ -10,6 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 from torch.utils.data import Dataset
 
 from hgpo_train.rollout.group_plan import PlannedGroup, plan_groups
+from hgpo_train.rollout.run import RolloutSpec
 from hgpo_train.training.data import open_training_env
 from hgpo_verl.run_settings import TRAINING, read_settings
 
@@ -65,15 +66,8 @@ class TaskDataset(Dataset[dict[str, Any]]):
     def _plan(self, iteration: int) -> list[PlannedGroup]:
         config = self._config
         if not self._train:
-            groups = plan_groups(self._tasks, order="sweep", seed=0, group_size=config.evaluation.group_size)
-            return list(islice(groups, len(self)))
+            sweep = RolloutSpec(len(self), config.evaluation.group_size, order="sweep")
+            return list(islice(plan_groups(self._tasks, sweep), len(self)))
         count = config.rollout.tasks
-        groups = plan_groups(
-            self._tasks,
-            order="shuffled",
-            seed=config.seed,
-            group_size=config.rollout.group_size,
-            iteration=iteration,
-            skip=iteration * count,
-        )
-        return list(islice(groups, count))
+        spec = RolloutSpec(count, config.rollout.group_size, config.seed, iteration=iteration, skip=iteration * count)
+        return list(islice(plan_groups(self._tasks, spec), count))

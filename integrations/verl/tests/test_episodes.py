@@ -17,6 +17,7 @@ from hgpo_train.policies.base import Failure, Reply
 from hgpo_train.policies.generation import GenerationOptions
 from hgpo_train.rollout import collect
 from hgpo_train.rollout.group_plan import plan_groups
+from hgpo_train.rollout.run import RolloutSpec
 from hgpo_train.rollout.trajectory import Trajectory
 from hgpo_train.training.config import Config, replace
 from hgpo_train.training.data import open_training_env
@@ -62,7 +63,7 @@ def answering(tokenizer):
 
 def trajectories(count=3):
     handle = open_training_env(CONFIG, "train")
-    groups = plan_groups(handle.tasks, order="shuffled", seed=0, group_size=3)
+    groups = plan_groups(handle.tasks, RolloutSpec(count, group_size=3))
     for _, group in zip(range(count), groups, strict=False):
         for member in range(group.size):
             episode = Episode(handle.shared, handle.settings)
