@@ -13,12 +13,7 @@ if TYPE_CHECKING:
 def lazy_names(
     package: str, modules: Mapping[str, tuple[str, ...]]
 ) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
-    """Return a package's `__getattr__` and `__dir__`.
-
-    Args:
-        package: The package's name.
-        modules: The names that each module provides.
-    """
+    """Return the `__getattr__` and `__dir__` of a package, from the names that each of its modules provides."""
     module_of = {name: module for module, names in modules.items() for name in names}
 
     def get(name: str) -> object:

@@ -26,7 +26,7 @@ def imports():
     from hgpo_datasets import scan_steps
     from hgpo_envs.wording import listed
     from hgpo_train.advantages import compute
-    from hgpo_train.analysis.charts import COLOURS, levels_chart, sizes_chart
+    from hgpo_train.analysis.charts import COLOURS, levels_chart
     from hgpo_train.analysis.describe import beginning, percent
     from hgpo_train.analysis.resampling import ratio_interval
     from hgpo_train.analysis.statistics import statistics
@@ -45,7 +45,6 @@ def imports():
         pl,
         ratio_interval,
         scan_steps,
-        sizes_chart,
         statistics,
     )
 
@@ -135,7 +134,39 @@ def wording(listed, names, percent):
 
 
 @app.cell
-def shared(found, levels_chart, mo, sizes_chart):
+def sizes_chart(alt, found, pl):
+    _labels = ["1 (singleton)", "2", "3–4", "5–8", "9–16", "more"]
+    _number = pl.sum_horizontal(pl.col("size") > edge for edge in (1, 2, 4, 8, 16))
+    _binned = (
+        found.sizes.group_by("data", "level", _number.alias("number"), maintain_order=True)
+        .agg(pl.col("steps").sum())
+        .with_columns(
+            (pl.col("steps") / pl.col("steps").sum().over("data", "level")).alias("share"),
+            pl.col("number").replace_strict(dict(enumerate(_labels))).alias("group size"),
+        )
+    )
+    _bars = (
+        alt.Chart(alt.InlineData(values=_binned.to_dicts()))
+        .mark_bar()
+        .encode(
+            alt.X(
+                "share:Q", axis=alt.Axis(format="%"), scale=alt.Scale(domain=[0, 1]), title="steps that have the level"
+            ),
+            alt.Y("level:N", sort=found.sizes["level"].unique(maintain_order=True).to_list(), title="k"),
+            alt.Color("group size:O", sort=_labels, scale=alt.Scale(scheme="blues")),
+            alt.Order("number:Q"),
+            tooltip=["level:N", "group size:N", "steps:Q", alt.Tooltip("share:Q", format=".1%")],
+        )
+        .properties(width=315, height=160)
+    )
+    _values = found.sizes["data"].unique(maintain_order=True).to_list()
+    sizes = _bars.facet(column=alt.Column("data:N", sort=_values, title=None))
+    sizes = sizes.properties(title="Steps by the size of their group")
+    return (sizes,)
+
+
+@app.cell
+def shared(found, levels_chart, mo, sizes):
     mo.vstack(
         [
             mo.md(
@@ -143,7 +174,7 @@ def shared(found, levels_chart, mo, sizes_chart):
                 "advantage at that level. The oracle compares whole histories. Below: how large the groups are."
             ),
             levels_chart(found.intervals, "shared", by="data"),
-            sizes_chart(found.sizes, by="data"),
+            sizes,
         ]
     )
     return

@@ -20,6 +20,9 @@ other columns (docs/estimators.md). An estimator receives it as a LazyFrame with
     history_hash_k    int64    hash of the state and the k previous states; null if there are fewer
     context_hash_k    int64    like history_hash_k, with the actions between the states
 
+Source of the returns: Eq. 5 of GiGPO (arXiv 2505.10978) and `compute_step_discounted_returns` of verl-agent's
+core_gigpo.py; of the time at which the penalty is subtracted: `apply_invalid_action_penalty` of its trainers.
+
 Keys are hashes and are valid only within one query. The table's own hashes are used if it has them; otherwise, or with
 a `state_key`, they are computed from its texts.
 """
@@ -174,8 +177,17 @@ def prepare(
     function = partial(_outcomes, p=p, source=steps, checked=checked)
     outcomes = pl.map_batches([value.alias(name) for name, value in columns.items()], function, _OUTCOMES)
     steps = steps.with_columns(outcomes.alias("(outcomes)")).with_columns(pl.col("(outcomes)").struct.unnest())
-    keys = {name: pl.when(~pl.col("(aborted)")).then(name) for name in ("task_key", "batch_key")}
-    steps = steps.with_columns(**_returns(p, penalty), **keys)
+    plain, score = pl.col("(return)"), pl.col("episode_return")
+    if p.returns == "from_end":
+        plain = p.gamma ** pl.col("steps_left").cast(pl.Float64) * score
+    plain, score, cost = (rounded(value, p.precision) for value in (plain, score, penalty))
+    steps = steps.with_columns(
+        pl.when(~pl.col("(aborted)")).then(pl.col("task_key", "batch_key")),
+        penalty=penalty,
+        plain_return=plain,
+        **{"return": rounded(plain - cost, p.precision)},
+        episode_score=rounded(score - cost, p.precision),
+    )
     return _with_hashes(steps, stored, p, {name for name in reads if _HASH.fullmatch(name)})
 
 
@@ -238,24 +250,6 @@ def _outcomes(columns: Sequence[pl.Series], p: Parameters, source: pl.LazyFrame,
     outcomes = (left, first, aborted, np.repeat(totals, lengths), discounted(values, p.gamma, starts))
     outcome = pl.DataFrame(dict(zip(_OUTCOMES.to_schema(), outcomes, strict=True)))
     return (outcome if order is None else outcome[order.arg_sort()]).to_struct()
-
-
-def _returns(p: Parameters, penalty: pl.Expr) -> dict[str, pl.Expr]:
-    """Return the input columns about returns.
-
-    Source: Eq. 5 of GiGPO (arXiv 2505.10978); `compute_step_discounted_returns` of verl-agent's core_gigpo.py, and
-    `apply_invalid_action_penalty` of its trainers for the time at which the penalty is subtracted.
-    """
-    plain, score = pl.col("(return)"), pl.col("episode_return")
-    if p.returns == "from_end":
-        plain = p.gamma ** pl.col("steps_left").cast(pl.Float64) * score
-    plain, score, cost = (rounded(value, p.precision) for value in (plain, score, penalty))
-    return {
-        "penalty": penalty,
-        "plain_return": plain,
-        "return": rounded(plain - cost, p.precision),
-        "episode_score": rounded(score - cost, p.precision),
-    }
 
 
 def rounded(value: pl.Expr, precision: Precision) -> pl.Expr:

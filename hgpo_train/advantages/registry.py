@@ -40,17 +40,14 @@ _registered: dict[str, Estimator] = {}
 
 @dataclass(frozen=True)
 class Estimator:
-    """An estimator with its parameters. It can be called with a step table, and sent to other processes.
-
-    `hgpo(steps, gamma=1)` is `compute(steps, "hgpo", gamma=1)`; `hgpo.with_parameters(gamma=1)` is an estimator, too.
+    """An estimator with its parameters: `hgpo(steps, gamma=1)` is `compute(steps, "hgpo", gamma=1)`.
 
     Attributes:
         name: Its name in the registry.
         function: Its function of a table with the columns of `hgpo_train.advantages.input_columns`.
         parameters: Its parameters: the keyword arguments of the function, and those of `Parameters`.
-        reads, optional, scope: As of the decorator `estimator`, the first two as functions of parameters.
-        column: The name of the column of advantages.
-        details: Whether its optional columns are added, as `<column>_<name>`.
+        reads, optional, scope: As of the decorator `estimator`; the first two are functions of parameters.
+        column, details: As of `compute`.
     """
 
     name: str
@@ -69,11 +66,7 @@ class Estimator:
     def with_parameters(
         self, *, column: str | None = None, details: bool | None = None, **parameters: object
     ) -> Estimator:
-        """Return the estimator with other parameters, and with another name of its column.
-
-        Raises:
-            InputError: A parameter is unknown or invalid.
-        """
+        """Return the estimator with other parameters, and with another name of its column."""
         values = build(type(self.parameters), asdict(self.parameters) | parameters, "parameter")
         column, details = (self.column if column is None else column), (self.details if details is None else details)
         return replace(self, parameters=values, column=column, details=details)
@@ -90,12 +83,7 @@ class Estimator:
         return {self.column: "advantage"} | {f"{self.column}_{name}": name for name in optional}
 
     def apply(self, steps: pl.LazyFrame) -> pl.LazyFrame:
-        """Call the function on a table with the input columns.
-
-        Raises:
-            InputError: A function of another package returns no LazyFrame, reads a column that the table does not have,
-                or does not add the columns that it should.
-        """
+        """Call the function on a table with the input columns, and check what one of another package returns."""
         names = list(inspect.signature(self.function).parameters)[1:]
         estimated = self.function(steps, **{name: getattr(self.parameters, name) for name in names})
         if self.function.__module__.startswith("hgpo_train."):
@@ -163,11 +151,7 @@ def compute(
 
 
 def compute_many(steps: StepTable, estimators: Iterable[Estimator]) -> pl.LazyFrame:
-    """Add the columns of several estimators to a step table; see `compute`.
-
-    Raises:
-        InputError: As for `compute`; also if the table already has a column of the same name.
-    """
+    """Add the columns of several estimators, which have different names, to a step table; see `compute`."""
     return reduce(_add, estimators, step_table(steps))
 
 
@@ -235,11 +219,7 @@ def estimator(
 
 
 def as_estimator(function: object, name: str | None = None) -> Estimator:
-    """Create an estimator from a function, without registering it; see `estimator`. Estimators are returned unchanged.
-
-    Raises:
-        InputError: It is no function of a table, or a parameter is not keyword-only or has no default.
-    """
+    """Return a function as an estimator, without registering it; see `estimator`. Estimators are returned unchanged."""
     if isinstance(function, Estimator):
         return function
     if not callable(function) or not inspect.signature(function).parameters:
@@ -250,10 +230,8 @@ def as_estimator(function: object, name: str | None = None) -> Estimator:
     fields = []
     for parameter in list(inspect.signature(function).parameters.values())[1:]:
         if parameter.kind is not inspect.Parameter.KEYWORD_ONLY or parameter.default is inspect.Parameter.empty:
-            raise InputError(
-                f"the estimator {name!r}: expected keyword-only parameters with defaults after the first one, "
-                f"received {parameter.name!r}; put it after a `*` and give it a default"
-            )
+            expected = "keyword-only parameters with defaults after the first one"
+            raise InputError(f"the estimator {name!r}: expected {expected}, received {parameter.name!r}")
         annotation = types.get(parameter.name, Any if parameter.default is None else type(parameter.default))
         fields.append((parameter.name, annotation, field(default=parameter.default)))
     documentation = (inspect.getdoc(function) or "").replace("Args:\n", "Attributes:\n")
@@ -263,12 +241,7 @@ def as_estimator(function: object, name: str | None = None) -> Estimator:
 
 
 def get(name: str) -> Estimator:
-    """Return an estimator by its registered name or as ``module:function``.
-
-    Raises:
-        InputError: The name is unknown (the message suggests the closest one), or the package that provides the
-            estimator cannot be imported.
-    """
+    """Return an estimator by its registered name, or one as ``module:function``, which is imported."""
     if ":" in name:
         return as_estimator(import_object(name, "an estimator"))
     if name not in _registered and name in installed(ENTRY_POINTS):

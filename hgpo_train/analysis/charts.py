@@ -57,15 +57,13 @@ def levels_chart(
     shares = (alt.Tooltip(f"{name}:Q", format=".1%") for name in ("value", "low", "high", "chance"))
     tooltip = ["level:N", *([f"{by}:N"] if by else []), *shares]
     colour: dict[str, Any] = {} if by else {"color": COLOURS[0]}
+    points = base.encode(y=alt.Y("value:Q", title=None, axis=alt.Axis(format="%")), tooltip=tooltip)
+    point: dict[str, Any] = {"size": 60, "opacity": 1, "strokeWidth": 1.5, **colour}
     layers = [
         base.mark_tick(color="#9a9a9a", thickness=3, width=18).encode(y="chance:Q", color=alt.value("#9a9a9a")),
         base.mark_rule(strokeWidth=2, **colour).encode(y="low:Q", y2="high:Q"),
-        base.mark_point(size=60, opacity=1, strokeWidth=1.5, filled=True, **colour)
-        .transform_filter("datum.low !== null")
-        .encode(y=alt.Y("value:Q", title=None, axis=alt.Axis(format="%")), tooltip=tooltip),
-        base.mark_point(size=60, opacity=1, strokeWidth=1.5, **colour)
-        .transform_filter("datum.low === null")
-        .encode(y=alt.Y("value:Q", title=None, axis=alt.Axis(format="%")), tooltip=tooltip),
+        points.mark_point(filled=True, **point).transform_filter("datum.low !== null"),
+        points.mark_point(**point).transform_filter("datum.low === null"),
     ]
     parts = {"lines: 95% intervals": True, "hollow: too few tasks for one": rows["low"].null_count() > 0}
     parts |= {"grey: chance alone": rows["chance"].count() > 0}
@@ -84,40 +82,6 @@ def _split(by: str, values: list[Any]) -> dict[str, Any]:
     }
 
 
-def sizes_chart(sizes: pl.DataFrame, *, by: str | None = None) -> alt.Chart | alt.FacetChart:
-    """Return a chart of the group sizes of each level, from `Statistics.sizes`; one for each value of `by`."""
-    labels = ["1 (singleton)", "2", "3–4", "5–8", "9–16", "more"]
-    keys = [by] if by else []
-    number = pl.sum_horizontal(pl.col("size") > edge for edge in (1, 2, 4, 8, 16))
-    binned = (
-        sizes.group_by(*keys, "level", number.alias("number"), maintain_order=True)
-        .agg(pl.col("steps").sum())
-        .with_columns(
-            (pl.col("steps") / pl.col("steps").sum().over(*keys, "level")).alias("share"),
-            pl.col("number").replace_strict(dict(enumerate(labels))).alias("group size"),
-        )
-    )
-    bars: alt.Chart = (
-        alt.Chart(alt.InlineData(values=binned.to_dicts()))
-        .mark_bar()
-        .encode(
-            alt.X(
-                "share:Q", axis=alt.Axis(format="%"), scale=alt.Scale(domain=[0, 1]), title="steps that have the level"
-            ),
-            alt.Y("level:N", sort=sizes["level"].unique(maintain_order=True).to_list(), title="k"),
-            alt.Color("group size:O", sort=labels, scale=alt.Scale(scheme="blues")),
-            alt.Order("number:Q"),
-            tooltip=["level:N", "group size:N", "steps:Q", alt.Tooltip("share:Q", format=".1%")],
-        )
-        .properties(width=_WIDTH if by is None else _WIDTH * 3 // 4, height=160)
-    )
-    title = "Steps by the size of their group"
-    if by is None:
-        return bars.properties(title=title)
-    values = sizes[by].unique(maintain_order=True).to_list()
-    return bars.facet(column=alt.Column(f"{by}:N", sort=values, title=None)).properties(title=title)
-
-
 def statistics_chart(intervals: pl.DataFrame, *, by: str | None = None) -> alt.VConcatChart:
     """Return the page of `hgpo stats --plot`: shared contexts, differing histories, and what these explain."""
     charts = [
@@ -127,15 +91,7 @@ def statistics_chart(intervals: pl.DataFrame, *, by: str | None = None) -> alt.V
 
 
 def check_chart_file(option: str, path: Path) -> None:
-    """Check the name of a file that a chart shall be written to.
-
-    Args:
-        option: The option that received it, for the error message.
-        path: The file.
-
-    Raises:
-        InputError: It has no ending that is known, or its folder does not exist.
-    """
+    """Raise an InputError that names the option if a chart cannot be written to a file of this name and folder."""
     if path.suffix not in FORMATS:
         raise InputError(f"{option} {path}: expected a file that ends in {', '.join(FORMATS)}")
     if not path.parent.is_dir():
@@ -143,12 +99,7 @@ def check_chart_file(option: str, path: Path) -> None:
 
 
 def save_chart(chart: alt.TopLevelMixin, path: Path) -> None:
-    """Write a chart as a file that needs no network.
-
-    Args:
-        chart: The chart.
-        path: A file that ends in one of `FORMATS`; an existing file is replaced.
-    """
+    """Write a chart as a file that needs no network and ends in one of `FORMATS`; an existing file is replaced."""
     options: dict[str, Any] = {"format": path.suffix.removeprefix(".")}
     if path.suffix == ".html":
         options["inline"] = True

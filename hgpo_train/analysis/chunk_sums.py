@@ -114,17 +114,16 @@ def _chunk_sums(chunk: pl.DataFrame, settings: Settings, place: tuple[int, int])
         level: counts(group, trajectories) | {"rows": rows, "masked": masked, "whole_pairs": whole[level].pairs()}
         for level, group in groups.items()
     }
-    inputs = [name for name in steps.columns if name.endswith("_key") or name.startswith(tuple(CHAINS.values()))]
-    compared = steps.select(*inputs, "episode_score", "return", "(unit)")
-    yield "levels", _framed(_with_returns(structure, compared, groups, settings.estimator), units)
-    generators = [
-        np.random.Generator(np.random.PCG64([settings.seed, place[0], permutation, place[1]]))
-        for permutation in range(settings.permutations)
-    ]
-    for permutation, permuted in enumerate(exchanged(groups["0"], trajectories, returns, generators)):
-        sample = compared.with_columns(pl.Series("return", permuted))
-        sums = _framed(_with_returns(structure, sample, groups, settings.estimator), units.drop("(task)"))
-        yield "permuted", sums.with_columns(pl.lit(permutation).alias("(permutation)"))
+    seeds = ([settings.seed, place[0], permutation, place[1]] for permutation in range(settings.permutations))
+    generators = map(np.random.default_rng, seeds)
+    values = np.stack([returns, *exchanged(groups["0"], trajectories, returns, generators)])
+    sums = _with_returns(values, steps, groups, settings.estimator)
+    for number in range(len(values)):
+        of_returns = {level: {name: value[number] for name, value in sums[level].items()} for level in levels}
+        frame = _framed({level: structure[level] | of_returns[level] for level in levels}, units)
+        if number:
+            frame = frame.drop("(task)").with_columns(pl.lit(number).alias("(permutation)"))
+        yield "permuted" if number else "levels", frame
 
 
 def _prepared(chunk: pl.DataFrame, settings: Settings) -> pl.DataFrame:
@@ -195,22 +194,24 @@ def _groups(steps: pl.DataFrame, context: pl.Expr, count: int) -> Groups:
 
 
 def _with_returns(
-    structure: Mapping[str, dict[str, Floats]],
-    steps: pl.DataFrame,
-    groups: Mapping[str, Groups],
-    estimator: Estimator,
+    returns: Floats, steps: pl.DataFrame, groups: Mapping[str, Groups], estimator: Estimator
 ) -> dict[str, dict[str, Floats]]:
-    """Return the sums of each level: those of its structure, and those that depend on returns."""
+    """Return the sums of each level that depend on returns, for each permutation of the returns."""
+    inputs = [name for name in steps.columns if name.startswith(tuple(CHAINS.values()))]
+    copies = (
+        steps.select(pl.Series("return", values), chain(pl.col("task_key"), pl.lit(number)), "episode_score", *inputs)
+        for number, values in enumerate(returns)
+    )
     details = list(estimator.added.values())
-    frame = estimator.apply(steps.lazy()).select(pl.col(details).cast(pl.Float64).fill_null(np.nan))
-    columns = {column.name: column.to_numpy() for column in frame.collect(engine="in-memory")}
-    deepest = f"k{estimator.parameters.history_length}"
-    returns, units, nothing = steps["return"].to_numpy(), steps["(unit)"].to_numpy(), np.full(steps.height, np.nan)
-    at_state, sums = unbiased_squares(groups["0"], returns), {}
+    frame = estimator.apply(pl.concat(copies).lazy()).select(pl.col(details).cast(pl.Float64).fill_null(np.nan))
+    columns = {each.name: each.to_numpy().reshape(returns.shape) for each in frame.collect(engine="in-memory")}
+    deepest, nothing = f"k{estimator.parameters.history_length}", np.full(returns.shape, np.nan)
+    at_state, units, sums = unbiased_squares(groups["0"], returns), steps["(unit)"].to_numpy(), {}
     for level, group in groups.items():
-        own, weight = columns.get(f"k{level}", nothing), columns.get(f"weight_k{level}", nothing)
-        compared = advantage_sums(own, columns[deepest], columns[f"size_{deepest}"], weight, units, group.count)
-        sums[level] = structure[level] | spread(group, returns, at_state) | compared
+        compared = advantage_sums(columns.get(f"k{level}", nothing), columns[deepest], columns[f"size_{deepest}"])
+        compared["weight"] = columns.get(f"weight_k{level}", nothing)
+        of_rows = {name: sum_by(units, value, group.count) for name, value in compared.items()}
+        sums[level] = spread(group, returns, at_state) | of_rows
     return sums
 
 

@@ -1,18 +1,20 @@
 """Sums over the groups of each level of context, from which statistics are computed.
 
 A *unit* is a task, or a task's part with one value of the columns that statistics are split by. Sums are arrays of
-shape (units,), so that chunks, tasks and resamples of tasks are combined by adding.
+shape (units,), so that chunks, tasks and resamples of tasks are combined by adding. Those about returns have shape
+(permutations of the returns, units).
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Mapping
     from typing import Any
 
     from numpy.typing import NDArray
@@ -62,7 +64,7 @@ class Groups:
 
     def reduced(self, function: np.ufunc, values: NDArray[Any]) -> NDArray[Any]:
         """Reduce one value per row to one per group."""
-        return function.reduceat(values[self.rows], self.starts) if len(self.rows) else values[:0]
+        return function.reduceat(values[..., self.rows], self.starts, axis=-1) if len(self.rows) else values[..., :0]
 
     def pairs(self) -> Floats:
         """Return the number of ordered pairs of rows in the same group."""
@@ -70,8 +72,11 @@ class Groups:
 
 
 def sum_by(units: Integers, values: NDArray[Any], count: int) -> Floats:
-    """Return the sums of values by their units."""
-    return np.bincount(units, values, count).astype(np.float64)  # of no values, they are integers
+    """Return the sums of values by their units, along the last axis."""
+    copies = math.prod(values.shape[:-1])
+    index = units + count * np.arange(copies)[:, None]
+    sums = np.bincount(index.ravel(), values.ravel(), count * copies)
+    return sums.reshape(*values.shape[:-1], count).astype(np.float64)  # of no values, they are integers
 
 
 def counts(groups: Groups, trajectories: Integers) -> dict[str, Floats]:
@@ -94,7 +99,7 @@ def spread(groups: Groups, returns: Floats, at_state: Floats) -> dict[str, Float
 
     Args:
         groups: The groups of the level.
-        returns: The return of each row.
+        returns: The return of each row, in the last axis.
         at_state: `unbiased_squares` of the groups of level 0, which contain those of the level.
     """
     shared = groups.shared()
@@ -110,50 +115,36 @@ def spread(groups: Groups, returns: Floats, at_state: Floats) -> dict[str, Float
 def unbiased_squares(groups: Groups, values: Floats) -> Floats:
     """Return the squared deviation of each row from its group's mean, times n / (n - 1); 0 in singleton groups."""
     shared = groups.shared()
-    return _squares(shared, values) * np.bincount(
-        shared.rows, np.repeat(shared.sizes / (shared.sizes - 1), shared.sizes), len(values)
-    )
+    squares = _squares(shared, values)
+    squares[..., shared.rows] *= np.repeat(shared.sizes / (shared.sizes - 1), shared.sizes)
+    return squares
 
 
 def _squares(groups: Groups, values: Floats) -> Floats:
     """Return the squared deviation of each row from its group's mean, exactly 0 if the group's values are equal."""
-    squares = np.zeros(len(values))
+    squares = np.zeros(values.shape)
     means = groups.reduced(np.add, values) / groups.sizes
     differ = groups.reduced(np.minimum, values) != groups.reduced(np.maximum, values)
-    deviations = values[groups.rows] - np.repeat(means, groups.sizes)
-    squares[groups.rows] = np.where(np.repeat(differ, groups.sizes), deviations**2, 0.0)
+    deviations = values[..., groups.rows] - np.repeat(means, groups.sizes, axis=-1)
+    squares[..., groups.rows] = np.where(np.repeat(differ, groups.sizes, axis=-1), deviations**2, 0.0)
     return squares
 
 
-def advantage_sums(
-    own: Floats, deepest: Floats, deepest_size: Floats, weight: Floats, units: Integers, count: int
-) -> dict[str, Floats]:
-    """Return the sums about a level's weights, and about its advantages compared with the deepest level's.
-
-    Args:
-        own: The level's advantage of each row; NaN where it has none.
-        deepest: The deepest level's.
-        deepest_size: The size of each row's group at the deepest level.
-        weight: The level's weight at each row.
-        units: The unit of each row.
-        count: The number of units.
-    """
+def advantage_sums(own: Floats, deepest: Floats, deepest_size: Floats) -> dict[str, NDArray[Any]]:
+    """Return what is summed about a level's advantages compared with the deepest level's, NaN where there is none."""
     both = ~np.isnan(own) & ~np.isnan(deepest)
-    own, deepest, pairs, unit = own[both], deepest[both], deepest_size[both] == 2, units[both]
-    values = {
-        "bias": np.abs(own - deepest),
-        "sign_disagreement": np.sign(own) != np.sign(deepest),
-        "compared": np.ones(len(unit)),
-        "in_pairs": pairs,
+    return {
+        "bias": np.where(both, np.abs(own - deepest), 0.0),
+        "sign_disagreement": both & (np.sign(own) != np.sign(deepest)),
+        "compared": both,
+        "in_pairs": both & (deepest_size == 2),
     }
-    sums = {name: sum_by(unit, value, count) for name, value in values.items()}
-    return {"weight": sum_by(units, weight, count), **sums}
 
 
 def exchanged(
     groups: Groups, trajectories: Integers, returns: Floats, generators: Iterable[np.random.Generator]
-) -> Iterator[Floats]:
-    """Yield the returns, permuted at random among the trajectories that visit the same state, once a generator.
+) -> list[Floats]:
+    """Return the returns, permuted at random among the trajectories that visit the same state, once a generator.
 
     A trajectory's visits of a state receive those of another, in their order, so that what they have in common remains.
     If it has more visits than the other trajectory, that one's returns are used again from the first.
@@ -171,12 +162,14 @@ def exchanged(
     starts = np.flatnonzero(first)
     lengths = np.diff(starts, append=len(rows))
     visit = np.cumsum(first) - 1
-    place = np.arange(len(rows)) - starts[visit]
+    position = np.arange(len(rows)) - starts[visit]
+    results = []
     for rng in generators:
-        donor = np.lexsort((rng.random(len(starts)), state[starts]))[visit]
+        donor = np.argsort(state[starts] + rng.random(len(starts)))[visit]  # a random order of the visits of each state
         result = returns.copy()
-        result[rows] = returns[rows[starts[donor] + place % lengths[donor]]]
-        yield result
+        result[rows] = returns[rows[starts[donor] + position % lengths[donor]]]
+        results.append(result)
+    return results
 
 
 def level_statistics(sums: Mapping[str, Floats]) -> dict[str, Floats]:

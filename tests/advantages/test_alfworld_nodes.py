@@ -1,7 +1,6 @@
 """G2PO's nodes in ALFWorld: the vectorised rule against a step-by-step one."""
 
 import polars as pl
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -59,17 +58,6 @@ def table() -> pl.DataFrame:
         admissible_actions=pl.lit(["look"], dtype=pl.List(pl.String)),
         action_valid=pl.col("action") != "fly",
     )
-
-
-def test_steps_without_progress_gain_nothing() -> None:
-    options = {"reward": "success", "reward_scale": 10.0, "invalid_action_penalty": 0.0}
-    plain, official = (
-        compute(table(), "g2po", details=True, state_key=key, **options).collect() for key in (None, "alfworld-nodes")
-    )
-    value = official["advantage_value"]
-    assert value[1] == value[2]  # still at the desk
-    assert value[1] == pytest.approx(10 * (0.95**3 + 0.95**2) / 2)
-    assert plain["advantage_value"][1] == pytest.approx(10 * 0.95**3)
 
 
 def test_hgpo_and_statistics_compare_nodes_too() -> None:

@@ -17,37 +17,12 @@ from hgpo_train.settings import read_toml
 CONFIGURATIONS = Path(advantages.__file__).parents[1] / "training" / "configs" / "parts"
 
 
-@pytest.fixture
-def run(tmp_path: Path) -> Path:
-    """Rollouts of two tasks, in which every third action is invalid."""
-    with StepWriter(tmp_path / "run") as writer:
-        for task in range(2):
-            writer.add_group(
-                [
-                    {
-                        "task_id": f"task {task}",
-                        "trajectory": f"{task}/{rollout}",
-                        "step": step,
-                        "state": f"room {(task + rollout * step) % 3}",
-                        "action": "look",
-                        "action_valid": (step + rollout) % 3 > 0,
-                        "reward": float(step == 3 and rollout % 2),
-                        "terminated": step == 3,
-                        "won": step == 3 and rollout % 2 == 1,
-                    }
-                    for rollout in range(4)
-                    for step in range(4)
-                ]
-            )
-    return tmp_path / "run"
-
-
 def viewed(run: Path, estimator: str) -> list[float]:
     from hgpo_train.view.estimates import estimate, estimator_with
     from hgpo_train.view.index import read_index
 
     index = read_index([str(path) for path in sorted(run.glob("steps/*"))])
-    found = [estimate(index, group, estimator_with(estimator, (), [estimator])) for group in range(2)]
+    found = [estimate(index, group, estimator_with(estimator, (), [estimator])) for group in range(6)]
     return [value for group in found for value in group["columns"]["advantage"]]
 
 
@@ -64,7 +39,7 @@ def test_advantages_are_the_same_wherever_they_are_asked(run: Path, name: str) -
     expected = pytest.approx(expected.to_list(), abs=1e-12)
     assert getattr(advantages, name)(scan_steps(run)).collect()["advantage"].to_list() == expected
     invoke("advantages", run, "-e", name)
-    table = run.parent / "run.advantages" / f"{name}.parquet"
+    table = run.parent / "first.advantages" / f"{name}.parquet"
     assert pl.read_parquet(table)["advantage"].to_list() == expected
     parameters = read_metadata(table)["columns"]["advantage"]["parameters"]
     assert parameters["reward_scale"] == 10
@@ -98,17 +73,17 @@ def test_statistics_are_the_same_wherever_they_are_asked(run: Path, tmp_path: Pa
 
 
 def test_results_are_the_same_wherever_they_are_asked(run: Path) -> None:
-    """Of the last of nine rollouts, which was aborted at an invalid action, only that it was is counted."""
+    """Of the last of 25 rollouts, which was aborted at an invalid action, only that it was is counted."""
     from hgpo_train.rollout.collection import CollectedRun
     from hgpo_train.rollout.collector import Tally
     from hgpo_train.view.overview import overview_document
     from hgpo_train.view.sources import open_sources
 
-    lost = {"task_id": "task 2", "trajectory": "2/0", "step": 0, "state": "room 0", "action": "fly"}
+    lost = {"task_id": "task 6", "trajectory": "6/0", "step": 0, "state": "room 0", "action": "fly"}
     with StepWriter(run) as writer:
         writer.add_group([{**lost, "action_valid": False, "reward": 0.5, "won": False, "aborted": True, "error": "-"}])
-    results = {"success": 0.5, "mean_return": 0.5, "mean_length": 4.0, "valid": 20 / 32}
-    bounds = {"success_low": 4 / 9, "success_high": 5 / 9}
+    results = {"success": 0.5, "mean_return": 0.5, "mean_length": 4.0, "valid": 10 / 16}
+    bounds = {"success_low": 12 / 25, "success_high": 13 / 25}
     shown = json.loads(invoke("data", "show", run, "--json"))["total"]
     plain = scan_steps(run).drop("episode_return")
     for asked in (

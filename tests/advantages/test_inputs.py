@@ -63,21 +63,10 @@ def test_every_form_gives_the_same_advantages_and_statistics(run, form):
     assert all(one.equals(other) for one, other in zip(hgpo.statistics(FORMS[form](run)), statistics, strict=True))
 
 
-@pytest.mark.parametrize(
-    ("steps", "received"),
-    [
-        ({"task": ["a"]}, r"received dict \{'task': \['a'\]\}"),
-        (None, "received NoneType None"),
-        (3, "received int 3"),
-        ([], r"received list \[\]"),
-        ([{"task": "a"}], "received list"),
-        (pl.Series([1]), "received Series"),
-        (open, "received builtin_function_or_method"),
-    ],
-)
+@pytest.mark.parametrize("steps", [{"task": ["a"]}, None, [], [{"task": "a"}], pl.Series([1]), open])
 @pytest.mark.parametrize("function", [lambda steps: hgpo.compute(steps, "hgpo"), hgpo.statistics])
-def test_other_forms_are_refused_in_one_line(function, steps, received):
+def test_other_forms_are_refused_in_one_line(function, steps):
     expected = r"expected a step table \(a Polars LazyFrame or DataFrame, a path or URL, a pandas or pyarrow table\), "
-    with pytest.raises(hgpo.InputError, match=expected + received) as caught:
+    with pytest.raises(hgpo.InputError, match=f"{expected}received {type(steps).__name__}") as caught:
         function(steps)
     assert "\n" not in str(caught.value)

@@ -88,14 +88,6 @@ def test_metadata_of_a_step_table_are_looked_at(tmp_path: Path) -> None:
                 invoke(command, path)
 
 
-def test_only_where_it_is_asked_for(tmp_path: Path) -> None:
-    TABLE.write_parquet(tmp_path / "mine.parquet")
-    with pytest.raises(InputError, match="expected a step table"):
-        scan_steps(tmp_path / "mine.parquet")
-    with pytest.raises(InputError, match="expected a step table"):
-        invoke("data", "show", tmp_path / "mine.parquet")
-
-
 def test_plain_files_that_are_read_together_have_the_same_columns(tmp_path: Path) -> None:
     TABLE[:4].write_parquet(tmp_path / "1.parquet")
     TABLE[4:].write_parquet(tmp_path / "2.parquet")
@@ -103,10 +95,3 @@ def test_plain_files_that_are_read_together_have_the_same_columns(tmp_path: Path
     TABLE[4:].with_columns(pl.col("step").cast(pl.Int32)).write_parquet(tmp_path / "2.parquet")
     with pytest.raises(InputError, match=r"1\.parquet and .*2\.parquet have different columns or types"):
         invoke("advantages", tmp_path / "*.parquet")
-
-
-def test_no_parquet_and_no_file(tmp_path: Path) -> None:
-    (tmp_path / "text.parquet").write_text("task,step\n")
-    for name in ("text.parquet", "none.parquet"):
-        with pytest.raises(InputError):
-            invoke("advantages", tmp_path / name)

@@ -275,24 +275,6 @@ def lower(text: str) -> str:
     return text.lower()
 
 
-# -------------------------------------------------------------------------------------------------------- details
-
-
-def test_the_advantages_of_the_levels_sum_to_the_advantage() -> None:
-    table = compute(walks(), "hgpo", history_length=2, base_group=True, details=True).collect()
-    parts = [
-        pl.col(f"advantage_{n}").fill_null(0) * pl.col(f"advantage_weight_{n}") for n in ("episode", "k0", "k1", "k2")
-    ]
-    assert table.select((pl.sum_horizontal(parts) - pl.col("advantage")).abs().max()).item() < 1e-12
-    assert (table["advantage_size_k1"].is_null() == (table["step"] < 1)).all()
-    for level in ("k0", "k1", "k2"):
-        defined = table.filter(pl.col(f"history_hash_{level[1]}").is_not_null())
-        defined = defined.with_columns(n=pl.len().over("task_id", f"history_hash_{level[1]}"))
-        assert (defined["n"] == defined[f"advantage_size_{level}"]).all()
-        assert ((defined["n"] == 1) == defined[f"advantage_{level}"].is_null()).all()
-    assert (defined["n"] == 1).any()
-
-
 # ---------------------------------------------------------------------------------------------------------- tables
 
 

@@ -9,7 +9,7 @@ pytest.importorskip("altair")
 pytest.importorskip("vl_convert")
 
 from hgpo_envs.errors import InputError
-from hgpo_train.analysis.charts import check_chart_file, levels_chart, save_chart, sizes_chart, statistics_chart
+from hgpo_train.analysis.charts import check_chart_file, levels_chart, save_chart, statistics_chart
 from hgpo_train.analysis.statistics import statistics
 
 TABLE = pl.DataFrame(
@@ -51,12 +51,6 @@ def test_a_column_is_shown_in_its_order_with_a_legend() -> None:
     for layer in drawn["layer"][1:]:
         assert layer["encoding"]["color"]["scale"]["domain"] == parts
         assert layer["encoding"]["xOffset"]["scale"]["domain"] == parts
-
-
-def test_sizes_add_up_to_all_steps_of_a_level() -> None:
-    rows = data_of(sizes_chart(statistics(TABLE, history_length=2).sizes).to_dict())
-    for level in {row["level"] for row in rows}:
-        assert sum(row["share"] for row in rows if row["level"] == level) == pytest.approx(1)
 
 
 @pytest.mark.parametrize("ending", [pytest.param(".html", marks=pytest.mark.slow), ".svg", ".png", ".json"])

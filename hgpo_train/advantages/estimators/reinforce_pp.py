@@ -25,15 +25,13 @@ from hgpo_train.settings import NonNegativeFloat  # noqa: TC001 - evaluated with
 
 
 @estimator(reads=(), scope="batch")
-def reinforce_pp(
+def reinforce_pp(  # noqa: D417 - the other parameters are those of several estimators, parameters.py
     steps: pl.LazyFrame, *, baseline: bool = False, cross_steps: bool = True, epsilon: NonNegativeFloat = 1e-8
 ) -> pl.LazyFrame:
     """Whiten episode scores over the batch.
 
     Args:
-        steps: A table with the input columns of estimators.
         baseline: Whether the task's mean score is subtracted first.
-        cross_steps: As of GRPO, for the task's mean.
         epsilon: ε, added to the variance and to the number of rows.
     """
     x = pl.col("episode_score")

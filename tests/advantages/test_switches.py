@@ -1,0 +1,154 @@
+"""Contexts, returns, weights and similar states against plain Python: the switches that recordings do not have.
+
+The recordings of the official code (test_goldens.py) hold the equations of all estimators.
+"""
+
+from collections import Counter, defaultdict
+from difflib import SequenceMatcher
+
+import polars as pl
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hgpo_envs.hashing import chain_columns, text_hashes
+from hgpo_train.advantages import compute
+from hgpo_train.advantages.input_columns import prepare
+from hgpo_train.advantages.parameters import Parameters
+
+STATES = ["", "hall", "kitchen", "ñ", "ñ", " hall", "鍵 🗝", "success"]
+CONTEXTS = st.sampled_from(["states", "states_actions"])
+SOME = settings(max_examples=max(10, settings().max_examples // 4))  # an example takes about 20 ms
+
+
+@st.composite
+def tables(draw):
+    """Small tables with loops, singleton groups, gaps in step numbers and shuffled rows."""
+    states = st.sampled_from(STATES[: draw(st.integers(1, len(STATES)))])
+    rows = []
+    for task in range(draw(st.integers(1, 3))):
+        for rollout in range(draw(st.integers(1, 4))):
+            step = 0
+            for _ in range(draw(st.integers(1, 6))):
+                step += draw(st.sampled_from([1, 1, 1, 3]))
+                rows.append(
+                    {
+                        "task": f"tâche {task}",
+                        "trajectory": f"{task}/{rollout}",
+                        "step": step,
+                        "state": draw(states),
+                        "action": draw(st.sampled_from(["look", "go"])),
+                        "reward": draw(st.sampled_from([0.0, 0.0, 0.0, 10.0, 1.0, -0.5, 3.25])),
+                        "action_valid": draw(st.sampled_from([True, True, False])),
+                    }
+                )
+    return draw(st.permutations(rows))
+
+
+def trajectories(rows):
+    """Return the row indices of each trajectory by step."""
+    members = defaultdict(list)
+    for i in sorted(range(len(rows)), key=lambda i: rows[i]["step"]):
+        members[rows[i]["trajectory"]].append(i)
+    return members.values()
+
+
+@SOME
+@given(tables(), st.integers(0, 7), CONTEXTS)
+def test_a_group_has_the_steps_with_the_same_context(rows, depth, context):
+    table = compute(pl.DataFrame(rows), "hgpo", history_length=depth, context=context, details=True).collect()
+    for k in range(depth + 1):
+        contexts = {}
+        for members in trajectories(rows):
+            for t in range(k, len(members)):
+                past = [rows[i] for i in members[t - k : t + 1]]
+                actions = [row["action"] for row in past[:-1]] if context == "states_actions" else []
+                contexts[members[t]] = (past[0]["task"], *(row["state"] for row in past), *actions)
+        size = Counter(contexts.values())
+        expected = [size[contexts[i]] if i in contexts else None for i in range(len(rows))]
+        assert table[f"advantage_size_k{k}"].to_list() == expected
+        assert [n is None or n == 1 for n in expected] == table[f"advantage_k{k}"].is_null().to_list()
+
+
+@SOME
+@given(tables(), st.sampled_from(["return", "reward"]), st.sampled_from(["per_step", "from_end"]),
+       st.sampled_from([0.0, 0.5, 1.0]), st.sampled_from([0.0, 0.1, 2.0]))  # fmt: skip
+def test_returns_are_discounted_sums(rows, penalty_at, returns, gamma, penalty):
+    p = {"penalty_at": penalty_at, "returns": returns, "gamma": gamma, "invalid_action_penalty": penalty}
+    for name in ("return", "episode_score"):
+        steps = prepare(pl.LazyFrame(rows), Parameters(reward_scale=2, precision="float64", **p), ())
+        computed = steps.collect()[name]
+        for members in trajectories(rows):
+            cost = [0.0 if rows[i]["action_valid"] else penalty for i in members]
+            reward, after = [2 * rows[i]["reward"] for i in members], cost
+            if penalty_at == "reward":
+                reward, after = [r - c for r, c in zip(reward, cost, strict=True)], [0.0] * len(cost)
+            for t, i in enumerate(members):
+                expected = sum(gamma**j * r for j, r in enumerate(reward[t:]))
+                if returns == "from_end":
+                    expected = gamma ** (len(members) - 1 - t) * sum(reward)
+                if name == "episode_score":
+                    expected = sum(reward)
+                assert computed[i] == pytest.approx(expected - after[t], rel=1e-9, abs=1e-9)
+
+
+@SOME
+@given(tables(), st.sampled_from([0.0, 0.5, 2.0]), st.booleans(), st.sampled_from(["code", "paper"]), st.booleans())
+def test_levels_are_weighted(rows, alpha, base_group, weights, skip):
+    p = {"alpha": alpha, "base_group": base_group, "weights": weights, "skip_zero_advantages": skip, "epsilon": 0.5}
+    table = compute(pl.DataFrame(rows), "hgpo", details=True, **p).collect()
+    first = 1 if weights == "paper" and not base_group else 2
+    w = {"episode": 1.0} if base_group else {}
+    w |= {f"k{k}": (k + first) ** alpha for k in range(3)}
+    for row in table.iter_rows(named=True):
+        levels = {name: row[f"advantage_{name}"] for name in w if row[f"advantage_{name}"] is not None}
+        counted = {name: a for name, a in levels.items() if a or not skip}
+        share = {name: w[name] / (sum(w[n] for n in counted) + 0.5) for name in counted}
+        assert {name: row[f"advantage_weight_{name}"] for name in w} == pytest.approx(dict.fromkeys(w, 0.0) | share)
+        assert row["advantage"] == pytest.approx(sum(share[name] * a for name, a in counted.items()), abs=1e-9)
+
+
+def test_weights_of_terms_are_factors():
+    rows = [
+        {"task": "a", "trajectory": name, "step": step, "state": state, "reward": reward, "action_valid": True}
+        for name, walk in {"x": [("s", 0.0), ("t", 1.0)], "y": [("s", 0.0), ("u", 0.0)]}.items()
+        for step, (state, reward) in enumerate(walk)
+    ]
+    for name, terms in {"gigpo": ["step"], "g2po": ["node", "edge"], "graphgpo": ["step"]}.items():
+        table = compute(pl.DataFrame(rows), name, step_weight=0.5, episode_weight=3.0, details=True).collect()
+        parts = 3.0 * table["advantage_episode"] + 0.5 * sum(table[f"advantage_{term}"] for term in terms)
+        assert (table["advantage"] - parts).abs().max() < 1e-12
+        assert table["advantage"].n_unique() > 1
+
+
+@SOME
+@given(tables(), st.integers(0, 4), CONTEXTS)
+def test_stored_hashes_and_texts_agree(rows, depth, context):
+    table = pl.DataFrame(rows).sort("task", "trajectory", "step")
+    first = (table["trajectory"] != table["trajectory"].shift(1)).fill_null(value=True).to_numpy()
+    actions = text_hashes(table["action"]) if context == "states_actions" else None
+    values, defined = chain_columns(text_hashes(table["state"]), first, depth, actions)
+    prefix = "history_hash_" if context == "states" else "context_hash_"
+    stored = table.drop("state", "action").with_columns(
+        pl.when(pl.Series(defined[k])).then(pl.Series(values[k])).alias(f"{prefix}{k}") for k in range(depth + 1)
+    )
+    p = {"history_length": depth, "context": context}
+    received, expected = (compute(each, "hgpo", **p).collect()["advantage"].to_list() for each in (stored, table))
+    assert received == pytest.approx(expected, rel=1e-12, abs=1e-12)
+
+
+@SOME
+@given(tables(), st.sampled_from([0.5, 0.75, 0.999]))
+def test_similar_states_are_one_state(rows, threshold):
+    """Clusters are created by trajectory and step; a threshold just below 1 means equality."""
+    openers, cluster = defaultdict(list), {}
+    for i in sorted(range(len(rows)), key=lambda i: (rows[i]["trajectory"], rows[i]["step"])):
+        task, text = rows[i]["task"], rows[i]["state"]
+        near = [opener for opener in openers[task] if SequenceMatcher(None, text, opener).ratio() >= threshold]
+        openers[task] += [] if near else [text]
+        cluster[i] = near[0] if near else text
+    p = {"similarity": True, "similarity_threshold": threshold}
+    received = compute(pl.DataFrame(rows), "gigpo", **p).collect()["advantage"].to_list()
+    clustered = [row | {"state": cluster[i]} for i, row in enumerate(rows)]
+    expected = compute(pl.DataFrame(clustered), "gigpo").collect()["advantage"].to_list()
+    assert received == pytest.approx(expected, rel=1e-9, abs=1e-9)
