@@ -90,13 +90,17 @@ def graphgpo(  # noqa: D417 - the other parameters are those of several estimato
         texts = [pl.col("next_state")] if "next_state" in steps.collect_schema() else []
         after = pl.coalesce(*texts, neighbour(pl.col("state"), 1))
         nodes = {"node": pl.col("state"), "next": pl.when(won).then(pl.lit(goal_text)).otherwise(after)}
-        steps = steps.with_columns(clusters(nodes, similarity_threshold, goal=goal_text).struct.unnest())
+        similar = clusters(nodes, similarity_threshold, goal=goal_text)
+        steps = steps.with_columns(similar.alias("(similar)")).with_columns(pl.col("(similar)").struct.unnest())
     else:
         goal = pl.lit(hashing.text_hash(goal_text), pl.Int64)
         after = pl.when(won).then(goal).otherwise("next_state_hash")
         nodes = {"node": pl.col("state_hash"), "next": after, "goal": goal}
         steps = steps.with_columns(chain(pl.col("task_key"), node).alias(name) for name, node in nodes.items())
-    steps = steps.with_columns(pl.map_batches(["node", "next", "goal"], _distances, _DISTANCES).struct.unnest())
+    distances = pl.map_batches(
+        ["node", "next", "goal"], _distances, _DISTANCES
+    )  # a column: each use would search again
+    steps = steps.with_columns(distances.alias("(graph)")).with_columns(pl.col("(graph)").struct.unnest())
     # of the states with a path to the goal, the farthest is that of a step
     unreachable = pl.col("from").max().over("task_key").fill_null(0.0) + 1
     before, after = (pl.col(name).fill_null(unreachable) for name in ("from", "to"))
