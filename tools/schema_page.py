@@ -62,7 +62,7 @@ def _line(column: Column) -> str:
         missing = "computed"
     elif column.name == "run":
         missing = "run of the writer"
-    elif column.required:
+    elif column.default is None and not column.null:
         missing = "required"
     else:
         missing = "null" if column.default is None else str(column.default).lower()

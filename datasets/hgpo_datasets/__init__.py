@@ -1,7 +1,7 @@
 """Step tables: write, read and verify rollouts stored as Parquet. Requires neither an environment nor torch."""
 
 from hgpo_datasets.reader import StepTableWarning, scan_steps
-from hgpo_datasets.rows import RowError, WrongRow
+from hgpo_datasets.rows import RowError
 from hgpo_datasets.schema import columns
 from hgpo_datasets.verification import Problem, VerifyReport, verify
 from hgpo_datasets.writer import GroupKey, StepWriter
@@ -13,7 +13,6 @@ __all__ = [
     "StepTableWarning",
     "StepWriter",
     "VerifyReport",
-    "WrongRow",
     "columns",
     "scan_steps",
     "verify",

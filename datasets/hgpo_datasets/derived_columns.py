@@ -33,12 +33,12 @@ def complete(frame: pl.DataFrame, depth: int) -> pl.DataFrame:
     """Sort the rows and compute every derived column.
 
     Args:
-        frame: Complete trajectories with all columns of the schema. Supplied hashes of states are used: they may be
-            those of keys. Other derived columns may be null or equal to the computed values.
+        frame: Complete trajectories with all columns of the schema. Derived columns may be null or equal to the
+            computed values; supplied hashes of states are used.
         depth: Largest k of the history and context hashes in the schema.
 
     Raises:
-        RowError: Rows violate the schema. The error lists the first such row of each trajectory.
+        RowError: Rows violate the schema.
     """
     if not is_sorted(frame):
         frame = frame.sort(SORT_KEY)
@@ -81,23 +81,15 @@ def value_faults(frame: pl.DataFrame, first: NDArray[np.bool_]) -> Iterator[Faul
     """Yield the rules of values, with the rows that violate them. A null in a mask is no violation."""
     inner = pl.lit(pl.Series(np.append(~first[1:], False)))
     logprobs, tokens = pl.col("response_logprobs"), pl.col("response_token_ids")
+    ends = ("terminated", "truncated", "aborted")
+    stateless = pl.col("state").is_null() & pl.col("state_hash").is_null()
+    other_next = (pl.col("next_state") != pl.col("state").shift(-1)) & inner
     rules = [
         *((name, f"{name} is not finite", ~pl.col(name).is_finite()) for name in ("reward", "score", "episode_return")),
         *((name, f"{name} is NaN", pl.col(name).is_nan()) for name in ("environment_s", "policy_s")),
-        *(
-            (flag, f"{flag} before the last row", pl.col(flag) & inner)
-            for flag in ("terminated", "truncated", "aborted")
-        ),
-        (
-            "state",
-            "expected `state`, or `state_hash` where texts are not stored",
-            pl.col("state").is_null() & pl.col("state_hash").is_null(),
-        ),
-        (
-            "next_state",
-            "next_state is not the state of the next step",
-            (pl.col("next_state") != pl.col("state").shift(-1)) & inner,
-        ),
+        *((flag, f"{flag} before the last row", pl.col(flag) & inner) for flag in ends),
+        ("state", "expected `state`, or `state_hash` where texts are not stored", stateless),
+        ("next_state", "next_state is not the state of the next step", other_next),
     ]
     if frame["response_logprobs"].null_count() < len(frame):
         name = "response_logprobs"
@@ -109,42 +101,30 @@ def value_faults(frame: pl.DataFrame, first: NDArray[np.bool_]) -> Iterator[Faul
 
 
 def derived_faults(frame: pl.DataFrame, computed: pl.DataFrame, *, supplied: bool = True) -> Iterator[Fault]:
-    """Yield the derived columns, with the rows whose values differ from the computed ones.
+    """Yield the derived columns, with the rows whose values differ from those of `derived`.
 
-    Args:
-        frame: The rows.
-        computed: Result of `derived`.
-        supplied: Whether nulls are values that were not supplied, and therefore equal.
+    If `supplied`, nulls are values that were not supplied, and no differences.
     """
-    yield (
-        "reward",
-        "the sum of the trajectory's rewards is too large for a float",
-        ~computed["episode_return"].is_finite(),
-    )
+    infinite = ~computed["episode_return"].is_finite()
+    yield "reward", "the sum of the trajectory's rewards is too large for a float", infinite
     for column in computed:
-        given = frame[column.name]
-        if supplied and given.null_count() == len(given):
+        values = frame[column.name]
+        if supplied and values.null_count() == len(values):
             continue
-        differs = given.ne_missing(column)
+        differs = values.ne_missing(column)
         if column.dtype.is_float():
-            differs &= ~((given - column).abs() <= _ROUNDING).fill_null(value=False)
-        yield (
-            column.name,
-            f"expected {column.name} as computed from the rows",
-            differs & given.is_not_null() if supplied else differs,
-        )
+            differs &= ~((values - column).abs() <= _ROUNDING).fill_null(value=False)
+        if supplied:
+            differs &= values.is_not_null()
+        yield column.name, f"expected {column.name} as computed from the rows", differs
 
 
 def derived(frame: pl.DataFrame, first: NDArray[np.bool_], depth: int) -> pl.DataFrame:
     """Compute every derived column from the other columns.
 
     Supplied hashes of states are used, because they may be those of keys; texts are hashed where there are none. The
-    hash of an action is that of its text, and the supplied one only where the text is null.
-
-    Args:
-        frame: Sorted rows of complete trajectories.
-        first: Mask of the first row of each trajectory, bool of shape (rows,).
-        depth: Largest k of the history and context hashes.
+    hash of an action is that of its text, and the supplied one only where the text is null. The rows must be sorted;
+    `first` is the mask of `first_rows`.
     """
     starts, lengths = _spans(first)
     rewards = frame["reward"].to_list()

@@ -138,21 +138,13 @@ def read(folder: Path) -> Manifest:
     """Read a run's manifest up to the first invalid line, which is described in `problem`.
 
     Raises:
-        InputError: The manifest is missing, not a regular file, too large, or written by a newer version.
+        InputError: It is missing, not a regular file, too large, of another format, or written by a newer version.
     """
     return decode(read_bytes(folder / NAME, MOST_BYTES, "manifest of a run"))
 
 
 def current(folder: Path, shards: Path) -> Manifest:
-    """Read a run's manifest, and read it again if a writer replaced files in the meantime.
-
-    Args:
-        folder: The run's folder.
-        shards: The folder of its shards.
-
-    Raises:
-        InputError: See `read`.
-    """
+    """Read a run's manifest, and read it again if a writer replaced files in the folder of the shards meanwhile."""
     listed = read(folder)
     while not all((shards / name).exists() for name in listed.shards):
         again = read(folder)
@@ -163,11 +155,7 @@ def current(folder: Path, shards: Path) -> Manifest:
 
 
 def decode(data: bytes) -> Manifest:
-    """Decode a manifest up to the first invalid line, which is described in `problem`.
-
-    Raises:
-        InputError: The data is not a manifest, or was written by a newer version.
-    """
+    """Decode a manifest up to the first invalid line. The errors are those of `read`."""
     manifest = Manifest()
     for number, line in enumerate(data.split(b"\n")[:-1], 1):
         try:
@@ -183,9 +171,7 @@ def decode(data: bytes) -> Manifest:
 def _content(line: bytes, manifest: Manifest) -> Header | Shard:
     """Return the content of the line that follows a manifest.
 
-    Raises:
-        msgspec.ValidationError: `encode_line` would not produce exactly this line at this position.
-        InputError: It is the first line of another format or of a newer version.
+    Raises ValidationError unless `encode_line` would produce exactly this line at this position.
     """
     try:
         values = orjson.loads(line)

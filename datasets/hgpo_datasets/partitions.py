@@ -16,7 +16,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from hgpo_datasets.reader import StepFile, errors, scan_files, shared_depth, source_files
@@ -32,9 +32,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 R = TypeVar("R")
-
-RAY_RETRIES: Final = 3
-"""How often Ray repeats the work on a partition whose process ended."""
 
 _THREADS: Final = "POLARS_MAX_THREADS"
 _START: Final = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
@@ -113,8 +110,7 @@ def map_partitions(
 
     Raises:
         InputError: `processes` is less than 1, or the function raised it.
-        ProcessError: Processes ended twice at the same partition, for example because the system killed them for their
-            memory; or the Ray job failed.
+        ProcessError: A process was killed, for example by the system for its memory; or the Ray job failed.
     """
     work = partial(_of_steps, function)
     with closing(_on_ray(work, parts, processes) if ray else in_processes(work, parts, processes)) as results:
@@ -125,78 +121,58 @@ def _of_steps(function: Callable[[pl.LazyFrame], R], part: Partition | pl.LazyFr
     return function(part.scan() if isinstance(part, Partition) else part)
 
 
-def in_processes(
-    function: Callable[[T], R], items: Sequence[T], processes: int = 1, *, isolated: bool = False
-) -> Generator[R]:
-    """Apply a function to items and yield the results in order. See `map_partitions`.
+def in_processes(function: Callable[[T], R], items: Sequence[T], processes: int = 1) -> Generator[R]:
+    """Apply a function to items of any kind, as `map_partitions`.
 
-    If a process ends, its work is repeated once in new processes. Together, the processes have as many threads as the
-    machine has cores.
-
-    Args:
-        function: A function that can be pickled.
-        items: Its arguments.
-        processes: Number of processes.
-        isolated: Whether a single process or item has a process of its own, too.
-
-    Raises:
-        InputError: `processes` is less than 1.
-        ProcessError: Processes ended twice at the same item. Its place is the number of results that were yielded.
+    Together, the processes have as many threads as the machine has cores.
 
     >>> list(in_processes(abs, [-3, 2]))
     [3, 2]
     """
     check_processes(processes)
-    if not isolated and (processes == 1 or len(items) < 2):
+    if processes == 1 or len(items) < 2:
         yield from map(function, items)
         return
-    done, failed = 0, -1
-    while done < len(items):
-        alone = failed == done  # of several items that were at work, only this one may be to blame
-        try:
-            with closing(_pooled(function, items[done : done + 1] if alone else items[done:], processes)) as results:
-                for result in results:
-                    done += 1
-                    yield result
-        except BrokenProcessPool as error:
-            if alone:
-                raise ProcessError(
-                    f"a process was killed twice during the work on part {done + 1} of {len(items)}, perhaps for its "
-                    "memory; use fewer processes or smaller parts"
-                ) from error
-            failed = done
+    try:
+        with process_pool(min(processes, len(items))) as pool:
+            yield from pool.map(function, items)
+    except BrokenProcessPool as error:
+        raise ProcessError(
+            "a process was killed, perhaps for its memory; use fewer processes or smaller parts"
+        ) from error
 
 
 def check_processes(processes: int) -> None:
-    """Check a number of processes.
-
-    Raises:
-        InputError: It is less than 1.
-    """
+    """Raise InputError unless a number of processes is at least 1."""
     if processes < 1:
         raise InputError(f"processes: expected an integer of at least 1, received {processes}")
 
 
-def _pooled(function: Callable[[T], R], items: Sequence[T], processes: int) -> Generator[R]:
+@contextmanager
+def process_pool(processes: int) -> Iterator[ProcessPoolExecutor]:
+    """Start processes, which share the cores and end with this process."""
     # never "fork", because Polars' threads do not survive one; a fork server has imported Polars but never used it
     context = multiprocessing.get_context(_START)
     context.set_forkserver_preload(["hgpo_datasets.partitions"])
-    with ProcessPoolExecutor(min(processes, len(items)), context, initializer=_begin) as pool:
-        with _threads_of(processes):
-            results = pool.map(function, items)  # starts the processes
-        yield from results
+    with _threads_of(processes), ProcessPoolExecutor(processes, context, initializer=_begin) as pool:
+        yield pool
 
 
 @contextmanager
 def _threads_of(processes: int) -> Iterator[None]:
     """Let new processes share the cores. Polars reads the number of its threads when it is imported."""
-    given = os.environ.get(_THREADS)
-    os.environ[_THREADS] = given or str(max(1, (os.cpu_count() or 1) // processes))
+    if _THREADS in os.environ:
+        yield
+        return
+    os.environ[_THREADS] = _shared_cores(processes)
     try:
         yield
     finally:
-        if given is None:
-            del os.environ[_THREADS]
+        os.environ.pop(_THREADS, None)  # another thread may have removed it
+
+
+def _shared_cores(processes: int) -> str:
+    return str(max(1, (os.cpu_count() or 1) // processes))
 
 
 def _begin() -> None:
@@ -218,7 +194,7 @@ def _on_ray(function: Callable[[T], R], items: Sequence[T], workers: int) -> Gen
     import ray
 
     with _ray_running(workers):
-        remote: Any = ray.remote(num_cpus=1, max_retries=RAY_RETRIES)
+        remote: Any = ray.remote(num_cpus=1, max_retries=3)
         task = remote(_call)
         begun: list[Any] = [task.remote(function, item) for item in items[:workers]]
         try:
@@ -226,12 +202,11 @@ def _on_ray(function: Callable[[T], R], items: Sequence[T], workers: int) -> Gen
                 yield ray.get(begun[number])
                 begun[number] = None
                 begun += [task.remote(function, item) for item in items[number + workers : number + workers + 1]]
-        except ray.exceptions.RayTaskError as error:
-            if isinstance(error.cause, InputError):
-                raise error.cause from None
-            raise ProcessError(f"the Ray job failed: {first_line(error.cause)}") from error
         except ray.exceptions.RayError as error:
-            raise ProcessError(f"the Ray job failed: {first_line(error)}") from error
+            cause = getattr(error, "cause", None) or error  # what the function raised
+            if isinstance(cause, InputError):
+                raise cause from None
+            raise ProcessError(f"the Ray job failed: {first_line(cause)}") from error
 
 
 def _call(function: Callable[[T], R], item: T) -> R:
@@ -246,8 +221,7 @@ def _ray_running(workers: int) -> Iterator[None]:
     if ray.is_initialized():
         yield
         return
-    threads = str(max(1, (os.cpu_count() or 1) // workers))
-    options: dict[str, Any] = {"runtime_env": {"env_vars": {_THREADS: threads}}}
+    options: dict[str, Any] = {"runtime_env": {"env_vars": {_THREADS: _shared_cores(workers)}}}
     if not os.environ.get("RAY_ADDRESS"):
         options |= {"num_cpus": workers, "include_dashboard": False}
     ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
@@ -266,7 +240,7 @@ def _values(
     with errors(file.path):
         steps = scan_files([file], depth, options)
         present = [name for name in columns if name in steps.collect_schema()]
-        return set(steps.select(present).unique().collect().rows()) if present else set()
+        return set(steps.select(present).unique().collect().rows())
 
 
 def borders(sizes: Sequence[int], values: Sequence[set[Any]], most: int) -> list[int]:
@@ -283,15 +257,11 @@ def borders(sizes: Sequence[int], values: Sequence[set[Any]], most: int) -> list
     [0, 1, 3, 4, 5]
     """
     last = {value: number for number, some in enumerate(values) for value in some}
-    firsts, rows = [0], 0
-    start = unit = reach = 0  # of the files that must stay together
-    for number, size in enumerate(sizes):
-        unit += size
-        reach = max([reach, *(last[value] for value in values[number])])
-        if reach > number:
-            continue
-        if rows and rows + unit > most:
-            firsts.append(start)
-            rows = 0
-        rows, start, unit = rows + unit, number + 1, 0
+    reach = accumulate((max((last[value] for value in some), default=0) for some in values), max)
+    rows = [0, *accumulate(sizes)]
+    firsts, previous = [0], 0
+    for end in (number for number, farthest in enumerate(reach, 1) if farthest < number):
+        if rows[end] - rows[firsts[-1]] > most and previous > firsts[-1]:
+            firsts.append(previous)
+        previous = end
     return [*firsts, len(sizes)]

@@ -7,6 +7,7 @@ process of its own, which a forged one may end.
 
 from __future__ import annotations
 
+import itertools
 import os
 import warnings
 from collections.abc import Iterable
@@ -52,7 +53,6 @@ def scan_steps(
     source: Source | Iterable[Source],
     *,
     damaged: Choice = "refuse",
-    uncommitted: Choice = "skip",
     plain: bool = False,
     storage_options: Mapping[str, Any] | None = None,
 ) -> pl.LazyFrame:
@@ -69,8 +69,6 @@ def scan_steps(
             of a training run, is read only if it is named itself.
         damaged: Handling of files that are missing or whose size differs from the manifest: `refuse` raises, `skip`
             warns and reads the other files.
-        uncommitted: Handling of shards that are in the folder but not in the manifest, because their writer is open or
-            was killed: `refuse` or `skip`, as above.
         plain: Whether to read Parquet files of other programs as well: local files outside of run folders, without the
             metadata of a step table. Their columns and the order of their rows are unchanged.
         storage_options: Options of the object store, as in `polars.scan_parquet`.
@@ -80,21 +78,18 @@ def scan_steps(
             step table or was written by a newer version; or plain files have different columns.
 
     Warns:
-        StepTableWarning: A file was skipped, or some of several runs have no committed rows.
+        StepTableWarning: A damaged file, or a shard that is not in the manifest, because its writer is open or was
+            killed, was skipped; or some of several runs have no committed rows.
     """
-    for name, choice in (("damaged", damaged), ("uncommitted", uncommitted)):
-        if choice not in get_args(Choice):
-            raise InputError(unknown(f"choice for {name}", choice, get_args(Choice)))
+    if damaged not in get_args(Choice):
+        raise InputError(unknown("choice for damaged", damaged, get_args(Choice)))
     options = dict(storage_options or {})
-    files = source_files(source, options, damaged, uncommitted)
+    files = source_files(source, options, damaged)
     return scan_files(files, shared_depth(files, options, plain=plain), options)
 
 
 def source_files(
-    source: Source | Iterable[Source],
-    options: Mapping[str, Any],
-    damaged: Choice = "refuse",
-    uncommitted: Choice = "skip",
+    source: Source | Iterable[Source], options: Mapping[str, Any], damaged: Choice = "refuse"
 ) -> list[StepFile]:
     """Return the files that `scan_steps` reads. The arguments and errors are those of `scan_steps`."""
     several = isinstance(source, Iterable) and not isinstance(source, str | os.PathLike)
@@ -103,30 +98,26 @@ def source_files(
         if not isinstance(path, str | os.PathLike) or not os.fspath(path):
             received = f"{type(path).__name__} {path!r}"
             raise InputError(f"expected the path or URL of a run or Parquet file, received {received}")
-    files = [_files(part, damaged, uncommitted, options) for part in parts_of(sources)]
-    empty = sum(not some for some in files)
-    if empty == len(files):
+    parts = [_files(part, damaged, options) for part in parts_of(sources)]
+    empty, names = parts.count([]), ", ".join(map(str, sources)) or "an empty list"
+    if empty == len(parts):
         more = f": found {empty} runs, none of them with committed rows" if empty > 1 else ""
-        raise InputError(f"no committed rows in {', '.join(map(str, sources)) or 'an empty list'}{more}")
+        raise InputError(f"no committed rows in {names}{more}")
     if empty:
-        line = f"{', '.join(map(str, sources))}: {len(files)} runs, {empty} of them without committed rows"
-        warnings.warn(line, StepTableWarning, stacklevel=3)
-    return [file for some in files for file in some]
+        message = f"{names}: {len(parts)} runs, {empty} of them without committed rows"
+        warnings.warn(message, StepTableWarning, stacklevel=3)
+    return list(itertools.chain.from_iterable(parts))
 
 
 def step_files(source: Source) -> list[str]:
-    """Return the paths of the local files that `scan_steps` reads.
-
-    Raises:
-        InputError: The source does not exist, or a file is damaged.
-    """
-    return [file.path for part in parts_of([source]) for file in _files(part, "refuse", "skip", {})]
+    """Return the paths of the local files that `scan_steps` reads; none if there are no committed rows."""
+    return [file.path for part in parts_of([source]) for file in _files(part, "refuse", {})]
 
 
-def _files(part: Part, damaged: Choice, uncommitted: Choice, options: Mapping[str, Any]) -> list[StepFile]:
+def _files(part: Part, damaged: Choice, options: Mapping[str, Any]) -> list[StepFile]:
     """Return the files of one run, file or URL."""
     if part.kind == "run":
-        return _run_files(Path(part.path), damaged, uncommitted)
+        return _run_files(Path(part.path), damaged)
     if part.kind == "file":
         shards.file_size(Path(part.path))
     elif not part.path.endswith(PARQUET):
@@ -134,7 +125,7 @@ def _files(part: Part, damaged: Choice, uncommitted: Choice, options: Mapping[st
     return [StepFile(part.path)]
 
 
-def _run_files(folder: Path, damaged: Choice, uncommitted: Choice) -> list[StepFile]:
+def _run_files(folder: Path, damaged: Choice) -> list[StepFile]:
     steps = folder / STEPS
     # listed before the manifest is read: a file that an open writer commits in between is then in the manifest
     present = sorted(steps.glob(f"*{PARQUET}"))
@@ -143,7 +134,7 @@ def _run_files(folder: Path, damaged: Choice, uncommitted: Choice) -> list[StepF
         _refuse_or_warn(damaged, f"{folder}: {listed.problem}")
     for extra in present:
         if extra.name not in listed.shards and extra.name not in listed.replaced:
-            _refuse_or_warn(uncommitted, f"{extra} is not committed")
+            _refuse_or_warn("skip", f"{extra} is not committed")
     files = []
     for name, shard in listed.shards.items():
         try:
@@ -154,8 +145,8 @@ def _run_files(folder: Path, damaged: Choice, uncommitted: Choice) -> list[StepF
         if size == shard.bytes:
             files.append(StepFile(str(steps / name), listed.header, shard))
         else:
-            text = f"{steps / name} is damaged: expected {shard.bytes:,} bytes, received {size:,}"
-            _refuse_or_warn(damaged, text)
+            expected = f"expected {shard.bytes:,} bytes, received {size:,}"
+            _refuse_or_warn(damaged, f"{steps / name} is damaged: {expected}")
     return files
 
 
@@ -182,13 +173,8 @@ def _remote_files(url: str, options: Mapping[str, Any]) -> list[StepFile]:
 def shared_depth(files: Sequence[StepFile], options: Mapping[str, Any], *, plain: bool = False) -> int | None:
     """Return the depth of hashes that all files have, or None if their columns are the same.
 
-    Args:
-        files: The files.
-        options: Options of the object store.
-        plain: As in `scan_steps`.
-
     Raises:
-        InputError: A file is no step table, or plain files have different columns.
+        InputError: A file is no step table, or files of other programs (`plain`) have different columns.
     """
     alone = [file.path for file in files if file.header is None]
     headers = {(file.header.depth, file.header.schema_version) for file in files if file.header is not None}
@@ -200,10 +186,7 @@ def shared_depth(files: Sequence[StepFile], options: Mapping[str, Any], *, plain
         return None
     if plain_files:
         other = next((path for path, columns in zip(alone, seen, strict=False) if columns != seen[0]), files[-1].path)
-        raise InputError(
-            f"{alone[0]} and {other} have different columns or types; expected the same in all files that are read "
-            "together"
-        )
+        raise InputError(f"{alone[0]} and {other} have different columns or types, and cannot be read together")
     return min([depth for depth, _ in headers] + [schema.stored_depth(columns) for columns in seen])
 
 
@@ -217,11 +200,7 @@ def scan_files(files: Sequence[StepFile], depth: int | None, options: Mapping[st
 
 
 def is_plain(file: str) -> bool:
-    """Return whether a Parquet file is local, in no run folder, and without the metadata of a step table.
-
-    Raises:
-        InputError: The file cannot be read.
-    """
+    """Return whether a Parquet file is local, in no run folder, and without the metadata of a step table."""
     if "://" in file or run_of_file(Path(file)) is not None:
         return False
     with errors(file):
@@ -237,11 +216,7 @@ def _columns(file: str, options: Mapping[str, Any], *, versioned: bool = True) -
 
 @contextmanager
 def errors(what: object) -> Iterator[None]:
-    """Convert the exceptions of reading a damaged file to a one-line error.
-
-    Raises:
-        InputError: The block raised an OSError, a ValueError or an error of Polars.
-    """
+    """Convert OSError, ValueError and the errors of Polars to an InputError of one line."""
     try:
         yield
     except InputError:

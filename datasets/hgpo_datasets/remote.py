@@ -45,7 +45,7 @@ def read_lines(url: str, most: int, options: Mapping[str, Any]) -> bytes:
 
 
 def put(url: str, data: bytes | Path, options: Mapping[str, Any]) -> None:
-    """Write an object, which appears when it is complete. An existing one is replaced, at once.
+    """Write an object, which appears when it is complete, and replaces an existing one at once.
 
     Args:
         url: The URL of the object, for example ``s3://bucket/name``.

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -37,11 +36,7 @@ _REFUSALS: Final = (
 
 
 def preview(value: object, most: int = 80) -> str:
-    """Return a short one-line description of a value for error messages.
-
-    Args:
-        value: Any value.
-        most: The maximum length in characters.
+    """Return the repr of any value in one line of at most so many characters.
 
     >>> preview("a" * 100, most=5)
     "'aaaa"
@@ -52,71 +47,35 @@ def preview(value: object, most: int = 80) -> str:
         return f"a {type(value).__name__}"
 
 
-@dataclass(frozen=True, slots=True)
-class WrongRow:
-    """One row that violates the schema.
-
-    Attributes:
-        row: Index among the input rows; None if only trajectory and step are known.
-        trajectory: The row's trajectory in the input; None if the row has none.
-        step: The row's step; None if only the index is known.
-        column: The invalid column.
-        message: The error in one line.
-    """
-
-    row: int | None
-    trajectory: object
-    step: int | None
-    column: str
-    message: str
-
-
 class RowError(InputError):
-    """An error for rows that violate the schema. The message describes the first of them.
+    """Rows violate the schema. The message describes the first of them.
+
+    Args:
+        messages: The trajectory of each invalid row, and the error in one line.
 
     Attributes:
-        wrong: The first invalid row of each trajectory. Rules are checked in stages, and the error lists the rows that
-            fail the first failing stage; other rows may fail later stages.
+        trajectories: The error of the first invalid row of each trajectory. Rules are checked in stages, and the error
+            lists the rows that fail the first failing stage; other rows may fail later stages.
     """
 
-    def __init__(self, wrong: Iterable[WrongRow]) -> None:
-        first: dict[object, WrongRow] = {}
-        for row in wrong:
-            first.setdefault(row.trajectory if isinstance(row.trajectory, str) else ("row", row.row), row)
-        self.wrong = tuple(first.values())
-        more = f" (and {len(self.wrong) - 1} more trajectories have invalid rows)" if len(self.wrong) > 1 else ""
-        super().__init__(f"{self.wrong[0].message}{more}")
-
-    @property
-    def trajectories(self) -> frozenset[str]:
-        """The trajectories with invalid rows, without rows that have no trajectory."""
-        return frozenset(row.trajectory for row in self.wrong if isinstance(row.trajectory, str))
+    def __init__(self, messages: Iterable[tuple[object, str]]) -> None:
+        (_, message), *others = pairs = list(messages)
+        self.trajectories: dict[str, str] = {
+            trajectory: text for trajectory, text in reversed(pairs) if isinstance(trajectory, str)
+        }
+        super().__init__(f"{message}{f' (and {len(others)} more rows)' if others else ''}")
 
 
 def refuse(frame: pl.DataFrame, faults: Iterable[Fault]) -> None:
-    """Raise if a rule has rows that violate it.
-
-    Args:
-        frame: Rows with every column of the schema.
-        faults: The rules' columns, messages and masks. A null in a mask is no violation.
-
-    Raises:
-        RowError: There are such rows.
-    """
-    wrong = [
-        WrongRow(
-            None,
-            row["trajectory"],
-            row["step"],
-            column,
-            f"{row_name(row)}: {message}, received {column} = {preview(row[column])}",
-        )
-        for column, message, mask in faults
+    """Raise RowError if rows violate a rule. The frame has every column; a null in a mask is no violation."""
+    messages = [
+        (row["trajectory"], f"{row_name(row)}: {rule}, received {column} = {preview(row[column])}")
+        for column, rule, mask in faults
         if mask.any()
         for row in frame.filter(mask).unique("trajectory", keep="first", maintain_order=True).iter_rows(named=True)
     ]
-    if wrong:
-        raise RowError(wrong)
+    if messages:
+        raise RowError(messages)
 
 
 def row_name(row: Mapping[str, Any]) -> str:
@@ -137,18 +96,18 @@ def frame(rows: Rows, depth: int, defaults: Mapping[str, object]) -> pl.DataFram
         InputError: The input is not a table of rows, or a column is unknown or missing.
     """
     known = {column.name: column for column in columns(depth)}
-    table = _table(rows, known)
-    trajectories = table["trajectory"] if "trajectory" in table.columns else None
+    steps = table(rows, known)
+    trajectories = steps["trajectory"] if "trajectory" in steps.columns else None
     values = []
     for column in known.values():
         filler = defaults.get(column.name, column.default)
-        if column.name not in table.columns:
-            if filler is None and column.required:
+        if column.name not in steps.columns:
+            if filler is None and not (column.null or column.derived):
                 meaning = column.meaning[0].lower() + column.meaning[1:-1]
                 raise InputError(f"expected a column {column.name!r} ({meaning}), received rows without it")
-            values.append(pl.Series(column.name, [filler], column.type).new_from_index(0, len(table)))
+            values.append(pl.Series(column.name, [filler], column.type).new_from_index(0, len(steps)))
             continue
-        series = table[column.name]
+        series = steps[column.name]
         if series.dtype != column.type:
             series = _cast(series, column, trajectories)
         if series.has_nulls() and not (column.null or column.derived):
@@ -160,26 +119,19 @@ def frame(rows: Rows, depth: int, defaults: Mapping[str, object]) -> pl.DataFram
     return pl.DataFrame(values)
 
 
-def check_defaults(defaults: Mapping[str, object], depth: int) -> None:
-    """Check the default values of columns.
+def table(rows: Rows, known: Mapping[str, Column]) -> pl.DataFrame:
+    """Return the rows as a table of known columns. Those of mappings have the types of the schema.
 
     Raises:
-        InputError: A name is unknown, or a value does not fit its column.
+        InputError: A name is unknown, or a value of a mapping does not fit its column.
     """
-    _table([defaults], {column.name: column for column in columns(depth)})
-
-
-def _table(rows: Rows, known: Mapping[str, Column]) -> pl.DataFrame:
-    """Return the rows as a table of known columns. Those of mappings have the types of the schema."""
-    if isinstance(rows, pl.DataFrame) or hasattr(rows, "__arrow_c_stream__"):
+    if hasattr(rows, "__arrow_c_stream__"):  # Polars, pyarrow, pandas
         try:
-            table = rows if isinstance(rows, pl.DataFrame) else pl.DataFrame(rows)
+            frame = pl.DataFrame(rows)
         except _REFUSALS as error:
-            raise InputError(
-                f"expected a table of steps, received {type(rows).__name__}: {first_line(error)}"
-            ) from error
-        _check_names(table.columns, known)
-        return table
+            raise InputError(f"expected a table of steps, received {preview(rows)}: {first_line(error)}") from error
+        _check_names(frame.columns, known)
+        return frame
     values = rows if isinstance(rows, Mapping) else _by_column(rows)
     _check_names(values, known)
     if len(lengths := {len(some) for some in values.values()}) > 1:
@@ -205,12 +157,7 @@ def _check_names(names: Iterable[object], known: Mapping[str, Column]) -> None:
 
 
 def _series(column: Column, values: Sequence[Any], trajectories: Sequence[Any] | None) -> pl.Series:
-    """Create a column from values. The trajectories of the rows are for errors.
-
-    Raises:
-        RowError: Values do not fit the column; the error lists all of them by row.
-        InputError: Each value fits, but together they do not form a column.
-    """
+    """Create a column from values. The trajectories of the rows are for errors."""
     try:
         try:
             return _strict(column, values)
@@ -218,10 +165,9 @@ def _series(column: Column, values: Sequence[Any], trajectories: Sequence[Any] |
             return _strict(column, [_cleaned(value) for value in values])
     except _REFUSALS as error:
         indices = [index for index, value in enumerate(values) if not _fits(column, value)]
-        if not indices:
-            raise InputError(
-                f"column {column.name}: expected {column.type}, received values of several types"
-            ) from error
+        if not indices:  # each value fits, but together they do not form a column
+            message = f"column {column.name}: expected {column.type}, received values of several types"
+            raise InputError(message) from error
         raise _row_error(column, indices, values, trajectories, f"expected {column.type}") from error
 
 
@@ -298,11 +244,8 @@ def _row_error(
 ) -> RowError:
     """Return an error for the rows with these indices."""
     return RowError(
-        WrongRow(
-            index,
+        (
             None if trajectories is None else trajectories[index],
-            None,
-            column.name,
             f"row {index}, column {column.name}: {text}, received {preview(values[index])}",
         )
         for index in indices

@@ -7,7 +7,7 @@ docs/step_table.md. One row is one step of one trajectory.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Final
 
 import polars as pl
@@ -64,11 +64,6 @@ class Column:
     derived: bool = False
     since: int = 1
     family: str = ""
-
-    @property
-    def required(self) -> bool:
-        """Whether every input row must have a value."""
-        return not (self.null or self.derived or self.default is not None)
 
 
 def _family(name: str, *columns: Column) -> tuple[Column, ...]:
@@ -264,14 +259,14 @@ _TIMINGS: Final = _family(
 )
 
 
-_BITS: Final = "xxh3_64 bits as int64"
-
-_TEXT_HASHES: Final = _family(
-    "hashes",
-    Column(
-        "state_hash", HASH, "Hash of `state`, or of the key that is compared instead of it.", "", _BITS, derived=True
-    ),
-    Column("action_hash", HASH, "Hash of `action`.", "there was no action", _BITS, derived=True),
+_hash = partial(Column, type=HASH, unit="xxh3_64 bits as int64", derived=True, family="hashes")
+_STATE_HASH: Final = _hash("state_hash", meaning="Hash of `state`, or of the key that is compared instead of it.")
+_ACTION_HASH: Final = _hash("action_hash", meaning="Hash of `action`.", null="there was no action")
+_NEXT_HASH: Final = _hash(
+    "next_state_hash",
+    meaning="Hash of the state after this step: the next row's `state_hash`, or at a last step the hash of "
+    "`next_state` or of its key.",
+    null="a last step whose next state is unknown",
 )
 
 _CHAINS: Final = {
@@ -291,40 +286,20 @@ _CHAINS: Final = {
     for k in range(MAX_DEPTH + 1)
 }
 
-_NEXT_HASH: Final = _family(
-    "hashes",
-    Column(
-        "next_state_hash",
-        HASH,
-        "Hash of the state after this step: the next row's `state_hash`, or at a last step the hash of `next_state` or "
-        "of its key.",
-        "a last step whose next state is unknown",
-        _BITS,
-        derived=True,
-    ),
-)
-
 
 @cache
 def columns(depth: int = DEFAULT_DEPTH) -> tuple[Column, ...]:
-    """Return all columns in file order.
-
-    Args:
-        depth: Largest k of the history and context hashes.
+    """Return all columns in file order, with history and context hashes up to this k.
 
     >>> [column.name for column in columns(depth=1) if column.family == "hashes"][2:6]
     ['history_hash_0', 'history_hash_1', 'context_hash_0', 'context_hash_1']
     """
     chains = [_CHAINS[f"{name}_hash_{k}"] for name in ("history", "context") for k in range(depth + 1)]
-    return (*_IDENTITY, *_TEXT, *_FLAGS, *_NUMBERS, *_TOKENS, *_TEXT_HASHES, *chains, *_NEXT_HASH, *_TIMINGS)
+    return (*_IDENTITY, *_TEXT, *_FLAGS, *_NUMBERS, *_TOKENS, _STATE_HASH, _ACTION_HASH, *chains, _NEXT_HASH, *_TIMINGS)
 
 
 def polars_schema(depth: int = DEFAULT_DEPTH) -> pl.Schema:
-    """Return the Polars schema of a file.
-
-    Args:
-        depth: Largest k of the history and context hashes.
-    """
+    """Return the Polars schema of a file with hashes up to this k."""
     return pl.Schema({column.name: column.type for column in columns(depth)})
 
 
@@ -341,22 +316,18 @@ def stored_depth(names: Iterable[str]) -> int:
     return depth
 
 
-class NewerVersionError(InputError):
-    """A file was written by a newer version of this package."""
+class VersionError(InputError):
+    """A file is no step table, or was written by a newer version of this package."""
 
 
 def known_version(version: int, name: str) -> int:
-    """Return the version, if this reader supports it.
-
-    Args:
-        version: Schema version of a file.
-        name: File name for the error message.
+    """Return the schema version of a file, which is named in errors.
 
     Raises:
-        NewerVersionError: The version is newer than this reader.
+        VersionError: The version is newer than this reader.
     """
     if version > VERSION:
-        raise NewerVersionError(
+        raise VersionError(
             f"{name}: expected schema version {VERSION} at most, received the newer version {version}; upgrade hgpo"
         )
     return version

@@ -28,19 +28,12 @@ if TYPE_CHECKING:
 class ShardFolder:
     """A run's folder with its lock and its open manifest.
 
-    Args:
-        folder: Absolute path of the folder; created if it is missing.
-        header: Description of the run; an existing run keeps its own.
-        lock: A lock of the folder that the caller holds and keeps; None takes and releases one.
+    Arguments and errors are those of `StepWriter`; an existing run keeps its own header.
 
     Attributes:
         manifest: The manifest, as it is on disk.
         header: The manifest's description of the run.
         steps: The folder of the shards.
-
-    Raises:
-        InputError: Another writer has the run open, or the folder contains unknown or damaged files.
-        OSError: The folder cannot be written.
     """
 
     def __init__(self, folder: Path, header: Header, lock: atomic.FolderLock | None = None) -> None:
@@ -64,19 +57,13 @@ class ShardFolder:
         return self._descriptor >= 0
 
     def check_free(self) -> None:
-        """Check that the next shard can be written.
-
-        Raises:
-            InputError: The folder was moved or replaced, or another program created the next file.
-        """
+        """Raise InputError if the folder was moved or replaced, or another program created the next file."""
         try:
             in_place = os.path.samestat((self._folder / manifest.NAME).stat(), os.fstat(self._descriptor))
         except (FileNotFoundError, NotADirectoryError):
             in_place = False
         if not in_place:
-            raise InputError(
-                f"{self._folder} was moved or replaced while its run was open; move it back and commit again"
-            )
+            raise InputError(f"{self._folder} was moved or replaced while its run was open; move it back, commit again")
         if os.path.lexists(path := self.steps / self.manifest.next_file):
             raise InputError(f"{path} was created by another program; move it elsewhere and commit again")
 
@@ -84,9 +71,6 @@ class ShardFolder:
         """Write a shard and append its line to the manifest. Both are on disk when this returns.
 
         Call `check_free` before, and `settle` after any exception.
-
-        Raises:
-            OSError: The disk cannot be written.
         """
         atomic.write_file(self.steps / shard.file, data, scratch_in=self._folder)
         line, _ = manifest.encode_line(shard, self.manifest.check)
@@ -97,12 +81,7 @@ class ShardFolder:
     def settle(self, shard: Shard) -> bool:
         """Make the folder consistent with the manifest after `write` failed or was interrupted.
 
-        Returns:
-            Whether the shard is committed.
-
-        Raises:
-            OSError: The disk cannot be written; call this again.
-            InputError: Another program changed the manifest.
+        Returns whether the shard is committed. If this fails too, call it again.
         """
         listed = self._read()
         if shard.file in listed.shards:

@@ -17,7 +17,6 @@ import polars as pl
 
 from hgpo_datasets import schema
 from hgpo_datasets.manifest import Header, canonical
-from hgpo_envs.errors import InputError
 from hgpo_envs.files.untrusted_files import open_regular
 
 if TYPE_CHECKING:
@@ -106,20 +105,16 @@ def check_version(metadata: Mapping[str, str], name: str) -> int:
     """Return the schema version from a file's key-value metadata.
 
     Raises:
-        InputError: The version is missing, or newer than this reader.
+        VersionError: The version is missing, or newer than this reader.
     """
     text = metadata.get(VERSION_KEY)
     if text is None or not re.fullmatch("[0-9]{1,9}", text):
-        raise InputError(f"{name}: expected a step table, received a file without the metadata {VERSION_KEY}")
+        raise schema.VersionError(f"{name}: expected a step table, received a file without the metadata {VERSION_KEY}")
     return schema.known_version(int(text), name)
 
 
 def file_size(path: Path) -> int:
-    """Return the size in bytes of a regular file or of a link to one.
-
-    Raises:
-        InputError: The file is missing or is not a regular file.
-    """
+    """Return the size in bytes of a regular file or of a link to one. Raise InputError for anything else."""
     with open_regular(path, WHAT) as file:
         return os.fstat(file.fileno()).st_size
 

@@ -57,12 +57,8 @@ def run_at(folder: Path) -> Path | None:
 
 def run_with_steps(folder: Path) -> Path | None:
     """Return the run whose `steps/` the folder is, or None."""
-    if is_run(folder):
-        return None
-    for steps in (folder, real(folder)):  # the real path has a parent, also for "." and for links
-        if steps.name == STEPS and is_run(steps.parent):
-            return steps.parent
-    return None
+    candidates = () if is_run(folder) else (folder, real(folder))  # the real path has a parent, also for "." and links
+    return next((steps.parent for steps in candidates if steps.name == STEPS and is_run(steps.parent)), None)
 
 
 def run_of_file(file: Path) -> Path | None:
@@ -82,26 +78,22 @@ def folders_below(folder: Path, choose: Callable[[Path], T | None]) -> Iterator[
 
     Args:
         folder: The folder.
-        choose: Returns a value for a folder of this kind, which is then not searched, and None for other folders.
-
-    Yields:
-        The values.
+        choose: Returns the value to yield for a folder of this kind, which is then not searched; None for others.
 
     Raises:
         InputError: The folder cannot be read.
     """
-    seen: set[tuple[int, int]] = set()
+    seen: set[Path] = set()
     waiting = [folder]
     while waiting:
         here = waiting.pop()
         if (value := choose(here)) is not None:
             yield value
             continue
+        if (target := real(here)) in seen:
+            continue
+        seen.add(target)
         try:
-            status = here.stat()
-            if (status.st_dev, status.st_ino) in seen:
-                continue
-            seen.add((status.st_dev, status.st_ino))
             inside = sorted((path for path in here.iterdir() if path.name[:1] != "."), reverse=True)
         except OSError as error:
             if here == folder:
@@ -111,11 +103,7 @@ def folders_below(folder: Path, choose: Callable[[Path], T | None]) -> Iterator[
 
 
 def runs_below(folder: Path) -> list[Path]:
-    """Return the runs that a folder means or contains at any depth. Runs inside other runs are left out.
-
-    Raises:
-        InputError: See `folders_below`.
-    """
+    """Return the runs that a folder means or contains at any depth. Runs inside other runs are left out."""
     return list(folders_below(folder, run_at))
 
 
@@ -136,11 +124,7 @@ def parts_of(sources: Iterable[Source]) -> list[Part]:
 
 
 def single_run(source: Source) -> Path | None:
-    """Return the run that a local source means; None for a file, a URL or several runs.
-
-    Raises:
-        InputError: See `parts_of`.
-    """
+    """Return the run that a local source means; None for a file, a URL or several runs."""
     parts = parts_of([source])
     return Path(parts[0].path) if len(parts) == 1 and parts[0].kind == "run" else None
 
@@ -151,11 +135,7 @@ def is_pattern(source: str) -> bool:
 
 
 def check_text(path: Path) -> None:
-    """Check that a path is valid UTF-8, because Polars cannot open other paths.
-
-    Raises:
-        InputError: The path contains bytes that are not UTF-8.
-    """
+    """Raise InputError unless a path is valid UTF-8, because Polars cannot open other paths."""
     if clean_text(str(path)) != str(path):
         raise InputError(f"{clean_text(str(path))}: expected a UTF-8 path; rename it")
 
@@ -174,25 +154,17 @@ def _parts(source: str) -> list[Part]:
     files = [match for match in matches if not match.is_dir()]
     # a folder can be matched in several ways, for example by its own name and through its parent
     runs = {real(run): run for folder in reversed(folders) for run in reversed(runs_below(folder))}
-    topmost = sorted(run for place, run in runs.items() if runs.keys().isdisjoint(place.parents))
+    topmost = sorted(run for path, run in runs.items() if runs.keys().isdisjoint(path.parents))
     tables = [file for file in files if file.suffix == PARQUET]
     if topmost:
-        owners = {table: run_of_file(table) for table in tables}
-        others = [
-            table
-            for table, owner in owners.items()
-            if owner is None or runs.keys().isdisjoint([real(owner), *real(owner).parents])
-        ]
+        others = [table for table in tables if runs.keys().isdisjoint(real(table).parents)]
         if others:
-            raise InputError(
-                f"{source} matches runs ({topmost[0]} …) and Parquet files outside of them ({others[0]} …); pass the "
-                "runs or the files"
-            )
+            pair = f"runs ({topmost[0]} …) and Parquet files outside of them ({others[0]} …)"
+            raise InputError(f"{source} matches {pair}; pass the runs or the files")
         return [Part(str(run), "run", source) for run in topmost]
     if not matches:
-        raise InputError(
-            f"{source}: no such file or run{'; the pattern matches nothing' if is_pattern(source) else ''}"
-        )
+        more = "; the pattern matches nothing" if is_pattern(source) else ""
+        raise InputError(f"{source}: no such file or run{more}")
     if not files:
         holders = folders_below(folders[0], lambda folder: folder if any(folder.glob(f"*{PARQUET}")) else None)
         raise InputError(

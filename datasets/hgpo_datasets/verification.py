@@ -13,23 +13,24 @@ from __future__ import annotations
 import hashlib
 import io
 import os
-from contextlib import closing, contextmanager
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
 from hgpo_datasets import manifest, schema, shards
 from hgpo_datasets.derived_columns import derived, derived_faults, first_rows, is_sorted, order_faults, value_faults
-from hgpo_datasets.partitions import check_processes, in_processes
+from hgpo_datasets.partitions import check_processes, process_pool
 from hgpo_datasets.rows import row_name
 from hgpo_datasets.sources import PARQUET, STEPS, run_at, run_of_file, runs_below
-from hgpo_envs.errors import InputError, ProcessError
+from hgpo_envs.errors import InputError
 from hgpo_envs.files.atomic import scratch_folders, seems_locked
 from hgpo_envs.files.untrusted_files import read_bytes
-from hgpo_envs.hashing import text_hash
 from hgpo_envs.unicode_text import clean_text
 from hgpo_envs.wording import counted
 
@@ -37,9 +38,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
 
     from hgpo_datasets.manifest import Header, Shard
-
-_COLUMNS_NAMED: Final = 5
-"""Number of damaged columns that a problem names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,14 +89,6 @@ class VerifyReport:
         """Add a note."""
         self.notes.append(Problem(kind, clean_text(str(path)), clean_text(message)))
 
-    def include(self, other: VerifyReport) -> None:
-        """Add the report of a file."""
-        self.problems += other.problems
-        self.notes += other.notes
-        self.files += other.files
-        self.rows += other.rows
-        self.bytes += other.bytes
-
     def summary(self) -> str:
         """Return the numbers of files, rows and bytes read as a text."""
         return ", ".join([counted(self.files, "file"), counted(self.rows, "row"), counted(self.bytes, "byte")])
@@ -110,15 +100,8 @@ class VerifyReport:
 
 _File = tuple[Path, "Shard | None"]
 """A file, and its line in the manifest."""
-
-
-@dataclass(slots=True)
-class _FileReport:
-    """What is wrong with a file, and its groups and trajectories, which no other file may have."""
-
-    report: VerifyReport
-    groups: list[tuple[Any, ...]] = field(default_factory=list)
-    trajectories: list[tuple[int, str]] = field(default_factory=list)
+_Result = tuple[VerifyReport, list[tuple[Any, ...]]]
+"""The report of a file, and the keys of its groups and trajectories, which no other file may have."""
 
 
 def verify(source: str | os.PathLike[str], *, processes: int | None = None) -> VerifyReport:
@@ -126,8 +109,7 @@ def verify(source: str | os.PathLike[str], *, processes: int | None = None) -> V
 
     A run is named by its folder or its `steps/`. Of a training run, only the step table is verified.
 
-    If a writer has the run open, its unfinished files are notes, not problems. Every byte is read at each call: nothing
-    is remembered of earlier ones, because a file can change without a change of its size and times.
+    If a writer has the run open, its unfinished files are notes, not problems.
 
     Args:
         source: The run or file.
@@ -143,22 +125,17 @@ def verify(source: str | os.PathLike[str], *, processes: int | None = None) -> V
     if not isinstance(source, str | os.PathLike):
         raise InputError(f"expected the path of a run or file, received {type(source).__name__} {source!r}")
     path = Path(source)
-    report = VerifyReport(clean_text(str(path)))
-    if path.is_dir():
-        run = run_at(path)
-        if run is None:
-            below = counted(len(runs_below(path)), "run")
-            raise InputError(
-                f"{path} is not a run: it has no {manifest.NAME} (found {below} below it); pass a run, or a single "
-                "file to verify it alone"
-            )
-        with _reporting(path, report):
-            _verify_run(run, report, processes)
-    elif path.is_file():
-        with _reporting(path, report):
-            _verify_file(path, report, processes)
-    else:
+    if not (path.is_dir() or path.is_file()):
         raise InputError(f"{path}: no such run or file on this machine")
+    if path.is_dir() and run_at(path) is None:
+        below = counted(len(runs_below(path)), "run")
+        raise InputError(f"{path} is not a run: it has no {manifest.NAME} (found {below} below it); pass a run")
+    report = VerifyReport(clean_text(str(path)))
+    with _reporting(path, report):
+        if (run := run_at(path)) is not None:
+            _verify_run(run, report, processes)
+        else:
+            _verify_file(path, report, processes)
     return report
 
 
@@ -167,7 +144,7 @@ def _reporting(path: Path, report: VerifyReport) -> Iterator[None]:
     """Convert any exception to a problem, so that one damaged file does not end the verification."""
     try:
         yield
-    except schema.NewerVersionError as error:
+    except schema.VersionError as error:
         report.add("version", path, str(error))
     except InputError as error:
         report.add("unreadable", path, str(error))
@@ -192,7 +169,7 @@ def _verify_run(run: Path, report: VerifyReport, processes: int | None) -> None:
     try:
         listed = manifest.current(run, steps)
     except InputError as error:
-        kind = "version" if isinstance(error, schema.NewerVersionError) else "manifest"
+        kind = "version" if isinstance(error, schema.VersionError) else "manifest"
         report.add(kind, run / manifest.NAME, str(error))
         return
     size = (run / manifest.NAME).stat().st_size
@@ -200,9 +177,8 @@ def _verify_run(run: Path, report: VerifyReport, processes: int | None) -> None:
     if listed.problem:
         report.add("manifest", run / manifest.NAME, listed.problem)
     elif listed.size < size and not at_work:
-        report.add(
-            "manifest", run / manifest.NAME, "its last line is incomplete; open the run for writing to repair it"
-        )
+        message = "its last line is incomplete; open the run for writing to repair it"
+        report.add("manifest", run / manifest.NAME, message)
     files = [(steps / name, shard) for name, shard in listed.shards.items()]
     _check_files(files, listed.header, run, report, processes)
     _check_others(present, listed, report, at_work=at_work)
@@ -229,47 +205,35 @@ def _check_files(
     files: Sequence[_File], header: Header | None, run: Path | None, report: VerifyReport, processes: int | None
 ) -> None:
     """Check each file by itself, then that no group and no trajectory is in two files."""
-    groups: dict[tuple[Any, ...], str] = {}
-    trajectories: dict[int, str] = {}
+    owners: dict[tuple[Any, ...], str] = {}
     check = partial(_check_file, header=header, run=run, isolated=processes is not None)
-    for (path, _), checked in zip(files, _results(check, files, processes), strict=True):
-        report.include(checked.report)
-        for row in checked.groups:
-            if groups.setdefault(row, path.name) != path.name:
-                report.add("group", path, f"group {row[1:]} is split: other rows of it are in {groups[row]}")
-        for key, name in checked.trajectories:
-            if key in trajectories:
-                report.add("trajectory", path, f"trajectory {name!r} is also in {trajectories[key]}")
-            trajectories[key] = path.name
+    with nullcontext() if processes is None else ThreadPool(processes) as threads:
+        results = map(check, files) if threads is None else threads.imap(partial(_in_a_process, check), files)
+        for (path, _), (checked, keys) in zip(files, results, strict=True):
+            for name in ("problems", "notes", "files", "rows", "bytes"):
+                setattr(report, name, getattr(report, name) + getattr(checked, name))
+            for key in keys:
+                if (owner := owners.setdefault(key, path.name)) != path.name:
+                    noun, _, *value = key
+                    report.add(noun, path, f"{noun} {', '.join(map(repr, value))} is also in {owner}")
 
 
-def _results(
-    check: Callable[[_File], _FileReport], files: Sequence[_File], processes: int | None
-) -> Iterator[_FileReport]:
-    """Yield the result of each file; a problem if it ends the process that decodes it."""
-    if processes is None:
-        yield from map(check, files)
-        return
-    done = 0
-    while done < len(files):
-        try:
-            with closing(in_processes(check, files[done:], processes, isolated=True)) as results:
-                for result in results:
-                    done += 1
-                    yield result
-        except ProcessError:
-            path = files[done][0]
-            report = VerifyReport(str(path), files=1)
-            report.add("unreadable", path, "the process that decoded it was ended, as by a forged file")
-            done += 1
-            yield _FileReport(report)
+def _in_a_process(check: Callable[[_File], _Result], file: _File) -> _Result:
+    """Check a file in a process of its own; its end is a problem of the file."""
+    try:
+        with process_pool(1) as pool:
+            return pool.submit(check, file).result()
+    except BrokenProcessPool:
+        report = VerifyReport(str(file[0]), files=1)
+        report.add("unreadable", file[0], "the process that decoded it was ended, as by a forged file")
+        return report, []
 
 
-def _check_file(file: _File, *, header: Header | None, run: Path | None, isolated: bool) -> _FileReport:
+def _check_file(file: _File, *, header: Header | None, run: Path | None, isolated: bool) -> _Result:
     """Check a file by itself."""
     path, shard = file
-    checked = _FileReport(VerifyReport(str(path)))
-    report = checked.report
+    report = VerifyReport(str(path))
+    keys: list[tuple[Any, ...]] = []
     if isolated:
         _limit_memory()
     with _reporting(path, report):
@@ -278,7 +242,7 @@ def _check_file(file: _File, *, header: Header | None, run: Path | None, isolate
                 report.note("replaced", path, "replaced by a writer during the verification; verify again")
             else:
                 report.add("missing", path, "listed in the manifest, but missing")
-            return checked
+            return report, keys
         data = read_bytes(path, shards.MOST_BYTES, shards.WHAT)
         report.files, report.bytes = 1, len(data)
         if shard is not None and len(data) != shard.bytes:
@@ -287,71 +251,59 @@ def _check_file(file: _File, *, header: Header | None, run: Path | None, isolate
             # a damaged footer can end the process
             where = f"; {_damage(data)}" if isolated else ""
             report.add("bytes", path, f"its SHA-256 differs from the manifest{where}")
+        elif shard is None and any(shards.damaged_columns(data)):
+            report.add("bytes", path, _damage(data))
         else:
-            _check_content(path, data, header, checked, pages=shard is None)
-    return checked
+            keys += _check_content(path, data, header, report)
+    return report, keys
 
 
 def _limit_memory() -> None:
     """Let this process fail, not the machine, if a file declares more memory than any table needs."""
-    try:
+    with suppress(ImportError, ValueError):  # Windows, or a lower limit
         import resource
-    except ImportError:  # Windows
-        return
-    limit = 4 * shards.MOST_BYTES
-    _, most = resource.getrlimit(resource.RLIMIT_DATA)
-    resource.setrlimit(resource.RLIMIT_DATA, (limit if most == resource.RLIM_INFINITY else min(limit, most), most))
+
+        _, most = resource.getrlimit(resource.RLIMIT_DATA)
+        resource.setrlimit(resource.RLIMIT_DATA, (4 * shards.MOST_BYTES, most))
 
 
 def _damage(data: bytes) -> str:
-    """Return the location of the damage according to the page checksums; empty if every page is intact."""
+    """Return the location of the damage according to the page checksums."""
     try:
         columns = list(shards.damaged_columns(data))
     except ValueError as error:
         return f"its structure is damaged ({error})"
     if not columns:
         return "every page matches its checksum: the damage is in headers or footer"
-    more = f" and {len(columns) - _COLUMNS_NAMED} more" if len(columns) > _COLUMNS_NAMED else ""
-    return f"damaged: {'; '.join(columns[:_COLUMNS_NAMED])}{more}"
+    return f"damaged: {'; '.join(columns[:5])}{', and more' if len(columns) > 5 else ''}"
 
 
-def _check_content(path: Path, data: bytes, header: Header | None, checked: _FileReport, *, pages: bool) -> None:
-    """Check the columns and rows of a file; with `pages`, their checksums before."""
-    report = checked.report
-    try:
-        version = shards.check_version(pl.read_parquet_metadata(io.BytesIO(data)), path.name)
-    except InputError as error:
-        report.add("version", path, str(error))
-        return
-    if pages and any(shards.damaged_columns(data)):
-        report.add("bytes", path, _damage(data))
-        return
+def _check_content(path: Path, data: bytes, header: Header | None, report: VerifyReport) -> list[tuple[Any, ...]]:
+    """Check the columns and rows of a file whose bytes are intact. Return the keys of its groups and trajectories."""
+    version = shards.check_version(pl.read_parquet_metadata(io.BytesIO(data)), path.name)
     frame = pl.read_parquet(data)
     report.rows += len(frame)
     depth = header.depth if header else max(schema.stored_depth(frame.columns), 0)
     known = schema.columns(depth)
     stored = {column.name: column.type for column in known if column.since <= version}
     types = dict(frame.schema)
-    if wrong := [
-        f"{name} is {types.get(name)}, not {dtype}" for name, dtype in stored.items() if types.get(name) != dtype
-    ]:
+    wrong = [f"{name} is {types.get(name)}, not {dtype}" for name, dtype in stored.items() if types.get(name) != dtype]
+    if wrong:
         report.add("columns", path, "; ".join(wrong))
-        return
-    never = [column.name for column in known if column.name in stored and not column.null]
-    nulls = [name for name in never if frame[name].has_nulls()]
-    for name in nulls:
-        report.add("null", path, f"{name} must not be null, but is in {counted(frame[name].null_count(), 'row')}")
-    if nulls or frame.is_empty():
-        return
+        return []
+    for name in (column.name for column in known if column.name in stored and not column.null):
+        if count := frame[name].null_count():
+            report.add("null", path, f"{name} must not be null, but is in {counted(count, 'row')}")
+    if report.problems or frame.is_empty():
+        return []
     later = [pl.lit(None, column.type).alias(column.name) for column in known if column.since > version]
     for kind, message in _row_problems(frame.with_columns(later), depth, stored):
         report.add(kind, path, message)
     if header is not None and (frame["run"] != header.run).any():
         report.add("run", path, f"contains rows of another run than {header.run!r}")
-    starts = frame.filter(step=0).select("run", *schema.GROUP_KEY, "trajectory")
-    checked.groups = starts.drop("trajectory").unique(maintain_order=True).rows()
-    names = starts.select("run", "trajectory").iter_rows()
-    checked.trajectories = [(text_hash(f"{run}\0{trajectory}"), trajectory) for run, trajectory in names]
+    groups = frame.select(pl.lit("group"), "run", *schema.GROUP_KEY).unique(maintain_order=True)
+    trajectories = frame.filter(step=0).select(pl.lit("trajectory"), "run", "trajectory")
+    return groups.rows() + trajectories.rows()
 
 
 def _row_problems(frame: pl.DataFrame, depth: int, stored: Collection[str]) -> Iterator[tuple[str, str]]:

@@ -25,7 +25,7 @@ import polars as pl
 from hgpo_datasets import manifest, rows, schema, shards
 from hgpo_datasets.derived_columns import TRAJECTORY_KEY, complete
 from hgpo_datasets.manifest import Header, Shard
-from hgpo_datasets.rows import RowError, WrongRow, preview
+from hgpo_datasets.rows import RowError, preview
 from hgpo_datasets.shard_folder import ShardFolder
 from hgpo_envs.errors import InputError, unknown
 from hgpo_envs.files.secrets import redact, redact_json
@@ -117,9 +117,8 @@ class StepWriter:
         self.folder = Path(folder).absolute()
         header = _header(run or self.folder.resolve().name, depth, config)
         if defaults:
-            rows.check_defaults(defaults, depth)
-        self._dropped = _columns_to_drop(without, depth)
-        self._limits = shard_rows, shard_bytes
+            rows.table([defaults], {column.name: column for column in schema.columns(depth)})
+        self._dropped, self._limits = _columns_to_drop(without, depth), (shard_rows, shard_bytes)
         self._ready: list[_Batch] = []
         self._writing: tuple[Shard, list[_Batch]] | None = None
         self._run = ShardFolder(self.folder, header, lock)
@@ -127,7 +126,7 @@ class StepWriter:
         try:
             if self.header != header:
                 _check_same(self.folder, self.header, header, named=run is not None, configured=config is not None)
-            starts = self._committed_rows().filter(step=0).select(TRAJECTORY_KEY).collect()
+            starts = self._committed().filter(step=0).select(TRAJECTORY_KEY).collect()
         except BaseException:
             self._run.close()
             raise
@@ -143,9 +142,8 @@ class StepWriter:
                 pandas). docs/step_table.md lists the columns and their defaults.
 
         Raises:
-            RowError: Rows violate the schema, or belong to another run. `RowError.wrong` lists each trajectory with
-                invalid rows, with row and column. No row is added. Correct or remove these trajectories, and call
-                again.
+            RowError: Rows violate the schema, or belong to another run. No row is added. Correct or remove the
+                trajectories that it lists, and call again.
             InputError: The input is not a table of rows, a column is unknown or missing, or a group is already in the
                 run. No row is added.
             OSError: The rows were added, and the shard that they completed could not be written. Call `commit` to try
@@ -159,14 +157,13 @@ class StepWriter:
         trajectories = frozenset(frame["trajectory"].unique())
         known_groups = self.committed.union(*(batch.groups for batch in self._ready))
         known_trajectories = self._trajectories.union(*(batch.trajectories for batch in self._ready))
+        already = f"is already in run {self.header.run!r}"
         if known_groups & groups:
             name = preview(tuple(min(known_groups & groups)), 200)
-            raise InputError(f"group {name} (iteration, task, group) is already in run {self.header.run!r}")
+            raise InputError(f"group {name} (iteration, task, group) {already}")
         if known_trajectories & trajectories:
-            raise RowError(
-                WrongRow(None, name, 0, "trajectory", f"trajectory {name!r:.200} is already in run {self.header.run!r}")
-                for name in sorted(known_trajectories & trajectories)
-            )
+            names = sorted(known_trajectories & trajectories)
+            raise RowError((name, f"trajectory {preview(name, 200)} {already}") for name in names)
         self._ready.append(_Batch(frame, groups, trajectories))
         shard_rows, shard_bytes = self._limits
         ready = [batch.frame for batch in self._ready]
@@ -174,10 +171,7 @@ class StepWriter:
             self.commit()
 
     def commit(self) -> Shard | None:
-        """Write the accepted groups as a shard, which is on disk when this returns.
-
-        Returns:
-            The shard; None if there are no accepted groups.
+        """Write the accepted groups, if there are any, as a shard, which is on disk when this returns.
 
         Raises:
             OSError: The disk cannot be written. The groups are kept; call `commit` to try again.
@@ -194,13 +188,10 @@ class StepWriter:
 
         Accepted groups are committed first. Each file with one of the trajectories is written again under a new name;
         then the manifest lists the new file instead of the old one, and the old file is removed. If this is
-        interrupted, each file contains either all old or all new trajectories.
+        interrupted, each file contains either all old or all new trajectories. The new files are returned.
 
         Args:
             steps: Rows of the trajectories, as in `add_group`.
-
-        Returns:
-            The files that were written.
 
         Raises:
             RowError: Rows violate the schema, or belong to another run. Nothing is replaced.
@@ -212,16 +203,13 @@ class StepWriter:
         frame = self._completed(steps)
         wanted = frame.select(TRAJECTORY_KEY).unique()
         names = {
-            shard: wanted.join(self._committed_rows(shard).select(TRAJECTORY_KEY).collect(), TRAJECTORY_KEY, "semi")
+            shard: wanted.join(self._committed(shard).select(TRAJECTORY_KEY).collect(), TRAJECTORY_KEY, "semi")
             for shard in self._run.manifest.shards.values()
         }
         missing = wanted.join(pl.concat([wanted.clear(), *names.values()]), TRAJECTORY_KEY, "anti")
         if not missing.is_empty():
             *group, name = missing.row(0)
-            raise InputError(
-                f"trajectory {preview(name, 200)} of group {preview(tuple(group), 200)} is not in run "
-                f"{self.header.run!r}"
-            )
+            raise InputError(f"trajectory {preview(name, 200)} of group {preview(group, 200)} is not in the run")
         return [self._replace_in(shard, some, frame) for shard, some in names.items() if not some.is_empty()]
 
     def _replace_in(self, shard: Shard, names: pl.DataFrame, frame: pl.DataFrame) -> Shard:
@@ -234,11 +222,7 @@ class StepWriter:
         return self._write_shard([_Batch(kept), _Batch(new)], replaces=shard.file)
 
     def close(self) -> None:
-        """Commit the accepted groups and release the run's lock.
-
-        Raises:
-            OSError: The disk cannot be written. The groups that were not committed are lost.
-        """
+        """Commit the accepted groups and release the run's lock. After an OSError, groups not committed are lost."""
         if self._run.is_open:
             try:
                 self.commit()
@@ -249,12 +233,7 @@ class StepWriter:
         return self
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        """Commit the accepted groups, also after an exception of the block, which is propagated.
-
-        Raises:
-            OSError: The disk cannot be written, after a block without an exception; after one, this is a note of it.
-                Groups that were not committed are lost.
-        """
+        """Close the writer, also after an exception of the block, of which a failure to commit becomes a note."""
         try:
             self.close()
         except (Exception, pl.exceptions.PanicException) as failure:
@@ -269,7 +248,7 @@ class StepWriter:
         if not self._run.is_open:
             raise InputError(f"the writer of run {self.header.run!r} is closed; open a new one to resume the run")
 
-    def _committed_rows(self, *some: Shard) -> pl.LazyFrame:
+    def _committed(self, *some: Shard) -> pl.LazyFrame:
         """Scan some committed shards, all by default."""
         files = [self._run.steps / shard.file for shard in some or self._run.manifest.shards.values()]
         return pl.scan_parquet(files, glob=False) if files else pl.LazyFrame(schema=schema.polars_schema(0))
@@ -342,27 +321,20 @@ def _check_same(folder: Path, was: Header, now: Header, *, named: bool, configur
     """Raise unless an existing run can be resumed with the requested name, depth and configuration."""
     if named and was.run != now.run:
         raise InputError(f"{folder} contains the run {was.run!r}, not {now.run!r}; use another folder")
-    for noun, before, after in (
-        ("depth", was.depth, now.depth),
-        ("schema version", was.schema_version, now.schema_version),
-    ):
+    stored = {"depth": was.depth, "schema version": was.schema_version} | (_leaves(was.config) if configured else {})
+    asked = {"depth": now.depth, "schema version": now.schema_version} | (_leaves(now.config) if configured else {})
+    for name in sorted(stored.keys() | asked.keys()):
+        before, after = stored.get(name, "nothing"), asked.get(name, "nothing")
         if before != after:
-            raise InputError(f"{folder} was written with {noun} {before}, not {after}; use another folder")
-    stored, asked = _leaves(was.config), _leaves(now.config)
-    for name in sorted(stored.keys() | asked.keys()) if configured else ():
-        if stored.get(name) != asked.get(name):
-            raise InputError(
-                f"{folder} was written with {name} = {stored.get(name, 'nothing')}, not {asked.get(name, 'nothing')}; "
-                "use another folder or the same value"
-            )
+            raise InputError(f"{folder} was written with {name} {before}, not {after}; use another folder")
 
 
-def _leaves(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+def _leaves(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return the values of nested tables, as texts, by their dotted names."""
-    leaves: dict[str, str] = {}
+    leaves: dict[str, Any] = {}
     for name, value in values.items():
         nested = isinstance(value, dict) and value
-        leaves |= _leaves(value, f"{prefix}{name}.") if nested else {f"{prefix}{name}": repr(value)}
+        leaves |= _leaves(value, f"{prefix}{name}.") if nested else {f"{prefix}{name} =": repr(value)}
     return leaves
 
 

@@ -195,7 +195,7 @@ def show_run(run: Run, as_json: common.Json = False) -> None:
 
     summary = summarize_run(run)
     if as_json:
-        print_json(summary.to_dict())
+        print_json(summary)
     else:
         print_run(summary)
         typer.echo(f"\nNext: hgpo stats {clean_text(str(run))}")
@@ -245,9 +245,7 @@ def export_delta(
     """
     from hgpo_datasets.interchange.delta import to_delta
     from hgpo_envs.wording import counted
-    from hgpo_train.cli.display import ProgressBars
 
-    with ProgressBars() as bars:
-        report = to_delta(run, out, progress=bars.adding("exporting", None))
+    report = to_delta(run, out)
     shards, rows = counted(report.shards, "shard"), counted(report.rows, "row")
     typer.echo(f"{shards} with {rows} appended: version {report.version} of {out}")

@@ -54,21 +54,6 @@ def test_hugging_face_plain_streaming_and_torch(
     )
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_torch_data_loader(rich_run: Path, workers: int) -> None:
-    """As docs/interchange.md shows: numbers as tensors, texts as a list of rows."""
-    torch = pytest.importorskip("torch")
-    names = ["state_hash", "history_hash_2", "reward"]
-    numbers = scan_steps(rich_run).select(pl.col(names).fill_null(UNDEFINED)).collect()
-    texts = scan_steps(rich_run).select("prompt", "response_token_ids", "history_hash_2").collect().to_dicts()
-    how = {"batch_size": 8, "num_workers": workers, "multiprocessing_context": "spawn" if workers else None}
-    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*numbers.to_torch("dict").values()), **how)
-    for name, parts in zip(names, zip(*loader, strict=True), strict=True):
-        assert torch.cat(parts).tolist() == numbers[name].to_list()
-    assert [row for batch in torch.utils.data.DataLoader(texts, collate_fn=list, **how) for row in batch] == texts
-
-
 def test_minari(tmp_path: Path, rich_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     minari = pytest.importorskip("minari")
     from hgpo_datasets.interchange.minari import to_minari

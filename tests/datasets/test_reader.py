@@ -3,7 +3,6 @@
 import functools
 import http.server
 import random
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar
@@ -37,21 +36,6 @@ def test_a_file_a_run_several_and_patterns(tmp_path: Path, rich_run: Path) -> No
         both = scan_steps(several).collect()
         assert sorted(both["run"].unique()) == ["rich", "second"]
         assert len(both) == len(whole) + 6
-
-
-def test_only_the_columns_asked_for_are_read(rich_run: Path) -> None:
-    """A column whose bytes are destroyed does no harm to a query that does not ask for it."""
-    file = rich_run / "steps/steps-000000.parquet"
-    import pyarrow.parquet as pq
-
-    chunk = pq.read_metadata(file).row_group(0).column(schema.polars_schema().names().index("prompt"))
-    data = bytearray(file.read_bytes())
-    start = chunk.dictionary_page_offset if chunk.has_dictionary_page else chunk.data_page_offset
-    data[start : start + chunk.total_compressed_size] = b"\xff" * chunk.total_compressed_size
-    file.write_bytes(data)
-    assert scan_steps(rich_run).select("reward", "history_hash_2").collect().height > 0
-    with pytest.raises(pl.exceptions.PolarsError):
-        scan_steps(rich_run).select("prompt").collect()
 
 
 def test_runs_of_other_depths_share_their_hashes(tmp_path: Path) -> None:
@@ -104,7 +88,7 @@ def test_damaged_and_missing_files_are_named(rich_run: Path) -> None:
         scan_steps(rich_run)
 
 
-def test_what_is_not_committed_is_left_out_or_refused(rich_run: Path) -> None:
+def test_what_is_not_committed_is_left_out(rich_run: Path) -> None:
     manifest = rich_run / "manifest.jsonl"
     lines = manifest.read_bytes().splitlines(keepends=True)
     rows = count(scan_steps(rich_run))
@@ -112,8 +96,6 @@ def test_what_is_not_committed_is_left_out_or_refused(rich_run: Path) -> None:
     (rich_run / "steps/steps-000003.parquet.part").write_bytes(b"half")
     with pytest.warns(StepTableWarning, match=r"steps-000002\.parquet is not committed; skipped"):
         assert count(scan_steps(rich_run)) == rows * 2 / 3
-    with pytest.raises(InputError, match="is not committed"):
-        scan_steps(rich_run, uncommitted="refuse")
 
 
 @pytest.mark.parametrize(
@@ -168,7 +150,8 @@ def served(tmp_path: Path) -> Iterator[str]:
 
 def test_a_run_over_http(tmp_path: Path, rich_run: Path, served: str) -> None:
     here = scan_steps(rich_run).collect()
-    assert_frame_equal(scan_steps(f"{served}/rich").collect(), here)
+    for url in ("rich", "rich/", "rich/steps", "rich/steps/"):
+        assert_frame_equal(scan_steps(f"{served}/{url}").collect(), here)
     assert_frame_equal(
         scan_steps(f"{served}/rich/steps/steps-000001.parquet").collect(),
         here.filter(pl.col("task_id").is_in(["task 2", "task 3"])),
@@ -182,16 +165,6 @@ def test_a_run_over_http(tmp_path: Path, rich_run: Path, served: str) -> None:
     assert sum(count for _, count in RangeHandler.asked) < size / 2, "only the columns asked for travel"
     with pytest.raises(InputError, match="cannot be read"):
         scan_steps(f"{served}/nothing")
-
-
-def test_every_address_of_a_run_over_http(tmp_path: Path, rich_run: Path, served: str) -> None:
-    here = scan_steps(rich_run).collect()
-    for url in ("rich", "rich/", "rich/steps", "rich/steps/"):
-        assert_frame_equal(scan_steps(f"{served}/{url}").collect(), here)
-    StepWriter(tmp_path / "empty").close()
-    with pytest.raises(InputError, match="no committed rows"):
-        scan_steps(f"{served}/empty")
-    shutil.rmtree(rich_run / "steps")
-    with pytest.raises(InputError, match=r"rich/steps/steps-000000.parquet cannot be read") as error:
+    (rich_run / "steps/steps-000000.parquet").unlink()
+    with pytest.raises(InputError, match=r"^\S+rich/steps/steps-000000.parquet cannot be read.*$"):
         scan_steps(f"{served}/rich")
-    assert "\n" not in str(error.value)

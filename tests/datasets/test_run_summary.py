@@ -2,13 +2,10 @@
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import orjson
-import pyarrow.parquet as pq
 import pytest
 from groups import group, step
 
@@ -35,28 +32,33 @@ def run(tmp_path: Path) -> Path:
 
 
 def test_the_overview_counts(run: Path) -> None:
-    seen = summarize_run(run)
-    assert (seen.runs, seen.env_ids, seen.splits) == (["first"], ["HGPO/ALFWorld-v0"], ["train"])
-    assert (seen.groups, seen.group_sizes, seen.iterations) == (4, {1: 3, 2: 1}, (0, 2))
-    assert (seen.steps, seen.shortest, seen.median, seen.longest) == (11, 1, 2.0, 4)
-    assert (seen.files, seen.depth, seen.config) == (2, 8, {"seed": 3})
-    look, pick, unknown = seen.kinds
-    assert (look.task_type, look.tasks, look.episodes, look.aborted, look.success) == ("look", 1, 2, 1, 0.0)
-    assert [(kind.success_low, kind.success_high) for kind in seen.kinds] == [(0.0, 0.5), (0.5, 0.5), (None, None)]
-    assert (pick.episodes, pick.success, pick.score, pick.mean_return, pick.mean_length) == (2, 0.5, 0.5, 0.5, 3.0)
-    assert pick.valid == 5 / 6
-    assert (unknown.task_type, unknown.score, unknown.episodes) == (None, None, 1)
-    assert (seen.total.episodes, seen.total.success) == (5, 1 / 3)
-    assert (seen.total.success_low, seen.total.success_high) == (0.2, 0.6)
-
-
-def test_bytes_by_family_are_those_that_the_footer_names(run: Path) -> None:
-    files = sorted(run.glob("steps/*.parquet"))
-    groups = [pq.read_metadata(file).row_group(0) for file in files]
-    total = sum(chunks.column(i).total_compressed_size for chunks in groups for i in range(chunks.num_columns))
-    seen = summarize_run(run)
-    assert sum(seen.family_bytes.values()) == total
-    assert seen.bytes == sum(file.stat().st_size for file in files)
+    summary = summarize_run(run)
+    expected = {
+        "runs": ["first"],
+        "env_ids": ["HGPO/ALFWorld-v0"],
+        "splits": ["train"],
+        "iterations": [0, 2],
+        "groups": 4,
+        "group_sizes": {1: 3, 2: 1},
+        "steps": 11,
+        "shortest": 1,
+        "median": 2.0,
+        "longest": 4,
+        "files": 2,
+        "depth": 8,
+        "config": {"seed": 3},
+    }
+    assert {name: summary[name] for name in expected} == expected
+    assert summary["bytes"] == sum(file.stat().st_size for file in run.glob("steps/*"))
+    assert 0 < sum(summary["family_bytes"].values()) < summary["bytes"]
+    look, pick, unknown = summary["kinds"]
+    success = {"success": 0.0, "success_low": 0.0, "success_high": 0.5}
+    assert look.items() >= {"task_type": "look", "tasks": 1, "episodes": 2, "aborted": 1, **success}.items()
+    success = {"success": 0.5, "success_low": 0.5, "success_high": 0.5}
+    assert pick.items() >= {"task_type": "pick", "mean_return": 0.5, "mean_length": 3.0, "valid": 5 / 6}.items()
+    assert pick.items() >= {"score": 0.5, **success}.items()
+    assert unknown.items() >= {"task_type": None, "episodes": 1, "score": None, "success_low": None}.items()
+    assert summary["total"].items() >= {"success": 1 / 3, "success_low": 0.2, "success_high": 0.6}.items()
 
 
 def test_show_prints_json_and_tables(run: Path, hgpo: Command) -> None:
@@ -70,14 +72,6 @@ def test_show_prints_json_and_tables(run: Path, hgpo: Command) -> None:
     assert "1 episode; success is 20.0% of all episodes if they are lost, 60.0% if they are won" in " ".join(
         text.split()
     )
-
-
-def test_groups_of_one_size_are_counted_once(tmp_path: Path, hgpo: Command) -> None:
-    with StepWriter(tmp_path / "run") as writer:
-        for task in "abc":
-            writer.add_group(group(task, 2))
-    (row,) = (line for line in hgpo("data", "show", tmp_path / "run")[1].splitlines() if line.startswith("groups"))
-    assert row.split(maxsplit=1)[1].strip() == "3, each of 2 rollouts"
 
 
 def test_verify_says_so_with_its_exit_code(run: Path, hgpo: Command) -> None:
@@ -109,53 +103,6 @@ def test_commands_say_in_one_line_what_is_wrong_with_a_run(tmp_path: Path, run: 
         (line,) = error.splitlines()
         assert (code, shown, text in line) == (2, "", True)
     assert not (tmp_path / "new").exists()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("command", ["stats", "advantages"])
-def test_damaged_pages_are_one_line_for_what_reads_them(tmp_path: Path, run: Path, command: str) -> None:
-    file = run / "steps/steps-000000.parquet"
-    data = bytearray(file.read_bytes())
-    footer = int.from_bytes(data[-8:-4], "little") + 8
-    for position in range(4, len(data) - footer, 97):
-        data[position] ^= 0x55
-    file.write_bytes(data)
-    done = command_line(command, run)
-    assert done.returncode == 1
-    *panics, line = done.stderr.splitlines()  # Polars announces a panic by itself
-    assert line.startswith("error: a step table cannot be read: ")
-    assert line.endswith("`hgpo verify` finds the damaged file")
-    assert all("panicked" in panic or "RUST_BACKTRACE" in panic or panic in line for panic in panics if panic)
-    left = {path for path in tmp_path.rglob("*") if path.is_file()}
-    assert left == {*run.glob("*.jsonl"), run / ".lock", *run.glob("steps/*")}, "nothing is left behind"
-
-
-def command_line(*arguments: object, before: str = "") -> subprocess.CompletedProcess[str]:
-    """The command itself, as a user runs it."""
-    root = Path(__file__).parents[2]
-    paths = os.pathsep.join(str(root / part) for part in (".", "datasets"))
-    environment = {**os.environ, "PYTHONPATH": paths, "RUST_BACKTRACE": "0", "PYTHONDONTWRITEBYTECODE": "1"}
-    command = [sys.executable, "-c", f"{before}\nfrom hgpo_train.cli import main; main()", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, env=environment, check=False, timeout=120)
-
-
-@pytest.mark.slow
-def test_a_full_disk_is_one_line(tmp_path: Path) -> None:
-    """A limit on the size of files stands for the disk."""
-    lines = [{"traj_uid": n, "uid": n, "anchor_obs": os.urandom(400).hex(), "rewards": 1} for n in range(100)]
-    (tmp_path / "dump.jsonl").write_bytes(b"".join(orjson.dumps(line) + b"\n" for line in lines))
-    limit = (
-        "import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (20_000,) * 2)"
-    )
-    arguments = ("data", "import", "verl-agent", tmp_path / "dump.jsonl", "--out", tmp_path / "new")
-    done = command_line(*arguments, before=limit)
-    assert done.returncode == 1
-    first, *notes = done.stderr.splitlines()
-    assert first.startswith("error: ")
-    assert "File too large" in first
-    assert ["100 finished groups could not be committed" in note for note in notes] == [True]
-    assert [path.name for path in tmp_path.iterdir()] == ["dump.jsonl"]
 
 
 def test_names_from_a_run_are_shown_as_they_are(tmp_path: Path, hgpo: Command) -> None:

@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 from groups import rich_group
 
-from hgpo_datasets import StepWriter, schema, shards
+from hgpo_datasets import StepWriter, schema
 from tools import schema_page
 
 PAGE = Path(__file__).parents[2] / "docs/step_table.md"
@@ -39,10 +39,3 @@ def test_every_column_says_what_it_is() -> None:
         assert column.meaning.endswith(".")
         assert column.since <= schema.VERSION
         assert not (column.derived and column.default is not None)
-
-
-def test_files_name_their_version(rich_run: Path) -> None:
-    metadata = pl.read_parquet_metadata(rich_run / "steps/steps-000000.parquet")
-    assert metadata[shards.VERSION_KEY] == str(schema.VERSION)
-    assert metadata[shards.CONFIG_KEY] == '{"seed":7}'
-    assert metadata[shards.RUN_KEY] == "rich"

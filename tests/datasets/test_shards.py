@@ -46,23 +46,6 @@ def test_rows_texts_and_columns_are_stored_as_promised(rich_run: Path) -> None:
     assert_frame_equal(pl.read_parquet(data), frame)
 
 
-def test_a_changed_page_is_named() -> None:
-    frame = pl.DataFrame({"task": ["a", "b"] * 20_000, "hash": range(40_000)})
-    data = shards.encode(frame, {})
-    chunk = pq.read_metadata(io.BytesIO(data)).row_group(1).column(1)
-    for column, position in (("hash", chunk.data_page_offset + chunk.total_compressed_size // 2), ("task", 40)):
-        damaged = bytearray(data)
-        damaged[position] ^= 0x10
-        assert list(shards.damaged_columns(bytes(damaged))) == [f"row group {int(column == 'hash')}, column {column}"]
-
-
-def test_what_is_no_parquet_file_is_refused_in_one_line() -> None:
-    for wrong in (b"", b"PAR1", b"PAR1" + b"\xff" * 20 + b"PAR1", b"x" * 50):
-        with pytest.raises(ValueError, match=r"Parquet|footer|Thrift|Arrow|byte") as refused:
-            list(shards.damaged_columns(wrong))
-        assert "\n" not in str(refused.value)
-
-
 def test_changed_bytes_are_not_written_again_under_a_new_digest(rich_run: Path) -> None:
     """`replace` copies what it does not replace; a flipped byte would come out as sound."""
     file = rich_run / "steps/steps-000000.parquet"

@@ -5,6 +5,7 @@ import random
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import polars as pl
 import pytest
 from groups import group, step
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from nightly import sample_or_all
 from polars.testing import assert_frame_equal
 
-from hgpo_datasets import GroupKey, StepWriter, scan_steps, schema
+from hgpo_datasets import GroupKey, StepWriter, scan_steps, schema, verify
 from hgpo_envs import hashing
 from hgpo_envs.errors import InputError
 from hgpo_envs.files.secrets import register
@@ -98,7 +99,7 @@ def test_derived_columns_follow_their_definitions(tmp_path: Path) -> None:
     def chain(*items: int) -> int:
         value = 0
         for item in items:
-            value = int(hashing.link(np_int(value), np_int(item))[0])
+            value = int(hashing.link(np.array([value]), np.array([item]))[0])
         return value
 
     assert read["state_hash"].to_list() == [a, b, a, a]
@@ -113,109 +114,67 @@ def test_derived_columns_follow_their_definitions(tmp_path: Path) -> None:
     assert read["run"].unique().to_list() == [tmp_path.name]
 
 
-def np_int(value: int) -> Any:
-    import numpy as np
-
-    return np.array([value], dtype=np.int64)
-
-
 @pytest.mark.parametrize(
     ("rows", "line"),
     [
         ([step("t", "a", 0), step("t", "a", 2)], "steps 0, 1, 2"),
         ([step("t", "a", 0), step("t", "a", 0)], "steps 0, 1, 2"),
-        ([step("t", "a", 1)], "steps 0, 1, 2"),
         ([step("t", "a", 0), step("u", "a", 0)], "in two groups"),
-        ([step("t", "a", 0, reward=math.nan)], "reward is not finite"),
-        ([step("t", "a", 0, reward=math.inf)], "reward is not finite"),
-        ([step("t", "a", 0, score=math.nan)], "score is not finite"),
-        ([step("t", "a", 0, response_logprobs=[math.nan], response_token_ids=[1])], "contains NaN"),
         ([step("t", "a", 0, response_logprobs=[-1.0], response_token_ids=[1, 2])], "one value per token"),
         ([step("t", "a", 0, terminated=True), step("t", "a", 1)], "terminated before the last row"),
         ([step("t", "a", 0, next_state="elsewhere"), step("t", "a", 1)], "not the state of the next step"),
         ([step("t", "a", 0, history_hash_0=5)], "expected history_hash_0 as computed .*, received history_hash_0 = 5"),
-        (
-            [step("t", "a", 0, episode_return=5.0)],
-            "expected episode_return as computed .*, received episode_return = 5.0",
-        ),
-        ([step("t", "a", 0, state=None)], "expected `state`, or `state_hash`"),
         ([step("t", "a", 0, task_id=None)], "row 0, column task_id: expected a value in every row, received None"),
         ([step("t", "a", 0, stat="x")], "unknown step table column 'stat'; did you mean 'state'?"),
-        ([step("t", "a", 0, reward="much")], "column reward: expected Float64, received 'much'"),
-        ([step("t", "a", 0, prompt_token_ids=[2**40])], "column prompt_token_ids: expected List"),
         ([{"task_id": "t", "trajectory": "a", "step": 0, "state": ""}], "expected a column 'reward'"),
+        (group("good"), "already in run"),
+        (group("good", iteration=1), "trajectory 'good/0' is already in run"),
+        *((rows, "expected") for rows in (None, 3, "rows", b"rows", {"task_id": "t"}, [1], [[1]], pl.LazyFrame())),
     ],
 )
-def test_bad_rows_are_refused_in_one_line_and_leave_nothing(
-    tmp_path: Path, rows: list[dict[str, Any]], line: str
-) -> None:
+def test_bad_rows_are_refused_in_one_line_and_leave_nothing(tmp_path: Path, rows: Any, line: str) -> None:
     with StepWriter(tmp_path) as writer:
-        with pytest.raises(InputError, match=line) as error:
-            writer.add_group(rows)
-        assert "\n" not in str(error.value)
         writer.add_group(group("good"))
+        with pytest.raises(InputError, match=rf"^.*{line}.*$"):
+            writer.add_group(rows)
+        writer.commit()
+        with pytest.raises(InputError, match=rf"^.*{line}.*$"):
+            writer.add_group(rows)
     assert scan_steps(tmp_path).select("task_id").unique().collect().rows() == [("good",)]
 
 
-def test_a_group_comes_once(tmp_path: Path) -> None:
-    with StepWriter(tmp_path) as writer:
-        writer.add_group(group("t"))
-        with pytest.raises(InputError, match="already in run"):
-            writer.add_group(group("t"))
-        with pytest.raises(InputError, match="trajectory 't/0' is already in run"):
-            writer.add_group(group("t", iteration=1))
-        writer.commit()
-        with pytest.raises(InputError, match="already in run"):
-            writer.add_group(group("t"))
-    with StepWriter(tmp_path) as writer, pytest.raises(InputError, match="already in run"):
-        writer.add_group(group("t"))
-
-
-def test_shards_cut_between_groups(tmp_path: Path) -> None:
-    with StepWriter(tmp_path, shard_rows=10) as writer:
+@pytest.mark.parametrize(("options", "files"), [({"shard_rows": 10}, 4), ({"shard_bytes": 50_000}, 7)])
+def test_shards_are_cut_between_groups(tmp_path: Path, options: dict[str, int], files: int) -> None:
+    with StepWriter(tmp_path, **options) as writer:
         for number in range(7):
-            writer.add_group(group(f"t{number}"))
-    files = sorted(tmp_path.glob("steps/*.parquet"))
-    assert [pl.read_parquet(file)["task_id"].n_unique() for file in files] == [2, 2, 2, 1]
-
-
-def test_shards_cut_by_bytes(tmp_path: Path) -> None:
-    with StepWriter(tmp_path, shard_bytes=50_000) as writer:
-        for number in range(4):
             writer.add_group(group(f"t{number}", prompt="x" * 10_000))
-    assert len(list(tmp_path.glob("steps/*.parquet"))) == 4
+    tasks = [pl.read_parquet(file)["task_id"].unique().to_list() for file in tmp_path.glob("steps/*.parquet")]
+    assert len(tasks) == files
+    assert sorted(name for names in tasks for name in names) == [f"t{number}" for number in range(7)]
 
 
 def test_resuming_goes_on_after_what_is_committed(tmp_path: Path) -> None:
-    config = {"seed": 1, "sizes": (1, 2)}
-    with StepWriter(tmp_path, config=config) as writer:
-        writer.add_group(group("a"))
-    with StepWriter(tmp_path, config=config) as writer:
-        assert writer.committed == {GroupKey(0, "a", 0)}
-        writer.add_group(group("b"))
-    with StepWriter(tmp_path) as writer:
-        assert writer.committed == {GroupKey(0, "a", 0), GroupKey(0, "b", 0)}
-        assert writer.header.config == {"seed": 1, "sizes": [1, 2]}
-    assert scan_steps(tmp_path).select(pl.len()).collect().item() == 12
-
-
-@pytest.mark.parametrize(
-    ("options", "line"),
-    [
-        ({"config": {"seed": 2}}, "seed = 1, not 2"),
+    header = {"run": "[/bold]\nan odd \ud800 name", "config": {"seed": 1, "sizes": (1, 2)}}
+    for number in range(3):
+        with StepWriter(tmp_path, **header) as writer:
+            assert writer.committed == {GroupKey(0, f"t{n}", 0) for n in range(number)}
+            writer.add_group(group(f"t{number}"))
+    for options, line in (
+        ({"config": {"seed": 2, "sizes": [1, 2]}}, "seed = 1, not 2"),
         ({"depth": 3}, "depth 8, not 3"),
+        ({"depth": -1}, "depth: expected 0 to 64"),
         ({"run": "other"}, "contains the run"),
         ({"without": ["promt"]}, "did you mean 'prompt'"),
         ({"without": ["reward"]}, "never null"),
-        ({"config": {"a": object()}}, "JSON"),
-    ],
-)
-def test_what_does_not_fit_a_run_is_refused(tmp_path: Path, options: dict[str, Any], line: str) -> None:
-    with StepWriter(tmp_path, config={"seed": 1}) as writer:
-        writer.add_group(group("a"))
-    with pytest.raises(InputError, match=line):
-        StepWriter(tmp_path, **options)
-    assert scan_steps(tmp_path).select(pl.len()).collect().item() == 6
+        ({"config": {"a": object()}}, "configuration of JSON values"),
+        ({"config": {"a": "a\ud800"}}, "configuration of JSON values"),
+        ({"defaults": {"iteraton": 1}}, "did you mean 'iteration'"),
+        ({"defaults": {"iteration": "first"}}, "column iteration: expected Int32"),
+    ):
+        with pytest.raises(InputError, match=rf"^.*{line}.*$"):
+            StepWriter(tmp_path, **options)
+    assert scan_steps(tmp_path).select(pl.len()).collect().item() == 18
+    assert verify(tmp_path).ok
 
 
 def test_lone_surrogates_become_the_replacement_character(tmp_path: Path) -> None:

@@ -127,7 +127,7 @@ class Writing(RuleBasedStateMachine):
         wrong[0]["reward"] = value
         with pytest.raises(RowError) as refused:
             self.writer.add_group(wrong + right)
-        assert refused.value.trajectories == {wrong[0]["trajectory"]}
+        assert refused.value.trajectories.keys() == {wrong[0]["trajectory"]}
         with self.disk.used(), contextlib.suppress(OSError):  # as the collector does: again, without it
             self.writer.add_group(right)
         self.finished.add(name)
@@ -182,17 +182,3 @@ class Writing(RuleBasedStateMachine):
 
 TestWriting = Writing.TestCase
 TestWriting.settings = settings(max_examples=sample_or_all(5, 1_000), stateful_step_count=15, deadline=None)
-
-
-def test_whatever_is_raised_accepted_groups_are_committed(tmp_path: Path) -> None:
-    def block(folder: Path, raised: BaseException) -> None:
-        with StepWriter(folder) as writer:
-            for number in range(5):
-                writer.add_group(group(f"t{number}"))
-            raise raised
-
-    for place, raised in enumerate(RAISED):
-        with pytest.raises(type(raised)) as out:
-            block(tmp_path / str(place), raised)
-        assert out.value is raised
-        assert set(tasks_in(tmp_path / str(place))) == {f"t{number}" for number in range(5)}

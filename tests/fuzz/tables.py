@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import orjson
-from groups import group, rich_group
+from groups import rich_group
 
 from hgpo_envs.errors import InputError
 from tests.fuzz.mutations import Target
@@ -80,24 +80,6 @@ def read_shard(data: bytes, folder: Path) -> None:
         assert scan_steps(path).collect().height == report.rows
 
 
-def rows_seeds(_: Path) -> Sequence[bytes]:
-    return [json.dumps(group("a")).encode(), json.dumps(rich_group("b", 1, 2, 3)).encode()]
-
-
-def add_rows(data: bytes, folder: Path) -> None:
-    """Add rows of arbitrary values; they are either refused, or written as a valid run."""
-    from hgpo_datasets import StepWriter, verify
-
-    try:
-        rows = json.loads(data)
-    except (ValueError, RecursionError):
-        return
-    with StepWriter(folder / "run", run="r") as writer:
-        refused(lambda: writer.add_group(rows))
-    report = verify(folder / "run")
-    assert report.ok, report.problems[0]
-
-
 def dump_seeds(_: Path) -> Sequence[bytes]:
     shown = (
         "user\n\nYou are an expert agent operating in the ALFRED Embodied Environment.\n"
@@ -122,6 +104,5 @@ def read_dump(data: bytes, folder: Path) -> None:
 TARGETS = (
     Target("manifests", manifest_seeds, read_manifest, 600, (b'"file":"', b'"config":', b'"check":"'), chained),
     Target("shards", shard_seeds, read_shard, 10, (b"PAR1", b"hgpo.", b"\x15", b"\x00\x00\x00")),
-    Target("rows", rows_seeds, add_rows, 40),
     Target("rollouts of verl-agent", dump_seeds, read_dump, 40, (b"Your task is to: ", b"observation is: ")),
 )

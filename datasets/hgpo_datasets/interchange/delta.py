@@ -1,46 +1,37 @@
 """Runs as Delta Lake tables, which Spark, Trino, DuckDB, Polars and other engines read (extra `interchange`).
 
 A table can contain many runs; it is partitioned by the column `run`. The column `shard` is added, the file of a row.
-Each commit appends some shards and records how many of the run's shards the table has (an application transaction of
-the Delta protocol), so that exporting a run again appends only its new shards, and a killed export continues.
+Each commit appends a shard and records how many of the run's shards the table has (an application transaction of the
+Delta protocol), so that exporting a run again appends only its new shards, and a killed export continues.
 """
 
 from __future__ import annotations
 
 import os
 from contextlib import contextmanager
-from dataclasses import dataclass
-from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import polars as pl
 
 from hgpo_datasets import manifest
-from hgpo_datasets.partitions import borders
-from hgpo_datasets.reader import StepFile, scan_files, source_files
+from hgpo_datasets.reader import scan_files, source_files
 from hgpo_datasets.remote import uses_http
 from hgpo_datasets.shards import first_line
 from hgpo_datasets.sources import STEPS, single_run
 from hgpo_envs.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
 
-COMMIT_ROWS: Final = 250_000
-"""Largest number of rows of a commit; larger if a shard is larger."""
+    from hgpo_datasets.manifest import Header
+
 SHARD: Final = "shard"
 """The column that is added: the name of the row's file in the run."""
 
 
-@dataclass(frozen=True)
-class DeltaReport:
-    """What an export did.
-
-    Attributes:
-        version: The table's version afterwards.
-        shards: Number of shards that were appended.
-        rows: Their number of rows.
-    """
+class DeltaReport(NamedTuple):
+    """The table's version after an export, and the numbers of shards and rows that it appended."""
 
     version: int
     shards: int
@@ -48,12 +39,7 @@ class DeltaReport:
 
 
 def to_delta(
-    run: str | os.PathLike[str],
-    table: str | os.PathLike[str],
-    *,
-    storage_options: Mapping[str, str] | None = None,
-    commit_rows: int = COMMIT_ROWS,
-    progress: Callable[[int], object] = lambda _: None,
+    run: str | os.PathLike[str], table: str | os.PathLike[str], *, storage_options: Mapping[str, str] | None = None
 ) -> DeltaReport:
     """Append those shards of a run to a Delta Lake table that the table does not have.
 
@@ -64,8 +50,6 @@ def to_delta(
         run: The folder of a run.
         table: The folder of the table, or its URL (`s3://`, `gs://`, `az://` …); created if it does not exist.
         storage_options: Options of the object store, as in `deltalake.write_deltalake`.
-        commit_rows: Largest number of rows of a commit; larger if a shard is larger.
-        progress: Called with the number of rows of each commit.
 
     Raises:
         InputError: The run has no rows or is damaged, the table has another run of this name, or it cannot be written.
@@ -79,75 +63,54 @@ def to_delta(
     listed = manifest.current(folder, folder / STEPS)
     assert listed.header is not None  # `source_files` has read it
     app = f"hgpo/{listed.header.run}/{manifest.encode_line(listed.header, '')[1]}"
-    place, given = os.fspath(table), dict(storage_options or {})
-    options = given | ({"allow_http": "true"} if "://" in place and uses_http(given) else {}) or None
-    with _errors(place):
-        known = DeltaTable.is_deltatable(place, options)
-        there = DeltaTable(place, storage_options=options) if known else None
-        done = there.transaction_version(app) if there is not None else None
-        if there is not None:
-            _check_other_runs(there, listed.header.run, known=done is not None)
-            _remove_replaced(there, listed, app)
-        rows = appended = 0
-        files = [file for file in files if _number(file) >= (done or 0)]
-        sizes = [file.shard.rows for file in files if file.shard is not None]
-        for start, end in pairwise(borders(sizes, [set()] * len(files), commit_rows)) if files else ():
-            some = files[start:end]
-            steps = _steps(some)
+    url, options = os.fspath(table), dict(storage_options or {})
+    if "://" in url and uses_http(options):
+        options["allow_http"] = "true"
+    done = rows = appended = 0
+    with _errors(url):
+        if DeltaTable.is_deltatable(url, options or None):
+            existing = DeltaTable(url, storage_options=options or None)
+            done = existing.transaction_version(app) or 0
+            _check_runs(existing, listed.header, known=done > 0)
+            _remove_replaced(existing, listed.header, listed.replaced, app)
+        for file in files:
+            name = Path(file.path).name
+            number = int(name.removeprefix("steps-").partition(".")[0])  # among all that the run ever committed
+            if number < done:
+                continue
+            steps = scan_files([file], None, {}).with_columns(pl.lit(name).alias(SHARD)).collect()
             write_deltalake(
-                place,
+                url,
                 steps.to_arrow(compat_level=pl.CompatLevel.oldest()),
                 mode="append",
                 partition_by=["run"],
                 schema_mode="merge",  # runs of other depths have other hashes
-                storage_options=options,
+                storage_options=options or None,
                 writer_properties=WriterProperties(compression="ZSTD"),
-                commit_properties=CommitProperties(app_transactions=[Transaction(app, _number(some[-1]) + 1)]),
+                commit_properties=CommitProperties(app_transactions=[Transaction(app, number + 1)]),
             )
-            rows, appended = rows + steps.height, appended + len(some)
-            progress(steps.height)
-        return DeltaReport(DeltaTable(place, storage_options=options).version(), appended, rows)
+            rows, appended = rows + steps.height, appended + 1
+        return DeltaReport(DeltaTable(url, storage_options=options or None).version(), appended, rows)
 
 
-def _number(file: StepFile) -> int:
-    """Return the place of a shard among all that the run ever committed, which is in its name."""
-    assert file.shard is not None
-    return int(file.shard.file.removeprefix("steps-").partition(".")[0])
-
-
-def _steps(files: Sequence[StepFile]) -> pl.DataFrame:
-    each = [
-        scan_files([file], None, {}).with_columns(pl.lit(file.shard.file).alias(SHARD))
-        for file in files
-        if file.shard is not None
-    ]
-    return pl.concat(each).collect()
-
-
-def _check_other_runs(table: Any, run: str, *, known: bool) -> None:  # noqa: ANN401 (a DeltaTable)
-    columns = [field.name for field in table.schema().fields]
-    if SHARD not in columns or "run" not in columns:
+def _check_runs(table: Any, header: Header, *, known: bool) -> None:  # noqa: ANN401 (a DeltaTable)
+    if not {SHARD, "run"} <= {field.name for field in table.schema().fields}:
         raise InputError(f"{table.table_uri}: expected a table of `hgpo data export delta`; choose another table")
-    if not known and any(found["run"] == run for found in table.partitions()):
+    if not known and any(partition["run"] == header.run for partition in table.partitions()):
         raise InputError(
-            f"{table.table_uri} has the rows of another run named {run!r}; choose another table, or collect with "
-            "another name"
+            f"{table.table_uri} has the rows of another run named {header.run!r}; choose another table or run name"
         )
 
 
-def _remove_replaced(table: Any, listed: manifest.Manifest, app: str) -> None:  # noqa: ANN401 (a DeltaTable)
+def _remove_replaced(table: Any, header: Header, replaced: list[str], app: str) -> None:  # noqa: ANN401 (a DeltaTable)
     """Remove the rows of shards that the run has replaced."""
     from deltalake import CommitProperties, Transaction
 
-    assert listed.header is not None
-    name, count = f"{app}/replaced", len(listed.replaced)
-    if count > (table.transaction_version(name) or 0):
-        run = listed.header.run.replace("'", "''")
-        files = ", ".join(f"'{file}'" for file in listed.replaced)
-        table.delete(
-            f"run = '{run}' AND {SHARD} IN ({files})",
-            commit_properties=CommitProperties(app_transactions=[Transaction(name, count)]),
-        )
+    transaction = Transaction(f"{app}/replaced", len(replaced))
+    if len(replaced) > (table.transaction_version(transaction.app_id) or 0):
+        run, files = header.run.replace("'", "''"), ", ".join(f"'{file}'" for file in replaced)
+        properties = CommitProperties(app_transactions=[transaction])
+        table.delete(f"run = '{run}' AND {SHARD} IN ({files})", commit_properties=properties)
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from hgpo_datasets.reader import step_files
+from hgpo_datasets.reader import source_files
 from hgpo_envs.errors import InputError
 from hgpo_envs.hashing import UNDEFINED
 
@@ -43,14 +43,11 @@ def to_dataset(
 
     if not hasattr(datasets, "load_dataset"):
         raise InputError("Hugging Face datasets is not installed; run: pip install 'hgpo[interchange]'")
-    files = step_files(source)
-    if not files:
-        raise InputError(f"no committed rows in {source}")
-    loaded = datasets.load_dataset(
-        "parquet", data_files=files, split="train", streaming=streaming, columns=columns, **options
-    )
-    features = loaded.features
-    return loaded.with_format("arrow").map(_define_hashes, batched=True, features=features).with_format(None)
+    files = [file.path for file in source_files(source, {})]
+    named = {"data_files": files, "split": "train", "streaming": streaming, "columns": columns}
+    loaded = datasets.load_dataset("parquet", **named, **options)
+    arrow = loaded.with_format("arrow").map(_define_hashes, batched=True, features=loaded.features)
+    return arrow.with_format(None)
 
 
 def _define_hashes(table: pa.Table) -> pa.Table:

@@ -40,14 +40,12 @@ def to_minari(source: str | os.PathLike[str], dataset_id: str, **description: An
         description: Further arguments of `minari.create_dataset_from_buffers`, for example `author`, `algorithm_name`.
 
     Raises:
-        InputError: Minari is not installed, the name is not one of Minari's or is taken, the source has no rows, or the
+        InputError: The name is not one of Minari's or is taken, the source has no rows, or the
             run was written without its states.
     """
-    try:
-        import minari
-    except ModuleNotFoundError as error:
-        raise InputError(f"this needs {error.name}: pip install 'hgpo[interchange]'") from None
-    _check_name(dataset_id)
+    import minari
+
+    folder = _new_folder(dataset_id)
     columns = (*_KEY, "step", "task", "state", "next_state", "action", "reward", "terminated", "truncated", "aborted")
     steps = scan_steps(source).select(columns).collect().sort(*_KEY, "step")
     if steps["state"].has_nulls():
@@ -65,29 +63,26 @@ def to_minari(source: str | os.PathLike[str], dataset_id: str, **description: An
                 **{"data_format": "arrow", **description},
             )
         except BaseException:
-            shutil.rmtree(_place(dataset_id), ignore_errors=True)
+            shutil.rmtree(folder, ignore_errors=True)
             raise
 
 
-def _place(dataset_id: str) -> Path:
-    """Return Minari's folder of a dataset. Minari's own function also creates the folder of all datasets."""
-    root = os.environ.get("MINARI_DATASETS_PATH")
-    return (Path(root) if root is not None else Path.home() / ".minari" / "datasets") / dataset_id
+def _new_folder(dataset_id: str) -> Path:
+    """Return Minari's folder of a new dataset.
 
-
-def _check_name(dataset_id: str) -> None:
-    """Check a name before Minari does, which creates a folder first: even for `../x`, outside its own."""
+    Minari checks names after it has created a folder: for `../x`, even outside its own.
+    """
     from minari.dataset.minari_dataset import parse_dataset_id
 
     try:
         parse_dataset_id(dataset_id)
     except (ValueError, TypeError):  # TypeError: no version
-        raise InputError(
-            f"--name: expected letters, digits, _ and - with a version, such as hgpo/alfworld/random-v0, received "
-            f"{dataset_id!r}"
-        ) from None
-    if os.path.lexists(place := _place(dataset_id)):
-        raise InputError(f"the Minari dataset {dataset_id} exists already in {place}; choose another name or version")
+        expected = "letters, digits, _ and - with a version, such as hgpo/alfworld/random-v0"
+        raise InputError(f"--name: expected {expected}, received {dataset_id!r}") from None
+    folder = Path(os.environ.get("MINARI_DATASETS_PATH", Path.home() / ".minari" / "datasets")) / dataset_id
+    if os.path.lexists(folder):
+        raise InputError(f"the Minari dataset {dataset_id} exists already in {folder}; choose another name or version")
+    return folder
 
 
 def _episodes(steps: pl.DataFrame) -> Iterator[object]:

@@ -17,8 +17,9 @@ import os
 import re
 from collections import defaultdict
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
@@ -30,10 +31,7 @@ from hgpo_envs.files.untrusted_files import open_regular
 from hgpo_envs.responses import parse
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-SUCCESS_REWARD: Final = 10.0
-"""Reward of a success in verl-agent's environments."""
+    from collections.abc import Iterable, Iterator, Sequence
 
 _BENCHMARKS: Final = {
     "ALFWorld": "You are an expert agent operating in the ALFRED Embodied Environment.",
@@ -48,42 +46,26 @@ _TASK: Final = re.compile(r"Your task is to: (.*?)\n")
 
 
 class Record(msgspec.Struct):
-    """One line of a file.
-
-    Attributes:
-        traj_uid: The trajectory.
-        uid: The group.
-        anchor_obs: The state.
-        rewards: The reward of the step.
-        input: The prompt.
-        output: The response.
-        action: The action; parsed from the response by default.
-        is_action_valid: verl-agent's flag; whether the response has the required form by default.
-        step: The training iteration; the number in the file's name by default.
-    """
+    """One line of a file. docs/interchange.md describes the fields."""
 
     traj_uid: str | int
     uid: str | int
+    """The group."""
     anchor_obs: str
+    """The state."""
     rewards: float
     input: str | None = None
     output: str | None = None
     action: str | None = None
+    """Parsed from the response by default."""
     is_action_valid: bool | float | None = None
+    """verl-agent's flag; whether the response has the required form by default."""
     step: int | None = None
+    """The training iteration; the number in the file's name by default."""
 
 
-@dataclass(frozen=True, slots=True)
-class ParsedPrompt:
-    """Contents of a prompt.
-
-    Attributes:
-        benchmark: ALFWorld or WebShop.
-        task: The instruction; None if the prompt does not contain it.
-        step: Number of earlier steps.
-        state: The current observation.
-        actions: The admissible actions.
-    """
+class ParsedPrompt(NamedTuple):
+    """Contents of a prompt; the task is None if the prompt does not contain it, the step counts earlier steps."""
 
     benchmark: str
     task: str | None
@@ -94,14 +76,7 @@ class ParsedPrompt:
 
 @dataclass(slots=True)
 class ImportSummary:
-    """Counts of an import.
-
-    Attributes:
-        steps: Rows written.
-        trajectories: Trajectories written.
-        groups: Groups of rollouts written.
-        left_out: Records that were dropped: copies, and trajectories with a missing step.
-    """
+    """Counts of an import. Records are left out if they are copies, or if a step of their trajectory is missing."""
 
     steps: int = 0
     trajectories: int = 0
@@ -116,8 +91,7 @@ def import_rollouts(
     source: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
     out: str | os.PathLike[str],
     *,
-    success_reward: float = SUCCESS_REWARD,
-    run: str | None = None,
+    success_reward: float = 10.0,
 ) -> ImportSummary:
     """Write verl-agent's rollouts as a run. Hashes, returns and lengths are computed.
 
@@ -125,7 +99,6 @@ def import_rollouts(
         source: JSONL file, folder of JSONL files, or a list of these.
         out: Folder of the new run; it must be missing or empty. It is written atomically.
         success_reward: Reward of a success in the recorded environment; all rewards are divided by it.
-        run: Name of the run; the folder's name by default.
 
     Raises:
         InputError: A line is no `Record`, or the prompts do not give the order of a trajectory's steps.
@@ -135,7 +108,7 @@ def import_rollouts(
     folder = Path(out).absolute()
     summary = ImportSummary()
     config = {"imported_from": "verl-agent", "success_reward": success_reward}
-    with new_folder(folder) as new, StepWriter(new, run=run or folder.name, config=config) as writer:
+    with new_folder(folder) as new, StepWriter(new, run=folder.name, config=config) as writer:
         for file in _files([source] if isinstance(source, str | os.PathLike) else source):
             trajectories = _trajectories(file, summary)
             limit = max(map(len, trajectories), default=0)
@@ -150,14 +123,12 @@ def import_rollouts(
     return summary
 
 
-def _files(sources: Iterable[str | os.PathLike[str]]) -> list[Path]:
-    files: list[Path] = []
+def _files(sources: Iterable[str | os.PathLike[str]]) -> Iterator[Path]:
     for path in map(Path, sources):
         inside = sorted(path.glob("*.jsonl"), key=lambda file: (len(file.stem), file.stem)) if path.is_dir() else [path]
         if not inside or not inside[0].exists():
             raise InputError(f"{path}: expected a JSONL file, or a folder of them")
-        files += inside
-    return files
+        yield from inside
 
 
 def _trajectories(file: Path, summary: ImportSummary) -> list[list[_Step]]:
@@ -205,7 +176,8 @@ def _rows(steps: Sequence[_Step], file: Path, success_reward: float, limit: int)
         iteration = int(file.stem) if re.fullmatch("[0-9]{1,9}", file.stem) else 0
     rows = []
     for number, (record, parsed) in enumerate(steps):
-        action, form = read_response(record.output or "", parsed.benchmark if parsed else None)
+        spec = spec_named(parsed.benchmark) if parsed else None
+        response = (spec.parse_response if spec else partial(parse, lowercase=True))(record.output or "")
         reward = max(0.0, record.rewards / success_reward)
         last = number == len(steps) - 1
         won = last and reward >= 1.0
@@ -220,9 +192,9 @@ def _rows(steps: Sequence[_Step], file: Path, success_reward: float, limit: int)
                 "state": record.anchor_obs,
                 "prompt": record.input,
                 "response": record.output,
-                "action": record.action or (None if record.output is None else action),
+                "action": record.action or (None if record.output is None else response.action),
                 "admissible_actions": parsed.actions if parsed else None,
-                "action_valid": form if record.is_action_valid is None else bool(record.is_action_valid),
+                "action_valid": response.valid if record.is_action_valid is None else bool(record.is_action_valid),
                 "reward": reward,
                 "won": won,
                 "terminated": last and not truncated,
@@ -251,10 +223,3 @@ def read_prompt(prompt: str) -> ParsedPrompt | None:
         state=state[1].removesuffix(dot),
         actions=tuple(re.split(r"',?\n\s?'", actions[1].strip().removesuffix(",")[1:-1])) if actions[1] else (),
     )
-
-
-def read_response(response: str, benchmark: str | None) -> tuple[str, bool]:
-    """Return the action in a response, and whether the response has the form that verl-agent calls valid."""
-    spec = None if benchmark is None else spec_named(benchmark)
-    parsed = parse(response, lowercase=True) if spec is None else spec.parse_response(response)
-    return parsed.action, parsed.valid
