@@ -2,7 +2,6 @@
 
 import json
 import math
-import tomllib
 
 import pytest
 from hypothesis import given
@@ -23,26 +22,6 @@ LITERALS = st.recursive(
 @given(LITERALS)
 def test_json_is_read_back(value):
     assert read_value(json.dumps(value)) == value
-
-
-@given(st.text())
-def test_a_value_annotated_as_text_is_text(text):
-    """Quotes are removed; any other value is unchanged."""
-    for annotation in (str, str | None):
-        value = read_value(text, annotation)
-        if value is None:
-            assert (text, annotation) == ("null", str | None)
-        elif value != text:
-            assert value == quoted(text)
-
-
-def quoted(text):
-    for read in (json.loads, lambda text: tomllib.loads(f"value = {text}")["value"]):
-        try:
-            return read(text)
-        except ValueError:
-            continue
-    return None
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ import ast
 import json
 import runpy
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -55,13 +54,3 @@ def test_results_are_stored_where_git_ignores_them_unless_kept(tmp_path, monkeyp
         ["git", "check-ignore", "-q", str(record["SCRATCH"] / "x.json")], cwd=ROOT, check=False
     ).returncode
     assert ignored in (0, 128)  # 128: not a checkout
-
-
-@pytest.mark.slow
-def test_a_benchmark_without_keep_leaves_the_kept_results_alone() -> None:
-    """A real one, from the command line."""
-    kept = {path: path.read_bytes() for path in (ROOT / "benchmarks/results").iterdir()}
-    command = [sys.executable, "benchmarks/environments.py", "--rounds", "1"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    assert "are unchanged (--keep)" in done.stdout.replace("\n", " ")
-    assert {path: path.read_bytes() for path in (ROOT / "benchmarks/results").iterdir()} == kept

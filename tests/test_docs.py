@@ -33,16 +33,3 @@ def test_pages_start_with_their_purpose(page: Path) -> None:
     assert title.startswith("# ")
     assert re.match(r"[A-Z].*\.$", purpose, re.DOTALL), purpose
     assert headings(page)
-
-
-@pytest.mark.parametrize(
-    ("word", "pages"),
-    [
-        ("resum", {"rollouts.md", "training.md", "step_table.md"}),
-        ("truncated", {"rollouts.md"}),
-        ("singleton", {"estimators.md"}),
-    ],
-)
-def test_a_word_of_the_field_is_in_a_heading(word: str, pages: set[str]) -> None:
-    found = {page.name for page in PAGES if any(word in heading for heading in headings(page))}
-    assert pages <= found

@@ -23,25 +23,6 @@ def test_each_bound_is_z_standard_errors_from_the_share(trials: int, share: floa
             assert (share - bound) ** 2 == pytest.approx(Z**2 * bound * (1 - bound) / trials, rel=1e-6, abs=1e-12)
 
 
-@given(TRIALS, st.data())
-def test_intervals_are_symmetric_and_grow_with_the_share(trials: int, data: st.DataObject) -> None:
-    won = data.draw(st.integers(0, trials))
-    low, high = wilson_interval(won / trials, trials)
-    assert wilson_interval(1 - won / trials, trials) == pytest.approx((1 - high, 1 - low), abs=1e-12)
-    if won < trials:
-        next_low, next_high = wilson_interval((won + 1) / trials, trials)
-        assert next_low > low
-        assert next_high > high
-
-
-@given(TRIALS, st.sampled_from([0.0, 1.0]))
-def test_the_interval_at_0_and_1_has_a_width_and_contains_its_share(trials: int, share: float) -> None:
-    low, high = wilson_interval(share, trials)
-    width = Z**2 / (trials + Z**2)  # the solution of the defining equation at 0 and 1
-    assert (low, high) == pytest.approx((0, width) if share == 0 else (1 - width, 1))
-    assert low <= share <= high
-
-
 def coverage(trials: int, chance: float) -> float:
     """Return the exact probability that the interval contains the chance of a success."""
     total = 0.0

@@ -25,14 +25,3 @@ def test_importing_a_package_imports_nothing_heavy(package: str) -> None:
     done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
     heavy = {"numpy", "polars", "pyarrow", "torch", "gymnasium", "hgpo_envs", "hgpo_datasets"}
     assert not heavy & set(done.stdout.split())
-
-
-def test_the_same_objects_are_exported_everywhere() -> None:
-    import hgpo_train
-    from hgpo_train import rollout
-    from hgpo_train.advantages import compute
-    from hgpo_train.rollout.collection import collect
-
-    assert hgpo_train.collect is rollout.collect is collect
-    assert hgpo_train.compute is compute
-    assert rollout.collect_groups is not collect

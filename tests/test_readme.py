@@ -60,15 +60,3 @@ def test_the_benchmarks_commands_have_their_options() -> None:
         for option in set(re.findall(r"--[\w-]+", rest)) - {"--keep"}:
             assert f'"{option}"' in source, (script, option)
         assert "--keep" in rest or "add_keep" not in source
-
-
-def test_the_picture_of_learning_names_every_estimator_and_world() -> None:
-    picture = (ROOT / "docs/learning.svg").read_text("utf-8")
-    script = runpy.run_path(str(ROOT / "benchmarks/readme.py"))
-    for name in (*script["ESTIMATORS"].values(), "ALFWorld: mean of 3 seeds", "WebShop: mean of 3 seeds"):
-        assert name in picture
-
-
-def test_links_lead_somewhere() -> None:
-    for target in re.findall(r"\]\(([^)#]+)\)", README):
-        assert target.startswith("http") or (ROOT / target).exists(), target

@@ -107,9 +107,8 @@ _Result = tuple[VerifyReport, list[tuple[Any, ...]]]
 def verify(source: str | os.PathLike[str], *, processes: int | None = None) -> VerifyReport:
     """Verify a run or a single file. A shard of a run is also compared with the manifest.
 
-    A run is named by its folder or its `steps/`. Of a training run, only the step table is verified.
-
-    If a writer has the run open, its unfinished files are notes, not problems.
+    A run is named by its folder or its `steps/`. Of a training run, only the step table is verified. If a writer
+    has the run open, its unfinished files are notes, not problems.
 
     Args:
         source: The run or file.

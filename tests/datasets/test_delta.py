@@ -50,9 +50,7 @@ def test_engines_read_the_rows_of_the_run(run: Path, tmp_path: Path) -> None:
     table = deltalake.DeltaTable(tmp_path / "table")
     arrow = table.to_pyarrow_table()
     same(pl.DataFrame(arrow), run)
-    found = duckdb.sql("SELECT task_id, count(*) AS n, sum(reward) AS reward FROM arrow GROUP BY ALL ORDER BY ALL").pl()
-    wanted = scan_steps(run).group_by("task_id").agg(n=pl.len(), reward=pl.col("reward").sum()).sort("task_id")
-    assert_frame_equal(found, wanted.collect(), check_dtypes=False)
+    same(duckdb.sql("SELECT * FROM arrow").pl(), run)
     assert table.partitions() == [{"run": "run"}]
     assert set(arrow["shard"].to_pylist()) == {f"steps-00000{number}.parquet" for number in range(3)}
 

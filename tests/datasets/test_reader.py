@@ -26,11 +26,8 @@ def test_a_file_a_run_several_and_patterns(tmp_path: Path, rich_run: Path) -> No
         writer.add_group(group("t"))
     files = sorted(rich_run.glob("steps/*.parquet"))
     whole = pl.concat(pl.read_parquet(file) for file in files)
-    assert_frame_equal(scan_steps(rich_run).collect(), whole)
-    assert_frame_equal(scan_steps(str(rich_run)).collect(), whole)
-    assert_frame_equal(scan_steps(files).collect(), whole)
-    assert_frame_equal(scan_steps(rich_run / "steps/*.parquet").collect(), whole)
-    assert_frame_equal(scan_steps(rich_run.as_uri()).collect(), whole)
+    for source in (rich_run, str(rich_run), files, rich_run / "steps/*.parquet", rich_run.as_uri()):
+        assert_frame_equal(scan_steps(source).collect(), whole)
     assert_frame_equal(scan_steps(files[1]).collect(), pl.read_parquet(files[1]))
     for several in ([rich_run, tmp_path / "second"], f"{tmp_path}/*", [f"{tmp_path}/ri*", tmp_path / "second"]):
         both = scan_steps(several).collect()
@@ -46,9 +43,8 @@ def test_runs_of_other_depths_share_their_hashes(tmp_path: Path) -> None:
         both = scan_steps([tmp_path / name for name in order]).collect()
         assert both.schema == schema.polars_schema(1)
         assert both["history_hash_1"].null_count() == 4
-    only = scan_steps([tmp_path / "deep", tmp_path / "shallow"]).filter(pl.col("run") == "deep").collect()
-    wanted = scan_steps(tmp_path / "deep").select(only.columns).collect()
-    assert_frame_equal(only, wanted)
+        deep = both.filter(run="deep")
+        assert_frame_equal(deep, scan_steps(tmp_path / "deep").select(deep.columns).collect())
 
 
 def test_a_column_that_came_later_is_null_in_older_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,15 +73,9 @@ def test_damaged_and_missing_files_are_named(rich_run: Path) -> None:
     with pytest.raises(InputError, match=r"steps-000000\.parquet is damaged: expected [\d,]+ bytes, received [\d,]+"):
         scan_steps(rich_run)
     second.unlink()
-    with pytest.warns(StepTableWarning) as told:
-        left = count(scan_steps(rich_run, damaged="skip"))
-    assert left == rows / 3
-    assert [[file.name for file in (first, second) if str(file) in str(one.message)] for one in told] == [
-        [first.name],
-        [second.name],
-    ]
-    with pytest.raises(InputError, match="damaged"):
-        scan_steps(rich_run)
+    with pytest.warns(StepTableWarning, match="; skipped") as warned:
+        assert count(scan_steps(rich_run, damaged="skip")) == rows / 3
+    assert all(str(file) in str(warning.message) for file, warning in zip((first, second), warned, strict=True))
 
 
 def test_what_is_not_committed_is_left_out(rich_run: Path) -> None:
@@ -110,9 +100,8 @@ def test_what_is_not_committed_is_left_out(rich_run: Path) -> None:
 )
 def test_what_cannot_be_read_is_one_line(tmp_path: Path, make: object, line: str) -> None:
     make(tmp_path / "thing")  # type: ignore[operator]
-    with pytest.raises(InputError, match=line) as error:
+    with pytest.raises(InputError, match=rf"^.*{line}.*$"):
         scan_steps(tmp_path / "thing")
-    assert "\n" not in str(error.value)
 
 
 class RangeHandler(Quiet, http.server.SimpleHTTPRequestHandler):

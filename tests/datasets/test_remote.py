@@ -9,8 +9,6 @@ from local_server import Quiet, serving
 from hgpo_datasets import manifest, scan_steps
 from hgpo_envs.errors import InputError
 
-LIMIT = 1 << 20
-
 
 class Endless(Quiet, http.server.BaseHTTPRequestHandler):
     """Sends an endless manifest, as one line or as many; reports a size only for a range request."""
@@ -44,15 +42,13 @@ def url() -> Iterator[str]:
 
 @pytest.mark.parametrize("line", [b"x", b'{"check":"0"}\n'], ids=["one line", "lines"])
 def test_an_endless_manifest_is_refused_at_the_limit(url: str, monkeypatch: pytest.MonkeyPatch, line: bytes) -> None:
-    monkeypatch.setattr(manifest, "MOST_BYTES", LIMIT)
+    monkeypatch.setattr(manifest, "MOST_BYTES", 1 << 20)
     monkeypatch.setattr(Endless, "line", line)
-    with pytest.raises(InputError, match=r"manifest\.jsonl: expected at most 1,048,576 bytes, received more") as caught:
+    with pytest.raises(InputError, match=r"^.*manifest\.jsonl: expected at most 1,048,576 bytes, received more$"):
         scan_steps(url)
-    assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("address", ["http://127.0.0.1:9/run", "http://", "https://[/run"])
-def test_a_server_that_is_not_there_is_one_line(address: str) -> None:
-    with pytest.raises(InputError, match="cannot be read") as caught:
-        scan_steps(address)
-    assert "\n" not in str(caught.value)
+def test_a_server_that_is_not_there_is_one_line() -> None:
+    for address in ("http://127.0.0.1:9/run", "http://", "https://[/run"):
+        with pytest.raises(InputError, match=r"^.*cannot be read.*$"):
+            scan_steps(address)

@@ -64,14 +64,10 @@ def test_the_overview_counts(run: Path) -> None:
 def test_show_prints_json_and_tables(run: Path, hgpo: Command) -> None:
     shown = json.loads(hgpo("data", "show", run, "--json")[1])
     assert (shown["steps"], shown["group_sizes"], shown["total"]["episodes"]) == (11, {"1": 3, "2": 1}, 5)
-    _, text, _ = hgpo("data", "show", run)
-    assert all(word in text for word in ("HGPO/ALFWorld-v0", "pick", "unknown", "hashes to depth 8", "Next: hgpo")), (
-        text
-    )
-    assert "3 of 1 rollout, 1 of 2 rollouts" in " ".join(text.split())
-    assert "1 episode; success is 20.0% of all episodes if they are lost, 60.0% if they are won" in " ".join(
-        text.split()
-    )
+    text = " ".join(hgpo("data", "show", run)[1].split())
+    for words in ("HGPO/ALFWorld-v0", "pick", "unknown", "hashes to depth 8", "3 of 1 rollout, 1 of 2 rollouts"):
+        assert words in text
+    assert "1 episode; success is 20.0% of all episodes if they are lost, 60.0% if they are won" in text
 
 
 def test_verify_says_so_with_its_exit_code(run: Path, hgpo: Command) -> None:
@@ -87,22 +83,6 @@ def test_verify_says_so_with_its_exit_code(run: Path, hgpo: Command) -> None:
     code, shown, line = hgpo("verify", "--json", run, run.parent / "nothing")
     assert (code, "no such run or file" in line) == (2, True)
     assert [report["ok"] for report in json.loads(shown)] == [False], "the other report is printed all the same"
-
-
-def test_commands_say_in_one_line_what_is_wrong_with_a_run(tmp_path: Path, run: Path, hgpo: Command) -> None:
-    file = run / "steps/steps-000000.parquet"
-    data = file.read_bytes()
-    file.write_bytes(data[:200] + bytes(len(data) - 400) + data[-200:])
-    os.mkfifo(tmp_path / "dump.jsonl")
-    for arguments, text in (
-        (("data", "show", run), "cannot be read"),
-        (("data", "show", tmp_path / "nothing"), "no such file or run"),
-        (("data", "import", "verl-agent", tmp_path / "dump.jsonl", "--out", tmp_path / "new"), "found a folder, pipe"),
-    ):
-        code, shown, error = hgpo(*arguments)
-        (line,) = error.splitlines()
-        assert (code, shown, text in line) == (2, "", True)
-    assert not (tmp_path / "new").exists()
 
 
 def test_names_from_a_run_are_shown_as_they_are(tmp_path: Path, hgpo: Command) -> None:

@@ -1,7 +1,6 @@
 """What scan_steps accepts: runs, folders of runs, patterns."""
 
 import contextlib
-import shutil
 import warnings
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import pytest
 from groups import group
 from polars.testing import assert_frame_equal
 
-from hgpo_datasets import StepTableWarning, StepWriter, scan_steps, verify
+from hgpo_datasets import StepTableWarning, StepWriter, scan_steps
 from hgpo_datasets.run_summary import summarize_run
 from hgpo_envs.errors import InputError
 
@@ -48,17 +47,12 @@ def test_any_level_of_folders_and_patterns(runs: Path, monkeypatch: pytest.Monke
         (runs, everything),
         (f"{runs}/*", everything),
         (runs.parent, everything),
-        (f"{runs.parent}/*/", everything),
-        (runs / "deep", ["b"]),
         (runs / "deep/er/second", ["b"]),
         (f"{runs}/*/*/second", ["b"]),
         (runs / "first/steps", ["a"]),
-        (f"{runs}/f*/steps", ["a"]),
-        (f"{runs}/first/*", ["a"]),
         (f"{runs}/first/steps/*.parquet", ["a"]),
         (f"{runs}/first/**/*.parquet", ["a"]),
         (runs / "training", ["c"]),
-        (runs / "training/steps", ["c"]),
         (f"{runs}/training/*", ["c"]),
         (f"{runs}/*/steps", ["a", "c"]),
         (f"{runs}/*/evaluation", ["held out"]),
@@ -117,31 +111,12 @@ def test_errors_say_what_was_found(runs: Path) -> None:
         assert "\n" not in str(error.value)
 
 
-def test_a_run_without_a_folder_of_shards_gets_one(tmp_path: Path) -> None:
-    StepWriter(tmp_path / "run").close()
-    (tmp_path / "run/steps").rmdir()  # some copies omit empty folders
-    write(tmp_path / "run", "a")
-    assert [path.name for path in (tmp_path / "run/steps").iterdir()] == ["steps-000000.parquet"]
-
-
 def test_a_file_in_place_of_the_folder_of_shards_is_refused(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run/steps").write_text("somebody's")
     with pytest.raises(InputError, match="expected a folder, received the file"):
         StepWriter(tmp_path / "run")
     assert (tmp_path / "run/steps").read_text() == "somebody's"
-
-
-def test_verify_reports_other_files_among_the_shards(tmp_path: Path) -> None:
-    run = write(tmp_path / "run", "a")
-    (run / "steps/notes.txt").touch()
-    report = verify(run)
-    assert report.ok
-    assert [note.kind for note in report.notes] == ["foreign"]
-    shutil.copy(run / "steps/steps-000000.parquet", run / "steps/mine.parquet")
-    assert [problem.kind for problem in verify(run / "steps").problems] == ["foreign"]
-    with pytest.raises(InputError, match=r"found 1 run below it"):
-        verify(tmp_path)
 
 
 READERS = {

@@ -91,13 +91,10 @@ def change(name: str, row: int, value: object) -> Callable[[pl.DataFrame], pl.Da
     ("alter", "kind", "message"),
     [
         (change("history_hash_3", 4, 1), "derived", "expected history_hash_3 as computed from the rows in 1 row"),
-        (change("context_hash_8", 4, 1), "derived", "context_hash_8"),
         (change("state_hash", 3, 5), "derived", "history_hash_0"),
         (change("episode_won", 3, True), "derived", "episode_won"),
         (change("action", 3, "another"), "derived", "action_hash"),
-        (change("next_state_hash", 3, 0), "derived", "next_state_hash"),
         (change("episode_return", 3, 5.0), "derived", "episode_return"),
-        (change("episode_length", 3, 9), "derived", "episode_length"),
         (change("reward", 2, math.nan), "value", "reward is not finite"),
         (change("score", 2, math.inf), "value", "score is not finite"),
         (change("environment_s", 2, math.nan), "value", "environment_s is NaN"),
@@ -146,7 +143,9 @@ def test_a_file_of_the_future_is_named(rich_run: Path, monkeypatch: pytest.Monke
 def test_what_is_no_step_table(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no such run or file"):
         verify(tmp_path / "nothing")
-    with pytest.raises(InputError, match="not a run"):
+    (tmp_path / "below").mkdir()
+    StepWriter(tmp_path / "below/run").close()
+    with pytest.raises(InputError, match=r"not a run.*found 1 run below it"):
         verify(tmp_path)
     with pytest.raises(InputError, match="processes: expected an integer of at least 1"):
         verify(tmp_path, processes=0)

@@ -144,50 +144,31 @@ def test_a_cut_prompt_where_the_order_is_mixed(tmp_path: Path) -> None:
 
 
 def test_records_without_whole_prompts_are_in_the_order_of_the_file(tmp_path: Path) -> None:
-    records = []
-    for number, (length, won) in enumerate([(3, True), (2, False)]):
-        for t in range(length):
-            step = episode(number, length, won)[t]
-            records.append(
-                {
-                    "uid": "g", "traj_uid": f"t{number}", "anchor_obs": step["state"], "output": step["response"],
-                    "rewards": 10.0 if step["won"] else 0.0, "is_action_valid": int(step["valid"]), "input": "cut",
-                }
-            )  # fmt: skip
-    mixed = [records[i] for i in (0, 3, 1, 4, 2)]
-    found = import_rollouts(write(tmp_path / "dump", mixed, "12.jsonl"), tmp_path / "run")
-    assert (found.steps, found.trajectories, found.groups, found.left_out) == (5, 2, 1, 0)
+    records = dumped("ALFWorld", [episode(0, 3, True), episode(1, 2, False)], ["g", "g"])
+    for record in records:
+        record["input"] = "cut"
+        del record["step"]
+    imported = import_rollouts(
+        write(tmp_path / "dump", [records[i] for i in (0, 3, 1, 4, 2)], "12.jsonl"), tmp_path / "run"
+    )
+    assert (imported.steps, imported.trajectories, imported.groups, imported.left_out) == (5, 2, 1, 0)
     steps = scan_steps(tmp_path / "run").collect()
     assert steps["trajectory"].to_list() == ["t0"] * 3 + ["t1"] * 2
-    assert steps["reward"].to_list() == [0.0, 0.0, 1.0, 0.0, 0.0]
     assert steps["won"].to_list() == [False, False, True, False, False]
-    assert steps["action_valid"].to_list() == [bool(record["is_action_valid"]) for record in records]
     assert steps["state"].to_list() == [record["anchor_obs"] for record in records]
-    assert steps["action"].to_list() == ["go to shelf 0"] * 3 + ["go to shelf 1"] * 2
     assert steps["iteration"].unique().to_list() == [12]
 
 
-@pytest.mark.parametrize(
-    ("text", "line"),
-    [
+def test_what_cannot_be_imported_is_one_line(tmp_path: Path) -> None:
+    for text, line in (
         ("not JSON\n", "line 1: JSON is malformed"),
-        ("[1]\n", "line 1: Expected `object`, got `array`"),
-        (
-            '{"input": "x", "score": 0}\n',
-            "line 1: Object missing required field `traj_uid`",
-        ),
-        (
-            '{"traj_uid": "a", "uid": "b", "anchor_obs": "x"}\n{}\n',
-            "line 1: Object missing required field `rewards`",
-        ),
-        ('{"traj_uid": "a", "uid": "b", "rewards": 0}\n', "missing required field `anchor_obs`"),
-    ],
-)
-def test_what_cannot_be_imported_is_one_line(tmp_path: Path, text: str, line: str) -> None:
-    (tmp_path / "1.jsonl").write_text(text)
-    with pytest.raises(InputError, match=line):
-        import_rollouts(tmp_path / "1.jsonl", tmp_path / "run")
-    assert [path.name for path in tmp_path.iterdir()] == ["1.jsonl"]
+        ('{"input": "x", "score": 0}\n', "line 1: Object missing required field `traj_uid`"),
+        ('{"traj_uid": "a", "uid": "b", "rewards": "x"}\n', "line 1: Expected `float`, got `str`"),
+    ):
+        (tmp_path / "1.jsonl").write_text(text)
+        with pytest.raises(InputError, match=line):
+            import_rollouts(tmp_path / "1.jsonl", tmp_path / "run")
+        assert [path.name for path in tmp_path.iterdir()] == ["1.jsonl"]
     with pytest.raises(InputError, match="expected a JSONL file"):
         import_rollouts(tmp_path / "nothing", tmp_path / "other")
 

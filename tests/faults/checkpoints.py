@@ -7,8 +7,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from doors import DoorsEngine, DoorsSource, solution
-
 from tests.faults.harness import Note, Scenario
 
 SAVED = 3
@@ -101,15 +99,9 @@ def house() -> Path:
 
     from hgpo_train.models.tiny import TinyShape, save_tiny
 
-    source = DoorsSource(10)
-    texts = []
-    for task in source.ids("train"):
-        engine: DoorsEngine = source.engine()
-        states = [engine.start(task), *(engine.act(command) for command in solution(task))]
-        texts += [f"{source.task(task).instruction} {state.text} {', '.join(state.actions)}" for state in states]
     folder = Path(tempfile.mkdtemp(prefix="hgpo-house-"))
     shape = TinyShape(vocabulary=384, width=32, layers=1, heads=1, key_value_heads=1, intermediate=32)
-    save_tiny(folder / "tiny", texts, shape, seed=1)
+    save_tiny(folder / "tiny", ["go to the red door", "open the door"] * 20, shape, seed=1)
     (folder / "short.j2").write_text("{{ task }}\n{{ observation }}\n{{ admissible_actions | join(', ') }}")
     return folder
 

@@ -57,14 +57,6 @@ def folder_not_synced(root: Path, note: Note) -> None:
     note("written")
 
 
-def leaves_scratch(root: Path, note: Note) -> None:
-    part = root / f"{os.getpid()}.part"
-    part.write_bytes(NEW)
-    sync(part)
-    part.replace(root / "file")
-    sync(root)
-
-
 def removes_what_is_not_its_own(root: Path, note: Note) -> None:
     (root / "foreign").unlink(missing_ok=True)
     right(root, note)
@@ -84,13 +76,6 @@ def short_writes(root: Path, note: Note) -> None:
     sync(root)
 
 
-def raises_oddly(root: Path, note: Note) -> None:
-    try:
-        right(root, note)
-    except OSError:
-        raise ValueError("two\nlines") from None
-
-
 def old_or_new(root: Path, noted: Sequence[str], whole: bool) -> None:
     data = (root / "file").read_bytes()
     assert data == NEW if whole or noted else data in (OLD, NEW), "half a file"
@@ -108,11 +93,9 @@ PLANTED = {
     in_place: ("half a file",),
     not_synced: ("mine.part is renamed before it is synced",),
     folder_not_synced: ("file is not synced at the end",),
-    leaves_scratch: ("is left behind",),
     removes_what_is_not_its_own: ("the foreign file foreign is changed",),
     swallows_errors: ("reported success, but file differs",),
     short_writes: ("reported success, but file differs",),
-    raises_oddly: ("ends with 1: ValueError",),
 }
 
 

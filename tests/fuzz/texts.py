@@ -114,20 +114,6 @@ def read_settings(data: bytes, folder: Path) -> None:
     assert repr(to_dict(load_config(again))) == repr(to_dict(config))
 
 
-OVERRIDES = (
-    b"update.epochs=2",
-    b"advantage.estimator=grpo",
-    b"advantage.parameters.alpha=1",
-    b"model.lora={rank = 4}",
-)
-
-
-def read_override(data: bytes, _: Path) -> None:
-    from hgpo_train.training.config import load_config
-
-    load_config(None, [text_of(data)])
-
-
 def settings_seeds(_: Path) -> Sequence[bytes]:
     from hgpo_train.training.config import shipped
 
@@ -220,7 +206,6 @@ TARGETS = (
     Target("commands of WebShop", plain(*CLICKS), lambda data, _: play("WebShop", data), 200, TAGS),
     Target("prompts of verl-agent", plain(VERL_AGENT), fill_verl_agent, 200, BRACES),
     Target("configurations", settings_seeds, read_settings, 100, (b"= ", b"\n[", b"inf", b"nan", b"1979-05-27")),
-    Target("overrides", plain(*OVERRIDES), read_override, 300, (b"=", b".", b"[", b"inf", b"environment.options.")),
     Target("metrics", plain(LINES, LINES * 3), read_lines, 100),
     Target("rollouts with a server", plain(json.dumps(REPLY).encode()), answer, 30, REPLY_WORDS),
 )

@@ -171,9 +171,8 @@ def _in_order(numbered: dict[int, _Step], file: Path) -> list[_Step]:
 def _rows(steps: Sequence[_Step], file: Path, success_reward: float, limit: int) -> list[dict[str, Any]]:
     """Return the rows of a trajectory. Of those that are not won, the longest of the file reached the step limit."""
     iterations = {record.step for record, _ in steps}
-    iteration = iterations.pop() if len(iterations) == 1 else None
-    if iteration is None:
-        iteration = int(file.stem) if re.fullmatch("[0-9]{1,9}", file.stem) else 0
+    named = int(file.stem) if re.fullmatch("[0-9]{1,9}", file.stem) else 0
+    iteration = iterations.pop() if iterations != {None} and len(iterations) == 1 else named
     rows = []
     for number, (record, parsed) in enumerate(steps):
         spec = spec_named(parsed.benchmark) if parsed else None
