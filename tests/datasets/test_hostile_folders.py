@@ -52,22 +52,6 @@ def test_a_manifest_of_odd_values_is_refused(rich_run: Path, line: int, key: str
             reader()
 
 
-@pytest.mark.slow
-def test_files_of_absurd_size_are_not_read(rich_run: Path) -> None:
-    path = rich_run / manifest.NAME
-    lines = [orjson.loads(text) for text in path.read_bytes().splitlines()]
-    lines[2]["bytes"] = 1 << 40
-    path.write_bytes(with_checks(lines))
-    for file in (rich_run / "steps/steps-000001.parquet", path):
-        with file.open("ab") as opened:
-            opened.truncate(1 << 40)
-        (problem,) = verify(rich_run).problems
-        assert "received a larger file" in problem.message
-    for reader in readers(rich_run):
-        with pytest.raises(InputError, match=r"at most 268,435,456 bytes"):
-            reader()
-
-
 def test_another_programs_file_under_the_next_name_is_not_replaced(tmp_path: Path) -> None:
     with StepWriter(tmp_path) as writer:
         writer.add_group(group("a"))

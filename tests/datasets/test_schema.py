@@ -29,9 +29,3 @@ def test_files_hold_the_columns_of_the_schema(tmp_path: Path, depth: int) -> Non
     names = written.names
     assert [name for name in names if name.startswith("history")] == [f"history_hash_{k}" for k in range(depth + 1)]
     assert schema.stored_depth(names) == depth
-
-
-def test_every_column_says_what_it_is() -> None:
-    for column in schema.columns():
-        assert column.family in schema.FAMILIES
-        assert column.meaning.endswith(".")
