@@ -1,15 +1,12 @@
-"""Caches of bounded size: of results, none of which is large, and of objects that are costly to open."""
+"""Caches of a bounded size in bytes."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from functools import lru_cache
-from threading import RLock
-from typing import TYPE_CHECKING, Final, Generic, ParamSpec, TypeVar, cast
-from weakref import WeakValueDictionary
+from typing import TYPE_CHECKING, Final, ParamSpec, TypeVar, cast
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable
+    from collections.abc import Callable
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -50,36 +47,3 @@ def bounded_cache(function: Callable[P, R], entries: int, largest: int, weigh: C
             return cast("R", large.result)
 
     return cached
-
-
-class OpenObjects(Generic[R]):
-    """Objects that are costly to open, one per key: shared while they are in use, the last ones kept for later.
-
-    Threads may share it. An object is opened by one thread, while the others wait.
-
-    Args:
-        keep: How many objects are kept although nothing else refers to them.
-    """
-
-    def __init__(self, keep: int) -> None:
-        self._keep = keep
-        self._lock = RLock()  # opening one object may open another
-        self._in_use: WeakValueDictionary[Hashable, R] = WeakValueDictionary()
-        self._latest: OrderedDict[Hashable, R] = OrderedDict()
-
-    def get(self, key: Hashable, open_: Callable[[], R]) -> R:
-        """Return the object of a key, opened by `open_` if there is none.
-
-        Args:
-            key: Everything that the object depends on, versions of files included.
-            open_: Opens the object. If it raises, nothing is kept.
-        """
-        with self._lock:
-            value = self._in_use.get(key)
-            if value is None:
-                value = self._in_use[key] = open_()
-            self._latest[key] = value
-            self._latest.move_to_end(key)
-            if len(self._latest) > self._keep:
-                self._latest.popitem(last=False)
-            return value

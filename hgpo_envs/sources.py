@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, overload
+from threading import RLock
+from typing import TYPE_CHECKING, Any, Final
 
-from hgpo_envs.caching import OpenObjects
 from hgpo_envs.errors import InputError
 
 if TYPE_CHECKING:
@@ -18,9 +19,9 @@ if TYPE_CHECKING:
     from hgpo_envs.engine import TaskSource
 
 KEPT: Final = 8
-"""Number of unused task sources that a process keeps open."""
+"""Number of task sources that a process shares: those that were asked for last."""
 
-_opened: Final[OpenObjects[SharedSource]] = OpenObjects(KEPT)
+_opening: Final = RLock()  # opening one source may open another
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,8 +59,8 @@ def share(source: TaskSource | SharedSource) -> SharedSource:
 def open_shared(factory: str, **arguments: Any) -> SharedSource:
     """Open a task source, or return the one that this process has open for the same arguments.
 
-    A source is opened again if a file or folder among the arguments has changed (`file_version`). Sources stay open
-    while they are in use, and the last `KEPT` for later environments. Several threads may call this concurrently.
+    A source is opened again if a file or folder among the arguments has changed (`file_version`). The last `KEPT` are
+    shared. Several threads may call this concurrently.
 
     Args:
         factory: ``module:callable``.
@@ -72,14 +73,15 @@ def open_shared(factory: str, **arguments: Any) -> SharedSource:
     for name, value in items:
         if not isinstance(value, Hashable):
             raise InputError(f"{name}: expected text, a number, true, false or null, received {value!r:.60}")
-    key = (factory, *((name, type(value), value, file_version(value)) for name, value in items))
+    with _opening:  # one thread opens a source while the others wait
+        return _opened(factory, items, tuple((type(value), file_version(value)) for _, value in items))
 
-    def open_source() -> SharedSource:
-        module, _, name = factory.partition(":")
-        source: TaskSource = getattr(import_module(module), name)(**arguments)
-        return SharedSource(source, factory, items)
 
-    return _opened.get(key, open_source)
+@lru_cache(KEPT)
+def _opened(factory: str, items: tuple[tuple[str, Any], ...], _versions: Hashable) -> SharedSource:
+    module, _, name = factory.partition(":")
+    source: TaskSource = getattr(import_module(module), name)(**dict(items))
+    return SharedSource(source, factory, items)
 
 
 def _reopen(factory: str, arguments: tuple[tuple[str, Any], ...]) -> SharedSource:
@@ -129,11 +131,7 @@ class Split(Sequence[str]):
     def __len__(self) -> int:
         return len(self._ids)
 
-    @overload
-    def __getitem__(self, index: int) -> str: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[str]: ...
-    def __getitem__(self, index: int | slice) -> str | Sequence[str]:
+    def __getitem__(self, index: Any) -> Any:  # noqa: ANN401 (an id, or several for a slice)
         return self._ids[index]
 
     def __iter__(self) -> Iterator[str]:

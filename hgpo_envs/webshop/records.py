@@ -28,7 +28,6 @@ from hgpo_envs.files.untrusted_files import open_regular, read_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
-    from io import BufferedReader
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -174,29 +173,18 @@ def mapped(path: Path, *kinds: type[np.generic], columns: int = 0) -> NDArray[An
     """
     with open_regular(path, "file of a catalogue") as file:
         try:
-            shape, dtype, size = _header(file, kinds, columns)
+            if np.lib.format.read_magic(file) != (1, 0):
+                raise ValueError("another format")  # noqa: TRY301
+            shape, fortran, dtype = np.lib.format.read_array_header_1_0(file)
+            size = os.fstat(file.fileno()).st_size - file.tell()
+            right = shape[1:] == (columns,) * bool(columns) and min(shape) >= 0 and not fortran
+            if not right or dtype.type not in kinds or math.prod(shape) * dtype.itemsize != size:
+                raise ValueError(f"{dtype} of shape {shape} in {size:,} bytes")  # noqa: TRY301
             if size <= _SMALL:
                 return np.frombuffer(file.read(size), dtype).reshape(shape)
             return np.memmap(file, dtype, "r", file.tell(), shape).view(np.ndarray)
         except Exception as error:  # NumPy's header parser raises any error of Python's tokenizer
             raise InputError(f"{path} is damaged ({one_line(error)}); build the catalogue again") from error
-
-
-def _header(
-    file: BufferedReader, kinds: tuple[type[np.generic], ...], columns: int
-) -> tuple[tuple[int, ...], np.dtype[Any], int]:
-    """Return shape, dtype and size in bytes of the array in a .npy file. Raises ValueError if it is unexpected."""
-    version = np.lib.format.read_magic(file)
-    if version != (1, 0):
-        raise ValueError(f"format {version}")
-    shape, fortran, dtype = np.lib.format.read_array_header_1_0(file)
-    size = os.fstat(file.fileno()).st_size - file.tell()
-    fits = len(shape) == 1 + bool(columns) and shape[1:] == (columns,) * bool(columns) and min(shape) >= 0
-    if not fits or fortran or not any(issubclass(dtype.type, kind) for kind in kinds):
-        raise ValueError(f"{dtype} of shape {shape}")
-    if math.prod(shape) * dtype.itemsize != size:
-        raise ValueError(f"{dtype} of shape {shape} in {size:,} bytes")
-    return shape, dtype, size
 
 
 @contextmanager

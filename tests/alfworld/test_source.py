@@ -104,7 +104,7 @@ def test_bad_folders(folder: Path, tmp_path: Path) -> None:
 
 
 def test_games_are_shared_while_they_are_played(folder: Path) -> None:
-    source = ALFWorldSource(folder, keep=1)
+    source = ALFWorldSource(folder, keep=3)
     engines = [source.engine() for _ in range(4)]
     for engine, task in zip(engines, [*IDS, IDS[0]], strict=True):
         engine.start(task)

@@ -19,16 +19,17 @@ import os
 import struct
 import zlib
 from contextlib import contextmanager
-from typing import IO, TYPE_CHECKING, Any, Final
+from typing import IO, TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
+import msgspec
 import numpy as np
 import orjson
 
 from hgpo_envs.alfworld.engine.game import LONGEST_FILE, TEXTS, checked, compile_game
 from hgpo_envs.alfworld.engine.grammar import join_task, split_task
-from hgpo_envs.errors import InputError
+from hgpo_envs.errors import InputError, one_line
 from hgpo_envs.files.atomic import new_file
-from hgpo_envs.files.untrusted_files import decompress, open_regular, parse_json, writing
+from hgpo_envs.files.untrusted_files import decompress, open_regular, writing
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
 
     PackedGame = tuple[str, Mapping[str, Any], Mapping[str, Any] | None]
     """Task id, JSON object of the game file, JSON object of its `traj_data.json` or None."""
+
+T = TypeVar("T")
 
 MAGIC: Final = b"HGPOALFW"
 VERSION: Final = 1
@@ -51,6 +54,23 @@ LONGEST_TEXTS: Final = 16 << 20
 """The maximum size in bytes of all domains and grammars in a pack. Those of the official games have 60 kB."""
 _KEPT_OF_TRAJECTORY: Final = ("task_id", "task_type", "pddl_params", "scene")
 """The stored fields of `traj_data.json`: those that the original's text environment and expert read, and the scene."""
+
+
+class _Entry(msgspec.Struct):
+    """A game as it is stored, with the numbers of its texts."""
+
+    problem: str
+    task: str
+    domain: Annotated[int, msgspec.Meta(ge=0)]
+    grammar: Annotated[int, msgspec.Meta(ge=0)]
+    file: dict[str, Any]
+    trajectory: dict[str, Any] | None
+
+
+class _Texts(msgspec.Struct):
+    domains: list[str]
+    grammars: list[str]
+    dictionary: Annotated[str, msgspec.Meta(max_length=_WINDOW)]
 
 
 class PackStore:
@@ -73,7 +93,8 @@ class PackStore:
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         count, texts, index = self._open()
         with self._sound():
-            self._domains, self._grammars, self._dictionary = _texts(texts)
+            self._texts = _decoded(texts, _Texts, LONGEST_TEXTS)
+            self._dictionary = self._texts.dictionary.encode()
             self._entries, self._numbers = _index(index, count)
 
     def _open(self) -> tuple[int, bytes, bytes]:
@@ -121,27 +142,24 @@ class PackStore:
     def read(self, task_id: str) -> dict[str, Any]:
         """Return the JSON object of a game file. Raises KeyError for an unknown id."""
         entry = self._read(task_id)
-        file = dict(entry["file"])
         with self._sound(f"{task_id}: "):
-            file["pddl_domain"] = self._domains[entry["domain"]]
-            file["grammar"] = join_task(self._grammars[entry["grammar"]], entry["task"])
-            file["pddl_problem"] = entry["problem"]
-            return checked(file)
+            if entry.domain >= len(self._texts.domains) or entry.grammar >= len(self._texts.grammars):
+                raise InputError("its domain or grammar is not in the pack")
+            domain, grammar = self._texts.domains[entry.domain], self._texts.grammars[entry.grammar]
+            texts = {"pddl_domain": domain, "grammar": join_task(grammar, entry.task), "pddl_problem": entry.problem}
+            return checked(entry.file | texts)
 
     def trajectory(self, task_id: str) -> dict[str, Any] | None:
         """Return the stored fields of the game's `traj_data.json`, or None if it had none."""
-        kept: dict[str, Any] | None = self._read(task_id).get("trajectory")
-        return kept
+        return self._read(task_id).trajectory
 
-    def _read(self, task_id: str) -> dict[str, Any]:
+    def _read(self, task_id: str) -> _Entry:
         position, length, check, _ = self._entries[self._numbers[task_id]].item()
         packed = self._map[position : position + length]
         if zlib.crc32(packed) != check:
             raise InputError(f"{self.path}: {task_id} is damaged (it fails its checksum); copy or build the pack again")
         with self._sound(f"{task_id}: "):
-            entry: dict[str, Any] = parse_json(decompress(packed, LONGEST_FILE, self._dictionary))
-            _check_entry(entry, len(self._domains), len(self._grammars))
-        return entry
+            return _decoded(packed, _Entry, LONGEST_FILE, self._dictionary)
 
     def verify(self) -> None:
         """Read every game. Raises InputError for the first that is damaged."""
@@ -181,18 +199,12 @@ def check_replaceable(path: Path) -> None:
             raise InputError(f"{path} already exists and is not a pack; choose another name, or remove it first")
 
 
-def _texts(packed: bytes) -> tuple[list[str], list[str], bytes]:
-    """Return the domains, the grammars and the dictionary. The message of an InputError does not name the file."""
-    texts = parse_json(decompress(packed, LONGEST_TEXTS))
-    if not isinstance(texts, dict):
-        raise InputError("its texts are not a JSON object")
-    domains, grammars, dictionary = (texts.get(name) for name in ("domains", "grammars", "dictionary"))
-    for name, many in (("domains", domains), ("grammars", grammars)):
-        if not isinstance(many, list) or not all(isinstance(text, str) for text in many):
-            raise InputError(f"its {name} are not a list of texts")
-    if not isinstance(dictionary, str) or len(dictionary) > _WINDOW:
-        raise InputError(f"its dictionary is not a text of at most {_WINDOW:,} characters")
-    return domains or [], grammars or [], dictionary.encode()
+def _decoded(packed: bytes, form: type[T], limit: int, dictionary: bytes = b"") -> T:
+    """Decompress JSON and check its form. The message of an InputError does not name the file."""
+    try:
+        return msgspec.json.decode(decompress(packed, limit, dictionary), type=form)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InputError(f"its JSON is not that of a pack ({one_line(error)})") from None
 
 
 def _index(index: bytes, count: int) -> tuple[NDArray[np.void], dict[str, int]]:
@@ -210,21 +222,6 @@ def _index(index: bytes, count: int) -> tuple[NDArray[np.void], dict[str, int]]:
     if len(numbers) != count or ids[-1] or not np.array_equal(ends, entries["end"]):
         raise InputError(f"its index does not contain {count:,} games with distinct ids")
     return entries, numbers
-
-
-def _check_entry(entry: object, domains: int, grammars: int) -> None:
-    """Raise InputError unless a game's JSON has the form that `write_pack` writes."""
-    if not isinstance(entry, dict):
-        raise InputError("not a JSON object")
-    kinds = {"problem": str, "task": str, "domain": int, "grammar": int, "file": dict}
-    for name, kind in kinds.items():
-        if type(entry.get(name)) is not kind:
-            raise InputError(f"{name}: expected {kind.__name__}, received {type(entry.get(name)).__name__}")
-    for name, most in (("domain", domains), ("grammar", grammars)):
-        if not 0 <= entry[name] < most:
-            raise InputError(f"{name}: expected a number below {most}, received {entry[name]}")
-    if "trajectory" not in entry or not isinstance(entry["trajectory"], dict | None):
-        raise InputError(f"trajectory: expected an object or null, received {type(entry.get('trajectory')).__name__}")
 
 
 def _write(file: IO[bytes], games: Iterable[PackedGame]) -> int:
@@ -249,7 +246,7 @@ def _write(file: IO[bytes], games: Iterable[PackedGame]) -> int:
             "file": {key: "" if key in TEXTS else value for key, value in data.items()},
             "trajectory": _kept(trajectory),
         }
-        dictionary = dictionary or _dictionary(data["pddl_problem"])
+        dictionary = dictionary or data["pddl_problem"].encode()[:_WINDOW].decode("utf-8", "ignore").encode()
         deflate = zlib.compressobj(9, zlib.DEFLATED, zlib.MAX_WBITS, 9, zdict=dictionary)
         packed = deflate.compress(orjson.dumps(entry)) + deflate.flush()
         ids_end += len(name) + 1
@@ -269,10 +266,6 @@ def _write(file: IO[bytes], games: Iterable[PackedGame]) -> int:
     file.seek(0)
     file.write(head + struct.pack("<I", zlib.crc32(head)))
     return len(names)
-
-
-def _dictionary(problem: str) -> bytes:
-    return problem.encode()[:_WINDOW].decode("utf-8", "ignore").encode()
 
 
 def _kept(trajectory: Mapping[str, Any] | None) -> dict[str, Any] | None:

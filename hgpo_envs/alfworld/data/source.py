@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+from functools import lru_cache, partial
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -12,7 +12,6 @@ from hgpo_envs.alfworld.data.pack import PackStore
 from hgpo_envs.alfworld.engine import ALFWorldEngine
 from hgpo_envs.alfworld.engine.game import Game, compile_game
 from hgpo_envs.alfworld.engine.grammar import GRAMMARS, convert
-from hgpo_envs.caching import OpenObjects
 from hgpo_envs.engine import Task
 from hgpo_envs.errors import InputError, UnknownTask, unknown
 
@@ -32,7 +31,7 @@ class ALFWorldSource:
         data: None for the bundled games, a pack file, a folder with official games (`json_2.1.1`, or a folder that
             contains it), or the folder of a single game.
         grammar: `move` or `put` converts the commands of all games; None uses the grammar of each game's file.
-        keep: Number of compiled games in the cache, besides those that are played.
+        keep: Number of compiled games in the cache.
 
     Raises:
         InputError: There is no such data, or it cannot be used.
@@ -46,7 +45,8 @@ class ALFWorldSource:
         self.store = open_store(data)
         self._arguments = (data, grammar, keep)
         self._grammar = grammar
-        self._games: OpenObjects[Game] = OpenObjects(keep)
+        self.game: Callable[[str], Game] = lru_cache(keep)(self._compiled)
+        """The compiled game of a task. Engines that play the same game share it."""
 
     def __reduce__(self) -> tuple[Callable[..., ALFWorldSource], tuple[object, ...]]:
         data, grammar, keep = self._arguments
@@ -69,9 +69,8 @@ class ALFWorldSource:
             versions={"grammar": game.grammar.name},
         )
 
-    def game(self, task_id: str) -> Game:
-        """Return the compiled game. Engines that play the same game share it; the last `keep` games are cached."""
-        return self._games.get(task_id, lambda: compile_game(self.read(task_id), task_id))
+    def _compiled(self, task_id: str) -> Game:
+        return compile_game(self.read(task_id), task_id)
 
     def read(self, task_id: str) -> dict[str, Any]:
         """Return the JSON object of the game file, with the commands of the selected grammar.

@@ -1,98 +1,30 @@
 """The nouns of product titles, from which the reward's type score is computed.
 
 The original uses the words that spaCy's `en_core_web_sm` tags as NOUN or PROPN. Without spaCy and this model, a file of
-recorded nouns or the rule `StandInNouns` is used instead. The catalogue records the method.
+recorded nouns or the rule `stand_in_nouns` is used instead. The catalogue records the method.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 from hgpo_envs.errors import InputError
 from hgpo_envs.files.untrusted_files import open_regular, parse_json, read_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
+    from collections.abc import Callable, Sequence
+
+    NounFinder = Callable[[Sequence[str]], list[list[str]]]
+    """Returns the lowercase nouns of each title, in order and with repetitions."""
 
 MODEL: Final = "en_core_web_sm"
 
 LONGEST_RECORDED: Final = 1 << 30
 """The maximum decompressed size in bytes of a file of nouns, which is kept in memory."""
-
-
-class Nouns(Protocol):
-    """A method that finds the nouns of titles."""
-
-    name: str
-    """The name that the catalogue records: the method and its version, or the file's digest."""
-
-    def of(self, titles: Sequence[str]) -> list[list[str]]:
-        """Return the lowercase nouns of each title, in order and with repetitions."""
-        ...
-
-
-class SpacyNouns:
-    """spaCy's `en_core_web_sm`, as in the original."""
-
-    def __init__(self, pipeline: Any) -> None:  # noqa: ANN401 - spaCy may be absent
-        meta = pipeline.meta
-        self.name = (
-            f"spacy {meta['spacy_version'].strip('>=<').split(',')[0]} {meta['lang']}_{meta['name']} {meta['version']}"
-        )
-        self.pipeline = pipeline
-
-    def of(self, titles: Sequence[str]) -> list[list[str]]:
-        """Return the words tagged NOUN, PROPN or PNOUN. The original also tests PNOUN, which is not a spaCy tag."""
-        parsed = self.pipeline.pipe(titles, batch_size=256)
-        return [[word.text.lower() for word in title if word.pos_ in {"PNOUN", "NOUN", "PROPN"}] for title in parsed]
-
-
-class RecordedNouns:
-    """A JSON file (gzipped or not) that maps each title to its nouns."""
-
-    def __init__(self, path: Path) -> None:
-        try:
-            found = parse_json(read_bytes(path, LONGEST_RECORDED, "file of nouns", unpack=True))
-        except InputError as error:
-            raise InputError(f"cannot read the nouns of {path}: {error}") from None
-        if not isinstance(found, dict):
-            raise InputError(f"{path}: expected a JSON object of title: [nouns], received {type(found).__name__}")
-        self.found: dict[str, list[str]] = found
-        with open_regular(path) as file:
-            self.name = f"file sha256:{hashlib.file_digest(file, 'sha256').hexdigest()[:16]}"
-        self.path = path
-
-    def of(self, titles: Sequence[str]) -> list[list[str]]:
-        """Return the recorded nouns. Raises InputError for a title that is not in the file."""
-        for title in titles:
-            nouns = self.found.get(title)
-            if not isinstance(nouns, list) or not all(isinstance(noun, str) for noun in nouns):
-                raise InputError(f"{self.path} has no list of nouns for the title {title!r:.80}")
-        return [self.found[title] for title in titles]
-
-
-class StandInNouns:
-    """A rule that replaces a tagger: all words except function words, common adjectives, words in -ly and numbers.
-
-    Titles are sequences of names, so spaCy tags almost all of the remaining words as NOUN or PROPN. A word is a run of
-    letters and digits that starts with a letter.
-    """
-
-    name = "stand-in 1"
-
-    def of(self, titles: Sequence[str]) -> list[list[str]]:
-        """Return the nouns by this rule.
-
-        >>> StandInNouns().of(["Women's Soft Red Cotton T-Shirt with 2 Pockets, Easily Washed"])
-        [['women', 'cotton', 'shirt', 'pockets']]
-        """
-        return [
-            [word for word in _WORD.findall(title.lower()) if word not in _OTHER and not word.endswith("ly")]
-            for title in titles
-        ]
 
 
 _WORD: Final = re.compile(r"(?<![^\W_])[^\W\d_][^\W_]*")
@@ -117,8 +49,53 @@ _OTHER_WORDS: Final = """
 _OTHER: Final = frozenset(_OTHER_WORDS.split())
 
 
-def noun_finder(nouns: str | Path | None) -> Nouns:
-    """Return the method for a choice.
+def stand_in_nouns(titles: Sequence[str]) -> list[list[str]]:
+    """Return all words except function words, common adjectives, words in -ly and numbers, instead of a tagger's nouns.
+
+    Titles are sequences of names, so spaCy tags almost all of the remaining words as NOUN or PROPN. A word is a run of
+    letters and digits that starts with a letter.
+
+    >>> stand_in_nouns(["Women's Soft Red Cotton T-Shirt with 2 Pockets, Easily Washed"])
+    [['women', 'cotton', 'shirt', 'pockets']]
+    """
+    return [
+        [word for word in _WORD.findall(title.lower()) if word not in _OTHER and not word.endswith("ly")]
+        for title in titles
+    ]
+
+
+def spacy_nouns(pipeline: Any, titles: Sequence[str]) -> list[list[str]]:  # noqa: ANN401 - spaCy may be absent
+    """Return the words tagged NOUN, PROPN or PNOUN. The original also tests PNOUN, which is not a spaCy tag."""
+    parsed = pipeline.pipe(titles, batch_size=256)
+    return [[word.text.lower() for word in title if word.pos_ in {"PNOUN", "NOUN", "PROPN"}] for title in parsed]
+
+
+def recorded_nouns(path: Path) -> tuple[str, NounFinder]:
+    """Return the name and the nouns of a JSON file (gzipped or not) that maps each title to its nouns.
+
+    Raises:
+        InputError: If the file cannot be read; the finder, for a title that is not in the file.
+    """
+    try:
+        recorded = parse_json(read_bytes(path, LONGEST_RECORDED, "file of nouns", unpack=True))
+    except InputError as error:
+        raise InputError(f"cannot read the nouns of {path}: {error}") from None
+    if not isinstance(recorded, dict):
+        raise InputError(f"{path}: expected a JSON object of title: [nouns], received {type(recorded).__name__}")
+
+    def find(titles: Sequence[str]) -> list[list[str]]:
+        for title in titles:
+            nouns = recorded.get(title)
+            if not isinstance(nouns, list) or not all(isinstance(noun, str) for noun in nouns):
+                raise InputError(f"{path} has no list of nouns for the title {title!r:.80}")
+        return [recorded[title] for title in titles]
+
+    with open_regular(path) as file:
+        return f"file sha256:{hashlib.file_digest(file, 'sha256').hexdigest()[:16]}", find
+
+
+def noun_finder(nouns: str | Path | None) -> tuple[str, NounFinder]:
+    """Return the method for a choice, with the name that the catalogue records: its version, or the file's digest.
 
     Args:
         nouns: The path of a file of recorded nouns, "spacy", "stand-in", or None for spaCy if it is installed and else
@@ -127,20 +104,21 @@ def noun_finder(nouns: str | Path | None) -> Nouns:
     Raises:
         InputError: If the file cannot be read, or spaCy or its model is not installed.
     """
-    from pathlib import Path
+    if nouns is not None and nouns not in ("spacy", "stand-in"):
+        return recorded_nouns(Path(nouns))
+    if nouns != "stand-in":
+        try:
+            import spacy
 
-    if nouns == "stand-in":
-        return StandInNouns()
-    if nouns is not None and nouns != "spacy":
-        return RecordedNouns(Path(nouns))
-    try:
-        import spacy
-
-        return SpacyNouns(spacy.load(MODEL))
-    except (ImportError, OSError):
-        if nouns is None:
-            return StandInNouns()
-        raise InputError(
-            f"nouns='spacy' needs spaCy and its model {MODEL} (pip install spacy; python -m spacy download {MODEL}); "
-            "or use a file of nouns or 'stand-in'"
-        ) from None
+            pipeline = spacy.load(MODEL)
+        except (ImportError, OSError):
+            if nouns == "spacy":
+                raise InputError(
+                    f"nouns='spacy' needs spaCy and its model {MODEL} (pip install spacy; python -m spacy download "
+                    f"{MODEL}); or use a file of nouns or 'stand-in'"
+                ) from None
+        else:
+            meta = pipeline.meta
+            version = meta["spacy_version"].strip(">=<").split(",")[0]
+            return f"spacy {version} {meta['lang']}_{meta['name']} {meta['version']}", partial(spacy_nouns, pipeline)
+    return "stand-in 1", stand_in_nouns

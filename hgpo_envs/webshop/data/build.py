@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
-    from hgpo_envs.webshop.catalogue.nouns import Nouns
+    from hgpo_envs.webshop.catalogue.nouns import NounFinder
 
     Progress = Callable[[str, int, int], None]
     """Receives the stage's name, the amount done and the total."""
@@ -82,7 +82,8 @@ def build(
         known = _packed_attributes(attributes, report_progress)
         human_entries = entries(human, _share(report_progress, "human instructions", human), most=LONGEST_HUMAN)
         instructions = dict(human_entries)
-        maker = _Maker(folder, known, instructions, noun_finder(nouns), compress=compress)
+        method, finder = noun_finder(nouns)
+        maker = _Maker(folder, known, instructions, finder, compress=compress)
         share = _share(report_progress, "products", items)
         for number, record in records(items, share):
             if number == num_products:
@@ -95,7 +96,7 @@ def build(
                 if not skip_unusable:
                     raise InputError(f"{line}; correct it, or skip such records (--skip-unusable)") from None
                 maker.unusable(line)
-        manifest = maker.finish(report_progress)
+        manifest = maker.finish(report_progress) | {"nouns": method}
         keep_goals(Catalogue(folder, manifest))
         manifest["num_products"] = num_products
         manifest["sources"] = {path.name: digest(path) for path in (items, attributes, human)}
@@ -139,7 +140,7 @@ class _Maker:
         folder: Path,
         known: Mapping[str, bytes],
         human: Mapping[str, Any],
-        nouns: Nouns,
+        nouns: NounFinder,
         *,
         compress: bool,
     ) -> None:
@@ -225,7 +226,7 @@ class _Maker:
 
     def flush(self) -> None:
         """Write the current batch."""
-        for row, found in zip(self.rows, self.nouns.of([row["title"] for row in self.rows]), strict=True):
+        for row, found in zip(self.rows, self.nouns([row["title"] for row in self.rows]), strict=True):
             row["nouns"] = found
             # a list: with an object, table readers would create a column for every option name
             row["options"] = [{"name": name, "values": values} for name, values in row["options"].items()]
@@ -259,7 +260,6 @@ class _Maker:
             "products": len(self.seen),
             "human_instructions": len(self.people),
             "synthetic_instructions": len(self.instructed),
-            "nouns": self.nouns.name,
             "skipped": self.skipped,
             "first_unusable": self.first_unusable,
         }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, get_args, overload
+from typing import TYPE_CHECKING, Any, Final, get_args
 
 from hgpo_envs.engine import Task
 from hgpo_envs.errors import InputError, unknown
@@ -18,7 +18,7 @@ from hgpo_envs.webshop.engine.reward import OptionColours
 from hgpo_envs.webshop.engine.shop import Shop
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Collection
     from pathlib import Path
 
     from hgpo_envs.webshop.engine.goals import GoalKind
@@ -33,11 +33,7 @@ class TaskIds(Sequence[str]):
     def __len__(self) -> int:
         return len(self._places)
 
-    @overload
-    def __getitem__(self, index: int) -> str: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[str]: ...
-    def __getitem__(self, index: int | slice) -> str | Sequence[str]:
+    def __getitem__(self, index: Any) -> Any:  # noqa: ANN401 (an id, or several for a slice)
         return TaskIds(self._places[index]) if isinstance(index, slice) else str(self._places[index])
 
     def __eq__(self, other: object) -> bool:
@@ -59,8 +55,8 @@ class WebShopSource:
         price_seed: Seed of ranged prices and price bounds, which the original draws without a seed.
         shuffle_seed: Seed of the goals' order. In verl-agent, worker i has `price_seed = shuffle_seed = seed + i //
             group`, so groups have different goals; here all environments share one order by default.
-        quirks: `option_colours`, `magic_queries`, `random_query_seed`, `after_done`, `reward_scale`: irregularities of
-            the original, see `hgpo_envs.webshop.engine.engine.Quirks`.
+        quirks: `option_colours`, `magic_queries`, `after_done`, `reward_scale`: irregularities of the original, see
+            `hgpo_envs.webshop.engine.engine.Quirks`.
 
     Raises:
         InputError: There is no catalogue, it has no such goals, or an argument is unknown.
@@ -76,7 +72,7 @@ class WebShopSource:
         show_attributes: bool = False,
         price_seed: int = 0,
         shuffle_seed: int = 233,
-        **quirks: str | bool | int,
+        **quirks: str | bool,
     ) -> None:
         _one_of("observation_mode", observation_mode, get_args(ObservationMode))
         self._arguments = (data, goals, observation_mode, show_attributes, price_seed, shuffle_seed), quirks
@@ -85,7 +81,9 @@ class WebShopSource:
         self.shop: Final = Shop(catalogue, goals, price_seed, shuffle_seed)
         self.observation_mode: Final = observation_mode
         self.show_attributes: Final = show_attributes
-        self.quirks: Final = checked_quirks(quirks)
+        for name, value in quirks.items():
+            _one_of(name, value, _QUIRKS[name])
+        self.quirks: Final = Quirks(**dict[str, Any](quirks))
         self.splits: Final = split_ranges(len(self.shop.goals))
         self._versions = {
             "catalogue": catalogue.id,
@@ -128,26 +126,12 @@ class WebShopSource:
         return WebShopEngine(self.shop, self.observation_mode, self.show_attributes, self.quirks)
 
 
-def checked_quirks(given: Mapping[str, Any]) -> Quirks:
-    """Validate the named quirks.
-
-    Raises:
-        InputError: A name or value is unknown.
-    """
-    known: dict[str, Collection[object]] = {
-        "option_colours": get_args(OptionColours),
-        "magic_queries": (True, False),
-        "random_query_seed": (),
-        "after_done": get_args(AfterDone),
-        "reward_scale": get_args(RewardScale),
-    }
-    for name, value in given.items():
-        _one_of("WebShop argument", name, known)
-        if known[name]:
-            _one_of(name, value, known[name])
-        elif isinstance(value, bool) or not isinstance(value, int):
-            raise InputError(f"{name}: expected an integer, received {value!r}")
-    return Quirks(**given)
+_QUIRKS: Final[dict[str, Collection[object]]] = {
+    "option_colours": get_args(OptionColours),
+    "magic_queries": (True, False),
+    "after_done": get_args(AfterDone),
+    "reward_scale": get_args(RewardScale),
+}
 
 
 def _one_of(kind: str, value: object, known: Collection[object]) -> None:

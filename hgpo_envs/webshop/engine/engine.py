@@ -38,6 +38,8 @@ _ADDRESS: Final = "http://127.0.0.1:3000"
 _PAGE_NAMES: Final = ("search_results", "item_page", "item_sub_page", "done")
 _TABS: Final = {tab.lower(): tab for tab in pages.SUB_PAGES}
 _SUCCESS: Final = 10.0
+RANDOM_QUERY_SEED: Final = 77
+"""The seed of `<r>` in each task. The original uses Python's global generator without a seed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +52,7 @@ class Quirks:
             their colour word.
         magic_queries: Whether a query that starts with `<r>`, `<a>`, `<c>` or `<q>` is a command (`<r>` random
             products, `<c>` those of a category, `<q>` those of a query) or an ordinary query.
-        random_query_seed: The seed of `<r>` in each task. The original uses Python's global generator without a seed.
+
         after_done: Whether a search on the last page opens a new page (`continue`) or no action has an effect
             (`freeze`).
         reward_scale: `score` for the score itself, or `success` for verl-agent's reward: 10 for a score of 1, else 0.
@@ -58,7 +60,7 @@ class Quirks:
 
     option_colours: OptionColours = "original"
     magic_queries: bool = True
-    random_query_seed: int = 77
+
     after_done: AfterDone = "continue"
     reward_scale: RewardScale = "score"
 
@@ -224,7 +226,7 @@ class WebShopEngine:
 
     def _random_products(self) -> Selection:
         session = self._started()
-        session.chance = session.chance or random.Random(self.quirks.random_query_seed)
+        session.chance = session.chance or random.Random(RANDOM_QUERY_SEED)
         try:
             return tuple(session.chance.sample(range(len(self.shop.catalogue)), 50))
         except ValueError as error:

@@ -219,44 +219,22 @@ class SyntheticProduct:
             "name": self._title(),
             "product_information": {"Item Weight": f"{rating} pounds", "ASIN": self.asin, "Manufacturer": self.brand},
             "brand": f"Visit the {self.brand} Store",
-            "brand_url": f"https://www.amazon.com/stores/{self.brand}",
             "full_description": " ".join(self._filled(sentence) for sentence in sentences),
             "pricing": self._pricing(price),
-            "list_price": "",
-            "availability_quantity": None,
-            "availability_status": "In Stock.",
             "images": [
                 f"https://m.media-amazon.com/images/I/{number + n}.jpg" for n in range(self.random.randint(1, 4))
             ],
             "product_category": kind.path,
             "average_rating": rating,
             "small_description": bullets,
-            "total_reviews": None,
-            "total_answered_questions": "",
-            "model": "",
             "customization_options": {
-                label: [self._option(value) for value in values] for label, values in self.choices.items()
+                label: [{"value": value, "price": 0, "image": None} for value in values]
+                for label, values in self.choices.items()
             },
-            "seller_id": None,
-            "seller_name": self.brand,
-            "fulfilled_by_amazon": True,
-            "fast_track_message": "",
-            "aplus_present": False,
-            "small_description_old": bullets[0],
             "asin": self.asin,
             "category": kind.category,
             "query": kind.query,
             "page": self.random.randint(1, 7),
-        }
-
-    def _option(self, value: str) -> dict[str, Any]:
-        return {
-            "is_selected": False,
-            "url": f"https://www.amazon.com/dp/{self.asin}?psc=1",
-            "value": value,
-            "price_string": "",
-            "price": 0,
-            "image": None,
         }
 
     def _pricing(self, price: float) -> str:

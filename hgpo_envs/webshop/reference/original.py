@@ -19,7 +19,7 @@ from hgpo_envs.engine import State, Task
 from hgpo_envs.errors import InputError, UnknownTask, unknown
 from hgpo_envs.webshop.data.source import TaskIds
 from hgpo_envs.webshop.engine import pages
-from hgpo_envs.webshop.engine.engine import ObservationMode, Quirks
+from hgpo_envs.webshop.engine.engine import RANDOM_QUERY_SEED, ObservationMode
 from hgpo_envs.webshop.engine.goals import GoalKind, checked_seed, split_ranges
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ class OriginalSource:
             "show_attributes": show_attributes,
             "num_products": num_products,
             "price_seed": price_seed,
-            "random_query_seed": Quirks().random_query_seed,
+            "random_query_seed": RANDOM_QUERY_SEED,
             "nouns": str(nouns) if nouns else None,
         }
         self.process: Final = OriginalProcess(python or sys.executable, settings)
