@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from hgpo_envs.alfworld.data.source import ALFWorldSource
 from hgpo_envs.alfworld.engine import ALFWorldEngine
-from hgpo_envs.alfworld.engine.commands import commands_of
 from hgpo_envs.engine import State
 
 SOURCE = ALFWorldSource(keep=1000)
@@ -57,34 +56,6 @@ def test_spaces_around_a_command_are_ignored_but_case_is_not(task: str, seed: in
     spaced.start(task)
     assert spaced.act(command.upper()).text == "Nothing happens."
     assert spaced.act(f" \t{command}\n") == plain.act(command)
-
-
-@given(TASKS, TASKS, SEEDS)
-def test_engines_share_no_mutable_state(first: str, second: str, seed: int) -> None:
-    alone = [wander(engine := SOURCE.engine(), engine.start(task), seed, 20) for task in (first, second)]
-    engines = [SOURCE.engine(), SOURCE.engine()]
-    rngs = [random.Random(seed), random.Random(seed)]
-    states = [[engine.start(task)] for engine, task in zip(engines, (first, second), strict=True)]
-    for _ in range(20):
-        for engine, rng, seen in zip(engines, rngs, states, strict=True):
-            if not seen[-1].terminated:
-                seen.append(engine.act(rng.choice(seen[-1].actions)))
-    assert states == alone
-
-
-@given(TASKS, SEEDS)
-def test_cached_scenes_give_the_same_commands(task: str, seed: int) -> None:
-    """The admissible commands of cached scenes are the same as without the cache."""
-    engine = SOURCE.engine()
-    state = engine.start(task)
-    rng = random.Random(seed)
-    for _ in range(30):
-        commands = commands_of(engine.game)
-        commands._scenes.clear()
-        assert commands.offered(engine.game_state) == state.actions == commands.offered(engine.game_state)
-        if state.terminated:
-            break
-        state = engine.act(rng.choice(state.actions))
 
 
 def test_commands_after_the_end_change_nothing() -> None:

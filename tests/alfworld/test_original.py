@@ -13,7 +13,6 @@ from nightly import sample_or_all
 
 from hgpo_envs.alfworld.data.game_folder import FolderStore, write_folder
 from hgpo_envs.alfworld.data.source import ALFWorldSource
-from hgpo_envs.alfworld.engine.game import display_names
 from hgpo_envs.alfworld.reference.original import OriginalEngine
 from hgpo_envs.errors import InputError
 
@@ -111,23 +110,6 @@ def test_the_same_games_are_listed(original_python: str, tmp_path: Path) -> None
     listed = json.loads(run(original_python, "-c", LIST, folder=str(tmp_path)))
     assert sorted(listed) == FolderStore(tmp_path).ids()
     assert len(listed) == 7
-
-
-NAMES = """
-import json, sys
-from alfworld.agents.utils.misc import Demangler
-from textworld.generator.game import EntityInfo
-given = json.load(sys.stdin)
-names = Demangler(game_infos={name: EntityInfo(name, "o") for name in given["ids"]})
-print(json.dumps({name: names.demangle_alfred_name(name) for name in given["ids"]}))
-"""
-
-
-@pytest.mark.original
-def test_names_equal_the_originals(original_python: str) -> None:
-    ids = {f"{kind}_bar__minus_0_dot_{n}_bar_{n % 9}" for n in range(40) for kind in ("mug", "sink", "loc", "basinmug")}
-    ids |= {f"{name}_bar_{name.split('_')[0]}basin" for name in sorted(ids)[:60]} | {"agent1", "kitchen"}
-    assert json.loads(run(original_python, "-c", NAMES, ids=sorted(ids))) == display_names(ids)
 
 
 def test_the_error_without_the_original_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -139,25 +139,6 @@ def test_observations_and_infos_are_new_objects_at_every_call():
     assert (obs_2["history_hash"] == kept[0]["history_hash"]).all()
 
 
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda env: pickle.loads(pickle.dumps(env))])
-def test_copies_are_independent(doors_id, copied):
-    env = gymnasium.make(doors_id, sampling="shuffled", action_format="response").unwrapped
-    env.reset(seed=4)
-    env.reset()
-    for action in ("open door", "<think>.</think><action>open door</action>", "go on"):
-        env.step(action)
-    twin = copied(env)
-    for text in ("<think></think><action>go on</action>", "look"):
-        mine, its = env.step(text), twin.step(text)
-        assert mine[0]["prompt"] == its[0]["prompt"]
-        assert (mine[0]["history_hash"] == its[0]["history_hash"]).all()
-        assert mine[1:] == its[1:]
-    assert env.reset()[1]["task_id"] == twin.reset()[1]["task_id"]
-    twin.step("look")
-    assert env.episode.steps_taken == 0
-    assert twin.episode.shared is env.episode.shared
-
-
 def test_pickles_contain_no_data(doors_id):
     env = gymnasium.make(doors_id, count=100_000).unwrapped
     env.reset(seed=1)

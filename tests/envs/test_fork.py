@@ -201,10 +201,10 @@ def test_environments_fork_with_their_hashes_and_their_draws(env_id):
     env.reset(seed=5)
     for _ in range(6):
         env.step(choice(env.episode, chance))
-    fork, copied, texts = env.fork(), copy.deepcopy(env), choice(env.episode, chance)
-    assert repr(fork.step(texts)) == repr(copied.step(texts))
+    twins, text = [env.fork(), copy.deepcopy(env), pickle.loads(pickle.dumps(env))], choice(env.episode, chance)
+    assert len({repr(twin.step(text)) for twin in twins}) == 1
     assert env.episode.steps_taken == 6
-    assert fork.reset()[1]["task_id"] == env.reset()[1]["task_id"] == copied.reset()[1]["task_id"]
+    assert len({each.reset()[1]["task_id"] for each in [env, *twins]}) == 1
     assert made(env_id, {}).fork().reset(seed=2)[0]["prompt"] == env.reset(seed=2)[0]["prompt"]
 
 

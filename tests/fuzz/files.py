@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from tests.faults.data import RAW, games, raw
@@ -62,7 +63,7 @@ def content_seeds(folder: Path) -> Sequence[bytes]:
     from hgpo_envs.alfworld.data.pack import PackStore
 
     store = PackStore(folder / "g.pack")
-    return [json.dumps(store._read(task_id)).encode() for task_id in store.ids()]
+    return [msgspec.json.encode(store._read(task_id)) for task_id in store.ids()]
 
 
 def read_content(data: bytes, folder: Path) -> None:

@@ -194,7 +194,7 @@ def test_no_file_of_a_run_contains_secrets(config, runs, monkeypatch):
         DoorsSource, "task", lambda self, name: dataclasses.replace(task(self, name), task_type=f"opensesame-{name}")
     )
     secret = {"api_key": "hunter-two", "base_url": "http://me:pass-word@host/v1"}
-    environment = {"id": "locked_env:HGPO-Test/Locked-v0", "options": secret}
+    environment = {"id": "doors_env:HGPO-Test/Locked-v0", "options": secret}
     config = replace(config, iterations=1, evaluation={"every": 0}, environment=environment)
     config = replace(config, tracking={"tensorboard": True})
     runs.train(config)

@@ -262,7 +262,7 @@ def outage(config, tmp_path, monkeypatch):
     """Return a file that lists failing tasks, and a configuration of an environment that reads it."""
     path = tmp_path / "outage"
     monkeypatch.setenv("HGPO_TEST_OUTAGE", str(path))
-    environment = {"id": "outage_env:HGPO-Test/Outage-v0"}
+    environment = {"id": "doors_env:HGPO-Test/Outage-v0"}
     return path, replace(config, environment=environment, rollout={"group_size": 2}, iterations=2)
 
 

@@ -129,27 +129,6 @@ def test_irregular_records(tmp_path, changes, expected):
     assert {name: getattr(product, name) for name in expected} == expected
 
 
-def test_attributes_and_instructions(tmp_path):
-    attributes = {
-        "B1": {"attributes": ["a", "b"], "instruction": "Find me", "instruction_attributes": ["a"]},
-        "B2": {"instruction": None},
-        "gone": {"attributes": []},
-    }
-    human = {
-        "B3": [{"instruction": "i want", "instruction_attributes": [], "instruction_options": ["x"], "attributes": []}],
-        "gone": [{"instruction": "?", "instruction_attributes": [], "instruction_options": []}],
-    }
-    catalogue = made(tmp_path, [record("B1"), record("B2"), record("B3")], attributes, human)
-    first, second, third = catalogue
-    assert (first.attributes, first.instruction, first.instruction_attributes) == (("a", "b"), "Find me", ("a",))
-    assert (second.attributes, second.instruction, second.listed) == (("DUMMY_ATTR",), None, True)
-    assert (third.attributes, third.listed) == (("DUMMY_ATTR",), False)
-    assert catalogue.instructed.tolist() == [0]
-    assert [(h.product, h.instruction, h.attributes, h.options) for h in catalogue.human_instructions()] == [
-        (2, "i want", (), ("x",))
-    ]
-
-
 def test_a_compressed_catalogue_is_the_same(tmp_path):
     records = [record(f"B{n}", name=f"Shoes {n}", category=f"c{n % 3}") for n in range(50)]
     human = {"B7": [{"instruction": "\n\u2028 é", "instruction_attributes": ["x"], "instruction_options": []}]}

@@ -51,19 +51,6 @@ def test_any_text_is_an_action(source, data):
     assert walk(source.engine(), task, commands) == states
 
 
-@given(commands=st.lists(st.integers(0, 60), max_size=14))
-def test_engines_share_no_mutable_state(source, commands):
-    alone = walk(source.engine(), 3, commands)
-    first, second = source.engine(), source.engine()
-    states = [first.start(3)]
-    second.start(4)
-    for number, command in enumerate(commands):
-        offered = states[-1].actions
-        states.append(first.act(offered[command % len(offered)] if offered else ""))
-        second.act(["search[pants]", "click[next >]", "click[back to search]"][number % 3])
-    assert states == alone
-
-
 def to_item(engine, title="red wide leg pants"):
     engine.start(0)
     state = engine.act(f"search[{title}]")

@@ -1,6 +1,5 @@
 """Pages: visible texts and clickable names in both observation modes."""
 
-import json
 import re
 
 from hypothesis import given
@@ -15,27 +14,6 @@ def test_blank_texts():
     nodes = [Node("a "), Node(" "), Node("\t"), Node(" \n"), Node(""), Node("\u00a0"), Node("b")]
     assert pages.text_observation(nodes) == "a [SEP]  [SEP]  [SEP]  [SEP] b"
     assert pages.text_rich_observation(nodes, "", ()) == "a \n \n \n\u00a0\nb\n"
-
-
-def test_rich_marks():
-    nodes = [
-        Node("Buy", "button"),
-        Node("B01", "product"),
-        Node("B02", "product"),
-        Node("red", "option", "c"),
-        Node("blue", "option", "c"),
-        Node("日本", "option", "c"),
-    ]
-    url = "http://x/" + json.dumps({"c": "blue", "d": "日本", "e": "red"})
-    assert pages.text_rich_observation(nodes, url, {"B02"}) == (
-        "You have clicked blue.\nYou have clicked red.\n"  # the last one first
-        "[button] Buy [button_]\n"
-        "\n[button] B01 [button_]\n"
-        "\n[clicked button] B02 [clicked button_]\n"
-        "  [clicked button] red [clicked button_]\n"
-        "  [clicked button] blue [clicked button_]\n"
-        "  [button] 日本 [button_]\n"
-    )
 
 
 def test_clickables_keep_their_first_position_and_map_to_the_last_node():
@@ -85,9 +63,3 @@ def named(node):
         return node.text
     blank = "\n" if "\n" in node.text else " "
     return node.text.lower() if node.text.strip(" \t\n\f\r") or not node.text else blank
-
-
-def test_done_page():
-    text = pages.text_observation(pages.done_page("B01", {"size": "5'", "color": "é"}, 2 / 3).nodes)
-    assert r'options [SEP] {"color": "\u00e9", "size": "5\u0027"} [SEP] attrs [SEP] None' in text
-    assert text.endswith("Your score (min 0.0, max 1.0) [SEP] 0.6666666666666666 [SEP] Reward Details [SEP] None")

@@ -2,18 +2,12 @@
 
 import gzip
 import json
-import math
-import struct
-from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from hgpo_envs.webshop.catalogue import Catalogue
 from hgpo_envs.webshop.search import index as search_index
-from hgpo_envs.webshop.search.analyzer import terms
 from hgpo_envs.webshop.search.index_writer import IndexWriter
 
 
@@ -31,45 +25,6 @@ def test_recorded_rankings(recorded, shared):
     for query in ("", "the of and", "zzzzunknown", "\x00", "\ud800", "a" * 100_000, "👍🏽", '[]()*~^"'):
         assert len(catalogue.search(query)) <= 50
     assert catalogue.search("red " * 5_000) == catalogue.search("red")
-
-
-def single(x: float) -> float:
-    """Round to float32."""
-    return struct.unpack("f", struct.pack("f", x))[0]
-
-
-def kept_length(length: int) -> int:
-    """Round a length as Lucene's one-byte encoding does: exact below 40, else three bits after the leading one."""
-    if length < 24 + 16:
-        return length
-    rest = length - 24
-    shift = rest.bit_length() - 4
-    return 24 + (rest >> shift << shift)
-
-
-def ranking(documents: list[str], query: str, results: int) -> list[tuple[int, float]]:
-    """BM25 as Lucene 8 computes it, one document at a time, float32 after every operation."""
-    counted = [Counter(terms(text)) for text in documents]
-    lengths = [sum(count.values()) for count in counted]
-    filled = sum(length > 0 for length in lengths)
-    if not filled:
-        return []
-    average = single(sum(lengths) / filled)
-    k1, b = single(0.9), single(0.4)
-    found = []
-    for number, (count, length) in enumerate(zip(counted, lengths, strict=True)):
-        share = single(single(b * kept_length(length)) / average)
-        inverse = single(1 / single(k1 * single(single(1 - b) + share)))
-        total, hit = 0.0, False
-        for term, often in Counter(terms(query)).items():
-            holding = sum(term in other for other in counted)
-            if count[term]:
-                hit = True
-                weight = single(often * single(math.log(1 + (filled - holding + 0.5) / (holding + 0.5))))
-                total += single(weight - single(weight / single(1 + single(count[term] * inverse))))
-        if hit:
-            found.append((number, single(total)))
-    return sorted(found, key=lambda pair: (-pair[1], pair[0]))[:results]
 
 
 def write_index(folder, documents: list[str], ranks=None) -> search_index.Index:
@@ -97,22 +52,6 @@ def test_early_termination_misses_no_result(tmp_path, monkeypatch):
             for name in ("_PROMISING", "_FEW", "_SHORT"):
                 monkeypatch.setattr(search_index, name, few)
             assert [values.tolist() for values in index.search(query)] == [values.tolist() for values in whole], query
-
-
-WORDS = st.sampled_from(["shoe", "shoes", "red", "women's", "size", "x", "100%", "blue", "the", "日本", "™", "u.s.a."])
-TEXTS = st.lists(WORDS, max_size=60).map(" ".join)
-
-
-@given(st.lists(TEXTS, max_size=30), TEXTS, st.integers(1, 6), st.integers(1, 8))
-def test_search_is_bm25(tmp_path_factory, documents, query, results, promising):
-    index = write_index(tmp_path_factory.mktemp("index") / "index", documents)
-    with pytest.MonkeyPatch.context() as patch:  # few, so that thresholds and cuts are at work on few documents
-        whole = index.search(query, results)
-        for name in ("_PROMISING", "_FEW", "_EVERY", "_SHORT"):
-            patch.setattr(search_index, name, promising)
-        found, scores = index.search(query, results)
-    assert [values.tolist() for values in whole] == [found.tolist(), scores.tolist()]
-    assert list(zip(found.tolist(), scores.tolist(), strict=True)) == ranking(documents, query, results)
 
 
 def test_runs_merge_to_the_same_index(tmp_path, monkeypatch):
