@@ -5,6 +5,7 @@ Names, types, defaults and meanings are those of signatures, dataclasses and the
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import typing
@@ -191,7 +192,8 @@ def dataclass_values(cls: type, settings: object = None) -> Iterator[Value]:
     """
     meanings: dict[str, str] = {}
     for base in reversed(cls.__mro__[:-1]):
-        meanings |= documented(base) or (field_docs(base) if dataclasses.is_dataclass(base) else {})
+        with contextlib.suppress(OSError):  # the parameters of an estimator are no class in a file
+            meanings |= documented(base) or (field_docs(base) if dataclasses.is_dataclass(base) else {})
     for field in dataclasses.fields(cls):
         default = getattr(settings, field.name) if settings else _default(field)
         yield Value(field.name, kind_of(types_of(cls)[field.name]), _toml(default), meanings[field.name])

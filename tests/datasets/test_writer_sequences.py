@@ -24,17 +24,12 @@ from hgpo_envs.errors import InputError
 CALLS = ("fsync", "write", "open", "mkdir", "replace", "ftruncate", "unlink", "rmdir")
 
 
-class OwnError(BaseException):
-    """A user's own exception that is no Exception."""
-
-
 RAISED = (
     OSError(errno.ENOSPC, "No space left on device"),
     BrokenPipeError(),
     ValueError("a bug"),
     InputError("bad input"),
     KeyboardInterrupt(),
-    OwnError(),
 )
 
 
