@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
 from hashlib import sha256
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Final
@@ -15,6 +14,7 @@ from hgpo_envs.environment_spec import EnvironmentSpec
 from hgpo_envs.errors import InputError, UnknownTask, unknown
 from hgpo_envs.responses import parse_tool_calls, tool_calls
 from hgpo_tau2 import retail
+from hgpo_tau2.user import GREETING, STOP, ServedUser
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
@@ -24,29 +24,46 @@ if TYPE_CHECKING:
 MAX_STEPS: Final = 30
 
 TEMPLATE: Final = """
+{% macro shown(text, action) %}
+{% if "<tool_call>" in action %}
+<tool_response>
+{{ text }}
+</tool_response>
+{% else %}
+{{ text }}
+{% endif %}
+{% endmacro %}
 {{ task }}
 
 {% for pair in pairs %}
+{{ shown(pair.observation, "" if loop.first else pairs[loop.index0 - 1].action) | trim }}
 {{ pair.action }}
-<tool_response>
-{{ pair.observation }}
-</tool_response>
 {% endfor %}
-{{ observation }}
+{{ shown(observation, pairs[-1].action if pairs else "") | trim }}
 """
+"""An action is followed by what it led to; replies of tools are marked."""
 
 
 class RetailEngine:
     """Serves one customer (`hgpo_envs.engine.BranchingEngine`).
 
-    A command is one or more tool calls, as `hgpo_envs.responses.parse_tool_calls` writes them. Any other text is the
-    message that ends the conversation, as is a transfer to a human agent.
+    A command is one or more tool calls, as `hgpo_envs.responses.parse_tool_calls` writes them. Any other text is a
+    message to the customer. It ends the conversation if nobody plays the customer, or if the customer has no more to
+    say; a transfer to a human agent always does.
+
+    Args:
+        user: Plays the customer; None gives the customer's notes as the first state.
     """
+
+    def __init__(self, user: ServedUser | None = None) -> None:
+        self._user = user
 
     def start(self, task_id: str) -> State:
         """Start a conversation with the shop's own database."""
         self._task_id, self._database = task_id, retail.new_database()
-        self._state = State(text=customer(task_id), actions=())
+        self._said: tuple[str, ...] = ()
+        told = customer(task_id) if self._user is None else self._answer(GREETING)
+        self._state = State(text=told, actions=())
         return self._state
 
     def act(self, command: str) -> State:
@@ -58,7 +75,10 @@ class RetailEngine:
             self._state = State(text="Error: malformed tool call", actions=(), valid=False)
             return self._state
         replies = [retail.call(self._database, tool) for tool in calls]
-        ended = not calls or any(tool.name == "transfer_to_human_agents" for tool in calls)
+        if not calls and self._user is not None:
+            replies = [(self._answer(command), True)]
+        ended = any(tool.name == "transfer_to_human_agents" for tool in calls)
+        ended |= not calls and (self._user is None or STOP in replies[0][0])
         won = ended and retail.content_of(self._database) == retail.gold_content(self._task_id)
         self._state = State(
             text="\n".join(text for text, _ in replies) or "The conversation has ended.",
@@ -73,28 +93,43 @@ class RetailEngine:
 
     def fork(self) -> RetailEngine:
         """Return an independent copy of the conversation."""
-        other = RetailEngine()
-        other._task_id, other._state = self._task_id, self._state
+        other = RetailEngine(self._user)
+        other._task_id, other._state, other._said = self._task_id, self._state, self._said
         other._database = orjson.loads(orjson.dumps(self._database))
         return other
 
     def key(self) -> Hashable:
-        """Return a digest of the database's content."""
-        return sha256(retail.content_of(self._database)).hexdigest(), self._state.terminated
+        """Return a digest of the database's content, and what was said."""
+        return sha256(retail.content_of(self._database)).hexdigest(), self._said, self._state.terminated
+
+    def _answer(self, message: str) -> str:
+        assert self._user is not None
+        self._said += (message,)
+        self._said += (self._user.reply(self._task_id, self._said),)
+        return self._said[-1]
 
 
-@cache
 def customer(task_id: str) -> str:
     """Return the first state: what the customer wants and knows, in one message."""
-    told = retail.tasks()[task_id]["user_scenario"]["instructions"]
-    parts = (told["reason_for_call"], told["known_info"], told["unknown_info"], told["task_instructions"])
-    return "The customer's notes, all of them at once:\n" + "\n".join(part for part in parts if part)
+    return f"The customer's notes, all of them at once:\n{retail.notes(task_id)}"
 
 
 class RetailSource:
-    """The 114 tasks (`hgpo_envs.engine.TaskSource`)."""
+    """The 114 tasks (`hgpo_envs.engine.TaskSource`).
+
+    Args:
+        user: A served model that plays the customer, by the server's name for it; None gives the notes at once.
+        user_url: The address of its server.
+        concurrent: How many conversations may wait for the customer at the same time.
+    """
 
     name = "Tau2Retail"
+
+    def __init__(
+        self, user: str | None = None, user_url: str = "http://localhost:8000/v1", concurrent: int = 64
+    ) -> None:
+        self._user = None if user is None else ServedUser(user, user_url)
+        self.concurrent = None if user is None else concurrent
 
     def ids(self, split: str) -> list[str]:
         """Return the tasks' numbers."""
@@ -111,7 +146,7 @@ class RetailSource:
 
     def engine(self) -> RetailEngine:
         """Return a new engine."""
-        return RetailEngine()
+        return RetailEngine(self._user)
 
 
 @dataclass

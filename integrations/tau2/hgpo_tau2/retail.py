@@ -45,6 +45,13 @@ def tasks() -> Mapping[str, Any]:
     return {task["id"]: task for task in orjson.loads(_stored("tasks.json"))}
 
 
+def notes(task_id: str) -> str:
+    """Return what the customer wants and knows."""
+    told = tasks()[task_id]["user_scenario"]["instructions"]
+    parts = (told["reason_for_call"], told["known_info"], told["unknown_info"], told["task_instructions"])
+    return "\n".join(part for part in parts if part)
+
+
 @cache
 def splits() -> Mapping[str, list[str]]:
     """Return the ids of the tasks of `train` and `test`."""

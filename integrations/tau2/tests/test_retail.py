@@ -2,10 +2,12 @@
 
 import json
 
+import gymnasium
 import pytest
 from chat_server import Api, completion
 from command import invoke
 
+import hgpo_envs  # noqa: F401 - registers the environments
 from hgpo_datasets import scan_steps
 from hgpo_envs.env_checker import check_environment
 from hgpo_envs.environment_spec import make_player
@@ -119,7 +121,42 @@ def test_a_served_model_calls_the_tools(tmp_path):
     assert steps["action"].to_list() == [*(call.text() for call in gold), "Done."]
 
 
+@pytest.mark.slow
+def test_a_served_model_is_the_customer(tmp_path, monkeypatch):
+    """The model gets the notes and the messages, its replies are states, and its last one ends the conversation."""
+    monkeypatch.setenv("TAU2_USER_API_KEY", "customers-key")
+    with Api() as api:
+        said = ["<think>My notes.</think>\nMy keyboard is wrong.", "No, thanks.\n###STOP###"]
+        api.answer = lambda body, attempt: completion(said[len(body["messages"]) // 2 - 1])
+        env = ("--env", "HGPO/Tau2Retail-v0", "--env-option", "user=model", "--env-option", f"user_url={api.url}")
+        run = tmp_path / "run"
+        invoke("rollout", *env, "--policy", "expert", "--tasks", 2, "--group-size", 2, "--out", run)
+    steps = scan_steps(run).collect().sort("trajectory", "step")
+    assert steps["episode_won"].all()
+    assert steps.filter(step=0)["state"].unique().to_list() == ["My keyboard is wrong."]
+    assert not steps["state"].str.contains("customer's notes").any()
+    assert len(api.bodies) == 4  # two messages of each task: the rollouts of a group hear the same
+    notes, *messages = max((body["messages"] for body in api.bodies), key=len)
+    assert any(retail.notes(task) in notes["content"] for task in steps["task_id"].unique())
+    assert [message["role"] for message in messages] == ["user", "assistant", "user"]
+    assert messages[1]["content"] == "My keyboard is wrong."
+    assert {headers["authorization"] for headers in api.headers} == {"Bearer customers-key"}
+    assert not any(b"customers-key" in file.read_bytes() for file in run.rglob("*") if file.is_file())
+
+
+def test_a_prompt_shows_each_reply_after_its_call():
+    env = gymnasium.make("HGPO/Tau2Retail-v0", split="train", history_length=30)
+    env.reset(options={"task": "0"})
+    find, order = (call.text() for call in retail.gold_calls("0")[:2])
+    env.step(find)
+    prompt = env.step(order)[0]["prompt"]
+    assert prompt.index("mechanical keyboard") < prompt.index(find) < prompt.index("\nyusuf_rossi_9620\n")
+    assert f"{find}\n<tool_response>\nyusuf_rossi_9620\n</tool_response>\n{order}\n<tool_response>\n{{" in prompt
+
+
 def test_errors():
+    with pytest.raises(InputError, match="user_url: expected an address"):
+        RetailSource("model", "localhost:8000")
     with pytest.raises(UnknownTask, match="unknown task '114'"):
         SOURCE.task("114")
     with pytest.raises(InputError, match="unknown split 'valid'"):
