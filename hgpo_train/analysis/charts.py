@@ -55,7 +55,7 @@ def levels_chart(
         **({} if by is None else _split(by, rows[by].unique(maintain_order=True).to_list())),
     )
     shares = (alt.Tooltip(f"{name}:Q", format=".1%") for name in ("value", "low", "high", "chance"))
-    tooltip = ["level:N", *([f"{by}:N"] if by else []), *shares]
+    tooltip: list[Any] = ["level:N", *([f"{by}:N"] if by else []), *shares]
     colour: dict[str, Any] = {} if by else {"color": COLOURS[0]}
     points = base.encode(y=alt.Y("value:Q", title=None, axis=alt.Axis(format="%")), tooltip=tooltip)
     point: dict[str, Any] = {"size": 60, "opacity": 1, "strokeWidth": 1.5, **colour}

@@ -24,7 +24,7 @@ from hgpo_train.analysis.level_sums import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from hgpo_datasets.partitions import Partition
     from hgpo_train.advantages.registry import Estimator
@@ -197,6 +197,24 @@ def _with_returns(
     returns: Floats, steps: pl.DataFrame, groups: Mapping[str, Groups], estimator: Estimator
 ) -> dict[str, dict[str, Floats]]:
     """Return the sums of each level that depend on returns, for each permutation of the returns."""
+    count, at_state = groups["0"].count, unbiased_squares(groups["0"], returns)
+    sums = {level: spread(group, returns, at_state) for level, group in groups.items()}
+    compared = [_compared(returns[:1], steps, list(groups), estimator, count)]
+    if len(returns) > 1:  # permuted advantages are compared where there are some at the deepest level
+        deep, states = np.zeros(steps.height, np.bool_), groups["0"]
+        deep[groups[str(estimator.parameters.history_length)].shared().rows] = True
+        rows = states.rows[np.repeat(states.reduced(np.logical_or, deep), states.sizes)]
+        compared.append(_compared(returns[1:, rows], steps[rows], list(groups), estimator, count))
+    for level, of_returns in sums.items():
+        names = compared[0][level]
+        of_returns.update({name: np.concatenate([part[level][name] for part in compared]) for name in names})
+    return sums
+
+
+def _compared(
+    returns: Floats, steps: pl.DataFrame, levels: Sequence[str], estimator: Estimator, count: int
+) -> dict[str, dict[str, Floats]]:
+    """Return each level's sums about advantages, of copies of the steps with different returns."""
     inputs = [name for name in steps.columns if name.startswith(tuple(CHAINS.values()))]
     copies = (
         steps.select(pl.Series("return", values), chain(pl.col("task_key"), pl.lit(number)), "episode_score", *inputs)
@@ -206,12 +224,11 @@ def _with_returns(
     frame = estimator.apply(pl.concat(copies).lazy()).select(pl.col(details).cast(pl.Float64).fill_null(np.nan))
     columns = {each.name: each.to_numpy().reshape(returns.shape) for each in frame.collect(engine="in-memory")}
     deepest, nothing = f"k{estimator.parameters.history_length}", np.full(returns.shape, np.nan)
-    at_state, units, sums = unbiased_squares(groups["0"], returns), steps["(unit)"].to_numpy(), {}
-    for level, group in groups.items():
+    sums = {}
+    for level in levels:
         compared = advantage_sums(columns.get(f"k{level}", nothing), columns[deepest], columns[f"size_{deepest}"])
         compared["weight"] = columns.get(f"weight_k{level}", nothing)
-        of_rows = {name: sum_by(units, value, group.count) for name, value in compared.items()}
-        sums[level] = spread(group, returns, at_state) | of_rows
+        sums[level] = {name: sum_by(steps["(unit)"].to_numpy(), value, count) for name, value in compared.items()}
     return sums
 
 
