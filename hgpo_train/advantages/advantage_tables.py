@@ -52,8 +52,7 @@ def write_advantages(
 ) -> int:
     """Compute several estimators in one pass over complete groups, and write one Parquet file.
 
-    The file appears when it is complete; an existing one is then replaced. Each process has about `chunk_rows` rows in
-    memory.
+    The file appears when it is complete; an existing one is then replaced.
 
     Args:
         steps: The step table: a path, URL or table. The groups of a table are contiguous, as `StepWriter` writes them.
@@ -61,7 +60,7 @@ def write_advantages(
         out: The path of the file, or a URL in an object store.
         processes: Number of processes, which share the shards of runs if `steps` is a path or URL.
         ray: Whether Ray's tasks compute, `processes` at a time; see `hgpo_datasets.partitions.map_partitions`.
-        chunk_rows: The approximate number of rows of a chunk.
+        chunk_rows: The approximate number of rows of a chunk, which a process has in memory.
         progress: Called with the number of rows of each finished chunk.
         storage_options: Options of the object store of the step table and of the file.
 
@@ -135,9 +134,6 @@ def read_metadata(path: Path) -> dict[str, Any]:
     """Return an advantage table's metadata.
 
     The keys are `columns` (the estimator and all parameters of each column), `run_fingerprint` and `hgpo_version`.
-
-    Raises:
-        InputError: The file cannot be read, or is not an advantage table.
     """
     try:
         metadata = pl.read_parquet_metadata(path)
@@ -170,11 +166,7 @@ def refuse_own_input(source: Path, out: Path) -> None:
 
 
 def fingerprint(source: Path) -> str:
-    """Return the SHA-256 of a run's manifest, which contains that of every shard; for Parquet files, of theirs.
-
-    Args:
-        source: A run or Parquet files, as in `scan_steps`.
-    """
+    """Return the SHA-256 of a run's manifest, which contains that of every shard; for Parquet files, of theirs."""
     if (run := run_at(source)) is not None:
         return f"sha256:{hashlib.sha256((run / manifest.NAME).read_bytes()).hexdigest()}"
     digest = hashlib.sha256()

@@ -41,7 +41,7 @@ from hgpo_envs.errors import InputError
 from hgpo_envs.state_keys import state_key
 from hgpo_envs.wording import listed
 from hgpo_train.advantages.alfworld_nodes import ALFWORLD_NODES, with_alfworld_nodes
-from hgpo_train.advantages.trajectories import discounted, neighbour, trajectory_order
+from hgpo_train.advantages.trajectories import discounted, in_order, neighbour
 from hgpo_train.advantages.windows import chain, key
 
 if TYPE_CHECKING:
@@ -161,8 +161,8 @@ def prepare(
         key(batch_keys(schema)).alias("batch_key"),
     )
     columns = {
+        "row": pl.int_range(pl.len()),
         "task": pl.col("task_key"),
-        "trajectory": pl.col("trajectory_key"),
         "step": pl.col("step"),
         "reward": rounded(pl.col(_REWARDS[p.reward]).cast(pl.Float64) * p.reward_scale, p.precision),
     }
@@ -174,8 +174,8 @@ def prepare(
         penalty = pl.when(pl.col("action_valid").cast(pl.Boolean)).then(0.0).otherwise(p.invalid_action_penalty)
         if p.penalty_at == "reward":
             columns["penalty"], penalty = rounded(penalty, p.precision), pl.lit(0.0)
-    function = partial(_outcomes, p=p, source=steps, checked=checked)
-    outcomes = pl.map_batches([value.alias(name) for name, value in columns.items()], function, _OUTCOMES)
+    function = partial(_outcomes, names=list(columns), p=p, source=steps)
+    outcomes = in_order(list(columns.values()), function, _OUTCOMES)
     steps = steps.with_columns(outcomes.alias("(outcomes)")).with_columns(pl.col("(outcomes)").struct.unnest())
     plain, score = pl.col("(return)"), pl.col("episode_return")
     if p.returns == "from_end":
@@ -206,28 +206,21 @@ _OUTCOMES: Final = pl.Struct(
 """The input columns that depend on complete trajectories; whether these are aborted, and discounted sums of rewards."""
 
 
-def _outcomes(columns: Sequence[pl.Series], p: Parameters, source: pl.LazyFrame, checked: Collection[str]) -> pl.Series:
-    """Check rows, and return their `_OUTCOMES`.
-
-    Args:
-        columns: The inputs that `prepare` names.
-        p: The parameters.
-        source: The table, to name invalid rows.
-        checked: Its columns that must not be null.
-    """
-    table = pl.DataFrame(columns)
-    if table.is_empty():
+def _outcomes(
+    trajectory: pl.Series, columns: Sequence[pl.Series], names: Sequence[str], p: Parameters, source: pl.LazyFrame
+) -> pl.Series:
+    """Check ordered rows, and return their `_OUTCOMES`; `source` is the table, to name invalid rows."""
+    if trajectory.is_empty():
         raise StepTableError("the step table has no rows")
-    if table["step"].null_count():
+    if columns[names.index("step")].null_count():
         raise StepTableError("expected an integer as step in every row, received null; drop or repair such rows")
-    order = trajectory_order(table["trajectory"], table["step"])
-    rows = {column.name: column.to_numpy() for column in (table if order is None else table[order])}
-    task, trajectory, step = rows["task"], rows["trajectory"], rows["step"]
-    first = np.append(True, trajectory[1:] != trajectory[:-1])
+    rows = {name: column.to_numpy() for name, column in zip(names, columns, strict=True)}
+    keys, task, step, height = trajectory.to_numpy(), rows["task"], rows["step"], len(trajectory)
+    first = np.append(True, keys[1:] != keys[:-1])
     starts = np.flatnonzero(first)
-    lengths = np.diff(starts, append=len(table))
-    left = np.repeat(starts + lengths, lengths) - np.arange(1, len(table) + 1)
-    aborted = np.zeros(len(table), np.bool_)
+    lengths = np.diff(starts, append=height)
+    left = np.repeat(starts + lengths, lengths) - np.arange(1, height + 1)
+    aborted = np.zeros(height, np.bool_)
     if "aborted" in rows and rows["aborted"].any():
         aborted = np.repeat(np.logical_or.reduceat(rows["aborted"], starts), lengths)
     reward = rows["reward"] if p.reward == "reward" else np.where(left == 0, rows["reward"], 0.0)
@@ -236,20 +229,18 @@ def _outcomes(columns: Sequence[pl.Series], p: Parameters, source: pl.LazyFrame,
         ("each step of a trajectory once", "step"): ~first & (step == np.roll(step, 1)),
         (f"a finite number as {_REWARDS[p.reward]}", _REWARDS[p.reward]): ~np.isfinite(reward) & ~aborted,
     }
-    checks |= {(f"a value as {name}", name): rows[f"no {name}"] & ~aborted for name in checked}
+    checks |= {(f"a value as {name[3:]}", name[3:]): rows[name] & ~aborted for name in names if name.startswith("no ")}
     for (expected, column), bad in checks.items():
         if bad.any():
-            number = int(bad.argmax()) if order is None else order[int(bad.argmax())]
             # inside another query, the streaming engine could wait for the only thread, which waits for it
-            row = source.slice(number, 1).collect(engine="in-memory")
+            row = source.slice(int(rows["row"][bad.argmax()]), 1).collect(engine="in-memory")
             value = row["task_id" if column == "task" and "task_id" in row.columns else column].item()
             raise StepTableError(f"expected {expected}, received {'null' if value is None else value}", row)
     values = reward - rows.get("penalty", 0.0)
     # bincount adds in the order of steps, so the sums do not depend on the row order
     totals = np.bincount(np.repeat(np.arange(len(starts)), lengths), values)
     outcomes = (left, first, aborted, np.repeat(totals, lengths), discounted(values, p.gamma, starts))
-    outcome = pl.DataFrame(dict(zip(_OUTCOMES.to_schema(), outcomes, strict=True)))
-    return (outcome if order is None else outcome[order.arg_sort()]).to_struct()
+    return pl.DataFrame(dict(zip(_OUTCOMES.to_schema(), outcomes, strict=True))).to_struct()
 
 
 def rounded(value: pl.Expr, precision: Precision) -> pl.Expr:

@@ -56,11 +56,7 @@ class Settings(NamedTuple):
 def part_sums(
     numbered: tuple[int, Partition | pl.LazyFrame], settings: Settings
 ) -> tuple[int, list[tuple[str, pl.DataFrame]]]:
-    """Return the number of rows of a part of a table, and the named sums of its chunks.
-
-    Raises:
-        InputError: A column is missing, or there are no rows.
-    """
+    """Return the number of rows of a part of a table, and the named sums of its chunks."""
     place, part = numbered
     steps = part if isinstance(part, pl.LazyFrame) else part.scan()
     schema = steps.collect_schema()

@@ -12,14 +12,10 @@ if TYPE_CHECKING:
 
     Row = dict[str, Any]
 
-_MUCH: Final = 0.1
-"""What masking numbers must add to the share of steps with a group to be mentioned."""
-_LARGE: Final = 0.2
-"""The share of pairs at one state that is mentioned."""
-_FEW: Final = 0.05
-"""The share of steps that reply to an action that changed nothing below which they are not mentioned."""
-_ROUNDING: Final = 1e-5
-"""What a sum of weights may lack of 1, because the estimator adds its epsilon to what it divides by."""
+_MUCH: Final = 0.1  # what masking numbers must add to the share of steps with a group to be mentioned
+_LARGE: Final = 0.2  # the share of pairs at one state that is mentioned
+_FEW: Final = 0.05  # the share of steps that reply to an action that changed nothing below which they are not
+_ROUNDING: Final = 1e-5  # what a sum of weights may lack of 1, because of the estimator's epsilon
 
 
 def describe(found: Statistics, changed: Statistics | None = None) -> list[str]:
@@ -123,11 +119,8 @@ def _unchanged(run: Row, levels: list[Row]) -> list[str]:
 def _explained(found: Statistics, opening: str) -> list[str]:
     """Say whether histories explain more of the variance of returns than chance does, and more than nothing."""
     intervals = found.intervals.filter(found.intervals["statistic"] == "explained")
-    known = [
-        row
-        for row in intervals.drop_nulls(["low", "chance"]).iter_rows(named=True)
-        if row["level"] not in ("0", ORACLE)
-    ]
+    rows = intervals.drop_nulls(["low", "chance"]).iter_rows(named=True)
+    known = [row for row in rows if row["level"] not in ("0", ORACLE)]
     if not known:
         return []
     last = known[-1]

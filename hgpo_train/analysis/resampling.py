@@ -31,10 +31,7 @@ def task_weights(tasks: int, resamples: int, seed: int) -> Floats:
 
 
 def widening(tasks: int) -> float:
-    """Return the factor by which an interval of the normal distribution is widened for few tasks, times its quantile.
-
-    It is t · √(T / (T - 1)); `tasks` must be at least 2.
-    """
+    """Return t · √(T / (T - 1)), the normal distribution's quantile, widened for few tasks (at least 2)."""
     return float(student_quantile((1 + LEVEL) / 2, tasks - 1) * np.sqrt(tasks / (tasks - 1)))
 
 
@@ -62,16 +59,13 @@ def percentile_bounds(values: Floats, draws: Floats, tasks: int) -> tuple[Floats
 def ratio_interval(
     above: NDArray[np.float64 | np.int64], below: NDArray[np.float64 | np.int64], resamples: int = 1000, seed: int = 0
 ) -> tuple[float, float | None, float | None]:
-    """Return a ratio of sums over tasks, and its 95% interval.
+    """Return a ratio of sums over tasks and the bounds of its 95% interval, which are None where there is none.
 
     Args:
         above: Each task's part of the numerator, shape (tasks,).
-        below: Each task's part of the denominator, shape (tasks,).
+        below: Each task's part of the denominator, shape (tasks,); their sum must not be 0.
         resamples: Number of resamples of the tasks.
         seed: Their seed.
-
-    Returns:
-        The ratio and the bounds, which are None where there is no interval. The sum of `below` must not be 0.
 
     >>> ratio_interval(np.array([1, 1, 1, 1]), np.array([2, 2, 2, 2]))
     (0.5, 0.5, 0.5)

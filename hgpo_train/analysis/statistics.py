@@ -65,18 +65,11 @@ if TYPE_CHECKING:
 SHARES: Final = ("shared", "cross", "differing", "inconsistency", "sign_disagreement", "in_pairs")
 """The statistics with intervals that are shares of steps or pairs."""
 WITH_INTERVALS: Final = (*SHARES, "explained", "bias")
-"""The statistics of levels that have intervals."""
 OF_RETURNS: Final = ("explained", "bias", "sign_disagreement")
 """Those that depend on returns, for which chance has a meaning."""
-
-FEWEST_TASKS: Final = 6
-"""The smallest number of tasks with an interval."""
-
-STATES: Final = 10
-"""The number of states that are listed."""
-
-_UNITS: Final = 4096
-"""The largest number of parts of a run that are resampled; with more tasks, a part has several."""
+FEWEST_TASKS: Final = 6  # with an interval
+STATES: Final = 10  # that are listed
+_UNITS: Final = 4096  # the largest number of parts of a run that are resampled; with more tasks, a part has several
 
 
 class Statistics(NamedTuple):
@@ -109,9 +102,7 @@ class Statistics(NamedTuple):
 
 
 def default_permutations(rows: int) -> int:
-    """Return a number of permutations for a table: 20 up to 50,000 rows, fewer for larger ones, and at least 2.
-
-    Each permutation costs as much as the statistics. The more groups there are, the less their means vary.
+    """Return a number of permutations: the more groups there are, the less their means vary.
 
     >>> [default_permutations(rows) for rows in (1_000, 100_000, 10_000_000)]
     [20, 10, 2]
@@ -145,16 +136,15 @@ def statistics(
             is the same as before, begins with "Nothing happens", or follows an action that was not admissible. They
             remain in the histories of later steps.
         resamples: Number of resamples of the tasks for intervals.
-        permutations: Number of permutations of the returns for `chance`; each costs as much as the statistics.
+        permutations: Number of permutations of the returns for `chance`.
         seed: Seed of resamples and permutations.
         chunk_rows: Approximate number of rows in memory of each process. Permutations depend on it.
-        processes: Number of processes, which share the shards of runs if `steps` is a path. The result does not depend
-            on it.
+        processes: Number of processes, which share the shards of runs if `steps` is a path.
         progress: Called with the number of rows of each finished part.
         **parameters: HGPO's parameters; `history_length` is the deepest level K, 4 by default.
 
     Raises:
-        InputError: `steps` is no table, it has no rows, a column is missing, or a parameter is unknown or invalid.
+        InputError: As for `hgpo_train.advantages.compute`.
 
     >>> table = pl.DataFrame({"task": "a", "trajectory": ["x", "x", "y", "y"], "step": [0, 1, 0, 1], "reward": 0.0,
     ...                       "state": ["hall", "kitchen", "hall", "cellar"], "action_valid": True})
@@ -173,14 +163,14 @@ def statistics(
         seed,
         chunk_rows,
     )
-    found: dict[str, list[pl.DataFrame]] = {}
+    collected: dict[str, list[pl.DataFrame]] = {}
     work = partial(part_sums, settings=settings)
     with closing(in_processes(work, list(enumerate(table_parts(steps, chunk_rows))), processes)) as parts:
         for rows, frames in parts:
             progress(rows)
             for name, frame in frames:
-                found.setdefault(name, []).append(frame)
-    sums = {name: pl.concat(frames) for name, frames in found.items()}
+                collected.setdefault(name, []).append(frame)
+    sums = {name: pl.concat(frames) for name, frames in collected.items()}
     keys = list(settings.by)
     numbers = sums["sizes"].group_by(*keys, "level", "size", maintain_order=True).agg(pl.col("groups").sum())
     sizes = numbers.with_columns(steps=pl.col("size") * pl.col("groups"))
@@ -202,10 +192,7 @@ def with_and_without_unchanged(
 ) -> tuple[Statistics, Statistics | None]:
     """Return the statistics of all steps, and those without replies to actions that changed nothing, if there are any.
 
-    Args:
-        steps: As of `statistics`.
-        progress: Called with the title of each computation; returns its `progress`.
-        **arguments: As of `statistics`.
+    `progress` is called with the title of each computation and returns its `progress`.
     """
     found = statistics(steps, progress=progress("all steps"), **arguments)
     if not (found.summary["unchanged"] > 0).any():
