@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 T = TypeVar("T")
-S = TypeVar("S", bound="DataclassInstance")
 
 LARGEST_FLOAT: Final = sys.float_info.max
 
@@ -44,15 +43,12 @@ PositiveFloat = Annotated[float, Meta(gt=0)]
 Temperature = Annotated[float, Meta(ge=0, le=LARGEST_FLOAT)]
 """A sampling temperature; 0 selects the most likely token."""
 
-EXTENDS = "extends"
-"""The key of a file's parents: one path or a list of paths, relative to the file, whose values it overrides."""
-
 _FAULT: Final = re.compile(r"(?:Expected )?(.*?)(?:, got .*?)?(?: - at `\$(.*)`)?")
 """An error message of msgspec: the expected type or range, and the path below the value."""
 
 
 def read_toml(path: Path, _extended_by: tuple[Path, ...] = ()) -> dict[str, Any]:
-    """Read a TOML file and the files that it `extends`; later values override earlier ones."""
+    """Read a TOML file and those that it `extends` (a path or a list of paths, relative to it), which it overrides."""
     path = Path(path).resolve()
     if path in _extended_by:
         raise InputError(f"{path} extends itself through {_extended_by[-1].name}; remove one of the `extends`")
@@ -61,10 +57,10 @@ def read_toml(path: Path, _extended_by: tuple[Path, ...] = ()) -> dict[str, Any]
         values = tomllib.loads(data.decode("utf-8").replace("\r\n", "\n"))
     except (ValueError, RecursionError) as error:  # no TOML, no UTF-8, and integers of thousands of digits
         raise InputError(f"{path} is not TOML: {error}") from error
-    parents = values.pop(EXTENDS, [])
+    parents = values.pop("extends", [])
     names = [parents] if isinstance(parents, str) else parents
     if not isinstance(names, list) or not all(isinstance(name, str) and "\0" not in name for name in names):
-        raise InputError(f"{path}: expected {EXTENDS} to name a file or a list of files, received {parents!r}")
+        raise InputError(f"{path}: expected extends to name a file or a list of files, received {parents!r}")
     merged: dict[str, Any] = {}
     for name in names:
         merged = merge(merged, read_toml(path.parent / name, (*_extended_by, path)))
@@ -182,7 +178,6 @@ def _message(hint: object, value: object, noun: str, name: str, message: str) ->
 
 
 def _choices(hint: object) -> tuple[object, ...]:
-    """Return the choices of a `Literal`, or of the `Literal` in a union."""
     if get_origin(hint) is Literal:
         return get_args(hint)
     return next(filter(None, map(_choices, get_args(hint))), ())

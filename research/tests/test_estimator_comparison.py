@@ -446,8 +446,8 @@ def test_wrong_inputs_are_reported_in_one_line(world):
 @pytest.mark.parametrize(
     ("text", "line"),
     [
-        ("", "expected at least one estimator"),
-        ("hgpo,hgpo", "received 'hgpo' twice"),
+        ("", "expected different estimators"),
+        ("hgpo,hgpo", "expected different estimators"),
         ("hgppo", "did you mean 'hgpo'"),
         ("hgpo:alfa=1", "did you mean 'alpha'"),
         ("hgpo:gamma=2", "parameter gamma: expected float <= 1.0, received 2"),
