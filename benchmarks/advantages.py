@@ -38,7 +38,6 @@ from rich.table import Table
 from hgpo_datasets import manifest, shards
 from hgpo_envs.hashing import chain_columns, link
 from hgpo_train.advantages import compute, get
-from hgpo_train.advantages.input_columns import GROUP_KEYS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -54,7 +53,6 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "RLOO": ("rloo", {}),
     "REINFORCE++": ("reinforce_pp", {}),
 }
-READ_BY_ALL = (*GROUP_KEYS, "trajectory", "step", "reward", "action_valid", "aborted")
 OF_STEP_RETURNS = ("HGPO K=2", "HGPO K=4", "GiGPO")
 SHARD_TASKS = 256
 
@@ -194,10 +192,10 @@ PLAIN: dict[str, Callable[[pl.LazyFrame], pl.LazyFrame]] = {
 def compare(pattern: str, rows: int) -> dict[str, Any]:
     """Return CPU seconds of decoding, of each estimator with both engines, and of plain windows."""
     steps = pl.scan_parquet(pattern)
+    schema = steps.collect_schema()
     figures: dict[str, Any] = {"rows": rows}
     for label, (name, parameters) in RUNS.items():
-        estimator = get(name).with_parameters(**parameters)
-        columns = [*READ_BY_ALL, *estimator.reads(estimator.parameters)]
+        columns = get(name).with_parameters(**parameters).columns(schema)
 
         def estimate(
             engine: pl._typing.EngineType, name: str = name, parameters: dict[str, Any] = parameters

@@ -80,9 +80,9 @@ def row_keys(columns: Collection[str]) -> list[str]:
     return [*group_keys(columns), "trajectory", "step"]
 
 
-def _stored(schema: pl.Schema, p: Parameters) -> set[str]:
-    """Return the columns of a table that are read as they are: with a state key, hashes of states are not."""
-    return {name for name in schema if not (p.state_key and _HASH.fullmatch(name)) or name == "action_hash"}
+def stored_columns(schema: pl.Schema, p: Parameters) -> Collection[str]:
+    """Return the columns of a table that are used as they are: with a state key, hashes of states are not."""
+    return [name for name in schema if name == "action_hash" or not _HASH.fullmatch(name)] if p.state_key else schema
 
 
 def _sources(column: str, stored: Collection[str], p: Parameters) -> list[str]:
@@ -97,11 +97,14 @@ def _sources(column: str, stored: Collection[str], p: Parameters) -> list[str]:
     return [*state, *action] if column.startswith(CHAINS["states_actions"]) else state
 
 
-def checked_columns(schema: pl.Schema, p: Parameters, reads: Sequence[str], name: str) -> list[str]:
-    """Return the columns of a table that an estimator reads and that must not be null.
+def columns_used(
+    schema: pl.Schema, stored: Collection[str], p: Parameters, reads: Sequence[str], name: str
+) -> tuple[list[str], list[str]]:
+    """Return the columns of a table that an estimator reads, and those of them that must not be null.
 
     Args:
         schema: The columns of the table.
+        stored: Those of which hashes are used as they are.
         p: The estimator's parameters.
         reads: The hashes and columns of texts that it reads.
         name: Its name, for the error message.
@@ -109,7 +112,7 @@ def checked_columns(schema: pl.Schema, p: Parameters, reads: Sequence[str], name
     Raises:
         InputError: Columns are missing (the line names them all), or have types that cannot be used.
     """
-    stored, reward = _stored(schema, p), _REWARDS[p.reward]
+    reward = _REWARDS[p.reward]
     flags = ["action_valid"] if p.invalid_action_penalty else []
     sources = {column: _sources(column, stored, p) for column in [*reads, *flags] if column != "next_state"}
     needed = dict.fromkeys([*row_keys(schema), reward, *(source for several in sources.values() for source in several)])
@@ -122,8 +125,10 @@ def checked_columns(schema: pl.Schema, p: Parameters, reads: Sequence[str], name
         raise InputError(f"column step: expected integers, received {schema['step']}; convert it with cast")
     if not (schema[reward].is_numeric() or schema[reward] in (pl.Boolean, pl.Null)):
         raise InputError(f"column {reward}: expected numbers, received {schema[reward]}; convert it with cast")
+    optional = {"aborted", *(("next_state", "next_state_hash") if "next" in "".join(reads) else ())}
     known = [sources[column] for column in sources if not _NULLABLE.fullmatch(column)]
-    return list(dict.fromkeys(source for several in known for source in several))
+    checked = list(dict.fromkeys(source for several in known for source in several))
+    return [column for column in schema if column in needed or column in optional], checked
 
 
 def prepare(
@@ -147,21 +152,20 @@ def prepare(
         InputError: A column is missing. When the result is collected: rows are invalid.
     """
     schema = steps.collect_schema() if schema is None else schema
-    stored = _stored(schema, p)
+    stored = stored_columns(schema, p)
     if reads is None:
         depths = range(getattr(p, "history_length", hashing.DEFAULT_DEPTH) + 1)
         hashes = ["state_hash", "action_hash", "next_state_hash", *(f"{c}{k}" for c in CHAINS.values() for k in depths)]
         reads = [column for column in hashes if set(_sources(column, stored, p)) <= set(schema)]
-        checked = checked_columns(schema, p, (), name)
+        _, checked = columns_used(schema, stored, p, (), name)
     else:
-        checked = checked_columns(schema, p, reads, name)
+        _, checked = columns_used(schema, stored, p, reads, name)
     steps = steps.with_columns(
         key(group_keys(schema)).alias("task_key"),
         key(name for name in ("run", "trajectory") if name in schema).alias("trajectory_key"),
-        key(batch_keys(schema)).alias("batch_key"),
+        key(name for name in BATCH_KEYS if name in schema).alias("batch_key"),
     )
     columns = {
-        "row": pl.int_range(pl.len()),
         "task": pl.col("task_key"),
         "step": pl.col("step"),
         "reward": rounded(pl.col(_REWARDS[p.reward]).cast(pl.Float64) * p.reward_scale, p.precision),
@@ -188,7 +192,8 @@ def prepare(
         **{"return": rounded(plain - cost, p.precision)},
         episode_score=rounded(score - cost, p.precision),
     )
-    return _with_hashes(steps, stored, p, {name for name in reads if _HASH.fullmatch(name)})
+    derived = {name for name in reads if _HASH.fullmatch(name) and (name not in stored or name == "next_state_hash")}
+    return _with_hashes(steps, stored, p, derived) if derived else steps
 
 
 # --------------------------------------------------------------------------------------------- returns and invalid rows
@@ -232,8 +237,9 @@ def _outcomes(
     checks |= {(f"a value as {name[3:]}", name[3:]): rows[name] & ~aborted for name in names if name.startswith("no ")}
     for (expected, column), bad in checks.items():
         if bad.any():
+            bad_row = (pl.col("trajectory_key") == keys[bad.argmax()]) & (pl.col("step") == step[bad.argmax()])
             # inside another query, the streaming engine could wait for the only thread, which waits for it
-            row = source.slice(int(rows["row"][bad.argmax()]), 1).collect(engine="in-memory")
+            row = source.filter(bad_row).tail(1).collect(engine="in-memory")
             value = row["task_id" if column == "task" and "task_id" in row.columns else column].item()
             raise StepTableError(f"expected {expected}, received {'null' if value is None else value}", row)
     values = reward - rows.get("penalty", 0.0)
@@ -263,16 +269,15 @@ class StepTableError(InputError):
 # ---------------------------------------------------------------------------------------------------------- hashes
 
 
-def _with_hashes(steps: pl.LazyFrame, stored: set[str], p: Parameters, hashes: set[str]) -> pl.LazyFrame:
-    """Add the hashes that the table does not have."""
-    derived = hashes - stored | hashes & {"next_state_hash"}
+def _with_hashes(steps: pl.LazyFrame, stored: Collection[str], p: Parameters, derived: set[str]) -> pl.LazyFrame:
+    """Add hashes that are derived from other columns."""
     nodes = p.state_key == ALFWORLD_NODES
     key_of = None if nodes or p.state_key is None else state_key(p.state_key, (ALFWORLD_NODES,))
-    if derived and nodes:
+    if nodes:
         steps = with_alfworld_nodes(steps, into="state_hash")
-    elif derived and "state_hash" not in stored and "state" in stored:
+    elif "state_hash" not in stored and "state" in stored:
         steps = steps.with_columns(text_hash("state", key_of).alias("state_hash"))
-    if derived and "action_hash" not in stored and "action" in stored:
+    if "action_hash" not in stored and "action" in stored:
         steps = steps.with_columns(text_hash("action").alias("action_hash"))
     if "next_state_hash" in derived:
         after = [pl.col("next_state_hash")] if "next_state_hash" in stored else []

@@ -17,7 +17,7 @@ import polars as pl
 
 from hgpo_envs.errors import InputError, one_line, unknown
 from hgpo_envs.plugins import import_object, installed, load
-from hgpo_train.advantages.input_columns import StepTableError, prepare, row_keys
+from hgpo_train.advantages.input_columns import StepTableError, columns_used, prepare, row_keys, stored_columns
 from hgpo_train.advantages.parameters import Parameters
 from hgpo_train.advantages.tables import step_table
 from hgpo_train.settings import build, types_of
@@ -67,7 +67,9 @@ class Estimator:
         self, *, column: str | None = None, details: bool | None = None, **parameters: object
     ) -> Estimator:
         """Return the estimator with other parameters, and with another name of its column."""
-        values = build(type(self.parameters), asdict(self.parameters) | parameters, "parameter")
+        values = self.parameters
+        if parameters:
+            values = build(type(values), asdict(values) | parameters, "parameter")
         column, details = (self.column if column is None else column), (self.details if details is None else details)
         return replace(self, parameters=values, column=column, details=details)
 
@@ -81,6 +83,12 @@ class Estimator:
         """The added columns, each with the function's name for it."""
         optional = self.optional(self.parameters) if self.details else ()
         return {self.column: "advantage"} | {f"{self.column}_{name}": name for name in optional}
+
+    def columns(self, schema: pl.Schema) -> list[str]:
+        """Return the columns of a table that are read; all if the estimator does not say. None may be missing."""
+        reads, stored = self.reads(self.parameters), stored_columns(schema, self.parameters)
+        used, _ = columns_used(schema, stored, self.parameters, reads or (), self.name)
+        return list(schema) if reads is None else used
 
     def apply(self, steps: pl.LazyFrame) -> pl.LazyFrame:
         """Call the function on a table with the input columns, and check what one of another package returns."""

@@ -29,7 +29,8 @@ _ROUNDING: Final = 1e-15  # some multiple of the rounding of one addition
 
 def key(columns: Iterable[str]) -> pl.Expr:
     """Return an int64 key of each row's combination of values, valid within one query; null counts as a value."""
-    return reduce(chain, (pl.col(column).hash().reinterpret(signed=True) for column in columns), pl.lit(0, pl.Int64))
+    hashes = [pl.col(column).hash().reinterpret(signed=True) for column in columns]
+    return reduce(chain, hashes) if hashes else pl.lit(0, pl.Int64)
 
 
 def chain(before: pl.Expr, item: pl.Expr) -> pl.Expr:
@@ -64,11 +65,6 @@ def along(value: pl.Expr) -> pl.Expr:
     return value.over("trajectory_key", order_by="step")
 
 
-def _grouped(steps: pl.LazyFrame, value: str | pl.Expr, group: pl.Expr) -> pl.LazyFrame:
-    value = pl.col(value) if isinstance(value, str) else value
-    return steps.with_columns(group.alias("(group)"), value.cast(pl.Float64).alias("(x)"))
-
-
 def mean(steps: pl.LazyFrame, into: str, value: str | pl.Expr, group: pl.Expr) -> pl.LazyFrame:
     """Add the mean of a value within each row's group; it is exactly x if all x of the group are equal.
 
@@ -82,11 +78,10 @@ def mean(steps: pl.LazyFrame, into: str, value: str | pl.Expr, group: pl.Expr) -
     >>> mean(steps, "m", "x", within()).collect()["m"].to_list()
     [1.5, 1.5, 5.0]
     """
-    x = pl.col("(x)")
+    x, value = pl.col("(x)"), pl.col(value) if isinstance(value, str) else value
+    steps = steps.with_columns(group.alias("(group)"), value.cast(pl.Float64).alias("(x)"))
     aggregates = {"(mean)": x.mean(), "(least)": x.min(), "(most)": x.max()}
-    steps = _grouped(steps, value, group).with_columns(
-        aggregate.over("(group)").alias(name) for name, aggregate in aggregates.items()
-    )
+    steps = steps.with_columns(aggregate.over("(group)").alias(name) for name, aggregate in aggregates.items())
     average = pl.when(pl.col("(least)") == pl.col("(most)")).then("(least)").otherwise("(mean)")
     return steps.with_columns(pl.when(pl.col("(group)").is_not_null()).then(average).alias(into))
 
@@ -121,7 +116,8 @@ def normalise(
     >>> normalise(steps, "a", "x", within()).collect()["a"].to_list()
     [0.0, 0.0, 0.0, None]
     """
-    steps, sampled = _grouped(steps, value, group), pl.col("(x)")
+    sampled, value = pl.col("(x)"), pl.col(value) if isinstance(value, str) else value
+    steps = steps.with_columns(group.alias("(group)"), value.cast(pl.Float64).alias("(x)"))
     if sample is not None:
         steps, sampled = steps.with_columns(pl.when(sample).then("(x)").alias("(sample)")), pl.col("(sample)")
     aggregates = {"(mean)": sampled.mean(), "(std)": sampled.std(ddof), "(n)": sampled.count().cast(pl.Float64)}

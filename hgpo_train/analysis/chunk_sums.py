@@ -10,7 +10,7 @@ import polars as pl
 from hgpo_envs.errors import InputError, unknown
 from hgpo_envs.state_keys import mask_numbers
 from hgpo_train.advantages.alfworld_nodes import ALFWORLD_NODES, NOTHING
-from hgpo_train.advantages.input_columns import CHAINS, checked_columns, prepare, row_keys, text_hash
+from hgpo_train.advantages.input_columns import CHAINS, prepare, row_keys, text_hash
 from hgpo_train.advantages.tables import chunks
 from hgpo_train.advantages.windows import along, chain
 from hgpo_train.analysis.level_sums import (
@@ -63,10 +63,8 @@ def part_sums(
     for name in settings.by:
         if name not in schema and name != ALL:
             raise InputError(unknown("column to split by", name, schema))
-    p, reads = settings.estimator.parameters, settings.estimator.reads(settings.estimator.parameters) or ()
-    checked_columns(schema, p, reads, "hgpo")
-    wanted = {*row_keys(schema), *settings.by, *_READ, *reads}
-    if "action_admissible" in schema and p.state_key != ALFWORLD_NODES:
+    wanted = {*row_keys(schema), *settings.by, *_READ, *settings.estimator.columns(schema)}
+    if "action_admissible" in schema and settings.estimator.parameters.state_key != ALFWORLD_NODES:
         wanted.discard("admissible_actions")  # the widest column
     rows = 0
     sums: list[tuple[str, pl.DataFrame]] = []

@@ -43,7 +43,7 @@ def import_table(files: Sequence[str], folder: Path) -> None:
     """
     steps = scan_steps(files, plain=True)
     schema = steps.collect_schema()
-    registry.compute(steps, "hgpo", column="(missing)")  # names the columns that are missing
+    registry.get("hgpo").columns(schema)
     if "state" not in schema:
         raise InputError(f"{files[0]}: expected a column `state` with texts, which the viewer shows; add one")
     table = _step_table(steps.collect(), schema)
