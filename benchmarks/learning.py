@@ -40,7 +40,6 @@ from rich.console import Console
 
 from hgpo_envs.errors import InputError
 from hgpo_envs.files.atomic import write_file
-from hgpo_envs.webshop.generation.bundled import make_bundled_catalogue
 from hgpo_train.advantages.variants import Variant, read_variants
 from hgpo_train.models.checkpoint_files import list_checkpoints
 from hgpo_train.models.tiny import TinyShape
@@ -51,6 +50,7 @@ from hgpo_train.training.run_folder import CONFIG, fixed_values
 from hgpo_train.training.tracking import read_metrics
 from hgpo_train.training.trainer import free_settings, is_finished
 from hgpo_train.training.warm_start import WarmStart, warm_start
+from tools.webshop_catalogue import make_bundled_catalogue
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -84,18 +84,15 @@ def open_tasks(
     modes: tuple[str, ...],
     **values: Any,
 ) -> tuple[SharedSource, Split, Settings]:
-    """Check what all environments over a task source are made of.
+    """Return what all environments over a task source are made of: source, tasks of the split, settings of episodes.
 
     Args:
         source: The task source.
-        split: The split of tasks.
-        sampling: How tasks are chosen, one of `TASK_SAMPLINGS`.
-        render_mode: One of `modes`, or None.
+        split: As in `TextEnv`; likewise `sampling` and `render_mode`.
+        sampling: See `split`.
+        render_mode: See `split`.
         modes: The render modes of the environment.
         values: The arguments of `hgpo_envs.episode.settings_for` beside the benchmark.
-
-    Returns:
-        The source in its shared form, the tasks of the split, and the settings of episodes.
 
     Raises:
         InputError: If a value is unknown or out of range, or the prompt template fails.

@@ -159,18 +159,7 @@ class PromptTemplate:
         info: Mapping[str, Any] = _NOTHING,
         prompt_style: str = "memory",
     ) -> str:
-        """Render the prompt of one step.
-
-        Args:
-            task: The instruction.
-            observation: The state text.
-            admissible_actions: In the benchmark's order.
-            pairs: The past pairs to show, oldest first.
-            steps_taken: The number of actions so far.
-            max_steps: The step limit.
-            action_format: ``command``, ``response`` or ``number``.
-            info: The state's further fields.
-            prompt_style: ``memory`` or ``chat``.
+        """Render the prompt of one step. The arguments are fields of the template (see the module).
 
         Raises:
             InputError: The template fails.

@@ -121,10 +121,12 @@ def default_arguments(spec: EnvironmentSpec) -> dict[str, Any]:
 
 def _open(environment: str, arguments: dict[str, Any], env: type) -> tuple[SharedSource, dict[str, Any]]:
     """Return the task source that its arguments select, and the remaining arguments, always with the step limit."""
+    from hgpo_envs.env import TextEnv
+
     spec = environment_spec(environment)
     if arguments.get("max_steps") is None:
         arguments = {**arguments, "max_steps": spec.max_steps}
-    common = set(signature(env).parameters) - {"source", "num_envs"}
+    common = {*signature(TextEnv).parameters, *signature(env).parameters} - {"source", "num_envs", "values"}
     own = set(spec.parameters())
     for name in arguments:
         if name not in own | common:

@@ -66,7 +66,10 @@ class TextVectorEnv(VectorEnv[dict[str, Any], "Sequence[str]", "NDArray[Any]"]):
         num_envs: n, the number of slots.
         group_size: How many consecutive slots draw the same tasks.
         autoreset_mode: ``NextStep``, ``SameStep`` or ``Disabled``, or the member of `gymnasium.vector.AutoresetMode`.
-        split: See `hgpo_envs.env.TextEnv`, also for the other arguments.
+        split: See `hgpo_envs.env.TextEnv`, also for sampling and render mode.
+        sampling: See `split`.
+        render_mode: ``ansi`` or None.
+        values: The other arguments of `hgpo_envs.env.TextEnv`.
 
     Raises:
         InputError: If an argument is invalid, or if the prompt template fails at the first task.
@@ -86,15 +89,9 @@ class TextVectorEnv(VectorEnv[dict[str, Any], "Sequence[str]", "NDArray[Any]"]):
         group_size: int = 1,
         autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP.value,
         split: str = "train",
-        history_length: int = 2,
-        history_depth: int = hashing.DEFAULT_DEPTH,
-        action_format: str = "command",
-        max_steps: int = 50,
         sampling: str = "random",
-        prompt_template: str | None = None,
-        prompt_style: str = "memory",
-        system_prompt: str = "",
         render_mode: str | None = None,
+        **values: Any,
     ) -> None:
         if num_envs < 1:
             raise InputError(f"num_envs: expected at least 1, received {num_envs!r}")
@@ -107,19 +104,9 @@ class TextVectorEnv(VectorEnv[dict[str, Any], "Sequence[str]", "NDArray[Any]"]):
             raise InputError(unknown("autoreset_mode", autoreset_mode, names)) from None
         self.metadata = {**self.metadata, "autoreset_mode": self.autoreset_mode}
         self.shared, self._split, settings = open_tasks(
-            source,
-            split,
-            sampling,
-            render_mode,
-            VECTOR_RENDER_MODES,
-            prompt_template=prompt_template,
-            history_length=history_length,
-            history_depth=history_depth,
-            action_format=action_format,
-            max_steps=max_steps,
-            prompt_style=prompt_style,
-            system_prompt=system_prompt,
+            source, split, sampling, render_mode, VECTOR_RENDER_MODES, **values
         )
+        history_depth = settings.history_depth
         self._draws: list[TaskSampler] = []
         self._drawn: list[list[str]] = []  # the tasks that each group has drawn so far
         self._draw = [0] * num_envs  # the number of tasks that each slot has taken of them

@@ -9,7 +9,7 @@ from hgpo_envs.webshop import bundled
 from hgpo_envs.webshop.catalogue import Catalogue
 from hgpo_envs.webshop.data.build import build
 from hgpo_envs.webshop.generation import synthetic
-from hgpo_envs.webshop.generation.bundled import make_bundled_catalogue
+from tools.webshop_catalogue import make_bundled_catalogue
 
 PUBLISHED_TRAIN = 1_500
 """Goals before this one are for test and evaluation."""

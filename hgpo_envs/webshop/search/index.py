@@ -14,13 +14,14 @@ import os
 from collections import Counter
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
+import msgspec
 import numpy as np
 
 from hgpo_envs.caching import bounded_cache
-from hgpo_envs.errors import InputError
-from hgpo_envs.files.untrusted_files import open_regular, parse_json, read_bytes
+from hgpo_envs.errors import InputError, one_line
+from hgpo_envs.files.untrusted_files import open_regular, read_bytes
 from hgpo_envs.webshop.records import mapped
 from hgpo_envs.webshop.search import bm25
 from hgpo_envs.webshop.search.analyzer import terms
@@ -114,6 +115,13 @@ class _Postings:
         return documents
 
 
+class _Counts(msgspec.Struct):
+    """The numbers of documents with terms, and of terms in them."""
+
+    documents: Annotated[int, msgspec.Meta(ge=0)]
+    tokens: Annotated[int, msgspec.Meta(ge=0)]
+
+
 class Index:
     """A memory-mapped search index. Its layout is documented in `hgpo_envs.webshop.search.index_writer`.
 
@@ -127,8 +135,11 @@ class Index:
     """
 
     def __init__(self, folder: Path, products: int) -> None:
-        counts = _counts(folder / "index.json")
-        self.size: Final[int] = counts["documents"]
+        try:
+            counts = msgspec.json.decode(read_bytes(folder / "index.json", 1 << 16, "catalogue's file"), type=_Counts)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise InputError(f"{folder / 'index.json'}: {one_line(error)}; build the catalogue again") from None
+        self.size: Final[int] = counts.documents
         self._products: Final = products
         ends = mapped(folder / "term_ends.npy", np.uint32)
         numbers = mapped(folder / "term_numbers.npy", np.int32)
@@ -151,7 +162,7 @@ class Index:
         lengths = mapped(folder / "code_lengths.npy", np.uint8)
         if len(frequencies) != len(lengths):
             raise InputError(f"the codes of {folder} do not match each other; build the catalogue again")
-        self._saturation = bm25.saturation(frequencies, lengths, self.size, counts["tokens"])
+        self._saturation = bm25.saturation(frequencies, lengths, self.size, counts.tokens)
 
     def lists(self, query: str) -> list[_Postings]:
         """Return the lists of a query's terms in descending order of their bounds."""
@@ -200,17 +211,6 @@ def _number(names: NDArray[np.uint8], ends: NDArray[np.uint32], numbers: NDArray
             return int(numbers[middle])
         low, high = (middle + 1, high) if name < wanted else (low, middle)
     return None
-
-
-def _counts(path: Path) -> dict[str, int]:
-    try:
-        counts = parse_json(read_bytes(path, 1 << 16, "catalogue's file"))
-    except InputError as error:
-        raise InputError(f"{path}: {error}; build the catalogue again") from None
-    names = ("documents", "tokens")
-    if not isinstance(counts, dict) or not all(type(counts.get(name)) is int and counts[name] >= 0 for name in names):
-        raise InputError(f"{path}: expected the numbers {' and '.join(names)}; build the catalogue again")
-    return counts
 
 
 def _threshold(lists: list[_Postings], results: int) -> float:

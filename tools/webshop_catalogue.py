@@ -1,4 +1,4 @@
-"""Generation of the bundled catalogue from synthetic products."""
+"""Generate the bundled catalogue of WebShop from synthetic products."""
 
 from __future__ import annotations
 
