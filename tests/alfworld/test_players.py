@@ -1,7 +1,6 @@
 """The expert solves every game; the explorer uses observations only."""
 
 import random
-from contextlib import nullcontext
 
 import pytest
 from hypothesis import given
@@ -14,7 +13,7 @@ from hgpo_envs.alfworld.engine.game import compile_game
 from hgpo_envs.alfworld.generation.draft import draft_game
 from hgpo_envs.alfworld.generation.problem import game_data
 from hgpo_envs.alfworld.players.expert import ExpertPlayer, find_plan
-from hgpo_envs.alfworld.players.explorer import ExplorerPlayer, ParsedInstruction, parse_instruction
+from hgpo_envs.alfworld.players.explorer import ExplorerPlayer, parse_instruction
 from hgpo_envs.engine import State, Task
 from hgpo_envs.environment_spec import make_player
 from hgpo_envs.errors import InputError
@@ -122,28 +121,14 @@ def test_explorer_accepts_any_text(text, actions):
     assert player.act(state) in state.actions
 
 
-@pytest.mark.parametrize(
-    ("sentence", "wish"),
-    [
-        ("put some book on bed.", ("book", "bed", "", 1)),
-        ("examine the pen with the floorlamp.", ("pen", "floorlamp", "use", 1)),
-        ("put a clean plate in cabinet.", ("plate", "cabinet", "clean", 1)),
-        ("heat some mug and put it in coffeemachine.", ("mug", "coffeemachine", "heat", 1)),
-        ("find two cellphone and put them in desk.", ("cellphone", "desk", "", 2)),
-        ("put the lotion on the skin.", None),
-    ],
-)
-def test_sentences(sentence, wish):
-    with nullcontext() if wish else pytest.raises(InputError, match="twelve task sentences"):
-        assert parse_instruction(sentence) == ParsedInstruction(*wish)
-
-
 def test_sentences_agree_with_the_goals(golden_games):
     source = ALFWorldSource(golden_games)
     for task_id in source.ids("all"):
         goal, wish = source.game(task_id).goal, parse_instruction(source.task(task_id).instruction)
         place = goal.receptacle_type or goal.lamp_type
         assert (goal.object_type, place, goal.count) == (wish.thing, wish.place, wish.count)
+    with pytest.raises(InputError, match="twelve task sentences"):
+        parse_instruction("put the lotion on the skin.")
 
 
 @pytest.mark.parametrize("name", ["expert", "explorer"])

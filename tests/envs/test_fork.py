@@ -51,15 +51,8 @@ def choice(episode, chance):
 
 def shown(episode):
     """Return everything that an episode shows."""
-    state = episode.state
-    return (
-        episode.prompt(),
-        repr(episode.info()),
-        state.text,
-        tuple(state.actions),
-        (state.valid, state.terminated, state.won, state.reward, state.score, repr(dict(state.info))),
-        (episode.action, episode.action_valid, episode.terminated, episode.truncated, episode.steps_taken),
-    )
+    ends = episode.terminated, episode.truncated, episode.steps_taken
+    return repr((episode.prompt(), episode.info(), episode.state, episode.action, episode.action_valid, ends))
 
 
 def replayed(episode, texts):

@@ -144,49 +144,6 @@ def test_a_compressed_catalogue_is_the_same(tmp_path):
     assert small.product(49).title == "Shoes 49"
 
 
-BAD = [
-    (b"", "expected '[', received the end of the file"),
-    (b"[1]", "record 0"),
-    (json.dumps([record("B1"), record("B2")])[:-40].encode(), "record 1"),
-    (json.dumps([record("B1")]).encode() + b"x", "expected the end of the file"),
-    (b'[{"asin": 5}]', "field 'asin': expected a text, received 5"),
-    (b"[{}]", "record 0 (without asin): field 'asin' is missing"),
-    (json.dumps([record("B2", pricing="9.99")]).encode(), "record 0 (B2): expected a price with '$', received '9.99'"),
-    (json.dumps([record("B1", small_description=None)]).encode(), "'small_description': expected a list of texts"),
-    (json.dumps([record("B1", customization_options={"A": [{"v": "x"}]})]).encode(), "field 'value' is missing"),
-    (b'[{"asin": "\xff"}]', "not UTF-8"),
-    (b'[{"a": ' + b"[" * 100_000, "record 0"),
-    (b'[{"a": ' + b"9" * 5_000 + b"}]", "record 0"),
-    (gzip.compress(json.dumps([record("B1")]).encode())[:-12], "cannot be read to its end"),
-]
-
-
-@pytest.mark.parametrize(("items", "line"), BAD, ids=range(len(BAD)))
-def test_bad_items_raise_a_one_line_error_and_leave_no_files(tmp_path, items, line):
-    paths = write(tmp_path / "raw", items, "{}", "{}")
-    with pytest.raises(InputError) as error:
-        build(*paths, tmp_path / "out")
-    assert line in str(error.value)
-    assert "\n" not in str(error.value)
-    assert str(paths[0]) in str(error.value)
-    assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize(
-    ("attributes", "human", "line"),
-    [
-        ('{"B1": {"attributes": "x"}}', "{}", "entry 'B1': field 'attributes': expected a list of texts, received 'x'"),
-        ('{"B1": {"attributes": []}', "{}", "expected ',' or '}', received the end of the file"),
-        ("{}", '{"B1": [{"instruction": "x"}]}', "(B1): its human instruction cannot be used"),
-    ],
-)
-def test_bad_attributes_and_instructions(tmp_path, attributes, human, line):
-    paths = write(tmp_path / "raw", json.dumps([record("B1")]), attributes, human)
-    with pytest.raises(InputError) as error:
-        build(*paths, tmp_path / "out")
-    assert line in str(error.value)
-
-
 def test_unusable_records_can_be_skipped(tmp_path):
     records = [record("B1", pricing="9"), record("B2"), record("B3", name=5), record("B1")]
     catalogue = made(tmp_path, records, skip_unusable=True)
@@ -210,42 +167,6 @@ def test_the_piece_size_does_not_matter(tmp_path, monkeypatch, piece):
     assert list(raw_files.records(tmp_path / "c.json")) == []
 
 
-def test_errors_of_opening(tmp_path):
-    folder = made(tmp_path, [record("B1")]).folder
-
-    def refusal():
-        with pytest.raises(InputError) as error:
-            Catalogue.open(folder)
-        assert "\n" not in str(error.value)
-        return str(error.value)
-
-    manifest = folder / catalogues.MANIFEST
-    kept = manifest.read_bytes()
-    for other in (1, 99):  # 1 held Arrow files
-        manifest.write_bytes(kept.replace(f'"format": {catalogues.FORMAT}'.encode(), f'"format": {other}'.encode()))
-        assert f"expected catalogue format {catalogues.FORMAT}, received {other}" in refusal()
-    manifest.write_bytes(kept[: len(kept) // 2])
-    assert "is damaged" in refusal()
-    manifest.write_bytes(kept)
-    (folder / "products.jsonl").write_bytes((folder / "products.jsonl").read_bytes()[:-1])
-    assert "bytes, expected" in refusal()
-    (folder / "products.jsonl").unlink()
-    assert "is missing" in refusal()
-    shutil.rmtree(folder)
-    assert "no WebShop catalogue in" in refusal()
-
-
-def test_verify_finds_a_flipped_bit(tmp_path):
-    catalogue = made(tmp_path, [record("B1")])
-    catalogue.verify()
-    path = catalogue.folder / "index/documents.npy"
-    data = bytearray(path.read_bytes())
-    data[-1] ^= 1
-    path.write_bytes(data)
-    with pytest.raises(InputError, match=r"documents\.npy differs from its checksum"):
-        Catalogue.open(catalogue.folder).verify()
-
-
 def test_a_catalogue_deleted_while_open_stays_usable(tmp_path):
     records = [record(f"B{n}", name=f"Shoes word{n}x") for n in range(3_000)]
     catalogue = made(tmp_path, records)
@@ -256,10 +177,57 @@ def test_a_catalogue_deleted_while_open_stays_usable(tmp_path):
     assert catalogue.in_category("fashion").tolist() == list(range(3_000))
 
 
-def test_nouns_are_recorded(tmp_path):
-    paths = write(tmp_path / "raw", json.dumps([record("B1")]), "{}", "{}")
-    (tmp_path / "raw/nouns.json").write_text("{}")
-    with pytest.raises(InputError, match="no list of nouns for the title 'Red Shoes'"):
-        build(*paths, tmp_path / "other", nouns=tmp_path / "raw/nouns.json")
-    with pytest.raises(InputError, match="cannot read the nouns"):
-        build(*paths, tmp_path / "other", nouns=tmp_path / "raw/none.json")
+def json_of(**changes):
+    return json.dumps([record(**changes)]).encode()
+
+
+def test_bad_files_raise_a_one_line_error_and_leave_no_files(tmp_path):
+    good = (json_of(), b"{}", b"{}", b'{"Red Shoes": []}')
+    for place, content, line in (
+        (0, b"", "expected '[', received the end of the file"),
+        (0, b"[1]", "record 0"),
+        (0, json_of() + b"x", "expected the end of the file"),
+        (0, b'[{"asin": 5}]', "field 'asin': expected a text, received 5"),
+        (0, b"[{}]", "record 0 (without asin): field 'asin' is missing"),
+        (0, json_of(asin="B2", pricing="9.99"), "record 0 (B2): expected a price with '$', received '9.99'"),
+        (0, json_of(small_description=None), "'small_description': expected a list of texts"),
+        (0, json_of(customization_options={"A": [{"v": "x"}]}), "field 'value' is missing"),
+        (0, b'[{"asin": "\xff"}]', "not UTF-8"),
+        (0, b'[{"a": ' + b"[" * 100_000, "record 0"),
+        (0, gzip.compress(json_of())[:-12], "cannot be read to its end"),
+        (1, b'{"B1": {"attributes": "x"}}', "entry 'B1': field 'attributes': expected a list of texts, received 'x'"),
+        (1, b'{"B1": {"attributes": []}', "expected ',' or '}', received the end of the file"),
+        (2, b'{"B000000001": [{"instruction": "x"}]}', "(B000000001): its human instruction cannot be used"),
+        (3, b"{}", "no list of nouns for the title 'Red Shoes'"),
+        (3, b"", "cannot read the nouns"),
+    ):
+        *contents, nouns = (content if place == number else own for number, own in enumerate(good))
+        paths = write(tmp_path / "raw", *contents)
+        (tmp_path / "raw/nouns.json").write_bytes(nouns)
+        with pytest.raises(InputError, match=r"^[^\n]+$") as error:
+            build(*paths, tmp_path / "out", nouns=tmp_path / "raw/nouns.json")
+        assert line in str(error.value)
+        assert place == 2 or str([*paths, tmp_path / "raw/nouns.json"][place]) in str(error.value)
+        assert not (tmp_path / "out").exists()
+
+
+def test_errors_of_opening(tmp_path):
+    catalogue = made(tmp_path, [record("B1")])
+    catalogue.verify()
+    folder = catalogue.folder
+    whole = (folder / catalogues.MANIFEST).read_bytes()
+    data = (folder / "index/documents.npy").read_bytes()
+    newer = whole.replace(f'"format": {catalogues.FORMAT}'.encode(), b'"format": 99')
+    for name, content, line in (
+        ("index/documents.npy", data[:-1] + bytes([data[-1] ^ 1]), "documents.npy differs from its checksum"),
+        (catalogues.MANIFEST, newer, f"expected catalogue format {catalogues.FORMAT}, received 99"),
+        (catalogues.MANIFEST, whole[: len(whole) // 2], "is damaged"),
+        (catalogues.MANIFEST, None, "no WebShop catalogue in"),
+        ("products.jsonl", b"", "has 0 bytes, expected"),
+        ("products.jsonl", None, "is missing"),
+    ):
+        (folder / catalogues.MANIFEST).write_bytes(whole)
+        (folder / name).unlink() if content is None else (folder / name).write_bytes(content)
+        with pytest.raises(InputError, match=r"^[^\n]+$") as error:
+            Catalogue.open(folder).verify()
+        assert line in str(error.value)

@@ -59,9 +59,7 @@ def test_errors_contain_the_fix(checkout, program, line):
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        ({"checkout": None}, "needs a checkout"),
         ({"shuffle_seed": 7}, "shuffle_seed: expected 233 with the original, received 7"),
-        ({"num_products": 500}, "unknown num_products 500"),
         ({"python": "/no/python"}, "cannot run /no/python: No such file or directory"),
         ({"goals": "any"}, "unknown kind of goals 'any'"),
     ],
