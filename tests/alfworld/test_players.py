@@ -91,13 +91,6 @@ def test_expert_continues_from_any_state(bundled, data, seed, wander):
         assert state.won or len(find_plan(engine.game, engine.game_state)) == len(left) - 1
 
 
-def test_expert_needs_the_native_engine(bundled):
-    task_id = bundled.ids("all")[0]
-    state = bundled.engine().start(task_id)
-    with pytest.raises(InputError, match="needs the native engine"):
-        ExpertPlayer().reset(bundled.task(task_id), state, None)
-
-
 def test_explorer_plays_both_wordings(bundled):
     old = ALFWorldSource(grammar="put")
     for task_id in old.ids("all")[::4]:
@@ -129,6 +122,8 @@ def test_sentences_agree_with_the_goals(golden_games):
         assert (goal.object_type, place, goal.count) == (wish.thing, wish.place, wish.count)
     with pytest.raises(InputError, match="twelve task sentences"):
         parse_instruction("put the lotion on the skin.")
+    with pytest.raises(InputError, match="needs the native engine"):
+        ExpertPlayer().reset(source.task(task_id), State("", []), None)
 
 
 @pytest.mark.parametrize("name", ["expert", "explorer"])

@@ -110,19 +110,14 @@ def test_render():
     assert envs.render() == ("> open door\n\nThe door is open.\n", "> look\n\nYou are in the hall.\n")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "line"),
-    [
+def test_bad_arguments():
+    for arguments, line in (
         ({"num_envs": 0}, "num_envs: expected at least 1, received 0"),
-        ({"num_envs": 4, "group_size": 3}, "group_size: expected a divisor of num_envs (4), received 3"),
-        ({"num_envs": 4, "group_size": 0}, "group_size: expected a divisor of num_envs (4), received 0"),
+        ({"num_envs": 4, "group_size": 3}, r"group_size: expected a divisor of num_envs \(4\), received 3"),
         ({"autoreset_mode": "Never"}, "unknown autoreset_mode 'Never'. Known: NextStep, SameStep, Disabled"),
-    ],
-)
-def test_bad_arguments(arguments, line):
-    with pytest.raises(InputError) as caught:
-        TextVectorEnv(DoorsSource(), **arguments)
-    assert line in str(caught.value)
+    ):
+        with pytest.raises(InputError, match=line):
+            TextVectorEnv(DoorsSource(), **arguments)
 
 
 @pytest.mark.parametrize(

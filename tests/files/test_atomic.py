@@ -181,17 +181,6 @@ def test_a_lock_names_its_process_and_ends_with_it(tmp_path):
         assert not seems_locked(tmp_path)
 
 
-def test_a_folder_and_its_missing_parents_are_flushed_to_disk(tmp_path, monkeypatch):
-    flushed = []
-    monkeypatch.setattr("hgpo_envs.files.atomic.sync_folder", flushed.append)
-    make_folder(tmp_path / "a/b/c")
-    assert flushed == [tmp_path, tmp_path / "a", tmp_path / "a/b"]
-    make_folder(tmp_path / "a/b/c")
-    (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(FileExistsError):
-        make_folder(tmp_path / "file")
-
-
 @pytest.mark.parametrize("path", ["new", "new/deeper/still", "there/new"])
 def test_a_failed_block_removes_the_folders_created_for_it(tmp_path, path):
     (tmp_path / "there" / "mine").mkdir(parents=True)

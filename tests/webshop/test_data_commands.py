@@ -17,14 +17,8 @@ def test_synthesis_and_build(hgpo, tmp_path):
 def test_bad_input_is_one_line(hgpo, tmp_path):
     (tmp_path / "items.json").write_text('[{"asin": "B1"')
     (tmp_path / "other.json").write_text("{}")
-    files = (
-        "--items",
-        tmp_path / "items.json",
-        "--attributes",
-        tmp_path / "other.json",
-        "--human",
-        tmp_path / "other.json",
-    )
+    other = tmp_path / "other.json"
+    files = "--items", tmp_path / "items.json", "--attributes", other, "--human", other
     code, out, err = hgpo("data", "build", "webshop", *files, "--out", tmp_path / "shop")
     assert (code, out) == (2, "")
     assert err.strip().splitlines()[-1].startswith("error: ")

@@ -10,8 +10,6 @@ from pathlib import Path
 import gymnasium
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from hgpo_envs.episode import LONGEST_COMMAND
 from hgpo_envs.errors import InputError
@@ -19,7 +17,6 @@ from hgpo_envs.webshop.catalogue import Catalogue
 from hgpo_envs.webshop.catalogue.catalogue import MANIFEST
 from hgpo_envs.webshop.data.build import build
 from hgpo_envs.webshop.environment import WEBSHOP
-from hgpo_envs.webshop.search import analyzer
 
 
 def array_of(shape, descr="<i8", size=64):
@@ -103,19 +100,6 @@ def test_lone_surrogates_become_replacement_characters(env_id, action_format):
         assert repr(step) == repr(twin.step("".join("\ufffd" if 0xD800 <= ord(c) < 0xE000 else c for c in text)))
         json.dumps(step[4], ensure_ascii=False).encode()
         step[0]["prompt"].encode()
-
-
-LETTERS = st.sampled_from(
-    ["a", "B", "1", "_", "'", '"', ".", ",", "-", "é", "א", "一", "カ", "ก", "😀", "\u200d", "\u0301", "🏽", "🇦"]
-)
-
-
-@given(st.lists(st.tuples(LETTERS, st.integers(1, 40)), min_size=8, max_size=40))
-def test_long_pieces_have_the_same_words_as_the_whole_grammar(runs):
-    text = "".join(letter * times for letter, times in runs)
-    found = analyzer._any().findall(text)
-    if len(text) > analyzer.LONGEST_WORD and all(len(word) <= analyzer.LONGEST_WORD // 4 for word in found):
-        assert analyzer.words(text) == found
 
 
 @pytest.mark.parametrize("unit", ["x", "[]", "\u200d", "_\u0301", "א'", "1."])

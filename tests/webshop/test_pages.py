@@ -16,15 +16,6 @@ def test_blank_texts():
     assert pages.text_rich_observation(nodes, "", ()) == "a \n \n \n\u00a0\nb\n"
 
 
-def test_clickables_keep_their_first_position_and_map_to_the_last_node():
-    body = (Node("large", "option", "size"), Node("buy now", "option", "fit"), Node("large", "option", "fit"))
-    page = pages.Page("item", (), (*body, Node("Buy Now", "button")))
-    found = pages.clickables(page)
-    assert list(found) == ["buy now", "large"]
-    assert found["large"].option == "fit"
-    assert found["buy now"].kind == "option"
-
-
 PIECES = st.sampled_from(["a", "[", "]", "\n", "search", "click", " ", "]]", "[[", "B0", "é", "\r", "\x85"])
 
 
