@@ -1,0 +1,36 @@
+"""Discounted GRPO: GRPO on returns to go. Experimental, of this project.
+
+    A(t) = (R_t - mean_{j ≠ i} M_j) / std S,    R_t = γ^(T-t) S_i,    M_j = mean over the steps of rollout j of its R
+
+S_i is the score of rollout i, and std S that of the task's rollouts, with the divisor n - 1. An early step of a long
+rollout is then credited with less of its success than a late one: that takes out noise of what comes later, and favours
+short ways. The baseline leaves the own rollout out, so that it depends on none of the own actions.
+
+Special cases: the advantage is exactly 0 where all scores of the task are equal, also in tasks of one rollout; the
+penalty of an invalid action is subtracted from that step's return, and has no effect on the baseline or the scale. With
+γ = 1 and one reward at the end, A is GRPO's `mean_std_norm` over rollouts (`cross_steps=False`), times n / (n - 1).
+"""
+
+from __future__ import annotations
+
+import polars as pl
+
+from hgpo_train.advantages import estimator
+from hgpo_train.advantages.parameters import GAMMA, Discount
+
+
+@estimator(reads=())
+def discounted_grpo(steps: pl.LazyFrame, *, gamma: Discount = GAMMA) -> pl.LazyFrame:  # noqa: ARG001 - of the returns
+    """Experimental: compare returns to go with the mean returns of the task's other rollouts.
+
+    Args:
+        steps: A table with the input columns of estimators.
+        gamma: γ, the discount per step.
+    """
+    task, first = "task_key", pl.col("first").cast(pl.Float64)
+    score, own = pl.col("episode_return"), pl.col("plain_return").mean().over("trajectory_key")
+    others = first.sum().over(task) - 1.0
+    base = ((own * first).sum().over(task) - own) / others
+    deviation = pl.when("first").then(score).std().over(task)
+    varies = score.max().over(task) > score.min().over(task)
+    return steps.with_columns(advantage=pl.when(varies).then((pl.col("return") - base) / deviation).otherwise(0.0))

@@ -1,0 +1,69 @@
+"""`discounted_grpo` against its equation in plain Python, and against GRPO."""
+
+import statistics
+
+import numpy as np
+import polars as pl
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hgpo_research.discounted_grpo import discounted_grpo
+from hgpo_train.advantages import compute
+
+
+def table(lengths, scores, valid=True):
+    """Return one task's rollouts, which are rewarded at their ends."""
+    rows = [
+        {"task": "t", "trajectory": str(i), "step": t, "reward": score * (t + 1 == length), "action_valid": valid}
+        for i, (length, score) in enumerate(zip(lengths, scores, strict=True))
+        for t in range(length)
+    ]
+    return pl.DataFrame(rows, schema_overrides={"reward": pl.Float64})
+
+
+def advantages(rows, estimator=discounted_grpo, **parameters):
+    given = {"reward_scale": 1.0, "precision": "float64", "invalid_action_penalty": 0.0} | parameters
+    return compute(rows, estimator, **given).collect()["advantage"]
+
+
+groups = st.lists(st.tuples(st.integers(1, 5), st.sampled_from([0.0, 1.0, 0.25])), min_size=2, max_size=6)
+
+
+@settings(max_examples=8, deadline=None)
+@given(groups, st.sampled_from([0.0, 0.5, 0.95, 1.0]), st.randoms(use_true_random=False))
+def test_it_matches_its_equation_for_any_row_order(group, gamma, random):
+    lengths, scores = zip(*group, strict=True)
+    returns = [[gamma ** (n - 1 - t) * score for t in range(n)] for n, score in group]
+    means, spread = [statistics.fmean(each) for each in returns], statistics.stdev(scores)
+    expected = [
+        (value - statistics.fmean(means[:i] + means[i + 1 :])) / spread if spread else 0.0
+        for i, each in enumerate(returns)
+        for value in each
+    ]
+    rows = table(lengths, scores)
+    order = random.sample(range(rows.height), rows.height)
+    assert advantages(rows[order], gamma=gamma).to_list() == pytest.approx(np.array(expected)[order], abs=1e-12)
+
+
+@settings(max_examples=8, deadline=None)
+@given(groups)
+def test_without_a_discount_it_is_grpo_over_rollouts(group):
+    """GRPO leaves the own rollout in its mean: a factor of n / (n - 1)."""
+    rows = table(*zip(*group, strict=True))
+    grpo = advantages(rows, "grpo", cross_steps=False, epsilon=0.0 if len({s for _, s in group}) > 1 else 1e-6)
+    factor = len(group) / (len(group) - 1)
+    assert advantages(rows, gamma=1.0).to_list() == pytest.approx((grpo * factor).to_list(), abs=1e-12)
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=6), st.sampled_from([0.0, 0.1, 1.0, 10 / 3]), st.booleans())
+def test_groups_of_equal_scores_have_advantages_of_exactly_0(lengths, score, valid):
+    rows = table(lengths, [score] * len(lengths), valid)
+    assert (advantages(rows, invalid_action_penalty=0.1) == 0).all()
+
+
+def test_a_penalty_is_that_of_the_step():
+    rows = table([2, 1], [1.0, 0.0]).with_columns(action_valid=pl.Series([False, True, True]))
+    less = advantages(rows) - advantages(rows, invalid_action_penalty=0.5)
+    assert less.to_list() == pytest.approx([0.5 / statistics.stdev([1, 0]), 0, 0])
