@@ -1,0 +1,99 @@
+"""Tables and pictures of learning curves, with intervals over seeds.
+
+Seeds are independent: the 95% intervals are mean ± t · s / √n of the seeds' numbers. Differences are those of equal
+seeds, which begin with the same policy.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import polars as pl
+
+from hgpo_train.analysis.resampling import LEVEL, student_quantile
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import altair as alt
+
+NUMBERS: Final = ("final", "area", "final_difference", "area_difference")
+"""The numbers of `summary` that are shown."""
+
+_WIDTH: Final = 420
+
+
+def half_width(count: int) -> float:
+    """Return the factor of a standard deviation of some numbers that gives half of the interval of their mean."""
+    return float("nan") if count < 2 else student_quantile((1 + LEVEL) / 2, count - 1) / count**0.5
+
+
+def summary(curves: pl.DataFrame) -> pl.DataFrame:
+    """Return final success and the mean over iterations, and how these differ from the first estimator's.
+
+    Args:
+        curves: Rows of `estimator`, `seed`, `iteration` and `success`.
+
+    Returns:
+        One row per estimator: `start`, `final`, `area`, and `final_difference` and `area_difference` from the first;
+        these with half of their intervals, `<name>_half`. Shares of 1.
+    """
+    end = pl.col("iteration") == pl.col("iteration").max()
+    by_seed = curves.group_by("estimator", "seed", maintain_order=True).agg(
+        start=pl.col("success").filter(pl.col("iteration") == 0).first(),
+        final=pl.col("success").filter(end).first(),
+        area=pl.col("success").mean(),
+    )
+    first = by_seed.filter(estimator=by_seed["estimator"][0]).select("seed", first_final="final", first_area="area")
+    names = ["start", *NUMBERS]
+    width = half_width(first.height)
+    return (
+        by_seed.join(first, on="seed", how="left", maintain_order="left")
+        .with_columns((pl.col(name) - pl.col(f"first_{name}")).alias(f"{name}_difference") for name in names[1:3])
+        .group_by("estimator", maintain_order=True)
+        .agg(
+            pl.len().alias("seeds"),
+            *(pl.col(name).mean() for name in names),
+            *((pl.col(name).std() * width).alias(f"{name}_half") for name in names[1:]),
+        )
+    )
+
+
+def curves_chart(curves: pl.DataFrame) -> alt.TopLevelMixin:
+    """Return a chart of mean success by iteration, with bands of 95% over seeds."""
+    import altair as alt
+
+    width = half_width(curves["seed"].n_unique())
+    rows = curves.group_by("estimator", "iteration", maintain_order=True).agg(
+        pl.col("success").mean(), (pl.col("success").std().fill_nan(None) * width).alias("half")
+    )
+    rows = rows.with_columns(low=pl.col("success") - pl.col("half"), high=pl.col("success") + pl.col("half"))
+    names = rows["estimator"].unique(maintain_order=True).to_list()
+    base = alt.Chart(alt.InlineData(values=rows.to_dicts())).encode(
+        x=alt.X("iteration:Q", title="updates"),
+        color=alt.Color("estimator:N", scale=alt.Scale(domain=names, scheme="tableau20"), title=None),
+    )
+    percent = alt.Axis(format="%")
+    bands = base.mark_area(opacity=0.15).encode(y=alt.Y("low:Q", title="success", axis=percent), y2="high:Q")
+    lines = base.mark_line().encode(y="success:Q", tooltip=["estimator:N", "iteration:Q", "success:Q"])
+    return alt.layer(bands, lines).properties(width=_WIDTH, height=_WIDTH * 3 // 4)
+
+
+def markdown(table: pl.DataFrame, keys: Sequence[str], names: Sequence[str]) -> str:
+    """Return a summary as a table of Markdown: keys, then numbers in percent with half of their 95% intervals.
+
+    Args:
+        table: Numbers, and half of their intervals as `<name>_half`.
+        keys: The columns that name a row.
+        names: The numbers.
+    """
+    lines = [f"| {' | '.join([*keys, *names])} |", "|---" * (len(keys) + len(names)) + "|"]
+    for row in table.iter_rows(named=True):
+        cells = [str(row[key]) for key in keys]
+        for name in names:
+            value, half = row[name], row[f"{name}_half"]
+            shown = "-" if value is None else f"{100 * value:{'+' if name.endswith('difference') else ''}.2f}"
+            cells.append(shown if half is None or not np.isfinite(half) else f"{shown} ± {100 * half:.2f}")
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
