@@ -42,7 +42,8 @@ COPIED: Final = {
     "integrations/verl/README.md": "verl.md",
     "research/README.md": "research.md",
     **{
-        f"research/docs/{name}.md": f"{name}.md" for name in ("truth", "estimator_comparison", "study", "shrinkage_gae")
+        f"research/docs/{name}.md": f"{name}.md"
+        for name in ("truth", "estimator_comparison", "study", "shrinkage_gae", "learning_tabular")
     },
 }
 """Pages of the repository outside docs/, and their names in the site."""
