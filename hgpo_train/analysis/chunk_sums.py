@@ -13,15 +13,7 @@ from hgpo_train.advantages.alfworld_nodes import ALFWORLD_NODES, NOTHING
 from hgpo_train.advantages.input_columns import CHAINS, prepare, row_keys, text_hash
 from hgpo_train.advantages.tables import chunks
 from hgpo_train.advantages.windows import along, chain
-from hgpo_train.analysis.level_sums import (
-    Groups,
-    advantage_sums,
-    counts,
-    exchanged,
-    spread,
-    sum_by,
-    unbiased_squares,
-)
+from hgpo_train.analysis.level_sums import Groups, counts, exchanged, spread, sum_by, unbiased_squares
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -217,11 +209,18 @@ def _compared(
     details = list(estimator.added.values())
     frame = estimator.apply(pl.concat(copies).lazy()).select(pl.col(details).cast(pl.Float64).fill_null(np.nan))
     columns = {each.name: each.to_numpy().reshape(returns.shape) for each in frame.collect(engine="in-memory")}
-    deepest, nothing = f"k{estimator.parameters.history_length}", np.full(returns.shape, np.nan)
-    sums = {}
+    name, nothing = f"k{estimator.parameters.history_length}", np.full(returns.shape, np.nan)
+    deepest, size, sums = columns[name], columns[f"size_{name}"], {}
     for level in levels:
-        compared = advantage_sums(columns.get(f"k{level}", nothing), columns[deepest], columns[f"size_{deepest}"])
-        compared["weight"] = columns.get(f"weight_k{level}", nothing)
+        own = columns.get(f"k{level}", nothing)
+        both = ~np.isnan(own) & ~np.isnan(deepest)
+        compared = {
+            "bias": np.where(both, np.abs(own - deepest), 0.0),
+            "sign_disagreement": both & (np.sign(own) != np.sign(deepest)),
+            "compared": both,
+            "in_pairs": both & (size == 2),
+            "weight": columns.get(f"weight_k{level}", nothing),
+        }
         sums[level] = {name: sum_by(steps["(unit)"].to_numpy(), value, count) for name, value in compared.items()}
     return sums
 

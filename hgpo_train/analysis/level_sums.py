@@ -130,17 +130,6 @@ def _squares(groups: Groups, values: Floats) -> Floats:
     return squares
 
 
-def advantage_sums(own: Floats, deepest: Floats, deepest_size: Floats) -> dict[str, NDArray[Any]]:
-    """Return what is summed about a level's advantages compared with the deepest level's, NaN where there is none."""
-    both = ~np.isnan(own) & ~np.isnan(deepest)
-    return {
-        "bias": np.where(both, np.abs(own - deepest), 0.0),
-        "sign_disagreement": both & (np.sign(own) != np.sign(deepest)),
-        "compared": both,
-        "in_pairs": both & (deepest_size == 2),
-    }
-
-
 def exchanged(
     groups: Groups, trajectories: Integers, returns: Floats, generators: Iterable[np.random.Generator]
 ) -> list[Floats]:

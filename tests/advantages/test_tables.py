@@ -65,9 +65,6 @@ SMALL = pl.DataFrame(
 )
 
 
-# --------------------------------------------------------------------------------------------------- invalid input
-
-
 @pytest.mark.parametrize("name", names())
 def test_invalid_rows_are_named(name: str) -> None:
     place = "at task='a', trajectory='y', step="
@@ -174,9 +171,6 @@ def test_an_invalid_row_is_reported_on_a_single_thread(engine: str, tmp_path: Pa
     assert output.endswith(f"trajectory='{row['trajectory']}', step={row['step']}\n")
 
 
-# ----------------------------------------------------------------------------------------------------- invariances
-
-
 @pytest.mark.parametrize("name", names())
 def test_neither_order_nor_engine_changes_results_and_columns_are_kept(name: str) -> None:
     table = walks().with_columns(note=pl.lit("kept"), row=pl.int_range(pl.len()))
@@ -233,9 +227,6 @@ def test_only_needed_columns_are_read_and_filters_are_pushed_down(tmp_path: Path
     assert plan.collect().height == steps.select(pl.len()).collect().item()
 
 
-# ------------------------------------------------------------------------------------------------ aborted rollouts
-
-
 @pytest.mark.parametrize("name", names())
 def test_aborted_rollouts_are_left_out(name: str) -> None:
     table = walks()
@@ -250,9 +241,6 @@ def test_aborted_rollouts_are_left_out(name: str) -> None:
     assert same(result.filter(pl.col("trajectory") != broken), others)
     nothing = compute(SMALL.with_columns(aborted=pl.lit(value=True)), name, details=True).collect()
     assert nothing["advantage"].null_count() == 4
-
-
-# ------------------------------------------------------------------------------------------------------ state keys
 
 
 def test_state_keys_ignore_stored_hashes() -> None:
@@ -273,9 +261,6 @@ def test_state_keys_ignore_stored_hashes() -> None:
 
 def lower(text: str) -> str:
     return text.lower()
-
-
-# ---------------------------------------------------------------------------------------------------------- tables
 
 
 def test_a_table_is_written_next_to_the_run(tmp_path: Path) -> None:
@@ -317,10 +302,4 @@ def test_no_table_is_written_partially(tmp_path: Path) -> None:
     for table, line in ((invalid, "finite"), (twice, "are in two places")):
         with pytest.raises(InputError, match=line):
             write_advantages(table.lazy(), specs, tmp_path / "a", chunk_rows=50)
-
-    def interrupt(_: int) -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        write_advantages(walks().lazy(), specs, tmp_path / "a", progress=interrupt)
     assert list(tmp_path.iterdir()) == []
