@@ -1,11 +1,8 @@
 """A run of real rollouts in many shards, and an estimator that kills its process."""
 
-import os
-import signal
 from pathlib import Path
 
 from hgpo_datasets import StepWriter, scan_steps, schema
-from hgpo_envs.errors import InputError
 from hgpo_train.policies.registry import PolicyContext, make_policy
 from hgpo_train.rollout.env_handle import open_env
 from hgpo_train.rollout.run import RolloutSpec, collect_groups
@@ -43,17 +40,3 @@ def collect(folder: Path, tasks: int) -> None:
     with StepWriter(folder, run="run", shard_rows=1) as writer:
         for group in rows.partition_by("task_id", maintain_order=True):
             writer.add_group(group)
-
-
-def doubled(number: int) -> int:
-    return 2 * number
-
-
-def refuses(number: int) -> int:
-    raise InputError(f"expected another number, received {number}")
-
-
-def dies(number: int) -> int:
-    """Kill this process; only for worker processes."""
-    os.kill(os.getpid(), signal.SIGKILL)
-    return number

@@ -57,12 +57,3 @@ def upload(run: Path, url: str, environment: dict[str, str]) -> None:
     """Upload a run's manifest and shards."""
     for path in (run / "manifest.jsonl", *sorted(run.glob("steps/*"))):
         remote.put(f"{url}/{path.relative_to(run)}", path.read_bytes(), options_of(environment))
-
-
-def download(url: str, environment: dict[str, str]) -> dict[str, bytes]:
-    """Return the objects below a URL."""
-    import obstore
-
-    store = remote.store(url, options_of(environment))
-    names = [each["path"] for page in obstore.list(store) for each in page]
-    return {name: bytes(obstore.get(store, name).bytes()) for name in sorted(names)}

@@ -16,9 +16,6 @@ if TYPE_CHECKING:
 
 MIN_GAMES: Final = 36
 """The size of the smallest data set with every task type in each split."""
-BUNDLED_GAMES: Final = 216
-BUNDLED_SEED: Final = 0
-"""The bundled pack is the output of ``hgpo data synth alfworld --games 216 --seed 0``."""
 
 
 def split_sizes(games: int) -> dict[str, int]:

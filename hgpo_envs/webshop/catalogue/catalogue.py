@@ -213,11 +213,6 @@ class Catalogue:
         with report_damage(self.folder):
             return self._queries.rows(query)
 
-    def synthetic_goals(self) -> int:
-        """Return the number of synthetic goals: one per synthetic instruction and choice of options."""
-        with report_damage(self.folder):
-            return int(self.combinations[self.instructed].sum())
-
     def human_instructions(self) -> Iterator[HumanInstruction]:
         """Return an iterator over the human instructions in the original's order (by product, then as in the file)."""
         return map(self.human_instruction, range(len(self._human)))
