@@ -2,7 +2,6 @@
 
 import pickle
 
-import gymnasium
 import jinja2
 import pytest
 from hypothesis import given
@@ -13,22 +12,6 @@ from hgpo_envs.episode import ACTION_FORMATS
 from hgpo_envs.errors import InputError
 from hgpo_envs.memory import Pair, as_text
 from hgpo_envs.prompts import PromptTemplate, load_template
-
-
-def test_the_last_k_pairs_are_shown_numbered_over_the_whole_episode():
-    env = gymnasium.make("HGPO/ALFWorld-v0", history_length=3).unwrapped
-    for _ in range(2):  # the second episode shows nothing of the first
-        states = [env.reset(seed=1)[0]["state"]]
-        assert env.episode.history() == []
-        for _ in range(4):
-            states.append(env.step("look")[0]["state"])
-        assert env.episode.steps_taken == 4
-        expected = [Pair(number, states[number - 1], "look") for number in (2, 3, 4)]
-        assert env.episode.history() == expected
-        for shown in range(5):
-            prompt = env.episode.prompt(shown)
-            assert as_text(expected[3 - min(shown, 3) :]) in prompt
-            assert prompt.count("[Observation") == min(shown, 3)
 
 
 def render(template, pairs=(), **changes):

@@ -76,14 +76,9 @@ def test_magic_queries(awkward, awkward_few):
     with pytest.raises(RuntimeError, match="call start first"):
         engine.act("search[x]")
     engine.start(0)
-    assert "Page 1 (Total results: 36)" in engine.act("search[<c> fashion]").text
-    assert "Page 1 (Total results: 48)" in engine.act("search[<q>  pants]").text
     random_page = engine.act("search[<r>]")
     assert "Page 1 (Total results: 50)" in random_page.text
     assert engine.act("search[<r>]").text != random_page.text
-    failed = engine.act("search[<a> x]")
-    assert (failed.valid, failed.info["error"]) == (False, "TypeError: 'NoneType' object is not subscriptable")
-    assert "error" not in engine.act("noop").info
     few = WebShopSource(awkward_few).engine()
     few.start(0)
     state = few.act("search[<r>]")
