@@ -70,9 +70,10 @@ def curves_chart(curves: pl.DataFrame) -> alt.TopLevelMixin:
     )
     rows = rows.with_columns(low=pl.col("success") - pl.col("half"), high=pl.col("success") + pl.col("half"))
     names = rows["estimator"].unique(maintain_order=True).to_list()
+    scale = alt.Scale(domain=names, scheme="tableau20")
     base = alt.Chart(alt.InlineData(values=rows.to_dicts())).encode(
-        x=alt.X("iteration:Q", title="updates"),
-        color=alt.Color("estimator:N", scale=alt.Scale(domain=names, scheme="tableau20"), title=None),
+        x=alt.X("iteration:Q", title="updates", axis=alt.Axis(tickMinStep=1)),
+        color=alt.Color("estimator:N", scale=scale, legend=alt.Legend(title=None, symbolOpacity=1)),
     )
     percent = alt.Axis(format="%")
     bands = base.mark_area(opacity=0.15).encode(y=alt.Y("low:Q", title="success", axis=percent), y2="high:Q")
