@@ -65,14 +65,14 @@ def gains(
     same = policy.copies(position, copies)
     batch = rollouts(same, how.group_size, stream)
     true = same.gradient(batch, advantages(None, same, batch, how.samples, (*stream, 1)))
+    others = [(each.sum(0) - each) / (copies - 1) for each in true]
+    true_even, true_odd = _halves(true)
     rows = []
     for estimator in [None, *named.values()]:
         gradient = true if estimator is None else same.gradient(batch, advantages(estimator, same, batch, 0, stream))
-        others = [(each.sum(0) - each) / (copies - 1) for each in true]
         square = same.products(batch, gradient, gradient)
         one = np.sqrt(2 * how.kl / np.where(square > 0, square, np.inf)) * _dot(gradient, others)
-        even, odd = ([np.tile(each[start::2].mean(0), (copies, 1)) for each in gradient] for start in (0, 1))
-        true_even, true_odd = ([np.tile(each[start::2].mean(0), (copies, 1)) for each in true] for start in (0, 1))
+        even, odd = _halves(gradient)
         length = same.products(batch, even, odd).mean()
         slope = (_dot(even, true_odd) + _dot(odd, true_even)).mean() / 2
         expected = np.sqrt(2 * how.kl / length) * slope if length > 0 else None
@@ -104,6 +104,11 @@ def gains_chart(table: pl.DataFrame, summary: pl.DataFrame) -> alt.TopLevelMixin
     )
     layers = alt.layer(base.mark_point(filled=True), base.mark_text(dx=4, align="left").encode(text="estimator:N"))
     return layers.properties(width=320, height=260).facet(column=alt.Column("iteration:Q", title="updates"))
+
+
+def _halves(gradient: Sequence[Floats]) -> list[list[Floats]]:
+    """Return the means of the even and of the odd copies, each repeated for all copies."""
+    return [[np.broadcast_to(each[start::2].mean(0), each.shape) for each in gradient] for start in (0, 1)]
 
 
 def _dot(first: Sequence[Floats], second: Sequence[Floats]) -> Floats:

@@ -96,13 +96,12 @@ class TaskGraph:
 
     def tables(self) -> tuple[pl.DataFrame, pl.DataFrame]:
         """Return the nodes and the edges, which are rows in the order of their numbers."""
+        if not isinstance(self.graph, Graph):
+            return self._stored  # type: ignore[return-value]  # the graph is what was stored
         edges, count, nodes = self.graph.edges, len(self.owner), len(self.state)
-        if isinstance(self.graph, Graph):
-            owners = np.unique(self.owner)
-            by_edge = owners[np.argsort(self.graph.first[owners])].tolist()
-            actions = [action for node in by_edge for action in self.graph.responses(node)]
-        else:
-            actions = self._stored[1]["action"].to_list()  # type: ignore[index]  # it has not been changed
+        owners = np.unique(self.owner)
+        by_edge = owners[np.argsort(self.graph.first[owners])].tolist()
+        actions = [action for node in by_edge for action in self.graph.responses(node)]
         named = {"task_id": [self.task_id] * count, "node": self.owner, "action": actions}
         return (
             pl.DataFrame({"task_id": [self.task_id] * nodes, "node": np.arange(nodes), "state_hash": self.state}),
