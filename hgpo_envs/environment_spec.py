@@ -179,6 +179,7 @@ _OWN: Final = {
 
 _APART: Final = {
     "HGPO/AppWorld-v0": "appworld",
+    "HGPO/ScienceWorld-v0": "scienceworld",
     "HGPO/Tau2Retail-v0": "tau2",
     "HGPO/TextArena-v0": "textarena",
     "HGPO/TextWorld-v0": "textworld",

@@ -36,6 +36,7 @@ COPIED: Final = {
     "integrations/appworld/README.md": "appworld.md",
     "integrations/openenv/README.md": "serving.md",
     "integrations/tau2/README.md": "tau2.md",
+    "integrations/scienceworld/README.md": "scienceworld.md",
     "integrations/textarena/README.md": "textarena.md",
     "integrations/textworld/README.md": "textworld.md",
     "integrations/verifiers/README.md": "verifiers.md",

@@ -1,0 +1,40 @@
+"""The expert: ScienceWorld's own solution."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hgpo_envs.errors import InputError
+from hgpo_scienceworld.engine import ScienceWorldEngine
+
+if TYPE_CHECKING:
+    from hgpo_envs.engine import Engine, State, Task
+
+
+class Expert:
+    """Plays the simulator's solution from the start, whatever others have played in between."""
+
+    def __init__(self, rest: tuple[str, ...] = ()) -> None:
+        self._rest = rest
+
+    def reset(self, task: Task, state: State, engine: Engine | None = None) -> None:
+        """Start a variation.
+
+        Raises:
+            InputError: The engine is in another process, or is not ScienceWorld's.
+        """
+        del task, state
+        if not isinstance(engine, ScienceWorldEngine):
+            raise InputError("ScienceWorld's expert asks the simulator of its own process; run it without --workers")
+        self._rest = engine.walkthrough()
+
+    def act(self, state: State) -> str:
+        """Return the next command; after the solution, wait."""
+        del state
+        command, self._rest = (self._rest or ("wait1",))[0], self._rest[1:]
+        return command
+
+    def fork(self, engine: Engine | None) -> Expert:
+        """Return an independent copy."""
+        del engine
+        return Expert(self._rest)
