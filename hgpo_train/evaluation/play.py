@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Mapping, Sequence
 
-    from hgpo_train.rollout.collection import AnyEnv, AnyPolicy, CollectedRun
+    from hgpo_train.rollout.collection import AnyEnv, CollectedRun
 
 SEEDS: Final = (123, 456, 789)
 """The seeds of the published evaluations."""
@@ -26,7 +26,7 @@ SAMPLING: Final = ("openai", "transformers", "vllm")
 
 def evaluate(
     env: AnyEnv,
-    policy: AnyPolicy,
+    policy: object,
     out: str | os.PathLike[str],
     *,
     split: str | None = None,

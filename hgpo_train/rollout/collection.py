@@ -49,30 +49,11 @@ from hgpo_train.rollout.sessions import NAME as SESSIONS
 from hgpo_train.rollout.sessions import Session, read_sessions, record_session
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-    from typing import Protocol
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from hgpo_train.policies.base import Failure, Policy, Reply, Request
-
-    Result = str | Reply | Failure
-
-    class Responder(Protocol):
-        """An object that replies to lists of requests."""
-
-        def respond(self, requests: Sequence[Request], /) -> Sequence[Result]:
-            """Return one result per request, in the same order."""
-            ...
-
-    AnyPolicy = (
-        str | PolicySpec | Policy | Responder | Callable[[Request], Result] | Callable[[Request], Awaitable[Result]]
-    )
     AnyEnv = str | EnvHandle | gymnasium.Env[Any, Any]
 
 _LOCAL_MODELS: Final = ("transformers", "vllm")
-
-
-class RunWarning(UserWarning):
-    """A run is resumed with another server, or with other code of a policy."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,7 +127,7 @@ class CollectedRun:
 
 def collect(
     env: AnyEnv,
-    policy: AnyPolicy,
+    policy: object,
     out: str | os.PathLike[str],
     *,
     tasks: int | None = 16,
@@ -265,7 +246,7 @@ def collect(
             StepWriter(folder, config=config, without=columns) as writer,
         ):
             for text in _changes(folder, earlier, session, name):
-                warnings.warn(text, RunWarning, stacklevel=2)  # names the line that calls `collect`
+                warnings.warn(text, stacklevel=2)  # names the line that calls `collect`
             session.groups_before = len(writer.committed)
             expected = (sum(spec.tasks for spec in specs) - session.groups_before) * group_size
             with (

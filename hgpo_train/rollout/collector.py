@@ -18,7 +18,7 @@ from hgpo_envs.episode import Episode
 from hgpo_envs.errors import InputError
 from hgpo_train.policies.base import Failure, Reply, Request, attempt, is_bug
 from hgpo_train.policies.validation import BadValueError, checked_count, checked_reply, checked_state, checked_task
-from hgpo_train.rollout.failures import FailureSummary, RolloutError, merged_reasons
+from hgpo_train.rollout.failures import FailureSummary, RolloutError, allowed_in_a_row, merged_reasons
 from hgpo_train.rollout.trajectory import Trajectory
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from hgpo_train.rollout.env_handle import EnvHandle
     from hgpo_train.rollout.group_plan import PlannedGroup
     from hgpo_train.rollout.group_scheduler import GroupScheduler
+    from hgpo_train.rollout.run import ExecutionOptions, RolloutSpec
     from hgpo_train.rollout.slots import Slots
 
 _WAIT_S = 0.2  # the longest wait for either environments or the policy: bounds the delay of should_stop
@@ -105,12 +106,11 @@ class Collector:
         slots: The engines.
         policy: The policy.
         groups: The scheduler, which hands out groups and commits finished ones.
-        tally: The counts to update, which may contain those of an earlier call.
-        seed: The run's seed.
-        failures_allowed: Number of rollouts that fail in a row, without a step in between, at which the run stops. They
+        spec: The content of the collection, of which the seed is used.
+        execution: How it is executed: the limits of failures in a row and of the time of a reply. Failures in a row
             must be at least two for each slot, and of three tasks: a task that always fails, a few requests that fail
             faster than others succeed, or one broken connection of all slots does not stop a run.
-        policy_timeout_s: Seconds after which a request without a reply fails.
+        tally: The counts to update, which may contain those of an earlier call.
     """
 
     def __init__(
@@ -119,14 +119,13 @@ class Collector:
         slots: Slots,
         policy: Policy,
         groups: GroupScheduler,
+        spec: RolloutSpec,
+        execution: ExecutionOptions,
         tally: Tally,
-        *,
-        seed: int,
-        failures_allowed: int,
-        policy_timeout_s: float,
     ) -> None:
         self._source, self._slots, self._policy, self._groups = handle.shared.source, slots, policy, groups
-        self._seed, self._failures_allowed, self._policy_timeout_s = seed, failures_allowed, policy_timeout_s
+        self._seed, self._policy_timeout_s, self.tally = spec.seed, execution.policy_timeout_s, tally
+        self._failures_allowed = execution.max_consecutive_failures or allowed_in_a_row(spec.rollouts)
         self._raises_bugs = bool(getattr(policy, "raise_errors", False))
         self._failing_act_loses = bool(getattr(self._source, "failing_act_loses", False))
         self._seats = [
@@ -137,7 +136,6 @@ class Collector:
         self._requests: list[Request] = []  # not yet submitted to the policy
         self._members: list[tuple[PlannedGroup, int]] = []  # members of the newest group that have not started
         self._next_id = self._version = 0
-        self.tally = tally
 
     def run(self, progress: Callable[[Tally], None], should_stop: Callable[[], bool]) -> None:
         """Play until every wanted group is finished. Finished groups are committed, also after an error.
@@ -147,7 +145,7 @@ class Collector:
             should_stop: Called after every turn of the loop; True stops early.
 
         Raises:
-            RolloutError: At least `failures_allowed` rollouts failed in a row, and there are more to play.
+            RolloutError: Too many rollouts failed in a row, and there are more to play.
             Exception: A bug in a user's own policy (`hgpo_train.policies.own`).
         """
         began = perf_counter() - self.tally.seconds
@@ -310,7 +308,7 @@ class Collector:
         self._groups.finish(trajectory)
 
     def _stop_if_all_fail(self) -> None:
-        """Raise if rollouts fail one after the other. See `failures_allowed`."""
+        """Raise if rollouts fail one after the other."""
         failing, allowed = self.tally.failing, self._failures_allowed
         if len(failing) < max(allowed, 2 * len(self._seats)) or len(set(failing)) < min(_FAILING_TASKS, allowed):
             return

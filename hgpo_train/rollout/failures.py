@@ -62,15 +62,10 @@ class FailureSummary:
 
 
 def allowed_in_a_row(rollouts: int, most: float = MAX_FAILED) -> int:
-    """Return the number of rollouts that may fail in a row, without a step in between, before a collection stops.
+    """Return the number of rollouts in a row whose failure stops a collection of so many.
 
-    It is the smallest number that fails the collection in any case: more than the share `most` of the rollouts, but
-    at least 3, so that an isolated failure never stops a small collection, and at most 64, so that a large collection
-    stops early when the policy or the environment is broken.
-
-    Args:
-        rollouts: Number of rollouts of the complete collection.
-        most: The largest allowed share of failed rollouts, in [0, 1].
+    It is the smallest number above the share `most`, with which the collection fails in any case; but at least 3, so
+    that an isolated failure never stops a small collection, and at most 64.
 
     >>> [allowed_in_a_row(rollouts) for rollouts in (1, 5, 36, 108, 10_000)]
     [3, 3, 4, 11, 64]
@@ -106,15 +101,10 @@ def failures_of(rollouts: pl.DataFrame) -> FailureSummary:
 
 
 def raise_if_too_many(failures: FailureSummary, most: float = MAX_FAILED, advice: str = "") -> None:
-    """Raise if more than a given share of rollouts failed, or all of them.
-
-    Args:
-        failures: The counts of failures.
-        most: The largest allowed share, in [0, 1].
-        advice: A sentence to append to the message.
+    """Raise if more than the share `most` of rollouts failed, or all of them.
 
     Raises:
-        RolloutError: More failed. The message contains the counts and the most frequent reasons.
+        RolloutError: More failed. The message contains the counts, the most frequent reasons and the advice.
     """
     failed, rollouts = failures.failed, failures.rollouts
     if failed and (failed > most * rollouts or failed == rollouts):

@@ -24,22 +24,19 @@ if TYPE_CHECKING:
 
 _DATA: Final = ("data", "grammar")
 _TASKS: Final = 100_000
-_NOT_THE_MODEL: Final = ".md"
 
 
 def fingerprint_texts(texts: Iterable[str | None]) -> str:
     """Return the SHA-256 of a sequence of texts. It depends on their boundaries; None differs from an empty text."""
     digest = hashlib.sha256()
     for text in texts:
-        data = b"" if text is None else text.encode("utf-8", "surrogatepass")
-        digest.update(b"%d:" % (-1 if text is None else len(data)) + data)
+        digest.update(repr(text).encode())
     return digest.hexdigest()
 
 
 def fingerprint_rows(rows: pl.DataFrame) -> str:
     """Return the SHA-256 of a table's column names and values."""
-    values = (None if value is None else str(value) for row in rows.iter_rows() for value in row)
-    return fingerprint_texts(itertools.chain(rows.columns, values))
+    return fingerprint_texts([*rows.columns, *map(str, rows.iter_rows())])
 
 
 def fingerprint_path(path: Path) -> str:
@@ -71,12 +68,9 @@ def fingerprint_model(path: str) -> str | None:
     if os.path.lexists(folder / MANIFEST):
         files = {name: sha256 for name, sha256 in checksums(folder).items() if "/" not in name}
     else:
-        try:
-            names = [file.name for file in folder.iterdir() if file.is_file()]
-            files = {name: _fingerprint_file(folder / name) for name in names}
-        except OSError as error:
-            raise InputError(f"cannot read {error.filename or folder}: {error.strerror}") from error
-    kept = {name: value for name, value in files.items() if not name.endswith(_NOT_THE_MODEL) and name[0] != "."}
+        files = {file.name: fingerprint_path(file) for file in folder.iterdir() if file.is_file()}
+    # A model card and hidden files are not part of the model.
+    kept = {name: value for name, value in files.items() if not name.endswith(".md") and name[0] != "."}
     return fingerprint_texts(text for name in sorted(kept) for text in (name, kept[name]))
 
 

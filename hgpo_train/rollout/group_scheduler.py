@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from hgpo_datasets import scan_steps
-from hgpo_train.rollout.outcomes import OUTCOMES, failed_rollouts, groups_with_mixed_outcomes
+from hgpo_train.rollout.outcomes import OUTCOMES, group_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,44 +18,28 @@ if TYPE_CHECKING:
     from hgpo_train.rollout.trajectory import Row, Trajectory
 
 
-@dataclass(frozen=True, slots=True)
-class FailedGroup:
-    """A committed group with failed rollouts, which are to be retried.
-
-    Attributes:
-        trajectories: Ids of the failed rollouts.
-        outcomes: Known outcomes of the other rollouts.
-    """
+class FailedGroup(NamedTuple):
+    """A committed group with failed rollouts, which are to be retried: their ids, and the outcomes of the others."""
 
     trajectories: frozenset[str]
-    outcomes: Sequence[float | bool] = ()
+    outcomes: Sequence[float | bool]
 
 
 def collected_groups(
-    writer: StepWriter, outcome: str | None, *, retry_failed: bool
+    writer: StepWriter, outcome: str, *, retry_failed: bool
 ) -> tuple[dict[Key, bool], dict[Key, FailedGroup]]:
-    """Return the groups that a run contains already.
-
-    Args:
-        writer: The writer of the run.
-        outcome: The outcome that makes a group informative; None counts every group as informative.
-        retry_failed: Whether failed rollouts are retried.
-
-    Returns:
-        The groups that are not played again, with whether each is informative, and the groups with rollouts to retry.
-    """
-    done: dict[Key, bool] = dict.fromkeys(writer.committed, True)
-    if not done:
-        return done, {}
-    steps = scan_steps(writer.folder)
-    if outcome is not None:
-        mixed = groups_with_mixed_outcomes(steps, outcome).collect()
-        done = {**dict.fromkeys(done, False), **dict.fromkeys(mixed.rows(), True)}
+    """Return the groups of a run that are not played again, with whether each is informative, and those to retry."""
+    done: dict[Key, bool] = {}
     failed: dict[Key, FailedGroup] = {}
-    if retry_failed:
-        for iteration, task_id, group, trajectories, ends in failed_rollouts(steps, outcome).iter_rows():
+    if not writer.committed:
+        return done, failed
+    groups = group_table(scan_steps(writer.folder), outcome).collect()
+    for iteration, task_id, group, trajectories, ends in groups.iter_rows():
+        if trajectories and retry_failed:
             failed[iteration, task_id, group] = FailedGroup(frozenset(trajectories), ends)
-    return {key: informative for key, informative in done.items() if key not in failed}, failed
+        else:
+            done[iteration, task_id, group] = len(set(ends)) > 1
+    return done, failed
 
 
 @dataclass

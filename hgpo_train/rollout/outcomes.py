@@ -105,45 +105,35 @@ def success(rollouts: pl.DataFrame) -> Success:
     return Success(len(rollouts), aborted, unknown, won / known if known else None, low, high, tuple(lengths))
 
 
-def groups_with_mixed_outcomes(steps: pl.LazyFrame, outcome: str) -> pl.LazyFrame:
-    """Select the informative groups of a step table: those whose trajectories have different outcomes.
-
-    Otherwise all advantages of a group are zero. Aborted trajectories and unknown outcomes are ignored. Source: dynamic
-    sampling of DAPO (arXiv 2503.14476), Eq. 11.
+def group_table(steps: pl.LazyFrame, outcome: str) -> pl.LazyFrame:
+    """Return one row per group of a step table.
 
     Args:
         steps: A step table.
         outcome: A key of `OUTCOMES`.
 
     Returns:
-        A frame with the columns ``iteration``, ``task_id`` and ``group``.
+        A frame with the columns ``iteration``, ``task_id`` and ``group``; ``failed``, the ids of the failed
+        trajectories; and ``ends``, the known outcomes of the others.
     """
-    ends = rollout_table(steps).filter(~pl.col("aborted")).group_by(GROUP)
+    whole = ~pl.col("aborted")
     return (
-        ends.agg(pl.col(_COLUMNS[outcome]).drop_nulls().n_unique().alias("ends"))
-        .filter(pl.col("ends") > 1)
-        .select(GROUP)
-    )
-
-
-def failed_rollouts(steps: pl.LazyFrame, outcome: str | None) -> pl.DataFrame:
-    """Return the groups of a step table with failed rollouts.
-
-    Args:
-        steps: A step table.
-        outcome: A key of `OUTCOMES`; None omits the outcomes.
-
-    Returns:
-        A frame with the columns ``iteration``, ``task_id``, ``group``, ``failed`` (the ids of the failed trajectories)
-        and ``ends`` (the known outcomes of the others).
-    """
-    end = pl.lit(None) if outcome is None else pl.col(_COLUMNS[outcome])
-    groups = (
         rollout_table(steps)
         .group_by(GROUP)
         .agg(
             pl.col("trajectory").filter("aborted").alias("failed"),
-            end.filter(~pl.col("aborted")).drop_nulls().alias("ends"),
+            pl.col(_COLUMNS[outcome]).filter(whole).drop_nulls().alias("ends"),
         )
     )
-    return groups.filter(pl.col("failed").list.len() > 0).collect()
+
+
+def groups_with_mixed_outcomes(steps: pl.LazyFrame, outcome: str) -> pl.LazyFrame:
+    """Select the informative groups of a step table: those whose trajectories have different outcomes.
+
+    Otherwise all advantages of a group are zero. Aborted trajectories and unknown outcomes are ignored. Source: dynamic
+    sampling of DAPO (arXiv 2503.14476), Eq. 11.
+
+    Returns:
+        A frame with the columns ``iteration``, ``task_id`` and ``group``.
+    """
+    return group_table(steps, outcome).filter(pl.col("ends").list.n_unique() > 1).select(GROUP)

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import sys
 from contextlib import contextmanager
-from time import perf_counter
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from hgpo_train.rollout.collector import Tally
-
-_EVERY_S = 0.2
 
 
 @contextmanager
@@ -24,7 +21,7 @@ def live_progress(expected: int, *, shown: bool = True) -> Iterator[Callable[[Ta
         shown: Whether to show the line at all.
 
     Yields:
-        A function that updates the line from a tally. It limits the rate of updates itself.
+        A function that updates the line from a tally.
     """
     if not shown or not sys.stderr.isatty():
         yield lambda _: None
@@ -39,18 +36,12 @@ def live_progress(expected: int, *, shown: bool = True) -> Iterator[Callable[[Ta
         TextColumn("{task.fields[summary]}"),
         TimeRemainingColumn(),
     )
-    last = 0.0
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("rollouts", total=max(0, expected), summary="")
 
         def show(tally: Tally) -> None:
-            nonlocal last
-            if perf_counter() - last < _EVERY_S:
-                return
-            last = perf_counter()
-            bar.update(
-                task, completed=tally.trajectories, total=max(expected, tally.trajectories), summary=format_tally(tally)
-            )
+            done = tally.trajectories
+            bar.update(task, completed=done, total=max(expected, done), summary=format_tally(tally))
 
         yield show
 

@@ -16,7 +16,6 @@ import hgpo_envs
 from hgpo_envs.errors import InputError, unknown
 from hgpo_envs.task_sampling import TASK_SAMPLINGS
 from hgpo_train.rollout.collector import Collector, Tally
-from hgpo_train.rollout.failures import allowed_in_a_row
 from hgpo_train.rollout.group_plan import plan_groups
 from hgpo_train.rollout.group_scheduler import GroupScheduler, collected_groups
 from hgpo_train.rollout.outcomes import OUTCOMES
@@ -146,8 +145,7 @@ def collect_groups(
         Exception: A bug in a user's own policy (`hgpo_train.policies.own`). Finished groups are committed.
     """
     execution, tally = execution or ExecutionOptions(), tally or Tally()
-    outcome = None if spec.max_groups is None else spec.outcome
-    done, failed = collected_groups(writer, outcome, retry_failed=retry_failed)
+    done, failed = collected_groups(writer, spec.outcome, retry_failed=retry_failed)
 
     def commit(new: list[Row], again: list[Row]) -> None:
         for rows, store in ((again, writer.replace), (new, writer.add_group)):
@@ -167,18 +165,8 @@ def collect_groups(
         slots = ThreadSlots([handle.shared.source.engine() for _ in range(min(count, concurrent))])
     else:
         slots = LocalSlots([handle.shared.source.engine() for _ in range(count)])
-    collector = Collector(
-        handle,
-        slots,
-        policy,
-        groups,
-        tally,
-        seed=spec.seed,
-        failures_allowed=execution.max_consecutive_failures or allowed_in_a_row(spec.rollouts),
-        policy_timeout_s=execution.policy_timeout_s,
-    )
     try:
-        collector.run(progress, should_stop)
+        Collector(handle, slots, policy, groups, spec, execution, tally).run(progress, should_stop)
     finally:
         slots.close()
     return tally
