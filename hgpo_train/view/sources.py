@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import glob
-import os
 import tempfile
 import threading
 from pathlib import Path
@@ -27,15 +26,22 @@ if TYPE_CHECKING:
 class Source:
     """One run, or one file of a step table.
 
+    Args:
+        path: The run or the file.
+        table: Files of another program to show instead, which are written once as a run (`plain_tables`).
+
     Attributes:
-        path: As given.
         name: The last part of the path, for people.
         folder: The folder of the run; None for a file.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, table: Sequence[str] = ()) -> None:
         self.path = path
         self.folder = path if is_run(path) else None
+        if table:
+            self._copy = tempfile.TemporaryDirectory(prefix="hgpo-view-", ignore_cleanup_errors=True)
+            self.folder = Path(self._copy.name) / "run"
+            import_table(table, self.folder)
         named = path.parent if path.name == "steps" else path
         self.name = clean_text(named.resolve().name or str(path))
         self._lock = threading.Lock()
@@ -56,15 +62,11 @@ class Source:
         with self._lock, errors(self.path):
             version = self.version
             if self._read is None or self._read[0] != version:
-                files = self.step_files()
+                files = step_files(self.folder or self.path)
                 if not files:
                     raise InputError(f"no committed rows in {self.path}")
                 self._read = version, read_index(files)
             return self._read[1]
-
-    def step_files(self) -> list[str]:
-        """Return the files that are committed now."""
-        return step_files(self.path)
 
     def config(self) -> dict[str, Any]:
         """Return the configuration in the manifest; empty for a file."""
@@ -84,30 +86,6 @@ class Source:
         """Return the folder of the training run that wrote this run, or None."""
         training = self.folder and (self.folder / "config.toml").is_file() and (self.folder / "metrics.jsonl").exists()
         return self.folder if training else None
-
-
-class TableSource(Source):
-    """Parquet files of another program, which are read as one table (`plain_tables`)."""
-
-    def __init__(self, path: Path, files: Sequence[str]) -> None:
-        super().__init__(path)
-        self.folder = None
-        self._files = tuple(files)
-        self._copy: tempfile.TemporaryDirectory[str] | None = None
-
-    @property
-    def version(self) -> str:
-        """See `Source`."""
-        statuses = [os.stat(file) for file in self._files]  # noqa: PTH116 (the paths are texts)
-        return "-".join(f"{status.st_size:x}-{status.st_mtime_ns:x}" for status in statuses)
-
-    def step_files(self) -> list[str]:
-        """See `Source`. The table is written as a run again if it has changed."""
-        copy = tempfile.TemporaryDirectory(prefix="hgpo-view-", ignore_cleanup_errors=True)
-        run = Path(copy.name) / "run"
-        import_table(self._files, run)
-        self._copy = copy  # the folder of the previous version is removed
-        return step_files(run)
 
 
 def open_sources(paths: Iterable[str]) -> list[Source]:
@@ -130,10 +108,8 @@ def open_sources(paths: Iterable[str]) -> list[Source]:
             tables.setdefault(part.source, []).append(part.path)
         else:
             sources.append(Source(Path(part.path)))
-    sources += [
-        TableSource(Path(files[0] if len(files) == 1 else patterns[pattern]), files)
-        for pattern, files in tables.items()
-    ]
+    for pattern, files in tables.items():
+        sources.append(Source(Path(files[0] if len(files) == 1 else patterns[pattern]), files))
     refused: InputError | None = None
     for source in sources:
         try:

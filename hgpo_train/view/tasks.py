@@ -34,15 +34,10 @@ class TaskFilter(Settings):
 
     Attributes:
         outcome: ``partly``: some of a group's trajectories won, and some did not; ``none`` or ``all`` of them won.
-        invalid: Only groups with an invalid action.
-        aborted: Only groups with an aborted trajectory.
-        task_type: Only groups of this type.
-        iteration: Only groups of this iteration.
+        invalid, aborted, task_type, iteration: Only groups with one, or of this one.
         text: Only tasks whose id or instruction contains this text; case does not matter.
         sort: ``order`` is the order in the table.
-        descending: Whether the order is reversed.
-        offset: The number of tasks to skip.
-        limit: The number of tasks to list.
+        offset, limit: The numbers of tasks to skip and to list.
     """
 
     outcome: Outcome = "any"

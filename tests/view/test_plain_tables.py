@@ -94,18 +94,6 @@ def test_the_flags_and_columns_of_a_table(tmp_path: Path) -> None:
     assert [group["states"][place] for place in group["steps"]["next"]] == ["t", "end", "u", "end"]
 
 
-def test_a_table_that_changes_is_read_again(tmp_path: Path) -> None:
-    path = tmp_path / "mine.parquet"
-    TABLE[:4].write_parquet(path)
-    source = opened(path)
-    first, version = source.index(), source.version
-    places = [Path(file).parent for file in first.files]
-    TABLE.write_parquet(path)
-    assert source.version != version
-    assert source.index().rows == 8
-    assert not any(place.exists() for place in places), "the previous copy is removed"
-
-
 @pytest.mark.parametrize(
     ("table", "line"),
     [

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from hgpo_train.view.documents import group_document
 from hgpo_train.view.estimates import estimate, estimator_with
 from hgpo_train.view.sources import open_sources
-from hgpo_train.view.terminal.hierarchy import shared_depths, word_difference
+from hgpo_train.view.terminal.step import shared_depths
+from hgpo_train.view.terminal.texts import word_difference
 
 DEPTH = 4
 

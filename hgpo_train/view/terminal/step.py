@@ -17,7 +17,6 @@ from hgpo_envs.wording import counted
 from hgpo_train.advantages.parameters import REWARD_SCALE
 from hgpo_train.view.documents import step_document
 from hgpo_train.view.estimates import estimate
-from hgpo_train.view.terminal.hierarchy import shared_depths, word_difference
 from hgpo_train.view.terminal.texts import (
     block,
     difference,
@@ -28,6 +27,7 @@ from hgpo_train.view.terminal.texts import (
     short_names,
     signed,
     visible,
+    word_difference,
 )
 
 if TYPE_CHECKING:
@@ -48,6 +48,22 @@ _COMPARED: Final = 4_000
 
 
 _estimate = lru_cache(16)(estimate)  # the next step is usually of the same group
+
+
+def shared_depths(contexts: Sequence[Sequence[int | None]], row: int) -> dict[int, int]:
+    """Return the rows that share at least the state of a row, itself included, in the order of the table.
+
+    The values are the largest k for which they also share the k previous states, so that level k of the hierarchy
+    contains those with k or more. `contexts` are those of a document (`hgpo_train.view.documents.group_document`).
+
+    >>> shared_depths([[1, 1, 2, 1], [None, 3, 4, 3]], 1)
+    {0: 0, 1: 1, 3: 1}
+    """
+    depths: dict[int, int] = {}
+    for k, numbers in enumerate(contexts):
+        if numbers[row] is not None:
+            depths |= {other: k for other, number in enumerate(numbers) if number == numbers[row]}
+    return depths
 
 
 class StepScreen(Screen[None]):
@@ -140,7 +156,8 @@ step's history, `[+green+]` only in the member's."""
     def _level(self, k: int, level: Sequence[int], levelled: dict[str, Any] | None) -> list[Content]:
         """Return the lines of a level: its advantage and weight; its size and mean R."""
         steps, trajectories = self.group["steps"], self.group["trajectories"]
-        title = Content.assemble((f"k = {k}", "bold"), f" {_title(k)}")
+        states = ("", "the same state", f"the same {k} states")[min(k, 2)]
+        title = Content.assemble((f"k = {k}", "bold"), f" and {states} before" if k else " same state")
         whole = [row for row in level if not trajectories[steps["trajectory"][row]]["aborted"]]
         rollouts = counted(len({steps["trajectory"][row] for row in whole}), "rollout")
         facts = f"{'singleton' if len(whole) == 1 else counted(len(whole), 'step')} of {rollouts}"
@@ -260,10 +277,6 @@ def _texts(step: dict[str, Any], group: dict[str, Any], row: int) -> Content:
 
 def _titled(title: str, text: Content) -> Content:
     return Content.assemble((title, "bold underline"), "\n", text)
-
-
-def _title(k: int) -> str:
-    return ("same state", "and the same state before")[k] if k < 2 else f"and the same {k} states before"
 
 
 def _difference(group: dict[str, Any], row: int, other: int, back: int, *, actions: bool) -> Content:
