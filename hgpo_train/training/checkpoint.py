@@ -53,18 +53,17 @@ def save_checkpoint(
     optimiser: torch.optim.Optimizer,
     kept: CheckpointConfig = KEEP_ALL,
 ) -> Path:
-    """Write a checkpoint and remove those that it supersedes.
+    """Write a checkpoint and remove those that it supersedes, but never what training did not write.
 
-    A checkpoint of the same iteration is replaced. Any other file or folder of that name is renamed
-    (`rename_damaged`). Folders that are not checkpoints are never removed.
+    A checkpoint of the same iteration is replaced; any other file or folder of that name is renamed.
 
     Args:
         folder: The folder that contains all checkpoints of the run.
         state: The run's progress.
         model: A bare model, or one wrapped by peft, of which only the adapters are saved.
-        tokenizer: The model's tokenizer, saved in the same folder.
-        optimiser: The optimiser, whose state is saved by parameter.
-        kept: How many checkpoints are kept, and which of them keep the optimiser's state.
+        tokenizer: The model's tokenizer.
+        optimiser: The optimiser.
+        kept: How many checkpoints are kept, and which of them keep the optimiser's state. All by default.
 
     Returns:
         The checkpoint's folder.
@@ -84,8 +83,7 @@ def save_checkpoint(
             tokenizer.save_pretrained(scratch)
             save_file(optimiser_tensors(model, optimiser), scratch / OPTIMISER)
         except Exception as error:  # safetensors and tokenizers wrap operating system errors in their own types
-            number = re.search(r"\(os error (\d+)\)", str(error))
-            if number is None or isinstance(error, OSError):
+            if isinstance(error, OSError) or not (number := re.search(r"\(os error (\d+)\)", str(error))):
                 raise
             raise OSError(int(number[1]), os.strerror(int(number[1])), str(target)) from error
         (scratch / STATE).write_bytes(msgspec.json.format(msgspec.json.encode(state), indent=1))

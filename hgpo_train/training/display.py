@@ -34,8 +34,7 @@ _COLUMNS: Final = (
     ("s", "timing_s/step", "{:.0f}"),
     ("env steps", "training/environment_steps", "{:,.0f}"),
 )
-_EVERY_S: Final = 0.2
-"""Minimum time between two updates of the status line, in seconds."""
+_EVERY_S: Final = 0.2  # between two updates of the status line
 
 
 class Display:

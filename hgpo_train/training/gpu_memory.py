@@ -63,16 +63,13 @@ def gpu_for_update(
 def memory_metrics(device: torch.device) -> dict[str, float]:
     """Return the peak of the learner's memory on a GPU in GiB, under verl's names; empty on other devices.
 
-    The engine of vLLM runs in another process and is not included. Reserved memory is what the allocator holds, used or
-    not; `perf/gpu_memory_used_gb` is the memory of all processes at this moment.
+    vLLM's engine, another process, is not included. Reserved memory is what the allocator holds, used or not.
     """
     if device.type != "cuda":
         return {}
-    free, total = torch.cuda.mem_get_info(device)
     return {
         "perf/max_memory_allocated_gb": torch.cuda.max_memory_allocated(device) / GIB,
         "perf/max_memory_reserved_gb": torch.cuda.max_memory_reserved(device) / GIB,
-        "perf/gpu_memory_used_gb": (total - free) / GIB,
     }
 
 

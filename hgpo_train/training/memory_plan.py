@@ -1,8 +1,8 @@
 """The memory that a training run needs on a graphics card, computed before anything is loaded.
 
-Two moments decide whether a run fits on a card: the rollout (the engine's weights and cache beside the learner's
-weights and moments) and the update (gradients and activations, with the engine's memory still allocated unless it
-sleeps). The engine's share of the card, vLLM's `gpu_memory_utilization`, is what remains.
+Two moments decide whether a run fits: the rollout (the engine's weights and cache beside the learner's weights and
+moments) and the update (gradients and activations, with the engine's memory still allocated unless it sleeps). The
+engine's share of the card, vLLM's `gpu_memory_utilization`, is what remains.
 
 The learner's part is compared with fake-tensor measurements (`benchmarks/memory_plan.py`). The engine's working memory
 and the reserve are assumptions that have not been measured on a GPU.
@@ -96,17 +96,14 @@ def named_card(name: str) -> Card:
     >>> named_card("H200-141").memory // GIB, round(named_card("64").memory / GIB, 1)
     (139, 63.0)
     """
-    for card in CARDS:
-        if card.name.lower() == name.lower():
-            return card
-    try:
-        size = float(name.lower().removesuffix("gb"))
-    except ValueError:
-        size = 0.0
-    if not 1 <= size <= 10_000:
-        known = ", ".join(card.name for card in CARDS)
-        raise InputError(f"--card: expected {known} or a number of GB, received {name!r}")
-    return Card(f"{size:g} GB", int(size * 0.985 * GIB))
+    known = {card.name.lower(): card for card in CARDS}
+    if name.lower() in known:
+        return known[name.lower()]
+    size = name.lower().removesuffix("gb")
+    if not size.isdecimal() or not 1 <= int(size) <= 10_000:
+        expected = ", ".join(card.name for card in CARDS)
+        raise InputError(f"--card: expected {expected} or a number of GB, received {name!r}")
+    return Card(f"{size} GB", int(int(size) * 0.985 * GIB))
 
 
 def this_card(device: torch.device) -> Card | None:
@@ -120,15 +117,11 @@ def this_card(device: torch.device) -> Card | None:
 def meta_model(path: str) -> Model:
     """Return a model on torch's meta device: it has sizes and no memory.
 
-    Args:
-        path: A model's folder, the folder of a training run, or a Hugging Face name. Of a name that is not in
-            `PUBLISHED`, `config.json` (about 1 KB) is downloaded unless it is in the cache.
+    Of a Hugging Face name that is not in `PUBLISHED`, `config.json` (about 1 KB) is downloaded unless it is in the
+    cache.
 
     Raises:
         InputError: There is no configuration of a causal language model.
-
-    >>> sum(weight.numel() for weight in meta_model("Qwen/Qwen2.5-1.5B-Instruct").parameters())
-    1543714304
     """
     from transformers import AutoConfig, AutoModelForCausalLM, Qwen2Config
 
@@ -156,23 +149,24 @@ class MemoryPlan:
 
     Attributes:
         config: The run's configuration.
-        model: Its model on the meta device.
         card: The card.
         parts: The bytes of each part during the rollout and during the update, by its name.
-        share: What the engine gets of the card.
         engine: The engine's weights and working memory; 0 if it generates with the learner's weights.
         sequence: Keys and values of one sequence of the greatest length.
         concurrent: Number of sequences that run at the same time at most.
     """
 
     config: Config
-    model: Model
     card: Card
     parts: dict[str, tuple[int, int]]
-    share: int
     engine: int
     sequence: int
     concurrent: int
+
+    @property
+    def share(self) -> int:
+        """What the engine gets of the card."""
+        return self.parts["engine"][0]
 
     @property
     def totals(self) -> tuple[int, int]:
@@ -213,21 +207,17 @@ class MemoryPlan:
         return "\n".join([*lines, self.verdict()])
 
     def verdict(self) -> str:
-        """Return whether the run fits, and otherwise what it needs and what would fit, as one line."""
-        config, card = self.config, self.card
+        """Return whether the run fits, and otherwise what it needs and which settings need less, as one line."""
+        name, card = self.config.name, self.card
         if self.fits:
-            return f"{config.name} fits on {card.name}"
+            return f"{name} fits on {card.name}"
         needed = self.parts | {"engine": (max(self.share, self.least), 0)}
-        parts = ", ".join(f"{name} {_gib(max(sizes))}" for name, sizes in needed.items())
-        fitting = [larger.name for larger in CARDS if plan_memory(config, self.model, larger).fits]
-        cluster = f"`hgpo-verl {config.name if config.name in shipped() else 'CONFIG'} --gpus 4` (integrations/verl)"
-        other = (
-            f"a card of {fitting[0]}" if fitting else f"several cards with verl, which shards the weights: {cluster}"
-        )
+        parts = ", ".join(f"{part} {_gib(max(sizes))}" for part, sizes in needed.items())
         return (
-            f"{config.name} does not fit on {card.name} of {_gib(card.memory)} GiB (in GiB, with micro-batches of "
-            f"{config.update.micro_batch_tokens:,} tokens: {parts}); what needs less: "
-            f"{'; '.join(smaller_settings(config))}; or use {other}"
+            f"{name} does not fit on {card.name} of {_gib(card.memory)} GiB (in GiB, with micro-batches of "
+            f"{self.config.update.micro_batch_tokens:,} tokens: {parts}); what needs less: "
+            f"{'; '.join(smaller_settings(self.config))}; or use several cards with verl, which shards the weights: "
+            f"`hgpo-verl {name if name in shipped() else 'CONFIG'} --gpus 4` (integrations/verl)"
         )
 
 
@@ -254,23 +244,21 @@ def plan_memory(config: Config, model: Model, card: Card) -> MemoryPlan:
     heads = getattr(sizes, "num_key_value_heads", None) or sizes.num_attention_heads
     sequence = longest * sizes.num_hidden_layers * 2 * heads * _head_width(sizes) * 2  # keys and values in 16 bits
     concurrent = min(rollout.slots, rollout.tasks * rollout.group_size)
-    if rollout.engine == "vllm":
-        step = _ENGINE_TOKENS * 2 * (2 * sizes.intermediate_size + 2 * sizes.hidden_size)
-        logits = _ENGINE_SEQUENCES * sizes.vocab_size * 8
-        engine = 2 * (parameters + adapters) + step + logits + _ENGINE_GRAPHS
-        at_rollout, at_update = (sum(sizes) for sizes in zip(*parts.values(), strict=True))
-        free = card.memory - (at_rollout if rollout.sleep else max(at_rollout, at_update))
-        percent = card.memory // 100  # the share is given in percent
-        useful = engine + concurrent * sequence + percent
-        share = max(0, min(free, int(_LARGEST_SHARE * card.memory), useful) // percent * percent)
-        if _UTILIZATION in rollout.engine_options:
-            share = int(float(rollout.engine_options[_UTILIZATION]) * card.memory)
-    else:  # it generates with the learner's weights, in batches of a configured size
+    if rollout.engine != "vllm":  # it generates with the learner's weights, in batches of a configured size
         batch = int(rollout.engine_options.get("max_batch_tokens", 131_072))
         concurrent = max(1, min(concurrent, batch // longest))
-        engine, share = 0, concurrent * sequence
-    parts["engine"] = (share, share if rollout.engine == "vllm" and not rollout.sleep else 0)
-    return MemoryPlan(config, model, card, parts, share, engine, sequence, concurrent)
+        return MemoryPlan(config, card, parts | {"engine": (concurrent * sequence, 0)}, 0, sequence, concurrent)
+    step = _ENGINE_TOKENS * 2 * (2 * sizes.intermediate_size + 2 * sizes.hidden_size)
+    engine = 2 * (parameters + adapters) + step + _ENGINE_SEQUENCES * sizes.vocab_size * 8 + _ENGINE_GRAPHS
+    at_rollout, at_update = (sum(bytes_of) for bytes_of in zip(*parts.values(), strict=True))
+    free = card.memory - (at_rollout if rollout.sleep else max(at_rollout, at_update))
+    percent = card.memory // 100  # the share is given in percent
+    useful = engine + concurrent * sequence + percent
+    share = max(0, min(free, int(_LARGEST_SHARE * card.memory), useful) // percent * percent)
+    if _UTILIZATION in rollout.engine_options:
+        share = int(float(rollout.engine_options[_UTILIZATION]) * card.memory)
+    parts["engine"] = (share, 0 if rollout.sleep else share)
+    return MemoryPlan(config, card, parts, engine, sequence, concurrent)
 
 
 def activation_bytes(config: Config, model: Model) -> int:

@@ -57,16 +57,13 @@ def batch_metrics(steps: pl.DataFrame, max_prompt_tokens: int, max_response_toke
         max_response_tokens: Responses of at least this length count as truncated.
     """
     metrics: dict[str, float] = {}
-    for name, column, most in (
-        ("prompt_length", "prompt_token_ids", max_prompt_tokens),
-        ("response_length", "response_token_ids", max_response_tokens),
-    ):
-        length = steps[column].list.len()
+    for name, most in (("prompt", max_prompt_tokens), ("response", max_response_tokens)):
+        length = steps[f"{name}_token_ids"].list.len()
         metrics |= {
-            f"{name}/mean": _mean(length),
-            f"{name}/max": _number(length.max()),
-            f"{name}/min": _number(length.min()),
-            f"{name}/clip_ratio": _mean(length >= most),
+            f"{name}_length/mean": _mean(length),
+            f"{name}_length/max": _number(length.max()),
+            f"{name}_length/min": _number(length.min()),
+            f"{name}_length/clip_ratio": _mean(length >= most),
         }
     advantage = steps["advantage"]
     metrics |= {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
@@ -14,7 +13,6 @@ from hgpo_envs.errors import InputError
 from hgpo_envs.files.atomic import append, write_file
 from hgpo_envs.files.secrets import redact_json
 from hgpo_envs.files.untrusted_files import read_bytes
-from hgpo_train.models.checkpoint_files import rename_damaged
 from hgpo_train.settings import to_dict
 
 if TYPE_CHECKING:
@@ -23,16 +21,13 @@ if TYPE_CHECKING:
 
     from hgpo_train.training.config import Config, SftConfig
 
-_METRICS_BYTES: Final = 4 << 30
+METRICS: Final = "metrics.jsonl"
+_BYTES: Final = 4 << 30
 """Size limit of `metrics.jsonl`, in bytes."""
 
 
-class TrackingWarning(UserWarning):
-    """Stored metrics that cannot be read."""
-
-
 class Trackers:
-    """The trackers of a configuration; `metrics.jsonl` is always among them.
+    """The trackers of a configuration; `metrics.jsonl` is always among them, with one object per iteration.
 
     Args:
         config: The run's configuration.
@@ -44,7 +39,10 @@ class Trackers:
     """
 
     def __init__(self, config: Config | SftConfig, folder: Path, start: int) -> None:
-        self._lines = JsonLines(folder / "metrics.jsonl", start)
+        path = folder / METRICS
+        kept = {line["iteration"]: line for line in read_metrics(path) if line["iteration"] < start}
+        write_file(path, b"".join(_encode(kept[iteration]) for iteration in sorted(kept)))
+        self._lines = os.open(path, os.O_RDWR | os.O_APPEND | getattr(os, "O_BINARY", 0))
         self._board: Any = None
         if config.tracking.tensorboard and find_spec("tensorboard") is not None:
             from torch.utils.tensorboard import SummaryWriter
@@ -64,9 +62,13 @@ class Trackers:
             self._services.append(service)
 
     def log(self, metrics: Mapping[str, float], iteration: int) -> None:
-        """Log one iteration's metrics, without secrets in their names: environments choose some (task types)."""
-        shown = redact_json(metrics)
-        self._lines.log(shown, iteration)
+        """Log one iteration's metrics; its line is on disk when this returns. NaN and infinity become null.
+
+        Raises:
+            OSError: The disk cannot be written. Lines of earlier iterations are complete.
+        """
+        shown = redact_json(metrics)  # environments choose some of the names (task types)
+        append(self._lines, _encode({"iteration": iteration, **dict(sorted(shown.items()))}))
         if self._board is not None:
             for name, value in shown.items():
                 self._board.add_scalar(name, value, iteration)
@@ -76,76 +78,30 @@ class Trackers:
 
     def close(self) -> None:
         """End the records."""
-        self._lines.close()
+        os.close(self._lines)
         if self._board is not None:
             self._board.close()
         for service in self._services:
             service.finish()
 
 
-class JsonLines:
-    """A writer of `metrics.jsonl`: one object per iteration, with the key `iteration` first.
-
-    A line is on disk when `log` returns. An incomplete last line is dropped, because its iteration is logged again. A
-    file with other damaged lines is renamed to `metrics.jsonl.damaged`, and its intact lines are written again.
-
-    Args:
-        path: The file; its lines of iterations from `start` on are dropped, because they are logged again.
-        start: The first iteration that will be logged.
-
-    Raises:
-        InputError: `path` is not a file, or cannot be read.
-        OSError: `path` cannot be written.
-    """
-
-    def __init__(self, path: Path, start: int) -> None:
-        lines, damaged = _read(path)
-        if damaged:
-            renamed = rename_damaged(path).name
-            message = f"{path} contains {damaged} damaged lines; the file with them is now {renamed}"
-            warnings.warn(message, TrackingWarning, stacklevel=2)
-        kept = {line["iteration"]: line for line in lines if line["iteration"] < start}
-        write_file(path, b"".join(_encode(kept[iteration]) for iteration in sorted(kept)))
-        self._descriptor = os.open(path, os.O_RDWR | os.O_APPEND | getattr(os, "O_BINARY", 0))
-
-    def log(self, metrics: Mapping[str, float], iteration: int) -> None:
-        """Write one iteration's metrics. Values that are not finite are written as null."""
-        append(self._descriptor, _encode({"iteration": iteration, **dict(sorted(metrics.items()))}))
-
-    def close(self) -> None:
-        """Close the file."""
-        os.close(self._descriptor)
-
-
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Read the lines of a `metrics.jsonl`.
-
-    Damaged lines are left out with a warning, an incomplete last line without one.
+    """Read the lines of a `metrics.jsonl`; empty without a file. An incomplete last line, of a killed run, is left out.
 
     Raises:
-        InputError: `path` is not a file, or cannot be read.
+        InputError: `path` is not a file, cannot be read, or has a damaged line.
     """
-    lines, damaged = _read(path)
-    if damaged:
-        warnings.warn(f"{path} contains {damaged} damaged lines; ignored them", TrackingWarning, stacklevel=2)
+    data = read_bytes(path, _BYTES, METRICS) if os.path.lexists(path) else b""
+    lines = []
+    for number, line in enumerate(data.split(b"\n")[:-1], 1):
+        try:
+            lines.append(msgspec.json.decode(line, type=dict[str, int | float | None]))
+        except (ValueError, RecursionError):
+            lines.append({})
+        if type(lines[-1].get("iteration")) is not int:
+            raise InputError(f"{path}: line {number} is damaged; remove it, or restore the file from a backup")
     return lines
 
 
-def _read(path: Path) -> tuple[list[dict[str, Any]], int]:
-    """Return a file's intact lines, and the number of its damaged ones."""
-    data = read_bytes(path, _METRICS_BYTES, "metrics.jsonl") if os.path.lexists(path) else b""
-    lines, damaged = [], 0
-    for line in data.split(b"\n")[:-1]:
-        try:
-            values = msgspec.json.decode(line, type=dict[str, int | float | None])
-        except (ValueError, RecursionError):
-            values = {}
-        if type(values.get("iteration")) is int:
-            lines.append(values)
-        else:
-            damaged += 1
-    return lines, damaged
-
-
 def _encode(values: Mapping[str, float | None]) -> bytes:
-    return msgspec.json.encode(values) + b"\n"  # NaN and infinity become null
+    return msgspec.json.encode(values) + b"\n"

@@ -156,7 +156,7 @@ class Trainer:
             self._stage("update", "update_actor", seconds),
             gpu_for_update(config.rollout, self.policy, self.learner.optimiser, self.learner.device),
         ):
-            rows, metrics = update(config, self.learner, rows, self.state.iteration, self._display)
+            metrics = update(config, self.learner, rows, self.state.iteration, self._display)
         self.state = advanced(self.state, steps)
         with self._stage("publish", "publish", seconds):
             self.policy.publish(self.model, self.state.iteration)
@@ -166,13 +166,10 @@ class Trainer:
                 metrics |= self.evaluate()
         seconds["step"] = time.perf_counter() - begin
         metrics |= episode_metrics(steps) | memory_metrics(self.learner.device)
-        metrics |= batch_metrics(rows, config.rollout.max_prompt_tokens, config.rollout.max_response_tokens)
         metrics |= {f"timing_s/{stage}": duration for stage, duration in seconds.items()}
-        tokens = rows.select(pl.sum_horizontal(pl.col("prompt_token_ids", "response_token_ids").list.len()).sum())
-        metrics["perf/throughput"] = tokens.item() / seconds["step"]
+        metrics["perf/throughput"] = metrics["perf/total_num_tokens"] / seconds["step"]
         generated = int(steps["response_token_ids"].list.len().sum())
         metrics["perf/rollout_tokens_per_s"] = generated / max(seconds["gen"], 1e-9)
-        _warn(config, metrics)
         self._track(metrics)
         # The checkpoint is last: an iteration that it counts has its metrics and its evaluation on disk.
         if self._due(config.checkpoint.every):
@@ -254,10 +251,8 @@ class Trainer:
         self._display.row(self.state.iteration, metrics)
 
 
-def update(
-    config: Config, learner: Learner, rows: pl.DataFrame, iteration: int, display: Display
-) -> tuple[pl.DataFrame, dict[str, float]]:
-    """Update the policy on steps with advantages; return the rows that it was trained on, and metrics.
+def update(config: Config, learner: Learner, rows: pl.DataFrame, iteration: int, display: Display) -> dict[str, float]:
+    """Update the policy on steps with advantages; return metrics, and warn where they tell of a problem.
 
     Rows of aborted trajectories have no advantage; with `rollout.filter_groups`, groups with equal outcomes are left
     out. Other rows that cannot be trained on are left out with a warning.
@@ -274,15 +269,30 @@ def update(
     rows = rows.filter(pl.col("advantage").is_not_null() & (pl.col("response_token_ids").list.len() > 0))
     faults = row_faults(rows, vocabulary(learner.model))
     if left_out := len(faults) - faults.null_count():
-        message = f"left out {left_out} of {len(rows)} rows that cannot be trained on: {faults.drop_nulls()[0]}"
-        warnings.warn(message, TrainingWarning, stacklevel=3)
+        _warn(f"left out {left_out} of {len(rows)} rows that cannot be trained on: {faults.drop_nulls()[0]}")
     rows = rows.filter(faults.is_null())
     rate = learning_rate(config.optimiser, iteration, config.iterations)
     # The last number separates this stream from others that are derived from the same seed.
     rng = np.random.default_rng([config.seed, iteration, 2])
     samples = samples_from_steps(rows, share_prefixes=config.update.share_prefixes)
     metrics = learner.update(samples, rng, rate, display.progress)
-    return rows, metrics | {"training/rows_left_out": float(left_out)}
+    metrics |= {"training/rows_left_out": float(left_out), "perf/total_num_tokens": float(samples.start[-1])}
+    metrics |= batch_metrics(rows, config.rollout.max_prompt_tokens, config.rollout.max_response_tokens)
+    if (gap := metrics.get("training/rollout_logprobs_abs_diff_mean", 0.0)) > config.update.gap_warning:
+        _warn(
+            f"the engine's log-probabilities differ from the trainer's by {gap:.3f} on average (update.gap_warning = "
+            f"{config.update.gap_warning}), so the update is off-policy; check the dtypes and whether the engine uses "
+            "the current weights"
+        )
+    if metrics.get("actor/skipped", 0.0) > 0:
+        _warn("skipped an optimiser step whose loss or gradient was not finite")
+    if (truncated := metrics["prompt_length/clip_ratio"]) > 0.01:
+        _warn(f"{truncated:.1%} of prompts are as long as rollout.max_prompt_tokens and were probably truncated")
+    return metrics
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, TrainingWarning, stacklevel=4)
 
 
 def advanced(state: TrainingState, steps: pl.DataFrame) -> TrainingState:
@@ -334,10 +344,8 @@ def update_alone(
         write_config(folder, config)
         with closing(Trackers(config, folder, state.iteration + 1)) as trackers:
             with display.stage("update"):
-                trained, metrics = update(config, learner, rows, state.iteration, display)
+                metrics = update(config, learner, rows, state.iteration, display)
             state = advanced(state, rows)
-            metrics |= batch_metrics(trained, config.rollout.max_prompt_tokens, config.rollout.max_response_tokens)
-            _warn(config, metrics)
             trackers.log(metrics, state.iteration)
             display.row(state.iteration, metrics)
         save_checkpoint(folder / "checkpoints", state, model, tokenizer, learner.optimiser, config.checkpoint)
@@ -378,21 +386,3 @@ def _engine_context(config: Config, engine_options: dict[str, Any]) -> Trainable
 def _outcome(config: Config) -> str:
     """Return the name of the outcome that the estimator uses as reward; informative groups differ in it."""
     return str(config.advantage.parameters.get("reward", "reward"))
-
-
-def _warn(config: Config, metrics: dict[str, float]) -> None:
-    messages = []
-    if (gap := metrics.get("training/rollout_logprobs_abs_diff_mean", 0.0)) > config.update.gap_warning:
-        messages.append(
-            f"the engine's log-probabilities differ from the trainer's by {gap:.3f} on average (update.gap_warning = "
-            f"{config.update.gap_warning}), so the update is off-policy; check the dtypes and whether the engine uses "
-            "the current weights"
-        )
-    if metrics.get("actor/skipped", 0.0) > 0:
-        messages.append("skipped an optimiser step whose loss or gradient was not finite")
-    if (truncated := metrics["prompt_length/clip_ratio"]) > 0.01:
-        messages.append(
-            f"{truncated:.1%} of prompts are as long as rollout.max_prompt_tokens and were probably truncated"
-        )
-    for message in messages:
-        warnings.warn(message, TrainingWarning, stacklevel=3)

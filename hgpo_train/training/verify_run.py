@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import glob
 import os
-import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -66,19 +65,15 @@ def _verify_files(folder: Path) -> VerifyReport:
     """Verify a training run's files other than its tables and checkpoints."""
     from hgpo_train.settings import read_toml
     from hgpo_train.training.run_folder import CONFIG
-    from hgpo_train.training.tracking import read_metrics
+    from hgpo_train.training.tracking import METRICS, read_metrics
 
     report = VerifyReport(str(folder))
-    for name, read in ((CONFIG, read_toml), ("metrics.jsonl", read_metrics)):
-        path = folder / name
-        if not os.path.lexists(path):
-            continue
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("error")
+    for path, read in ((folder / CONFIG, read_toml), (folder / METRICS, read_metrics)):
+        if os.path.lexists(path):
+            try:
                 read(path)
-            report.files += 1
-            report.bytes += path.stat().st_size
-        except (InputError, OSError, UserWarning) as error:
-            report.add("bytes", path, str(error))
+                report.files += 1
+                report.bytes += path.stat().st_size
+            except (InputError, OSError) as error:
+                report.add("bytes", path, str(error))
     return report

@@ -128,13 +128,14 @@ LINES = b'{"iteration": 0, "val/success_rate": 0.5}\n{"iteration": 1, "loss": nu
 
 
 def read_lines(data: bytes, folder: Path) -> None:
-    from hgpo_train.training.tracking import JsonLines, read_metrics
+    from hgpo_train.training.config import SftConfig, replace
+    from hgpo_train.training.tracking import Trackers, read_metrics
 
     path = folder / "metrics.jsonl"
     path.write_bytes(data)
     for line in read_metrics(path):
         assert isinstance(line["iteration"], int)
-    JsonLines(path, 2).log({"x": 1.0}, 2)
+    Trackers(replace(SftConfig(), tracking={"tensorboard": False}), folder, 2).log({"x": 1.0}, 2)
 
 
 REPLY = {

@@ -52,8 +52,9 @@ def test_without_the_official_data_a_run_stops_with_the_command(world, command, 
         data_options(config.environment)
     bundled = load_config(f"{world}-1.5b-grpo", ["environment.data=bundled"])
     assert "data" not in data_options(bundled.environment)
-    named = load_config(f"{world}-1.5b-grpo", ["environment.data=/some/where"])
-    assert data_options(named.environment)["data"] == "/some/where"
+    for override in ("environment.data=/some/where", "environment.options.data=/some/where"):
+        named = load_config(f"{world}-1.5b-grpo", [override])
+        assert data_options(named.environment)["data"] == "/some/where"
 
 
 def test_official_games_are_found_where_alfworld_keeps_them(tmp_path, monkeypatch) -> None:
@@ -66,13 +67,3 @@ def test_official_games_are_found_where_alfworld_keeps_them(tmp_path, monkeypatc
     (tmp_path / "alfworld.pack").write_bytes(pack.read_bytes())
     config = load_config("alfworld-1.5b-grpo", ["environment.split=all"])
     assert data_options(config.environment)["data"] == "alfworld.pack"
-
-
-def test_options_take_precedence() -> None:
-    config = load_config("alfworld-1.5b-grpo", ["environment.options.data=mine"])
-    assert data_options(config.environment)["data"] == "mine"
-
-
-def test_tiny_configurations_play_the_bundled_tasks() -> None:
-    for name in ("tiny-alfworld", "tiny-webshop"):
-        assert "data" not in data_options(load_config(name).environment)

@@ -55,9 +55,6 @@ def packed_bounds(position_ids: Tensor) -> dict[str, Any]:
 
     Returns:
         Transformers' `FlashAttentionKwargs`: bounds as int32 of shape (sequences + 1,), and the longest sequence.
-
-    >>> packed_bounds(torch.tensor([[0, 1, 2, 0, 1]]))["cu_seq_lens_q"]
-    tensor([0, 3, 5], dtype=torch.int32)
     """
     starts = (position_ids[0] == 0).nonzero().flatten()
     bounds = nn.functional.pad(starts, (0, 1), value=position_ids.shape[1]).to(torch.int32)

@@ -63,9 +63,7 @@ def clipped_policy_loss(
     clip_high: float = 0.2,
     dual_clip: float | None = 3.0,
 ) -> ClippedLoss:
-    """Return the loss of PPO's clipped surrogate objective with asymmetric bounds and dual clip.
-
-    L_clip = max(−A r, −A clip(r, 1 − ε_low, 1 + ε_high)); where A < 0 the loss is at most −A c.
+    """Return L, the loss of PPO's clipped surrogate objective with asymmetric bounds and dual clip.
 
     Args:
         logprob: log π(y), float of shape (tokens,).
@@ -81,8 +79,7 @@ def clipped_policy_loss(
     >>> clipped_policy_loss(one + 2.0, one, one - 1.0).loss.item()  # ratio e² is more than c = 3
     3.0
     """
-    log_ratio = (logprob - old_logprob).clamp(-_LOG_LIMIT, _LOG_LIMIT)
-    ratio = log_ratio.exp()
+    ratio = (logprob - old_logprob).clamp(-_LOG_LIMIT, _LOG_LIMIT).exp()
     free = -advantage * ratio
     bounded = -advantage * ratio.clamp(1.0 - clip_low, 1.0 + clip_high)
     loss = torch.maximum(free, bounded)
@@ -99,9 +96,6 @@ def low_variance_kl(logprob: Tensor, reference_logprob: Tensor) -> Tensor:
     """Return Schulman's k3 estimate of KL(π ‖ π_ref) from sampled tokens: exp(d) − d − 1, d = log π_ref − log π.
 
     It is never negative, and 0 where both policies agree. As in verl, d is clamped to ±20 and the value to at most 10.
-
-    >>> low_variance_kl(torch.tensor([-1.0, -2.0]), torch.tensor([-1.0, -1.0])).tolist()
-    [0.0, 0.718...]
     """
     difference = (reference_logprob - logprob).clamp(-_LOG_LIMIT, _LOG_LIMIT)
     return (difference.exp() - difference - 1.0).clamp(max=_KL_LIMIT)
@@ -122,17 +116,14 @@ def token_weights(response_lengths: NDArray[np.int64], aggregation: Aggregation)
     Returns:
         float64 of shape (responses,), the weight of every token of each response.
 
-    >>> token_weights(np.array([1, 3]), "token_mean").tolist()
-    [0.25, 0.25]
     >>> token_weights(np.array([1, 4]), "sequence_mean").tolist()
     [0.5, 0.125]
     """
-    lengths = np.maximum(response_lengths.astype(np.float64), 1.0)
-    there = (response_lengths > 0).astype(np.float64)
-    count = max(float(there.sum()), 1.0)
+    filled = (response_lengths > 0).astype(np.float64)
     if aggregation == "token_mean":
-        return there / max(float(response_lengths.sum()), 1.0)
-    return there / (count * lengths) if aggregation == "sequence_mean" else there / count
+        return filled / max(float(response_lengths.sum()), 1.0)
+    responses = max(float(filled.sum()), 1.0)
+    return filled / (responses * np.maximum(response_lengths, 1) if aggregation == "sequence_mean" else responses)
 
 
 def policy_loss(
@@ -146,8 +137,6 @@ def policy_loss(
     rollout_is: Tensor | None = None,
 ) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
     """Return the loss of one micro-batch, a sum over its tokens: Σ w (ρ L + β KL − η H).
-
-    The sums over micro-batches are those of the mini-batch.
 
     Args:
         logprob: log π(y), float32 of shape (tokens,).

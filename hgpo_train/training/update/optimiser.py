@@ -70,11 +70,6 @@ def optimiser_tensors(model: nn.Module, optimiser: torch.optim.Optimizer) -> dic
 def restore_optimiser(model: nn.Module, optimiser: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
     """Restore the state that `optimiser_tensors` returned.
 
-    Args:
-        model: The optimiser's model.
-        optimiser: The optimiser to restore.
-        tensors: The state by name.
-
     Raises:
         InputError: The tensors belong to another model.
     """

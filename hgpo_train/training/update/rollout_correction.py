@@ -48,12 +48,10 @@ def rollout_is_weights(
         float64 of shape (tokens,), between 0 and `threshold`.
 
     >>> old, rollout = np.log([0.9, 0.2, 0.5]), np.log([0.3, 0.4, 0.5])
-    >>> rollout_is_weights(old, rollout, np.array([0, 2, 3]), "token").round(2).tolist()
-    [2.0, 0.5, 1.0]
     >>> rollout_is_weights(old, rollout, np.array([0, 2, 3]), "sequence").round(2).tolist()
     [1.5, 1.5, 1.0]
     """
-    log_ratio = _log_ratio(old_logprob, rollout_logprob)
+    log_ratio = old_logprob.astype(np.float64) - rollout_logprob
     if level == "sequence":
         log_ratio = np.repeat(_sums(log_ratio, response_start), np.diff(response_start))
     ratio: NDArray[np.float64] = np.exp(log_ratio.clip(-_LOG_LIMIT, _LOG_LIMIT))
@@ -77,7 +75,7 @@ def rollout_correction_metrics(
     Arguments are those of `rollout_is_weights`, with at least one token.
     """
     weight = rollout_is_weights(old_logprob, rollout_logprob, response_start, level, threshold)
-    log_ratio = _log_ratio(old_logprob, rollout_logprob)
+    log_ratio = old_logprob.astype(np.float64) - rollout_logprob
     sums = _sums(log_ratio, response_start)[np.diff(response_start) > 0]
     tokens = np.exp(log_ratio.clip(-_LOG_LIMIT, _LOG_LIMIT))
     sequences = np.exp(sums.clip(-_LOG_LIMIT, _LOG_LIMIT))
@@ -96,10 +94,6 @@ def rollout_correction_metrics(
         "chi2_seq": (sequences**2).mean() - 1.0,
     }
     return {f"rollout_corr/{name}": float(value) for name, value in values.items()}
-
-
-def _log_ratio(old_logprob: NDArray[np.floating], rollout_logprob: NDArray[np.floating]) -> NDArray[np.float64]:
-    return old_logprob.astype(np.float64) - rollout_logprob.astype(np.float64)
 
 
 def _sums(values: NDArray[np.float64], start: NDArray[np.int64]) -> NDArray[np.float64]:

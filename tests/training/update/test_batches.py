@@ -51,23 +51,6 @@ def test_every_response_token_is_predicted_once_from_the_token_before(lengths, b
     assert sorted(seen) == list(range(sum(r for _, r in lengths)))
 
 
-@given(lengths)
-def test_flat_arrays_contain_the_table(lengths):
-    steps = table(lengths)
-    samples = samples_from_steps(steps)
-    assert len(samples) == len(steps)
-    for row in range(len(steps)):
-        begin, middle, end = (
-            samples.start[row],
-            samples.start[row] + samples.prompt_length[row],
-            samples.start[row + 1],
-        )
-        assert samples.tokens[begin:middle].tolist() == steps["prompt_token_ids"][row].to_list()
-        assert samples.tokens[middle:end].tolist() == steps["response_token_ids"][row].to_list()
-        values = samples.rollout_logprob[samples.response_start[row] : samples.response_start[row + 1]]
-        assert values.tolist() == steps["response_logprobs"][row].to_list()
-
-
 @given(st.integers(1, 500), st.integers(1, 100), st.integers(0, 2**32))
 def test_mini_batches_contain_every_row_once(rows, size, seed):
     batches = mini_batches(np.arange(rows), size, np.random.default_rng(seed))
