@@ -419,6 +419,8 @@ def _counted(number: str, kind: str) -> str:
     return f"{number} {kind}{'' if number == '1' else 's'}"
 
 
+PAIRS: Final = (("hgpo", "grpo"), ("grpo", f"grpo{OTHER_SEEDS}"), ("hgpo", f"grpo{OTHER_SEEDS}"))
+
 PAGES: Final[dict[str, dict[str, Callable[[], str]]]] = {
     "README.md": {"figures": short_table},
     "docs/measurements.md": {"figures": table, "commands": commands},
@@ -426,11 +428,8 @@ PAGES: Final[dict[str, dict[str, Callable[[], str]]]] = {
     "docs/training.md": {
         "alfworld": partial(learning, "alfworld"),
         "webshop": partial(learning, "webshop"),
-        "webshop differences": partial(
-            learning_differences,
-            "webshop",
-            (("hgpo", "grpo"), ("grpo", f"grpo{OTHER_SEEDS}"), ("hgpo", f"grpo{OTHER_SEEDS}")),
-        ),
+        "alfworld differences": partial(learning_differences, "alfworld", PAIRS),
+        "webshop differences": partial(learning_differences, "webshop", PAIRS),
         "rollout correction": rollout_correction,
     },
     "docs/viewer.md": {"speed": viewer},
