@@ -23,6 +23,8 @@ from pathlib import Path
 absent, out = set(json.loads(sys.argv[1])), Path(sys.argv[2])
 
 class CoreFinder:
+    find_distributions = PathFinder.find_distributions  # the extra of a missing module is read from the metadata
+
     @staticmethod
     def find_spec(name, path=None, target=None):
         return None if name.partition(".")[0] in absent else PathFinder.find_spec(name, path, target)
