@@ -54,7 +54,7 @@ COMMANDS = {
     "train unknown.toml": "unknown setting 'updat'; did you mean 'update'?",
     "train tiny-alfworld --set update.epochs=0": "setting update.epochs: expected int >= 1, received 0",
     "sft run --out x --model /no/model": "/no/model",
-    "quickstart --tasks 0 --out x": "tasks: expected at least 1, received 0",
+    "quickstart --tasks 0 --out x": "tasks: expected int >= 1, received 0",
     "data fetch alfworld --out file": "file already exists",
     "data build alfworld /no/folder --out x": "no ALFWorld data at /no/folder",
     "data build webshop --out x": "Missing option '--items'",

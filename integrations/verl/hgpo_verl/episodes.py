@@ -122,6 +122,8 @@ def _ask(trajectory: Trajectory, tokenizer: Tokenizer, options: GenerationOption
         engine=None,
         with_shorter_history=episode.prompt,
         read_history=episode.history,
+        system_prompt=episode.settings.system_prompt,
+        turns=trajectory.turns() if episode.settings.prompt_style == "chat" else (),
         tools=episode.settings.tools,
     )
     return fit_prompts(tokenizer, [request], options)[0]

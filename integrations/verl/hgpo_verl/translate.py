@@ -195,7 +195,10 @@ RULES: Final[dict[str, Rule]] = {
     "check_memory": _unused("the plan is of one card; verl shards the weights"),
     **{
         f"environment.{name}": _read("agent loop and data set")
-        for name in ("id", "max_steps", "history_length", "action_format", "prompt_template", "data", "options")
+        for name in (
+            *("id", "max_steps", "history_length", "action_format", "prompt_template", "prompt_style"),
+            *("system_prompt", "data", "options"),
+        )
     },
     "environment.split": _to("data.train_files", change=lambda split: f"{TRAINING}:{split}"),
     "model.path": _to(f"{_MODEL}.path"),
@@ -229,6 +232,7 @@ RULES: Final[dict[str, Rule]] = {
     "update.epochs": _to(f"{_ACTOR}.ppo_epochs"),
     "update.micro_batch_tokens": _by(f"{_ACTOR}.ppo_max_token_len_per_gpu, with use_dynamic_bsz", _micro_batch),
     "update.layout": _to(f"{_MODEL}.use_remove_padding", change=lambda layout: layout == "packed"),
+    "update.share_prefixes": _unused(_SPEED),
     "update.logit_chunk": _unused(_SPEED),
     "update.aggregation": _only(
         "token_mean",

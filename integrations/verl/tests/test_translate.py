@@ -60,6 +60,7 @@ OTHER = {
     "rollout.slots": 3,
     "rollout.max_generation_batches": 3,
     "rollout.sleep": True,
+    "update.share_prefixes": False,
     "update.logit_chunk": 3,
     "update.rollout_is_threshold": 3.0,
     "update.gap_warning": 1.0,
