@@ -87,6 +87,7 @@ def every_response() -> Samples:
         response_start=np.arange(count + 1) * LENGTH,
         advantage=np.random.default_rng(0).normal(size=count) + 1.0,
         rollout_logprob=np.full(count * LENGTH, np.nan, np.float32),
+        sequence=np.arange(count),
     )
 
 

@@ -230,7 +230,8 @@ class Trainer:
         steps = rows.sort("trajectory", "step").collect()  # groups are stored in the order in which they finished
         if rollout.overflow == "error":
             raise_if_too_long(steps)
-        raise_if_too_many(failures_of_steps(steps.lazy()), rollout.max_failed, "Resuming repeats them")
+        advice = f"Repeat them with: hgpo train --resume --out {self.folder}"
+        raise_if_too_many(failures_of_steps(steps.lazy()), rollout.max_failed, advice)
         return steps
 
     def _due(self, every: int) -> bool:

@@ -49,5 +49,5 @@ def test_training_with_a_custom_estimator(config, runs):
     assert load_config(runs.folder / "run" / "config.toml") == config
     runs.train(replace(config, iterations=3), resume=True)
     other = replace(config, advantage={"parameters": {**parameters, "gamma": 0.5}})
-    with pytest.raises(InputError, match=r"was started with advantage\.parameters"):
+    with pytest.raises(InputError, match=r"was written with training\.advantage\.parameters"):
         runs.trainer(other, resume=True)

@@ -281,7 +281,7 @@ def test_an_iteration_in_which_all_rollouts_fail_is_an_error_and_is_repeated(out
     code, _, errors = hgpo("train", tmp_path / "config.toml", "--out", runs.folder / "run", "--resume")
     assert (code, "Traceback" in errors) == (1, False)
     assert "error: 6 of 6 rollouts failed (100%): 6 × " in errors
-    assert "resume with: hgpo train --resume --out" in errors.splitlines()[-1]
+    assert "Repeat them with: hgpo train --resume --out" in errors.splitlines()[-1]
     with pytest.raises(RolloutError, match=r"6 of 6 rollouts failed \(100%\): 6 × .*the power is out"):
         runs.train(config, resume=True)
     assert [line["iteration"] for line in read_metrics(runs.folder / "run" / "metrics.jsonl")] == [1]
@@ -300,7 +300,9 @@ def test_few_failed_rollouts_are_left_out_and_many_stop_the_run(outage, runs):
     runs.train(config, "whole")
     tasks = scan_steps(runs.folder / "whole" / "steps").select("task_id").unique().collect()["task_id"].sort()
     path.write_text(tasks[0])
-    with pytest.raises(RolloutError, match=r"2 of 6 rollouts failed \(33%\).*the power is out\. Resuming repeats them"):
+    with pytest.raises(
+        RolloutError, match=r"2 of 6 rollouts failed \(33%\).*the power is out\. Repeat them with: hgpo train"
+    ):
         runs.train(config)
     lenient = replace(config, rollout={"max_failed": 0.5})
     assert runs.train(lenient, resume=True).state.iteration == 1
