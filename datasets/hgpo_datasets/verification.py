@@ -14,10 +14,9 @@ import hashlib
 import io
 import os
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -206,19 +205,35 @@ def _check_files(
     """Check each file by itself, then that no group and no trajectory is in two files."""
     owners: dict[tuple[Any, ...], str] = {}
     check = partial(_check_file, header=header, run=run, isolated=processes is not None)
-    with nullcontext() if processes is None else ThreadPool(processes) as threads:
-        results = map(check, files) if threads is None else threads.imap(partial(_in_a_process, check), files)
-        for (path, _), (checked, keys) in zip(files, results, strict=True):
-            for name in ("problems", "notes", "files", "rows", "bytes"):
-                setattr(report, name, getattr(report, name) + getattr(checked, name))
-            for key in keys:
-                if (owner := owners.setdefault(key, path.name)) != path.name:
-                    noun, _, *value = key
-                    report.add(noun, path, f"{noun} {', '.join(map(repr, value))} is also in {owner}")
+    results = map(check, files) if processes is None else _in_processes(check, files, processes)
+    for (path, _), (checked, keys) in zip(files, results, strict=True):
+        for name in ("problems", "notes", "files", "rows", "bytes"):
+            setattr(report, name, getattr(report, name) + getattr(checked, name))
+        for key in keys:
+            if (owner := owners.setdefault(key, path.name)) != path.name:
+                noun, _, *value = key
+                report.add(noun, path, f"{noun} {', '.join(map(repr, value))} is also in {owner}")
 
 
-def _in_a_process(check: Callable[[_File], _Result], file: _File) -> _Result:
-    """Check a file in a process of its own; its end is a problem of the file."""
+def _in_processes(check: Callable[[_File], _Result], files: Sequence[_File], processes: int) -> Iterator[_Result]:
+    """Check files in processes, and yield their results in order.
+
+    If a process ends, the first file without a result is checked in a process of its own, whose end is a problem of
+    this file, and the others begin again.
+    """
+    done = 0
+    while done < len(files):
+        try:
+            with process_pool(processes) as pool:
+                for result in pool.map(check, files[done:]):
+                    done += 1
+                    yield result
+        except BrokenProcessPool:
+            yield _alone(check, files[done])
+            done += 1
+
+
+def _alone(check: Callable[[_File], _Result], file: _File) -> _Result:
     try:
         with process_pool(1) as pool:
             return pool.submit(check, file).result()
