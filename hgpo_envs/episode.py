@@ -81,6 +81,8 @@ class Settings:
                 raise InputError(f"{name}: expected an integer of at least {least}, received {value!r}")
         if self.action_format not in ACTION_FORMATS:
             raise InputError(unknown("action_format", self.action_format, ACTION_FORMATS))
+        if not isinstance(self.system_prompt, str):
+            raise InputError(f"system_prompt: expected a text, received {self.system_prompt!r}")
         if self.prompt_style not in PROMPT_STYLES:
             raise InputError(unknown("prompt_style", self.prompt_style, PROMPT_STYLES))
 

@@ -112,13 +112,20 @@ def environment_options(env_option: Sequence[str] | None, **options: Any) -> dic
     """Return the keyword arguments of the environment: options that are not None, and those of ``name=value`` texts.
 
     Raises:
-        InputError: One of `env_option` is not of the form ``name=value``.
+        InputError: One of `env_option` is not of the form ``name=value``, or has the name of an argument of `collect`.
     """
+    from inspect import signature
+
+    from hgpo_envs.errors import InputError
     from hgpo_train.assignments import read_assignments
+    from hgpo_train.rollout.collection import collect
 
     texts = {name: str(value) if isinstance(value, Path) else value for name, value in options.items()}
     known = {name: value for name, value in texts.items() if value is not None}
-    return {**known, **read_assignments("--env-option", env_option or (), {})}
+    assigned = read_assignments("--env-option", env_option or (), {})
+    for name in assigned.keys() & signature(collect).parameters.keys():
+        raise InputError(f"--env-option {name}: expected an argument of the environment, received one of `collect`")
+    return {**known, **assigned}
 
 
 def play_and_report(

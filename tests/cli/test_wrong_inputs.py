@@ -48,6 +48,8 @@ COMMANDS = {
     "stats run --state-key mask": "Known: mask-numbers, sort-lines, alfworld-nodes, module:function",
     "stats run --by kind": "unknown column to split by 'kind'",
     "stats run --plot x.gif": "--plot x.gif: expected a file that ends in .html, .svg, .png, .json",
+    "rollout --env-option tasks=3 --out x": "--env-option tasks: expected an argument of the environment",
+    "rollout --env-option system_prompt=3 --out x": "system_prompt: expected a text, received 3",
     "play --tasks 0": "--tasks: expected at least 1, received 0",
     "train": "expected a configuration",
     "train bad.toml": "bad.toml is not TOML",
