@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 from readme import ESTIMATORS, ROOT, WORLDS, figures, rewrite
 
 from hgpo_research.power import pooled_deviation, seeds_needed
+from research.benchmarks.what_learns import comparison, further, history, weights
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -71,6 +72,10 @@ def truth_speed() -> str:
 PAGES: Final[dict[str, dict[str, Callable[[], str]]]] = {
     "research/docs/truth.md": {"speed": truth_speed},
     "research/docs/study.md": {
+        "comparison": comparison,
+        "further": further,
+        "weights": weights,
+        "history": history,
         "power": partial(power, "alfworld"),
     },
 }

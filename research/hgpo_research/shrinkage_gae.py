@@ -42,10 +42,9 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from hgpo_train.advantages import estimator
-from hgpo_train.advantages.input_columns import CHAINS
+from hgpo_train.advantages.input_columns import CHAINS, discounted
 from hgpo_train.advantages.parameters import GAMMA, HISTORY_LENGTH, Context, Discount
-from hgpo_train.advantages.trajectories import discounted, in_order, neighbour
-from hgpo_train.advantages.windows import chain, mean, normalise, within
+from hgpo_train.advantages.windows import chain, mean, neighbour, normalise, within
 from hgpo_train.settings import NonNegativeFloat, NonNegativeInt  # noqa: TC001 - evaluated with the annotations
 
 if TYPE_CHECKING:
@@ -94,7 +93,7 @@ def shrinkage_gae(
     value, trust = pl.col("(plain value)"), pl.col("lambda") if gae_lambda is None else pl.lit(gae_lambda)
     steps = steps.with_columns(trust.alias("lambda"))
     ahead = _accumulated((1.0 - pl.col("lambda")) * value, gamma * pl.col("lambda"))
-    bootstrapped = gamma * neighbour(pl.col("(ahead)"), 1).fill_null(0.0)
+    bootstrapped = gamma * neighbour("(ahead)", 1).fill_null(0.0)
     steps = steps.with_columns(ahead.alias("(ahead)"), (value + pl.col("plain_return")).alias("value"))
     steps = steps.with_columns(advantage=bootstrapped - pl.col("(return value)"))
     if not unit_scale:
@@ -106,12 +105,11 @@ def shrinkage_gae(
 def _accumulated(value: pl.Expr, factor: pl.Expr) -> pl.Expr:
     """Return y_t = x_t + f_t y_{t+1}, a sum from a step to the end of its trajectory with a factor per step."""
 
-    def add(trajectory: pl.Series, columns: Sequence[pl.Series]) -> pl.Series:
-        values, factors = (column.to_numpy() for column in columns)
-        starts = (trajectory != trajectory.shift(1)).fill_null(value=True).arg_true().to_numpy()
-        return pl.Series(discounted(values, factors, starts))
+    def add(columns: Sequence[pl.Series]) -> pl.Series:
+        values, factors, first = (column.to_numpy() for column in columns)
+        return pl.Series(discounted(values, factors, first.nonzero()[0]))
 
-    return in_order([value, factor], add, pl.Float64())
+    return pl.map_batches([value.alias("value"), factor.alias("factor"), "first"], add, return_dtype=pl.Float64)
 
 
 def _deviation(value: str, level: str) -> str:

@@ -40,7 +40,7 @@ def world(rng: np.random.Generator, gamma: float) -> World:
     return made
 
 
-def play(tasks: int, rollouts: int, seed: int, *, gamma: float = 0.95, depth: int = 4, noise: float = 0.0):
+def play(tasks: int, rollouts: int, seed: int, *, gamma=0.95, depth=4, noise=0.0, again: int | None = None):
     """Return a step table and its truth table.
 
     Args:
@@ -50,11 +50,14 @@ def play(tasks: int, rollouts: int, seed: int, *, gamma: float = 0.95, depth: in
         gamma: The discount of the true values.
         depth: The depth of the stored histories.
         noise: Standard deviation of the noise of each half of the truth.
+        again: Another number gives other rollouts of the same worlds.
     """
     rng = np.random.default_rng(seed)
+    worlds = None if again is None else [world(rng, gamma) for _ in range(tasks)]
+    rng = rng if again is None else np.random.default_rng([seed, again])
     rows = []
     for task in range(tasks):
-        here = world(rng, gamma)
+        here = worlds[task] if worlds else world(rng, gamma)
         for rollout in range(rollouts):
             state = 0
             for t in range(LIMIT):

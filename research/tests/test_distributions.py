@@ -20,8 +20,8 @@ from hgpo_research.features.words import WordFeatures
 from hgpo_research.policies.distributions import Distribution, known_policy, own_policy
 from hgpo_research.policies.softmax import SoftmaxOptions, SoftmaxPolicy
 from hgpo_train.policies.base import BatchPolicy, Request
-from hgpo_train.policies.own import own_policy as policy_of
 from hgpo_train.policies.registry import PolicyContext, make_policy
+from hgpo_train.policies.registry import own_policy as policy_of
 from hgpo_train.rollout.env_handle import open_env
 
 ENVIRONMENTS = {"ALFWorld": "HGPO/ALFWorld-v0", "WebShop": "HGPO/WebShop-v0"}

@@ -1,6 +1,5 @@
 """The comparison of estimators with truth, on worlds whose true advantages and right answers are known."""
 
-import itertools
 import math
 from collections import defaultdict
 
@@ -13,10 +12,10 @@ from tabular_world import play
 
 from hgpo_envs.errors import InputError
 from hgpo_research.comparison import compare_estimators, comparison, read_variants
+from hgpo_research.comparison.contexts import contexts_of, numbered
 from hgpo_research.comparison.families import intervals, resampled
-from hgpo_research.comparison.gradients import contexts_of, gradient_sums, numbered
 from hgpo_research.comparison.inputs import REFERENCE, Draw, read_run, redraw
-from hgpo_research.comparison.measures import MEASURES, all_sums, measured, row_sums, task_sums
+from hgpo_research.comparison.measures import MEASURES, measured, row_sums, task_sums
 from hgpo_train.advantages import compute
 from hgpo_train.analysis.resampling import student_quantile, task_weights
 
@@ -43,9 +42,6 @@ def drawn(rng, *, tasks=30, groups=4, steps=6, prompts=3, actions=3, noise=0.0, 
         "step": np.tile(np.arange(steps), tasks * groups),
         "prompt": prompt,
         "choice": choice,
-        "chosen": policy[prompt, choice],
-        "square": (policy**2).sum(1)[prompt],
-        "sketch": np.arange(n),
         "estimates": {},
     }
     return Draw(**(columns | given)), true, policy
@@ -53,9 +49,7 @@ def drawn(rng, *, tasks=30, groups=4, steps=6, prompts=3, actions=3, noise=0.0, 
 
 def sums_of(found, estimate):
     contexts = contexts_of(found)
-    return all_sums(
-        found, contexts, (estimate, estimate), row_sums(found, contexts, (estimate, estimate)), found.task.max() + 1
-    )
+    return task_sums(row_sums(found, contexts, (estimate, estimate)), found.task, found.task.max() + 1)
 
 
 def measures_of(found, estimate):
@@ -66,32 +60,6 @@ def measures_of(found, estimate):
 
 
 # ---------------------------------------------------------------------------------------------------- the measures
-
-
-@settings(max_examples=20)
-@given(st.integers(0, 10**6), st.integers(1, 4), st.integers(2, 5))
-def test_gradients_match_their_definition(seed, groups, actions):
-    """Products from sums per action equal those of vectors of logits, within and between groups."""
-    rng = np.random.default_rng(seed)
-    found, true, policy = drawn(rng, tasks=2, groups=groups, actions=actions)
-    estimate = rng.normal(size=len(true))
-    vectors = {name: defaultdict(lambda: np.zeros((len(policy), actions))) for name in "ea"}
-    for i, (prompt, choice) in enumerate(zip(found.prompt, found.choice, strict=True)):
-        score = np.eye(actions)[choice] - policy[prompt]
-        vectors["e"][found.task[i], found.group[i]][prompt] += estimate[i] * score
-        vectors["a"][found.task[i], found.group[i]][prompt] += true[i] * score
-    got = gradient_sums(contexts_of(found), (estimate, estimate), (true, true), 2)
-    for x, y in ("ee", "ea", "aa"):
-        for task in range(2):
-            pairs = [
-                (one == other, (vectors[x][one] * vectors[y][other]).sum())
-                for one, other in itertools.product(vectors["e"], repeat=2)
-                if one[0] == other[0] == task
-            ]
-            same = sum(product for equal, product in pairs if equal)
-            other = sum(product for equal, product in pairs if not equal) / max(groups - 1, 1)
-            assert got[f"{x}{y}_same"][task] == pytest.approx(same)
-            assert got[f"{x}{y}_other"][task] == pytest.approx(other, abs=1e-9)
 
 
 @settings(max_examples=20)
@@ -136,14 +104,10 @@ def test_the_noise_of_the_truth_is_taken_out():
         "cross",
         "paired_error",
         "paired_aa",
-        "ea_same",
-        "aa_same",
-        "ea_other",
-        "aa_other",
     ):
         values = np.array(noisy_sums[name])
         assert abs(values.mean() - sums[name].sum()) < 4 * values.std() / math.sqrt(len(values)), name
-    for name in set(MEASURES) - {"sign", "gradient_limit"}:  # smooth in sums that are unbiased
+    for name in set(MEASURES) - {"sign"}:  # smooth in sums that are unbiased
         values = np.array(noisy[name])
         assert abs(values.mean() - wanted[name]) < 4 * values.std() / math.sqrt(len(values)) + 0.01, name
 
@@ -161,10 +125,9 @@ def test_what_is_not_corrected_would_fail_this_test():
 def test_a_perfect_estimator_has_perfect_measures(noise):
     found, true, _ = drawn(np.random.default_rng(3), tasks=400, noise=noise)
     got, tolerance = measures_of(found, true), 1e-9 if noise == 0 else 0.05
-    for name, value in {"correlation": 1, "slope": 1, "gradient": 1, "gradient_limit": 1, "affine_error": 0,
+    for name, value in {"correlation": 1, "slope": 1, "affine_error": 0,
                         "bias": 0, "error": 0, "squared_bias": 0, "variance": 0}.items():  # fmt: skip
-        # the limit's denominator is small here: the random truth has a weak gradient
-        assert got[name] == pytest.approx(value, abs=tolerance * (6 if name == "gradient_limit" else 1)), name
+        assert got[name] == pytest.approx(value, abs=tolerance), name
     assert noise or got["sign"] == 1
 
 
@@ -180,18 +143,6 @@ def test_bias_and_variance_of_known_size():
     assert got["squared_bias"] * square == pytest.approx(0.49 + 0.09, rel=0.1)
     assert got["variance"] * square == pytest.approx(0.36, rel=0.1)
     assert got["error"] * square == pytest.approx(0.49 + 0.09 + 0.36, rel=0.1)
-
-
-def test_an_unbiased_estimator_has_the_true_expected_gradient_whatever_its_variance():
-    found, true, _ = drawn(np.random.default_rng(5), tasks=400, groups=8, prompts=1)
-    # a truth with a direction: action 0 is better everywhere
-    true = true + 2.0 * (found.choice == 0)
-    found = Draw(**{**vars(found), "first": true, "second": true})
-    estimate = true + 3.0 * np.random.default_rng(6).normal(size=len(true))
-    got = measures_of(found, estimate)
-    assert got["gradient"] < 0.9
-    assert got["gradient_limit"] == pytest.approx(1.0, abs=0.03)
-    assert measures_of(found, -estimate)["gradient_limit"] == pytest.approx(-1.0, abs=0.03)
 
 
 def test_signs_are_compared_where_they_are_known():
@@ -295,14 +246,14 @@ def one(table, **where):
 
 @pytest.mark.parametrize("size", [4, 8, 16])
 def test_a_perfect_estimator_is_found_to_be_perfect(compared, size):
-    for measure, value in (("correlation", 1), ("slope", 1), ("gradient", 1), ("error", 0), ("bias", 0)):
+    for measure, value in (("correlation", 1), ("slope", 1), ("error", 0), ("bias", 0)):
         row = one(compared.estimates, estimator=PERFECT, group_size=size, dimension="all", measure=measure)
         assert row["low_all"] <= value <= row["high_all"], measure
         assert abs(row["value"] - value) < 0.03, measure
 
 
 def test_returns_minus_true_values_are_unbiased(compared):
-    for measure, value in (("slope", 1), ("gradient_limit", 1), ("bias", 0)):
+    for measure, value in (("slope", 1), ("bias", 0)):
         row = one(compared.estimates, estimator=REFERENCE, group_size=4, dimension="all", measure=measure)
         assert row["low_all"] <= value <= row["high_all"], measure
     row = one(compared.estimates, estimator=REFERENCE, group_size=8, dimension="all", measure="correlation")
@@ -314,8 +265,6 @@ def test_chance_is_near_zero(compared):
         row = one(compared.estimates, estimator=estimator, group_size=8, dimension="all", measure="correlation")
         assert abs(row["chance"]) < 0.05
         assert row["chance_low"] < row["chance"] < row["chance_high"] < row["low"]
-        row = one(compared.estimates, estimator=estimator, group_size=8, dimension="all", measure="gradient")
-        assert abs(row["chance"]) < 0.1
 
 
 def test_the_parts_are_complete(compared):
@@ -326,21 +275,21 @@ def test_the_parts_are_complete(compared):
 
 
 def test_a_ratio_whose_denominator_may_be_0_is_null():
-    """With a noisy truth of few tasks, "cosines" of 2 and more are common; none is left, and few are lost otherwise."""
+    """With a noisy truth of few tasks, "correlations" of 2 and more are common; none is left."""
     rng = np.random.default_rng(11)
     plain, kept = [], []
     for trial in range(60):
         found, true, _ = drawn(rng, tasks=8, groups=2, noise=2.5)
         sums = sums_of(found, true + rng.normal(size=len(true)))
-        plain.append(float(measured({name: values.sum() for name, values in sums.items()})["gradient"]))
-        kept.append(comparison.measures_of(sums, task_weights(8, 300, trial))[0]["gradient"])
+        plain.append(float(measured({name: values.sum() for name, values in sums.items()})["correlation"]))
+        kept.append(comparison.measures_of(sums, task_weights(8, 300, trial))[0]["correlation"])
     plain, kept = np.array(plain), np.array(kept)
     assert (np.abs(plain) > 1.5).any()
     assert np.nanmax(np.abs(kept)) < 1.5
     assert np.isfinite(kept).any()
     clear, true, _ = drawn(rng, tasks=100)
     values, _ = comparison.measures_of(sums_of(clear, true + rng.normal(size=len(true))), task_weights(100, 300, 0))
-    assert 0.2 < values["gradient"] < 1
+    assert 0.2 < values["correlation"] < 1
 
 
 def test_sums_give_the_measures_again(compared):
@@ -348,7 +297,7 @@ def test_sums_give_the_measures_again(compared):
     rows = compared.sums.filter(estimator="hgpo", group_size=8).drop("task_id", "estimator", "group_size")
     sums = {name: rows[name].to_numpy() for name in rows.columns}
     values, _ = comparison.measures_of(sums, task_weights(24, 400, 0))
-    for measure in ("correlation", "gradient", "slope"):
+    for measure in ("correlation", "slope"):
         row = one(compared.estimates, estimator="hgpo", group_size=8, dimension="all", measure=measure)
         assert row["value"] == pytest.approx(values[measure], rel=1e-12)
 

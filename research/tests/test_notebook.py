@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-NOTEBOOK = ROOT / "research/notebooks/true_advantages.py"
+NOTEBOOK = ROOT / "research/notebooks/what_learns.py"
 
 
 @pytest.mark.slow

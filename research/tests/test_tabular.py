@@ -11,10 +11,13 @@ from hgpo_envs.episode import settings_for
 from hgpo_envs.errors import InputError
 from hgpo_envs.hashing import text_hashes
 from hgpo_envs.sources import SharedSource
+from hgpo_research.tabular.adaptive import Adaptive, mixture_weight
+from hgpo_research.tabular.cross_validation import cross_validated_slopes
 from hgpo_research.tabular.gain import gains
-from hgpo_research.tabular.graphs import COUNTED, TaskGraph, TaskSet
-from hgpo_research.tabular.learning import AGAIN, Learning, advantages, curves, estimators
-from hgpo_research.tabular.policy import TabularPolicy
+from hgpo_research.tabular.graphs import COUNTED, Parameters, TaskGraph, TaskSet
+from hgpo_research.tabular.learning import AGAIN, Learning, curves
+from hgpo_research.tabular.methods import methods
+from hgpo_research.tabular.policy import TabularPolicy, Visits
 from hgpo_research.tabular.report import summary
 from hgpo_research.tabular.rollouts import rollouts, step_table, success
 from hgpo_research.tabular.updates import Adam, FixedKL
@@ -27,23 +30,38 @@ from hgpo_train.policies.registry import PolicyContext, make_policy
 SHARED, SETTINGS = SharedSource(RingSource()), settings_for("Ring", max_steps=ring.LIMIT, action_format="command")
 
 
+class GraphWithFeatures(Graph):
+    """A graph with features that tell all choices apart."""
+
+    def features(self, node):
+        return np.eye(self.size[node]) * (1.0 + (self.text(node) == "gate"))
+
+
 def graph(rewards=COUNTED):
     options = {"skill": 1.0, "memory": 1, "taste": 0.0}
-    return Graph(SHARED, SETTINGS, make_policy("softmax", PolicyContext("Ring", "command", options)), rewards, "ring")
+    policy = make_policy("softmax", PolicyContext("Ring", "command", options))
+    return GraphWithFeatures(SHARED, SETTINGS, policy, rewards, "ring")
 
 
-def tasks(stored=None, opened=graph):
-    return TaskSet([TaskGraph("ring", opened, stored)], ring.LIMIT, {})
+def tasks(stored=None, opened=graph, parameters=None, count=1):
+    parameters = parameters or Parameters()
+    return TaskSet([TaskGraph("ring", opened, stored, 0, parameters) for _ in range(count)], ring.LIMIT, {})
 
 
 def refused():
     raise AssertionError("the environment was opened")
 
 
+def advantages(name, policy, batch, stream=()):
+    """Return the advantages of the only task's rows."""
+    (new,) = methods([name]).values()
+    return new()(policy, Visits(policy, batch), stream)
+
+
 def exact_success(policy):
-    """Return the success of each seed."""
-    assert policy.tasks.graphs[0].close(300)
-    return exact_values(policy, 0, 1.0)[0, :, 0]
+    """Return the success of each seed, the mean over tasks."""
+    assert all(each.close(300) for each in policy.tasks.graphs)
+    return np.mean([exact_values(policy, task, 1.0)[0, :, 0] for task in range(len(policy.tasks.graphs))], 0)
 
 
 def test_the_first_policy_has_the_values_of_the_softmax_policy():
@@ -79,15 +97,13 @@ def test_a_seed_plays_the_same_whatever_is_beside_it():
 
 
 def test_groups_of_seeds_never_mix():
-    named = estimators(["grpo,gigpo,hgpo,g2po,graphgpo,shrinkage_gae,reinforce_pp"])
+    names = ["grpo", "gigpo", "hgpo", "g2po", "graphgpo", "shrinkage_gae", "reinforce_pp", "adaptive"]
     together = TabularPolicy(tasks(), range(3))
     rows = rollouts(together, 6, (0, 0))
     alone = TabularPolicy(tasks(), [1])
     row = rollouts(alone, 6, (0, 0))
-    for name, estimator in named.items():
-        found, expected = (
-            advantages(estimator, policy, batch, 0, ())[0] for policy, batch in ((together, rows), (alone, row))
-        )
+    for name in names:
+        found, expected = (advantages(name, policy, batch)[0] for policy, batch in ((together, rows), (alone, row)))
         assert found[rows[0].seed == 1] == pytest.approx(expected, abs=1e-9), name
         assert np.abs(expected).max() > 0
 
@@ -106,38 +122,54 @@ def derivatives(policy):
     """Return dJ/dθ of each parameter, by differences of exact success."""
     exact_success(policy)  # all parameters are known
     found = []
-    for parameter in range(policy.table(0).shape[1]):
+    for parameter in range(policy.table().shape[1]):
         sides = []
         for change in (1e-4, -1e-4):
             other = policy.copies(0, 1)
-            other.table(0)[:, parameter] += change
+            other.table()[:, parameter] += change
             sides.append(exact_success(other)[0])
         found.append((sides[0] - sides[1]) / 2e-4)
     return np.array(found)
 
 
-def test_the_gradient_of_true_advantages_is_that_of_success():
-    policy = TabularPolicy(tasks(), [3])
+@pytest.mark.parametrize(("shared", "count"), [(False, 1), (True, 2)])
+def test_the_gradient_of_true_advantages_is_that_of_success(shared, count):
+    policy = TabularPolicy(tasks(parameters=Parameters(shared=shared), count=count), [3])
     expected = derivatives(policy)
     copies = policy.copies(0, 200)
-    batch = rollouts(copies, 20, ())
-    gradient = copies.gradient(batch, true_advantages(copies, batch, gamma=1.0, samples=0, stream=()))[0]
+    batch = rollouts(copies, 20 // count, ())
+    visits = Visits(copies, batch)
+    gradient = visits.dense(visits.gradient(true_advantages(copies, batch, gamma=1.0, samples=0, stream=())))
     error = gradient.std(0, ddof=1) / 200**0.5
     assert np.abs(expected).max() > 20 * error.max()
     assert (np.abs(gradient.mean(0) - expected) <= 4.5 * error + 1e-6).all()
+
+
+def test_shared_parameters_teach_tasks_that_were_not_learned():
+    parameters = Parameters(shared=True)
+    learned, held_out = (tasks(parameters=parameters) for _ in range(2))
+    how = Learning(seeds=8, iterations=8, group_size=12, kl=0.02, evaluation=200)
+    table = curves({"ring": learned}, methods(["oracle"]), how, held_out={"ring": held_out}).success
+    assert table["held_out"].null_count() == 2 * 8 * 7
+    (row, again) = summary(table).rows(named=True)
+    assert len(parameters.names) == 2 * 4  # two texts, three actions and an inadmissible one
+    assert row["final"] > row["start"] + 0.05
+    assert row["held_out"] == pytest.approx(row["final"], abs=0.05)
+    assert again["held_out_difference"] != 0
 
 
 def test_an_update_of_fixed_kl_moves_every_seed_as_far():
     policy = TabularPolicy(tasks(), range(4))
     batch = rollouts(policy, 50, ())
     before = policy.choices(0, batch[0].seed, batch[0].node).probability
-    gradient = policy.gradient(batch, advantages(estimators(["grpo"])["grpo"], policy, batch, 0, ()))
-    policy.add(FixedKL(1e-5)(gradient, policy.products(batch, gradient, gradient)))
+    visits = Visits(policy, batch)
+    gradient = visits.gradient(advantages("grpo", policy, batch))
+    policy.add(FixedKL(1e-5)(visits.dense(gradient), visits.products(gradient, gradient)))
     after = policy.choices(0, batch[0].seed, batch[0].node).probability
     divergence = np.where(before > 0, before * np.log(before / np.where(after > 0, after, 1)), 0).sum(1)
     mean = np.bincount(batch[0].seed, divergence) / np.bincount(batch[0].seed)
     assert mean == pytest.approx(np.full(4, 1e-5), rel=0.02)
-    assert FixedKL(1.0)([np.zeros((2, 3))], np.zeros(2))[0].tolist() == [[0.0] * 3] * 2
+    assert FixedKL(1.0)(np.zeros((2, 3)), np.zeros(2)).tolist() == [[0.0] * 3] * 2
 
 
 @pytest.mark.slow  # the import of torch
@@ -150,7 +182,7 @@ def test_adam_is_that_of_torch():
     for width in (3, 3, 5, 5):  # the last parameters are discovered later
         gradient = np.zeros((2, 5))
         gradient[:, :width] = rng.normal(size=(2, width))
-        ours[:, :width] += adam([gradient[:, :width]], np.ones(2))[0]
+        ours[:, :width] += adam(gradient[:, :width], np.ones(2))
         theirs.grad = torch.tensor(gradient)
         optimiser.step()
     assert ours == pytest.approx(theirs.detach().numpy(), abs=1e-7)
@@ -163,10 +195,11 @@ def test_adam_is_that_of_torch():
 def test_gains_of_true_advantages_are_those_of_the_exact_gradient():
     """The largest gain is ∇J · ∇J / √(∇Jᵀ F ∇J) · √(2δ), and an infinite batch of true advantages has it."""
     policy, how = TabularPolicy(tasks(), [3]), Learning(group_size=100, kl=1e-4)
-    slopes = [derivatives(policy)[None]]
-    length = policy.products(rollouts(policy, 20_000, (9,)), slopes, slopes)[0]
-    exact = np.sqrt(2 * how.kl / length) * (slopes[0] ** 2).sum()
-    found = gains(policy, 0, estimators(["oracle,grpo"]), how, 200, (1,))
+    slopes = derivatives(policy)[None]
+    visits = Visits(policy, rollouts(policy, 20_000, (9,)))
+    length = visits.products(visits.sparse(slopes), visits.sparse(slopes))[0]
+    exact = np.sqrt(2 * how.kl / length) * (slopes**2).sum()
+    found = gains(policy, 0, methods(["oracle,grpo"]), how, 200, (1,))
     oracle, grpo = found.rows(named=True)
     assert oracle["expected"] == pytest.approx(exact, rel=0.03)
     assert 0 < grpo["one_batch"] < grpo["expected"] < 1.1 * exact
@@ -178,52 +211,106 @@ def test_gains_of_true_advantages_are_those_of_the_exact_gradient():
 def test_a_gain_is_the_improvement_of_a_real_step(name):
     """Steps of little divergence along each batch's gradient change exact success by the gain, within its error."""
     policy, how, copies = TabularPolicy(tasks(), [3]), Learning(group_size=6, kl=1e-6), 300
-    named = estimators([name])
-    gain = gains(policy, 0, named, how, copies, (1,)).row(0, named=True)
+    gain = gains(policy, 0, methods([name]), how, copies, (1,)).row(0, named=True)
     moved = policy.copies(0, copies)
     batch = rollouts(moved, how.group_size, (1,))
-    gradient = moved.gradient(batch, advantages(named[name], moved, batch, 0, (1,)))
+    visits = Visits(moved, batch)
+    gradient = visits.gradient(advantages(name, moved, batch, (1,)))
     before = exact_success(moved)
-    moved.add(FixedKL(how.kl)(gradient, moved.products(batch, gradient, gradient)))
+    moved.add(FixedKL(how.kl)(visits.dense(gradient), visits.products(gradient, gradient)))
     improvement = exact_success(moved) - before
     error = (improvement.var(ddof=1) / copies + gain["one_batch_error"] ** 2) ** 0.5
     assert improvement.mean() > 8 * error
     assert abs(improvement.mean() - gain["one_batch"]) < 4 * error
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["grpo:cross_steps=false", "gigpo:gamma=0.5"])
+def test_cross_validated_slopes_are_the_improvements_of_real_steps(name):
+    """Along gradients of batches without one fold, exact success rises as much as the rollouts of the folds say."""
+    policy, copies, folds, size = TabularPolicy(tasks(), [3]), 400, 4, 8
+    same = policy.copies(0, copies)
+    visits = Visits(same, rollouts(same, size, (1,)))
+    (slopes,) = cross_validated_slopes(same, visits, [methods([name])[name]().estimator], folds)
+    smaller = policy.copies(0, copies)
+    less = Visits(smaller, rollouts(smaller, size - size // folds, (2,)))
+    gradient = less.gradient(methods([name])[name]()(smaller, less, ()))
+    before = exact_success(smaller)
+    smaller.add(FixedKL(0.5e-6)(less.dense(gradient), less.products(gradient, gradient)))
+    improvement = (exact_success(smaller) - before) / 1e-3
+    error = ((slopes.var(ddof=1) + improvement.var(ddof=1)) / copies) ** 0.5
+    assert improvement.mean() > 4 * error
+    assert abs(slopes.mean() - improvement.mean()) < 4 * error
+
+
+def test_the_steepest_mixture_of_two_gradients():
+    rng = np.random.default_rng(0)
+    shares = np.linspace(0, 1, 20001)
+    for first, second, cosine in zip(*rng.normal(size=(2, 50)), rng.uniform(-0.5, 0.95, 50), strict=True):
+        slopes = (1 - shares) * first + shares * second
+        lengths = np.sqrt((1 - shares) ** 2 + shares**2 + 2 * shares * (1 - shares) * cosine)
+        if max(first, second) > 0:
+            expected = shares[(slopes / lengths).argmax()]
+            assert mixture_weight(*(np.array([each]) for each in (first, second, cosine)))[0] == pytest.approx(
+                expected, abs=1e-3
+            )
+
+
+def noise(steps: pl.LazyFrame) -> pl.LazyFrame:
+    """Return advantages that say nothing."""
+    return steps.with_columns(advantage=(pl.col("trajectory_key") % 7919).cast(pl.Float64) / 3959.5 - 1.0)
+
+
+def test_the_mixture_follows_the_gain_of_its_batches():
+    """A partner that says nothing gets little weight, one that is better gets most of it."""
+    names = ["grpo", f"{__name__}:noise"]
+    pair = [methods([name])[name]().estimator for name in names]
+    policy, weights = TabularPolicy(tasks(), range(40)), {}
+    for name, partners in {"noise": pair, "better": pair[::-1]}.items():
+        method = Adaptive(*partners)
+        for iteration in range(8):
+            method(policy, Visits(policy, rollouts(policy, 16, (iteration,))), ())
+        weights[name] = method.metrics[-1]["weight"].mean()
+        assert (method.metrics[0]["weight"] == 0).all()
+    assert weights["noise"] < 0.25 < 0.6 < weights["better"]
+
+
 # Learning
 
 
 def test_what_improves_success_learns_and_a_seed_learns_the_same_alone():
-    named = estimators(["grpo", "oracle"])
+    named = methods(["grpo", "oracle"])
     how = Learning(seeds=8, iterations=8, group_size=12, kl=0.02, evaluation=200)
-    table = curves(tasks(), named, how)
+    table = curves({"ring": tasks()}, named, how).success
     assert table["estimator"].unique(maintain_order=True).to_list() == ["grpo", "grpo" + AGAIN, "oracle"]
     assert table.height == 3 * 8 * 9
     rows = {row["estimator"]: row for row in summary(table).iter_rows(named=True)}
     assert rows["grpo"]["final_difference"] == 0
     assert rows["oracle"]["final"] > rows["oracle"]["start"] + 0.1
     assert rows["grpo" + AGAIN]["area_difference"] != 0
-    alone = curves(tasks(), {"grpo": named["grpo"]}, Learning(**{**vars(how), "seeds": 2, "first_seed": 5}))
+    alone = curves(
+        {"ring": tasks()}, {"grpo": named["grpo"]}, Learning(**{**vars(how), "seeds": 2, "first_seed": 5})
+    ).success
     both = table.filter(pl.col("seed").is_in([5, 6])).filter(pl.col("estimator") != "oracle")
     assert both["success"].to_list() == pytest.approx(alone["success"].to_list(), abs=1e-12)
 
 
 def test_stored_graphs_replace_the_environment_until_something_is_new(tmp_path):
     how = Learning(seeds=2, iterations=2, group_size=4)
-    named = estimators(["grpo"])
+    named = methods(["grpo"])
     first = tasks()
-    found = curves(first, named, how)
+    found = curves({"ring": first}, named, how).success
     first.write(tmp_path)
     stored = tuple(pl.read_parquet(tmp_path / f"{name}.parquet") for name in ("nodes", "edges"))
     again = tasks(stored, refused)
-    assert curves(again, named, how).equals(found)
+    assert curves({"ring": again}, named, how).success.equals(found)
     for table, expected in zip(again.graphs[0].tables(), stored, strict=True):
         assert table.equals(expected)
     more = Learning(seeds=20, iterations=2, group_size=8)
     with pytest.raises(AssertionError, match="was opened"):
-        curves(again, named, more)
-    assert curves(tasks(stored), named, more)["success"].equals(curves(tasks(), named, more)["success"])
+        curves({"ring": again}, named, more)
+    stored_and_new, new = (curves({"ring": each}, named, more).success for each in (tasks(stored), tasks()))
+    assert stored_and_new["success"].equals(new["success"])
 
 
 def test_intervals_are_those_of_students_distribution():
@@ -242,11 +329,25 @@ def test_intervals_are_those_of_students_distribution():
 def test_the_command_writes_curves_tables_and_pictures(tmp_path):
     out = tmp_path / "out"
     small = ["--tasks", 2, "--seeds", 2, "--iterations", 2, "--evaluation", 2, "--gain-at", 1, "--gain-copies", 4]
-    output = invoke("learn-tabular", "-e", "grpo,hgpo:mode=mean_norm", "--samples", 2, *small, "--out", out)
+    output = invoke(
+        "learn-tabular",
+        "-e",
+        "grpo,hgpo:mode=mean_norm,adaptive",
+        "--samples",
+        2,
+        "--task-sets",
+        2,
+        *small,
+        "--out",
+        out,
+    )
     assert "hgpo:mode=mean_norm" in output
     names = {path.name for path in out.iterdir()}
-    assert {"curves.parquet", "summary.md", "gains.parquet", "nodes.parquet", "edges.parquet"} <= names
-    assert pl.read_parquet(out / "curves.parquet").height == 3 * 2 * 3
+    assert {"curves.parquet", "summary.md", "gains.parquet", "metrics.parquet", "tasks-0", "tasks-1"} <= names
+    assert {path.name for path in (out / "tasks-1").iterdir()} == {"nodes.parquet", "edges.parquet"}
+    table = pl.read_parquet(out / "curves.parquet")
+    assert table.height == 4 * 2 * 3
+    assert table.group_by("tasks").agg(pl.col("seed").unique()).sort("tasks")["seed"].to_list() == [[0], [1]]
     with pytest.raises(InputError, match="has curves already"):
         invoke("learn-tabular", "-e", "grpo", *small, "--out", out)
     with pytest.raises(InputError, match="use another folder"):

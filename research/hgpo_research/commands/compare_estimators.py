@@ -1,4 +1,4 @@
-"""`hgpo compare-estimators`: compare estimators with the true advantages of a run's steps."""
+"""`hgpo compare-estimators`: compare estimators on a saved run, by gain or with the true advantages of its steps."""
 
 from __future__ import annotations
 
@@ -18,14 +18,12 @@ if TYPE_CHECKING:
     from hgpo_research.comparison import Comparison
     from hgpo_research.comparison.row_gradients import RowGradients
 
-SHOWN: Final = ("correlation", "sign", "gradient", "slope")
+SHOWN: Final = ("correlation", "sign", "error", "slope")
 """The measures that are printed, which fit into 80 columns with their intervals; the files contain all."""
-SHOWN_WITH_MODEL: Final = ("correlation", "sign", "gradient", "model_gradient")
 
 
 def compare_estimators(
     run: Annotated[Path, typer.Argument(help="A run, or a Parquet file of steps. It is not modified.")],
-    truth: Annotated[Path, typer.Option(help="The truth table of the run, written by hgpo truth.")],
     estimators: Annotated[
         list[str],
         typer.Option(
@@ -35,11 +33,17 @@ def compare_estimators(
             "hgpo,hgpo:history_length=4,module:function:name=value. May be repeated.",
         ),
     ],
+    truth: Annotated[
+        Path | None, typer.Option(help="The truth table of the run, written by hgpo truth. A gain needs none.")
+    ] = None,
+    measure: Annotated[
+        str, typer.Option(help="correlation with the truth, or gain: what an update along the gradient improves.")
+    ] = "correlation",
     model: Annotated[
         str | None,
         typer.Option(
-            help="Compare the gradients of the parameters of the policy that played the run, too: a checkpoint, a "
-            "model's folder or a training run; or softmax, for the weights of its features."
+            help="The policy that played the run, for gradients of its parameters: a checkpoint, a model's folder or "
+            "a training run; or softmax, for the weights of its features."
         ),
     ] = None,
     device: Annotated[str | None, typer.Option(help="The torch device of --model. Default: auto.")] = None,
@@ -48,6 +52,8 @@ def compare_estimators(
         list[str] | None,
         typer.Option("--set", help="A parameter of all estimators that have it, name=value; may be repeated."),
     ] = None,
+    folds: Annotated[int, typer.Option(help="Parts of each group, for a gain: one is held out in turn.")] = 4,
+    kl: Annotated[float, typer.Option(help="Divergence per step of the update whose gain is shown.")] = 0.01,
     group_sizes: Annotated[
         str | None,
         typer.Option(
@@ -65,9 +71,7 @@ def compare_estimators(
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing comparison.")] = False,
 ) -> None:
-    """Compare estimators with true advantages: correlation, bias, variance, sign and gradient, with intervals."""
-    from rich.console import Console
-
+    """Compare estimators on a saved run: by gain, or by correlation, bias, variance and sign with true advantages."""
     from hgpo_datasets import scan_steps
     from hgpo_datasets.sources import run_with_steps
     from hgpo_envs.errors import InputError
@@ -76,9 +80,16 @@ def compare_estimators(
     from hgpo_research.comparison.inputs import truth_rewards
     from hgpo_train.advantages.advantage_tables import refuse_own_input
     from hgpo_train.advantages.variants import read_variants
+    from hgpo_train.cli.display import terminal
 
     if device is not None and model is None:
         raise InputError("--device is an option of --model; name a checkpoint with --model")
+    if measure == "gain":
+        _gain(run, estimators, truth, model, device or "auto", setting or [], folds, kl, seed, out)
+        return
+    if measure != "correlation" or truth is None or model is not None:
+        received = f"--measure {measure}" + " without --truth" * (truth is None) + " with --model" * (model is not None)
+        raise InputError(f"expected --measure gain, or correlation with a --truth and no --model; received {received}")
     sizes = _integers("--group-sizes", group_sizes)
     if not truth.is_file():
         raise InputError(f"--truth {truth}: expected a truth table, received no file; write it with hgpo truth")
@@ -91,7 +102,7 @@ def compare_estimators(
     if target.exists() and any(target.iterdir()) and not (overwrite and is_comparison(target)):
         how = "replace it with --overwrite" if is_comparison(target) else "it is not a comparison"
         raise InputError(f"{target} exists already; {how}, or use another --out")
-    console, errors = Console(), Console(stderr=True)
+    console, errors = terminal(), terminal(stderr=True)
     with errors.status("comparing") as status:
         try:
             found = compare(
@@ -105,7 +116,6 @@ def compare_estimators(
                 permutations=permutations,
                 seed=seed,
                 rewards=rewards,
-                gradients=_gradients(run, steps, model, device or "auto", seed, status.update) if model else None,
                 progress=status.update,
             )
             sources = {"run": str(run), "truth": str(truth)}
@@ -116,6 +126,65 @@ def compare_estimators(
             raise typer.Exit(130) from None
     _print(console, found)
     console.print(f"\nAll figures and a report with pictures: [bold]{target}[/]", highlight=False, soft_wrap=True)
+
+
+def _gain(
+    run: Path,
+    estimators: list[str],
+    truth: Path | None,
+    model: str | None,
+    device: str,
+    settings: list[str],
+    folds: int,
+    kl: float,
+    seed: int,
+    out: Path | None,
+) -> None:
+    """Print the gains of estimators and which of them are told apart, and write them to `out`."""
+    import polars as pl
+    from rich.table import Table
+
+    from hgpo_datasets import scan_steps
+    from hgpo_envs.errors import InputError
+    from hgpo_research.comparison.gain import cross_validated_gain, ranking, table_gradients
+    from hgpo_research.comparison.inputs import truth_rewards
+    from hgpo_train.advantages.variants import read_variants
+    from hgpo_train.cli.display import terminal
+
+    steps, exact = scan_steps(run, plain=True), None
+    variants = read_variants(estimators, {"reward": "success"}, settings)
+    if truth is not None:
+        rewards = truth_rewards(truth, run)
+        if (rewards.reward, rewards.gamma) != ("success", 1.0):
+            wanted = "hgpo truth --reward success --gamma 1"
+            raise InputError(
+                f"expected a truth of {wanted}, received one of --reward {rewards.reward} --gamma {rewards.gamma:g}"
+            )
+        exact = scan_steps(truth, plain=True).with_columns(pl.col("advantage") / rewards.reward_scale)
+    errors = terminal(stderr=True)
+    with errors.status("comparing") as status:
+        if model is not None:
+            gradients = _gradients(run, steps, model, device, seed, status.update)
+        elif exact is not None:
+            gradients = table_gradients(exact)
+        else:
+            raise InputError("a gain needs the policy's gradients: name the policy with --model, or give a --truth")
+        found = cross_validated_gain(
+            steps, variants, gradients, truth=exact, folds=folds, kl=kl, progress=status.update
+        )
+    table = Table(title=f"Gain in points of success, KL {kl:g}", title_justify="left", box=None)
+    for name in ("estimator", "gain", "95% interval"):
+        table.add_column(name, justify="left" if name == "estimator" else "right")
+    for name, gain, low, high in found.gains.iter_rows():
+        table.add_row(name, f"{100 * gain:.2f}", f"{100 * low:.2f} to {100 * high:.2f}")
+    console = terminal()
+    console.print(table)
+    for sentence in ranking(found):
+        console.print(f"• {sentence}", highlight=False, soft_wrap=True)
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        for name, rows in (("gains", found.gains), ("differences", found.differences)):
+            rows.write_parquet(out / f"{name}.parquet")
 
 
 def _gradients(
@@ -166,15 +235,14 @@ def _print(console: Console, found: Comparison) -> None:
 
     for sentence in sentences(found):
         console.print(f"• {sentence}", highlight=False)
-    shown = SHOWN_WITH_MODEL if "model" in found.details else SHOWN
     for size in found.details["group_sizes"]:
         table = Table(title=f"\nGroups of {size}", title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
         table.add_column("estimator", overflow="fold")
-        for measure in shown:
+        for measure in SHOWN:
             table.add_column(LABELS[measure], justify="right", min_width=14)
         for row in rows_of(found, size):
             cells = []
-            for measure in shown:
+            for measure in SHOWN:
                 here = row[measure]
                 more = "" if here["low"] is None else f"\n[dim]{here['low']:.2f} to {here['high']:.2f}[/]"
                 cells.append(number(here["value"]) + (more if size == main_size(found) else ""))

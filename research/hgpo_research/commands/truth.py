@@ -51,14 +51,14 @@ def truth(
     """Compute true values and advantages of a policy at the steps of a saved run, with standard errors."""
     from time import perf_counter
 
-    from rich.console import Console
     from rich.progress import Progress
 
     from hgpo_research.truth import Budget, Rewards, plan_truth, write_truth
     from hgpo_research.truth.table import default_out
     from hgpo_train.advantages.advantage_tables import refuse_own_input
-    from hgpo_train.assignments import read_assignments
+    from hgpo_train.cli.display import terminal
     from hgpo_train.policies.registry import policy_spec
+    from hgpo_train.settings import read_assignments
 
     rewards = Rewards(
         reward=reward,  # type: ignore[arg-type]  # checked by the dataclass
@@ -74,7 +74,7 @@ def truth(
     plan = plan_truth(run, rewards, budget, policy=policy, policy_options=given)
     target = out or default_out(plan)
     refuse_own_input(run, target)
-    console, began = Console(stderr=True), perf_counter()
+    console, began = terminal(stderr=True), perf_counter()
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bars:
         bar = bars.add_task("tasks")
         report = write_truth(

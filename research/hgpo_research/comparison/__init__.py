@@ -2,11 +2,11 @@
 
     inputs           a run and its truth table → arrays of steps, for each redraw of the groups
     measures         steps → sums per task; sums → bias, error, correlation … (defined in that module's docstring)
-    gradients        steps → inner products of tabular policy gradients per task
-    row_gradients    a language model and a run → sketches of the gradient of log π of each step
-    model_gradients  sketches → inner products of the model's policy gradients per task
+    contexts         steps → numbers of visible contexts and actions
     comparison       the tables of all estimators, group sizes and parts
     report           the tables → a page of HTML; `pictures` draws its pictures
+    row_gradients    a language model and a run → sketches of the gradient of log π of each step; feature_gradients
+    gain             a run and such gradients → the gain of estimators, without truth
 
 Intervals are those of `families`. docs/estimator_comparison.md describes how to use it and how to
 read the result.

@@ -10,11 +10,10 @@ import polars as pl
 
 from hgpo_envs.errors import InputError
 from hgpo_research.comparison.chance import permuted_measures
+from hgpo_research.comparison.contexts import contexts_of
 from hgpo_research.comparison.families import intervals, resampled
-from hgpo_research.comparison.gradients import contexts_of
 from hgpo_research.comparison.inputs import REFERENCE, TRUTH_REWARDS, draw, read_run
-from hgpo_research.comparison.measures import all_sums, denominators, measured, row_sums, task_sums
-from hgpo_research.comparison.model_gradients import model_sums
+from hgpo_research.comparison.measures import denominators, measured, row_sums, task_sums
 from hgpo_train.advantages.tables import step_table
 from hgpo_train.analysis.resampling import task_weights
 
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from hgpo_research.comparison.inputs import Draw, Run
-    from hgpo_research.comparison.row_gradients import RowGradients
     from hgpo_train.advantages.parameters import Context, Parameters
     from hgpo_train.advantages.tables import StepTable
     from hgpo_train.advantages.variants import Variant
@@ -91,7 +89,6 @@ def compare_estimators(
     depth: int = 4,
     context: Context = "states",
     rewards: Parameters = TRUTH_REWARDS,
-    gradients: RowGradients | None = None,
     resamples: int = 2000,
     permutations: int = 50,
     seed: int = 0,
@@ -108,7 +105,6 @@ def compare_estimators(
         depth: The deepest context by which steps are classified.
         context: The content of these contexts.
         rewards: The definition of the truth's rewards and their discount (`truth_rewards`).
-        gradients: The gradients of a language model's log-probabilities (`row_gradients`), for `MODEL_MEASURES`.
         resamples: Number of resamples of the tasks.
         permutations: Number of permutations that show what chance gives.
         seed: Seed of redraws, resamples and permutations.
@@ -119,7 +115,7 @@ def compare_estimators(
     """
     check_numbers(redraws=redraws, resamples=resamples, depth=depth, permutations=permutations, seed=seed)
     progress("reading the run and its truth")
-    run = read_run(step_table(steps), step_table(truth), variants, depth, gradients)
+    run = read_run(step_table(steps), step_table(truth), variants, depth)
     sizes = _sizes(run, group_sizes)
     names = [*(variant.name for variant in variants), REFERENCE]
     weights = task_weights(run.tasks, resamples, seed)
@@ -132,10 +128,7 @@ def compare_estimators(
         found = draw(run, size, redraws, seed, depth=depth, context=context, rewards=rewards)
         contexts = contexts_of(found)
         sums = {name: row_sums(found, contexts, found.estimates[name]) for name in names}
-        whole = [all_sums(found, contexts, found.estimates[name], sums[name], run.tasks) for name in names]
-        if gradients is not None:
-            more = model_sums(found, gradients.sketches, [found.estimates[name] for name in names], run.tasks)
-            whole = [each | added for each, added in zip(whole, more, strict=True)]
+        whole = [task_sums(sums[name], found.task, run.tasks) for name in names]
         cells[_Cell(size, "all", "all")] = _measure(whole, weights)
         kept += [
             pl.DataFrame({"task_id": run.task_ids, **each}).with_columns(estimator=pl.lit(name), group_size=size)
@@ -144,7 +137,7 @@ def compare_estimators(
         for dimension, part, chosen in _parts(found):
             parts = [task_sums(sums[name], found.task, run.tasks, chosen) for name in names]
             cells[_Cell(size, dimension, part)] = _measure(parts, weights)
-        chance[size] = permuted_measures(found, contexts, names, run.tasks, permutations, seed, gradients)
+        chance[size] = permuted_measures(found, contexts, names, run.tasks, permutations, seed)
         if size == sizes[-1]:
             facts = _facts(found)
     progress("intervals")
@@ -158,7 +151,6 @@ def compare_estimators(
         "permutations": permutations,
         "seed": seed,
         "rewards": asdict(rewards),
-        **_about_model(gradients),
         "depth": depth,
         "context": context,
         "estimators": {
@@ -232,13 +224,6 @@ def _measure(sums: list[dict[str, Floats]], weights: Floats) -> _Measured:
         int(sums[0]["n"].sum()),
         int((sums[0]["n"] > 0).sum()),
     )
-
-
-def _about_model(gradients: RowGradients | None) -> dict[str, Any]:
-    if gradients is None:
-        return {}
-    about = {"parameters": gradients.parameters, "sketch": gradients.sketches.shape[1], "gap": gradients.gap}
-    return {"model": about}
 
 
 def _facts(found: Draw) -> dict[str, float]:

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from hgpo_research.comparison.row_gradients import RowGradients
     from hgpo_train.advantages.parameters import Context
     from hgpo_train.advantages.variants import Variant
 
@@ -52,7 +51,7 @@ TRUTH_REWARDS: Final = Parameters(invalid_action_penalty=0.0, penalty_at="reward
 """The rewards of a truth table that does not describe them: those of the environment, with a discount of 0.95."""
 
 _TASK: Final = ("env_id", "task_id")
-_TRAJECTORY, _PLACE, _SKETCH = "(trajectory)", "(place)", "(sketch)"
+_TRAJECTORY, _PLACE = "(trajectory)", "(place)"
 
 
 @dataclass(frozen=True)
@@ -66,7 +65,7 @@ class Run:
         size: The largest number of rollouts in a group.
         variants: The estimators.
         counts: Numbers of `steps`, `rollouts`, `groups`, `aborted` rollouts, and of steps that are `without_truth`
-            or, for the gradient, `without_probabilities` and, with a model, `without_model_gradient`.
+            or `without_probabilities`.
     """
 
     steps: pl.DataFrame
@@ -97,9 +96,6 @@ class Draw:
         step: Position in the episode.
         prompt: Number of the visible context, unique over tasks; -1 if the step has no action probabilities.
         choice: Index of the action taken; -1 if unknown.
-        chosen: Probability of the action taken.
-        square: Σ_a π(a)², the sum of squared action probabilities.
-        sketch: Number of the gradient of the step's log-probability (`row_gradients`); -1 if it is not known.
         estimates: For each estimator, two arrays, equal except for references that contain the truth's halves.
     """
 
@@ -114,9 +110,6 @@ class Draw:
     step: Integers
     prompt: Integers
     choice: Integers
-    chosen: Floats
-    square: Floats
-    sketch: Integers
     estimates: dict[str, tuple[Floats, Floats]]
 
 
@@ -125,7 +118,6 @@ def read_run(
     truth: pl.LazyFrame,
     variants: Sequence[Variant],
     depth: int,
-    gradients: RowGradients | None = None,
 ) -> Run:
     """Join a step table with its truth table.
 
@@ -134,7 +126,6 @@ def read_run(
         truth: A table with `TRUTH_COLUMNS`.
         variants: The estimators.
         depth: The deepest context that is used to classify steps.
-        gradients: The gradients of a language model's log-probabilities.
 
     Raises:
         InputError: A column is missing, a step is twice in the truth table, a trajectory is in two runs, or no step of
@@ -156,7 +147,7 @@ def read_run(
     groups = group_keys(schema)
     if table.select(*groups, "trajectory").unique()["trajectory"].is_duplicated().any():
         raise InputError("expected names of trajectories that are unique in all runs; compare one run at a time")
-    aborted = table.select(_aborted(schema)).to_series()
+    aborted = table.select(aborted_rows(schema)).to_series()
     rollouts = table.filter(~aborted)
     task = [name for name in groups if name in _TASK or name == "task"]
     rollouts = rollouts.with_columns(
@@ -168,13 +159,6 @@ def read_run(
         how="left",
         maintain_order="left",
     )
-    if gradients is None:
-        joined = joined.with_columns(pl.lit(-1, pl.Int64).alias(_SKETCH))
-    else:
-        numbers = gradients.rows.rename({"sketch": _SKETCH})
-        joined = joined.join(numbers, on=TRUTH_KEYS, how="left", maintain_order="left").with_columns(
-            pl.col(_SKETCH).fill_null(-1)
-        )
     known_rows = joined.select(_has_truth()).to_series()
     if not known_rows.any():
         raise InputError("no step of the run is in the truth table; expected the truth of this run")
@@ -188,8 +172,6 @@ def read_run(
         "without_truth": int((~known_rows).sum()),
         "without_probabilities": joined.filter(_has_truth() & ~_has_probabilities()).height,
     }
-    if gradients is not None:
-        counts["without_model_gradient"] = joined.filter(_has_truth() & (pl.col(_SKETCH) < 0)).height
     name = "task_id" if "task_id" in task else task[-1]
     task_ids = joined.unique("(task)").sort("(task)")[name].cast(pl.String).to_list()
     return Run(joined, task_ids, int(str(sizes.max())), variants, counts)
@@ -215,7 +197,8 @@ def truth_rewards(truth: Path, run: Path) -> Parameters:
     return replace(TRUTH_REWARDS, **described["rewards"])
 
 
-def _aborted(schema: pl.Schema) -> pl.Expr:
+def aborted_rows(schema: pl.Schema) -> pl.Expr:
+    """Return whether a row is of an aborted trajectory."""
     if "aborted" not in schema:
         return pl.lit(value=False).repeat_by(pl.len()).explode()
     return pl.col("aborted").cast(pl.Boolean).fill_null(value=False).any().over("trajectory")
@@ -299,7 +282,10 @@ def draw(run: Run, size: int, redraws: int, seed: int, *, depth: int, context: C
     p = hgpo.with_parameters(**{**vars(rewards), "history_length": depth, "context": context}).parameters
     contexts = [f"{CHAINS[context]}{k}" for k in range(depth + 1)]
     prepared = (
-        prepare(table.drop(own).lazy(), p).select("task_key", "plain_return", *contexts).collect(engine="in-memory")
+        prepare(table.drop(own), p)
+        .sort("(row)")
+        .select("task_key", "plain_return", *contexts)
+        .collect(engine="in-memory")
     )
     table = pl.concat([table, prepared.select(pl.all().name.prefix("(made) ")), estimates], how="horizontal")
     table = table.with_columns(_level([f"(made) {name}" for name in contexts])).filter(_has_truth())
@@ -317,14 +303,10 @@ def _level(contexts: Sequence[str]) -> pl.Expr:
 
 def _arrays(run: Run, table: pl.DataFrame, size: int, rewards: Parameters) -> Draw:
     known = _has_probabilities()
-    weights = pl.col("(truth) probabilities")
     table = table.with_columns(
         pl.when(known).then(pl.struct("(task)", "(truth) prompt_hash").rank("dense").cast(pl.Int64)).otherwise(-1)
         .alias("(prompt)"),
         pl.when(known).then(pl.col("(truth) choice").cast(pl.Int64)).otherwise(-1).alias("(choice)"),
-        pl.when(known).then(weights.list.get(pl.col("(truth) choice"), null_on_oob=True)).otherwise(0.0)
-        .alias("(chosen)"),
-        pl.when(known).then(weights.list.eval(pl.element() * pl.element()).list.sum()).otherwise(0.0).alias("(square)"),
         pl.struct("(task)", "(redraw)").rank("dense").cast(pl.Int64).alias("(redraw)"),
     )  # fmt: skip
     unit = rewards.reward_scale
@@ -352,9 +334,6 @@ def _arrays(run: Run, table: pl.DataFrame, size: int, rewards: Parameters) -> Dr
         step=_integers(table, "step"),
         prompt=_integers(table, "(prompt)"),
         choice=_integers(table, "(choice)"),
-        chosen=_floats(table, "(chosen)"),
-        square=_floats(table, "(square)"),
-        sketch=_integers(table, _SKETCH),
         estimates=estimates,
     )
 

@@ -14,24 +14,15 @@ in expectation, E A₁A₂ = E A², also where the halves are equal because the 
     affine_error     1 - correlation²                                  error after the best scale and shift, / var A
     sign             share of the steps with the sign of A             of those whose |A| is above 2 standard errors;
                                                                        an estimate of 0 counts a half
-    gradient         <g(e), g(A)> / (|g(e)| |g(A)|)                    cosine of the gradients of one group per task
-    gradient_limit   the same of the expected gradients                the limit of many groups
 
 *At a fixed context and action.* d = e - A of a step, d' that of a step of another, disjoint subgroup of the same
 redraw, with the same visible context (`prompt_hash`) and action. Groups of different rollouts are independent, so
 E d d' is the squared mean of d at that context and action. Only steps with such a partner count, also for the error
 from which it is subtracted. The groups as they were played have no partners, unless a task has several.
 
-*Gradients.* g(x) = Σ x_t (onehot(a_t) - π), per visible context, is the gradient of Σ x_t log π with respect to a
-table of logits. `gradient` compares the gradients of the same steps, so it is 1 for true advantages. `gradient_limit`
-uses products of disjoint subgroups, which are independent: it is 1 for every unbiased estimator, whatever its variance.
-See `gradients`. With the gradients of a policy's parameters, `model_gradient` is the cosine of the gradients of all of
-them, of a batch with one group per task, `model_gradient_within` the same without products of different tasks, and
-`model_gradient_limit` that of the expected gradients, the limit of many tasks. See `model_gradients`.
-
 *Undefined measures.* Products of halves estimate squares without bias, so with few tasks they may be near 0 or
-negative, and a ratio with such a denominator may be any number: a "cosine" of 4. A measure is null where a factor of
-its denominator (`denominators`) is within two standard errors of 0, over resampled tasks.
+negative, and a ratio with such a denominator may be any number: a "correlation" of 4. A measure is null where a factor
+of its denominator (`denominators`) is within two standard errors of 0, over resampled tasks.
 """
 
 from __future__ import annotations
@@ -40,15 +31,14 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from hgpo_research.comparison.gradients import gradient_sums, summed
-from hgpo_research.comparison.model_gradients import MODEL_MEASURES
+from hgpo_research.comparison.contexts import summed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from numpy.typing import NDArray
 
-    from hgpo_research.comparison.gradients import Contexts
+    from hgpo_research.comparison.contexts import Contexts
     from hgpo_research.comparison.inputs import Draw
 
     Floats = NDArray[np.float64]
@@ -58,8 +48,6 @@ MEASURES: Final = (
     "correlation",
     "affine_error",
     "sign",
-    "gradient",
-    "gradient_limit",
     "bias",
     "slope",
     "error",
@@ -101,7 +89,7 @@ def row_sums(found: Draw, contexts: Contexts, estimate: tuple[Floats, Floats]) -
 
 def _partners(contexts: Contexts, first: Floats, second: Floats) -> tuple[Floats, NDArray[np.bool_]]:
     """Return each step's error times the mean error of its partners in other subgroups, and whether it has partners."""
-    usable, cell, own = contexts.usable, contexts.whole.action, contexts.same.action
+    usable, cell, own = contexts.usable, contexts.redraw, contexts.subgroup
     others = _total(np.ones(len(cell)), cell) - _total(np.ones(len(cell)), own)
     product = np.zeros(len(cell))
     for here, there in ((first[usable], second[usable]), (second[usable], first[usable])):
@@ -132,13 +120,6 @@ def task_sums(
     return {name: summed(task, values, tasks) for name, values in rows.items()}
 
 
-def all_sums(
-    found: Draw, contexts: Contexts, estimate: tuple[Floats, Floats], rows: Sums, tasks: int
-) -> dict[str, Floats]:
-    """Return the sums of each task over all steps, with those of the gradients."""
-    return task_sums(rows, found.task, tasks) | gradient_sums(contexts, estimate, (found.first, found.second), tasks)
-
-
 def denominators(sums: Sums) -> dict[str, tuple[Floats, ...]]:
     """Return the estimated squares by which each measure is divided, of which noise can make any number.
 
@@ -148,7 +129,7 @@ def denominators(sums: Sums) -> dict[str, tuple[Floats, ...]]:
     n = sums["n"]
     spread = sums["aa"] / n - sums["first"] / n * (sums["second"] / n)
     own = sums["ee"] / n - (sums["e"] / n) ** 2
-    found: dict[str, tuple[Floats, ...]] = {
+    return {
         "correlation": (own, spread),
         "affine_error": (own, spread),
         "slope": (spread,),
@@ -156,20 +137,13 @@ def denominators(sums: Sums) -> dict[str, tuple[Floats, ...]]:
         "squared_bias": (sums["paired_aa"],),
         "variance": (sums["paired_aa"],),
     }
-    cosines = {"gradient": "same", "gradient_limit": "other", **MODEL_MEASURES}
-    return found | {
-        name: (sums[f"ee_{scope}"], sums[f"aa_{scope}"]) for name, scope in cosines.items() if f"aa_{scope}" in sums
-    }
 
 
 def measured(sums: Sums) -> dict[str, Floats]:
     """Return all measures from sums over steps; NaN where a measure is not defined.
 
     Args:
-        sums: Arrays of any shape, such as one entry per resample of the tasks. Sums of gradients may be missing.
-
-    Returns:
-        `MEASURES`, and `MODEL_MEASURES` if there are sums of a model's gradients.
+        sums: Arrays of any shape, such as one entry per resample of the tasks.
     """
     with np.errstate(all="ignore"):
         n = sums["n"]
@@ -193,20 +167,7 @@ def measured(sums: Sums) -> dict[str, Floats]:
             "squared_bias": squared_bias,
             "variance": sums["paired_error"] / paired / paired_square - squared_bias,
         }
-        for name, scope in (("gradient", "same"), ("gradient_limit", "other")):
-            if f"ea_{scope}" in sums:
-                found[name] = _cosine(sums, scope)
-            else:
-                found[name] = np.full(np.shape(n), np.nan)
-        for name, scope in MODEL_MEASURES.items():
-            if f"ea_{scope}" in sums:
-                found[name] = _cosine(sums, scope)
     return {name: np.where(np.isfinite(values), values, np.nan) for name, values in found.items()}
-
-
-def _cosine(sums: Sums, scope: str) -> Floats:
-    cosine: Floats = sums[f"ea_{scope}"] / np.sqrt(_positive(sums[f"ee_{scope}"]) * _positive(sums[f"aa_{scope}"]))
-    return cosine
 
 
 def _positive(values: Floats) -> Floats:

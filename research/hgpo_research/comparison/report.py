@@ -18,16 +18,11 @@ LABELS: Final = {
     "correlation": "correlation",
     "affine_error": "error, best scale",
     "sign": "same sign",
-    "gradient": "gradient cosine",
-    "gradient_limit": "… of many groups",
     "bias": "bias",
     "slope": "slope",
     "error": "error (MSE)",
     "squared_bias": "squared bias",
     "variance": "variance",
-    "model_gradient": "model gradient",
-    "model_gradient_within": "model gradient within tasks",
-    "model_gradient_limit": "model gradient of many tasks",
 }
 """Names of the measures, as in the heads of tables."""
 
@@ -35,16 +30,11 @@ MEANINGS: Final = {
     "correlation": "with the true advantage, the truth's noise taken out; 1 is perfect, chance is about 0",
     "affine_error": "1 - correlation²: the error after the best scale and shift; 0 is perfect, 1 is useless",
     "sign": "share of the steps with the true sign, of those whose true sign is known; an advantage of 0 counts a half",
-    "gradient": "cosine with the true gradient of the same steps, one group per task, a table of logits as policy",
-    "gradient_limit": "cosine of the expected gradients, the limit of many groups; 1 for every unbiased estimator",
     "bias": "mean estimate minus mean true advantage, in the unit of rewards",
     "slope": "of the estimate on the true advantage; 1 for an unbiased estimator, less for a shrunk one",
     "error": "mean squared error, 1 for an advantage of 0 everywhere; depends on the estimator's scale",
     "squared_bias": "the part of the error that many groups would not remove, at a fixed context and action",
     "variance": "the part of the error that differs between redrawn groups, at a fixed context and action",
-    "model_gradient": "cosine with the true gradient of the same steps, all parameters of the policy",
-    "model_gradient_within": "the same without products of the gradients of different tasks",
-    "model_gradient_limit": "cosine of the expected gradients of all parameters, the limit of many tasks",
 }
 """One line for each measure."""
 
@@ -86,18 +76,10 @@ def sentences(found: Comparison) -> list[str]:
         "their groups."
     )
     texts = [found_in, signal, method]
-    if "model" in d:
-        texts.append(f"The policy has {d['model']['parameters']:,} parameters whose gradients are compared.")
-        if d["model"]["sketch"] < d["model"]["parameters"]:
-            texts.append(
-                f"They are sketches of {d['model']['sketch']:,} numbers, which alone give a cosine of 0 a standard "
-                f"error of {d['model']['sketch'] ** -0.5:.3f}."
-            )
     left = {
         "steps without truth": d["without_truth"],
         "aborted rollouts": d["aborted"],
-        "steps without action probabilities (not in gradients)": d["without_probabilities"],
-        "steps without tokens (not in the model's gradients)": d.get("without_model_gradient", 0),
+        "steps without action probabilities (not in squared bias and variance)": d["without_probabilities"],
     }
     if any(left.values()):
         texts.append(f"Left out: {', '.join(f'{count:,} {what}' for what, count in left.items() if count)}.")
@@ -172,9 +154,8 @@ def pictures(found: Comparison, size: int) -> list[str]:
 
     table = found.estimates.filter(group_size=size)
     whole = table.filter(dimension="all")
-    titles = {"correlation": "correlation", "gradient": "gradient cosine", "model_gradient": "model gradient cosine"}
     return [
-        *(drawn(whole.filter(measure=name), title) for name, title in titles.items() if name in whole["measure"]),
+        drawn(whole.filter(measure="correlation"), "correlation"),
         *(
             drawn(table.filter(dimension=dimension, measure="correlation"), f"correlation by {words}")
             for dimension, words in (("level", "past states of the deepest shared context"), ("position", "position"))

@@ -19,9 +19,8 @@ import numpy as np
 from hgpo_envs.environment_spec import make_player, spec_named
 from hgpo_envs.errors import InputError
 from hgpo_train.policies.base import BatchPolicy
-from hgpo_train.policies.mixture import parse_weights
 from hgpo_train.policies.registry import make_policy
-from hgpo_train.policies.scripted import MOST_WORDS, OPEN_QUERY, format_action, instruction_words
+from hgpo_train.policies.scripted import MOST_WORDS, OPEN_QUERY, format_action, instruction_words, parse_weights
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -14,36 +14,45 @@ the unit of relative gains.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import polars as pl
 
-from hgpo_research.tabular.learning import advantages
+from hgpo_research.tabular.adaptive import FOLDS, Adaptive
+from hgpo_research.tabular.cross_validation import cross_validated_slopes
+from hgpo_research.tabular.methods import Oracle, TableEstimator
+from hgpo_research.tabular.policy import Visits
 from hgpo_research.tabular.report import half_width
 from hgpo_research.tabular.rollouts import rollouts
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     import altair as alt
     from numpy.typing import NDArray
 
     from hgpo_research.tabular.learning import Learning
+    from hgpo_research.tabular.methods import Method
     from hgpo_research.tabular.policy import TabularPolicy
-    from hgpo_train.advantages import Estimator
 
     Floats = NDArray[np.float64]
 
 
-GAINS: Final = ("one_batch", "expected", "relative")
+GAINS: Final = ("one_batch", "expected", "relative", "cross_validated")
 """The numbers of `gains`."""
+
+SAMPLES: Final = 16
+"""Number of rollouts of each of the true values, where they are not exact."""
+
+_COLUMNS: Final = ("one_batch", "one_batch_error", "expected", "relative", "cross_validated", "cross_validated_error")
 
 
 def gains(
     policy: TabularPolicy,
     position: int,
-    named: Mapping[str, Estimator | None],
+    named: Mapping[str, Callable[[], Method]],
     how: Learning,
     copies: int,
     stream: Sequence[int],
@@ -53,35 +62,61 @@ def gains(
     Args:
         policy: Policies.
         position: The position of the seed whose policy it is.
-        named: Estimators by name; None for the oracle.
-        how: The group size, the divergence of an update, and the samples of the oracle's values.
+        named: Methods by name; those that are no functions of a batch alone are left out.
+        how: The group size and the divergence of an update.
         copies: Number of redrawn batches, at least 4.
         stream: What the random numbers depend on, besides the seed.
 
     Returns:
         Rows of `estimator`, `one_batch`, its standard error `one_batch_error`, `expected` (null if it is not measurable
-        from so few copies) and `relative`: `one_batch` divided by `expected` of the oracle. Gains are shares of 1.
+        from so few copies), `relative`: `one_batch` divided by `expected` of the true advantages, and of estimators
+        `cross_validated`, the mean of the batches' cross-validated gains, with `cross_validated_error`. Shares of 1.
     """
     same = policy.copies(position, copies)
-    batch = rollouts(same, how.group_size, stream)
-    true = same.gradient(batch, advantages(None, same, batch, how.samples, (*stream, 1)))
-    others = [(each.sum(0) - each) / (copies - 1) for each in true]
-    true_even, true_odd = _halves(true)
-    rows = []
-    for estimator in [None, *named.values()]:
-        gradient = true if estimator is None else same.gradient(batch, advantages(estimator, same, batch, 0, stream))
-        square = same.products(batch, gradient, gradient)
-        one = np.sqrt(2 * how.kl / np.where(square > 0, square, np.inf)) * _dot(gradient, others)
-        even, odd = _halves(gradient)
-        length = same.products(batch, even, odd).mean()
-        slope = (_dot(even, true_odd) + _dot(odd, true_even)).mean() / 2
+    visits = Visits(same, rollouts(same, how.group_size, stream))
+    true = visits.gradient(Oracle(SAMPLES)(same, visits, (*stream, 1)))
+    dense = visits.dense(true)
+    others = (dense.sum(0) - dense) / (copies - 1)
+    true_halves = _halves(dense)
+    unit, rows = None, []
+    measured: dict[str, Callable[[], Method]] = {"": partial(Oracle, SAMPLES), **named}
+    for name, new in measured.items():
+        method = new()
+        if isinstance(method, Adaptive):
+            continue
+        gradient = true if isinstance(method, Oracle) else visits.gradient(method(same, visits, stream))
+        square, dense = visits.products(gradient, gradient), visits.dense(gradient)
+        one = np.sqrt(2 * how.kl / np.where(square > 0, square, np.inf)) * (dense * others).sum(1)
+        halves = _halves(dense)
+        length = visits.products(visits.sparse(halves[0]), visits.sparse(halves[1])).mean()
+        slope = (halves[0] * true_halves[1] + halves[1] * true_halves[0])[0].sum() / 2
         expected = np.sqrt(2 * how.kl / length) * slope if length > 0 else None
-        rows.append({"one_batch": one.mean(), "one_batch_error": one.std(ddof=1) / copies**0.5, "expected": expected})
-    unit = rows[0]["expected"]
-    table = pl.DataFrame(rows[1:], schema=dict.fromkeys(rows[0], pl.Float64))
-    return table.select(
-        pl.Series("estimator", list(named)), pl.all(), relative=pl.col("one_batch") / pl.lit(unit, pl.Float64)
-    )
+        if not name:
+            unit = expected
+            continue
+        row = {"estimator": name, "one_batch": one.mean(), "one_batch_error": one.std(ddof=1) / copies**0.5}
+        row |= {"expected": expected, "relative": one.mean() / unit if unit else None}
+        if isinstance(method, TableEstimator):
+            (found,) = np.sqrt(2 * how.kl) * cross_validated_slopes(same, visits, [method.estimator], FOLDS)
+            row |= {"cross_validated": found.mean(), "cross_validated_error": found.std(ddof=1) / copies**0.5}
+        rows.append(row)
+    return pl.DataFrame(rows, schema={"estimator": pl.String} | dict.fromkeys(_COLUMNS, pl.Float64))
+
+
+def gains_of(
+    policies: TabularPolicy,
+    count: int,
+    named: Mapping[str, Callable[[], Method]],
+    how: Learning,
+    copies: int,
+    iteration: int,
+) -> pl.DataFrame:
+    """Return `gains` at the policies of the first `count` seeds, with the columns `iteration` and `seed`."""
+    parts = []
+    for position, seed in enumerate(policies.seeds[:count].tolist()):
+        rows = gains(policies, position, named, how, copies, (iteration,))
+        parts.append(rows.select(pl.lit(iteration).alias("iteration"), pl.lit(seed).alias("seed"), pl.all()))
+    return pl.concat(parts)
 
 
 def gains_summary(table: pl.DataFrame) -> pl.DataFrame:
@@ -106,12 +141,6 @@ def gains_chart(table: pl.DataFrame, summary: pl.DataFrame) -> alt.TopLevelMixin
     return layers.properties(width=320, height=260).facet(column=alt.Column("iteration:Q", title="updates"))
 
 
-def _halves(gradient: Sequence[Floats]) -> list[list[Floats]]:
+def _halves(gradient: Floats) -> list[Floats]:
     """Return the means of the even and of the odd copies, each repeated for all copies."""
-    return [[np.broadcast_to(each[start::2].mean(0), each.shape) for each in gradient] for start in (0, 1)]
-
-
-def _dot(first: Sequence[Floats], second: Sequence[Floats]) -> Floats:
-    """Return the inner products of each seed's parameters of all tasks."""
-    products: Floats = np.sum([(x * y).sum(1) for x, y in zip(first, second, strict=True)], axis=0)
-    return products
+    return [np.broadcast_to(gradient[start::2].mean(0), gradient.shape) for start in (0, 1)]

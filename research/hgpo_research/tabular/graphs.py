@@ -1,13 +1,18 @@
 """The graphs of tasks as arrays, compiled where rollouts go, and kept as Parquet.
 
 They are those of `hgpo_research.truth.graph`, under a softmax policy without noise: the logarithms of its probabilities
-are the first logits of tabular policies. Here, states and choices get numbers: a *parameter* is a pair of a state text
-and a choice, which all nodes with this text share, whatever happened before.
+are the first logits of tabular policies. Here, choices get numbers of *parameters*, which are logits that nodes share:
+
+- of one task, one for each pair of what the policy reads (a state text, and the last past pairs if it reads any) and a
+  choice, whatever else happened before; nothing that is learned reaches another task;
+- or shared by all tasks, one for each combination of the features (`hgpo_research.features`) that a choice
+  has, rounded to halves.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import chain, islice
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -34,7 +39,53 @@ COUNTED: Final = Rewards(reward="success", reward_scale=1.0, gamma=1.0, invalid_
 """With these, an edge's `gain` is -1 if its action is invalid, else 0, and its `final` is 1 if the task is won."""
 
 _COLUMNS: Final = ("probability", "response", "target", "ended", "gain", "final")
+"""The columns of edges that are those of a `Graph`."""
+
 _METADATA: Final = "hgpo.tabular"
+
+
+class _Growing:
+    """An array of int64 that grows by doubling."""
+
+    def __init__(self) -> None:
+        self._array, self._count = np.empty(0, np.int64), 0
+
+    def extend(self, values: Integers | Sequence[int]) -> None:
+        """Append values."""
+        count = self._count + len(values)
+        if count > len(self._array):
+            self._array = np.concatenate([self._array[: self._count], np.empty(max(count, 1024), np.int64)])
+        self._array[self._count : count] = values
+        self._count = count
+
+    def values(self) -> Integers:
+        """Return the array."""
+        return self._array[: self._count]
+
+
+class Parameters:
+    """The numbers of the parameters of tasks that are learned together.
+
+    Args:
+        shared: Whether tasks share parameters of equal names.
+    """
+
+    def __init__(self, *, shared: bool = False) -> None:
+        self.shared = shared
+        self._names = _Growing()
+        self._numbers: dict[tuple[str, int], int] = {}
+
+    def number(self, task_id: str, names: Integers) -> Integers:
+        """Return the numbers of parameters of a task."""
+        task, numbers, before = "" if self.shared else task_id, self._numbers, len(self._numbers)
+        found = [numbers.setdefault((task, name), len(numbers)) for name in names.tolist()]
+        self._names.extend([name for _, name in islice(reversed(numbers), len(numbers) - before)][::-1])
+        return np.array(found, np.int64)
+
+    @property
+    def names(self) -> Integers:
+        """For each parameter, its name: a hash of what is read and the choice, or of the features."""
+        return self._names.values()
 
 
 class TaskGraph:
@@ -44,13 +95,12 @@ class TaskGraph:
         task_id: The task.
         open_graph: Opens the task's `Graph`, which is done only if something is not known yet.
         stored: The nodes and the edges that were stored, if there are any.
+        reads: Number of past pairs that parameters depend on, if tasks do not share them.
+        parameters: The parameters; None for those of this task alone.
 
     Attributes:
         graph: The `Graph`, or the same arrays from a file.
-        state: For each node, the hash of its state text.
-        owner: For each edge, its node.
-        parameter: For each edge, the number of its parameter.
-        names: For each parameter, a hash of its state text and choice.
+        parameters: The parameters.
     """
 
     def __init__(
@@ -58,15 +108,33 @@ class TaskGraph:
         task_id: str,
         open_graph: Callable[[], Graph],
         stored: tuple[pl.DataFrame, pl.DataFrame] | None = None,
+        reads: int = 0,
+        parameters: Parameters | None = None,
     ) -> None:
-        self.task_id, self._open, self._stored = task_id, open_graph, stored
-        self._numbers: dict[int, int] = {}
+        self.task_id, self._open, self._stored, self._reads = task_id, open_graph, stored, reads
+        self.parameters = parameters or Parameters()
         self._complete: bool | None = None
-        self.state = self.owner = self.parameter = self.names = np.empty(0, np.int64)
+        self._state, self._owner, self._name, self._parameter = (_Growing() for _ in range(4))
         self.graph: Any = open_graph() if stored is None else _arrays(*stored)
         if stored is not None:
-            self.state = stored[0]["state_hash"].to_numpy()
-            self._number(stored[1]["node"].to_numpy())
+            nodes, edges = stored
+            self._state.extend(nodes["state_hash"].to_numpy())
+            self._add(edges["node"].to_numpy(), edges["parameter_name"].to_numpy())
+
+    @property
+    def state(self) -> Integers:
+        """For each node, the hash of its state text."""
+        return self._state.values()
+
+    @property
+    def owner(self) -> Integers:
+        """For each edge, its node."""
+        return self._owner.values()
+
+    @property
+    def parameter(self) -> Integers:
+        """For each edge, the number of its parameter."""
+        return self._parameter.values()
 
     def visit(self, nodes: Integers) -> None:
         """Make the edges of nodes known."""
@@ -103,6 +171,7 @@ class TaskGraph:
         by_edge = owners[np.argsort(self.graph.first[owners])].tolist()
         actions = [action for node in by_edge for action in self.graph.responses(node)]
         named = {"task_id": [self.task_id] * count, "node": self.owner, "action": actions}
+        named |= {"parameter_name": self._name.values()}
         return (
             pl.DataFrame({"task_id": [self.task_id] * nodes, "node": np.arange(nodes), "state_hash": self.state}),
             pl.DataFrame(named | {name: getattr(edges, name)[:count] for name in _COLUMNS}),
@@ -130,17 +199,40 @@ class TaskGraph:
 
     def _hash_states(self) -> None:
         new = range(len(self.state), self.graph.nodes)
-        self.state = np.append(self.state, np.array([text_hash(self.graph.text(node)) for node in new], np.int64))
+        self._state.extend([text_hash(self.graph.text(node)) for node in new])
 
     def _number(self, owners: Integers) -> None:
-        """Number the parameters of the newest edges, which belong to some nodes."""
-        if isinstance(self.graph, Graph):
-            self._hash_states()
-        responses = self.graph.edges.response[len(self.owner) : len(self.owner) + len(owners)].view(np.int64)
-        numbers = self._numbers
-        found = [numbers.setdefault(name, len(numbers)) for name in link(self.state[owners], responses).tolist()]
-        self.owner, self.parameter = np.append(self.owner, owners), np.append(self.parameter, np.array(found, np.int64))
-        self.names = np.array(list(numbers), np.int64)
+        """Number the parameters of the newest edges, which belong to some nodes, in the order of the edges."""
+        self._hash_states()
+        if self.parameters.shared:
+            names = self._features(owners)
+        else:
+            responses = self.graph.edges.response[len(self.owner) : len(self.owner) + len(owners)].view(np.int64)
+            names = link(self._contexts(owners), responses)
+        self._add(owners, names)
+
+    def _add(self, owners: Integers, names: Integers) -> None:
+        """Append edges."""
+        self._owner.extend(owners)
+        self._name.extend(names)
+        self._parameter.extend(self.parameters.number(self.task_id, names))
+
+    def _contexts(self, owners: Integers) -> Integers:
+        """Return hashes of what the policy reads at nodes."""
+        if not self._reads:
+            return self.state[owners]
+        nodes, places = np.unique(owners, return_inverse=True)
+        contexts = self.state[nodes]
+        for number, node in enumerate(nodes.tolist()):
+            for text in chain.from_iterable(self.graph.past(node)[-self._reads :]):
+                contexts[number : number + 1] = link(contexts[number : number + 1], np.array([text_hash(text)]))
+        return contexts[places]
+
+    def _features(self, owners: Integers) -> Integers:
+        """Return hashes of the features, rounded to halves, of all choices at nodes, which come one after another."""
+        nodes = dict.fromkeys(owners.tolist())
+        rows = [str(values) for node in nodes for values in (2 * self.graph.features(node)).round().tolist()]
+        return np.array([text_hash(row) for row in rows], np.int64)
 
 
 def _arrays(nodes: pl.DataFrame, edges: pl.DataFrame) -> SimpleNamespace:
@@ -154,10 +246,10 @@ def _arrays(nodes: pl.DataFrame, edges: pl.DataFrame) -> SimpleNamespace:
 
 @dataclass(frozen=True)
 class TaskSet:
-    """Tasks that policies learn together.
+    """Tasks that policies learn together, or with the parameters of tasks that are learned.
 
     Attributes:
-        graphs: Their graphs.
+        graphs: Their graphs, which have the same `Parameters`.
         max_steps: The step limit of episodes.
         settings: The environment and the policy that they belong to.
     """
@@ -181,7 +273,10 @@ def compile_tasks(
     tasks: int | Sequence[str],
     seed: int = 0,
     folder: Path | None = None,
-) -> TaskSet:
+    reads: int = 0,
+    shared: bool = False,
+    held_out: int = 0,
+) -> tuple[TaskSet, TaskSet]:
     """Open tasks of an environment as graphs.
 
     Args:
@@ -191,6 +286,12 @@ def compile_tasks(
         tasks: The tasks' ids, or how many are drawn.
         seed: The seed of the draw.
         folder: Where graphs may have been stored.
+        reads: Number of past pairs that learned logits depend on, if tasks do not share them.
+        shared: Whether tasks share logits by features.
+        held_out: Number of further tasks that are drawn, with the parameters of the others.
+
+    Returns:
+        The tasks, and the held-out ones.
 
     Raises:
         InputError: There are too few tasks, or the stored graphs are those of other settings.
@@ -198,16 +299,22 @@ def compile_tasks(
     from hgpo_train.policies.registry import PolicyContext, make_policy
     from hgpo_train.rollout.env_handle import open_env
 
-    read = {"action_format": "command", "history_length": policy_options["memory"]}
+    if shared and reads:
+        raise InputError(f"reads: expected 0 for shared logits, which read what the features read, received {reads}")
+    if held_out and not shared:
+        raise InputError("held_out: expected shared logits, without which nothing that is learned reaches other tasks")
+    read = {"action_format": "command", "history_length": max(policy_options["memory"], reads)}
     handle = open_env(env_id, **{**env_options, **read})
     context = PolicyContext(handle.shared.source.name, "command", {**policy_options, "taste": 0.0})
     policy: Any = make_policy("softmax", context)
     if isinstance(tasks, int):
-        if not 0 < tasks <= len(handle.tasks):
-            raise InputError(f"tasks: expected a number from 1 to {len(handle.tasks)}, received {tasks}")
-        drawn = np.random.default_rng(seed).permutation(len(handle.tasks))[:tasks]
+        if tasks < 1 or held_out < 0 or tasks + held_out > len(handle.tasks):
+            wanted = f"tasks: expected a number from 1 to {len(handle.tasks)}, with the held-out ones"
+            raise InputError(f"{wanted}, received {tasks} and {held_out}")
+        drawn = np.random.default_rng(seed).permutation(len(handle.tasks))[: tasks + held_out]
         tasks = [handle.tasks[number] for number in drawn.tolist()]
-    settings = {"env": env_id, "options": dict(env_options), "policy": dict(policy_options)}
+    settings: dict[str, Any] = {"env": env_id, "options": dict(env_options), "policy": dict(policy_options)}
+    settings |= {"reads": reads, "shared": shared}
     stored: dict[Any, tuple[pl.DataFrame, pl.DataFrame]] = {}
     if folder is not None and (folder / "edges.parquet").exists():
         files = folder / "nodes.parquet", folder / "edges.parquet"
@@ -216,9 +323,11 @@ def compile_tasks(
             raise InputError(f"{folder}: expected graphs of {settings}, received those of {kept}; use another folder")
         nodes, edges = (pl.read_parquet(file).partition_by("task_id", as_dict=True) for file in files)
         stored = {task: (nodes[task], edges[task]) for task in edges}
+    parameters = Parameters(shared=shared)
 
     def opener(task: str) -> Callable[[], Graph]:
-        return lambda: Graph(handle.shared, handle.settings, policy, COUNTED, task)
+        return lambda: Graph(handle.shared, handle.settings, policy, COUNTED, task, reads)
 
-    graphs = [TaskGraph(task, opener(task), stored.get((task,))) for task in tasks]
-    return TaskSet(graphs, handle.settings.max_steps, settings)
+    graphs = [TaskGraph(task, opener(task), stored.get((task,)), reads, parameters) for task in tasks]
+    learned, others = graphs[: len(graphs) - held_out], graphs[len(graphs) - held_out :]
+    return tuple(TaskSet(each, handle.settings.max_steps, settings) for each in (learned, others))  # type: ignore[return-value]

@@ -1,4 +1,4 @@
-"""Policies with one logit per task, state text and choice, for many seeds at once.
+"""Policies whose logits are the parameters of tasks (`graphs.Parameters`), for many seeds at once.
 
 The logit of a choice in a node is the first one of the node's graph, plus noise, plus what was learned:
 
@@ -10,6 +10,7 @@ the order of discovery.
 
 from __future__ import annotations
 
+from copy import copy
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
     Floats = NDArray[np.float64]
     Integers = NDArray[np.int64]
+    Booleans = NDArray[np.bool_]
 
 _UNUSED: Final = np.uint64(11)
 """The bits of a hash that a float64 cannot hold."""
@@ -65,22 +67,34 @@ class TabularPolicy:
     def __init__(self, tasks: TaskSet, seeds: Sequence[int], taste: float = 1.0) -> None:
         self.tasks, self.seeds, self._taste = tasks, np.array(seeds, np.int64), taste
         self.keys = self.seeds
-        self._tables = [np.zeros((len(self.seeds), 0)) for _ in tasks.graphs]
+        self._parameters = tasks.graphs[0].parameters
+        self._table = np.zeros((len(self.seeds), 0))  # wider than what is known
+        self._known = 0  # the number of parameters that it contains
 
     def copies(self, seed: int, count: int) -> TabularPolicy:
         """Return equal policies, what the seed at a position has learned, whose random choices are independent."""
         other = TabularPolicy(self.tasks, [int(self.seeds[seed])] * count, self._taste)
-        other._tables = [np.repeat(table[seed : seed + 1], count, 0) for table in self._tables]
+        other._table, other._known = np.repeat(self._table[seed : seed + 1], count, 0), self._known
         other.keys = link(other.seeds, np.arange(1, count + 1))
         return other
 
-    def table(self, task: int) -> Floats:
+    def on(self, tasks: TaskSet) -> TabularPolicy:
+        """Return the same policies for other tasks with the same parameters. They do not learn any more."""
+        other = copy(self)
+        other.tasks = tasks
+        return other
+
+    def table(self) -> Floats:
         """Return the noise plus what was learned, of shape (seeds, parameters)."""
-        table, names = self._tables[task], self.tasks.graphs[task].names
+        table, known, names = self._table, self._known, self._parameters.names
         if len(names) > table.shape[1]:
-            noise = uniform(link(self.seeds[:, None], names[None, table.shape[1] :])) - 0.5
-            table = self._tables[task] = np.append(table, self._taste * np.sqrt(12.0) * noise, 1)
-        return table
+            table = np.concatenate([table[:, :known], np.empty((len(table), len(names)))], 1)
+            self._table = table
+        if len(names) > known:
+            noise = uniform(link(self.seeds[:, None], names[None, known:])) - 0.5
+            table[:, known : len(names)] = self._taste * np.sqrt(12.0) * noise
+            self._known = len(names)
+        return table[:, : len(names)]
 
     def choices(self, task: int, seed: Integers, node: Integers) -> Choices:
         """Return the choices at nodes, each for the seed at a position."""
@@ -90,51 +104,85 @@ class TabularPolicy:
         slot = np.arange(size.max())
         edge = np.minimum(first + slot, len(graph.owner) - 1)
         parameter = graph.parameter[edge]
-        logit = np.log(graph.graph.edges.probability[edge]) + self.table(task)[seed[:, None], parameter]
+        logit = np.log(graph.graph.edges.probability[edge]) + self.table()[seed[:, None], parameter]
         logit[slot >= size] = -np.inf
         power = np.exp(logit - logit.max(1, keepdims=True))
         return Choices(edge, parameter, power / power.sum(1, keepdims=True))
 
-    def gradient(self, rollouts: Sequence[Rollouts], advantages: Sequence[Floats]) -> list[Floats]:
+    def add(self, change: Floats) -> None:
+        """Add a change, of shape (seeds, parameters), to what was learned."""
+        self.table()[:, : change.shape[1]] += change
+
+
+class Visits:
+    """The choices at the steps of rollouts, from which gradients are computed.
+
+    Gradients are arrays with one entry for each pair of a seed and a parameter that the rollouts have met; `dense` has
+    them for all parameters, of shape (seeds, parameters).
+
+    Args:
+        policy: The policies, which must not change as long as this is used.
+        rollouts: The rollouts of each task, whose rows are one after another here.
+    """
+
+    def __init__(self, policy: TabularPolicy, rollouts: Sequence[Rollouts]) -> None:
+        self.rollouts, self._seeds = rollouts, len(policy.seeds)
+        self._count = sum(int((each.step == 0).sum()) for each in rollouts) / self._seeds
+        self._seed = np.concatenate([rows.seed for rows in rollouts])  # of each row
+        choices = [policy.choices(task, rows.seed, rows.node) for task, rows in enumerate(rollouts)]
+        taken = [graph.parameter[rows.edge] for graph, rows in zip(policy.tasks.graphs, rollouts, strict=True)]
+        self._width = policy.table().shape[1]
+        places, probabilities, sizes = [], [], []
+        for (_, parameter, probability), rows in zip(choices, rollouts, strict=True):
+            possible = probability > 0
+            places.append((rows.seed[:, None] * self._width + parameter)[possible])
+            probabilities.append(probability[possible])
+            sizes.append(possible.sum(1))
+        self._probability = np.concatenate(probabilities)  # of each choice of each row
+        self._row = np.repeat(np.arange(len(self._seed)), np.concatenate(sizes))
+        self._place, self._entry = np.unique(np.concatenate(places), return_inverse=True)
+        self._taken = np.searchsorted(self._place, self._seed * self._width + np.concatenate(taken))
+
+    def gradient(self, advantages: Sequence[Floats]) -> Floats:
         """Return the policy gradient Σ A ∇ log π of each seed, divided by its number of rollouts.
 
         Args:
-            rollouts: The rollouts of each task.
-            advantages: The advantages of their rows.
-
-        Returns:
-            For each task, an array of shape (seeds, parameters).
+            advantages: The advantages of each task's rows.
         """
-        count = sum(int((each.step == 0).sum()) for each in rollouts) / len(self.seeds)
-        gradients = []
-        for task, (rows, advantage) in enumerate(zip(rollouts, advantages, strict=True)):
-            choices = self.choices(task, rows.seed, rows.node)
-            shape = self.table(task).shape
-            start = rows.seed * shape[1]
-            change = -advantage[:, None] * choices.probability
-            total = np.bincount((start[:, None] + choices.parameter).ravel(), change.ravel(), shape[0] * shape[1])
-            taken = self.tasks.graphs[task].parameter[rows.edge]
-            total += np.bincount(start + taken, advantage, shape[0] * shape[1])
-            gradients.append(total.reshape(shape) / count)
-        return gradients
+        advantage, entries = np.concatenate(advantages), len(self._place)
+        total = np.bincount(self._taken, advantage, entries)
+        total -= np.bincount(self._entry, advantage[self._row] * self._probability, entries)
+        gradient: Floats = total / self._count
+        return gradient
 
-    def products(self, rollouts: Sequence[Rollouts], first: list[Floats], second: list[Floats]) -> Floats:
+    def dense(self, gradient: Floats) -> Floats:
+        """Return a gradient of shape (seeds, parameters)."""
+        array = np.zeros(self._seeds * self._width)
+        array[self._place] = gradient
+        return array.reshape(self._seeds, -1)
+
+    def sparse(self, gradient: Floats) -> Floats:
+        """Return the entries of an array of shape (seeds, parameters) that the rollouts have met."""
+        entries: Floats = gradient.ravel()[self._place]
+        return entries
+
+    def dot(self, first: Floats, second: Floats) -> Floats:
+        """Return the inner products of each seed's gradients."""
+        return np.bincount(self._place // self._width, first * second, self._seeds).astype(np.float64, copy=False)
+
+    def products(self, first: Floats, second: Floats, kept: Sequence[Booleans] | None = None) -> Floats:
         """Return xᵀ F y of each seed, where F is the mean Fisher information of the steps that it visited.
 
         A step along x changes the mean KL divergence per step by half of xᵀ F x, to second order.
-        """
-        total = np.zeros(len(self.seeds))
-        rows_of = np.zeros(len(self.seeds))
-        for task, rows in enumerate(rollouts):
-            choices = self.choices(task, rows.seed, rows.node)
-            x, y = (each[task][rows.seed[:, None], choices.parameter] for each in (first, second))
-            p = choices.probability
-            covariance = (p * x * y).sum(1) - (p * x).sum(1) * (p * y).sum(1)
-            total += np.bincount(rows.seed, covariance, len(total))
-            rows_of += np.bincount(rows.seed, minlength=len(total))
-        return total / rows_of
 
-    def add(self, changes: Sequence[Floats]) -> None:
-        """Add changes, of the shape of gradients, to what was learned."""
-        for task, change in enumerate(changes):
-            self.table(task)[:, : change.shape[1]] += change
+        Args:
+            first: x, a gradient.
+            second: y.
+            kept: The rows of each task that count; None for all.
+        """
+        x, y, p, rows = first[self._entry], second[self._entry], self._probability, len(self._seed)
+        means = np.bincount(self._row, p * x, rows) * np.bincount(self._row, p * y, rows)
+        covariance = np.bincount(self._row, p * x * y, rows) - means
+        weight = np.ones(rows) if kept is None else np.concatenate(kept).astype(np.float64)
+        total = np.bincount(self._seed, covariance * weight, self._seeds)
+        return total / np.bincount(self._seed, weight, self._seeds)

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
     import altair as alt
 
-NUMBERS: Final = ("final", "area", "final_difference", "area_difference")
-"""The numbers of `summary` that are shown."""
+NUMBERS: Final = ("final", "area", "final_difference", "area_difference", "held_out", "held_out_difference")
+"""The numbers of `summary` that are shown, if they are known."""
 
 _WIDTH: Final = 420
 
@@ -33,30 +33,55 @@ def summary(curves: pl.DataFrame) -> pl.DataFrame:
     """Return final success and the mean over iterations, and how these differ from the first estimator's.
 
     Args:
-        curves: Rows of `estimator`, `seed`, `iteration` and `success`.
+        curves: Rows of `estimator`, `seed`, `iteration`, `success` and maybe `held_out`.
 
     Returns:
-        One row per estimator: `start`, `final`, `area`, and `final_difference` and `area_difference` from the first;
-        these with half of their intervals, `<name>_half`. Shares of 1.
+        One row per estimator: `start`; `final`, `area`, `held_out` if it is known, and their differences from the
+        first estimator, `<name>_difference`; with half of their intervals, `<name>_half`. Shares of 1.
     """
-    end = pl.col("iteration") == pl.col("iteration").max()
-    by_seed = curves.group_by("estimator", "seed", maintain_order=True).agg(
-        start=pl.col("success").filter(pl.col("iteration") == 0).first(),
-        final=pl.col("success").filter(end).first(),
-        area=pl.col("success").mean(),
+    success, held_out = pl.col("success"), "held_out" in curves.columns
+    measured = {"final": success.last(), "area": success.mean()}
+    measured |= {"held_out": pl.col("held_out").last()} if held_out else {}
+    by_seed = (
+        curves.sort("iteration", maintain_order=True)
+        .group_by("estimator", "seed", maintain_order=True)
+        .agg(start=success.first(), **measured)
     )
-    first = by_seed.filter(estimator=by_seed["estimator"][0]).select("seed", first_final="final", first_area="area")
-    names = ["start", *NUMBERS]
-    width = half_width(first.height)
+    first = by_seed.filter(estimator=by_seed["estimator"][0]).select("seed", pl.col(measured).name.prefix("first_"))
+    differences = {f"{name}_difference": pl.col(name) - pl.col(f"first_{name}") for name in measured}
+    width, names = half_width(first.height), [*measured, *differences]
     return (
         by_seed.join(first, on="seed", how="left", maintain_order="left")
-        .with_columns((pl.col(name) - pl.col(f"first_{name}")).alias(f"{name}_difference") for name in names[1:3])
+        .with_columns(**differences)
         .group_by("estimator", maintain_order=True)
         .agg(
             pl.len().alias("seeds"),
-            *(pl.col(name).mean() for name in names),
-            *((pl.col(name).std() * width).alias(f"{name}_half") for name in names[1:]),
+            pl.col("start").mean(),
+            pl.col(names).mean(),
+            (pl.col(names).std() * width).name.suffix("_half"),
         )
+    )
+
+
+METRICS: Final = ("weight", "unbiased", "bootstrapped", "error")
+"""The metrics of adaptive methods that are shown."""
+
+
+def metrics_summary(metrics: pl.DataFrame) -> pl.DataFrame:
+    """Return the mean metrics of adaptive methods in four parts of their updates, with half of their intervals.
+
+    Args:
+        metrics: Rows of `estimator`, `seed`, `iteration` and `METRICS`.
+    """
+    count = int(str(metrics["iteration"].max())) + 1
+    part = pl.col("iteration") * 4 // count
+    by_seed = metrics.group_by("estimator", part.alias("part"), "seed", maintain_order=True).agg(
+        pl.col(METRICS).mean(), low=pl.col("iteration").min(), high=pl.col("iteration").max()
+    )
+    width = half_width(metrics["seed"].n_unique())
+    updates = pl.format("{}–{}", pl.col("low").first(), pl.col("high").first())
+    return by_seed.group_by("estimator", "part", maintain_order=True).agg(
+        updates.alias("updates"), pl.col(METRICS).mean(), (pl.col(METRICS).std() * width).name.suffix("_half")
     )
 
 
@@ -76,7 +101,9 @@ def curves_chart(curves: pl.DataFrame) -> alt.TopLevelMixin:
         color=alt.Color("estimator:N", scale=scale, legend=alt.Legend(title=None, symbolOpacity=1)),
     )
     percent = alt.Axis(format="%")
-    bands = base.mark_area(opacity=0.15).encode(y=alt.Y("low:Q", title="success", axis=percent), y2="high:Q")
+    bands = base.mark_area(opacity=0.15).encode(
+        y=alt.Y("low:Q", title="success", axis=percent, scale=alt.Scale(domainMax=1.0, clamp=True)), y2="high:Q"
+    )
     lines = base.mark_line().encode(y="success:Q", tooltip=["estimator:N", "iteration:Q", "success:Q"])
     return alt.layer(bands, lines).properties(width=_WIDTH, height=_WIDTH * 3 // 4)
 
@@ -87,8 +114,9 @@ def markdown(table: pl.DataFrame, keys: Sequence[str], names: Sequence[str]) -> 
     Args:
         table: Numbers, and half of their intervals as `<name>_half`.
         keys: The columns that name a row.
-        names: The numbers.
+        names: The numbers; those that the table does not have are left out.
     """
+    names = [name for name in names if name in table.columns]
     lines = [f"| {' | '.join([*keys, *names])} |", "|---" * (len(keys) + len(names)) + "|"]
     for row in table.iter_rows(named=True):
         cells = [str(row[key]) for key in keys]

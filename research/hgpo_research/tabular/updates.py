@@ -23,11 +23,11 @@ class FixedKL:
 
     kl: float
 
-    def __call__(self, gradient: list[Floats], square: Floats) -> list[Floats]:
-        """Return the changes of parameters, for gradients whose gᵀFg is `square`."""
+    def __call__(self, gradient: Floats, square: Floats) -> Floats:
+        """Return the changes of parameters, of shape (seeds, parameters), for gradients whose gᵀFg is `square`."""
         moves = square > 1e-300
         rate = np.where(moves, np.sqrt(2 * self.kl / np.where(moves, square, 1.0)), 0.0)
-        return [rate[:, None] * each for each in gradient]
+        return rate[:, None] * gradient
 
 
 @dataclass
@@ -40,22 +40,15 @@ class Adam:
 
     learning_rate: float
     _count: int = 0
-    _means: list[Floats] = field(default_factory=list)
-    _squares: list[Floats] = field(default_factory=list)
+    _mean: Floats = field(default_factory=lambda: np.zeros((1, 0)))
+    _square: Floats = field(default_factory=lambda: np.zeros((1, 0)))
 
-    def __call__(self, gradient: list[Floats], square: Floats) -> list[Floats]:  # noqa: ARG002 - as `FixedKL`
-        """Return the changes of parameters, for gradients whose gᵀFg is `square`."""
+    def __call__(self, gradient: Floats, square: Floats) -> Floats:  # noqa: ARG002 - as `FixedKL`
+        """Return the changes of parameters, of shape (seeds, parameters)."""
         self._count += 1
-        means, squares = self._means or [0.0 * each for each in gradient], self._squares or [0.0 * g for g in gradient]
-        self._means = [0.9 * _wider(m, g) + 0.1 * g for m, g in zip(means, gradient, strict=True)]
-        self._squares = [0.999 * _wider(s, g) + 0.001 * g * g for s, g in zip(squares, gradient, strict=True)]
-        first, second = 1 - 0.9**self._count, 1 - 0.999**self._count
-        return [
-            self.learning_rate * (mean / first) / (np.sqrt(variance / second) + 1e-8)
-            for mean, variance in zip(self._means, self._squares, strict=True)
-        ]
-
-
-def _wider(old: Floats, new: Floats) -> Floats:
-    """Return an array with further columns of 0, as many as another one has."""
-    return np.pad(old, ((0, 0), (0, new.shape[1] - old.shape[1])))
+        more = (0, 0), (0, gradient.shape[1] - self._mean.shape[1])
+        self._mean = 0.9 * np.pad(self._mean, more) + 0.1 * gradient
+        self._square = 0.999 * np.pad(self._square, more) + 0.001 * gradient**2
+        mean, variance = self._mean / (1 - 0.9**self._count), self._square / (1 - 0.999**self._count)
+        change: Floats = self.learning_rate * mean / (np.sqrt(variance) + 1e-8)
+        return change

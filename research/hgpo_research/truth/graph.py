@@ -171,6 +171,7 @@ class Graph:
         policy: The policy. A memory of its own must be a function of the requests so far.
         rewards: The definition of rewards.
         task_id: The task.
+        pairs: The least number of past pairs that nodes tell apart, if prompts show as many.
 
     Attributes:
         edges: The edges.
@@ -180,7 +181,13 @@ class Graph:
     """
 
     def __init__(
-        self, shared: SharedSource, settings: Settings, policy: KnownPolicy, rewards: Rewards, task_id: str
+        self,
+        shared: SharedSource,
+        settings: Settings,
+        policy: KnownPolicy,
+        rewards: Rewards,
+        task_id: str,
+        pairs: int = 0,
     ) -> None:
         if settings.prompt_style == "chat" and (policy.prompt_read or not policy.memoryless):
             raise InputError("expected prompt_style = 'memory' for a policy that reads prompts, received 'chat'")
@@ -190,7 +197,7 @@ class Graph:
         self._remembered: set[int] = set()  # nodes whose requests the policy has seen
         self._pairs_kept = settings.history_length
         if policy.history_read is not None and not policy.prompt_read:
-            self._pairs_kept = min(self._pairs_kept, policy.history_read)
+            self._pairs_kept = min(self._pairs_kept, max(pairs, policy.history_read))
         self.edges = Edges()
         self.first, self.size = np.full(256, UNKNOWN, np.int64), np.zeros(256, np.int64)
         self._hidden: list[_Hidden] = []
@@ -228,6 +235,10 @@ class Graph:
         """Return a node's state text."""
         return self._texts[self._nodes[node][1]]
 
+    def past(self, node: int) -> list[tuple[str, str]]:
+        """Return the past states and actions that a node tells apart, oldest first."""
+        return [self._pairs[pair] for pair in self._nodes[node][3]]
+
     def responses(self, node: int) -> tuple[str, ...]:
         """Return the responses of a node's edges."""
         return self._responses[node]
@@ -235,6 +246,12 @@ class Graph:
     def probabilities(self, node: int) -> NDArray[np.float64]:
         """Return the probabilities of a node's edges."""
         return self.edges.probability[self.first[node] : self.first[node] + self.size[node]]
+
+    def features(self, node: int) -> NDArray[np.float64]:
+        """Return the features of a node's responses, of shape (responses, features), of a policy that has them."""
+        policy: Any = self._policy
+        features: NDArray[np.float64] = policy.features(self._request(0, node))
+        return features
 
     def command(self, node: int, response: str) -> str:
         """Return the command that a response means at a node."""

@@ -1,0 +1,249 @@
+"""Cross-validated gain of estimators on a saved run: what an update along their gradients is worth, without truth.
+
+The rollouts of each group are divided into folds. For each batch of the run and each fold f,
+
+    ĝ_f = Σ_t A_t ∇ log π(a_t | s_t)                    over the rollouts of the other folds, A from these alone
+    h_f = Σ_t (S_i - mean of the others' S) ∇ log π     over the rollouts i of fold f; S is success, undiscounted
+    L_f² = mean of (ĝ_f · ∇ log π(a_t | s_t))²          over the steps of fold f
+
+h_f / n is an unbiased part of the gradient of success, n the number of the batch's rollouts, and L_f² of ĝ_fᵀ F ĝ_f;
+neither depends on the actions in ĝ_f. An update along ĝ_f with the mean divergence δ per step then improves success by
+
+    gain = √(2δ) Σ_f ĝ_f · h_f / (n L_f)
+
+to first order, in expectation. It is that of a batch without one fold. With a truth table of undiscounted success, h is
+Σ_t A_true ∇ log π instead, whose noise is less, and the true advantages themselves are compared as `TRUTH`.
+
+Intervals are those of the mean over groups (a batch's gain is the sum of its groups' parts), by Student's t, so they
+contain the differences between tasks. Those of differences hold for all pairs at once (Bonferroni).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import polars as pl
+
+from hgpo_envs.errors import InputError
+from hgpo_envs.hashing import link
+from hgpo_research.comparison.inputs import aborted_rows
+from hgpo_research.comparison.row_gradients import RowGradients
+from hgpo_train.advantages.input_columns import batch_keys, group_keys, prepare, row_keys
+from hgpo_train.advantages.parameters import Parameters
+from hgpo_train.advantages.registry import compute_many
+from hgpo_train.analysis.resampling import LEVEL, student_quantile
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
+
+    from hgpo_train.advantages.variants import Variant
+
+    Floats = NDArray[np.float64]
+
+TRUTH: Final = "true advantages"
+"""The name of the true advantages among those of estimators."""
+
+SUCCESS: Final = Parameters(reward="success", reward_scale=1.0, gamma=1.0, invalid_action_penalty=0.0)
+"""Undiscounted success."""
+
+_MANY: Final = 1_000_000
+"""The largest number of batches that is told."""
+
+_BUCKETS: Final = 1 << 12
+"""The size of sketches of tables of logits."""
+
+
+@dataclass(frozen=True)
+class Gains:
+    """Gains of estimators on a run.
+
+    Attributes:
+        gains: One row per estimator, the largest gain first: `estimator`, `gain`, and its 95% interval `low`, `high`.
+        differences: One row per pair, `first` before `second` in that order: `value`, its interval `low`, `high`, and
+            `batches`: how many batches would tell them apart if the difference seen is the true one; null if it is
+            told already.
+        batches: The number of batches.
+        groups: The number of groups in all batches.
+        kl: δ.
+    """
+
+    gains: pl.DataFrame
+    differences: pl.DataFrame
+    batches: int
+    groups: int
+    kl: float
+
+
+def cross_validated_gain(
+    steps: pl.LazyFrame,
+    variants: Sequence[Variant],
+    gradients: RowGradients,
+    *,
+    truth: pl.LazyFrame | None = None,
+    folds: int = 4,
+    kl: float = 0.01,
+    progress: Callable[[str], object] = lambda _: None,
+) -> Gains:
+    """Measure the gains of estimators on a run.
+
+    Args:
+        steps: A step table with `won`.
+        variants: The estimators.
+        gradients: The gradients of the policy's log-probabilities (`row_gradients`, `feature_gradients`,
+            `table_gradients`). Steps without one do not count.
+        truth: A truth table of undiscounted success.
+        folds: The number of folds, at least 2 and at most half of a group's rollouts.
+        kl: δ.
+        progress: Called with a text at the start of each part of the work.
+
+    Raises:
+        InputError: A column is missing, or groups are too small.
+    """
+    table, success = _read(steps, variants, gradients, truth)
+    keys = group_keys(table.columns)
+    order = pl.col("trajectory").rank("dense").over(keys).cast(pl.Int64) - 1
+    fold = table.select(order % folds).to_series().to_numpy()
+    least = int(str(table.group_by(keys).agg(pl.col("trajectory").n_unique())["trajectory"].min()))
+    if folds < 2 or least < 2 * folds:
+        raise InputError(f"--folds: expected 2 to half of a group's {least} rollouts, received {folds}")
+    group, batch = (
+        table.select(pl.struct(names).rank("dense").cast(pl.Int64) - 1).to_series().to_numpy() if names else zeros
+        for zeros in [np.zeros(table.height, np.int64)]
+        for names in (keys, batch_keys(table.columns))
+    )
+    rollouts = table.select(pl.struct(*keys, "trajectory").rank("dense").cast(pl.Int64) - 1).to_series().to_numpy()
+    sketch = table["(sketch)"].to_numpy()
+    names = [*(variant.name for variant in variants), *([TRUTH] if truth is not None else [])]
+    parts = np.zeros((len(names), int(group.max()) + 1))
+    for held in range(folds):
+        progress(f"fold {held + 1} of {folds}")
+        kept = fold != held
+        weights = np.zeros((len(names), table.height))
+        weights[: len(variants), kept] = _estimates(table.filter(pl.Series(kept)), variants)
+        if truth is None:
+            against = success - _means(group, rollouts, success, kept)
+        else:
+            against = table["(truth)"].to_numpy()
+            weights[-1] = np.where(kept, against, 0.0)
+        for number in range(int(batch.max()) + 1):
+            inside = (batch == number) & (sketch >= 0)
+            rows, tested = np.flatnonzero(inside & kept), np.flatnonzero(inside & ~kept)
+            direction = weights[:, rows].astype(np.float32) @ gradients.sketches[sketch[rows]]
+            slopes = (gradients.sketches[sketch[tested]] @ direction.T).astype(np.float64)
+            length = np.sqrt((slopes**2).mean(0))
+            slopes /= np.where(length > 0, length, np.inf) * len(np.unique(rollouts[batch == number]))
+            for estimator in range(len(names)):
+                parts[estimator] += np.bincount(group[tested], slopes[:, estimator] * against[tested], parts.shape[1])
+    return _gains(names, np.sqrt(2 * kl) * parts, int(batch.max()) + 1, kl)
+
+
+def table_gradients(truth: pl.LazyFrame) -> RowGradients:
+    """Return sketches of the gradients of a table of logits, one row for each prompt, at the steps of a truth table.
+
+    Args:
+        truth: A truth table with `prompt_hash`, `choice` and `probabilities`.
+    """
+    known = truth.filter(pl.col("choice").is_not_null()).collect()
+    sketches = np.zeros((known.height, _BUCKETS), np.float32)
+    for number, (prompt, choice, shares) in enumerate(
+        known.select("prompt_hash", "choice", "probabilities").iter_rows()
+    ):
+        hashes = link(np.full(len(shares), prompt, np.int64), np.arange(len(shares))).view(np.uint64)
+        signs = np.where(hashes >> np.uint64(63), 1.0, -1.0)
+        chosen = np.arange(len(shares)) == choice
+        np.add.at(sketches[number], hashes % np.uint64(_BUCKETS), signs * (chosen - np.array(shares)))
+    rows = known.select("trajectory", "step", sketch=pl.int_range(pl.len()))
+    return RowGradients(rows, sketches, _BUCKETS, 0.0)
+
+
+def ranking(found: Gains) -> list[str]:
+    """Return in words which estimators are told apart, and what it would take for the others."""
+    sentences = []
+    for row in found.differences.iter_rows(named=True):
+        pair, ends = f"{row['first']} and {row['second']}", f"{_points(row['low'])} to {_points(row['high'])} points"
+        if row["batches"] is None:
+            sentences.append(f"{row['first']} is above {row['second']}: {ends}.")
+        else:
+            needed = f"about {row['batches']:,} batches" if row["batches"] < _MANY else "a million batches or more"
+            have = f"{found.batches:,} here"
+            sentences.append(f"{pair} are not ranked: {ends}. If the difference seen is true, {needed} ({have}).")
+    return sentences
+
+
+def _points(value: float | None) -> str:
+    return "?" if value is None else f"{100 * value:+.2f}"
+
+
+def _read(
+    steps: pl.LazyFrame, variants: Sequence[Variant], gradients: RowGradients, truth: pl.LazyFrame | None
+) -> tuple[pl.DataFrame, Floats]:
+    """Return the steps of complete rollouts with `(sketch)` and `(truth)`, and the success of each step's rollout."""
+    schema = steps.collect_schema()
+    if "won" not in schema:
+        raise InputError("gain is the improvement of success: expected a run with the column won, received one without")
+    read = {*row_keys(schema), "won", *(name for each in variants for name in each.estimator.columns(schema))}
+    read |= {name for name in ("aborted",) if name in schema}
+    table = steps.select(name for name in schema if name in read).collect()
+    table = table.filter(~table.select(aborted_rows(schema)).to_series())
+    numbers = gradients.rows.rename({"sketch": "(sketch)"}).with_columns(pl.col("step").cast(schema["step"]))
+    table = table.join(numbers, on=["trajectory", "step"], how="left", maintain_order="left")
+    table = table.with_columns(pl.col("(sketch)").fill_null(-1))
+    if truth is not None:
+        exact = truth.select("trajectory", "step", pl.col("advantage").alias("(truth)")).collect()
+        exact = exact.with_columns(pl.col("step").cast(schema["step"]))
+        table = table.join(exact, on=["trajectory", "step"], how="left", maintain_order="left")
+        table = table.with_columns(
+            pl.when(pl.col("(truth)").is_null()).then(-1).otherwise("(sketch)").alias("(sketch)")
+        )
+        table = table.with_columns(pl.col("(truth)").fill_null(0.0))
+    given = table.select(name for name in table.columns if not name.startswith("("))
+    success = prepare(given, SUCCESS, ()).select("episode_return").collect().to_series().to_numpy()
+    return table, success
+
+
+def _estimates(table: pl.DataFrame, variants: Sequence[Variant]) -> Any:  # noqa: ANN401 - an array of float64
+    """Return the advantages of all estimators, of shape (estimators, steps)."""
+    given = table.select(name for name in table.columns if not name.startswith("("))
+    estimated = compute_many(given, [variant.estimator for variant in variants])
+    return estimated.select(variant.estimator.column for variant in variants).collect().to_numpy().T
+
+
+def _means(group: NDArray[np.int64], rollout: NDArray[np.int64], success: Floats, kept: NDArray[np.bool_]) -> Floats:
+    """Return, for each step, the mean success of its group's kept rollouts."""
+    _, first = np.unique(rollout, return_index=True)
+    first = first[kept[first]]
+    count = int(group.max()) + 1
+    means: Floats = np.bincount(group[first], success[first], count) / np.bincount(group[first], minlength=count)
+    return means[group]
+
+
+def _gains(names: Sequence[str], parts: Floats, batches: int, kl: float) -> Gains:
+    """Return gains and differences of the groups' parts, of shape (estimators, groups)."""
+    groups = parts.shape[1]
+    pairs = max(1, len(names) * (len(names) - 1) // 2)
+
+    def interval(values: Floats, family: int) -> tuple[float, float]:
+        half = student_quantile(1 - (1 - LEVEL) / 2 / family, groups - 1) if groups > 1 else np.nan
+        return float(values.sum() / batches), float(half * values.std(ddof=1) * groups**0.5 / batches)
+
+    order = np.argsort(-parts.sum(1), kind="stable")
+    least = 1e-6 * float(np.abs(parts.sum(1)).max()) / batches  # less is the noise of rounding
+    rows, differences = [], []
+    for place, number in enumerate(order):
+        value, half = interval(parts[number], 1)
+        rows.append({"estimator": names[number], "gain": value, "low": value - half, "high": value + half})
+        for other in order[place + 1 :]:
+            value, half = interval(parts[number] - parts[other], pairs)
+            value = value if value > least else 0.0
+            needed = None if value > half else ceil(min(_MANY, batches * (half / value) ** 2)) if value else _MANY
+            ends = {"value": value, "low": value - half, "high": value + half, "batches": needed}
+            differences.append({"first": names[number], "second": names[other]} | ends)
+    kinds = {"first": pl.String, "second": pl.String, "value": pl.Float64, "low": pl.Float64, "high": pl.Float64}
+    return Gains(
+        pl.DataFrame(rows), pl.DataFrame(differences, schema=kinds | {"batches": pl.Int64}), batches, groups, kl
+    )

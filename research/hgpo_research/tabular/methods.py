@@ -1,0 +1,96 @@
+"""Where the advantages of an update come from: an estimator, the truth, or a mixture that adapts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Final, Protocol
+
+from hgpo_research.tabular.adaptive import Adaptive
+from hgpo_research.tabular.cross_validation import table_advantages
+from hgpo_research.tabular.rollouts import step_table
+from hgpo_research.tabular.values import true_advantages
+from hgpo_train.advantages.variants import read_variants
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from hgpo_research.tabular.policy import TabularPolicy, Visits
+    from hgpo_train.advantages import Estimator
+
+    Floats = NDArray[np.float64]
+
+ORACLE: Final = "oracle"
+"""The name of the true advantages of success (γ = 1)."""
+
+ADAPTIVE: Final = "adaptive"
+"""The name of the mixture of `UNBIASED` and `BOOTSTRAPPED`."""
+
+UNBIASED: Final = "discounted_grpo"
+BOOTSTRAPPED: Final = "shrinkage_gae"
+
+
+class Method(Protocol):
+    """Returns the advantages of the rows of each task, of all seeds."""
+
+    def __call__(self, policy: TabularPolicy, visits: Visits, stream: Sequence[int]) -> list[Floats]:
+        """Return advantages.
+
+        Args:
+            policy: The policies.
+            visits: The rollouts of each task, with their choices.
+            stream: What random numbers depend on, besides the seed.
+        """
+
+
+@dataclass(frozen=True)
+class TableEstimator:
+    """An estimator of the package, which computes the advantages of all seeds by one call."""
+
+    estimator: Estimator
+
+    def __call__(self, policy: TabularPolicy, visits: Visits, stream: Sequence[int]) -> list[Floats]:  # noqa: ARG002
+        """See `Method`."""
+        return table_advantages(self.estimator, step_table(policy, visits.rollouts), visits.rollouts)
+
+
+@dataclass(frozen=True)
+class Oracle:
+    """True advantages: exact where a task's graph is small, else from `samples` further rollouts of each state."""
+
+    samples: int
+
+    def __call__(self, policy: TabularPolicy, visits: Visits, stream: Sequence[int]) -> list[Floats]:
+        """See `Method`."""
+        return true_advantages(policy, visits.rollouts, gamma=1.0, samples=self.samples, stream=stream)
+
+
+def methods(
+    texts: Iterable[str], settings: Sequence[str] = (), samples: int = 16
+) -> Mapping[str, Callable[[], Method]]:
+    """Return methods by name: estimators as of `hgpo_train.advantages.variants.read_variants`, `ORACLE`, `ADAPTIVE`.
+
+    Args:
+        texts: Names with their parameters, as on the command line.
+        settings: Parameters of all estimators that have them.
+        samples: Number of rollouts of each of the oracle's values.
+
+    Returns:
+        Functions, because a method may remember what it has seen: each learning curve begins with a new one.
+
+    Raises:
+        InputError: An estimator or a parameter is unknown, or an estimator is given twice.
+    """
+    names = [name.strip() for text in texts for name in text.split(",") if name.strip()]
+    special: dict[str, Callable[[], Method]] = {ORACLE: partial(Oracle, samples)}
+    if ADAPTIVE in names:
+        special[ADAPTIVE] = partial(Adaptive, *_read([UNBIASED, BOOTSTRAPPED], settings).values())
+    read = _read([name for name in names if name not in special], settings)
+    return {name: special[name] if name in special else partial(TableEstimator, read[name]) for name in names}
+
+
+def _read(names: Sequence[str], settings: Sequence[str]) -> dict[str, Estimator]:
+    return {each.name: each.estimator for each in read_variants(names, settings=settings)} if names else {}

@@ -1,0 +1,36 @@
+"""The game of levers: only the past tells the lever, and logits that read enough of it tell hidden states apart."""
+
+import pytest
+
+from hgpo_research.levers import Levers
+from hgpo_research.tabular.graphs import compile_tasks
+
+
+def test_only_the_door_of_the_lever_opens():
+    engine = Levers(levers=3, corridors=1).engine()
+    texts, wins = set(), 0
+    for lever in (1, 2, 3):
+        for door in (1, 2, 3):
+            engine.start("train-4")
+            shown = [engine.act(command).text for command in (f"pull lever {lever}", "walk on", "walk on")]
+            texts.add(shown[-1])
+            assert str(lever) in shown[0]
+            assert engine.act("pull lever 1").valid is False
+            copy = engine.fork()
+            state = engine.act(f"open door {door}")
+            assert state.terminated
+            assert copy.act(f"open door {door}") == state
+            wins += state.won
+    assert (texts, wins) == ({"A room with 3 doors."}, 3)
+
+
+@pytest.mark.parametrize(("reads", "contexts"), [(0, 1), (1, 1), (2, 3), (3, 3)])
+def test_logits_that_read_enough_of_the_past_know_the_lever(reads, contexts):
+    options = {"levers": 3, "corridors": 1}
+    policy = {"skill": 0.0, "memory": 0, "invalid": 0.0}
+    tasks, _ = compile_tasks("hgpo_research.levers:LEVERS", options, policy, ["train-4"], reads=reads)
+    (graph,) = tasks.graphs
+    assert graph.close(300)
+    doors = [node for node in range(graph.graph.nodes) if graph.graph.text(node) == "A room with 3 doors."]
+    names = {int(graph.parameters.names[graph.parameter[graph.graph.first[node]]]) for node in doors}
+    assert len(names) == contexts
