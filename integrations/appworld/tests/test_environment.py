@@ -148,19 +148,17 @@ class TestRollouts:
         advantages = compute(scan_steps(run), "hgpo").collect()["advantage"]
         assert advantages.is_finite().all()
 
-    def test_a_world_that_fails_costs_one_trajectory(self, place: dict[str, str], tmp_path: Path) -> None:
+    def test_a_program_that_ends_its_world_loses_its_trajectory(self, place: dict[str, str], tmp_path: Path) -> None:
         def policy(request: Any) -> str:
             return "import os\nos.abort()" if request.seed % 3 == 0 and request.step == 1 else "print(1)"
 
-        run = collect(ENV_ID, policy, tmp_path / "run", tasks=2, group_size=4, max_steps=3, max_failed=1.0, **place)
-        failed = run.steps.filter(pl.col("aborted")).collect()
-        assert 0 < len(failed) < 8
-        assert run.summary["failed"] == len(failed)
-        for line in failed["error"]:
-            assert "EnvironmentFailed" in line
-            assert "died of SIGABRT" in line
-        played = run.steps.filter(~pl.col("aborted").any().over("trajectory")).collect()
-        assert set(played["episode_length"] if "episode_length" in played.columns else [3]) == {3}
+        run = collect(ENV_ID, policy, tmp_path / "run", tasks=2, group_size=4, max_steps=3, **place)
+        lost = run.steps.filter(pl.col("error").is_not_null()).collect()
+        assert 0 < len(lost) < 8
+        assert lost.select("aborted", "terminated", "won").unique().row(0) == (False, True, False)
+        assert all("Lost" in line and "died of SIGABRT" in line for line in lost["error"])
+        lengths = run.steps.group_by("task_id", "group", "trajectory").agg(pl.len(), pl.col("error").count()).collect()
+        assert set(lengths.select("len", "error").iter_rows()) == {(2, 1), (3, 0)}
 
     def test_prompts_show_programs_with_their_results(self, place: dict[str, str]) -> None:
         env = gymnasium.make(ENV_ID, action_format="response", history_length=2, **place)

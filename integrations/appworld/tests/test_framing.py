@@ -1,5 +1,6 @@
 """Messages between processes: what is sent arrives, and what is no message is an error in time."""
 
+import json
 import socket
 import threading
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from hgpo_appworld.engine.worker import framing
 from hgpo_appworld.engine.worker.world import shortened
 
+LARGEST = 1 << 24
 Pair = tuple[socket.socket, socket.socket]
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(st.characters()),
@@ -33,14 +35,14 @@ def test_messages_arrive(messages: list[dict[str, object]]) -> None:
     with ours, theirs:
         for message in messages:
             framing.send(ours, message)
-        assert [framing.receive(theirs, 10) for _ in messages] == messages
+        assert [json.loads(framing.receive(theirs, LARGEST, 10)) for _ in messages] == messages
 
 
 def test_lone_surrogates_and_large_messages_arrive(pair: Pair) -> None:
     message = {"output": "\ud800" + "x" * 5_000_000}
     sender = threading.Thread(target=framing.send, args=(pair[0], message))
     sender.start()
-    assert framing.receive(pair[1], 60) == message
+    assert json.loads(framing.receive(pair[1], LARGEST, 60)) == message
     sender.join()
 
 
@@ -48,9 +50,6 @@ def test_lone_surrogates_and_large_messages_arrive(pair: Pair) -> None:
     ("data", "line"),
     [
         (b"\xff\xff\xff\xff", "4,294,967,295 bytes"),
-        (b"\0\0\0\2{]", "not JSON"),
-        (b"\0\0\0\2\xff\xff", "not JSON"),
-        (b"\0\0\0\2[]", "not a JSON object"),
         (b"\0\0\0\x05{}", "closed"),
         (b"", "closed"),
     ],
@@ -59,14 +58,14 @@ def test_what_is_no_message_is_an_error(pair: Pair, data: bytes, line: str) -> N
     pair[0].sendall(data)
     pair[0].close()
     with pytest.raises(framing.FramingError, match=line):
-        framing.receive(pair[1], 10)
+        framing.receive(pair[1], LARGEST, 10)
 
 
 @pytest.mark.parametrize("data", [b"", b"\0\0", b"\0\0\0\x05{}"])
 def test_a_message_that_does_not_end_is_given_up(pair: Pair, data: bytes) -> None:
     pair[0].sendall(data)
     with pytest.raises(TimeoutError):
-        framing.receive(pair[1], 0.05)
+        framing.receive(pair[1], LARGEST, 0.05)
 
 
 @given(st.text(), st.integers(1, 30))

@@ -170,6 +170,151 @@ def test_a_program_that_ends_its_world_loses_its_episode_and_no_other(
     assert engine.act("print(apis.supervisor.show_profile()['email'])").text.strip()
 
 
+OPEN_FOLDER = f"{POSIX}folder = posix.open('.', 0)\n"
+NEST = (
+    "posix.mkdir(NAME, MODE, dir_fd=folder); inner = posix.open(NAME, 0, dir_fd=folder); posix.close(folder); "
+    "folder = inner"
+)
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        f"{OPEN_FOLDER}for _ in range(3000):\n    {NEST}".replace("NAME", "'a'").replace("MODE", "448"),
+        f"{OPEN_FOLDER}for _ in range(99):\n    {NEST}".replace("NAME", "'b' * 255").replace("MODE", "493"),
+        f"{POSIX}for n in range(5000):\n    posix.mkdir(str(n), 0)",
+    ],
+    ids=["3,000 nested", "long names", "without permissions"],
+)
+def test_files_of_a_program_end_neither_the_parent_nor_another_world(
+    engine: AppWorldEngine, opened: Opened, program: str
+) -> None:
+    source = opened()
+    task = source.ids("all")[0]
+    pid, scratch = source.server(task).pid, _scratch(source.server(task).pid)[0]
+    other = source.engine()
+    other.start(task)
+    engine.act(program)  # done, or killed meanwhile
+    engine.close()
+    assert source.server(task).pid == pid
+    assert other.act("print(1)").text == "1\n"
+    other.close()
+    gc.collect()
+    assert [path.name for path in (scratch / "experiments" / "outputs").iterdir()] == ["warm-up"]
+
+
+SPIN = (
+    "ctypes, mmap = (os.sys.modules[name] for name in ('ctypes', 'mmap'))\n"
+    "code, stacks = mmap.mmap(-1, 4096, prot=7), mmap.mmap(-1, 1 << 25)\n"
+    "code.write(b'\\xeb\\xfe')\n"  # a jump to itself
+    "address, stack = (ctypes.c_void_p(ctypes.addressof(ctypes.c_char.from_buffer(x))) for x in (code, stacks))\n"
+    "for top in range(stack.value + 960, stack.value + (1 << 25), 1024):\n"
+    "    top = ctypes.c_void_p(top)\n"
+    "    ctypes.CDLL(None).clone(address, top, 0x3D0F00, None, stack, top, stack)\n"
+)
+SLEEP = "os.sys.modules['select'].select([], [], [], 90)"
+GREEDY = {
+    "threads": SPIN + SLEEP,
+    "threads of Python": "os.sys.modules['_thread'].stack_size(1 << 16)\n"
+    "start = os.sys.modules['_thread'].start_new_thread\n"
+    f"for _ in range(100): start(os.sys.modules['select'].select, ([], [], [], 90))\n{SLEEP}",
+    "large files": "x = bytes(1 << 24)\nfor n in range(6000): posix.write(posix.open(str(n % 60), 1025 | 64), x)",
+    "nameless files": "x = bytes(1 << 24)\nfiles = [posix.open('.', 0o20200001) for _ in range(60)]\n"
+    "for n in range(6000): posix.write(files[n % 60], x)",
+    "many files": f"for n in range(2000): posix.close(posix.open(str(n), 65))\n{SLEEP}",
+    "hidden files": f"posix.mkdir('a', 0)\n{SLEEP}"
+    if os.getuid()
+    else f"{OPEN_FOLDER}for _ in range(99):\n    {NEST}\n{SLEEP}".replace("NAME", "'b' * 255").replace("MODE", "448"),
+}
+
+
+@pytest.mark.parametrize("name", GREEDY)
+def test_a_program_that_takes_what_all_share_is_killed(engine: AppWorldEngine, opened: Opened, name: str) -> None:
+    other = opened().engine()
+    other.start(opened().ids("all")[1])
+    state = engine.act(f"{POSIX}{GREEDY[name]}")
+    assert "died of SIGKILL" in state.info["lost"]
+    assert other.act("print(apis.supervisor.show_profile()['email'])").text.strip()
+    other.close()
+
+
+def test_worlds_do_not_find_each_others_files(engine: AppWorldEngine, opened: Opened) -> None:
+    """The size or existence of a file, which Landlock does not hide, would carry a text to the rollouts of a group."""
+    other = opened().engine()
+    other.start(opened().ids("all")[0])
+    folder, foreign = (one.act(f"{POSIX}print(posix.getcwd())").text.strip() for one in (engine, other))
+    assert Path(folder).parent == Path(foreign).parent
+    assert len(set(Path(folder).name)) > 8 < len(set(Path(foreign).name))  # drawn at random
+    assert "PermissionError" in engine.act(f"{POSIX}posix.listdir('..')").text
+    other.close()
+
+
+@pytest.mark.parametrize("request_", [{"run": "nothing"}, {"end": "x"}, {}, {"end": 10**9, "kill": True}])
+def test_a_bad_request_has_an_answer(opened: Opened, request_: dict[str, object]) -> None:
+    server = opened().server(opened().ids("all")[0])
+    assert server._ask(request_).keys() & {"failed", "status"}
+    assert server.running
+
+
+@pytest.mark.parametrize(
+    ("statement", "reason"),
+    [
+        (
+            "INSERT INTO sqlite_sequence SELECT 'a', 1 FROM " + ", ".join(f"sqlite_master t{n}" for n in range(9)),
+            "SIGKILL",
+        ),
+        (
+            "INSERT INTO sqlite_sequence WITH RECURSIVE c AS (VALUES(1) UNION ALL SELECT 1 FROM c) SELECT 1, 1 FROM c",
+            "not authorized",
+        ),
+        ("INSERT INTO sqlite_sequence VALUES ('a', hex(randomblob(400000000)))", "MemoryError"),
+        ("ATTACH 'other.db' AS other", "not authorized"),
+        ("VACUUM INTO 'other.db'", "authorization denied"),
+        ("PRAGMA writable_schema = 1", "not authorized"),
+        ("CREATE TRIGGER t AFTER INSERT ON sqlite_sequence BEGIN SELECT 1; END", "not authorized|system table"),
+        ("SELECT load_extension('x')", "not authorized|no such function"),
+        ("no statement", "syntax error"),
+    ],
+    ids=[
+        "endless join",
+        "endless recursion",
+        "memory",
+        "attach",
+        "vacuum",
+        "pragma",
+        "trigger",
+        "extension",
+        "nothing",
+    ],
+)
+def test_statements_of_a_program_lose_its_evaluation(
+    engine: AppWorldEngine, monkeypatch: pytest.MonkeyPatch, statement: str, reason: str
+) -> None:
+    """AppWorld's evaluation repeats the statements that the world has saved, and a program can add to them."""
+    monkeypatch.setattr(process, "EVALUATION_CPU_S", 3)
+    state = engine.act(
+        f"import os\nfor one in os.sys.modules['gc'].get_objects():\n"
+        f"    if type(one).__name__ == 'DBChangesTracker': one.changes.append(({statement!r}, [], False))\n"
+        "apis.supervisor.complete_task()"
+    )
+    assert (state.terminated, state.won, state.reward) == (True, False, 0.0)
+    assert re.search(f"the evaluation of .* failed: .*({reason})", state.info["lost"])
+
+
+def test_a_database_of_a_program_loses_its_evaluation(opened: Opened) -> None:
+    source = opened(max_steps=1)
+    engine = source.engine()
+    task = source.ids("all")[0]
+    engine.start(task)
+    program = (
+        f"{POSIX}def later(*_):\n    posix.close(posix.open('tasks/{task}/dbs/venmo.db', 65))\n"
+        "for one in os.sys.modules['gc'].get_objects():\n"
+        "    if type(one).__name__ == 'AppWorld': one.task_completed = later"
+    )
+    state = engine.act(program)
+    assert "a file that AppWorld does not write: venmo.db" in state.info["lost"]
+
+
 def test_a_world_that_hangs_is_killed(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "GRACE_S", 1.0)
     source = opened(program_seconds=1)

@@ -6,13 +6,17 @@ limit, AppWorld's tests decide on success, score and reward.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
+from hgpo_appworld.engine.answers import Executed
 from hgpo_appworld.engine.process import WorldLost
 from hgpo_envs.engine import State
 from hgpo_envs.unicode_text import clean_text
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from hgpo_appworld.engine.process import World
     from hgpo_appworld.engine.source import AppWorldSource
 
@@ -37,7 +41,7 @@ class AppWorldEngine:
         self._world: World | None = None
         self._task_id = ""
         self._steps = 0
-        self._calls: list[str] = []
+        self._calls: Counter[str] = Counter()
         self.programs: list[str] = []
         self._last = State("", ())
 
@@ -74,7 +78,7 @@ class AppWorldEngine:
         refused = self._refusal(command)
         try:
             if refused:
-                answer: dict[str, Any] = {"output": refused, "failed": True, "completed": False, "calls": []}
+                answer = Executed(refused, failed=True, completed=False, calls={}, api_calls=0)
             else:
                 answer = self._world.execute(command)
                 self.programs.append(command)
@@ -106,45 +110,42 @@ class AppWorldEngine:
         found = [part for part in REFUSED if part in command] if self._source.rules.refuse else []
         return f"Execution failed. Traceback:\nA program must not contain {' or '.join(found)}." if found else ""
 
-    def _state(self, answer: dict[str, Any], *, valid: bool) -> State:
+    def _state(self, answer: Executed, *, valid: bool) -> State:
         rules = self._source.rules
-        self._calls += map(clean_text, answer["calls"])
-        info = {"execution_failed": answer["failed"], "api_calls": len(answer["calls"])}
-        text, completed = clean_text(answer["output"]), answer["completed"]
+        info: dict[str, Any] = {"execution_failed": answer.failed, "api_calls": answer.api_calls}
+        text = clean_text(answer.output)
         if rules.observation == "calls":
+            self._calls.update(answer.calls)
             text = f"{text.rstrip()}\n\n{called(self._calls, self._source.limits.longest)}"
-        if not completed and self._steps < rules.max_steps:
+        if not answer.completed and self._steps < rules.max_steps:
             return State(text, (), valid, info=info)
         assert self._world is not None
         result = self._world.evaluate()
-        won, score = result["success"], result["passed"] / max(result["tests"], 1)
-        info |= {"tests_passed": result["passed"], "tests": result["tests"], "failed_tests": result["failed_tests"]}
-        reward = score if rules.reward_scale == "score" else float(won)
-        return State(text, (), valid, completed, won, reward, score, info)
+        score = result.passed / max(result.tests, 1)
+        info |= {"tests_passed": result.passed, "tests": result.tests, "failed_tests": result.failed_tests}
+        reward = score if rules.reward_scale == "score" else float(result.success)
+        return State(text, (), valid, answer.completed, result.success, reward, score, info)
 
 
-def called(calls: list[str], longest: int) -> str:
+def called(calls: Mapping[str, int], longest: int) -> str:
     """Return calls of APIs as text: each once, in the order of its first call, with how often it was made.
 
     Args:
-        calls: Method and path of each call.
-        longest: The maximum length. Later calls are left out, and counted.
+        calls: How often each was made.
+        longest: The maximum length. Later calls are left out.
 
-    >>> print(called(["GET /venmo/account", "POST /venmo/transactions", "GET /venmo/account"], 100))
+    >>> print(called({"GET /venmo/account": 2, "POST /venmo/transactions": 1}, 100))
     API calls so far:
     GET /venmo/account (2 times)
     POST /venmo/transactions
     """
-    counts: dict[str, int] = {}
-    for call in calls:
-        counts[call] = counts.get(call, 0) + 1
-    lines = ["API calls so far:" if counts else "No API calls so far."]
+    lines = ["API calls so far:" if calls else "No API calls so far."]
     left = longest
-    for number, (call, times) in enumerate(counts.items()):
+    for call, times in calls.items():
         line = call if times == 1 else f"{call} ({times} times)"
         left -= len(line) + 1
         if left < 0:
-            lines.append(f"and {len(counts) - number} more")
+            lines.append("and more")
             break
         lines.append(line)
     return "\n".join(lines)

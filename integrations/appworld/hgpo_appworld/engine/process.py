@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -17,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import warnings
 import weakref
 from dataclasses import asdict, dataclass
@@ -25,11 +27,13 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final
 from weakref import WeakValueDictionary
 
+from hgpo_appworld.engine.answers import Answer, Evaluated, Executed, NoAnswerError, Ready, read_answer
 from hgpo_appworld.engine.worker import framing
+from hgpo_appworld.engine.worker.files import remove_folder
 from hgpo_envs.errors import InputError, one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 OPENING_S: Final = 300.0
 """Maximum seconds to start the interpreter and import AppWorld, and to start a world."""
@@ -40,7 +44,11 @@ CONFINED: Final = ("landlock", "seccomp")
 GRACE_S: Final = 20.0
 """Seconds beyond the time limit of programs after which a world that has not answered is killed."""
 
+EVALUATION_CPU_S: Final = 30
+"""CPU seconds of an evaluation, which takes a tenth of one: it repeats SQL statements that the world has written."""
+
 _DYING_S: Final = 2.0
+_LOOK_S: Final = 0.02
 _LARGEST_ANSWER: Final = 1 << 16
 _PASSED_ON: Final = ("PATH", "LD_LIBRARY_PATH", "SSL_CERT_FILE")
 _WORKER: Final = Path(__file__).with_name("worker")
@@ -131,7 +139,7 @@ class Server:
                 start_new_session=True,
             )
         except OSError as error:
-            shutil.rmtree(scratch, ignore_errors=True)
+            remove_folder(Path(scratch))
             complaints.close()
             ours.close()
             raise InputError(
@@ -141,6 +149,7 @@ class Server:
         finally:
             theirs.close()
         self._control, self._complaints = ours, complaints
+        self._outputs = Path(scratch, "experiments", "outputs")
         self.pid: Final = self._process.pid
         self.close = weakref.finalize(self, _end, os.getpid(), self._process, ours, complaints, scratch)
         try:
@@ -174,13 +183,11 @@ class Server:
         number = next(self._numbers)
         ours, theirs = socket.socketpair()
         request = {"run": run, "number": number, "task": task, "rollout": rollout, **asdict(limits)}
+        request["cpu_seconds"] = EVALUATION_CPU_S if run == "evaluate" else -1
         try:
-            with self._lock:
-                socket.send_fds(self._control, [json.dumps(request).encode()], [theirs.fileno()])
-                answer = self._receive()
+            answer = self._ask(request, [theirs.fileno()])
         except (OSError, ValueError) as error:
-            ours.close()
-            raise WorldFailed(f"AppWorld's process has ended: {self._last_words() or error}") from None
+            answer = {"failed": f"AppWorld's process has ended: {self._last_words() or error}"}
         finally:
             theirs.close()
         if "failed" in answer:
@@ -188,26 +195,34 @@ class Server:
             raise WorldFailed(str(answer["failed"]))
         return number, ours
 
-    def end(self, number: int, rollout: str, *, remove: bool = False, patience: float = 0.0) -> int | None:
+    def end(self, number: int, patience: float = 0.0) -> int | None:
         """End a process.
 
         Args:
             number: The process.
-            rollout: The rollout it belongs to.
-            remove: Whether to remove the rollout's files.
             patience: Seconds in which it may end by itself before it is killed.
 
         Returns:
             Its exit status, negative for a signal; None if it was killed, or if this server has ended.
         """
-        request = {"end": number, "rollout": rollout, "remove": remove, "patience": patience}
-        try:
-            with self._lock:
-                self._control.send(json.dumps(request).encode())
-                status: int | None = self._receive()["status"]
-        except (OSError, ValueError):
-            return None
-        return status
+        until = time.monotonic() + patience
+        while True:
+            try:
+                answer = self._ask({"end": number, "kill": time.monotonic() >= until})
+            except (OSError, ValueError):
+                return None
+            if not answer.get("running"):
+                return answer.get("status")
+            time.sleep(_LOOK_S)
+
+    def remove(self, rollout: str) -> None:
+        """Remove the files of a rollout, whose processes have ended."""
+        remove_folder(self._outputs / rollout)
+
+    def _ask(self, request: dict[str, Any], files: Sequence[int] = ()) -> dict[str, Any]:
+        with self._lock:
+            socket.send_fds(self._control, [json.dumps(request).encode()], files)
+            return self._receive()
 
     def _receive(self) -> dict[str, Any]:
         data = self._control.recv(_LARGEST_ANSWER)
@@ -239,21 +254,19 @@ class World:
 
     def __init__(self, server: Server, task: str, limits: Limits) -> None:
         self._server, self._task, self._limits = server, task, limits
-        number, self._connection = server.fork("play", task, rollout := f"rollout-{next(_rollouts)}", limits)
+        number, self._connection = server.fork("play", task, rollout := secrets.token_hex(16), limits)
         self._number, self._rollout = number, rollout
         self.close = weakref.finalize(self, _leave, os.getpid(), server, number, rollout, self._connection)
         self._opened = False
-        self._receive(OPENING_S)
+        self._receive(Ready, OPENING_S)
         self._opened = True
 
-    def execute(self, code: str) -> dict[str, Any]:
+    def execute(self, code: str) -> Executed:
         """Execute a program.
 
-        Returns:
-            output, failed (it raised an error), completed (the task was marked as done) and calls (of APIs).
-
         Raises:
-            WorldLost: If the program ends the process, or it does not answer in time. The world is closed.
+            WorldLost: If the program ends the process, or it does not answer in time, or its answer is none. The world
+                is closed.
             WorldFailed: If the server of all worlds has ended.
         """
         try:
@@ -263,56 +276,52 @@ class World:
         except BaseException:  # an interruption: what the world has done is not known
             self.close()
             raise
-        return self._receive(self._limits.seconds + GRACE_S)
+        return self._receive(Executed, self._limits.seconds + GRACE_S)
 
-    def evaluate(self) -> dict[str, Any]:
+    def evaluate(self) -> Evaluated:
         """Evaluate the world's state, in another process.
 
-        Returns:
-            success, passed, tests (numbers) and failed_tests (the requirements that are not met).
-
         Raises:
-            WorldLost: If the evaluation fails.
+            WorldLost: If the evaluation fails, or takes too much time or memory.
             WorldFailed: If the server of all worlds has ended.
         """
         number, connection = self._server.fork("evaluate", self._task, self._rollout, self._limits)
+        failure = f"the evaluation of {self._task} failed"
         try:
-            answer = framing.receive(connection, OPENING_S)
-        except (OSError, framing.FramingError) as error:  # TimeoutError is an OSError
-            raise self._failure(f"the evaluation of {self._task} failed: {one_line(error) or 'too slow'}") from None
+            return read_answer(connection, Evaluated, self._limits.longest, OPENING_S)
+        except TimeoutError:
+            raise self._failure(f"{failure}: no answer within {OPENING_S:g} s") from None
+        except OSError as error:
+            status = self._server.end(number, _DYING_S)
+            raise self._failure(f"{failure}: it {_how(status, error)}") from None
+        except NoAnswerError as error:
+            raise self._failure(f"{failure}: {error}") from None
         finally:
             connection.close()
-            self._server.end(number, self._rollout)
-        if "error" in answer:
-            raise self._failure(f"the evaluation of {self._task} failed: {answer['error']}")
-        return answer
+            self._server.end(number)
 
-    def _receive(self, seconds: float) -> dict[str, Any]:
+    def _receive(self, expected: type[Answer], seconds: float) -> Answer:
+        world = f"the world of {self._task}"
         try:
-            answer = framing.receive(self._connection, seconds)
+            return read_answer(self._connection, expected, self._limits.longest, seconds)
         except TimeoutError:
-            self.close()
-            raise self._failure(
-                f"no answer from the world of {self._task} within {seconds:g} s; it was killed"
-            ) from None
-        except (OSError, framing.FramingError) as error:
-            status = self._server.end(self._number, self._rollout, patience=_DYING_S)
-            self.close()
-            raise self._failure(f"the world of {self._task} {_how(status, error)}") from None
+            failure = f"no answer from {world} within {seconds:g} s; it was killed"
+        except OSError as error:
+            status = self._server.end(self._number, _DYING_S)
+            failure = f"{world} {_how(status, error)}"
+        except NoAnswerError as error:
+            failure = f"{world} ended: {error}"
         except BaseException:
             self.close()
             raise
-        if "error" in answer:
-            self.close()
-            raise self._failure(f"the world of {self._task} ended: {one_line(answer['error'], 300)}")
-        return answer
+        self.close()
+        raise self._failure(failure)
 
     def _failure(self, message: str) -> WorldFailed:
         """Return the error of a world that failed: its program's doing, unless it was not open or the server ended."""
         return WorldLost(message) if self._opened and self._server.running else WorldFailed(message)
 
 
-_rollouts: Final = count()
 _servers: Final[WeakValueDictionary[tuple[int, Launch], Server]] = WeakValueDictionary()
 _opening: Final = threading.RLock()
 
@@ -342,7 +351,8 @@ def _leave(owner: int, server: Server, number: int, rollout: str, connection: so
     """End a world. A process that was forked from its owner only closes its copy of the socket."""
     connection.close()
     if os.getpid() == owner:
-        server.end(number, rollout, remove=True)
+        server.end(number)
+        server.remove(rollout)
 
 
 def _end(
@@ -358,7 +368,7 @@ def _end(
         process.wait(GRACE_S)
     process.kill()
     process.wait()
-    shutil.rmtree(scratch, ignore_errors=True)
+    remove_folder(Path(scratch))
 
 
 def _how(status: int | None, error: Exception) -> str:

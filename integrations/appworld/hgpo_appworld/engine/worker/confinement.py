@@ -15,7 +15,6 @@ import platform
 import resource
 import signal
 import struct
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -27,7 +26,9 @@ _libc.syscall.restype = ctypes.c_long
 
 _SET_DEATH_SIGNAL, _SET_SECCOMP, _SET_NO_NEW_PRIVILEGES = 1, 22, 38
 _FILTER: Final = 2
+_CAPSET, _CAPABILITY_VERSION = 126, 0x20080522
 _EPERM, _ENOSYS = 1, 38
+_MOST_FILES: Final = 256
 
 
 def end_with_parent(parent: int) -> None:
@@ -41,67 +42,91 @@ def end_with_parent(parent: int) -> None:
         os._exit(1)
 
 
-def limit_resources(memory: int, file_size: int) -> None:
-    """Limit memory and file size, and let Linux end this process first when the machine runs out of memory.
+def limit_resources(memory: int, file_size: int, cpu_seconds: int = -1) -> None:
+    """Limit memory and files, and let Linux end this process first when the machine runs out of memory.
 
     Args:
         memory: Bytes of address space beyond those in use now.
         file_size: Bytes of the largest file.
+        cpu_seconds: CPU time after which the process is killed; -1 for no limit.
     """
     used = int(Path("/proc/self/statm").read_text("ascii").split()[0]) * resource.getpagesize()
-    for kind, most in (
+    for limit, wanted in (
         (resource.RLIMIT_AS, used + memory),
         (resource.RLIMIT_FSIZE, file_size),
+        (resource.RLIMIT_CPU, cpu_seconds),
+        (resource.RLIMIT_NOFILE, _MOST_FILES),  # the kernel's buffers of sockets and pipes are memory, too
         (resource.RLIMIT_CORE, 0),
     ):
-        resource.setrlimit(kind, (most, most))
+        allowed = resource.getrlimit(limit)[1]
+        most = min((one for one in (wanted, allowed) if one >= 0), default=resource.RLIM_INFINITY)
+        resource.setrlimit(limit, (most, most))
     Path("/proc/self/oom_score_adj").write_text("1000", "ascii")
+
+
+def drop_capabilities() -> bool:
+    """Give up all privileges of root. Return whether that worked."""
+    header = struct.pack("<Ii", _CAPABILITY_VERSION, 0)
+    return bool(_libc.syscall(_CAPSET, header, struct.pack("<6I", *(0,) * 6)) == 0)
 
 
 # ------------------------------------------------------------------------------------------------------- system calls
 
 _X86_64: Final = 0xC000003E
-_X32: Final = 0x40000000
-_LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+_LOAD, _EQUAL, _AND, _RETURN = 0x20, 0x15, 0x54, 0x06
 _ALLOW, _FAIL = 0x7FFF0000, 0x00050000
 _NUMBER, _ARCHITECTURE = 0, 4
 _ARGUMENTS: Final = 16
-_CLONE_THREAD: Final = 0x00010000
 
-_DENIED: Final = (
-    (57, 58, 59, 322),  # fork, vfork, execve, execveat
-    (41, 42, 43, 288, 49, 50),  # socket, connect, accept, accept4, bind, listen
-    (46, 307),  # sendmsg, sendmmsg
-    (101, 310, 311),  # ptrace, process_vm_readv, process_vm_writev
-    (424, 434, 438),  # pidfd_send_signal, pidfd_open, pidfd_getfd
-    (90, 91, 268, 452),  # chmod, fchmod, fchmodat, fchmodat2
-    (92, 93, 94, 260),  # chown, fchown, lchown, fchownat
-    (188, 189, 190),  # setxattr, lsetxattr, fsetxattr
-    (425, 426, 427),  # io_uring_setup, io_uring_enter, io_uring_register
-    (160, 272, 308, 161, 155),  # setrlimit, unshare, setns, chroot, pivot_root
-    (165, 166, 428, 429, 430, 431),  # mount, umount2, open_tree, move_mount, fsopen, fsconfig
-    (432, 433, 442),  # fsmount, fspick, mount_setattr
-    (164, 227, 159, 305),  # settimeofday, clock_settime, adjtimex, clock_adjtime
-    (103, 167, 168, 169, 170, 171),  # syslog, swapon, swapoff, reboot, sethostname, setdomainname
-    (175, 176, 313, 246, 320),  # init_module, delete_module, finit_module, kexec_load, kexec_file_load
-    (248, 249, 250, 298, 321, 323),  # add_key, request_key, keyctl, perf_event_open, bpf, userfaultfd
-    (304,),  # open_by_handle_at
+_ALLOWED: Final = (
+    (0, 1, 3, 5, 8, 17, 18, 19, 20),  # read, write, close, fstat, lseek, pread64, pwrite64, readv, writev
+    (4, 6, 21, 89, 79),  # stat, lstat, access, readlink, getcwd
+    (262, 332, 267, 269, 217),  # newfstatat, statx, readlinkat, faccessat, getdents64
+    (74, 75, 40),  # fsync, fdatasync, sendfile
+    (9, 10, 11, 12, 25, 28),  # mmap, mprotect, munmap, brk, mremap, madvise
+    (13, 14, 15, 131, 37, 219),  # rt_sigaction, rt_sigprocmask, rt_sigreturn, sigaltstack, alarm, restart_syscall
+    (24, 186, 202, 273, 334),  # sched_yield, gettid, futex, set_robust_list, rseq
+    (7, 23, 270, 232, 233, 281, 291),  # poll, select, pselect6, epoll_wait, epoll_ctl, epoll_pwait, epoll_create1
+    (45, 48, 51, 290, 293),  # recvfrom, shutdown, getsockname, eventfd2, pipe2
+    (35, 96, 228, 229, 230),  # nanosleep, gettimeofday, clock_gettime, clock_getres, clock_nanosleep
+    (39, 110, 102, 104, 107, 108),  # getpid, getppid, getuid, getgid, geteuid, getegid
+    (63, 97, 98, 99, 100, 318),  # uname, getrlimit, getrusage, sysinfo, times, getrandom
+    (60, 231),  # exit, exit_group
 )
-"""System calls that fail with EPERM, by their numbers on x86-64."""
-_CLONE, _CLONE3, _KILL, _TKILL, _TGKILL, _SENDTO, _PRLIMIT, _PRCTL = 56, 435, 62, 200, 234, 44, 302, 157
+"""System calls that a world may make with any arguments, by their numbers on x86-64.
+
+They are those that AppWorld's own tests and the generated tasks make (``strace``), and the others that the C library
+and Python's modules for files, waiting and time take in their place.
+"""
+_CHANGING: Final = (77, 82, 83, 84, 87, 258, 263)
+"""ftruncate, rename, mkdir, rmdir, unlink, mkdirat, unlinkat: for worlds, which write files."""
+_CLONE3: Final = 435
+_KILL, _TGKILL, _OPENAT, _FCNTL, _IOCTL_CALL, _SOCKETPAIR, _SENDTO, _CLONE = 62, 234, 257, 72, 16, 53, 44, 56
+_PRLIMIT, _GETAFFINITY = 302, 204
+_UNIX: Final = 1
+_THREADS: Final = (0x3D0F00, 0x7D0F00)
+"""The flags of `clone` with which the C libraries glibc and musl start a thread."""
+_DESCRIPTORS: Final = (0, 1, 2, 3, 4, 6, 7, 1030)
+"""F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_SETFL, F_SETLK, F_SETLKW, F_DUPFD_CLOEXEC. F_GETLK would show others' locks."""
+_TERMINALS: Final = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
+"""TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX."""
 
 
-def filter_system_calls() -> bool:
-    """Deny new processes, programs, sockets, signals to other processes, and the administration of the machine.
+def filter_system_calls(*, writing: bool = True) -> bool:
+    """Allow the system calls that AppWorld needs, and let all others fail.
 
-    Threads and pairs of connected sockets stay possible: AppWorld's client of its own apps needs them.
+    Allowed are files (which Landlock chooses), threads, pairs of connected sockets, waiting, and signals to itself. No
+    call names another process, and nothing outlives the process but its files.
+
+    Args:
+        writing: Whether files can be written, made and removed.
 
     Returns:
         Whether the filter is active. It is written for x86-64.
     """
     if platform.machine() != "x86_64":
         return False
-    program = _program(os.getpid())
+    program = _program(os.getpid(), writing)
     packed = b"".join(struct.pack("<HBBI", *line) for line in program)
     buffer = ctypes.create_string_buffer(packed, len(packed))
 
@@ -115,43 +140,61 @@ def filter_system_calls() -> bool:
 _Line = tuple[int, int, int, int]
 
 
-def _program(own: int) -> list[_Line]:
+def _program(own: int, writing: bool) -> list[_Line]:
     """Return the filter as lines of classic BPF: code, jump if true, jump if false, value."""
-    deny, allow, missing = _return(_FAIL | _EPERM), _return(_ALLOW), _return(_FAIL | _ENOSYS)
-    lines: list[_Line] = [
-        (_LOAD, 0, 0, _ARCHITECTURE),
-        (_EQUAL, 1, 0, _X86_64),
-        deny,
-        (_LOAD, 0, 0, _NUMBER),
-        (_AT_LEAST, 0, 1, _X32),
-        deny,
-    ]
-    for number in chain.from_iterable(_DENIED):
-        lines += [(_EQUAL, 0, 1, number), deny]
-    lines += [(_EQUAL, 0, 1, _CLONE3), missing]  # glibc falls back to clone, whose flags a filter can read
-    lines += _when(_CLONE, [(_LOAD, 0, 0, _argument(0)), (_ANY_BIT, 1, 0, _CLONE_THREAD), deny, allow])
-    for number in (_KILL, _TKILL, _TGKILL):
-        lines += _when(number, [(_LOAD, 0, 0, _argument(0)), (_EQUAL, 1, 0, own), deny, allow])
-    for number, argument in ((_SENDTO, 4), (_PRLIMIT, 2)):  # no receiver, no new limit
-        low, high = _argument(argument), _argument(argument) + 4
-        null = [(_LOAD, 0, 0, low), (_EQUAL, 0, 2, 0), (_LOAD, 0, 0, high), (_EQUAL, 1, 0, 0)]
-        lines += _when(number, [*null, deny, allow])
-    lines += _when(_PRCTL, [(_LOAD, 0, 0, _argument(0)), (_EQUAL, 0, 1, _SET_DEATH_SIGNAL), deny, allow])
-    return [*lines, allow]
+    lines = [(_LOAD, 0, 0, _ARCHITECTURE), (_EQUAL, 1, 0, _X86_64), _return(_FAIL | _EPERM), (_LOAD, 0, 0, _NUMBER)]
+    free = [number for group in _ALLOWED for number in group] + list(_CHANGING if writing else ())
+    for number in free:
+        lines += _when(number, [])
+    for number, checks in {
+        _KILL: _one_of(0, own),
+        _TGKILL: _one_of(0, own),
+        _OPENAT: _opened(writing),
+        _FCNTL: _one_of(1, *_DESCRIPTORS),
+        _IOCTL_CALL: _one_of(1, *_TERMINALS),
+        _SOCKETPAIR: _one_of(0, _UNIX),
+        _SENDTO: _null(4),  # no receiver
+        _CLONE: _one_of(0, *_THREADS),
+        _PRLIMIT: _one_of(0, 0, own) + _null(2),  # no new limit
+        _GETAFFINITY: _one_of(0, 0, own),
+    }.items():
+        lines += _when(number, checks)
+    lines += [(_EQUAL, 0, 1, _CLONE3), _return(_FAIL | _ENOSYS)]  # then glibc calls clone, whose flags can be read
+    return [*lines, _return(_FAIL | _EPERM)]
 
 
-def _when(number: int, lines: list[_Line]) -> list[_Line]:
-    """Return lines that run for one system call and are skipped for others."""
-    return [(_EQUAL, 0, len(lines), number), *lines]
+def _when(number: int, checks: list[_Line]) -> list[_Line]:
+    """Return lines that allow one system call if it passes checks."""
+    return [(_EQUAL, 0, len(checks) + 1, number), *checks, _return(_ALLOW)]
+
+
+def _one_of(argument: int, *values: int, mask: int = 0, upper: bool = False) -> list[_Line]:
+    """Return lines that let the call fail unless half an argument, masked, has one of some values."""
+    masked = [(_AND, 0, 0, mask)] if mask else []
+    equal = [(_EQUAL, len(values) - place, 0, value) for place, value in enumerate(values)]
+    return [(_LOAD, 0, 0, _ARGUMENTS + 8 * argument + 4 * upper), *masked, *equal, _return(_FAIL | _EPERM)]
+
+
+def _null(argument: int) -> list[_Line]:
+    """Return lines that let the call fail unless a pointer is null."""
+    return _one_of(argument, 0) + _one_of(argument, 0, upper=True)
+
+
+def _opened(writing: bool) -> list[_Line]:
+    """Return the check of how a file is opened.
+
+    Before its version 3, Landlock does not see O_TRUNC where a file is not opened for writing: it empties what can only
+    be read, and, with the access mode 3, every file of the user. With O_RDWR, a file could be mapped and filled without
+    counting as written.
+    """
+    read, write, made, emptied = os.O_RDONLY, os.O_WRONLY, os.O_CREAT, os.O_TRUNC
+    if not writing:
+        return _one_of(2, read, mask=os.O_ACCMODE | made | emptied)
+    return _one_of(2, read, write, write | emptied, mask=os.O_ACCMODE | emptied)
 
 
 def _return(value: int) -> _Line:
     return (_RETURN, 0, 0, value)
-
-
-def _argument(number: int) -> int:
-    """Return where the lower half of an argument of the system call is."""
-    return _ARGUMENTS + 8 * number
 
 
 # -------------------------------------------------------------------------------------------------------------- files
@@ -166,6 +209,11 @@ _TCP: Final = 0b11
 _SCOPES: Final = 0b11  # abstract sockets and signals
 
 
+def landlock_version() -> int:
+    """Return the version of the kernel's Landlock; 0 or less if it has none (Linux before 5.13)."""
+    return int(_libc.syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), _VERSION_FLAG))
+
+
 def restrict_files(readable: Iterable[str], writable: Iterable[str]) -> bool:
     """Deny access to all files but some. It does not change what the process has open.
 
@@ -174,9 +222,9 @@ def restrict_files(readable: Iterable[str], writable: Iterable[str]) -> bool:
         writable: Folders in which files can be read, written, made and removed.
 
     Returns:
-        Whether the restriction is active: it needs Landlock (Linux 5.13 or later).
+        Whether the restriction is active: it needs Landlock.
     """
-    version = _libc.syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), _VERSION_FLAG)
+    version = landlock_version()
     if version < 1:
         return False
     handled = _FIRST_VERSION

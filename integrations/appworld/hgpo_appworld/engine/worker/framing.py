@@ -1,7 +1,4 @@
-"""Messages between the processes: JSON objects, each after its length in four bytes.
-
-All characters outside ASCII are escaped, so that lone surrogates pass. Used in both interpreters.
-"""
+"""Messages between the processes: JSON objects, each after its length in four bytes. Used in both interpreters."""
 
 from __future__ import annotations
 
@@ -12,20 +9,16 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     import socket
 
-LARGEST: Final = 1 << 24
-"""The maximum size of a message in bytes. A worker that announces more has failed."""
-
 _PREFIX: Final = 4
-_encode: Final = json.JSONEncoder().encode
-_decode: Final = json.JSONDecoder().decode  # a program may replace the functions of the module
+_encode: Final = json.JSONEncoder().encode  # a program may replace the functions of the module
 
 
 class FramingError(Exception):
-    """The other end closed the connection, or sent something that is no message."""
+    """The other end closed the connection, or announced a message that is too large."""
 
 
 def send(connection: socket.socket, message: dict[str, Any]) -> None:
-    """Send a message.
+    """Send a message. All characters outside ASCII are escaped, so that lone surrogates pass.
 
     Raises:
         OSError: If the connection is broken.
@@ -34,30 +27,25 @@ def send(connection: socket.socket, message: dict[str, Any]) -> None:
     connection.sendall(len(data).to_bytes(_PREFIX, "big") + data)
 
 
-def receive(connection: socket.socket, seconds: float | None = None) -> dict[str, Any]:
-    """Receive a message.
+def receive(connection: socket.socket, largest: int, seconds: float | None = None) -> bytes:
+    """Receive a message, whose JSON is not decoded.
 
     Args:
         connection: A stream socket.
+        largest: The maximum size of a message in bytes.
         seconds: The maximum time until the whole message is there. None waits without end and reads no clock: in a
             world all clocks stand still.
 
     Raises:
         TimeoutError: If it takes longer.
-        FramingError: If the connection was closed, or what arrived is no message.
+        FramingError: If the connection was closed, or the message is too large.
         OSError: If the connection is broken.
     """
     until = None if seconds is None else time.monotonic() + seconds
     size = int.from_bytes(_read(connection, _PREFIX, until), "big")
-    if size > LARGEST:
-        raise FramingError(f"a message of {size:,} bytes; expected at most {LARGEST:,}")
-    try:
-        message = _decode(_read(connection, size, until).decode("ascii"))
-    except (ValueError, RecursionError) as error:
-        raise FramingError("a message that is not JSON") from error
-    if not isinstance(message, dict):
-        raise FramingError("a message that is not a JSON object")
-    return message
+    if size > largest:
+        raise FramingError(f"it sent a message of {size:,} bytes; expected at most {largest:,}")
+    return _read(connection, size, until)
 
 
 def _read(connection: socket.socket, size: int, until: float | None) -> bytes:

@@ -7,10 +7,13 @@ the program of an agent, which shares its memory, cannot find them there, and La
 from __future__ import annotations
 
 import gc
+import json
 import os
+import re
 import resource
 import sqlite3
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from .framing import receive, send  # noqa: TID252 - the package has another name in AppWorld's interpreter
@@ -19,6 +22,10 @@ if TYPE_CHECKING:
     import socket
 
     from appworld import AppWorld  # type: ignore[import-not-found, unused-ignore]
+
+_LARGEST_REQUEST: Final = 1 << 24
+_decode: Final = json.JSONDecoder().decode  # a program may replace the functions of the module
+_SURROGATES: Final = re.compile("[\ud800-\udfff]")
 
 FAILED: Final = "Execution failed. Traceback:\n"
 """How AppWorld begins the output of a program that raised an error."""
@@ -45,9 +52,9 @@ def open_world(request: dict[str, Any]) -> AppWorld:
 def play(connection: socket.socket, request: dict[str, Any]) -> None:
     """Run a world: execute programs until the connection is closed."""
     world = open_world(request)
-    send(connection, {"ready": True})
+    send(connection, {"is": "ready"})
     while True:
-        code = receive(connection)["code"]
+        code = _decode(receive(connection, _LARGEST_REQUEST).decode("ascii"))["code"]
         send(connection, _execute(world, code, request["longest"]))
 
 
@@ -62,11 +69,28 @@ def _execute(world: AppWorld, code: str, longest: int) -> dict[str, Any]:
         output = FAILED + type(error).__name__
     world.environment_io.clear()
     return {
-        "output": shortened(output, longest),
+        "is": "executed",
+        "output": _without_surrogates(shortened(output, longest)),
         "failed": output.startswith(FAILED),
         "completed": bool(world.task_completed()),
-        "calls": [f"{call['method'].upper()} {call['url']}"[:longest] for call in calls[before:]],
+        "calls": _counted([f"{call['method'].upper()} {call['url']}" for call in calls[before:]], longest),
+        "api_calls": len(calls) - before,
     }
+
+
+def _counted(calls: list[str], longest: int) -> dict[str, int]:
+    """Return how often each call was made, of the first calls that have at most `longest` characters together."""
+    counts: dict[str, int] = {}
+    for call in map(_without_surrogates, calls):
+        if call not in counts:
+            longest -= len(call)
+        if call in counts or longest >= 0:
+            counts[call] = counts.get(call, 0) + 1
+    return counts
+
+
+def _without_surrogates(text: str) -> str:
+    return _SURROGATES.sub("\ufffd", text)
 
 
 def shortened(text: str, longest: int) -> str:
@@ -82,19 +106,52 @@ def shortened(text: str, longest: int) -> str:
 
 
 def evaluate(connection: socket.socket, request: dict[str, Any]) -> None:
-    """Evaluate the state that a world has saved, and send the result."""
+    """Evaluate the state that a world has saved, and send the result.
+
+    AppWorld repeats the SQL statements that the world has written into its files. They may change the records of a
+    copy in memory, and nothing else.
+    """
+    from appworld.apps import model_lib  # type: ignore[import-not-found, unused-ignore]
     from appworld.evaluator import evaluate_task  # type: ignore[import-not-found, unused-ignore]
 
+    apply = model_lib.apply_db_changes
+
+    def apply_permitted(database: sqlite3.Connection, path: str | None) -> list[Any]:
+        database.set_authorizer(_permit)
+        try:
+            return list(apply(database, path))
+        finally:
+            database.set_authorizer(None)
+
+    model_lib.apply_db_changes = apply_permitted
+    saved = Path("tasks", request["task"], "dbs")
+    for path in saved.iterdir():  # of a database instead of statements, AppWorld would use the schema, too
+        if path.suffix not in (".json", ".jsonl") or path.is_symlink():
+            raise ValueError(f"the world has left a file that AppWorld does not write: {path.name}")
     result = evaluate_task(request["task"], request["rollout"], save_report=False)
     send(
         connection,
         {
+            "is": "evaluated",
             "success": bool(result.success),
             "passed": int(result.pass_count),
             "tests": int(result.num_tests),
             "failed_tests": [failure["requirement"] for failure in result.failures],
         },
     )
+
+
+def _permit(action: int, *about: str | None) -> int:
+    """Return whether a statement may do something (`sqlite3.Connection.set_authorizer`)."""
+    full_text = action == sqlite3.SQLITE_PRAGMA and about[0] == "data_version"  # SQLite's own, in its search tables
+    return sqlite3.SQLITE_OK if full_text or action in _PERMITTED else sqlite3.SQLITE_DENY
+
+
+_PERMITTED: Final = (
+    *(sqlite3.SQLITE_INSERT, sqlite3.SQLITE_UPDATE, sqlite3.SQLITE_DELETE),
+    *(sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_TRANSACTION),
+)
+"""What AppWorld's own statements do."""
 
 
 def warm_up(request: dict[str, Any]) -> None:
