@@ -17,7 +17,7 @@ import secrets
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Final
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from hgpo_envs.errors import InputError
 from hgpo_train.local_server import is_known_host
@@ -87,8 +87,8 @@ class Access:
         hosts = headers.get("host", ())
         if len(hosts) != 1 or not is_known_host(hosts[0], self.hosts):
             raise Refusal(HTTPStatus.BAD_REQUEST, "unknown host; name it with --allow-host")
-        split = urlsplit(path if path.startswith("/") else f"/{path}")
-        parts = [unquote(part) for part in split.path.split("/") if part]
+        names, _, query = path.partition("?")
+        parts = [unquote(part) for part in names.split("/") if part]
         if parts == ["health"]:
             return Address("health")
         parts = self._checked(parts, headers.get("authorization", ()))
@@ -99,7 +99,7 @@ class Access:
             parts = [self.environments[0]]
         if len(parts) != 1 or parts[0] not in self.environments:
             raise Refusal(HTTPStatus.NOT_FOUND, f"expected one of {', '.join(self.environments)} before /{resource}")
-        return Address(resource, parts[0], split.query)
+        return Address(resource, parts[0], query)
 
     def _checked(self, parts: list[str], authorization: Sequence[str]) -> list[str]:
         """Return the parts of a path without the token."""

@@ -158,7 +158,10 @@ class EnvironmentServer:
             return SCHEMA
         if address.resource == "metadata":
             return served.metadata()
-        query = {name: values[-1] for name, values in parse_qs(address.query, max_num_fields=10).items()}
+        try:
+            query = {name: values[-1] for name, values in parse_qs(address.query, max_num_fields=10).items()}
+        except ValueError:
+            raise Refusal(HTTPStatus.BAD_REQUEST, "expected the query start=…&stop=…, received more fields") from None
         start, stop = query.get("start", "0"), query.get("stop", str(10**9))
         if not (
             start.isascii() and start.isdecimal() and stop.isascii() and stop.isdecimal() and len(start + stop) < 40

@@ -2,7 +2,9 @@
 
 import socket
 import threading
+from contextlib import closing
 from functools import partial
+from http.client import HTTPConnection
 
 import httpx
 import orjson
@@ -105,7 +107,7 @@ def test_documents(server) -> None:
     assert (tasks["count"], len(tasks["tasks"])) == (144, 144)
     assert get(f"{server.url()}/tasks?start=140").json()["tasks"] == tasks["tasks"][140:]
     assert get(f"{server.url()}/tasks?start=3&stop=5").json()["tasks"] == tasks["tasks"][3:5]
-    for query in ("start=x", "stop=-1", "start=" + "9" * 60):
+    for query in ("start=x", "stop=-1", "start=" + "9" * 60, "a=1&" * 11):
         assert get(f"{server.url()}/tasks?{query}").status_code == 400
     answer = get(f"{server.url()}/schema")
     assert answer.headers["x-content-type-options"] == "nosniff"
@@ -121,6 +123,9 @@ def test_unauthorised_requests_are_refused(server) -> None:
         assert answer.status_code == 401
         assert answer.headers["www-authenticate"] == "Bearer"
         assert TOKEN not in answer.text
+    with closing(HTTPConnection("127.0.0.1", server.port)) as raw:
+        raw.request("GET", "//[x")
+        assert raw.getresponse().status == 401
     from websockets.sync.client import connect
 
     legacy = partial(connect, legacy=True)

@@ -10,8 +10,8 @@ from textarena.core import ObservationType
 
 from hgpo_envs.engine import State, Task
 from hgpo_envs.errors import InputError, UnknownTask, unknown
-from hgpo_envs.process_random import OwnRandom
 from hgpo_textarena.games import GAMES
+from hgpo_textarena.process_random import OwnRandom
 
 if TYPE_CHECKING:
     from collections.abc import Hashable

@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput, register
 
 from hgpo_envs.episode import Episode
-from hgpo_train.rollout.group_plan import PlannedGroup
+from hgpo_train.rollout.groups import PlannedGroup
 from hgpo_train.rollout.trajectory import Trajectory
 from hgpo_train.training.data import open_training_env
 from hgpo_verl.episodes import Generated, play, with_retries

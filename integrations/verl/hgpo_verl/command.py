@@ -13,6 +13,7 @@ import yaml
 
 from hgpo_envs.errors import InputError
 from hgpo_train.training.config import Config, load_config
+from hgpo_verl.readers import VERSION
 from hgpo_verl.translate import RULES, Cluster, translate
 
 PLUGIN: Final = "hgpo_verl.plugin"
@@ -30,9 +31,8 @@ def launch_text(source: str, config: Config, cluster: Cluster, folder: Path) -> 
     Raises:
         InputError: A setting cannot be translated.
     """
-    head = (
-        f"# {source} for verl 0.9.1, written by hgpo-verl. Under hgpo: the whole configuration, which its parts read.\n"
-    )
+    parts = "Under hgpo: the whole configuration, which its parts read."
+    head = f"# {source} for verl {VERSION}, written by hgpo-verl. {parts}\n"
     text: str = yaml.safe_dump(translate(config, cluster, folder), sort_keys=False, width=120)
     return head + text
 
@@ -56,6 +56,9 @@ def launch(
     nodes: Annotated[int, typer.Option(help="Machines of the Ray cluster.")] = 1,
     out: Annotated[Path | None, typer.Option(help="The run's folder. Default: runs/<configuration>.")] = None,
     run: Annotated[bool, typer.Option("--run", help="Start verl instead of printing the command.")] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="Check that verl reads every setting and trains a small step, and exit.")
+    ] = False,
     rules: Annotated[bool, typer.Option("--rules", help="Print what happens to each setting, and exit.")] = False,
 ) -> None:
     """Write RUN/verl.yaml from a configuration of `hgpo train`, and print the command that starts verl with it."""
@@ -70,6 +73,10 @@ def launch(
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "verl.yaml"
     file.write_text(text, encoding="utf-8")
+    if check:
+        from hgpo_verl.check import check as check_launch
+
+        raise typer.Exit(0 if check_launch(file, yaml.safe_load(text)) else 1)
     if not run:
         typer.echo(command_line(file))
         return

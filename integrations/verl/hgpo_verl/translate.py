@@ -111,6 +111,8 @@ def _micro_batch(tokens: int, config: Config) -> Values:
     longest = config.rollout.max_prompt_tokens + config.rollout.max_response_tokens
     if tokens < longest:
         raise InputError(f"expected at least the longest sequence, {longest} tokens, received {tokens}")
+    if config.update.layout != "packed":  # verl counts tokens and then pads them: up to 1.6 times as many
+        tokens = max(tokens // 2, longest)
     return {f"{_ACTOR}.use_dynamic_bsz": True, f"{_ACTOR}.ppo_max_token_len_per_gpu": tokens}
 
 
@@ -225,12 +227,15 @@ RULES: Final[dict[str, Rule]] = {
     "rollout.max_generation_batches": _unused("belongs to rollout.filter_groups"),
     "rollout.sleep": _unused("verl's engine always sleeps during the update"),
     "rollout.offload_optimiser": _to(f"{_ACTOR}.fsdp_config.optimizer_offload"),
+    "rollout.ahead": _unused("verl's trainer plays and updates in turns"),
     "rollout.max_failed": _read("trainer"),
     "advantage.estimator": _read("trainer"),
     "advantage.parameters": _read("trainer"),
     "update.mini_batch_size": _by(f"{_ACTOR}.ppo_mini_batch_size × {_ROLLOUT}.n", _mini_batch),
     "update.epochs": _to(f"{_ACTOR}.ppo_epochs"),
-    "update.micro_batch_tokens": _by(f"{_ACTOR}.ppo_max_token_len_per_gpu, with use_dynamic_bsz", _micro_batch),
+    "update.micro_batch_tokens": _by(
+        f"{_ACTOR}.ppo_max_token_len_per_gpu, with use_dynamic_bsz; half of it for padded rows", _micro_batch
+    ),
     "update.layout": _to(f"{_MODEL}.use_remove_padding", change=lambda layout: layout == "packed"),
     "update.share_prefixes": _unused(_SPEED),
     "update.logit_chunk": _unused(_SPEED),
@@ -260,7 +265,7 @@ RULES: Final[dict[str, Rule]] = {
     "optimiser.warmup_iterations": _only(
         0, "verl's warm-up begins at another rate", {f"{_ACTOR}.optim.lr_warmup_steps": 0}
     ),
-    "optimiser.gradient_clip": _to(f"{_ACTOR}.grad_clip", change=lambda norm: norm or _NEVER),
+    "optimiser.gradient_clip": _to(f"{_ACTOR}.optim.clip_grad", change=lambda norm: norm or _NEVER),
     "evaluation.every": _by("trainer.test_freq, trainer.val_before_train", _evaluation_every),
     "evaluation.before_training": _read("evaluation.every"),
     "evaluation.split": _to("data.val_files", change=lambda split: f"{EVALUATION}:{split}"),
@@ -274,6 +279,7 @@ RULES: Final[dict[str, Rule]] = {
         },
     ),
     "evaluation.seed": _read("agent loop"),
+    "evaluation.patience": _only(0, "verl does not stop early"),
     "checkpoint.every": _to("trainer.save_freq"),
     "checkpoint.keep": _to("trainer.max_actor_ckpt_to_keep", change=lambda count: count or None),
     "checkpoint.optimiser": _unused("disk only: verl's checkpoints always contain the optimiser's state"),

@@ -1,6 +1,8 @@
 """The translation of configurations to verl: every setting is translated, read, without effect, or refused by name."""
 
 import math
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -8,8 +10,10 @@ import yaml
 
 from hgpo_envs.errors import InputError
 from hgpo_train.training.config import Config, load_config, replace, shipped
+from hgpo_verl.check import check, settings_of, unread
 from hgpo_verl.command import command_line, launch_text
 from hgpo_verl.launch_files import NAMES, text_of
+from hgpo_verl.readers import READERS, VERSION
 from hgpo_verl.run_settings import read_settings
 from hgpo_verl.translate import RULES, Cluster, leaves, translate
 
@@ -58,6 +62,7 @@ OTHER = {
     # without effect
     "check_memory": False,
     "rollout.slots": 3,
+    "rollout.ahead": True,
     "rollout.max_generation_batches": 3,
     "rollout.sleep": True,
     "update.share_prefixes": False,
@@ -66,6 +71,7 @@ OTHER = {
     "update.gap_warning": 1.0,
     "checkpoint.optimiser": "all",
     # refused
+    "evaluation.patience": 3,
     "environment_steps": 100,
     "model.device": "cpu",
     "model.lora.dropout": 0.5,
@@ -169,10 +175,39 @@ def test_a_7b_launch_file_has_the_values_of_the_official_script() -> None:
     assert launch["hgpo"]["configuration"]["environment"]["history_length"] == 4
 
 
+def test_padded_rows_have_half_the_tokens_because_verl_pads_what_it_has_counted() -> None:
+    budgets = [
+        translate(config(update={"layout": layout, "micro_batch_tokens": tokens}), Cluster(), FOLDER)
+        for layout, tokens in (("packed", 16384), ("padded", 16384), ("padded", 5000))
+    ]
+    actors = [launch["actor_rollout_ref"]["actor"] for launch in budgets]
+    assert [actor["ppo_max_token_len_per_gpu"] for actor in actors] == [16384, 8192, 4608]
+
+
+def test_every_setting_of_a_launch_file_has_a_reader_in_verl() -> None:
+    """Of the version that the list is of; its source is searched where verl is installed."""
+    changes = {"model": {"lora": {"rank": 8}}, "update": {"kl_weight": 0.1}}
+    engine = {"max_num_seqs": 4, "max_num_batched_tokens": 9000, "enforce_eager": True, "enable_prefix_caching": True}
+    engine |= {"enable_chunked_prefill": True, "gpu_memory_utilization": 0.5}
+    launch = translate(config(**changes, rollout={"engine_options": engine}), Cluster(), FOLDER)
+    assert set(settings_of(launch)) == READERS.keys()
+    spec = find_spec("verl")
+    if spec is None or version("verl") != VERSION:
+        pytest.skip(f"verl {VERSION} is not installed")
+    (source,) = spec.submodule_search_locations
+    assert unread(launch, Path(source)) == []
+
+
+def test_a_check_without_verl_says_what_to_install(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("hgpo_verl.check.find_spec", lambda _: None)
+    with pytest.raises(InputError, match=r"--check: expected verl .* pip install 'hgpo-verl"):
+        check(tmp_path / "verl.yaml", translate(config(), Cluster(), FOLDER))
+
+
 def test_without_a_bound_nothing_is_bounded() -> None:
     launch = translate(config(update={"dual_clip": None}, optimiser={"gradient_clip": 0.0}), Cluster(), FOLDER)
     actor = launch["actor_rollout_ref"]["actor"]
-    assert min(actor["clip_ratio_c"], actor["grad_clip"]) >= 1e9 > math.e
+    assert min(actor["clip_ratio_c"], actor["optim"]["clip_grad"]) >= 1e9 > math.e
 
 
 @pytest.mark.parametrize("name", NAMES)
