@@ -6,7 +6,7 @@
 The run is collected from the bundled ALFWorld games with a mixture of the expert and a random policy, with prompts and
 responses, and repeated under other task names until it has as many steps. Each time is that of a request through the
 whole application, without the network. `open` includes the index and the first page of tasks, and starts with the
-import of the viewer in a new process; groups and steps are drawn at random from the whole run.
+import of the viewer in a new process; groups and rollouts are drawn at random from the whole run.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ CONSOLE = Console()
 GIVEN = [column.name for column in schema.columns() if not column.derived and column.name != "run"]
 RENAMED = ("task_id", "trajectory", "prompt", "response")
 """Columns that differ in each repetition, so that files do not contain the same long texts many times."""
+REQUESTS = ("group", "transcript", "estimate", "tasks", "rollouts", "compare", "search", "levels")
 PROBE = r"""
 import json, re, sys, time
 from pathlib import Path
@@ -120,15 +121,18 @@ def measured(run: Path, count: int) -> dict[str, Any]:
         return lambda: client.get(f"/t/api/runs/0/{path}").raise_for_status()
 
     groups = [draw.randrange(index.groups.height) for _ in range(count)]
+    rollouts = [index.episodes.row(draw.randrange(index.episodes.height), named=True) for _ in range(count)]
     get("groups/0/estimates")()  # the estimators' imports
     return {
         "steps": index.rows,
         "groups": index.groups.height,
         **{name: statistics.median(one[name] for one in opened) for name in ("open_s", "open_cpu_s", "memory_mb")},
         "group": timed([get(f"groups/{group}") for group in groups]),
-        "step": timed([get(f"steps/{draw.randrange(index.rows)}") for _ in range(count)]),
+        "transcript": timed([get(f"steps/{one['row']}?steps={min(50, one['length'])}") for one in rollouts]),
         "estimate": timed([get(f"groups/{group}/estimates?estimator=hgpo&set=history_length=4") for group in groups]),
         "tasks": timed([get(f"tasks?sort=success&outcome=partly&offset={50 * place}") for place in range(10)]),
+        "rollouts": timed([get(f"trajectories?outcome=lost&sort=length&offset={50 * place}") for place in range(10)]),
+        "compare": timed([get("against/0")]),
         "search": timed([get("search?text=a desk lamp 1")]),
         "levels": timed([get("levels")]),
     }
@@ -155,9 +159,9 @@ def main() -> None:
 
 
 def show(figures: list[dict[str, Any]]) -> None:
-    table = Table("steps", "open", "CPU", "MB", *("group", "step", "estimate", "tasks", "search", "levels"))
+    table = Table("steps", "open", "CPU", "MB", *REQUESTS)
     for one in figures:
-        parts = [one[name] for name in ("group", "step", "estimate", "tasks", "search", "levels")]
+        parts = [one[name] for name in REQUESTS]
         times = [f"{part['median_ms']:.0f} / {part['cpu_median_ms']:.0f} ({part['cpu_p95_ms']:.0f})" for part in parts]
         opened = [f"{one['open_s']:.2f} s", f"{one['open_cpu_s']:.2f} s", f"{one['memory_mb']:.0f}"]
         table.add_row(f"{one['steps']:,}", *opened, *times)

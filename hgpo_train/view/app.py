@@ -6,15 +6,16 @@ read; none changes a run.
 
 from __future__ import annotations
 
+import re
 import secrets
 import webbrowser
 from contextlib import suppress
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 import uvicorn
 from starlette.applications import Starlette
+from starlette.convertors import IntegerConvertor, register_url_convertor
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
@@ -22,14 +23,20 @@ from starlette.staticfiles import StaticFiles
 from hgpo_envs.errors import InputError
 from hgpo_envs.files.secrets import redact
 from hgpo_train.advantages import registry
-from hgpo_train.assignments import read_assignments
 from hgpo_train.local_server import address_of, bound_socket, is_known_host, known_hosts
-from hgpo_train.settings import build, types_of
-from hgpo_train.view.documents import group_document, step_document, whole_text
+from hgpo_train.settings import build, read_assignments, types_of
+from hgpo_train.view.connections import BACKLOG, Connection
+from hgpo_train.view.documents import group_document, step_documents
 from hgpo_train.view.estimates import estimate, estimator_documents, estimator_with
-from hgpo_train.view.overview import curves_document, levels_document, overview_document
+from hgpo_train.view.overview import (
+    comparison_document,
+    curves_document,
+    definitions_document,
+    levels_document,
+    overview_document,
+)
 from hgpo_train.view.page import STATIC
-from hgpo_train.view.tasks import TaskFilter, search_document, tasks_document
+from hgpo_train.view.tasks import TaskFilter, find_steps, search_document, tasks_document, trajectories_document
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -41,6 +48,15 @@ if TYPE_CHECKING:
     from hgpo_train.view.sources import Source
 
     Document = Callable[[Source, Index, Request], object]
+
+
+class _Digits(IntegerConvertor):
+    """A number in an address, of at most 15 digits: Python refuses to read thousands of them."""
+
+    regex = "[0-9]{1,15}"
+
+
+register_url_convertor("digits", _Digits())
 
 POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
@@ -68,44 +84,58 @@ def make_app(
     addition to the registered ones; an unknown one raises InputError.
     """
     names = list(dict.fromkeys([*registry.names(), *estimators]))
-    documents = estimator_documents(names)
+    head = {"estimators": estimator_documents(names), "definitions": definitions_document()}
+
+    def source_at(request: Request, name: str = "run") -> Source:
+        number: int = request.path_params[name]
+        if number >= len(sources):
+            raise InputError(f"run: expected a number below {len(sources)}, received {number}")
+        return sources[number]
 
     def of_run(document: Document) -> Callable[[Request], Response]:
         def endpoint(request: Request) -> Response:
-            number = request.path_params["run"]
-            if number >= len(sources):
-                raise InputError(f"run: expected a number below {len(sources)}, received {number}")
-            return _json(document(sources[number], sources[number].index(), request))
+            source = source_at(request)
+            return _json(document(source, source.index(), request))
 
         return endpoint
 
+    def compared(_: Source, index: Index, request: Request) -> object:
+        return comparison_document(index, source_at(request, "other").index())
+
     def runs(_: Request) -> Response:
-        return _json({"runs": [source.document() for source in sources], "estimators": documents})
+        return _json({"runs": [source.document() for source in sources], **head})
 
     def estimated(_: Source, index: Index, request: Request) -> object:
         query = request.query_params
         estimator = estimator_with(query.get("estimator", "hgpo"), query.getlist("set"), names)
         return estimate(index, request.path_params["group"], estimator)
 
-    paths = {**DOCUMENTS, "groups/{group:int}/estimates": estimated}
+    paths = {**DOCUMENTS, "groups/{group:digits}/estimates": estimated, "against/{other:digits}": compared}
     routes = [
         Route("/api/runs", runs),
         Route("/api/versions", lambda _: _json([source.version for source in sources])),
-        *(Route(f"/api/runs/{{run:int}}/{path}", of_run(document)) for path, document in paths.items()),
+        *(Route(f"/api/runs/{{run:digits}}/{path}", of_run(document)) for path, document in paths.items()),
         Mount("/", StaticFiles(directory=STATIC, html=True)),
     ]
     handlers: dict[Any, Any] = {InputError: lambda _, error: _json({"error": redact(str(error))}, 400)}
     return _Guard(Starlette(routes=routes, exception_handlers=handlers), token, hosts)
 
 
-_search = lru_cache(16)(search_document)
+def _listed(document: Callable[..., object], column: str) -> Document:
+    def listed(_: Source, index: Index, request: Request) -> object:
+        query = [f"{name}={value}" for name, value in request.query_params.items() if name != "search"]
+        chosen = build(TaskFilter, read_assignments("filter", query, types_of(TaskFilter)), "filter")
+        text = request.query_params.get("search", "")
+        return document(index, chosen, find_steps(index, text)[column] if text else None)
+
+    return listed
 
 
-def _tasks(_: Source, index: Index, request: Request) -> object:
-    query = [f"{name}={value}" for name, value in request.query_params.items() if name != "search"]
-    chosen = build(TaskFilter, read_assignments("filter", query, types_of(TaskFilter)), "filter")
-    text = request.query_params.get("search", "")
-    return tasks_document(index, chosen, _search(index, text)["groups"] if text else None)
+def _steps(source: Source, index: Index, request: Request) -> object:
+    steps = request.query_params.get("steps", "1")
+    if not re.fullmatch(_Digits.regex, steps):
+        raise InputError(f"steps: expected a number of at most 15 digits, received {steps!r:.40}")
+    return step_documents(index, request.path_params["row"], int(steps), source.tokenizer())
 
 
 def _find(_: Source, index: Index, request: Request) -> object:
@@ -115,13 +145,6 @@ def _find(_: Source, index: Index, request: Request) -> object:
     if episodes.is_empty():
         raise InputError(f"no trajectory {name!r:.200} in this run")
     return {"group": episodes["number"][0], "row": episodes["row"][0]}
-
-
-def _text(_: Source, index: Index, request: Request) -> object:
-    column, item = request.query_params.get("column", ""), request.query_params.get("item", "0")
-    if not item.isdecimal():
-        raise InputError(f"item: expected a number, received {item!r}")
-    return {"text": whole_text(index, request.path_params["row"], column, int(item))}
 
 
 def serve(
@@ -144,7 +167,8 @@ def serve(
     app = make_app(sources, token, [host], estimators)
     listener = bound_socket(host, port)
     address = f"{address_of(host, listener)}/{token}/"
-    config = uvicorn.Config(app, log_level="warning", access_log=False, server_header=False, lifespan="off", ws="none")
+    quiet: dict[str, Any] = {"log_level": "warning", "access_log": False, "server_header": False, "lifespan": "off"}
+    config = uvicorn.Config(app, http=Connection, ws="none", backlog=BACKLOG, **quiet)
     listener.listen()  # from here on the page can be requested; it is answered as soon as the server runs
     say(f"The viewer is at {address}\nOnly someone with this address can open it. Press Ctrl-C to stop.")
     if open_browser:
@@ -158,14 +182,12 @@ DOCUMENTS: Final[dict[str, Document]] = {
     "overview": lambda source, index, _: overview_document(source, index),
     "curves": lambda source, index, _: curves_document(source, index),
     "levels": lambda _, index, request: levels_document(index, chance="chance" in request.query_params),
-    "tasks": _tasks,
-    "search": lambda _, index, request: _search(index, request.query_params.get("text", "")),
+    "tasks": _listed(tasks_document, "number"),
+    "trajectories": _listed(trajectories_document, "first"),
+    "search": lambda _, index, request: search_document(index, request.query_params.get("text", "")),
     "find": _find,
-    "groups/{group:int}": lambda _, index, request: group_document(index, request.path_params["group"]),
-    "steps/{row:int}": lambda source, index, request: step_document(
-        index, request.path_params["row"], source.tokenizer()
-    ),
-    "steps/{row:int}/text": _text,
+    "groups/{group:digits}": lambda _, index, request: group_document(index, request.path_params["group"]),
+    "steps/{row:digits}": _steps,
 }
 """The documents of a run, by the end of their address."""
 

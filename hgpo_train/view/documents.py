@@ -1,18 +1,16 @@
 """The documents of a group and of a step: what the page shows of them, as JSON values.
 
 A group's document has one entry per row of the group in each list of `steps`, in the order of the table. Texts that
-occur in many rows are listed once, and rows refer to them by position. Long texts are `shortened`; the whole text is a
-document of its own.
+occur in many rows are listed once, and rows refer to them by position. Long texts are `shortened`.
 """
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 import polars as pl
 
-from hgpo_envs.errors import InputError, unknown
+from hgpo_envs.errors import InputError
 from hgpo_envs.responses import parse
 from hgpo_train.advantages.input_columns import CHAINS
 from hgpo_train.view.tokens import texts_of
@@ -33,9 +31,6 @@ ACTIONS: Final = 2_000
 TOKENS: Final = 20_000
 """Tokens that a step's document contains."""
 
-TEXTS: Final = ("state", "next_state", "action", "prompt", "response", "task", "error")
-"""The columns whose whole text can be requested."""
-
 _ROW: Final = (
     *("trajectory", "step", "state", "next_state", "action", "action_valid", "reward", "score", "won"),
     *("state_hash", "next_state_hash", "action_hash"),
@@ -46,8 +41,8 @@ _STEP: Final = (
     *("policy_version", "environment_s", "policy_s"),
 )
 
-_BLOCK: Final = 32
-"""Steps that are read together: decoding takes longer than slicing, so that one step alone takes as long."""
+STEPS: Final = 50
+"""Steps whose documents can be requested together."""
 
 Text = str | dict[str, Any] | None
 
@@ -123,14 +118,19 @@ def _trajectory(row: dict[str, Any]) -> dict[str, Any]:
     return {**{name: row[name] for name in names}, "error": shortened(row["error"]), "policy": row["policy_version"]}
 
 
-def step_document(index: Index, row: int, tokenizer: Tokenizer | None = None) -> dict[str, Any]:
-    """Return the document of a row: the texts and tokens that a group's document does not contain.
+def step_documents(index: Index, row: int, steps: int = 1, tokenizer: Tokenizer | None = None) -> list[dict[str, Any]]:
+    """Return the documents of neighbouring rows: the texts and tokens that a group's document does not contain.
 
     Raises:
-        InputError: There is no such row, or it cannot be read.
+        InputError: There are no such rows, or more than `STEPS`, or they cannot be read.
     """
-    first = index.block(row, _BLOCK)
-    step = _block(index, first).row(row - first, named=True)
+    if not 1 <= steps <= STEPS:
+        raise InputError(f"steps: expected a number from 1 to {STEPS}, received {steps}")
+    rows = index.read(row, steps, [*_STEP, "prompt_token_ids"])
+    return [_step(step, row + place, tokenizer) for place, step in enumerate(rows.iter_rows(named=True))]
+
+
+def _step(step: dict[str, Any], row: int, tokenizer: Tokenizer | None) -> dict[str, Any]:
     tokens, chances = step.pop("response_token_ids"), step.pop("response_logprobs")
     prompt_tokens, admissible = step.pop("prompt_token_ids"), step["admissible_actions"]
     texts = None
@@ -155,12 +155,6 @@ def step_document(index: Index, row: int, tokenizer: Tokenizer | None = None) ->
     }
 
 
-@lru_cache(16)
-def _block(index: Index, first: int) -> pl.DataFrame:
-    """Read neighbouring steps, because the next request is likely to be for one of them."""
-    return index.read(first, _BLOCK, [*_STEP, "prompt_token_ids"])
-
-
 def why_invalid(valid: bool, action: str | None, response: str | None, admissible: Sequence[str] | None) -> str | None:
     """Return why an action is invalid, as far as the row shows it; None for a valid one.
 
@@ -180,20 +174,3 @@ def why_invalid(valid: bool, action: str | None, response: str | None, admissibl
     if admissible is not None and action not in admissible:
         return "the action is not admissible in this state"
     return "the environment did not accept it; the row does not say why"
-
-
-def whole_text(index: Index, row: int, column: str, item: int = 0) -> str:
-    """Return a text of a row as it is stored, of one of `TEXTS` or an item of `admissible_actions`; empty for null.
-
-    Raises:
-        InputError: There is no such row, column or item.
-    """
-    known = (*TEXTS, "admissible_actions")
-    if column not in known:
-        raise InputError(unknown("column", column, known))
-    value = index.read(row, 1, [column]).item()
-    if column != "admissible_actions" or value is None:
-        return "" if value is None else str(value)
-    if not 0 <= item < len(value):
-        raise InputError(f"item: expected a number from 0 to {len(value) - 1}, received {item}")
-    return str(value[item])

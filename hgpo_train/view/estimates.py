@@ -15,8 +15,7 @@ from hgpo_datasets.reader import errors
 from hgpo_envs.errors import InputError, unknown
 from hgpo_train.advantages import registry
 from hgpo_train.advantages.input_columns import prepare
-from hgpo_train.assignments import read_assignments
-from hgpo_train.settings import types_of
+from hgpo_train.settings import read_assignments, types_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -121,10 +120,10 @@ def estimate(index: Index, number: int, estimator: Estimator) -> dict[str, Any]:
 
 def _columns(steps: pl.LazyFrame, estimator: Estimator) -> pl.DataFrame:
     with errors("the step table"):
-        added = estimator(steps).select(list(estimator.added))
-        returns = prepare(steps, estimator.parameters, ()).select(RETURNS)
-        estimated, returned = pl.collect_all([added, returns], engine="in-memory")
-    return estimated.rename(estimator.added).hstack(returned)
+        table = steps.collect(engine="in-memory")
+        returns = prepare(table, estimator.parameters, ()).select("(row)", *RETURNS).collect(engine="in-memory")
+        estimated = estimator(table).select(list(estimator.added)).collect(engine="in-memory")
+    return estimated.rename(estimator.added).hstack(returns.sort("(row)").drop("(row)"))
 
 
 @lru_cache(8)

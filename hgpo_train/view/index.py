@@ -93,14 +93,6 @@ class Index:
         file = self._file(row)
         return _scan(self.files[file]).slice(row - self.starts[file], rows)
 
-    def block(self, row: int, rows: int) -> int:
-        """Return the first row of the block that contains a row, if each file is divided into blocks of `rows`.
-
-        Raises:
-            InputError: There is no such row.
-        """
-        return row - (row - self.starts[self._file(row)]) % rows
-
     def _file(self, row: int) -> int:
         if not 0 <= row < self.rows:
             raise InputError(f"row: expected a number from 0 to {self.rows - 1}, received {row}")

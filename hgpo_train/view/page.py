@@ -17,9 +17,9 @@ import polars as pl
 from hgpo_envs.errors import InputError, unknown
 from hgpo_envs.files.atomic import write_file
 from hgpo_envs.files.secrets import redact
-from hgpo_train.view.documents import group_document, step_document
+from hgpo_train.view.documents import STEPS, group_document, step_documents
 from hgpo_train.view.estimates import estimate, estimator_documents, estimator_with
-from hgpo_train.view.overview import curves_document, levels_document, overview_document
+from hgpo_train.view.overview import curves_document, definitions_document, levels_document, overview_document
 from hgpo_train.view.tasks import PAGE, TaskFilter, tasks_document
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def write_page(
     chosen = []
     for run, index in enumerate(indices):
         is_named = pl.lit(value=True) if not task_ids else pl.col("task_id").is_in(list(task_ids))
-        numbers = index.groups.filter(is_named)["number"].to_list()
+        numbers = index.groups.filter(is_named)["number"]
         chosen += [(run, task) for task in tasks_document(index, TaskFilter(limit=limit), numbers)["tasks"]]
     missing = set(task_ids) - {task["task_id"] for _, task in chosen}
     if missing:
@@ -94,7 +94,7 @@ def write_page(
         answers[f"runs/{run}/levels"] = levels_document(index, chance=True)
         answers[f"runs/{run}/tasks"] = {"total": 0, "groups": 0, "offset": 0, "tasks": []}
     runs = [{**source.document(), "path": source.name, "version": ""} for source in sources]
-    head = {"runs": runs, "estimators": estimator_documents(estimators)}
+    head = {"runs": runs, "estimators": estimator_documents(estimators), "definitions": definitions_document()}
     size, kept = len(_page(head, answers)), 0
     for run, task in chosen:
         added = _answers(run, indices[run], sources[run].tokenizer(), task, specs)
@@ -124,8 +124,10 @@ def _answers(
         address = f"runs/{run}/groups/{group}"
         answers[address] = document = group_document(index, group)
         answers |= {f"{address}/estimates/{name}": estimate(index, group, spec) for name, spec in specs.items()}
-        rows = range(document["row"], document["row"] + document["rows"])
-        answers |= {f"runs/{run}/steps/{row}": step_document(index, row, tokenizer) for row in rows}
+        for trajectory in document["trajectories"]:
+            end = trajectory["row"] + trajectory["length"]
+            for row in range(trajectory["row"], end, STEPS):
+                answers[f"runs/{run}/steps/{row}"] = step_documents(index, row, min(STEPS, end - row), tokenizer)
     return answers
 
 

@@ -49,8 +49,11 @@ class Source:
 
     @property
     def version(self) -> str:
-        """A text that changes when rows are committed."""
-        status = (self.folder / manifest.NAME if self.folder else self.path).stat()
+        """A text that changes when rows are committed; empty if the run was deleted."""
+        try:
+            status = (self.folder / manifest.NAME if self.folder else self.path).stat()
+        except OSError:
+            return ""
         return f"{status.st_size:x}-{status.st_mtime_ns:x}"
 
     def index(self) -> Index:

@@ -1,19 +1,22 @@
-"""The tree of a run: tasks and their groups, filtered and sorted; and a search in the texts of steps."""
+"""The tasks and groups of a run, or its trajectories, filtered and sorted; and a search in the texts of steps."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import polars as pl
 
 from hgpo_datasets import scan_steps
 from hgpo_datasets.reader import errors
-from hgpo_envs.errors import InputError
+from hgpo_envs.errors import InputError, unknown
 from hgpo_train.settings import NonNegativeInt, Settings
 from hgpo_train.view.documents import shortened
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from hgpo_train.view.index import Index
 
 PAGE: Final = 500
@@ -24,20 +27,22 @@ SEARCHED: Final = ("state", "action", "response", "error")
 HITS: Final = 1_000
 """The largest number of steps that an answer lists."""
 
-Outcome = Literal["any", "partly", "none", "all"]
+Outcome = Literal["any", "partly", "none", "all", "won", "lost", "unknown"]
 Sort = Literal["order", "task", "success", "return", "length", "invalid", "aborted"]
 
 
 @dataclass(frozen=True, slots=True)
 class TaskFilter(Settings):
-    """Which groups are listed, and how.
+    """Which groups of tasks, or which trajectories, are listed, and how.
 
     Attributes:
         outcome: ``partly``: some of a group's trajectories won, and some did not; ``none`` or ``all`` of them won.
-        invalid, aborted, task_type, iteration: Only groups with one, or of this one.
+            Of a trajectory: ``won``, ``lost`` or ``unknown``.
+        invalid, aborted, task_type, iteration: Only those with one, or of this one.
+        shortest, longest: The least and the greatest length in steps, of a group the mean.
         text: Only tasks whose id or instruction contains this text; case does not matter.
         sort: ``order`` is the order in the table.
-        offset, limit: The numbers of tasks to skip and to list.
+        offset, limit: The numbers of tasks or trajectories to skip and to list.
     """
 
     outcome: Outcome = "any"
@@ -45,6 +50,8 @@ class TaskFilter(Settings):
     aborted: bool = False
     task_type: str | None = None
     iteration: int | None = None
+    shortest: NonNegativeInt | None = None
+    longest: NonNegativeInt | None = None
     text: str = ""
     sort: Sort = "order"
     descending: bool = False
@@ -58,6 +65,12 @@ OUTCOMES: Final = {
     "all": pl.col("won") == pl.col("size"),
 }
 """Which groups have an outcome: how many of their trajectories won."""
+_ROLLOUT_OUTCOMES: Final = {
+    "won": pl.col("won") & ~pl.col("aborted"),
+    "lost": ~pl.col("won") & ~pl.col("aborted"),
+    "unknown": pl.col("won").is_null() | pl.col("aborted"),
+}
+"""Which trajectories have an outcome."""
 
 _SORTS: Final = {
     "order": pl.col("first_number"),
@@ -70,18 +83,17 @@ _SORTS: Final = {
 }
 
 
-def tasks_document(index: Index, chosen: TaskFilter, numbers: list[int] | None = None) -> dict[str, Any]:
+def tasks_document(index: Index, chosen: TaskFilter, numbers: pl.Series | None = None) -> dict[str, Any]:
     """Return a page of the tasks with the chosen groups, of those at the positions `numbers`, by default of all.
 
     Returns:
         ``total`` (of tasks), ``groups`` (of groups), and ``tasks``: each with its totals over these groups, and with
         ``groups``, a list of their rows of `Index.groups`.
     """
-    if chosen.limit > PAGE:
-        raise InputError(f"limit: expected at most {PAGE}, received {chosen.limit}")
-    groups = index.groups.filter(*_conditions(chosen))
+    _check_page(chosen)
+    groups = index.groups.filter(*_conditions(chosen, "mean_length", OUTCOMES))
     if numbers is not None:
-        groups = groups.filter(pl.col("number").is_in(numbers))
+        groups = groups.filter(pl.col("number").is_in(numbers.implode()))
     whole = pl.col("size") - pl.col("aborted")
     tasks = groups.group_by("env_id", "task_id", maintain_order=True).agg(
         pl.col("task_type", "task", "split").first(),
@@ -103,13 +115,45 @@ def tasks_document(index: Index, chosen: TaskFilter, numbers: list[int] | None =
     }
 
 
-def _conditions(chosen: TaskFilter) -> list[pl.Expr]:
-    conditions = [OUTCOMES[chosen.outcome]] if chosen.outcome != "any" else []
+def trajectories_document(index: Index, chosen: TaskFilter, first: pl.Series | None = None) -> dict[str, Any]:
+    """Return a page of the chosen trajectories, of those with these first rows, by default of all.
+
+    Returns:
+        ``total``, ``groups`` (of which they are), and ``trajectories``: rows of `Index.episodes`.
+    """
+    _check_page(chosen)
+    rows = index.episodes.filter(*_conditions(chosen, "length", _ROLLOUT_OUTCOMES))
+    if first is not None:
+        rows = rows.filter(pl.col("row").is_in(first.implode()))
+    by = {"success": "won", "return": "episode_return", "length": "length", "task": "task_id", "order": "row"}
+    order = [by.get(chosen.sort, chosen.sort), "row"]
+    page = rows.sort(order, descending=[chosen.descending, False], nulls_last=True).slice(chosen.offset, chosen.limit)
+    names = ("trajectory", "row", "length", "episode_return", "score", "won", "aborted", "truncated", "invalid")
+    listed = page.select(*names, "number", "iteration", "task_id", "task_type", "task").to_dicts()
+    trajectories = [{**row, "task": shortened(row["task"], _LABEL)} for row in listed]
+    return {"total": rows.height, "groups": rows["number"].n_unique(), "trajectories": trajectories}
+
+
+def _check_page(chosen: TaskFilter) -> None:
+    if chosen.limit > PAGE:
+        raise InputError(f"limit: expected at most {PAGE}, received {chosen.limit}")
+
+
+def _conditions(chosen: TaskFilter, length: str, outcomes: Mapping[str, pl.Expr]) -> list[pl.Expr]:
+    conditions = []
+    if chosen.outcome != "any":
+        if chosen.outcome not in outcomes:
+            raise InputError(unknown("outcome", chosen.outcome, list(outcomes)))
+        conditions.append(outcomes[chosen.outcome])
     conditions += [pl.col(name) > 0 for name in ("invalid", "aborted") if getattr(chosen, name)]
     if chosen.task_type is not None:
         conditions.append(pl.col("task_type").fill_null("") == chosen.task_type)
     if chosen.iteration is not None:
         conditions.append(pl.col("iteration") == chosen.iteration)
+    if chosen.shortest is not None:
+        conditions.append(pl.col(length) >= chosen.shortest)
+    if chosen.longest is not None:
+        conditions.append(pl.col(length) <= chosen.longest)
     if chosen.text:
         text = chosen.text.lower()
         lowered = [pl.col(name).fill_null("").str.to_lowercase() for name in ("task_id", "task")]
@@ -125,26 +169,40 @@ def _task(row: dict[str, Any], index: Index) -> dict[str, Any]:
 
 
 def search_document(index: Index, text: str) -> dict[str, Any]:
+    """Return the steps that `find_steps` finds.
+
+    Returns:
+        ``steps`` (their number), ``groups`` (the number of theirs), and ``hits``: the first of them, each with its
+        ``row``, ``group``, ``trajectory``, ``step``, ``column``, and the ``snippet`` in which the text occurs.
+    """
+    steps = find_steps(index, text)
+    hits = steps.head(HITS).drop("first").rename({"number": "group"}).to_dicts()
+    return {"steps": steps.height, "groups": steps["number"].n_unique(), "hits": hits}
+
+
+@lru_cache(16)
+def find_steps(index: Index, text: str) -> pl.DataFrame:
     """Return the steps whose state, action, response or error contains a text; case does not matter.
 
     This reads the texts of the whole run.
 
     Returns:
-        ``steps`` (their number), ``groups`` (positions of the groups), and ``hits``: the first of them, each with its
-        ``row``, ``group``, ``trajectory``, ``step`` and ``column``.
+        One row per step: `row`, `step`, `column`, `snippet`, and of its trajectory `number` (of the group),
+        `trajectory` and `first` (its first row).
 
     Raises:
         InputError: The text is empty, or the steps cannot be read.
     """
     if not text:
         raise InputError("text: expected what to search for, received an empty text")
-    lowered = text.lower()
-    matches = {name: pl.col(name).str.to_lowercase().str.contains(lowered, literal=True) for name in SEARCHED}
-    column = pl.coalesce(pl.when(hit).then(pl.lit(name)) for name, hit in matches.items())
+    pattern = pl.escape_regex(text)
+    matches = {name: pl.col(name).str.contains(f"(?i){pattern}") for name in SEARCHED}
+    column = pl.coalesce(pl.when(match).then(pl.lit(name)) for name, match in matches.items())
+    around = f"(?is)(.{{0,60}}{pattern}.{{0,120}})"
+    snippet = pl.coalesce(pl.when(match).then(pl.col(name).str.extract(around)) for name, match in matches.items())
     with errors("the step table"):
         steps = scan_steps(index.files).select("step", *SEARCHED).with_row_index("row")
-        hits = steps.select(pl.col("row").cast(pl.Int64), "step", column.alias("column")).drop_nulls("column").collect()
-    owners = index.episodes.select("row", "number", "trajectory").with_columns(pl.col("row").set_sorted())
-    named = hits.sort("row").join_asof(owners, on="row", strategy="backward")
-    listed = named.head(HITS).rename({"number": "group"})
-    return {"steps": hits.height, "groups": named["number"].unique().sort().to_list(), "hits": listed.to_dicts()}
+        steps = steps.with_columns(pl.col("row").cast(pl.Int64), column=column).filter(pl.col("column").is_not_null())
+        hits = steps.select("row", "step", "column", snippet=snippet).collect()
+    owners = index.episodes.select("row", "number", "trajectory", first="row").with_columns(pl.col("row").set_sorted())
+    return hits.sort("row").join_asof(owners, on="row", strategy="backward")

@@ -1,9 +1,10 @@
 """The server's addresses: what they answer, and what they refuse."""
 
-import asyncio
 import json
+import shutil
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,6 @@ with warnings.catch_warnings():
 
 from hgpo_datasets import StepWriter, scan_steps
 from hgpo_train.advantages import compute, names
-from hgpo_train.analysis.statistics import statistics
 from hgpo_train.local_server import is_known_host
 from hgpo_train.view.app import HEADERS, make_app
 from hgpo_train.view.sources import open_sources
@@ -54,12 +54,13 @@ def get() -> Callable[..., Get]:
 
 def test_the_overview_counts_a_small_run(small_run, get) -> None:
     seen = get(small_run)("runs/0/overview")
-    assert (seen["tasks"], seen["groups"], seen["trajectories"], seen["steps"]) == (2, 2, 8, 22)
-    assert seen["config"] == {"policy": "written by hand"}
     total = seen["total"]
-    assert (total["episodes"], total["aborted"], total["success"]) == (8, 2, 4 / 6)
-    assert total["invalid"] == 2 / 18  # of the steps of rollouts that were not aborted
-    low, high = total["interval"]
+    assert (total["tasks"], seen["groups"], total["episodes"], total["steps"]) == (2, 2, 8, 22)
+    assert seen["config"] == {"policy": "written by hand"}
+    assert (total["aborted"], total["success"]) == (2, 4 / 6)
+    assert total["valid"] == 16 / 18  # of the steps of rollouts that were not aborted
+    assert total["intervals"]["mean_length"] == [3, 3], "both tasks took as long"
+    low, high = total["intervals"]["success"]
     assert 0 < low < 4 / 6 < high < 1  # two tasks: wide
     assert high - low > 0.5
     assert [kind["task_type"] for kind in seen["task_types"]] == ["find", None]
@@ -79,29 +80,6 @@ def test_a_run_of_aborted_rollouts_alone_has_documents(tmp_path, get) -> None:
     for query in ({}, {"chance": "1"}):
         (sentence,) = document("runs/0/levels", **query)["sentences"]
         assert sentence == "Every rollout was aborted (2), so there is nothing to compare."
-
-
-@pytest.mark.slow
-def test_levels_are_those_of_the_library_and_the_command(get, hgpo, tmp_path) -> None:
-    """The same numbers in Python, in the viewer and in the tables of the command, with and without idle replies."""
-    rows = [row | {"action_admissible": row["step"] != 1} for task in range(6) for row in small_rows(f"task {task}")]
-    with StepWriter(tmp_path / "run") as writer:
-        for task in range(6):
-            writer.add_group([row for row in rows if row["task_id"] == f"task {task}"])
-    seen = get(tmp_path / "run")("runs/0/levels", chance=1)
-    code, _, problem = hgpo("stats", tmp_path / "run", "--out", tmp_path / "tables")
-    assert code == 0, problem
-    for key, table, without in (("levels", "levels", False), ("levels_changed", "levels_without_unchanged", True)):
-        found = statistics(tmp_path / "run", without_unchanged=without, permutations=20)
-        written = pl.read_csv(tmp_path / "tables" / f"{table}.csv", schema=found.levels.schema)
-        assert written.equals(found.levels)
-        assert seen[key] == found.levels.select(seen[key][0].keys()).to_dicts()
-        intervals = seen[key.replace("levels", "intervals")]
-        for row in found.intervals.iter_rows(named=True):
-            assert intervals[row["statistic"]][row["level"]].items() <= row.items()
-    assert (seen["tasks"], seen["permutations"]) == (6, 20)
-    assert any("chance" in sentence for sentence in seen["sentences"])
-    assert seen["states"] == statistics(tmp_path / "run").states.head(3).to_dicts()
 
 
 def test_tasks_are_filtered_and_sorted(small_run, get) -> None:
@@ -125,13 +103,39 @@ def test_tasks_are_filtered_and_sorted(small_run, get) -> None:
     assert (group["mean_return"], group["mean_length"]) == (2 / 3, 3.0)
 
 
-def test_two_tasks_are_too_few_for_intervals(small_run, get) -> None:
-    assert get(small_run)("runs/0/levels")["intervals"]["shared"]["0"]["low"] is None
+def test_rollouts_are_filtered_and_sorted(small_run, get) -> None:
+    """Each task has w and y, which won, x, which lost with an invalid action, and z, which was aborted after two."""
+    document = get(small_run)
+
+    def listed(**query: Any) -> str:
+        seen = document("runs/0/trajectories", **query)
+        assert seen["total"] >= len(seen["trajectories"])
+        return " ".join(one["trajectory"].replace("/0/", "") for one in seen["trajectories"])
+
+    assert listed() == "alphaw alphax alphay alphaz omegaw omegax omegay omegaz"
+    assert listed(outcome="won", task_type="find") == "alphaw alphay"
+    assert listed(outcome="lost", invalid=True) == "alphax omegax"
+    assert listed(outcome="unknown") == listed(aborted=True) == listed(longest=2) == "alphaz omegaz"
+    assert listed(sort="length", shortest=3, descending=True, limit=2) == "alphaw alphax"
+    assert listed(sort="success", text="omega", search="ROOM A") == "omegax omegaz omegaw"
+    assert document("runs/0/tasks", shortest=4)["total"] == 0
 
 
-def test_tasks_of_one_iteration(training_run, get) -> None:
-    (task,) = get(training_run)("runs/0/tasks", iteration=2)["tasks"]
-    assert [group["iteration"] for group in task["groups"]] == [2]
+def test_two_runs_on_their_common_tasks(small_run, six_tasks, tmp_path, get) -> None:
+    """In the other run, x wins the task as well."""
+    rows = [row | {"won": row["won"] or row["trajectory"][-1] == "x"} for row in small_rows("omega")]
+    with StepWriter(tmp_path / "other") as writer:
+        writer.add_group(rows[:9])
+    document = get(small_run, tmp_path / "other", six_tasks)
+    seen = document("runs/0/against/1")
+    assert seen["total"] == 1
+    difference = {"mean": pytest.approx(1 / 3), "interval": None, "tasks": 1, "higher": 1, "lower": 0}
+    assert seen["differences"]["success"] == difference
+    ((ours, theirs),) = (task["sides"] for task in seen["tasks"])
+    assert (ours["success"], theirs["success"], ours["number"], theirs["number"]) == (pytest.approx(2 / 3), 1.0, 1, 0)
+    assert document("runs/0/against/2") == {"differences": {}, "total": 0, "tasks": []}
+    same = document("runs/2/against/2")
+    assert same["differences"]["success"] == {"mean": 0, "interval": [0, 0], "tasks": 6, "higher": 0, "lower": 0}
 
 
 def test_a_group_is_its_rows(rich_run, get) -> None:
@@ -164,8 +168,9 @@ def test_a_group_is_its_rows(rich_run, get) -> None:
 
 def test_a_step_is_its_row(rich_run, get) -> None:
     document = get(rich_run)
-    for number, row in enumerate(scan_steps(rich_run).collect().iter_rows(named=True)):
-        seen = document(f"runs/0/steps/{number}")
+    table = scan_steps(rich_run).collect()
+    documents = [step for row in range(0, table.height, 3) for step in document(f"runs/0/steps/{row}", steps=3)]
+    for seen, row in zip(documents, table.iter_rows(named=True), strict=True):
         for name in ("trajectory", "step", "state", "action", "prompt", "response", "admissible_actions"):
             assert seen[name] == row[name]
         assert seen["tokens"] == row["response_token_ids"]
@@ -186,24 +191,12 @@ def test_advantages_are_those_of_the_library(rich_run, get, estimator: str) -> N
         assert_series_equal(pl.Series("advantage", seen["columns"]["advantage"]), rows["advantage"])
 
 
-def test_the_levels_of_hgpo_by_hand(small_run, get) -> None:
-    """Room a is shared by w and x (returns 1 and 0), so A_0 = ±1/2; aborted trajectories have no advantage."""
-    settings = ["mode=mean_norm", "gamma=1", "invalid_action_penalty=0", "history_length=1", "reward_scale=1"]
-    seen = get(small_run)("runs/0/groups/0/estimates", estimator="hgpo", set=settings)["columns"]
-    assert seen["return"] == [1, 1, 1, 0, 0, 0, 1, 1, 1, 0, 0]
-    assert seen["size_k0"][:9:3] == [2, 2, 4]
-    assert seen["k0"][0] == 0.5
-    assert seen["k0"][3] == -0.5
-    assert seen["k0"][6] == pytest.approx(1 - 3 / 4)  # room b four times: 1, 0, 1, 1
-    assert seen["k1"][2] == pytest.approx(1 - 2 / 3)  # b then c three times: 1, 0, 1
-    assert seen["advantage"][9:] == [None, None]
-
-
 def test_search_finds_texts(small_run, get) -> None:
     document = get(small_run)
     seen = document("runs/0/search", text="ROOM A")
-    assert (seen["steps"], seen["groups"]) == (6, [0, 1])
-    assert seen["hits"][0] == {"row": 0, "step": 0, "column": "state", "group": 0, "trajectory": "alpha/0/w"}
+    assert (seen["steps"], seen["groups"]) == (6, 2)
+    assert seen["hits"][0] == {"row": 0, "step": 0, "column": "state", "snippet": "room a", "group": 0,
+                               "trajectory": "alpha/0/w"}  # fmt: skip
     assert document("runs/0/search", text="hung up")["hits"][0]["column"] == "error"
     assert document("runs/0/search", text=".*")["steps"] == 0
     assert document("runs/0/tasks", search="room a", text="omega")["total"] == 1
@@ -214,8 +207,8 @@ def test_curves_of_a_training_run(training_run, get) -> None:
     document = get(training_run)
     assert document("runs")["runs"][0]["training"]
     seen = document("runs/0/curves")
-    assert seen["iterations"] == [0, 1, 2]
-    assert seen["results"]["success"] == [2 / 3] * 3
+    assert [row["iteration"] for row in seen["results"]] == [0, 1, 2]
+    assert [row["success"] for row in seen["results"]] == [2 / 3] * 3
     assert seen["metrics_iterations"] == [0, 1]  # the last line is being written
     assert seen["metrics"]["loss/policy"] == [1.0, 0.5]
     levels = document("runs/0/levels")
@@ -238,15 +231,13 @@ def test_a_run_is_followed_while_it_is_written(tmp_path, get) -> None:
         assert document("runs/0/groups/1")["task_id"] == "omega"
 
 
-def test_long_texts_are_cut_and_can_be_read_whole(hostile_run, get) -> None:
+def test_long_texts_are_cut(hostile_run, get) -> None:
     document = get(hostile_run)
     large = HOSTILE["large"]
     states = document("runs/0/groups/0")["states"]
     assert {"cut": large[:20_000], "length": len(large)} in states
     row = 2 * list(HOSTILE).index("large") + 1
-    assert document(f"runs/0/steps/{row}")["prompt"]["length"] == len(large)
-    assert document(f"runs/0/steps/{row}/text", column="state")["text"] == large
-    assert document(f"runs/0/steps/{row}/text", column="admissible_actions", item=1)["text"] == HOSTILE["script"]
+    assert document(f"runs/0/steps/{row}")[0]["prompt"]["length"] == len(large)
 
 
 # ----------------------------------------------------------------------------------------------------------- rules
@@ -281,10 +272,14 @@ def test_addresses_hosts_and_methods_without_an_answer(small_run) -> None:
         ("runs/1/overview", "run: expected a number below 1, received 1"),
         ("runs/0/groups/2", "group: expected a number from 0 to 1, received 2"),
         ("runs/0/steps/22", "row: expected a number from 0 to 21, received 22"),
-        ("runs/0/steps/0/text?column=secrets", "unknown column 'secrets'"),
-        ("runs/0/steps/0/text?column=admissible_actions&item=9", "item: expected a number from 0 to 1, received 9"),
-        ("runs/0/tasks?outcome=lost", "filter outcome 'lost'"),
+        ("runs/0/tasks?outcome=lost", "unknown outcome 'lost'"),
+        ("runs/0/tasks?outcome=maybe", "filter outcome 'maybe'"),
         ("runs/0/tasks?limit=100000", "limit: expected at most 500"),
+        ("runs/0/trajectories?outcome=partly", "unknown outcome 'partly'"),
+        ("runs/0/steps/0?steps=51", "steps: expected a number from 1 to 50, received 51"),
+        (f"runs/0/steps/0?steps={'9' * 5000}", "steps: expected a number of at most 15 digits"),
+        (f"runs/0/tasks?offset={'9' * 5000}", "filter offset: expected int"),
+        (f"runs/0/groups/0/estimates?set=gamma={'9' * 5000}", "parameter gamma: expected float"),
         ("runs/0/tasks?order=task", "unknown filter 'order'"),
         ("runs/0/find?trajectory=nobody", "no trajectory 'nobody'"),
         ("runs/0/search?text=", "expected what to search for"),
@@ -316,6 +311,27 @@ def test_a_damaged_file_is_one_line(small_run) -> None:
     assert "cannot be read" in answer.json()["error"]
 
 
+@pytest.mark.parametrize("path", ["runs/{}/overview", "runs/0/groups/{}", "runs/0/against/{}", "runs/0/steps/{}"])
+def test_numbers_of_thousands_of_digits_are_no_address(small_run, path: str) -> None:
+    assert client_of(small_run).get(f"/{TOKEN}/api/{path.format('9' * 5000)}").status_code == 404
+
+
+def test_a_run_that_is_deleted_is_missing_alone(small_run, six_tasks) -> None:
+    """Before or after its rows were read; and as a single file."""
+    file = six_tasks.parent / "table.parquet"
+    scan_steps(six_tasks).collect().write_parquet(file)
+    client = client_of(small_run, six_tasks, file)
+    get = partial(client.get, follow_redirects=False)
+    get(f"/{TOKEN}/api/runs/1/overview").raise_for_status()
+    shutil.rmtree(six_tasks)
+    file.unlink()
+    assert [run["name"] for run in get(f"/{TOKEN}/api/runs").json()["runs"]] == ["small", "six", "table.parquet"]
+    assert get(f"/{TOKEN}/api/versions").json()[1] == ""
+    for path, status in (("0/overview", 200), ("1/overview", 400), ("1/tasks", 400), ("0/against/1", 400)):
+        answer = get(f"/{TOKEN}/api/runs/{path}")
+        assert (answer.status_code, "\n" in answer.text) == (status, False), answer.text
+
+
 def test_two_runs_have_two_names(small_run, tmp_path) -> None:
     again = tmp_path / "other" / "small"
     again.parent.mkdir()
@@ -324,24 +340,6 @@ def test_two_runs_have_two_names(small_run, tmp_path) -> None:
         writer.add_group(small_rows("beta"))
     runs = client_of(small_run, again).get(f"/{TOKEN}/api/runs").json()["runs"]
     assert [run["name"] for run in runs] == ["small", "small (2)"]
-
-
-def test_the_server_speaks_no_other_protocol(small_run) -> None:
-    """A WebSocket gets no answer of the application."""
-    app = make_app(open_sources([str(small_run)]), TOKEN)
-    sent: list[Any] = []
-
-    async def ask() -> None:
-        async def receive() -> dict[str, str]:
-            return {"type": "websocket.connect"}
-
-        async def send(message: Any) -> None:
-            sent.append(message)
-
-        await app({"type": "websocket", "path": "/the-token/api/runs", "headers": []}, receive, send)
-
-    asyncio.run(ask())
-    assert [message["type"] for message in sent] == ["websocket.close"]
 
 
 def test_hostile_texts_are_json(hostile_run) -> None:

@@ -9,7 +9,7 @@ from polars.testing import assert_series_equal
 
 from hgpo_envs.errors import InputError
 from hgpo_train.advantages import compute
-from hgpo_train.view.documents import group_document, step_document
+from hgpo_train.view.documents import group_document, step_documents
 from hgpo_train.view.estimates import estimate, estimator_with
 from hgpo_train.view.overview import overview_document
 from hgpo_train.view.sources import open_sources
@@ -36,13 +36,18 @@ def test_the_six_columns_suffice(tmp_path: Path) -> None:
     before = path.read_bytes()
     source = opened(path)
     seen = overview_document(source, source.index())
-    assert (seen["name"], seen["tasks"], seen["trajectories"], seen["steps"]) == ("mine.parquet", 2, 4, 8)
+    assert (seen["name"], *(seen["total"][name] for name in ("tasks", "episodes", "steps"))) == (
+        "mine.parquet",
+        2,
+        4,
+        8,
+    )
     assert seen["total"]["success"] is None, "the table does not say which rollouts were won"
     group = group_document(source.index(), 1)
     assert group["task_id"] == "b"
     assert [group["states"][place] for place in group["steps"]["state"]] == ["s", "t", "s", "t"]
     assert group["steps"]["step"] == [0, 1, 0, 1], "counted from 0"
-    step = step_document(source.index(), 7)
+    (step,) = step_documents(source.index(), 7)
     assert (step["action"], step["action_valid"], step["prompt"]) == (None, False, None)
     assert path.read_bytes() == before
 

@@ -6,7 +6,7 @@ import pytest
 from viewed import RESPONSES, write_token_run
 
 from hgpo_datasets import StepWriter, scan_steps
-from hgpo_train.view.documents import step_document
+from hgpo_train.view.documents import step_documents
 from hgpo_train.view.sources import open_sources
 from hgpo_train.view.tokens import find_tokenizer
 from hgpo_train.view.tokens import texts_of as token_texts
@@ -16,7 +16,7 @@ tokenizers = pytest.importorskip("tokenizers")
 
 def texts_of(run: Path, row: int) -> list[str | None] | None:
     (source,) = open_sources([str(run)])
-    return step_document(source.index(), row, source.tokenizer())["token_texts"]
+    return step_documents(source.index(), row, 1, source.tokenizer())[0]["token_texts"]
 
 
 @pytest.mark.parametrize("row", [0, 1])

@@ -3,14 +3,15 @@ import { render } from "preact";
 import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 import { forget, get, isFile, useDocument } from "./data";
 import type { Head } from "./documents";
-import { type Chosen, startWith } from "./estimators";
+import { ComparePage } from "./compare";
+import { chosenOf } from "./estimators";
 import { GroupPage } from "./group";
 import { focusSoon, onKey, SHORTCUTS } from "./keys";
 import { OverviewPage } from "./overview";
 import { go, links, useRoute } from "./route";
-import { StepPage } from "./step";
+import { TranscriptPage } from "./transcript";
 import { Line } from "./texts";
-import { TaskTree, type Filter, NO_FILTER } from "./tree";
+import { asSettings, NO_FILTER, TaskTree } from "./tree";
 import "./style.css";
 
 const WATCH_MS = 3000;
@@ -83,13 +84,8 @@ function App() {
   const version = useVersion();
   const [theme, toggleTheme] = useTheme();
   const [help, setHelp] = useState(false);
-  const [filter, setFilter] = useState<Filter>(NO_FILTER);
-  const [chosen, setChosen] = useState<Chosen[]>([]);
   const dialog = useRef<HTMLDialogElement>(null);
 
-  useEffect(() => {
-    if (head.value && !chosen.length) setChosen(startWith(head.value.estimators));
-  }, [head.value]);
   useEffect(() => {
     const element = dialog.current;
     if (help && !element?.open) element?.showModal();
@@ -105,11 +101,11 @@ function App() {
     return onKey({
       o: () => go(links.overview(run.name)),
       t: () => {
-        if (route.view === "overview") go(links.tasks(run.name));
+        if (!["tasks", "group"].includes(route.view)) go(links.tasks(run.name));
         focusSoon('[role="treegrid"] [tabindex="0"]');
       },
       "/": () => {
-        if (route.view === "overview") go(links.tasks(run.name));
+        if (!["tasks", "group"].includes(route.view)) go(links.tasks(run.name));
         focusSoon("#filter-text");
       },
       d: toggleTheme,
@@ -122,13 +118,12 @@ function App() {
   }, [run?.name, route]);
 
   if (head.error) return <p class="error page" role="alert">{head.error}</p>;
-  if (!run || !chosen.length) return <p class="page" role="status">Loading …</p>;
+  if (!run || !head.value) return <p class="page" role="status">Loading …</p>;
   const path = `runs/${place}`;
+  const chosen = chosenOf(route.settings, head.value.estimators);
   const shared = { path, run: run.name, version };
-  const pick = (iteration: string) => {
-    setFilter({ ...NO_FILTER, iteration });
-    go(links.tasks(run.name));
-  };
+  const pick = (iteration: string) => go(links.tasks(run.name, asSettings({ ...NO_FILTER, iteration })));
+  const single = route.view === "overview" || route.view === "compare";
   return (
     <>
       <a class="skip" href="#main" onClick={(event) => { event.preventDefault(); document.getElementById("main")?.focus(); }}>
@@ -145,7 +140,8 @@ function App() {
         )}
         <nav aria-label="Views">
           <a href={links.overview(run.name)} aria-current={route.view === "overview" ? "page" : undefined}>Overview</a>
-          <a href={links.tasks(run.name)} aria-current={route.view !== "overview" ? "page" : undefined}>Tasks</a>
+          <a href={links.tasks(run.name)} aria-current={!single ? "page" : undefined}>Tasks</a>
+          {runs.length > 1 && <a href={links.compare(run.name)} aria-current={route.view === "compare" ? "page" : undefined}>Compare</a>}
         </nav>
         <span class="spacer" />
         <button type="button" onClick={toggleTheme} aria-label={theme === "dark" ? "Light colours" : "Dark colours"}>
@@ -153,25 +149,20 @@ function App() {
         </button>
         <button type="button" onClick={() => setHelp(true)} aria-label="Keyboard shortcuts" aria-haspopup="dialog">?</button>
       </header>
-      <main id="main" tabIndex={-1} class={route.view === "overview" ? "single" : `split at-${route.view}`}>
+      <main id="main" tabIndex={-1} class={single ? "single" : `split at-${route.view}`}>
         {route.view === "overview" ? (
           <OverviewPage {...shared} pick={pick} />
+        ) : route.view === "compare" ? (
+          <ComparePage runs={runs} place={place} settings={route.settings} version={version} chosen={chosen} />
         ) : (
           <>
-            <TaskTree {...shared} route={route} filter={filter} setFilter={setFilter} />
+            {route.view !== "step" && <TaskTree {...shared} route={route} />}
             <section class="content" aria-label="Selection">
               {route.view === "group" && route.group !== null && (
-                <GroupPage {...shared} number={route.group} tab={route.tab} chosen={chosen} />
+                <GroupPage {...shared} number={route.group} tab={route.tab} chosen={chosen} colours={route.settings.get("colours") === "b" ? 1 : 0} />
               )}
               {route.view === "step" && route.trajectory !== null && (
-                <StepPage
-                  {...shared}
-                  trajectory={route.trajectory}
-                  step={route.step}
-                  estimators={head.value?.estimators ?? []}
-                  chosen={chosen}
-                  setChosen={setChosen}
-                />
+                <TranscriptPage {...shared} trajectory={route.trajectory} step={route.step} estimators={head.value.estimators} chosen={chosen} />
               )}
               {route.view === "tasks" && <p class="none page">Choose a task, a group or a trajectory.</p>}
             </section>

@@ -5,7 +5,8 @@ import "uplot/dist/uPlot.min.css";
 import type { Series } from "./documents";
 import { number, percent } from "./format";
 
-export type Curve = { name: string; values: Series };
+export type Interval = [number, number] | null;
+export type Curve = { name: string; values: Series; intervals?: Interval[] };
 
 type Props = {
   title: string;
@@ -20,6 +21,7 @@ const HEIGHT = 160;
 export function Chart({ title, iterations, curves, share, pick }: Props) {
   const place = useRef<HTMLDivElement>(null);
   const shown = curves.filter((curve) => curve.values.some((value) => value !== null));
+  const bounded = shown.filter((curve) => curve.intervals?.some((interval) => interval !== null));
   const format = share ? (value: number | null) => percent(value, 1) : (value: number | null) => number(value, 3);
   const key = JSON.stringify([iterations, shown]);
   useEffect(() => {
@@ -46,9 +48,15 @@ export function Chart({ title, iterations, curves, share, pick }: Props) {
           ...shown.map((_, at) => ({
             stroke: colour(`--curve-${at % 6}`), width: 2, dash: at >= 6 ? [6, 4] : undefined, spanGaps: true, points: { show: iterations.length < 60 },
           })),
+          ...bounded.flatMap(() => [{ points: { show: false } }, { points: { show: false } }]),
         ],
+        bands: bounded.map((curve, at) => ({
+          series: [shown.length + 2 + 2 * at, shown.length + 1 + 2 * at] as [number, number],
+          fill: `${colour(`--curve-${shown.indexOf(curve) % 6}`)}2e`,
+        })),
       };
-      plot = new uPlot(options, [iterations, ...shown.map((curve) => curve.values)] as uPlot.AlignedData, element);
+      const bounds = bounded.flatMap((curve) => [0, 1].map((end) => iterations.map((_, at) => curve.intervals?.[at]?.[end] ?? null)));
+      plot = new uPlot(options, [iterations, ...shown.map((curve) => curve.values), ...bounds] as uPlot.AlignedData, element);
       plot.over.addEventListener("click", () => {
         const at = plot?.cursor.idx;
         if (pick && at !== null && at !== undefined) pick(String(iterations[at]));
@@ -91,7 +99,7 @@ export function Chart({ title, iterations, curves, share, pick }: Props) {
               {iterations.map((iteration, at) => (
                 <tr>
                   <th scope="row">{pick ? <button type="button" class="link" onClick={() => pick(String(iteration))}>{iteration}</button> : iteration}</th>
-                  {shown.map((curve) => <td class="figure">{format(curve.values[at] ?? null)}</td>)}
+                  {shown.map((curve) => <td class="figure">{format(curve.values[at] ?? null)}{ranged(curve.intervals?.[at], format)}</td>)}
                 </tr>
               ))}
             </tbody>
@@ -101,3 +109,6 @@ export function Chart({ title, iterations, curves, share, pick }: Props) {
     </figure>
   );
 }
+
+const ranged = (interval: Interval | undefined, format: (value: number) => string) =>
+  interval ? <small> ({format(interval[0])} to {format(interval[1])})</small> : null;

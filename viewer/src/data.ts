@@ -84,7 +84,7 @@ export function useDocument<T>(path: string | null, query: Query = {}, version =
 // ------------------------------------------------------------------------------------------------ documents in a file
 
 function lookUp(from: Embedded, path: string, query: Query): unknown {
-  if (path === "runs") return { runs: from.runs, estimators: from.estimators };
+  if (path === "runs") return { runs: from.runs, estimators: from.estimators, definitions: from.definitions };
   const [run, kind, ...rest] = path.split("/").slice(1);
   if (kind === "find") return find(from, run as string, String(query.trajectory));
   if (kind === "tasks") return filtered(from.answers[path] as Tasks, query);
@@ -116,7 +116,7 @@ const SORTS: Record<string, (task: Task) => number | string> = {
 
 function filtered(all: Tasks, query: Query): Tasks {
   const text = String(query.text ?? "").toLowerCase();
-  const tasks = all.tasks.filter((task) => {
+  const tasks = (all.tasks ?? []).filter((task) => {
     const outcome = task.won === null ? "unknown" : task.won === 0 ? "none" : task.won === task.size ? "all" : "partly";
     const words = `${task.task_id} ${typeof task.task === "string" ? task.task : (task.task?.cut ?? "")}`.toLowerCase();
     return (
@@ -124,7 +124,7 @@ function filtered(all: Tasks, query: Query): Tasks {
       (!query.invalid || task.invalid > 0) &&
       (!query.aborted || task.aborted > 0) &&
       (query.task_type === undefined || (task.task_type ?? "") === query.task_type) &&
-      (query.iteration === undefined || task.groups.some((group) => String(group.iteration) === query.iteration)) &&
+      (!query.iteration || task.groups.some((group) => String(group.iteration) === query.iteration)) &&
       words.includes(text)
     );
   });

@@ -17,18 +17,20 @@ export type Parameter = {
 
 export type Estimator = { name: string; summary: string; scope: string; parameters: Parameter[] };
 
-export type Head = { runs: Run[]; estimators: Estimator[] };
+export type Definitions = Record<"summary" | "levels", Record<string, { label: string; text: string }>>;
 
-export type Results = {
+export type Head = { runs: Run[]; estimators: Estimator[]; definitions: Definitions };
+
+export type Measure = "success" | "mean_return" | "mean_length" | "valid";
+
+export type Results = Record<Measure, number | null> & {
+  iteration?: number;
   tasks: number;
   episodes: number;
-  success: number | null;
+  steps: number;
   success_by_task: number | null;
-  interval: [number, number] | null;
-  mean_return: number | null;
-  mean_length: number | null;
+  intervals: Record<Measure, [number, number] | null>;
   bounds: [number, number] | null;
-  invalid: number | null;
   admissible: number | null;
   aborted: number;
   truncated: number;
@@ -39,10 +41,7 @@ export type Overview = {
   path: string;
   environments: string[];
   splits: string[];
-  tasks: number;
   groups: number;
-  trajectories: number;
-  steps: number;
   files: number;
   depth: number;
   iterations: number[];
@@ -54,11 +53,19 @@ export type Overview = {
   outcomes: { none: number; partly: number; all: number };
 };
 
+type Side = Record<Measure, number | null> & { number: number };
+
+/** Two runs on the tasks that both contain. */
+export type Comparison = {
+  differences: Partial<Record<Measure, { mean: number; interval: [number, number] | null; tasks: number; higher: number; lower: number }>>;
+  total: number;
+  tasks: { task_id: string; task: string; sides: [Side, Side] }[];
+};
+
 export type Series = (number | null)[];
 
 export type Curves = {
-  iterations: number[];
-  results: Record<string, Series>;
+  results: (Results & { iteration: number })[];
   metrics_iterations: number[];
   metrics: Record<string, Series>;
 };
@@ -103,10 +110,15 @@ export type Task = Omit<GroupRow, "number" | "iteration" | "group" | "run"> & {
   groups: GroupRow[];
 };
 
-export type Tasks = { total: number; groups: number; offset: number; tasks: Task[] };
+export type Rollout = Omit<Trajectory, "error" | "policy"> & {
+  number: number; iteration: number; task_id: string; task_type: string | null; task: Text;
+};
 
-export type Hit = { row: number; step: number; column: string; group: number; trajectory: string };
-export type Search = { steps: number; groups: number[]; hits: Hit[] };
+/** A page of tasks, or of rollouts. */
+export type Tasks = { total: number; groups: number; offset?: number; tasks?: Task[]; trajectories?: Rollout[] };
+
+export type Hit = { row: number; step: number; column: string; snippet: string | null; group: number; trajectory: string };
+export type Search = { steps: number; groups: number; hits: Hit[] };
 
 export type Trajectory = {
   trajectory: string;

@@ -2,6 +2,7 @@
 import { useState } from "preact/hooks";
 import { isFile, type Loaded, type Query, useDocument } from "./data";
 import type { Estimate, Estimator, Parameter } from "./documents";
+import { change as changeSettings } from "./route";
 
 type Value = number | string | boolean | null;
 
@@ -10,9 +11,36 @@ export type Chosen = { name: string; set: Record<string, Value> };
 
 const FIRST = ["history_length", "alpha", "mode", "context", "gamma"];
 
-export function startWith(known: Estimator[]): Chosen[] {
-  const named = ["hgpo", "gigpo", ...known.map((one) => one.name)].filter((name) => known.some((one) => one.name === name));
-  return [named[0], named[1] ?? named[0]].map((name) => ({ name: name as string, set: {} }));
+/** The estimators A and B of the address, written as on the command line: `hgpo:history_length=4:alpha=2`. */
+export function chosenOf(settings: URLSearchParams, known: Estimator[]): Chosen[] {
+  const names = known.map((one) => one.name);
+  const first = ["hgpo", "gigpo", ...names].filter((name) => names.includes(name));
+  return ["a", "b"].map((letter, place) => {
+    const parts = (settings.get(letter) ?? "").split(":");
+    const at = parts.findIndex((part) => part.includes("="));
+    const name = (at < 0 ? parts : parts.slice(0, at)).join(":");
+    if (!names.includes(name)) return { name: (first[place] ?? first[0]) as string, set: {} };
+    const set: Record<string, Value> = {};
+    for (const part of at < 0 ? [] : parts.slice(at)) {
+      const equals = part.indexOf("=");
+      set[part.slice(0, equals)] = valueOf(decodeURIComponent(part.slice(equals + 1)));
+    }
+    return { name, set };
+  });
+}
+
+function valueOf(text: string): Value {
+  try {
+    return JSON.parse(text) as Value;
+  } catch {
+    return text;
+  }
+}
+
+/** Put an estimator into the address, as A or B. */
+export function choose(letter: "a" | "b", { name, set }: Chosen): void {
+  const assigned = Object.entries(set).map(([key, value]) => `${key}=${encodeURIComponent(typeof value === "string" ? value : JSON.stringify(value))}`);
+  changeSettings({ [letter]: [name, ...assigned].join(":") });
 }
 
 /** The query of an estimate. */

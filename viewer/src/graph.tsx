@@ -1,18 +1,20 @@
 // A group's rollouts as a graph of states: columns by the fewest steps from the start, edges are actions.
-import { useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
+import { useMemo, useState } from "preact/hooks";
 import type { Estimate, Group } from "./documents";
 import { counted, number, shade, signed } from "./format";
 import { links } from "./route";
 import { Line, plain } from "./texts";
 import { Outcome, shortNames } from "./tree";
 
-type Node = { state: number; layer: number; place: number; visits: number; rows: number[]; value: number | null; end: "won" | "dead" | null };
+type Node = { state: number; layer: number; place: number; visits: number; rows: number[]; value: number | null; end: "won" | "dead" | null; label: string };
 type Edge = { from: number; to: number; rows: number[]; advantage: number | null; loop: boolean };
-type States = { nodes: Map<number, Node>; edges: Edge[]; layers: number[][] };
+type States = { nodes: Map<number, Node>; edges: Edge[]; layers: number[][]; ends: number };
 
-const COLUMN = 120;
-const LINE = 38;
-const MARGIN = 40;
+const COLUMN = 140;
+const LINE = 56;
+const MARGIN = 52;
+const LABEL = 17;
+const LEAST = 0.6; // of the size at which labels can be read: larger graphs scroll
 const MOST = 600;
 const LARGEST = 17; // so that neighbours in a column do not overlap
 
@@ -21,12 +23,27 @@ const mean = (values: (number | null | undefined)[]): number | null => {
   return known.length ? known.reduce((sum, value) => sum + value, 0) / known.length : null;
 };
 
+/** An action in a few words: its verb and object, or the tool that is called. */
+export function shortAction(text: string): string {
+  const call = /"name"\s*:\s*"([^"]*)"/.exec(text);
+  const words = call ? `${call[1]}()` : text.replace(/\s+/g, " ").trim().replace(/^(\w+) to /, "$1 ").split(/ (?:from|with|in|into|in\/on|on|onto|to|at|using) /)[0] ?? "";
+  return words.length > LABEL ? `${words.slice(0, LABEL - 1)}…` : words;
+}
+
+/** The most frequent of some values. */
+function commonest(values: number[]): number | undefined {
+  const counts = new Map<number, number>();
+  for (const value of values) counts.set(value, (counts.get(value) ?? 0) + 1);
+  return [...counts].sort((a, b) => b[1] - a[1])[0]?.[0];
+}
+
 function statesOf(group: Group, estimate: Estimate | null): States {
   const { state, next, step, trajectory } = group.steps;
   const rows = new Map<number, number[]>();
   const layer = new Map<number, number>();
   const edges = new Map<string, Edge>();
   const ends = new Map<number, "won" | "dead">();
+  let known = 0; // rollouts whose end and success the table contains
   state.forEach((at, row) => {
     rows.set(at, [...(rows.get(at) ?? []), row]);
     if (step[row] === 0) layer.set(at, 0);
@@ -38,7 +55,9 @@ function statesOf(group: Group, estimate: Estimate | null): States {
     edges.set(key, edge);
     if (trajectory[row + 1] !== trajectory[row]) {
       const one = group.trajectories[trajectory[row] as number];
-      if (one && !one.aborted && one.won !== null) ends.set(to, one.won || ends.get(to) === "won" ? "won" : "dead");
+      if (!one || one.aborted || one.won === null) return;
+      known++;
+      ends.set(to, one.won || ends.get(to) === "won" ? "won" : "dead");
     }
   });
   const waiting = [...layer.keys()];
@@ -53,14 +72,19 @@ function statesOf(group: Group, estimate: Estimate | null): States {
   for (const [at, where] of layer) {
     const visits = rows.get(at) ?? [];
     const value = mean(visits.map((row) => estimate?.columns.return?.[row]));
-    nodes.set(at, { state: at, layer: where, place: 0, visits: visits.length, rows: visits, value, end: ends.get(at) ?? null });
+    nodes.set(at, { state: at, layer: where, place: 0, visits: visits.length, rows: visits, value, end: ends.get(at) ?? null, label: where ? "" : "start" });
   }
   for (const edge of edges.values()) {
     edge.advantage = mean(edge.rows.map((row) => estimate?.columns.advantage?.[row]));
     edge.loop = edge.to === edge.from || (layer.get(edge.to) as number) < (layer.get(edge.from) as number);
   }
   const list = [...edges.values()];
-  return { nodes, edges: list, layers: placed(nodes, list) };
+  for (const node of nodes.values()) {
+    const arriving = list.filter((edge) => edge.to === node.state && !edge.loop).flatMap((edge) => edge.rows);
+    const action = commonest(arriving.map((row) => group.steps.action[row]).filter((one): one is number => typeof one === "number"));
+    if (node.layer && action !== undefined) node.label = shortAction(plain(group.actions[action]));
+  }
+  return { nodes, edges: list, layers: placed(nodes, list), ends: known };
 }
 
 /** Order each column by the mean place of its neighbours in the columns before and after, some times. */
@@ -104,11 +128,7 @@ type Props = {
 export function Graph({ run, group, estimate, iterations }: Props) {
   const states = useMemo(() => statesOf(group, estimate), [group, estimate]);
   const [selected, setSelected] = useState<number | null>(null);
-  const scroller = useRef<HTMLDivElement>(null);
-  useLayoutEffect(() => {
-    const element = scroller.current; // rollouts start in the middle of the first column
-    if (element) element.scrollTop = (element.scrollHeight - element.clientHeight) / 2;
-  }, [states]);
+  const [whole, setWhole] = useState(true);
   const [overlay, setOverlay] = useState("");
   if (states.nodes.size > MOST) return <p class="note">{iterations ? "These groups have" : "This group has"} {counted(states.nodes.size, "state")}, more than the {MOST} that are drawn.</p>;
   const chosenOnes = (iterations ?? group.trajectories.map((_, place) => place)).map((one) => overlay !== "" && one === Number(overlay));
@@ -131,7 +151,8 @@ export function Graph({ run, group, estimate, iterations }: Props) {
     <div class="graph">
       <p class="note">
         {counted(states.nodes.size, "state")}, {counted(states.edges.length, "transition")}, {counted(loops, "transition")} to an earlier or the same state (dashed),{" "}
-        {counted(deadEnds, "state")} where a rollout ended without success (square). A state is larger the more often it was visited, and fuller the higher
+        {states.ends ? `${counted(deadEnds, "state")} where a rollout ended without success (square)` : "where rollouts ended is unknown, because the table has no next states of their last steps or no success"}.
+        A state is named by the action that most often led to it. It is larger the more often it was visited, and fuller the higher
         its mean R, the discounted and scaled return that advantages are made of. A transition has the colour of the mean advantage of its steps.
       </p>
       <label>
@@ -141,8 +162,9 @@ export function Graph({ run, group, estimate, iterations }: Props) {
           {iterations ? iterationOptions(group, iterations) : group.trajectories.map((one, place) => <option value={String(place)}>{one.won ? "✓" : one.aborted ? "!" : one.won === null ? "?" : "✗"} {one.trajectory.slice(0, 60)}</option>)}
         </select>
       </label>
-      <div class="graph-scroll" ref={scroller} role="region" aria-label="Graph of states; its states are listed below" tabIndex={0}>
-        <svg width={width} height={height} viewBox={`0 0 ${width} ${height}`} aria-hidden="true">
+      {" "}<label><input type="checkbox" checked={whole} onChange={(event) => setWhole(event.currentTarget.checked)} /> fit the window</label>
+      <div class="graph-scroll" role="region" aria-label="Graph of states; its states are listed below" tabIndex={0}>
+        <svg width={whole ? "100%" : width} height={whole ? undefined : height} style={whole ? { maxWidth: `${1.4 * width}px`, minWidth: `${LEAST * width}px`, maxHeight: `max(40rem, ${LEAST * height}px)` } : {}} viewBox={`0 0 ${width} ${height}`} aria-hidden="true">
           <g class="edges">
             {states.edges.map((edge) => {
               const faded = overlay !== "" && !on(edge);
@@ -160,12 +182,13 @@ export function Graph({ run, group, estimate, iterations }: Props) {
           </g>
           {[...states.nodes.values()].map((node) => {
             const [x, y] = at(node.state);
-            const size = Math.min(LARGEST, 5 + 2.2 * Math.sqrt(node.visits));
+            const size = Math.min(LARGEST, (node.end ? 8 : 5) + 2.2 * Math.sqrt(node.visits));
             const full = node.value === null || high === low ? 0 : (node.value - low) / (high - low);
             const style = { fill: `color-mix(in srgb, var(--plus) ${Math.round(100 * full)}%, var(--panel))`, opacity: through(node) ? 1 : 0.15 };
             return (
               <g class={`node ${selected === node.state ? "selected" : ""}`} onClick={() => setSelected(node.state)}>
                 {node.end === "dead" ? <rect x={x - size} y={y - size} width={2 * size} height={2 * size} style={style} /> : <circle cx={x} cy={y} r={size} style={style} />}
+                <text x={x} y={y + size + 13} class="label">{node.label}</text>
                 {node.end === "won" && <text x={x} y={y + 5} class="won">✓</text>}
                 <title>{`${plain(group.states[node.state] ?? null).slice(0, 300)}\n${counted(node.visits, "visit")}, mean R ${number(node.value)}`}</title>
               </g>

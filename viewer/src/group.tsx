@@ -1,20 +1,20 @@
 // A group of rollouts: its trajectories side by side, or its graph of states.
-import { useLayoutEffect, useState } from "preact/hooks";
+import { useEffect, useLayoutEffect, useMemo, useRef } from "preact/hooks";
+import { alignedSteps, repeats } from "./align";
 import { useDocument } from "./data";
-import type { Estimate, Group } from "./documents";
+import type { Estimate, Group, Trajectory } from "./documents";
 import { type Chosen, useEstimate } from "./estimators";
 import { counted, number, percent, shade, signed } from "./format";
 import { Graph } from "./graph";
 import { onKey } from "./keys";
-import { go, links, type Tab } from "./route";
+import { change, go, links, type Tab } from "./route";
 import { Line, Marked, plain } from "./texts";
 import { Outcome, shortNames } from "./tree";
 import { useGroupsOfTask, useWholeTask } from "./whole_task";
 
-type Props = { path: string; run: string; version: number; number: number; tab: Tab; chosen: Chosen[] };
+type Props = { path: string; run: string; version: number; number: number; tab: Tab; chosen: Chosen[]; colours: number };
 
-export function GroupPage({ path, run, version, number: at, tab, chosen }: Props) {
-  const [which, setWhich] = useState(0);
+export function GroupPage({ path, run, version, number: at, tab, chosen, colours: which }: Props) {
   const group = useDocument<Group>(`${path}/groups/${at}`, {}, version);
   const estimate = useEstimate(path, at, chosen[which] as Chosen, version);
   const groups = useGroupsOfTask(path, group.value, version);
@@ -44,7 +44,7 @@ export function GroupPage({ path, run, version, number: at, tab, chosen }: Props
         </nav>
         <label>
           colours: advantages of{" "}
-          <select value={String(which)} onChange={(event) => setWhich(Number(event.currentTarget.value))}>
+          <select value={String(which)} onChange={(event) => change({ colours: event.currentTarget.value === "1" ? "b" : null })}>
             {chosen.map((one, place) => <option value={String(place)}>{"AB"[place]}: {one.name}</option>)}
           </select>
         </label>
@@ -101,54 +101,73 @@ export function Legend({ most }: { most: number }) {
   );
 }
 
-function Strips({ run, group, estimate }: { run: string; group: Group; estimate: Estimate | null }) {
+type StripsProps = { run: string; group: Group; estimate: Estimate | null; current?: { trajectory: number; step: number } };
+
+/** The rollouts below each other, aligned where their states agree: each step in the colour of its advantage. */
+export function Strips({ run, group, estimate, current }: StripsProps) {
   const names = shortNames(group.trajectories);
+  const first = current?.trajectory ?? 0;
+  const places = useMemo(() => alignedSteps(group, first), [group, first]);
+  const again = useMemo(() => repeats(group), [group]);
+  const scroller = useRef<HTMLDivElement>(null);
+  useEffect(() => {
+    const element = scroller.current;
+    const cell = element?.querySelector<HTMLElement>("[aria-current]");
+    if (element && cell) element.scrollLeft += cell.getBoundingClientRect().left - element.getBoundingClientRect().left - element.clientWidth / 2;
+  }, [current?.trajectory, current?.step, places]);
+  const order = current ? [first, ...group.trajectories.keys()].filter((value, at, all) => all.indexOf(value) === at) : [...group.trajectories.keys()];
   return (
-    <div class="table-scroll" role="region" aria-label="Trajectories" tabIndex={0}>
-      <table class="strips">
-        <thead>
-          <tr><th scope="col">trajectory</th><th scope="col" class="figure">return</th><th scope="col" class="figure">steps</th><th scope="col" class="figure">invalid</th><th scope="col">advantage of each step</th></tr>
-        </thead>
-        <tbody>
-          {group.trajectories.map((one, place) => (
-            <tr>
-              <th scope="row"><Outcome of={one} /> <a href={links.step(run, one.trajectory, 0)} title={one.trajectory}><Line text={names[place]} most={40} /></a>
-                {one.error !== null && <p class="error"><Line text={one.error} /></p>}
-              </th>
-              <td class="figure">{number(one.episode_return)}</td>
-              <td class="figure">{one.length}</td>
-              <td class="figure">{one.invalid || ""}</td>
-              <td><Strip run={run} group={group} trajectory={one.trajectory} estimate={estimate} /></td>
-            </tr>
-          ))}
-        </tbody>
-      </table>
-    </div>
+    <>
+      <div class="table-scroll" role="region" aria-label="Trajectories" tabIndex={0} ref={scroller}>
+        <table class="strips">
+          <thead>
+            <tr><th scope="col">trajectory</th>{!current && <><th scope="col" class="figure">return</th><th scope="col" class="figure">steps</th><th scope="col" class="figure">invalid</th></>}<th scope="col">advantage of each step</th></tr>
+          </thead>
+          <tbody>
+            {order.map((place) => {
+              const one = group.trajectories[place] as Trajectory;
+              return (
+                <tr>
+                  <th scope="row"><Outcome of={one} /> <a href={links.step(run, one.trajectory, 0)} title={one.trajectory}><Line text={names[place]} most={current ? 14 : 40} /></a>
+                    {one.error !== null && !current && <p class="error"><Line text={one.error} /></p>}
+                  </th>
+                  {!current && <><td class="figure">{number(one.episode_return)}</td><td class="figure">{one.length}</td><td class="figure">{one.invalid || ""}</td></>}
+                  <td><Strip {...{ run, group, one, estimate, again }} steps={places[place] ?? []} current={place === current?.trajectory ? current.step : undefined} /></td>
+                </tr>
+              );
+            })}
+          </tbody>
+        </table>
+      </div>
+      <p class="note">Steps in one column are in the same state. Dashed: invalid action. Underlined: a state that the rollout was in before.</p>
+    </>
   );
 }
 
-/** The steps of a trajectory as cells in the colours of their advantages. */
-export function Strip({ run, group, trajectory, estimate, current }: {
-  run: string; group: Group; trajectory: string; estimate: Estimate | null; current?: number;
-}) {
-  const one = group.trajectories.find((found) => found.trajectory === trajectory);
-  if (!one) return null;
+type StripProps = {
+  run: string; group: Group; one: Trajectory; estimate: Estimate | null; again: (number | null)[]; steps: (number | null)[];
+  current: number | undefined;
+};
+
+function Strip({ run, group, one, estimate, again, steps, current }: StripProps) {
   const most = largest(estimate);
   const first = one.row - group.row;
   return (
     <span class="strip">
-      {Array.from({ length: one.length }, (_, step) => {
+      {steps.map((step) => {
+        if (step === null) return <span class="gap" />;
         const row = first + step;
         const value = estimate?.columns.advantage?.[row] ?? null;
         const action = group.steps.action[row];
         const text = action === null || action === undefined ? "no action" : plain(group.actions[action]).slice(0, 80);
-        const invalid = group.steps.valid[row] ? "" : ", invalid";
+        const marks = [!group.steps.valid[row] && "invalid", again[row] !== null && "again"].filter(Boolean);
+        const said = marks.map((mark) => `, ${mark === "again" ? `the state of step ${again[row]}` : mark}`).join("");
         return (
           <a
-            href={links.step(run, trajectory, step)} tabIndex={-1} style={{ background: shade(value, most) ?? "" }}
-            class={`${group.steps.valid[row] ? "" : "invalid"}`} aria-current={current === step ? "step" : undefined}
-            title={`step ${step}: ${text}${invalid}, advantage ${signed(value)}`}
-            aria-label={`step ${step}, advantage ${signed(value)}${invalid}`}
+            href={links.step(run, one.trajectory, step)} tabIndex={-1} style={{ background: shade(value, most) ?? "" }}
+            class={marks.join(" ")} aria-current={current === step ? "step" : undefined}
+            title={`step ${step}: ${text}${said}, advantage ${signed(value)}`}
+            aria-label={`step ${step}, advantage ${signed(value)}${said}`}
           >
             {step}
           </a>

@@ -2,6 +2,7 @@
 
 export const SHORTCUTS: [string, string][] = [
   ["j k", "next and previous step"],
+  ["n p", "next and previous step where the signs of estimators A and B differ"],
   ["] [", "next and previous trajectory of the group"],
   ["g", "the group of the step"],
   ["s", "the group's graph of states"],

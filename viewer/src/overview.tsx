@@ -2,7 +2,7 @@
 import { useState } from "preact/hooks";
 import { Chart } from "./chart";
 import { isFile, useDocument } from "./data";
-import type { Bounds, Curves, Level, Levels, Overview, Results } from "./documents";
+import type { Bounds, Curves, Head, Level, Levels, Measure, Overview, Results } from "./documents";
 import { counted, number, percent } from "./format";
 import { links } from "./route";
 import { Line, Marked } from "./texts";
@@ -26,10 +26,10 @@ export function OverviewPage({ path, run, version, pick }: Props) {
         <Tile name="success" value={percent(seen.total.success, 1)} note={interval(seen.total)} />
         <Tile name="mean return" value={number(seen.total.mean_return, 3)} />
         <Tile name="mean length" value={number(seen.total.mean_length, 1)} note="steps" />
-        <Tile name="invalid actions" value={percent(seen.total.invalid, 1)} note="by their form" />
-        {seen.total.admissible !== null && <Tile name="admissible actions" value={percent(seen.total.admissible, 1)} />}
-        <Tile name="rollouts" value={number(seen.trajectories)} note={`${counted(seen.tasks, "task")}, ${counted(seen.groups, "group")}`} />
-        <Tile name="steps" value={number(seen.steps)} note={several ? counted(seen.iterations.length, "iteration") : counted(seen.files, "file")} />
+        <Tile name="invalid actions" value={percent(invalid(seen.total), 1)} note="by their form" />
+        {seen.total.admissible !== null && <Tile name="admissible actions" of="admissible" value={percent(seen.total.admissible, 1)} />}
+        <Tile name="rollouts" of="trajectories" value={number(seen.total.episodes)} note={`${counted(seen.total.tasks, "task")}, ${counted(seen.groups, "group")}`} />
+        <Tile name="steps" value={number(seen.total.steps)} note={several ? counted(seen.iterations.length, "iteration") : counted(seen.files, "file")} />
         {seen.total.aborted > 0 && <Tile name="aborted" value={number(seen.total.aborted)} note="rollouts" />}
       </dl>
       {seen.total.bounds && (
@@ -41,18 +41,21 @@ export function OverviewPage({ path, run, version, pick }: Props) {
       <p><a class="button" href={links.tasks(run)}>Look at the tasks</a></p>
       <Outcomes of={seen} />
       {several && curves.value && <CurvesPart curves={curves.value} pick={pick} />}
-      <TaskTypes of={seen} />
-      <LevelsPart path={path} version={version} pick={pick} steps={seen.steps} />
+      <TaskTypes of={seen} run={run} />
+      <LevelsPart path={path} version={version} pick={pick} steps={seen.total.steps} />
       <Configuration of={seen} />
     </article>
   );
 }
 
-const interval = (of: Results): string =>
-  of.interval ? `95%: ${percent(of.interval[0])} to ${percent(of.interval[1])} (${counted(of.tasks, "task")})` : "";
+const invalid = (of: Results): number | null => (of.valid === null ? null : 1 - of.valid);
 
-function Tile({ name, value, note }: { name: string; value: string; note?: string }) {
-  return <div><dt>{name}</dt><dd>{value}</dd>{note && <dd class="note">{note}</dd>}</div>;
+const interval = ({ intervals: { success }, tasks }: Results): string =>
+  success ? `95%: ${percent(success[0])} to ${percent(success[1])} (${counted(tasks, "task")})` : "";
+
+function Tile({ name, value, note, of }: { name: string; value: string; note?: string; of?: string }) {
+  const definition = useDocument<Head>("runs").value?.definitions.summary[of ?? name.replace(" ", "_")];
+  return <div title={definition?.text}><dt>{name}</dt><dd>{value}</dd>{note && <dd class="note">{note}</dd>}</div>;
 }
 
 function Outcomes({ of }: { of: Overview }) {
@@ -67,14 +70,18 @@ function Outcomes({ of }: { of: Overview }) {
         {parts.map(([, count, kind]) => count > 0 && <span class={kind} style={{ flexGrow: count }} />)}
       </div>
       <p class="note">
-        {parts.map(([name, count]) => `${name}: ${counted(count, "group")} (${percent(count / whole)})`).join(" · ")}. Where rewards
-        are 0 or 1, the rollouts of a group have different undiscounted returns only if it is won in part.
+        {parts.map(([name, count, kind]) => (
+          <span class="keyed"><span class={`key ${kind}`} aria-hidden="true" /> {name}: {counted(count, "group")} ({percent(count / whole)})</span>
+        ))}
+      </p>
+      <p class="note">
+        Where rewards are 0 or 1, the rollouts of a group have different undiscounted returns only if it is won in part.
       </p>
     </section>
   );
 }
 
-function TaskTypes({ of }: { of: Overview }) {
+function TaskTypes({ of, run }: { of: Overview; run: string }) {
   if (of.task_types.length < 2) return null;
   const aborted = of.total.aborted > 0;
   return (
@@ -92,14 +99,14 @@ function TaskTypes({ of }: { of: Overview }) {
           <tbody>
             {of.task_types.map((kind) => (
               <tr>
-                <th scope="row"><Line text={kind.task_type ?? "unknown"} most={50} /></th>
+                <th scope="row"><a href={links.tasks(run, { task_type: kind.task_type ?? "" })}><Line text={kind.task_type ?? "unknown"} most={50} /></a></th>
                 <td class="figure">{kind.tasks}</td>
                 <td class="figure">{kind.episodes}</td>
                 <td class="figure">{percent(kind.success, 1)}</td>
                 <td><Interval of={kind} /></td>
                 <td class="figure">{number(kind.mean_return)}</td>
                 <td class="figure">{number(kind.mean_length, 1)}</td>
-                <td class="figure">{percent(kind.invalid, 1)}</td>
+                <td class="figure">{percent(invalid(kind), 1)}</td>
                 <td class="figure">{percent(kind.admissible, 1)}</td>
                 {aborted && <td class="figure">{kind.aborted || ""}</td>}
               </tr>
@@ -112,9 +119,9 @@ function TaskTypes({ of }: { of: Overview }) {
   );
 }
 
-function Interval({ of }: { of: Results }) {
-  if (!of.interval || of.success_by_task === null) return <>–</>;
-  const [low, high] = of.interval;
+export function Interval({ of }: { of: Results }) {
+  if (!of.intervals.success || of.success_by_task === null) return <>–</>;
+  const [low, high] = of.intervals.success;
   return (
     <svg class="interval" viewBox="0 0 120 14" role="img" aria-label={`${percent(low)} to ${percent(high)}`}>
       <line x1="1" x2="119" y1="7" y2="7" class="axis" />
@@ -124,11 +131,11 @@ function Interval({ of }: { of: Results }) {
   );
 }
 
-const RESULTS: [string, string[], boolean][] = [
+/** The measures of an iteration: the name of a chart, the measures that it shows, whether they are shares. */
+export const RESULTS: [string, Measure[], boolean][] = [
   ["Success and valid actions", ["success", "valid"], true],
-  ["Mean return", ["return"], false],
-  ["Mean length in steps", ["length"], false],
-  ["Steps", ["steps"], false],
+  ["Mean return", ["mean_return"], false],
+  ["Mean length in steps", ["mean_length"], false],
 ];
 
 function CurvesPart({ curves, pick }: { curves: Curves; pick: (iteration: string) => void }) {
@@ -140,7 +147,10 @@ function CurvesPart({ curves, pick }: { curves: Curves; pick: (iteration: string
       <h2>By iteration</h2>
       <div class="charts">
         {RESULTS.map(([title, shown, share]) => (
-          <Chart key={title} title={title} iterations={curves.iterations} share={share} pick={pick} curves={shown.map((name) => ({ name, values: curves.results[name] ?? [] }))} />
+          <Chart
+            key={title} title={title} iterations={curves.results.map((one) => one.iteration)} share={share} pick={pick}
+            curves={shown.map((name) => ({ name: name.replace("mean_", ""), values: curves.results.map((one) => one[name]), intervals: curves.results.map((one) => one.intervals[name]) }))}
+          />
         ))}
         {chosen && (
           <div>
@@ -153,21 +163,16 @@ function CurvesPart({ curves, pick }: { curves: Curves; pick: (iteration: string
           </div>
         )}
       </div>
-      <p class="note">Click on a point, or on an iteration in a table, to list its groups.</p>
+      <p class="note">Bands are 95% intervals that take tasks as independent. Click on a point, or on an iteration in a table, to list its groups.</p>
     </section>
   );
 }
 
-const LEVEL_ROWS: [string, string, (value: number | null) => string][] = [
-  ["shared", "steps that share a context", (value) => percent(value, 1)],
-  ["cross", "… with another rollout", (value) => percent(value, 1)],
-  ["mean_size", "mean group size", (value) => number(value, 2)],
-  ["step_size", "mean group size per step", (value) => number(value, 2)],
-  ["differing", "same state, different history", (value) => percent(value, 1)],
-  ["flat", "groups of equal returns", (value) => percent(value, 1)],
-  ["weight", "weight in HGPO's sum", (value) => number(value, 3)],
-  ["explained", "variance of returns at a state that histories explain", (value) => percent(value, 1)],
-  ["sign_disagreement", "steps whose sign differs from that at the deepest level", (value) => percent(value, 1)],
+const share1 = (value: number | null) => percent(value, 1);
+
+const LEVEL_ROWS: [string, (value: number | null) => string][] = [
+  ["shared", share1], ["cross", share1], ["mean_size", number], ["step_size", number], ["differing", share1], ["flat", share1],
+  ["weight", (value) => number(value, 3)], ["explained", share1], ["sign_disagreement", share1],
 ];
 
 /** Steps of a run for which chance is computed without being asked for: more take longer than seconds. */
@@ -176,6 +181,7 @@ const MOST_STEPS = 200_000;
 type LevelsProps = { path: string; version: number; pick: (iteration: string) => void; steps: number };
 
 function LevelsPart({ path, version, pick, steps }: LevelsProps) {
+  const definitions = useDocument<Head>("runs").value?.definitions;
   const [asked, setAsked] = useState(false);
   const [changed, setChanged] = useState(false);
   const wanted = asked || isFile || steps <= MOST_STEPS;
@@ -199,9 +205,9 @@ function LevelsPart({ path, version, pick, steps }: LevelsProps) {
             <table class="levels">
               <thead><tr><th scope="col">k</th>{levels.map((level) => <th scope="col" class="figure">{String(level.level)}</th>)}</tr></thead>
               <tbody>
-                {LEVEL_ROWS.map(([name, title, format]) => (
+                {LEVEL_ROWS.map(([name, format]) => (
                   <tr>
-                    <th scope="row">{title}</th>
+                    <th scope="row" title={definitions?.levels[name]?.text}>{definitions?.levels[name]?.label ?? name}</th>
                     {levels.map((level: Level) => (
                       <LevelCell value={level[name] as number | null} format={format} bounds={intervals?.[name]?.[String(level.level)]} />
                     ))}

@@ -1,18 +1,18 @@
-// The place in the viewer, as the address's fragment: a deep link to a run, a group or one step.
+// The place in the viewer and its settings, as the address's fragment: `#/run/view/…?a=hgpo:alpha=2&outcome=partly`.
 import { useEffect, useState } from "preact/hooks";
 
 export type Tab = "trajectories" | "graph" | "task-graph";
 
 export type Route = {
   run: string | null;
-  view: "overview" | "tasks" | "group" | "step";
+  view: "overview" | "tasks" | "group" | "step" | "compare";
   group: number | null;
   tab: Tab;
   trajectory: string | null;
   step: number;
+  /** Estimators, filters and the run to compare with: links keep them. */
+  settings: URLSearchParams;
 };
-
-const NOWHERE: Route = { run: null, view: "overview", group: null, tab: "trajectories", trajectory: null, step: 0 };
 
 function decoded(part: string): string {
   try {
@@ -22,23 +22,44 @@ function decoded(part: string): string {
   }
 }
 
+const split = (fragment: string): [string, string] => {
+  const at = fragment.indexOf("?");
+  return at < 0 ? [fragment, ""] : [fragment.slice(0, at), fragment.slice(at + 1)];
+};
+
 export function parse(fragment: string): Route {
-  const [run, view, ...rest] = fragment.replace(/^#\/?/, "").split("/").map(decoded);
-  if (!run) return NOWHERE;
-  if (view === "tasks") return { ...NOWHERE, run, view };
+  const [place, query] = split(fragment);
+  const [run, view, ...rest] = place.replace(/^#\/?/, "").split("/").map(decoded);
+  const settings = new URLSearchParams(query);
+  const nowhere: Route = { run: null, view: "overview", group: null, tab: "trajectories", trajectory: null, step: 0, settings };
+  if (!run) return nowhere;
+  if (view === "tasks" || view === "compare") return { ...nowhere, run, view };
   if (view === "group") {
     const tab = rest[1] === "graph" || rest[1] === "task-graph" ? rest[1] : "trajectories";
-    return { ...NOWHERE, run, view, group: Number(rest[0]) || 0, tab };
+    return { ...nowhere, run, view, group: Number(rest[0]) || 0, tab };
   }
-  if (view === "step") return { ...NOWHERE, run, view, trajectory: rest[0] ?? "", step: Number(rest[1]) || 0 };
-  return { ...NOWHERE, run };
+  if (view === "step") return { ...nowhere, run, view, trajectory: rest[0] ?? "", step: Number(rest[1]) || 0 };
+  return { ...nowhere, run };
 }
 
-const joined = (...parts: (string | number)[]) => `#/${parts.map((part) => encodeURIComponent(part)).join("/")}`;
+export type Changes = Record<string, string | null>;
+
+function withSettings(place: string, changes: Changes): string {
+  const settings = new URLSearchParams(split(location.hash)[1]);
+  for (const [name, value] of Object.entries(changes)) {
+    if (value === null) settings.delete(name);
+    else settings.set(name, value);
+  }
+  const query = settings.toString();
+  return query ? `${place}?${query}` : place;
+}
+
+const joined = (...parts: (string | number)[]) => withSettings(`#/${parts.map((part) => encodeURIComponent(part)).join("/")}`, {});
 
 export const links = {
   overview: (run: string) => joined(run),
-  tasks: (run: string) => joined(run, "tasks"),
+  tasks: (run: string, changes: Changes = {}) => withSettings(`#/${encodeURIComponent(run)}/tasks`, changes),
+  compare: (run: string) => joined(run, "compare"),
   group: (run: string, group: number) => joined(run, "group", group),
   graph: (run: string, group: number) => joined(run, "group", group, "graph"),
   taskGraph: (run: string, group: number) => joined(run, "group", group, "task-graph"),
@@ -48,6 +69,15 @@ export const links = {
 export function go(link: string): void {
   location.hash = link;
 }
+
+/** Go without a new entry in the browser's history. */
+export function replace(link: string): void {
+  history.replaceState(null, "", link);
+  dispatchEvent(new Event("hashchange"));
+}
+
+/** Change settings of the address and stay at the same place. */
+export const change = (changes: Changes): void => replace(withSettings(split(location.hash)[0] || "#/", changes));
 
 export function useRoute(): Route {
   const [route, setRoute] = useState(() => parse(location.hash));

@@ -1,7 +1,5 @@
 // Texts of a run. They are data: shown as text, with marks for characters that cannot be seen or that turn the line.
 import type { ComponentChildren } from "preact";
-import { useState } from "preact/hooks";
-import { get, isFile } from "./data";
 import { diff } from "./diff";
 import type { Text } from "./documents";
 
@@ -32,58 +30,32 @@ export function Line({ text, most = 160 }: { text: Text | undefined; most?: numb
   );
 }
 
-/** The address of a whole text, in case that it is cut. */
-export type Place = { path: string; column: string; item?: number };
+type BlockProps = { text: Text; label: string; children?: (text: string) => ComponentChildren };
 
-/** Characters that are added at a time: browsers take seconds for the layout of a million. */
-const MORE = 100_000;
-
-type BlockProps = { text: Text; label: string; place?: Place; children?: (text: string) => ComponentChildren };
-
-export function Block({ text, label, place, children }: BlockProps) {
-  const [whole, setWhole] = useState<{ of: Text; text: string; end: number } | null>(null);
+export function Block({ text, label, children }: BlockProps) {
   if (text === null) return <p class="none">not stored</p>;
-  const shown = typeof text === "string" ? text : whole?.of === text ? whole.text.slice(0, whole.end) : text.cut;
+  const shown = typeof text === "string" ? text : text.cut;
   const missing = typeof text === "string" ? 0 : text.length - shown.length;
-  const load = () => {
-    if (!place) return;
-    const query = { column: place.column, item: place.item === undefined ? undefined : String(place.item) };
-    get<{ text: string }>(`${place.path}/text`, query).then((found) =>
-      setWhole({ of: text, text: found.text, end: shown.length + MORE }),
-    );
-  };
   return (
     <>
       <div class="text" role="region" aria-label={label} tabIndex={0} dir="auto">
         {children ? children(shown) : shown ? <Marked text={shown} /> : <span class="none">empty</span>}
       </div>
-      {missing > 0 && (
-        <p class="note">
-          {missing.toLocaleString("en")} more characters.{" "}
-          {place && !isFile && (
-            <button type="button" onClick={load}>
-              Show {missing > MORE ? MORE.toLocaleString("en") : missing.toLocaleString("en")} more
-            </button>
-          )}
-        </p>
-      )}
+      {missing > 0 && <p class="note">{missing.toLocaleString("en")} more characters.</p>}
     </>
   );
 }
 
-/** A response with the thought and the action apart. */
-export function Response({ text, place }: { text: Text; place: Place }) {
+const PARTS = /(<think>[\s\S]*?(?:<\/think>|$)|<action>[\s\S]*?<\/action>|<tool_call>[\s\S]*?(?:<\/tool_call>|$))/i;
+
+/** A response with its thoughts, calls of tools and action apart. */
+export function Response({ text, label }: { text: Text; label: string }) {
   return (
-    <Block text={text} label="Response" place={place}>
+    <Block text={text} label={label}>
       {(shown) =>
-        shown.split(/(<think>[\s\S]*?<\/think>|<action>[\s\S]*?<\/action>)/i).map((part) => {
-          const kind = /^<(think|action)>/i.exec(part)?.[1]?.toLowerCase();
-          if (!kind) return <Marked text={part} />;
-          return (
-            <span class={kind}>
-              <Marked text={part} />
-            </span>
-          );
+        shown.split(PARTS).map((part) => {
+          const kind = /^<(think|action|tool_call)>/i.exec(part)?.[1]?.toLowerCase();
+          return kind ? <span class={kind}><Marked text={part} /></span> : <Marked text={part} />;
         })
       }
     </Block>

@@ -2,43 +2,46 @@
 import { Fragment } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 import { get, isFile, type Query, useDocument } from "./data";
-import type { Group, GroupRow, Hit, Overview, Search, Task, Tasks, Trajectory } from "./documents";
+import type { Group, GroupRow, Hit, Overview, Rollout, Search, Task, Tasks, Trajectory } from "./documents";
 import { counted, number, percent, share } from "./format";
-import { go, links, type Route } from "./route";
-import { Line } from "./texts";
+import { change, type Changes, go, links, type Route } from "./route";
+import { Line, Marked } from "./texts";
 
+/** Which tasks, or which rollouts of any task, are listed: the settings of the address by these names. */
 export type Filter = {
+  list: string;
   text: string;
   search: string;
   outcome: string;
   task_type: string | null;
   iteration: string;
-  invalid: boolean;
-  aborted: boolean;
+  shortest: string;
+  longest: string;
+  invalid: string;
+  aborted: string;
   sort: string;
-  descending: boolean;
+  descending: string;
 };
 
 export const NO_FILTER: Filter = {
-  text: "", search: "", outcome: "any", task_type: null, iteration: "", invalid: false, aborted: false,
-  sort: "order", descending: false,
+  list: "", text: "", search: "", outcome: "", task_type: null, iteration: "", shortest: "", longest: "", invalid: "", aborted: "", sort: "",
+  descending: "",
 };
+
+const NAMES = Object.keys(NO_FILTER) as (keyof Filter)[];
+
+export const filterOf = (settings: URLSearchParams): Filter =>
+  Object.fromEntries(NAMES.map((name) => [name, settings.get(name) ?? NO_FILTER[name]])) as Filter;
+
+/** The changes of the address that set some of the filters. */
+export const asSettings = (filter: Partial<Filter>): Changes =>
+  Object.fromEntries(Object.entries(filter).map(([name, value]) => [name, name === "task_type" ? value : value || null]));
 
 const PAGE = 100;
 const WAIT_MS = 250;
 
-function queryOf(filter: Filter): Query {
-  return {
-    text: JSON_TEXT(filter.text),
-    search: filter.search || undefined,
-    outcome: filter.outcome === "any" ? undefined : filter.outcome,
-    task_type: filter.task_type === null ? undefined : JSON_TEXT(filter.task_type, true),
-    iteration: filter.iteration || undefined,
-    invalid: filter.invalid ? "true" : undefined,
-    aborted: filter.aborted ? "true" : undefined,
-    sort: filter.sort === "order" ? undefined : filter.sort,
-    descending: filter.descending ? "true" : undefined,
-  };
+function queryOf({ list, text, task_type, ...rest }: Filter): Query {
+  return { ...rest, text: JSON_TEXT(text), task_type: task_type === null ? undefined : JSON_TEXT(task_type, true) };
 }
 
 /** A text as the server reads it: a text that looks like a number or a list is still a text. */
@@ -50,23 +53,24 @@ type Props = {
   run: string;
   version: number;
   route: Route;
-  filter: Filter;
-  setFilter: (filter: Filter) => void;
 };
 
-export function TaskTree({ path, run, version, route, filter, setFilter }: Props) {
+export function TaskTree({ path, run, version, route }: Props) {
+  const filter = filterOf(route.settings);
+  const setFilter = (changes: Partial<Filter>) => change(asSettings(changes));
   const [pages, setPages] = useState<{ of: string; lists: Tasks[] }>({ of: "", lists: [] });
   const [problem, setProblem] = useState<string | null>(null);
   const [open, setOpen] = useState<Set<string>>(new Set());
   const overview = useDocument<Overview>(`${path}/overview`, {}, version).value;
   const query = queryOf(filter);
-  const key = `${path} ${JSON.stringify(query)}`;
+  const flat = filter.list === "rollouts";
+  const key = `${path} ${flat} ${JSON.stringify(query)}`;
   const current = useRef(key);
   current.current = key;
 
   const load = async (offset: number, limit = PAGE): Promise<Tasks | null> => {
     try {
-      return await get<Tasks>(`${path}/tasks`, { ...query, offset: offset ? String(offset) : undefined, limit: String(limit) });
+      return await get<Tasks>(`${path}/${flat ? "trajectories" : "tasks"}`, { ...query, offset: offset ? String(offset) : undefined, limit: String(limit) });
     } catch (error) {
       setProblem((error as Error).message);
       return null;
@@ -77,7 +81,7 @@ export function TaskTree({ path, run, version, route, filter, setFilter }: Props
     load(0).then((found) => found && current.current === key && setPages({ of: key, lists: [found] }));
   }, [key, version]);
   const more = async () => {
-    const offset = tasks.length;
+    const offset = count;
     const found = await load(offset);
     if (found && current.current === key) setPages((before) => ({ of: key, lists: [...before.lists, found] }));
   };
@@ -88,7 +92,7 @@ export function TaskTree({ path, run, version, route, filter, setFilter }: Props
     if (!wanted || revealed.current === wanted || !pages.lists.length) return;
     revealed.current = wanted;
     get<{ group: number }>(`${path}/find`, { trajectory: wanted }).then(({ group }) => {
-      const task = pages.lists.flatMap((list) => list.tasks).find((one) => one.groups.some((row) => row.number === group));
+      const task = pages.lists.flatMap((list) => list.tasks ?? []).find((one) => one.groups.some((row) => row.number === group));
       if (!task) return;
       toggle(taskId(task), true);
       toggle(`g ${group}`, true);
@@ -96,7 +100,8 @@ export function TaskTree({ path, run, version, route, filter, setFilter }: Props
   }, [route.view, route.trajectory, pages]);
 
   const first = pages.lists[0];
-  const tasks = pages.lists.flatMap((list) => list.tasks);
+  const tasks = pages.lists.flatMap((list) => list.tasks ?? []);
+  const count = flat ? pages.lists.reduce((sum, list) => sum + (list.trajectories?.length ?? 0), 0) : tasks.length;
   const toggle = (id: string, wanted?: boolean) =>
     setOpen((before) => {
       const after = new Set(before);
@@ -104,21 +109,22 @@ export function TaskTree({ path, run, version, route, filter, setFilter }: Props
       else after.delete(id);
       return after;
     });
-  const filtered = JSON.stringify(filter) !== JSON.stringify({ ...NO_FILTER, sort: filter.sort, descending: filter.descending });
+  const filtered = NAMES.some((name) => !["list", "sort", "descending"].includes(name) && filter[name] !== NO_FILTER[name]);
+  const clear = () => setFilter({ ...NO_FILTER, list: filter.list, sort: filter.sort, descending: filter.descending });
 
   return (
     <section class="tree" aria-label="Tasks">
       <Filters filter={filter} setFilter={setFilter} overview={overview} />
       {filter.search && <Hits path={path} run={run} text={filter.search} version={version} />}
       <p class="note" role="status">
-        {problem ? "" : first ? `${counted(first.total, "task")}, ${counted(first.groups, "group")}` : "Loading …"}{" "}
-        {filtered && <button type="button" onClick={() => setFilter(NO_FILTER)}>Clear filters</button>}
+        {problem ? "" : first ? `${counted(first.total, flat ? "rollout" : "task")}, ${counted(first.groups, "group")}` : "Loading …"}{" "}
+        {filtered && <button type="button" onClick={clear}>Clear filters</button>}
       </p>
       {problem && <p class="error" role="alert">{problem}</p>}
-      <Grid {...{ path, run, route, version, tasks, open, toggle }} />
-      {first && tasks.length < first.total && (
+      {flat ? <Rollouts {...{ run, route }} rollouts={pages.lists.flatMap((list) => list.trajectories ?? [])} /> : <Grid {...{ path, run, route, version, tasks, open, toggle }} />}
+      {first && count < first.total && (
         <button type="button" class="more" onClick={more}>
-          Show {Math.min(PAGE, first.total - tasks.length)} more of {first.total.toLocaleString("en")}
+          Show {Math.min(PAGE, first.total - count)} more of {first.total.toLocaleString("en")}
         </button>
       )}
     </section>
@@ -128,17 +134,19 @@ export function TaskTree({ path, run, version, route, filter, setFilter }: Props
 // ------------------------------------------------------------------------------------------------------------ filters
 
 function Filters({ filter, setFilter, overview }: {
-  filter: Filter; setFilter: (filter: Filter) => void; overview: Overview | null;
+  filter: Filter; setFilter: (changes: Partial<Filter>) => void; overview: Overview | null;
 }) {
   const [text, setText] = useState(filter.text);
   const [search, setSearch] = useState(filter.search);
   useEffect(() => { setText(filter.text); setSearch(filter.search); }, [filter.text, filter.search]);
   useEffect(() => {
     if (text === filter.text) return;
-    const timer = setTimeout(() => setFilter({ ...filter, text }), WAIT_MS);
+    const timer = setTimeout(() => setFilter({ text }), WAIT_MS);
     return () => clearTimeout(timer);
   }, [text]);
-  const set = (change: Partial<Filter>) => setFilter({ ...filter, ...change });
+  const set = setFilter;
+  const flat = filter.list === "rollouts";
+  const outcomes = flat ? { won: "won", lost: "not won", unknown: "unknown" } : { partly: "won in part", none: "never won", all: "always won" };
   return (
     <form class="filters" role="search" aria-label="Find tasks" onSubmit={(event) => event.preventDefault()}>
       <input
@@ -154,11 +162,15 @@ function Filters({ filter, setFilter, overview }: {
         />
       )}
       <div class="row">
+        {!isFile && (
+          <select aria-label="List" value={filter.list} onChange={(event) => set({ list: event.currentTarget.value, outcome: "" })}>
+            <option value="">by task</option>
+            <option value="rollouts">rollouts</option>
+          </select>
+        )}
         <select aria-label="Outcome" value={filter.outcome} onChange={(event) => set({ outcome: event.currentTarget.value })}>
-          <option value="any">any outcome</option>
-          <option value="partly">won in part</option>
-          <option value="none">never won</option>
-          <option value="all">always won</option>
+          <option value="">any outcome</option>
+          {Object.entries(outcomes).map(([value, name]) => <option value={value}>{name}</option>)}
         </select>
         <select
           aria-label="Task type" value={filter.task_type ?? "*"}
@@ -176,10 +188,10 @@ function Filters({ filter, setFilter, overview }: {
           </select>
         )}
         <select
-          aria-label="Order" value={`${filter.sort} ${filter.descending ? "down" : "up"}`}
+          aria-label="Order" value={`${filter.sort || "order"} ${filter.descending ? "down" : "up"}`}
           onChange={(event) => {
             const [sort, way] = event.currentTarget.value.split(" ") as [string, string];
-            set({ sort, descending: way === "down" });
+            set({ sort: sort === "order" ? "" : sort, descending: way === "down" ? "true" : "" });
           }}
         >
           <option value="order up">as collected</option>
@@ -196,11 +208,25 @@ function Filters({ filter, setFilter, overview }: {
         </select>
       </div>
       <div class="row">
-        <label><input type="checkbox" checked={filter.invalid} onChange={(event) => set({ invalid: event.currentTarget.checked })} /> invalid actions</label>
-        <label><input type="checkbox" checked={filter.aborted} onChange={(event) => set({ aborted: event.currentTarget.checked })} /> aborted</label>
+        {(["invalid", "aborted"] as const).map((name) => (
+          <label>
+            <input type="checkbox" checked={filter[name] !== ""} onChange={(event) => set({ [name]: event.currentTarget.checked ? "true" : "" })} />{" "}
+            {name === "invalid" ? "invalid actions" : "aborted"}
+          </label>
+        ))}
+        {!isFile && (
+          <span>
+            steps <Length label="Fewest steps" value={filter.shortest} set={(shortest) => set({ shortest })} /> to{" "}
+            <Length label="Most steps" value={filter.longest} set={(longest) => set({ longest })} />
+          </span>
+        )}
       </div>
     </form>
   );
+}
+
+function Length({ label, value, set }: { label: string; value: string; set: (value: string) => void }) {
+  return <input type="number" class="short" min={0} aria-label={label} value={value} onChange={(event) => set(event.currentTarget.value)} />;
 }
 
 function Hits({ path, run, text, version }: { path: string; run: string; text: string; version: number }) {
@@ -209,15 +235,46 @@ function Hits({ path, run, text, version }: { path: string; run: string; text: s
   if (loading || !value) return <p class="note" role="status">Searching …</p>;
   const shown = value.hits.slice(0, 200);
   return (
-    <details class="hits">
-      <summary>{counted(value.steps, "step")} in {counted(value.groups.length, "group")}</summary>
+    <details class="hits" open>
+      <summary>{counted(value.steps, "step")} in {counted(value.groups, "group")}</summary>
       <ul>
         {shown.map((hit: Hit) => (
-          <li><a href={links.step(run, hit.trajectory, hit.step)}><Line text={hit.trajectory} most={60} /> step {hit.step}, {hit.column}</a></li>
+          <li>
+            <a href={links.step(run, hit.trajectory, hit.step)}><Line text={hit.trajectory} most={60} /> step {hit.step}, {hit.column}</a>
+            {hit.snippet && <Snippet text={hit.snippet} searched={text} />}
+          </li>
         ))}
       </ul>
       {value.steps > shown.length && <p class="note">The first {shown.length} are listed.</p>}
     </details>
+  );
+}
+
+/** The text around a match, and the match marked. */
+function Snippet({ text, searched }: { text: string; searched: string }) {
+  const at = text.toLowerCase().indexOf(searched.toLowerCase());
+  if (at < 0) return <small><Line text={text} /></small>;
+  return (
+    <small dir="auto">
+      <Marked text={text.slice(0, at)} /><mark><Marked text={text.slice(at, at + searched.length)} /></mark><Marked text={text.slice(at + searched.length)} />
+    </small>
+  );
+}
+
+/** Rollouts of all tasks in one list. */
+function Rollouts({ run, route, rollouts }: { run: string; route: Route; rollouts: Rollout[] }) {
+  return (
+    <table class="rollouts">
+      <thead><tr><th scope="col">rollout</th><th scope="col" class="figure">return</th><th scope="col" class="figure">steps</th><th scope="col" class="figure">invalid</th></tr></thead>
+      <tbody>
+        {rollouts.map((one) => (
+          <tr key={one.trajectory} aria-current={route.trajectory === one.trajectory ? "true" : undefined}>
+            <th scope="row"><Outcome of={one} /> <a href={links.step(run, one.trajectory, 0)} title={one.trajectory}><Line text={one.task ?? one.task_id} most={80} /></a></th>
+            <td class="figure">{number(one.episode_return)}</td><td class="figure">{one.length}</td><td class="figure">{one.invalid || ""}</td>
+          </tr>
+        ))}
+      </tbody>
+    </table>
   );
 }
 
@@ -355,7 +412,7 @@ export function shortNames(all: Trajectory[]): string[] {
 
 const Arrow = ({ open }: { open: boolean }) => <span class={`arrow ${open ? "open" : ""}`} aria-hidden="true">▸</span>;
 
-export function Outcome({ of }: { of: Trajectory }) {
+export function Outcome({ of }: { of: Pick<Trajectory, "aborted" | "won" | "truncated"> }) {
   if (of.aborted) return <span class="mark aborted" role="img" aria-label="aborted" title="aborted">!</span>;
   if (of.won) return <span class="mark won" role="img" aria-label="won" title="won">✓</span>;
   if (of.won === null) return <span class="mark" role="img" aria-label="success unknown" title="success unknown">?</span>;

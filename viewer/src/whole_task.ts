@@ -17,7 +17,7 @@ export function useGroupsOfTask(path: string, group: Group | null, version: numb
   const query = { text: group?.task_id, limit: "500" };
   const found = useDocument<Tasks>(group === null ? null : `${path}/tasks`, query, version, `${path} ${group?.task_id} groups`);
   const own = (task: Task) => task.task_id === group?.task_id && (task.env_id ?? null) === (group?.env_id ?? null);
-  const task = found.value?.tasks.find(own);
+  const task = found.value?.tasks?.find(own);
   return (task?.groups ?? []).map((one) => one.number).sort((one, other) => one - other);
 }
 

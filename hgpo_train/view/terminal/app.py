@@ -88,12 +88,11 @@ class TerminalViewer(App[None]):
     #texts { width: 1fr; padding: 0 1; scrollbar-size-vertical: 1; }
     #groups { width: 1fr; border-left: solid $panel; }
     #advantages { padding: 0 1; height: auto; max-height: 5; }
-    #members { height: 3fr; border: none; padding: 0 1; scrollbar-size-vertical: 1; background: $background; }
+    #members { height: 1fr; border: none; padding: 0 1; scrollbar-size-vertical: 1; background: $background; }
     #members > .option-list--option-highlighted { background: $primary 30%; color: $text; text-style: bold; }
     #members { text-wrap: nowrap; text-overflow: ellipsis; }
     #members > .option-list--option-disabled { color: $text; background: $surface; }
-    #differs { height: 2fr; padding: 0 1; border-top: solid $panel; scrollbar-size-vertical: 1; }
-    #differs:focus, #members:focus { border-top: solid $accent; }
+    #members:focus { border-top: solid $accent; }
     #texts:focus { border-left: solid $accent; padding: 0 0; }
     .-narrow #groups { display: none; }
     .-narrow.-groups #groups { display: block; border-left: none; }

@@ -15,20 +15,9 @@ from textual.widgets.option_list import Option
 from hgpo_envs.errors import InputError
 from hgpo_envs.wording import counted
 from hgpo_train.advantages.parameters import REWARD_SCALE
-from hgpo_train.view.documents import step_document
+from hgpo_train.view.documents import step_documents
 from hgpo_train.view.estimates import estimate
-from hgpo_train.view.terminal.texts import (
-    block,
-    difference,
-    line,
-    number,
-    outcome,
-    plain,
-    short_names,
-    signed,
-    visible,
-    word_difference,
-)
+from hgpo_train.view.terminal.texts import block, line, number, outcome, short_names, signed, visible
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,13 +28,8 @@ if TYPE_CHECKING:
     from hgpo_train.view.index import Index
     from hgpo_train.view.terminal.app import TerminalViewer
 
-PANELS: Final = ("#texts", "#members", "#differs")
-"""The parts of the screen that Tab visits, in this order."""
 _DEPTH: Final = 2
 """The largest k that is shown if no estimator has levels."""
-_COMPARED: Final = 4_000
-"""Characters of a state that are compared."""
-
 
 _estimate = lru_cache(16)(estimate)  # the next step is usually of the same group
 
@@ -67,19 +51,17 @@ def shared_depths(contexts: Sequence[Sequence[int | None]], row: int) -> dict[in
 
 
 class StepScreen(Screen[None]):
-    """The step at a position (`row`) of a group's document, with the focus on one of `PANELS`."""
+    """The step at a position (`row`) of a group's document: its texts, and its groups, between which Tab changes."""
 
     HELP = f"""\
 Level k of the hierarchy contains the steps in the same state that came there through the same k states before, and all
 deeper levels; a member is listed in the deepest level that it shares, and Enter goes to it. A and B are advantages; R
-is the discounted return, with rewards times {REWARD_SCALE:g} unless reward_scale is set. `[-red-]` is only in this
-step's history, `[+green+]` only in the member's."""
+is the discounted return, with rewards times {REWARD_SCALE:g} unless reward_scale is set."""
     app: TerminalViewer
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("n", "move(1)", "Next"),
         Binding("p", "move(-1)", "Previous"),
-        Binding("tab", "panel(1)", "Panel", key_display="Tab", priority=True),
-        Binding("shift+tab", "panel(-1)", "Panel before", show=False, priority=True),
+        Binding("tab,shift+tab", "panel", "Panel", key_display="Tab", priority=True),
         Binding("e", "app.choose", "Estimators"),
         Binding("escape", "app.back", "Back", key_display="Esc"),
         Binding("t", "app.tree", "Tree"),
@@ -92,7 +74,6 @@ step's history, `[+green+]` only in the member's."""
         self.row = row
         self.panel = panel
         self.names = short_names([trajectory["trajectory"] for trajectory in group["trajectories"]])
-        self.context = "states"
 
     def compose(self) -> ComposeResult:
         """Create the widgets."""
@@ -103,8 +84,6 @@ step's history, `[+green+]` only in the member's."""
             with Vertical(id="groups"):
                 yield Static(id="advantages", markup=False)
                 yield OptionList(id="members", markup=False)
-                with VerticalScroll(id="differs"):
-                    yield Static(id="difference", markup=False)
         yield Footer()
 
     def on_mount(self) -> None:
@@ -115,7 +94,7 @@ step's history, `[+green+]` only in the member's."""
     def show(self) -> None:
         """Show the step, with the estimators that are chosen now."""
         with self.app.reporting():
-            document = step_document(self.index, self.group["row"] + self.row)
+            (document,) = step_documents(self.index, self.group["row"] + self.row)
             self.query_one("#step", Static).update(_texts(document, self.group, self.row))
         self.query_one("#head", Static).update(_head(self.group, self.row))
         self.show_groups()
@@ -129,10 +108,10 @@ step's history, `[+green+]` only in the member's."""
             lines.append(Content.assemble((f"{letter} ", "bold"), visible(variant.name), " ", about))
         self.query_one("#advantages", Static).update(Content("\n").join(lines))
         levelled = next((estimated for estimated in estimates if "k0" in estimated["columns"]), None)
-        self.context = levelled["parameters"].get("context", "states") if levelled else "states"
+        context = levelled["parameters"].get("context", "states") if levelled else "states"
         depths = (estimated["parameters"].get("history_length") for estimated in estimates)
         depth = next((int(value) for value in depths if value is not None), _DEPTH)
-        contexts = self.group["contexts"][self.context][: depth + 1]
+        contexts = self.group["contexts"][context][: depth + 1]
         options: list[Option] = []
         deepest = shared_depths(contexts, self.row)
         for k in range(deepest[self.row] + 1):
@@ -188,15 +167,6 @@ step's history, `[+green+]` only in the member's."""
         parts += ["  ", line(None if action is None else self.group["actions"][action], 60, "dim")]
         return Content.assemble(*parts)
 
-    def on_option_list_option_highlighted(self, event: OptionList.OptionHighlighted) -> None:
-        """Show what differs between the histories of the step and of the member."""
-        level, other = map(int, (event.option.id or "").split())
-        difference = Content("You are here.")
-        if other != self.row:
-            difference = _difference(self.group, self.row, other, level + 1, actions=self.context == "states_actions")
-        self.query_one("#difference", Static).update(difference)
-        self.query_one("#differs").scroll_home(animate=False)
-
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
         """Go to the member."""
         _, other = map(int, (event.option.id or "").split())
@@ -211,13 +181,13 @@ step's history, `[+green+]` only in the member's."""
             self.show()
             self.query_one("#texts").scroll_home(animate=False)
 
-    def action_panel(self, by: int) -> None:
-        """Go to the next or the previous part of the screen."""
-        self.panel = PANELS[(PANELS.index(self.panel) + by) % len(PANELS)]
+    def action_panel(self) -> None:
+        """Go to the other part of the screen."""
+        self.panel = "#texts" if self.panel == "#members" else "#members"
         self._focus_panel()
 
     def _focus_panel(self) -> None:
-        self.set_class(self.panel != PANELS[0], "-groups")  # narrow windows show one half
+        self.set_class(self.panel == "#members", "-groups")  # narrow windows show one half
         self.query_one(self.panel).focus()
 
 
@@ -277,25 +247,3 @@ def _texts(step: dict[str, Any], group: dict[str, Any], row: int) -> Content:
 
 def _titled(title: str, text: Content) -> Content:
     return Content.assemble((title, "bold underline"), "\n", text)
-
-
-def _difference(group: dict[str, Any], row: int, other: int, back: int, *, actions: bool) -> Content:
-    """Return what is different some steps before, where the histories of two steps part."""
-    steps = group["steps"]
-    ago = "One step before" if back == 1 else f"{back} steps before"
-    for at, rollout in ((other, "that rollout"), (row, "this rollout")):
-        if steps["step"][at] < back:
-            return Content(f"{ago}, {rollout} had not begun.")
-    rows = (row - back, other - back)
-    did = ["" if steps["action"][at] is None else plain(group["actions"][steps["action"][at]]) for at in rows]
-    is_same = steps["state"][rows[0]] == steps["state"][rows[1]]
-    parts: list[Content | str] = [f"{ago}, "]
-    if is_same:
-        parts += ["they were in the same state and did different things: "]
-    else:
-        texts = [plain(group["states"][steps["state"][at]])[:_COMPARED] for at in rows]
-        legend = difference([("ours", "this rollout"), ("same", " and "), ("theirs", "that rollout")])
-        parts += [legend, " were in different states:\n", difference(word_difference(*texts))]
-    if is_same or actions or did[0] != did[1]:
-        parts += ["" if is_same else "\nand did: ", difference([("ours", did[0]), ("same", " "), ("theirs", did[1])])]
-    return Content.assemble(*parts)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os.path
 import re
-from difflib import SequenceMatcher
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final
 
 from textual.content import Content
 
@@ -14,12 +13,8 @@ if TYPE_CHECKING:
 
     from hgpo_train.view.documents import Text
 
-Side = Literal["same", "ours", "theirs"]
-
 MOST: Final = 20_000
 """Characters of a text that a screen contains."""
-_ALIKE: Final = 0.6
-"""Texts that share less than this part of their words and spaces are shown one after the other."""
 
 _HIDDEN: Final = re.compile(
     "([\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff"
@@ -63,41 +58,6 @@ def block(text: Text) -> Content:
         return Content.styled("empty", "dim italic")
     left = length - len(whole[:MOST])
     return visible(whole[:MOST]) + (Content.styled(f"\n{left:,} more characters", "dim italic") if left else "")
-
-
-def word_difference(ours: str, theirs: str) -> list[tuple[Side, str]]:
-    """Return the parts of two texts that are the same, only in ours, and only in theirs.
-
-    The parts that are not ``theirs`` give ours, and those that are not ``ours`` give theirs, unless the texts have
-    little in common: then they follow each other, with a line break between them.
-
-    >>> word_difference("the red cup", "the blue cup")
-    [('same', 'the '), ('ours', 'red'), ('theirs', 'blue'), ('same', ' cup')]
-    """
-    a, b = (re.findall(r"\s+|\w+|[^\s\w]", text) for text in (ours, theirs))
-    matcher = SequenceMatcher(None, a, b, autojunk=False)
-    if matcher.ratio() < _ALIKE:
-        return [("ours", ours), ("same", "\n"), ("theirs", theirs)]
-    parts: list[tuple[Side, str]] = []
-    for operation, a0, a1, b0, b1 in matcher.get_opcodes():
-        if operation == "equal":
-            parts.append(("same", "".join(a[a0:a1])))
-            continue
-        parts += [("ours", "".join(a[a0:a1]))] if a1 > a0 else []
-        parts += [("theirs", "".join(b[b0:b1]))] if b1 > b0 else []
-    return parts
-
-
-def difference(parts: Sequence[tuple[Side, str]]) -> Content:
-    """Return the parts of two texts: ours in red, theirs in green, both in brackets, so that colours are not needed."""
-    contents = []
-    for side, text in parts:
-        if side == "same":
-            contents.append(visible(text))
-        else:
-            mark, style = ("-", "$text-error") if side == "ours" else ("+", "$text-success")
-            contents.append(Content.assemble((f"[{mark}", style), visible(text, style), (f"{mark}]", style)))
-    return Content.assemble(*contents)
 
 
 def number(value: float | None, digits: int = 2) -> str:

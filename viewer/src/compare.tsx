@@ -1,0 +1,213 @@
+// Runs side by side: results, curves, the tasks that two of them share, and what differs in their configurations.
+import { useEffect, useState } from "preact/hooks";
+import { Chart } from "./chart";
+import { get, useDocument } from "./data";
+import type { Comparison, Curves, Group, Measure, Overview, Run } from "./documents";
+import { type Chosen, useEstimate } from "./estimators";
+import { counted, number, percent, signed } from "./format";
+import { GroupHead, Strips } from "./group";
+import { Interval, RESULTS } from "./overview";
+import { change, links } from "./route";
+import { Line } from "./texts";
+
+type Props = { runs: Run[]; place: number; settings: URLSearchParams; version: number; chosen: Chosen[] };
+
+const SHARES: Measure[] = ["success", "valid"];
+const NAMES: Record<Measure, string> = { success: "success", mean_return: "return", mean_length: "length", valid: "valid actions" };
+
+const shown = (name: Measure, value: number | null) => (SHARES.includes(name) ? percent(value, 1) : number(value));
+
+/** The documents of all runs at the same address below them; null where a run has none. */
+function useEach<T>(runs: Run[], end: string, version: number): (T | null)[] {
+  const [found, setFound] = useState<(T | null)[]>([]);
+  useEffect(() => {
+    let current = true;
+    const asked = runs.map((_, place) => get<T>(`runs/${place}/${end}`).catch(() => null));
+    Promise.all(asked).then((all) => current && setFound(all));
+    return () => { current = false; };
+  }, [runs.length, end, version]);
+  return found;
+}
+
+export function ComparePage({ runs, place, settings, version, chosen }: Props) {
+  const overviews = useEach<Overview>(runs, "overview", version);
+  const curves = useEach<Curves>(runs, "curves", version);
+  const named = runs.findIndex((run) => run.name === settings.get("with"));
+  const other = named >= 0 && named !== place ? named : runs.findIndex((_, at) => at !== place);
+  if (!overviews.length) return <p class="page" role="status">Loading …</p>;
+  return (
+    <article class="page overview">
+      <h1>{counted(runs.length, "run")} side by side</h1>
+      <Results runs={runs} overviews={overviews} />
+      <CurvesOf runs={runs} curves={curves} />
+      {other >= 0 && (
+        <section aria-label="Tasks of two runs">
+          <h2>The same tasks in two runs</h2>
+          <p>
+            <Line text={runs[place]?.name ?? ""} /> and{" "}
+            <select aria-label="The other run" value={runs[other]?.name} onChange={(event) => change({ with: event.currentTarget.value })}>
+              {runs.map((run, at) => at !== place && <option value={run.name}>{run.name}</option>)}
+            </select>
+          </p>
+          <SameTasks {...{ runs, place, other, version, chosen }} />
+        </section>
+      )}
+      <Configurations runs={runs} overviews={overviews} />
+    </article>
+  );
+}
+
+function Results({ runs, overviews }: { runs: Run[]; overviews: (Overview | null)[] }) {
+  const measures = ["mean_return", "mean_length", "valid"] as const;
+  return (
+    <div class="table-scroll" role="region" aria-label="Results of the runs" tabIndex={0}>
+      <table>
+        <thead>
+          <tr>
+            <th scope="col">run</th><th scope="col" class="figure">success</th><th scope="col">with its 95% interval</th>
+            {measures.map((name) => <th scope="col" class="figure">{NAMES[name]}</th>)}
+            <th scope="col" class="figure">tasks</th><th scope="col" class="figure">rollouts</th><th scope="col" class="figure">iterations</th>
+          </tr>
+        </thead>
+        <tbody>
+          {runs.map((run, at) => {
+            const of = overviews[at]?.total;
+            return (
+              <tr>
+                <th scope="row"><span class="key" style={{ background: `var(--curve-${at % 6})` }} aria-hidden="true" /> <a href={links.overview(run.name)}><Line text={run.name} most={40} /></a></th>
+                {!of ? <td colSpan={8} class="none">cannot be read</td> : (
+                  <>
+                    <td class="figure">{percent(of.success, 1)}</td><td><Interval of={of} /></td>
+                    {measures.map((name) => {
+                      const interval = of.intervals[name];
+                      return <td class="figure">{shown(name, of[name])}{interval && <small>({shown(name, interval[0])} to {shown(name, interval[1])})</small>}</td>;
+                    })}
+                    <td class="figure">{number(of.tasks)}</td><td class="figure">{number(of.episodes)}</td><td class="figure">{overviews[at]?.iterations.length}</td>
+                  </>
+                )}
+              </tr>
+            );
+          })}
+        </tbody>
+      </table>
+    </div>
+  );
+}
+
+function CurvesOf({ runs, curves }: { runs: Run[]; curves: (Curves | null)[] }) {
+  const iterations = [...new Set(curves.flatMap((one) => one?.results.map((row) => row.iteration) ?? []))].sort((a, b) => a - b);
+  if (iterations.length < 2) return null;
+  const charts = RESULTS.flatMap(([, names, share]) => names.map((name) => ({ name, share })));
+  return (
+    <section aria-label="Curves of the runs">
+      <h2>By iteration</h2>
+      <div class="charts">
+        {charts.map(({ name, share }) => (
+          <Chart
+            key={name} title={NAMES[name]} iterations={iterations} share={share}
+            curves={runs.map((run, at) => {
+              const rows = new Map(curves[at]?.results.map((row) => [row.iteration, row]));
+              const own = iterations.map((iteration) => rows.get(iteration));
+              return { name: run.name, values: own.map((row) => row?.[name] ?? null), intervals: own.map((row) => row?.intervals[name] ?? null) };
+            })}
+          />
+        ))}
+      </div>
+    </section>
+  );
+}
+
+type TasksProps = { runs: Run[]; place: number; other: number; version: number; chosen: Chosen[] };
+
+function SameTasks({ runs, place, other, version, chosen }: TasksProps) {
+  const { value, error } = useDocument<Comparison>(`runs/${place}/against/${other}`, {}, version);
+  const [open, setOpen] = useState<string | null>(null);
+  if (error) return <p class="error" role="alert">{error}</p>;
+  if (!value) return <p role="status">Comparing …</p>;
+  if (!value.total) return <p class="none">The runs have no task in common.</p>;
+  const names = [place, other].map((at) => runs[at]?.name ?? "");
+  return (
+    <>
+      <ul class="sentences">
+        {(Object.keys(NAMES) as Measure[]).map((name) => {
+          const of = value.differences[name];
+          const change = (amount: number) => (SHARES.includes(name) ? `${signed(100 * amount, 1)} points` : signed(amount));
+          return of && (
+            <li>
+              {NAMES[name]}: <strong>{change(of.mean)}</strong> in <Line text={names[1]} most={40} />
+              {of.interval && ` (95%: ${change(of.interval[0])} to ${change(of.interval[1])})`}; higher in {of.higher} of {counted(of.tasks, "task")}, lower in {of.lower}
+            </li>
+          );
+        })}
+      </ul>
+      <div class="table-scroll" role="region" aria-label="Common tasks" tabIndex={0}>
+        <table>
+          <caption>{counted(value.total, "common task")}{value.total > value.tasks.length && `, of which ${value.tasks.length}`}, those with the largest difference in success first</caption>
+          <thead>
+            <tr><th scope="col">task</th>{["success", "length"].flatMap((what) => names.map((name) => <th scope="col" class="figure">{what}, <Line text={name} most={16} /></th>))}</tr>
+          </thead>
+          <tbody>
+            {value.tasks.map((task) => (
+              <tr>
+                <th scope="row"><button type="button" class="link" aria-expanded={open === task.task_id} onClick={() => setOpen(open === task.task_id ? null : task.task_id)}><Line text={task.task || task.task_id} most={90} /></button></th>
+                {task.sides.map((side) => <td class="figure">{percent(side.success)}</td>)}
+                {task.sides.map((side) => <td class="figure">{number(side.mean_length, 1)}</td>)}
+              </tr>
+            ))}
+          </tbody>
+        </table>
+      </div>
+      {value.tasks.filter((task) => task.task_id === open).map((task) => [place, other].map((at, side) => (
+        <OneGroup path={`runs/${at}`} run={names[side] ?? ""} at={task.sides[side]?.number ?? 0} version={version} chosen={chosen[0] as Chosen} />
+      )))}
+    </>
+  );
+}
+
+/** The first group of a task in a run. */
+function OneGroup({ path, run, at, version, chosen }: { path: string; run: string; at: number; version: number; chosen: Chosen }) {
+  const group = useDocument<Group>(`${path}/groups/${at}`, {}, version);
+  const estimate = useEstimate(path, at, chosen, version);
+  if (group.error) return <p class="error" role="alert">{group.error}</p>;
+  if (!group.value) return <p role="status">Loading …</p>;
+  return (
+    <section aria-label={`The task in ${run}`} class="level">
+      <p class="note">{run}</p>
+      <GroupHead run={run} group={group.value} />
+      <Strips run={run} group={group.value} estimate={estimate.value} />
+    </section>
+  );
+}
+
+// ----------------------------------------------------------------------------------------------------- configurations
+
+function flat(value: unknown, name: string, into: Map<string, string>): Map<string, string> {
+  if (value !== null && typeof value === "object" && !Array.isArray(value)) {
+    for (const [key, inner] of Object.entries(value)) flat(inner, name ? `${name}.${key}` : key, into);
+  } else into.set(name, typeof value === "string" ? value : JSON.stringify(value));
+  return into;
+}
+
+function Configurations({ runs, overviews }: { runs: Run[]; overviews: (Overview | null)[] }) {
+  const values = overviews.map((of) => flat(of?.config ?? {}, "", new Map()));
+  const names = [...new Set(values.flatMap((of) => [...of.keys()]))].sort();
+  const different = names.filter((name) => new Set(values.map((of) => of.get(name))).size > 1);
+  return (
+    <section aria-label="Configurations">
+      <h2>What differs in the configurations</h2>
+      {!different.length ? <p class="none">Nothing: the {counted(names.length, "setting")} are the same, or the runs name none.</p> : (
+        <div class="table-scroll" role="region" aria-label="Differences of configurations" tabIndex={0}>
+          <table>
+            <thead><tr><th scope="col">setting</th>{runs.map((run) => <th scope="col"><Line text={run.name} most={30} /></th>)}</tr></thead>
+            <tbody>
+              {different.map((name) => (
+                <tr><th scope="row"><Line text={name} /></th>{values.map((of) => <td><Line text={of.get(name) ?? "–"} most={200} /></td>)}</tr>
+              ))}
+            </tbody>
+          </table>
+        </div>
+      )}
+      <p class="note">{counted(names.length - different.length, "setting")} {names.length - different.length === 1 ? "is" : "are"} the same.</p>
+    </section>
+  );
+}
