@@ -1,4 +1,4 @@
-"""`hgpo check env`: find an adapter's mistakes before they cost a run."""
+"""`hgpo check env` and `hgpo check gpu`: find an adapter's mistakes, and a GPU's, before they cost a run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MARKS: Final = {"pass": "✓", "warning": "!", "fail": "✗"}
 
 @app.callback()
 def check() -> None:
-    """Check an environment before it is trained on."""
+    """Check an environment, or a GPU, before a run depends on it."""
 
 
 @app.command("env")
@@ -41,7 +41,6 @@ def check_env(
     from hgpo_envs.env_checker import check_environment
     from hgpo_envs.environment_spec import environment_ids
     from hgpo_envs.errors import InputError
-    from hgpo_envs.unicode_text import clean_text
     from hgpo_train.cli.display import print_json
     from hgpo_train.rollout.env_handle import open_env
 
@@ -55,7 +54,36 @@ def check_env(
     for finding in checks:
         findings.append(finding)
         if not as_json:
-            typer.echo(f"{_MARKS[finding.verdict]} {finding.check:<19} {clean_text(finding.message)}")
+            typer.echo(f"{_MARKS[finding.verdict]} {finding.check:<19} {finding.message}")
+    if as_json:
+        print_json([asdict(finding) for finding in findings])
+    if any(finding.verdict == "fail" for finding in findings):
+        raise typer.Exit(1)
+
+
+@app.command("gpu")
+def check_gpu(
+    config: Annotated[str | None, typer.Argument(help="A TOML file, or a shipped configuration.")] = None,
+    overrides: common.Overrides = None,
+    as_json: common.Json = False,
+) -> None:
+    """Check the GPU, the update's numbers, the engine, and a configuration's memory, with random weights.
+
+    It takes about a minute and downloads nothing. The exit code is 1 if a check fails.
+    """
+    from dataclasses import asdict
+
+    from hgpo_envs.unicode_text import clean_text
+    from hgpo_train.cli.display import print_json
+    from hgpo_train.training import gpu_check
+    from hgpo_train.training.config import Config, load_config
+
+    settings = load_config(config, overrides or (), Config) if config or overrides else None
+    findings = []
+    for finding in gpu_check.check_gpu(settings):
+        findings.append(finding)
+        if not as_json:
+            typer.echo(clean_text(finding.line()))
     if as_json:
         print_json([asdict(finding) for finding in findings])
     if any(finding.verdict == "fail" for finding in findings):

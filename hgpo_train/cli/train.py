@@ -28,13 +28,12 @@ def train(
     list_configs: Annotated[bool, typer.Option("--list", help="List the shipped configurations and exit.")] = False,
 ) -> None:
     """Train a policy with reinforcement learning: iterate rollouts, advantages, updates and evaluation."""
-    from rich.console import Console
-
     from hgpo_envs.errors import InputError
+    from hgpo_train.cli.display import terminal
     from hgpo_train.settings import to_toml
     from hgpo_train.training.config import Config, load_config, shipped
 
-    console = Console()
+    console = terminal()
     if list_configs:
         for name, path in shipped().items():
             about = path.read_text(encoding="utf-8").partition("\n")[0].removeprefix("#").strip()
@@ -42,7 +41,9 @@ def train(
         return
     folder = out if out is not None else Path("runs") / (Path(config).stem if config else "train")
     stored = folder / "config.toml"
-    if config is None and resume and stored.exists():
+    if config is None and resume:
+        if not stored.exists():
+            raise InputError(f"no run to resume in {folder}: expected the --out of an earlier hgpo train")
         config = str(stored)
     if config is None:
         raise InputError("expected a configuration: a TOML file or a shipped name, see `hgpo train --list`")
@@ -75,6 +76,7 @@ def _run(
     settings: Config, folder: Path, console: Console, *, steps: Path | None, advantages: Path | None, resume: bool
 ) -> None:
     from hgpo_envs.errors import InputError
+    from hgpo_train.advantages import get
     from hgpo_train.models.checkpoint_files import list_checkpoints
     from hgpo_train.training.display import Display
     from hgpo_train.training.trainer import Trainer, update_alone
@@ -88,9 +90,16 @@ def _run(
             with display.live():
                 update_alone(settings, steps, advantages, folder, display, resume=resume)
         else:
+            if settings.environment.prompt_style == "memory":
+                estimator = get(settings.advantage.estimator).with_parameters(**settings.advantage.parameters)
+                common.note_memory(settings.environment.history_length, [estimator])
             trainer = Trainer(settings, folder, display, resume=resume)
             with display.live():
-                trainer.run()
+                state = trainer.run()
+            if state.best and (best := folder / "checkpoints" / f"{state.best:06d}").exists():
+                console.print(
+                    f"The best on held-out tasks ({state.best_success:.1%}) is [bold]{best}[/].", soft_wrap=True
+                )
             metrics, table = folder / "metrics.jsonl", folder / "steps"
             console.print(f"Metrics are in [bold]{metrics}[/], the steps in [bold]{table}[/].", soft_wrap=True)
     policy = list_checkpoints(folder / "checkpoints")[-1]

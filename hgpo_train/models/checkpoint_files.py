@@ -7,8 +7,8 @@
         trainer/state.json              progress of the run
         trainer/manifest.json           SHA-256 of every other file, written last
 
-A checkpoint is used only after its files have been compared with its manifest. Without the optimiser's state it is a
-model, from which no run can be resumed (`checkpoint.optimiser = "last"`).
+A checkpoint appears whole or not at all, is used only after its files have been compared with its manifest, and can be
+loaded by Transformers and vLLM directly. Without the optimiser's state no run can be resumed from it.
 """
 
 from __future__ import annotations
@@ -51,12 +51,18 @@ class TrainingState:
         iteration: Number of completed iterations.
         tasks_drawn: Number of tasks that they took from the task order.
         environment_steps: Number of steps collected for training.
+        best: The iteration with the highest success on held-out tasks; 0 before the first evaluation of one.
+        best_success: That success.
+        stalled: Number of evaluations since then.
         versions: Versions of the packages that computed it.
     """
 
     iteration: int = 0
     tasks_drawn: int = 0
     environment_steps: int = 0
+    best: int = 0
+    best_success: float = -1.0
+    stalled: int = 0
     versions: dict[str, str] = field(default_factory=dict)
 
 
@@ -162,11 +168,7 @@ def checksums(folder: Path) -> dict[str, str]:
 
 
 def read_json(path: Path, form: type[T]) -> T:
-    """Read `state.json` or the manifest of a checkpoint.
-
-    Raises:
-        InputError: The file cannot be read, or has another form than training writes.
-    """
+    """Read `state.json` or the manifest of a checkpoint; raise `InputError` if it is damaged."""
     try:
         return msgspec.json.decode(read_bytes(path, 1 << 20), type=form)
     except (ValueError, RecursionError) as error:

@@ -39,8 +39,7 @@ class ModelConfig(Settings):
     compute_dtype: Literal["float32", "bfloat16"] = "bfloat16"
     """What autocast computes in. Trained weights are always float32: at rates of 1e-6 bfloat16 loses updates."""
     attention: Literal["sdpa", "flash_attention_2", "flex_attention", "eager"] = "sdpa"
-    """Transformers' attention implementation. flash_attention_2 needs the package flash-attn, a GPU and bfloat16; it is
-    the one to combine with update.layout = "packed"."""
+    """Transformers' attention implementation. flash_attention_2 needs the package flash-attn, a GPU and bfloat16."""
     gradient_checkpointing: bool = True
     """Recompute layers in the backward pass: a third more time for much less memory."""
     lora: LoraConfig = LoraConfig()

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
 from hgpo_envs.errors import InputError
 from hgpo_train.models.checkpoint_files import resolve_model
 from hgpo_train.models.hf import no_progress_bars, unwrap_peft
-from hgpo_train.models.preflight import check_model_source
+from hgpo_train.models.preflight import check_loads_no_code, check_model_source
 
 if TYPE_CHECKING:
     from hgpo_train.models.config import LoraConfig, ModelConfig
     from hgpo_train.models.hf import Model, Tokenizer
+
+
+_DRIVERS: Final = {"11": "450 or newer", "12": "525 or newer", "13": "580 or newer"}
+"""The NVIDIA driver for Linux that a major version of CUDA needs (its release notes: minor version compatibility)."""
 
 
 def choose_device(name: str) -> torch.device:
@@ -30,6 +34,15 @@ def choose_device(name: str) -> torch.device:
             raise InputError(f"the device {name!r} cannot be used here: {str(error).splitlines()[0]}") from error
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     return accelerator or torch.device("cpu")
+
+
+def why_no_gpu() -> str:
+    """Return why torch has no CUDA device, and what to do about it."""
+    if torch.version.cuda is None:
+        return f"torch {torch.__version__} is not built for CUDA: install a build that is (https://pytorch.org)"
+    version = torch.version.cuda
+    driver = _DRIVERS.get(version.partition(".")[0], "of a newer version")
+    return f"torch {torch.__version__} finds no GPU; CUDA {version} needs an NVIDIA driver {driver} (see nvidia-smi)"
 
 
 def compute_dtype(config: ModelConfig) -> torch.dtype:
@@ -83,12 +96,13 @@ def load_model(config: ModelConfig, seed: int = 0) -> Model:
         seed: Seed of the adapters' initial weights.
 
     Raises:
-        InputError: The model cannot be loaded, or its files lack weights.
+        InputError: The model cannot be loaded, its files lack weights, or its configuration names code to load.
     """
     from transformers import AutoModelForCausalLM
 
     dtype = compute_dtype(config) if config.lora.rank else torch.float32
     folder = resolve_model(config.path)
+    check_loads_no_code(folder)
     try:
         with no_progress_bars():
             loaded: Any = AutoModelForCausalLM.from_pretrained(
@@ -96,6 +110,7 @@ def load_model(config: ModelConfig, seed: int = 0) -> Model:
                 dtype=dtype,
                 attn_implementation=config.attention,
                 trust_remote_code=False,
+                use_safetensors=True,
                 output_loading_info=True,
             )
     except Exception as error:  # damaged files can raise any exception of their parsers

@@ -3,14 +3,12 @@
 The collector submits requests as they arise and collects replies as they become ready, in any order. No request waits
 for the slowest of a batch unless the policy itself works in batches.
 
-- `BatchPolicy`: implement `respond`, which maps a list of requests to a list of replies. For scripted and in-process
-  policies.
-- `AsyncPolicy`: implement `reply`, a coroutine for one request. For servers. It runs in its own event loop.
-- Engines with continuous batching (vLLM) implement the protocol directly: `submit` adds requests, `collect` steps the
-  engine.
+- `BatchPolicy`, for scripted and in-process policies: implement `respond`, which maps requests to replies.
+- `AsyncPolicy`, for servers: implement `reply`, a coroutine for one request.
+- Engines with continuous batching (vLLM) implement the protocol: `submit` adds requests, `collect` steps the engine.
 
 A call that fails returns a `Failure` instead of raising: it aborts the trajectory of its request and no other. Bugs in
-a user's own policy (`hgpo_train.policies.own`) are an exception: they end the collection and are raised.
+a user's own policy (`hgpo_train.policies.registry`) are an exception: they end the collection and are raised.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ import contextlib
 import queue
 import random
 import threading
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -148,14 +146,12 @@ class Reply:
     @property
     def token_counts(self) -> tuple[int | None, int | None]:
         """The numbers of tokens of prompt and response; None where they are unknown."""
-        return (
-            _count(self.prompt_tokens, self.prompt_token_ids),
-            _count(self.response_tokens, self.response_token_ids),
-        )
-
-
-def _count(counted: int | None, ids: Sequence[int] | None) -> int | None:
-    return counted if counted is not None or ids is None else len(ids)
+        prompt, response = self.prompt_tokens, self.response_tokens
+        if prompt is None and self.prompt_token_ids is not None:
+            prompt = len(self.prompt_token_ids)
+        if response is None and self.response_token_ids is not None:
+            response = len(self.response_token_ids)
+        return prompt, response
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,11 +186,6 @@ class Failure:
         """Create a failure that states an exception, for a policy that handles the exception itself."""
         return cls(category, f"{type(error).__name__}: {error}")
 
-    @classmethod
-    def caught(cls, category: str, error: BaseException) -> Failure:
-        """Create a failure from an exception that a policy or an environment did not handle."""
-        return cls(category, f"{type(error).__name__}: {error}", error)
-
 
 def attempt(category: str, call: Callable[..., T], *arguments: Any) -> T | Failure:
     """Call third-party code and return its result, or a `Failure` if it raises.
@@ -207,7 +198,7 @@ def attempt(category: str, call: Callable[..., T], *arguments: Any) -> T | Failu
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # noqa: BLE001 - see above
-        return Failure.caught(category, error)
+        return Failure(category, f"{type(error).__name__}: {error}", error)
 
 
 def is_bug(failure: Failure) -> bool:
@@ -228,17 +219,18 @@ def is_bug(failure: Failure) -> bool:
 
 
 class Policy(Protocol):
-    """The protocol between the collector and a policy."""
+    """The protocol between the collector and a policy.
 
-    name: str
-    """The policy's name in tables and reports."""
+    Attributes:
+        name: The policy's name in tables and reports.
+        reproducible: Whether replies depend only on requests. Timings are then left out of the step table, so it is the
+            same in every run.
+        version: Number of weight updates that the policy has received; written to every row.
+    """
 
-    reproducible: bool
-    """Whether replies depend only on requests. Timings are then left out of the step table, so its bytes are the same
-    in every run."""
-
-    version: int
-    """Number of weight updates that the policy has received; written to every row."""
+    name: str = "policy"
+    reproducible: bool = False
+    version: int = 0
 
     def submit(self, requests: Sequence[Request]) -> None:
         """Add requests. Returns without waiting for replies."""
@@ -258,18 +250,15 @@ class Policy(Protocol):
         ...
 
 
-class BatchPolicy(ABC):
+class BatchPolicy(Policy):
     """A policy that replies to batches of requests in the caller's thread.
 
     Attributes:
         batch_size: Maximum number of requests per call of `respond`; None for all waiting ones.
         raise_errors: Whether an exception of the policy ends the collection and is raised, instead of failing the
-            rollout (`is_bug`). None means True for a user's own policy (`hgpo_train.policies.own`), otherwise False.
+            rollout (`is_bug`). None means True for a user's own policy, otherwise False.
     """
 
-    name: str = "policy"
-    reproducible: bool = False
-    version: int = 0
     raise_errors: bool | None = None
     batch_size: int | None = None
 
@@ -291,7 +280,7 @@ class BatchPolicy(ABC):
         batch = [self._waiting.popleft() for _ in range(size)]
         return list(zip((request.id for request in batch), self._answer(batch), strict=True)) if batch else []
 
-    def close(self) -> None:  # noqa: B027 - most policies have nothing to release
+    def close(self) -> None:
         """See `Policy`."""
 
     def _answer(self, batch: Sequence[Request]) -> Sequence[str | Reply | Failure]:
@@ -299,9 +288,8 @@ class BatchPolicy(ABC):
         replies = attempt("PolicyFailed", self._respond, batch)
         if not isinstance(replies, Failure):
             return replies
-        if len(batch) == 1 or (self.raise_errors and is_bug(replies)):
-            return [replies] * len(batch)
-        return [self._answer([request])[0] for request in batch]
+        alone = len(batch) == 1 or (self.raise_errors and is_bug(replies))
+        return [replies] * len(batch) if alone else [self._answer([request])[0] for request in batch]
 
     def _respond(self, batch: Sequence[Request]) -> Sequence[str | Reply | Failure]:
         result: object = self.respond(batch)
@@ -316,8 +304,8 @@ class BatchPolicy(ABC):
         return replies
 
 
-class AsyncPolicy(ABC):
-    """A policy that replies to each request with its own coroutine, many concurrently.
+class AsyncPolicy(Policy):
+    """A policy that replies to each request with its own coroutine, many concurrently, in its own event loop.
 
     Args:
         concurrency: Maximum number of requests that run concurrently; the others wait.
@@ -327,9 +315,6 @@ class AsyncPolicy(ABC):
         raise_errors: As of `BatchPolicy`.
     """
 
-    name: str = "policy"
-    reproducible: bool = False
-    version: int = 0
     raise_errors: bool | None = None
 
     def __init__(self, concurrency: int = 128) -> None:
@@ -344,7 +329,7 @@ class AsyncPolicy(ABC):
     async def reply(self, request: Request) -> str | Reply | Failure:
         """Return the reply to one request. An exception becomes a `Failure`."""
 
-    async def release(self) -> None:  # noqa: B027 - most policies have nothing to release
+    async def release(self) -> None:
         """Release what the coroutines share, such as connections. Called once, in the event loop, by `close`."""
 
     def submit(self, requests: Sequence[Request]) -> None:
@@ -386,7 +371,7 @@ class AsyncPolicy(ABC):
             async with self._gate:
                 answer = await self.reply(request)
         except BaseException as error:  # noqa: BLE001 - SystemExit and CancelledError also concern one request
-            answer = Failure.caught("PolicyFailed", error)
+            answer = Failure("PolicyFailed", f"{type(error).__name__}: {error}", error)
         self._ready.put((request.id, answer))
 
     async def _end(self) -> None:

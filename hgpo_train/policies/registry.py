@@ -1,14 +1,22 @@
-"""The registry of policies: ``random``, ``expert``, ``explorer``, ``mixture:expert=0.7,random=0.3``, plugins.
+"""Policies by name (``random``, ``mixture:expert=0.7,random=0.3``, plugins) and policies of one's own.
 
-A policy is selected as ``<name>`` or ``<name>:<argument>``. Each is one module with a `PolicySpec`: how to create the
-policy and, if it can be trained, how to create it for the model that is trained. Other packages register policies in
-the entry-point group ``hgpo.policies``: a `PolicySpec`, or a policy of one's own (`hgpo_train.policies.own`).
+A policy is selected as ``<name>``, ``<name>:<argument>``, ``<module>:<object>`` or ``<module>:<object>:<argument>``.
+Each name is one module with a `PolicySpec`: how to create the policy and, if it can be trained, how to create it for
+the model that is trained. Other packages register a `PolicySpec`, or a policy of their own, in the entry-point group
+``hgpo.policies``.
 
-Each of them can also be selected as ``<module>:<object>`` or ``<module>:<object>:<argument>``.
+A policy of one's own is a function of a request, an object with `respond`, or an instance of the policy protocol:
+
+    def first(request: Request) -> str:
+        return request.admissible_actions[0]
+
+A bug in it ends the collection and is raised with its traceback (`hgpo_train.policies.base.is_bug`); a `Failure` that
+it returns fails one rollout.
 """
 
 from __future__ import annotations
 
+import inspect
 from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -16,12 +24,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 from hgpo_envs.environment_spec import spec_named
 from hgpo_envs.errors import InputError, unknown
+from hgpo_envs.hashing import text_hash
 from hgpo_envs.plugins import distribution, import_object, installed, load
-from hgpo_train.policies.own import has_protocol, name_of, own_policy
+from hgpo_train.policies.base import AsyncPolicy, BatchPolicy, Failure, Reply, Request
+from hgpo_train.policies.validation import preview
 from hgpo_train.settings import types_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from hgpo_train.models.config import ModelConfig
     from hgpo_train.models.hf import Model, Tokenizer
@@ -69,6 +79,7 @@ class PolicySpec:
     Attributes:
         make: Creates the policy from the argument after the colon.
         make_trainable: Creates the policy for the model that is trained; None if the policy cannot be trained.
+        check_engine: Checks `rollout.engine_options` before the model is loaded, and that the engine can start.
         options: The dataclass of the policy's options; None if it has none or validates them itself. Its class variable
             `EXECUTION` names those that do not affect replies, such as a server's address: a run can be resumed with
             other values of them.
@@ -79,16 +90,12 @@ class PolicySpec:
     make_trainable: TrainableFactory | None = None
     options: type | None = None
     action_format: str = "response"
+    check_engine: Callable[[Mapping[str, Any]], None] | None = None
 
     @property
     def option_types(self) -> dict[str, Any]:
         """The annotations of the options by name; empty if they are not known."""
         return types_of(self.options) if self.options else {}
-
-    @property
-    def execution_options(self) -> frozenset[str]:
-        """The names of the options that do not affect replies."""
-        return frozenset(getattr(self.options, "EXECUTION", ()))
 
 
 ENTRY_POINTS: Final = "hgpo.policies"
@@ -98,7 +105,7 @@ _SPECS: Final = {
     "expert": "hgpo_train.policies.scripted:EXPERT",
     "explorer": "hgpo_train.policies.scripted:EXPLORER",
     "outdated": "hgpo_train.policies.scripted:OUTDATED",
-    "mixture": "hgpo_train.policies.mixture:MIXTURE",
+    "mixture": "hgpo_train.policies.scripted:MIXTURE",
     "openai": "hgpo_train.policies.server:OPENAI",
     "vllm": "hgpo_train.policies.vllm:VLLM",
     "transformers": "hgpo_train.policies.transformers:TRANSFORMERS",
@@ -107,11 +114,7 @@ _SPECS: Final = {
 
 
 def make_policy(text: str, context: PolicyContext) -> Policy:
-    """Create a policy.
-
-    Args:
-        text: ``<name>``, ``<name>:<argument>``, ``<module>:<object>`` or ``<module>:<object>:<argument>``.
-        context: The properties of the run.
+    """Create the policy that is selected by a text.
 
     Raises:
         InputError: The name is unknown, or the argument or an option is not valid.
@@ -134,14 +137,16 @@ def policy_names() -> list[str]:
     return [*_SPECS, *(name for name in installed(ENTRY_POINTS) if name not in _SPECS)]
 
 
-def trainable_factory(name: str) -> TrainableFactory:
+def trainable_factory(name: str, engine_options: Mapping[str, Any] | None = None) -> TrainableFactory:
     """Return the function that creates a policy for the model that is trained.
 
     Raises:
-        InputError: The name is unknown, or the policy cannot be trained.
+        InputError: The name is unknown, the policy cannot be trained, or it has no such engine options.
     """
-    if name in policy_names() and (factory := policy_spec(name).make_trainable) is not None:
-        return factory
+    if name in policy_names() and (spec := policy_spec(name)).make_trainable is not None:
+        if spec.check_engine is not None:
+            spec.check_engine(engine_options or {})
+        return spec.make_trainable
     trainable = []
     for other in policy_names():
         with suppress(InputError):  # of a package that is broken
@@ -153,7 +158,7 @@ def find_policy(policy: object) -> tuple[PolicySpec, str]:
     """Return how to create a policy, and the argument after its name.
 
     Args:
-        policy: A name as of `make_policy`, a `PolicySpec`, or a policy of one's own (`hgpo_train.policies.own`).
+        policy: A text as of `make_policy`, a `PolicySpec`, or a policy of one's own.
 
     Raises:
         InputError: The name is unknown, or the package that declares it is broken.
@@ -189,7 +194,7 @@ def _as_spec(policy: object, origin: str) -> PolicySpec:
         refuse_settings(name_of(policy), argument, context)
         return own_policy(policy, origin)
 
-    return PolicySpec(make, action_format="response" if has_protocol(policy) else "command")
+    return PolicySpec(make, action_format="response" if _has_protocol(policy) else "command")
 
 
 def refuse_settings(name: str, argument: str, context: PolicyContext) -> None:
@@ -217,3 +222,91 @@ def check_admissible_actions(name: str, context: PolicyContext) -> None:
             f"policy {name} chooses among admissible actions, which {context.benchmark} does not list; use a language "
             f"model{f' or a player: {players}' if players else ''}"
         )
+
+
+class OwnBatchPolicy(BatchPolicy):
+    """A function of one request, or an object with `respond`, which maps requests to texts, `Reply` or `Failure`.
+
+    Its `name`, `reproducible`, `version`, `batch_size` and `close` are used, if it has them.
+    """
+
+    raise_errors = True
+
+    def __init__(self, own: Any) -> None:  # noqa: ANN401 (any function or object)
+        super().__init__()
+        self.name, self.reproducible = name_of(own), bool(getattr(own, "reproducible", False))
+        self._own, self._respond_to = own, getattr(own, "respond", None)
+        self.batch_size = getattr(own, "batch_size", None if self._respond_to else 1)
+        self.close = getattr(own, "close", super().close)  # type: ignore[method-assign]
+
+    def respond(self, requests: Sequence[Request]) -> Sequence[str | Reply | Failure]:
+        """See `BatchPolicy`."""
+        replies = self._respond_to(requests) if self._respond_to else [self._own(request) for request in requests]
+        self.version = getattr(self._own, "version", 0)
+        return replies
+
+
+class OwnAsyncPolicy(AsyncPolicy):
+    """An async function of one request. Up to 128 calls run concurrently."""
+
+    raise_errors = True
+
+    def __init__(self, function: Any) -> None:  # noqa: ANN401 (any async function or object)
+        super().__init__()
+        self.name, self.reproducible = name_of(function), bool(getattr(function, "reproducible", False))
+        self._function = function
+
+    async def reply(self, request: Request) -> str | Reply | Failure:
+        """See `AsyncPolicy`."""
+        answer: str | Reply | Failure = await self._function(request)
+        return answer
+
+
+def own_policy(policy: Any, origin: str = "policy") -> Policy:  # noqa: ANN401 (whatever the user passes)
+    """Make a policy of a function, an object with `respond`, or an instance of the policy protocol.
+
+    Args:
+        policy: The function or object.
+        origin: Its source, for error messages.
+
+    Raises:
+        InputError: It is none of these.
+
+    >>> own_policy(lambda request: "look").name
+    '<lambda>'
+    """
+    if isinstance(policy, type) or not (callable(policy) or _has_protocol(policy) or hasattr(policy, "respond")):
+        raise InputError(
+            f"{origin}: expected a PolicySpec, a function of one request, an object with `respond`, or a Policy, "
+            f"received {preview(policy)}"
+        )
+    if _has_protocol(policy):
+        if getattr(policy, "raise_errors", None) is None and not type(policy).__module__.startswith("hgpo_train."):
+            policy.raise_errors = True  # bugs of the user's own policy end the collection
+        own: Policy = policy
+        return own
+    if inspect.iscoroutinefunction(policy) or inspect.iscoroutinefunction(getattr(policy, "__call__", None)):  # noqa: B004
+        return OwnAsyncPolicy(policy)
+    return OwnBatchPolicy(policy)
+
+
+def _has_protocol(policy: object) -> bool:
+    """Return whether an object has the methods of `hgpo_train.policies.base.Policy`."""
+    return all(callable(getattr(policy, name, None)) for name in ("submit", "collect", "close"))
+
+
+def name_of(policy: object) -> str:
+    """Return the name of a function or of an object: its `name`, or that of its class."""
+    for name in (getattr(policy, "name", None), getattr(policy, "__qualname__", None)):
+        if isinstance(name, str) and name:
+            return name.rpartition("<locals>.")[2]
+    return type(policy).__name__
+
+
+def source_hash(policy: object) -> str | None:
+    """Return a hash of the code of a function or of an object's class; None if the code is unknown."""
+    try:
+        code = inspect.getsource(policy if inspect.isroutine(policy) else type(policy))
+    except (OSError, TypeError):
+        return None
+    return f"{text_hash(code) % (1 << 64):016x}"

@@ -1,24 +1,21 @@
-"""Policies without a model: ``random``, ``outdated``, and the players ``expert`` and ``explorer`` of a benchmark.
-
-``outdated`` plays an action that was admissible earlier in the episode and no longer is, a usual mistake of small
-models. In demonstrations (``mixture:explorer=0.85,outdated=0.15``) it leads to the states that follow a mistake, so a
-model that imitates the player's steps learns to recover from them (noise injection, DART, arXiv 1703.09327). Supervised
-training excludes rows with invalid actions.
-"""
+"""Policies without a model: ``random``, ``outdated``, a benchmark's players ``expert`` and ``explorer``, mixtures."""
 
 from __future__ import annotations
 
+import math
 import re
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from hgpo_envs.environment_spec import make_player, spec_named
+from hgpo_envs.errors import InputError
 from hgpo_envs.hashing import text_hash
 from hgpo_train.policies.base import BatchPolicy, Failure, Reply, Request
-from hgpo_train.policies.registry import PolicySpec, check_admissible_actions, refuse_settings
+from hgpo_train.policies.registry import PolicySpec, check_admissible_actions, make_policy, refuse_settings
+from hgpo_train.settings import read_value, split_assignment
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from hgpo_envs.engine import Player
     from hgpo_train.policies.registry import PolicyContext
@@ -61,7 +58,9 @@ class RandomPolicy(BatchPolicy):
 class OutdatedActionPolicy(RandomPolicy):
     """A policy that draws from the actions that were admissible earlier in the episode and no longer are.
 
-    If there is none, as at the first step, it draws any admissible action.
+    If there is none, as at the first step, it draws any admissible action. This is a usual mistake of small models. In
+    demonstrations (``mixture:explorer=0.85,outdated=0.15``) it leads to the states that follow a mistake, so a model
+    that imitates the player's steps learns to recover from them (noise injection, DART, arXiv 1703.09327).
     """
 
     name = "outdated"
@@ -113,6 +112,52 @@ class ScriptedPolicy(BatchPolicy):
         except Exception as error:  # noqa: BLE001 - a player that raises aborts only its trajectory
             return Failure.of("PolicyFailed", error)
         return Reply(format_action(action, self._action_format, request.state.actions, self._tag))
+
+
+class MixturePolicy(BatchPolicy):
+    """A mixture of policies. Every policy receives every request; the request's seed draws whose reply is used.
+
+    Args:
+        parts: Policies with their weights, which are normalized to a sum of 1.
+    """
+
+    def __init__(self, parts: Sequence[tuple[BatchPolicy, float]]) -> None:
+        super().__init__()
+        total = sum(weight for _, weight in parts)
+        self._parts = [(policy, weight / total) for policy, weight in parts]
+        self.name = "mixture:" + ",".join(f"{policy.name}={weight:g}" for policy, weight in self._parts)
+        self.reproducible = all(policy.reproducible for policy, _ in parts)
+        self.raise_errors = any(policy.raise_errors for policy, _ in parts)
+
+    def respond(self, requests: Sequence[Request]) -> Sequence[str | Reply | Failure]:
+        """See `Policy`."""
+        answers = [policy.respond(requests) for policy, _ in self._parts]
+        return [answers[self._drawn(request.seed)][n] for n, request in enumerate(requests)]
+
+    def _drawn(self, seed: int) -> int:
+        left = (text_hash(f"{seed}/part") % (1 << 64)) / (1 << 64)
+        for number, (_, weight) in enumerate(self._parts):
+            left -= weight
+            if left < 0:
+                return number
+        return len(self._parts) - 1
+
+
+def parse_weights(text: str) -> Mapping[str, float]:
+    """Parse ``expert=0.7,random=0.3``.
+
+    Raises:
+        InputError: The text has another form, or a weight is not positive.
+
+    >>> parse_weights("expert=3,random=1")
+    {'expert': 3.0, 'random': 1.0}
+    """
+    form = "name=weight,name=weight with positive weights"
+    parts = [split_assignment(part, "policy mixture", form) for part in text.split(",")]
+    weights = {name: read_value(value, float) for name, value in parts}
+    if not all(type(weight) in (int, float) and 0 < weight < math.inf for weight in weights.values()):
+        raise InputError(f"policy mixture: expected {form}, received {text!r}")
+    return {name: float(weight) for name, weight in weights.items()}
 
 
 def format_action(action: str, action_format: str, admissible: Sequence[str], tag: str = "action") -> str:
@@ -177,7 +222,17 @@ def _make_player(name: str, argument: str, context: PolicyContext) -> ScriptedPo
     return ScriptedPolicy(name, lambda: make_player(name, context.benchmark), context.action_format, tag)
 
 
+def _make_mixture(argument: str, context: PolicyContext) -> MixturePolicy:
+    """Create the policy `mixture:NAME=WEIGHT,NAME=WEIGHT`."""
+    parts = [(make_policy(name, context), weight) for name, weight in parse_weights(argument).items()]
+    batch = [(policy, weight) for policy, weight in parts if isinstance(policy, BatchPolicy)]
+    if len(batch) != len(parts):
+        raise InputError(f"policy mixture: expected policies that run in this process, received {argument!r}")
+    return MixturePolicy(batch)
+
+
 RANDOM = PolicySpec(partial(_make_drawing, RandomPolicy))
 OUTDATED = PolicySpec(partial(_make_drawing, OutdatedActionPolicy))
 EXPERT = PolicySpec(partial(_make_player, "expert"))
 EXPLORER = PolicySpec(partial(_make_player, "explorer"))
+MIXTURE = PolicySpec(_make_mixture)

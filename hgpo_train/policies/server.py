@@ -52,7 +52,7 @@ class ServerOptions:
     """Options of `openai:MODEL`."""
 
     EXECUTION: ClassVar = ("base_url", "api_key_env", "concurrency", "timeout_s", "retries", "check_model")
-    """The options that do not affect replies (`hgpo_train.policies.registry.execution_options`)."""
+    """The options that do not affect replies (`hgpo_train.policies.registry.PolicySpec`)."""
 
     base_url: str = ""
     """The server's address up to /v1. Default: the environment variable OPENAI_BASE_URL, else
@@ -161,7 +161,16 @@ class ServerPolicy(AsyncPolicy):
         self._completions = _below(self._url, "chat/completions")
         self._headers = {"Content-Type": "application/json", **_authorization(options, self._url)}
         self._client = HttpClient(self._headers, timeout_s=options.timeout_s, retries=options.retries)
-        self._fields = _request_fields(model, options)
+        self._fields = {
+            "model": model,
+            "max_completion_tokens": options.max_response_tokens,
+            "temperature": options.temperature,
+            "top_p": options.top_p,
+            **({"stop": options.stop} if options.stop else {}),
+            **({"logprobs": True} if options.logprobs else {}),
+            **({"return_token_ids": True} if options.token_ids else {}),
+            **options.extra,
+        }
         super().__init__(options.concurrency)
 
     @property
@@ -255,23 +264,6 @@ def make(argument: str, context: PolicyContext) -> ServerPolicy:
         policy.close()
         raise
     return policy
-
-
-def _request_fields(model: str, options: ServerOptions) -> dict[str, Any]:
-    """Return the fields that all requests have in common."""
-    fields: dict[str, Any] = {
-        "model": model,
-        "max_completion_tokens": options.max_response_tokens,
-        "temperature": options.temperature,
-        "top_p": options.top_p,
-    }
-    if options.stop:
-        fields["stop"] = options.stop
-    if options.logprobs:
-        fields["logprobs"] = True
-    if options.token_ids:
-        fields["return_token_ids"] = True
-    return fields | options.extra
 
 
 def _read(answer: bytes, prompt: str, cut_pairs: int, *, has_tools: bool) -> Reply | Failure:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -15,7 +15,7 @@ from hgpo_train.policies.token_sampling import SampledResponse, SamplingOptions,
 from hgpo_train.settings import build, merge, to_dict
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from hgpo_train.models.hf import Model, Tokenizer
     from hgpo_train.policies.registry import PolicyContext, TrainableContext
@@ -143,16 +143,22 @@ def make(argument: str, context: PolicyContext) -> TransformersPolicy:
 
 
 def make_trainable(model: Model, tokenizer: Tokenizer, context: TrainableContext) -> TransformersPolicy:
-    """Create a policy that samples from the model object that is trained, so publishing copies no weights.
-
-    Raises:
-        InputError: An engine option is unknown or has an invalid value.
-    """
+    """Create a policy that samples from the model object that is trained, so publishing copies no weights."""
     from hgpo_train.models.loading import compute_dtype
 
-    values = merge(to_dict(context.generation), context.engine_options)
-    options = build(GenerationOptions, values, "setting", "rollout.engine_options.")
+    options = _with_engine_options(context.generation, context.engine_options)
     return TransformersPolicy(model, tokenizer, options, compute_dtype(context.model))
 
 
-TRANSFORMERS = PolicySpec(make, make_trainable, TransformersOptions)
+def _with_engine_options(options: GenerationOptions, engine_options: Mapping[str, Any]) -> GenerationOptions:
+    """Return options with those of the engine; raise `InputError` if one is unknown or has an invalid value."""
+    values = merge(to_dict(options), engine_options)
+    return build(GenerationOptions, values, "setting", "rollout.engine_options.")
+
+
+def check_engine(engine_options: Mapping[str, Any]) -> None:
+    """Raise `InputError` if an engine option is unknown or has an invalid value."""
+    _with_engine_options(GenerationOptions(), engine_options)
+
+
+TRANSFORMERS = PolicySpec(make, make_trainable, TransformersOptions, check_engine=check_engine)

@@ -47,7 +47,13 @@ def checked_reply(reply: object) -> Reply | Failure:
     """
     if isinstance(reply, str):
         reply = Reply(reply, finish_reason=None)
-    return _checked("PolicyFailed", "a text (str) or a Reply", Reply, _REPLY, reply)
+    checked = _checked("PolicyFailed", "a text (str) or a Reply", Reply, _REPLY, reply)
+    if isinstance(checked, Reply) and checked.response_logprobs is not None and checked.response_token_ids is not None:
+        tokens, logprobs = len(checked.response_token_ids), len(checked.response_logprobs)
+        if tokens != logprobs:
+            error = BadValueError(f"expected one log-probability for each of {tokens} tokens, received {logprobs}")
+            return Failure("PolicyFailed", str(error), error)
+    return checked
 
 
 def checked_state(state: object) -> State | Failure:
@@ -63,7 +69,7 @@ def checked_task(task: object) -> Task | Failure:
 def _checked(category: str, expected: str, kind: type[T], checks: Sequence[Check], value: object) -> T | Failure:
     """Check the fields of a reply, state or task. Return the same object unless a field had to be converted."""
     if isinstance(value, Failure):
-        return Failure(_as_text(value.category), _as_text(value.message), value.error)
+        return value
     if not isinstance(value, kind):
         error = BadValueError(f"expected {expected}, received {preview(value)}")
         return Failure(category, str(error), error)
@@ -76,20 +82,11 @@ def _checked(category: str, expected: str, kind: type[T], checks: Sequence[Check
             plain = check(name, present)
             if plain is not present:
                 changed[field] = plain
-        converted = replace(value, **changed) if changed else value  # type: ignore[type-var]  # a dataclass
-        if isinstance(converted, Reply):
-            _check_lengths(converted)
+        return replace(value, **changed) if changed else value  # type: ignore[type-var]  # a dataclass
     except BadValueError as error:
         return Failure(category, str(error), error)
     except Exception as error:  # noqa: BLE001 - a value may be of any type, and its methods may raise
         return Failure.of(category, error)
-    return converted
-
-
-def _check_lengths(reply: Reply) -> None:
-    tokens, logprobs = reply.response_token_ids, reply.response_logprobs
-    if tokens is not None and logprobs is not None and len(tokens) != len(logprobs):
-        raise BadValueError(f"expected one log-probability for each of {len(tokens)} tokens, received {len(logprobs)}")
 
 
 def checked_text(name: str, value: object) -> str:
@@ -149,10 +146,6 @@ def preview(value: object) -> str:
         written = ""
     type_name = "" if value is None else f"{type(value).__name__} "
     return f"{type_name}{redact(written)[:_SHOWN]}".strip()
-
-
-def _as_text(value: object) -> str:
-    return value if isinstance(value, str) else preview(value)
 
 
 def _encodable(value: str) -> bool:

@@ -1,26 +1,27 @@
 """`vllm:MODEL`: vLLM in process as a policy, with continuous batching.
 
-New weights are handed over in memory (`weight_handover.py`, `vllm_worker.py`). Adapters are served as adapters, one for
-each version: merged into bfloat16 weights, most of a small change would be rounded away. The prefix cache is cleared
-after each of them, because it contains keys and values of the old weights.
+New weights are handed over in memory (`weight_handover.py`). Adapters are served as adapters, one for each version:
+merged into bfloat16 weights, most of a small change would be rounded away. The prefix cache is cleared after each of
+them, because it contains keys and values of the old weights.
 """
 
 from __future__ import annotations
 
 import contextlib
+import inspect
 import secrets
-import shutil
 import tempfile
-from dataclasses import dataclass, field
+import warnings
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, get_args
 
 import msgspec
 
-from hgpo_envs.errors import InputError, one_line
+from hgpo_envs.errors import InputError, one_line, unknown
 from hgpo_envs.files.untrusted_files import read_bytes
 from hgpo_train.models.checkpoint_files import resolve_model
-from hgpo_train.models.preflight import check_model_source
+from hgpo_train.models.preflight import ADAPTER_SETTINGS, check_loads_no_code, check_model_source
 from hgpo_train.policies.base import Failure, Reply, attempt
 from hgpo_train.policies.generation import FittedPrompt, GenerationOptions, fit_prompts, model_options
 from hgpo_train.policies.registry import PolicySpec
@@ -28,6 +29,8 @@ from hgpo_train.policies.weight_handover import checkpoint_weights, shared
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from torch import Tensor
 
     from hgpo_train.models.hf import Model, Tokenizer
     from hgpo_train.policies.base import Request
@@ -46,10 +49,7 @@ class VLLMOptions(GenerationOptions):
     samplers for GPUs."""
 
 
-_REQUEST_SEEDS: Final = "request_seeds"  # among the engine's options of a training run
-_ADAPTER_SETTINGS: Final = "adapter_config.json"
 _ADAPTER_BYTES: Final = 1 << 20
-_MEMORY_FOLDER: Final = Path("/dev/shm")  # noqa: S108 - a file system in memory, on Linux
 
 
 class _AdapterSettings(msgspec.Struct):
@@ -86,6 +86,7 @@ class VLLMPolicy:
     ) -> None:
         check_vllm()
         from vllm import LLM
+        from vllm.v1.engine.core_client import InprocClient
 
         self.options = options
         arguments = {
@@ -93,7 +94,7 @@ class VLLMPolicy:
             "trust_remote_code": False,
             "logprobs_mode": "processed_logprobs",
             "seed": secrets.randbits(31),  # vLLM's default is 0: every run would draw the same numbers
-            "worker_extension_cls": "hgpo_train.policies.vllm_worker.WeightUpdate",
+            "worker_extension_cls": "hgpo_train.policies.weight_handover.WeightUpdate",
             **_device_arguments(),
             **(engine or {}),
         }
@@ -104,6 +105,8 @@ class VLLMPolicy:
         self._refused: list[tuple[int, Failure]] = []
         self._request_seeds = request_seeds
         self._serves_adapters = bool(arguments.get("enable_lora"))
+        # A process cannot open its own CUDA IPC handles.
+        self._by_device = not isinstance(self._engine.engine_core, InprocClient)
         self._adapter: Any = None  # a LoRARequest
         self._adapter_folder: tempfile.TemporaryDirectory[str] | None = None
         if adapter is not None:
@@ -164,15 +167,30 @@ class VLLMPolicy:
             model: The model that is trained; its shapes equal those of the served model.
             version: The policy version written to rows from now on.
         """
-        if version != self.version:
-            if self._serves_adapters and hasattr(model, "disable_adapter"):
-                self._publish_adapter(model, version)
-            else:
-                weights = checkpoint_weights(model, self._engine.vllm_config.model_config.dtype)
-                with shared(weights, by_device=_in_other_process(self._engine)) as handle:
-                    self._llm.collective_rpc("take_weights", kwargs={"handle": handle})
+        if self._serves_adapters and hasattr(model, "disable_adapter"):
+            self._publish_adapter(model, version)
+        else:
+            self._publish_weights(checkpoint_weights(model, self._engine.vllm_config.model_config.dtype))
         self._llm.reset_prefix_cache()
         self.version = version
+
+    def _publish_weights(self, weights: Mapping[str, Tensor]) -> None:
+        """Hand weights to the engine's processes: on a GPU in place, or else, after a failure, in the host's memory."""
+        try:
+            with shared(weights, by_device=self._by_device) as handle:
+                self._llm.collective_rpc("take_weights", kwargs={"handle": handle})
+        except Exception as error:  # of vLLM, which wraps that of its worker
+            if not self._by_device:
+                raise
+            self._by_device = False
+            warnings.warn(
+                f"the engine cannot map the trainer's memory on the GPU ({one_line(error, 200)}): weights now go "
+                "through the host's memory, which is slower; in a container, remove expandable_segments from "
+                "PYTORCH_CUDA_ALLOC_CONF, or allow pidfd_getfd",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+            self._publish_weights(weights)
 
     def sleep(self) -> None:
         """Free the memory on the GPU: weights move to the host, and the cache is discarded. No request may run."""
@@ -184,9 +202,7 @@ class VLLMPolicy:
 
     def _publish_adapter(self, model: Model, version: int) -> None:
         """Save the model's adapters in float32, let vLLM load them, and remove those of the previous version."""
-        parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        size = sum(parameter.numel() * parameter.element_size() for parameter in parameters)
-        folder = tempfile.TemporaryDirectory(prefix="hgpo-adapter-", dir=_folder_in_memory(size))
+        folder = tempfile.TemporaryDirectory(prefix="hgpo-adapter-")
         model.save_pretrained(folder.name, save_embedding_layers=False)
         self._serve_adapter(folder.name, version)
         previous, self._adapter_folder = self._adapter_folder, folder
@@ -251,20 +267,6 @@ def _device_arguments() -> dict[str, Any]:
     return {"enable_chunked_prefill": False, "max_num_batched_tokens": 16_384} if current_platform.is_cpu() else {}
 
 
-def _in_other_process(engine: Any) -> bool:  # noqa: ANN401
-    """Return whether the engine runs in another process; a process cannot open its own CUDA IPC handles."""
-    from vllm.v1.engine.core_client import InprocClient
-
-    return not isinstance(engine.engine_core, InprocClient)
-
-
-def _folder_in_memory(size: int) -> Path | None:
-    """Return a folder whose files are in memory and that has space for them; None stands for the temporary folder."""
-    if not _MEMORY_FOLDER.is_dir():
-        return None
-    return _MEMORY_FOLDER if shutil.disk_usage(_MEMORY_FOLDER).free > 4 * size + (1 << 20) else None
-
-
 def adapter_arguments(rank: int) -> dict[str, Any]:
     """Return the arguments of `vllm.LLM` for serving one adapter; empty if the rank exceeds what vLLM supports.
 
@@ -285,37 +287,29 @@ def make(argument: str, context: PolicyContext) -> VLLMPolicy:
         context: The properties of the run.
 
     Raises:
-        InputError: The model is missing, an option is not valid, or vLLM is not installed or finds no device.
-            Nothing is downloaded if that can be known before.
+        InputError: The model is missing, or is an adapter that vLLM does not support; an option is not valid; or vLLM
+            is not installed or finds no device. Nothing is downloaded if that can be known before.
     """
     options = model_options("vllm", argument, VLLMOptions, context)
     check_vllm()
     check_model_source(argument)
     folder = resolve_model(argument)
-    if not (Path(folder) / _ADAPTER_SETTINGS).is_file():
+    check_loads_no_code(folder)
+    path = Path(folder) / ADAPTER_SETTINGS
+    if not path.is_file():
         return VLLMPolicy(folder, options, options.engine, request_seeds=options.request_seeds)
-    base, rank = _read_adapter(folder)
-    check_model_source(base)
-    engine = {**adapter_arguments(rank), "tokenizer": folder, **options.engine}
-    return VLLMPolicy(resolve_model(base), options, engine, request_seeds=options.request_seeds, adapter=folder)
-
-
-def _read_adapter(folder: str) -> tuple[str, int]:
-    """Return the base model and the rank of an adapter.
-
-    Raises:
-        InputError: It is not a low-rank adapter, or vLLM does not support its rank.
-    """
-    path = Path(folder) / _ADAPTER_SETTINGS
     try:
-        settings = msgspec.json.decode(read_bytes(path, _ADAPTER_BYTES), type=_AdapterSettings)
+        adapter = msgspec.json.decode(read_bytes(path, _ADAPTER_BYTES), type=_AdapterSettings)
     except (msgspec.DecodeError, RecursionError) as error:
         raise InputError(f"{path}: expected the settings of a low-rank adapter (LoRA) of peft ({error})") from error
-    if not adapter_arguments(settings.r):
+    if not (lora := adapter_arguments(adapter.r)):
         raise InputError(
-            f"{path}: vLLM does not support adapters of rank {settings.r}; use the policy transformers:{folder}"
+            f"{path}: vLLM does not support adapters of rank {adapter.r}; use the policy transformers:{folder}"
         )
-    return settings.base_model_name_or_path, settings.r
+    base = adapter.base_model_name_or_path
+    check_model_source(base)
+    engine = {**lora, "tokenizer": folder, **options.engine}
+    return VLLMPolicy(resolve_model(base), options, engine, request_seeds=options.request_seeds, adapter=folder)
 
 
 def make_trainable(model: Model, tokenizer: Tokenizer, context: TrainableContext) -> VLLMPolicy:
@@ -331,7 +325,7 @@ def make_trainable(model: Model, tokenizer: Tokenizer, context: TrainableContext
     check_vllm()
     path = resolve_model(getattr(model, "name_or_path", "") or context.model.path)
     options = dict(context.engine_options)
-    request_seeds = bool(options.pop(_REQUEST_SEEDS, False))
+    request_seeds = bool(options.pop("request_seeds", False))
     lora = adapter_arguments(context.model.lora.rank) if context.model.lora.rank else {}
     if options.get("enable_lora") is False:
         lora = {}
@@ -340,17 +334,28 @@ def make_trainable(model: Model, tokenizer: Tokenizer, context: TrainableContext
         return VLLMPolicy(path, context.generation, engine, request_seeds=request_seeds)
     except InputError:
         raise
-    except (ValueError, RuntimeError) as error:
-        raise InputError(_why_not_started(error, engine)) from error
+    except (ValueError, RuntimeError) as error:  # the engine's process prints the cause, which its error often lacks
+        share = engine.get("gpu_memory_utilization", "vLLM's default")
+        raise InputError(
+            f"vLLM did not start with gpu_memory_utilization = {share} ({one_line(error, 200)}); if memory is missing, "
+            "close other programs on the GPU, set rollout.sleep = true, or see `hgpo train CONFIG --plan`"
+        ) from error
 
 
-def _why_not_started(error: Exception, engine: Mapping[str, Any]) -> str:
-    """Describe why vLLM's engine did not start. The engine's process prints the cause; its error often lacks it."""
-    share = engine.get("gpu_memory_utilization", "vLLM's default")
-    return (
-        f"vLLM did not start with gpu_memory_utilization = {share} ({one_line(error, 200)}); if memory is missing, "
-        "close other programs on the GPU, set rollout.sleep = true, or see `hgpo train CONFIG --plan`"
-    )
+def check_engine(engine_options: Mapping[str, Any]) -> None:
+    """Check that vLLM can be used, and knows the options of a training run's engine.
+
+    Raises:
+        InputError: vLLM is not installed or finds no device, or an option is unknown.
+    """
+    check_vllm()
+    from vllm import LLM
+    from vllm.engine.arg_utils import EngineArgs
+
+    known = {*inspect.signature(LLM).parameters, *(each.name for each in fields(EngineArgs)), "request_seeds"}
+    where = "rollout.engine_options."
+    for name in engine_options.keys() - known:
+        raise InputError(unknown("setting", f"{where}{name}", [f"{where}{each}" for each in sorted(known)], limit=4))
 
 
-VLLM = PolicySpec(make, make_trainable, VLLMOptions)
+VLLM = PolicySpec(make, make_trainable, VLLMOptions, check_engine=check_engine)

@@ -103,9 +103,30 @@ def opened(handle: Mapping[str, Any]) -> dict[str, Tensor]:
     return weights
 
 
-def handed_bytes(weights: Mapping[str, Tensor]) -> int:
-    """Return the size of tensors in bytes."""
-    return sum(tensor.numel() * tensor.element_size() for tensor in weights.values())
+class WeightUpdate:
+    """A mixin of vLLM's workers (`worker_extension_cls`), whose methods `collective_rpc` calls."""
+
+    reload_weights: Any  # a method of the worker
+    model_runner: Any
+
+    def take_weights(self, handle: Mapping[str, Any]) -> None:
+        """Load the weights that the trainer shares into the running model, from what `shared` yielded.
+
+        vLLM's `reload_weights` finds no weights for an output layer that is tied to the embedding. The layer then keeps
+        its processed copy of the old weights (on a CPU, a packed one). It is tied and processed again here.
+        """
+        self.reload_weights(weights_iterator=iter(opened(handle).items()))
+        model = self.model_runner.model
+        head, embedding = getattr(model, "lm_head", None), getattr(getattr(model, "model", None), "embed_tokens", None)
+        if not (head is None or embedding is None or head is embedding) and model.config.tie_word_embeddings:
+            head.tie_weights(embedding)
+            head.quant_method.process_weights_after_loading(head)
+        if torch.accelerator.is_available():
+            torch.accelerator.synchronize()  # the trainer may change its tensors once this method has returned
+
+    def runner_name(self) -> str:
+        """Return the class of vLLM's model runner: which one it is depends on the device and on Triton."""
+        return f"{type(self.model_runner).__module__}.{type(self.model_runner).__name__}"
 
 
 def _write(file: int, weights: Mapping[str, Tensor]) -> dict[str, tuple[str, list[int], int, int]]:

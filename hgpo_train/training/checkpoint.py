@@ -1,8 +1,4 @@
-"""Saving and loading checkpoints.
-
-A checkpoint is written atomically, contains only safetensors, JSON and tokenizer files, and can be loaded by
-Transformers and vLLM directly. `hgpo_train.models.checkpoint_files` lists its files and verifies them.
-"""
+"""Saving and loading checkpoints, whose files `hgpo_train.models.checkpoint_files` describes and verifies."""
 
 from __future__ import annotations
 
@@ -88,18 +84,18 @@ def save_checkpoint(
             raise OSError(int(number[1]), os.strerror(int(number[1])), str(target)) from error
         (scratch / STATE).write_bytes(msgspec.json.format(msgspec.json.encode(state), indent=1))
         write_manifest(scratch)
-    _remove_superseded(folder, target, kept)
+    _remove_superseded(folder, target, kept, state.best)
     return target
 
 
-def _remove_superseded(folder: Path, current: Path, kept: CheckpointConfig) -> None:
-    """Remove all but the newest `kept.keep` checkpoints, and the optimiser's state of those that need none."""
+def _remove_superseded(folder: Path, current: Path, kept: CheckpointConfig, best: int) -> None:
+    """Remove all but the best and the newest `kept.keep` checkpoints, and the optimiser's state where it is unused."""
     checkpoints = [path for path in list_checkpoints(folder) if is_removable(path)]
     superseded = checkpoints[: -kept.keep] if kept.keep else []
     for old in (path for path in checkpoints if path != current):
-        if old in superseded:
+        if old in superseded and int(old.name) != best:
             remove_folder(old)
-        elif kept.optimiser == "last":
+        elif old in superseded or kept.optimiser == "last":
             (old / OPTIMISER).unlink(missing_ok=True)
 
 
@@ -114,7 +110,7 @@ def resume_checkpoint(
         The state to continue from; of iteration 0 if there is no checkpoint. Changed versions are warned about.
 
     Raises:
-        InputError: There are checkpoints, but none can be used.
+        InputError: As `newest_valid_checkpoint` and `load_checkpoint`.
     """
     names = ("hgpo", "torch", "transformers", "peft", "polars")  # the packages that affect the weights
     versions = {name: installed_version(name) or "not installed" for name in names}
@@ -126,7 +122,7 @@ def resume_checkpoint(
         if (before := state.versions.get(name, version)) != version:
             message = f"the run was computed with {name} {before} and is resumed with {version}: results may differ"
             warnings.warn(message, CheckpointWarning, stacklevel=3)
-    _remove_superseded(folder, newest, kept)
+    _remove_superseded(folder, newest, kept, state.best)
     return replace(state, versions=versions)
 
 

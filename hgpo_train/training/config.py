@@ -14,9 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 from msgspec import Meta
 
 from hgpo_envs.errors import InputError, unknown
-from hgpo_envs.prompts import template_file
-from hgpo_envs.verl_agent_prompts import VERL_AGENT
-from hgpo_train.assignments import read_value, split
+from hgpo_envs.prompts import VERL_AGENT, template_file
 from hgpo_train.models.config import ModelConfig
 from hgpo_train.rollout.failures import MAX_FAILED
 from hgpo_train.settings import (
@@ -30,6 +28,8 @@ from hgpo_train.settings import (
     check,
     merge,
     read_toml,
+    read_value,
+    split_assignment,
     to_dict,
 )
 
@@ -105,6 +105,9 @@ class RolloutConfig(Settings):
     weights are kept in the memory of the host meanwhile."""
     offload_optimiser: bool = False
     """Keep the optimiser's state in the memory of the host during the rollout."""
+    ahead: bool = False
+    """Collect the next iteration's rollouts during the update, with the weights before it (one step off-policy). Needs
+    an engine with weights of its own, and a correction: update.rollout_is, or update.old_logprobs = "rollout"."""
     max_failed: NonNegativeFloat = MAX_FAILED
     """Stop if more than this share of the rollouts of an iteration or evaluation failed; resuming repeats the failed
     ones. 1 stops only if all of them failed."""
@@ -132,10 +135,11 @@ class UpdateConfig(Settings):
     """Passes over the rows of an iteration."""
     micro_batch_tokens: PositiveInt = 16384
     """Maximum number of tokens per forward pass, including padding; does not affect the result."""
-    layout: Literal["padded", "packed"] = "padded"
+    layout: Literal["auto", "padded", "packed"] = "auto"
     """How the rows of a micro-batch are arranged: padded to one length, or packed into one sequence, without padding.
-    With model.attention = "flash_attention_2", packed rows take time and memory like separate ones. With sdpa and
-    eager, the mask of a packed micro-batch has micro_batch_tokens² entries, most of which exclude other rows."""
+    auto packs where a kernel computes packed rows like separate ones: torch's with attention = "sdpa" in bfloat16 on an
+    NVIDIA GPU, and that of flash_attention_2. Elsewhere the mask of a packed micro-batch has micro_batch_tokens²
+    entries, and auto pads."""
     share_prefixes: bool = True
     """Whether the steps of a conversation (prompt_style = "chat") are computed as one sequence, with the advantage of
     each step on its own tokens. The loss is the same as that of separate rows, with fewer tokens. Mini-batches then
@@ -207,6 +211,8 @@ class EvaluationConfig(Settings):
     """Evaluate the initial policy as well."""
     group_size: PositiveInt = 1
     """Trajectories per task."""
+    patience: NonNegativeInt = 0
+    """Stop after this number of evaluations in a row whose success is not above the best before; 0 never stops."""
     temperature: NonNegativeFloat = 0.4
     """Sampling temperature."""
     seed: int = 1000
@@ -217,11 +223,12 @@ class EvaluationConfig(Settings):
 class CheckpointConfig(Settings):
     """When checkpoints are written and how many are kept."""
 
-    every: PositiveInt = 1
+    every: PositiveInt = 5
     """Iterations between checkpoints; the last iteration always writes one. An interrupted run repeats at most this
     many iterations."""
     keep: NonNegativeInt = 2
-    """Number of checkpoints to keep, the newest ones; 0 keeps all."""
+    """Number of checkpoints to keep, the newest ones; 0 keeps all. The iteration with the highest success on held-out
+    tasks is kept as well, without the optimiser's state."""
     optimiser: Literal["all", "last"] = "all"
     """Which checkpoints contain the optimiser's state, two thirds of a checkpoint's size. A run can only be resumed
     from a checkpoint that contains it."""
@@ -279,6 +286,20 @@ class Config(Settings):
                 f"setting rollout.group_size: expected at least 2 for the estimator {self.advantage.estimator!r}, "
                 "received 1; a singleton group has no advantage"
             )
+        if self.rollout.ahead:
+            self._check_ahead()
+
+    def _check_ahead(self) -> None:
+        rollout, update = self.rollout, self.update
+        if rollout.engine == "transformers":
+            expected = 'an engine with weights of its own, such as rollout.engine = "vllm"'
+        elif rollout.sleep or rollout.offload_optimiser:
+            expected = "rollout.sleep = false and rollout.offload_optimiser = false"
+        elif update.rollout_is is None and update.old_logprobs == "recompute":
+            expected = 'update.rollout_is = "token"'
+        else:
+            return
+        raise InputError(f"setting rollout.ahead: rollouts and update overlap, which needs {expected}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -351,7 +372,7 @@ def load_config(source: str | Path | None, overrides: Iterable[str] = (), cls: t
 def _override(text: str, cls: type) -> dict[str, Any]:
     """Return one `section.field=value` as a nested dictionary."""
     form = "an override of the form section.field=value"
-    name, text = split(text, "--set", form)
+    name, text = split_assignment(text, "--set", form)
     value = read_value(text, annotation_of(cls, name))
     for key in reversed(name.split(".")):
         value = {key: value}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from hgpo_envs.environment_spec import environment_spec
 from hgpo_envs.errors import InputError
@@ -14,50 +14,40 @@ if TYPE_CHECKING:
     from hgpo_train.rollout.env_handle import EnvHandle
     from hgpo_train.training.config import Config, EnvironmentConfig
 
-BUNDLED: Final = "bundled"
-OFFICIAL: Final = "official"
-
-
-def data_options(environment: EnvironmentConfig) -> dict[str, Any]:
-    """Return the keyword arguments of ``gymnasium.make``, with `data` as `environment.data` selects it.
-
-    Raises:
-        InputError: The official data is not on this machine. The error names the command that downloads it.
-    """
-    options = dict(environment.options)
-    if "data" in options or environment.data == BUNDLED:
-        return options
-    if environment.data != OFFICIAL:
-        return {**options, "data": environment.data}
-    spec = environment_spec(environment.id)
-    path, searched = official_data(spec, environment.split)
-    if path is not None:
-        return {**options, "data": path}
-    get = f"get them with `{spec.data_command}`, or " if spec.data_command else ""
-    raise InputError(
-        f"environment.data = {OFFICIAL}: the official tasks of {spec.name} are not on this machine (searched: "
-        f"{', '.join(searched) or 'no places'}); {get}set environment.data to their path, or to {BUNDLED} "
-        "for the small bundled set"
-    )
-
 
 def env_options(config: Config, split: str) -> dict[str, Any]:
     """Return the keyword arguments of ``gymnasium.make`` for the configured environment and one of its splits.
 
     Raises:
-        InputError: The data or the prompt template is not there.
+        InputError: The prompt template or the official data is not there. The error names what downloads the data.
     """
     environment, template = config.environment, template_path(config.environment)
-    return {
+    options = {
         "split": split,
         "max_steps": environment.max_steps,
         "history_length": environment.history_length,
         "action_format": environment.action_format,
         "prompt_style": environment.prompt_style,
         "system_prompt": environment.system_prompt,
-        **data_options(environment),
+        **({} if environment.data in {"bundled", "official"} else {"data": environment.data}),
+        **environment.options,
         **({} if template is None else {"prompt_template": template}),
     }
+    if environment.data == "official" and "data" not in environment.options:
+        options["data"] = _official_data(environment)
+    return options
+
+
+def _official_data(environment: EnvironmentConfig) -> str:
+    spec = environment_spec(environment.id)
+    path, searched = official_data(spec, environment.split)
+    if path is not None:
+        return path
+    command = f"get them with `{spec.data_command}`, or " if spec.data_command else ""
+    raise InputError(
+        f"environment.data = official: the official tasks of {spec.name} are not on this machine (searched: "
+        f"{', '.join(searched) or 'no places'}); {command}set environment.data to their path, or to bundled"
+    )
 
 
 def open_training_env(config: Config, split: str) -> EnvHandle:

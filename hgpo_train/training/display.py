@@ -1,4 +1,8 @@
-"""Progress display of a training run: one line per iteration, and below them what happens now, if on a terminal."""
+"""Progress display of a training run: one line per iteration, and what happens now.
+
+On a terminal, that is a line below the others. Elsewhere, it is a line for each stage that takes more than a second,
+with its rate, and another every half minute while it lasts.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 from hgpo_envs.wording import counted
-from hgpo_train.rollout.progress_line import format_tally
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -35,6 +38,8 @@ _COLUMNS: Final = (
     ("env steps", "training/environment_steps", "{:,.0f}"),
 )
 _EVERY_S: Final = 0.2  # between two updates of the status line
+_LINES_S: Final = 30.0  # between two lines about a stage, off a terminal
+_SHORT_S: Final = 1.0  # stages that end earlier have no line
 
 
 class Display:
@@ -47,8 +52,8 @@ class Display:
 
     def __init__(self, console: Console, iterations: int) -> None:
         self._console, self._iterations = console, iterations
-        self._stage = ""
-        self._last = 0.0
+        self._stage = self._progress = ""
+        self._begin = self._last = 0.0
         self._status: Status | None = None
 
     @contextmanager
@@ -63,10 +68,15 @@ class Display:
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """Show the name of a stage while the block runs."""
-        before, self._stage, self._last = self._stage, name, 0.0
+        """Show the name of a stage while the block runs, and off a terminal its duration at the end."""
+        before, begin = self._stage, time.perf_counter()
+        self._stage, self._progress, self._begin = name, "", begin
+        self._last = 0.0 if self._status is not None else begin
         self._show("")
         yield
+        seconds = time.perf_counter() - begin
+        if not self._console.is_terminal and seconds >= _SHORT_S:
+            self.show(f"   {name}: {self._progress}{seconds:,.0f} s")
         self._stage = before
 
     def show(self, text: str) -> None:
@@ -75,11 +85,12 @@ class Display:
 
     def tally(self, tally: Tally) -> None:
         """Show the progress of a collection of rollouts."""
-        self._show(f"{counted(tally.trajectories, 'rollout')} · {format_tally(tally)}")
+        self._show(f"{counted(tally.trajectories, 'rollout')} · {tally.describe()}")
 
-    def progress(self, done: int, of: int) -> None:
-        """Show the progress of an update: `done` of `of` optimiser steps."""
-        self._show(f"{done} of {of} optimiser steps")
+    def progress(self, done: int, of: int, what: str = "optimiser steps") -> None:
+        """Show the progress of a stage: `done` of `of` optimiser steps, and their rate."""
+        rate = done / max(time.perf_counter() - self._begin, 1e-9)
+        self._show(f"{done:,} of {of:,} {what} · {f'{rate:,.0f}' if rate >= 10 else f'{rate:.2g}'}/s")
 
     def row(self, iteration: int, metrics: Mapping[str, float]) -> None:
         """Print an iteration's metrics as a line."""
@@ -88,6 +99,11 @@ class Display:
         self.show(f"{iteration}/{self._iterations}  " + "  ".join(parts))
 
     def _show(self, progress: str) -> None:
-        if self._status is not None and time.perf_counter() - self._last > _EVERY_S:
-            self._last = time.perf_counter()
+        self._progress = f"{progress} · " if progress else ""
+        if time.perf_counter() - self._last < (_LINES_S if self._status is None else _EVERY_S):
+            return
+        self._last = time.perf_counter()
+        if self._status is not None:
             self._status.update(f"{self._stage}  {progress}")
+        elif not self._console.is_terminal:
+            self.show(f"   {self._stage}: {progress}")

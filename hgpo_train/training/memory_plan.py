@@ -4,12 +4,12 @@ Two moments decide whether a run fits: the rollout (the engine's weights and cac
 moments) and the update (gradients and activations, with the engine's memory still allocated unless it sleeps). The
 engine's share of the card, vLLM's `gpu_memory_utilization`, is what remains.
 
-The learner's part is compared with fake-tensor measurements (`benchmarks/memory_plan.py`). The engine's working memory
-and the reserve are assumptions that have not been measured on a GPU.
+The learner's part is compared with fake-tensor measurements (`benchmarks/memory_plan.py`). The rest is assumed.
 """
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -19,11 +19,16 @@ from torch import nn
 
 from hgpo_envs.errors import InputError
 from hgpo_train.models.checkpoint_files import resolve_model
+from hgpo_train.models.loading import choose_device, why_no_gpu
+from hgpo_train.models.preflight import check_loads_no_code
 from hgpo_train.training.config import shipped
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from hgpo_train.models.hf import Model
     from hgpo_train.training.config import Config, SftConfig
+    from hgpo_train.training.display import Display
 
 GIB: Final = 2**30
 
@@ -90,9 +95,6 @@ models of other widths than the benchmark prints, with attention that stores no 
 def named_card(name: str) -> Card:
     """Return the card of a name in `CARDS`, or one with a number of GB, of which 1.5% are the driver's.
 
-    Raises:
-        InputError: It is neither.
-
     >>> named_card("H200-141").memory // GIB, round(named_card("64").memory / GIB, 1)
     (139, 63.0)
     """
@@ -117,17 +119,19 @@ def this_card(device: torch.device) -> Card | None:
 def meta_model(path: str) -> Model:
     """Return a model on torch's meta device: it has sizes and no memory.
 
-    Of a Hugging Face name that is not in `PUBLISHED`, `config.json` (about 1 KB) is downloaded unless it is in the
-    cache.
+    Of a Hugging Face name that is not in `PUBLISHED`, `config.json` is downloaded unless it is in the cache.
 
     Raises:
-        InputError: There is no configuration of a causal language model.
+        InputError: There is no configuration of a causal language model, or it names code to load.
     """
     from transformers import AutoConfig, AutoModelForCausalLM, Qwen2Config
 
     folder = resolve_model(path)
+    is_published = not Path(folder).is_dir() and path in PUBLISHED
+    if not is_published:
+        check_loads_no_code(folder)
     try:
-        if not Path(folder).is_dir() and path in PUBLISHED:
+        if is_published:
             sizes, others = PUBLISHED[path]
             config: Any = Qwen2Config(**dict(zip(_SIZES, sizes, strict=True)), **others)
         else:
@@ -290,8 +294,8 @@ def activation_bytes(config: Config, model: Model) -> int:
     head = stored + tokens * 4 * hidden + logits + 8 * embedding
     # The gradient of tied embeddings waits for its second part until the end of the backward pass.
     last_layer = stored + layer + (4 * embedding if tied else 0)
-    # Without variable-length kernels the mask of packed rows is a matrix: booleans, and the additive mask.
-    mask = 3 * tokens**2 if update.layout == "packed" and config.model.attention == "sdpa" else 0
+    # In float32 there is no kernel for packed rows, whose mask is then a matrix: booleans, and the additive mask.
+    mask = 3 * tokens**2 if update.layout == "packed" and config.model.attention == "sdpa" and not half else 0
     return int(max(forward, head, last_layer, (12 if tied else 8) * embedding) + mask)
 
 
@@ -318,6 +322,51 @@ def smaller_settings(config: Config | SftConfig) -> list[str]:
         "adapters: model.lora.rank = 64": not model.lora.rank,
     }
     return [setting for setting, useful in settings.items() if useful]
+
+
+def check_memory(config: Config, display: Display) -> MemoryPlan | None:
+    """Print the memory plan for the GPU that a run will use; None without a GPU.
+
+    Raises:
+        InputError: The run does not fit and `check_memory` is set; the error names what needs less. Or there is no GPU,
+            and the configuration is one for GPUs (vLLM, flash attention), whose `model.device` is "auto".
+    """
+    card = this_card(choose_device(config.model.device))
+    if card is None:
+        for_gpu = config.rollout.engine == "vllm" or config.model.attention == "flash_attention_2"
+        if for_gpu and config.model.device == "auto" and not torch.accelerator.is_available():
+            raise InputError(f'{config.name} needs a GPU, and {why_no_gpu()}; model.device = "cpu" trains without one')
+        return None
+    plan = plan_memory(config, meta_model(config.model.path), card)
+    display.show(plan.table())
+    if config.check_memory and not plan.fits:
+        raise InputError(f"{plan.verdict()}; check_memory = false starts nevertheless")
+    return plan
+
+
+@contextlib.contextmanager
+def memory_advice(config: Config | SftConfig) -> Iterator[None]:
+    """Raise `InputError` with advice if the device runs out of memory within the block."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise InputError(
+            f"out of memory with update.micro_batch_tokens = {config.update.micro_batch_tokens}; set "
+            f"{', or '.join(smaller_settings(config))}; `hgpo train CONFIG --plan` prints what each part needs"
+        ) from error
+
+
+def memory_metrics(device: torch.device) -> dict[str, float]:
+    """Return the peak of the learner's memory on a GPU in GiB, under verl's names; empty on other devices.
+
+    vLLM's engine, another process, is not included. Reserved memory is what the allocator holds, used or not.
+    """
+    if device.type != "cuda":
+        return {}
+    return {
+        "perf/max_memory_allocated_gb": torch.cuda.max_memory_allocated(device) / GIB,
+        "perf/max_memory_reserved_gb": torch.cuda.max_memory_reserved(device) / GIB,
+    }
 
 
 def _gib(size: float) -> str:

@@ -1,11 +1,4 @@
-"""A training run's folder: that of a run of rollouts (`hgpo_datasets.StepWriter`), with further files.
-
-RUN/manifest.jsonl   what the run was started with: its settings, and fingerprints of the tasks, the prompt template and
-                     the model (`hgpo_train.rollout.fingerprints`). A run is resumed only with the same ones.
-RUN/config.toml      all settings, after all overrides; `hgpo train --resume` reads it
-
-One process writes to a folder at a time.
-"""
+"""A training run's folder: that of a run of rollouts (`hgpo_datasets.StepWriter`), with a configuration."""
 
 from __future__ import annotations
 
@@ -39,11 +32,7 @@ FREE: Final = frozenset(
 
 
 def check_new(folder: Path, *, resume: bool) -> None:
-    """Check that a folder contains no run, unless it is to be resumed.
-
-    Raises:
-        InputError: It contains one.
-    """
+    """Raise `InputError` if a folder contains a run, unless it is to be resumed."""
     if is_run(folder) and not resume:
         raise InputError(f"{folder} already contains a run; resume it with --resume, or choose another --out")
 
@@ -54,7 +43,7 @@ def open_run(folder: Path, config: Config | SftConfig, inputs: Mapping[str, Any]
     Args:
         folder: The folder; created if it is missing.
         config: The run's configuration.
-        inputs: Fingerprints of what the configuration refers to by name.
+        inputs: What the configuration refers to by name: tasks, prompt template, model.
         free: Settings (`section` or `section.field`) that may change when a run is resumed.
 
     Raises:

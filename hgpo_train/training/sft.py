@@ -17,16 +17,15 @@ from hgpo_datasets import manifest, scan_steps
 from hgpo_datasets.sources import parts_of
 from hgpo_envs.environment_spec import environment_ids, environment_spec
 from hgpo_envs.errors import InputError
-from hgpo_train.models.checkpoint_files import list_checkpoints
+from hgpo_train.models.checkpoint_files import list_checkpoints, resolve_model
 from hgpo_train.models.loading import load_model, load_tokenizer, vocabulary
 from hgpo_train.policies.conversation import Turn, chat_messages, encode_chats, encode_conversation
 from hgpo_train.rollout.collection import removed_if_unused
-from hgpo_train.rollout.fingerprints import fingerprint_model, fingerprint_rows
 from hgpo_train.training.checkpoint import resume_checkpoint, save_checkpoint
 from hgpo_train.training.config import CheckpointConfig
 from hgpo_train.training.run_folder import FREE, open_run, write_config
 from hgpo_train.training.tracking import Trackers
-from hgpo_train.training.update.batches import Samples, mini_batches, row_faults, samples_from_steps
+from hgpo_train.training.update.batches import Samples, check_rows, mini_batches, samples_from_steps
 from hgpo_train.training.update.learner import Fixed, Learner
 from hgpo_train.training.update.optimiser import learning_rate
 
@@ -48,10 +47,6 @@ def demonstrations(source: str | Path, config: SftConfig) -> pl.DataFrame:
     The columns are `trajectory`, `step`, `prompt`, `response` and `imitated`. The response of a row without one is its
     action, for policies that choose actions directly. Aborted trajectories are left out. With `rows = "won"`, so are
     trajectories that did not solve their task, and rows with invalid actions are not imitated.
-
-    Args:
-        source: A step table.
-        config: The configuration; its field `rows` selects the rows.
 
     Raises:
         InputError: The table stores no prompts, or fewer than two trajectories remain.
@@ -151,7 +146,7 @@ def run_sft(config: SftConfig, source: str | Path, folder: Path, display: Displa
     """
     tokenizer = load_tokenizer(config.model.path)
     rows = demonstrations(source, config)
-    inputs = {"demonstrations": fingerprint_rows(rows), "model": fingerprint_model(config.model.path)}
+    inputs = {"demonstrations": {"path": str(source), "rows": len(rows)}, "model": resolve_model(config.model.path)}
     rows = tokenise(rows, tokenizer, config.max_prompt_tokens, _environment(source))
     rows = rows.filter("imitated")
     # With a schedule that falls to 0, every epoch's learning rate depends on the number of epochs.
@@ -159,9 +154,7 @@ def run_sft(config: SftConfig, source: str | Path, folder: Path, display: Displa
     checkpoints = folder / "checkpoints"
     with removed_if_unused(folder), open_run(folder, config, inputs, free):
         model = load_model(config.model, config.seed)
-        faults = row_faults(rows, vocabulary(model)).drop_nulls()
-        if len(faults):
-            raise InputError(f"{faults[0]} ({len(faults)} rows of {source} cannot be used)")
+        check_rows(rows, vocabulary(model))
         train_rows, held_out_rows = split_held_out(rows, config.held_out, config.seed)
         if config.prompt_loss:  # what is new in each prompt, but a first token, moves into the response
             prompt, response = pl.col("prompt_token_ids"), pl.col("response_token_ids")

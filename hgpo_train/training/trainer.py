@@ -5,8 +5,9 @@ the iteration. An interrupted run is therefore resumed from its last checkpoint:
 checkpoint are used again, others are collected again. On a CPU the resulting weights are byte for byte those of an
 uninterrupted run.
 
-    RUN/config.toml     the configuration, after all overrides
-    RUN/manifest.jsonl  what the run was started with (`hgpo_train.training.run_folder`), and the committed shards
+    RUN/config.toml     all settings, after all overrides; `hgpo train --resume` reads it
+    RUN/manifest.jsonl  what the run was started with, and the committed shards: its settings, and fingerprints of the
+                        tasks, the prompt template and the model. A run is resumed only with the same ones.
     RUN/steps/          the shards
     RUN/evaluation/     the step table of held-out tasks; `iteration` is the number of iterations trained before
     RUN/checkpoints/    weights and optimiser
@@ -18,8 +19,10 @@ from __future__ import annotations
 import math
 import time
 import warnings
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
+from threading import Event
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -32,32 +35,34 @@ from hgpo_envs.errors import InputError
 from hgpo_train.advantages import compute
 from hgpo_train.advantages.advantage_tables import fingerprint, join_advantages, read_metadata
 from hgpo_train.advantages.registry import get
+from hgpo_train.models.checkpoint_files import resolve_model
 from hgpo_train.models.loading import check_context, load_model, load_tokenizer, vocabulary
 from hgpo_train.policies.generation import GenerationOptions
 from hgpo_train.policies.registry import TrainableContext, trainable_factory
 from hgpo_train.rollout.collection import removed_if_unused
 from hgpo_train.rollout.failures import failures_of_steps, raise_if_too_long, raise_if_too_many
-from hgpo_train.rollout.fingerprints import environment_identity, fingerprint_model
 from hgpo_train.rollout.outcomes import groups_with_mixed_outcomes
 from hgpo_train.rollout.run import ExecutionOptions, RolloutSpec, collect_groups
 from hgpo_train.training.checkpoint import resume_checkpoint, save_checkpoint
 from hgpo_train.training.data import env_options, open_training_env
-from hgpo_train.training.gpu_memory import check_memory, free_gpu, gpu_for_update, memory_metrics
+from hgpo_train.training.memory_plan import check_memory, memory_advice, memory_metrics
 from hgpo_train.training.metrics import batch_metrics, episode_metrics
 from hgpo_train.training.run_folder import FREE, check_new, open_run, write_config
 from hgpo_train.training.tracking import Trackers
-from hgpo_train.training.update.batches import row_faults, samples_from_steps
+from hgpo_train.training.update.batches import check_rows, samples_from_steps
 from hgpo_train.training.update.learner import Learner
-from hgpo_train.training.update.optimiser import learning_rate
+from hgpo_train.training.update.optimiser import learning_rate, move_state
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from hgpo_train.models.checkpoint_files import TrainingState
     from hgpo_train.models.hf import Model
+    from hgpo_train.policies.generation import TrainablePolicy
+    from hgpo_train.rollout.collector import Tally
     from hgpo_train.rollout.env_handle import EnvHandle
-    from hgpo_train.training.config import Config
+    from hgpo_train.training.config import Config, RolloutConfig
     from hgpo_train.training.display import Display
 
 _FREE: Final = FREE | {
@@ -98,13 +103,15 @@ class Trainer:
         self.config, self.folder, self._display = config, folder, display
         check_new(folder, resume=resume)
         get(config.advantage.estimator).with_parameters(**config.advantage.parameters)
-        make_policy = trainable_factory(config.rollout.engine)
+        make_policy = trainable_factory(config.rollout.engine, config.rollout.engine_options)
         plan = check_memory(config, display)
+        if plan is not None:
+            _check_machine(config, display)
         self._env = open_training_env(config, config.environment.split)
         self.tokenizer = load_tokenizer(config.model.path)
         inputs = {
-            **environment_identity(self._env, env_options(config, config.environment.split)),
-            "model": fingerprint_model(config.model.path),
+            **self._env.identity(env_options(config, config.environment.split)),
+            "model": resolve_model(config.model.path),
         }
         with removed_if_unused(folder), ExitStack() as resources:
             self._table = resources.enter_context(open_run(folder, config, inputs, free_settings(config)))
@@ -114,7 +121,12 @@ class Trainer:
             options = dict(config.rollout.engine_options if plan is None else plan.engine_options())
             self.policy = make_policy(self.model, self.tokenizer, _engine_context(config, options))
             resources.enter_context(closing(self.policy))
-            self.policy.publish(self.model, self.state.iteration)
+            self._ahead: Future[tuple[pl.DataFrame, float]] | None = None
+            self._beside = resources.enter_context(ThreadPoolExecutor(1, "hgpo-rollouts"))
+            self._is_closing = Event()
+            resources.callback(self._is_closing.set)
+            with memory_advice(config):
+                self.policy.publish(self.model, self.state.iteration)
             # Line 0 is the evaluation before training, which is repeated if no iteration is complete.
             first_line = self.state.iteration + 1 if self.state.iteration else 0
             self._trackers = resources.enter_context(closing(Trackers(config, folder, first_line)))
@@ -126,8 +138,10 @@ class Trainer:
         with closing(self):
             evaluation = self.config.evaluation
             if self.state.iteration == 0 and evaluation.every and evaluation.before_training:
-                self._track(self.evaluate())
-            while not is_finished(self.config, self.state.iteration, self.state.environment_steps):
+                with self._display.stage("evaluate"):
+                    metrics = self.evaluate()
+                self._track(metrics)
+            while not self._is_finished():
                 self.iterate()
         return self.state
 
@@ -140,60 +154,81 @@ class Trainer:
 
         Raises:
             InputError: The data, the rows or the device's memory do not allow training.
-            RolloutError: Too many rollouts failed.
+            RolloutError: As `collect`.
         """
         config, begin = self.config, time.perf_counter()
         seconds: dict[str, float] = {}
         if self.learner.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.learner.device)
 
-        with self._stage("collect", "gen", seconds):
-            steps = self.collect()
+        steps = self._collected(seconds)
         with self._stage("estimate", "adv", seconds):
             estimator, parameters = config.advantage.estimator, config.advantage.parameters
             rows = compute(steps, estimator, details=True, **parameters).collect(engine="in-memory")
         with (
             self._stage("update", "update_actor", seconds),
+            memory_advice(config),
             gpu_for_update(config.rollout, self.policy, self.learner.optimiser, self.learner.device),
         ):
             metrics = update(config, self.learner, rows, self.state.iteration, self._display)
         self.state = advanced(self.state, steps)
-        with self._stage("publish", "publish", seconds):
+        if self._ahead is not None:  # its rollouts end before the engine receives other weights
+            with self._stage("collect", "gen_wait", seconds):
+                self._ahead.result()
+        with self._stage("publish", "publish", seconds), memory_advice(config):
             self.policy.publish(self.model, self.state.iteration)
 
+        is_best = False
         if self._due(config.evaluation.every):
             with self._stage("evaluate", "testing", seconds):
                 metrics |= self.evaluate()
+            self.state = judged(self.state, metrics.get("val/success_rate", math.nan))
+            is_best = self.state.stalled == 0 and config.checkpoint.keep > 0
         seconds["step"] = time.perf_counter() - begin
         metrics |= episode_metrics(steps) | memory_metrics(self.learner.device)
+        lag = steps.select((pl.col("iteration") - pl.col("policy_version")).mean()).item()
+        metrics["training/policy_lag"] = lag or 0.0
         metrics |= {f"timing_s/{stage}": duration for stage, duration in seconds.items()}
         metrics["perf/throughput"] = metrics["perf/total_num_tokens"] / seconds["step"]
         generated = int(steps["response_token_ids"].list.len().sum())
         metrics["perf/rollout_tokens_per_s"] = generated / max(seconds["gen"], 1e-9)
         self._track(metrics)
         # The checkpoint is last: an iteration that it counts has its metrics and its evaluation on disk.
-        if self._due(config.checkpoint.every):
+        if is_best or self._due(config.checkpoint.every):
             with self._display.stage("checkpoint"):
                 weights = self.model, self.tokenizer, self.learner.optimiser
                 save_checkpoint(self.folder / "checkpoints", self.state, *weights, config.checkpoint)
 
-    def collect(self) -> pl.DataFrame:
-        """Collect the iteration's groups, commit them as a shard and return its steps.
+    def _collected(self, seconds: dict[str, float]) -> pl.DataFrame:
+        """Return the iteration's steps; with `rollout.ahead`, those of the next iteration are collected from now on."""
+        if self._ahead is None:
+            with self._stage("collect", "gen", seconds):
+                steps = self.collect(self.state, self._display.tally)
+        else:
+            steps, seconds["gen"] = self._ahead.result()
+            self._ahead = None
+        following = advanced(self.state, steps)
+        if self.config.rollout.ahead and not is_finished(self.config, following.iteration, following.environment_steps):
+            self._ahead = self._beside.submit(_timed, self.collect, following)
+        return steps
+
+    def collect(self, state: TrainingState, progress: Callable[[Tally], None] = lambda _: None) -> pl.DataFrame:
+        """Collect the groups of the iteration after a state, commit them as a shard and return its steps.
 
         Raises:
-            RolloutError: Too many rollouts failed.
+            RolloutError: Too many rollouts failed. They are committed, and repeated on the next call.
         """
         rollout = self.config.rollout
         spec = RolloutSpec(
             tasks=rollout.tasks,
             group_size=rollout.group_size,
             seed=self.config.seed,
-            iteration=self.state.iteration,
-            skip=self.state.tasks_drawn,
+            iteration=state.iteration,
+            skip=state.tasks_drawn,
             max_groups=rollout.tasks * rollout.max_generation_batches if rollout.filter_groups else None,
             outcome=_outcome(self.config),
         )
-        return self._play(self._env, self._table, spec)
+        return self._play(self._env, self._table, spec, progress)
 
     def evaluate(self) -> dict[str, float]:
         """Evaluate the policy on held-out tasks and return metrics named ``val/…``."""
@@ -210,22 +245,23 @@ class Trainer:
         self.policy.options = replace(training, temperature=config.temperature)
         try:
             with StepWriter(folder, run=self.config.name, config=stored) as table:
-                return episode_metrics(self._play(env, table, spec), "val")
+                return episode_metrics(self._play(env, table, spec, self._display.tally), "val")
         finally:
             self.policy.options = training
 
-    def _play(self, env: EnvHandle, writer: StepWriter, spec: RolloutSpec) -> pl.DataFrame:
-        """Collect an iteration's missing or failed rollouts into a table, and return all rows of the iteration.
-
-        Raises:
-            RolloutError: Too many rollouts failed. They are committed, and repeated on the next call.
-        """
+    def _play(
+        self, env: EnvHandle, writer: StepWriter, spec: RolloutSpec, progress: Callable[[Tally], None]
+    ) -> pl.DataFrame:
+        """Collect an iteration's missing or failed rollouts into a table, and return all rows of the iteration."""
         rollout = self.config.rollout
         # One shard per iteration: an interrupted collection is repeated completely, so its batches have the same shapes
         # and its log-probabilities the same bytes.
         groups = max(spec.tasks, spec.max_groups or 0)
         execution = ExecutionOptions(slots=rollout.slots, groups_per_shard=groups, shard_characters=128 << 20)
-        collect_groups(env, self.policy, writer, spec, execution, retry_failed=True, progress=self._display.tally)
+        stops = self._is_closing.is_set
+        collect_groups(
+            env, self.policy, writer, spec, execution, retry_failed=True, progress=progress, should_stop=stops
+        )
         rows = scan_steps(writer.folder).filter(pl.col("iteration") == spec.iteration)
         steps = rows.sort("trajectory", "step").collect()  # groups are stored in the order in which they finished
         if rollout.overflow == "error":
@@ -235,8 +271,11 @@ class Trainer:
         return steps
 
     def _due(self, every: int) -> bool:
-        done = self.state.iteration
-        return every > 0 and (done % every == 0 or is_finished(self.config, done, self.state.environment_steps))
+        return every > 0 and (self.state.iteration % every == 0 or self._is_finished())
+
+    def _is_finished(self) -> bool:
+        is_stalled = 0 < self.config.evaluation.patience <= self.state.stalled
+        return is_stalled or is_finished(self.config, self.state.iteration, self.state.environment_steps)
 
     @contextmanager
     def _stage(self, name: str, metric: str, seconds: dict[str, float]) -> Iterator[None]:
@@ -256,10 +295,10 @@ def update(config: Config, learner: Learner, rows: pl.DataFrame, iteration: int,
     """Update the policy on steps with advantages; return metrics, and warn where they tell of a problem.
 
     Rows of aborted trajectories have no advantage; with `rollout.filter_groups`, groups with equal outcomes are left
-    out. Other rows that cannot be trained on are left out with a warning.
+    out.
 
     Raises:
-        InputError: The engine reported no token ids, or the device ran out of memory.
+        InputError: The engine reported no token ids or some that the model lacks, or the device ran out of memory.
     """
     if config.rollout.filter_groups:
         mixed = groups_with_mixed_outcomes(rows.lazy(), _outcome(config)).collect()
@@ -268,18 +307,16 @@ def update(config: Config, learner: Learner, rows: pl.DataFrame, iteration: int,
     if len(tokens) and tokens.is_null().all():
         raise InputError(f"the engine {config.rollout.engine!r} reported no token ids, which training needs")
     rows = rows.filter(pl.col("advantage").is_not_null() & (pl.col("response_token_ids").list.len() > 0))
-    faults = row_faults(rows, vocabulary(learner.model))
-    if left_out := len(faults) - faults.null_count():
-        _warn(f"left out {left_out} of {len(rows)} rows that cannot be trained on: {faults.drop_nulls()[0]}")
-    rows = rows.filter(faults.is_null())
+    check_rows(rows, vocabulary(learner.model))
     rate = learning_rate(config.optimiser, iteration, config.iterations)
     # The last number separates this stream from others that are derived from the same seed.
     rng = np.random.default_rng([config.seed, iteration, 2])
     samples = samples_from_steps(rows, share_prefixes=config.update.share_prefixes)
     metrics = learner.update(samples, rng, rate, display.progress)
-    metrics |= {"training/rows_left_out": float(left_out), "perf/total_num_tokens": float(samples.start[-1])}
+    metrics["perf/total_num_tokens"] = float(samples.start[-1])
     metrics |= batch_metrics(rows, config.rollout.max_prompt_tokens, config.rollout.max_response_tokens)
-    if (gap := metrics.get("training/rollout_logprobs_abs_diff_mean", 0.0)) > config.update.gap_warning:
+    gap = 0.0 if config.rollout.ahead else metrics.get("training/rollout_logprobs_abs_diff_mean", 0.0)
+    if gap > config.update.gap_warning:
         _warn(
             f"the engine's log-probabilities differ from the trainer's by {gap:.3f} on average (update.gap_warning = "
             f"{config.update.gap_warning}), so the update is off-policy; check the dtypes and whether the engine uses "
@@ -290,6 +327,48 @@ def update(config: Config, learner: Learner, rows: pl.DataFrame, iteration: int,
     if (truncated := metrics["prompt_length/clip_ratio"]) > 0.01:
         _warn(f"{truncated:.1%} of prompts are as long as rollout.max_prompt_tokens and were probably truncated")
     return metrics
+
+
+def free_gpu(config: RolloutConfig, optimiser: torch.optim.Optimizer) -> None:
+    """Give the engine what the learner does not need during the rollout."""
+    if config.offload_optimiser:
+        move_state(optimiser, torch.device("cpu"))
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+@contextmanager
+def gpu_for_update(
+    config: RolloutConfig, policy: TrainablePolicy, optimiser: torch.optim.Optimizer, device: torch.device
+) -> Iterator[None]:
+    """Within the block, the optimiser's state is on the device, and the engine sleeps if it can."""
+    sleeper: Any = policy if config.sleep and hasattr(policy, "sleep") else None
+    if sleeper is not None:
+        sleeper.sleep()
+    if config.offload_optimiser:
+        move_state(optimiser, device)
+    yield
+    if sleeper is not None or config.offload_optimiser:
+        free_gpu(config, optimiser)
+    if sleeper is not None:
+        sleeper.wake_up()
+
+
+def _check_machine(config: Config, display: Display) -> None:
+    """Show what the short part of `hgpo check gpu` finds; raise `InputError` if memory is in use by other programs."""
+    from hgpo_train.training import gpu_check
+
+    for finding in gpu_check.check_gpu(config, short=True):
+        if finding.verdict == "fail":
+            if finding.check == gpu_check.FREE_MEMORY and config.check_memory:
+                raise InputError(f"{finding.line()}; check_memory = false starts nevertheless")
+            display.show(finding.line())
+
+
+def _timed(collect: Callable[[TrainingState], pl.DataFrame], state: TrainingState) -> tuple[pl.DataFrame, float]:
+    """Return the collected steps, and the seconds that they took."""
+    begin = time.perf_counter()
+    return collect(state), time.perf_counter() - begin
 
 
 def _warn(message: str) -> None:
@@ -306,6 +385,13 @@ def advanced(state: TrainingState, steps: pl.DataFrame) -> TrainingState:
     )
 
 
+def judged(state: TrainingState, success: float) -> TrainingState:
+    """Return the state after an evaluation with this success rate on held-out tasks."""
+    if not success > state.best_success:
+        return replace(state, stalled=state.stalled + 1)
+    return replace(state, best=state.iteration, best_success=success, stalled=0)
+
+
 def is_finished(config: Config, iteration: int, environment_steps: float) -> bool:
     """Return whether a run is finished after this number of iterations and environment steps."""
     return iteration >= config.iterations or environment_steps >= (config.environment_steps or math.inf)
@@ -316,20 +402,11 @@ def update_alone(
 ) -> None:
     """Update the policy on a table with its advantages, as `hgpo advantages` writes them, and save a checkpoint.
 
-    This is the update stage of one iteration; `hgpo rollout` and `hgpo advantages` are those before it. The next one
-    continues from the folder's checkpoint, with its optimiser.
-
-    Args:
-        config: The run's configuration, of which the environment and the estimator are not used.
-        steps: The step table.
-        advantages: Its advantages.
-        folder: The run's folder.
-        display: Shows the progress.
-        resume: Whether to continue from the folder's checkpoint.
+    This is the update stage of one iteration; `hgpo rollout` and `hgpo advantages` are those before it. With `resume`
+    it continues from the folder's checkpoint. The configuration's environment and estimator are not used.
 
     Raises:
-        InputError: The advantages are of another table or several estimators, there are no tokens, the model cannot be
-            loaded, or the folder contains a run with another configuration or model.
+        InputError: The advantages are of another table or several estimators, or as `Trainer`.
     """
     check_new(folder, resume=resume)
     if read_metadata(advantages)["run_fingerprint"] != fingerprint(steps):
@@ -340,7 +417,7 @@ def update_alone(
             f"{advantages} has the columns of several estimators; write one with `hgpo advantages {steps}`"
         )
     tokenizer = load_tokenizer(config.model.path)
-    with open_run(folder, config, {"model": fingerprint_model(config.model.path)}, free_settings(config)):
+    with open_run(folder, config, {"model": resolve_model(config.model.path)}, free_settings(config)):
         model, learner, state = load_policy(config, folder)
         write_config(folder, config)
         with closing(Trackers(config, folder, state.iteration + 1)) as trackers:
@@ -359,15 +436,13 @@ def free_settings(config: Config) -> frozenset[str]:
 
 
 def load_policy(config: Config, folder: Path) -> tuple[Model, Learner, TrainingState]:
-    """Load the model and its learner, as the newest checkpoint of a run's folder left them.
-
-    Raises:
-        InputError: The model or every checkpoint cannot be used.
-    """
-    model = load_model(config.model, config.seed)
+    """Load the model and its learner, as the newest checkpoint of a run's folder left them."""
+    with memory_advice(config):
+        model = load_model(config.model, config.seed)
     check_context(model, config.rollout.max_prompt_tokens + config.rollout.max_response_tokens)
     learner = Learner(model, config, temperature=config.rollout.temperature)
-    state = resume_checkpoint(folder / "checkpoints", model, learner.optimiser, config.checkpoint)
+    with memory_advice(config):
+        state = resume_checkpoint(folder / "checkpoints", model, learner.optimiser, config.checkpoint)
     return model, learner, state
 
 

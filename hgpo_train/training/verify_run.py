@@ -4,19 +4,52 @@ from __future__ import annotations
 
 import glob
 import os
+import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
+
+import orjson
 
 import hgpo_datasets
 from hgpo_datasets import VerifyReport
 from hgpo_datasets.sources import PARQUET, folders_below, is_pattern, run_at
 from hgpo_envs.errors import InputError
+from hgpo_envs.wording import counted
 from hgpo_train.models.checkpoint_files import MANIFEST, STATE, list_checkpoints, verify_checkpoint
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 _TRAINING: Final = ("checkpoints", "metrics.jsonl", "config.toml")
+
+
+def print_reports(paths: Sequence[str]) -> None:
+    """Print `verify_all` as JSON, in a process that may end: files of others are decoded in it."""
+    hgpo_datasets.verification.limit_memory()
+    sys.stdout.buffer.write(orjson.dumps(verify_all(paths, 0)))
+
+
+def verify_all(paths: Sequence[str], processes: int) -> dict[str, Any]:
+    """Return the reports of paths as JSON values, and the first refusal, which is null if there is none."""
+    reports: list[VerifyReport] = []
+    refused = None
+    for path in paths:
+        try:
+            reports += verify_run(Path(path), processes)
+        except InputError as error:
+            refused = refused or str(error)
+    return {"reports": [_printed(report) for report in reports], "refused": refused}
+
+
+def _printed(report: VerifyReport) -> dict[str, Any]:
+    verdict = counted(len(report.problems), "problem") if report.problems else "no problems"
+    return {
+        "values": report.to_dict(),
+        "line": f"{report.source}: {report.summary()}: {verdict}",
+        "rows": [
+            [problem.kind, Path(problem.file).name, problem.message] for problem in (*report.problems, *report.notes)
+        ],
+    }
 
 
 def verify_run(path: Path, processes: int = 1) -> Iterator[VerifyReport]:
@@ -26,7 +59,7 @@ def verify_run(path: Path, processes: int = 1) -> Iterator[VerifyReport]:
         path: A step table or one of its files, a checkpoint, a training run's folder, a folder that contains any of
             these at any depth, or a glob pattern. Of a training run, the step tables, checkpoints, configuration
             and metrics are verified.
-        processes: Number of processes, which share the shards of a step table.
+        processes: As in `hgpo_datasets.verify`.
 
     Raises:
         InputError: The path does not exist or contains none of these.

@@ -75,11 +75,11 @@ def warm_start(folder: Path, config: Config, start: WarmStart, display: Display,
 
     Raises:
         InputError: The folder contains parts that were created from other inputs, or is in use by another process.
-        RolloutError: Too many demonstrations failed.
+        RolloutError: Too many demonstrations failed. They are repeated on the next call.
     """
     steps = folder / "demonstrations"
     with display.stage("demonstrate"):
-        collect_demonstrations(steps, config, start)
+        _demonstrate(steps, config, start, display)
     if model is None:
         model = folder / "model"
         with display.stage("create the model"), new_folder(model, replace=lambda _: True) as scratch:
@@ -111,13 +111,8 @@ def warm_start(folder: Path, config: Config, start: WarmStart, display: Display,
     return folder / "sft"
 
 
-def collect_demonstrations(folder: Path, config: Config, start: WarmStart) -> None:
-    """Collect demonstrations, one run for each data source; existing ones are not repeated.
-
-    Raises:
-        InputError: An existing run was collected with other settings.
-        RolloutError: Too many rollouts failed. They are repeated on the next call.
-    """
+def _demonstrate(folder: Path, config: Config, start: WarmStart, display: Display) -> None:
+    """Collect demonstrations, one run for each data source; existing ones are not repeated."""
     sources = [{"data": path} for path in start.data] or [{}]
     for number, source in enumerate(sources):
         changed = replace(config, environment={"options": config.environment.options | source})
@@ -130,6 +125,6 @@ def collect_demonstrations(folder: Path, config: Config, start: WarmStart) -> No
             tasks=min(start.demonstrations // len(sources), known),
             group_size=1,
             seed=start.seed,
-            progress=False,
+            progress=display.tally,
             **options,
         )

@@ -183,13 +183,6 @@ def test_pauses_are_those_that_the_server_asks_for_and_grow_otherwise() -> None:
         assert len(pauses) > 1 or least == most or header == "nan"  # requests that failed together return apart
 
 
-def test_an_empty_response_is_not_a_failure(api: Api) -> None:
-    api.answer = lambda *_: completion(None)
-    (reply,) = ask(api, [request(0)]).values()
-    assert isinstance(reply, Reply)
-    assert reply.response == ""
-
-
 def too_long(limit: int) -> Callable[[dict, int], tuple]:
     def answer(body: dict, attempt: int) -> tuple:
         if len(body["messages"][0]["content"]) > limit:

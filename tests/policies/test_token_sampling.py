@@ -9,19 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lazily import Lazy
 
-from hgpo_datasets import StepWriter, scan_steps
 from hgpo_envs.engine import State, Task
-from hgpo_envs.episode import settings_for
 from hgpo_envs.errors import InputError
-from hgpo_envs.sources import Split, open_shared
 from hgpo_train.models.config import ModelConfig
 from hgpo_train.models.tiny import TinyShape, save_tiny
 from hgpo_train.policies.base import Failure, Request
 from hgpo_train.policies.conversation import encode_conversation
 from hgpo_train.policies.generation import GenerationOptions, fit_prompts
-from hgpo_train.policies.registry import PolicyContext, make_policy
-from hgpo_train.rollout.env_handle import EnvHandle
-from hgpo_train.rollout.run import RolloutSpec, collect_groups
 
 torch = Lazy("torch")
 Qwen2Config = Lazy("transformers:Qwen2Config")
@@ -253,33 +247,6 @@ def test_stop_texts_end_a_response(model, tokenizer):
     assert stopped.response_token_ids == free.response_token_ids[:count]
     assert letter in stopped.response
     assert letter not in tokenizer.decode(stopped.response_token_ids[: count - 1])
-
-
-def test_by_name(tiny):
-    context = PolicyContext("Doors", options={"temperature": 0.5, "max_response_tokens": 4, "device": "cpu"})
-    policy = make_policy(f"transformers:{tiny}", context)
-    assert len(policy.respond([request(1, "go")])[0].response_token_ids) <= 4
-    with pytest.raises(InputError, match="unknown policy option 'temperatur'; did you mean 'temperature'"):
-        make_policy(f"transformers:{tiny}", PolicyContext("Doors", options={"temperatur": 1.0}))
-    with pytest.raises(InputError, match="expected a model"):
-        make_policy("transformers", PolicyContext("Doors"))
-
-
-def test_what_was_cut_reaches_the_table(model, tokenizer, tmp_path):
-    """The column counts the tokens that the policy removed from a prompt: 0 within the budget, more beyond it."""
-    shared = open_shared("doors:DoorsSource", count=3)
-    settings = settings_for("Doors", action_format="response", max_steps=2)
-    handle = EnvHandle("Doors-v0", shared, settings, Split(shared, "train"))
-    for name, budget in (("cut", 30), ("whole", 5000)):
-        policy = TransformersPolicy(
-            model, tokenizer, GenerationOptions(max_prompt_tokens=budget, max_response_tokens=2)
-        )
-        with StepWriter(tmp_path / name) as writer:
-            collect_groups(handle, policy, writer, RolloutSpec(tasks=2, group_size=1))
-    cut, whole = (scan_steps(tmp_path / name).collect() for name in ("cut", "whole"))
-    assert set(whole["cut_tokens"]) == {0}
-    for row in cut.iter_rows(named=True):
-        assert row["cut_tokens"] == len(encode_conversation(tokenizer, "", (), row["prompt"])) - 30 > 0
 
 
 def test_the_chat_template_renders_the_tools_of_the_environment(tokenizer):

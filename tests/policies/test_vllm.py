@@ -11,7 +11,6 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -188,23 +187,6 @@ def test_adapters_are_served_as_adapters_and_replaced(model_folder: Path, reques
         policy.close()
 
 
-@pytest.mark.parametrize("seeds", [False, True])
-def test_requests_have_seeds_only_if_asked_for(
-    policy: VLLMPolicy, requests: list[Request], monkeypatch: pytest.MonkeyPatch, seeds: bool
-) -> None:
-    sent = []
-    add = policy._engine.add_request
-
-    def record(name: str, prompt: object, params: Any, **others: object) -> object:
-        sent.append(params.seed)
-        return add(name, prompt, params, **others)
-
-    monkeypatch.setattr(policy._engine, "add_request", record)
-    monkeypatch.setattr(policy, "_request_seeds", seeds)
-    answers(policy, requests[:3])
-    assert sent == ([request.seed for request in requests[:3]] if seeds else [None] * 3)
-
-
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
@@ -221,42 +203,6 @@ def test_a_folder_that_vllm_cannot_serve_as_an_adapter_is_rejected(
     (tmp_path / "adapter_config.json").write_text(settings)
     with pytest.raises(InputError, match=expected):
         make_policy(f"vllm:{tmp_path}", PolicyContext("ALFWorld", "response", {}))
-
-
-def test_long_prompts_are_shortened_by_the_chosen_method(policy: VLLMPolicy, requests: list[Request]) -> None:
-    long = requests[0]
-    try:
-        policy.options = GenerationOptions(max_prompt_tokens=40, max_response_tokens=4)
-        (reply,) = answers(policy, [long]).values()
-        assert len(reply.prompt_token_ids) == 40
-        assert reply.cut_tokens > 0
-        policy.options = GenerationOptions(max_prompt_tokens=40, max_response_tokens=4, overflow="error")
-        (refused,) = answers(policy, [long]).values()
-        assert isinstance(refused, Failure)
-        assert refused.kind == "PromptTooLong"
-    finally:
-        policy.options = OPTIONS
-
-
-def test_a_collection_by_vllm_becomes_a_step_table(policy: VLLMPolicy, handle: EnvHandle, tmp_path: Path) -> None:
-    import polars as pl
-
-    from hgpo_datasets import StepWriter, scan_steps
-    from hgpo_train.rollout.run import ExecutionOptions, RolloutSpec, collect_groups
-
-    policy.options = GenerationOptions(max_prompt_tokens=900, max_response_tokens=6)
-    short = EnvHandle(handle.env_id, handle.shared, handle.settings, handle.tasks)
-    object.__setattr__(short.settings, "max_steps", 3)
-    with StepWriter(tmp_path / "run", config={}) as writer:
-        tally = collect_groups(short, policy, writer, RolloutSpec(tasks=2, group_size=3), ExecutionOptions(slots=6))
-    steps = scan_steps(tmp_path / "run").collect()
-    policy.options = OPTIONS
-    assert (tally.steps, tally.aborted, len(steps)) == (18, 0, 18)
-    lengths = steps.select(
-        pl.col("response_token_ids").list.len().alias("ids"), pl.col("response_logprobs").list.len().alias("logprobs")
-    )
-    assert lengths["ids"].to_list() == lengths["logprobs"].to_list()
-    assert lengths["ids"].min() >= 1
 
 
 @pytest.mark.parametrize("rank", [0, 4], ids=["all weights", "adapters"])
@@ -352,8 +298,3 @@ def test_the_server_reports_that_a_prompt_is_too_long(server: str, requests: lis
     policy.close()
     assert isinstance(reply, Reply), reply
     assert reply.prompt == "short"
-
-
-def test_the_server_rejects_another_model(server: str) -> None:
-    with pytest.raises(InputError, match="did you mean 'tiny'"):
-        make_policy("openai:tinny", PolicyContext("ALFWorld", "response", {"base_url": server}))

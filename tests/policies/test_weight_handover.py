@@ -7,12 +7,9 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import polars as pl
 import pytest
 
 from hgpo_train.models.config import LoraConfig
-from hgpo_train.training.config import Config, replace
 
 if TYPE_CHECKING:
     import torch
@@ -75,11 +72,33 @@ def test_another_process_maps_the_tensors_of_a_gpu(model: Any) -> None:
     assert all(torch.equal(found[name], value.cpu()) for name, value in weights.items())
 
 
+def test_weights_go_through_the_hosts_memory_if_the_gpu_cannot_be_shared() -> None:
+    """As in a container without pidfd_getfd: the first attempt fails in the engine, and later ones are not made."""
+    import torch
+
+    from hgpo_train.policies.vllm import VLLMPolicy
+
+    class Engine:
+        calls = 0
+
+        def collective_rpc(self, method: str, kwargs: dict[str, Any]) -> None:
+            self.calls += 1
+            if self.calls == 1:
+                raise RuntimeError("Call to collective_rpc method failed: pidfd_getfd: Operation not permitted")
+
+    policy = VLLMPolicy.__new__(VLLMPolicy)
+    policy._llm, policy._by_device = Engine(), True
+    with pytest.warns(RuntimeWarning, match="pidfd_getfd: Operation not permitted.*through the host's memory"):
+        policy._publish_weights({"weight": torch.ones(2)})
+    policy._publish_weights({"weight": torch.ones(2)})
+    assert policy._llm.calls == 3
+
+
 def test_the_names_and_values_are_those_of_a_checkpoint(model: Any, tmp_path: Path) -> None:
     import torch
     from safetensors.torch import load_file
 
-    from hgpo_train.policies.weight_handover import checkpoint_weights, handed_bytes
+    from hgpo_train.policies.weight_handover import checkpoint_weights
 
     model.save_pretrained(tmp_path)
     saved = load_file(tmp_path / "model.safetensors")
@@ -88,7 +107,6 @@ def test_the_names_and_values_are_those_of_a_checkpoint(model: Any, tmp_path: Pa
     assert all(torch.equal(weights[name], value) for name, value in saved.items())
     parameters = dict(model.named_parameters())
     assert all(weights[name].data_ptr() == parameters[name].data_ptr() for name in weights)  # no copies
-    assert handed_bytes(weights) == 4 * sum(parameter.numel() for parameter in parameters.values())
 
 
 def test_adapters_are_merged_in_float32_and_rounded_once(model: Any) -> None:
@@ -117,44 +135,3 @@ def test_adapters_are_merged_in_float32_and_rounded_once(model: Any) -> None:
             assert not torch.equal(exact[name], old.float())
         else:
             assert torch.equal(exact[name], old)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("iterations", [1, 5])
-def test_served_adapters_keep_the_trained_change_and_merged_ones_lose_most(model: Any, iterations: int) -> None:
-    """At the shipped learning rate of 3e-6, and weights of the size of Qwen2.5's."""
-    import torch
-
-    from hgpo_train.models.loading import add_adapters
-    from hgpo_train.policies.weight_handover import checkpoint_weights
-    from hgpo_train.training.update.batches import samples_from_steps
-    from hgpo_train.training.update.learner import Learner
-
-    base = {name: value.float() for name, value in checkpoint_weights(model.to(torch.bfloat16)).items()}
-    adapted = add_adapters(model, LoraConfig(rank=8, alpha=8))
-    config = replace(
-        Config(),
-        model={"compute_dtype": "bfloat16", "gradient_checkpointing": False},
-        update={"kl_weight": 0.0, "mini_batch_size": 2},
-        optimiser={"learning_rate": 3e-6},
-    )
-    rng = np.random.default_rng(0)
-    ids = rng.integers(0, 300, (iterations, 32, 20)).tolist()
-    learner = Learner(adapted, config)
-    for rows in ids:  # 16 optimiser steps an iteration
-        steps = {"prompt_token_ids": rows, "response_token_ids": [row[:6] for row in rows]}
-        learner.update(samples_from_steps(pl.DataFrame(steps | {"advantage": rng.normal(size=32)})), rng)
-
-    def change(weights: dict[str, torch.Tensor]) -> torch.Tensor:
-        return torch.cat([(value.float() - base[name]).double().flatten() for name, value in weights.items()])
-
-    trained = change(checkpoint_weights(adapted))
-    merged = change(checkpoint_weights(adapted, torch.bfloat16))
-    with torch.no_grad():
-        for parameter in adapted.parameters():  # what vLLM does with the adapters that it loads
-            parameter.copy_(parameter.to(torch.bfloat16))
-    served = change(checkpoint_weights(adapted))
-    assert trained.norm() > 0
-    # Each factor is rounded by at most 2**-9 of its size.
-    assert (served - trained).norm() / trained.norm() < 2 * 2**-9 + 2**-18
-    assert (merged @ trained) / (trained @ trained) < 0.5

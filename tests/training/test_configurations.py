@@ -6,7 +6,7 @@ import pytest
 
 from hgpo_envs.errors import InputError
 from hgpo_train.training.config import load_config
-from hgpo_train.training.data import data_options
+from hgpo_train.training.data import env_options
 from tools import configurations_page
 
 PAGE = Path(__file__).parents[2] / "docs" / "configurations.md"
@@ -49,12 +49,12 @@ def test_without_the_official_data_a_run_stops_with_the_command(world, command, 
     monkeypatch.setenv("ALFWORLD_DATA", str(tmp_path / "nothing"))
     config = load_config(f"{world}-1.5b-grpo")
     with pytest.raises(InputError, match=f"official tasks of .* are not on this machine.*{command}"):
-        data_options(config.environment)
+        env_options(config, config.environment.split)
     bundled = load_config(f"{world}-1.5b-grpo", ["environment.data=bundled"])
-    assert "data" not in data_options(bundled.environment)
+    assert "data" not in env_options(bundled, "train")
     for override in ("environment.data=/some/where", "environment.options.data=/some/where"):
         named = load_config(f"{world}-1.5b-grpo", [override])
-        assert data_options(named.environment)["data"] == "/some/where"
+        assert env_options(named, "train")["data"] == "/some/where"
 
 
 def test_official_games_are_found_where_alfworld_keeps_them(tmp_path, monkeypatch) -> None:
@@ -66,4 +66,4 @@ def test_official_games_are_found_where_alfworld_keeps_them(tmp_path, monkeypatc
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "alfworld.pack").write_bytes(pack.read_bytes())
     config = load_config("alfworld-1.5b-grpo", ["environment.split=all"])
-    assert data_options(config.environment)["data"] == "alfworld.pack"
+    assert env_options(config, config.environment.split)["data"] == "alfworld.pack"

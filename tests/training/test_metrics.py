@@ -2,8 +2,6 @@
 
 import json
 import math
-import os
-from pathlib import Path
 
 import polars as pl
 import pytest
@@ -102,34 +100,6 @@ def test_a_damaged_line_is_named_and_nothing_is_changed(trackers, tmp_path, dama
         with pytest.raises(InputError, match=r"metrics\.jsonl: line 2 is damaged"):
             call()
     assert path.read_bytes() == before
-
-
-def test_a_full_disk_leaves_complete_lines(trackers, tmp_path, monkeypatch):
-    path = tmp_path / "metrics.jsonl"
-    log = trackers(0)
-    log.log({"a": 1.0}, 0)
-    before, write = path.read_bytes(), os.write
-
-    def full(descriptor, data):
-        if len(data) < 10:
-            raise OSError(28, "No space left on device")
-        return write(descriptor, data[:7])
-
-    monkeypatch.setattr(os, "write", full)
-    with pytest.raises(OSError, match="No space"):
-        log.log({"a": 2.0}, 1)
-    monkeypatch.undo()
-    assert path.read_bytes() == before
-    log.log({"a": 3.0}, 1)
-    log.close()
-    assert [line["a"] for line in read_metrics(path)] == [1.0, 3.0]
-
-
-def test_metrics_that_are_not_a_file_are_reported(tmp_path):
-    for name, create in (("folder", Path.mkdir), ("FIFO", os.mkfifo)):
-        create(tmp_path / name)
-        with pytest.raises(InputError, match=r"cannot read .*: "):
-            read_metrics(tmp_path / name)
 
 
 def test_tensorboard_contains_the_metrics(tmp_path):

@@ -82,18 +82,10 @@ def test_invalid_actions_are_not_imitated(tmp_path, sft):
     assert demonstrations(tmp_path, replace(sft, rows="all"))["response"].to_list() == ["slip", "win"] * 2
 
 
-def test_rows_become_prompt_and_response(demos, sft, tiny):
-    tokenizer = load_tokenizer(str(tiny))
-    rows = tokenise(demonstrations(demos, sft).head(5), tokenizer, 4096, {})
-    for row in rows.iter_rows(named=True):
-        assert tokenizer.decode(row["response_token_ids"]) == row["response"] + "<|im_end|>"
-        assert tokenizer.decode(row["prompt_token_ids"]) == (
-            f"<|im_start|>user\n{row['prompt']}<|im_end|>\n<|im_start|>assistant\n"
-        )
-
-
 def test_rows_of_a_conversation_are_what_its_policy_reads(demos, sft, tiny):
     tokenizer = load_tokenizer(str(tiny))
+    single = tokenise(demonstrations(demos, sft).head(1), tokenizer, 4096, {}).row(0, named=True)
+    assert tokenizer.decode(single["response_token_ids"]) == single["response"] + "<|im_end|>"
     chat = {"prompt_style": "chat", "system_prompt": "Be brief."}
     rows = tokenise(demonstrations(demos, sft), tokenizer, 4096, chat)
     for _, trajectory in rows.group_by("trajectory"):
@@ -138,12 +130,11 @@ def test_the_loss_falls_and_an_interrupted_run_ends_in_the_same_bytes(demos, sft
 
 
 @pytest.mark.slow
-def test_an_existing_run_is_not_resumed_with_other_inputs(demos, sft, tiny, tmp_path):
-    """Another seed, rate, data or model is a one-line error; weights and configuration are unchanged."""
-    steps, model, run = tmp_path / "steps", tmp_path / "model", tmp_path / "run"
+def test_an_existing_run_is_not_resumed_with_other_inputs(demos, sft, tmp_path):
+    """Another seed, rate or data is a one-line error; weights and configuration are unchanged."""
+    steps, run = tmp_path / "steps", tmp_path / "run"
     shutil.copytree(demos, steps)
-    shutil.copytree(tiny, model)
-    sft = replace(sft, update={"epochs": 1}, model={"path": str(model)})
+    sft = replace(sft, update={"epochs": 1})
     train(sft, steps, run)
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != ".lock"}
 
@@ -157,11 +148,7 @@ def test_an_existing_run_is_not_resumed_with_other_inputs(demos, sft, tiny, tmp_
     with StepWriter(steps) as writer:
         row = {"task_id": "t", "state": "s", "prompt": "p", "action": "a", "step": 0, "reward": 1.0, "won": True}
         writer.add_group([row | {"trajectory": "new", "terminated": True}])
-    refused("was written with demonstrations = ")
-    shutil.rmtree(steps)
-    shutil.copytree(demos, steps)
-    (model / "generation_config.json").write_text("{}")
-    refused("was written with model = ")
+    refused(r"was written with demonstrations\.rows = ")
     assert before == {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != ".lock"}
 
 
@@ -172,7 +159,7 @@ def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(demos, sft, tiny
     make_model(tokenizer, small).save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")
     sft = replace(sft, model={"path": str(tmp_path / "model")})
-    with pytest.raises(InputError, match=r"expected prompt_token_ids from 0 to 99, received \d+ \(\d+ rows"):
+    with pytest.raises(InputError, match=r"expected prompt_token_ids from 0 to 99, received \d+"):
         train(sft, demos, tmp_path / "run")
 
 

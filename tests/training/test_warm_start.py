@@ -37,7 +37,7 @@ def test_stages_continue_and_parts_are_reused_only_with_equal_settings(tmp_path)
     for change, message in (
         ({"policy": "explorer"}, "was written with policy.name"),
         ({"seed": 1}, "was written with seed"),
-        ({"shape": dataclasses.replace(SHAPE, width=48)}, "was written with model"),
+        ({"shape": dataclasses.replace(SHAPE, width=48)}, "belongs to another model"),
     ):
         with pytest.raises(InputError, match=message):
             warm_start(tmp_path / "first", config, dataclasses.replace(start, **change), display)

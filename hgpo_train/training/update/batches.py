@@ -18,6 +18,8 @@ import numpy as np
 import polars as pl
 import torch
 
+from hgpo_envs.errors import InputError
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -92,30 +94,26 @@ class MicroBatch:
     row: NDArray[np.int64]
 
 
-def row_faults(steps: pl.DataFrame, vocabulary: int) -> pl.Series:
-    """Return the reason why a row cannot be trained on, or null, of each row of a step table.
+def check_rows(steps: pl.DataFrame, vocabulary: int) -> None:
+    """Check that the rows of a step table can be trained on by a model with this number of token ids.
 
-    Args:
-        steps: A step table, as for `samples_from_steps`.
-        vocabulary: Number of token ids of the model.
+    Raises:
+        InputError: A token id is outside, a prompt is empty, or an advantage is not finite.
     """
-    faults = []
     for name in ("prompt_token_ids", "response_token_ids"):
-        least, greatest = pl.col(name).list.min(), pl.col(name).list.max()
-        outside = pl.when(least < 0).then(least).otherwise(greatest)
-        message = pl.format(f"expected {name} from 0 to {vocabulary - 1}, received {{}}", outside)
-        faults.append(pl.when((least < 0) | (greatest >= vocabulary)).then(message))
-    no_prompt = pl.col("prompt_token_ids").list.len().fill_null(0) == 0
-    faults.append(pl.when(no_prompt).then(pl.lit("expected a prompt of at least one token")))
-    if "advantage" in steps.columns:
-        value = pl.col("advantage")
-        message = pl.format("expected a finite advantage, received {}", value.fill_null(float("nan")))
-        faults.append(pl.when(~value.cast(pl.Float32).is_finite().fill_null(value=False)).then(message))
-    return steps.select(pl.coalesce(faults).alias("fault"))["fault"]
+        ids = steps[name].explode().drop_nulls().to_numpy()
+        if len(ids) and (ids.min() < 0 or ids.max() >= vocabulary):
+            outside = ids.min() if ids.min() < 0 else ids.max()
+            raise InputError(f"expected {name} from 0 to {vocabulary - 1}, received {outside}; check the tokenizer")
+    if not (steps["prompt_token_ids"].list.len().fill_null(0) > 0).all():
+        raise InputError("expected prompts of at least one token, received an empty one")
+    advantage = pl.Series([]) if "advantage" not in steps.columns else steps["advantage"]
+    if not advantage.cast(pl.Float32).is_finite().fill_null(value=False).all():
+        raise InputError("expected finite advantages, received one that is not")
 
 
 def samples_from_steps(steps: pl.DataFrame, *, share_prefixes: bool = False) -> Samples:
-    """Convert the token and advantage columns of a step table without `row_faults`; sample i is row i of the table.
+    """Convert the token and advantage columns of a step table that passes `check_rows`; sample i is row i of the table.
 
     Args:
         steps: A table with the columns `prompt_token_ids` and `response_token_ids` (lists of int). `advantage` (float)

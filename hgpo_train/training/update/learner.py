@@ -11,13 +11,14 @@ import torch
 
 from hgpo_envs.errors import InputError
 from hgpo_train.models.loading import compute_dtype
+from hgpo_train.models.packed_attention import enable_packed_kernel
 from hgpo_train.models.reference import frozen_copy
-from hgpo_train.training.memory_plan import smaller_settings
+from hgpo_train.training.memory_plan import memory_advice
 from hgpo_train.training.update.batches import micro_batches, mini_batches
 from hgpo_train.training.update.logprobs import response_logprobs
 from hgpo_train.training.update.losses import policy_loss, token_weights
 from hgpo_train.training.update.optimiser import clip_gradient, make_optimiser
-from hgpo_train.training.update.rollout_correction import rollout_correction_metrics, rollout_is_weights
+from hgpo_train.training.update.rollout_correction import rollout_correction
 from hgpo_train.training.update.throughput import model_flops, peak_flops
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
     from hgpo_train.models.hf import Model
     from hgpo_train.training.config import Config, SftConfig
-    from hgpo_train.training.update.batches import MicroBatch, Samples
+    from hgpo_train.training.update.batches import Layout, MicroBatch, Samples
 
 
 class Fixed(NamedTuple):
@@ -61,12 +62,18 @@ class Learner:
         self, model: Model, config: Config | SftConfig, *, temperature: float = 1.0, reference: bool | None = None
     ) -> None:
         self.config, self.temperature, self.model = config, temperature, model
-        self.optimiser = make_optimiser(model, config.optimiser)
         self.device = next(model.parameters()).device
         self._autocast_dtype = compute_dtype(config.model)
         keep = config.update.kl_weight > 0 if reference is None else reference
         self._adapted = hasattr(model, "disable_adapter")
-        self.reference: Model = (model if self._adapted else frozen_copy(model, self._autocast_dtype)) if keep else None
+        has_kernel = enable_packed_kernel(model, self._autocast_dtype)
+        automatic: Layout = "packed" if has_kernel else "padded"
+        self._layout: Layout = automatic if config.update.layout == "auto" else config.update.layout
+        self.reference: Model = model if keep and self._adapted else None
+        with memory_advice(config):
+            self.optimiser = make_optimiser(model, config.optimiser)
+            if keep and not self._adapted:
+                self.reference = frozen_copy(model, self._autocast_dtype)
 
     def update(
         self,
@@ -104,9 +111,10 @@ class Learner:
         correction = None
         if config.rollout_is is not None:
             reported = _reported(samples, "set update.rollout_is to none")
-            engine = old, reported, samples.response_start, config.rollout_is, config.rollout_is_threshold
-            correction = rollout_is_weights(*engine)
-            metrics |= rollout_correction_metrics(*engine)
+            correction, statistics = rollout_correction(
+                old, reported, samples.response_start, config.rollout_is, config.rollout_is_threshold
+            )
+            metrics |= statistics
         if rate is not None:
             self.set_learning_rate(rate)
         batches = [
@@ -142,18 +150,15 @@ class Learner:
     def step(self, samples: Samples, rows: NDArray[np.int64], fixed: Fixed) -> dict[str, float]:
         """Take one optimiser step on a mini-batch, with the gradient accumulated over micro-batches.
 
-        The step is skipped and counted (`actor/skipped`) if the loss or the gradient is not finite. Arguments are those
-        of `accumulate`.
-
-        Returns:
-            The values of `accumulate`, the gradient norm before clipping and whether the step was skipped, under
-            verl's names (`actor/…`).
+        The step is skipped and counted (`actor/skipped`) if the loss or the gradient is not finite. Arguments and
+        result are those of `accumulate`, with the gradient norm before clipping, under verl's names (`actor/…`).
         """
         parts = self.accumulate(samples, rows, fixed)
-        norm = clip_gradient(self.model, self.config.optimiser.gradient_clip)
-        finite = bool(np.isfinite(norm) and np.isfinite(parts["loss"]))
-        if finite:
-            self.optimiser.step()
+        with memory_advice(self.config):
+            norm = clip_gradient(self.model, self.config.optimiser.gradient_clip)
+            finite = bool(np.isfinite(norm) and np.isfinite(parts["loss"]))
+            if finite:
+                self.optimiser.step()
         self.optimiser.zero_grad(set_to_none=True)
         metrics = {f"actor/{name}": value for name, value in parts.items()}
         return metrics | {"actor/grad_norm": norm, "actor/skipped": float(not finite)}
@@ -164,7 +169,7 @@ class Learner:
         Args:
             samples: All samples.
             rows: int64 of shape (n,), the indices of the mini-batch's samples.
-            fixed: Old and reference log-probabilities, and importance weights, of all samples.
+            fixed: What the loss takes as given, for all samples.
 
         Returns:
             The loss, its parts, and means over response tokens, by name (`policy_loss`).
@@ -176,7 +181,7 @@ class Learner:
         sums: dict[str, float] = {}
         tokens = int(samples.response_length[rows].sum())
         for micro in self._micro_batches(samples, rows):
-            with self._memory_advice():
+            with memory_advice(self.config):
                 logprob, entropy = self._forward(self.model, micro, entropy_gradient=config.entropy_weight != 0)
                 old, reference, rollout_is = (
                     None if values is None else self._tensor(values[micro.token]) for values in fixed
@@ -208,7 +213,7 @@ class Learner:
     def _logprobs(self, model: Model, samples: Samples) -> NDArray[np.float32]:
         model.eval()
         values = np.zeros(len(samples.rollout_logprob), np.float32)
-        with torch.no_grad(), self._memory_advice():
+        with torch.no_grad(), memory_advice(self.config):
             for micro in self._micro_batches(samples, np.arange(len(samples))):
                 values[micro.token] = self._forward(model, micro, entropy_gradient=False)[0].cpu().numpy()
         return values
@@ -226,21 +231,10 @@ class Learner:
             )
 
     def _micro_batches(self, samples: Samples, rows: NDArray[np.int64]) -> Iterator[MicroBatch]:
-        config = self.config.update
-        return micro_batches(samples, rows, max_tokens=config.micro_batch_tokens, layout=config.layout)
+        return micro_batches(samples, rows, max_tokens=self.config.update.micro_batch_tokens, layout=self._layout)
 
     def _tensor(self, values: NDArray[np.floating]) -> Tensor:
         return torch.from_numpy(values.astype(np.float32)).to(self.device)
-
-    @contextlib.contextmanager
-    def _memory_advice(self) -> Iterator[None]:
-        try:
-            yield
-        except torch.OutOfMemoryError as error:
-            raise InputError(
-                f"out of memory with update.micro_batch_tokens = {self.config.update.micro_batch_tokens}; set "
-                f"{', or '.join(smaller_settings(self.config))}; `hgpo train CONFIG --plan` prints what each part needs"
-            ) from error
 
 
 def _reported(samples: Samples, otherwise: str) -> NDArray[np.float32]:

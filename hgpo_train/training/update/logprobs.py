@@ -16,6 +16,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from hgpo_train.models.hf import unwrap_peft
+from hgpo_train.models.packed_attention import PACKED_SDPA
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,12 +31,7 @@ def head_logprobs(
 ) -> tuple[Tensor, Tensor]:
     """Return log softmax(z / T)[y] and the entropy of softmax(z / T), where z = head(hidden), at least in float32.
 
-    Args:
-        head: The output embedding, from (tokens, width) to (tokens, vocabulary).
-        hidden: Last hidden states, float of shape (tokens, width).
-        target: int64 of shape (tokens,), the tokens y.
-        temperature: T.
-        entropy_gradient: Whether the entropy carries a gradient.
+    `hidden`, of shape (tokens, width), are the last hidden states; `target` is y.
     """
     logits = head(hidden)
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature
@@ -48,13 +44,9 @@ def head_logprobs(
 
 
 def packed_bounds(position_ids: Tensor) -> dict[str, Any]:
-    """Return where packed sequences begin and end, as arguments of flash attention's variable-length kernels.
+    """Return where packed sequences begin and end: Transformers' `FlashAttentionKwargs`.
 
-    Args:
-        position_ids: int64 of shape (1, length), starting at 0 in every sequence.
-
-    Returns:
-        Transformers' `FlashAttentionKwargs`: bounds as int32 of shape (sequences + 1,), and the longest sequence.
+    `position_ids`, of shape (1, length), start at 0 in every sequence.
     """
     starts = (position_ids[0] == 0).nonzero().flatten()
     bounds = nn.functional.pad(starts, (0, 1), value=position_ids.shape[1]).to(torch.int32)
@@ -76,15 +68,15 @@ def response_logprobs(
     """Return the log-probabilities and entropies of given tokens under a causal language model.
 
     No attention mask is needed. Padding is on the right, where the causal mask hides it. Packed sequences restart
-    their positions at 0, from which Transformers derives a block-diagonal mask of length² entries. Flash attention
-    needs no mask but the bounds of the sequences, which are computed here once instead of in every layer.
+    their positions at 0, from which Transformers derives a block-diagonal mask of length² entries. Kernels for packed
+    rows need no mask but the bounds of the sequences, which are computed here once instead of in every layer.
 
     Args:
         model: The model, bare or wrapped by peft.
-        input_ids: int64 of shape (rows, length).
-        position_ids: int64 of the same shape, starting at 0 in every sequence.
-        source: int64 of shape (tokens,), indices into the flattened `input_ids` whose outputs predict the tokens.
-        target: int64 of shape (tokens,), the tokens.
+        input_ids: As of `batches.MicroBatch`, like the next three.
+        position_ids: Positions.
+        source: Where the tokens are predicted.
+        target: The tokens.
         temperature: Temperature of the rollout, so that log-probabilities are those of the sampled distribution.
         entropy_gradient: Whether entropies carry a gradient; False needs less memory.
         chunk: Number of positions whose logits are in memory at a time; 0 computes all logits together.
@@ -93,8 +85,9 @@ def response_logprobs(
         Log-probabilities and entropies in nats, float32 of shape (tokens,).
     """
     plain = unwrap_peft(model)
-    flash = "flash_attention" in (getattr(plain.config, "_attn_implementation", None) or "")
-    bounds = packed_bounds(position_ids) if flash and len(position_ids) == 1 else {}
+    attention = getattr(plain.config, "_attn_implementation", None) or ""
+    has_kernel = "flash_attention" in attention or attention == PACKED_SDPA
+    bounds = packed_bounds(position_ids) if has_kernel and len(position_ids) == 1 else {}
     output = plain.get_decoder()(input_ids=input_ids, position_ids=position_ids, use_cache=False, **bounds)
     hidden = output.last_hidden_state.flatten(0, 1)[source]
     head = partial(

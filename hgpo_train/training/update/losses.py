@@ -21,7 +21,7 @@ limited as verl limits it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
@@ -38,22 +38,6 @@ _LOG_LIMIT = 20.0
 _KL_LIMIT = 10.0
 
 
-class ClippedLoss(NamedTuple):
-    """The clipped policy loss of each token, and the clip that was active.
-
-    Attributes:
-        loss: float of shape (tokens,).
-        ratio: float of shape (tokens,), without gradient.
-        clipped: bool of shape (tokens,), whether clipping the ratio changed the loss.
-        dual_clipped: bool of shape (tokens,), whether the dual clip changed the loss.
-    """
-
-    loss: Tensor
-    ratio: Tensor
-    clipped: Tensor
-    dual_clipped: Tensor
-
-
 def clipped_policy_loss(
     logprob: Tensor,
     old_logprob: Tensor,
@@ -62,7 +46,7 @@ def clipped_policy_loss(
     clip_low: float = 0.2,
     clip_high: float = 0.2,
     dual_clip: float | None = 3.0,
-) -> ClippedLoss:
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return L, the loss of PPO's clipped surrogate objective with asymmetric bounds and dual clip.
 
     Args:
@@ -73,10 +57,13 @@ def clipped_policy_loss(
         clip_high: ε_high.
         dual_clip: c > 1; None disables the dual clip.
 
+    Returns:
+        L, the ratio without gradient, and whether the clip and the dual clip changed L, each of shape (tokens,).
+
     >>> one = torch.zeros(1)
-    >>> clipped_policy_loss(one + 1.0, one, one + 2.0).loss.item()  # ratio e is clipped to 1.2
+    >>> clipped_policy_loss(one + 1.0, one, one + 2.0)[0].item()  # ratio e is clipped to 1.2
     -2.4...
-    >>> clipped_policy_loss(one + 2.0, one, one - 1.0).loss.item()  # ratio e² is more than c = 3
+    >>> clipped_policy_loss(one + 2.0, one, one - 1.0)[0].item()  # ratio e² is more than c = 3
     3.0
     """
     ratio = (logprob - old_logprob).clamp(-_LOG_LIMIT, _LOG_LIMIT).exp()
@@ -89,7 +76,7 @@ def clipped_policy_loss(
         ceiling = -advantage * dual_clip
         dual_clipped = (advantage < 0) & (loss > ceiling)
         loss = torch.where(dual_clipped, ceiling, loss)
-    return ClippedLoss(loss, ratio.detach(), clipped, dual_clipped)
+    return loss, ratio.detach(), clipped, dual_clipped
 
 
 def low_variance_kl(logprob: Tensor, reference_logprob: Tensor) -> Tensor:
@@ -153,23 +140,18 @@ def policy_loss(
         The loss, a scalar with a gradient; its parts, weighted sums over tokens; and sums over tokens without weights,
         which divided by the number of tokens are means.
     """
-    clipped = clipped_policy_loss(
-        logprob,
-        old_logprob,
-        advantage,
-        clip_low=terms.clip_low,
-        clip_high=terms.clip_high,
-        dual_clip=terms.dual_clip,
+    clipped_loss, ratio, clipped, dual_clipped = clipped_policy_loss(
+        logprob, old_logprob, advantage, clip_low=terms.clip_low, clip_high=terms.clip_high, dual_clip=terms.dual_clip
     )
-    policy = (weight * (clipped.loss if rollout_is is None else rollout_is * clipped.loss)).sum()
+    policy = (weight * (clipped_loss if rollout_is is None else rollout_is * clipped_loss)).sum()
     mean_entropy = (weight * entropy).sum()
     loss = policy - terms.entropy_weight * mean_entropy
     parts = {"pg_loss": policy, "entropy": mean_entropy}
     totals = {
-        "clip_fraction": clipped.clipped.float().sum(),
-        "dual_clip_fraction": clipped.dual_clipped.float().sum(),
+        "clip_fraction": clipped.float().sum(),
+        "dual_clip_fraction": dual_clipped.float().sum(),
         "nll": -logprob.sum(),
-        "ratio": clipped.ratio.sum(),
+        "ratio": ratio.sum(),
         "approx_kl": (old_logprob - logprob).sum(),
     }
     if reference_logprob is not None:

@@ -18,17 +18,26 @@ _MOMENTS: Final = ("step", "exp_avg", "exp_avg_sq")
 
 
 def make_optimiser(model: nn.Module, config: OptimiserConfig) -> torch.optim.AdamW:
-    """Return an AdamW optimiser over the trainable parameters."""
+    """Return an AdamW optimiser over the trainable parameters.
+
+    Its moments are allocated here and not in the first step, so that a lack of memory shows before any rollout.
+    """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     first, second = config.betas
-    return torch.optim.AdamW(
+    fused = parameters[0].is_cuda  # one kernel for all parameters; faster on GPUs
+    optimiser = torch.optim.AdamW(
         parameters,
         lr=config.learning_rate,
         betas=(first, second),
         eps=config.epsilon,
         weight_decay=config.weight_decay,
-        fused=parameters[0].is_cuda,  # one kernel for all parameters; faster on GPUs
+        fused=fused,
     )
+    for parameter in parameters:
+        step = torch.tensor(0.0, device=parameter.device if fused else "cpu")
+        moments = {name: torch.zeros_like(parameter, memory_format=torch.preserve_format) for name in _MOMENTS[1:]}
+        optimiser.state[parameter] = {"step": step, **moments}
+    return optimiser
 
 
 def learning_rate(config: OptimiserConfig, iteration: int, iterations: int) -> float:
@@ -58,8 +67,15 @@ def clip_gradient(model: nn.Module, largest: float) -> float:
     return float(torch.nn.utils.clip_grad_norm_(parameters, largest if largest > 0 else math.inf))
 
 
+def move_state(optimiser: torch.optim.Optimizer, device: torch.device) -> None:
+    """Move an optimiser's moments to a device; numbers of steps stay where they are."""
+    for state in optimiser.state.values():
+        for name in _MOMENTS[1:]:
+            state[name] = state[name].to(device)
+
+
 def optimiser_tensors(model: nn.Module, optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Return the optimiser's state by the names ``state.<parameter>.<moment>``; empty before the first step."""
+    """Return the optimiser's state by the names ``state.<parameter>.<moment>``."""
     return {
         f"state.{name}.{moment}": value.detach().cpu()
         for name, parameter in model.named_parameters()
@@ -68,13 +84,7 @@ def optimiser_tensors(model: nn.Module, optimiser: torch.optim.Optimizer) -> dic
 
 
 def restore_optimiser(model: nn.Module, optimiser: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
-    """Restore the state that `optimiser_tensors` returned.
-
-    Raises:
-        InputError: The tensors belong to another model.
-    """
-    if not tensors:
-        return
+    """Restore the state that `optimiser_tensors` returned; raise `InputError` if it is another model's."""
     trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     expected = {f"state.{name}.{moment}" for name in trained for moment in _MOMENTS}
     if odd := sorted(name.removeprefix("state.").rpartition(".")[0] for name in tensors.keys() ^ expected):

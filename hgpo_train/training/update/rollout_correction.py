@@ -28,57 +28,41 @@ Level = Literal["token", "sequence"]
 _LOG_LIMIT: Final = 20.0
 
 
-def rollout_is_weights(
+def rollout_correction(
     old_logprob: NDArray[np.floating],
     rollout_logprob: NDArray[np.floating],
     response_start: NDArray[np.int64],
     level: Level,
     threshold: float = 2.0,
-) -> NDArray[np.float64]:
-    """Return the truncated importance weight of each response token.
-
-    Args:
-        old_logprob: log π_old, float of shape (tokens,), the tokens of all responses.
-        rollout_logprob: log μ, of the same shape.
-        response_start: int64 of shape (responses + 1,), the index of each response's first token.
-        level: ``token`` or ``sequence``.
-        threshold: The largest weight C.
-
-    Returns:
-        float64 of shape (tokens,), between 0 and `threshold`.
-
-    >>> old, rollout = np.log([0.9, 0.2, 0.5]), np.log([0.3, 0.4, 0.5])
-    >>> rollout_is_weights(old, rollout, np.array([0, 2, 3]), "sequence").round(2).tolist()
-    [1.5, 1.5, 1.0]
-    """
-    log_ratio = old_logprob.astype(np.float64) - rollout_logprob
-    if level == "sequence":
-        log_ratio = np.repeat(_sums(log_ratio, response_start), np.diff(response_start))
-    ratio: NDArray[np.float64] = np.exp(log_ratio.clip(-_LOG_LIMIT, _LOG_LIMIT))
-    return ratio.clip(max=threshold)
-
-
-def rollout_correction_metrics(
-    old_logprob: NDArray[np.floating],
-    rollout_logprob: NDArray[np.floating],
-    response_start: NDArray[np.int64],
-    level: Level,
-    threshold: float = 2.0,
-) -> dict[str, float]:
-    """Return statistics of the weights and of the gap between π_old and μ, under verl's names.
+) -> tuple[NDArray[np.float64], dict[str, float]]:
+    """Return the truncated importance weight of each response token, and statistics under verl's names.
 
     Means are over tokens; `rollout_is_ratio_fraction_high` and `_low` are the shares of ratios above C and below 1 / C:
     of tokens, or of responses at the level of sequences. `rollout_is_max` and `_min` are those of the truncated
     weights, and at the level of sequences of the ratios, as in verl. `rollout_is_eff_sample_size` is the effective
     sample size as a share of the tokens.
 
-    Arguments are those of `rollout_is_weights`, with at least one token.
+    Args:
+        old_logprob: log π_old, float of shape (tokens,), the tokens of all responses, at least one.
+        rollout_logprob: log μ, of the same shape.
+        response_start: int64 of shape (responses + 1,), the index of each response's first token.
+        level: ``token`` or ``sequence``.
+        threshold: The largest weight C.
+
+    Returns:
+        The weights, float64 of shape (tokens,), between 0 and `threshold`; and the statistics by name.
+
+    >>> old, rollout = np.log([0.9, 0.2, 0.5]), np.log([0.3, 0.4, 0.5])
+    >>> rollout_correction(old, rollout, np.array([0, 2, 3]), "sequence")[0].round(2).tolist()
+    [1.5, 1.5, 1.0]
     """
-    weight = rollout_is_weights(old_logprob, rollout_logprob, response_start, level, threshold)
     log_ratio = old_logprob.astype(np.float64) - rollout_logprob
-    sums = _sums(log_ratio, response_start)[np.diff(response_start) > 0]
-    tokens = np.exp(log_ratio.clip(-_LOG_LIMIT, _LOG_LIMIT))
-    sequences = np.exp(sums.clip(-_LOG_LIMIT, _LOG_LIMIT))
+    lengths = np.diff(response_start)
+    sums = np.diff(np.concatenate([[0.0], np.cumsum(log_ratio)])[response_start])
+    tokens: NDArray[np.float64] = np.exp(log_ratio.clip(-_LOG_LIMIT, _LOG_LIMIT))
+    responses = np.exp(sums.clip(-_LOG_LIMIT, _LOG_LIMIT))
+    weight = (tokens if level == "token" else np.repeat(responses, lengths)).clip(max=threshold)
+    sequences = responses[lengths > 0]
     ratio, extreme = (tokens, weight) if level == "token" else (sequences, sequences)
     values = {
         "rollout_is_mean": weight.mean(),
@@ -93,9 +77,4 @@ def rollout_correction_metrics(
         "chi2_token": (tokens**2).mean() - 1.0,
         "chi2_seq": (sequences**2).mean() - 1.0,
     }
-    return {f"rollout_corr/{name}": float(value) for name, value in values.items()}
-
-
-def _sums(values: NDArray[np.float64], start: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return the sum of each segment of a flat array; 0 for empty segments."""
-    return np.diff(np.concatenate([[0.0], np.cumsum(values)])[start])
+    return weight, {f"rollout_corr/{name}": float(value) for name, value in values.items()}

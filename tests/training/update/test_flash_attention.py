@@ -1,7 +1,7 @@
-"""Packed rows with flash attention: every layer receives the bounds of the sequences, and no mask.
+"""Packed rows with flash attention or torch's own kernel: every layer receives the bounds of sequences, and no mask.
 
-Flash attention needs a GPU. A function with its arguments is registered in its place, which computes each sequence on
-its own with torch's attention.
+Both need a GPU. Functions with their arguments take their place, which compute each sequence on its own with torch's
+attention.
 """
 
 import copy
@@ -16,6 +16,7 @@ from hgpo_train.models.config import ModelConfig
 from hgpo_train.training.config import Config, replace
 
 torch = Lazy("torch")
+FakeTensorMode = Lazy("torch._subclasses.fake_tensor:FakeTensorMode")
 AttentionInterface = Lazy("transformers:AttentionInterface")
 AttentionMaskInterface = Lazy("transformers:AttentionMaskInterface")
 flash_attention_mask = Lazy("transformers.masking_utils:flash_attention_mask")
@@ -24,6 +25,8 @@ checkpoint_layers = Lazy("hgpo_train.models.loading:checkpoint_layers")
 samples_from_steps = Lazy("hgpo_train.training.update.batches:samples_from_steps")
 Fixed = Lazy("hgpo_train.training.update.learner:Fixed")
 Learner = Lazy("hgpo_train.training.update.learner:Learner")
+enable_packed_kernel = Lazy("hgpo_train.models.packed_attention:enable_packed_kernel")
+use_packed_kernel = Lazy("hgpo_train.models.packed_attention:use_packed_kernel")
 
 
 NAME = "flash_attention_of_the_test"
@@ -46,8 +49,26 @@ def varlen_attention(module, query, key, value, attention_mask, scaling=None, **
     return torch.cat(parts, 2).transpose(1, 2), None
 
 
+def varlen_kernel(query, key, value, bounds, other, longest, other_longest, *, scale, window_size, enable_gqa):
+    """Compute what `torch.nn.attention.varlen.varlen_attn` does, of arrays of shape (tokens, heads, head width)."""
+    assert window_size == (-1, 0)
+    assert enable_gqa
+    assert query.dtype == key.dtype == value.dtype
+    assert bounds is other
+    assert longest == other_longest == bounds.diff().max()
+    parts = (part.transpose(0, 1)[None] for part in (query, key, value))
+    return varlen_attention(None, *parts, None, scaling=scale, cu_seq_lens_q=bounds)[0][0]
+
+
+def packs_with_torch(model):
+    model = copy.deepcopy(model)
+    use_packed_kernel(model)
+    return model
+
+
 @pytest.fixture(autouse=True)
 def _registered(monkeypatch):
+    monkeypatch.setattr("hgpo_train.models.packed_attention.varlen_attn", varlen_kernel)
     monkeypatch.setitem(AttentionInterface._global_mapping, NAME, varlen_attention)
     monkeypatch.setitem(AttentionMaskInterface._global_mapping, NAME, flash_attention_mask)
     CALLS.clear()
@@ -74,11 +95,12 @@ def gradient(model, config, samples, rows):
 
 
 @pytest.mark.filterwarnings("ignore:update.layout")
+@pytest.mark.parametrize("kernel", ["flash", "torch"])
 @pytest.mark.parametrize("variant", ["plain", "adapters", "checkpointed"])
-def test_gradients_of_packed_rows_equal_those_of_padded_ones(model, steps, variant):
+def test_gradients_of_packed_rows_equal_those_of_padded_ones(model, steps, variant, kernel):
     samples = samples_from_steps(steps)
     rows = np.flatnonzero(samples.response_length > 0)
-    models = [copy.deepcopy(model), flash(model)]
+    models = [copy.deepcopy(model), flash(model) if kernel == "flash" else packs_with_torch(model)]
     if variant == "adapters":
         models = [add_adapters(one, replace(Config(), model={"lora": {"rank": 4}}).model.lora) for one in models]
     if variant == "checkpointed":
@@ -86,8 +108,9 @@ def test_gradients_of_packed_rows_equal_those_of_padded_ones(model, steps, varia
             checkpoint_layers(one)
     padded, packed = (
         gradient(one, config_of(layout, tokens), samples, rows)
-        for one, layout, tokens in zip(models, ("padded", "packed"), (10**6, 45), strict=True)
+        for one, layout, tokens in zip(models, ("padded", "auto"), (10**6, 45), strict=True)
     )
+    assert CALLS
     assert padded.keys() == packed.keys()
     for name, value in padded.items():
         assert torch.allclose(packed[name], value, rtol=0, atol=1e-6 + 1e-5 * value.abs().max().item()), name
@@ -106,6 +129,36 @@ def test_every_layer_receives_the_bounds_and_no_mask(model, steps):
         assert call["cu_seq_lens_k"] is call["cu_seq_lens_q"]
         assert call["max_length_q"] == call["max_length_k"] == lengths[0]
         assert isinstance(call["max_length_q"], int)
+
+
+def test_rows_that_are_not_packed_are_computed_as_before(model):
+    """Of a generation with padding on the left, and of the learner's padded rows."""
+    tokens = torch.randint(0, 32, (2, 9), generator=torch.Generator().manual_seed(0))
+    for mask in (None, torch.ones(2, 9).tril(-4).bool() | torch.ones(2, 9).bool().triu(2)):
+        expected, received = (
+            each(input_ids=tokens, attention_mask=mask).logits for each in (model, packs_with_torch(model))
+        )
+        assert torch.equal(received, expected)
+    assert not CALLS
+
+
+def test_the_operator_of_torch_takes_the_arguments(model, monkeypatch):
+    """With fake tensors, forward and backward, under autocast."""
+    monkeypatch.setattr("hgpo_train.models.packed_attention.varlen_attn", torch.nn.attention.varlen.varlen_attn)
+    bounds = {"cu_seq_lens_q": torch.tensor([0, 3, 8], dtype=torch.int32), "max_length_q": 5}
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.autocast("cpu", torch.bfloat16):
+        fake = type(model)(model.config)
+        use_packed_kernel(fake)
+        tokens = torch.zeros(1, 8, dtype=torch.int64)
+        logits = fake(input_ids=tokens, position_ids=tokens, use_cache=False, **bounds).logits
+        logits.sum().backward()
+    assert all(parameter.grad is not None for parameter in fake.parameters())
+
+
+def test_without_a_kernel_rows_are_padded(model):
+    assert not enable_packed_kernel(model, torch.bfloat16)
+    assert model.config._attn_implementation == "sdpa"
+    assert Learner(model, config_of("auto"))._layout == "padded"
 
 
 def test_flash_attention_in_float32_is_rejected():

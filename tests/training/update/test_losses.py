@@ -39,7 +39,7 @@ def test_clipped_loss_matches_the_plain_loss(logprob, old, advantage, low, high,
         clip_high=high,
         dual_clip=dual,
     )
-    assert got.loss.item() == pytest.approx(plain_loss(logprob, old, advantage, low, high, dual), rel=1e-12, abs=1e-12)
+    assert got[0].item() == pytest.approx(plain_loss(logprob, old, advantage, low, high, dual), rel=1e-12, abs=1e-12)
 
 
 @given(values, values)

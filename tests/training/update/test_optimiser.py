@@ -104,12 +104,17 @@ def test_a_restored_optimiser_takes_the_same_step(model, tmp_path, adapters):
         assert torch.equal(one, two)
 
 
-def test_an_optimiser_without_steps_has_no_state(model):
-    """Otherwise a run would depend on whether a checkpoint was written before its first step."""
-    optimiser = stepped(model, seed=1, steps=0)
-    assert optimiser_tensors(model, optimiser) == {}
-    restore_optimiser(model, optimiser, {})
-    assert not optimiser.state
+def test_moments_that_are_allocated_before_the_first_step_change_nothing(model):
+    """Torch allocates them in the first step; a lack of memory shows earlier here."""
+    twin = copy.deepcopy(model)
+    optimiser = make_optimiser(model, OptimiserConfig(learning_rate=0.01))
+    plain = torch.optim.AdamW(twin.parameters(), lr=0.01)
+    allocated = {name: tensor.shape for name, tensor in optimiser_tensors(model, optimiser).items()}
+    for _ in range(2):
+        step_with_ones(model, optimiser)
+        step_with_ones(twin, plain)
+    assert allocated == {name: tensor.shape for name, tensor in optimiser_tensors(twin, plain).items()}
+    assert all(torch.equal(*pair) for pair in zip(model.parameters(), twin.parameters(), strict=True))
 
 
 def test_the_state_of_another_model_is_refused(model):

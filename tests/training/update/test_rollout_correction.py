@@ -13,7 +13,7 @@ from lazily import Lazy
 
 from hgpo_envs.errors import InputError
 from hgpo_train.training.config import Config, replace
-from hgpo_train.training.update.rollout_correction import rollout_is_weights
+from hgpo_train.training.update.rollout_correction import rollout_correction
 
 samples_from_steps = Lazy("hgpo_train.training.update.batches:samples_from_steps")
 Learner = Lazy("hgpo_train.training.update.learner:Learner")
@@ -38,8 +38,8 @@ def test_weights_match_a_loop_over_tokens(rows, threshold):
     token = [min(np.exp(value), threshold) for row in rows for value in row]
     sequence = [min(np.exp(sum(row)), threshold) for row in rows for _ in row]
     old, rollout = values - 5.0, np.full(len(values), -5.0)
-    np.testing.assert_allclose(rollout_is_weights(old, rollout, start, "token", threshold), token)
-    np.testing.assert_allclose(rollout_is_weights(old, rollout, start, "sequence", threshold), sequence, rtol=1e-9)
+    np.testing.assert_allclose(rollout_correction(old, rollout, start, "token", threshold)[0], token)
+    np.testing.assert_allclose(rollout_correction(old, rollout, start, "sequence", threshold)[0], sequence, rtol=1e-9)
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +71,7 @@ def test_the_update_applies_the_weights_and_reports_them(model, steps, level):
     settings = {"rollout_is": level, "rollout_is_threshold": 1.5, "mini_batch_size": 100}
     plain, corrected = (Learner(copy.deepcopy(model), replace(BASE, update=update)) for update in ({}, settings))
     old = plain.logprobs(samples)
-    weight = rollout_is_weights(old, samples.rollout_logprob, samples.response_start, level, 1.5)
+    weight, _ = rollout_correction(old, samples.rollout_logprob, samples.response_start, level, 1.5)
     metrics = corrected.update(samples, np.random.default_rng(0))
     token_advantage = np.repeat(samples.advantage, samples.response_length)
     assert metrics["actor/pg_loss"] == pytest.approx(-(weight * token_advantage).mean(), abs=1e-5)

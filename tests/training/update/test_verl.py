@@ -10,7 +10,7 @@ import pytest
 from lazily import Lazy
 
 from hgpo_train.training.config import UpdateConfig
-from hgpo_train.training.update.rollout_correction import rollout_correction_metrics, rollout_is_weights
+from hgpo_train.training.update.rollout_correction import rollout_correction
 
 torch = Lazy("torch")
 policy_loss = Lazy("hgpo_train.training.update.losses:policy_loss")
@@ -79,9 +79,9 @@ def test_the_loss_and_its_gradient_are_verls(cases, expected, mode, level):
         old, reference, entropy = (torch.from_numpy(flat(cases, n, case)) for n in ("old", "reference", "entropy"))
         weight = None
         if level != "none":
-            values = rollout_is_weights(old.numpy(), flat(cases, "rollout", case), starts(cases, case), level, 2.0)
+            values, _ = rollout_correction(old.numpy(), flat(cases, "rollout", case), starts(cases, case), level, 2.0)
             weight = torch.from_numpy(values.astype(np.float32))
-        made = policy_loss(
+        loss, _, totals = policy_loss(
             logprob,
             entropy,
             old,
@@ -97,13 +97,13 @@ def test_the_loss_and_its_gradient_are_verls(cases, expected, mode, level):
             ),
             weight,
         )
-        made.loss.backward()
+        loss.backward()
         scale = max(1.0, abs(float(expected[f"loss {mode} {level}"][case])))
-        assert made.loss.item() == pytest.approx(expected[f"loss {mode} {level}"][case], abs=2e-6 * scale)
+        assert loss.item() == pytest.approx(expected[f"loss {mode} {level}"][case], abs=2e-6 * scale)
         gradient = expected[f"gradient {mode} {level}"][case][cases["mask"][case] > 0]
         np.testing.assert_allclose(logprob.grad, gradient, atol=2e-6 * max(1.0, np.abs(gradient).max()))
-        assert made.totals["clip_fraction"] / length.sum() == pytest.approx(expected["pg_clipfrac"][case], abs=1e-6)
-        dual = made.totals["dual_clip_fraction"] / length.sum()
+        assert totals["clip_fraction"] / length.sum() == pytest.approx(expected["pg_clipfrac"][case], abs=1e-6)
+        dual = totals["dual_clip_fraction"] / length.sum()
         assert dual == pytest.approx(expected["pg_clipfrac_lower"][case], abs=1e-6)
 
 
@@ -118,6 +118,7 @@ def test_the_weights_and_metrics_of_the_rollout_correction_are_verls(cases, expe
     for case in range(CASES):
         given = flat(cases, "old", case), flat(cases, "rollout", case), starts(cases, case), level, 2.0
         weight = expected[f"weight {level}"][case][cases["mask"][case] > 0]
-        np.testing.assert_allclose(rollout_is_weights(*given), weight, rtol=1e-5)
-        for name, value in rollout_correction_metrics(*given).items():
+        weights, statistics = rollout_correction(*given)
+        np.testing.assert_allclose(weights, weight, rtol=1e-5)
+        for name, value in statistics.items():
             assert value == pytest.approx(expected[f"{level} {name}"][case], rel=1e-4, abs=2e-6), name

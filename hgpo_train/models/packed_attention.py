@@ -1,0 +1,93 @@
+"""Attention of packed rows by torch's own kernel (`torch.nn.attention.varlen`), which needs no other package.
+
+Transformers passes the bounds of packed sequences to the registered attention function. Rows that are not packed, those
+of a generation too, take Transformers' `sdpa`.
+"""
+
+from __future__ import annotations
+
+from inspect import signature
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch.nn.attention.varlen import varlen_attn
+
+from hgpo_train.models.hf import unwrap_peft
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from hgpo_train.models.hf import Model
+
+PACKED_SDPA: Final = "hgpo_packed_sdpa"
+"""The name under which the attention function is registered in Transformers."""
+
+
+def enable_packed_kernel(model: Model, dtype: torch.dtype) -> bool:
+    """Return whether a kernel computes packed rows without a mask of length² entries, and enable torch's own.
+
+    Args:
+        model: A causal language model of Transformers, bare or wrapped by peft, on its device.
+        dtype: The dtype that autocast computes in.
+    """
+    plain = unwrap_peft(model)
+    attention = getattr(plain.config, "_attn_implementation", None) or ""
+    if "flash_attention" in attention or attention == PACKED_SDPA:
+        return True
+    has_dropout = bool(getattr(plain.config, "attention_dropout", 0.0))  # which the kernel does not have
+    if attention != "sdpa" or has_dropout or not _is_supported(next(plain.parameters()).device, dtype):
+        return False
+    use_packed_kernel(plain)
+    return True
+
+
+def use_packed_kernel(model: Model) -> None:
+    """Make a bare model compute packed rows with torch's kernel."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    AttentionInterface.register(PACKED_SDPA, _attention)
+    AttentionMaskInterface.register(PACKED_SDPA, _mask)
+    model.set_attn_implementation(PACKED_SDPA)
+
+
+def _is_supported(device: torch.device, dtype: torch.dtype) -> bool:
+    is_nvidia = device.type == "cuda" and torch.version.cuda is not None
+    if not is_nvidia or dtype != torch.bfloat16 or "enable_gqa" not in signature(varlen_attn).parameters:
+        return False  # older versions of torch have a kernel without grouped queries
+    return torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+def _attention(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
+) -> tuple[Tensor, None]:
+    """Compute the attention of a layer, from (rows, heads, length, width) to (rows, length, heads, width)."""
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    bounds = options.get("cu_seq_lens_q")
+    if bounds is None:
+        output, _ = sdpa_attention_forward(module, query, key, value, attention_mask, **options)
+        return output, None
+    # Rotary embeddings are float32 under autocast, which casts the arguments of `sdpa` but not of this kernel.
+    query, key, value = (part[0].transpose(0, 1).to(value.dtype) for part in (query, key, value))
+    longest, window = options["max_length_q"], options.get("sliding_window")
+    attended: Any = varlen_attn(
+        query,
+        key,
+        value,
+        bounds,
+        bounds,
+        longest,
+        longest,
+        scale=options.get("scaling"),
+        window_size=(-1 if window is None else window - 1, 0),
+        enable_gqa=True,
+    )
+    return attended[None], None
+
+
+def _mask(**options: Any) -> Tensor | None:
+    """Return the mask of `sdpa`; none for packed rows, which Transformers recognizes by their positions."""
+    from transformers.masking_utils import sdpa_mask
+
+    is_packed = options["attention_mask"] is None and not options["allow_is_causal_skip"]
+    return None if is_packed else sdpa_mask(**options)

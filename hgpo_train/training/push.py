@@ -1,0 +1,139 @@
+"""A checkpoint of a run as a model of Hugging Face, with a model card: `hgpo push`."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hgpo_envs.errors import InputError, one_line
+from hgpo_envs.files.atomic import new_folder
+from hgpo_train.models.checkpoint_files import STATE, TrainingState, read_json, resolve_model, verify_checkpoint
+from hgpo_train.training.config import Config, load_config
+from hgpo_train.training.run_folder import CONFIG
+from hgpo_train.training.tracking import METRICS, read_metrics
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+BAR: int = 30
+"""Characters of a success of 100% in the card's curve."""
+
+
+def push(
+    run: Path, out: Path | None = None, repo: str | None = None, *, iteration: int | None = None, public: bool = False
+) -> str:
+    """Write a checkpoint as a model with a card to a folder, or upload it to the Hugging Face hub.
+
+    The model has the checkpoint's weights, or adapters, its tokenizer and the run's configuration; the optimiser's
+    state stays.
+
+    Args:
+        run: The folder of a training run.
+        out: The folder to create.
+        repo: The hub's repository to upload to instead, such as ``me/alfworld``; created if it is missing.
+        iteration: The iteration whose checkpoint is meant. Default: the one with the highest success on held-out tasks
+            if it is there, or else the newest.
+        public: Whether a new repository is public.
+
+    Returns:
+        The folder, or the address of the repository.
+
+    Raises:
+        InputError: There is no such checkpoint, it is damaged, `out` exists, or the hub refuses the upload.
+    """
+    if (out is None) == (repo is None):
+        raise InputError("expected a folder (--out) or a repository of the hub (--repo), and not both")
+    checkpoint = _checkpoint(run, iteration)
+    config = load_config(run / CONFIG)
+    state = read_json(checkpoint / STATE, TrainingState)
+    card = model_card(config, state, read_metrics(run / METRICS), adapters=_has_adapters(checkpoint))
+    if out is not None:
+        with new_folder(out) as folder:
+            _fill(folder, checkpoint, run, card)
+        return str(out)
+    with tempfile.TemporaryDirectory() as scratch:
+        _fill(Path(scratch), checkpoint, run, card)
+        return _upload(Path(scratch), str(repo), f"{config.name}, iteration {state.iteration}", public=public)
+
+
+def _checkpoint(run: Path, iteration: int | None) -> Path:
+    newest = Path(resolve_model(str(run)))
+    if newest == run:
+        raise InputError(f"{run} has no checkpoint; expected the folder of a run of hgpo train")
+    if iteration is None:
+        best = newest.parent / f"{read_json(newest / STATE, TrainingState).best:06d}"
+        return best if best.is_dir() else newest
+    checkpoint = newest.parent / f"{iteration:06d}"
+    problems = verify_checkpoint(checkpoint, weights_only=True).problems
+    if problems:
+        raise InputError(f"checkpoint {checkpoint} cannot be used ({problems[0].message}); choose another --iteration")
+    return checkpoint
+
+
+def _has_adapters(checkpoint: Path) -> bool:
+    return (checkpoint / "adapter_config.json").exists()
+
+
+def _fill(folder: Path, checkpoint: Path, run: Path, card: str) -> None:
+    for file in (path for path in checkpoint.iterdir() if path.is_file()):
+        shutil.copyfile(file, folder / file.name)
+    shutil.copyfile(run / CONFIG, folder / CONFIG)  # written without secrets
+    (folder / "README.md").write_text(card, encoding="utf-8")
+
+
+def _upload(folder: Path, repo: str, message: str, *, public: bool) -> str:
+    from huggingface_hub import HfApi
+
+    try:
+        hub = HfApi()
+        url = hub.create_repo(repo, private=not public, exist_ok=True)
+        hub.upload_folder(folder_path=folder, repo_id=repo, commit_message=message)
+    except Exception as error:  # of the hub, or of the HTTP library below it
+        raise InputError(f"the hub did not take {repo!r} ({one_line(error, 200)}); see `hf auth login`") from error
+    return str(url)
+
+
+def model_card(
+    config: Config, state: TrainingState, metrics: Sequence[dict[str, Any]], *, adapters: bool = False
+) -> str:
+    """Return the card of a model: environment, estimator, the curve of the success on held-out tasks, and commands."""
+    environment, evaluation, base = config.environment, config.evaluation, config.model.path
+    is_on_hub = base.count("/") == 1 and not Path(base).exists() and not base.startswith(".")
+    header = {"library_name": "peft" if adapters else "transformers", "pipeline_tag": "text-generation"}
+    header |= {"base_model": base} if is_on_hub else {}
+    lines = ["---", *(f"{name}: {value}" for name, value in header.items())]
+    lines += ["tags:", "- hgpo", "- reinforcement-learning", "- llm-agent", "---", ""]
+    lines += [f"# {config.name}", ""]
+    lines += [f"A policy for {environment.id}, trained with the estimator `{config.advantage.estimator}`.", ""]
+    rollout = config.rollout
+    facts = {
+        "base model": f"{base if is_on_hub else 'a model of the author'}{', with adapters' if adapters else ''}",
+        "environment": f"{environment.id}, split {environment.split}, at most {environment.max_steps} steps",
+        "prompt": f"{environment.prompt_style}, K = {environment.history_length}, {environment.action_format}",
+        "estimator": f"{config.advantage.estimator} {json.dumps(config.advantage.parameters, default=str)}",
+        "training": f"{state.iteration} iterations of {rollout.tasks} tasks × {rollout.group_size} rollouts, "
+        f"{state.environment_steps:,} environment steps, seed {config.seed}",
+        "versions": ", ".join(f"{name} {version}" for name, version in state.versions.items()),
+    }
+    lines += ["| | |", "|---|---|", *(f"| {name} | {value.replace('|', '/')} |" for name, value in facts.items()), ""]
+    curve = [(line["iteration"], line["val/success_rate"]) for line in metrics if "val/success_rate" in line]
+    if curve:
+        lines += [f"## Success on held-out tasks (split {evaluation.split})", ""]
+        size = f"{evaluation.tasks} tasks × {evaluation.group_size}"
+        lines += [f"At most {size}, sampled at temperature {evaluation.temperature}.", ""]
+        lines += ["| iteration | success | |", "|---|---|---|"]
+        for iteration, success in curve:
+            if success is not None:
+                mark = " this model" if iteration == state.iteration else ""
+                lines.append(f"| {iteration} | {success:.1%} | {'█' * round(BAR * success)}{mark} |")
+        lines.append("")
+    commands = [
+        f"hgpo eval --env {environment.id} --policy transformers:FOLDER --out runs/eval   # evaluate this folder",
+        "hgpo train config.toml --out runs/again                          # train again, with this configuration",
+    ]
+    lines += ["## Commands", "", *(f"    {command}" for command in commands), ""]
+    lines += ["The license of the weights is that of the base model.", ""]
+    return "\n".join(lines)

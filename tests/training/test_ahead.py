@@ -1,0 +1,103 @@
+"""Rollouts of the next iteration during the update (`rollout.ahead`), with an engine that has weights of its own."""
+
+import copy
+from collections import defaultdict
+from threading import Event
+
+import pytest
+from lazily import Lazy
+
+from hgpo_datasets import scan_steps
+from hgpo_envs.errors import InputError
+from hgpo_train.rollout.failures import RolloutError
+from hgpo_train.training.config import Config, replace
+from hgpo_train.training.tracking import read_metrics
+
+TransformersPolicy = Lazy("hgpo_train.policies.transformers:TransformersPolicy")
+trainer_module = Lazy("hgpo_train.training.trainer")
+
+
+def served(model, tokenizer, context):
+    """Return an engine with a copy of the weights, as a server has one."""
+    policy = TransformersPolicy(copy.deepcopy(model), tokenizer, context.generation)
+    publish = policy.publish
+    policy.publish = lambda model, version: publish(copy.deepcopy(model), version)
+    return policy
+
+
+@pytest.fixture
+def ahead(config, monkeypatch) -> Config:
+    monkeypatch.setattr(trainer_module._target(), "trainable_factory", lambda *_: served)
+    rollout = {"tasks": 2, "group_size": 2, "max_response_tokens": 3, "engine": "served", "ahead": True}
+    changes = {"environment": {"max_steps": 3}, "evaluation": {"every": 0}, "checkpoint": {"every": 1}}
+    return replace(config, rollout=rollout, update={"rollout_is": "token"}, **changes)
+
+
+def versions(folder) -> list[tuple[int, int]]:
+    steps = scan_steps(folder / "steps").select("iteration", "policy_version").unique().collect()
+    return sorted(steps.iter_rows())
+
+
+def test_rollouts_run_during_the_update_one_version_behind(ahead, runs, monkeypatch):
+    begun: dict[int, Event] = defaultdict(Event)
+    module = trainer_module._target()
+    collect, update, overlaps = module.Trainer.collect, module.update, []
+
+    def announced(self, state, *progress):
+        begun[state.iteration].set()
+        return collect(self, state, *progress)
+
+    def waits(config, learner, rows, iteration, display):
+        overlaps.append(begun[iteration + 1].wait(60 if iteration < 2 else 0))
+        return update(config, learner, rows, iteration, display)
+
+    monkeypatch.setattr(module.Trainer, "collect", announced)
+    monkeypatch.setattr(module, "update", waits)
+    trainer = runs.train(ahead)
+    assert overlaps == [True, True, False]  # nothing is collected after the last iteration
+    assert versions(trainer.folder) == [(0, 0), (1, 0), (2, 1)]
+    lines = read_metrics(trainer.folder / "metrics.jsonl")
+    assert [line["training/policy_lag"] for line in lines] == [0, 1, 1]
+    assert ["timing_s/gen_wait" in line for line in lines] == [True, True, False]
+    assert all(line["timing_s/gen"] > 0 and "rollout_corr/rollout_is_mean" in line for line in lines)
+    assert trainer.state.tasks_drawn == 6
+    assert trainer.state.environment_steps == scan_steps(trainer.folder / "steps").collect().height
+
+
+@pytest.mark.parametrize("failing", ["update", "collect"])
+def test_a_run_that_fails_keeps_the_rollouts_beside_the_update(ahead, runs, monkeypatch, failing):
+    """The rollouts end before the folder is unlocked, and a resumed run trains on each group once."""
+    module = trainer_module._target()
+    collect, update = module.Trainer.collect, module.update
+
+    def fails(self, state, *progress):
+        steps = collect(self, state, *progress)
+        if failing == "collect" and state.iteration == 2:
+            raise RolloutError("too many failures")
+        return steps
+
+    def stops(config, learner, rows, iteration, display):
+        if failing == "update" and iteration == 1:
+            raise RuntimeError("the update failed")
+        return update(config, learner, rows, iteration, display)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "update", stops)
+        patch.setattr(module.Trainer, "collect", fails)
+        with pytest.raises((RolloutError, RuntimeError), match=r"the update failed|too many failures"):
+            runs.train(ahead)
+    trainer = runs.train(ahead, resume=True)
+    assert (trainer.state.iteration, trainer.state.tasks_drawn) == (3, 6)
+    groups = scan_steps(trainer.folder / "steps").select("iteration", "task_id", "group").unique().collect()
+    assert groups.height == 6
+    assert trainer.state.environment_steps == scan_steps(trainer.folder / "steps").collect().height
+
+
+def test_what_cannot_overlap_is_rejected():
+    for changes, message in (
+        ({}, "an engine with weights of its own"),
+        ({"engine": "vllm", "sleep": True}, "rollout.sleep = false"),
+        ({"engine": "vllm"}, 'update.rollout_is = "token"'),
+    ):
+        with pytest.raises(InputError, match=message):
+            replace(Config(), rollout={"ahead": True, **changes})
