@@ -18,9 +18,7 @@ class _TooLarge(Exception):  # noqa: N818 (carries a result past lru_cache, whic
 
 
 def bounded_cache(function: Callable[P, R], entries: int, largest: int, weigh: Callable[..., int]) -> Callable[P, R]:
-    """Cache the results of the latest calls, except large ones.
-
-    The cache holds at most `entries * largest` bytes, by the measure of `weigh`.
+    """Cache the results of the latest calls, except large ones, in at most `entries * largest` bytes.
 
     Args:
         function: The function. Its arguments must be hashable.

@@ -32,10 +32,6 @@ class Task:
     task_type: str
     versions: Mapping[str, str] = field(default_factory=dict)
 
-    def __reduce__(self) -> tuple[type[Task], tuple[Any, ...]]:
-        """Pickle `versions` as a dictionary, since workers send tasks and `MappingProxyType` cannot be pickled."""
-        return Task, (self.id, self.split, self.instruction, self.task_type, dict(self.versions))
-
 
 @dataclass(slots=True)  # not frozen: every step creates one, and a frozen one takes three times as long
 class State:
@@ -67,12 +63,6 @@ class State:
     info: Mapping[str, Any] = field(default_factory=dict)
     truncated: bool = False
     key: str | None = None
-
-    def __reduce__(self) -> tuple[type[State], tuple[Any, ...]]:
-        """See `Task.__reduce__`."""
-        flags = (self.valid, self.terminated, self.won)
-        info = dict(self.info)
-        return State, (self.text, self.actions, *flags, self.reward, self.score, info, self.truncated, self.key)
 
 
 class Engine(Protocol):

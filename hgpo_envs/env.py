@@ -20,7 +20,6 @@ from hgpo_envs.task_sampling import TASK_SAMPLINGS, TaskSampler
 
 if TYPE_CHECKING:
     from gymnasium.envs.registration import EnvSpec
-    from numpy.typing import NDArray
 
     from hgpo_envs.engine import TaskSource
     from hgpo_envs.episode import Settings
@@ -34,11 +33,7 @@ _INT64 = np.iinfo(np.int64)
 
 
 def observation_space(history_depth: int) -> spaces.Dict:
-    """Return the space of one environment's observations.
-
-    Args:
-        history_depth: K, the maximum depth. ``history_hash`` has shape (K + 1,) and dtype int64.
-    """
+    """Return the space of one environment's observations. ``history_hash`` has shape (history_depth + 1,)."""
     return spaces.Dict(
         {
             "state": UnicodeText(STATE_CHARACTERS),
@@ -49,16 +44,7 @@ def observation_space(history_depth: int) -> spaces.Dict:
 
 
 def checked_task(shared: SharedSource, split: str, task: object) -> str:
-    """Return the id of a requested task as text.
-
-    Args:
-        shared: The task source.
-        split: The environment's split.
-        task: The task id: text, or an integer for WebShop.
-
-    Raises:
-        InputError: If there is no such task or it belongs to another split.
-    """
+    """Return the id of a requested task as text. Raises InputError if it does not exist or is of another split."""
     if isinstance(task, bool) or not isinstance(task, str | int | np.integer):
         raise InputError(f'options["task"]: expected a task id (text, or an integer for WebShop), received {task!r}')
     task_id = str(task)
@@ -86,16 +72,8 @@ def open_tasks(
 ) -> tuple[SharedSource, Split, Settings]:
     """Return what all environments over a task source are made of: source, tasks of the split, settings of episodes.
 
-    Args:
-        source: The task source.
-        split: As in `TextEnv`; likewise `sampling` and `render_mode`.
-        sampling: See `split`.
-        render_mode: See `split`.
-        modes: The render modes of the environment.
-        values: The arguments of `hgpo_envs.episode.settings_for` beside the benchmark.
-
-    Raises:
-        InputError: If a value is unknown or out of range, or the prompt template fails.
+    The arguments are those of `TextEnv`, and the known render modes. Raises InputError if one is unknown or out of
+    range, or the prompt template fails.
     """
     if render_mode is not None and render_mode not in modes:
         raise InputError(unknown("render_mode", render_mode, modes))
@@ -155,8 +133,8 @@ class TextEnv(gymnasium.Env[dict[str, Any], str]):
         prompt_style: ``memory`` or ``chat``: whether ``prompt`` is complete and shows the last pairs, or is the next
             message of a conversation, whose earlier messages and responses the caller keeps.
         system_prompt: The system message for policies of this package; the observation does not contain it.
-        render_mode: ``human`` prints every step (`transcript_step`) to standard output; with ``ansi``, `render`
-            returns the last command and state text; None renders nothing.
+        render_mode: ``human`` prints every step (`render_step`) to standard output; with ``ansi``, `render` returns the
+            last one; None renders nothing.
 
     Raises:
         InputError: If an argument is invalid, or if the prompt template fails at the first task.
@@ -248,8 +226,9 @@ class TextEnv(gymnasium.Env[dict[str, Any], str]):
         self.episode.start(task_id)
         hashes = self._chain.start(self.episode.state_hash)
         if self.render_mode == "human":
-            print_step(self.episode)
-        return self._observation(hashes), self.episode.info()
+            self._print()
+        episode = self.episode
+        return {"state": episode.state.text, "prompt": episode.prompt(), "history_hash": hashes}, episode.info()
 
     def step(self, action: str) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
         """Execute a command or a response. No text raises an error.
@@ -267,10 +246,11 @@ class TextEnv(gymnasium.Env[dict[str, Any], str]):
         if not isinstance(action, str):
             raise InputError(f"action: expected a text, received {type(action).__name__} {one_line(repr(action))}")
         episode.act(action)
-        hashes = self._chain.advance(episode.state_hash)
+        hashes, state = self._chain.advance(episode.state_hash), episode.state
         if self.render_mode == "human":
-            print_step(episode)
-        return self._observation(hashes), episode.state.reward, episode.terminated, episode.truncated, episode.info()
+            self._print()
+        observation = {"state": state.text, "prompt": episode.prompt(), "history_hash": hashes}
+        return observation, state.reward, episode.terminated, episode.truncated, episode.info()
 
     def close(self) -> None:
         """End what the engine has outside this process, such as AppWorld's worlds."""
@@ -292,33 +272,25 @@ class TextEnv(gymnasium.Env[dict[str, Any], str]):
         return other
 
     def render(self) -> str | None:
-        """Return the last command and the state text with ``render_mode="ansi"``, otherwise None.
+        """Return the last step as text (`render_step`) with ``render_mode="ansi"``, otherwise None.
 
         With ``render_mode="human"``, `reset` and `step` have already printed it.
         """
         return render_step(self.episode) if self.render_mode == "ansi" else None
 
-    def _observation(self, history_hash: NDArray[np.int64]) -> dict[str, Any]:
-        return {"state": self.episode.state.text, "prompt": self.episode.prompt(), "history_hash": history_hash}
+    def _print(self) -> None:
+        encoding = sys.stdout.encoding or "utf-8"  # characters that it does not have become question marks
+        print(render_step(self.episode).encode(encoding, "replace").decode(encoding), flush=True)
 
 
 def render_step(episode: Episode) -> str:
-    """Return an episode's last command and state text, for ``render_mode="ansi"``. Empty before the first episode."""
-    if not episode.started:
-        return ""
-    command = f"> {episode.action}\n\n" if episode.steps_taken else ""
-    return f"{command}{episode.state.text}\n"
-
-
-def transcript_step(episode: Episode) -> str:
     """Return the last step of an episode: its command, the state that followed, its reward and how the episode ended.
 
-    Before the first step, this is the task and the first state. Control characters are replaced, because terminals
-    interpret them.
-
-    Args:
-        episode: A started episode.
+    Before the first step, this is the task and the first state; before the first episode, it is empty. Control
+    characters are replaced, because terminals interpret them.
     """
+    if not episode.started:
+        return ""
     state = episode.state
     if not episode.steps_taken:
         kind = f" ({episode.task.task_type})" if episode.task.task_type else ""
@@ -334,13 +306,3 @@ def transcript_step(episode: Episode) -> str:
         ]
     text = "\n".join(lines)
     return "".join([letter if letter.isprintable() or letter == "\n" else "\ufffd" for letter in text])
-
-
-def print_step(episode: Episode) -> None:
-    """Print the last step of an episode, for ``render_mode="human"``.
-
-    Characters that standard output cannot encode become question marks.
-    """
-    encoding = sys.stdout.encoding or "utf-8"
-    sys.stdout.write(transcript_step(episode).encode(encoding, "replace").decode(encoding) + "\n")
-    sys.stdout.flush()

@@ -264,7 +264,7 @@ def _randomness(drawn: set[str]) -> Finding:
         "random state",
         "warning",
         f"engines draw from {names} of the whole process, so that episodes at the same time change each other; give "
-        "each engine a random.Random of its own, or hgpo_envs.process_random.OwnRandom",
+        "each engine a random.Random of its own",
     )
 
 

@@ -169,8 +169,6 @@ def imported(place: str) -> Any:  # noqa: ANN401 (whatever is there)
     return getattr(import_module(module), name)
 
 
-# ------------------------------------------------------------------------------------------------------- registration
-
 _OWN: Final = {
     "HGPO/ALFWorld-v0": "hgpo_envs.alfworld.environment:ALFWORLD",
     "HGPO/WebShop-v0": "hgpo_envs.webshop.environment:WEBSHOP",
@@ -198,7 +196,9 @@ def add_spec(spec: EnvironmentSpec) -> None:
     known = _added.get(spec.id)
     if known is not None and known != spec:
         raise InputError(f"another environment {spec.id!r} is registered already; choose another id")
-    _check_name(spec.id)
+    first = next((other for other in environment_ids() if name_in(other) == spec.name), spec.id)
+    if first != spec.id:
+        raise InputError(f"{spec.id!r} has the same name as {first!r}; choose another name")
     _added[spec.id] = spec
 
 
@@ -268,13 +268,6 @@ def make_player(name: str, benchmark: str) -> Player:
     player = spec.players[name]
     created: Player = (imported(player) if isinstance(player, str) else player)()
     return created
-
-
-def _check_name(env_id: str) -> None:
-    name = name_in(env_id)
-    first = next((other for other in environment_ids() if name_in(other) == name), env_id)
-    if first != env_id:
-        raise InputError(f"{env_id!r} has the same name as {first!r}; choose another name")
 
 
 @cache

@@ -37,8 +37,6 @@ LONGEST_COMMAND: Final = 1 << 14
 """The maximum length of a command in characters. Longer commands are truncated, because the history, prompts and info
 contain commands and would otherwise use unlimited memory."""
 
-_PLAIN: Final = frozenset({str, int, float, bool, type(None)})
-
 
 @dataclass(frozen=True)
 class Settings:
@@ -46,17 +44,10 @@ class Settings:
 
     Attributes:
         template: The prompt template.
-        history_length: K, the number of past pairs in the prompt.
-        history_depth: The maximum depth of the history hashes.
-        action_format: ``command``, ``response`` or ``number``.
-        max_steps: The step limit. An episode that reaches it is truncated.
-        parse_response: Finds the action in a model's response.
-        state_key: Computes a state's key from its text (`hgpo_envs.state_keys`); None compares the texts.
-        tools: The tools that the policy may call (`EnvironmentSpec.tools`).
-        prompt_style: ``memory``: each prompt is complete and shows the last K pairs. ``chat``: each prompt is the next
-            message to the policy, which reads the whole conversation, its own responses included.
+        history_length: K; like `history_depth`, `action_format`, `max_steps`, `prompt_style` and `system_prompt` an
+            argument of `hgpo_envs.env.TextEnv`.
+        parse_response: `EnvironmentSpec.parse_response`; likewise `state_key` and `tools`.
         turn_template: Renders the messages after the first one in a conversation; None uses `template`.
-        system_prompt: The system message at the start of each prompt or conversation; none if empty.
 
     Raises:
         InputError: If a value is out of range.
@@ -92,9 +83,7 @@ def settings_for(benchmark: str, *, prompt_template: str | None = None, **values
 
     Args:
         benchmark: The task source's name.
-        prompt_template: What replaces the benchmark's prompt template: the path of a Jinja file, the name of a bundled
-            template (``compact``, ``compact-webshop``), or ``verl-agent:PATH`` for the prompts of a checkout of
-            verl-agent.
+        prompt_template: What replaces the benchmark's prompt template (`hgpo_envs.env.TextEnv`).
         values: Other attributes of `Settings`.
 
     Raises:
@@ -171,19 +160,8 @@ class Episode:
         return text_hash(self.state_key or "")
 
     def start(self, task_id: str) -> None:
-        """Start a task.
-
-        Raises:
-            InputError: If the source has no such task.
-        """
-        try:
-            task, state = self.shared.source.task(task_id), self.engine.start(task_id)
-        except InputError:
-            raise
-        except KeyError as error:
-            line = str(error.args[0]) if error.args else ""
-            raise InputError(line if " " in line else f"{self.shared.source.name} has no task {task_id!r}") from error
-        self.begin(task, state)
+        """Start a task. Raises KeyError (`hgpo_envs.errors.UnknownTask`) if the source does not have it."""
+        self.begin(self.shared.source.task(task_id), self.engine.start(task_id))
 
     def begin(self, task: Task, state: State) -> None:
         """Start a task from its first state."""
@@ -243,15 +221,15 @@ class Episode:
             if self.steps_taken and settings.turn_template is not None:
                 template = settings.turn_template
         return template.render(
-            task=self.task.instruction,
-            observation=state.text,
-            admissible_actions=state.actions,
-            pairs=pairs,
-            steps_taken=self.steps_taken,
-            max_steps=settings.max_steps,
-            action_format=settings.action_format,
-            info=state.info,
-            prompt_style=settings.prompt_style,
+            self.task.instruction,
+            state.text,
+            state.actions,
+            pairs,
+            self.steps_taken,
+            settings.max_steps,
+            settings.action_format,
+            state.info,
+            settings.prompt_style,
         )
 
     def history(self) -> list[Pair]:
@@ -259,14 +237,10 @@ class Episode:
         return list(self._pairs)
 
     def info(self) -> dict[str, Any]:
-        """Return Gymnasium's info. Each call returns new objects, which the caller may keep and change."""
+        """Return Gymnasium's info, a new dictionary. The values of the benchmark's own fields must not be changed."""
         task, state = self.task, self.state
-        own = dict(state.info)
-        for key, value in own.items():
-            if type(value) not in _PLAIN:
-                own[key] = copy_plain_data(value)
         return {
-            **own,
+            **state.info,
             "task": task.instruction,
             "task_id": task.id,
             "task_type": task.task_type,
@@ -368,12 +342,3 @@ def check_template(shared: SharedSource, settings: Settings, task_id: str) -> No
     episode.prompt()
     episode.observe(next(iter(episode.state.actions), ""), None, episode.state)  # as if the action changed nothing
     episode.prompt()
-
-
-def copy_plain_data(value: Any) -> Any:  # noqa: ANN401 (a copy of whatever it is)
-    """Return a copy of nested data: dictionaries, lists and tuples are copied, other values are shared."""
-    if isinstance(value, dict):
-        return {key: item if type(item) in _PLAIN else copy_plain_data(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)([item if type(item) in _PLAIN else copy_plain_data(item) for item in value])
-    return value

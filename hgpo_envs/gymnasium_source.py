@@ -105,12 +105,7 @@ class GymnasiumSource:
 
     def __init__(self, env_id: str, options: str = "{}") -> None:
         self.name = env_id
-        try:
-            self._options = json.loads(options)
-        except ValueError as error:
-            raise InputError(f"{env_id}: its arguments are not JSON ({error})") from None
-        if not isinstance(self._options, dict):
-            raise InputError(f"{env_id}: expected its arguments as a JSON object, received {options:.60}")
+        self._options = json.loads(options)
         env = self._make()
         shown: gymnasium.Space[Any] = env.observation_space
         if isinstance(shown, gymnasium.spaces.Dict):

@@ -55,19 +55,8 @@ def text_hash(text: str) -> int:
 
 
 def text_hashes(texts: Iterable[str]) -> NDArray[np.int64]:
-    """Return the hashes of many texts. Each distinct text is hashed once.
-
-    Returns:
-        int64 array of shape (number of texts,).
-    """
-    known: dict[str, int] = {}
-    values = []
-    for text in texts:
-        value = known.get(text)
-        if value is None:
-            value = known[text] = text_hash(text)
-        values.append(value)
-    return np.array(values, dtype=np.int64)
+    """Return the hashes of many texts, an int64 array of shape (number of texts,)."""
+    return np.array([text_hash(text) for text in texts], dtype=np.int64)
 
 
 def mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
@@ -83,9 +72,6 @@ def link(chain: NDArray[np.int64], item: NDArray[np.int64]) -> NDArray[np.int64]
     Args:
         chain: int64 array of any shape.
         item: int64 array of a shape that broadcasts with `chain`.
-
-    Returns:
-        int64 array of the broadcast shape.
 
     >>> first, second = link(np.array([1, 2]), np.array([2, 1])).tolist()
     >>> first == second
@@ -111,25 +97,20 @@ def start(state_hash: NDArray[np.int64], depth: int = DEFAULT_DEPTH) -> NDArray[
     return hashes
 
 
-def advance(
-    hashes: NDArray[np.int64], state_hash: NDArray[np.int64], action_hash: NDArray[np.int64] | None = None
-) -> NDArray[np.int64]:
+def advance(hashes: NDArray[np.int64], state_hash: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the history hashes of the next steps.
 
     Args:
         hashes: int64 array of shape (n, depth + 1), the previous steps' values, `UNDEFINED` where k > t.
         state_hash: int64 array of shape (n,), the hashes of the states reached.
-        action_hash: int64 array of shape (n,), the hashes of the actions that led there, to chain states *and
-            actions*. None chains states only.
 
     Returns:
         int64 array of shape (n, depth + 1).
     """
     before = hashes[:, :-1]
-    inner = before if action_hash is None else link(before, action_hash[:, None])
     following = np.empty_like(hashes)
     following[:, 0] = link(np.zeros(1, np.int64), state_hash)
-    following[:, 1:] = np.where(before == UNDEFINED, UNDEFINED, link(inner, state_hash[:, None]))
+    following[:, 1:] = np.where(before == UNDEFINED, UNDEFINED, link(before, state_hash[:, None]))
     return following
 
 
@@ -166,7 +147,7 @@ class Chain:
         size, steps = self._size, self._steps
         ones, golden, low = self._constants[steps if steps < size else -1]
         before = self._values << 128  # depth k is computed from depth k - 1, depth 0 from 0
-        inner = _mix_packed(before + golden, low)
+        inner = _mix_packed((before + golden) & low, low)
         values = self._values = _mix_packed(inner ^ ones * (state_hash & _MASK), low)
         self._steps += 1
         hashes = np.ndarray(size, _PACKED, values.to_bytes(16 * size, "little"), 0, _PACKED_STRIDES).copy()
@@ -176,8 +157,7 @@ class Chain:
 
 
 def _mix_packed(x: int, low: int) -> int:
-    """Return `mix` of each 64-bit value of a packed integer, at the bits that are set in `low`."""
-    x &= low
+    """Return `mix` of each 64-bit value of a packed integer; `low` has the bits of the values."""
     x = ((x ^ x >> 30) & low) * 0xBF58476D1CE4E5B9 & low
     x = ((x ^ x >> 27) & low) * 0x94D049BB133111EB & low
     return (x ^ x >> 31) & low

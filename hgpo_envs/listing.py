@@ -71,15 +71,7 @@ def _listed(env_id: str) -> ListedEnvironment:
 
 
 def official_data(spec: EnvironmentSpec, split: str) -> tuple[str | None, tuple[str, ...]]:
-    """Return the first of a benchmark's usual places whose data has tasks in a split.
-
-    Args:
-        spec: The benchmark.
-        split: The split.
-
-    Returns:
-        The place, or None if there is none; and all places that were searched.
-    """
+    """Return the first of a benchmark's usual places whose data has tasks in a split, or None; and all places."""
     places = _data_places(spec)
     looked = tuple(map(str, places))
     for place in (place for place in places if place.exists()):

@@ -33,10 +33,10 @@ from __future__ import annotations
 
 import ast
 import os
+import traceback
 from functools import cache, lru_cache
 from importlib.resources import files
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 import jinja2
@@ -50,7 +50,6 @@ from hgpo_envs.errors import InputError, one_line, unknown
 from hgpo_envs.files.untrusted_files import read_bytes
 from hgpo_envs.memory import as_text
 from hgpo_envs.unicode_text import clean_text
-from hgpo_envs.verl_agent_prompts import VERL_AGENT, fill, read_constants
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -73,7 +72,10 @@ FIELDS: Final = (
 )
 """The fields that a template may use."""
 
-_NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
+_NO_INFO: Final[Mapping[str, Any]] = {}
+
+VERL_AGENT: Final = "verl-agent:"
+"""The prefix of a template's name, before the path of a checkout of verl-agent."""
 
 LONGEST_TEMPLATE: Final = 1 << 17
 """The maximum length of a template in characters."""
@@ -113,7 +115,7 @@ class PromptTemplate:
         InputError: The template is not valid Jinja, or uses a field that does not exist.
     """
 
-    def __init__(self, text: str, name: str, *, trusted: bool = False) -> None:
+    def __init__(self, text: str, name: str, trusted: bool = False) -> None:
         self.text, self.name, self.trusted, self.renders_turns = text, name, trusted, False
         environment = _JINJA if trusted else _SANDBOX
         if len(text) > LONGEST_TEMPLATE:
@@ -136,7 +138,7 @@ class PromptTemplate:
             raise InputError(f"prompt template {name}: {unknown('field', field, FIELDS)}")
 
     def __reduce__(self) -> tuple[Callable[..., PromptTemplate], tuple[str, str, bool]]:
-        return _again, (self.text, self.name, self.trusted)
+        return PromptTemplate, (self.text, self.name, self.trusted)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PromptTemplate:
         return self
@@ -148,7 +150,6 @@ class PromptTemplate:
 
     def render(
         self,
-        *,
         task: str,
         observation: str,
         admissible_actions: Sequence[str],
@@ -156,7 +157,7 @@ class PromptTemplate:
         steps_taken: int,
         max_steps: int,
         action_format: str,
-        info: Mapping[str, Any] = _NOTHING,
+        info: Mapping[str, Any] = _NO_INFO,
         prompt_style: str = "memory",
     ) -> str:
         """Render the prompt of one step. The arguments are fields of the template (see the module).
@@ -173,38 +174,15 @@ class PromptTemplate:
             values = task, observation, list(admissible_actions), history, pairs, *last
             return clean_text(self._template.render(zip(FIELDS, values, strict=True)).strip())
         except Exception as error:  # a template can raise any exception
-            line = _line_of(error)
+            frames = traceback.walk_tb(error.__traceback__)
+            lines = [line for frame, line in frames if frame.f_code.co_filename == "<template>"]
+            where = f" at line {lines[-1]}" if lines else ""
             reason = one_line(error, 300) or type(error).__name__
-            raise InputError(f"prompt template {self.name} fails{line}: {reason}") from error
-
-
-class VerlAgentTemplate(PromptTemplate):
-    """The prompts of a checkout of verl-agent, filled in as verl-agent does (`hgpo_envs.verl_agent_prompts`).
-
-    Args:
-        templates: The templates with and without history.
-        benchmark: ALFWorld or WebShop.
-        name: Where they come from, for error lines.
-    """
-
-    def __init__(self, templates: tuple[str, str], benchmark: str, name: str) -> None:
-        self.text, self.name, self.trusted, self.renders_turns = "".join(templates), name, False, False
-        self._templates, self._benchmark = templates, benchmark
-
-    def __reduce__(self) -> tuple[Callable[..., PromptTemplate], tuple[Any, ...]]:
-        return VerlAgentTemplate, (self._templates, self._benchmark, self.name)
-
-    def render(self, **fields: Any) -> str:
-        """See `PromptTemplate.render`. Line breaks at the start and at the end remain, as in verl-agent."""
-        return fill(self._templates, self._benchmark, fields)
+            raise InputError(f"prompt template {self.name} fails{where}: {reason}") from error
 
 
 _compiled = lru_cache(maxsize=64)(PromptTemplate)
 """A cache: templates are immutable, and compiling one takes most of the time of a second `gymnasium.make`."""
-
-
-def _again(text: str, name: str, trusted: bool) -> PromptTemplate:
-    return _compiled(text, name, trusted=trusted)
 
 
 _COMPARISONS: Final = {"eq": ast.Eq, "ne": ast.NotEq, "in": ast.In, "notin": ast.NotIn}
@@ -262,16 +240,6 @@ def _expression(node: nodes.Node) -> ast.expr:
             raise NotImplementedError
 
 
-def _line_of(error: BaseException) -> str:
-    """Return the line of the template that raised an error, for messages; empty if it is unknown."""
-    line, trace = 0, error.__traceback__
-    while trace is not None:
-        if trace.tb_frame.f_code.co_filename == "<template>":
-            line = trace.tb_lineno
-        trace = trace.tb_next
-    return f" at line {line}" if line else ""
-
-
 def turn_template(template: PromptTemplate) -> PromptTemplate:
     """Return the template of the messages after the first one in a conversation that begins with a template."""
     if template.renders_turns:
@@ -287,11 +255,7 @@ def bundled_templates() -> dict[str, Path]:
 
 
 def template_file(name: str | Path) -> Path:
-    """Return the file of a template: the file of this name if there is one, otherwise the bundled template.
-
-    Raises:
-        InputError: There is neither.
-    """
+    """Return the file of this name, or else the bundled template. Raises InputError if there is neither."""
     known = bundled_templates()
     if str(name) in known and not Path(name).is_file():
         return known[str(name)]
@@ -320,6 +284,8 @@ def load_template(path: str | Path | None, benchmark: str) -> PromptTemplate:
             return _compiled(spec.template, f"of {benchmark}", trusted=True)
         return _compiled((files("hgpo_envs") / "prompt.j2").read_text(encoding="utf-8"), "prompt.j2", trusted=True)
     if isinstance(path, str) and path.startswith(VERL_AGENT):
+        from hgpo_envs.verl_agent_prompts import VerlAgentTemplate, read_constants
+
         checkout = Path(path.removeprefix(VERL_AGENT))
         return VerlAgentTemplate(read_constants(checkout, benchmark), benchmark, path)
     if not isinstance(path, str | Path):

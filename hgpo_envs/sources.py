@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -59,8 +58,8 @@ def share(source: TaskSource | SharedSource) -> SharedSource:
 def open_shared(factory: str, **arguments: Any) -> SharedSource:
     """Open a task source, or return the one that this process has open for the same arguments.
 
-    A source is opened again if a file or folder among the arguments has changed (`file_version`). The last `KEPT` are
-    shared. Several threads may call this concurrently.
+    A source is opened again if a file or folder among the arguments was replaced. The last `KEPT` are shared. Several
+    threads may call this concurrently.
 
     Args:
         factory: ``module:callable``.
@@ -74,7 +73,7 @@ def open_shared(factory: str, **arguments: Any) -> SharedSource:
         if not isinstance(value, Hashable):
             raise InputError(f"{name}: expected text, a number, true, false or null, received {value!r:.60}")
     with _opening:  # one thread opens a source while the others wait
-        return _opened(factory, items, tuple((type(value), file_version(value)) for _, value in items))
+        return _opened(factory, items, tuple((type(value), _file_version(value)) for _, value in items))
 
 
 @lru_cache(KEPT)
@@ -88,22 +87,15 @@ def _reopen(factory: str, arguments: tuple[tuple[str, Any], ...]) -> SharedSourc
     return open_shared(factory, **dict(arguments))
 
 
-def file_version(value: object) -> Hashable:
-    """Return a value that changes when a file, or a file in a folder, is replaced; None if `value` is not a path.
-
-    Subfolders are not read: official folders have thousands.
-    """
+def _file_version(value: object) -> Hashable:
+    """Return a value that changes when a file or folder is replaced; None if `value` is not the path of one."""
     if not isinstance(value, str | Path) or not str(value):
         return None
-    path = Path(value)
     try:
-        statuses = [("", path.stat())]
-        if path.is_dir():
-            with os.scandir(path) as entries:
-                statuses += sorted((entry.name, entry.stat()) for entry in entries if entry.is_file())
+        status = Path(value).stat()
     except (OSError, ValueError):
         return None
-    return tuple((name, status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size) for name, status in statuses)
+    return status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size
 
 
 class Split(Sequence[str]):

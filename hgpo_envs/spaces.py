@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import string
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import Any, Final, NoReturn
 
 from gymnasium import spaces
 from gymnasium.error import CustomSpaceError
 from gymnasium.vector.utils import create_shared_memory
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
 
 STATE_CHARACTERS: Final = 1 << 20
 """The longest state text, response or command in an observation or action space, in characters."""
@@ -51,18 +48,9 @@ class UnicodeText(spaces.Text):
             mask = (int(self.np_random.integers(0, min(self.max_length, _SAMPLED_LENGTH) + 1)), None)
         return super().sample(mask=mask, probability=probability)
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"max_length": self.max_length, "_np_random": self._np_random}
-
-    def __setstate__(self, state: Iterable[tuple[str, Any]] | Mapping[str, Any]) -> None:
-        kept = dict(state)
-        self.__init__(kept["max_length"])  # type: ignore[misc]  # the charset is the same for all
-        self._np_random = kept["_np_random"]
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, UnicodeText) and self.max_length == other.max_length
-
-    __hash__ = None  # type: ignore[assignment]  # mutable and compared by value, like all Gymnasium spaces
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle no characters: vector environments have thousands of these spaces."""
+        return UnicodeText, (self.max_length,), {"_np_random": self._np_random}
 
     def __repr__(self) -> str:
         return f"UnicodeText({self.max_length})"

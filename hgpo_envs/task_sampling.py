@@ -6,15 +6,14 @@
 - ``random`` (the default of environments): tasks drawn with replacement. Draw n, counted from 0, is
   ``ids[h · len(ids) // 2⁶⁴]``, where h is the unsigned text hash of ``"<seed>/<n>"``. The cost of a draw does not
   depend on the number of tasks.
-- ``shuffled`` (the default of rollouts): each pass through the split is a new permutation, sorted by the text hash
-  (`hgpo_envs.hashing.text_hash`) of ``"<seed>/<pass>/<task id>"``, ties by id. The order depends on these bytes alone,
-  and not on the order of files in a folder, the platform, a library's generator, or the other tasks of the split.
+- ``shuffled`` (the default of rollouts): each pass through the split is a new permutation, sorted by the text hash of
+  ``"<seed>/<pass>/<task id>"``, ties by id. The order depends on these bytes alone, not on files, platform or library.
 - ``verl-agent``: the order in which verl-agent's ALFWorld workers draw games (`verl_agent`).
 """
 
 from __future__ import annotations
 
-from itertools import count, islice
+from itertools import chain, count, cycle, islice
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -40,23 +39,9 @@ def shuffled(ids: Sequence[str], seed: int, epoch: int = 0) -> list[str]:
     return sorted(ids, key=lambda task: (text_hash(f"{seed}/{epoch}/{task}"), task))
 
 
-def sequential(ids: Sequence[str], seed: int = 0) -> Iterator[str]:
-    """Yield every task once in the split's order, then repeat without end. The seed has no effect."""
-    del seed
-    while True:
-        yield from ids
-
-
-def shuffled_passes(ids: Sequence[str], seed: int = 0) -> Iterator[str]:
-    """Yield the tasks pass by pass without end; each pass is in a new seeded order (`shuffled`)."""
-    for epoch in count():
-        yield from shuffled(ids, seed, epoch)
-
-
 def independent(ids: Sequence[str], seed: int = 0) -> Iterator[str]:
     """Yield tasks drawn with replacement."""
-    for draw in count():
-        yield ids[((text_hash(f"{seed}/{draw}") % (1 << 64)) * len(ids)) >> 64]
+    return (ids[((text_hash(f"{seed}/{draw}") % (1 << 64)) * len(ids)) >> 64] for draw in count())
 
 
 def verl_agent(ids: Sequence[str], seed: int = 0) -> Iterator[str]:
@@ -79,19 +64,14 @@ def verl_agent(ids: Sequence[str], seed: int = 0) -> Iterator[str]:
 
 TASK_SAMPLINGS: Final[dict[str, Callable[[Sequence[str], int], Iterator[str]]]] = {
     "random": independent,
-    "sweep": sequential,
-    "shuffled": shuffled_passes,
+    "sweep": lambda ids, _: cycle(ids),
+    "shuffled": lambda ids, seed: chain.from_iterable(shuffled(ids, seed, epoch) for epoch in count()),
     "verl-agent": verl_agent,
 }
 
 
 def task_stream(name: str, ids: Sequence[str], seed: int = 0) -> Iterator[str]:
-    """Return an endless stream of task ids in a named order.
-
-    Args:
-        name: One of `TASK_SAMPLINGS`.
-        ids: The split's task ids.
-        seed: Any integer.
+    """Return an endless stream of task ids in an order of `TASK_SAMPLINGS`.
 
     Raises:
         InputError: If the name is unknown or there are no tasks.
@@ -111,13 +91,10 @@ class TaskSampler:
     """The tasks that one environment draws, one per reset. Copies and pickles continue at the same draw.
 
     Args:
-        name: One of `TASK_SAMPLINGS`.
-        ids: The split's task ids.
-        seed: Any integer.
+        name: As in `task_stream`; likewise `ids`, `seed` and the errors.
+        ids: See `name`.
+        seed: See `name`.
         drawn: How many tasks to skip, for copies of a sampler that has already drawn them.
-
-    Raises:
-        InputError: See `task_stream`.
     """
 
     def __init__(self, name: str, ids: Sequence[str], seed: int, drawn: int = 0) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from functools import cache, partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
@@ -37,9 +38,6 @@ if TYPE_CHECKING:
 
     Observation = dict[str, Any]
     _Tasks = str | int | Sequence[str | int | None] | None
-
-
-VECTOR_RENDER_MODES: Final = ("ansi",)
 
 
 class TextVectorEnv(VectorEnv[dict[str, Any], "Sequence[str]", "NDArray[Any]"]):
@@ -76,7 +74,7 @@ class TextVectorEnv(VectorEnv[dict[str, Any], "Sequence[str]", "NDArray[Any]"]):
     """
 
     metadata: dict[str, Any] = {  # noqa: RUF012 - as in Gymnasium
-        "render_modes": list(VECTOR_RENDER_MODES),
+        "render_modes": ["ansi"],
         "render_fps": 4,
         "autoreset_mode": AutoresetMode.NEXT_STEP,
     }
@@ -103,22 +101,22 @@ class TextVectorEnv(VectorEnv[dict[str, Any], "Sequence[str]", "NDArray[Any]"]):
             names = [mode.value for mode in AutoresetMode]
             raise InputError(unknown("autoreset_mode", autoreset_mode, names)) from None
         self.metadata = {**self.metadata, "autoreset_mode": self.autoreset_mode}
-        self.shared, self._split, settings = open_tasks(
-            source, split, sampling, render_mode, VECTOR_RENDER_MODES, **values
-        )
-        history_depth = settings.history_depth
+        self.shared, self._split, settings = open_tasks(source, split, sampling, render_mode, ("ansi",), **values)
         self._draws: list[TaskSampler] = []
         self._drawn: list[list[str]] = []  # the tasks that each group has drawn so far
         self._draw = [0] * num_envs  # the number of tasks that each slot has taken of them
         self.split, self.sampling, self.render_mode = split, sampling, render_mode
         self.num_envs, self.group_size = num_envs, group_size
         self.episodes = [Episode(self.shared, settings) for _ in range(num_envs)]
-        self._hashes = np.full((num_envs, history_depth + 1), hashing.UNDEFINED, dtype=np.int64)
+        self._hashes = np.full((num_envs, settings.history_depth + 1), hashing.UNDEFINED, dtype=np.int64)
         self._prompts = [""] * num_envs
-        self.single_observation_space = observation_space(history_depth)
+        self._make_spaces()
+
+    def _make_spaces(self) -> None:
+        self.single_observation_space = observation_space(self._hashes.shape[1] - 1)
         self.single_action_space = UnicodeText(STATE_CHARACTERS)
-        self.observation_space = batch_space(self.single_observation_space, num_envs)
-        self.action_space = batch_space(self.single_action_space, num_envs)
+        self.observation_space = batch_space(self.single_observation_space, self.num_envs)
+        self.action_space = batch_space(self.single_action_space, self.num_envs)
 
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
@@ -236,10 +234,7 @@ class TextVectorEnv(VectorEnv[dict[str, Any], "Sequence[str]", "NDArray[Any]"]):
         other = object.__new__(type(self))
         other.__dict__.update(self.__dict__)
         other._np_random = other._np_random_seed = None
-        other.single_observation_space = observation_space(self._hashes.shape[1] - 1)
-        other.single_action_space = UnicodeText(STATE_CHARACTERS)
-        other.observation_space = batch_space(other.single_observation_space, self.num_envs)
-        other.action_space = batch_space(other.single_action_space, self.num_envs)
+        other._make_spaces()
         other.episodes = [episode.fork() for episode in self.episodes]
         other._draws = [copy.copy(draws) for draws in self._draws]
         other._drawn, other._draw = [drawn.copy() for drawn in self._drawn], self._draw.copy()
@@ -247,7 +242,7 @@ class TextVectorEnv(VectorEnv[dict[str, Any], "Sequence[str]", "NDArray[Any]"]):
         return other
 
     def render(self) -> tuple[str, ...] | None:
-        """Return every slot's last command and state text with ``render_mode="ansi"``, otherwise None."""
+        """Return every slot's last step (`hgpo_envs.env.render_step`) with ``render_mode="ansi"``, otherwise None."""
         return tuple(map(render_step, self.episodes)) if self.render_mode == "ansi" else None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -273,8 +268,11 @@ class TextVectorEnv(VectorEnv[dict[str, Any], "Sequence[str]", "NDArray[Any]"]):
     def _infos(self, slots: Sequence[int]) -> dict[str, Any]:
         """Return the infos of some slots as arrays with masks."""
         infos = [self.episodes[slot].info() for slot in slots]
-        keys = dict.fromkeys(chain.from_iterable(infos))
-        columns = zip(*[[info.get(key, _ABSENT) for key in keys] for info in infos], strict=True)
+        keys = list(infos[0]) if infos else []
+        if any(list(info) != keys for info in infos):
+            keys = list(dict.fromkeys(chain.from_iterable(infos)))
+            infos = [{key: info.get(key, _ABSENT) for key in keys} for info in infos]
+        columns = zip(*[info.values() for info in infos], strict=True)
         all_slots = np.array(slots)
         arrays: dict[str, Any] = {}
         for key, values in zip(keys, columns, strict=True):
@@ -284,10 +282,12 @@ class TextVectorEnv(VectorEnv[dict[str, Any], "Sequence[str]", "NDArray[Any]"]):
                 values = tuple(value for value in values if value is not _ABSENT)  # noqa: PLW2901 (those that exist)
                 types.remove(type(_ABSENT))
             dtype = _DTYPES.get(types.pop(), np.object_) if len(types) == 1 else np.object_  # several: an unknown `won`
-            arrays[key] = np.full(self.num_envs, None if dtype is np.object_ else 0, dtype)
-            arrays[key][having] = np.fromiter(values, dtype, len(values))  # which does not take lists apart
-            arrays[f"_{key}"] = np.zeros(self.num_envs, dtype=np.bool_)
-            arrays[f"_{key}"][having] = True
+            column, mask = np.fromiter(values, dtype, len(values)), np.ones(len(values), dtype=np.bool_)  # keeps lists
+            if len(values) < self.num_envs:
+                some, column = column, np.full(self.num_envs, None if dtype is np.object_ else 0, dtype)
+                column[having], mask = some, np.zeros(self.num_envs, dtype=np.bool_)
+                mask[having] = True
+            arrays[key], arrays[f"_{key}"] = column, mask
         return arrays
 
     def _reset_mask(self, requested: object) -> NDArray[np.bool_]:
@@ -311,12 +311,10 @@ class TextVectorEnv(VectorEnv[dict[str, Any], "Sequence[str]", "NDArray[Any]"]):
             raise InputError(
                 f'options["task"]: expected an id or {self.num_envs} ids, received a sequence of {len(requested)}'
             )
-        known: dict[Any, str] = {}
-        for task, wanted in zip(requested, mask, strict=True):
-            if wanted and task is not None and task not in known:
-                known[task] = checked_task(self.shared, self.split, task)
+        checked = cache(partial(checked_task, self.shared, self.split))
         return [
-            known[task] if wanted and task is not None else None for task, wanted in zip(requested, mask, strict=True)
+            checked(task) if selected and task is not None else None
+            for task, selected in zip(requested, mask, strict=True)
         ]
 
     def _seed(self, seed: int | Sequence[int | None] | None) -> None:

@@ -17,31 +17,73 @@ from typing import TYPE_CHECKING, Any, Final
 from hgpo_envs.errors import InputError, one_line
 from hgpo_envs.files.untrusted_files import read_bytes
 from hgpo_envs.memory import as_text
+from hgpo_envs.prompts import PromptTemplate
 from hgpo_envs.unicode_text import clean_text
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Sequence
 
-VERL_AGENT: Final = "verl-agent:"
-"""The prefix of a template's name, before the path of the checkout."""
+    from hgpo_envs.memory import Pair
 
 _FOLDER: Final = Path("agent_system/environments/prompts")
 _LONGEST_FILE: Final = 1 << 20
 _LONGEST_WEBSHOP: Final = 13_000
 """Characters of a WebShop prompt above which verl-agent leaves out the history."""
 
-_FIELDS: Final = frozenset(
-    {
-        "task_description",
-        "step_count",
-        "history_length",
-        "action_history",
-        "current_step",
-        "current_observation",
-        "admissible_actions",
-        "available_actions",
-    }
-)
+_FIELD_NAMES: Final = """
+    task_description step_count history_length action_history current_step current_observation admissible_actions
+    available_actions
+"""
+_FIELDS: Final = frozenset(_FIELD_NAMES.split())
+
+
+class VerlAgentTemplate(PromptTemplate):
+    """The prompts of a benchmark in a checkout of verl-agent.
+
+    Args:
+        texts: The templates with and without history (`read_constants`).
+        benchmark: ALFWorld or WebShop.
+        name: Where they come from, for error lines.
+    """
+
+    def __init__(self, texts: tuple[str, str], benchmark: str, name: str) -> None:
+        self.text, self.name, self.trusted, self.renders_turns = "".join(texts), name, False, False
+        self._texts, self._benchmark = texts, benchmark
+
+    def __reduce__(self) -> tuple[Callable[..., PromptTemplate], tuple[Any, ...]]:
+        return VerlAgentTemplate, (self._texts, self._benchmark, self.name)
+
+    def render(
+        self,
+        task: str,
+        observation: str,
+        admissible_actions: Sequence[str],
+        pairs: list[Pair],
+        steps_taken: int,
+        *_: Any,
+        **__: Any,
+    ) -> str:
+        """See `PromptTemplate.render`. Line breaks at the start and at the end remain, as in verl-agent."""
+        webshop = self._benchmark == "WebShop"
+        if webshop:
+            actions = "\n".join(f"'{action}'," for action in admissible_actions)
+        else:
+            actions = "\n ".join(f"'{action}'" for action in admissible_actions if action != "help")
+        values = {
+            "task_description": task,
+            "step_count": steps_taken,
+            "history_length": len(pairs),
+            "action_history": as_text(pairs),
+            "current_step": steps_taken + 1,
+            "current_observation": observation,
+            "admissible_actions": actions,
+            "available_actions": actions,
+        }
+        with_history, without = self._texts
+        prompt = (with_history if pairs else without).format(**values)
+        if webshop and len(prompt) > _LONGEST_WEBSHOP:
+            prompt = without.format(**values)
+        return clean_text(prompt)
 
 
 def read_constants(checkout: Path, benchmark: str) -> tuple[str, str]:
@@ -79,38 +121,6 @@ def read_constants(checkout: Path, benchmark: str) -> tuple[str, str]:
         _check_fields(texts[name], f"{name} in {path}")
         templates.append(texts[name])
     return templates[0], templates[1]
-
-
-def fill(templates: tuple[str, str], benchmark: str, fields: Mapping[str, Any]) -> str:
-    """Return the prompt of one step.
-
-    Args:
-        templates: The result of `read_constants`.
-        benchmark: ALFWorld or WebShop.
-        fields: `task`, `observation`, `admissible_actions`, `pairs` and `steps_taken`.
-    """
-    pairs = fields["pairs"]
-    webshop = benchmark == "WebShop"
-    admissible = fields["admissible_actions"]
-    if webshop:
-        actions = "\n".join(f"'{action}'," for action in admissible)
-    else:
-        actions = "\n ".join(f"'{action}'" for action in admissible if action != "help")
-    values = {
-        "task_description": fields["task"],
-        "step_count": fields["steps_taken"],
-        "history_length": len(pairs),
-        "action_history": as_text(pairs),
-        "current_step": fields["steps_taken"] + 1,
-        "current_observation": fields["observation"],
-        "admissible_actions": actions,
-        "available_actions": actions,
-    }
-    with_history, without = templates
-    prompt = (with_history if pairs else without).format(**values)
-    if webshop and len(prompt) > _LONGEST_WEBSHOP:
-        prompt = without.format(**values)
-    return clean_text(prompt)
 
 
 def _check_fields(template: str, name: str) -> None:

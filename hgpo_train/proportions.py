@@ -1,15 +1,13 @@
-"""Shares of successes: their intervals, and their bounds where some outcomes are not known."""
+"""Shares of successes: their intervals, and successes by length."""
 
 from __future__ import annotations
 
 import math
-from typing import Final, TypeVar
+from typing import Final
 
 import polars as pl
 
 from hgpo_envs.errors import InputError
-
-Number = TypeVar("Number", float, pl.Expr)
 
 Z: Final = 1.959963984540054
 """The 97.5% quantile of the standard normal distribution, for intervals of 95%."""
@@ -49,18 +47,6 @@ def wilson_interval(share: float, trials: int) -> tuple[float, float]:
     return low, high
 
 
-def success_bounds(won: Number, unknown: Number, episodes: Number) -> tuple[Number, Number]:
-    """Return the shares of won episodes if those of unknown outcome are lost, and if they are won.
-
-    Aborted episodes are of unknown outcome. Long episodes are aborted more often, and are won less often, so that the
-    share of won ones among those without failure is biased towards the upper bound. Numbers may be Polars expressions.
-
-    >>> success_bounds(15, 4, 20)
-    (0.75, 0.95)
-    """
-    return won / episodes, (won + unknown) / episodes
-
-
 def by_length(episodes: pl.LazyFrame | pl.DataFrame, *keys: str) -> pl.DataFrame:
     """Return how many episodes of each class of lengths were aborted and won.
 
@@ -77,9 +63,8 @@ def by_length(episodes: pl.LazyFrame | pl.DataFrame, *keys: str) -> pl.DataFrame
     """
     won = pl.col("won") & ~pl.col("aborted")
     numbers = {"episodes": pl.len(), "aborted": pl.col("aborted").sum(), "won": won.sum()}
-    classes = pl.col("length").cut(LENGTHS, labels=CLASSES)
-    totals = episodes.lazy().group_by(
-        *keys, classes.to_physical().alias("class"), classes.cast(pl.String).alias("steps")
-    )
-    table = totals.agg(number.cast(pl.Int64).alias(name) for name, number in numbers.items())
-    return table.sort(*keys, "class").drop("class").collect()
+    number_of_class = pl.sum_horizontal(pl.col("length") > most for most in LENGTHS)
+    totals = episodes.lazy().group_by(*keys, number_of_class.alias("steps"))
+    table = totals.agg(number.cast(pl.Int64).alias(name) for name, number in numbers.items()).sort(*keys, "steps")
+    titles = pl.col("steps").replace_strict(range(len(CLASSES)), CLASSES, return_dtype=pl.String)
+    return table.with_columns(titles).collect()

@@ -1,8 +1,11 @@
-"""Typed settings: dataclasses that are read from TOML files and `a.b=c` overrides and written back as TOML.
+"""Typed settings: dataclasses that are read from TOML files and `name=value` texts, and written back as TOML.
 
 Any dataclass can be a settings class: a section of the configuration, the parameters of an estimator, the options of a
 policy. Its annotations are its schema, which msgspec validates, ranges included: `Annotated[int, Meta(ge=1)]`. Each
 field of the configuration also has a docstring: the string literal below it.
+
+The value of a text `name=value` is parsed as JSON, then as TOML: `3`, `0.5`, `true`, `null`, `[1, 2]`,
+`{ top_k = 20 }`. Any other value is text. If it is annotated as text, it is always text: `name=7` is the name "7".
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import textwrap
 import tomllib
 import typing
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import date, time
 from functools import cache, lru_cache
 from itertools import pairwise
@@ -30,6 +34,8 @@ from hgpo_envs.errors import InputError, one_line, unknown
 from hgpo_envs.files.untrusted_files import read_bytes
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from _typeshed import DataclassInstance
 
 T = TypeVar("T")
@@ -235,3 +241,55 @@ def _toml_value(value: object) -> str:
 def to_dict(settings: DataclassInstance) -> dict[str, Any]:
     """Return settings as nested dictionaries, for JSON and experiment trackers."""
     return dataclasses.asdict(settings)
+
+
+def split_assignment(text: str, option: str, form: str = "name=value") -> tuple[str, str]:
+    """Split ``name=value`` into the name and the text of the value, which may contain further equals signs.
+
+    The option that received the text and the expected form are for the error message.
+    """
+    name, equals, value = text.partition("=")
+    if not (equals and name.strip()):
+        raise InputError(f"{option}: expected {form}, received {text!r}")
+    return name.strip(), value.strip()
+
+
+def read_value(text: str, annotation: object = Any) -> Any:  # noqa: ANN401 (whatever the user writes)
+    """Parse the text of a value for an option with the given annotation.
+
+    >>> read_value("7"), read_value("7", str), read_value('"7"', str | None), read_value("shuffled")
+    (7, '7', '7', 'shuffled')
+    """
+    value: Any = text
+    for parse in (_toml, json.loads):  # JSON decides where both can read it
+        with suppress(ValueError, RecursionError):
+            value = parse(text)
+    value = {"True": True, "False": False}.get(text, value)
+    if annotation is str or annotation == str | None:
+        return value if isinstance(value, str) or (value is None and annotation is not str) else text
+    if annotation is float and isinstance(value, str):  # `.5` is neither JSON nor TOML
+        with suppress(ValueError):
+            return float(value)
+    return value
+
+
+def _toml(text: str) -> object:
+    values = tomllib.loads(f"value = {text}")
+    if len(values) > 1 or isinstance(values["value"], date | time):
+        raise ValueError(text)
+    return values["value"]
+
+
+def read_assignments(option: str, texts: Iterable[str], annotations: Mapping[str, object]) -> dict[str, Any]:
+    """Parse ``name=value`` texts into a dictionary.
+
+    Args:
+        option: The option that received the texts, for the error message.
+        texts: ``name=value`` texts.
+        annotations: Annotations by name; a name without one accepts any value.
+
+    >>> read_assignments("--env-option", ["goals=human", "price_seed=3", "show_attributes=true"], {})
+    {'goals': 'human', 'price_seed': 3, 'show_attributes': True}
+    """
+    named = [split_assignment(text, option) for text in texts]
+    return {name: read_value(value, annotations.get(name, Any)) for name, value in named}

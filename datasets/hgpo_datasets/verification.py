@@ -112,13 +112,14 @@ def verify(source: str | os.PathLike[str], *, processes: int | None = None) -> V
     Args:
         source: The run or file.
         processes: Number of other processes, which decode the files. The report does not depend on it. None decodes
-            them in this process: do so only with files of your own, because a forged file can end it. Programs that
-            start processes need ``if __name__ == "__main__":``.
+            them in this process: do so only with files of your own, because a forged file can end it. 0 does so too,
+            in a process that may end: damage is then located, as in other processes. Programs that start processes
+            need ``if __name__ == "__main__":``.
 
     Raises:
-        InputError: The run or file does not exist, or `processes` is less than 1.
+        InputError: The run or file does not exist, or `processes` is negative.
     """
-    if processes is not None:
+    if processes:
         check_processes(processes)
     if not isinstance(source, str | os.PathLike):
         raise InputError(f"expected the path of a run or file, received {type(source).__name__} {source!r}")
@@ -205,7 +206,7 @@ def _check_files(
     """Check each file by itself, then that no group and no trajectory is in two files."""
     owners: dict[tuple[Any, ...], str] = {}
     check = partial(_check_file, header=header, run=run, isolated=processes is not None)
-    results = map(check, files) if processes is None else _in_processes(check, files, processes)
+    results = _in_processes(check, files, processes) if processes else map(check, files)
     for (path, _), (checked, keys) in zip(files, results, strict=True):
         for name in ("problems", "notes", "files", "rows", "bytes"):
             setattr(report, name, getattr(report, name) + getattr(checked, name))
@@ -249,7 +250,7 @@ def _check_file(file: _File, *, header: Header | None, run: Path | None, isolate
     report = VerifyReport(str(path))
     keys: list[tuple[Any, ...]] = []
     if isolated:
-        _limit_memory()
+        limit_memory()
     with _reporting(path, report):
         if not os.path.lexists(path):
             if run is not None and path.name in manifest.current(run, run / STEPS).replaced:
@@ -272,7 +273,7 @@ def _check_file(file: _File, *, header: Header | None, run: Path | None, isolate
     return report, keys
 
 
-def _limit_memory() -> None:
+def limit_memory() -> None:
     """Let this process fail, not the machine, if a file declares more memory than any table needs."""
     with suppress(ImportError, ValueError):  # Windows, or a lower limit
         import resource

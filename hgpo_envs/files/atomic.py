@@ -1,15 +1,5 @@
 """Atomic writes of files and folders, and locks that end with their process.
 
-    write_file(path, data)              write a file atomically
-    with new_file(path) as file: …      the same, written piece by piece
-    with new_folder(path) as folder: …  write a folder and its content atomically
-    remove_folder(path)                 remove a folder atomically
-    with FolderLock(folder, "…"): …     at most one writer per folder
-    make_folder(path)                   a folder that survives a power failure
-    with making_folder(path): …         the same, removed again if the block fails
-    remove_unused(folders)              remove new folders that nothing was stored in
-    remove_abandoned(folder)            remove the scratch folders of killed processes
-
 New content is written into a *scratch folder* beside its target, flushed to disk (`fsync`), and renamed. If the process
 is killed or the disk is full, the target is either absent or complete, in its old or its new version. A folder is
 replaced by two renames; if the process dies between them, the next `remove_abandoned` restores the old version.
@@ -94,25 +84,22 @@ class FolderLock:
                 "disk, or mount the network file system with locks"
             ) from error
         if not locked:
-            raise InputError(f"{self.folder} is in use: {_holder(self.folder)}; wait for it, or use another folder")
+            note = _note_of(self.folder)
+            holder = f"process {note.get('process')} on {note.get('host')} is {note.get('purpose')} there"
+            known = holder if note else "another process has locked it"
+            raise InputError(f"{self.folder} is in use: {known}; wait for it, or use another folder")
         if os.fstat(self._descriptor).st_nlink == 0:  # the folder was removed before it was locked
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self.folder / LOCK))
 
-    @property
-    def is_held(self) -> bool:
-        """Whether the lock is held by this object."""
-        return self._descriptor >= 0
-
     def release(self) -> None:
         """Release the lock and empty its file. Further calls have no effect."""
-        if self.is_held:
-            with suppress(OSError):
-                os.ftruncate(self._descriptor, 0)
+        with suppress(OSError):
+            os.ftruncate(self._descriptor, 0)
         self._close()
 
     def _close(self) -> None:
-        if self.is_held:
-            descriptor, self._descriptor = self._descriptor, -1
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
             os.close(descriptor)
 
     def __enter__(self) -> Self:
@@ -130,13 +117,6 @@ def _note_of(folder: Path) -> dict[str, object]:
     except (OSError, ValueError, RecursionError):
         return {}
     return note if isinstance(note, dict) else {}
-
-
-def _holder(folder: Path) -> str:
-    note = _note_of(folder)
-    if not note:
-        return "another process has locked it"
-    return f"process {note.get('process')} on {note.get('host')} is {note.get('purpose')} there"
 
 
 def seems_locked(folder: Path) -> bool:
@@ -161,8 +141,7 @@ def make_folder(path: Path) -> None:
     """Create a folder and its missing parents, and flush their names to disk.
 
     Raises:
-        FileExistsError: If `path` exists and is not a folder.
-        OSError: If a parent cannot be written. Parents that were created are removed.
+        OSError: If `path` exists and is not a folder, or a parent cannot be written. What was created is removed.
     """
     with making_folder(path):
         pass
@@ -170,12 +149,7 @@ def make_folder(path: Path) -> None:
 
 @contextmanager
 def making_folder(path: Path) -> Iterator[None]:
-    """Create a folder and its missing parents. If the block fails, those that are new and empty are removed.
-
-    Raises:
-        FileExistsError: If `path` exists and is not a folder.
-        OSError: If a parent cannot be written.
-    """
+    """Create a folder as `make_folder`. If the block fails, those that are new and empty are removed."""
     new = missing_folders(path)
     try:
         for folder in reversed(new):

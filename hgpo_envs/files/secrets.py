@@ -1,11 +1,5 @@
 """Removal of keys and passwords from printed and stored text.
 
-    register(text)           make `redact` replace this value
-    register_url(url)        register the password of a URL and the keys in its query
-    redact(text)             remove registered values, and credentials in URLs
-    redact_json(values)      the same for nested JSON values and for members with names such as `api_key`
-    redact_logging()         redact all log records of this process, including those of other libraries
-
 Values are found as they were registered; other encodings of them are not searched for. Values of fewer than `SHORTEST`
 characters also occur in ordinary words and are not replaced. The registry belongs to the process. A child process
 starts with an empty one.
@@ -96,12 +90,8 @@ def redact_json(value: Any) -> Any:  # noqa: ANN401 (any value of JSON)
     if isinstance(value, str):
         return redact(value)
     if isinstance(value, Mapping):
-        return {
-            redact_json(name): MARK
-            if item and isinstance(item, str) and _NAME.fullmatch(str(name))
-            else redact_json(item)
-            for name, item in value.items()
-        }
+        secret = {name for name, item in value.items() if item and isinstance(item, str) and _NAME.fullmatch(str(name))}
+        return {redact_json(name): MARK if name in secret else redact_json(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
         return [redact_json(item) for item in value]
     return value

@@ -31,7 +31,6 @@ def open_source(
     magic_queries: bool = True,
     after_done: str = "continue",
     reward_scale: str = "score",
-    checkout: str | None = None,
     python: str | None = None,
     num_products: int | None = None,
     nouns: str | None = None,
@@ -53,9 +52,8 @@ def open_source(
         after_done: Whether a search on the last page opens a new page (``continue``) or nothing has an effect
             (``freeze``).
         reward_scale: ``score``, or ``success`` for verl-agent's 10 or 0.
-        checkout: The original's checkout; this and the next three are for the original backend:
+        python: The interpreter that the original is installed for; this and the next two are for the original backend:
             `hgpo_envs.webshop.reference.original.OriginalSource`.
-        python: The interpreter that the original is installed for.
         num_products: Which of the original's indexes to search.
         nouns: A file that stands in for spaCy.
         backend: ``native`` for this package's engine, ``original`` for a checkout of WebShop.
@@ -71,7 +69,7 @@ def open_source(
             "after_done": after_done,
             "reward_scale": reward_scale,
         },
-        "original": {"checkout": checkout, "python": python, "num_products": num_products, "nouns": nouns},
+        "original": {"python": python, "num_products": num_products, "nouns": nouns},
     }
     if backend not in BACKENDS:
         raise InputError(unknown("backend", backend, BACKENDS))

@@ -28,7 +28,7 @@ from hgpo_envs.files.atomic import making_folder, new_file
 from hgpo_envs.plugins import installed_version
 from hgpo_train.advantages.input_columns import row_keys
 from hgpo_train.advantages.registry import Estimator, compute_many
-from hgpo_train.advantages.tables import ROWS, chunks, table_parts
+from hgpo_train.advantages.tables import ROWS, table_parts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -75,25 +75,25 @@ def write_advantages(
 
     whole = "batch" if any(estimator.scope == "batch" for estimator in estimators) else "group"
     parts = table_parts(steps, chunk_rows, whole=whole, storage_options=storage_options)
+    if isinstance(parts[0], pl.LazyFrame):  # chunks of one table, which this process reads
+        processes, ray = 1, False
     columns = {each.column: {"estimator": each.name, "parameters": asdict(each.parameters)} for each in estimators}
     local = isinstance(steps, str | os.PathLike) and "://" not in str(steps)
     metadata = {"run_fingerprint": fingerprint(Path(steps)) if local else "", "columns": columns}
     metadata |= {"hgpo_version": installed_version("hgpo") or ""}
-    function = _in_chunks if processes == 1 and not ray else _at_once
-    work = partial(function, estimators=estimators, rows=chunk_rows, whole=whole)
+    work = partial(_advantages, estimators=estimators)
     rows, writer = 0, None
     with ExitStack() as stack:
         file = stack.enter_context(_opened(out, storage_options or {}))
-        for tables in stack.enter_context(closing(map_partitions(work, parts, processes=processes, ray=ray))):
-            for table in tables:
-                # oldest: pyarrow writes no categories of string views
-                arrow = table.to_arrow(compat_level=pl.CompatLevel.oldest())
-                if writer is None:
-                    schema = arrow.schema.with_metadata({METADATA: orjson.dumps(metadata)})
-                    writer = stack.enter_context(pq.ParquetWriter(file, schema, compression="zstd"))
-                writer.write_table(arrow, ROW_GROUP_ROWS)
-                rows += table.height
-                progress(table.height)
+        for table in stack.enter_context(closing(map_partitions(work, parts, processes=processes, ray=ray))):
+            # oldest: pyarrow writes no categories of string views
+            arrow = table.to_arrow(compat_level=pl.CompatLevel.oldest())
+            if writer is None:
+                schema = arrow.schema.with_metadata({METADATA: orjson.dumps(metadata)})
+                writer = stack.enter_context(pq.ParquetWriter(file, schema, compression="zstd"))
+            writer.write_table(arrow, ROW_GROUP_ROWS)
+            rows += table.height
+            progress(table.height)
         if not rows:
             raise InputError("the step table has no rows")
     return rows
@@ -112,22 +112,12 @@ def _opened(out: Path | str, storage_options: Mapping[str, Any]) -> Iterator[IO[
         remote.put(str(out), Path(copy.name), storage_options)
 
 
-def _in_chunks(steps: pl.LazyFrame, estimators: Sequence[Estimator], rows: int, whole: str) -> Iterator[pl.DataFrame]:
-    """Yield the advantages of a partition in chunks of complete groups."""
+def _advantages(steps: pl.LazyFrame, estimators: Sequence[Estimator]) -> pl.DataFrame:
+    """Return the columns that identify a row, and those of the estimators."""
     added = [column for estimator in estimators for column in estimator.added]
     steps = steps.drop(added, strict=False)  # advantages that the table has already are no input
-    names = row_keys(steps.collect_schema())
-    for chunk in chunks(steps, rows, whole=whole):
-        computed = compute_many(chunk, estimators).select(*names, *added)
-        count, table = pl.collect_all([chunk.select(pl.len()), computed], engine="in-memory")
-        if table.height != count.item():
-            raise InputError(f"expected estimators to return all {count.item()} rows, received {table.height}")
-        yield table
-
-
-def _at_once(steps: pl.LazyFrame, estimators: Sequence[Estimator], rows: int, whole: str) -> list[pl.DataFrame]:
-    """Return what `_in_chunks` yields, for another process."""
-    return list(_in_chunks(steps, estimators, rows, whole))
+    computed = compute_many(steps, estimators).select(*row_keys(steps.collect_schema()), *added)
+    return computed.collect(engine="in-memory")
 
 
 def read_metadata(path: Path) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from typing import Final
 
 import polars as pl
 
-from hgpo_train.advantages.windows import along, chain
+from hgpo_train.advantages.windows import chain
 
 ALFWORLD_NODES: Final = "alfworld-nodes"
 """The name of these nodes as a state key, `Parameters.state_key`."""
@@ -33,16 +33,17 @@ def with_alfworld_nodes(steps: pl.LazyFrame, into: str = "alfworld_node") -> pl.
     """Add the int64 hash of each step's node; null if `state` or `admissible_actions` is null.
 
     Args:
-        steps: A table with `trajectory_key`, `step`, `state` and `admissible_actions` (a list of strings).
+        steps: A table with `trajectory_key`, `first`, `state` and `admissible_actions` (a list of strings).
         into: The name of the new column.
 
-    >>> steps = pl.LazyFrame({"trajectory_key": 0, "step": [0, 1, 2, 3], "admissible_actions": [["go"]] * 4,
-    ...                       "state": ["a room", "Nothing happens.", "a desk", "Nothing happens."]})
+    >>> steps = pl.LazyFrame({"trajectory_key": 0, "first": [True, False, False, False],
+    ...                       "state": ["a room", "Nothing happens.", "a desk", "Nothing happens."],
+    ...                       "admissible_actions": [["go"]] * 4})
     >>> nodes = with_alfworld_nodes(steps).collect()["alfworld_node"]
     >>> nodes[2] == nodes[3], nodes.n_unique()
     (True, 3)
     """
-    state, first = pl.col("state"), pl.col("step") == pl.col("step").min().over("trajectory_key")
+    state, first, trajectory = pl.col("state"), pl.col("first"), "trajectory_key"
     effective = ~state.str.starts_with(NOTHING) | first
     shown = pl.col("admissible_actions").list.filter(pl.element() != "help").list.join("\n")
     seen = pl.format("{}\n\n{}", state, shown).hash().reinterpret(signed=True)
@@ -52,11 +53,11 @@ def with_alfworld_nodes(steps: pl.LazyFrame, into: str = "alfworld_node") -> pl.
         pl.when(effective).then(seen).alias("(seen)"), pl.when(effective).then(hides).alias("(hides)")
     ).with_columns(
         # of the last effective observation before this step
-        along(pl.col("(seen)").forward_fill().shift(1)).alias("(before)"),
-        along(pl.col("(hides)").forward_fill().shift(1)).alias("(hidden)"),
+        pl.col("(seen)").forward_fill().shift(1).over(trajectory).alias("(before)"),
+        pl.col("(hides)").forward_fill().shift(1).over(trajectory).alias("(hidden)"),
     )
     node = pl.when("(hidden)").then(chain(pl.col("(before)"), pl.col("(seen)"))).otherwise("(seen)")
     # the first observation, hashed twice: the node of the next steps while nothing happens
-    node = along(pl.when(first).then(chain(start, start)).otherwise(node).forward_fill())
+    node = pl.when(first).then(chain(start, start)).otherwise(node).forward_fill().over(trajectory)
     known = state.is_not_null() & pl.col("admissible_actions").is_not_null()
     return steps.with_columns(pl.when(known).then(pl.when(first).then(start).otherwise(node)).alias(into))

@@ -1,10 +1,11 @@
 """The input columns of estimators, derived from a step table with any row order.
 
 A step table has one row per step of a rollout, with `task`, `trajectory`, `step`, `reward`, `action_valid`, `state` and
-other columns (docs/estimators.md). An estimator receives it as a LazyFrame with these additional columns:
+other columns (docs/estimators.md). An estimator receives it as a LazyFrame in which the rows of a trajectory are next
+to each other, in the order of their steps, with these additional columns:
 
     task_key          int64    key of the rollouts that are compared; null in aborted trajectories
-    trajectory_key    int64    key of the trajectory; `step` orders its rows
+    trajectory_key    int64    key of the trajectory
     batch_key         int64    key of the rows of one run and iteration; null in aborted trajectories
     steps_left        int64    the number of steps that follow in the trajectory, T - t
     first             bool     whether the step is its trajectory's first
@@ -30,7 +31,6 @@ a `state_key`, they are computed from its texts.
 from __future__ import annotations
 
 import re
-from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -41,11 +41,12 @@ from hgpo_envs.errors import InputError
 from hgpo_envs.state_keys import state_key
 from hgpo_envs.wording import listed
 from hgpo_train.advantages.alfworld_nodes import ALFWORLD_NODES, with_alfworld_nodes
-from hgpo_train.advantages.trajectories import discounted, in_order, neighbour
-from hgpo_train.advantages.windows import chain, key
+from hgpo_train.advantages.windows import chain, key, neighbour
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
+
+    from numpy.typing import NDArray
 
     from hgpo_train.advantages.parameters import Context, Parameters, Precision
 
@@ -80,9 +81,9 @@ def row_keys(columns: Collection[str]) -> list[str]:
     return [*group_keys(columns), "trajectory", "step"]
 
 
-def stored_columns(schema: pl.Schema, p: Parameters) -> Collection[str]:
+def _stored(columns: Collection[str], p: Parameters) -> Collection[str]:
     """Return the columns of a table that are used as they are: with a state key, hashes of states are not."""
-    return [name for name in schema if name == "action_hash" or not _HASH.fullmatch(name)] if p.state_key else schema
+    return columns if not p.state_key else [c for c in columns if c == "action_hash" or not _HASH.fullmatch(c)]
 
 
 def _sources(column: str, stored: Collection[str], p: Parameters) -> list[str]:
@@ -97,14 +98,11 @@ def _sources(column: str, stored: Collection[str], p: Parameters) -> list[str]:
     return [*state, *action] if column.startswith(CHAINS["states_actions"]) else state
 
 
-def columns_used(
-    schema: pl.Schema, stored: Collection[str], p: Parameters, reads: Sequence[str], name: str
-) -> tuple[list[str], list[str]]:
+def columns_used(schema: pl.Schema, p: Parameters, reads: Sequence[str], name: str) -> tuple[list[str], list[str]]:
     """Return the columns of a table that an estimator reads, and those of them that must not be null.
 
     Args:
         schema: The columns of the table.
-        stored: Those of which hashes are used as they are.
         p: The estimator's parameters.
         reads: The hashes and columns of texts that it reads.
         name: Its name, for the error message.
@@ -112,10 +110,11 @@ def columns_used(
     Raises:
         InputError: Columns are missing (the line names them all), or have types that cannot be used.
     """
+    stored, rows = _stored(schema, p), [*group_keys(schema), "trajectory", "step"]
     reward = _REWARDS[p.reward]
     flags = ["action_valid"] if p.invalid_action_penalty else []
     sources = {column: _sources(column, stored, p) for column in [*reads, *flags] if column != "next_state"}
-    needed = dict.fromkeys([*row_keys(schema), reward, *(source for several in sources.values() for source in several)])
+    needed = dict.fromkeys([*rows, reward, *(source for several in sources.values() for source in several)])
     if missing := [column for column in needed if column not in schema]:
         raise InputError(
             f"the table has no {listed([f'`{column}`' for column in missing])}, which {name} reads; it has "
@@ -132,121 +131,146 @@ def columns_used(
 
 
 def prepare(
-    steps: pl.LazyFrame,
-    p: Parameters,
-    reads: Sequence[str] | None = None,
-    name: str = "an estimator",
-    *,
-    schema: pl.Schema | None = None,
+    steps: pl.DataFrame, p: Parameters, reads: Sequence[str] | None = None, name: str = "an estimator"
 ) -> pl.LazyFrame:
-    """Add the input columns of estimators to a step table. Columns of the table with the same names are replaced.
+    """Return a step table with the input columns of estimators. Columns of the table with the same names are replaced.
+
+    The column `(row)` is the position of a row in the table, and `(aborted)` says whether its trajectory is aborted.
+    Input columns are computed when the result is collected, if the query uses them.
 
     Args:
         steps: A step table.
         p: The parameters.
         reads: The hashes and columns of texts to add; by default all that can be derived.
         name: The estimator, for error messages.
-        schema: The columns to use; by default those of `steps`.
 
     Raises:
-        InputError: A column is missing. When the result is collected: rows are invalid.
+        InputError: A column is missing, or rows are invalid.
     """
-    schema = steps.collect_schema() if schema is None else schema
-    stored = stored_columns(schema, p)
+    schema = steps.schema
+    stored, required = _stored(schema, p), reads or ()
     if reads is None:
         depths = range(getattr(p, "history_length", hashing.DEFAULT_DEPTH) + 1)
         hashes = ["state_hash", "action_hash", "next_state_hash", *(f"{c}{k}" for c in CHAINS.values() for k in depths)]
         reads = [column for column in hashes if set(_sources(column, stored, p)) <= set(schema)]
-        _, checked = columns_used(schema, stored, p, (), name)
-    else:
-        _, checked = columns_used(schema, stored, p, reads, name)
-    steps = steps.with_columns(
-        key(group_keys(schema)).alias("task_key"),
-        key(name for name in ("run", "trajectory") if name in schema).alias("trajectory_key"),
-        key(name for name in BATCH_KEYS if name in schema).alias("batch_key"),
-    )
-    columns = {
-        "task": pl.col("task_key"),
-        "step": pl.col("step"),
-        "reward": rounded(pl.col(_REWARDS[p.reward]).cast(pl.Float64) * p.reward_scale, p.precision),
-    }
-    columns |= {f"no {name}": pl.col(name).is_null() for name in checked}
-    if "aborted" in schema:
-        columns["aborted"] = pl.col("aborted").cast(pl.Boolean).fill_null(value=False)
+    _, checked = columns_used(schema, p, required, name)
+    if steps.is_empty():
+        raise StepTableError("the step table has no rows")
+    if steps["step"].null_count():
+        raise StepTableError("expected an integer as step in every row, received null; drop or repair such rows")
     penalty = pl.lit(0.0)
     if p.invalid_action_penalty:
         penalty = pl.when(pl.col("action_valid").cast(pl.Boolean)).then(0.0).otherwise(p.invalid_action_penalty)
-        if p.penalty_at == "reward":
-            columns["penalty"], penalty = rounded(penalty, p.precision), pl.lit(0.0)
-    function = partial(_outcomes, names=list(columns), p=p, source=steps)
-    outcomes = in_order(list(columns.values()), function, _OUTCOMES)
-    steps = steps.with_columns(outcomes.alias("(outcomes)")).with_columns(pl.col("(outcomes)").struct.unnest())
-    plain, score = pl.col("(return)"), pl.col("episode_return")
+    keyed = steps.with_columns(
+        key(group_keys(schema)).alias("task_key"),
+        key(name for name in ("run", "trajectory") if name in schema).alias("trajectory_key"),
+        rounded(pl.col(_REWARDS[p.reward]).cast(pl.Float64) * p.reward_scale, p.precision).alias("(reward)"),
+        (rounded(penalty, p.precision) if p.penalty_at == "reward" else penalty).alias("penalty"),
+        pl.int_range(pl.len()).alias("(row)"),
+    )
+    # numbers are used repeatedly, and their chunks would be joined each time; texts are hashed once
+    keyed = pl.DataFrame([column.rechunk() if column.dtype.is_numeric() else column for column in keyed])
+    ordered = _with_outcomes(_in_order(keyed), p, checked)
+    plain, score, cost = pl.col("(return)"), pl.col("episode_return"), rounded(pl.col("penalty"), p.precision)
     if p.returns == "from_end":
         plain = p.gamma ** pl.col("steps_left").cast(pl.Float64) * score
-    plain, score, cost = (rounded(value, p.precision) for value in (plain, score, penalty))
-    steps = steps.with_columns(
-        pl.when(~pl.col("(aborted)")).then(pl.col("task_key", "batch_key")),
-        penalty=penalty,
+    plain, score = rounded(plain, p.precision), rounded(score, p.precision)
+    batch = key(column for column in BATCH_KEYS if column in schema)
+    inputs = ordered.with_columns(
+        pl.when(~pl.col("(aborted)")).then("task_key").alias("task_key"),
+        pl.when(~pl.col("(aborted)")).then(batch).alias("batch_key"),
         plain_return=plain,
         **{"return": rounded(plain - cost, p.precision)},
         episode_score=rounded(score - cost, p.precision),
     )
     derived = {name for name in reads if _HASH.fullmatch(name) and (name not in stored or name == "next_state_hash")}
-    return _with_hashes(steps, stored, p, derived) if derived else steps
+    return _with_hashes(inputs, stored, p, derived) if derived else inputs
 
 
 # --------------------------------------------------------------------------------------------- returns and invalid rows
 
 
-_OUTCOMES: Final = pl.Struct(
-    {
-        "steps_left": pl.Int64,
-        "first": pl.Boolean,
-        "(aborted)": pl.Boolean,
-        "episode_return": pl.Float64,
-        "(return)": pl.Float64,
-    }
-)
-"""The input columns that depend on complete trajectories; whether these are aborted, and discounted sums of rewards."""
+def _in_order(steps: pl.DataFrame) -> pl.DataFrame:
+    """Sort by trajectory and step, unless trajectories are contiguous and in order, which most tables are."""
+    keys, step = steps["trajectory_key"].to_numpy(), steps["step"].to_numpy()
+    same = keys[1:] == keys[:-1]
+    starts = pl.Series(keys[np.append(True, ~same)])
+    return (
+        steps
+        if (step[1:] >= step[:-1])[same].all() and starts.is_unique().all()
+        else steps.sort("trajectory_key", "step")
+    )
 
 
-def _outcomes(
-    trajectory: pl.Series, columns: Sequence[pl.Series], names: Sequence[str], p: Parameters, source: pl.LazyFrame
-) -> pl.Series:
-    """Check ordered rows, and return their `_OUTCOMES`; `source` is the table, to name invalid rows."""
-    if trajectory.is_empty():
-        raise StepTableError("the step table has no rows")
-    if columns[names.index("step")].null_count():
-        raise StepTableError("expected an integer as step in every row, received null; drop or repair such rows")
-    rows = {name: column.to_numpy() for name, column in zip(names, columns, strict=True)}
-    keys, task, step, height = trajectory.to_numpy(), rows["task"], rows["step"], len(trajectory)
+def _with_outcomes(steps: pl.DataFrame, p: Parameters, checked: Sequence[str]) -> pl.LazyFrame:
+    """Check ordered rows, and add the columns that depend on complete trajectories, such as discounted sums."""
+    names = ("trajectory_key", "task_key", "step", "(reward)", "penalty")
+    keys, task, step, rewards, penalty = (steps[name].to_numpy() for name in names)
+    column, height = _REWARDS[p.reward], steps.height
     first = np.append(True, keys[1:] != keys[:-1])
     starts = np.flatnonzero(first)
     lengths = np.diff(starts, append=height)
-    left = np.repeat(starts + lengths, lengths) - np.arange(1, height + 1)
     aborted = np.zeros(height, np.bool_)
-    if "aborted" in rows and rows["aborted"].any():
-        aborted = np.repeat(np.logical_or.reduceat(rows["aborted"], starts), lengths)
-    reward = rows["reward"] if p.reward == "reward" else np.where(left == 0, rows["reward"], 0.0)
+    if "aborted" in steps.columns and (flags := steps["aborted"].cast(pl.Boolean)).any():
+        aborted = np.repeat(np.logical_or.reduceat(flags.fill_null(value=False).to_numpy(), starts), lengths)
+    if p.reward != "reward":  # of the last step
+        rewards = np.where(np.append(first[1:], True), rewards, 0.0)
     checks = {
         ("each trajectory in one task", "task"): ~first & (task != np.roll(task, 1)),
         ("each step of a trajectory once", "step"): ~first & (step == np.roll(step, 1)),
-        (f"a finite number as {_REWARDS[p.reward]}", _REWARDS[p.reward]): ~np.isfinite(reward) & ~aborted,
+        (f"a finite number as {column}", column): ~np.isfinite(rewards) & ~aborted,
     }
-    checks |= {(f"a value as {name[3:]}", name[3:]): rows[name] & ~aborted for name in names if name.startswith("no ")}
-    for (expected, column), bad in checks.items():
+    for name in checked:
+        if steps[name].null_count():
+            checks[f"a value as {name}", name] = steps[name].is_null().to_numpy() & ~aborted
+    for (expected, about), bad in checks.items():
         if bad.any():
-            bad_row = (pl.col("trajectory_key") == keys[bad.argmax()]) & (pl.col("step") == step[bad.argmax()])
-            # inside another query, the streaming engine could wait for the only thread, which waits for it
-            row = source.filter(bad_row).tail(1).collect(engine="in-memory")
-            value = row["task_id" if column == "task" and "task_id" in row.columns else column].item()
+            row = steps[int(bad.argmax())]
+            value = row["task_id" if about == "task" and "task_id" in row.columns else about].item()
             raise StepTableError(f"expected {expected}, received {'null' if value is None else value}", row)
-    values = reward - rows.get("penalty", 0.0)
+    outcomes = {"first": first, "(aborted)": aborted}
+    if p.penalty_at == "reward":
+        rewards, outcomes["penalty"] = rewards - penalty, np.zeros(height)
     # bincount adds in the order of steps, so the sums do not depend on the row order
-    totals = np.bincount(np.repeat(np.arange(len(starts)), lengths), values)
-    outcomes = (left, first, aborted, np.repeat(totals, lengths), discounted(values, p.gamma, starts))
-    return pl.DataFrame(dict(zip(_OUTCOMES.to_schema(), outcomes, strict=True))).to_struct()
+    totals = np.bincount(np.repeat(np.arange(len(starts)), lengths), rewards)
+    outcomes["episode_return"] = np.repeat(totals, lengths)
+    computed: dict[str, Callable[[object], pl.Series]] = {
+        "(return)": lambda _: pl.Series(discounted(rewards, p.gamma, starts)),
+        "steps_left": lambda _: pl.Series(np.repeat(starts + lengths, lengths) - np.arange(1, height + 1)),
+    }  # if a query uses them
+    types = {"(return)": pl.Float64(), "steps_left": pl.Int64()}
+    steps = steps.with_columns(pl.Series(name, values) for name, values in outcomes.items())
+    return steps.lazy().with_columns(
+        pl.map_batches(["step"], function, types[name]).alias(name) for name, function in computed.items()
+    )
+
+
+def discounted(
+    values: NDArray[np.float64], factors: float | NDArray[np.float64], starts: NDArray[np.intp]
+) -> NDArray[np.float64]:
+    """Return y_t = x_t + f_t y_{t+1} of ordered rows: returns, if f is γ.
+
+    The recursion is computed term by term, as in the official code, because the last bit matters: it can change the
+    float32 number to which a return is rounded. It runs backwards over all trajectories in parallel. They are sorted by
+    decreasing length, so that the trajectories with a step at distance `back` from their end are a prefix.
+
+    Args:
+        values: x_t of rows that are ordered by trajectory and step, float64.
+        factors: f, one for all rows or one per row.
+        starts: The index of each trajectory's first row.
+    """
+    lengths = np.diff(starts, append=len(values))
+    by_length = np.argsort(-lengths, kind="stable")
+    ends, lengths = (starts + lengths - 1)[by_length], lengths[by_length]
+    running = np.searchsorted(-lengths, -np.arange(lengths.max(initial=0)))  # trajectories longer than `back`
+    result = np.empty(len(values))
+    later = result[ends] = values[ends]
+    with np.errstate(over="ignore", invalid="ignore"):
+        for back, count in enumerate(running[1:].tolist(), 1):
+            at = ends[:count] - back
+            factor = factors if isinstance(factors, float) else factors[at]
+            later = result[at] = values[at] + factor * later[:count]
+    return result
 
 
 def rounded(value: pl.Expr, precision: Precision) -> pl.Expr:
@@ -282,14 +306,14 @@ def _with_hashes(steps: pl.LazyFrame, stored: Collection[str], p: Parameters, de
     if "next_state_hash" in derived:
         after = [pl.col("next_state_hash")] if "next_state_hash" in stored else []
         after += [text_hash("next_state", key_of)] if "next_state" in stored and not nodes else []
-        steps = steps.with_columns(next_state_hash=pl.coalesce(*after, neighbour(pl.col("state_hash"), 1)))
+        steps = steps.with_columns(next_state_hash=pl.coalesce(*after, neighbour("state_hash", 1)))
     for context, stem in CHAINS.items():
         depth = max((int(name.removeprefix(stem)) for name in derived if name.startswith(stem)), default=-1)
         for k in (k for k in range(depth + 1) if f"{stem}{k}" not in stored):
             item = pl.col("state_hash")
             if k:
-                before = neighbour(pl.col(f"{stem}{k - 1}"), -1)
-                action = neighbour(pl.col("action_hash"), -1)
+                before = neighbour(f"{stem}{k - 1}", -1)
+                action = neighbour("action_hash", -1)
                 item = chain(before if context == "states" else chain(before, action), item)
             steps = steps.with_columns(item.alias(f"{stem}{k}"))
     return steps

@@ -10,20 +10,24 @@ from __future__ import annotations
 import inspect
 import warnings
 from dataclasses import asdict, dataclass, field, make_dataclass, replace
-from functools import reduce
+from functools import partial, reduce
 from typing import TYPE_CHECKING, Any, Final, get_type_hints
 
+import numpy as np
 import polars as pl
 
 from hgpo_envs.errors import InputError, one_line, unknown
 from hgpo_envs.plugins import import_object, installed, load
-from hgpo_train.advantages.input_columns import StepTableError, columns_used, prepare, row_keys, stored_columns
+from hgpo_envs.wording import listed
+from hgpo_train.advantages.input_columns import StepTableError, columns_used, prepare
 from hgpo_train.advantages.parameters import Parameters
 from hgpo_train.advantages.tables import step_table
 from hgpo_train.settings import build, types_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
+
+    from polars._typing import EngineType
 
     from hgpo_train.advantages.tables import StepTable
 
@@ -32,8 +36,9 @@ if TYPE_CHECKING:
 
 ENTRY_POINTS: Final = "hgpo.estimators"
 
-_STORED: Final = "(stored) "
-"""The prefix under which the table's columns are kept: estimators may overwrite any column."""
+LARGE: Final = 20_000
+"""The number of rows above which Polars' streaming engine is faster."""
+_ESTIMATES: Final = "(estimates)"
 
 _registered: dict[str, Estimator] = {}
 
@@ -86,24 +91,14 @@ class Estimator:
 
     def columns(self, schema: pl.Schema) -> list[str]:
         """Return the columns of a table that are read; all if the estimator does not say. None may be missing."""
-        reads, stored = self.reads(self.parameters), stored_columns(schema, self.parameters)
-        used, _ = columns_used(schema, stored, self.parameters, reads or (), self.name)
+        reads = self.reads(self.parameters)
+        used, _ = columns_used(schema, self.parameters, reads or (), self.name)
         return list(schema) if reads is None else used
 
     def apply(self, steps: pl.LazyFrame) -> pl.LazyFrame:
-        """Call the function on a table with the input columns, and check what one of another package returns."""
+        """Call the function on a table with the input columns."""
         names = list(inspect.signature(self.function).parameters)[1:]
-        estimated = self.function(steps, **{name: getattr(self.parameters, name) for name in names})
-        if self.function.__module__.startswith("hgpo_train."):
-            return estimated
-        try:
-            missing = [name for name in self.added.values() if name not in estimated.lazy().collect_schema()]
-        except (AttributeError, pl.exceptions.ColumnNotFoundError) as error:
-            reason = f"it reads a column that is not there, or returns no LazyFrame ({one_line(error)})"
-            raise InputError(f"the estimator {self.name!r}: {reason}") from error
-        if missing:
-            raise InputError(f"expected the estimator {self.name!r} to add the column {missing[0]!r}; add it")
-        return estimated
+        return self.function(steps, **{name: getattr(self.parameters, name) for name in names})
 
     def __reduce__(self) -> tuple[Callable[..., Estimator], tuple[object, ...]]:
         """Pickle the estimator by its name: a module has the estimator in the place of its function."""
@@ -169,26 +164,40 @@ def _add(steps: pl.LazyFrame, estimator: Estimator) -> pl.LazyFrame:
     for column in estimator.added:
         if not column or column in schema:
             raise InputError(f"the table already has a column {column!r}; choose another name for the advantages")
-    stored = steps.with_columns(pl.all().name.prefix(_STORED))
-    reads = estimator.reads(estimator.parameters)
-    estimated = estimator.apply(prepare(stored, estimator.parameters, reads, estimator.name, schema=schema))
-    complete, advantage = ~pl.col("(aborted)"), pl.col("advantage").cast(pl.Float64)
-    bad = complete & ~advantage.is_finite().fill_null(value=False)
+    only, names = len(estimator.added) == 1, list(estimator.added)
+    dtype = pl.Float64() if only else pl.Struct(dict.fromkeys(names, pl.Float64()))
+    estimates = pl.map_batches(estimator.columns(schema), partial(_estimates, estimator=estimator), return_dtype=dtype)
+    steps = steps.with_columns(estimates.alias(names[0] if only else _ESTIMATES))
+    return steps if only else steps.with_columns(pl.col(_ESTIMATES).struct.unnest()).drop(_ESTIMATES)
 
-    def check(rows: pl.Series) -> pl.Series:
-        if rows.any():
-            keys = [pl.col(_STORED + name).alias(name) for name in row_keys(schema)]
-            row = estimated.filter(bad).select("advantage", *keys).head(1).collect(engine="in-memory")
-            expected = f"a finite advantage of {estimator.name} (also in singleton groups)"
-            raise StepTableError(f"expected {expected}, received {row['advantage'].item()}", row)
-        return rows
 
-    added = {column: pl.col(name) for column, name in estimator.added.items()} | {estimator.column: advantage}
-    complete &= ~bad.map_batches(check, return_dtype=pl.Boolean, is_elementwise=True)
-    return estimated.select(
-        *(pl.col(_STORED + name).alias(name) for name in schema),
-        *(pl.when(complete).then(value).alias(column) for column, value in added.items()),
-    )
+def _estimates(columns: Sequence[pl.Series], estimator: Estimator) -> pl.Series:
+    """Return what an estimator adds to a table, from the columns that it reads: a column, or structs of several."""
+    steps, p = pl.DataFrame(columns), estimator.parameters
+    added = [pl.col(name).cast(pl.Float64).alias(column) for column, name in estimator.added.items()]
+    # windows over many groups are twice as fast in the streaming engine, which takes longer to start
+    engine: EngineType = "streaming" if steps.height > LARGE else "in-memory"
+    try:
+        prepared = prepare(steps, p, estimator.reads(p), estimator.name)
+        table = estimator.apply(prepared).select("(row)", "(aborted)", *added).collect(engine=engine)
+    except InputError as error:  # of a query that is part of this one
+        raise StepTableError(str(error)) from None
+    except (AttributeError, pl.exceptions.ColumnNotFoundError) as error:
+        expected = f"to return a LazyFrame with {listed(list(estimator.added.values()))}, from columns that it receives"
+        raise StepTableError(f"expected the estimator {estimator.name} {expected} ({one_line(error)})") from error
+    if table.height != steps.height:
+        raise StepTableError(f"expected {estimator.name} to return all {steps.height} rows, received {table.height}")
+    if not table["(row)"].is_sorted():
+        table = table.sort("(row)")
+    values, aborted = table[estimator.column], table["(aborted)"].to_numpy()
+    bad = ~(np.isfinite(values.to_numpy()) | aborted)  # NumPy has NaN for null
+    if bad.any():
+        row = int(bad.argmax())
+        expected = f"a finite advantage of {estimator.name} (also in singleton groups)"
+        raise StepTableError(f"expected {expected}, received {values[row]}", steps[row])
+    if aborted.any():
+        table = table.select("(row)", "(aborted)", pl.when(~pl.col("(aborted)")).then(pl.col(list(estimator.added))))
+    return table.drop("(row)", "(aborted)").to_struct() if len(estimator.added) > 1 else table[estimator.column]
 
 
 # ----------------------------------------------------------------------------------------------------- registration

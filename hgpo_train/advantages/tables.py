@@ -62,20 +62,28 @@ def step_table(steps: StepTable) -> pl.LazyFrame:
 def table_parts(
     steps: StepTable, rows: int, *, whole: str = "group", storage_options: Mapping[str, Any] | None = None
 ) -> list[Partition | pl.LazyFrame]:
-    """Return a step table as parts with whole groups of rollouts, which can be computed separately.
+    """Return a step table as parts with whole groups of rollouts, in order, which can be computed separately.
 
     Args:
-        steps: As for `step_table`. A path or URL is divided as by `hgpo_datasets.partitions`; a table is one part.
-        rows: The largest number of rows of a part.
-        whole: As for `chunks`.
+        steps: As for `step_table`; of a table, the rows of each group are next to each other.
+        rows: The largest number of rows of a part; larger if a group or the shard of a run is larger.
+        whole: The unit that is not divided: a ``group`` of rollouts, or a ``batch`` (a run's iteration).
         storage_options: Options of the object store.
+
+    Raises:
+        InputError: `rows` is less than 1, or the rows of a group are not next to each other in a larger table.
     """
+    if rows < 1:
+        raise InputError(f"chunk_rows: expected an integer of at least 1, received {rows}")
     if not _is_path(steps):
-        return [step_table(steps)]
+        return list(_chunks(step_table(steps), rows, whole))
     from hgpo_datasets.partitions import partitions
 
     keys = BATCH_KEYS if whole == "batch" else ()
-    return list(partitions(steps, rows, whole=keys, plain=True, storage_options=storage_options))
+    parts = partitions(steps, rows, whole=keys, plain=True, storage_options=storage_options)
+    if len(parts) == 1:  # perhaps a file that is in no run
+        return list(_chunks(parts[0].scan(), rows, whole))
+    return list(parts)
 
 
 def _is_path(steps: object) -> bool:
@@ -84,19 +92,8 @@ def _is_path(steps: object) -> bool:
     return bool(paths) and all(isinstance(path, str | os.PathLike) for path in paths)
 
 
-def chunks(steps: pl.LazyFrame, rows: int = ROWS, *, whole: str = "group") -> Iterator[pl.LazyFrame]:
-    """Yield a table in chunks of at most `rows` rows, in order, without splitting groups.
-
-    Args:
-        steps: A table whose groups are contiguous, as in the step tables that `StepWriter` writes.
-        rows: The largest number of rows of a chunk; larger if a group is larger.
-        whole: The unit that is not split: a ``group`` of rollouts, or a ``batch`` (a run's iteration).
-
-    Raises:
-        InputError: The table has several chunks, and the rows of a group are not contiguous.
-    """
-    if rows < 1:
-        raise InputError(f"chunk_rows: expected an integer of at least 1, received {rows}")
+def _chunks(steps: pl.LazyFrame, rows: int, whole: str) -> Iterator[pl.LazyFrame]:
+    """Yield a table in chunks, without dividing groups."""
     schema = steps.collect_schema()
     keys = batch_keys(schema) if whole == "batch" else group_keys(schema)
     if not keys or steps.select(pl.len()).collect().item() <= rows:

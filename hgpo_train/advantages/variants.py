@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hgpo_envs.errors import InputError, unknown
 from hgpo_train.advantages.registry import Estimator, get, names
-from hgpo_train.assignments import read_assignments
-from hgpo_train.settings import types_of
+from hgpo_train.settings import read_assignments, types_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -1,8 +1,9 @@
 """Building blocks of estimators: group keys, and means and z-scores within groups, as Polars window expressions.
 
-Each function takes a LazyFrame and returns it with additional columns, or returns an expression. Rows are neither
-dropped nor reordered. A group is the set of rows with an equal int64 key, for example the steps of a task in the same
-state; a row whose key is null is in no group. Z-scores of returns among these steps, and 0 in singleton groups:
+Each function takes a LazyFrame and returns it with additional columns, or returns an expression. The rows of a
+trajectory are next to each other, in the order of their steps, and are neither dropped nor reordered. A group is the
+set of rows with an equal int64 key, for example the steps of a task in the same state; a row whose key is null is in no
+group. Z-scores of returns among these steps, and 0 in singleton groups:
 
     steps = normalise(steps, "advantage", "return", within("state_hash"), alone=0.0)
 
@@ -54,15 +55,19 @@ def within(*columns: str, of: str = "task_key") -> pl.Expr:
     return reduce(chain, map(pl.col, columns), pl.col(of))
 
 
-def along(value: pl.Expr) -> pl.Expr:
-    """Return a window over each trajectory in the order of its steps, for any row order of the table.
-
-    `hgpo_train.advantages.trajectories.neighbour` is faster for the value of the previous or next step.
+def neighbour(value: str | pl.Expr, offset: int) -> pl.Expr:
+    """Return the value at another step of the same trajectory; null if there is no such step.
 
     Args:
-        value: An expression that depends on the order of rows, such as ``pl.col("return").cum_max()``.
+        value: A column or expression of any type.
+        offset: How many steps later; negative for earlier steps.
+
+    >>> steps = pl.DataFrame({"trajectory_key": [7, 7, 8], "x": [4.0, 1.0, 5.0]})
+    >>> steps.select(neighbour("x", 1)).to_series().to_list()
+    [1.0, None, None]
     """
-    return value.over("trajectory_key", order_by="step")
+    trajectory, value = pl.col("trajectory_key"), pl.col(value) if isinstance(value, str) else value
+    return pl.when(trajectory == trajectory.shift(-offset)).then(value.shift(-offset))
 
 
 def mean(steps: pl.LazyFrame, into: str, value: str | pl.Expr, group: pl.Expr) -> pl.LazyFrame:

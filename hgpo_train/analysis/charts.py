@@ -15,6 +15,7 @@ import vl_convert  # noqa: F401 - Altair needs it to write files
 from hgpo_envs.errors import InputError
 from hgpo_envs.files.atomic import new_path
 from hgpo_train.analysis.chunk_sums import ORACLE
+from hgpo_train.analysis.definitions import DEFINITIONS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,15 +25,6 @@ FORMATS: Final = (".html", ".svg", ".png", ".json")
 
 COLOURS: Final = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 """Okabe and Ito's colours, which colour-blind readers can tell apart."""
-
-LABELS: Final = {
-    "shared": "steps that share a context",
-    "cross": "… with another rollout",
-    "differing": "pairs at the same state whose histories differ",
-    "explained": "variance of returns at a state that histories explain",
-    "sign_disagreement": "steps whose advantage changes its sign",
-}
-"""The titles of axes, by statistic."""
 
 _WIDTH, _HEIGHT = 420, 220
 
@@ -46,7 +38,7 @@ def levels_chart(
         intervals: `Statistics.intervals`.
         statistic: The statistic, such as ``shared``.
         by: The column that it was split by, which colours show, in the order of the table; the legend is above.
-        title: The title; by default, that of `LABELS`.
+        title: The title; by default, the label of the statistic.
     """
     rows = intervals.filter(pl.col("statistic") == statistic, pl.col("value").is_not_null())
     order = [*(level for level in rows["level"].unique(maintain_order=True) if level != ORACLE), ORACLE]
@@ -68,7 +60,9 @@ def levels_chart(
     parts = {"lines: 95% intervals": True, "hollow: too few tasks for one": rows["low"].null_count() > 0}
     parts |= {"grey: chance alone": rows["chance"].count() > 0}
     about = "; ".join(part for part, shown in parts.items() if shown)
-    head = alt.TitleParams(title or LABELS.get(statistic, statistic).capitalize(), subtitle=about, subtitleColor="#555")
+    head = alt.TitleParams(
+        title or DEFINITIONS["levels"][statistic].label.capitalize(), subtitle=about, subtitleColor="#555"
+    )
     return alt.layer(*layers).properties(width=_WIDTH, height=_HEIGHT, title=head)
 
 

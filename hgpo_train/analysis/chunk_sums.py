@@ -11,8 +11,7 @@ from hgpo_envs.errors import InputError, unknown
 from hgpo_envs.state_keys import mask_numbers
 from hgpo_train.advantages.alfworld_nodes import ALFWORLD_NODES, NOTHING
 from hgpo_train.advantages.input_columns import CHAINS, prepare, row_keys, text_hash
-from hgpo_train.advantages.tables import chunks
-from hgpo_train.advantages.windows import along, chain
+from hgpo_train.advantages.windows import chain
 from hgpo_train.analysis.level_sums import Groups, counts, exchanged, spread, sum_by, unbiased_squares
 
 if TYPE_CHECKING:
@@ -39,16 +38,15 @@ class Settings(NamedTuple):
 
     by: tuple[str, ...]
     estimator: Estimator
-    without_unchanged: bool
+    variants: tuple[bool, ...]  # whether steps whose states reply to actions that changed nothing are left out
     permutations: int
     seed: int
-    chunk_rows: int
 
 
 def part_sums(
     numbered: tuple[int, Partition | pl.LazyFrame], settings: Settings
-) -> tuple[int, list[tuple[str, pl.DataFrame]]]:
-    """Return the number of rows of a part of a table, and the named sums of its chunks."""
+) -> tuple[int, list[list[tuple[str, pl.DataFrame]]]]:
+    """Return the number of rows of a part of a table, and the named sums of each variant."""
     place, part = numbered
     steps = part if isinstance(part, pl.LazyFrame) else part.scan()
     schema = steps.collect_schema()
@@ -58,30 +56,24 @@ def part_sums(
     wanted = {*row_keys(schema), *settings.by, *_READ, *settings.estimator.columns(schema)}
     if "action_admissible" in schema and settings.estimator.parameters.state_key != ALFWORLD_NODES:
         wanted.discard("admissible_actions")  # the widest column
-    rows = 0
-    sums: list[tuple[str, pl.DataFrame]] = []
-    steps = steps.select(name for name in schema if name in wanted)
-    for number, chunk in enumerate(chunks(steps, settings.chunk_rows)):
-        table = chunk.collect()
-        rows += table.height
-        sums += _chunk_sums(table, settings, (place, number))
-    if not rows:
-        raise InputError("the step table has no rows")
-    return rows, sums
+    table = steps.select(name for name in schema if name in wanted).collect()
+    by = list(settings.by)
+    task = pl.col("task_id" if "task_id" in schema else "task").cast(pl.String)
+    table = table.with_columns(pl.lit(0).alias(ALL), task.alias("(task)"))
+    units = table.select(*by, "(task)").unique(maintain_order=True).with_row_index("(unit)").cast({"(unit)": pl.Int64})
+    table = table.join(units, on=[*by, "(task)"], how="left", nulls_equal=True, maintain_order="left")
+    prepared = _prepared(table, settings)
+    episodes = ("episodes", _episode_sums(prepared, units.drop("(task)")))
+    prepared = prepared.filter(~pl.col("(aborted)"))
+    kept = {False: prepared, True: prepared.filter(~pl.col("(unchanged)"))}
+    return table.height, [[episodes, *_sums(kept[each], units, settings, place)] for each in settings.variants]
 
 
-def _chunk_sums(chunk: pl.DataFrame, settings: Settings, place: tuple[int, int]) -> Iterator[tuple[str, pl.DataFrame]]:
-    """Yield the named sums of one chunk; random numbers depend on its place in the table."""
-    p, by = settings.estimator.parameters, list(settings.by)
-    task = pl.col("task_id" if "task_id" in chunk.columns else "task").cast(pl.String)
-    chunk = chunk.with_columns(pl.lit(0).alias(ALL), task.alias("(task)"))
-    units = chunk.select(*by, "(task)").unique(maintain_order=True).with_row_index("(unit)").cast({"(unit)": pl.Int64})
-    chunk = chunk.join(units, on=[*by, "(task)"], how="left", nulls_equal=True, maintain_order="left")
-    steps = _prepared(chunk, settings)
-    yield "episodes", _episode_sums(steps, units.drop("(task)"))
-    steps = steps.filter(~pl.col("(aborted)"))
-    if settings.without_unchanged:
-        steps = steps.filter(~pl.col("(unchanged)"))
+def _sums(
+    steps: pl.DataFrame, units: pl.DataFrame, settings: Settings, place: int
+) -> Iterator[tuple[str, pl.DataFrame]]:
+    """Yield the named sums of prepared steps; random numbers depend on the place of the part in the table."""
+    p = settings.estimator.parameters
     levels = {str(k): pl.col(f"{CHAINS[p.context]}{k}") for k in range(p.history_length + 1)}
     if "(whole)" in steps.columns:
         levels[ORACLE] = pl.col("(whole)")
@@ -95,12 +87,17 @@ def _chunk_sums(chunk: pl.DataFrame, settings: Settings, place: tuple[int, int])
         masked = counts(_groups(steps, pl.col("(masked)"), units.height), trajectories)["shared"]
     if "(whole)" not in steps.columns:
         steps = steps.with_columns(pl.lit(None, pl.Int64).alias("(whole)"))
-    whole = {k: _groups(steps, pl.coalesce(context, "(whole)"), units.height) for k, context in levels.items()}
+    whole = {
+        k: groups[k]
+        if len(groups[k].rows) == steps.height
+        else _groups(steps, pl.coalesce(context, "(whole)"), units.height)
+        for k, context in levels.items()
+    }
     structure = {
         level: counts(group, trajectories) | {"rows": rows, "masked": masked, "whole_pairs": whole[level].pairs()}
         for level, group in groups.items()
     }
-    seeds = ([settings.seed, place[0], permutation, place[1]] for permutation in range(settings.permutations))
+    seeds = ([settings.seed, place, permutation, 0] for permutation in range(settings.permutations))
     generators = map(np.random.default_rng, seeds)
     values = np.stack([returns, *exchanged(groups["0"], trajectories, returns, generators)])
     sums = _with_returns(values, steps, groups, settings.estimator)
@@ -121,9 +118,8 @@ def _prepared(chunk: pl.DataFrame, settings: Settings) -> pl.DataFrame:
     an action that changed nothing.
     """
     p, columns = settings.estimator.parameters, chunk.columns
-    steps = chunk.lazy()
     if "action_valid" not in columns:
-        steps = steps.with_columns(action_valid=pl.lit(value=True))
+        chunk = chunk.with_columns(action_valid=pl.lit(value=True))
     rewards = pl.lit(None, pl.Float64)
     if "episode_return" in columns:
         rewards = pl.col("episode_return")
@@ -134,11 +130,12 @@ def _prepared(chunk: pl.DataFrame, settings: Settings) -> pl.DataFrame:
         admissible = pl.col("action_admissible")
     elif {"action", "admissible_actions"} <= set(columns):
         admissible = pl.col("admissible_actions").list.contains(pl.col("action"))
-    steps = prepare(steps.with_columns(rewards.alias("(rewards)"), admissible.alias("(admissible)")), p)
+    steps = prepare(chunk.with_columns(rewards.alias("(rewards)"), admissible.alias("(admissible)")), p)
 
     texts = "state" in columns
     same = pl.col("state" if texts else f"{CHAINS[p.context]}0")
-    unchanged = [along((same == same.shift(1)) | ~pl.col("(admissible)").shift(1).fill_null(value=True))]
+    executed = pl.col("(admissible)").shift(1).fill_null(value=True)
+    unchanged = [((same == same.shift(1)) | ~executed).over("trajectory_key")]
     unchanged += [pl.col("state").str.starts_with(NOTHING)] if texts else []
     steps = steps.with_columns(
         (text_hash("state", mask_numbers) if texts else pl.lit(None, pl.Int64)).alias("(masked)"),
@@ -151,7 +148,7 @@ def _prepared(chunk: pl.DataFrame, settings: Settings) -> pl.DataFrame:
             item = chain(pl.col("action_hash").shift(1).fill_null(0), item)
         # each item is hashed with its position, so that the running sum of the hashes identifies the sequence
         placed = pl.struct(item.alias("item"), pl.int_range(pl.len()).alias("position")).hash()
-        steps = steps.with_columns(along(placed.reinterpret(signed=True).cum_sum()).alias("(whole)"))
+        steps = steps.with_columns(placed.reinterpret(signed=True).cum_sum().over("trajectory_key").alias("(whole)"))
     return steps.collect(engine="in-memory")
 
 

@@ -1,27 +1,6 @@
 """Statistics of the groups that advantages are computed in: how often steps share a context at each depth.
 
-The statistics of depth k, where n is a group's size, R a return and A_k an advantage within a group (the equations are
-in advantages/estimators/hgpo.py):
-
-    eligible        share of all steps with at least k earlier states in their trajectory
-    shared          share of all steps in a group of n > 1
-    cross           share of all steps in a group with two or more trajectories
-    mean_size       Σ n / number of groups; step_size is the group size of the average step, Σ n² / Σ n
-    inconsistency   CIR_k = 1 - Σ n_k (n_k - 1) / Σ n_0 (n_0 - 1): of the ordered pairs of steps at the same state,
-                    the share that is not in the same group at depth k, because the earlier states differ or there are
-                    fewer than k of them
-    differing       CIR_k, but steps with fewer than k earlier states, which are in no group at depth k, are compared
-                    by their whole histories; it never decreases with k and is at most the oracle's
-    variance        variance of R within a group of n > 1, averaged over those groups; flat is the share of those
-                    groups in which all returns are equal
-    explained       share of the variance of returns at the same state that the k states before it explain, over steps
-                    in a group of n_k > 1: 1 - Σ q_k / Σ q_0, where q_k = (R - mean_k)² n_k / (n_k - 1) estimates the
-                    variance in the step's group. If they explain nothing, it is 0 on average, and below 0 where
-                    rollouts visit a state repeatedly: `chance` is what permuted returns give
-    weight          the level's weight in HGPO's sum after levels without advantage are left out, averaged over steps
-    bias            mean |A_k - A_K| over the steps that have both (`compared`), where K is the deepest level;
-                    sign_disagreement is the share of those steps in which the signs differ, and in_pairs the share in
-                    a group of two at depth K, where z-scores are 1 and -1, or 0, whatever the returns are
+`hgpo_train.analysis.definitions` defines each statistic.
 
 The last level is the oracle, which groups steps by their whole histories. Its `shared` is the fraction of oracle steps
 and its `inconsistency` is that of k = ∞.
@@ -54,10 +33,12 @@ from hgpo_train.advantages.tables import ROWS, table_parts
 from hgpo_train.analysis.chunk_sums import ALL, ORACLE, Settings, part_sums
 from hgpo_train.analysis.level_sums import level_statistics
 from hgpo_train.analysis.resampling import percentile_bounds, task_weights
-from hgpo_train.proportions import by_length, success_bounds, wilson_interval
+from hgpo_train.proportions import by_length, wilson_interval
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    import altair as alt
 
     from hgpo_train.advantages.tables import StepTable
     from hgpo_train.analysis.level_sums import Floats
@@ -73,23 +54,16 @@ _UNITS: Final = 4096  # the largest number of parts of a run that are resampled;
 
 
 class Statistics(NamedTuple):
-    """Tidy frames of statistics; the columns named in `by` come first in each.
+    """Tidy frames of statistics; the columns named in `by` come first in each. A notebook shows them as tables.
 
     Attributes:
-        levels: One row per level: `level` ("0", "1" … "oracle") and the statistics listed in this module's docstring.
+        levels: One row per level: `level` ("0", "1" … "oracle") and its statistics.
         intervals: One row per level and statistic of `WITH_INTERVALS`: `level`, `statistic`, `value`, its 95% interval
             `low` and `high`, `chance` (without permutations null), and `tasks`. Null where there is none.
         sizes: One row per level and group size: `level`, `size`, `groups`, `steps`.
         states: The `STATES` states that carry most pairs of steps at the same state: `state` (its text, or its hash if
             the table has no texts), `pairs` and `steps`, its shares of all pairs and of all steps.
-        summary: One row: `groups` (of rollouts), `trajectories`, `steps`, `aborted` (aborted trajectories, which no
-            other column counts), `mean_return` (the mean sum of the stored rewards, undiscounted and not scaled),
-            `success` (share of the rollouts that won; null if no row says), `success_low` and `success_high` (with
-            aborted rollouts and those of unknown outcome counted as lost, and as won), `flat_groups` (share of groups
-            whose rollouts all have the same return), `mean_length` (in steps), `valid` (share of actions of a valid
-            form), `admissible` (share of the actions that the environment could execute; null if that is not known),
-            `unchanged` (share of steps that reply to an action that changed nothing) and `shared_masked` (`shared` of
-            level 0 if all numbers in states were masked; null without texts).
+        summary: One row: the statistics of the rollouts. Null is what is not known.
         lengths: Rollouts by their number of steps: `steps` (such as ``6–10``), `episodes`, `aborted`, `won`.
     """
 
@@ -99,6 +73,40 @@ class Statistics(NamedTuple):
     states: pl.DataFrame
     summary: pl.DataFrame
     lengths: pl.DataFrame
+
+    @property
+    def by(self) -> list[str]:
+        """The columns that the statistics are split by."""
+        return self.levels.columns[: self.levels.columns.index("level")]
+
+    def describe(self) -> str:
+        """Return what the statistics say, a sentence a line.
+
+        Raises:
+            InputError: The statistics are split by a column.
+        """
+        from hgpo_train.analysis.describe import describe
+
+        if self.by:
+            raise InputError(f"describe: expected statistics of a whole run, received some that are split by {self.by}")
+        return "\n".join(describe(self))
+
+    def chart(self) -> alt.VConcatChart:
+        """Return a chart of shared contexts, differing histories, and what these explain. Requires `hgpo[notebooks]`.
+
+        Raises:
+            InputError: The statistics are split by several columns.
+        """
+        from hgpo_train.analysis.charts import statistics_chart
+
+        if len(self.by) > 1:
+            raise InputError(f"chart: expected statistics split by one column at most, received {self.by}")
+        return statistics_chart(self.intervals, by=next(iter(self.by), None))
+
+    def _repr_html_(self) -> str:
+        from hgpo_train.analysis.describe import html_tables
+
+        return html_tables(self)
 
 
 def default_permutations(rows: int) -> int:
@@ -151,27 +159,61 @@ def statistics(
     >>> statistics(table, history_length=1).levels.select("level", "shared", "inconsistency").rows()
     [('0', 0.5, 0.0), ('1', 0.0, 1.0), ('oracle', 0.5, 0.0)]
     """
+    options: dict[str, Any] = {"resamples": resamples, "permutations": permutations, "seed": seed, "by": by}
+    options |= {"chunk_rows": chunk_rows, "processes": processes, "progress": progress, "state_key": state_key}
+    return _statistics(steps, (without_unchanged,), **(options | parameters))[0]
+
+
+def with_and_without_unchanged(steps: StepTable, **arguments: Any) -> tuple[Statistics, Statistics | None]:
+    """Return the statistics of all steps, and those without replies to actions that changed nothing, if there are any.
+
+    The arguments are those of `statistics`. The table is read once.
+    """
+    everything, changed = _statistics(steps, (False, True), **arguments)
+    return everything, changed if (everything.summary["unchanged"] > 0).any() else None
+
+
+def _statistics(
+    steps: StepTable,
+    variants: tuple[bool, ...],
+    *,
+    by: str | Sequence[str] = (),
+    resamples: int = 1000,
+    permutations: int = 0,
+    seed: int = 0,
+    chunk_rows: int = ROWS,
+    processes: int = 1,
+    progress: Callable[[int], object] = lambda _: None,
+    **parameters: Any,
+) -> list[Statistics]:
+    """Return the statistics of each variant: whether replies to actions that changed nothing are left out."""
     for name, number, least in (("resamples", resamples, 100), ("permutations", permutations, 0), ("seed", seed, 0)):
         if number < least:
             raise InputError(f"{name}: expected an integer of at least {least}, received {number}")
-    values: dict[str, Any] = {"history_length": STATISTICS_HISTORY_LENGTH, "state_key": state_key} | parameters
+    values: dict[str, Any] = {"history_length": STATISTICS_HISTORY_LENGTH} | parameters
     settings = Settings(
         ((by,) if isinstance(by, str) else tuple(by)) or (ALL,),
         hgpo.with_parameters(details=True, **values),
-        without_unchanged,
+        variants,
         permutations,
         seed,
-        chunk_rows,
     )
-    collected: dict[str, list[pl.DataFrame]] = {}
+    collected: list[dict[str, list[pl.DataFrame]]] = [{} for _ in variants]
     work = partial(part_sums, settings=settings)
-    with closing(in_processes(work, list(enumerate(table_parts(steps, chunk_rows))), processes)) as parts:
-        for rows, frames in parts:
+    parts = table_parts(steps, chunk_rows)
+    if isinstance(parts[0], pl.LazyFrame):  # chunks of one table, which this process reads
+        processes = 1
+    with closing(in_processes(work, list(enumerate(parts)), processes)) as results:
+        for rows, of_variants in results:
             progress(rows)
-            for name, frame in frames:
-                collected.setdefault(name, []).append(frame)
-    sums = {name: pl.concat(frames) for name, frames in collected.items()}
-    keys = list(settings.by)
+            for frames, named in zip(collected, of_variants, strict=True):
+                for name, frame in named:
+                    frames.setdefault(name, []).append(frame)
+    sums = ({name: pl.concat(several) for name, several in frames.items()} for frames in collected)
+    return [_from_sums(each, list(settings.by), resamples, seed) for each in sums]
+
+
+def _from_sums(sums: dict[str, pl.DataFrame], keys: list[str], resamples: int, seed: int) -> Statistics:
     numbers = sums["sizes"].group_by(*keys, "level", "size", maintain_order=True).agg(pl.col("groups").sum())
     sizes = numbers.with_columns(steps=pl.col("size") * pl.col("groups"))
     tables = (
@@ -182,23 +224,6 @@ def statistics(
         by_length(sums["episodes"], *keys),
     )
     return Statistics(*(table.drop(ALL, strict=False) for table in tables))
-
-
-def with_and_without_unchanged(
-    steps: StepTable,
-    *,
-    progress: Callable[[str], Callable[[int], object]] = lambda _: lambda _: None,
-    **arguments: Any,
-) -> tuple[Statistics, Statistics | None]:
-    """Return the statistics of all steps, and those without replies to actions that changed nothing, if there are any.
-
-    `progress` is called with the title of each computation and returns its `progress`.
-    """
-    found = statistics(steps, progress=progress("all steps"), **arguments)
-    if not (found.summary["unchanged"] > 0).any():
-        return found, None
-    title = "without replies to actions that changed nothing"
-    return found, statistics(steps, without_unchanged=True, progress=progress(title), **arguments)
 
 
 def _levels(
@@ -294,7 +319,8 @@ def _summary(episodes: pl.DataFrame, levels: pl.DataFrame, by: list[str]) -> pl.
     masked = levels.filter(level="0").group_by(by).agg((pl.col("masked").sum() / pl.col("rows").sum()).alias("masked"))
     for frame in (flat, masked):
         table = table.join(frame, on=by, how="left", nulls_equal=True, maintain_order="left")
-    low, high = success_bounds(pl.col("won"), n - pl.col("outcomes") + pl.col("aborted"), n + pl.col("aborted"))
+    episodes_of = n + pl.col("aborted")
+    low, high = pl.col("won") / episodes_of, (pl.col("won") + episodes_of - pl.col("outcomes")) / episodes_of
     known = pl.col("outcomes") > 0
     return table.sort(by, maintain_order=True).select(
         *by,

@@ -18,6 +18,7 @@ from hgpo_train.cli.command_types import RedactedApp, WorkersCommand
 from hgpo_train.cli.envs import envs
 from hgpo_train.cli.eval import evaluate
 from hgpo_train.cli.play import play
+from hgpo_train.cli.push import push
 from hgpo_train.cli.quickstart import quickstart
 from hgpo_train.cli.redaction import RedactedStream
 from hgpo_train.cli.rollout import rollout
@@ -67,7 +68,7 @@ def hgpo(
     """Roll out LLM agents on ALFWorld and WebShop, keep every step, and compute group advantages from any saved run."""
 
 
-for command in (quickstart, envs, advantages, stats, verify, view, play, sft, train):
+for command in (quickstart, envs, advantages, stats, verify, view, play, sft, train, push):
     app.command()(command)
 app.command(cls=WorkersCommand)(rollout)
 app.command("eval", cls=WorkersCommand)(evaluate)

@@ -105,6 +105,7 @@ def advantages(
         figures = pl.scan_parquet(target).select(column.mean(), std=column.std(), zero=(column == 0).mean())
         mean, std, zero = figures.fill_null(0.0).collect().row(0)
         typer.echo(f"{each.column}: mean {mean:.3f}, std {std:.3f}, {zero:.1%} zero")
+    common.note_memory(common.prompt_length(run), estimators)
     typer.echo(f"{counted(rows, 'row')} in {target}. Next: hgpo stats {shlex.quote(run)}")
 
 

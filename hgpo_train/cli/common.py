@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 import warnings
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from hgpo_train.evaluation.summary import Prices
+    from hgpo_train.advantages.registry import Estimator
     from hgpo_train.rollout.collection import CollectedRun
 
 Env = Annotated[str, typer.Option(help="Gymnasium id of the environment, or module:EnvironmentSpec.")]
@@ -76,7 +77,7 @@ PrintConfig = Annotated[bool, typer.Option("--print-config", help="Print all set
 
 
 def check_output_path(out: Path) -> None:
-    """Check that a path can be written, so that hours of work do not end at one that cannot: nothing is created.
+    """Check that a path can be written, so that hours of work do not end at one that cannot: nothing is left there.
 
     Raises:
         InputError: A parent is a file or not writable, or the path is not a valid one.
@@ -93,6 +94,11 @@ def check_output_path(out: Path) -> None:
             raise InputError(f"--out {str(out)[:100]!r}: {reason}; choose another path") from None
         if path.is_dir() and not os.access(path, os.W_OK | os.X_OK):
             raise InputError(f"--out {out}: {path} is read-only or without permission to write; choose another path")
+        if path.is_dir() and path != out.absolute():
+            try:
+                os.rmdir(tempfile.mkdtemp(prefix=".hgpo-", dir=path))  # noqa: PTH106 - the file systems of the kernel
+            except OSError as error:
+                raise InputError(f"--out {out}: {path}: {error.strerror}; choose another path") from None
         return
 
 
@@ -117,8 +123,8 @@ def environment_options(env_option: Sequence[str] | None, **options: Any) -> dic
     from inspect import signature
 
     from hgpo_envs.errors import InputError
-    from hgpo_train.assignments import read_assignments
     from hgpo_train.rollout.collection import collect
+    from hgpo_train.settings import read_assignments
 
     texts = {name: str(value) if isinstance(value, Path) else value for name, value in options.items()}
     known = {name: value for name, value in texts.items() if value is not None}
@@ -128,33 +134,47 @@ def environment_options(env_option: Sequence[str] | None, **options: Any) -> dic
     return {**known, **assigned}
 
 
-def play_and_report(
-    out: Path,
-    play: Callable[[], CollectedRun],
-    report: Callable[[CollectedRun], None],
-    *,
-    prices: Prices | None = None,
-) -> None:
-    """Play a run or resume it, report it, also if too many rollouts failed, and write `RUN/summary.json` in any case.
+def play_and_report(play: Callable[[], CollectedRun], report: Callable[[CollectedRun], None]) -> None:
+    """Play a run or resume it, and report it, also if too many rollouts failed.
 
     Raises:
         RolloutError: Too many rollouts failed.
     """
-    from hgpo_envs.errors import InputError
-    from hgpo_train.evaluation.summary import write_summary
     from hgpo_train.rollout.failures import RolloutError
 
     try:
         with resumable("Finished groups are committed; run the same command again to resume."):
             run = play()
-    except InputError:
-        raise
-    except BaseException as error:
-        write_summary(out, prices)
-        if isinstance(error, RolloutError) and error.run is not None:
+    except RolloutError as error:
+        if error.run is not None:
             report(error.run)
         raise
-    write_summary(out, prices)
     report(run)
     if run.failures.failed:
         typer.echo(f"{run.failures.describe()}. Run the same command again to retry them.", err=True)
+
+
+def note_memory(shown: int | None, estimators: Iterable[Estimator]) -> None:
+    """Print a note if estimators compare another number of past states than the policy's prompts show (docs/memory.md).
+
+    Args:
+        shown: The number of past steps in a prompt; None if it is not known, or if prompts are conversations.
+        estimators: The estimators; those that compare no past states are left out.
+    """
+    if shown is None:
+        return
+    compared = {int(getattr(each.parameters, "history_length", shown)) for each in estimators}
+    for depth in sorted(compared - {shown}):
+        typer.echo(f"Note: prompts show {shown} past steps, advantages compare {depth} past states (docs/memory.md).")
+
+
+def prompt_length(run: str) -> int | None:
+    """Return the number of past steps in a saved run's prompts; None if it is not stored, or for conversations."""
+    from hgpo_datasets import manifest
+    from hgpo_datasets.sources import parts_of
+
+    runs = [] if "://" in run else [part.path for part in parts_of([run]) if part.kind == "run"]
+    header = manifest.read(Path(runs[0])).header if runs else None
+    env = {} if header is None else header.config.get("env", {})
+    length = env.get("history_length")
+    return length if isinstance(length, int) and env.get("prompt_style") != "chat" else None

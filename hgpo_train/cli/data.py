@@ -99,9 +99,10 @@ def fetch_alfworld(
         if from_:
             counts = release.install_files(out, from_, bars.stage("unpacked files"))
         else:
-            assets = release.assets(url, sha256, trajectories=trajectories)
             unpacking = bars.stage("unpacked files")
-            counts = release.fetch_release(out, assets, downloading=bars.stage, unpacking=unpacking)
+            counts = release.fetch_release(
+                out, url, sha256, trajectories=trajectories, downloading=bars.stage, unpacking=unpacking
+            )
     games = ", ".join(f"{split} {count:,}" for split, count in counts.items())
     typer.echo(f"{games} games in {out}. Next: hgpo data build alfworld {out} --out {out}.pack")
 
@@ -189,7 +190,6 @@ def show_webshop(
 def show_run(run: Run, as_json: common.Json = False) -> None:
     """Show a summary of a run: tasks, episodes, success by task type, lengths, validity, sizes."""
     from hgpo_datasets.run_summary import summarize_run
-    from hgpo_envs.unicode_text import clean_text
     from hgpo_train.cli.data_tables import print_run
     from hgpo_train.cli.display import print_json
 
@@ -198,7 +198,7 @@ def show_run(run: Run, as_json: common.Json = False) -> None:
         print_json(summary)
     else:
         print_run(summary)
-        typer.echo(f"\nNext: hgpo stats {clean_text(str(run))}")
+        typer.echo(f"\nNext: hgpo stats {run}")
 
 
 @import_.command("verl-agent")

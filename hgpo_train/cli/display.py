@@ -1,24 +1,49 @@
-"""What commands print: tables and progress bars."""
+"""What commands print: styled text, tables and progress bars."""
 
 from __future__ import annotations
 
+import sys
 from functools import partial
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import orjson
 from rich.console import Console
 from rich.progress import Progress, TimeElapsedColumn
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from hgpo_envs.unicode_text import clean_text
+from hgpo_train.cli.redaction import CONTROL, RedactedStream, printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    from rich.console import ConsoleOptions, RenderableType
     from rich.progress import TaskID
 
 T = TypeVar("T")
+
+
+class _CleanConsole(Console):
+    """A console that replaces control characters in texts, but not those of its styles."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """Render an object, as `rich.console.Console.render` does."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else Segment(printable(segment.text), segment.style)
+
+
+def terminal(*, stderr: bool = False, **options: Any) -> Console:
+    """Return a console for standard output or standard error (`hgpo_train.cli.redaction`).
+
+    Args:
+        stderr: Whether it writes to standard error.
+        **options: Further arguments of `rich.console.Console`.
+    """
+    stream: Any = sys.stderr if stderr else sys.stdout
+    if isinstance(stream, RedactedStream):
+        stream = stream.styled()
+    return _CleanConsole(file=stream, **options)
 
 
 def print_table(
@@ -38,32 +63,28 @@ def print_table(
         texts: The number of columns, the first ones, that are texts. The others are numbers, aligned at the right.
         console: The console; by default standard output.
     """
-    shown = Text(f"\n{_printable(title)}", style="table.title") if title else None  # no markup in it
+    shown = Text(f"\n{title}", style="table.title") if title else None  # no markup in it
     table = Table(title=shown, title_justify="left", box=None, pad_edge=False)
     table.show_header, table.padding = any(columns), (0, 2, 0, 0)
     for position, name in enumerate(columns):
         text = position < texts
         table.add_column(name, justify="left" if text else "right", overflow="fold", no_wrap=not text)
     for row in rows:
-        table.add_row(*(Text(_printable(cell)) for cell in row))
-    (console or Console()).print(table)
-
-
-def _printable(text: str) -> str:
-    """Replace control characters in a text from a file, which a terminal would interpret."""
-    return "".join(letter if letter.isprintable() or letter == "\n" else "�" for letter in clean_text(text))
+        table.add_row(*(Text(printable(cell)) for cell in row))  # before columns are measured
+    (console or terminal()).print(table)
 
 
 def print_json(document: object) -> None:
-    """Print a document of JSON values, indented."""
-    print(orjson.dumps(document, option=orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS).decode())
+    """Print a document of JSON values, indented. Control characters are escaped, also those that JSON allows."""
+    text = orjson.dumps(document, option=orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS).decode()
+    print(CONTROL.sub(lambda letter: f"\\u{ord(letter[0]):04x}", text))
 
 
 class ProgressBars:
     """Progress bars on standard error, one per stage. Nothing is printed before the first one, or to a file."""
 
     def __init__(self) -> None:
-        console = Console(stderr=True)
+        console = terminal(stderr=True)
         columns = (*Progress.get_default_columns(), TimeElapsedColumn())
         self._progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
         self._bars: dict[str, TaskID] = {}

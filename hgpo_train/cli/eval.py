@@ -50,13 +50,13 @@ def evaluate(
     """Evaluate a policy on every task of a split, once per seed."""
     from hgpo_datasets import scan_steps
     from hgpo_envs.errors import InputError
-    from hgpo_train.assignments import read_assignments
     from hgpo_train.evaluation import episode_table
     from hgpo_train.evaluation import evaluate as play
     from hgpo_train.evaluation.play import SAMPLING
     from hgpo_train.evaluation.summary import Prices
     from hgpo_train.policies.registry import policy_spec
     from hgpo_train.rollout.env_handle import evaluation_split
+    from hgpo_train.settings import read_assignments
 
     prices = Prices(price_in, price_out)
     try:
@@ -77,6 +77,7 @@ def evaluate(
         out,
         seeds=numbers,
         policy_options=options,
+        prices=prices,
         slots=slots,
         workers=workers,
         retry_failed=retry_failed,
@@ -90,7 +91,7 @@ def evaluate(
             action_format=action_format,
         ),
     )
-    common.play_and_report(out, play, partial(_report, against=against, other=other, as_json=as_json), prices=prices)
+    common.play_and_report(play, partial(_report, against=against, other=other, as_json=as_json))
 
 
 def _report(run: CollectedRun, against: Path | None, other: pl.DataFrame | None, *, as_json: bool) -> None:

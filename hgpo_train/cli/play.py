@@ -43,16 +43,15 @@ def play(
     env_option: common.EnvOption = None,
 ) -> None:
     """Play tasks in the terminal, as a policy does, and save the games as rollouts."""
-    from rich.console import Console
-
     from hgpo_datasets import scan_steps
     from hgpo_datasets.sources import is_run
     from hgpo_envs.errors import InputError
+    from hgpo_train.cli.display import terminal
     from hgpo_train.rollout.collection import collect
 
     if tasks < 1:
         raise InputError(f"--tasks: expected at least 1, received {tasks}")
-    console = Console(highlight=False, emoji=False)
+    console = terminal(highlight=False, emoji=False)
     options = common.environment_options(
         env_option, split=split, data=data, history_length=history_length, max_steps=max_steps, action_format="command"
     )
@@ -92,6 +91,8 @@ class Person:
         return [self._action(request) for request in requests]
 
     def _action(self, request: Request) -> str:
+        from hgpo_envs.responses import numbered  # imports Gymnasium, which help does not need
+
         if not request.step:
             self._console.rule()
             self._console.print(request.instruction, style="bold", markup=False)
@@ -109,9 +110,9 @@ class Person:
                 self._list(actions, text[1:].strip(), len(actions))
             elif not text.isdecimal():
                 return text
-            elif int(text) >= len(actions):
-                self._note(f"expected a number from 0 to {len(actions) - 1}")
-            elif "<" in (action := actions[int(text)]):  # an open query, such as search[<your query>]
+            elif (action := numbered(text, actions)) == text:
+                self._note(f"expected a number from 1 to {len(actions)}")
+            elif "<" in action:  # an open query, such as search[<your query>]
                 self._note(f"{action}: write it with your own text")
             else:
                 return action
@@ -138,7 +139,9 @@ class Person:
         from rich.columns import Columns
         from rich.text import Text
 
-        lines = [Text.assemble((f"{number:>3} ", "cyan"), name) for number, name in enumerate(actions) if part in name]
+        lines = [
+            Text.assemble((f"{number:>3} ", "cyan"), name) for number, name in enumerate(actions, 1) if part in name
+        ]
         if part and not lines:
             self._note(f"no action contains {part!r}")
         self._console.print(Columns(lines[:limit], padding=(0, 3), column_first=True))

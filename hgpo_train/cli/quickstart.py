@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
+import shutil
+import sys
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -22,19 +25,27 @@ def quickstart(
     train: Annotated[bool, typer.Option("--train", help="Also train a small model: ten minutes, extra train.")] = False,
 ) -> None:
     """Roll out bundled games, compute HGPO advantages for several K, and show how histories change them."""
-    from rich.console import Console
-
     from hgpo_train.cli import quickstart_run as work
+    from hgpo_train.cli.display import terminal
 
     if train:
         from hgpo_train.training.first_training import first_training  # fails now if the extra is not installed
-    console = Console()
+    console = terminal()
     show(console, work.quickstart(out, seed=seed, tasks=tasks, group_size=group_size, progress=True), out)
     if train:
         console.print("\nTraining of a small model, about ten minutes. Ctrl-C and the same command resume.")
         trained = first_training(out / "training", console, seed=seed)
-        console.print(f"\n{trained.verdict()}\n\nThe run is in [bold]{trained.run}[/]. Next:", highlight=False)
-        console.print("  [bold]hgpo train --list[/]\n      list the configurations of the papers' runs")
+        console.print(f"\n{trained.curve()}\n", highlight=False, soft_wrap=True)
+        console.print(trained.verdict(), highlight=False)
+        print_paths(console, {"Picture": trained.run.parent / "curve.svg", "Run": trained.run})
+        run, page = (shlex.quote(str(path)) for path in (trained.run, trained.run.parent / "page.html"))
+        show_commands(
+            console,
+            {
+                f"view {run} -o {page}": "write the curves, tasks, groups and steps of the run as a page",
+                "train --list": "list the configurations of the papers' runs",
+            },
+        )
 
 
 def show(console: Console, result: QuickstartResult, out: Path) -> None:
@@ -62,13 +73,38 @@ def show(console: Console, result: QuickstartResult, out: Path) -> None:
         "at the same state arrived differently.\n"
     )
     run = out / result.run.name
-    print_line(f"Steps       [bold]{run}[/]")
-    print_line(f"Advantages  [bold]{out / result.advantages.relative_to(result.run.parent)}[/]\n\nNext:")
-    for command, purpose in (
-        (f"hgpo view {run}", "look at tasks, groups and steps in the browser (needs the extra view)"),
-        (f"hgpo stats {run}", "show group sizes and context inconsistency per level, with an interpretation"),
-        (f"hgpo advantages {run} -e hgpo -e gigpo -e grpo", "compute the advantages of several estimators"),
-        (f"hgpo data show {run}", "show a summary of the run"),
-        ("hgpo eval --policy expert --out runs/expert", "play every held-out game once per seed"),
-    ):
-        print_line(f"  [bold]{command}[/]\n      {purpose}")
+    advantages = out / result.advantages.relative_to(result.run.parent)
+    print_paths(console, {"Steps": run, "Advantages": advantages})
+    quoted = shlex.quote(str(run))
+    show_commands(
+        console,
+        {
+            f"view {quoted} -o {shlex.quote(str(out / 'page.html'))}": "write tasks, groups and steps as a page",
+            f"stats {quoted}": "show group sizes and context inconsistency per level, with an interpretation",
+            f"advantages {quoted} -e hgpo -e gigpo -e grpo": "compute the advantages of several estimators",
+            f"data show {quoted}": "show a summary of the run",
+            f"eval --policy expert --out {shlex.quote(str(out / 'expert'))}": "play every held-out game once per seed",
+        },
+    )
+
+
+def print_paths(console: Console, paths: dict[str, Path]) -> None:
+    """Print what was written where."""
+    for title, path in paths.items():
+        console.print(f"{title:<11} {path}", highlight=False, markup=False, soft_wrap=True)
+
+
+def show_commands(console: Console, commands: dict[str, str]) -> None:
+    """Print commands, given without the program, each as a line that works as it is copied, and what each does."""
+    console.print("\nNext:")
+    for command, purpose in commands.items():
+        console.print(f"  {program()} {command}", style="bold", highlight=False, markup=False, soft_wrap=True)
+        console.print(f"      {purpose}", highlight=False)
+
+
+def program() -> str:
+    """Return how this program is called: ``hgpo`` where the shell finds it, such as ``.venv/bin/hgpo`` otherwise."""
+    path, known = Path(sys.argv[0]), shutil.which("hgpo")
+    if path.name != "hgpo" or (known and path.samefile(known)):
+        return "hgpo"
+    return shlex.quote(str(path))

@@ -1,16 +1,26 @@
-"""Remove secrets from the command line's output. The required imports are delayed until something is printed.
+"""The door of all printed text: secrets are removed, and control characters, which a terminal would interpret.
 
-`hgpo_envs.files.secrets` is part of a package that imports Gymnasium and NumPy. Help needs neither.
+Texts of servers, tables and models may contain escape sequences that move the cursor, hide lines or change the title of
+the window. Only consoles of `hgpo_train.cli.display.terminal` write such sequences, which are rich's own: there the
+text is cleaned before it is rendered. Imports are delayed: help needs neither Gymnasium nor NumPy, which `hgpo_envs`
+imports.
 """
 
 from __future__ import annotations
 
+import re
 import sys
-from typing import IO, Any
+from typing import IO, Any, Final
+
+CONTROL: Final = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+"""Control characters other than tabs and line breaks, marks of the direction of text, and lone surrogates."""
+
+_BAR: Final = re.compile(rf"\r(?:(?!{CONTROL.pattern}).)*|\n*(?:\x1b\[A)*")
+"""What progress bars of other libraries write: a line over the present one, and moves to the lines above."""
 
 
 def redact_output() -> None:
-    """Redact both standard streams and all logging of this process from now on; further calls change nothing."""
+    """Clean both standard streams and redact all logging of this process; further calls change nothing."""
     from hgpo_envs.files.secrets import redact_logging
 
     for name in ("stdout", "stderr"):
@@ -19,23 +29,42 @@ def redact_output() -> None:
     redact_logging()
 
 
-class RedactedStream:
-    """A text stream that redacts each text written to it. Other attributes are those of the wrapped stream."""
+def printable(text: str) -> str:
+    """Replace control characters by U+FFFD.
 
-    def __init__(self, stream: IO[str]) -> None:
-        self._stream = stream
+    >>> printable("a" + chr(27) + "[2Jb")
+    'a�[2Jb'
+    """
+    return CONTROL.sub("�", text)
+
+
+class RedactedStream:
+    """A text stream that cleans each text written to it. Other attributes are those of the wrapped stream.
+
+    Args:
+        stream: The stream.
+        styled: Whether control characters are kept, because the text contains only those of rich.
+    """
+
+    def __init__(self, stream: IO[str], *, styled: bool = False) -> None:
+        self._stream, self._styled = stream, styled
 
     def write(self, text: str) -> int:
-        """Write the redacted text. Returns the length of the text before redaction, as callers expect."""
+        """Write the cleaned text. Returns the length of the text before, as callers expect."""
         from hgpo_envs.files.secrets import redact
 
-        self._stream.write(redact(text))
+        shown = redact(text)
+        self._stream.write(shown if self._styled or _BAR.fullmatch(shown) else printable(shown))
         return len(text)
 
     def writelines(self, lines: Any) -> None:  # noqa: ANN401 (any iterable of texts)
         """Write each line."""
         for line in lines:
             self.write(line)
+
+    def styled(self) -> RedactedStream:
+        """Return the same stream for rich."""
+        return RedactedStream(self._stream, styled=True)
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 (any attribute of the stream)
         return getattr(self._stream, name)

@@ -39,10 +39,12 @@ def rollout(
     without: Annotated[str, typer.Option(help="Columns or families to omit, such as prompt,timings,tokens.")] = "",
 ) -> None:
     """Collect groups of rollouts into a step table."""
-    from hgpo_train.assignments import read_assignments
     from hgpo_train.policies.registry import policy_spec
     from hgpo_train.rollout.collection import collect
+    from hgpo_train.settings import read_assignments
 
+    if group_size == 1:
+        typer.echo("warning: --group-size 1: group advantages need at least 2 rollouts of a task", err=True)
     play = partial(
         collect,
         env,
@@ -68,15 +70,13 @@ def rollout(
             action_format=action_format,
         ),
     )
-    common.play_and_report(out, play, _report)
+    common.play_and_report(play, _report)
 
 
 def _report(run: CollectedRun) -> None:
-    from rich.console import Console  # slow to import: rollouts begin before
+    from hgpo_train.cli.display import print_table, terminal  # slow to import: rollouts begin before
 
-    from hgpo_train.cli.display import print_table
-
-    console = Console(stderr=True, highlight=False)
+    console = terminal(stderr=True, highlight=False)
     summary, tally = run.summary, run.tally
     rate = tally.steps / max(tally.seconds, 1e-9)
     rows = [

@@ -19,8 +19,7 @@ def sft(
     print_config: common.PrintConfig = False,
 ) -> None:
     """Fine-tune a model on the steps of a saved run, as a warm start before reinforcement learning."""
-    from rich.console import Console
-
+    from hgpo_train.cli.display import terminal
     from hgpo_train.settings import to_toml
     from hgpo_train.training.config import SftConfig, load_config
     from hgpo_train.training.display import Display
@@ -31,7 +30,7 @@ def sft(
     if print_config:
         typer.echo(to_toml(settings, docs=True), nl=False)
         return
-    console = Console()
+    console = terminal()
     display = Display(console, settings.update.epochs)
     advice = f"The last saved epoch is in {out}; run the same command again to resume."
     with common.resumable(advice), display.live():

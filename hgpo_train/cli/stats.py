@@ -14,43 +14,6 @@ if TYPE_CHECKING:
 
     from hgpo_train.analysis.statistics import Statistics
 
-LEVELS: Final = {
-    "eligible": "steps with k previous states",
-    "shared": "steps that share a context",
-    "cross": "… with another rollout",
-    "mean_size": "mean group size",
-    "step_size": "mean group size per step",
-    "differing": "same state, different history",
-    "inconsistency": "same state, another group",
-    "variance": "variance of returns in a group",
-    "flat": "groups of equal returns",
-    "explained": "variance at a state explained",
-    "weight": "weight in HGPO's sum",
-    "bias": "mean |A_k − A_K|",
-    "sign_disagreement": "signs of A_k and A_K differ",
-    "in_pairs": "… in a group of two",
-    "compared": "steps that have both",
-}
-"""Row labels of the table of levels; hgpo_train/analysis/statistics.py defines the statistics."""
-
-SUMMARY: Final = {
-    "trajectories": "rollouts",
-    "aborted": "aborted",
-    "steps": "steps",
-    "mean_length": "mean length",
-    "mean_return": "mean return",
-    "success": "success",
-    "success_low": "at least",
-    "success_high": "at most",
-    "flat_groups": "equal returns",
-    "valid": "valid form",
-    "admissible": "admissible",
-    "unchanged": "nothing changed",
-}
-"""Column labels of the summary."""
-
-NUMBERS: Final = ("mean_size", "step_size", "variance", "weight", "bias", "mean_length", "mean_return")
-"""The statistics that are no shares."""
 CHANGED: Final = ("levels", "intervals", "sizes")
 """The tables of --out that are also written without replies to actions that changed nothing."""
 _STATES: Final = 3
@@ -73,13 +36,12 @@ def stats(
 ) -> None:
     """Report how often steps share a context at each depth of history, and how this affects advantages."""
     import polars as pl
-    from rich.console import Console
 
     from hgpo_datasets import scan_steps
     from hgpo_envs.errors import InputError
     from hgpo_train.analysis.describe import describe
     from hgpo_train.analysis.statistics import default_permutations, with_and_without_unchanged
-    from hgpo_train.cli.display import ProgressBars
+    from hgpo_train.cli.display import ProgressBars, terminal
 
     by = by or []
     if plot is not None:
@@ -99,12 +61,12 @@ def stats(
             permutations=default_permutations(total) if permutations is None else permutations,
             seed=seed,
             processes=processes,
-            progress=lambda title: bars.adding(title, total),
+            progress=bars.adding("statistics", total),
             **{name: value for name, value in options.items() if value is not None},
         )
     _print(result, changed, by)
     if not by:
-        console = Console(highlight=False, markup=False)
+        console = terminal(highlight=False, markup=False)
         for sentence in ("", *(f"• {sentence}" for sentence in describe(result, changed))):
             console.print(sentence)
     if plot is not None:
@@ -130,20 +92,21 @@ def _print(result: Statistics, changed: Statistics | None, by: list[str]) -> Non
     """Print the summary, the levels with and without replies to actions that changed nothing, and the states."""
     import polars as pl
 
-    from hgpo_train.analysis.describe import beginning
+    from hgpo_train.analysis.definitions import DEFINITIONS
+    from hgpo_train.analysis.describe import beginning, cell
     from hgpo_train.cli.display import print_table
 
+    labels = {table: {name: one.label for name, one in known.items()} for table, known in DEFINITIONS.items()}
     keys = {name: name for name in by}
     hidden = () if result.summary["aborted"].sum() else ("aborted", "success_low", "success_high")
-    columns = {name: title for name, title in SUMMARY.items() if name not in hidden}
+    columns = {name: title for name, title in labels["summary"].items() if name not in hidden}
     if by:
         _print_frame("Rollouts", keys | columns, result.summary, len(by))
     else:
         run = result.summary.row(0, named=True)
-        print_table(["", ""], [[title, _cell(name, run[name])] for name, title in columns.items()])
+        print_table(["", ""], [[title, cell(name, run[name])] for name, title in columns.items()])
     if not hidden:
-        lengths = {name: name for name in result.lengths.columns}
-        _print_frame("Rollouts by their number of steps", lengths, result.lengths, len(by) + 1)
+        _print_frame("Rollouts by their number of steps", keys | labels["lengths"], result.lengths, len(by) + 1)
     if not result.summary["trajectories"].sum():
         return
     parts = {"Levels of context": result.levels}
@@ -151,28 +114,19 @@ def _print(result: Statistics, changed: Statistics | None, by: list[str]) -> Non
         parts["Levels of context, without replies to actions that changed nothing"] = changed.levels
     for title, levels in parts.items():
         for part in levels.partition_by(by, maintain_order=True) if by else [levels]:
-            rows = [[words, *(_cell(name, value) for value in part[name])] for name, words in LEVELS.items()]
+            rows = [[words, *(cell(name, value) for value in part[name])] for name, words in labels["levels"].items()]
             values = [f"{name} {part[name][0]}" for name in by]
             print_table(["k", *part["level"]], rows, title=", ".join([title, *values]))
     states = result.states.group_by(by, maintain_order=True).head(_STATES) if by else result.states.head(_STATES)
     states = states.with_columns(state=pl.Series([beginning(text) for text in states["state"]]))
-    columns = keys | {"state": "state", "pairs": "of pairs", "steps": "of steps"}
+    columns = keys | {"state": "state"} | labels["states"]
     _print_frame("States with most pairs of steps at the same state", columns, states, len(by) + 1)
 
 
 def _print_frame(title: str, columns: dict[str, str], frame: pl.DataFrame, texts: int) -> None:
     """Print some columns of a frame with their titles; the first `texts` columns are no numbers."""
+    from hgpo_train.analysis.describe import cell
     from hgpo_train.cli.display import print_table
 
-    rows = [[_cell(name, row[name]) for name in columns] for row in frame.iter_rows(named=True)]
+    rows = [[cell(name, row[name]) for name in columns] for row in frame.iter_rows(named=True)]
     print_table([name.replace("_", " ") for name in columns.values()], rows, title=title, texts=texts)
-
-
-def _cell(name: str, value: object) -> str:
-    from hgpo_train.analysis.describe import percent
-
-    if value is None:
-        return "–"
-    if isinstance(value, float):
-        return f"{value:.3f}" if name in NUMBERS else percent(value, 1)
-    return f"{value:,}" if isinstance(value, int) and name != "iteration" else str(value)

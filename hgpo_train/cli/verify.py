@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+import json
+import subprocess
+import sys
+from pathlib import Path  # noqa: TC003 - typer reads the annotations
+from typing import Annotated, Any, Final
 
 import typer
 
 from hgpo_train.cli import common  # noqa: TC001 - typer reads the annotations
 
-if TYPE_CHECKING:
-    from hgpo_datasets import VerifyReport
+CHILD: Final = """
+import importlib.util, sys
+# the modules of the package, without what its __init__ does for environments: that imports Gymnasium
+sys.modules["hgpo_envs"] = importlib.util.module_from_spec(importlib.util.find_spec("hgpo_envs"))
+from hgpo_train.training.verify_run import print_reports
+print_reports(sys.argv[1:])
+"""
+"""The program that decodes the files: a forged file can end it, and this process needs no Polars."""
 
 
 def verify(
@@ -22,45 +31,34 @@ def verify(
 
     The exit code is 1 if there is a problem, and 2 if a path contains nothing that can be verified.
     """
+    paths = [str(path) for path in run]
+    done = None
     if processes == 1:
-        _start_decoder()
-    from hgpo_envs.errors import InputError
-    from hgpo_envs.unicode_text import clean_text
-    from hgpo_envs.wording import counted
-    from hgpo_train.cli.display import print_json, print_table
-    from hgpo_train.training.verify_run import verify_run
-
-    reports: list[VerifyReport] = []
-    refused: InputError | None = None
-    for path in run:
-        try:
-            reports += verify_run(path, processes)
-        except InputError as error:
-            refused = refused or error
-    if as_json:
-        print_json([report.to_dict() for report in reports])
+        command = [sys.executable, "-P", "-c", CHILD, *paths]
+        done = subprocess.run(command, capture_output=True, check=False)  # noqa: S603 - its own program
+    if done is not None and done.returncode == 0:
+        result = json.loads(done.stdout)
     else:
-        for report in reports:
-            verdict = counted(len(report.problems), "problem") if report.problems else "no problems"
-            typer.echo(f"{report.source}: {report.summary()}: {verdict}")
-            if problems := [*report.problems, *report.notes]:
-                rows = [[problem.kind, Path(problem.file).name, problem.message] for problem in problems]
-                print_table(["kind", "file", "problem"], rows, texts=3)
-    if refused is not None:
-        raise refused
-    if not all(report.ok for report in reports):
+        from hgpo_train.training.verify_run import verify_all
+
+        result = verify_all(paths, processes)  # each file in a process whose end is a problem of this file
+    reports: list[dict[str, Any]] = result["reports"]
+    if as_json:
+        from hgpo_train.cli.display import print_json
+
+        print_json([report["values"] for report in reports])
+    for report in () if as_json else reports:
+        typer.echo(report["line"])
+        if rows := report["rows"]:
+            from hgpo_train.cli.display import print_table
+
+            print_table(["kind", "file", "problem"], rows, texts=3)
+    if result["refused"] is not None:
+        from hgpo_envs.errors import InputError
+
+        raise InputError(result["refused"])
+    if not all(report["values"]["ok"] for report in reports):
         raise typer.Exit(1)
-    tables = [report.source for report in reports if report.rows]
+    tables = [report["values"]["source"] for report in reports if report["values"]["rows"]]
     if tables and not as_json:
-        typer.echo(f"Next: hgpo data show {clean_text(tables[0])}")
-
-
-def _start_decoder() -> None:
-    """Start the server of the process that decodes files, which imports its modules while this process imports its."""
-    import multiprocessing
-
-    if "forkserver" in multiprocessing.get_all_start_methods():
-        from multiprocessing import forkserver
-
-        forkserver.set_forkserver_preload(["hgpo_datasets.partitions"])
-        forkserver.ensure_running()
+        typer.echo(f"Next: hgpo data show {tables[0]}")

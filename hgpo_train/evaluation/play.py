@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from hgpo_envs.errors import InputError
+from hgpo_train.evaluation.summary import write_summary
 from hgpo_train.rollout.collection import collect
 from hgpo_train.rollout.env_handle import evaluation_split
 
@@ -12,6 +14,7 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Mapping, Sequence
 
+    from hgpo_train.evaluation.summary import Prices
     from hgpo_train.rollout.collection import AnyEnv, CollectedRun
 
 SEEDS: Final = (123, 456, 789)
@@ -32,11 +35,13 @@ def evaluate(
     split: str | None = None,
     seeds: Sequence[int] = SEEDS,
     policy_options: Mapping[str, Any] | None = None,
+    prices: Prices | None = None,
     **options: Any,
 ) -> CollectedRun:
     """Play every task of a split once per seed, into a run's folder. An evaluation in the folder is resumed.
 
-    The run is a step table whose `iteration` is the seed, for `hgpo_train.evaluation.episode_table`.
+    The run is a step table whose `iteration` is the seed, for `hgpo_train.evaluation.episode_table`. Its folder also
+    contains `summary.json` (`hgpo_train.evaluation.summary`), also if the evaluation was interrupted or stopped.
 
     Args:
         env: As of `hgpo_train.rollout.collect`.
@@ -45,6 +50,7 @@ def evaluate(
         split: The split. Default: the environment's for evaluations.
         seeds: Distinct integers in [0, 2³¹).
         policy_options: Options of a policy that is selected by name. The default of a model's `temperature` is 0.4.
+        prices: Prices of tokens, for the summary.
         **options: Further arguments of `collect`: `slots`, `workers`, `retry_failed`, `max_failed`, `progress`, and the
             keyword arguments of the environment.
 
@@ -59,6 +65,13 @@ def evaluate(
         raise InputError("split: expected an id together with a split, received an environment that is open")
     if isinstance(policy, str) and policy.partition(":")[0] in SAMPLING:
         policy_options = {"temperature": TEMPERATURE, **(policy_options or {})}
-    return collect(
-        env, policy, out, tasks=None, group_size=1, seed=seeds, order="sweep", policy_options=policy_options, **options
-    )
+    options |= {"tasks": None, "group_size": 1, "seed": seeds, "order": "sweep", "policy_options": policy_options}
+    try:
+        run = collect(env, policy, out, **options)
+    except InputError:
+        raise
+    except BaseException:
+        write_summary(Path(out), prices)
+        raise
+    write_summary(run.path, prices)
+    return run

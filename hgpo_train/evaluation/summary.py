@@ -1,4 +1,4 @@
-"""The summary of a run, `RUN/summary.json`: results, failures, tokens, cost and duration, for other programs.
+"""The summary of an evaluation, `RUN/summary.json`: results, failures, tokens, cost and duration, for other programs.
 
 docs/rollouts.md documents the keys. The file is replaced atomically at the end of every session, also of one that
 failed or was interrupted; `complete` is then false.

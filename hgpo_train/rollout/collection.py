@@ -15,9 +15,11 @@ from __future__ import annotations
 
 import os
 import warnings
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import cached_property
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -29,8 +31,7 @@ from hgpo_envs.env import TextEnv
 from hgpo_envs.errors import InputError
 from hgpo_envs.files.atomic import LOCK, FolderLock, missing_folders, remove_unused
 from hgpo_envs.files.secrets import redact_json
-from hgpo_train.policies.own import name_of, own_policy, source_hash
-from hgpo_train.policies.registry import PolicyContext, PolicySpec, find_policy
+from hgpo_train.policies.registry import PolicyContext, PolicySpec, find_policy, name_of, own_policy, source_hash
 from hgpo_train.rollout.collector import Tally
 from hgpo_train.rollout.env_handle import EnvHandle, open_env
 from hgpo_train.rollout.failures import (
@@ -41,7 +42,6 @@ from hgpo_train.rollout.failures import (
     failures_of,
     raise_if_too_many,
 )
-from hgpo_train.rollout.fingerprints import environment_identity, fingerprint_model
 from hgpo_train.rollout.outcomes import GROUP, Success, rollout_table, success
 from hgpo_train.rollout.progress_line import live_progress
 from hgpo_train.rollout.run import ExecutionOptions, RolloutSpec, collect_groups, stop_on_interrupt
@@ -49,7 +49,7 @@ from hgpo_train.rollout.sessions import NAME as SESSIONS
 from hgpo_train.rollout.sessions import Session, read_sessions, record_session
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     AnyEnv = str | EnvHandle | gymnasium.Env[Any, Any]
 
@@ -141,7 +141,7 @@ def collect(
     retry_failed: bool = True,
     max_failed: float = MAX_FAILED,
     without: str | Iterable[str] = (),
-    progress: bool = True,
+    progress: bool | Callable[[Tally], None] = True,
     **env_options: Any,
 ) -> CollectedRun:
     """Collect groups of rollouts into a run's folder. A run in the folder is resumed.
@@ -170,7 +170,8 @@ def collect(
         retry_failed: Whether rollouts that failed in an earlier call are played again.
         max_failed: The largest share of failed rollouts without an error, in [0, 1].
         without: Columns or families of columns to omit, such as ``"prompt"``.
-        progress: Whether to show a progress line if standard error is a terminal.
+        progress: Whether to show a progress line if standard error is a terminal; or a function that is called
+            regularly with the counts so far.
         **env_options: Keyword arguments of the environment, such as ``split="valid_seen"``, ``history_length=4`` or
             ``max_steps=30``. The default of ``action_format`` is ``"command"`` for functions and objects with
             `respond`, whose texts are then actions, and ``"response"`` otherwise: the prompt then asks for thoughts
@@ -196,7 +197,6 @@ def collect(
     folder, options = Path(out), dict(policy_options or {})
     if not 0 <= max_failed <= 1:
         raise InputError(f"max_failed: expected a share from 0 to 1, received {max_failed}")
-    ExecutionOptions(slots, workers)  # refuses bad values before anything is opened
     maker, argument = find_policy(policy)
     handle, stored_options = _open(env, env_options, maker.action_format)
     one_seed = isinstance(seed, int)
@@ -216,10 +216,12 @@ def collect(
     context = PolicyContext(handle.shared.source.name, handle.settings.action_format, options)
     player = own_policy(maker.make(argument, context))
     name = policy if isinstance(policy, str) else name_of(player)
-    unstored = maker.execution_options
+    unstored = getattr(maker.options, "EXECUTION", ())
     identity = {"name": name, **{key: value for key, value in options.items() if key not in unstored}}
     if name.partition(":")[0] in _LOCAL_MODELS:
-        identity["weights"] = fingerprint_model(argument)
+        from hgpo_train.models.checkpoint_files import resolve_model
+
+        identity["weights"] = resolve_model(argument)  # of a run that goes on, the newest checkpoint
     tally = Tally()
     with closing(player):
         earlier = read_sessions(folder)
@@ -232,7 +234,7 @@ def collect(
         )
         config = redact_json(
             {
-                **environment_identity(handle, stored_options),
+                **handle.identity(stored_options),
                 "policy": identity,
                 "group_size": group_size,
                 **({"seed": seed} if one_seed else {"evaluation": True}),  # further seeds can be added
@@ -252,7 +254,7 @@ def collect(
             with (
                 stop_on_interrupt() as should_stop,
                 record_session(folder, earlier, session, tally),
-                live_progress(expected, shown=progress) as show,
+                nullcontext(progress) if callable(progress) else live_progress(expected, shown=progress) as show,
             ):
                 for spec in specs:
                     collect_groups(
@@ -282,7 +284,14 @@ def _open(env: AnyEnv, options: Mapping[str, Any], action_format: str) -> tuple[
     if isinstance(env, str):
         plain = {name: os.fspath(value) if isinstance(value, os.PathLike) else value for name, value in options.items()}
         stored = {"split": "train", "history_length": 2, "action_format": action_format, **plain}
-        return open_env(env, **stored), stored
+        try:
+            return open_env(env, **stored), stored
+        except InputError as error:
+            for name in options:
+                similar = get_close_matches(name, signature(collect).parameters, 1)
+                if similar and f"argument {name!r}" in str(error):
+                    raise InputError(f"unknown argument {name!r}; did you mean {similar[0]!r}?") from error
+            raise
     if not isinstance(env, EnvHandle | gymnasium.Env):
         raise InputError(f"env: expected a Gymnasium id such as 'HGPO/ALFWorld-v0', received {env!r}")
     if options:

@@ -26,13 +26,12 @@ if TYPE_CHECKING:
 
     from hgpo_train.policies.base import Policy
     from hgpo_train.rollout.env_handle import EnvHandle
-    from hgpo_train.rollout.group_plan import PlannedGroup
-    from hgpo_train.rollout.group_scheduler import GroupScheduler
+    from hgpo_train.rollout.groups import GroupScheduler, PlannedGroup
     from hgpo_train.rollout.run import ExecutionOptions, RolloutSpec
     from hgpo_train.rollout.slots import Slots
 
 _WAIT_S = 0.2  # the longest wait for either environments or the policy: bounds the delay of should_stop
-_FAILING_TASKS = 3  # one task whose rollouts all fail does not stop a collection
+_FAILING_TASKS = 3
 _BOTH_WAIT_S = 0.002  # the longest wait for the policy while environments compute, whose results must not wait for it
 
 
@@ -77,25 +76,28 @@ class Tally:
         """The numbers of rollouts and of failed ones, with the reasons."""
         return FailureSummary(self.trajectories, self.aborted, merged_reasons(self.reasons))
 
+    def describe(self) -> str:
+        """Return steps and tokens per second, and the success so far, as one line."""
+        seconds = max(self.seconds, 1e-9)
+        parts = [f"{self.steps / seconds:,.0f} steps/s"]
+        if self.tokens:
+            parts.append(f"{self.tokens / seconds:,.0f} tokens/s")
+        if self.success is not None:
+            parts.append(f"{self.success:.0%} solved")
+        if self.aborted:
+            parts.append(f"{self.aborted} failed")
+        return " · ".join(parts)
+
 
 @dataclass(slots=True)
 class _Seat:
-    """A slot and the state of its rollout.
-
-    Attributes:
-        slot: The slot's number.
-        episode: The episode that the slot's engine plays.
-        trajectory: The rollout; None while the slot is free.
-        action: The command that the engine executes, and whether the response was well formed; None while the engine
-            starts the task.
-        asked_at: Time of the last request to the policy, in seconds of `perf_counter`.
-    """
+    """A slot, its episode and its rollout."""
 
     slot: int
     episode: Episode
-    trajectory: Trajectory | None = None
-    action: tuple[str, bool | None] | None = None
-    asked_at: float = 0.0
+    trajectory: Trajectory | None = None  # none while the slot is free
+    action: tuple[str, bool | None] | None = None  # the command under way, and whether the response was well formed
+    asked_at: float = 0.0  # time of the last request to the policy
 
 
 class Collector:
@@ -107,9 +109,7 @@ class Collector:
         policy: The policy.
         groups: The scheduler, which hands out groups and commits finished ones.
         spec: The content of the collection, of which the seed is used.
-        execution: How it is executed: the limits of failures in a row and of the time of a reply. Failures in a row
-            must be at least two for each slot, and of three tasks: a task that always fails, a few requests that fail
-            faster than others succeed, or one broken connection of all slots does not stop a run.
+        execution: The limits of failures in a row and of the time of a reply.
         tally: The counts to update, which may contain those of an earlier call.
     """
 
@@ -146,7 +146,7 @@ class Collector:
 
         Raises:
             RolloutError: Too many rollouts failed in a row, and there are more to play.
-            Exception: A bug in a user's own policy (`hgpo_train.policies.own`).
+            Exception: A bug in a user's own policy (`hgpo_train.policies.registry`).
         """
         began = perf_counter() - self.tally.seconds
         try:
@@ -264,10 +264,10 @@ class Collector:
         assert trajectory is not None
         if not isinstance(reply, Failure):
             failure = attempt("PolicyFailed", self._act, seat, trajectory, reply)
-        elif self._raises_bugs and is_bug(reply):
-            self._raise_bug(trajectory, reply)
-        else:
+        elif not (self._raises_bugs and is_bug(reply)):
             failure = reply
+        else:
+            self._raise_bug(trajectory, reply)
         if failure is not None:
             self._end(seat, trajectory, failure)
 
@@ -308,7 +308,11 @@ class Collector:
         self._groups.finish(trajectory)
 
     def _stop_if_all_fail(self) -> None:
-        """Raise if rollouts fail one after the other."""
+        """Raise if rollouts fail one after the other: at least two for each slot, and of three tasks.
+
+        A task that always fails, a few requests that fail faster than others succeed, or one broken connection of all
+        slots does not stop a run.
+        """
         failing, allowed = self.tally.failing, self._failures_allowed
         if len(failing) < max(allowed, 2 * len(self._seats)) or len(set(failing)) < min(_FAILING_TASKS, allowed):
             return

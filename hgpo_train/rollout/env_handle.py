@@ -35,11 +35,19 @@ class EnvHandle:
     settings: Settings
     tasks: Split
 
-    @property
-    def state_key(self) -> str | None:
-        """The function that computes what is compared of a state's text, as ``module:function``; None for the text."""
-        function = self.settings.state_key
-        return None if function is None else f"{function.__module__}:{function.__qualname__}"
+    def identity(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what a run stores of its environment, and compares when it is resumed.
+
+        Args:
+            options: The environment's keyword arguments.
+        """
+        key = self.settings.state_key
+        return {
+            "env": {"id": self.env_id, **options},
+            "tasks": {"count": len(self.tasks), **self.shared.source.task(self.tasks[0]).versions},
+            "prompt_template": self.settings.template.fingerprint,
+            **({} if key is None else {"state_key": f"{key.__module__}:{key.__qualname__}"}),
+        }
 
 
 def open_env(env_id: str, **options: Any) -> EnvHandle:

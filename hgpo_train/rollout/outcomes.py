@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import polars as pl
 
-from hgpo_train.proportions import by_length, success_bounds
+from hgpo_train.proportions import by_length
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -26,9 +26,9 @@ OUTCOMES: Final[Mapping[str, Callable[[Sequence[Row]], float | bool | None]]] = 
     "success": lambda rows: rows[-1].won,
     "score": lambda rows: rows[-1].score,
 }
-"""The outcomes of a trajectory, computed from its rows in the order of steps; None if unknown.
+"""The outcomes of a trajectory, from its rows in the order of steps; None if unknown.
 
-They correspond to the column from which the estimator reads rewards (`reward` of the estimators' parameters).
+The names are those of the columns from which the estimators read rewards.
 """
 
 _COLUMNS: Final = {"reward": "episode_return", "success": "won", "score": "score"}
@@ -63,7 +63,7 @@ class Success:
         aborted: Number of rollouts that failed for a reason outside the task.
         unknown: Number of other rollouts of which the environment does not say whether they solved the task.
         share: Share of solved tasks among the rollouts whose result is known; None if there is none.
-        low: The share if every other rollout is counted as lost (`hgpo_train.proportions.success_bounds`).
+        low: The share if every other rollout is counted as lost.
         high: The share if every other rollout is counted as won.
         aborted_by_length: Number of rollouts and of aborted ones for each class of lengths
             (`hgpo_train.proportions.by_length`); empty if no rollout aborted.
@@ -100,7 +100,7 @@ def success(rollouts: pl.DataFrame) -> Success:
     whole = rollouts.filter(~pl.col("aborted"))
     aborted, won, unknown = len(rollouts) - len(whole), int(whole["won"].sum()), whole["won"].null_count()
     known = len(whole) - unknown
-    low, high = success_bounds(float(won), float(aborted + unknown), float(len(rollouts)))
+    low, high = won / len(rollouts), (won + aborted + unknown) / len(rollouts)
     lengths = by_length(rollouts).select("steps", "episodes", "aborted").rows() if aborted else []
     return Success(len(rollouts), aborted, unknown, won / known if known else None, low, high, tuple(lengths))
 

@@ -14,11 +14,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def live_progress(expected: int, *, shown: bool = True) -> Iterator[Callable[[Tally], None]]:
-    """Show a progress line within the block, if standard error is a terminal.
-
-    Args:
-        expected: Number of rollouts that will be played.
-        shown: Whether to show the line at all.
+    """Show a progress line of the expected number of rollouts within the block, if standard error is a terminal.
 
     Yields:
         A function that updates the line from a tally.
@@ -29,31 +25,15 @@ def live_progress(expected: int, *, shown: bool = True) -> Iterator[Callable[[Ta
     from rich.console import Console  # slow to import
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    columns = (
-        TextColumn("rollouts"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[summary]}"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("rollouts", total=max(0, expected), summary="")
-
-        def show(tally: Tally) -> None:
-            done = tally.trajectories
-            bar.update(task, completed=done, total=max(expected, done), summary=format_tally(tally))
-
-        yield show
-
-
-def format_tally(tally: Tally) -> str:
-    """Format a tally as one line."""
-    seconds = max(tally.seconds, 1e-9)
-    parts = [f"{tally.steps / seconds:,.0f} steps/s"]
-    if tally.tokens:
-        parts.append(f"{tally.tokens / seconds:,.0f} tokens/s")
-    if (success := tally.success) is not None:
-        parts.append(f"{success:.0%} solved")
-    if tally.aborted:
-        parts.append(f"{tally.aborted} failed")
-    return " · ".join(parts)
+    summary = TextColumn("{task.fields[summary]}")
+    columns = (TextColumn("rollouts"), BarColumn(), MofNCompleteColumn(), summary, TimeRemainingColumn())
+    # The stream of the command line cleans texts of others; these columns contain none.
+    stream = sys.stderr.styled() if hasattr(sys.stderr, "styled") else sys.stderr
+    with Progress(*columns, console=Console(file=stream), transient=True) as bar:
+        line = bar.add_task("", total=max(0, expected), summary="")
+        yield lambda tally: bar.update(
+            line,
+            completed=tally.trajectories,
+            total=max(expected, tally.trajectories),
+            summary=tally.describe(),
+        )

@@ -16,10 +16,9 @@ import hgpo_envs
 from hgpo_envs.errors import InputError, unknown
 from hgpo_envs.task_sampling import TASK_SAMPLINGS
 from hgpo_train.rollout.collector import Collector, Tally
-from hgpo_train.rollout.group_plan import plan_groups
-from hgpo_train.rollout.group_scheduler import GroupScheduler, collected_groups
+from hgpo_train.rollout.groups import GroupScheduler, collected_groups, plan_groups
 from hgpo_train.rollout.outcomes import OUTCOMES
-from hgpo_train.rollout.slots import LocalSlots, Slots, ThreadSlots
+from hgpo_train.rollout.slots import Slots, ThreadSlots
 from hgpo_train.rollout.trajectory import columns_of
 from hgpo_train.settings import NonNegativeInt, PositiveFloat, PositiveInt, Settings
 
@@ -142,7 +141,7 @@ def collect_groups(
 
     Raises:
         RolloutError: Too many rollouts failed in a row. Finished groups are committed.
-        Exception: A bug in a user's own policy (`hgpo_train.policies.own`). Finished groups are committed.
+        Exception: A bug in a user's own policy (`hgpo_train.policies.registry`). Finished groups are committed.
     """
     execution, tally = execution or ExecutionOptions(), tally or Tally()
     done, failed = collected_groups(writer, spec.outcome, retry_failed=retry_failed)
@@ -164,7 +163,7 @@ def collect_groups(
     elif concurrent is not None:  # engines that wait for other processes, of which the source allows so many
         slots = ThreadSlots([handle.shared.source.engine() for _ in range(min(count, concurrent))])
     else:
-        slots = LocalSlots([handle.shared.source.engine() for _ in range(count)])
+        slots = Slots([handle.shared.source.engine() for _ in range(count)])
     try:
         Collector(handle, slots, policy, groups, spec, execution, tally).run(progress, should_stop)
     finally:
@@ -178,19 +177,18 @@ def stop_on_interrupt() -> Iterator[Callable[[], bool]]:
 
     Finished groups can thus be committed. Only the main thread receives Ctrl-C.
     """
-    stop = threading.Event()
+    stops: list[int] = []
     if threading.current_thread() is not threading.main_thread():
-        yield stop.is_set
+        yield lambda: False
         return
 
-    def note(number: int, frame: object) -> None:
-        del number, frame
-        if stop.is_set():
+    def note(number: int, _: object) -> None:
+        if stops:
             raise KeyboardInterrupt
-        stop.set()
+        stops.append(number)
 
     before = signal.signal(signal.SIGINT, note)
     try:
-        yield stop.is_set
+        yield lambda: bool(stops)
     finally:
         signal.signal(signal.SIGINT, before)

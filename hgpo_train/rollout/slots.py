@@ -7,7 +7,7 @@ import queue
 import signal
 from concurrent.futures import ThreadPoolExecutor
 from time import perf_counter
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from hgpo_train.policies.base import attempt
 
@@ -32,82 +32,67 @@ class SlotResult(NamedTuple):
     seconds: float
 
 
-class Slots(Protocol):
-    """A fixed number of engines, each playing one task at a time. Also `hgpo_train.rollout.workers.WorkerSlots`.
+class Slots:
+    """A fixed number of engines, each playing one task at a time; here in the collector's thread.
+
+    Subclasses call them in threads, or in processes (`hgpo_train.rollout.workers.WorkerSlots`).
 
     Attributes:
         engines: The engine of each slot, for experts that inspect it between calls; None if it runs in another process.
         busy: Number of calls whose results have not been collected.
     """
 
-    @property
-    def engines(self) -> Sequence[Engine | None]: ...  # noqa: D102 - see above
-
-    busy: int
-
-    def call(self, slot: int, method: str, text: str) -> None:
-        """Call a slot's engine, now or soon: ``start`` with a task id, or ``act`` with a command."""
-        ...
-
-    def collect(self, timeout: float) -> Sequence[SlotResult]:
-        """Return the results that are ready. Wait at most `timeout` seconds for the first one."""
-        ...
-
-    def close(self) -> None:
-        """Release the resources of all slots, and end the calls that are under way."""
-        ...
-
-
-class LocalSlots:
-    """Slots whose engines run in the collector's thread."""
-
-    def __init__(self, engines: Sequence[Engine]) -> None:
+    def __init__(self, engines: Sequence[Engine | None]) -> None:
         self.engines = engines
         self.busy = 0
         self._results: list[SlotResult] = []
 
     def call(self, slot: int, method: str, text: str) -> None:
-        """See `Slots`."""
+        """Call a slot's engine, now or soon: ``start`` with a task id, or ``act`` with a command."""
         self.busy += 1
-        self._results.append(_result(slot, self.engines[slot], method, text))
+        self._results.append(self._result(slot, method, text))
 
     def collect(self, timeout: float) -> Sequence[SlotResult]:
-        """See `Slots`."""
+        """Return the results that are ready. Wait at most `timeout` seconds for the first one."""
         del timeout
         results, self._results, self.busy = self._results, [], 0
         return results
 
     def close(self) -> None:
-        """See `Slots`."""
+        """Release the resources of all slots, and end the calls that are under way."""
+
+    def _result(self, slot: int, method: str, text: str) -> SlotResult:
+        began = perf_counter()
+        outcome = attempt("EnvironmentFailed", getattr(self.engines[slot], method), text)
+        return SlotResult(slot, outcome, perf_counter() - began)
 
 
-class ThreadSlots:
+class ThreadSlots(Slots):
     """Slots whose engines wait for other processes (`hgpo_envs.engine.TaskSource`), each called in a thread.
 
     Engines may have the method ``close``, which ends a call that is under way.
     """
 
     def __init__(self, engines: Sequence[Engine]) -> None:
-        self.engines = engines
-        self.busy = 0
+        super().__init__(engines)
         self._threads = ThreadPoolExecutor(
             len(engines), "hgpo-engine", initializer=_leave_interrupts_to_the_main_thread
         )
-        self._results: queue.SimpleQueue[SlotResult] = queue.SimpleQueue()
+        self._ready: queue.SimpleQueue[SlotResult] = queue.SimpleQueue()
 
     def call(self, slot: int, method: str, text: str) -> None:
         """See `Slots`."""
         self.busy += 1
-        self._threads.submit(lambda: self._results.put(_result(slot, self.engines[slot], method, text)))
+        self._threads.submit(lambda: self._ready.put(self._result(slot, method, text)))
 
     def collect(self, timeout: float) -> Sequence[SlotResult]:
         """See `Slots`."""
         results: list[SlotResult] = []
         with contextlib.suppress(queue.Empty):
             if timeout > 0 and self.busy:
-                results.append(self._results.get(timeout=timeout))
+                results.append(self._ready.get(timeout=timeout))
             while True:
-                results.append(self._results.get_nowait())
+                results.append(self._ready.get_nowait())
         self.busy -= len(results)
         return results
 
@@ -117,12 +102,6 @@ class ThreadSlots:
         for engine in self.engines:
             if (close := getattr(engine, "close", None)) is not None:
                 close()
-
-
-def _result(slot: int, engine: Engine, method: str, text: str) -> SlotResult:
-    began = perf_counter()
-    outcome = attempt("EnvironmentFailed", getattr(engine, method), text)
-    return SlotResult(slot, outcome, perf_counter() - began)
 
 
 def _leave_interrupts_to_the_main_thread() -> None:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from hgpo_envs.episode import Episode
     from hgpo_train.policies.base import Reply
-    from hgpo_train.rollout.group_plan import PlannedGroup
+    from hgpo_train.rollout.groups import PlannedGroup
 
 
 class Row(NamedTuple):

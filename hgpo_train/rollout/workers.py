@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from hgpo_envs.errors import InputError
 from hgpo_train.policies.base import Failure, attempt
-from hgpo_train.rollout.slots import SlotResult
+from hgpo_train.rollout.slots import SlotResult, Slots
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -59,8 +59,8 @@ class _Worker:
     called_at: float | None = None
 
 
-class WorkerSlots:
-    """Slots whose engines run in one subprocess each (`hgpo_train.rollout.slots.Slots`).
+class WorkerSlots(Slots):
+    """Slots whose engines run in one subprocess each.
 
     Args:
         shared: The task source. It is pickled, and opened again in each process.
@@ -78,8 +78,7 @@ class WorkerSlots:
             raise InputError(
                 f"the environment cannot be sent to worker processes ({pickled.message}); remove --workers"
             )
-        self.engines: list[Engine | None] = [None] * count
-        self.busy = 0
+        super().__init__([None] * count)
         self._pickled, self._timeout_s = bytes(pickled), timeout_s
         self._workers: dict[int, _Worker] = {}
         self._selector = selectors.DefaultSelector()

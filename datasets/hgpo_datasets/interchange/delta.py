@@ -2,7 +2,8 @@
 
 A table can contain many runs; it is partitioned by the column `run`. The column `shard` is added, the file of a row.
 Each commit appends a shard and records how many of the run's shards the table has (an application transaction of the
-Delta protocol), so that exporting a run again appends only its new shards, and a killed export continues.
+Delta protocol), so that exporting a run again appends only its new shards, and a killed export continues. A commit is
+refused if another export of the run has committed since this one read the table.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from hgpo_datasets.manifest import Header
+    from hgpo_datasets.reader import StepFile
 
 SHARD: Final = "shard"
 """The column that is added: the name of the row's file in the run."""
@@ -54,7 +56,7 @@ def to_delta(
     Raises:
         InputError: The run has no rows or is damaged, the table has another run of this name, or it cannot be written.
     """
-    from deltalake import CommitProperties, DeltaTable, Transaction, WriterProperties, write_deltalake
+    from deltalake import CommitProperties, Transaction, WriterProperties, write_deltalake
 
     folder = single_run(run)
     if folder is None:
@@ -66,31 +68,48 @@ def to_delta(
     url, options = os.fspath(table), dict(storage_options or {})
     if "://" in url and uses_http(options):
         options["allow_http"] = "true"
-    done = rows = appended = 0
+    rows = appended = 0
     with _errors(url):
-        if DeltaTable.is_deltatable(url, options or None):
-            existing = DeltaTable(url, storage_options=options or None)
-            done = existing.transaction_version(app) or 0
-            _check_runs(existing, listed.header, known=done > 0)
-            _remove_replaced(existing, listed.header, listed.replaced, app)
+        existing = _table(url, files[0], options or None)
+        done = existing.transaction_version(app) or 0
+        _check_runs(existing, listed.header, known=done > 0)
+        _remove_replaced(existing, listed.header, listed.replaced, app)
         for file in files:
-            name = Path(file.path).name
-            number = int(name.removeprefix("steps-").partition(".")[0])  # among all that the run ever committed
+            number = int(Path(file.path).name.removeprefix("steps-").partition(".")[0])  # among all ever committed
             if number < done:
                 continue
-            steps = scan_files([file], None, {}).with_columns(pl.lit(name).alias(SHARD)).collect()
+            steps = _rows(file)
+            if (existing.transaction_version(app) or 0) != done:  # the last commit has also read those of others
+                raise InputError(f"{url}: another export of the run {listed.header.run!r} is writing it; wait for it")
             write_deltalake(
-                url,
+                existing,
                 steps.to_arrow(compat_level=pl.CompatLevel.oldest()),
                 mode="append",
-                partition_by=["run"],
                 schema_mode="merge",  # runs of other depths have other hashes
-                storage_options=options or None,
                 writer_properties=WriterProperties(compression="ZSTD"),
                 commit_properties=CommitProperties(app_transactions=[Transaction(app, number + 1)]),
             )
-            rows, appended = rows + steps.height, appended + 1
-        return DeltaReport(DeltaTable(url, storage_options=options or None).version(), appended, rows)
+            done, rows, appended = number + 1, rows + steps.height, appended + 1
+        return DeltaReport(existing.version(), appended, rows)
+
+
+def _rows(file: StepFile) -> pl.DataFrame:
+    return scan_files([file], None, {}).with_columns(pl.lit(Path(file.path).name).alias(SHARD)).collect()
+
+
+def _table(url: str, file: StepFile, options: dict[str, str] | None) -> Any:  # noqa: ANN401 (a DeltaTable)
+    """Open a table, or create an empty one: a commit can only be refused for another after a version that both read."""
+    from deltalake import DeltaTable
+    from deltalake.exceptions import DeltaError
+
+    if not DeltaTable.is_deltatable(url, options):
+        schema = _rows(file).clear().to_arrow(compat_level=pl.CompatLevel.oldest()).schema
+        try:
+            return DeltaTable.create(url, schema, mode="error", partition_by=["run"], storage_options=options)
+        except DeltaError:
+            if not DeltaTable.is_deltatable(url, options):
+                raise
+    return DeltaTable(url, storage_options=options)
 
 
 def _check_runs(table: Any, header: Header, *, known: bool) -> None:  # noqa: ANN401 (a DeltaTable)
@@ -116,11 +135,14 @@ def _remove_replaced(table: Any, header: Header, replaced: list[str], app: str) 
 @contextmanager
 def _errors(table: str) -> Iterator[None]:
     """Convert the errors of the table and of its store to one line."""
-    from deltalake.exceptions import DeltaError
+    from deltalake.exceptions import CommitFailedError, DeltaError
 
     try:
         yield
     except InputError:
         raise
+    except CommitFailedError as error:
+        met = first_line(error)
+        raise InputError(f"{table}: another export has committed ({met}); run the command again") from error
     except (DeltaError, OSError, ValueError) as error:
         raise InputError(f"{table}: {first_line(error)}") from error

@@ -111,18 +111,15 @@ class PackStore:
                 "build it again with `hgpo data build alfworld`"
             )
         if zlib.crc32(head[:_CHECKED]) != check:
-            raise self._damaged("its header fails its checksum")
+            raise InputError(f"{self.path} is damaged (its header fails its checksum); copy or build it again")
         if len(self._map) != length:
             raise InputError(
                 f"{self.path}: expected {length:,} bytes, received {len(self._map):,}; copy or build it again"
             )
         texts, index = self._map[texts_at : texts_at + texts_size], self._map[index_at : index_at + index_size]
         if zlib.crc32(index, zlib.crc32(texts)) != body_check:
-            raise self._damaged("its index fails its checksum")
+            raise InputError(f"{self.path} is damaged (its index fails its checksum); copy or build it again")
         return count, texts, index
-
-    def _damaged(self, what: str) -> InputError:
-        return InputError(f"{self.path} is damaged ({what}); copy or build it again")
 
     @contextmanager
     def _sound(self, what: str = "") -> Iterator[None]:

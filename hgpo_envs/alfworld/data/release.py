@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from hgpo_envs.alfworld.data.source import SPLITS, ALFWorldSource
+from hgpo_envs.alfworld.data.game_folder import SPLITS
+from hgpo_envs.alfworld.data.source import ALFWorldSource
 from hgpo_envs.errors import InputError
 from hgpo_envs.files.atomic import new_folder
 from hgpo_envs.files.download import NoConnection, download
@@ -33,48 +33,22 @@ TRAJECTORIES: Final = f"{RELEASES}/0.2.2/json_2.1.1_json.zip"
 NOTE: Final = "hgpo-source.json"
 
 
-@dataclass(frozen=True, slots=True)
-class Asset:
-    """One archive of a release.
-
-    Attributes:
-        url: The address.
-        sha256: The expected SHA-256 as hexadecimal digits, or None if it is not known.
-    """
-
-    url: str
-    sha256: str | None = None
-
-
-def assets(urls: Sequence[str] | None = None, sha256: str | None = None, *, trajectories: bool = False) -> list[Asset]:
-    """Return the archives to download: the official release, or archives at other addresses.
-
-    Args:
-        urls: The addresses to use instead of the official ones.
-        sha256: The expected SHA-256 of the archive, if there is only one.
-        trajectories: Whether to include `TRAJECTORIES` in the official release.
-
-    Raises:
-        InputError: If a checksum is given for several archives.
-    """
-    chosen = list(urls or [GAMES, *([TRAJECTORIES] if trajectories else [])])
-    if sha256 is not None and len(chosen) > 1:
-        raise InputError(f"expected one archive with one checksum, received {len(chosen)} archives; omit the checksum")
-    return [Asset(url, sha256) for url in chosen]
-
-
 def fetch_release(
     out: Path,
-    assets: Sequence[Asset],
+    urls: Sequence[str] | None = None,
+    sha256: str | None = None,
     *,
+    trajectories: bool = False,
     downloading: Callable[[str], Progress] | None = None,
     unpacking: Callable[[int], object] | None = None,
 ) -> dict[str, int]:
-    """Download archives and unpack them.
+    """Download the archives of the official release, or others, and unpack them.
 
     Args:
         out: A new or empty folder.
-        assets: The archives.
+        urls: The addresses to use instead of the official ones.
+        sha256: The expected SHA-256 of the archive, if there is only one.
+        trajectories: Whether to include `TRAJECTORIES` in the official release.
         downloading: Returns the progress callback for an archive's name.
         unpacking: Called with the number of files unpacked so far.
 
@@ -82,27 +56,31 @@ def fetch_release(
         The number of games in each split.
 
     Raises:
-        InputError: If a download fails, an archive is damaged or contains no games, or the folder cannot be written.
+        InputError: If a download fails, an archive is damaged or contains no games, a checksum is given for several
+            archives, or the folder cannot be written.
     """
+    urls = list(urls or [GAMES, *([TRAJECTORIES] if trajectories else [])])
+    if sha256 is not None and len(urls) > 1:
+        raise InputError(f"expected one archive with one checksum, received {len(urls)} archives; omit the checksum")
     with writing(out), new_folder(out) as folder:
         archives = {}
-        for number, asset in enumerate(assets):
-            archives[asset] = folder / f".archive-{number}"
-            progress = downloading(asset.url.rsplit("/", 1)[-1]) if downloading else None
+        for number, url in enumerate(urls):
+            archives[url] = folder / f".archive-{number}"
+            progress = downloading(url.rsplit("/", 1)[-1]) if downloading else None
             try:
-                download(asset.url, archives[asset], progress=progress)
+                download(url, archives[url], progress=progress)
             except NoConnection as error:
-                raise NoConnection(f"{error}. {_offline(assets)}") from None
-        counts = _install(folder, archives, unpacking)
+                raise NoConnection(f"{error}. {_offline(urls)}") from None
+        counts = _install(folder, archives, sha256, unpacking)
         for path in archives.values():
             path.unlink()
         return counts
 
 
-def _offline(assets: Sequence[Asset]) -> str:
-    archives = " ".join(f"--from {asset.url.rsplit('/', 1)[-1]}" for asset in assets)
+def _offline(urls: Sequence[str]) -> str:
+    archives = " ".join(f"--from {url.rsplit('/', 1)[-1]}" for url in urls)
     return (
-        f"Without a network, download {' and '.join(redact(asset.url) for asset in assets)} elsewhere and run "
+        f"Without a network, download {' and '.join(map(redact, urls))} elsewhere and run "
         f"`hgpo data fetch alfworld {archives}`; the bundled games need no download"
     )
 
@@ -124,22 +102,24 @@ def install_files(
         InputError: If an archive is damaged or contains no games, or if the folder cannot be written.
     """
     with writing(out), new_folder(out) as folder:
-        return _install(folder, {Asset(path.name): path for path in archives}, unpacking)
+        return _install(folder, {path.name: path for path in archives}, None, unpacking)
 
 
-def _install(folder: Path, archives: Mapping[Asset, Path], unpacking: Callable[[int], object] | None) -> dict[str, int]:
+def _install(
+    folder: Path, archives: Mapping[str, Path], sha256: str | None, unpacking: Callable[[int], object] | None
+) -> dict[str, int]:
     """Unpack archives into an empty folder, check that it contains games, and write the note about their sources."""
     sources = []
-    for asset, path in archives.items():
+    for address, path in archives.items():
         with open_regular(path, "zip or tar file of ALFWorld games") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
-            sources.append({"source": redact(asset.url), "size": file.tell(), "sha256": digest})
-        if asset.sha256 is not None and digest != asset.sha256.lower():
-            raise InputError(f"{redact(asset.url)}: expected SHA-256 {asset.sha256.lower()}, received {digest}")
+            sources.append({"source": redact(address), "size": file.tell(), "sha256": digest})
+        if sha256 is not None and digest != sha256.lower():
+            raise InputError(f"{redact(address)}: expected SHA-256 {sha256.lower()}, received {digest}")
         try:
             unpack(path, folder, unpacking)
         except InputError as error:  # which names the path of a download that will not exist any more
-            raise InputError(str(error).replace(str(path), redact(asset.url))) from None
+            raise InputError(str(error).replace(str(path), redact(address))) from None
     games = ALFWorldSource(folder)
     counts = {split: len(games.ids(split)) for split in SPLITS}
     (folder / NOTE).write_text(json.dumps({"games": counts, "sources": sources}, indent=2) + "\n", "utf-8")

@@ -7,7 +7,7 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from hgpo_envs.alfworld.data.game_folder import GAME_FILE, SPLITS, FolderStore, GameStore
+from hgpo_envs.alfworld.data.game_folder import SPLITS, FolderStore, GameStore
 from hgpo_envs.alfworld.data.pack import PackStore
 from hgpo_envs.alfworld.engine import ALFWorldEngine
 from hgpo_envs.alfworld.engine.game import Game, compile_game
@@ -17,8 +17,6 @@ from hgpo_envs.errors import InputError, UnknownTask, unknown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-
-__all__ = ["GAME_FILE", "SPLITS", "ALFWorldSource", "open_store"]
 
 BUNDLED: Final = "games.pack"
 """The pack in `hgpo_envs/alfworld/bundled`."""
@@ -45,7 +43,7 @@ class ALFWorldSource:
         self.store = open_store(data)
         self._arguments = (data, grammar, keep)
         self._grammar = grammar
-        self.game: Callable[[str], Game] = lru_cache(keep)(self._compiled)
+        self.game: Callable[[str], Game] = lru_cache(keep)(lambda task_id: compile_game(self.read(task_id), task_id))
         """The compiled game of a task. Engines that play the same game share it."""
 
     def __reduce__(self) -> tuple[Callable[..., ALFWorldSource], tuple[object, ...]]:
@@ -69,9 +67,6 @@ class ALFWorldSource:
             versions={"grammar": game.grammar.name},
         )
 
-    def _compiled(self, task_id: str) -> Game:
-        return compile_game(self.read(task_id), task_id)
-
     def read(self, task_id: str) -> dict[str, Any]:
         """Return the JSON object of the game file, with the commands of the selected grammar.
 
@@ -90,7 +85,7 @@ class ALFWorldSource:
 
     def engine(self) -> ALFWorldEngine:
         """Return a new engine over these games."""
-        return ALFWorldEngine(self)
+        return ALFWorldEngine(self.game)
 
 
 def open_store(data: str | Path | None) -> GameStore:

@@ -10,12 +10,10 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Final
 
-from hgpo_envs.alfworld.engine.game import KNIVES, STATIONS, Ability
-from hgpo_envs.alfworld.engine.state import NOTHING
+from hgpo_envs.alfworld.engine.game import KNIVES, STATIONS
+from hgpo_envs.alfworld.engine.state import NOTHING, Ability
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from hgpo_envs.alfworld.engine.game import Game
     from hgpo_envs.alfworld.engine.state import GameState
 
@@ -25,24 +23,17 @@ _TOGGLEABLE: Final = Ability.TOGGLEABLE.value
 _SLICEABLE: Final = Ability.SLICEABLE.value
 _KEPT_SCENES: Final = 1024
 
-_PHRASES: Final[dict[str, Callable[[Game, int, int], str]]] = {
-    "look": lambda _game, _first, _second: "look",
-    "inventory": lambda _game, _first, _second: "inventory",
-    "help": lambda _game, _first, _second: "help",
-    "go": lambda game, r, _second: f"go to {game.receptacle_names[r]}",
-    "open": lambda game, r, _second: f"open {game.receptacle_names[r]}",
-    "close": lambda game, r, _second: f"close {game.receptacle_names[r]}",
-    "inspect": lambda game, r, _second: f"examine {game.receptacle_names[r]}",
-    "examine": lambda game, o, _second: f"examine {game.object_names[o]}",
-    "use": lambda game, o, _second: f"use {game.object_names[o]}",
-    "take": lambda game, o, r: f"take {game.object_names[o]} from {game.receptacle_names[r]}",
-    "put": lambda game, o, r: game.grammar.put.format(object=game.object_names[o], receptacle=game.receptacle_names[r]),
-    "clean": lambda game, o, r: f"clean {game.object_names[o]} with {game.receptacle_names[r]}",
-    "heat": lambda game, o, r: f"heat {game.object_names[o]} with {game.receptacle_names[r]}",
-    "cool": lambda game, o, r: f"cool {game.object_names[o]} with {game.receptacle_names[r]}",
-    "slice": lambda game, o, knife: f"slice {game.object_names[o]} with {game.object_names[knife]}",
+_PATTERNS: Final = {
+    "go": "go to {0}",
+    "inspect": "examine {0}",
+    "take": "take {0} from {1}",
+    "clean": "clean {0} with {1}",
+    "heat": "heat {0} with {1}",
+    "cool": "cool {0} with {1}",
+    "slice": "slice {0} with {1}",
 }
-"""The command of each rule. `inspect` is the command `examine` for a receptacle."""
+"""The commands of rules, where they are more than the verb and a name. `inspect` is `examine` for a receptacle."""
+_OF_RECEPTACLES: Final = frozenset({"go", "open", "close", "inspect"})
 
 
 class Commands:
@@ -85,44 +76,28 @@ class Commands:
 
         They are sorted in parts: clean, close, cool and examine, then go, heat, help, inventory, look, then the rest.
         """
+        game, held, text = self._game, game_state.held, self._text
         first: list[str] = []
         heat: list[str] = []
         rest: list[str] = []
-        for r in self._game.receptacles_at[game_state.location]:
-            first.append(self._text("inspect", r))
-            if self._game.openable[r]:
-                (first if game_state.opened[r] else rest).append(
-                    self._text("close" if game_state.opened[r] else "open", r)
-                )
-            verb = self._treatment(r, game_state.held)
-            if verb:
-                (heat if verb == "heat" else first).append(self._text(verb, game_state.held, r))
-            rest += self._handling(game_state, r)
-        if game_state.held != NOTHING:
-            first.append(self._text("examine", game_state.held))
-        if game_state.held in self._knives:
-            rest += [
-                self._text("slice", o, game_state.held)
-                for o in self._sliceable
-                if game_state.location in game_state.spots[o]
-            ]
+        for r in game.receptacles_at[game_state.location]:
+            closed, contents = game.openable[r] and not game_state.opened[r], game_state.contents[r]
+            first.append(text("inspect", r))
+            if game.openable[r]:
+                (rest if closed else first).append(text("open" if closed else "close", r))
+            if held != NOTHING and game.abilities[held] & self._stations[r]:
+                verb = _TREATMENTS[self._stations[r]]
+                (heat if verb == "heat" else first).append(text(verb, held, r))
+            rest += [text("use", o) for o in contents if game.abilities[o] & _TOGGLEABLE]
+            if not closed and held == NOTHING:
+                rest += [text("take", o, r) for o in contents if game.abilities[o] & _PICKUPABLE]
+            elif not closed and game.object_types[held] in game.accepts[r]:
+                rest.append(text("put", held, r))
+        if held != NOTHING:
+            first.append(text("examine", held))
+        if held in self._knives:
+            rest += [text("slice", o, held) for o in self._sliceable if game_state.location in game_state.spots[o]]
         return (*_unique(first), *self._going(game_state.location), *_unique(heat), *self._last, *_unique(rest))
-
-    def _handling(self, game_state: GameState, r: int) -> list[str]:
-        """Return the commands that take from, put into (both only if it is open) or use objects in a receptacle."""
-        game, held = self._game, game_state.held
-        offers = [self._text("use", o) for o in game_state.contents[r] if game.abilities[o] & _TOGGLEABLE]
-        if not game.openable[r] or game_state.opened[r]:
-            if held == NOTHING:
-                offers += [self._text("take", o, r) for o in game_state.contents[r] if game.abilities[o] & _PICKUPABLE]
-            elif game.object_types[held] in game.accepts[r]:
-                offers.append(self._text("put", held, r))
-        return offers
-
-    def _treatment(self, r: int, held: int) -> str | None:
-        """Return the verb of the treatment that a receptacle can apply to the held object, or None."""
-        ability = self._stations[r]
-        return _TREATMENTS[ability] if held != NOTHING and self._game.abilities[held] & ability else None
 
     def _going(self, location: int) -> tuple[str, ...]:
         going = self._elsewhere.get(location)
@@ -137,8 +112,16 @@ class Commands:
         meaning = (verb, first, second)
         text = self._texts.get(meaning)
         if text is None:
+            game = self._game
+            names = game.receptacle_names if verb in _OF_RECEPTACLES else game.object_names
+            others = game.object_names if verb == "slice" else game.receptacle_names
+            if first == NOTHING:
+                phrase = verb
+            elif verb == "put":
+                phrase = game.grammar.put.format(object=names[first], receptacle=others[second])
+            else:
+                phrase = _PATTERNS.get(verb, f"{verb} {{0}}").format(names[first], others[second])
             # interned, because thousands of games share the same few thousand commands
-            phrase = _PHRASES[verb](self._game, first, second)
             text = self._texts[meaning] = sys.intern(phrase)
             self.meaning[text] = meaning
         return text

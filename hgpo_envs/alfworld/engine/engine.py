@@ -5,15 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import compress
 from operator import ne
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from hgpo_envs.alfworld.engine import observations, rules
 from hgpo_envs.alfworld.engine.commands import commands_of
 from hgpo_envs.engine import State
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Mapping, Sequence
+    from collections.abc import Callable, Hashable, Mapping, Sequence
 
     from hgpo_envs.alfworld.engine.commands import Commands
     from hgpo_envs.alfworld.engine.game import Game
@@ -22,22 +21,14 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
-_NO_INFO: Final[Mapping[str, Any]] = MappingProxyType({})
-
-
-class GameProvider(Protocol):
-    """A source of compiled games."""
-
-    def game(self, task_id: str) -> Game:
-        """Return the compiled game."""
-        ...
+_NO_INFO: Final[Mapping[str, Any]] = {}
 
 
 class ALFWorldEngine:
     """Plays ALFWorld games, one at a time (`hgpo_envs.engine.Engine`).
 
     Args:
-        games: The source of games. None allows only `play`.
+        games: Returns the compiled game of a task id. None allows only `play`.
 
     Attributes:
         game: The current game.
@@ -49,7 +40,7 @@ class ALFWorldEngine:
     _commands: Commands
     _deciding: frozenset[str]
 
-    def __init__(self, games: GameProvider | None = None) -> None:
+    def __init__(self, games: Callable[[str], Game] | None = None) -> None:
         self._games = games
         self._state: State | None = None
 
@@ -57,7 +48,7 @@ class ALFWorldEngine:
         """Start a task of the source."""
         if self._games is None:
             raise RuntimeError("this engine has no source of games; use play(game)")
-        return self.play(self._games.game(task_id))
+        return self.play(self._games(task_id))
 
     def play(self, game: Game) -> State:
         """Start a compiled game."""

@@ -14,7 +14,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from hgpo_envs.alfworld.engine.goals import TASK_TYPES, Goal, parse_goal
+from hgpo_envs.alfworld.engine.goals import Goal, parse_goal
 from hgpo_envs.alfworld.engine.grammar import Grammar, recognise, split_task
 from hgpo_envs.alfworld.engine.state import NOTHING, Ability, GameState, Trait
 from hgpo_envs.errors import InputError, one_line
@@ -26,21 +26,6 @@ if TYPE_CHECKING:
 
     Facts = Mapping[str, list[tuple[str, ...]]]
     """The arguments of the initial facts by predicate."""
-
-__all__ = [
-    "KNIVES",
-    "STATIONS",
-    "TASK_TYPES",
-    "TEXTS",
-    "Ability",
-    "Game",
-    "Goal",
-    "compile_game",
-    "compile_problem",
-    "display_names",
-    "read_file",
-    "read_game",
-]
 
 TEXTS: Final = ("pddl_domain", "grammar", "pddl_problem")
 """The text fields that every game file contains."""
@@ -102,15 +87,6 @@ class Game:
     walkthrough: tuple[str, ...] | None = None
     cache: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
     """Data that engines derive from the game and share."""
-
-
-def read_game(path: Path) -> Game:
-    """Read and compile an official `game.tw-pddl` file.
-
-    Raises:
-        InputError: If the file cannot be read or the game is not supported.
-    """
-    return compile_game(read_file(path), str(path))
 
 
 def read_file(path: Path) -> dict[str, Any]:
@@ -201,7 +177,7 @@ def compile_problem(problem: str, grammar: Grammar, task: str, walkthrough: Iter
     nested = defaultdict(list)
     for inner, outer in sorted(set(facts["inreceptacleobject"])):
         nested[object_index[outer]].append(object_index[inner])
-    abilities = _abilities(facts, object_index)
+    abilities = tuple(_flags(facts, _ABILITY_FACTS, object_index))
     goal = parse_goal(wish)
     return Game(
         object_ids=entities["object"],
@@ -216,7 +192,9 @@ def compile_problem(problem: str, grammar: Grammar, task: str, walkthrough: Iter
         places=places,
         accepts=tuple(frozen.get(name, frozenset()) for name in receptacle_types),
         location_names=tuple(names[name] for name in entities["location"]),
-        receptacles_at=_at_each(places, len(entities["location"])),
+        receptacles_at=tuple(
+            tuple(r for r, place in enumerate(places) if place == location) for location in range(len(location_index))
+        ),
         start=_start(facts, object_index, receptacle_index, location_index),
         goal=goal,
         wanted=_matching(object_types, goal.object_type, abilities, goal.ability),
@@ -284,14 +262,11 @@ def _entities(objects: str, facts: Facts) -> dict[str, tuple[str, ...]]:
             waiting.clear()
         else:
             waiting.append(word)
-    found: dict[str, list[str]] = {"agent": [], "object": [], "receptacle": [], "location": []}
-    mentioned = {name for rows in facts.values() for row in rows for name in row}
-    for name in sorted(mentioned):
+    mentioned = sorted({name for rows in facts.values() for row in rows for name in row})
+    for name in mentioned:
         if name not in kinds:
             raise InputError(f"the problem uses {name!r} without declaring it")
-        if kinds[name] in found:
-            found[kinds[name]].append(name)
-    return {kind: tuple(names) for kind, names in found.items()}
+    return {kind: tuple(n for n in mentioned if kinds[n] == kind) for kind in ("object", "receptacle", "location")}
 
 
 def _places(facts: Facts, receptacles: tuple[str, ...], locations: Mapping[str, int]) -> tuple[int, ...]:
@@ -300,15 +275,6 @@ def _places(facts: Facts, receptacles: tuple[str, ...], locations: Mapping[str, 
         if places.setdefault(receptacle, location) != location:
             raise InputError(f"receptacle {receptacle} has two locations, which the engine does not support")
     return tuple(locations[places[name]] if name in places else NOTHING for name in receptacles)
-
-
-def _at_each(places: tuple[int, ...], locations: int) -> tuple[tuple[int, ...], ...]:
-    """Return the receptacles at each location."""
-    found: list[list[int]] = [[] for _ in range(locations)]
-    for receptacle, place in enumerate(places):
-        if place != NOTHING:
-            found[place].append(receptacle)
-    return tuple(map(tuple, found))
 
 
 def _types(rows: list[tuple[str, ...]], names: tuple[str, ...]) -> tuple[str, ...]:
@@ -343,10 +309,6 @@ def _flags(facts: Facts, flags: Mapping[str, Ability] | Mapping[str, Trait], obj
         for (name,) in facts.get(predicate, ()):
             values[objects[name]] |= flag.value
     return values
-
-
-def _abilities(facts: Facts, objects: Mapping[str, int]) -> tuple[int, ...]:
-    return tuple(_flags(facts, _ABILITY_FACTS, objects))
 
 
 def _start(

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from hgpo_envs.alfworld.engine.game import Ability
-from hgpo_envs.alfworld.engine.state import NOTHING, GameState, Trait
+from hgpo_envs.alfworld.engine.state import NOTHING, Ability, GameState, Trait
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -41,7 +40,7 @@ def welcome(game: Game) -> str:
     return f"-= Welcome to TextWorld, ALFRED! =-\n\n{around}\n\nYour task is to: {game.task}"
 
 
-def look(game: Game, game_state: GameState) -> str:
+def look(game: Game, game_state: GameState, *_: int) -> str:
     """Return the observation of `look`: the receptacles here, and the objects moved from one of them to another."""
     here = game.receptacles_at[game_state.location]
     if not here:
@@ -51,7 +50,7 @@ def look(game: Game, game_state: GameState) -> str:
     return f"You are facing the {facing}. Next to it, you see {listing(game.object_names[o] for o, _ in moved)}."
 
 
-def receptacle(game: Game, game_state: GameState, index: int) -> str:
+def receptacle(game: Game, game_state: GameState, index: int, *_: int) -> str:
     """Return the description of a receptacle: its contents, or that it is closed."""
     name = game.receptacle_names[index]
     if game.openable[index] and not game_state.opened[index]:
@@ -62,7 +61,7 @@ def receptacle(game: Game, game_state: GameState, index: int) -> str:
     )
 
 
-def thing(game: Game, game_state: GameState, index: int) -> str:
+def thing(game: Game, game_state: GameState, index: int, *_: int) -> str:
     """Return the description of an object."""
     name, ability, trait = game.object_names[index], game.abilities[index], game_state.traits[index]
     if ability & Ability.CONTAINER:
@@ -82,7 +81,7 @@ def thing(game: Game, game_state: GameState, index: int) -> str:
     return f"There's nothing special about {name}."
 
 
-def inventory(game: Game, game_state: GameState) -> str:
+def inventory(game: Game, game_state: GameState, *_: int) -> str:
     """Return the observation of `inventory`: the held object."""
     if game_state.held == NOTHING:
         return "You are not carrying anything."

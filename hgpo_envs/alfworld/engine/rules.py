@@ -24,14 +24,6 @@ if TYPE_CHECKING:
 _CLEAN, _HOT, _COOL, _SLICED, _TOGGLED = (trait.value for trait in Trait)
 
 
-def _look(game: Game, game_state: GameState, _first: int, _second: int) -> str:
-    return observations.look(game, game_state)
-
-
-def _inventory(game: Game, game_state: GameState, _first: int, _second: int) -> str:
-    return observations.inventory(game, game_state)
-
-
 def _help(game: Game, _world: GameState, _first: int, _second: int) -> str:
     return game.grammar.help or ""
 
@@ -51,14 +43,6 @@ def _open(game: Game, game_state: GameState, r: int, _second: int) -> str:
 def _close(game: Game, game_state: GameState, r: int, _second: int) -> str:
     game_state.opened[r] = False
     return f"You close the {game.receptacle_names[r]}."
-
-
-def _inspect(game: Game, game_state: GameState, r: int, _second: int) -> str:
-    return observations.receptacle(game, game_state, r)
-
-
-def _examine(game: Game, game_state: GameState, o: int, _second: int) -> str:
-    return observations.thing(game, game_state, o)
 
 
 def _take(game: Game, game_state: GameState, o: int, r: int) -> str:
@@ -103,14 +87,14 @@ def _slice(game: Game, game_state: GameState, o: int, knife: int) -> str:
 
 
 RULES: Final[dict[str, Rule]] = {
-    "look": _look,
-    "inventory": _inventory,
+    "look": observations.look,
+    "inventory": observations.inventory,
     "help": _help,
     "go": _go,
     "open": _open,
     "close": _close,
-    "inspect": _inspect,
-    "examine": _examine,
+    "inspect": observations.receptacle,
+    "examine": observations.thing,
     "take": _take,
     "put": _put,
     "clean": _clean,

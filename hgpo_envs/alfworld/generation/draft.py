@@ -21,9 +21,9 @@ from datetime import datetime, timedelta
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from hgpo_envs.alfworld.data.game_folder import SPLITS
 from hgpo_envs.alfworld.data.rooms import UNSEEN, Room, Rooms, load_rooms, room_kind
-from hgpo_envs.alfworld.data.source import SPLITS
-from hgpo_envs.alfworld.engine.game import TASK_TYPES
+from hgpo_envs.alfworld.engine.goals import TASK_TYPES
 from hgpo_envs.errors import InputError, unknown
 from hgpo_envs.hashing import text_hash
 
@@ -219,12 +219,8 @@ def draft_game(split: str, index: int, seed: int) -> GameDraft:
     tasks = [task for task in tasks if task.object == kind]
     place = draws.choice(sorted({task.place for task in tasks}))
     task = draws.choice([task for task in tasks if task.place == place])
-    return _furnish(task, _trial(index, draws), draws, rooms)
-
-
-def _trial(index: int, draws: _RandomChoices) -> str:
     when = datetime(2026, 1, 1) + timedelta(seconds=index)  # noqa: DTZ001 (used for a name only)
-    return f"trial_T{when:%Y%m%d_%H%M%S}_{draws.number(0, 999_999):06d}"
+    return _furnish(task, f"trial_T{when:%Y%m%d_%H%M%S}_{draws.number(0, 999_999):06d}", draws, rooms)
 
 
 def _furnish(task: TaskTemplate, trial: str, draws: _RandomChoices, rooms: Rooms) -> GameDraft:
@@ -232,14 +228,17 @@ def _furnish(task: TaskTemplate, trial: str, draws: _RandomChoices, rooms: Rooms
     names: set[str] = set()
     things: list[PlacedObject] = []
     for kind in room.objects:
-        spots = _target_spots(task, draws, rooms) if kind == task.object else _spots(kind, room, draws, rooms)
+        if kind == task.object:
+            spots = _target_spots(task, draws, rooms)
+        else:
+            spots = [_spot(kind, room, draws, rooms) for _ in range(draws.weighted(rooms.copies[kind]))]
         for lies_on in spots:
             name = _name(kind, lies_on, room, names, draws)
             things.append(PlacedObject(kind, name, lies_on))
     return GameDraft(
         task=task,
         trial=trial,
-        sentence=_sentence(task, draws),
+        sentence=draws.choice(SENTENCES[task.task_type]).format(object=task.object.lower(), place=task.place.lower()),
         room=room,
         things=tuple(things),
         start=_start(room, draws),
@@ -253,15 +252,6 @@ def _furnish(task: TaskTemplate, trial: str, draws: _RandomChoices, rooms: Rooms
         ),
         nested=tuple(_nested(things, draws, rooms)),
     )
-
-
-def _sentence(task: TaskTemplate, draws: _RandomChoices) -> str:
-    return draws.choice(SENTENCES[task.task_type]).format(object=task.object.lower(), place=task.place.lower())
-
-
-def _spots(kind: str, room: Room, draws: _RandomChoices, rooms: Rooms) -> list[tuple[int, ...]]:
-    """Draw the number of copies of a kind and a place for each."""
-    return [_spot(kind, room, draws, rooms) for _ in range(draws.weighted(rooms.copies[kind]))]
 
 
 def _spot(

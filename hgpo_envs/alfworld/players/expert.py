@@ -7,11 +7,11 @@ after another. Of all combinations of objects, places and lamps, the expert choo
 from __future__ import annotations
 
 from itertools import permutations
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 from hgpo_envs.alfworld.engine import ALFWorldEngine
-from hgpo_envs.alfworld.engine.game import STATIONS, Ability
-from hgpo_envs.alfworld.engine.state import NOTHING, Trait
+from hgpo_envs.alfworld.engine.game import STATIONS
+from hgpo_envs.alfworld.engine.state import NOTHING, Ability, Trait
 from hgpo_envs.errors import InputError
 
 if TYPE_CHECKING:
@@ -35,32 +35,16 @@ class ExpertPlayer:
         self._engine: ALFWorldEngine | None = None
 
     def reset(self, task: Task, state: State, engine: Engine | None = None) -> None:
-        """Start a game.
-
-        Raises:
-            InputError: If the engine is not the native one.
-        """
+        """Start a game. Raises InputError if the engine is not the native one."""
         del task, state
-        self.attach(engine)
-
-    def attach(self, engine: Engine | None) -> None:
-        """Inspect an engine from now on.
-
-        Raises:
-            InputError: If the engine is not the native one.
-        """
         if not isinstance(engine, ALFWorldEngine):
             raise InputError("the ALFWorld expert needs the native engine; use backend='native'")
         self._engine = engine
 
     def fork(self, engine: Engine | None) -> ExpertPlayer:
-        """Return a player of another engine.
-
-        Raises:
-            InputError: If the engine is not the native one.
-        """
+        """Return a player of another engine, which must be a native one, too."""
         copy = ExpertPlayer()
-        copy.attach(engine)
+        copy._engine = cast("ALFWorldEngine", engine)
         return copy
 
     def act(self, state: State) -> str:

@@ -12,8 +12,6 @@ A catalogue is a folder, built by `hgpo_envs.webshop.data.build`:
     prices.npy              float64 (products, 2): the ends of the price range; NaN as the second if there is one price
     combinations.npy        int64 (products,): the number of choices of options
     instructed.npy          int32: the products that have a synthetic instruction
-    goals.*.npy             large catalogues: the draws of the default seeds
-                            (`hgpo_envs.webshop.engine.goals.keep_goals`)
     index/                  the search index (`hgpo_envs.webshop.search.index`)
 """
 
@@ -23,7 +21,7 @@ import hashlib
 import math
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypedDict
+from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict
 
 import msgspec
 import numpy as np
@@ -79,30 +77,6 @@ class _Manifest(TypedDict):
     files: dict[str, tuple[int, str]]
 
 
-class _Option(msgspec.Struct):
-    name: str
-    values: tuple[str, ...]
-
-
-class _Row(msgspec.Struct):
-    """A product as it is stored."""
-
-    asin: str
-    title: str
-    description: str
-    bullet_points: tuple[str, ...]
-    prices: tuple[float | None, ...]
-    options: tuple[_Option, ...]
-    attributes: tuple[str, ...]
-    category: str
-    query: str
-    product_category: str
-    nouns: tuple[str, ...]
-    instruction: str | None
-    instruction_attributes: tuple[str, ...] | None
-    listed: bool
-
-
 class Catalogue:
     """The products of one shop, opened by `Catalogue.open`.
 
@@ -122,9 +96,8 @@ class Catalogue:
         self.index: Final = Index(folder / "index", self._size)
         self._human: Final = Records(folder, "human", HumanInstruction)
         self._human_counts: Final[NDArray[np.int32]] = mapped(folder / "human.counts.npy", np.int32, columns=2)
-        self._categories: Final = Labels(folder, "categories")
-        self._queries: Final = Labels(folder, "queries")
-        records = Records(folder, "products", _Row)
+        self._labels: Final = {"category": Labels(folder, "categories"), "query": Labels(folder, "queries")}
+        records = Records(folder, "products", dict[str, Any])
         lengths = {len(values) for values in (records, self.asins, self.order, self.prices, self.combinations)}
         if lengths != {self._size} or len(self._human) != len(self._human_counts):
             raise InputError(f"the files of {folder} do not match each other; build the catalogue again")
@@ -171,16 +144,6 @@ class Catalogue:
                 if hashlib.file_digest(file, "sha256").hexdigest() != expected:
                     raise InputError(f"{path} differs from its checksum; build the catalogue again")
 
-    @property
-    def id(self) -> str:
-        """The identifier of the content. The same sources, rules and nouns give the same id."""
-        return str(self.manifest["id"])
-
-    @property
-    def nouns(self) -> str:
-        """The method that found the titles' nouns, from which the reward's type score is computed."""
-        return str(self.manifest["nouns"])
-
     def __len__(self) -> int:
         return self._size
 
@@ -197,21 +160,10 @@ class Catalogue:
         """Return the best 50 products for a query by Lucene's ranking. Fewer if fewer contain any of its terms."""
         return self._kept_searches(query)
 
-    def scored(self, query: str) -> list[tuple[int, float]]:
-        """Return the results of `search`, each with its score."""
+    def products_where(self, field: Literal["category", "query"], text: str) -> NDArray[np.int64]:
+        """Return the products with exactly this text in a field, ascending (the original's searches `<c>`, `<q>`)."""
         with report_damage(self.folder):
-            documents, scores = self.index.search(query)
-            return list(zip(_within(self.order[documents], self._size).tolist(), scores.tolist(), strict=True))
-
-    def in_category(self, category: str) -> NDArray[np.int64]:
-        """Return the products with exactly this `category`, ascending (the original's search `<c>`)."""
-        with report_damage(self.folder):
-            return self._categories.rows(category)
-
-    def with_query(self, query: str) -> NDArray[np.int64]:
-        """Return the products with exactly this `query`, ascending (the original's search `<q>`)."""
-        with report_damage(self.folder):
-            return self._queries.rows(query)
+            return self._labels[field].rows(text)
 
     def human_instructions(self) -> Iterator[HumanInstruction]:
         """Return an iterator over the human instructions in the original's order (by product, then as in the file)."""
@@ -264,20 +216,17 @@ def _index_of(folder: Path, asins: NDArray[np.bytes_], order: NDArray[np.int32],
 
 def _product(folder: Path, records: Records, index: int) -> Product:
     with report_damage(folder):
-        row: _Row = records[index]
-    fields = msgspec.structs.asdict(row)
-    fields["prices"] = tuple(math.inf if price is None else price for price in row.prices)  # JSON has no infinity
-    fields["options"] = {option.name: option.values for option in row.options}
-    return Product(index=index, price_text=price_text(fields["prices"]), **fields)
-
-
-def _within(rows: NDArray[np.int32], products: int) -> NDArray[np.int32]:
-    if len(rows) and not (rows.min() >= 0 and rows.max() < products):
-        raise ValueError("a row that no product has")
-    return rows
+        row = records[index]
+        prices = tuple([math.inf if price is None else price for price in row["prices"]])  # JSON has no infinity
+        options = {option["name"]: option["values"] for option in row["options"]}
+        derived = {"index": index, "prices": prices, "price_text": price_text(prices), "options": options}
+        return msgspec.convert(row | derived, Product)
 
 
 def _search(folder: Path, index: Index, order: NDArray[np.int32], query: str) -> tuple[int, ...]:
     with report_damage(folder):
         documents, _ = index.search(query)
-        return tuple(_within(order[documents], len(order)).tolist())
+        rows = order[documents]
+        if len(rows) and not (rows.min() >= 0 and rows.max() < len(order)):
+            raise ValueError("a row that no product has")
+        return tuple(rows.tolist())

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping  # noqa: TC003 (read by msgspec)
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
 
 from hgpo_envs.errors import InputError
 from hgpo_envs.unicode_text import clean_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
 NO_ATTRIBUTES: Final = ("DUMMY_ATTR",)
 """The original's attributes of a product that the attribute file does not list."""
@@ -21,8 +24,7 @@ NO_PRICE: Final = 100.0
 _NO_DIGIT: Final = re.compile(r"[^\d.]")
 
 
-@dataclass(frozen=True, slots=True)
-class Product:
+class Product(msgspec.Struct, frozen=True):
     """The observable properties of a product after the original's normalisation.
 
     Attributes:
@@ -38,8 +40,8 @@ class Product:
         category: The record's `category`.
         query: The record's `query`, lowercase and stripped.
         product_category: The path of categories, joined by ` › `.
-        nouns: The title's NOUN and PROPN words in lowercase, in order and with repetitions (`Catalogue.nouns` names
-            the method).
+        nouns: The title's NOUN and PROPN words in lowercase, in order and with repetitions. The manifest names
+            the method.
         instruction: The synthetic instruction in the attribute file, or None.
         instruction_attributes: The attributes of this instruction, or None.
         listed: Whether the attribute file lists this product. With synthetic goals the original requires this.

@@ -16,11 +16,11 @@ import orjson
 from hgpo_envs.errors import InputError
 from hgpo_envs.files.atomic import new_folder
 from hgpo_envs.files.untrusted_files import writing
-from hgpo_envs.webshop.catalogue import Catalogue, products
+from hgpo_envs.webshop.catalogue import products
 from hgpo_envs.webshop.catalogue.catalogue import FORMAT, MANIFEST
 from hgpo_envs.webshop.catalogue.nouns import noun_finder
-from hgpo_envs.webshop.data.raw_files import entries, records
-from hgpo_envs.webshop.engine.goals import MOST_GOALS, keep_goals
+from hgpo_envs.webshop.data.raw_files import elements
+from hgpo_envs.webshop.engine.goals import MOST_GOALS
 from hgpo_envs.webshop.records import LabelWriter, RecordWriter, write_records
 from hgpo_envs.webshop.search.index_writer import IndexWriter
 
@@ -50,7 +50,6 @@ def build(
     out: Path,
     *,
     nouns: str | Path | None = None,
-    num_products: int | None = None,
     skip_unusable: bool = False,
     compress: bool = False,
     progress: Progress | None = None,
@@ -63,7 +62,6 @@ def build(
         human: `items_human_ins.json`.
         out: The folder to create.
         nouns: A file of recorded nouns, "spacy", "stand-in", or None for spaCy if it is installed, else the stand-in.
-        num_products: The number of records to read, including skipped ones, as in the original. None reads all.
         skip_unusable: Whether to skip and count records at which the original fails (a price without `$`, a missing
             field). If False, the first such record raises an error.
         compress: Whether to gzip products and instructions, for small catalogues. They then cannot be memory-mapped,
@@ -80,14 +78,12 @@ def build(
     report_progress = progress or (lambda *_: None)
     with writing(out), new_folder(out) as folder:
         known = _packed_attributes(attributes, report_progress)
-        human_entries = entries(human, _share(report_progress, "human instructions", human), most=LONGEST_HUMAN)
-        instructions = dict(human_entries)
+        share = _share(report_progress, "human instructions", human)
+        instructions = dict(elements(human, "{", share, most=LONGEST_HUMAN))
         method, finder = noun_finder(nouns)
         maker = _Maker(folder, known, instructions, finder, compress=compress)
         share = _share(report_progress, "products", items)
-        for number, record in records(items, share):
-            if number == num_products:
-                break
+        for number, record in elements(items, "[", share):
             try:
                 maker.take(record)
             except InputError as error:
@@ -97,8 +93,6 @@ def build(
                     raise InputError(f"{line}; correct it, or skip such records (--skip-unusable)") from None
                 maker.unusable(line)
         manifest = maker.finish(report_progress) | {"nouns": method}
-        keep_goals(Catalogue(folder, manifest))
-        manifest["num_products"] = num_products
         manifest["sources"] = {path.name: digest(path) for path in (items, attributes, human)}
         return _seal(folder, manifest)
 
@@ -123,7 +117,7 @@ def digest(path: Path) -> str:
 def _packed_attributes(path: Path, report_progress: Progress) -> dict[str, bytes]:
     """Return the checked entries of the attribute file by asin, as JSON, which needs a tenth of the memory."""
     known = {}
-    for asin, entry in entries(path, _share(report_progress, "attributes", path)):
+    for asin, entry in elements(path, "{", _share(report_progress, "attributes", path)):
         try:
             # copied, because orjson allocates far more memory than its result needs
             known[asin] = bytes(memoryview(orjson.dumps(products.attribute_entry(entry))))

@@ -1,4 +1,4 @@
-"""Streaming readers of the official raw files `items_shuffle.json`, `items_ins_v2.json` and `items_human_ins.json`.
+"""A streaming reader of the official raw files `items_shuffle.json`, `items_ins_v2.json` and `items_human_ins.json`.
 
 The item file is one JSON array of up to 5 GB. It is decoded piece by piece with the standard library's decoder, which
 the original also uses, so that the same JSON extensions are accepted (NaN, lone surrogates). Files may be gzipped.
@@ -12,7 +12,7 @@ import os
 import re
 import zlib
 from contextlib import closing
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from hgpo_envs.errors import InputError
 from hgpo_envs.files.untrusted_files import open_unpacked
@@ -28,47 +28,41 @@ LONGEST: Final = 1 << 24
 """The maximum length of a record in characters. A longer record must be damaged."""
 
 _SPACE: Final = re.compile(r"[ \t\r\n]*")
+_DECODER: Final = json.JSONDecoder()
 
 
 class _Stream:
     """A decoder of successive JSON values from a file that is larger than memory."""
 
     def __init__(self, path: Path, advance: Callable[[int], None] | None) -> None:
-        self.path = path
-        self.text = ""
-        self.at = 0
+        self.path, self.advance = path, advance
+        self.text, self.at = "", 0
         self.passed = 0  # characters of the file before `text`
-        self.ended = False
-        self.advance = advance
-        self.record = "before the first record"
+        self.element = "before the first record"
         self.source = open_unpacked(path, "file of WebShop's official data")
         self.characters = io.TextIOWrapper(self.source, "utf-8", newline="")
+        self.close = self.characters.close
 
-    def fault(self, what: str, at: int) -> InputError:
+    def fault(self, reason: str, at: int) -> InputError:
         return InputError(
-            f"{self.path}: {what} at character {self.passed + at:,} ({self.record}); "
+            f"{self.path}: {reason} at character {self.passed + at:,} ({self.element}); "
             "the file is damaged or truncated: fetch it again"
         )
 
     def more(self) -> bool:
         """Read another piece. Returns False at the end of the file."""
-        if self.ended:
-            return False
         before = os.lseek(self.source.fileno(), 0, os.SEEK_CUR)
         try:
             piece = self.characters.read(PIECE)
         except UnicodeDecodeError as error:
             raise self.fault(f"not UTF-8 ({error.reason})", len(self.text)) from None
         except (EOFError, zlib.error, OSError) as error:
-            raise InputError(
-                f"{self.path}: cannot be read to its end ({error}; {self.record}); fetch it again"
-            ) from None
+            raise InputError(f"{self.path}: cannot be read to its end ({error}; {self.element})") from None
         if self.advance:
             self.advance(os.lseek(self.source.fileno(), 0, os.SEEK_CUR) - before)
-        self.ended = not piece
         self.passed += self.at
         self.text, self.at = self.text[self.at :] + piece, 0
-        return not self.ended
+        return bool(piece)
 
     def peek(self) -> str:
         """Return the next character that is not white space, or '' at the end."""
@@ -81,17 +75,17 @@ class _Stream:
             if not self.more():
                 return ""
 
-    def take(self, wanted: str) -> str:
-        """Consume and return the next character, which must be in `wanted`."""
+    def take(self, allowed: str) -> str:
+        """Consume and return the next character, which must be allowed."""
         character = self.peek()
-        if not character or character not in wanted:
+        if not character or character not in allowed:
             shown = f"{character!r}" if character else "the end of the file"
-            raise self.fault(f"expected {' or '.join(repr(c) for c in wanted)}, received {shown}", self.at)
+            raise self.fault(f"expected {' or '.join(map(repr, allowed))}, received {shown}", self.at)
         self.at += 1
         return character
 
-    def value(self) -> Any:  # noqa: ANN401 - JSON
-        """Decode the next value."""
+    def value(self, expected: type = object) -> Any:  # noqa: ANN401 - JSON
+        """Decode the next value, which must have the expected type."""
         self.peek()
         while True:
             try:
@@ -106,70 +100,46 @@ class _Stream:
                 raise self.fault(str(error).split(";")[0], self.at) from None
             # a number or literal at the end of a piece may continue in the next
             if end < len(self.text) or not self.more():
-                self.at = end
-                return value
-
-    def close(self) -> None:
-        self.characters.close()
-
-
-_DECODER: Final = json.JSONDecoder()
+                break
+        if not isinstance(value, expected):
+            raise self.fault(f"expected {expected.__name__}, received {type(value).__name__}", self.at)
+        self.at = end
+        return value
 
 
-def records(path: Path, advance: Callable[[int], None] | None = None) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the objects of a JSON array with their positions from 0.
+def elements(
+    path: Path, opening: Literal["[", "{"], advance: Callable[[int], None] | None = None, *, most: int | None = None
+) -> Iterator[tuple[Any, Any]]:
+    """Yield the objects of a JSON array with their positions from 0, or the values of a JSON object with their names.
 
     Args:
         path: The file, gzipped or not.
+        opening: `[` for an array, `{` for an object.
         advance: Called after each read with the number of bytes read from the file, for a progress bar.
-
-    Raises:
-        InputError: If the file is missing, not UTF-8, not a JSON array of objects, or truncated. The message states
-            the position and the record.
-    """
-    with closing(_Stream(path, advance)) as stream:
-        for number in _elements(stream, "[", "]", "record"):
-            value = stream.value()
-            if not isinstance(value, dict):
-                raise stream.fault(f"expected an object, received {type(value).__name__}", stream.at)
-            yield number, value
-
-
-def entries(
-    path: Path, advance: Callable[[int], None] | None = None, *, most: int | None = None
-) -> Iterator[tuple[str, Any]]:
-    """Yield the names and values of a JSON object.
-
-    Args:
-        path: See `records`.
-        advance: See `records`.
         most: The maximum length of the file in characters, for callers that store all values. None sets no limit.
 
     Raises:
-        InputError: As in `records`, or if the file is too long.
+        InputError: If the file is missing, not UTF-8, not of this form, truncated or too long. The message states the
+            position and the element.
     """
+    end = {"[": "]", "{": "}"}[opening]
     with closing(_Stream(path, advance)) as stream:
-        for number in _elements(stream, "{", "}", "entry"):
-            name = stream.value()
-            if not isinstance(name, str):
-                raise stream.fault(f"expected a name, received {type(name).__name__}", stream.at)
-            stream.record = f"entry {number:,}, {name!r}"
-            stream.take(":")
-            yield name, stream.value()
+        stream.take(opening)
+        number = 0
+        separator = "," if stream.peek() != end else stream.take(end)
+        while separator == ",":
+            stream.element = f"record {number:,}"
+            if opening == "[":
+                yield number, stream.value(dict)
+            else:
+                name = stream.value(str)
+                stream.element = f"entry {number:,}, {name!r}"
+                stream.take(":")
+                yield name, stream.value()
             if most is not None and stream.passed + stream.at > most:
                 raise InputError(f"{path}: expected a file of at most {most:,} characters, received a longer one")
-
-
-def _elements(stream: _Stream, opening: str, end: str, what: str) -> Iterator[int]:
-    """Yield the number of each element of an array or object. The caller decodes the element before the next one."""
-    stream.take(opening)
-    number = 0
-    mark = "," if stream.peek() != end else stream.take(end)
-    while mark == ",":
-        stream.record = f"{what} {number:,}"
-        yield number
-        number += 1
-        mark = stream.take(f",{end}")
-    stream.record = f"after {number:,} records"
-    if stream.peek():
-        raise stream.fault("expected the end of the file, received more", stream.at)
+            number += 1
+            separator = stream.take(f",{end}")
+        stream.element = f"after {number:,} records"
+        if stream.peek():
+            raise stream.fault("expected the end of the file, received more", stream.at)

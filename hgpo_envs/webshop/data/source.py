@@ -86,8 +86,8 @@ class WebShopSource:
         self.quirks: Final = Quirks(**dict[str, Any](quirks))
         self.splits: Final = split_ranges(len(self.shop.goals))
         self._versions = {
-            "catalogue": catalogue.id,
-            "nouns": catalogue.nouns,
+            "catalogue": catalogue.manifest["id"],
+            "nouns": catalogue.manifest["nouns"],
             "goals": f"{goals}, prices {price_seed}, order {shuffle_seed}",
             "pages": observation_mode + (" with attributes" if show_attributes else ""),
         }

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import random
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from hgpo_envs.webshop.engine import pages
 from hgpo_envs.webshop.engine.reward import reward
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
+    from collections.abc import Hashable, Mapping
 
     from hgpo_envs.webshop.catalogue.products import Product
     from hgpo_envs.webshop.engine.goals import Goal
@@ -37,6 +37,8 @@ RewardScale = Literal["score", "success"]
 _ADDRESS: Final = "http://127.0.0.1:3000"
 _PAGE_NAMES: Final = ("search_results", "item_page", "item_sub_page", "done")
 _TABS: Final = {tab.lower(): tab for tab in pages.SUB_PAGES}
+_BUY, _BACK, _NEXT, _PREVIOUS = (text.lower() for text in (pages.BUY, pages.BACK, pages.NEXT, pages.PREVIOUS))
+_TURNS: Final = {("search_results", _NEXT): 1, ("search_results", _PREVIOUS): -1, ("item_page", _PREVIOUS): 0}
 _SUCCESS: Final = 10.0
 RANDOM_QUERY_SEED: Final = 77
 """The seed of `<r>` in each task. The original uses Python's global generator without a seed."""
@@ -52,7 +54,6 @@ class Quirks:
             their colour word.
         magic_queries: Whether a query that starts with `<r>`, `<a>`, `<c>` or `<q>` is a command (`<r>` random
             products, `<c>` those of a category, `<q>` those of a query) or an ordinary query.
-
         after_done: Whether a search on the last page opens a new page (`continue`) or no action has an effect
             (`freeze`).
         reward_scale: `score` for the score itself, or `success` for verl-agent's reward: 10 for a score of 1, else 0.
@@ -60,7 +61,6 @@ class Quirks:
 
     option_colours: OptionColours = "original"
     magic_queries: bool = True
-
     after_done: AfterDone = "continue"
     reward_scale: RewardScale = "score"
 
@@ -90,6 +90,15 @@ class _Session:
         return _Session(*now, self.options.copy(), self.visited.copy(), chance, self.purchase)
 
 
+class _View(NamedTuple):
+    """What is seen of a page: the original's observation, the state text, the actions and what can be clicked."""
+
+    observation: str
+    text: str
+    actions: list[str]
+    clickables: Mapping[str, Node]
+
+
 class _OriginalError(Exception):
     """An error that the original raises, with the same message."""
 
@@ -104,6 +113,8 @@ class WebShopEngine:
         quirks: Which of the original's quirks to reproduce. None reproduces all.
     """
 
+    _view: _View
+
     def __init__(
         self,
         shop: Shop,
@@ -115,15 +126,19 @@ class WebShopEngine:
         self.observation_mode: Final = observation_mode
         self.show_attributes: Final = show_attributes
         self.quirks: Final = quirks or Quirks()
-        self._session: _Session | None = None
-        self._clickables: dict[str, Node] = {}
-        self._view: State | None = None
+        self._current: _Session | None = None
         self._task = ""
+
+    @property
+    def _session(self) -> _Session:
+        if self._current is None:
+            raise RuntimeError("no task has been started: call start first")
+        return self._current
 
     @property
     def goal(self) -> Goal:
         """The current goal."""
-        return self._started().goal
+        return self._session.goal
 
     def start(self, task_id: str | int) -> State:
         """Start a task at the search page.
@@ -136,37 +151,36 @@ class WebShopEngine:
         """
         goal = self.shop.goal(task_id)
         page = pages.index_page(goal.instruction)
-        self._session = _Session(goal, f"{_ADDRESS}/{goal.index}", page)
+        self._current = session = _Session(goal, f"{_ADDRESS}/{goal.index}", page)
         self._task = pages.task_part(pages.text_observation(page.nodes))
-        self._look()
-        return self._state(valid=True)
+        self._view = self._look(session)
+        return self._state(session, valid=True)
 
     def act(self, command: str) -> State:
         """Execute `search[words]` or `click[name]` with a listed name. Any other command changes nothing."""
-        session = self._started()
+        session = self._session
         if session.purchase and self.quirks.after_done == "freeze":
-            return replace(self._state(valid=False), terminated=True)
+            return replace(self._state(session, valid=False), terminated=True)
         name, argument = pages.parse_action(command)
         before, error, bought = session.page, None, False
         try:
             if name == "search" and argument:
-                self._search(tuple(argument.split(" ")), 1)
-            elif name == "click" and argument in self._clickables and argument != "search":
-                bought = self._click(argument)
+                self._search(session, tuple(argument.split(" ")), 1)
+            elif name == "click" and argument in self._view.clickables and argument != "search":
+                bought = self._click(session, argument)
             else:
-                return self._state(valid=False)
+                return self._state(session, valid=False)
         except _OriginalError as raised:
             error = str(raised)
         if session.page is not before:
-            self._look()
-        return self._state(valid=error is None, bought=bought, error=error)
+            self._view = self._look(session)
+        return self._state(session, valid=error is None, bought=bought, error=error)
 
     def fork(self) -> WebShopEngine:
         """Return an independent engine in the same state of the same task. Takes 1 to 2 microseconds."""
         other = WebShopEngine(self.shop, self.observation_mode, self.show_attributes, self.quirks)
-        if self._session is not None:
-            other._session = self._session.fork()
-            other._clickables, other._view, other._task = self._clickables, self._view, self._task
+        if self._current is not None:
+            other._current, other._view, other._task = self._current.fork(), self._view, self._task
         return other
 
     def key(self) -> Hashable:
@@ -175,8 +189,7 @@ class WebShopEngine:
         The order of chosen options counts, because addresses contain it. Visited products count only in `text_rich`
         observations, which mark them.
         """
-        session, view = self._started(), self._view
-        assert view
+        session = self._session
         rich = self.observation_mode == "text_rich"
         return (
             session.url,
@@ -188,17 +201,16 @@ class WebShopEngine:
             tuple(session.options.items()),
             session.chance and session.chance.getstate(),
             session.purchase and session.purchase.score,
-            (view.text, tuple(sorted(session.visited))) if rich else None,
+            (self._view.text, tuple(sorted(session.visited))) if rich else None,
         )
 
     # Actions
 
-    def _search(self, keywords: tuple[str, ...], number: int) -> None:
-        session = self._started()
+    def _search(self, session: _Session, keywords: tuple[str, ...], number: int) -> None:
         session.keywords, session.number, session.asin, session.options = keywords, number, None, {}
-        selection = self._found(keywords)
-        size = pages.PAGE_SIZE
-        products = [self.shop.product(int(row)) for row in selection[(number - 1) * size : number * size]]
+        selection = self._select(session, keywords)
+        size, product = pages.PAGE_SIZE, self.shop.catalogue.product
+        products = [product(int(row)) for row in selection[(number - 1) * size : number * size]]
         session.url = f"{_ADDRESS}/search_results/{session.goal.index}/{'+'.join(keywords)}/{number}"
         session.page = pages.results_page(session.goal.instruction, number, len(selection), products)
 
@@ -207,13 +219,18 @@ class WebShopEngine:
 
         The query must be one for which the original raises no error.
         """
-        places = np.flatnonzero(np.asarray(self._found(tuple(query.split(" ")))) == product)
-        return int(places[0]) if len(places) else None
+        rows = np.flatnonzero(np.asarray(self._select(self._session, tuple(query.split(" ")))) == product)
+        return int(rows[0]) if len(rows) else None
 
-    def _found(self, keywords: tuple[str, ...]) -> Selection:
+    def _select(self, session: _Session, keywords: tuple[str, ...]) -> Selection:
+        """Return the products that keywords find."""
         magic = keywords[0] if self.quirks.magic_queries else ""
         if magic == "<r>":
-            return self._random_products()
+            session.chance = session.chance or random.Random(RANDOM_QUERY_SEED)
+            try:
+                return tuple(session.chance.sample(range(len(self.shop.catalogue)), 50))
+            except ValueError as error:
+                raise _OriginalError(f"ValueError: {error}") from None
         if magic == "<a>":
             raise _OriginalError("TypeError: 'NoneType' object is not subscriptable")
         if magic == "<c>":
@@ -222,124 +239,88 @@ class WebShopEngine:
             return self.shop.products_where("category", keywords[1].strip())
         if magic == "<q>":
             return self.shop.products_where("query", " ".join(keywords[1:]).strip())
-        return self.shop.search(" ".join(keywords))
+        return self.shop.catalogue.search(" ".join(keywords))
 
-    def _random_products(self) -> Selection:
-        session = self._started()
-        session.chance = session.chance or random.Random(RANDOM_QUERY_SEED)
-        try:
-            return tuple(session.chance.sample(range(len(self.shop.catalogue)), 50))
-        except ValueError as error:
-            raise _OriginalError(f"ValueError: {error}") from None
-
-    def _click(self, name: str) -> bool:
+    def _click(self, session: _Session, name: str) -> bool:
         """Execute a click and return whether it was a purchase."""
-        session = self._started()
-        if name == pages.BUY.lower():
-            self._buy()
+        turn = None
+        if name in (_NEXT, _PREVIOUS):
+            # the kind of page as the original determines it: the first name that occurs anywhere in the address
+            turn = _TURNS.get((next((kind for kind in _PAGE_NAMES if kind in session.url), ""), name))
+        if name == _BUY:
+            self._buy(session)
             return True
-        if name == pages.BACK.lower():
-            self._back_to_search()
-        elif name == pages.NEXT.lower() and self._place() == "search_results":
-            self._search(session.keywords, session.number + 1)
-        elif name == pages.PREVIOUS.lower() and self._place() == "search_results":
-            self._search(session.keywords, session.number - 1)
-        elif name == pages.PREVIOUS.lower() and self._place() == "item_page":
-            self._search(session.keywords, session.number)
+        if name == _BACK:
+            session.keywords, session.asin, session.options, session.visited = (), None, {}, set()
+            session.url = f"{_ADDRESS}/{session.goal.index}"
+            session.page = pages.index_page(session.goal.instruction)
+        elif turn is not None:
+            self._search(session, session.keywords, session.number + turn)
         elif name in _TABS:
-            self._open_tab(_TABS[name])
+            product, tab = self._product(session), _TABS[name]
+            session.url = f"{self._item_address(session, 'item_sub_page')}/{tab}/{session.options}"
+            session.page = pages.sub_page(session.goal.instruction, product, tab)
         else:
-            self._open_item(name)
+            self._open_item(session, name)
         return False
 
-    def _place(self) -> str:
-        """Return the kind of page as the original determines it: the first name that occurs anywhere in the address."""
-        url = self._started().url
-        return next((kind for kind in _PAGE_NAMES if kind in url), "")
-
-    def _back_to_search(self) -> None:
-        session = self._started()
-        session.keywords, session.asin, session.options, session.visited = (), None, {}, set()
-        session.url = f"{_ADDRESS}/{session.goal.index}"
-        session.page = pages.index_page(session.goal.instruction)
-
-    def _open_item(self, name: str) -> None:
+    def _open_item(self, session: _Session, name: str) -> None:
         """Open the item's page after a click on a product, on an option's value, or on the way back from a tab."""
-        session = self._started()
-        node = self._clickables[name]
+        node = self._view.clickables[name]
         if node.kind == "product":
             session.asin = name.upper()
             session.visited.add(session.asin)
         elif node.kind == "option":
             session.options[node.option.lower()] = name
-        product = self._product()
-        session.url = f"{self._item_address('item_page')}/{json.dumps(session.options)}"
+        product = self._product(session)
+        session.url = f"{self._item_address(session, 'item_page')}/{json.dumps(session.options)}"
         body = self.shop.item_nodes(product.index, self.show_attributes)
         session.page = pages.item_page(session.goal.instruction, body)
 
-    def _open_tab(self, tab: str) -> None:
-        session = self._started()
-        product = self._product()
-        session.url = f"{self._item_address('item_sub_page')}/{tab}/{session.options}"
-        session.page = pages.sub_page(session.goal.instruction, product, tab)
-
-    def _buy(self) -> None:
-        session = self._started()
-        product = self._product()
+    def _buy(self, session: _Session) -> None:
+        product = self._product(session)
         price = self.shop.price(product.index)
         session.purchase = reward(product, session.goal, price, session.options, self.quirks.option_colours)
         session.url = f"{_ADDRESS}/done/{session.goal.index}/{product.asin}/{session.options}"
         session.page = pages.done_page(product.asin, session.options, session.purchase.score)
 
-    def _product(self) -> Product:
+    def _product(self, session: _Session) -> Product:
         """Return the current product."""
-        asin = self._started().asin
+        catalogue = self.shop.catalogue
         try:
-            return self.shop.product(self.shop.catalogue.index_of(asin or ""))
+            return catalogue.product(catalogue.index_of(session.asin or ""))
         except KeyError:
-            raise _OriginalError(f"KeyError: {asin!r}") from None
+            raise _OriginalError(f"KeyError: {session.asin!r}") from None
 
-    def _item_address(self, kind: str) -> str:
-        session = self._started()
+    def _item_address(self, session: _Session, kind: str) -> str:
         return f"{_ADDRESS}/{kind}/{session.goal.index}/{session.asin}/{'+'.join(session.keywords)}/{session.number}"
 
     # Observations
 
-    def _look(self) -> None:
-        """Compute the observation and the available actions of the current page."""
-        session = self._started()
+    def _look(self, session: _Session) -> _View:
         page = session.page
-        self._clickables = pages.clickables(page)
+        clickables = pages.clickables(page)
         if self.observation_mode == "text":
-            text = pages.text_observation(page.nodes)
-            state = pages.state_text(text, self._task)
+            observation = pages.text_observation(page.nodes)
+            text = pages.state_text(observation, self._task)
         else:
-            text = pages.text_rich_observation(page.nodes, session.url, session.visited)
-            state = pages.rich_state_text(text, session.goal.instruction)
-        names = list(self._clickables)
-        info = {
-            "page": text,
-            "available_actions": {"has_search_bar": page.search_bar, "clickables": names},
+            observation = pages.text_rich_observation(page.nodes, session.url, session.visited)
+            text = pages.rich_state_text(observation, session.goal.instruction)
+        return _View(observation, text, pages.action_list(page.search_bar, clickables), clickables)
+
+    def _state(self, session: _Session, *, valid: bool, bought: bool = False, error: str | None = None) -> State:
+        view, page, purchase = self._view, session.page, session.purchase
+        score = purchase.score if purchase else 0.0
+        info: dict[str, Any] = {
+            "page": view.observation,
+            "available_actions": {"has_search_bar": page.search_bar, "clickables": list(view.clickables)},
             "page_type": page.name,
             "url": session.url,
         }
-        actions = pages.action_list(page.search_bar, names)
-        self._view = State(state, actions, valid=True, terminated=False, won=False, reward=0.0, score=0.0, info=info)
-
-    def _state(self, *, valid: bool, bought: bool = False, error: str | None = None) -> State:
-        session, view = self._started(), self._view
-        assert view
-        score = session.purchase.score if session.purchase else 0.0
-        info: dict[str, Any] = dict(view.info)
-        if bought and session.purchase:
-            info |= session.purchase.parts()
+        if bought and purchase:
+            info |= purchase.parts()
         if error:
             info["error"] = error
         won = score == 1.0
         gain = 0.0 if not bought else (_SUCCESS if won else 0.0) if self.quirks.reward_scale == "success" else score
         return State(view.text, view.actions, valid, bought, won, gain, score, info)
-
-    def _started(self) -> _Session:
-        if self._session is None:
-            raise RuntimeError("no task has been started: call start first")
-        return self._session

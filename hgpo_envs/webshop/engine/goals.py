@@ -17,13 +17,13 @@ import random
 from array import array
 from bisect import bisect_right
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Final, Literal
 
 import numpy as np
 
 from hgpo_envs.caching import bounded_cache
 from hgpo_envs.errors import InputError, unknown
-from hgpo_envs.webshop.records import mapped, report_damage
+from hgpo_envs.webshop.records import report_damage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -53,15 +53,6 @@ PUBLISHED_LEAST: Final = 2000
 PRICE_SEED: Final = 0
 SHUFFLE_SEED: Final = 233
 """The original's shuffle seed. `PRICE_SEED` is this package's default; the original draws prices without a seed."""
-
-KEPT_FROM: Final = 100_000
-"""The number of goals from which a catalogue stores the draws of the default seeds."""
-
-_KEPT_NAMES: Final = ("goals.{}.prices.npy", "goals.{}.bounds.npy", "goals.{}.order.npy")
-
-_Drawn: TypeAlias = "tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.int32]]"
-_Material: TypeAlias = "tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]"
-"""For each instruction with goals: its position, its product, and its number of goals."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,24 +103,26 @@ class GoalSet:
         self.catalogue: Final = catalogue
         self.kind: Final = kind
         with report_damage(catalogue.folder):
-            material = _human_material(catalogue) if kind == "human" else _material(catalogue)
-            if len(material[1]) and not (material[1].min() >= 0 and material[1].max() < len(catalogue)):
+            if kind == "human":
+                products, attributes = catalogue.human_products()
+                sources = np.flatnonzero(attributes)  # the original skips instructions without attributes
+                rows, counts = products[sources].astype(np.int64), np.ones(len(sources), np.int64)
+            else:
+                sources = rows = np.array(catalogue.instructed, np.int64)
+                counts = np.array(catalogue.combinations[rows], np.int64)
+            if len(rows) and not (rows.min() >= 0 and rows.max() < len(catalogue)):
                 raise ValueError("a goal of a product that does not exist")
-        self._sources, self._rows, counts = material
+        self._sources, self._rows = sources, rows  # of each instruction with goals: its position, its product
         self._ends = np.cumsum(counts, dtype=np.int64)
         total = int(self._ends[-1]) if len(self._ends) else 0
         if not total:
             raise InputError(f"the catalogue in {catalogue.folder} has no {kind} goals; try the other kind of goals")
         if not (counts >= 0).all() or counts.max() > MOST_GOALS or not 0 < total <= MOST_GOALS:
             raise InputError(f"the catalogue in {catalogue.folder} has more than {MOST_GOALS:,} {kind} goals, or none")
-        kept = (
-            _kept(catalogue, kind, len(self._rows), total)
-            if (price_seed, shuffle_seed) == (PRICE_SEED, SHUFFLE_SEED)
-            else None
-        )
-        self.prices, self._bounds, self._order = kept or _drawn(
-            catalogue, self._rows, total, price_seed=price_seed, shuffle_seed=shuffle_seed
-        )
+        draw = random.Random(price_seed)
+        self.prices = _prices(catalogue.prices, draw)
+        self._bounds = _bounds(self.prices[self._rows], draw)
+        self._order = _shuffled(total, shuffle_seed)
         self.goal = bounded_cache(self._goal, KEPT_GOALS, LONGEST_GOAL, _length)
 
     def __len__(self) -> int:
@@ -140,9 +133,9 @@ class GoalSet:
         if not 0 <= index < len(self):
             raise IndexError(f"goal {index} of {len(self)}")
         with report_damage(self.catalogue.folder):
-            return self._made(index)
+            return self._compose(index)
 
-    def _made(self, index: int) -> Goal:
+    def _compose(self, index: int) -> Goal:
         place = int(self._order[index])
         source = int(np.searchsorted(self._ends, place, side="right"))
         number = place - (int(self._ends[source - 1]) if source else 0)
@@ -209,39 +202,6 @@ def combination(options: Mapping[str, Sequence[str]], number: int) -> dict[str, 
     return dict(reversed(chosen.items()))
 
 
-def keep_goals(catalogue: Catalogue) -> None:
-    """Store the draws of the default seeds in a large catalogue's folder, so that processes can map them.
-
-    Called when the catalogue is built. For small catalogues drawing is fast, and nothing is stored.
-    """
-    for kind in get_args(GoalKind):
-        _, rows, counts = _human_material(catalogue) if kind == "human" else _material(catalogue)
-        total = int(counts.sum())
-        if total >= KEPT_FROM:
-            arrays: tuple[NDArray[Any], ...] = _drawn(
-                catalogue, rows, total, price_seed=PRICE_SEED, shuffle_seed=SHUFFLE_SEED
-            )
-            for name, array in zip(_KEPT_NAMES, arrays, strict=True):
-                np.save(catalogue.folder / name.format(kind), array)
-
-
-def _kept(catalogue: Catalogue, kind: GoalKind, instructions: int, total: int) -> _Drawn | None:
-    paths = [catalogue.folder / name.format(kind) for name in _KEPT_NAMES]
-    if not all(path.is_file() for path in paths):
-        return None
-    prices, bounds, order = (mapped(path, np.float64, np.int32) for path in paths)
-    if [len(prices), len(bounds), len(order)] != [len(catalogue), instructions, total]:
-        raise InputError(f"the goals stored in {catalogue.folder} do not match its products; build the catalogue again")
-    return prices, bounds, order
-
-
-def _drawn(catalogue: Catalogue, rows: NDArray[np.int64], total: int, *, price_seed: int, shuffle_seed: int) -> _Drawn:
-    """Draw prices by product, bounds by instruction, and the goals' order."""
-    draw = random.Random(price_seed)
-    prices = _prices(catalogue.prices, draw)
-    return prices, _bounds(prices[rows], draw), _shuffled(total, shuffle_seed)
-
-
 def _prices(ends: NDArray[np.float64], draw: random.Random) -> NDArray[np.float64]:
     """Return each product's price: its single price, or a draw from its range, in the products' order."""
     prices = np.array(ends[:, 0])
@@ -288,14 +248,3 @@ def _below(bound: int, bits: Callable[[int], int]) -> int:
     while number >= bound:
         number = bits(length)
     return number
-
-
-def _human_material(catalogue: Catalogue) -> _Material:
-    products, attributes = catalogue.human_products()
-    kept = np.flatnonzero(attributes)
-    return kept, products[kept].astype(np.int64), np.ones(len(kept), np.int64)
-
-
-def _material(catalogue: Catalogue) -> _Material:
-    rows = np.array(catalogue.instructed, np.int64)
-    return rows, rows, np.array(catalogue.combinations[rows], np.int64)

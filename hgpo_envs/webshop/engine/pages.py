@@ -30,8 +30,6 @@ QUERY_ACTION: Final = "search[<your query>]"
 
 _CLICKED: Final = "You have clicked "
 _BLANK: Final = " \t\n\f\r"  # white space for the original's HTML parser
-_ALL_ATTRIBUTES_TAB: Final = SUB_PAGES
-_NO_ATTRIBUTES_TAB: Final = SUB_PAGES[:3]
 
 NodeKind = Literal["text", "button", "option", "product"]
 PageName = Literal["index", "results", "item", "description", "features", "reviews", "attributes", "done"]
@@ -106,8 +104,7 @@ def item_nodes(product: Product, *, show_attributes: bool) -> tuple[Node, ...]:
         body.append(Node(name))
         body += [Node(value, "option", name) for value in values]
     body += (Node(product.title), Node(f"Price: {product.price_text}"), Node("Rating: N.A."))
-    tabs = _ALL_ATTRIBUTES_TAB if show_attributes else _NO_ATTRIBUTES_TAB
-    body += [Node(tab, "button") for tab in tabs]
+    body += [Node(tab, "button") for tab in (SUB_PAGES if show_attributes else SUB_PAGES[:3])]
     body.append(Node(BUY, "button"))
     return tuple(body)
 

@@ -8,7 +8,7 @@ Source: WebShop (Yao et al. 2022), section 3 and equation 1; `web_agent_site/eng
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Final, Literal
 
 from rapidfuzz import fuzz, utils
@@ -71,17 +71,8 @@ class Reward:
 
     def parts(self) -> dict[str, float | bool]:
         """Return the parts under the original's names. Those of options are omitted if the goal has no options."""
-        parts: dict[str, float | bool] = {
-            "r_type": self.r_type,
-            "r_att": self.r_att,
-            "w_att": self.w_att,
-            "query_match": self.query_match,
-            "category_match": self.category_match,
-            "title_score": self.title_score,
-        }
-        if self.r_option is not None:
-            parts |= {"r_option": self.r_option, "w_option": self.w_option}
-        return parts | {"r_price": self.r_price, "w_price": self.w_price}
+        left_out = {"score"} if self.r_option is not None else {"score", "r_option", "w_option"}
+        return {name: value for name, value in asdict(self).items() if name not in left_out}
 
 
 def _process(text: str) -> str:

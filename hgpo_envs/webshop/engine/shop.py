@@ -5,7 +5,7 @@ All caches are bounded, so that memory does not grow with the number of environm
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from hgpo_envs.caching import bounded_cache
 from hgpo_envs.errors import InputError, UnknownTask
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from hgpo_envs.webshop.catalogue import Catalogue
-    from hgpo_envs.webshop.catalogue.products import Product
     from hgpo_envs.webshop.engine.pages import Node
 
 Selection: TypeAlias = "tuple[int, ...] | NDArray[np.int64]"
@@ -49,7 +48,7 @@ class Shop:
             self._item_nodes, KEPT_ITEMS, LONGEST_ITEM, lambda nodes, *_: sum(len(node.text) for node in nodes)
         )
         self.products_where = bounded_cache(
-            self._products_where, KEPT_SELECTIONS, LONGEST_QUERY, lambda _, __, value: len(value)
+            catalogue.products_where, KEPT_SELECTIONS, LONGEST_QUERY, lambda _, __, value: len(value)
         )
 
     def goal(self, task_id: str | int) -> Goal:
@@ -65,21 +64,9 @@ class Shop:
         last = len(self.goals) - 1
         raise UnknownTask(f"no task {task_id!r:.40}: a WebShop task is a goal's index, '0' to '{last}'")
 
-    def product(self, index: int) -> Product:
-        """Return the product at an index of the catalogue."""
-        return self.catalogue.product(index)
-
     def price(self, index: int) -> float:
         """Return a product's price in this shop in dollars. For a price range, the price is a draw from it."""
         return float(self.goals.prices[index])
 
-    def search(self, query: str) -> Selection:
-        """Return the products that a query finds, best first."""
-        return self.catalogue.search(query)
-
     def _item_nodes(self, index: int, show_attributes: bool) -> tuple[Node, ...]:
-        return pages.item_nodes(self.product(index), show_attributes=show_attributes)
-
-    def _products_where(self, field: Literal["category", "query"], value: str) -> Selection:
-        text = value.encode("utf-8", "replace").decode()  # no product contains a lone surrogate, so none matches
-        return self.catalogue.in_category(text) if field == "category" else self.catalogue.with_query(text)
+        return pages.item_nodes(self.catalogue.product(index), show_attributes=show_attributes)

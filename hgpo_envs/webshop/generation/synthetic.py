@@ -220,7 +220,8 @@ class SyntheticProduct:
             "product_information": {"Item Weight": f"{rating} pounds", "ASIN": self.asin, "Manufacturer": self.brand},
             "brand": f"Visit the {self.brand} Store",
             "full_description": " ".join(self._filled(sentence) for sentence in sentences),
-            "pricing": self._pricing(price),
+            "pricing": f"${price:.2f}"
+            + (f" - ${price * self.random.uniform(1.1, 2.2):.2f}" if self.chance(0.12) else ""),
             "images": [
                 f"https://m.media-amazon.com/images/I/{number + n}.jpg" for n in range(self.random.randint(1, 4))
             ],
@@ -236,11 +237,6 @@ class SyntheticProduct:
             "query": kind.query,
             "page": self.random.randint(1, 7),
         }
-
-    def _pricing(self, price: float) -> str:
-        if self.chance(0.12):
-            return f"${price:.2f} - ${price * self.random.uniform(1.1, 2.2):.2f}"
-        return f"${price:.2f}"
 
     def attribute_entry(self) -> dict[str, Any]:
         """Return the product's entry in the attribute file, with its synthetic instruction."""

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import Any, Final
 
+import msgspec
+
 
 @dataclass(frozen=True, slots=True)
 class ProductKind:
@@ -37,11 +39,7 @@ _WORDS: Final[dict[str, Any]] = json.loads(
     (resources.files("hgpo_envs.webshop.generation") / "vocabulary.json").read_bytes()
 )
 
-_KINDS: Final[list[dict[str, Any]]] = [
-    {name: tuple(value) if isinstance(value, list) else value for name, value in kind.items()}
-    for kind in _WORDS["kinds"]
-]
-PRODUCT_KINDS: Final = tuple(ProductKind(**kind) for kind in _KINDS)
+PRODUCT_KINDS: Final = msgspec.convert(_WORDS["kinds"], tuple[ProductKind, ...])
 
 OPTIONS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     name: (option["label"], tuple(option["values"])) for name, option in _WORDS["options"].items()

@@ -139,11 +139,11 @@ def _others(engine: WebShopEngine) -> Iterable[Product]:
     """Yield other products that may satisfy the goal, judged by price, type and attributes."""
     shop, goal = engine.shop, engine.goal
     small = len(shop.catalogue) <= EXAMINED
-    rows = range(len(shop.catalogue)) if small else shop.search(_clean(goal.instruction))
+    rows = range(len(shop.catalogue)) if small else shop.catalogue.search(_clean(goal.instruction))
     for row in rows:
         if row == goal.product.index or shop.price(int(row)) > goal.price_upper:
             continue
-        product = shop.product(int(row))
+        product = shop.catalogue.product(int(row))
         if type_match(product, goal.product)[0] == 1.0 and all(has_attribute(product, a) for a in goal.attributes):
             yield product
 

@@ -43,13 +43,12 @@ class OriginalSource:
     """The tasks of a checkout of the original.
 
     Args:
-        data: The folder of the checkout, under the name that environments use.
+        data: The folder of the checkout.
         goals: `synthetic` or `human`.
         observation_mode: `text` or `text_rich`.
         show_attributes: Whether item pages have the tab `Attributes`.
         price_seed: The seed of the global generator before the original loads.
         shuffle_seed: Must be 233, the only seed of the original.
-        checkout: The folder of the checkout; an alternative to `data`.
         python: The interpreter in which the original is installed. None uses the current one.
         num_products: 100, 1,000, 100,000 or None (all): the index to search and the number of products to load.
         nouns: A JSON file with the nouns of titles, used instead of spaCy and its model.
@@ -69,7 +68,6 @@ class OriginalSource:
         price_seed: int = 0,
         shuffle_seed: int = ORIGINAL_SHUFFLE,
         *,
-        checkout: str | Path | None = None,
         python: str | None = None,
         num_products: int | None = None,
         nouns: str | Path | None = None,
@@ -84,7 +82,7 @@ class OriginalSource:
         if shuffle_seed != ORIGINAL_SHUFFLE:
             raise InputError(f"shuffle_seed: expected 233 with the original, received {shuffle_seed!r}; omit it")
         price_seed = checked_seed("price_seed", price_seed)
-        folder = checked_checkout(checkout or data, num_products)
+        folder = checked_checkout(data, num_products)
         self.observation_mode: Final = observation_mode
         settings = {
             "checkout": str(folder),
@@ -202,16 +200,14 @@ class OriginalProcess:
             ) from None
         self.pid: Final = self._process.pid
         self.close = weakref.finalize(self, _end, self._process, self._complaints)
-        self.answer: Final = self._first_answer(settings)
-        if "failed" in self.answer:
-            self.close()
-            raise InputError(_with_fix(str(self.answer["failed"])))
-
-    def _first_answer(self, settings: dict[str, Any]) -> dict[str, Any]:
         try:
-            return self.ask(settings)
+            self.answer: Final = self.ask(settings)
+            failure = self.answer.get("failed")
         except RuntimeError as error:
-            return {"failed": str(error)}
+            failure = str(error)
+        if failure is not None:
+            self.close()
+            raise InputError(_with_fix(str(failure)))
 
     def ask(self, request: dict[str, Any]) -> dict[str, Any]:
         """Send a request and return the answer. Raises RuntimeError if the process has died."""
@@ -248,7 +244,7 @@ def _end(process: subprocess.Popen[str], complaints: IO[bytes]) -> None:
 def checked_checkout(checkout: str | Path | None, num_products: int | None) -> Path:
     """Return the checkout's folder. Raises InputError if a part of it is missing."""
     if checkout is None:
-        raise InputError("the original WebShop needs a checkout: give its folder (data=… or checkout=…)")
+        raise InputError("the original WebShop needs a checkout: give its folder, data=…")
     folder = Path(checkout).resolve()
     if not (folder / _CODE).is_file():
         raise InputError(f"no WebShop checkout in {folder} (it has no {_CODE}); git clone princeton-nlp/WebShop first")

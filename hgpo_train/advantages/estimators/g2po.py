@@ -30,8 +30,7 @@ from hgpo_train.advantages.estimators.grpo import grpo
 from hgpo_train.advantages.input_columns import rounded
 from hgpo_train.advantages.parameters import GAMMA, Ddof, Discount, Epsilon, Mode, Precision
 from hgpo_train.advantages.registry import estimator
-from hgpo_train.advantages.trajectories import neighbour
-from hgpo_train.advantages.windows import mean, normalise, within
+from hgpo_train.advantages.windows import mean, neighbour, normalise, within
 
 
 @estimator(reads=("history_hash_0",), details=("episode", "node", "edge", "value"))
@@ -57,7 +56,7 @@ def g2po(  # noqa: D417 - the other parameters are those of several estimators, 
     discount = rounded(gamma ** (pl.col("steps_left") + 1).cast(pl.Float64), precision)
     steps = mean(steps, "value", rounded(discount * reward, precision), node)  # rounded as in the official code
     end = pl.when(reward == success_reward).then(success_reward).otherwise(0.0)
-    steps = steps.with_columns(pl.coalesce(neighbour(pl.col("value"), 1), end).alias("(after)"))
+    steps = steps.with_columns(pl.coalesce(neighbour("value", 1), end).alias("(after)"))
     after, value = pl.col("(after)"), pl.col("value")
     steps = grpo.function(steps, mode=mode, cross_steps=cross_steps, ddof=ddof, epsilon=epsilon, precision=precision)
     steps = steps.with_columns(episode="advantage")

@@ -37,8 +37,7 @@ from hgpo_train.advantages.estimators.similarity import clusters
 from hgpo_train.advantages.input_columns import rounded
 from hgpo_train.advantages.parameters import Ddof, Discount, Epsilon, Mode, Precision  # noqa: TC001 - evaluated
 from hgpo_train.advantages.registry import estimator
-from hgpo_train.advantages.trajectories import neighbour
-from hgpo_train.advantages.windows import chain, normalise, within
+from hgpo_train.advantages.windows import chain, neighbour, normalise, within
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -88,7 +87,7 @@ def graphgpo(  # noqa: D417 - the other parameters are those of several estimato
     won = (pl.col("steps_left") == 0) & (reward > 0 if success == "positive" else reward == success_reward)
     if similarity:
         texts = [pl.col("next_state")] if "next_state" in steps.collect_schema() else []
-        after = pl.coalesce(*texts, neighbour(pl.col("state"), 1))
+        after = pl.coalesce(*texts, neighbour("state", 1))
         nodes = {"node": pl.col("state"), "next": pl.when(won).then(pl.lit(goal_text)).otherwise(after)}
         similar = clusters(nodes, similarity_threshold, goal=goal_text)
         steps = steps.with_columns(similar.alias("(similar)")).with_columns(pl.col("(similar)").struct.unnest())
