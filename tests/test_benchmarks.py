@@ -12,7 +12,7 @@ ROOT = Path(__file__).parent.parent
 SCRIPTS = sorted(
     path
     for path in (*(ROOT / "benchmarks").glob("*.py"), *(ROOT / "research/benchmarks").glob("*.py"))
-    if path.stem not in {"__init__", "record", "readme", "tables", "learning_figures"}
+    if path.stem not in {"__init__", "record", "readme", "tables", "learning_figures", "what_learns"}
 )
 
 

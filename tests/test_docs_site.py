@@ -1,6 +1,7 @@
 """The documentation site: pages are in the navigation, the reference is complete, and it builds without a warning."""
 
 import dataclasses
+import json
 import re
 import shutil
 import subprocess
@@ -143,7 +144,7 @@ def test_links_that_leave_the_folder_are_copied() -> None:
 def test_the_page_of_a_notebook_is_executed_and_loads_only_files_that_are_beside_it() -> None:
     marimo = pytest.importorskip("marimo")
     page = docs_notebooks.exported(ROOT / "notebooks/own_rollouts.py")
-    assert "Variance of returns at a state that histories explain" in page, "the title of a chart"
+    assert "Variance at a state explained" in page, "the title of a chart"
     loaded = re.findall(r'<(?:script|link)[^>]*\s(?:src|href)="([^"]+)"', page)
     assert len(loaded) > 100
     for name in loaded:
@@ -183,3 +184,55 @@ def test_the_site_builds_and_loads_nothing_from_elsewhere(tmp_path, monkeypatch)
     reference = (tmp_path / "site/reference/hgpo_datasets/index.html").read_text("utf-8")
     assert 'id="hgpo_datasets.reader.scan_steps"' in reference
     assert "<blockquote>" not in reference, "examples are code"
+
+
+SEARCHES = {
+    "memory": "memory/",
+    "turn off memory": "memory/",
+    "history_hash_2": "memory/",
+    "own model on vLLM": "how_to/#use-a-served-model",
+    "8 GPUs": "scaling/",
+    "custom environment": "how_to/#use-your-own-environment-policy-or-estimator",
+    "tool calling": "environments/#tools",
+    "resume": "training/#resume-an-interrupted-run",
+    "W&B": "how_to/#track-with-weights--biases",
+    "OOM": "training/#gpu-memory-oom",
+    "context inconsistency": "statistics/#levels-of-context",
+    "singleton": "estimators/#singleton-groups",
+}
+"""Where a search of the site must lead, among its first two hits; a page stands for its sections."""
+
+SEARCH = """
+const {readFileSync} = require("node:fs");
+const [path, queries] = process.argv.slice(1);
+const lunr = require(path + "/lunr.js");
+const {docs} = JSON.parse(readFileSync(path + "/search_index.json"));
+const index = lunr(function () {
+  this.field("title"); this.field("text"); this.ref("location");
+  docs.forEach((doc) => this.add(doc));
+});
+console.log(JSON.stringify(JSON.parse(queries).map((query) => index.search(query).slice(0, 2).map((hit) => hit.ref))));
+"""
+
+
+@pytest.mark.slow
+def test_searches_find_their_place_in_the_first_two_hits(tmp_path, monkeypatch) -> None:
+    """Asks the index that MkDocs' search plugin makes of the site's pages, with its own lunr."""
+    if shutil.which("node") is None:
+        pytest.skip("node is not installed")
+    build = pytest.importorskip("mkdocs.commands.build").build
+    load_config = pytest.importorskip("mkdocs.config").load_config
+    monkeypatch.setattr(docs_notebooks, "write", lambda folder: None)
+    docs_site.write(tmp_path / "docs")
+    settings = {"site_name": "HGPO", "docs_dir": "docs", "site_dir": "site", "theme": "mkdocs", "plugins": ["search"]}
+    slugs = "toc: {slugify: !!python/object/apply:pymdownx.slugs.slugify {kwds: {case: lower}}}"
+    text = yaml.safe_dump(settings) + f"markdown_extensions: [tables, attr_list, {{{slugs}}}]\n"
+    (tmp_path / "mkdocs.yml").write_text(text, "utf-8")
+    build(load_config(str(tmp_path / "mkdocs.yml")))
+    command = ["node", "-e", SEARCH, str(tmp_path / "site/search"), json.dumps(list(SEARCHES))]
+    found = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    hits = dict(zip(SEARCHES, found, strict=True))
+    lost = [
+        query for query, at in SEARCHES.items() if not any(hit == at or hit.startswith(f"{at}#") for hit in hits[query])
+    ]
+    assert lost == [], {query: hits[query] for query in lost}

@@ -57,28 +57,22 @@ def test_chains_equal_exactly_where_windows_equal(trajectories: list[list[tuple[
             assert len(set(known)) == len({w for w, _ in known}) == len({v for _, v in known})
 
 
-@given(st.lists(st.tuples(INT64, INT64), min_size=1, max_size=6), st.integers(0, 8), st.booleans())
-def test_step_by_step_equals_whole_columns(steps: list[tuple[int, int]], depth: int, with_actions: bool) -> None:
-    states, actions = (np.array(column, dtype=np.int64) for column in zip(*steps, strict=True))
-    first = np.arange(len(steps)) == 0
-    values, defined = hashing.chain_columns(states, first, depth, actions if with_actions else None)
-    row = hashing.start(states[:1], depth)
-    for t in range(len(steps)):
-        if t:
-            row = hashing.advance(row, states[t : t + 1], actions[t - 1 : t] if with_actions else None)
-        assert row[0].tolist() == np.where(defined[:, t], values[:, t], hashing.UNDEFINED).tolist()
-
-
 @given(st.lists(st.lists(INT64, min_size=1, max_size=12), min_size=1, max_size=4), st.integers(0, 9))
-def test_a_single_environments_chain_is_its_definition(episodes: list[list[int]], depth: int) -> None:
+def test_chains_of_steps_rows_and_columns_are_their_definition(episodes: list[list[int]], depth: int) -> None:
     chain = hashing.Chain(depth)
     for states in episodes:
         expected: list[int] = []
+        values, defined = hashing.chain_columns(np.array(states), np.arange(len(states)) == 0, depth)
         for t, state in enumerate(states):
+            hashed = np.array([state])
+            rows = hashing.advance(rows, hashed) if t else hashing.start(hashed, depth)  # noqa: F821 (of the step before)
             row = chain.advance(state) if t else chain.start(state)
             expected = [link(before, state) for before in (0, *expected)][: depth + 1]
             assert row.tolist() == expected + [hashing.UNDEFINED] * (depth + 1 - len(expected))
+            assert rows.tolist() == [row.tolist()]
+            assert values[defined[:, t], t].tolist() == expected
             assert row.dtype == np.int64
+            assert row.flags.c_contiguous
             row[:] = 0  # the caller may overwrite the returned array
 
 

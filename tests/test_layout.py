@@ -20,7 +20,7 @@ FORBIDDEN = {
 }
 ROOMS = {
     "hgpo_train": [
-        {"settings", "assignments", "lazy_names", "local_server", "proportions"},  # shared by all layers
+        {"settings", "lazy_names", "local_server", "proportions"},  # shared by all layers
         {"advantages", "models"},
         {"policies"},
         {"rollout"},

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from hgpo_envs.errors import InputError
 from hgpo_train.evaluation.report import evaluation_reports
-from hgpo_train.proportions import Z, by_length, success_bounds, wilson_interval
+from hgpo_train.proportions import Z, by_length, wilson_interval
 
 TRIALS = st.integers(1, 2000)
 
@@ -58,11 +58,6 @@ def test_several_seeds_per_task_do_not_make_the_interval_narrower_than_its_tasks
 def test_what_is_no_share_is_refused(share: float, trials: int) -> None:
     with pytest.raises(InputError, match="expected a share in"):
         wilson_interval(share, trials)
-
-
-def test_bounds_count_what_is_unknown_as_lost_and_as_won() -> None:
-    assert success_bounds(15, 4, 20) == (0.75, 0.95)
-    assert success_bounds(0, 0, 3) == (0, 0)
 
 
 def test_lengths_are_classed() -> None:

@@ -5,9 +5,8 @@ import runpy
 import tomllib
 from pathlib import Path
 
+import pytest
 from command import every_command
-
-from hgpo_train.cli.quickstart_run import quickstart
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text("utf-8")
@@ -25,19 +24,21 @@ def test_the_two_commands_need_only_python_and_pip() -> None:
     assert "grep -m1 -E '^python3 -m venv .*pytest' README.md" in (ROOT / ".ci/run").read_text("utf-8")
 
 
-def test_the_examples_run_in_the_documented_order(tmp_path, monkeypatch, capsys) -> None:
-    """The second needs what `hgpo quickstart` writes."""
+@pytest.mark.slow
+def test_the_examples_run(tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
-    quickstart(Path("runs/quickstart"), tasks=2, group_size=4)
-    play, advantages = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    first, play = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    assert len([line for line in first.splitlines() if line]) <= 10
     shown: dict = {}
+    exec(first, shown)
+    assert shown["steps"]["advantage"].is_not_nan().all()
+    assert (tmp_path / "levels.html").stat().st_size > 1_000
     exec(play, shown)
     query = re.search(r"search\[(.*)\]", play)[1]
     assert query in shown["info"]["task"], "the example searches for what its task wants"
-    assert f"> search[{query}]" in capsys.readouterr().out
-    computed: dict = {}
-    exec(advantages, computed)
-    assert computed["steps"]["advantage"].is_not_nan().all()
+    printed = capsys.readouterr().out
+    assert "Context inconsistency: " in printed
+    assert f"> search[{query}]" in printed
 
 
 def test_the_named_extras_and_commands_exist() -> None:

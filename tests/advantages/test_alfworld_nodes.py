@@ -31,7 +31,7 @@ def expected_nodes(episode: list[tuple[str, list[str]]]) -> list[object]:
 @given(EPISODES)
 def test_nodes_are_equal_where_the_rule_requires_it(episodes: list[list[tuple[str, list[str]]]]) -> None:
     rows = [
-        {"trajectory_key": number, "step": step, "state": observation, "admissible_actions": actions}
+        {"trajectory_key": number, "first": not step, "state": observation, "admissible_actions": actions}
         for number, episode in enumerate(episodes)
         for step, (observation, actions) in enumerate(episode)
     ]

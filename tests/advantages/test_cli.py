@@ -39,13 +39,6 @@ def test_state_keys_of_a_saved_run(run: Path) -> None:
         invoke("advantages", run, "--state-key", "upper", "--overwrite")
 
 
-def test_files_without_a_manifest_are_selected_by_a_pattern(run: Path) -> None:
-    (run / "manifest.jsonl").unlink()
-    with pytest.raises(InputError, match=r"pass a pattern \(.*first/steps/\*\.parquet\)"):
-        invoke("advantages", run)
-    assert "96 rows" in invoke("advantages", run / "steps/*.parquet")
-
-
 def test_an_output_never_replaces_the_input(run: Path, tmp_path: Path) -> None:
     before = digests(run)
     shard = next(run.glob("steps/*.parquet"))

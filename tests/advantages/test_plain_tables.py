@@ -6,13 +6,10 @@ import pandas as pd
 import polars as pl
 import pytest
 from command import invoke
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from hgpo_datasets import StepWriter, scan_steps
 from hgpo_envs.errors import InputError
 from hgpo_train.advantages import compute
-from hgpo_train.analysis.statistics import statistics
 
 ROWS = {
     "task": ["a"] * 4 + ["b"] * 4,
@@ -44,31 +41,6 @@ def test_a_table_of_another_program(tmp_path: Path, program: str) -> None:
     assert written.select("trajectory", "step").rows() == TABLE.select("trajectory", "step").rows()
     assert "8 steps of 4 rollouts in 2 groups" in invoke("stats", path)
     assert path.read_bytes() == before
-
-
-@settings(max_examples=40)
-@given(st.sets(st.sampled_from(list(ROWS))), st.sampled_from(ESTIMATORS))
-def test_exactly_the_missing_columns_are_named(dropped: set[str], estimator: str) -> None:
-    """Those that are named are enough, and none of them can be left out."""
-
-    def lacking(table: pl.DataFrame) -> set[str]:
-        try:
-            compute(table, estimator)
-        except InputError as error:
-            message = str(error).partition(", which ")[0]
-            return {name for name in ROWS if f"`{name}`" in message}
-        return set()
-
-    table = TABLE.drop(dropped)
-    named = lacking(table)
-    assert named <= dropped
-    for missing in [set(), *({name} for name in named)]:
-        assert lacking(table.with_columns(TABLE[name] for name in sorted(named - missing))) == missing
-
-
-def test_statistics_name_them_too() -> None:
-    with pytest.raises(InputError, match=r"no `trajectory` and `state`, which hgpo reads"):
-        statistics(TABLE.drop("trajectory", "state"))
 
 
 def test_metadata_of_a_step_table_are_looked_at(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ The recordings of the official code (test_goldens.py) hold the equations of all 
 """
 
 from collections import Counter, defaultdict
-from difflib import SequenceMatcher
 
 import polars as pl
 import pytest
@@ -76,8 +75,8 @@ def test_a_group_has_the_steps_with_the_same_context(rows, depth, context):
 def test_returns_are_discounted_sums(rows, penalty_at, returns, gamma, penalty):
     p = {"penalty_at": penalty_at, "returns": returns, "gamma": gamma, "invalid_action_penalty": penalty}
     for name in ("return", "episode_score"):
-        steps = prepare(pl.LazyFrame(rows), Parameters(reward_scale=2, precision="float64", **p), ())
-        computed = steps.collect()[name]
+        steps = prepare(pl.DataFrame(rows), Parameters(reward_scale=2, precision="float64", **p), ())
+        computed = steps.collect().sort("(row)")[name]
         for members in trajectories(rows):
             cost = [0.0 if rows[i]["action_valid"] else penalty for i in members]
             reward, after = [2 * rows[i]["reward"] for i in members], cost
@@ -108,19 +107,6 @@ def test_levels_are_weighted(rows, alpha, base_group, weights, skip):
         assert row["advantage"] == pytest.approx(sum(share[name] * a for name, a in counted.items()), abs=1e-9)
 
 
-def test_weights_of_terms_are_factors():
-    rows = [
-        {"task": "a", "trajectory": name, "step": step, "state": state, "reward": reward, "action_valid": True}
-        for name, walk in {"x": [("s", 0.0), ("t", 1.0)], "y": [("s", 0.0), ("u", 0.0)]}.items()
-        for step, (state, reward) in enumerate(walk)
-    ]
-    for name, terms in {"gigpo": ["step"], "g2po": ["node", "edge"], "graphgpo": ["step"]}.items():
-        table = compute(pl.DataFrame(rows), name, step_weight=0.5, episode_weight=3.0, details=True).collect()
-        parts = 3.0 * table["advantage_episode"] + 0.5 * sum(table[f"advantage_{term}"] for term in terms)
-        assert (table["advantage"] - parts).abs().max() < 1e-12
-        assert table["advantage"].n_unique() > 1
-
-
 @SOME
 @given(tables(), st.integers(0, 4), CONTEXTS)
 def test_stored_hashes_and_texts_agree(rows, depth, context):
@@ -135,20 +121,3 @@ def test_stored_hashes_and_texts_agree(rows, depth, context):
     p = {"history_length": depth, "context": context}
     received, expected = (compute(each, "hgpo", **p).collect()["advantage"].to_list() for each in (stored, table))
     assert received == pytest.approx(expected, rel=1e-12, abs=1e-12)
-
-
-@SOME
-@given(tables(), st.sampled_from([0.5, 0.75, 0.999]))
-def test_similar_states_are_one_state(rows, threshold):
-    """Clusters are created by trajectory and step; a threshold just below 1 means equality."""
-    openers, cluster = defaultdict(list), {}
-    for i in sorted(range(len(rows)), key=lambda i: (rows[i]["trajectory"], rows[i]["step"])):
-        task, text = rows[i]["task"], rows[i]["state"]
-        near = [opener for opener in openers[task] if SequenceMatcher(None, text, opener).ratio() >= threshold]
-        openers[task] += [] if near else [text]
-        cluster[i] = near[0] if near else text
-    p = {"similarity": True, "similarity_threshold": threshold}
-    received = compute(pl.DataFrame(rows), "gigpo", **p).collect()["advantage"].to_list()
-    clustered = [row | {"state": cluster[i]} for i, row in enumerate(rows)]
-    expected = compute(pl.DataFrame(clustered), "gigpo").collect()["advantage"].to_list()
-    assert received == pytest.approx(expected, rel=1e-9, abs=1e-9)

@@ -109,7 +109,7 @@ def test_wrong_columns_and_parameters_are_reported() -> None:
     ]
     for line, name, parameters in cases:
         with pytest.raises(InputError, match=line):
-            compute(SMALL, name, **parameters)
+            compute(SMALL, name, **parameters).collect()
     for table, line in (
         (SMALL.with_columns(pl.col("step").cast(pl.Float64)), "column step: expected integers, received Float64"),
         (SMALL.with_columns(pl.col("reward").cast(pl.String)), "column reward: expected numbers, received String"),

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from hgpo_envs.alfworld.data.source import ALFWorldSource
 from hgpo_envs.alfworld.engine import ALFWorldEngine
-from hgpo_envs.alfworld.engine.game import compile_game, display_names, read_game
+from hgpo_envs.alfworld.engine.game import compile_game, display_names, read_file
 from hgpo_envs.alfworld.engine.goals import parse_goal
 from hgpo_envs.alfworld.engine.grammar import HELP, MOVE, PUT, convert, join_task, recognise, split_task
 from hgpo_envs.alfworld.engine.grammar_parts import domain_parts, grammar_parts
@@ -115,12 +115,12 @@ def test_truncated_file(file: dict, tmp_path: Path) -> None:
     text = json.dumps(file)
     path.write_text(text[: len(text) // 2], "utf-8")
     with pytest.raises(InputError, match=r"game.tw-pddl: not valid JSON .*; copy or fetch the game again"):
-        read_game(path)
+        read_file(path)
     path.write_text("[]", "utf-8")
     with pytest.raises(InputError, match="not a game: expected a JSON object with the texts pddl_domain, grammar, pdd"):
-        read_game(path)
+        read_file(path)
     with pytest.raises(InputError, match="no game at"):
-        read_game(tmp_path / "none")
+        read_file(tmp_path / "none")
 
 
 def test_errors_name_what_is_unknown(file: dict) -> None:

@@ -45,35 +45,6 @@ def test_walks_agree(data: str, original_python: str, tmp_path: Path) -> None:
     assert report["fired"]["nothing happens"] > 0
 
 
-PLAY = """
-import json, sys
-from hgpo_envs.alfworld.reference.original import OriginalEngine
-from tools.memoise_textworld import memoise_textworld
-given = json.load(sys.stdin)
-shown = []
-for memoised in (False, True):
-    if memoised:
-        memoise_textworld()
-    engine = OriginalEngine()
-    states = [engine.play(given["file"])] + [engine.act(command) for command in given["commands"]]
-    shown.append([[s.text, list(s.actions), s.valid, s.won, s.terminated, s.reward] for s in states])
-print(json.dumps(shown))
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.original
-@pytest.mark.parametrize("split", ["train", "valid_unseen"])
-def test_memoised_and_plain_original_agree_with_the_native_engine(split: str, original_python: str) -> None:
-    task = BUNDLED.ids(split)[5]
-    commands = ["look", "nonsense", *(BUNDLED.game(task).walkthrough or ()), "look"]
-    plain, memoised = json.loads(run(original_python, "-c", PLAY, file=BUNDLED.read(task), commands=commands))
-    engine = BUNDLED.engine()
-    states = [engine.start(task)] + [engine.act(command) for command in commands]
-    native = [[s.text, list(s.actions), s.valid, s.won, s.terminated, s.reward] for s in states]
-    assert plain == memoised == native
-
-
 LIST = """
 import contextlib, json, os, sys
 from alfworld.agents.environment.alfred_tw_env import AlfredTWEnv

@@ -65,14 +65,6 @@ def test_every_flipped_byte_is_detected(pack: Path, where: float, bits: int) -> 
     assert str(damaged) in refusal(damaged)
 
 
-@given(kept=st.floats(0, 1, exclude_max=True))
-def test_every_truncation_is_detected(pack: Path, kept: float) -> None:
-    content = pack.read_bytes()
-    cut = pack.with_name("cut.pack")
-    cut.write_bytes(content[: int(kept * len(content))])
-    assert str(cut) in refusal(cut)
-
-
 def test_error_lines(pack: Path, tmp_path: Path) -> None:
     content = pack.read_bytes()
     newer, flipped, half = bytearray(content), bytearray(content), len(content) // 2

@@ -91,15 +91,6 @@ def test_expert_continues_from_any_state(bundled, data, seed, wander):
         assert state.won or len(find_plan(engine.game, engine.game_state)) == len(left) - 1
 
 
-def test_explorer_plays_both_wordings(bundled):
-    old = ALFWorldSource(grammar="put")
-    for task_id in old.ids("all")[::4]:
-        actions, won = play("explorer", old, task_id)
-        assert won
-        assert len(actions) == len(play("explorer", bundled, task_id)[0])
-        assert not any(action.startswith("move ") for action in actions)
-
-
 def test_explorer_recovers_from_random_steps(bundled):
     ids = bundled.ids("all")
     won = sum(play("explorer", bundled, task_id, 0.2, seed)[1] for seed, task_id in enumerate(ids))

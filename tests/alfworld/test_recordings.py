@@ -12,7 +12,8 @@ import pytest
 
 from hgpo_envs.alfworld.data.source import ALFWorldSource
 from hgpo_envs.alfworld.engine import ALFWorldEngine
-from hgpo_envs.alfworld.engine.game import TASK_TYPES, Game, compile_game
+from hgpo_envs.alfworld.engine.game import Game, compile_game
+from hgpo_envs.alfworld.engine.goals import TASK_TYPES
 
 HERE = Path(__file__).parent
 GOLDEN = HERE.parent / "golden" / "alfworld"

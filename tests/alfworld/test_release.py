@@ -93,16 +93,6 @@ def test_build_never_replaces_its_input_or_files_that_are_not_packs(hgpo, bundle
     assert (tmp_path / "second.pack").read_bytes() == pack.read_bytes()
 
 
-def test_addresses_equal_those_of_the_originals_downloader(original_python):
-    assert [asset.url for asset in release.assets(trajectories=True)] == [release.GAMES, release.TRAJECTORIES]
-    script = Path(original_python).parent / "alfworld-download"
-    if not script.exists():
-        pytest.skip("no alfworld-download beside the original's Python")
-    text = script.read_text()
-    assert f'TW_PDDL_FILES_URL = "{release.GAMES}"' in text
-    assert f'JSON_FILES_URL = "{release.TRAJECTORIES}"' in text
-
-
 def test_synth_a_pack_and_a_folder(hgpo, tmp_path):
     command = ("data", "synth", "alfworld", "--seed", 7, "--games")
     assert "36 games" in hgpo(*command, 36, "--out", tmp_path / "mine.pack")[1]

@@ -9,7 +9,6 @@ import pytest
 
 from hgpo_envs.alfworld.data.game_folder import GAME_FILE, write_folder
 from hgpo_envs.alfworld.data.source import ALFWorldSource
-from hgpo_envs.alfworld.engine.commands import commands_of
 from hgpo_envs.errors import InputError, UnknownTask
 
 BUNDLED = ALFWorldSource()
@@ -101,15 +100,6 @@ def test_bad_folders(folder: Path, tmp_path: Path) -> None:
     (copied / "game.tw-pddl").write_text(text)
     with pytest.raises(InputError, match=f"{IDS[0]} occurs twice: in .* and in "):
         ALFWorldSource(folder)
-
-
-def test_games_are_shared_while_they_are_played(folder: Path) -> None:
-    source = ALFWorldSource(folder, keep=3)
-    engines = [source.engine() for _ in range(4)]
-    for engine, task in zip(engines, [*IDS, IDS[0]], strict=True):
-        engine.start(task)
-    assert engines[0].game is engines[3].game
-    assert commands_of(engines[0].game) is commands_of(engines[3].game)
 
 
 def test_errors_for_unknown_names_suggest_the_closest() -> None:

@@ -43,16 +43,6 @@ def test_a_chart_contains_the_table(sure) -> None:
     assert encoded[2]["color"]["legend"]["title"] == "task type"
 
 
-def test_a_column_is_shown_in_its_order_with_a_legend() -> None:
-    """Thirds of a training are in the order of time, not of the alphabet."""
-    parts = ["up to 15", "up to 30", "later"]
-    table = pl.concat(TABLE.with_columns(part=pl.lit(part, pl.Enum(parts)), run=pl.lit(part)) for part in parts)
-    drawn = levels_chart(statistics(table, by="part", history_length=1).intervals, "shared", by="part").to_dict()
-    for layer in drawn["layer"][1:]:
-        assert layer["encoding"]["color"]["scale"]["domain"] == parts
-        assert layer["encoding"]["xOffset"]["scale"]["domain"] == parts
-
-
 @pytest.mark.parametrize("ending", [pytest.param(".html", marks=pytest.mark.slow), ".svg", ".png", ".json"])
 def test_files_need_no_network(sure, ending, tmp_path) -> None:
     path = tmp_path / f"chart{ending}"

@@ -2,6 +2,8 @@
 
 import re
 from collections import Counter, defaultdict
+from html import escape
+from pathlib import Path
 
 import numpy as np
 import polars as pl
@@ -12,6 +14,7 @@ from hypothesis import strategies as st
 
 from hgpo_envs.errors import InputError
 from hgpo_train.advantages import compute
+from hgpo_train.analysis.definitions import DEFINITIONS
 from hgpo_train.analysis.describe import describe
 from hgpo_train.analysis.level_sums import Groups, exchanged
 from hgpo_train.analysis.statistics import WITH_INTERVALS, Statistics, statistics
@@ -266,23 +269,6 @@ def test_histories_that_decide_are_told_from_chance_and_others_are_not() -> None
         assert "; by chance it would be " in text
 
 
-def test_a_walk_without_memory_is_not_told_from_chance() -> None:
-    """A walk visits its states repeatedly, so that the returns of a rollout's visits depend on each other."""
-    rng = np.random.default_rng(0)
-    rows = []
-    for task in range(40):
-        for rollout in range(8):
-            place, step = 3, 0
-            while 0 < place < 6:
-                after = place + int(rng.choice((-1, 1)))
-                rows.append((str(task), f"{task}/{rollout}", step, f"place {place}", 10.0 * (after == 6), True))
-                place, step = after, step + 1
-    found = statistics(pl.DataFrame(rows, NAMES, orient="row"), history_length=3, permutations=20).intervals
-    explained = found.filter(pl.col("statistic") == "explained", pl.col("level") != "0")
-    assert (explained["low"] < explained["chance"]).all()
-    assert (explained["chance"] < explained["high"]).all()
-
-
 @settings(max_examples=5)
 @given(tables(), st.integers(0, 2))
 def test_intervals_are_about_the_statistics(rows, seed):
@@ -339,12 +325,6 @@ def test_success_is_what_is_known_with_bounds():
     assert "it is not stored which of them won" in "\n".join(describe(unknown))
 
 
-def test_a_run_of_aborted_rollouts_alone_is_described():
-    result = with_outcomes([False, False], [True, True])
-    assert describe(result) == ["Every rollout was aborted (2), so there is nothing to compare."]
-    assert result.levels["shared"].null_count() == result.levels.height
-
-
 @pytest.mark.slow
 def test_chunks_and_processes_give_the_same_numbers(tmp_path):
     from hgpo_datasets import StepWriter
@@ -390,3 +370,21 @@ def test_invalid_input_is_reported() -> None:
             statistics(table, **{name: -1})
     with pytest.raises(InputError, match="no rows"):
         statistics(table.clear())
+
+
+def test_every_statistic_that_is_shown_is_defined_in_the_docs_and_on_hover() -> None:
+    """A table's columns are those that are defined, and the page's rows are the definitions."""
+    found = statistics(rollout(["hall", "den"], ["go", "stay"], task_type="<i>", won=True), by="task_type")
+    page = (Path(__file__).parents[2] / "docs/statistics.md").read_text("utf-8")
+    html = found._repr_html_()
+    assert "<i>" not in html
+    for table, known in DEFINITIONS.items():
+        keys = {"task_type", "level", "statistic", "value", "state"} | (
+            {"steps", "groups"} if table == "levels" else set()
+        )
+        assert known.keys() == set(getattr(found, table).columns) - keys, table
+        for name, definition in known.items():
+            row = f"| `{name}` | {definition.label} | {definition.meaning} | {definition.equation} |"
+            assert row.replace("|A_k − A_K|", r"\|A_k − A_K\|") in page, row
+            if table in ("summary", "levels"):
+                assert f'title="{escape(definition.text)}">{escape(definition.label)}<' in html

@@ -46,19 +46,20 @@ def test_whole_games_are_saved_like_a_policys(env: str, tmp_path: Path) -> None:
 
 
 def test_actions_by_number_lists_and_the_prompt(tmp_path: Path) -> None:
-    first = collect("HGPO/ALFWorld-v0", lambda request: request.admissible_actions[1], tmp_path / "run", tasks=1,
-                    group_size=1, max_steps=1, progress=False)  # fmt: skip
+    """The numbers are those of `action_format="number"`."""
+    first = collect("HGPO/ALFWorld-v0", lambda request: "2", tmp_path / "run", tasks=1, group_size=1, max_steps=1,
+                    action_format="number", progress=False)  # fmt: skip
     row = first.steps.collect().row(0, named=True)
-    done = play("/zzz\n/go to\n99\nh\np\n1\n", "--max-steps", "1", "--out", str(tmp_path / "mine"))
+    done = play("/zzz\n/go to\n99\n0\nh\np\n2\n", "--max-steps", "1", "--out", str(tmp_path / "mine"))
     assert scan_steps(tmp_path / "mine").collect()["action"].to_list() == [row["action"]]
-    for part in ("no action contains 'zzz'", "expected a number from 0 to", "show the prompt that a model would see"):
+    for part in ("no action contains 'zzz'", "expected a number from 1 to", "show the prompt that a model would see"):
         assert part in done.stdout
     assert "Answer with exactly one action" in done.stdout
     assert "Not solved in 1 steps" in done.stdout
 
 
 def test_an_open_query_is_written_not_chosen() -> None:
-    done = play("0\nsearch[red shoes]\nq\n", "HGPO/WebShop-v0")
+    done = play("1\nsearch[red shoes]\nq\n", "HGPO/WebShop-v0")
     assert "search[<your query>]: write it with your own text" in done.stdout
     assert "step 1" in done.stdout
 

@@ -1,5 +1,6 @@
 """The quick start: reproducible bytes, its figures against the tables, and its output."""
 
+import shlex
 from collections import Counter
 from pathlib import Path
 
@@ -8,9 +9,9 @@ import pytest
 from typer.testing import CliRunner
 
 from hgpo_datasets import scan_steps
-from hgpo_envs.errors import InputError
 from hgpo_train.analysis.statistics import statistics
 from hgpo_train.cli import app
+from hgpo_train.cli.quickstart import program
 from hgpo_train.cli.quickstart_run import DEPTHS, quickstart
 
 
@@ -61,44 +62,35 @@ def test_the_run_shows_what_estimators_differ_in(tmp_path: Path) -> None:
         assert found.depths["shift"].to_list() == sorted(set(found.depths["shift"].to_list()))
 
 
-def test_a_second_quickstart_reuses_the_run_and_prints_the_next_steps(tmp_path: Path) -> None:
-    arguments = ["quickstart", "--out", str(tmp_path / "q"), "--tasks", "2", "--group-size", "3"]
-    first, second = (CliRunner().invoke(app, arguments) for _ in range(2))
+@pytest.mark.slow
+def test_the_next_commands_work_as_they_are_printed(tmp_path: Path) -> None:
+    """In a folder with a space, on a narrow terminal; a second call plays nothing."""
+    arguments = ["quickstart", "--out", str(tmp_path / "a b"), "--tasks", "2", "--group-size", "3"]
+    first, second = (CliRunner().invoke(app, arguments, env={"COLUMNS": "60"}) for _ in range(2))
     assert first.exit_code == second.exit_code == 0, first.output
     assert "steps/s" in first.output
-    assert "already collected" in second.output
-    assert "hgpo stats" in first.output
-    assert f"hgpo view {tmp_path / 'q/run'}" in "".join(first.output.splitlines())
-    table = pl.read_parquet(tmp_path / "q/run.advantages/hgpo_by_depth.parquet")
+    assert "already" in second.output
+    table = pl.read_parquet(tmp_path / "a b/run.advantages/hgpo_by_depth.parquet")
     assert {f"advantage_k{k}" for k in DEPTHS} <= set(table.columns)
+    commands = [shlex.split(line)[1:] for line in first.output.splitlines() if line.startswith("  hgpo ")]
+    assert [words[0] for words in commands] == ["view", "stats", "advantages", "data", "eval"]
+    for words in commands:
+        done = CliRunner().invoke(app, words)
+        assert done.exit_code == 0, (words, done.output)
+    deeper = ["advantages", str(tmp_path / "a b/run"), "-e", "hgpo:history_length=4", "--overwrite"]
+    note = "Note: prompts show 2 past steps, advantages compare 4 past states"
+    assert note in CliRunner().invoke(app, deeper).output
+    assert (tmp_path / "a b/page.html").stat().st_size > 100_000
 
 
-def test_a_file_in_place_of_the_folder_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(InputError, match="expected a folder, received a file"):
-        quickstart(tmp_path / "file")
-
-
-def test_stats_of_the_quickstart_run_by_type_and_in_sentences(tmp_path: Path) -> None:
-    found = quickstart(tmp_path, tasks=3, group_size=3)
-    kinds = scan_steps(found.run).select(pl.col("task_type").unique()).collect()["task_type"].to_list()
-    by_type = CliRunner().invoke(app, ["stats", str(found.run), "--by", "task_type"])
-    assert by_type.exit_code == 0, by_type.output
-    assert all(f"task_type {kind}" in by_type.output for kind in kinds)
-    words = CliRunner().invoke(app, ["stats", str(found.run), "--out", str(tmp_path / "tables")])
-    assert "• Context inconsistency" in words.output
-    assert pl.read_csv(tmp_path / "tables/levels.csv")["level"].cast(pl.String).to_list() == [*"01234", "oracle"]
-
-
-def test_an_existing_folder_is_extended_or_refused(tmp_path: Path) -> None:
-    """More groups give the same result as in a new folder; fewer groups or another seed are refused."""
-    quickstart(tmp_path / "a", tasks=2, group_size=2)
-    more = quickstart(tmp_path / "a", tasks=3, group_size=2)
-    new = quickstart(tmp_path / "b", tasks=3, group_size=2)
-    drop = ["run", "policy_seconds", "environment_seconds"]
-    tables = [scan_steps(one.run).drop(drop, strict=False).collect().sort("trajectory", "step") for one in (more, new)]
-    assert tables[0].equals(tables[1])
-    before = sorted(path.name for path in (tmp_path / "a" / "run").rglob("*"))
-    with pytest.raises(InputError, match="seed = 0, not 1"):
-        quickstart(tmp_path / "a", seed=1, tasks=3, group_size=2)
-    assert sorted(path.name for path in (tmp_path / "a" / "run").rglob("*")) == before
+def test_commands_are_shown_as_this_program_is_called(tmp_path: Path, monkeypatch) -> None:
+    """`hgpo` where the shell would find this program, the path that was typed otherwise."""
+    for folder in ("active", "other one"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "hgpo").touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(tmp_path / "active"))
+    shown = []
+    for called in (tmp_path / "active/hgpo", tmp_path / "other one/hgpo", "/usr/bin/pytest"):
+        monkeypatch.setattr("sys.argv", [str(called)])
+        shown.append(program())
+    assert shown == ["hgpo", f"'{tmp_path}/other one/hgpo'", "hgpo"]

@@ -29,12 +29,17 @@ COMMANDS = {
     "rolout": "No such command 'rolout'; did you mean 'rollout'",
     "rollout": "Missing option '--out'; see hgpo rollout --help",
     "rollout --out x --tasks many": "Invalid value for '--tasks'",
+    "rollout --out /proc/x/y": "--out /proc/x/y: /proc: No such file or directory; choose another path",
     "rollout --out ''": "--out: expected a path, received an empty text",
+    f"{ROLLOUT} --order sorted": "unknown task order 'sorted'",
+    f"{ROLLOUT} --dynamic 3": "max_groups: expected at least 16 wanted groups, received 3",
+    f"{ROLLOUT} --max-failed nan": "max_failed: expected a share from 0 to 1, received nan",
+    f"{ROLLOUT} --env-option prompt_template=bad.j2": "prompt template bad.j2 fails",
     f"{ROLLOUT} --policy randm": "unknown policy 'randm'; did you mean 'random'?",
     f"{ROLLOUT} --policy bug:policy": "received 'bug:policy': ModuleNotFoundError: No module named 'nothing_there'",
     f"{ROLLOUT} --policy mine:number": "mine:number: expected a PolicySpec, a function of one request",
     f"{ROLLOUT} --policy openai:m --policy-option temprature=1": "did you mean 'temperature'?",
-    f"rollout --env {DOORS} --out file": "'--out': dir 'file' is a file; see hgpo rollout --help",
+    f"rollout --env {DOORS} --out file": "'--out': expected a folder, received the file file; see hgpo rollout --help",
     f"rollout --env {DOORS} --out run --max-steps 5 --seed 5": "was written with",
     "rollout --out x --data /no/pack": "no ALFWorld data at /no/pack",
     f"{EVAL} --seeds 1,1": "expected distinct integers from 0 to 2147483647, received [1, 1]",
@@ -52,6 +57,8 @@ COMMANDS = {
     "rollout --env-option system_prompt=3 --out x": "system_prompt: expected a text, received 3",
     "play --tasks 0": "--tasks: expected at least 1, received 0",
     "train": "expected a configuration",
+    "train --resume --out /no/run": "no run to resume in /no/run: expected the --out of an earlier hgpo train",
+    "push /no/run --out x": "/no/run has no checkpoint; expected the folder of a run of hgpo train",
     "train bad.toml": "bad.toml is not TOML",
     "train unknown.toml": "unknown setting 'updat'; did you mean 'update'?",
     "train tiny-alfworld --set update.epochs=0": "setting update.epochs: expected int >= 1, received 0",
@@ -69,6 +76,12 @@ def play(**arguments: object) -> object:
     return collect(**{**small, **arguments})
 
 
+def acted(action: object) -> object:
+    env = gymnasium.make(ALFWORLD)
+    env.reset(seed=0)
+    return env.step(action)
+
+
 CALLS: dict[str, Callable[[], object]] = {
     "unknown argument 'splt'; did you mean 'split'?": lambda: gymnasium.make(ALFWORLD, splt="x"),
     "at least 0, received '2'": lambda: gymnasium.make(ALFWORLD, history_length="2"),
@@ -81,6 +94,8 @@ CALLS: dict[str, Callable[[], object]] = {
     "unknown column to split by 'kind'": lambda: hgpo.statistics(scan_steps("run"), by="kind"),
     "env: expected a Gymnasium id such as 'HGPO/ALFWorld-v0', received 3": lambda: play(env=3),
     "policy: expected a PolicySpec, a function": lambda: play(policy=None),
+    "unknown argument 'task'; did you mean 'tasks'?": lambda: play(task=1),
+    "action: expected a text, received int 3": lambda: acted(3),
     "was written with": lambda: play(out="run", seed=9),
     "setting iterations: expected int, received 'x'": lambda: Config(iterations="x"),
 }
@@ -95,6 +110,7 @@ def inputs(tmp_path_factory) -> Path:
     (folder / "file").write_text("a list of goods\n")
     (folder / "empty").mkdir()
     (folder / "bad.toml").write_text("a = = 3\n")
+    (folder / "bad.j2").write_text("{{ admissible_actions[999] }}")
     (folder / "unknown.toml").write_text("[updat]\nepochs = 1\n")
     (folder / "bug.py").write_text("import nothing_there\n")
     (folder / "mine.py").write_text("number = 3\ndef three(a, b, c): ...\ndef positional(steps, scale): ...\n")

@@ -45,7 +45,7 @@ def same(table: pl.DataFrame, run: Path) -> None:
 def test_engines_read_the_rows_of_the_run(run: Path, tmp_path: Path) -> None:
     duckdb = pytest.importorskip("duckdb")
     report = to_delta(run, tmp_path / "table")
-    assert report == (2, 3, scan_steps(run).collect().height)
+    assert report == (3, 3, scan_steps(run).collect().height)
     same(pl.scan_delta(str(tmp_path / "table")).collect(), run)
     table = deltalake.DeltaTable(tmp_path / "table")
     arrow = table.to_pyarrow_table()
@@ -58,14 +58,14 @@ def test_engines_read_the_rows_of_the_run(run: Path, tmp_path: Path) -> None:
 def test_only_new_shards_are_appended(run: Path, tmp_path: Path) -> None:
     to_delta(run, tmp_path / "table")
     again = to_delta(run, tmp_path / "table")
-    assert (again.version, again.shards, again.rows) == (2, 0, 0)
+    assert (again.version, again.shards, again.rows) == (3, 0, 0)
     before = scan_steps(run).collect()
     add(run, range(3, 5))
     more = to_delta(run, tmp_path / "table")
-    assert (more.version, more.shards) == (4, 2)
+    assert (more.version, more.shards) == (5, 2)
     same(pl.read_delta(str(tmp_path / "table")), run)
     assert_frame_equal(
-        pl.read_delta(str(tmp_path / "table"), version=2).select(KEY).sort(KEY), before.select(KEY).sort(KEY)
+        pl.read_delta(str(tmp_path / "table"), version=3).select(KEY).sort(KEY), before.select(KEY).sort(KEY)
     )
 
 
@@ -129,6 +129,43 @@ def test_a_killed_export_continues(run: Path, tmp_path: Path) -> None:
     (tmp_path / "table/run=run/part-unfinished.zstd.parquet").write_bytes(b"PAR1")
     assert to_delta(run, tmp_path / "table").shards == 1
     same(pl.read_delta(str(tmp_path / "table")), run)
+
+
+AT_ONCE = """
+import sys
+from hgpo_datasets.interchange.delta import to_delta
+from hgpo_envs.errors import InputError
+
+print("ready", flush=True)
+sys.stdin.readline()
+try:
+    print(to_delta(*sys.argv[1:]).shards)
+except InputError as error:
+    print(error)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("exports", [2, 3])
+def test_exports_at_the_same_time_append_a_shard_once(run: Path, tmp_path: Path, exports: int) -> None:
+    """Into a new table, and into one that has another run; the others fail with a line, and can be repeated."""
+    with StepWriter(tmp_path / "other") as writer:
+        writer.add_group(group("t", 2, 3))
+    to_delta(tmp_path / "other", tmp_path / "existing")
+    environment = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT}/datasets"}
+    for table in ("new", "existing"):
+        command = [sys.executable, "-c", AT_ONCE, str(run), str(tmp_path / table)]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        processes = [subprocess.Popen(command, env=environment, **pipes) for _ in range(exports)]
+        assert {process.stdout.readline() for process in processes} == {"ready\n"}
+        for process in processes:
+            process.stdin.write("\n")
+            process.stdin.flush()
+        lines = [process.communicate(timeout=120)[0].strip() for process in processes]
+        same(pl.read_delta(str(tmp_path / table)).filter(run="run"), run)
+        assert all(line.isdigit() or line.startswith(f"{tmp_path / table}: ") for line in lines), lines
+        to_delta(run, tmp_path / table)
+        same(pl.read_delta(str(tmp_path / table)).filter(run="run"), run)
 
 
 def test_a_table_in_an_object_store(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,20 +21,6 @@ def count(steps: pl.LazyFrame) -> int:
     return steps.select(pl.len()).collect().item()
 
 
-def test_a_file_a_run_several_and_patterns(tmp_path: Path, rich_run: Path) -> None:
-    with StepWriter(tmp_path / "second") as writer:
-        writer.add_group(group("t"))
-    files = sorted(rich_run.glob("steps/*.parquet"))
-    whole = pl.concat(pl.read_parquet(file) for file in files)
-    for source in (rich_run, str(rich_run), files, rich_run / "steps/*.parquet", rich_run.as_uri()):
-        assert_frame_equal(scan_steps(source).collect(), whole)
-    assert_frame_equal(scan_steps(files[1]).collect(), pl.read_parquet(files[1]))
-    for several in ([rich_run, tmp_path / "second"], f"{tmp_path}/*", [f"{tmp_path}/ri*", tmp_path / "second"]):
-        both = scan_steps(several).collect()
-        assert sorted(both["run"].unique()) == ["rich", "second"]
-        assert len(both) == len(whole) + 6
-
-
 def test_runs_of_other_depths_share_their_hashes(tmp_path: Path) -> None:
     for name, depth in (("shallow", 1), ("deep", 4)):
         with StepWriter(tmp_path / name, depth=depth) as writer:

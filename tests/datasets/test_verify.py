@@ -148,7 +148,7 @@ def test_what_is_no_step_table(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"not a run.*found 1 run below it"):
         verify(tmp_path)
     with pytest.raises(InputError, match="processes: expected an integer of at least 1"):
-        verify(tmp_path, processes=0)
+        verify(tmp_path, processes=-1)
     pl.DataFrame({"a": [1]}).write_parquet(tmp_path / "other.parquet")
     assert {p.kind for p in verify(tmp_path / "other.parquet").problems} == {"version"}
     (tmp_path / "empty.parquet").write_bytes(b"")

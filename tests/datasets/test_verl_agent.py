@@ -9,7 +9,7 @@ import polars as pl
 import pytest
 
 from hgpo_datasets import scan_steps, verify
-from hgpo_datasets.interchange.verl_agent import import_rollouts, read_prompt
+from hgpo_datasets.interchange.verl_agent import import_rollouts
 from hgpo_envs import hashing
 from hgpo_envs.errors import InputError
 from hgpo_envs.memory import Pair, as_text
@@ -171,14 +171,3 @@ def test_what_cannot_be_imported_is_one_line(tmp_path: Path) -> None:
         assert [path.name for path in tmp_path.iterdir()] == ["1.jsonl"]
     with pytest.raises(InputError, match="expected a JSONL file"):
         import_rollouts(tmp_path / "nothing", tmp_path / "other")
-
-
-def test_prompts_are_read_to_the_letter() -> None:
-    past = [(f"it's {n}.\nsecond line", f"click[{n}]") for n in range(3)]
-    shown = read_prompt(
-        prompt("WebShop", "Find me a mug.", past, "'a' [SEP] 'b.'", ["search[<your query>]", "click[it's]"])
-    )
-    assert shown is not None
-    assert (shown.task, shown.step, shown.state) == ("Find me a mug.", 3, "'a' [SEP] 'b.'")
-    assert shown.actions == ("search[<your query>]", "click[it's]")
-    assert read_prompt("another prompt") is None

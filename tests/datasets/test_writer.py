@@ -177,14 +177,6 @@ def test_resuming_goes_on_after_what_is_committed(tmp_path: Path) -> None:
     assert verify(tmp_path).ok
 
 
-def test_lone_surrogates_become_the_replacement_character(tmp_path: Path) -> None:
-    with StepWriter(tmp_path) as writer:
-        writer.add_group([step("t", "a", 0, state="a\ud800", response="\ud83d\ude00", admissible_actions=["\udfff"])])
-    row = scan_steps(tmp_path).collect().row(0, named=True)
-    assert (row["state"], row["response"], row["admissible_actions"]) == ("a\ufffd", "😀", ["\ufffd"])
-    assert row["state_hash"] == hashing.text_hash("a\ufffd")
-
-
 def test_texts_left_out_keep_their_hashes(tmp_path: Path) -> None:
     with StepWriter(tmp_path / "full") as writer:
         writer.add_group(group("t", prompt="p", policy_s=1.0))

@@ -11,11 +11,9 @@ import numpy as np
 import pytest
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.utils.env_checker import check_env
-from gymnasium.vector import AsyncVectorEnv
 
 import hgpo_envs
 from hgpo_envs.errors import InputError
-from hgpo_envs.registration import register_environments
 
 IDS = ["HGPO/ALFWorld-v0", "HGPO/WebShop-v0"]
 KEYS = {"task", "task_id", "task_type", "split", "versions", "admissible_actions", "action_valid", "won", "score"}
@@ -40,14 +38,6 @@ def test_check_env_without_a_single_warning(env_id, arguments):
         assert again.reset(seed=1)[1]["task_id"] == env.reset(seed=1)[1]["task_id"]
 
 
-@pytest.mark.parametrize("env_id", IDS)
-def test_ids_are_registered_once_by_import_and_described_in_json(env_id):
-    before = gymnasium.spec(env_id)
-    gymnasium.register_envs(hgpo_envs)
-    register_environments()
-    assert gymnasium.spec(env_id) is before
-
-
 @pytest.mark.slow
 def test_module_colon_id_needs_no_import():
     code = "import gymnasium; gymnasium.make('hgpo_envs:HGPO/ALFWorld-v0', backend='x')"
@@ -66,18 +56,6 @@ def test_a_thousand_environments_share_one_source(env_id):
     assert obs["history_hash"].shape == (1000, 9)
     assert not (terminated | truncated).any()
     assert len(pickle.dumps(envs)) < 2_000_000
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("env_id", IDS)
-def test_gymnasiums_async_vector_env(env_id):
-    envs = AsyncVectorEnv([lambda: gymnasium.make(env_id)] * 2, shared_memory=False)
-    here = gymnasium.make_vec(env_id, num_envs=2)
-    assert envs.reset(seed=1)[0]["prompt"] == here.reset(seed=1)[0]["prompt"]
-    there, expected = envs.step(("look", "search[žluť]")), here.step(("look", "search[žluť]"))
-    assert there[0]["state"] == expected[0]["state"]
-    assert (there[0]["history_hash"] == expected[0]["history_hash"]).all()
-    envs.close()
 
 
 @pytest.mark.parametrize(

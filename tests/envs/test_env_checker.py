@@ -9,7 +9,6 @@ from command import invoke
 from hgpo_envs.engine import State, Task
 from hgpo_envs.env_checker import check_environment
 from hgpo_envs.episode import Settings, settings_for
-from hgpo_envs.process_random import OwnRandom
 from hgpo_envs.sources import share
 
 
@@ -60,23 +59,6 @@ class Drawing(Corridor):
     def act(self, command):
         state = super().act(command)
         return replace(state, text=f"A voice says {random.choice('abcdefghijk')}.") if state.valid else state
-
-
-class Isolated(Drawing):
-    """The same with a generator of its own."""
-
-    def start(self, task_id):
-        self.own = OwnRandom(int(task_id))
-        return super().start(task_id)
-
-    def act(self, command):
-        with self.own:
-            return super().act(command)
-
-    def fork(self):
-        other = Isolated()
-        other.place, other.own = self.place, self.own.copy()
-        return other
 
 
 class Raising(Corridor):
@@ -152,10 +134,9 @@ def findings(engine):
     return {found.check: found for found in check_environment(source, settings, source.source.ids("train"))}
 
 
-@pytest.mark.parametrize("engine", [Corridor, Isolated])
-def test_a_sound_environment_passes(engine):
+def test_a_sound_environment_passes():
     before = random.getstate()
-    found = findings(engine)
+    found = findings(Corridor)
     assert {name: each.message for name, each in found.items() if each.verdict != "pass"} == {}
     assert random.getstate() == before
 

@@ -63,35 +63,6 @@ def python(script: str, *folders: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False)
 
 
-def test_an_installed_benchmark(tmp_path):
-    write_distribution(tmp_path, "my-house", {"house": HOUSE}, {"hgpo.environments": {"Mine/Doors-v0": "house:HOUSE"}})
-    done = python(
-        """
-import sys, gymnasium, hgpo_envs
-from gymnasium.envs.registration import EnvSpec
-from hgpo_envs.environment_spec import make_player
-assert "house" not in sys.modules  # known without being imported
-env = gymnasium.make("Mine/Doors-v0", count=3)
-observation, info = env.reset(seed=1)
-assert observation["prompt"] == "Go: " + info["task"]
-player = make_player("expert", "Doors")
-player.reset(env.unwrapped.episode.task, env.unwrapped.episode.state)
-done = False
-while not done:
-    observation, reward, *done, info = env.step(player.act(None))
-    done = any(done)
-assert info["won"] and reward == 1
-again = gymnasium.make(EnvSpec.from_json(env.spec.to_json()))
-assert again.unwrapped.tasks[:] == ["train-0", "train-1", "train-2"] and again.unwrapped.episode.settings.max_steps == 9
-assert gymnasium.make_vec("Mine/Doors-v0", num_envs=2).unwrapped.reset()[1]["task"][0]
-from hgpo_train.rollout.env_handle import open_env
-assert open_env("Mine/Doors-v0", count=4).tasks[:] == [f"train-{n}" for n in range(4)]
-""",
-        tmp_path,
-    )
-    assert done.returncode == 0, done.stderr
-
-
 @pytest.mark.slow
 def test_broken_packages_and_equal_names_break_no_others(tmp_path):
     for name, (source, value, _) in BROKEN.items():

@@ -107,7 +107,9 @@ def test_render():
     envs = TextVectorEnv(DoorsSource(), 2, render_mode="ansi")
     envs.reset(options={"task": ["train-0", "train-1"]})
     envs.step(["open door", "look"])
-    assert envs.render() == ("> open door\n\nThe door is open.\n", "> look\n\nYou are in the hall.\n")
+    door, hall = envs.render()
+    assert door.startswith("[1] > open door\nThe door is open.\n")
+    assert hall.startswith("[1] > look\nYou are in the hall.\n")
 
 
 def test_bad_arguments():

@@ -113,26 +113,6 @@ def test_the_summary_contains_what_was_printed_and_spent(sound):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("arguments", "line"),
-    [
-        ({"model": "other"}, "policy.name = 'openai:tiny', not 'openai:other'"),
-        ({"options": ("top_p=0.5",)}, "was written with policy.top_p = nothing, not 0.5"),
-        ({"options": ("temperature=0.9",)}, "policy.temperature = 0.4, not 0.9"),
-    ],
-)
-def test_another_model_or_other_sampling_is_refused_in_one_line(sound, arguments, line):
-    content = {file.name: file.read_bytes() for file in sound.iterdir() if file.is_file()}
-    with Api() as api:
-        api.models = (200, {"data": [{"id": "tiny"}, {"id": "other"}]})
-        code, _, errors = run(api.url, sound, **arguments)
-    assert code == 2
-    assert line in errors
-    assert errors.count("\n") == 1
-    assert {file.name: file.read_bytes() for file in sound.iterdir() if file.name in content} == content
-
-
-@pytest.mark.slow
 def test_a_small_evaluation_stops_after_few_failures(tmp_path):
     """8 episodes: the second seed, and most of the first, are not tried."""
     for number, reply in enumerate([DOWN, "cut", (200, b"<html>")]):

@@ -11,7 +11,6 @@ import pytest
 from hgpo_envs.errors import InputError
 from hgpo_envs.files.atomic import (
     FolderLock,
-    append,
     make_folder,
     making_folder,
     new_file,
@@ -190,21 +189,3 @@ def test_a_failed_block_removes_the_folders_created_for_it(tmp_path, path):
     with pytest.raises(ValueError, match="wrong"), new_folder(tmp_path / path / "made"):
         raise ValueError("wrong")
     assert sorted(tmp_path.rglob("*")) == before
-
-
-def test_append_restores_the_length_when_the_write_fails(tmp_path, monkeypatch):
-    path = tmp_path / "lines"
-    path.write_bytes(b"first\n")
-    descriptor = os.open(path, os.O_RDWR | os.O_APPEND)
-    write = os.write
-
-    def short_then_full(number, data):
-        if len(data) < 4:
-            raise OSError(28, "No space left on device")
-        return write(number, data[:3])
-
-    monkeypatch.setattr(os, "write", short_then_full)
-    with pytest.raises(OSError, match="No space"):
-        append(descriptor, b"second\n")
-    os.close(descriptor)
-    assert path.read_bytes() == b"first\n"

@@ -1,7 +1,5 @@
 """`hgpo data` with invalid inputs and unwritable outputs always prints one line and exits with 2."""
 
-import os
-
 import pytest
 
 from hgpo_envs.alfworld.data.pack import write_pack
@@ -27,45 +25,8 @@ def assert_refused(hgpo, command):
     assert "Traceback" not in errors
 
 
-KINDS = ["absent", "fifo", "zero", "garbage", "empty folder"]
-
-
-def make(kind, path):
-    if kind == "fifo":
-        os.mkfifo(path)
-    elif kind == "empty folder":
-        path.mkdir()
-    elif kind == "zero":
-        path.symlink_to("/dev/zero")
-    elif kind == "garbage":
-        path.write_bytes(os.urandom(3000))
-    return path
-
-
 def named(items, attributes, human, nouns):
     return "--items", items, "--attributes", attributes, "--human", human, "--nouns", nouns
-
-
-def commands(bad, good, out):
-    """Return every command that reads data, with each of its inputs replaced by an invalid one."""
-    for at in range(4):
-        files = [good / "raw" / name for name in FILES] + ["stand-in"]
-        files[at] = bad
-        yield "data", "build", "webshop", *named(*files), "--out", out
-    yield "data", "build", "alfworld", bad, "--out", out
-    yield "data", "fetch", "alfworld", "--from", bad, "--out", out
-    yield "data", "fetch", "webshop", "--from", bad, "--out", out
-    yield "data", "show", "webshop", bad
-    yield "data", "show", "webshop", bad, "--verify"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
-def test_invalid_inputs(hgpo, good, tmp_path, kind):
-    bad, out = make(kind, tmp_path / "bad"), tmp_path / "made" / "out"
-    for command in commands(bad, good, out):
-        assert_refused(hgpo, command)
-        assert not out.parent.exists()
 
 
 def writing(good, out):

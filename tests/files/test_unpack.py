@@ -1,8 +1,10 @@
 """Extraction of archives: intact ones completely, malicious and truncated ones not at all."""
 
+import gzip
 import io
 import stat
 import tarfile
+import tracemalloc
 import zipfile
 
 import pytest
@@ -86,9 +88,65 @@ def test_bombs(tmp_path, kind, monkeypatch):
     archive = make(tmp_path / kind, FILES)
     with monkeypatch.context() as patch:
         patch.setattr("hgpo_envs.files.unpack.LARGEST", 3000)
-        refused(archive, tmp_path, "expected at most .* files and")
+        refused(archive, tmp_path, "expected at most 3,000 bytes")
     monkeypatch.setattr("hgpo_envs.files.unpack.MOST_FILES", 2)
-    refused(archive, tmp_path, "expected at most .* files and")
+    refused(archive, tmp_path, "expected at most 2 files and folders")
+
+
+def test_folders_count_as_files(tmp_path, monkeypatch):
+    monkeypatch.setattr("hgpo_envs.files.unpack.MOST_FILES", 2)
+    with tarfile.open(tmp_path / "x.tar", "w") as tar, zipfile.ZipFile(tmp_path / "x.zip", "w") as packed:
+        for name in ("a/", "b/", "c/"):
+            info = tarfile.TarInfo(name)
+            info.type = tarfile.DIRTYPE
+            tar.addfile(info)
+            packed.writestr(name, b"")
+    refused(tmp_path / "x.tar", tmp_path, "expected at most 2 files and folders")
+    refused(tmp_path / "x.zip", tmp_path, "expected at most 2 files and folders")
+
+
+BIG = 32 << 20
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        [(tarfile.XHDTYPE, b"%d path=" % BIG + b"x" * BIG)],
+        [(tarfile.XGLTYPE, b"%d path=" % BIG + b"x" * BIG)],
+        [(tarfile.GNUTYPE_LONGNAME, b"x" * BIG)],
+        [(tarfile.GNUTYPE_LONGLINK, b"x" * BIG)],
+        [(tarfile.XGLTYPE, b"9000 %08992d=v\n" % number) for number in range(4)],
+        [(tarfile.GNUTYPE_SPARSE, b"x" * BIG)],
+        [
+            (tarfile.XHDTYPE, b"22 GNU.sparse.major=1\n22 GNU.sparse.minor=0\n"),
+            (tarfile.REGTYPE, b"99999999\n" + b"1\n" * (BIG // 2)),
+        ],
+    ],
+    ids=["pax", "global pax", "long name", "long link", "many global fields", "sparse", "sparse by pax"],
+)
+def test_headers_are_refused_before_they_are_read(tmp_path, members):
+    """A name of 400 MB, 60 kB as tar.xz, took 1.7 GB."""
+    with gzip.open(tmp_path / "x.tar.gz", "wb", 1) as file:
+        for kind, content in members:
+            info = tarfile.TarInfo("a")
+            info.type, info.size = kind, len(content)
+            file.write(info.tobuf(tarfile.GNU_FORMAT) + content + bytes(-len(content) % tarfile.BLOCKSIZE))
+    tracemalloc.start()
+    try:
+        refused(tmp_path / "x.tar.gz", tmp_path, "refused: (expected headers of at most|.* is a sparse file)")
+        assert tracemalloc.get_traced_memory()[1] < 4 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_names_of_portable_length_are_unpacked(tmp_path):
+    name = "/".join(["é" * 120] * 4)
+    for number, form in enumerate((tarfile.PAX_FORMAT, tarfile.GNU_FORMAT)):
+        archive = tmp_path / f"{number}.tar"
+        with tarfile.open(archive, "w", format=form, pax_headers={"comment": "of all files"}) as packed:
+            packed.addfile(tarfile.TarInfo(name))
+        assert unpack(archive, tmp_path / f"out{number}") == 1
+        assert (tmp_path / f"out{number}" / name).is_file()
 
 
 def test_a_zip_file_cannot_contain_more_than_it_declares(tmp_path):

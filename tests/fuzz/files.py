@@ -82,11 +82,11 @@ def game_seeds(_: Path) -> Sequence[bytes]:
 
 
 def read_game(data: bytes, folder: Path) -> None:
-    from hgpo_envs.alfworld.engine.game import read_game as read
+    from hgpo_envs.alfworld.engine.game import compile_game, read_file
 
     path = folder / "game.tw-pddl"
     path.write_bytes(data)
-    read(path)
+    compile_game(read_file(path))
 
 
 @cache
@@ -128,7 +128,7 @@ def read_catalogue(data: bytes, folder: Path) -> None:
     refused(lambda: [shop.product(number) for number in range(min(len(shop), 4))])
     refused(lambda: shop.search("red pants"))
     refused(lambda: list(shop.human_instructions()))
-    refused(lambda: (shop.in_category("fashion"), shop.with_query("pants")))
+    refused(lambda: (shop.products_where("category", "fashion"), shop.products_where("query", "pants")))
 
 
 def raw_seeds(folder: Path) -> Sequence[bytes]:

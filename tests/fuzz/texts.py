@@ -1,8 +1,7 @@
-"""Targets that read texts: responses, commands, prompt templates, settings, metrics, replies of servers."""
+"""Targets that read texts: prompt templates, settings, metrics, replies of servers."""
 
 import contextlib
 import json
-import math
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -10,70 +9,6 @@ from typing import Any
 
 from tests.fuzz.mutations import Target
 
-ENCODING = ("utf-8", "surrogatepass")
-
-
-def text_of(data: bytes) -> str:
-    """Return any bytes as text; bytes that are not UTF-8 become lone surrogates."""
-    try:
-        return data.decode(*ENCODING)
-    except UnicodeDecodeError:
-        return data.decode("utf-8", "surrogateescape")
-
-
-RESPONSES = (
-    b"<think>A fridge cools.</think><action>open fridge 1</action>",
-    b"<action>look</action>",
-    b"I shall open the fridge",
-    "<think>日本</think><action>search[red shoes]</action>".encode(),
-    b" 2\n",
-    b"<think>x</think><action>click[buy now]</action><action>y</action>",
-)
-TAGS = (
-    *(b"<think>", b"</think>", b"<action>", b"</action>", b"search[", b"click[", b"]", b"take ", b"go to ", b"1"),
-    b"\xe4\xb8\x80",
-)
-
-
-def read_response(data: bytes, _: Path) -> None:
-    from hgpo_envs.responses import numbered, parse
-
-    text = text_of(data)
-    parsed = parse(text)
-    assert isinstance(parsed.action, str)
-    assert parsed.valid == (not parsed.flaw)
-    numbered(text, ["look", "open fridge 1"])
-
-
-@cache
-def environment(name: str) -> Any:
-    import gymnasium
-
-    import hgpo_envs  # noqa: F401
-
-    return gymnasium.make(f"HGPO/{name}-v0", action_format="response", disable_env_checker=True).unwrapped
-
-
-def play(name: str, data: bytes) -> None:
-    env = environment(name)
-    env.reset(seed=1)
-    for line in text_of(data).split("\n")[:8]:
-        observation, reward, terminated, truncated, _ = env.step(line)
-        assert isinstance(observation["state"], str)
-        assert isinstance(observation["prompt"], str)
-        assert math.isfinite(reward)
-        if terminated or truncated:
-            break
-
-
-COMMANDS = (
-    b"<think>x</think><action>look</action>\n<think>x</think><action>go to desk 1</action>\nopen drawer 1",
-    b"<think>x</think><action>inventory</action>\n<think>x</think><action>help</action>",
-)
-CLICKS = (
-    b"<think>x</think><action>search[red shoes]</action>\n<think>x</think><action>click[next >]</action>",
-    b"<think>x</think><action>search[pants]</action>\n<think>x</think><action>click[back to search]</action>",
-)
 BRACES = (
     *(b"{{ ", b" }}", b"{# ", b"{% raw %}", b"{% for i in range(10**9) %}", b"{% endfor %}", b"{% include 'x' %}"),
     *(b"{% macro m(a) %}", b"{% endmacro %}", b"{% import 'os' as o %}", b"{{ self }}", b"{{ cycler }}", b".__class__"),
@@ -202,9 +137,6 @@ def plain(*seeds: bytes) -> Any:
 REPLY_WORDS = (b'"logprob"', b'"token_ids"', b'"content"', b'"finish_reason"')
 
 TARGETS = (
-    Target("responses", plain(*RESPONSES), read_response, 1000, TAGS),
-    Target("commands of ALFWorld", plain(*COMMANDS), lambda data, _: play("ALFWorld", data), 400, TAGS),
-    Target("commands of WebShop", plain(*CLICKS), lambda data, _: play("WebShop", data), 200, TAGS),
     Target("prompts of verl-agent", plain(VERL_AGENT), fill_verl_agent, 200, BRACES),
     Target("configurations", settings_seeds, read_settings, 100, (b"= ", b"\n[", b"inf", b"nan", b"1979-05-27")),
     Target("metrics", plain(LINES, LINES * 3), read_lines, 100),

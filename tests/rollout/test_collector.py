@@ -9,7 +9,6 @@ import pytest
 from hgpo_datasets import StepWriter
 from hgpo_envs.episode import ACTION_FORMATS
 from hgpo_envs.errors import InputError
-from hgpo_envs.hashing import text_hash
 from hgpo_train.policies.base import AsyncPolicy, BatchPolicy, Failure, Reply
 from hgpo_train.policies.registry import PolicyContext, make_policy
 from hgpo_train.policies.scripted import RandomPolicy
@@ -192,21 +191,6 @@ def test_a_policy_that_raises_fails_its_open_requests(runs):
     assert set(runs.steps("run").filter("aborted")["error"]) == {"PolicyFailed: OSError: device lost"}
 
 
-@pytest.mark.parametrize("answer", ["", "\0", "<action>", "\ud800<think></think><action>\udfff</action>", "x" * 99_999])
-def test_any_response_is_a_step(runs, answer):
-    class Saying(BatchPolicy):
-        name, reproducible = "saying", True
-
-        def respond(self, requests):
-            return [Reply(answer) for _ in requests]
-
-    tally = runs.collect("run", Saying(), runs.handle(max_steps=3), spec=RolloutSpec(tasks=2, group_size=2))
-    steps = runs.steps("run")
-    assert tally.aborted == 0
-    assert steps.height == 12
-    assert steps["response"].str.len_chars().unique().to_list() == [len(answer)]
-
-
 def test_a_failing_environment_aborts_only_its_trajectory(runs):
     plan = (("train-3", 1, "raise"), ("train-5", 0, "raise"))
     spec = RolloutSpec(tasks=50, group_size=2, seed=3)
@@ -257,16 +241,6 @@ def test_stopping_commits_finished_groups_and_resuming_repeats_none(runs):
     order = ["trajectory", "step"]
     assert runs.steps("run").sort(order).equals(runs.steps("straight").sort(order))
     assert runs.collect("run", spec=spec, execution=execution).trajectories == 0
-
-
-def test_tasks_repeat_as_further_groups_beyond_the_size_of_the_split(runs):
-    runs.collect("run", handle=runs.handle(count=5), spec=RolloutSpec(tasks=12, group_size=2, seed=1))
-    steps = runs.steps("run")
-    assert steps["task_id"].n_unique() == 5
-    assert steps.select("task_id", "group").n_unique() == 12
-    assert steps["group"].max() == 2
-    per_group = steps.group_by("task_id", "group").agg(pl.col("action").sort_by("trajectory", "step"))
-    assert per_group["action"].n_unique() == 12  # the second group of a task plays by seeds of its own
 
 
 def test_iterations_continue_the_task_order(runs):
@@ -411,26 +385,6 @@ def test_a_task_that_always_fails_does_not_stop_a_collection(runs, slots):
     tally = runs.collect("run", policy, spec=spec, execution=ExecutionOptions(slots=slots))
     assert tally.trajectories == sound.trajectories
     assert tally.aborted == 8
-
-
-@pytest.mark.parametrize("seed", range(2))
-def test_requests_that_fail_faster_than_others_succeed_do_not_stop_a_collection(runs, seed):
-    """A quarter of the tasks is rejected at once, while the other rollouts still wait for their first reply."""
-
-    class Rejecting(Dead):
-        def respond(self, requests):
-            rejected = [one for one in requests if not self.succeeds(one)]
-            return super().respond(rejected or requests)
-
-        def submit(self, requests):
-            super().submit(requests)
-            self._waiting = type(self._waiting)(sorted(self._waiting, key=self.succeeds))
-
-    policy = Rejecting(lambda request: text_hash(request.task.id) % 4 > 0, batch_size=1)
-    spec = RolloutSpec(tasks=40, group_size=1, seed=seed)
-    tally = runs.collect("run", policy, spec=spec, execution=ExecutionOptions(slots=40))
-    assert tally.trajectories == 40
-    assert tally.aborted > 3
 
 
 def test_one_broken_connection_of_all_slots_does_not_stop_a_collection(runs):

@@ -7,8 +7,7 @@ from typing import NamedTuple
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hgpo_train.rollout.group_plan import Key, PlannedGroup
-from hgpo_train.rollout.group_scheduler import FailedGroup, GroupScheduler
+from hgpo_train.rollout.groups import FailedGroup, GroupScheduler, Key, PlannedGroup
 from hgpo_train.rollout.run import ExecutionOptions, RolloutSpec
 
 SIZE = 3

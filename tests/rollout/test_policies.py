@@ -3,16 +3,19 @@
 from collections import Counter
 
 import pytest
-from doors import DoorsSource
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hgpo_envs.engine import State, Task
 from hgpo_envs.errors import InputError
 from hgpo_train.policies.base import BatchPolicy, Failure, Reply, Request
-from hgpo_train.policies.mixture import MixturePolicy, parse_weights
 from hgpo_train.policies.registry import PolicyContext, make_policy
-from hgpo_train.policies.scripted import OutdatedActionPolicy, RandomPolicy, ScriptedPolicy
+from hgpo_train.policies.scripted import (
+    MixturePolicy,
+    OutdatedActionPolicy,
+    RandomPolicy,
+    ScriptedPolicy,
+)
 
 CONTEXT = PolicyContext("Doors", "response")
 
@@ -67,11 +70,6 @@ def test_outdated_draws_actions_that_are_no_longer_admissible(shown, seed):
     assert [reply.response for reply in other] == ["z", "y"]  # each slot, and each episode, has its own past
 
 
-def test_outdated_fills_open_queries():
-    (reply,) = ask(OutdatedActionPolicy("command"), [request(actions=["search[<your query>]"], instruction="shoe")])
-    assert "<your query>" not in reply.response
-
-
 class Stepping:
     """A scripted player that replies with the state that it received."""
 
@@ -115,12 +113,6 @@ def test_scripted_players_have_one_instance_per_slot_and_fail_alone():
     assert found.response == "step 2"
 
 
-def test_expert_and_explorer_are_deterministic_players_by_name():
-    for name in ("expert", "explorer"):
-        policy = make_policy(name, PolicyContext("ALFWorld", "response"))
-        assert (policy.name, policy.reproducible) == (name, True)
-
-
 @pytest.mark.parametrize(
     ("spec", "line"),
     [
@@ -141,10 +133,6 @@ def test_bad_names(spec, line):
         make_policy(spec, CONTEXT)
     assert line in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-def test_weights():
-    assert parse_weights("expert=0.7, random=.3") == {"expert": 0.7, "random": 0.3}
 
 
 def test_batches_are_as_large_as_the_policy_likes():
@@ -168,18 +156,3 @@ def test_a_policy_that_answers_too_few_fails_each_alone():
             return super().respond(requests)[: 1 if len(requests) == 1 else -1]
 
     assert [reply.response for reply in ask(Short("x"), [request(n) for n in range(3)])] == ["x"] * 3
-
-
-def test_the_house_of_doors_can_be_lit_by_chance():
-    """Random play is play: some of its rollouts reach the goal."""
-    engine = DoorsSource().engine()
-    policy = RandomPolicy("command")
-    won = 0
-    for seed in range(300):
-        state = engine.start("train-0")
-        for step in range(20):
-            if state.terminated:
-                break
-            state = engine.act(ask(policy, [request(seed * 100 + step, actions=state.actions)])[0].response)
-        won += state.won
-    assert 0 < won < 300

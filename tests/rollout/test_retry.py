@@ -1,6 +1,5 @@
 """Failures have an exit status and a way back: what failed is played again, and leaves no hole."""
 
-import re
 import signal
 import time
 from pathlib import Path
@@ -12,7 +11,6 @@ from command import DOORS
 from command import hgpo as start
 
 from hgpo_datasets import scan_steps, verify
-from hgpo_train.advantages import compute
 from hgpo_train.policies.base import BatchPolicy, Failure
 from hgpo_train.policies.scripted import RandomPolicy
 from hgpo_train.rollout.failures import (
@@ -91,52 +89,12 @@ def test_a_rollout_that_fails_again_stores_the_new_reason_and_is_retried(runs):
     assert content(runs, "run").equals(content(runs, "sound"))
 
 
-def test_advantages_after_a_retry_equal_those_of_an_undisturbed_run(runs):
-    for name, fails in (("sound", lambda _: False), ("run", lambda request: request.seed % 7 == 0)):
-        runs.collect(name, Flaky(fails), spec=WHAT, execution=MACHINE)
-    runs.collect("run", Flaky(), spec=WHAT, execution=MACHINE, retry_failed=True)
-    for estimator in ("hgpo", "grpo"):
-        one, other = (
-            compute(scan_steps(runs.folder / name), estimator).collect().sort("trajectory", "step")
-            for name in ("run", "sound")
-        )
-        assert one.equals(other)
-
-
 def test_more_tasks_and_a_retry_in_one_call(runs):
     more = RolloutSpec(tasks=14, group_size=4, seed=3)
     runs.collect("sound", Flaky(), spec=more, execution=MACHINE)
     runs.collect("run", Flaky(lambda request: request.seed % 5 == 0), spec=WHAT, execution=MACHINE)
     tally = runs.collect("run", Flaky(), spec=more, execution=MACHINE, retry_failed=True)
     assert tally.trajectories > 16
-    assert content(runs, "run").equals(content(runs, "sound"))
-
-
-@pytest.mark.parametrize("share", [2, 4, 9])
-def test_with_dynamic_sampling_all_members_decide_whether_a_retried_group_is_informative(runs, share):
-    """No failed rollout is left, nor in groups that were played because others seemed uninformative."""
-    spec = RolloutSpec(tasks=6, group_size=3, seed=2, max_groups=100)
-    runs.collect("sound", Flaky(), spec=spec)
-    runs.collect("run", Flaky(lambda request: request.step == 0 and request.seed % share == 0), spec=spec)
-    assert content(runs, "run")["aborted"].any()
-    runs.collect("run", Flaky(), spec=spec, retry_failed=True)
-    sound, run = content(runs, "sound"), content(runs, "run")
-    assert not run["aborted"].any()
-    assert run.join(sound, on="trajectory", how="semi").equals(sound)
-    told = run.group_by("task_id", "group").agg(pl.col("episode_return").n_unique() > 1)["episode_return"].sum()
-    assert told >= 6
-
-
-@pytest.mark.parametrize("turns", [3, 10, 25])
-def test_a_stopped_retry_is_resumed(runs, turns):
-    runs.collect("sound", Flaky(), spec=WHAT, execution=MACHINE)
-    runs.collect("run", Flaky(lambda request: request.seed % 2 == 0), spec=WHAT, execution=MACHINE)
-    left = iter(range(turns))
-    runs.collect(
-        "run", Flaky(), spec=WHAT, execution=MACHINE, retry_failed=True, should_stop=lambda: next(left, None) is None
-    )
-    assert verify(runs.folder / "run").ok
-    runs.collect("run", Flaky(), spec=WHAT, execution=MACHINE, retry_failed=True)
     assert content(runs, "run").equals(content(runs, "sound"))
 
 
@@ -216,29 +174,6 @@ def down(from_request: int, to_request: int, how: object):
 
 
 @pytest.mark.slow
-def test_rollouts_that_failed_in_an_outage_are_retried(tmp_path, undisturbed):
-    garbage = {"choices": [{"message": {"content": 3}, "finish_reason": 3}]}
-    for name, how, reason in (
-        ("500", (500, {"error": {"message": "out of memory"}}, {}), "PolicyFailed: HTTP 500: out of memory"),
-        ("cut", "cut", "PolicyFailed: the connection failed: "),
-        ("garbage", (200, garbage), "the answer is not a chat completion: Expected `str | null`, got `int`"),
-    ):
-        out = tmp_path / name
-        with Api() as api:
-            api.answer = down(60, 10**9, how)
-            code, told = run(server_command(api, out))
-            assert code == 1, told
-            (line,) = [line for line in told.splitlines() if line.startswith("error: ")]
-            assert reason in line
-            assert "rollouts failed (" in line
-            assert table(out)["aborted"].any()
-            api.answer = by_seed
-            code, told = run(server_command(api, out))
-            assert code == 0, told
-        assert table(out).equals(undisturbed)
-
-
-@pytest.mark.slow
 def test_a_short_outage_is_reported_and_does_not_fail_the_run(tmp_path, undisturbed):
     out = tmp_path / "run"
     with Api() as api:
@@ -258,21 +193,6 @@ def test_a_short_outage_is_reported_and_does_not_fail_the_run(tmp_path, undistur
 
 
 @pytest.mark.slow
-def test_a_server_that_stays_down_stops_the_run_with_one_line(tmp_path):
-    out = tmp_path / "run"
-    with Api() as api:
-        api.answer = down(200, 10**9, "cut")
-        command = server_command(api, out)
-        command[command.index("--tasks") + 1] = "60"
-        code, told = run(command)
-    assert code == 1
-    (line,) = [line for line in told.splitlines() if line.startswith("error: ")]
-    assert re.match(r"error: stopped after \d\d failures in a row: ", line)
-    assert "PolicyFailed: the connection failed: " in line
-    assert "Traceback" not in told
-
-
-@pytest.mark.slow
 def test_a_killed_retry_is_resumed(tmp_path, undisturbed):
     out = tmp_path / "run"
     with Api() as api:
@@ -289,10 +209,3 @@ def test_a_killed_retry_is_resumed(tmp_path, undisturbed):
             process.communicate(timeout=60)
         assert run(server_command(api, out))[0] == 0
     assert table(out).equals(undisturbed)
-
-
-def test_an_invalid_share_is_refused(tmp_path, hgpo):
-    for share in ("-0.1", "1.5", "nan"):
-        code, _, error = hgpo("rollout", "--out", tmp_path / "run", "--max-failed", share)
-        assert code == 2
-        assert "max_failed: expected a share from 0 to 1" in error

@@ -35,16 +35,6 @@ def test_opening_an_environment_refuses_them(tmp_path: Path, name: str) -> None:
         assert "\n" not in str(caught.value)
 
 
-def test_commands_refuse_them_in_one_line_and_leave_nothing(tmp_path: Path, hgpo) -> None:
-    template = written(tmp_path / "bad.j2", BAD["not there"])
-    for command in ("rollout", "eval"):
-        where = ["--env", DOORS, "--split", "train", "--out", tmp_path / "run"]
-        code, _, error = hgpo(command, *where, "--env-option", f"prompt_template={template}")
-        assert (code, error.count("\n")) == (2, 1)
-        assert f"prompt template {template} fails" in error
-        assert [path.name for path in tmp_path.iterdir()] == ["bad.j2"]
-
-
 def test_a_template_that_fails_later_aborts_the_rollouts_that_reach_the_failure(tmp_path: Path, hgpo) -> None:
     template = written(tmp_path / "late.j2", "{{ task }}{% if step > 2 %}{{ admissible_actions[999] }}{% endif %}")
     sizes = ["--tasks", "4", "--group-size", "2", "--out", tmp_path / "run"]

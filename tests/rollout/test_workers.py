@@ -112,17 +112,6 @@ def test_closing_is_bounded_with_stopped_and_hanging_workers(slots):
     slots.__init__(share(DoorsSource()), 1)  # the fixture closes it once more
 
 
-@pytest.mark.slow
-def test_an_environment_that_cannot_open_reports_the_reason(runs):
-    slots = WorkerSlots(runs.handle("fragile:ClosedSource", count=3).shared, 1)
-    try:
-        for _ in range(2):
-            closed = Failure("EnvironmentFailed", "RuntimeError: the house is closed")
-            assert outcome(slots, 0, "start", "train-1") == closed
-    finally:
-        slots.close()
-
-
 OUTLIVED = """
 import sys, time
 from hgpo_envs.sources import open_shared

@@ -12,21 +12,3 @@ def test_synthesis_and_build(hgpo, tmp_path):
     code, out, _ = hgpo("data", "show", "webshop", tmp_path / "shop", "--verify")
     assert code == 0
     assert "stand-in 1" in out
-
-
-def test_bad_input_is_one_line(hgpo, tmp_path):
-    (tmp_path / "items.json").write_text('[{"asin": "B1"')
-    (tmp_path / "other.json").write_text("{}")
-    other = tmp_path / "other.json"
-    files = "--items", tmp_path / "items.json", "--attributes", other, "--human", other
-    code, out, err = hgpo("data", "build", "webshop", *files, "--out", tmp_path / "shop")
-    assert (code, out) == (2, "")
-    assert err.strip().splitlines()[-1].startswith("error: ")
-    assert "record 0" in err
-    assert not (tmp_path / "shop").exists()
-    code, _, err = hgpo("data", "show", "webshop", tmp_path)
-    assert code == 2
-    assert "no WebShop catalogue in" in err
-    code, _, err = hgpo("data", "fetch", "webshop", "--from", tmp_path, "--out", tmp_path / "got")
-    assert code == 2
-    assert "no items_shuffle_1000.json in" in err

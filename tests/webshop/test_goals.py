@@ -1,17 +1,14 @@
 """Goals and their order: explicit seeds, no global state, splits that never overlap."""
 
 import itertools
-import shutil
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hgpo_envs.errors import InputError, UnknownTask
-from hgpo_envs.webshop.catalogue import Catalogue
 from hgpo_envs.webshop.data.source import WebShopSource
-from hgpo_envs.webshop.engine import goals as goals_module
-from hgpo_envs.webshop.engine.goals import GoalSet, keep_goals, split_ranges
+from hgpo_envs.webshop.engine.goals import split_ranges
 
 
 @given(st.integers(0, 20_000))
@@ -22,21 +19,6 @@ def test_splits_are_disjoint_and_complete(goals):
     if goals >= 10:
         assert all(parts.values())
     assert split_ranges(6910) == {"test": range(500), "eval": range(500, 1500), "train": range(1500, 6910)}
-
-
-@pytest.mark.parametrize("kind", ["synthetic", "human"])
-def test_goals_stored_in_large_catalogues_equal_those_drawn(monkeypatch, awkward, tmp_path, kind):
-    monkeypatch.setattr(goals_module, "KEPT_FROM", 1)
-    folder = tmp_path / "catalogue"
-    shutil.copytree(awkward, folder)
-    catalogue = Catalogue.open(folder)
-    drawn, other = GoalSet(catalogue, kind), GoalSet(catalogue, kind, price_seed=1)
-    keep_goals(catalogue)
-    kept = GoalSet(Catalogue.open(folder), kind)
-    assert [kept.goal(i) for i in range(len(kept))] == [drawn.goal(i) for i in range(len(drawn))]
-    assert kept.prices.tolist() == drawn.prices.tolist() != other.prices.tolist()
-    assert not kept.prices.flags.writeable  # mapped
-    assert GoalSet(catalogue, kind, price_seed=1).prices.tolist() == other.prices.tolist()
 
 
 def test_task_ids(awkward):

@@ -66,7 +66,7 @@ def test_errors_contain_the_fix(checkout, program, line):
 )
 def test_bad_arguments(checkout, arguments, line):
     with pytest.raises(InputError, match=line):
-        OriginalSource(**{"checkout": checkout.parents[2], **arguments})
+        OriginalSource(**{"data": checkout.parents[2], **arguments})
 
 
 QUERIES = ["hair", "red shoes", "the", "<r>", "<c> beauty", "<c>", "<a> x", "<q> sofas", "search_results hair", "日本"]

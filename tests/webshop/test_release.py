@@ -51,15 +51,6 @@ def test_from_a_folder(tmp_path):
         release.fetch_release("huge", tmp_path / "other")
 
 
-def test_drive_is_requested_by_identifier(tmp_path, server):
-    root, asked = server
-    paths = release.fetch_release("small", tmp_path, sources=(f"{root}/ok/download?export=download&id=",))
-    assert [path.read_bytes() for path in paths] == list(CONTENT.values())
-    assert len(asked) == 3
-    release.fetch_release("small", tmp_path, sources=(f"{root}/ok/",))
-    assert len(asked) == 3, "what is there is not asked for again"
-
-
 @pytest.mark.parametrize("first", ["page", "none"])
 def test_the_mirror_is_used_if_drive_refuses(tmp_path, server, first):
     root, _ = server

@@ -16,12 +16,9 @@ def test_recorded_rankings(recorded, shared):
     lines = gzip.decompress((shared / "golden/webshop/search.jsonl.gz").read_bytes()).splitlines()
     assert lines
     for line in map(json.loads, lines):
-        found = catalogue.scored(line["query"])
-        assert [catalogue.product(index).asin for index, _ in found] == [asin for asin, _ in line["hits"]]
-        np.testing.assert_allclose(
-            [score for _, score in found], [score for _, score in line["hits"]], atol=1e-3, rtol=0
-        )
-        assert catalogue.search(line["query"]) == tuple(index for index, _ in found)
+        _, scores = catalogue.index.search(line["query"])
+        assert [catalogue.product(row).asin for row in catalogue.search(line["query"])] == [a for a, _ in line["hits"]]
+        np.testing.assert_allclose(scores, [score for _, score in line["hits"]], atol=1e-3, rtol=0)
     for query in ("", "the of and", "zzzzunknown", "\x00", "\ud800", "a" * 100_000, "👍🏽", '[]()*~^"'):
         assert len(catalogue.search(query)) <= 50
     assert catalogue.search("red " * 5_000) == catalogue.search("red")

@@ -25,7 +25,7 @@ def every_command() -> dict[tuple[str, ...], Any]:
 def _commands(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
     yield path, group
     for name, command in getattr(group, "commands", {}).items():
-        yield from _commands(command, (*path, name))
+        yield from _commands(command.load() if hasattr(command, "load") else command, (*path, name))
 
 
 def invoke(*arguments: object) -> str:

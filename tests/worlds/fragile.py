@@ -59,10 +59,3 @@ class FragileSource(DoorsSource):
         engine = FragileEngine(self._tasks)
         engine.plan = self.plan
         return engine
-
-
-class ClosedSource(DoorsSource):
-    """A source whose engines cannot be created, for example because a program is missing."""
-
-    def engine(self) -> FragileEngine:
-        raise RuntimeError("the house is\nclosed")

@@ -14,6 +14,7 @@ HOSTILE = {
     "right to left": "safe \u202egnp.exe\u202c \u0645\u0631\u062d\u0628\u0627 \u2066\u2069",
     "control": "a\x00b\x1b[31mred\x07\r\n\tc",
     "surrogate": "lone \ud800 and \udfff",
+    "markup": "[red]x[/red] [@click=app.quit]y[/] [/nothing",
     "separators": "one\u2028two\u2029three\ufeff",
     "large": "word " * 210_000,
 }

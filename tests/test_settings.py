@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hgpo_envs.errors import InputError
-from hgpo_train.assignments import read_assignments, read_value
 from hgpo_train.policies.registry import policy_spec
+from hgpo_train.settings import read_assignments, read_value
 from hgpo_train.training.config import load_config
 
 LITERALS = st.recursive(

@@ -1,0 +1,90 @@
+"""Escape sequences in texts of servers, tables and tasks do not reach the terminal, whichever command prints them."""
+
+import io
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from chat_server import Api
+from command import DOORS, ROOT
+
+from hgpo_datasets import StepWriter
+from hgpo_train.cli.redaction import RedactedStream
+
+EVIL = "\x1b]0;owned\x07\x1b[2J\x1b[1A\x9b31mred\u202eder\r"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run whose texts contain escape sequences in every column that is printed."""
+    folder = tmp_path_factory.mktemp("evil") / "run"
+    with StepWriter(folder, run="run", config={}) as writer:
+        for group in range(2):
+            texts = {"task_id": f"t{EVIL}", "state": f"s{EVIL}", "action": f"a{EVIL}", "task_type": f"kind{EVIL}"}
+            texts |= {"env_id": f"env{EVIL}", "split": f"train{EVIL}"}
+            ends = [{"trajectory": f"{group}{n}{EVIL}", "reward": float(n), "won": bool(n)} for n in range(2)]
+            writer.add_group([texts | {"group": group, "step": 0, "terminated": True} | end for end in ends])
+    return folder
+
+
+def on_a_terminal(*arguments: object, typed: str = "") -> bytes:
+    """Run a command whose standard streams are a terminal, and return what it wrote there."""
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-c", "from hgpo_train.cli import main; main()", *map(str, arguments)]
+    paths = os.pathsep.join(map(str, (ROOT, ROOT / "datasets", ROOT / "tests/worlds")))
+    process = subprocess.Popen(
+        command, stdin=theirs, stdout=theirs, stderr=theirs, env=os.environ | {"PYTHONPATH": paths, "TERM": "xterm"}
+    )
+    os.close(theirs)
+    os.write(ours, typed.encode())
+    written = b""
+    try:
+        while part := os.read(ours, 1 << 16):
+            written += part
+    except OSError:  # the other end is closed
+        pass
+    process.wait(60)
+    os.close(ours)
+    return written
+
+
+def check(written: bytes) -> None:
+    assert b"owned" in written, written
+    for sequence in (b"\x1b]", b"\x07", b"\x1b[2J", "\x9b".encode(), "\u202e".encode()):
+        assert sequence not in written, (sequence, written)
+
+
+@pytest.mark.slow
+def test_on_a_terminal(run: Path, tmp_path: Path) -> None:
+    check(on_a_terminal("stats", run, "--by", "task_type"))
+    check(on_a_terminal("data", "show", run))
+    check(on_a_terminal("rollout", "--policy", f"no{EVIL}", "--out", tmp_path / "x"))
+    with Api() as api:
+        api.answer = lambda *_: (400, {"error": {"message": f"no{EVIL}"}}, {})
+        options = ["--policy-option", f"base_url={api.url}", "--policy-option", "retries=0"]
+        check(on_a_terminal(*DOORS, "--policy", "openai:tiny", *options, "--out", tmp_path / "run"))
+    template = tmp_path / "evil.j2"
+    template.write_text(f"prompt {EVIL}")
+    play = ["play", DOORS[2], "--env-option", f"prompt_template={template}"]
+    check(on_a_terminal(*play, typed="p\nq\n"))
+
+
+def test_in_pipes(run: Path, hgpo) -> None:
+    for command in (
+        ("stats", run, "--by", "task_type"),
+        ("stats", run),
+        ("data", "show", run, "--json"),
+        ("verify", run),
+    ):
+        printed = "".join(map(str, hgpo(*command)))
+        assert all(letter == "\n" or letter.isprintable() for letter in printed), command
+
+
+def test_progress_bars_of_other_libraries_are_kept_and_their_texts_are_not() -> None:
+    stream = io.StringIO()
+    for text in ("\r 50%|#####     |", "\n\x1b[A", "\x1b[A\x1b[A", "\r a\x1b[2J", "tab\tline\n", "\ud800"):
+        RedactedStream(stream).write(text)
+    assert stream.getvalue() == "\r 50%|#####     |\n\x1b[A\x1b[A\x1b[A� a�[2Jtab\tline\n�"
