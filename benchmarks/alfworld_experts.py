@@ -20,7 +20,8 @@ from rich.table import Table
 
 from hgpo_envs.alfworld.data.source import ALFWorldSource
 from hgpo_envs.alfworld.engine import ALFWorldEngine
-from hgpo_envs.alfworld.engine.game import TASK_TYPES, compile_game
+from hgpo_envs.alfworld.engine.game import compile_game
+from hgpo_envs.alfworld.engine.goals import TASK_TYPES
 from hgpo_envs.alfworld.generation.store import GeneratedStore
 from hgpo_envs.engine import Task
 from hgpo_envs.environment_spec import make_player

@@ -27,9 +27,9 @@ from rich.progress import track
 from rich.table import Table
 
 from hgpo_envs.alfworld.data.source import ALFWorldSource
-from hgpo_envs.alfworld.engine.game import KNIVES, STATIONS, Ability, compile_game
+from hgpo_envs.alfworld.engine.game import KNIVES, STATIONS, compile_game
 from hgpo_envs.alfworld.engine.grammar import convert
-from hgpo_envs.alfworld.engine.state import NOTHING, Trait
+from hgpo_envs.alfworld.engine.state import NOTHING, Ability, Trait
 from hgpo_envs.alfworld.reference.original import OriginalEngine
 
 if TYPE_CHECKING:

@@ -8,6 +8,8 @@
         grpo,grpo:invalid_action_penalty=0.1,gigpo,gigpo:episode_weight=0      parts of estimators, compared
     python benchmarks/learning.py --world alfworld --name half_rate --set optimiser.learning_rate=1e-4 \
         --estimators gigpo --against parts                  half the learning rate, compared with the runs named "parts"
+    python benchmarks/learning.py --world alfworld --name chat --set environment.prompt_style=chat \
+        --set rollout.max_prompt_tokens=2048 --estimators hgpo --against memory       conversations (see below)
 
 A model of about a million parameters is warm-started once for all runs. Its demonstrations are actions of the explorer
 mixed with others (`WORLDS`), in games or shops generated with other seeds than the bundled ones. Each run then trains
@@ -15,7 +17,11 @@ on the bundled training tasks and is evaluated on the bundled held-out tasks, al
 few, the policies before and after training also play fresh tasks, generated for this purpose, once per seed (`hgpo
 eval`). The script can be interrupted (Ctrl-C) at any time; the same command resumes. All files of the runs are in
 --folder. Results: benchmarks/results/learning_<world>.json, and the curves next to it. With --name, runs and results
-are separate and share the warm start.
+are separate and share the warm start, but each prompt style has its own.
+
+Prompts with a memory and conversations are compared with one estimator: the same seeds, tasks and environment steps, a
+warm start of each style from the same demonstrations, `--against` for the paired differences on fresh tasks by seeds,
+and the A/A test of each style for what chance alone gives. No such result is kept yet.
 """
 
 from __future__ import annotations
@@ -113,6 +119,7 @@ def main() -> None:
     parser.add_argument("--set", dest="overrides", action="append", default=[], help="section.field=value")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time; each has its share of the cores")
     parser.add_argument("--draw", action="store_true", help="run nothing")
+    parser.add_argument("--demonstrations", type=float, default=1.0, help="share of the world's demonstrations")
     parser.add_argument("--name", help="name of these runs and of the result")
     parser.add_argument("--against", help="name of earlier runs, with which success on fresh tasks is compared too")
     add_keep(parser)
@@ -125,7 +132,7 @@ def main() -> None:
     base = load_config(f"tiny-{given.world}", given.overrides)
     if not given.draw:
         place.mkdir(parents=True, exist_ok=True)
-        warm = taught(given.world, folder, base, console)
+        warm = taught(given.world, folder, base, given.demonstrations, console)
         work = Work(console, given.jobs)
         runs = planned(base, warm, estimators, seeds, handle["estimators"])
         trained = [partial(train, place / name, run, work) for name, run in runs.items()]
@@ -183,13 +190,15 @@ def integers(text: str) -> list[int]:
     return [int(seed) for seed in text.split(",")]
 
 
-def taught(handle: str, folder: Path, config: Config, console: Console) -> Path:
-    """Train the initial model of all runs in stages; the last stage is in the folder itself."""
+def taught(handle: str, folder: Path, config: Config, share: float, console: Console) -> Path:
+    """Train the initial model of all runs in stages; the last is in the folder, that of chat in its own."""
     stages, data = WORLDS[handle]["warm_start"], DEMONSTRATED[handle](folder)
+    if config.environment.prompt_style == "chat":
+        folder /= "chat-warm-start"
     model = None
     for number, stage in enumerate(stages, 1):
         place = folder if number == len(stages) else folder / f"warm-start-{number}"
-        start = dataclasses.replace(stage, data=data)
+        start = dataclasses.replace(stage, data=data, demonstrations=round(share * stage.demonstrations))
         model = warm_start(place, config, start, Display(console, start.epochs), model)
     return model
 
@@ -293,6 +302,7 @@ def played(config: Config, model: Path) -> list[str]:
     """Return the options of `hgpo eval` and `hgpo rollout` that play a model as training does."""
     environment, rollout = config.environment, config.rollout
     options = dict(environment.options) | {"prompt_template": template_path(environment)}
+    options |= {"prompt_style": environment.prompt_style}
     policy = {"device": config.model.device, "compute_dtype": config.model.compute_dtype} | rollout.engine_options
     policy |= {"max_prompt_tokens": rollout.max_prompt_tokens, "max_response_tokens": rollout.max_response_tokens}
     arguments = {

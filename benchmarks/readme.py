@@ -349,16 +349,14 @@ def title_of(estimator: str) -> str:
 
 
 def viewer() -> str:
-    """Return the table of the viewer's response times as Markdown."""
-    lines = [
-        "| steps | open | memory | page of tasks | group | step | HGPO, K = 4 | search | contexts |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
+    """Return the table of the CPU time of the viewer's answers as Markdown."""
+    titles = ("open", "memory", "tasks", "rollouts", "group", "transcript", "HGPO", "compare", "search", "contexts")
+    lines = [f"| steps | {' | '.join(titles)} |", "|---" * 11 + "|"]
     for run in figures("viewer")["runs"]:
-        parts = ("tasks", "group", "step", "estimate")
-        times = [f"{run[part]['median_ms']:.0f} ({run[part]['p95_ms']:.0f})" for part in parts]
-        seconds = [f"{run[part]['median_ms'] / 1000:.2f} s" for part in ("search", "levels")]
-        cells = [f"{run['steps']:,}", f"{run['open_s']:.1f} s", f"{run['memory_mb']:.0f} MB", *times, *seconds]
+        parts = ("tasks", "rollouts", "group", "transcript", "estimate")
+        times = [f"{run[part]['cpu_median_ms']:.0f} ({run[part]['cpu_p95_ms']:.0f})" for part in parts]
+        seconds = [f"{run[part]['cpu_median_ms'] / 1000:.2f} s" for part in ("compare", "search", "levels")]
+        cells = [f"{run['steps']:,}", f"{run['open_cpu_s']:.1f} s", f"{run['memory_mb']:.0f} MB", *times, *seconds]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 

@@ -25,7 +25,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from hgpo_train.training.config import Config, replace
 from hgpo_train.training.update.batches import Samples
 from hgpo_train.training.update.learner import Fixed, Learner
-from hgpo_train.training.update.rollout_correction import rollout_is_weights
+from hgpo_train.training.update.rollout_correction import rollout_correction
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -105,7 +105,7 @@ def expected_gradient(policy: Model, behaviour: Model, level: Level | None, thre
     old, rollout = logprobs(policy, samples), logprobs(behaviour, samples)
     probability = np.exp(rollout.reshape(-1, LENGTH).astype(np.float64).sum(1))
     samples.advantage[:] *= probability * samples.response_start[-1]
-    weight = None if level is None else rollout_is_weights(old, rollout, samples.response_start, level, threshold)
+    weight = None if level is None else rollout_correction(old, rollout, samples.response_start, level, threshold)[0]
     learner = Learner(copy.deepcopy(policy), SETTINGS)
     learner.accumulate(samples, np.arange(len(samples)), Fixed(old, rollout_is=weight))
     return torch.cat([parameter.grad.flatten() for parameter in learner.model.parameters()]).double()

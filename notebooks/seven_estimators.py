@@ -37,8 +37,8 @@ def title(mo):
     # One table, seven estimators
 
     A step table has everything that group advantages need, so they can be computed again after the run: with another
-    estimator, another K, another reward. Estimators that disagree are not wrong for that; `true_advantages.py` says how
-    far each is from the truth. This notebook says *where* they disagree.
+    estimator, another K, another reward. Estimators that disagree are not wrong for that;
+    `research/notebooks/what_learns.py` shows what policies learn with them. This notebook says *where* they disagree.
     """)
     return
 

@@ -6,8 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from hgpo_envs.alfworld.engine import ALFWorldEngine
-from hgpo_envs.alfworld.engine.game import Ability
-from hgpo_envs.alfworld.engine.state import NOTHING, GameState, Trait
+from hgpo_envs.alfworld.engine.state import NOTHING, Ability, GameState, Trait
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

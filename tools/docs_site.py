@@ -147,7 +147,7 @@ def every_command(command: Any, words: tuple[str, ...]) -> Iterator[tuple[tuple[
     """Return a command and those below it, with the words that call them."""
     yield words, command
     for name, inner in getattr(command, "commands", {}).items():
-        yield from every_command(inner, (*words, name))
+        yield from every_command(inner.load() if hasattr(inner, "load") else inner, (*words, name))
 
 
 def _command(words: tuple[str, ...], command: Any) -> Iterator[str]:  # noqa: ANN401 (Typer's click)
