@@ -40,8 +40,12 @@ class ModelConfig(Settings):
     """What autocast computes in. Trained weights are always float32: at rates of 1e-6 bfloat16 loses updates."""
     attention: Literal["sdpa", "flash_attention_2", "flex_attention", "eager"] = "sdpa"
     """Transformers' attention implementation. flash_attention_2 needs the package flash-attn, a GPU and bfloat16."""
-    gradient_checkpointing: bool = True
-    """Recompute layers in the backward pass: a third more time for much less memory."""
+    gradient_checkpointing: bool | Literal["auto"] = "auto"
+    """Recompute layers in the backward pass: a third more time for much less memory. auto does so unless the memory
+    plan of a GPU has room for all activations beside the engine's cache."""
+    compile: bool = False
+    """Compile each layer of the update with torch.compile, which fuses its elementwise kernels. The first iteration
+    takes a minute or more longer. Needs an engine with weights of its own."""
     lora: LoraConfig = LoraConfig()
     """Low-rank adapters."""
 

@@ -142,6 +142,12 @@ def checkpoint_layers(model: Model) -> None:
     enable({"use_reentrant": False})
 
 
+def compile_layers(model: Model) -> None:
+    """Compile each layer with `torch.compile`; layers of the same shapes share one compiled function."""
+    for layer in unwrap_peft(model).get_decoder().layers:
+        layer.compile(dynamic=True)
+
+
 def add_adapters(model: Model, config: LoraConfig, seed: int = 0) -> Model:
     """Add trainable low-rank adapters to a model and freeze its own weights. Global random state is unchanged.
 

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 PACKED_SDPA: Final = "hgpo_packed_sdpa"
 """The name under which the attention function is registered in Transformers."""
+_GROUPED: Final[dict[str, Any]] = {"enable_gqa": True} if "enable_gqa" in signature(varlen_attn).parameters else {}
+"""Of torch 2.12 and newer; before, keys and values are repeated for the queries of their group."""
 
 
 def enable_packed_kernel(model: Model, dtype: torch.dtype) -> bool:
@@ -52,9 +54,7 @@ def use_packed_kernel(model: Model) -> None:
 
 def _is_supported(device: torch.device, dtype: torch.dtype) -> bool:
     is_nvidia = device.type == "cuda" and torch.version.cuda is not None
-    if not is_nvidia or dtype != torch.bfloat16 or "enable_gqa" not in signature(varlen_attn).parameters:
-        return False  # older versions of torch have a kernel without grouped queries
-    return torch.cuda.get_device_capability(device) >= (8, 0)
+    return is_nvidia and dtype == torch.bfloat16 and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def _attention(
@@ -70,6 +70,8 @@ def _attention(
     # Rotary embeddings are float32 under autocast, which casts the arguments of `sdpa` but not of this kernel.
     query, key, value = (part[0].transpose(0, 1).to(value.dtype) for part in (query, key, value))
     longest, window = options["max_length_q"], options.get("sliding_window")
+    if not _GROUPED:
+        key, value = (part.repeat_interleave(query.shape[1] // part.shape[1], dim=1) for part in (key, value))
     attended: Any = varlen_attn(
         query,
         key,
@@ -80,7 +82,7 @@ def _attention(
         longest,
         scale=options.get("scaling"),
         window_size=(-1 if window is None else window - 1, 0),
-        enable_gqa=True,
+        **_GROUPED,
     )
     return attended[None], None
 

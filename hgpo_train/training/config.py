@@ -144,8 +144,9 @@ class UpdateConfig(Settings):
     """Whether the steps of a conversation (prompt_style = "chat") are computed as one sequence, with the advantage of
     each step on its own tokens. The loss is the same as that of separate rows, with fewer tokens. Mini-batches then
     contain whole conversations."""
-    logit_chunk: NonNegativeInt = 128
-    """Number of positions whose logits are in memory at a time; 0 computes all logits together."""
+    logit_chunk: NonNegativeInt | Literal["auto"] = "auto"
+    """Number of positions whose logits are in memory at a time; 0 computes all logits together. auto takes 1024 where
+    the memory plan of a GPU has room for it, otherwise 128."""
     aggregation: Literal["token_mean", "sequence_mean", "sequence_sum"] = "token_mean"
     """How token losses are averaged; see hgpo_train.training.update.losses.token_weights."""
     clip_low: Annotated[float, Meta(ge=0, lt=1)] = 0.2
@@ -167,6 +168,11 @@ class UpdateConfig(Settings):
     """With rollout_is: the largest weight."""
     gap_warning: float = 0.05
     """Warn if the engine's log-probabilities differ from the trainer's by more than this on average."""
+
+    @property
+    def logits_at_a_time(self) -> int:
+        """`logit_chunk` as a number."""
+        return 128 if self.logit_chunk == "auto" else self.logit_chunk
 
     def __post_init__(self) -> None:
         check(self)
@@ -285,6 +291,11 @@ class Config(Settings):
             raise InputError(
                 f"setting rollout.group_size: expected at least 2 for the estimator {self.advantage.estimator!r}, "
                 "received 1; a singleton group has no advantage"
+            )
+        if self.model.compile and self.rollout.engine == "transformers":
+            raise InputError(
+                'setting model.compile: expected an engine with weights of its own, such as rollout.engine = "vllm"; '
+                "generation with the learner's layers would compile them again for every length"
             )
         if self.rollout.ahead:
             self._check_ahead()

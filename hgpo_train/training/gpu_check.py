@@ -125,6 +125,7 @@ def check_gpu(config: Config | None = None, *, short: bool = False) -> Iterator[
         ("gradients, GPU and CPU", UPDATE, partial(_gradients_of_cpu, device)),
         ("gradients, packed", UPDATE, partial(_gradients, device, {"update": {"layout": "packed"}})),
         ("gradients, checkpointed", UPDATE, partial(_gradients, device, {"model": {"gradient_checkpointing": True}})),
+        ("gradients, compiled", "set model.compile = false", partial(_compiled, device)),
         ("varlen_attn", _REPAIRS[PACKED_SDPA], partial(_varlen, device)),
         ("AdamW, offload and resume", "set rollout.offload_optimiser = false", partial(_optimiser, device)),
         ("one step of CONFIG", "see `hgpo train CONFIG --plan` for what needs less", partial(_step, device, config)),
@@ -270,6 +271,11 @@ def _gradients(device: torch.device, changes: dict[str, Any]) -> Result:
     return _compared(_gradient(model, _config(device, "float32", changes), samples), expected, 1e-4)
 
 
+def _compiled(device: torch.device) -> Result:
+    _need_cuda(device)
+    return _gradients(device, {"model": {"compile": True}, "rollout": {"engine": "vllm"}})
+
+
 def _varlen(device: torch.device) -> Result:
     """Torch's kernel for packed rows, against its attention of each row."""
     _need_cuda(device)
@@ -328,7 +334,11 @@ def _step(device: torch.device, config: Config | None) -> Result:
         raise Skipped("name a configuration: hgpo check gpu CONFIG")
     from transformers import AutoModelForCausalLM
 
-    meta = meta_model(config.model.path)
+    meta, card = meta_model(config.model.path), this_card(device)
+    parts = {}
+    if card is not None:
+        plan = plan_memory(config, meta, card)
+        config, parts = plan.config, plan.parts
     size = sum(weight.numel() for weight in meta.parameters())
     if device.type != "cuda" and size > LARGEST_ON_A_CPU:
         raise Skipped(f"needs CUDA for {size / 1e9:.1f} billion weights")
@@ -353,11 +363,9 @@ def _step(device: torch.device, config: Config | None) -> Result:
     value = f"{speed:,.0f} tokens/s, updates of the run at most {tokens * config.iterations / speed / 3600:,.1f} h"
     if "perf/mfu/actor" in metrics:
         value += f", MFU {metrics['perf/mfu/actor']:.0%}"
-    card = this_card(device)
     if card is None:
         return True, value, ""
     peak = torch.cuda.max_memory_allocated(device)
-    parts = plan_memory(config, meta, card).parts
     planned = sum(parts[name][1] for name in ("weights", "gradients", "optimiser", "reference", "activations"))
     return peak <= 1.1 * planned, f"peak {peak / GIB:.1f} GiB, {value}", f"{planned / GIB:.1f} GiB by the plan + 10%"
 

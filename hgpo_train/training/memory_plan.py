@@ -21,7 +21,7 @@ from hgpo_envs.errors import InputError
 from hgpo_train.models.checkpoint_files import resolve_model
 from hgpo_train.models.loading import choose_device, why_no_gpu
 from hgpo_train.models.preflight import check_loads_no_code
-from hgpo_train.training.config import shipped
+from hgpo_train.training.config import replace, shipped
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -152,7 +152,7 @@ class MemoryPlan:
     """What a run needs on a card, in bytes.
 
     Attributes:
-        config: The run's configuration.
+        config: The run's configuration, in which no setting is "auto".
         card: The card.
         parts: The bytes of each part during the rollout and during the update, by its name.
         engine: The engine's weights and working memory; 0 if it generates with the learner's weights.
@@ -207,6 +207,10 @@ class MemoryPlan:
                 f"gpu_memory_utilization = {self.share / self.card.memory:.2f}; the cache holds {cached} sequences of "
                 f"the greatest length, of {self.concurrent} that run at the same time"
             )
+        is_recomputed = str(self.config.model.gradient_checkpointing).lower()
+        lines.append(
+            f"model.gradient_checkpointing = {is_recomputed}, update.logit_chunk = {self.config.update.logit_chunk}"
+        )
         lines.append("the engine's working memory and the reserve are assumptions, not measured on a GPU")
         return "\n".join([*lines, self.verdict()])
 
@@ -226,7 +230,23 @@ class MemoryPlan:
 
 
 def plan_memory(config: Config, model: Model, card: Card) -> MemoryPlan:
-    """Return the plan of a run on one card; the model is that of `meta_model`."""
+    """Return the plan of a run on one card; the model is that of `meta_model`.
+
+    The plan's configuration has the fastest of the settings that are "auto" with which the run fits, and which take
+    nothing from the engine's cache.
+    """
+    model_settings = [{"gradient_checkpointing": value} for value in (False, True)]
+    update_settings = [{"logit_chunk": value} for value in (1024, 128)]
+    plans = [
+        _plan(replace(config, model=recomputed, update=chunk), model, card)
+        for recomputed in (model_settings if config.model.gradient_checkpointing == "auto" else [{}])
+        for chunk in (update_settings if config.update.logit_chunk == "auto" else [{}])
+    ]
+    smallest = plans[-1]
+    return next((plan for plan in plans if plan.fits and plan.share >= smallest.share), smallest)
+
+
+def _plan(config: Config, model: Model, card: Card) -> MemoryPlan:
     rollout, lora, sizes = config.rollout, config.model.lora, model.config
     half = 2 if config.model.compute_dtype == "bfloat16" else 4
     parameters = sum(weight.numel() for weight in model.parameters())
@@ -290,7 +310,7 @@ def activation_bytes(config: Config, model: Model) -> int:
     else:
         stored, layer = layers * layer_bytes("stored"), layer_bytes("working")
     forward = stored + tokens * (10 * hidden + (6 if half else 12) * intermediate) + (2 * trained if half else 0)
-    logits = _LOGIT_BYTES * sizes.vocab_size * (min(update.logit_chunk, tokens) or tokens)
+    logits = _LOGIT_BYTES * sizes.vocab_size * (min(update.logits_at_a_time, tokens) or tokens)
     head = stored + tokens * 4 * hidden + logits + 8 * embedding
     # The gradient of tied embeddings waits for its second part until the end of the backward pass.
     last_layer = stored + layer + (4 * embedding if tied else 0)
@@ -315,7 +335,7 @@ def smaller_settings(config: Config | SftConfig) -> list[str]:
     model, update, rollout = config.model, config.update, getattr(config, "rollout", None)
     settings = {
         "model.gradient_checkpointing = true": not model.gradient_checkpointing,
-        "update.logit_chunk = 128": not 0 < update.logit_chunk <= 128,
+        "update.logit_chunk = 128": not 0 < update.logits_at_a_time <= 128,
         "rollout.sleep = true": rollout is not None and rollout.engine == "vllm" and not rollout.sleep,
         "rollout.offload_optimiser = true": rollout is not None and not rollout.offload_optimiser,
         f"update.micro_batch_tokens = {update.micro_batch_tokens // 2}": update.micro_batch_tokens > 1,

@@ -26,6 +26,7 @@ FREE: Final = frozenset(
         "update.gap_warning",
         "model.device",
         "model.gradient_checkpointing",
+        "model.compile",
     }
 )
 """Settings that may change when a run is resumed; they affect the weights only by rounding."""

@@ -107,6 +107,7 @@ class Trainer:
         plan = check_memory(config, display)
         if plan is not None:
             _check_machine(config, display)
+            self.config = plan.config
         self._env = open_training_env(config, config.environment.split)
         self.tokenizer = load_tokenizer(config.model.path)
         inputs = {
@@ -115,7 +116,7 @@ class Trainer:
         }
         with removed_if_unused(folder), ExitStack() as resources:
             self._table = resources.enter_context(open_run(folder, config, inputs, free_settings(config)))
-            self.model, self.learner, self.state = load_policy(config, folder)
+            self.model, self.learner, self.state = load_policy(self.config, folder)
             free_gpu(config.rollout, self.learner.optimiser)
             # The engine is last: its share is fixed by the plan, and what the learner holds by then is not its own.
             options = dict(config.rollout.engine_options if plan is None else plan.engine_options())

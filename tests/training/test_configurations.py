@@ -10,7 +10,7 @@ from hgpo_train.training.data import env_options
 from tools import configurations_page
 
 PAGE = Path(__file__).parents[2] / "docs" / "configurations.md"
-ON_PURPOSE = {"checkpoint.every", "advantage: step_weight"}
+ON_PURPOSE = {"checkpoint.every", "advantage: step_weight", "model.gradient_checkpointing"}
 """Values in which configurations differ from the scripts; the page explains them."""
 
 

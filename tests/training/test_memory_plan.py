@@ -98,6 +98,23 @@ def test_full_7b_fits_on_no_card_and_everything_else_on_80_gb():
                 assert plan(name, card).fits is not full_7b, (name, card)
 
 
+def test_layers_are_recomputed_only_where_their_activations_do_not_fit_beside_the_engines_cache():
+    for card, tokens, sleep, expected in (
+        ("A100-80", 8192, False, (True, 1024)),
+        ("H200-141", 8192, False, (False, 1024)),
+        ("A100-80", 8192, True, (False, 1024)),  # the engine's memory is free during the update
+        ("A100-80", 32768, True, (True, 1024)),
+        ("4090-24", 32768, True, (True, 128)),
+    ):
+        changes = {"update": {"micro_batch_tokens": tokens}, "rollout": {"sleep": sleep}}
+        chosen = plan("alfworld-1.5b-hgpo-k2", card, **changes)
+        assert (chosen.config.model.gradient_checkpointing, chosen.config.update.logit_chunk) == expected
+        changes["update"]["logit_chunk"] = 128
+        slowest = plan("alfworld-1.5b-hgpo-k2", card, **changes, model={"gradient_checkpointing": True})
+        assert slowest.config.model.gradient_checkpointing is True
+        assert (chosen.share, chosen.fits) == (slowest.share, slowest.fits)
+
+
 def test_a_configured_share_is_used_as_it_is():
     options = {"gpu_memory_utilization": 0.5, "enforce_eager": True}
     configured = plan("alfworld-1.5b-hgpo-k2", "A100-80", rollout={"engine_options": options})

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from hgpo_envs.errors import InputError
-from hgpo_train.models.loading import compute_dtype
+from hgpo_train.models.loading import compile_layers, compute_dtype
 from hgpo_train.models.packed_attention import enable_packed_kernel
 from hgpo_train.models.reference import frozen_copy
 from hgpo_train.training.memory_plan import memory_advice
@@ -74,6 +74,10 @@ class Learner:
             self.optimiser = make_optimiser(model, config.optimiser)
             if keep and not self._adapted:
                 self.reference = frozen_copy(model, self._autocast_dtype)
+        if config.model.compile:
+            compile_layers(model)
+            if self.reference not in (None, model):
+                compile_layers(self.reference)
 
     def update(
         self,
@@ -122,11 +126,12 @@ class Learner:
             for _ in range(config.epochs)
             for batch in mini_batches(rows, config.mini_batch_size, rng, samples.sequence)
         ]
-        steps = []
+        steps, update_begin = [], time.perf_counter()
         for done, batch in enumerate(batches):
             steps.append(self.step(samples, batch, Fixed(old, reference, correction)))
             if progress is not None:
                 progress(done + 1, len(batches))
+        update_seconds = time.perf_counter() - update_begin
         metrics |= {name: float(np.mean([step[name] for step in steps])) for name in steps[0]}
         metrics |= {"actor/lr": self.optimiser.param_groups[0]["lr"], "actor/optimiser_steps": float(len(steps))}
         known = ~np.isnan(samples.rollout_logprob)
@@ -139,7 +144,7 @@ class Learner:
         metrics |= {"perf/update_tokens_per_s": computed / seconds, "perf/shared_tokens": 1.0 - computed / total}
         if (peak := peak_flops(self.device, self._autocast_dtype)) is not None:
             flops = model_flops(self.model, samples.sequence_length, samples.response_length) * config.epochs
-            metrics["perf/mfu/actor"] = flops / seconds / peak
+            metrics["perf/mfu/actor"] = flops / update_seconds / peak  # as verl's, without the scoring passes before
         return metrics
 
     def set_learning_rate(self, rate: float) -> None:
@@ -227,7 +232,7 @@ class Learner:
                 *inputs,
                 temperature=self.temperature,
                 entropy_gradient=entropy_gradient,
-                chunk=self.config.update.logit_chunk,
+                chunk=self.config.update.logits_at_a_time,
             )
 
     def _micro_batches(self, samples: Samples, rows: NDArray[np.int64]) -> Iterator[MicroBatch]:

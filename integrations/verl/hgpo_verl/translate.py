@@ -209,7 +209,8 @@ RULES: Final[dict[str, Rule]] = {
         f"{_ACTOR}.fsdp_config.mixed_precision, {_REF}.fsdp_config.mixed_precision, {_ROLLOUT}.dtype", _dtype
     ),
     "model.attention": _to(f"{_MODEL}.override_config.attn_implementation"),
-    "model.gradient_checkpointing": _to(f"{_MODEL}.enable_gradient_checkpointing"),
+    "model.gradient_checkpointing": _to(f"{_MODEL}.enable_gradient_checkpointing", change=bool),  # "auto" is true
+    "model.compile": _unused(_SPEED),
     "model.lora.rank": _by(f"{_MODEL}.lora_rank, with lora_alpha and target_modules", _lora),
     "model.lora.alpha": _read("model.lora.rank"),
     "model.lora.targets": _read("model.lora.rank"),
@@ -227,7 +228,7 @@ RULES: Final[dict[str, Rule]] = {
     "rollout.max_generation_batches": _unused("belongs to rollout.filter_groups"),
     "rollout.sleep": _unused("verl's engine always sleeps during the update"),
     "rollout.offload_optimiser": _to(f"{_ACTOR}.fsdp_config.optimizer_offload"),
-    "rollout.ahead": _unused("verl's trainer plays and updates in turns"),
+    "rollout.ahead": _only(False, "its trainer plays and updates in turns"),
     "rollout.max_failed": _read("trainer"),
     "advantage.estimator": _read("trainer"),
     "advantage.parameters": _read("trainer"),

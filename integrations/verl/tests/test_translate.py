@@ -60,9 +60,9 @@ OTHER = {
     "checkpoint.keep": 5,
     "tracking.tensorboard": False,
     # without effect
+    "model.compile": True,
     "check_memory": False,
     "rollout.slots": 3,
-    "rollout.ahead": True,
     "rollout.max_generation_batches": 3,
     "rollout.sleep": True,
     "update.share_prefixes": False,
@@ -76,6 +76,7 @@ OTHER = {
     "model.device": "cpu",
     "model.lora.dropout": 0.5,
     "rollout.engine": "transformers",
+    "rollout.ahead": True,
     "rollout.filter_groups": True,
     "update.aggregation": "sequence_mean",
     "update.old_logprobs": "rollout",
@@ -97,7 +98,8 @@ def config(**changes: object) -> Config:
 def changed(name: str, value: object) -> Config:
     for key in reversed(name.split(".")):
         value = {key: value}
-    return config(**value)
+    needed = {"update": {"rollout_is": "token"}} if "ahead" in value.get("rollout", {}) else {}
+    return config(**value, **needed)
 
 
 def without_section(launch: dict) -> dict:

@@ -6,6 +6,7 @@ attention.
 
 import copy
 import itertools
+import shutil
 
 import numpy as np
 import pytest
@@ -49,10 +50,10 @@ def varlen_attention(module, query, key, value, attention_mask, scaling=None, **
     return torch.cat(parts, 2).transpose(1, 2), None
 
 
-def varlen_kernel(query, key, value, bounds, other, longest, other_longest, *, scale, window_size, enable_gqa):
+def varlen_kernel(query, key, value, bounds, other, longest, other_longest, *, scale, window_size, enable_gqa=False):
     """Compute what `torch.nn.attention.varlen.varlen_attn` does, of arrays of shape (tokens, heads, head width)."""
     assert window_size == (-1, 0)
-    assert enable_gqa
+    assert enable_gqa or query.shape == key.shape
     assert query.dtype == key.dtype == value.dtype
     assert bounds is other
     assert longest == other_longest == bounds.diff().max()
@@ -95,9 +96,11 @@ def gradient(model, config, samples, rows):
 
 
 @pytest.mark.filterwarnings("ignore:update.layout")
-@pytest.mark.parametrize("kernel", ["flash", "torch"])
+@pytest.mark.parametrize("kernel", ["flash", "torch", "torch 2.11"])
 @pytest.mark.parametrize("variant", ["plain", "adapters", "checkpointed"])
-def test_gradients_of_packed_rows_equal_those_of_padded_ones(model, steps, variant, kernel):
+def test_gradients_of_packed_rows_equal_those_of_padded_ones(model, steps, variant, kernel, monkeypatch):
+    if kernel == "torch 2.11":  # whose kernel has no grouped queries
+        monkeypatch.setattr("hgpo_train.models.packed_attention._GROUPED", {})
     samples = samples_from_steps(steps)
     rows = np.flatnonzero(samples.response_length > 0)
     models = [copy.deepcopy(model), flash(model) if kernel == "flash" else packs_with_torch(model)]
@@ -114,6 +117,35 @@ def test_gradients_of_packed_rows_equal_those_of_padded_ones(model, steps, varia
     assert padded.keys() == packed.keys()
     for name, value in padded.items():
         assert torch.allclose(packed[name], value, rtol=0, atol=1e-6 + 1e-5 * value.abs().max().item()), name
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on a CPU")
+@pytest.mark.parametrize("variant", ["plain", "adapters", "checkpointed"])
+@pytest.mark.parametrize("layout", ["padded", "packed"])
+def test_compiled_layers_have_the_same_gradients(model, steps, variant, layout):
+    samples = samples_from_steps(steps)
+    rows = np.flatnonzero(samples.response_length > 0)
+    config = replace(config_of(layout, 45), update={"kl_weight": 0.1})
+    gradients = []
+    for compiled in (False, True):
+        one = copy.deepcopy(model)
+        if variant == "adapters":
+            one = add_adapters(one, replace(Config(), model={"lora": {"rank": 4}}).model.lora)
+        if variant == "checkpointed":
+            checkpoint_layers(one)
+        changes = {"model": {"compile": compiled}, "rollout": {"engine": "vllm"}}
+        learner = Learner(one, replace(config, **changes))
+        fixed = Fixed(learner.logprobs(samples), learner.reference_logprobs(samples))
+        parts = learner.accumulate(samples, rows, fixed)
+        assert parts["kl_loss"] == pytest.approx(0.0, abs=1e-9)
+        gradients.append(
+            {name: weight.grad for name, weight in learner.model.named_parameters() if weight.grad is not None}
+        )
+    expected, received = gradients
+    assert received.keys() == expected.keys()
+    for name, value in expected.items():
+        assert torch.allclose(received[name], value, rtol=0, atol=1e-6 + 1e-5 * value.abs().max().item()), name
 
 
 @pytest.mark.filterwarnings("ignore:update.layout")
