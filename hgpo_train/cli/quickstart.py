@@ -96,10 +96,12 @@ def print_paths(console: Console, paths: dict[str, Path]) -> None:
 
 def show_commands(console: Console, commands: dict[str, str]) -> None:
     """Print commands, given without the program, each as a line that works as it is copied, and what each does."""
+    from rich.padding import Padding
+
     console.print("\nNext:")
     for command, purpose in commands.items():
         console.print(f"  {program()} {command}", style="bold", highlight=False, markup=False, soft_wrap=True)
-        console.print(f"      {purpose}", highlight=False)
+        console.print(Padding(purpose, (0, 0, 0, 6), expand=False))
 
 
 def program() -> str:

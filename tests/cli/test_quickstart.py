@@ -72,6 +72,8 @@ def test_the_next_commands_work_as_they_are_printed(tmp_path: Path) -> None:
     assert "already" in second.output
     table = pl.read_parquet(tmp_path / "a b/run.advantages/hgpo_by_depth.parquet")
     assert {f"advantage_k{k}" for k in DEPTHS} <= set(table.columns)
+    following = first.output.split("Next:\n")[1].splitlines()
+    assert all(line.startswith(("  hgpo ", "      ")) for line in following), first.output
     commands = [shlex.split(line)[1:] for line in first.output.splitlines() if line.startswith("  hgpo ")]
     assert [words[0] for words in commands] == ["view", "stats", "advantages", "data", "eval"]
     for words in commands:

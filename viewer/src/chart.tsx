@@ -4,6 +4,7 @@ import uPlot from "uplot";
 import "uplot/dist/uPlot.min.css";
 import type { Series } from "./documents";
 import { number, percent } from "./format";
+import { Wide } from "./texts";
 
 export type Interval = [number, number] | null;
 export type Curve = { name: string; values: Series; intervals?: Interval[] };
@@ -22,7 +23,8 @@ export function Chart({ title, iterations, curves, share, pick }: Props) {
   const place = useRef<HTMLDivElement>(null);
   const shown = curves.filter((curve) => curve.values.some((value) => value !== null));
   const bounded = shown.filter((curve) => curve.intervals?.some((interval) => interval !== null));
-  const format = share ? (value: number | null) => percent(value, 1) : (value: number | null) => number(value, 3);
+  const digits = decimals(shown.flatMap((curve) => curve.values));
+  const format = (value: number | null) => (share ? percent(value, 1) : number(value, digits));
   const key = JSON.stringify([iterations, shown]);
   useEffect(() => {
     const element = place.current;
@@ -41,7 +43,7 @@ export function Chart({ title, iterations, curves, share, pick }: Props) {
         scales: { x: { time: false }, ...(share ? { y: { range: [0, 1] as [number, number] } } : {}) },
         axes: [
           { ...axis, size: 30, space: 60, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000] },
-          { ...axis, size: 52, values: (_: uPlot, ticks: number[]) => ticks.map((tick) => (share ? percent(tick) : String(tick))) },
+          { ...axis, size: 52, values: (_: uPlot, ticks: number[]) => ticks.map((tick) => (share ? percent(tick) : String(tick).replace("-", "−"))) },
         ],
         series: [
           {},
@@ -92,7 +94,7 @@ export function Chart({ title, iterations, curves, share, pick }: Props) {
       </ul>
       <details>
         <summary>Table</summary>
-        <div class="table-scroll" role="region" aria-label={`${title}: table`} tabIndex={0}>
+        <Wide label={`${title}: table`}>
           <table>
             <thead><tr><th scope="col">iteration</th>{shown.map((curve) => <th scope="col" class="figure">{curve.name}</th>)}</tr></thead>
             <tbody>
@@ -104,10 +106,16 @@ export function Chart({ title, iterations, curves, share, pick }: Props) {
               ))}
             </tbody>
           </table>
-        </div>
+        </Wide>
       </details>
     </figure>
   );
+}
+
+/** As many decimals as three digits of the largest value need; none for counts. */
+function decimals(values: Series): number {
+  const most = Math.max(...values.map((value) => Math.abs(value ?? 0)));
+  return most && !values.every((value) => value === null || Number.isInteger(value)) ? Math.min(12, Math.max(0, 2 - Math.floor(Math.log10(most)))) : 0;
 }
 
 const ranged = (interval: Interval | undefined, format: (value: number) => string) =>

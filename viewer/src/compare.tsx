@@ -4,11 +4,11 @@ import { Chart } from "./chart";
 import { get, useDocument } from "./data";
 import type { Comparison, Curves, Group, Measure, Overview, Run } from "./documents";
 import { type Chosen, useEstimate } from "./estimators";
-import { counted, number, percent, signed } from "./format";
+import { counted, integer, number, percent, signed } from "./format";
 import { GroupHead, Strips } from "./group";
 import { Interval, RESULTS } from "./overview";
 import { change, links } from "./route";
-import { Line } from "./texts";
+import { Line, Wide } from "./texts";
 
 type Props = { runs: Run[]; place: number; settings: URLSearchParams; version: number; chosen: Chosen[] };
 
@@ -60,7 +60,7 @@ export function ComparePage({ runs, place, settings, version, chosen }: Props) {
 function Results({ runs, overviews }: { runs: Run[]; overviews: (Overview | null)[] }) {
   const measures = ["mean_return", "mean_length", "valid"] as const;
   return (
-    <div class="table-scroll" role="region" aria-label="Results of the runs" tabIndex={0}>
+    <Wide label="Results of the runs">
       <table>
         <thead>
           <tr>
@@ -74,15 +74,15 @@ function Results({ runs, overviews }: { runs: Run[]; overviews: (Overview | null
             const of = overviews[at]?.total;
             return (
               <tr>
-                <th scope="row"><span class="key" style={{ background: `var(--curve-${at % 6})` }} aria-hidden="true" /> <a href={links.overview(run.name)}><Line text={run.name} most={40} /></a></th>
+                <th scope="row" class="whole"><span class="key" style={{ background: `var(--curve-${at % 6})` }} aria-hidden="true" /> <a href={links.overview(run.name)}><Line text={run.name} most={40} /></a></th>
                 {!of ? <td colSpan={8} class="none">cannot be read</td> : (
                   <>
-                    <td class="figure">{percent(of.success, 1)}</td><td><Interval of={of} /></td>
+                    <td class="figure">{percent(of.success, 1)}</td><td><Interval of={of} colour={`var(--curve-${at % 6})`} /></td>
                     {measures.map((name) => {
                       const interval = of.intervals[name];
                       return <td class="figure">{shown(name, of[name])}{interval && <small>({shown(name, interval[0])} to {shown(name, interval[1])})</small>}</td>;
                     })}
-                    <td class="figure">{number(of.tasks)}</td><td class="figure">{number(of.episodes)}</td><td class="figure">{overviews[at]?.iterations.length}</td>
+                    <td class="figure">{integer(of.tasks)}</td><td class="figure">{integer(of.episodes)}</td><td class="figure">{overviews[at]?.iterations.length}</td>
                   </>
                 )}
               </tr>
@@ -90,7 +90,7 @@ function Results({ runs, overviews }: { runs: Run[]; overviews: (Overview | null
           })}
         </tbody>
       </table>
-    </div>
+    </Wide>
   );
 }
 
@@ -140,7 +140,7 @@ function SameTasks({ runs, place, other, version, chosen }: TasksProps) {
           );
         })}
       </ul>
-      <div class="table-scroll" role="region" aria-label="Common tasks" tabIndex={0}>
+      <Wide label="Common tasks">
         <table>
           <caption>{counted(value.total, "common task")}{value.total > value.tasks.length && `, of which ${value.tasks.length}`}, those with the largest difference in success first</caption>
           <thead>
@@ -156,7 +156,7 @@ function SameTasks({ runs, place, other, version, chosen }: TasksProps) {
             ))}
           </tbody>
         </table>
-      </div>
+      </Wide>
       {value.tasks.filter((task) => task.task_id === open).map((task) => [place, other].map((at, side) => (
         <OneGroup path={`runs/${at}`} run={names[side] ?? ""} at={task.sides[side]?.number ?? 0} version={version} chosen={chosen[0] as Chosen} />
       )))}
@@ -196,7 +196,7 @@ function Configurations({ runs, overviews }: { runs: Run[]; overviews: (Overview
     <section aria-label="Configurations">
       <h2>What differs in the configurations</h2>
       {!different.length ? <p class="none">Nothing: the {counted(names.length, "setting")} are the same, or the runs name none.</p> : (
-        <div class="table-scroll" role="region" aria-label="Differences of configurations" tabIndex={0}>
+        <Wide label="Differences of configurations">
           <table>
             <thead><tr><th scope="col">setting</th>{runs.map((run) => <th scope="col"><Line text={run.name} most={30} /></th>)}</tr></thead>
             <tbody>
@@ -205,7 +205,7 @@ function Configurations({ runs, overviews }: { runs: Run[]; overviews: (Overview
               ))}
             </tbody>
           </table>
-        </div>
+        </Wide>
       )}
       <p class="note">{counted(names.length - different.length, "setting")} {names.length - different.length === 1 ? "is" : "are"} the same.</p>
     </section>

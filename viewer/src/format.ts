@@ -1,25 +1,27 @@
 export const percent = (value: number | null | undefined, digits = 0): string => {
   if (value === null || value === undefined) return "–";
-  const text = (100 * value).toFixed(digits);
-  return `${Number(text) === 0 ? text.replace("-", "") : text}%`;
+  return `${number(100 * value, digits)}%`;
 };
 
 export const share = (part: number | null, whole: number): number | null => (part === null || !whole ? null : part / whole);
 
+/** A measurement, with the same decimals whatever its value is: those of a column agree. */
 export const number = (value: number | null | undefined, digits = 2): string => {
   if (value === null || value === undefined) return "–";
-  return Number.isInteger(value) && Math.abs(value) < 1e15 ? value.toLocaleString("en") : value.toFixed(digits);
+  const text = Math.abs(value).toFixed(digits);
+  return value < 0 && Number(text) !== 0 ? `−${text}` : text;
 };
 
 /** A number with its sign, such as an advantage. */
 export const signed = (value: number | null | undefined, digits = 2): string => {
-  if (value === null || value === undefined) return "–";
-  const text = Math.abs(value).toFixed(digits);
-  return Number(text) === 0 ? text : value > 0 ? `+${text}` : `−${text}`;
+  const text = number(value, digits);
+  return Number(text) > 0 ? `+${text}` : text;
 };
 
+export const integer = (count: number): string => count.toLocaleString("en");
+
 export const counted = (count: number, one: string, many = `${one}s`): string =>
-  `${count.toLocaleString("en")} ${count === 1 ? one : many}`;
+  `${integer(count)} ${count === 1 ? one : many}`;
 
 /** A background between two colours: of `--plus` for positive values, of `--minus` for negative ones. */
 export function shade(value: number | null | undefined, most: number): string | undefined {

@@ -3,7 +3,7 @@ import { useMemo, useState } from "preact/hooks";
 import type { Estimate, Group } from "./documents";
 import { counted, number, shade, signed } from "./format";
 import { links } from "./route";
-import { Line, plain } from "./texts";
+import { Line, plain, Wide } from "./texts";
 import { Outcome, shortNames } from "./tree";
 
 type Node = { state: number; layer: number; place: number; visits: number; rows: number[]; value: number | null; end: "won" | "dead" | null; label: string };
@@ -199,7 +199,7 @@ export function Graph({ run, group, estimate, iterations }: Props) {
       {chosen && <StateFacts run={run} group={group} node={chosen} estimate={estimate} />}
       <details>
         <summary>States as a table</summary>
-        <div class="table-scroll" role="region" aria-label="States" tabIndex={0}>
+        <Wide label="States">
           <table>
             <thead><tr><th scope="col">state</th><th scope="col" class="figure">first at step</th><th scope="col" class="figure">visits</th><th scope="col" class="figure">mean R</th><th scope="col">end</th></tr></thead>
             <tbody>
@@ -212,7 +212,7 @@ export function Graph({ run, group, estimate, iterations }: Props) {
               ))}
             </tbody>
           </table>
-        </div>
+        </Wide>
       </details>
     </div>
   );
@@ -227,7 +227,11 @@ function iterationOptions(group: Group, iterations: number[]) {
 
 function curve([x1, y1]: [number, number], [x2, y2]: [number, number], edge: Edge): string {
   if (edge.from === edge.to) return `M ${x1 - 6} ${y1 - 8} C ${x1 - 28} ${y1 - 46}, ${x1 + 28} ${y1 - 46}, ${x1 + 6} ${y1 - 8}`;
-  if (x2 <= x1) {
+  if (x1 === x2) {
+    const bow = 24 + Math.abs(y1 - y2) / 5;
+    return `M ${x1} ${y1} C ${x1 + bow} ${y1}, ${x2 + bow} ${y2}, ${x2} ${y2}`;
+  }
+  if (x2 < x1) {
     const bow = 26 + Math.abs(x1 - x2) / 6 + Math.abs(y1 - y2) / 8;
     return `M ${x1} ${y1} C ${x1 + 20} ${y1 + bow}, ${x2 + 20} ${y2 + bow}, ${x2} ${y2}`;
   }

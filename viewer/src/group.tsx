@@ -8,7 +8,7 @@ import { counted, number, percent, shade, signed } from "./format";
 import { Graph } from "./graph";
 import { onKey } from "./keys";
 import { change, go, links, type Tab } from "./route";
-import { Line, Marked, plain } from "./texts";
+import { Line, Marked, plain, Wide } from "./texts";
 import { Outcome, shortNames } from "./tree";
 import { useGroupsOfTask, useWholeTask } from "./whole_task";
 
@@ -34,7 +34,7 @@ export function GroupPage({ path, run, version, number: at, tab, chosen, colours
   return (
     <article class="page">
       <GroupHead run={run} group={found} />
-      <div class="row bar">
+      <div class="row tools">
         <nav class="tabs" aria-label="Of this group">
           <a href={links.group(run, at)} aria-current={tab === "trajectories" ? "page" : undefined}>Trajectories</a>
           <a href={links.graph(run, at)} aria-current={tab === "graph" ? "page" : undefined}>Graph of states</a>
@@ -118,7 +118,7 @@ export function Strips({ run, group, estimate, current }: StripsProps) {
   const order = current ? [first, ...group.trajectories.keys()].filter((value, at, all) => all.indexOf(value) === at) : [...group.trajectories.keys()];
   return (
     <>
-      <div class="table-scroll" role="region" aria-label="Trajectories" tabIndex={0} ref={scroller}>
+      <Wide label="Trajectories" element={scroller}>
         <table class="strips">
           <thead>
             <tr><th scope="col">trajectory</th>{!current && <><th scope="col" class="figure">return</th><th scope="col" class="figure">steps</th><th scope="col" class="figure">invalid</th></>}<th scope="col">advantage of each step</th></tr>
@@ -138,7 +138,7 @@ export function Strips({ run, group, estimate, current }: StripsProps) {
             })}
           </tbody>
         </table>
-      </div>
+      </Wide>
       <p class="note">Steps in one column are in the same state. Dashed: invalid action. Underlined: a state that the rollout was in before.</p>
     </>
   );

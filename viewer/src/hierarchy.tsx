@@ -4,7 +4,7 @@ import type { Estimate, Group } from "./documents";
 import { counted, number, shade, signed } from "./format";
 import { largest } from "./group";
 import { links } from "./route";
-import { Diff, Line, plain } from "./texts";
+import { Diff, Line, plain, Wide } from "./texts";
 import { Outcome, shortNames } from "./tree";
 
 const SHOWN = 12;
@@ -103,7 +103,7 @@ function LevelPart({ run, group, row, k, a, b, levelled, context, members, all, 
         <p class="note">In a group of two, A<sub>{k}</sub> is +1 and −1 (or 0), whatever the returns are.</p>
       )}
       {leaving.length > 0 && (
-        <div class="table-scroll">
+        <Wide label={`Members, k = ${k}`}>
         <table class="members">
           <caption>{last ? "Also in this level" : `In this level, and not in k = ${k + 1}`}</caption>
           <thead>
@@ -113,7 +113,7 @@ function LevelPart({ run, group, row, k, a, b, levelled, context, members, all, 
             {shown.map((one) => <MemberRows {...{ run, group, row, a, b, k, context, last }} other={one.row} />)}
           </tbody>
         </table>
-        </div>
+        </Wide>
       )}
       {leaving.length > SHOWN && (
         <button type="button" onClick={() => setWhole(!whole)}>{whole ? "Show fewer" : `Show all ${leaving.length}`}</button>

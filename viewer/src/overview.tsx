@@ -3,9 +3,9 @@ import { useState } from "preact/hooks";
 import { Chart } from "./chart";
 import { isFile, useDocument } from "./data";
 import type { Bounds, Curves, Head, Level, Levels, Measure, Overview, Results } from "./documents";
-import { counted, number, percent } from "./format";
+import { counted, integer, number, percent } from "./format";
 import { links } from "./route";
-import { Line, Marked } from "./texts";
+import { Line, Marked, Wide } from "./texts";
 
 type Props = { path: string; run: string; version: number; pick: (iteration: string) => void };
 
@@ -28,9 +28,9 @@ export function OverviewPage({ path, run, version, pick }: Props) {
         <Tile name="mean length" value={number(seen.total.mean_length, 1)} note="steps" />
         <Tile name="invalid actions" value={percent(invalid(seen.total), 1)} note="by their form" />
         {seen.total.admissible !== null && <Tile name="admissible actions" of="admissible" value={percent(seen.total.admissible, 1)} />}
-        <Tile name="rollouts" of="trajectories" value={number(seen.total.episodes)} note={`${counted(seen.total.tasks, "task")}, ${counted(seen.groups, "group")}`} />
-        <Tile name="steps" value={number(seen.total.steps)} note={several ? counted(seen.iterations.length, "iteration") : counted(seen.files, "file")} />
-        {seen.total.aborted > 0 && <Tile name="aborted" value={number(seen.total.aborted)} note="rollouts" />}
+        <Tile name="rollouts" of="trajectories" value={integer(seen.total.episodes)} note={`${counted(seen.total.tasks, "task")}, ${counted(seen.groups, "group")}`} />
+        <Tile name="steps" value={integer(seen.total.steps)} note={several ? counted(seen.iterations.length, "iteration") : counted(seen.files, "file")} />
+        {seen.total.aborted > 0 && <Tile name="aborted" value={integer(seen.total.aborted)} note="rollouts" />}
       </dl>
       {seen.total.bounds && (
         <p class="note">
@@ -87,7 +87,7 @@ function TaskTypes({ of, run }: { of: Overview; run: string }) {
   return (
     <section aria-label="Task types">
       <h2>By task type</h2>
-      <div class="table-scroll" role="region" aria-label="Task types" tabIndex={0}>
+      <Wide label="Results by task type">
         <table>
           <thead>
             <tr>
@@ -100,8 +100,8 @@ function TaskTypes({ of, run }: { of: Overview; run: string }) {
             {of.task_types.map((kind) => (
               <tr>
                 <th scope="row"><a href={links.tasks(run, { task_type: kind.task_type ?? "" })}><Line text={kind.task_type ?? "unknown"} most={50} /></a></th>
-                <td class="figure">{kind.tasks}</td>
-                <td class="figure">{kind.episodes}</td>
+                <td class="figure">{integer(kind.tasks)}</td>
+                <td class="figure">{integer(kind.episodes)}</td>
                 <td class="figure">{percent(kind.success, 1)}</td>
                 <td><Interval of={kind} /></td>
                 <td class="figure">{number(kind.mean_return)}</td>
@@ -113,17 +113,17 @@ function TaskTypes({ of, run }: { of: Overview; run: string }) {
             ))}
           </tbody>
         </table>
-      </div>
+      </Wide>
       <p class="note">The intervals take tasks, not rollouts, as independent: rollouts of one task share its difficulty.</p>
     </section>
   );
 }
 
-export function Interval({ of }: { of: Results }) {
+export function Interval({ of, colour }: { of: Results; colour?: string }) {
   if (!of.intervals.success || of.success_by_task === null) return <>–</>;
   const [low, high] = of.intervals.success;
   return (
-    <svg class="interval" viewBox="0 0 120 14" role="img" aria-label={`${percent(low)} to ${percent(high)}`}>
+    <svg class="interval" viewBox="0 0 120 14" role="img" aria-label={`${percent(low)} to ${percent(high)}`} style={{ color: colour ?? "var(--plus)" }}>
       <line x1="1" x2="119" y1="7" y2="7" class="axis" />
       <line x1={1 + 118 * low} x2={1 + 118 * high} y1="7" y2="7" class="range" />
       <circle cx={1 + 118 * of.success_by_task} cy="7" r="4" />
@@ -201,7 +201,7 @@ function LevelsPart({ path, version, pick, steps }: LevelsProps) {
           {value.levels_changed.length > 0 && (
             <label><input type="checkbox" checked={changed} onChange={(event) => setChanged(event.currentTarget.checked)} /> without replies to actions that changed nothing</label>
           )}
-          <div class="table-scroll" role="region" aria-label="Levels" tabIndex={0}>
+          <Wide label="Levels">
             <table class="levels">
               <thead><tr><th scope="col">k</th>{levels.map((level) => <th scope="col" class="figure">{String(level.level)}</th>)}</tr></thead>
               <tbody>
@@ -215,7 +215,7 @@ function LevelsPart({ path, version, pick, steps }: LevelsProps) {
                 ))}
               </tbody>
             </table>
-          </div>
+          </Wide>
           <p class="note" aria-live="polite">
             “oracle” is the whole history.{" "}
             In parentheses 95% intervals by resampled tasks{value.tasks < 6 && ", which need six tasks"}.{" "}

@@ -1,7 +1,9 @@
 // Texts of a run. They are data: shown as text, with marks for characters that cannot be seen or that turn the line.
-import type { ComponentChildren } from "preact";
+import type { ComponentChildren, RefObject } from "preact";
+import { useEffect, useRef } from "preact/hooks";
 import { diff } from "./diff";
 import type { Text } from "./documents";
+import { integer } from "./format";
 
 const HIDDEN =
   /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060\u2066-\u2069\ufeff\ufffe\uffff]/gu;
@@ -41,7 +43,7 @@ export function Block({ text, label, children }: BlockProps) {
       <div class="text" role="region" aria-label={label} tabIndex={0} dir="auto">
         {children ? children(shown) : shown ? <Marked text={shown} /> : <span class="none">empty</span>}
       </div>
-      {missing > 0 && <p class="note">{missing.toLocaleString("en")} more characters.</p>}
+      {missing > 0 && <p class="note">{integer(missing)} more characters.</p>}
     </>
   );
 }
@@ -81,4 +83,26 @@ export function Diff({ ours, theirs }: { ours: Text; theirs: Text }) {
       })}
     </div>
   );
+}
+
+/** A part that scrolls sideways, and shows at its edges that there is more. */
+export function Wide({ label, element, children }: { label: string; element?: RefObject<HTMLDivElement | null>; children: ComponentChildren }) {
+  const own = useRef<HTMLDivElement>(null);
+  const place = element ?? own;
+  useEffect(() => {
+    const part = place.current;
+    if (!part) return;
+    const look = () => {
+      part.classList.toggle("scrolled", part.scrollLeft > 1);
+      part.classList.toggle("more", part.scrollLeft + part.clientWidth < part.scrollWidth - 1);
+    };
+    const sizes = new ResizeObserver(look);
+    for (const one of [part, ...part.children]) sizes.observe(one);
+    part.addEventListener("scroll", look, { passive: true });
+    return () => {
+      sizes.disconnect();
+      part.removeEventListener("scroll", look);
+    };
+  }, []);
+  return <div class="table-scroll" role="region" aria-label={label} tabIndex={0} ref={place}>{children}</div>;
 }

@@ -3,7 +3,7 @@ import { Fragment } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 import { get, isFile, type Query, useDocument } from "./data";
 import type { Group, GroupRow, Hit, Overview, Rollout, Search, Task, Tasks, Trajectory } from "./documents";
-import { counted, number, percent, share } from "./format";
+import { counted, integer, number, percent, share } from "./format";
 import { change, type Changes, go, links, type Route } from "./route";
 import { Line, Marked } from "./texts";
 
@@ -110,10 +110,12 @@ export function TaskTree({ path, run, version, route }: Props) {
       return after;
     });
   const filtered = NAMES.some((name) => !["list", "sort", "descending"].includes(name) && filter[name] !== NO_FILTER[name]);
+  const Title = route.view === "tasks" ? "h1" : "h2";
   const clear = () => setFilter({ ...NO_FILTER, list: filter.list, sort: filter.sort, descending: filter.descending });
 
   return (
     <section class="tree" aria-label="Tasks">
+      <Title>Tasks</Title>
       <Filters filter={filter} setFilter={setFilter} overview={overview} />
       {filter.search && <Hits path={path} run={run} text={filter.search} version={version} />}
       <p class="note" role="status">
@@ -124,7 +126,7 @@ export function TaskTree({ path, run, version, route }: Props) {
       {flat ? <Rollouts {...{ run, route }} rollouts={pages.lists.flatMap((list) => list.trajectories ?? [])} /> : <Grid {...{ path, run, route, version, tasks, open, toggle }} />}
       {first && count < first.total && (
         <button type="button" class="more" onClick={more}>
-          Show {Math.min(PAGE, first.total - count)} more of {first.total.toLocaleString("en")}
+          Show {Math.min(PAGE, first.total - count)} more of {integer(first.total)}
         </button>
       )}
     </section>
