@@ -174,7 +174,7 @@ import hgpo_train.rollout.collection
 from hgpo_train.cli import main
 from hgpo_train.rollout.trajectory import Trajectory
 
-Trajectory.close_row = lambda *_: os._exit(0)  # at the end of the first step
+Trajectory.add_state = lambda *_: os._exit(0)  # at the end of the first step
 sys.argv = ["hgpo", "rollout", "--tasks", "1", "--group-size", "1", "--out", sys.argv[1]]
 main()
 """

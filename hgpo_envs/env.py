@@ -14,7 +14,7 @@ from gymnasium import spaces
 from hgpo_envs import hashing
 from hgpo_envs.episode import Episode, check_template, settings_for
 from hgpo_envs.errors import InputError, one_line, unknown
-from hgpo_envs.sources import SharedSource, Split, share
+from hgpo_envs.sources import SharedSource, Split
 from hgpo_envs.spaces import PROMPT_CHARACTERS, STATE_CHARACTERS, UnicodeText
 from hgpo_envs.task_sampling import TASK_SAMPLINGS, TaskSampler
 
@@ -77,7 +77,7 @@ def open_tasks(
     """
     if render_mode is not None and render_mode not in modes:
         raise InputError(unknown("render_mode", render_mode, modes))
-    shared = share(source)
+    shared = source if isinstance(source, SharedSource) else SharedSource(source)
     settings = settings_for(shared.source.name, **values)
     if sampling not in TASK_SAMPLINGS:
         raise InputError(unknown("sampling", sampling, TASK_SAMPLINGS))

@@ -207,21 +207,19 @@ def _joined(body: Iterable[nodes.Node]) -> ast.JoinedStr:
         match node:
             case nodes.Output():
                 parts += [
-                    ast.Constant(child.data) if isinstance(child, nodes.TemplateData) else _part(_expression(child))
+                    ast.Constant(child.data)
+                    if isinstance(child, nodes.TemplateData)
+                    else ast.FormattedValue(_expression(child), -1)
                     for child in node.nodes
                 ]
             case nodes.If():
                 choice: ast.expr = _joined(node.else_)
                 for condition in (*reversed(node.elif_), node):
                     choice = ast.IfExp(_expression(condition.test), _joined(condition.body), choice)
-                parts.append(_part(choice))
+                parts.append(ast.FormattedValue(choice, -1))
             case _:
                 raise NotImplementedError
     return ast.JoinedStr(parts)
-
-
-def _part(value: ast.expr) -> ast.FormattedValue:
-    return ast.FormattedValue(value, conversion=-1)
 
 
 def _expression(node: nodes.Node) -> ast.expr:

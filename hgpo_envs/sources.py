@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from hgpo_envs.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from hgpo_envs.engine import TaskSource
 
@@ -48,11 +48,6 @@ class SharedSource:
         if self.factory:
             return _reopen, (self.factory, self.arguments)
         return SharedSource, (self.source,)
-
-
-def share(source: TaskSource | SharedSource) -> SharedSource:
-    """Return the source as a `SharedSource`."""
-    return source if isinstance(source, SharedSource) else SharedSource(source)
 
 
 def open_shared(factory: str, **arguments: Any) -> SharedSource:
@@ -125,9 +120,6 @@ class Split(Sequence[str]):
 
     def __getitem__(self, index: Any) -> Any:  # noqa: ANN401 (an id, or several for a slice)
         return self._ids[index]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._ids)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Split:
         return self

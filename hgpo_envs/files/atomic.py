@@ -18,7 +18,7 @@ import secrets
 import shutil
 import socket
 from contextlib import contextmanager, suppress
-from typing import IO, TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Final, Self
 
 from filelock import lock_descriptor
 
@@ -72,7 +72,7 @@ class FolderLock:
             os.ftruncate(self._descriptor, 0)
             os.write(self._descriptor, json.dumps(note).encode())
         except BaseException:
-            self._close()
+            os.close(self._descriptor)
             raise
 
     def _take(self) -> None:
@@ -93,13 +93,10 @@ class FolderLock:
 
     def release(self) -> None:
         """Release the lock and empty its file. Further calls have no effect."""
-        with suppress(OSError):
-            os.ftruncate(self._descriptor, 0)
-        self._close()
-
-    def _close(self) -> None:
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
+            with suppress(OSError):
+                os.ftruncate(descriptor, 0)
             os.close(descriptor)
 
     def __enter__(self) -> Self:
@@ -154,7 +151,7 @@ def making_folder(path: Path) -> Iterator[None]:
     try:
         for folder in reversed(new):
             folder.mkdir(exist_ok=True)  # another process may have made it
-            sync_folder(folder.parent)
+            _sync(folder.parent)
         path.mkdir(exist_ok=True)  # an error if it is a file
         yield
     except BaseException:
@@ -197,18 +194,8 @@ def write_file(path: Path, data: bytes, *, scratch_in: Path | None = None) -> No
     Raises:
         OSError: If the disk is full or the folder cannot be written. An existing file at `path` is unchanged.
     """
-    with new_file(path, scratch_in=scratch_in) as file:
-        file.write(data)
-
-
-@contextmanager
-def new_file(path: Path, *, scratch_in: Path | None = None) -> Iterator[IO[bytes]]:
-    """Yield a binary file to write, which becomes `path` if the block ends without an error.
-
-    Args and errors are those of `write_file`.
-    """
-    with new_path(path, scratch_in=scratch_in) as content, content.open("wb") as file:
-        yield file
+    with new_path(path, scratch_in=scratch_in) as content:
+        content.write_bytes(data)
 
 
 @contextmanager
@@ -238,7 +225,7 @@ def new_folder(path: Path, *, replace: Callable[[Path], bool] | None = None) -> 
 def new_path(path: Path, *, scratch_in: Path | None = None) -> Iterator[Path]:
     """Yield a path at which to create a file or folder, which becomes `path` if the block ends without an error.
 
-    An existing `path` is replaced without a check. `new_file` and `new_folder` are safer.
+    An existing `path` is replaced without a check. For folders, `new_folder` is safer.
 
     Args:
         path: The file or folder.
@@ -248,12 +235,13 @@ def new_path(path: Path, *, scratch_in: Path | None = None) -> Iterator[Path]:
     with _scratch_folder(path, path.parent if scratch_in is None else scratch_in.absolute()) as scratch:
         content = scratch / _CONTENT
         yield content
-        _sync_tree(content)
+        for item in (content, *content.rglob("*")):
+            _sync(item)
         if content.is_dir() and path.is_dir():
             _replace_folder(scratch, path)
         else:
             content.replace(path)
-        sync_folder(path.parent)
+        _sync(path.parent)
 
 
 def remove_folder(path: Path) -> None:
@@ -267,7 +255,7 @@ def remove_folder(path: Path) -> None:
     path = path.absolute()
     with _scratch_folder(path, path.parent) as scratch:
         path.rename(scratch / _CONTENT)
-        sync_folder(path.parent)
+        _sync(path.parent)
 
 
 def append(descriptor: int, data: bytes) -> None:
@@ -304,23 +292,11 @@ def scratch_folders(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if is_scratch(path.name))
 
 
-def sync_folder(folder: Path) -> None:
-    """Flush a folder's list of names to disk. Has no effect on Windows, which cannot open folders."""
-    if os.name != "nt":
-        _sync(folder, os.O_RDONLY)
-
-
-def _sync_tree(path: Path) -> None:
-    if path.is_dir():
-        for inside in path.iterdir():
-            _sync_tree(inside)
-        sync_folder(path)
-    else:
-        _sync(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)  # Windows flushes only files open for writing
-
-
-def _sync(path: Path, flags: int) -> None:
-    descriptor = os.open(path, flags)
+def _sync(path: Path) -> None:
+    """Flush a file, or a folder's list of names, to disk."""
+    if os.name == "nt" and path.is_dir():  # Windows cannot open folders, and flushes only files open for writing
+        return
+    descriptor = os.open(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
@@ -342,7 +318,19 @@ def _scratch_folder(path: Path, parent: Path) -> Iterator[Path]:
     """Yield a locked scratch folder for `path` in the folder `parent`. It is removed after the block."""
     try:
         remove_abandoned(parent)
-        scratch, lock = _make_scratch(path, parent)
+        for _ in range(_TRIES):
+            scratch = parent / f".hgpo-{secrets.token_hex(8)}.tmp"
+            scratch.mkdir(mode=0o700)
+            try:
+                lock = FolderLock(scratch, f"writing {path.name}")
+            except BaseException as error:
+                shutil.rmtree(scratch, ignore_errors=True)
+                if not isinstance(error, FileNotFoundError | InputError):  # for example, no disk space for the lock
+                    raise
+            else:
+                break  # otherwise another process took it for abandoned before it was locked
+        else:
+            raise InputError(f"cannot lock a new folder in {parent}: does its file system support locks?")
         try:
             yield scratch
         finally:
@@ -353,25 +341,11 @@ def _scratch_folder(path: Path, parent: Path) -> Iterator[Path]:
         raise
 
 
-def _make_scratch(path: Path, parent: Path) -> tuple[Path, FolderLock]:
-    for _ in range(_TRIES):
-        scratch = parent / f".hgpo-{secrets.token_hex(8)}.tmp"
-        scratch.mkdir(mode=0o700)
-        try:
-            return scratch, FolderLock(scratch, f"writing {path.name}")
-        except (FileNotFoundError, InputError):  # another process took it for abandoned before it was locked
-            shutil.rmtree(scratch, ignore_errors=True)
-        except BaseException:  # for example, no disk space for the lock
-            shutil.rmtree(scratch, ignore_errors=True)
-            raise
-    raise InputError(f"cannot lock a new folder in {parent}: does its file system support locks?")
-
-
 def _replace_folder(scratch: Path, path: Path) -> None:
     """Rename an existing folder into the scratch folder, and the new one to its place."""
-    sync_folder(scratch.parent)  # after a power failure, the scratch folder must be there with the old version in it
+    _sync(scratch.parent)  # after a power failure, the scratch folder must be there with the old version in it
     path.rename(scratch / path.name)
-    sync_folder(scratch)
+    _sync(scratch)
     (scratch / _CONTENT).rename(path)  # if this fails, `_remove_scratch` restores the old version
 
 
@@ -382,7 +356,7 @@ def _remove_scratch(scratch: Path, lock: FolderLock) -> None:
             target = scratch.parent / previous.name
             if previous.name not in {LOCK, _CONTENT} and not target.exists():
                 previous.rename(target)
-                sync_folder(scratch.parent)
+                _sync(scratch.parent)
     finally:
         lock.release()  # Windows cannot remove an open file
     shutil.rmtree(scratch, ignore_errors=True)

@@ -24,7 +24,7 @@ from hgpo_datasets.partitions import map_partitions
 from hgpo_datasets.reader import step_files
 from hgpo_datasets.sources import run_at, run_of_file
 from hgpo_envs.errors import InputError, one_line
-from hgpo_envs.files.atomic import making_folder, new_file
+from hgpo_envs.files.atomic import making_folder, new_path
 from hgpo_envs.plugins import installed_version
 from hgpo_train.advantages.input_columns import row_keys
 from hgpo_train.advantages.registry import Estimator, compute_many
@@ -103,7 +103,8 @@ def write_advantages(
 def _opened(out: Path | str, storage_options: Mapping[str, Any]) -> Iterator[IO[bytes]]:
     """Open a file to write, which appears at its path or URL if the block ends without an error."""
     if "://" not in str(out):
-        with making_folder(Path(out).absolute().parent), new_file(Path(out)) as file:
+        path = Path(out).absolute()
+        with making_folder(path.parent), new_path(path) as content, content.open("wb") as file:
             yield file
         return
     with tempfile.NamedTemporaryFile() as copy:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NoReturn
 from hgpo_envs.engine import State
 from hgpo_envs.episode import Episode
 from hgpo_envs.errors import InputError
-from hgpo_train.policies.base import Failure, Reply, Request, attempt, is_bug
+from hgpo_train.policies.base import Failure, Reply, attempt, is_bug
 from hgpo_train.policies.validation import BadValueError, checked_count, checked_reply, checked_state, checked_task
 from hgpo_train.rollout.failures import FailureSummary, RolloutError, allowed_in_a_row, merged_reasons
 from hgpo_train.rollout.trajectory import Trajectory
@@ -24,7 +24,7 @@ from hgpo_train.rollout.trajectory import Trajectory
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hgpo_train.policies.base import Policy
+    from hgpo_train.policies.base import Policy, Request
     from hgpo_train.rollout.env_handle import EnvHandle
     from hgpo_train.rollout.groups import GroupScheduler, PlannedGroup
     from hgpo_train.rollout.run import ExecutionOptions, RolloutSpec
@@ -96,7 +96,6 @@ class _Seat:
     slot: int
     episode: Episode
     trajectory: Trajectory | None = None  # none while the slot is free
-    action: tuple[str, bool | None] | None = None  # the command under way, and whether the response was well formed
     asked_at: float = 0.0  # time of the last request to the policy
 
 
@@ -152,7 +151,18 @@ class Collector:
         try:
             while self._fill() and not should_stop():
                 self._stop_if_all_fail()
-                self._turn()
+                wait = 0 if self._asked else _WAIT_S
+                while arrivals := self._slots.collect(wait):
+                    for slot, outcome, seconds in arrivals:
+                        self._arrived(self._seats[slot], outcome, seconds)
+                    self._fill()
+                    wait = 0
+                replies = attempt("PolicyFailed", self._exchange)
+                if isinstance(replies, Failure):  # the policy raised: all open requests fail
+                    replies = [(request_id, replies) for request_id in self._asked]
+                for request_id, reply in replies:
+                    if seat := self._asked.pop(request_id, None):
+                        self._replied(seat, reply)
                 self.tally.seconds = perf_counter() - began
                 progress(self.tally)
         finally:
@@ -175,21 +185,6 @@ class Collector:
             self._slots.call(seat.slot, "start", group.task_id)
         return len(self._free) < len(self._seats)
 
-    def _turn(self) -> None:
-        """Process the results of environments, then the policy's replies."""
-        wait = 0 if self._asked else _WAIT_S
-        while arrivals := self._slots.collect(wait):
-            for slot, outcome, seconds in arrivals:
-                self._arrived(self._seats[slot], outcome, seconds)
-            self._fill()
-            wait = 0
-        replies = attempt("PolicyFailed", self._exchange)
-        if isinstance(replies, Failure):  # the policy raised: all open requests fail
-            replies = [(request_id, replies) for request_id in self._asked]
-        for request_id, reply in replies:
-            if seat := self._asked.pop(request_id, None):
-                self._replied(seat, reply)
-
     def _exchange(self) -> list[tuple[int, Reply | Failure]]:
         """Submit waiting requests. Return the policy's replies, and failures for requests over the time limit."""
         requests, self._requests = self._requests, []
@@ -210,7 +205,7 @@ class Collector:
     def _arrived(self, seat: _Seat, outcome: object, seconds: float) -> None:
         trajectory = seat.trajectory
         assert trajectory is not None
-        if isinstance(outcome, Failure) and self._failing_act_loses and seat.action is not None:
+        if isinstance(outcome, Failure) and self._failing_act_loses and trajectory.action is not None:
             outcome = State("", (), terminated=True, info={"lost": str(outcome)})
         failure = attempt("EnvironmentFailed", self._advance, seat, trajectory, outcome, seconds)
         if failure is not None or seat.episode.done:
@@ -221,9 +216,8 @@ class Collector:
         state = checked_state(outcome)
         if isinstance(state, Failure):
             return state
-        episode, action = seat.episode, seat.action
-        seat.action = None
-        if action is None:
+        episode = seat.episode
+        if trajectory.action is None:
             task = checked_task(self._source.task(trajectory.group.task_id))
             if isinstance(task, Failure):
                 return task
@@ -231,28 +225,11 @@ class Collector:
             if episode.done:
                 return Failure("EnvironmentFailed", "the task ended before its first step")
         else:
-            episode.observe(*action, state)
-            trajectory.close_row(seconds)
+            trajectory.add_state(state, seconds)
             self.tally.steps += 1
             self.tally.failing.clear()
         if not episode.done:
-            prompt = episode.prompt()
-            trajectory.open_row(prompt)
-            request = Request(
-                id=self._next_id,
-                prompt=prompt,
-                seed=trajectory.step_seed(),
-                slot=seat.slot,
-                step=len(trajectory.rows),
-                task=episode.task,
-                state=episode.state,
-                engine=self._slots.engines[seat.slot],
-                with_shorter_history=episode.prompt,
-                read_history=episode.history,
-                tools=episode.settings.tools,
-                system_prompt=episode.settings.system_prompt,
-                turns=trajectory.turns() if episode.settings.prompt_style == "chat" else (),
-            )
+            request = trajectory.request(self._next_id, seat.slot, self._slots.engines[seat.slot])
             self._next_id += 1
             seat.asked_at = perf_counter()
             self._asked[request.id] = seat
@@ -272,9 +249,7 @@ class Collector:
             self._end(seat, trajectory, failure)
 
     def _act(self, seat: _Seat, trajectory: Trajectory, reply: Reply) -> None:
-        command, well_formed = seat.episode.read(reply.response)
-        seat.action = command, well_formed
-        trajectory.add_reply(reply, command, perf_counter() - seat.asked_at, self._version)
+        command = trajectory.add_reply(reply, perf_counter() - seat.asked_at, self._version)
         prompt_tokens, tokens = reply.token_counts
         self.tally.prompt_tokens += prompt_tokens or 0
         self.tally.tokens += tokens or 0
@@ -303,7 +278,7 @@ class Collector:
             tally.aborted += 1
             tally.reasons[str(failure)] += 1
             tally.failing.append(trajectory.group.task_id)
-        seat.trajectory = seat.action = None
+        seat.trajectory = None
         self._free.append(seat)
         self._groups.finish(trajectory)
 

@@ -12,7 +12,7 @@ from hgpo_envs.env import TextEnv
 from hgpo_envs.environment_spec import environment_ids, environment_spec
 from hgpo_envs.episode import Settings, check_template, settings_for
 from hgpo_envs.errors import InputError
-from hgpo_envs.registration import resolve_id
+from hgpo_envs.registration import make_env, resolve_id
 from hgpo_envs.sources import SharedSource, Split, open_shared
 
 if TYPE_CHECKING:
@@ -66,15 +66,23 @@ def open_env(env_id: str, **options: Any) -> EnvHandle:
     if not isinstance(env_id, str):
         raise InputError(f"env: expected a Gymnasium id such as 'HGPO/ALFWorld-v0', received {env_id!r}")
     env_id = resolve_id(env_id)
+    env: object = None
     try:
-        env = gymnasium.make(env_id, **options).unwrapped
+        make: Any = make_env if env_id in environment_ids() else gymnasium.make
+        env = make(env_id, **options).unwrapped
     except gymnasium.error.Error as error:
         raise InputError(f"unknown environment {env_id!r} ({error}). Known: {', '.join(environment_ids())}") from error
     except TypeError:  # another package's environment, which lacks this package's arguments
-        return _open_foreign_env(env_id, options)
-    if not isinstance(env, TextEnv):
-        return _open_foreign_env(env_id, options)
-    return EnvHandle(env_id, env.shared, env.episode.settings, env.tasks)
+        pass
+    if isinstance(env, TextEnv):
+        return EnvHandle(env_id, env.shared, env.episode.settings, env.tasks)
+    # options of episodes are applied here, all others are passed to the other package's environment
+    own = {name: value for name, value in options.items() if name not in (*_EPISODE_OPTIONS, "split")}
+    shell = {name: options[name] for name in _EPISODE_OPTIONS if name in options}
+    shared = open_shared("hgpo_envs.gymnasium_source:GymnasiumSource", env_id=env_id, options=json.dumps(own))
+    handle = EnvHandle(env_id, shared, settings_for(env_id, **shell), Split(shared, options.get("split", "train")))
+    check_template(shared, handle.settings, handle.tasks[0])
+    return handle
 
 
 def evaluation_split(env_id: str) -> str:
@@ -94,13 +102,3 @@ _EPISODE_OPTIONS: Final = (
     *("history_length", "history_depth", "action_format", "max_steps"),
     *("prompt_template", "prompt_style", "system_prompt"),
 )
-
-
-def _open_foreign_env(env_id: str, options: Mapping[str, Any]) -> EnvHandle:
-    """Open an environment of another package. Options of episodes are applied here, all others are passed to it."""
-    own = {name: value for name, value in options.items() if name not in (*_EPISODE_OPTIONS, "split")}
-    shell = {name: options[name] for name in _EPISODE_OPTIONS if name in options}
-    shared = open_shared("hgpo_envs.gymnasium_source:GymnasiumSource", env_id=env_id, options=json.dumps(own))
-    handle = EnvHandle(env_id, shared, settings_for(env_id, **shell), Split(shared, options.get("split", "train")))
-    check_template(shared, handle.settings, handle.tasks[0])
-    return handle

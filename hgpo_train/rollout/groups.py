@@ -144,7 +144,13 @@ class GroupScheduler:
 
     def begin(self) -> tuple[PlannedGroup, Sequence[int]] | None:
         """Start the next group. Return it with the members to play, or None if no group may begin now."""
-        while (wanted := self._may_begin()) or self._must_retry():
+        dynamic, most = self._spec.max_groups is not None, self._spec.max_groups or self._spec.tasks
+        while self.begun < most:
+            wanted = not dynamic or self.informative + len(self._active) < self._spec.tasks
+            # An earlier run may have played more groups than this one needs, because failures hid that groups were
+            # informative. While groups are active, it is unknown whether the next one is wanted.
+            if not wanted and (self._active or not self._to_retry[self._iteration]):
+                break
             group = next(self._plan)
             self.begun += 1
             self._iteration = group.iteration
@@ -188,18 +194,3 @@ class GroupScheduler:
         self._new, self._again, self._finished, self._characters = [], [], 0, 0
         if new or again:
             self._commit(new, again)
-
-    def _may_begin(self) -> bool:
-        wanted, most = self._spec.tasks, self._spec.max_groups
-        if most is None:
-            return self.begun < wanted
-        return self.begun < most and self.informative + len(self._active) < wanted
-
-    def _must_retry(self) -> bool:
-        """Return whether to continue the plan only to retry failed rollouts, although no further group is wanted.
-
-        An earlier run may have played more groups than this one needs, because failures hid that groups were
-        informative. While groups are active, it is unknown whether the next one is wanted.
-        """
-        most = self._spec.max_groups or self._spec.tasks
-        return not self._active and self._to_retry[self._iteration] > 0 and self.begun < most

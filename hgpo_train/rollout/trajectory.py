@@ -6,12 +6,13 @@ import json
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from hgpo_envs.hashing import text_hash
-from hgpo_train.policies.base import Failure
+from hgpo_train.policies.base import Failure, Request
 from hgpo_train.policies.conversation import Turn
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from hgpo_envs.engine import Engine, State
     from hgpo_envs.episode import Episode
     from hgpo_train.policies.base import Reply
     from hgpo_train.rollout.groups import PlannedGroup
@@ -72,7 +73,7 @@ def columns_of(rows: Sequence[Row]) -> dict[str, Sequence[Any]]:
 
 
 class Trajectory:
-    """A member of a group that is played in one slot. A step is `open_row`, `add_reply` and `close_row`.
+    """A member of a group that is played in one slot. A step is `request`, `add_reply` and `add_state`.
 
     Args:
         group: The group.
@@ -85,6 +86,7 @@ class Trajectory:
         rows: One row per finished step.
         characters: Number of characters in the prompts and responses of these rows.
         aborted: Whether the rollout failed.
+        action: The command that the environment executes, and whether the response was well formed; None between steps.
     """
 
     def __init__(self, group: PlannedGroup, member: int, seed: int, episode: Episode, *, clocked: bool) -> None:
@@ -92,41 +94,48 @@ class Trajectory:
         self.rows: list[Row] = []
         self.characters = 0
         self.aborted = False
+        self.action: tuple[str, bool | None] | None = None
         self._identity = (group.iteration, group.task_id, group.group, group.trajectory(member))
         self._task: tuple[str | None, ...] = (None, None, None, None)
         self._shown: tuple[str, str | None, Sequence[str] | None] | None = None
         self._state_hash: int | None = None
         self._replied: tuple[Any, ...] = _NO_REPLY
 
-    def step_seed(self) -> int:
-        """Return the seed of the next step."""
-        return text_hash(f"{self.seed}/{len(self.rows)}") % (1 << 63)
-
-    def turns(self) -> list[Turn]:
-        """Return the finished steps as turns of a conversation."""
-        return [
-            Turn(
-                row.prompt or "",
-                row.response or "",
-                None if row.cut_pairs or row.cut_tokens else row.prompt_token_ids,
-                row.response_token_ids,
-            )
-            for row in self.rows
-        ]
-
-    def open_row(self, prompt: str) -> None:
-        """Begin the row of a step with its state and prompt, when the policy receives the request."""
-        episode = self.episode
-        if not self.rows:
+    def request(self, number: int = 0, slot: int = 0, engine: Engine | None = None) -> Request:
+        """Begin the row of a step with its state and prompt. Return the request to the policy, with this number."""
+        episode, settings, step = self.episode, self.episode.settings, len(self.rows)
+        prompt = episode.prompt()
+        if not step:
             task = episode.task
             versions = json.dumps(dict(task.versions), sort_keys=True, ensure_ascii=False)
             self._task = (task.instruction, task.task_type, task.split, versions)
         self._shown = (episode.state.text, prompt, tuple(episode.state.actions))
         self._state_hash = self._key_hash()
+        turns: list[Turn] = []
+        if settings.prompt_style == "chat":
+            for row in self.rows:
+                tokens = None if row.cut_pairs or row.cut_tokens else row.prompt_token_ids
+                turns.append(Turn(row.prompt or "", row.response or "", tokens, row.response_token_ids))
+        return Request(
+            id=number,
+            prompt=prompt,
+            seed=text_hash(f"{self.seed}/{step}") % (1 << 63),
+            slot=slot,
+            step=step,
+            task=episode.task,
+            state=episode.state,
+            engine=engine,
+            with_shorter_history=episode.prompt,
+            read_history=episode.history,
+            tools=settings.tools,
+            system_prompt=settings.system_prompt,
+            turns=turns,
+        )
 
-    def add_reply(self, reply: Reply, command: str, seconds: float, version: int) -> None:
-        """Add the policy's reply and the command that was parsed from it to the open row."""
+    def add_reply(self, reply: Reply, seconds: float, version: int) -> str:
+        """Add the policy's reply to the row. Return the command that is parsed from it."""
         assert self._shown is not None
+        command, _ = self.action = self.episode.read(reply.response)
         if reply.prompt is not None:
             state, _, actions = self._shown
             self._shown = (state, reply.prompt, actions)
@@ -136,13 +145,17 @@ class Trajectory:
             *(reply.finish_reason, reply.cut_pairs, reply.cut_tokens),
             seconds if self._clocked else None,
         )
+        return command
 
-    def close_row(self, seconds: float) -> None:
-        """Finish the row after the episode has taken the step.
+    def add_state(self, state: State, seconds: float) -> None:
+        """Finish the row with the state that followed the command, in the episode too.
 
         ``lost`` in the state's info says that the action ended the world: the rollout is lost, not aborted.
         """
-        episode, state = self.episode, self.episode.state
+        assert self.action is not None
+        episode = self.episode
+        episode.observe(*self.action, state)
+        self.action = None
         lost = state.info.get("lost")
         self._add(
             *(episode.action_valid, state.valid, episode.terminated, episode.truncated),
@@ -176,7 +189,8 @@ class Trajectory:
 
     def _key_hash(self) -> int | None:
         """Return the hash of the state's key; None if texts are compared, whose hashes the writer computes."""
-        return None if self.episode.state_key is None else self.episode.state_hash
+        key = self.episode.state_key
+        return None if key is None else text_hash(key)
 
 
 _NO_REPLY: Final = (0, *(None,) * 9)

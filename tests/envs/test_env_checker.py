@@ -9,7 +9,7 @@ from command import invoke
 from hgpo_envs.engine import State, Task
 from hgpo_envs.env_checker import check_environment
 from hgpo_envs.episode import Settings, settings_for
-from hgpo_envs.sources import share
+from hgpo_envs.sources import SharedSource
 
 
 class Corridor:
@@ -130,7 +130,7 @@ class Source:
 
 def findings(engine):
     settings: Settings = settings_for("Corridor", max_steps=12)
-    source = share(Source(engine))
+    source = SharedSource(Source(engine))
     return {found.check: found for found in check_environment(source, settings, source.source.ids("train"))}
 
 

@@ -13,7 +13,6 @@ from hgpo_envs.files.atomic import (
     FolderLock,
     make_folder,
     making_folder,
-    new_file,
     new_folder,
     new_path,
     remove_abandoned,
@@ -51,8 +50,8 @@ def test_a_failed_block_leaves_the_target_unchanged(tmp_path):
     write_file(tmp_path / "file", b"old")
     (tmp_path / "folder").mkdir()
     before = tree(tmp_path)
-    with pytest.raises(ZeroDivisionError), new_file(tmp_path / "file") as file:
-        file.write(b"%d" % (1 // 0))
+    with pytest.raises(ZeroDivisionError), new_path(tmp_path / "file") as content:
+        content.write_bytes(b"%d" % (1 // 0))
     with pytest.raises(ZeroDivisionError), new_folder(tmp_path / "folder") as made:
         (made / "inside").write_bytes(b"%d" % (1 // (len(made.name) * 0)))
     assert tree(tmp_path) == before
@@ -184,7 +183,7 @@ def test_a_lock_names_its_process_and_ends_with_it(tmp_path):
 def test_a_failed_block_removes_the_folders_created_for_it(tmp_path, path):
     (tmp_path / "there" / "mine").mkdir(parents=True)
     before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(KeyboardInterrupt), making_folder(tmp_path / path), new_file(tmp_path / path / "file"):
+    with pytest.raises(KeyboardInterrupt), making_folder(tmp_path / path), new_path(tmp_path / path / "file"):
         raise KeyboardInterrupt
     with pytest.raises(ValueError, match="wrong"), new_folder(tmp_path / path / "made"):
         raise ValueError("wrong")

@@ -16,7 +16,7 @@ from hgpo_datasets import StepWriter, scan_steps, verify
 from hgpo_envs.engine import State, Task
 from hgpo_envs.episode import settings_for
 from hgpo_envs.errors import InputError
-from hgpo_envs.sources import Split, share
+from hgpo_envs.sources import SharedSource, Split
 from hgpo_train.policies.base import BatchPolicy, Failure, Reply
 from hgpo_train.policies.scripted import RandomPolicy
 from hgpo_train.policies.validation import checked_reply, checked_state, checked_task
@@ -95,7 +95,7 @@ class WildSource(DoorsSource):
 
 
 def handle(source) -> EnvHandle:
-    shared = share(source)
+    shared = SharedSource(source)
     episodes = settings_for("Doors", action_format="response", max_steps=9)
     return EnvHandle("Wild-v0", shared, episodes, Split(shared, "train"))
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hgpo_envs.engine import State, Task
-from hgpo_envs.sources import share
+from hgpo_envs.sources import SharedSource
 from hgpo_train.policies.base import Failure
 from hgpo_train.rollout.env_handle import EnvHandle
 from hgpo_train.rollout.slots import SlotResult, ThreadSlots
@@ -107,7 +107,7 @@ def test_rollouts_play_at_most_as_many_as_the_source_allows(asked: int, tmp_path
     from hgpo_train.rollout import collect
 
     source = WaitingSource()
-    shared = share(source)
+    shared = SharedSource(source)
     handle = EnvHandle("Waiting-v0", shared, settings_for("Waiting", max_steps=2), Split(shared, "train"))
     run = collect(handle, lambda _: "look", tmp_path / "run", tasks=2, group_size=4, slots=asked, progress=False)
     assert run.summary["rollouts"] == 8

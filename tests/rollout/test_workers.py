@@ -16,7 +16,7 @@ from doors import DoorsSource
 
 from hgpo_datasets import scan_steps, verify
 from hgpo_envs.errors import InputError
-from hgpo_envs.sources import share
+from hgpo_envs.sources import SharedSource
 from hgpo_train.policies.base import Failure
 from hgpo_train.rollout import workers
 from hgpo_train.rollout.env_handle import open_env
@@ -109,7 +109,7 @@ def test_closing_is_bounded_with_stopped_and_hanging_workers(slots):
     for process in processes:
         process.join(30)
         assert process.exitcode == -signal.SIGKILL
-    slots.__init__(share(DoorsSource()), 1)  # the fixture closes it once more
+    slots.__init__(SharedSource(DoorsSource()), 1)  # the fixture closes it once more
 
 
 OUTLIVED = """
@@ -171,7 +171,7 @@ def test_a_source_that_cannot_be_pickled_is_refused_before_the_run():
     source = DoorsSource()
     source.lock = threading.Lock()
     with pytest.raises(InputError, match=r"cannot be sent to worker processes .*; remove --workers"):
-        WorkerSlots(share(source), 1)
+        WorkerSlots(SharedSource(source), 1)
 
 
 @pytest.mark.parametrize("env_id", SHIPPED)

@@ -19,7 +19,7 @@ import os
 import struct
 import zlib
 from contextlib import contextmanager
-from typing import IO, TYPE_CHECKING, Annotated, Any, Final, TypeVar
+from typing import IO, TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
 import numpy as np
@@ -28,7 +28,7 @@ import orjson
 from hgpo_envs.alfworld.engine.game import LONGEST_FILE, TEXTS, checked, compile_game
 from hgpo_envs.alfworld.engine.grammar import join_task, split_task
 from hgpo_envs.errors import InputError, one_line
-from hgpo_envs.files.atomic import new_file
+from hgpo_envs.files.atomic import new_path
 from hgpo_envs.files.untrusted_files import decompress, open_regular, writing
 
 if TYPE_CHECKING:
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     PackedGame = tuple[str, Mapping[str, Any], Mapping[str, Any] | None]
     """Task id, JSON object of the game file, JSON object of its `traj_data.json` or None."""
 
-T = TypeVar("T")
 
 MAGIC: Final = b"HGPOALFW"
 VERSION: Final = 1
@@ -93,7 +92,7 @@ class PackStore:
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         count, texts, index = self._open()
         with self._sound():
-            self._texts = _decoded(texts, _Texts, LONGEST_TEXTS)
+            self._texts = msgspec.json.decode(decompress(texts, LONGEST_TEXTS), type=_Texts)
             self._dictionary = self._texts.dictionary.encode()
             self._entries, self._numbers = _index(index, count)
 
@@ -123,11 +122,12 @@ class PackStore:
 
     @contextmanager
     def _sound(self, what: str = "") -> Iterator[None]:
-        """Add the pack's path and the damaged part to InputErrors of the block."""
+        """Convert errors of the block, and add the pack's path and the damaged part."""
         try:
             yield
-        except InputError as error:
-            raise InputError(f"{self.path} is not a valid pack: {what}{error}; copy or build it again") from None
+        except (InputError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            reason = error if isinstance(error, InputError) else f"its JSON is not that of a pack ({one_line(error)})"
+            raise InputError(f"{self.path} is not a valid pack: {what}{reason}; copy or build it again") from None
 
     def __reduce__(self) -> tuple[type[PackStore], tuple[Path]]:
         return PackStore, (self.path,)
@@ -156,7 +156,7 @@ class PackStore:
         if zlib.crc32(packed) != check:
             raise InputError(f"{self.path}: {task_id} is damaged (it fails its checksum); copy or build the pack again")
         with self._sound(f"{task_id}: "):
-            return _decoded(packed, _Entry, LONGEST_FILE, self._dictionary)
+            return msgspec.json.decode(decompress(packed, LONGEST_FILE, self._dictionary), type=_Entry)
 
     def verify(self) -> None:
         """Read every game. Raises InputError for the first that is damaged."""
@@ -183,7 +183,7 @@ def write_pack(path: Path, games: Iterable[PackedGame]) -> int:
             exists and is not a pack, or the disk is full.
     """
     check_replaceable(path)
-    with writing(path), new_file(path) as file:
+    with writing(path), new_path(path) as content, content.open("wb") as file:
         return _write(file, games)
 
 
@@ -194,14 +194,6 @@ def check_replaceable(path: Path) -> None:
     with open_regular(path, "pack to replace") as file:
         if file.read(len(MAGIC)) != MAGIC:
             raise InputError(f"{path} already exists and is not a pack; choose another name, or remove it first")
-
-
-def _decoded(packed: bytes, form: type[T], limit: int, dictionary: bytes = b"") -> T:
-    """Decompress JSON and check its form. The message of an InputError does not name the file."""
-    try:
-        return msgspec.json.decode(decompress(packed, limit, dictionary), type=form)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InputError(f"its JSON is not that of a pack ({one_line(error)})") from None
 
 
 def _index(index: bytes, count: int) -> tuple[NDArray[np.void], dict[str, int]]:

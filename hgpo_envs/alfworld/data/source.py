@@ -40,7 +40,15 @@ class ALFWorldSource:
     def __init__(self, data: str | Path | None = None, *, grammar: str | None = None, keep: int = 256) -> None:
         if grammar is not None and grammar not in GRAMMARS:
             raise InputError(unknown("grammar", grammar, GRAMMARS))
-        self.store = open_store(data)
+        bundled = resources.files("hgpo_envs.alfworld") / "bundled" / BUNDLED
+        path = Path(str(bundled)) if data is None else Path(data).expanduser()
+        if not path.exists():
+            raise InputError(
+                "the bundled ALFWorld games are not installed; name a folder of official games or a pack"
+                if data is None
+                else f"no ALFWorld data at {path}: expected a folder of official games or a pack file"
+            )
+        self.store: GameStore = FolderStore(path) if path.is_dir() else PackStore(path)
         self._arguments = (data, grammar, keep)
         self._grammar = grammar
         self.game: Callable[[str], Game] = lru_cache(keep)(lambda task_id: compile_game(self.read(task_id), task_id))
@@ -86,25 +94,3 @@ class ALFWorldSource:
     def engine(self) -> ALFWorldEngine:
         """Return a new engine over these games."""
         return ALFWorldEngine(self.game)
-
-
-def open_store(data: str | Path | None) -> GameStore:
-    """Open the data of an `ALFWorldSource`.
-
-    Args:
-        data: See `ALFWorldSource`.
-
-    Raises:
-        InputError: There is no such data, or it cannot be read.
-    """
-    if data is None:
-        path = Path(str(resources.files("hgpo_envs.alfworld") / "bundled" / BUNDLED))
-        if not path.exists():
-            raise InputError("the bundled ALFWorld games are not installed; name a folder of official games or a pack")
-    else:
-        path = Path(data).expanduser()
-    if path.is_dir():
-        return FolderStore(path)
-    if not path.exists():
-        raise InputError(f"no ALFWorld data at {path}: expected a folder of official games or a pack file")
-    return PackStore(path)

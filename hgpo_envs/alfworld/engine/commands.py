@@ -97,16 +97,11 @@ class Commands:
             first.append(text("examine", held))
         if held in self._knives:
             rest += [text("slice", o, held) for o in self._sliceable if game_state.location in game_state.spots[o]]
-        return (*_unique(first), *self._going(game_state.location), *_unique(heat), *self._last, *_unique(rest))
-
-    def _going(self, location: int) -> tuple[str, ...]:
-        going = self._elsewhere.get(location)
-        if going is None:
-            rest = self._anywhere.copy()
-            for r in self._game.receptacles_at[location]:
-                rest.remove(self._go[r])
-            going = self._elsewhere[location] = tuple(rest)
-        return going
+        go = self._elsewhere.get(game_state.location)
+        if go is None:
+            here = {self._go[r] for r in game.receptacles_at[game_state.location]}
+            go = self._elsewhere[game_state.location] = tuple(text for text in self._anywhere if text not in here)
+        return (*_unique(first), *go, *_unique(heat), *self._last, *_unique(rest))
 
     def _text(self, verb: str, first: int = NOTHING, second: int = NOTHING) -> str:
         meaning = (verb, first, second)

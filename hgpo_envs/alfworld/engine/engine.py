@@ -53,7 +53,8 @@ class ALFWorldEngine:
     def play(self, game: Game) -> State:
         """Start a compiled game."""
         self.game, self.game_state = game, game.start.copy()
-        self._commands, self._deciding = commands_of(game), rules.deciding(game)
+        self._commands = commands_of(game)
+        self._deciding = rules.DECIDES_LIGHT if game.goal.lamp_type else rules.DECIDES_PLACE
         won = rules.won(game, self.game_state)
         return self._show(
             observations.welcome(game), self._commands.offered(self.game_state), valid=True, won=won, ended=False

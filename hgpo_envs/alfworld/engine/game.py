@@ -166,9 +166,13 @@ def compile_problem(problem: str, grammar: Grammar, task: str, walkthrough: Iter
     object_index = {name: index for index, name in enumerate(entities["object"])}
     receptacle_index = {name: index for index, name in enumerate(entities["receptacle"])}
     location_index = {name: index for index, name in enumerate(entities["location"])}
-    places = _places(facts, entities["receptacle"], location_index)
-    object_types = _types(facts["objecttype"], entities["object"])
-    receptacle_types = _types(facts["receptacletype"], entities["receptacle"])
+    receptacles = entities["receptacle"]
+    located = _values(facts["receptacleatlocation"], receptacles, "locations")
+    places = tuple(location_index[location] if location else NOTHING for location in located)
+    kinds = _values(facts["objecttype"], entities["object"], "types")
+    object_types = tuple(sys.intern(kind.removesuffix("type")) for kind in kinds)
+    kinds = _values(facts["receptacletype"], receptacles, "types")
+    receptacle_types = tuple(sys.intern(kind.removesuffix("type")) for kind in kinds)
     held_types = defaultdict(set)
     for receptacle_type, object_type in facts["cancontain"]:
         held_types[receptacle_type.removesuffix("type")].add(object_type.removesuffix("type"))
@@ -269,20 +273,13 @@ def _entities(objects: str, facts: Facts) -> dict[str, tuple[str, ...]]:
     return {kind: tuple(n for n in mentioned if kinds[n] == kind) for kind in ("object", "receptacle", "location")}
 
 
-def _places(facts: Facts, receptacles: tuple[str, ...], locations: Mapping[str, int]) -> tuple[int, ...]:
-    places: dict[str, str] = {}
-    for receptacle, location in facts["receptacleatlocation"]:
-        if places.setdefault(receptacle, location) != location:
-            raise InputError(f"receptacle {receptacle} has two locations, which the engine does not support")
-    return tuple(locations[places[name]] if name in places else NOTHING for name in receptacles)
-
-
-def _types(rows: list[tuple[str, ...]], names: tuple[str, ...]) -> tuple[str, ...]:
-    types: dict[str, str] = {}
-    for name, kind in rows:
-        if types.setdefault(name, kind) != kind:
-            raise InputError(f"{name} has two types, which the engine does not support")
-    return tuple(sys.intern(types.get(name, "").removesuffix("type")) for name in names)
+def _values(rows: list[tuple[str, ...]], names: tuple[str, ...], noun: str) -> list[str]:
+    """Return the value that facts of a name and a value have for each name; empty if there is none."""
+    values: dict[str, str] = {}
+    for name, value in rows:
+        if values.setdefault(name, value) != value:
+            raise InputError(f"{name} has two {noun}, which the engine does not support")
+    return [values.get(name, "") for name in names]
 
 
 _ABILITY_FACTS: Final = {

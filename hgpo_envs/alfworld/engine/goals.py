@@ -43,18 +43,13 @@ class Goal:
     count: int = 1
 
 
+_WORD: Final = re.compile(r"[()]|[^\s()]+")
+
+
 def _shape(text: str) -> re.Pattern[str]:
     """Compile a goal with placeholders for types: <object>, <receptacle>, <lamp>, and <object'> for a repetition."""
-    words = [_hole(word[1:-1]) if word.startswith("<") else re.escape(word) for word in _words(text)]
-    return re.compile(" ".join(words))
-
-
-def _hole(name: str) -> str:
-    return f"(?P={name[:-1]})type" if name.endswith("'") else rf"(?P<{name}>\w+)type"
-
-
-def _words(text: str) -> list[str]:
-    return re.findall(r"[()]|[^\s()]+", text.lower())
+    pattern = re.sub(r"<(\w+)'>", r"(?P=\1)type", re.escape(" ".join(_WORD.findall(text.lower()))))
+    return re.compile(re.sub(r"<(\w+)>", r"(?P<\1>\\w+)type", pattern))
 
 
 def _placed(conditions: str) -> str:
@@ -104,15 +99,15 @@ def parse_goal(text: str) -> Goal:
     Raises:
         InputError: If the goal has none of the six forms.
     """
-    plain = " ".join(_words(text))
+    plain = " ".join(_WORD.findall(text.lower()))
     for shape, goal in _GOALS:
         match = shape.match(plain)
         if match:
-            found = match.groupdict("")
+            types = match.groupdict("")
             return replace(
                 goal,
-                object_type=found["object"],
-                receptacle_type=found.get("receptacle", ""),
-                lamp_type=found.get("lamp", ""),
+                object_type=types["object"],
+                receptacle_type=types.get("receptacle", ""),
+                lamp_type=types.get("lamp", ""),
             )
     raise InputError(f"expected a goal of one of ALFWorld's six task types, received (:goal {plain[:200]}")

