@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from hgpo_train.cli import common  # typer reads the annotations
 from hgpo_train.cli.command_types import RedactedApp
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
 
 app = RedactedApp(name="check", no_args_is_help=True)
 
@@ -34,14 +38,11 @@ def check_env(
 
     The exit code is 1 if a check fails.
     """
-    from dataclasses import asdict
-
     import gymnasium
 
     from hgpo_envs.env_checker import check_environment
     from hgpo_envs.environment_spec import environment_ids
     from hgpo_envs.errors import InputError
-    from hgpo_train.cli.display import print_json
     from hgpo_train.rollout.env_handle import open_env
 
     if episodes < 1:
@@ -50,15 +51,7 @@ def check_env(
     handle = open_env(env, **options)
     adapter = gymnasium.make(handle.env_id, **options).unwrapped if handle.env_id in environment_ids() else None
     checks = check_environment(handle.shared, handle.settings, handle.tasks, episodes=episodes, seed=seed, env=adapter)
-    findings = []
-    for finding in checks:
-        findings.append(finding)
-        if not as_json:
-            typer.echo(f"{_MARKS[finding.verdict]} {finding.check:<19} {finding.message}")
-    if as_json:
-        print_json([asdict(finding) for finding in findings])
-    if any(finding.verdict == "fail" for finding in findings):
-        raise typer.Exit(1)
+    _report(checks, lambda finding: f"{_MARKS[finding.verdict]} {finding.check:<19} {finding.message}", as_json=as_json)
 
 
 @app.command("gpu")
@@ -71,19 +64,23 @@ def check_gpu(
 
     It takes about a minute and downloads nothing. The exit code is 1 if a check fails.
     """
-    from dataclasses import asdict
-
     from hgpo_envs.unicode_text import clean_text
-    from hgpo_train.cli.display import print_json
     from hgpo_train.training import gpu_check
     from hgpo_train.training.config import Config, load_config
 
     settings = load_config(config, overrides or (), Config) if config or overrides else None
+    _report(gpu_check.check_gpu(settings), lambda finding: clean_text(finding.line()), as_json=as_json)
+
+
+def _report(checks: Iterable[Any], describe: Callable[[Any], str], *, as_json: bool) -> None:
+    """Print findings as they come, or all of them as JSON. Exit with 1 if a check fails."""
+    from hgpo_train.cli.display import print_json
+
     findings = []
-    for finding in gpu_check.check_gpu(settings):
+    for finding in checks:
         findings.append(finding)
         if not as_json:
-            typer.echo(clean_text(finding.line()))
+            typer.echo(describe(finding))
     if as_json:
         print_json([asdict(finding) for finding in findings])
     if any(finding.verdict == "fail" for finding in findings):

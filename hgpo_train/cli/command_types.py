@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import dataclass
 from inspect import getdoc
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar, get_args, get_origin
+from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar, get_args
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -34,12 +35,12 @@ KNOWN: Final = {
 """Commands of the project's own distributions, with the folder in a checkout."""
 
 
+@dataclass
 class PlainValue:
     """Converts an option's text to a plain type, as Typer does with Pydantic, whose import takes 80 ms of CPU time."""
 
-    def __init__(self, annotation: Any, *, is_folder: bool) -> None:  # noqa: ANN401 (a type, or a list of one)
-        self._convert: Any = get_args(annotation)[0] if get_origin(annotation) is list else annotation
-        self._is_folder = is_folder
+    type: Any
+    is_folder: bool
 
     def coerce(self, value: Any, param: Any, ctx: Any) -> Any:  # noqa: ANN401 (Typer's interface)
         """Return the value; None or an empty list if there is none."""
@@ -48,11 +49,11 @@ class PlainValue:
         if value is None:
             return [] if param.multiple or param.nargs == -1 else None
         try:
-            converted = self._convert(value)
+            converted = self.type(value)
         except ValueError:
-            noun = {int: "an integer", float: "a number"}.get(self._convert, "another value")
+            noun = {int: "an integer", float: "a number"}.get(self.type, "another value")
             raise typer.BadParameter(f"expected {noun}, received {value!r}", ctx=ctx, param=param) from None
-        if self._is_folder and os.path.isfile(converted):  # noqa: PTH113 - False for a path that is too long
+        if self.is_folder and os.path.isfile(converted):  # noqa: PTH113 - False for a path that is too long
             raise typer.BadParameter(f"expected a folder, received the file {value}", ctx=ctx, param=param)
         return converted
 
@@ -66,8 +67,9 @@ class PlainOptions:
         for param in params:
             descriptor = getattr(param, "type_descriptor", None)
             if descriptor is not None and descriptor.annotation in (bool, str, int, float, Path, list[str], list[Path]):
+                plain = next(iter(get_args(descriptor.annotation)), descriptor.annotation)  # of a list, of its items
                 is_folder = not getattr(descriptor.parameter_info, "file_okay", True)
-                param._runtime_param = PlainValue(descriptor.annotation, is_folder=is_folder)  # noqa: SLF001
+                param._runtime_param = PlainValue(plain, is_folder)  # noqa: SLF001
         return params
 
 
@@ -112,7 +114,7 @@ def plugin_names(group: tuple[str, ...]) -> list[str]:
     """Return the last words of the commands of other distributions in a group, such as ``("data", "synth")``."""
     from importlib.metadata import entry_points  # slow to import
 
-    words = {*(name for name in KNOWN), *entry_points(group=ENTRY_POINTS).names}
+    words = {*KNOWN, *entry_points(group=ENTRY_POINTS).names}
     return sorted(name.rpartition(".")[2] for name in words if tuple(name.split(".")[:-1]) == group)
 
 
@@ -188,16 +190,12 @@ class CommandGroup(PlainOptions, TyperGroup):
             sys.exit(1)
         except TyperException as error:
             if type(error).__name__ != "NoArgsIsHelpError":  # the help is printed already
-                print(f"error: {_usage_line(error)}", file=sys.stderr)
+                message = " ".join(error.format_message().split()).rstrip(".").replace("'. Did", "'; did").rstrip("?")
+                context = getattr(error, "ctx", None)
+                hint = "" if context is None else f"; see {context.command_path} --help"
+                print(f"error: {message}{hint}", file=sys.stderr)
             sys.exit(getattr(error, "exit_code", 2))
         sys.exit(code if isinstance(code, int) else 0)
-
-
-def _usage_line(error: Any) -> str:  # noqa: ANN401 (an exception of Typer's private modules)
-    """Return the message of a wrong argument as one line, with the command whose help lists the right ones."""
-    line = " ".join(error.format_message().split()).rstrip(".").replace("'. Did", "'; did").rstrip("?")
-    context = getattr(error, "ctx", None)
-    return line if context is None else f"{line}; see {context.command_path} --help"
 
 
 class DefaultRunGroup(CommandGroup):

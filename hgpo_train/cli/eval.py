@@ -14,7 +14,7 @@ from hgpo_train.rollout.failures import MAX_FAILED
 if TYPE_CHECKING:
     import polars as pl
 
-    from hgpo_train.evaluation import Comparison, EvaluationReport
+    from hgpo_train.evaluation import EvaluationReport
     from hgpo_train.evaluation.report import MeasureSummary
     from hgpo_train.rollout.collection import CollectedRun
 
@@ -98,6 +98,7 @@ def _report(run: CollectedRun, against: Path | None, other: pl.DataFrame | None,
     """Print the results of an evaluation, and its comparison with the episodes of another one, if there is one."""
     from dataclasses import asdict
 
+    from hgpo_envs.wording import counted
     from hgpo_train.cli.display import print_json
     from hgpo_train.evaluation import compare, episode_table, evaluation_reports
     from hgpo_train.evaluation.summary import NAME as SUMMARY
@@ -117,7 +118,14 @@ def _report(run: CollectedRun, against: Path | None, other: pl.DataFrame | None,
         _print_reports(reports)
         typer.echo(f"success of all tasks: {reports[0].success.describe()}")
     for comparison in comparisons:
-        typer.echo(_sentence(comparison, against))
+        difference, low, high = (
+            round(value, 3) + 0.0 for value in (comparison.difference, comparison.low, comparison.high)
+        )
+        typer.echo(
+            f"{comparison.measure} against {against}: {difference:+.3f} (95% {low:+.3f} … {high:+.3f}) over "
+            f"{counted(comparison.tasks, 'task')}, better on {comparison.better}, worse on {comparison.worse}; paired "
+            f"permutation test p = {comparison.p:.4f}"
+        )
     hint = f"Steps are in {run.path}, all numbers in {run.path / SUMMARY}. Next: hgpo stats {run.path}"
     typer.echo(hint, err=True)
 
@@ -167,16 +175,3 @@ def _mean_and_interval(summary: MeasureSummary | None, scale: float, places: int
         return "unknown", "–"
     mean, low, high = (f"{scale * value:.{places}f}" for value in (summary.mean, summary.low, summary.high))
     return mean if summary.std is None else f"{mean} ±{scale * summary.std:.{places}f}", f"{low}–{high}"
-
-
-def _sentence(comparison: Comparison, against: Path | None) -> str:
-    from hgpo_envs.wording import counted
-
-    difference, low, high = (
-        round(value, 3) + 0.0 for value in (comparison.difference, comparison.low, comparison.high)
-    )
-    return (
-        f"{comparison.measure} against {against}: {difference:+.3f} (95% {low:+.3f} … {high:+.3f}) over "
-        f"{counted(comparison.tasks, 'task')}, better on {comparison.better}, worse on {comparison.worse}; paired "
-        f"permutation test p = {comparison.p:.4f}"
-    )

@@ -7,7 +7,7 @@ import os
 import re
 import sys
 import traceback
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from hgpo_envs.errors import InputError, ProcessError
 from hgpo_train.rollout.failures import RolloutError
@@ -32,7 +32,8 @@ def exit_with_error(error: BaseException) -> NoReturn:
         _fail(error, str(error), 1)
     if isinstance(error, ModuleNotFoundError) and (extra := extra_of(error.name or "")):
         _fail(error, f"this needs {error.name}: pip install 'hgpo[{extra}]'", 2)
-    if isinstance(error, _unreadable()):
+    polars: Any = sys.modules.get("polars")
+    if polars and isinstance(error, polars.exceptions.ComputeError | polars.exceptions.PanicException):
         _fail(error, f"a step table cannot be read: {error}; `hgpo verify` finds the damaged file", 1)
     if isinstance(error, OSError) and error.errno in _HINTS:
         path = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, str | bytes) else ""
@@ -65,12 +66,6 @@ def _fail(error: BaseException, message: str, code: int) -> NoReturn:
     for text in (f"error: {message}", *getattr(error, "__notes__", ())):
         print(" ".join(text.split()), file=sys.stderr)
     sys.exit(code)
-
-
-def _unreadable() -> tuple[type[BaseException], ...]:
-    """Return what Polars raises for damaged files; nothing if it is not loaded."""
-    polars = sys.modules.get("polars")
-    return (polars.exceptions.ComputeError, polars.exceptions.PanicException) if polars else ()
 
 
 def _user_frames(error: BaseException) -> TracebackType | None:

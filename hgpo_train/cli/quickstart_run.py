@@ -19,7 +19,7 @@ from hgpo_train.advantages import get
 from hgpo_train.advantages.advantage_tables import write_advantages
 from hgpo_train.analysis.statistics import statistics
 from hgpo_train.policies.base import BatchPolicy, Failure, Reply
-from hgpo_train.policies.registry import PolicySpec, make_policy, refuse_settings
+from hgpo_train.policies.registry import PolicySpec, make_policy
 from hgpo_train.rollout.collection import collect
 
 if TYPE_CHECKING:
@@ -140,24 +140,12 @@ class QuickstartPlayer(BatchPolicy):
         self._before[slot] = request.admissible_actions
         if stale and draw.random() < STALE:
             return draw.choice(stale)
-        return draw.choice(_habits(request)) if slot in self._lost or draw.random() < MISTAKE else answer
+        if slot not in self._lost and draw.random() >= MISTAKE:
+            return answer
+        # the mistakes in a state are always the same of a game
+        actions = [action for action in request.admissible_actions if not action.startswith(IDLE)]
+        order = {action: text_hash(f"{request.task.id} {request.state.text} {action}") for action in actions}
+        return draw.choice(sorted(actions, key=order.__getitem__)[:HABITS])
 
 
-def _habits(request: Request) -> list[str]:
-    """Return the mistakes that it makes in a state: always the same of a game."""
-    actions = [action for action in request.admissible_actions if not action.startswith(IDLE)]
-    order = {action: text_hash(f"{request.task.id} {request.state.text} {action}") for action in actions}
-    return sorted(actions, key=order.__getitem__)[:HABITS]
-
-
-def make(argument: str, context: PolicyContext) -> QuickstartPlayer:
-    """Create the policy.
-
-    Raises:
-        InputError: There is an argument or an option.
-    """
-    refuse_settings("the quickstart's player", argument, context)
-    return QuickstartPlayer(context)
-
-
-PLAYER = PolicySpec(make, action_format="command")
+PLAYER = PolicySpec(lambda _, context: QuickstartPlayer(context), action_format="command")
