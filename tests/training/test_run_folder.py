@@ -34,7 +34,7 @@ CHOICES = {
     "action_format": "number", "prompt_style": "chat", "compute_dtype": "float32", "attention": "eager",
     "overflow": "history", "layout": "packed", "aggregation": "sequence_sum", "old_logprobs": "rollout",
     "schedule": "linear", "rows": "all", "checkpoint.optimiser": "last", "betas": (0.5, 0.25), "targets": ("q_proj",),
-    "rollout_is": "token", "environment_steps": 5, "dual_clip": 5,
+    "rollout_is": "token", "environment_steps": 5, "dual_clip": 5, "gradient_checkpointing": True, "logit_chunk": 64,
 }  # fmt: skip
 
 
@@ -54,11 +54,12 @@ FREE_OF_TRAINING = (
 )  # fmt: skip
 FREE_OF_BOTH = (
     "update.micro_batch_tokens", "update.logit_chunk", "update.gap_warning", "rollout.slots",
-    "rollout.engine_options", "rollout.max_failed", "model.device", "model.gradient_checkpointing", "tracking.",
+    "rollout.engine_options", "rollout.max_failed", "model.device", "model.gradient_checkpointing", "model.compile",
+    "tracking.",
 )  # fmt: skip
 
 
-IN_TURNS = replace(Config(), rollout={"engine": "vllm"}, update={"rollout_is": "token"})  # can overlap
+IN_TURNS = replace(Config(), rollout={"engine": "vllm"}, update={"rollout_is": "token"})  # weights of its own
 
 
 @pytest.mark.parametrize("config", [Config(), IN_TURNS, SftConfig()], ids=["train", "ahead", "sft"])
@@ -70,7 +71,7 @@ def test_every_setting_is_either_compared_or_listed_as_free(tmp_path, config):
     open_run(tmp_path, config, {}, free).close()
     before = contents(tmp_path)
     for name, value in leaves(config):
-        if (name == "rollout.ahead") != (config is IN_TURNS):
+        if is_training and (name in ("rollout.ahead", "model.compile")) != (config is IN_TURNS):
             continue
         other = changed(config, name, value)
         assert other != config
