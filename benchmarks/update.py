@@ -213,6 +213,7 @@ def of_trl(model: Model, samples: Samples) -> dict[str, Any]:
             Dataset.from_dict({"prompt": ["a"] * ROWS_OF_TRL}),
             processing_class=tokenizer,
         )
+        trainer.current_gradient_accumulation_steps = 1  # which `train` sets
         model.gradient_checkpointing_enable({"use_reentrant": False})
         assert model.is_gradient_checkpointing
         model.train()
