@@ -107,8 +107,3 @@ def play(tasks: int, rollouts: int, seed: int, *, gamma=0.95, depth=4, noise=0.0
 def perfect(steps: pl.LazyFrame, *, shift: float = 0.0, scale: float = 1.0) -> pl.LazyFrame:
     """Return the true advantage, in the unit of scaled rewards."""
     return steps.with_columns(advantage=scale * (10.0 * pl.col("true_advantage") + shift))
-
-
-def blurred(steps: pl.LazyFrame, *, noise: float = 1.0) -> pl.LazyFrame:
-    """Return the true advantage with the noise of the column `noise`, in the unit of scaled rewards."""
-    return steps.with_columns(advantage=10.0 * (pl.col("true_advantage") + noise * pl.col("noise")))

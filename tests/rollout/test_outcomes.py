@@ -4,30 +4,12 @@ import polars as pl
 import pytest
 
 from hgpo_envs.engine import State
-from hgpo_train.policies.base import BatchPolicy, Failure
+from hgpo_train.policies.base import Failure
 from hgpo_train.policies.scripted import RandomPolicy
 from hgpo_train.rollout.outcomes import groups_with_mixed_outcomes, rollout_table, success
 from hgpo_train.rollout.run import ExecutionOptions, RolloutSpec
 
 SPEC = RolloutSpec(tasks=10, group_size=4, seed=3)
-
-
-class Suicidal(BatchPolicy):
-    """Random play that ends the world instead of playing tasks that it would lose."""
-
-    name, reproducible = "suicidal", True
-
-    def __init__(self, losing=frozenset()) -> None:
-        super().__init__()
-        self._losing, self._play = losing, RandomPolicy("response")
-
-    def respond(self, requests):
-        return [
-            "<think></think><action>press switch</action>"
-            if (request.task.id, request.seed) in self._losing
-            else self._play.respond([request])[0]
-            for request in requests
-        ]
 
 
 @pytest.mark.parametrize(
