@@ -102,7 +102,7 @@ def fake_peak(config: Config, rows: int, length: int = LENGTH, responses: int = 
     """Return the peak of the learner's update in bytes, without the reference model.
 
     Args:
-        config: The run's configuration.
+        config: The run's configuration, in which no setting is "auto".
         rows: Rows of a micro-batch.
         length: Tokens of each row.
         responses: Response tokens of each row.
@@ -143,10 +143,10 @@ def fake_peak(config: Config, rows: int, length: int = LENGTH, responses: int = 
 def compare(name: str, rows: int) -> dict[str, Any]:
     """Return the planned and the measured peak of a shipped configuration with `rows` rows a micro-batch."""
     config = replace(load_config(name), update={"micro_batch_tokens": rows * LENGTH})
-    began = time.perf_counter()
-    peak = fake_peak(config, rows)
-    seconds = time.perf_counter() - began
     plan = plan_memory(config, meta_model(config.model.path), named_card(CARDS[0]))
+    began = time.perf_counter()
+    peak = fake_peak(plan.config, rows)  # which has numbers for "auto"
+    seconds = time.perf_counter() - began
     planned = sum(plan.parts[name][1] for name in ("weights", "gradients", "optimiser", "activations"))
     return {
         "configuration": name,
