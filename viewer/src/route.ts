@@ -66,8 +66,11 @@ export const links = {
   step: (run: string, trajectory: string, step: number) => joined(run, "step", trajectory, step),
 };
 
+/** Go at once: after a change of `location.hash` the event comes later, and a second key would start from the old place. */
 export function go(link: string): void {
-  location.hash = link;
+  if (link === location.hash) return;
+  history.pushState(null, "", link);
+  dispatchEvent(new Event("hashchange"));
 }
 
 /** Go without a new entry in the browser's history. */
