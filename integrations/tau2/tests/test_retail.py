@@ -21,6 +21,16 @@ from hgpo_tau2 import retail
 from hgpo_tau2.environment import TAU2_RETAIL, RetailSource, customer
 
 SOURCE = RetailSource()
+WITH_TOOLS = """\
+{%- if tools %}<|im_start|>system
+{% for tool in tools %}{{ tool | tojson }}
+{% endfor %}<|im_end|>
+{% endif %}
+{%- for message in messages %}<|im_start|>{{ message.role }}
+{{ message.content }}<|im_end|>
+{% endfor %}
+{%- if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
 
 
 @pytest.mark.slow
@@ -142,6 +152,50 @@ def test_a_served_model_is_the_customer(tmp_path, monkeypatch):
     assert messages[1]["content"] == "My keyboard is wrong."
     assert {headers["authorization"] for headers in api.headers} == {"Bearer customers-key"}
     assert not any(b"customers-key" in file.read_bytes() for file in run.rglob("*") if file.is_file())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("style", ["chat", "memory"])
+def test_a_model_is_taught_to_call_the_tools(style, tmp_path):
+    """Supervised rows are what the chat template writes: the schemas first, then calls and their results."""
+    pytest.importorskip("torch")
+    from hgpo_train.models.loading import load_tokenizer
+    from hgpo_train.models.tiny import TinyShape, save_tiny
+    from hgpo_train.training.config import SftConfig
+    from hgpo_train.training.sft import demonstrations, tokenise
+
+    run, model, tokens = tmp_path / "run", tmp_path / "model", {"max_prompt_tokens": 20_000}
+    env = ("--env", "HGPO/Tau2Retail-v0", "--tasks", 3, "--env-option", f"prompt_style={style}")
+    invoke("rollout", *env, "--policy", "expert", "--group-size", 1, "--out", run)
+    rows = demonstrations(run, SftConfig())
+    shape = TinyShape(vocabulary=2_048, width=16, layers=1, heads=1, key_value_heads=1, intermediate=16, head_dim=16)
+    save_tiny(model, [*rows["prompt"], *rows["response"]] * 3, shape)
+    (model / "chat_template.jinja").write_text(WITH_TOOLS, "utf-8")
+    tokenizer = load_tokenizer(str(model))
+    options = {"id": "HGPO/Tau2Retail-v0", "prompt_style": style}
+    for _, trajectory in tokenise(rows, tokenizer, 20_000, options).group_by("trajectory"):
+        messages = []
+        for row in trajectory.sort("step").iter_rows(named=True):
+            role = "tool" if messages and style == "chat" else "user"
+            messages = [*(messages if style == "chat" else []), {"role": role, "content": row["prompt"]}]
+            rendered = tokenizer.apply_chat_template(
+                messages, tools=TAU2_RETAIL.tools, add_generation_prompt=True, tokenize=False
+            )
+            assert "find_user_id_by_email" in rendered.partition("<|im_end|>")[0]
+            assert tokenizer.decode(row["prompt_token_ids"]) == rendered
+            assert tokenizer.decode(row["response_token_ids"]) == f"{row['response']}<|im_end|>"
+            messages.append({"role": "assistant", "content": row["response"]})
+    less = (
+        "update.epochs=1",
+        "update.mini_batch_size=4",
+        "held_out=0.3",
+        "model.device=cpu",
+        "model.compute_dtype=float32",
+    )
+    changes = [text for each in (*less, *(f"{k}={v}" for k, v in tokens.items())) for text in ("--set", each)]
+    invoke("sft", run, "--model", model, "--out", tmp_path / "sft", *changes)
+    (line,) = (tmp_path / "sft/metrics.jsonl").read_text("utf-8").splitlines()
+    assert 0 < json.loads(line)["val/loss"] < 20
 
 
 def test_a_prompt_shows_each_reply_after_its_call():

@@ -1,5 +1,7 @@
 """TextArena's games: experts win, episodes are independent, the commands work."""
 
+import json
+
 import polars as pl
 import pytest
 from command import invoke
@@ -53,18 +55,24 @@ def test_the_same_position_is_the_same_state():
 
 
 @pytest.mark.slow
-def test_slots_do_not_change_what_is_played(tmp_path):
+def test_from_rollouts_to_a_page(tmp_path):
     env = ("--env", "HGPO/TextArena-v0", "--env-option", "game=GuessTheNumber-v0")
-    tables = []
-    for slots in (1, 16):
-        out = tmp_path / str(slots)
-        invoke("rollout", *env, "--tasks", 4, "--group-size", 4, "--slots", slots, "--out", out)
-        tables.append(scan_steps(out).select("trajectory", "step", "state", "action", "reward").collect())
-        invoke("stats", out)
-    keys = ["trajectory", "step"]
-    assert tables[0].sort(keys).equals(tables[1].sort(keys))
-    invoke("advantages", tmp_path / "1", "-e", "hgpo", "--out", tmp_path / "advantages.parquet")
-    assert pl.read_parquet(tmp_path / "advantages.parquet")["advantage"].is_finite().all()
+    for name, *options in (("random",), ("again", "--slots", 16), ("expert", "--policy", "expert")):
+        run = tmp_path / name
+        invoke("rollout", *env, "--tasks", 4, "--group-size", 4, "--slots", 1, *options, "--out", run)
+        invoke("verify", run)
+        invoke("stats", run)
+    expert, *played = (scan_steps(tmp_path / name).sort("trajectory", "step") for name in ("expert", "random", "again"))
+    assert expert.filter(step=0).collect()["episode_won"].all()
+    one, sixteen = (table.select("trajectory", "step", "state", "action", "reward").collect() for table in played)
+    assert one.equals(sixteen)  # the number of slots does not change what is played
+    invoke("advantages", tmp_path / "random", "-e", "hgpo", "-e", "grpo", "--out", tmp_path / "advantages.parquet")
+    assert pl.read_parquet(tmp_path / "advantages.parquet")["advantage_hgpo"].is_finite().all()
+    invoke("view", tmp_path / "random", "-o", tmp_path / "page.html")
+    assert "GuessTheNumber" in (tmp_path / "page.html").read_text("utf-8")
+    report = invoke("eval", *env, "--policy", "expert", "--seeds", 1, "--json", "--out", tmp_path / "eval")
+    (row,) = [each for each in json.loads(report)["reports"] if each["name"] == "all"]
+    assert (row["tasks"], row["measures"]["success"]["mean"]) == (100, 1.0)
 
 
 def test_errors():
