@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -106,7 +105,7 @@ def advantages(
         mean, std, zero = figures.fill_null(0.0).collect().row(0)
         typer.echo(f"{each.column}: mean {mean:.3f}, std {std:.3f}, {zero:.1%} zero")
     common.note_memory(common.prompt_length(run), estimators)
-    typer.echo(f"{counted(rows, 'row')} in {target}. Next: hgpo stats {shlex.quote(run)}")
+    typer.echo(f"{counted(rows, 'row')} in {target}. {common.next_commands(('stats', run))}")
 
 
 def default_out(run: Path, names: Sequence[str]) -> Path:

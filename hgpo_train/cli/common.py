@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import shlex
+import shutil
+import sys
 import tempfile
 import warnings
 from contextlib import contextmanager
@@ -178,3 +181,16 @@ def prompt_length(run: str) -> int | None:
     env = {} if header is None else header.config.get("env", {})
     length = env.get("history_length")
     return length if isinstance(length, int) and env.get("prompt_style") != "chat" else None
+
+
+def program() -> str:
+    """Return how this program is called: ``hgpo`` where the shell finds it, such as ``.venv/bin/hgpo`` otherwise."""
+    path, known = Path(sys.argv[0]), shutil.which("hgpo")
+    if path.name != "hgpo" or (known and path.samefile(known)):
+        return "hgpo"
+    return shlex.quote(str(path))
+
+
+def next_commands(*commands: Sequence[object]) -> str:
+    """Return what a command prints at its end: the next commands, given without the program, that can be copied."""
+    return f"Next: {', or '.join(f'{program()} {shlex.join(map(str, command))}' for command in commands)}"

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from hgpo_train.cli import common  # noqa: TC001 (typer reads the annotations)
+from hgpo_train.cli import common  # typer reads the annotations
 from hgpo_train.cli.command_types import DefaultRunGroup, RedactedApp
 
 app = RedactedApp(name="data", no_args_is_help=True, help="Download, build, generate, convert and show data.")
@@ -104,7 +104,8 @@ def fetch_alfworld(
                 out, url, sha256, trajectories=trajectories, downloading=bars.stage, unpacking=unpacking
             )
     games = ", ".join(f"{split} {count:,}" for split, count in counts.items())
-    typer.echo(f"{games} games in {out}. Next: hgpo data build alfworld {out} --out {out}.pack")
+    following = common.next_commands(("data", "build", "alfworld", out, "--out", f"{out}.pack"))
+    typer.echo(f"{games} games in {out}. {following}")
 
 
 @build.command("webshop")
@@ -147,7 +148,8 @@ def fetch_webshop(
 
 
 def _next_webshop(items: Path, attributes: Path, human: Path) -> None:
-    typer.echo(f"Next: hgpo data build webshop --items {items} --attributes {attributes} --human {human} --out DIR")
+    files = ("--items", items, "--attributes", attributes, "--human", human)
+    typer.echo(common.next_commands(("data", "build", "webshop", *files, "--out", "DIR")))
 
 
 @synth.command("webshop")
@@ -198,7 +200,7 @@ def show_run(run: Run, as_json: common.Json = False) -> None:
         print_json(summary)
     else:
         print_run(summary)
-        typer.echo(f"\nNext: hgpo stats {run}")
+        typer.echo(f"\n{common.next_commands(('stats', run))}")
 
 
 @import_.command("verl-agent")
@@ -217,7 +219,7 @@ def import_verl_agent(
         f"{counted(report.groups, 'group')}; {counted(report.left_out, 'record')} skipped (duplicates, or steps of "
         "incomplete trajectories)"
     )
-    typer.echo(f"Next: hgpo data show {out}")
+    typer.echo(common.next_commands(("data", "show", out)))
 
 
 @export.command("minari")

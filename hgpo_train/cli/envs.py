@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from hgpo_train.cli import common  # noqa: TC001 - typer reads the annotations
+from hgpo_train.cli import common  # typer reads the annotations
 
 if TYPE_CHECKING:
     from hgpo_envs.listing import FoundData, ListedEnvironment
@@ -23,7 +23,7 @@ def envs(as_json: common.Json = False) -> None:
         return
     for listed in environments:
         _show(listed)
-    typer.echo("\nNext: hgpo rollout --env ID --policy random --out RUN")
+    typer.echo(f"\n{common.next_commands(['rollout', '--env', 'ID', '--policy', 'random', '--out', 'RUN'])}")
 
 
 def _document(listed: ListedEnvironment) -> dict[str, Any]:

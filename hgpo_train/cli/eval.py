@@ -126,7 +126,8 @@ def _report(run: CollectedRun, against: Path | None, other: pl.DataFrame | None,
             f"{counted(comparison.tasks, 'task')}, better on {comparison.better}, worse on {comparison.worse}; paired "
             f"permutation test p = {comparison.p:.4f}"
         )
-    hint = f"Steps are in {run.path}, all numbers in {run.path / SUMMARY}. Next: hgpo stats {run.path}"
+    following = common.next_commands(("stats", run.path))
+    hint = f"Steps are in {run.path}, all numbers in {run.path / SUMMARY}. {following}"
     typer.echo(hint, err=True)
 
 

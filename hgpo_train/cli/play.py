@@ -73,7 +73,11 @@ def play(
                 console.print(end["next_state"] or "", style="dim", markup=False)
                 solved = {True: "[bold green]Solved[/]", False: "[bold red]Not solved[/]", None: "Ended"}[end["won"]]
                 console.print(f"{solved} in {end['step'] + 1} steps, return {end['episode_return']:g}")
-        saved = "Save games with --out RUN." if out is None else f"The games are in {out}. Next: hgpo view {out}"
+        saved = (
+            "Save games with --out RUN."
+            if out is None
+            else f"The games are in {out}. {common.next_commands(('view', out))}"
+        )
         console.print(saved if out is None or games() > before else "", soft_wrap=True)
 
 

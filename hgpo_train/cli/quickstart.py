@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import shlex
-import shutil
-import sys
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from hgpo_train.cli import common
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -100,13 +100,5 @@ def show_commands(console: Console, commands: dict[str, str]) -> None:
 
     console.print("\nNext:")
     for command, purpose in commands.items():
-        console.print(f"  {program()} {command}", style="bold", highlight=False, markup=False, soft_wrap=True)
+        console.print(f"  {common.program()} {command}", style="bold", highlight=False, markup=False, soft_wrap=True)
         console.print(Padding(purpose, (0, 0, 0, 6), expand=False))
-
-
-def program() -> str:
-    """Return how this program is called: ``hgpo`` where the shell finds it, such as ``.venv/bin/hgpo`` otherwise."""
-    path, known = Path(sys.argv[0]), shutil.which("hgpo")
-    if path.name != "hgpo" or (known and path.samefile(known)):
-        return "hgpo"
-    return shlex.quote(str(path))

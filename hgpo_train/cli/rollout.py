@@ -89,5 +89,6 @@ def _report(run: CollectedRun) -> None:
         ("admissible actions", "unknown" if summary["admissible"] is None else f"{summary['admissible']:.1%}"),
     ]
     print_table(["", ""], rows, texts=2, console=console)
-    hint = f"Steps are in {run.path}. Next: hgpo stats {run.path}, or hgpo advantages {run.path}"
+    following = common.next_commands(("stats", run.path), ("advantages", run.path))
+    hint = f"Steps are in {run.path}. {following}"
     console.print(hint, soft_wrap=True, markup=False)

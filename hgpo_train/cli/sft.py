@@ -35,5 +35,5 @@ def sft(
     advice = f"The last saved epoch is in {out}; run the same command again to resume."
     with common.resumable(advice), display.live():
         checkpoint = run_sft(settings, steps, out, display)
-    following = f"hgpo train CONFIG --set model.path={out}"
-    console.print(f"The policy is in [bold]{checkpoint}[/]. Next: [bold]{following}[/]", soft_wrap=True)
+    following = ("train", "CONFIG", "--set", f"model.path={out}")
+    console.print(f"The policy is in [bold]{checkpoint}[/]. {common.next_commands(following)}", soft_wrap=True)

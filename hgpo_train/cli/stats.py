@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from hgpo_train.cli import common  # noqa: TC001 - typer reads the annotations
+from hgpo_train.cli import common  # typer reads the annotations
 
 if TYPE_CHECKING:
     import polars as pl
@@ -76,7 +76,8 @@ def stats(
         _write(result, changed, out)
         typer.echo(f"The tables are in {out}.")
     split = not by and "task_type" in steps.collect_schema()
-    typer.echo(f"Next: {f'hgpo stats {run} --by task_type, ' if split else ''}hgpo advantages {run}")
+    further = [("stats", run, "--by", "task_type")] if split else []
+    typer.echo(common.next_commands(*further, ("advantages", run)))
 
 
 def _write(result: Statistics, changed: Statistics | None, out: Path) -> None:

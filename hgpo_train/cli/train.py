@@ -103,5 +103,5 @@ def _run(
             metrics, table = folder / "metrics.jsonl", folder / "steps"
             console.print(f"Metrics are in [bold]{metrics}[/], the steps in [bold]{table}[/].", soft_wrap=True)
     policy = list_checkpoints(folder / "checkpoints")[-1]
-    following = f"hgpo stats {folder}" if steps is None else f"hgpo rollout --policy transformers:{folder}"
-    console.print(f"The policy is in [bold]{policy}[/]. Next: [bold]{following}[/]", soft_wrap=True)
+    following = ("stats", folder) if steps is None else ("rollout", "--policy", f"transformers:{folder}")
+    console.print(f"The policy is in [bold]{policy}[/]. {common.next_commands(following)}", soft_wrap=True)

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from hgpo_train.cli import common  # noqa: TC001 - typer reads the annotations
+from hgpo_train.cli import common  # typer reads the annotations
 
 CHILD: Final = """
 import importlib.util, sys
@@ -61,4 +61,4 @@ def verify(
         raise typer.Exit(1)
     tables = [report["values"]["source"] for report in reports if report["values"]["rows"]]
     if tables and not as_json:
-        typer.echo(f"Next: hgpo data show {tables[0]}")
+        typer.echo(common.next_commands(("data", "show", tables[0])))

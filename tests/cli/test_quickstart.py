@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from hgpo_datasets import scan_steps
 from hgpo_train.analysis.statistics import statistics
 from hgpo_train.cli import app
-from hgpo_train.cli.quickstart import program
+from hgpo_train.cli.common import program
 from hgpo_train.cli.quickstart_run import DEPTHS, quickstart
 
 
