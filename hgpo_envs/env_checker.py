@@ -336,6 +336,9 @@ def _trouble(engine: Engine, command: str) -> str:
 def _actions(rollouts: Sequence[Rollout], spec: EnvironmentSpec | None) -> Finding:
     if spec is not None and not spec.admissible_actions:
         return Finding("admissible actions", "pass", "the specification says that there is no list")
+    if spec is None and not any(state.actions for rollout in rollouts for state in rollout.states):
+        repair = 'list them in info["admissible_actions"] for policies that draw from them, such as random'
+        return Finding("admissible actions", "warning", f"the environment lists none; {repair}")
     for rollout in rollouts:
         for step, state in enumerate(rollout.states):
             if not (state.terminated or state.truncated or state.actions):

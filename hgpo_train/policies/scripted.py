@@ -46,12 +46,15 @@ class RandomPolicy(BatchPolicy):
 
     def respond(self, requests: Sequence[Request]) -> Sequence[Reply | Failure]:
         """See `Policy`."""
-        return [
-            Reply(format_action(self._choose(request), self._action_format, request.state.actions))
-            for request in requests
-        ]
+        return [self._reply(request) for request in requests]
 
-    def _choose(self, request: Request) -> str:
+    def _reply(self, request: Request) -> Reply | Failure:
+        action = self._choose(request)
+        if action is None:
+            return Failure("PolicyFailed", f"{self.name} draws from the admissible actions, and the state lists none")
+        return Reply(format_action(action, self._action_format, request.state.actions))
+
+    def _choose(self, request: Request) -> str | None:
         return _draw(request, "action", request.state.actions)
 
 
@@ -69,7 +72,7 @@ class OutdatedActionPolicy(RandomPolicy):
         super().__init__(action_format)
         self._seen: dict[int, dict[str, None]] = {}
 
-    def _choose(self, request: Request) -> str:
+    def _choose(self, request: Request) -> str | None:
         if request.step == 0:
             self._seen[request.slot] = {}
         seen, now = self._seen[request.slot], request.state.actions
@@ -188,10 +191,10 @@ def instruction_words(instruction: str) -> list[str]:
     return _WORD.findall(instruction) or [""]
 
 
-def _draw(request: Request, purpose: str, actions: Sequence[str]) -> str:
-    """Return a random action, with words of the instruction in an open query; empty if there is none."""
+def _draw(request: Request, purpose: str, actions: Sequence[str]) -> str | None:
+    """Return a random action, with words of the instruction in an open query; None if there is none."""
     if not actions:
-        return ""
+        return None
     action = actions[_seeded_choice(request.seed, purpose, len(actions))]
     if OPEN_QUERY not in action:
         return action

@@ -67,9 +67,14 @@ class Raising(Corridor):
         return super().act(command)
 
 
-class Silent(Corridor):
+class Mute(Corridor):
     def state(self, **flags):
         return replace(super().state(**flags), actions=[])
+
+
+class Silent(Mute):
+    def start(self, task_id):
+        return replace(super().start(task_id), actions=["go on"])
 
 
 class Counting(Corridor):
@@ -149,7 +154,8 @@ def test_a_sound_environment_passes():
         (Drawing, "random state", "warning", "draw from random of the whole process"),
         (Drawing, "replay", "fail", "text is 'A voice says"),
         (Raising, "odd commands", "fail", "ValueError"),
-        (Silent, "admissible actions", "fail", "step 0: no admissible actions"),
+        (Mute, "admissible actions", "warning", 'the environment lists none; list them in info["admissible_actions"]'),
+        (Silent, "admissible actions", "fail", "step 1 after 'go on': no admissible"),
         (Counting, "repeated states", "warning", "set state_key='mask-numbers'"),
         (Tagged, "parser", "fail", "'say </action>' is parsed as 'say'"),
         (Unknown, "success", "warning", "do not say whether they were won"),
