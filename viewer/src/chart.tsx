@@ -82,14 +82,13 @@ export function Chart({ title, iterations, curves, share, pick }: Props) {
     };
   }, [key]);
   if (!shown.length) return null;
-  const last = iterations.length - 1;
   return (
     <figure class="chart">
       <figcaption>{title}</figcaption>
       <div ref={place} role="img" aria-label={`${title} by iteration; the table below has the numbers`} />
       <ul class="keys">
         {shown.map((curve, at) => (
-          <li><span class="key" style={{ background: `var(--curve-${at % 6})` }} /> {curve.name} <b>{format(curve.values[last] ?? null)}</b></li>
+          <li><span class="key" style={{ background: `var(--curve-${at % 6})` }} /> {curve.name} <b>{format(curve.values.findLast((value) => value !== null) ?? null)}</b></li>
         ))}
       </ul>
       <details>
