@@ -94,7 +94,7 @@ def print_table(rows: Iterable[Mapping[str, Any]], columns: Mapping[str, str] | 
 
 def _shown(value: object) -> str:
     if isinstance(value, float):
-        return f"{value:,.3g}"
+        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
     return str(value) if isinstance(value, bool | str) else f"{value:,}"
 
 

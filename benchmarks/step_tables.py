@@ -15,7 +15,6 @@ Minari stores only states, instruction, actions and rewards; it is compared with
 from __future__ import annotations
 
 import os
-import pickle
 import random
 import re
 import subprocess
@@ -120,11 +119,14 @@ def step_table(folder: Path, rows: list[dict[str, Any]]) -> dict[str, Any]:
         with StepWriter(folder / "run") as writer:
             writer.add_group(rows)
 
-    def read_few() -> pl.DataFrame:
-        steps = scan_steps(folder / "run")
-        return steps.select([name for name in FEW if name in steps.collect_schema()]).collect()
-
-    return stored(folder / "run", len(rows), write, lambda: scan_steps(folder / "run").collect(), read_few)
+    few = [name for name in FEW if name in rows[0] or name in DERIVED]
+    return stored(
+        folder / "run",
+        len(rows),
+        write,
+        lambda: scan_steps(folder / "run").collect(),
+        lambda: scan_steps(folder / "run").select(few).collect(),
+    )
 
 
 def stored(
@@ -157,16 +159,6 @@ def json_lines(folder: Path, rows: list[dict[str, Any]]) -> dict[str, Any]:
     )
 
 
-def pickled(folder: Path, rows: list[dict[str, Any]]) -> dict[str, Any]:
-    path = folder / "rows.pickle"
-    return stored(
-        folder,
-        len(rows),
-        lambda: path.write_bytes(pickle.dumps(rows, pickle.HIGHEST_PROTOCOL)),
-        lambda: pickle.loads(path.read_bytes()),  # noqa: S301 (written by this script)
-    )
-
-
 def minari_dataset(folder: Path, rows: list[dict[str, Any]]) -> dict[str, Any]:
     os.environ["MINARI_DATASETS_PATH"] = str(folder / "minari")
     import minari
@@ -184,7 +176,7 @@ def minari_dataset(folder: Path, rows: list[dict[str, Any]]) -> dict[str, Any]:
         )
 
 
-def formats(steps: pl.DataFrame, minari_rows: int) -> dict[str, Any]:
+def formats(steps: pl.DataFrame) -> dict[str, Any]:
     given = steps.drop("run", *(DERIVED & set(steps.columns)))
     shapes: dict[str, Iterable[str]] = {
         "numbers": [name for name in given.columns if name not in TEXTS | TOKENS] + ["state"],
@@ -194,10 +186,10 @@ def formats(steps: pl.DataFrame, minari_rows: int) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for shape, columns in shapes.items():
         rows = given.select(columns).to_dicts()
-        for name, call in (("step table", step_table), ("JSON lines", json_lines), ("pickle", pickled)):
+        for name, call in (("step table", step_table), ("JSON lines", json_lines)):
             with tempfile.TemporaryDirectory() as folder:
                 found[f"{shape}: {name}"] = call(Path(folder), rows)
-    rows = given.select(MINARI).head(minari_rows).to_dicts()
+    rows = given.select(MINARI).head(5_000).to_dicts()  # Minari is slow
     rows = rows[: max(i for i, row in enumerate(rows) if row["step"] == 0)]  # only complete trajectories
     for name, call in (("step table", step_table), ("Minari", minari_dataset)):
         with tempfile.TemporaryDirectory() as folder:
@@ -208,7 +200,6 @@ def formats(steps: pl.DataFrame, minari_rows: int) -> dict[str, Any]:
 def main() -> None:
     parser = make_parser(__doc__)
     parser.add_argument("--episodes", type=int, default=1_000)
-    parser.add_argument("--minari-rows", type=int, default=5_000, help="Minari is slow: how many rows it gets")
     given = parser.parse_args()
     tasks = max(given.episodes // 8, 8)
     with tempfile.TemporaryDirectory() as name:
@@ -222,7 +213,7 @@ def main() -> None:
     columns = {"measured": "{name}", "value": "{value:.3g} {unit}", "reference": "{reference}"}
     columns |= {"its value": "{other:.3g} {unit}", "ratio": "{ratio:.2f} ×"}
     print_table(beside, columns, "Beside a reference of the same run")
-    found = {"ratios": beside, "formats": formats(steps, given.minari_rows)}
+    found = {"ratios": beside, "formats": formats(steps)}
     columns = {"rows": "{format}", "written/s": "{written_rows_per_s:,}", "read/s": "{read_rows_per_s:,}"}
     columns |= {"4 columns/s": "{read_4_columns_rows_per_s:,}", "bytes a row": "{bytes_per_row:,}"}
     print_table(({"format": name, **row} for name, row in found["formats"].items()), columns, "Formats, CPU time")
