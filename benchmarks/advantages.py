@@ -14,15 +14,16 @@ reference. Plain windows check nothing: no order, duplicates, NaN, aborted rollo
 
 from __future__ import annotations
 
-import argparse
+import contextlib
 import importlib.util
-import json
+import io
 import os
 import subprocess
 import sys
 import tempfile
 import time
 import types
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,16 +32,16 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 import polars as pl
-from record import add_keep, store
+from record import in_new_process, in_turns, make_parser, memory_mb, print_table, seconds, store
 from rich.console import Console
-from rich.table import Table
 
 from hgpo_datasets import manifest, shards
 from hgpo_envs.hashing import chain_columns, link
 from hgpo_train.advantages import compute, get
+from hgpo_train.advantages.advantage_tables import write_advantages
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
 SIZES = {"16 × 8": (16, 8), "128 × 16": (128, 16), "1024 × 16": (1024, 16)}
 RUNS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -117,16 +118,9 @@ def write(folder: Path, tasks: int, rollouts: int) -> tuple[str, int]:
     return str(folder / "*.parquet"), rows
 
 
-def cpu(*works: Callable[[], object], times: int = 7) -> list[float]:
-    """Return the minimum CPU seconds of each work, in turn, after a warm-up."""
-    least = [float("inf")] * len(works)
-    for run in range(times + 1):
-        for number, work in enumerate(works):
-            began = time.process_time()
-            work()
-            if run:
-                least[number] = min(least[number], time.process_time() - began)
-    return least
+def least(times: int, measures: Mapping[str, Callable[[], float]]) -> dict[str, float]:
+    """Return the minimum of each measure, in turns, after a warm-up."""
+    return {name: min(found[1:]) for name, found in in_turns(times + 1, measures).items()}
 
 
 # ------------------------------------------------------------------------------------------------- plain windows
@@ -170,10 +164,8 @@ def plain_g2po(steps: pl.LazyFrame) -> pl.LazyFrame:
     steps = steps.with_columns(V=pl.col("visit").mean().over("task", "history_hash_0"))
     end = pl.when(pl.col("S") == 10).then(10.0).otherwise(0.0)
     steps = steps.with_columns(after=pl.col("V").shift(-1).over("walk").fill_null(end))
-    node, edge = (
-        normalised(pl.col("after"), "task", "history_hash_0"),
-        normalised(pl.col("after") - pl.col("V"), "task"),
-    )
+    node = normalised(pl.col("after"), "task", "history_hash_0")
+    edge = normalised(pl.col("after") - pl.col("V"), "task")
     return steps.with_columns(advantage=normalised(pl.col("S"), "task") + node + edge)
 
 
@@ -189,6 +181,10 @@ PLAIN: dict[str, Callable[[pl.LazyFrame], pl.LazyFrame]] = {
 }
 
 
+def estimate(steps: pl.LazyFrame, name: str, parameters: dict[str, Any], engine: pl._typing.EngineType) -> pl.DataFrame:
+    return compute(steps, name, **parameters).select("advantage").collect(engine=engine)
+
+
 def compare(pattern: str, rows: int) -> dict[str, Any]:
     """Return CPU seconds of decoding, of each estimator with both engines, and of plain windows."""
     steps = pl.scan_parquet(pattern)
@@ -196,60 +192,35 @@ def compare(pattern: str, rows: int) -> dict[str, Any]:
     figures: dict[str, Any] = {"rows": rows}
     for label, (name, parameters) in RUNS.items():
         columns = get(name).with_parameters(**parameters).columns(schema)
-
-        def estimate(
-            engine: pl._typing.EngineType, name: str = name, parameters: dict[str, Any] = parameters
-        ) -> pl.DataFrame:
-            return compute(steps, name, **parameters).select("advantage").collect(engine=engine)
-
         works: dict[str, Callable[[], object]] = {
             "decode_s": lambda columns=columns: steps.select(columns).collect(),
-            "with_advantages_s": lambda estimate=estimate: estimate("streaming"),
-            "in_memory_s": lambda estimate=estimate: estimate("in-memory"),
+            "with_advantages_s": partial(estimate, steps, name, parameters, "streaming"),
+            "in_memory_s": partial(estimate, steps, name, parameters, "in-memory"),
         }
         if label in PLAIN:
-            plain = PLAIN[label]
-            works["plain_s"] = lambda plain=plain: plain(with_keys(steps)).select("advantage").collect()
-        figures[label] = dict(zip(works, cpu(*works.values()), strict=True))
+            works["plain_s"] = lambda plain=PLAIN[label]: plain(with_keys(steps)).select("advantage").collect()
+        figures[label] = least(7, {each: partial(seconds, work) for each, work in works.items()})
     return figures
 
 
-def imports(times: int = 5) -> dict[str, float]:
+def imports() -> dict[str, float]:
     """Return the CPU seconds of new processes that import the package, or its libraries."""
-    commands = {"package_s": "import hgpo_train.advantages", "libraries_s": "import gymnasium, polars"}
-    least = dict.fromkeys(commands, float("inf"))
-    for _ in range(times):
-        for name, command in commands.items():
-            code = f"import time; {command}; print(time.process_time())"
-            done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-            least[name] = min(least[name], float(done.stdout))
-    return least
 
+    def cpu(modules: str) -> float:
+        code = f"import time, {modules}; print(time.process_time())"
+        return float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
 
-MEMORY = """
-import json, sys, time
-from pathlib import Path
-import polars as pl
-from hgpo_train.advantages import get
-from hgpo_train.advantages.advantage_tables import write_advantages
-
-def peak_mb():
-    status = Path("/proc/self/status").read_text()
-    return int(status.split("VmHWM:")[1].split()[0]) / 1024
-
-start, began = peak_mb(), time.process_time()
-steps = pl.concat([pl.scan_parquet(sys.argv[1]).with_columns(run=pl.lit(f"run {n}")) for n in range(int(sys.argv[3]))])
-rows = write_advantages(steps, [get("hgpo")], Path(sys.argv[2]))
-taken = time.process_time() - began
-print(json.dumps({"rows": rows, "cpu_s": taken, "peak_mb": peak_mb(), "start_mb": start}))
-"""
+    modules = {"package_s": "hgpo_train.advantages", "libraries_s": "gymnasium, polars"}
+    return least(5, {name: partial(cpu, each) for name, each in modules.items()})
 
 
 def in_chunks(pattern: str, folder: Path, copies: int = 1) -> dict[str, Any]:
-    """Run `hgpo advantages` on several copies of a run in a new process; return CPU seconds and peak memory."""
-    command = [sys.executable, "-c", MEMORY, pattern, str(folder / "advantages.parquet"), str(copies)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ)
-    return dict(json.loads(done.stdout))
+    """Estimate as `hgpo advantages` does, for several copies of a run; return CPU seconds and peak memory."""
+    start, began = memory_mb("VmHWM"), time.process_time()
+    steps = pl.concat([pl.scan_parquet(pattern).with_columns(run=pl.lit(f"run {n}")) for n in range(copies)])
+    rows = write_advantages(steps, [get("hgpo")], folder / "advantages.parquet")
+    taken = time.process_time() - began
+    return {"rows": rows, "cpu_s": taken, "peak_mb": memory_mb("VmHWM"), "start_mb": start}
 
 
 def official(frame: pl.DataFrame, verl_agent: Path | None, g2po: Path | None) -> dict[str, float]:
@@ -283,7 +254,6 @@ def official(frame: pl.DataFrame, verl_agent: Path | None, g2po: Path | None) ->
             },
         )
         taken["step returns"] = once(lambda: core_gigpo.compute_step_discounted_returns(batch, 0.95))
-    if verl_agent is not None:
         core = load(verl_agent / "recipe/hgpo/core_hgpo.py")
         for depth in (2, 4):
             taken[f"HGPO K={depth}"] = once(
@@ -291,7 +261,6 @@ def official(frame: pl.DataFrame, verl_agent: Path | None, g2po: Path | None) ->
                     rewards.clone(), returns, anchor_obs=states, history_length=depth, **common
                 )
             )
-        core_gigpo = load(verl_agent / "gigpo/core_gigpo.py")
         taken["GiGPO"] = once(
             lambda: core_gigpo.compute_gigpo_outcome_advantage(rewards.clone(), returns, anchor_obs=states, **common)
         )
@@ -335,52 +304,42 @@ def load(path: Path) -> Any:  # noqa: ANN401
 
 def once(work: Callable[[], object]) -> float:
     """Return CPU seconds of one call without its output."""
-    import contextlib
-    import io
-
     with contextlib.redirect_stdout(io.StringIO()):
-        began = time.process_time()
-        work()
-        return time.process_time() - began
+        return seconds(work)
 
 
-def show(console: Console, figures: dict[str, Any]) -> None:
+def show(figures: dict[str, Any]) -> None:
     """Print tables of all measurements."""
-    titles = ("decode ms", "with advantages ms", "in memory ms", "plain windows ms", "of plain windows", "ns/row")
-    table = Table("rows", "estimator", *titles, "official ms", "with their step returns ms", "times", title="CPU")
     for size, sizes in figures["sizes"].items():
-        theirs = figures["official"].get(size, {})
+        theirs, rows = figures["official"].get(size, {}), []
         for label in RUNS:
-            ours, official = sizes[label], theirs.get(label)
-            seconds, plain = ours["with_advantages_s"], ours.get("plain_s")
-            cells = [f"{ours[name] * 1e3:.1f}" for name in ("decode_s", "with_advantages_s", "in_memory_s")]
-            cells += [f"{plain * 1e3:.1f}", f"{seconds / plain:.2f}"] if plain else ["", ""]
-            cells.append(f"{seconds / sizes['rows'] * 1e9:.0f}")
-            if official:
-                whole = official + (theirs.get("step returns", 0.0) if label in OF_STEP_RETURNS else 0.0)
-                cells += [f"{official * 1e3:,.0f}", f"{whole * 1e3:,.0f}", f"{whole / seconds:,.0f}"]
-            table.add_row(f"{sizes['rows']:,}", label, *cells)
-    console.print(table)
+            row = {"estimator": label} | {
+                name.replace("_s", ", ms"): taken * 1e3 for name, taken in sizes[label].items()
+            }
+            taken = sizes[label]["with_advantages_s"]
+            if "plain_s" in sizes[label]:
+                row["of plain windows"] = taken / sizes[label]["plain_s"]
+            row["ns a row"] = taken / sizes["rows"] * 1e9
+            if label in theirs:
+                whole = theirs[label] + (theirs.get("step returns", 0.0) if label in OF_STEP_RETURNS else 0.0)
+                row |= {"official, s": theirs[label], "with their step returns, s": whole, "times": whole / taken}
+            rows.append(row)
+        print_table(rows, title=f"CPU, {size} rollouts, {sizes['rows']:,} rows")
     package, libraries = figures["imports"].values()
-    console.print(f"import hgpo_train.advantages: {package:.2f} s, {package / libraries:.2f} times its libraries")
-    chunks = Table("rows", "CPU s", "peak MB", "of it at start", title="hgpo advantages, in chunks")
-    for each in figures["chunks"]:
-        chunks.add_row(f"{each['rows']:,}", f"{each['cpu_s']:.1f}", f"{each['peak_mb']:.0f}", f"{each['start_mb']:.0f}")
-    console.print(chunks)
+    print(f"import hgpo_train.advantages: {package:.2f} s, {package / libraries:.2f} times its libraries")
+    print_table(figures["chunks"], title="hgpo advantages, in chunks")
 
 
 def main() -> None:
     """Run the command."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--official", type=Path)
     parser.add_argument("--official-g2po", type=Path)
     parser.add_argument("--large", action="store_true")
     parser.add_argument("--huge", action="store_true")
-    add_keep(parser)
     given = parser.parse_args()
-    console = Console()
     figures: dict[str, Any] = {"sizes": {}, "official": {}, "chunks": [], "imports": imports()}
-    with tempfile.TemporaryDirectory() as name, console.status("measuring") as status:
+    with tempfile.TemporaryDirectory() as name, Console().status("measuring") as status:
         folder = Path(name)
         for size, (tasks, rollouts) in SIZES.items():
             status.update(f"{size} rollouts")
@@ -390,16 +349,14 @@ def main() -> None:
                 status.update(f"{size} rollouts, official")
                 figures["official"][size] = official(pl.read_parquet(pattern), given.official, given.official_g2po)
         status.update("in chunks")
-        figures["chunks"].append(in_chunks(pattern, folder))
+        figures["chunks"].append(in_new_process(in_chunks, pattern, folder))
         if given.large or given.huge:
-            status.update("20,480 × 16 rollouts, in chunks")
             pattern, _ = write(folder / "chunks", 20 * 1024, 16)
-            figures["chunks"].append(in_chunks(pattern, folder))
+            figures["chunks"].append(in_new_process(in_chunks, pattern, folder))
         if given.huge:
-            status.update("ten times as many")
-            figures["chunks"].append(in_chunks(pattern, folder, copies=10))
-    show(console, figures)
-    console.print(store("advantages", figures, keep=given.keep))
+            figures["chunks"].append(in_new_process(in_chunks, pattern, folder, 10))
+    show(figures)
+    print(store("advantages", figures, keep=given.keep))
 
 
 if __name__ == "__main__":

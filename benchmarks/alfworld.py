@@ -10,20 +10,15 @@ process; memory is measured in a new process. Results: benchmarks/results/alfwor
 
 from __future__ import annotations
 
-import argparse
 import gc
 import random
-import statistics
-import subprocess
 import sys
-import time
 from importlib.metadata import version
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from record import add_keep, store
-from rich.console import Console
-from rich.table import Table
+from record import in_new_process, make_parser, memory_mb, print_table, seconds, store
 
 from hgpo_envs.alfworld.data.source import ALFWorldSource
 from hgpo_envs.alfworld.engine import ALFWorldEngine
@@ -35,10 +30,8 @@ if TYPE_CHECKING:
     from hgpo_envs.alfworld.engine.game import Game
     from hgpo_envs.engine import Engine
 
-HERE = Path(__file__).parent
-sys.path = [
-    folder for folder in sys.path if Path(folder or ".").resolve() != HERE
-]  # this file would shadow the package `alfworld`
+# In the folder of this file, which is last now, it would shadow the package `alfworld`.
+sys.path.sort(key=lambda folder: Path(folder or ".").resolve() == Path(__file__).parent)
 LIVE = 1000
 """Number of environments for the measurement of memory."""
 
@@ -46,9 +39,7 @@ LIVE = 1000
 def cpu(work: Callable[[], object]) -> float:
     """Return the CPU seconds of a call in this process."""
     gc.collect()
-    began = time.process_time()
-    work()
-    return time.process_time() - began
+    return seconds(work)
 
 
 def walk(game: Game, steps: int, seed: int) -> list[str]:
@@ -81,7 +72,7 @@ def against(source: ALFWorldSource, ids: Sequence[str], steps: int) -> dict[str,
         start = cpu(lambda game=game: again(native, game, (), 10 * repeats)) / (10 * repeats)
         both = cpu(lambda game=game, commands=commands: again(native, game, commands, repeats)) / repeats
         rows.append(row | {"native_start_s": start, "native_step_s": (both - start) / len(commands)})
-    means = {key: statistics.fmean(row[key] for row in rows) for key in rows[0] if key.endswith("_s")}
+    means = {key: fmean(row[key] for row in rows) for key in rows[0] if key.endswith("_s")}
     return {
         "games": rows,
         **means,
@@ -104,8 +95,7 @@ def throughput(source: ALFWorldSource, ids: Sequence[str]) -> dict[str, float]:
     walks = [walk(game, 50, number) for number, game in enumerate(games)]
     for game in games:
         game.cache.clear()  # drop the data that engines of a game share
-    steps = sum(map(len, walks))
-    engine = ALFWorldEngine()
+    steps, engine = sum(map(len, walks)), ALFWorldEngine()
 
     def play() -> None:
         for game, commands in zip(games, walks, strict=True):
@@ -131,26 +121,14 @@ def opening(pack: Path | None, folder: Path | None) -> dict[str, float]:
     return figures
 
 
-def memory(pack: Path | None) -> dict[str, float]:
-    """Measure resident MB of a process with 1,000 engines, and of one in which the original plays one game."""
-    figures = {}
-    for who in ("imports", "native", "original"):
-        command = [sys.executable, __file__, *([str(pack)] if pack else []), "--resident", who]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode == 0:
-            figures[f"{who}_mb"] = float(done.stdout.splitlines()[-1])
-    return figures
-
-
 def resident(pack: Path | None, who: str) -> float:
-    """Return the resident MB of this process after a game."""
+    """Return the resident MB of this process with 1,000 native engines, or one of the original, after some steps."""
     source = ALFWorldSource(pack)
-    ids = source.ids("train")
-    live: list[Engine] = []
+    ids, rng = source.ids("train"), random.Random(0)
+    live: list[Engine] = []  # which stay in memory
     if who == "native":
         live = [source.engine() for _ in range(LIVE)]
         states = [engine.start(ids[number % len(ids)]) for number, engine in enumerate(live)]
-        rng = random.Random(0)
         for _ in range(20):
             states = [e.act(rng.choice(s.actions)) for e, s in zip(live, states, strict=True)]
     if who == "original":
@@ -158,65 +136,61 @@ def resident(pack: Path | None, who: str) -> float:
 
         live = [OriginalEngine(source)]
         live[0].act(live[0].start(ids[0]).actions[0])
-    status = Path("/proc/self/status").read_text("utf-8")
-    return int(status.split("VmRSS:")[1].split()[0]) / 1024
+    return memory_mb("VmRSS")
 
 
-def report(figures: dict[str, Any]) -> Table:
+def report(figures: dict[str, Any]) -> None:
     """Print the results."""
-    table = Table(title="ALFWorld: native and original")
-    for column in ("", "native", "original", "ratio"):
-        table.add_column(column, justify="left" if not column else "right")
     both, data, pace, held = (figures.get(k, {}) for k in ("against", "opening", "throughput", "memory"))
-    if both:
-        for what, key in (("start (compiled game)", "start"), ("step with admissible commands", "step")):
-            native, original = both[f"native_{key}_s"], both[f"original_{key}_s"]
-            table.add_row(what, f"{native * 1e6:.1f} µs", f"{original * 1e3:,.0f} ms", f"{original / native:,.0f}")
+    rows = []
     if both:
         first = both["native_start_s"] + data["read_and_compile_s"]
-        ratio = f"{both['original_start_s'] / first:,.0f}"
-        table.add_row(
-            "start of a game not yet read", f"{first * 1e3:.2f} ms", f"{both['original_start_s'] * 1e3:,.0f} ms", ratio
-        )
-    table.add_row("steps/s, one core, game met again", f"{pace['steps_per_s']:,.0f}")
-    table.add_row("steps/s, one core, game met first", f"{pace['first_steps_per_s']:,.0f}")
-    table.add_row("read and compile a game", f"{data['read_and_compile_s'] * 1e3:.2f} ms")
-    table.add_row(f"open a pack of {data['games']:,} games", f"{data['open_pack_s'] * 1e3:.2f} ms")
+        for what, native, original in (
+            ("start (compiled game)", both["native_start_s"], both["original_start_s"]),
+            ("step with admissible commands", both["native_step_s"], both["original_step_s"]),
+            ("start of a game not yet read", first, both["original_start_s"]),
+        ):
+            cells = {"native": f"{native * 1e6:,.1f} µs", "original": f"{original * 1e3:,.0f} ms"}
+            rows.append({"": what, **cells, "ratio": f"{original / native:,.0f}"})
+    alone = {
+        "steps/s, one core, game met again": f"{pace['steps_per_s']:,.0f}",
+        "steps/s, one core, game met first": f"{pace['first_steps_per_s']:,.0f}",
+        "read and compile a game": f"{data['read_and_compile_s'] * 1e3:.2f} ms",
+        f"open a pack of {data['games']:,} games": f"{data['open_pack_s'] * 1e3:.2f} ms",
+    }
     if "open_folder_s" in data:
-        table.add_row("open the folder of them", f"{data['open_folder_s'] * 1e3:,.0f} ms")
-    original = f"{held['original_mb']:.0f} MB, one" if "original_mb" in held else ""
-    table.add_row(f"memory, {LIVE:,} live engines", f"{held['native_mb']:.0f} MB", original)
-    table.add_row("memory of the imports alone", f"{held['imports_mb']:.0f} MB")
-    return table
+        alone["open the folder of them"] = f"{data['open_folder_s'] * 1e3:,.0f} ms"
+    rows += [{"": what, "native": value} for what, value in alone.items()]
+    for what, name in ((f"memory, {LIVE:,} live engines; one original", "native_mb"), ("its imports", "imports_mb")):
+        rows.append({"": what, "native": f"{held[name]:.0f} MB"})
+    if both:
+        rows[-2]["original"] = f"{held['original_mb']:.0f} MB"
+    print_table(rows, title="ALFWorld: native and original")
 
 
 def main() -> None:
     """Measure and report."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("pack", nargs="?", type=Path)
     parser.add_argument("--folder", type=Path, help="the same games as official files")
     parser.add_argument("--games", type=int, default=4, help="number of games played by the original")
     parser.add_argument("--steps", type=int, default=15, help="steps per game")
-    parser.add_argument("--resident", help=argparse.SUPPRESS)
-    add_keep(parser)
-    arguments = parser.parse_args()
-    if arguments.resident:
-        sys.stdout.write(f"{resident(arguments.pack, arguments.resident)}\n")
-        return
-    source = ALFWorldSource(arguments.pack)
+    given = parser.parse_args()
+    source = ALFWorldSource(given.pack)
     ids = random.Random(0).sample(source.ids("all"), min(200, len(source.ids("all"))))
+    memory = {f"{who}_mb": in_new_process(resident, given.pack, who) for who in ("imports", "native")}
     figures: dict[str, Any] = {
         "throughput": throughput(source, ids),
-        "opening": opening(arguments.pack, arguments.folder),
-        "memory": memory(arguments.pack),
+        "opening": opening(given.pack, given.folder),
+        "memory": memory,
     }
     try:
-        figures["against"] = against(source, ids[: arguments.games], arguments.steps)
+        figures["against"] = against(source, ids[: given.games], given.steps)
+        memory["original_mb"] = in_new_process(resident, given.pack, "original")
     except InputError as error:
-        Console(stderr=True).print(f"without the original: {error}", markup=False)
-    console = Console()
-    console.print(report(figures))
-    console.print(store("alfworld", figures, keep=arguments.keep))
+        print(f"without the original: {error}", file=sys.stderr)
+    report(figures)
+    print(store("alfworld", figures, keep=given.keep))
 
 
 if __name__ == "__main__":

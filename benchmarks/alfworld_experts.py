@@ -7,16 +7,15 @@ DATA is a folder of official games or a pack. The bundled games are always playe
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections import defaultdict
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING
 
-import record
+from record import make_parser, print_table, store
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 
 from hgpo_envs.alfworld.data.source import ALFWorldSource
 from hgpo_envs.alfworld.engine import ALFWorldEngine
@@ -32,6 +31,8 @@ if TYPE_CHECKING:
     from hgpo_envs.alfworld.data.game_folder import GameStore
 
 LIMIT = 50
+SEED = 1
+"""Seed of the generated games."""
 
 
 def play(name: str, store: GameStore) -> Iterator[tuple[str, bool, int]]:
@@ -57,49 +58,33 @@ def summary(name: str, store: GameStore) -> dict[str, dict[str, float]]:
     table = {}
     for task_type in (*TASK_TYPES, "all"):
         lengths = [steps for won, steps in rows[task_type] if won]
-        mean = round(sum(lengths) / len(lengths), 2) if lengths else float("nan")
-        table[task_type] = {
-            "games": len(rows[task_type]),
-            "won": len(lengths),
-            "mean": mean,
-            "most": max(lengths, default=0),
-        }
+        mean = round(fmean(lengths), 2) if lengths else float("nan")
+        found = {"games": len(rows[task_type]), "won": len(lengths), "mean": mean, "most": max(lengths, default=0)}
+        table[task_type] = found
     return table
-
-
-def show(data: str, name: str, rows: dict[str, dict[str, float]]) -> None:
-    """Return one table."""
-    table = Table(title=f"{name} on {data}: won within {LIMIT} steps")
-    for column in ("task type", "games", "won", "% won", "mean steps", "most"):
-        table.add_column(column, justify="left" if column == "task type" else "right")
-    for task_type, row in rows.items():
-        share = f"{100 * row['won'] / row['games']:.2f}"
-        table.add_row(task_type, f"{row['games']:,}", f"{row['won']:,}", share, f"{row['mean']:.2f}", str(row["most"]))
-    Console().print(table)
 
 
 def main() -> None:
     """Play all games with both players, print the tables and store the numbers."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("data", nargs="*", type=Path)
     parser.add_argument("--generated", type=int, default=0, help="number of additional generated games")
-    parser.add_argument("--seed", type=int, default=1, help="seed of the generated games")
-    record.add_keep(parser)
-    arguments = parser.parse_args()
+    given = parser.parse_args()
     began = time.process_time()
     stores: dict[str, GameStore] = {"bundled": ALFWorldSource().store}
-    stores |= {path.name: ALFWorldSource(path).store for path in arguments.data}
-    if arguments.generated:
-        stores[f"{arguments.generated} generated, seed {arguments.seed}"] = GeneratedStore(
-            arguments.generated, arguments.seed
-        )
+    stores |= {path.name: ALFWorldSource(path).store for path in given.data}
+    if given.generated:
+        stores[f"{given.generated} generated, seed {SEED}"] = GeneratedStore(given.generated, SEED)
     results: dict[str, dict[str, dict[str, dict[str, float]]]] = defaultdict(dict)
-    for data, store in stores.items():
+    columns = {"task type": "{type}", "games": "{games:,}", "won": "{won:,}", "% won": "{share:.2%}"}
+    columns |= {"mean steps": "{mean:.2f}", "most": "{most}"}
+    for data, games in stores.items():
         for name in ("expert", "explorer"):
-            results[data][name] = summary(name, store)
-            show(data, name, results[data][name])
+            found = results[data][name] = summary(name, games)
+            rows = [{"type": kind, **row, "share": row["won"] / row["games"]} for kind, row in found.items()]
+            print_table(rows, columns, f"{name} on {data}: won within {LIMIT} steps")
     report = {"limit": LIMIT, "results": results, "cpu_s": round(time.process_time() - began, 1)}
-    print(record.store("alfworld_experts", report, keep=arguments.keep))
+    print(store("alfworld_experts", report, keep=given.keep))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ kept report of DATA.
 
 from __future__ import annotations
 
-import argparse
 import gzip
 import json
 import random
@@ -21,10 +20,9 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from record import RESULTS, add_keep, store
+from record import RESULTS, make_parser, print_table, store
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 
 from hgpo_envs.alfworld.data.source import ALFWorldSource
 from hgpo_envs.alfworld.engine.game import KNIVES, STATIONS, compile_game
@@ -33,18 +31,19 @@ from hgpo_envs.alfworld.engine.state import NOTHING, Ability, Trait
 from hgpo_envs.alfworld.reference.original import OriginalEngine
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Iterator, Mapping
     from typing import Any
 
     from hgpo_envs.alfworld.engine import ALFWorldEngine
     from hgpo_envs.engine import State
 
-HERE = Path(__file__).parent
-sys.path = [folder for folder in sys.path if Path(folder or ".").resolve() != HERE]  # alfworld.py is not the package
-sys.path.append(str(HERE.parent))
+# In the folder of this file, which is last now, alfworld.py would shadow the package `alfworld`.
+sys.path.sort(key=lambda folder: Path(folder or ".").resolve() == Path(__file__).parent)
+sys.path.append(str(Path(__file__).parents[1]))
 
-from tools.alfworld_coverage import CountingEngine  # noqa: E402
-from tools.memoise_textworld import memoise_textworld  # noqa: E402
+from tools.alfworld_coverage import CountingEngine
+from tools.memoise_textworld import memoise_textworld
 
 WEIGHTS = {"slice": 9, "use": 6, "clean": 7, "heat": 7, "cool": 7, "examine": 3, "move": 2, "put": 2, "take": 5,
            "open": 4, "look": 2, "go": 6, "close": 1, "inventory": 1, "help": 0.3}  # fmt: skip
@@ -181,14 +180,9 @@ def compare(
 
 
 def _row(action: str | None, shown: State, state: State) -> dict[str, Any]:
-    agrees = (shown.text, list(shown.actions), shown.won, shown.valid) == (
-        state.text,
-        list(state.actions),
-        state.won,
-        state.valid,
-    )
+    original, native = ([one.text, list(one.actions), one.won, one.valid] for one in (shown, state))
     row = {"action": action, "observation": shown.text, "admissible_commands": list(shown.actions), "won": shown.won}
-    return row | {"agrees": agrees, "native": None if agrees else [state.text, list(state.actions), state.won]}
+    return row | {"agrees": original == native, "native": None if original == native else native[:3]}
 
 
 def most_telling(walks: list[tuple[set[str], list[str]]], keep: int) -> list[list[str]]:
@@ -204,7 +198,7 @@ def most_telling(walks: list[tuple[set[str], list[str]]], keep: int) -> list[lis
     return chosen
 
 
-def fuzz(arguments: argparse.Namespace) -> tuple[dict[str, Any], list[tuple[set[str], list[str]]]]:
+def fuzz(given: argparse.Namespace) -> tuple[dict[str, Any], list[tuple[set[str], list[str]]]]:
     """Play the walks; return the report, and the cases and lines of each walk."""
     tally: Counter[str] = Counter()
     fired: Counter[str] = Counter()
@@ -212,37 +206,31 @@ def fuzz(arguments: argparse.Namespace) -> tuple[dict[str, Any], list[tuple[set[
     walks: list[tuple[set[str], list[str]]] = []
     original = OriginalEngine()
     began = time.process_time()
-    for data in arguments.data or [None]:
+    for data in given.data or [None]:
         source, label = ALFWorldSource(data), data.name if data else "bundled"
-        rng = random.Random(f"{arguments.seed} {label}")
+        rng = random.Random(f"{given.seed} {label}")
         ids = source.ids("all")
-        for task in track(rng.sample(ids, min(arguments.games, len(ids))), label, console=Console(stderr=True)):
+        for task in track(rng.sample(ids, min(given.games, len(ids))), label, console=Console(stderr=True)):
             native = CountingEngine()
-            file = convert(source.read(task), "put" if rng.random() < arguments.put else "move")
-            rows = list(compare(file, native, original, arguments.steps, rng))
+            file = convert(source.read(task), "put" if rng.random() < given.put else "move")
+            rows = list(compare(file, native, original, given.steps, rng))
             differences += [{"task": task, "step": n, **row} for n, row in enumerate(rows) if not row["agrees"]]
             grammar, cases = native.game.grammar.name, native.fired
             fired += cases
-            lines = [_line({"task": task, "grammar": grammar, "step": n}, row) for n, row in enumerate(rows)]
+            shown = [{key: value for key, value in row.items() if key not in ("agrees", "native")} for row in rows]
+            lines = [
+                json.dumps({"task": task, "grammar": grammar, "step": n, **row}) + "\n" for n, row in enumerate(shown)
+            ]
             walks.append((set(cases), lines))
             tally.update({"lines": len(rows), "games": 1, f"games from {label}": 1, f"games worded {grammar}": 1})
-    report = {"seed": arguments.seed, "steps": arguments.steps, "cpu_s": round(time.process_time() - began, 1), **tally}
-    report |= {
-        "differences": len(differences),
-        "first_differences": differences[:20],
-        "fired": dict(sorted(fired.items())),
-    }
-    return report, walks
-
-
-def _line(head: Mapping[str, Any], row: Mapping[str, Any]) -> str:
-    shown = {key: value for key, value in row.items() if key not in ("agrees", "native")}
-    return json.dumps({**head, **shown}) + "\n"
+    report = {"seed": given.seed, "steps": given.steps, "cpu_s": round(time.process_time() - began, 1), **tally}
+    report |= {"differences": len(differences), "first_differences": differences[:20]}
+    return report | {"fired": dict(sorted(fired.items()))}, walks
 
 
 def main() -> None:
     """Run the comparison and report."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("data", nargs="*", type=Path, help="default: the bundled games")
     parser.add_argument("--games", type=int, default=200, help="games drawn from each DATA")
     parser.add_argument("--steps", type=int, default=60)
@@ -252,36 +240,27 @@ def main() -> None:
     parser.add_argument("--walks", type=int, help="number of recorded walks, chosen for the most cases")
     parser.add_argument("--name", default="bundled", help="the name of DATA in the stored report")
     parser.add_argument("--out", type=Path, help="write the report to this JSON file instead")
-    add_keep(parser)
-    arguments = parser.parse_args()
+    given = parser.parse_args()
     memoise_textworld()
-    report, walks = fuzz(arguments)
-    if arguments.record:
-        kept = most_telling(walks, arguments.walks) if arguments.walks else [lines for _, lines in walks]
+    report, walks = fuzz(given)
+    if given.record:
+        kept = most_telling(walks, given.walks) if given.walks else [lines for _, lines in walks]
         content = "".join(line for lines in kept for line in lines).encode()
-        arguments.record.write_bytes(gzip.compress(content, 9, mtime=0))
-    _print(report)
-    if arguments.out:
-        arguments.out.write_text(json.dumps(report, indent=1) + "\n", "utf-8")
+        given.record.write_bytes(gzip.compress(content, 9, mtime=0))
+    print_table(
+        ({"rule": rule, "times": times} for rule, times in report["fired"].items()), title="how often each fired"
+    )
+    for difference in report["first_differences"]:
+        Console().print_json(json.dumps(difference))
+    Console().print({k: v for k, v in report.items() if k not in ("fired", "first_differences")})
+    if given.out:
+        given.out.write_text(json.dumps(report, indent=1) + "\n", "utf-8")
     else:
         path = RESULTS / "alfworld_fuzz.json"  # one report for each DATA
         others = json.loads(path.read_text("utf-8")) if path.exists() else {}
-        reports = {**others.get("figures", others), arguments.name: report}
-        print(store("alfworld_fuzz", reports, keep=arguments.keep))
+        reports = {**others.get("figures", others), given.name: report}
+        print(store("alfworld_fuzz", reports, keep=given.keep))
     sys.exit(1 if report["differences"] else 0)
-
-
-def _print(report: Mapping[str, Any]) -> None:
-    console = Console()
-    table = Table(title="how often each rule fired")
-    table.add_column("rule")
-    table.add_column("times", justify="right")
-    for rule, times in report["fired"].items():
-        table.add_row(rule, f"{times:,}")
-    console.print(table)
-    for difference in report["first_differences"]:
-        console.print_json(json.dumps(difference))
-    console.print({k: v for k, v in report.items() if k not in ("fired", "first_differences")})
 
 
 if __name__ == "__main__":

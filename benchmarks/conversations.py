@@ -8,14 +8,11 @@ The explorer plays the bundled tasks with prompts of both styles; a tokenizer of
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 from pathlib import Path
 from typing import Final
 
-from record import add_keep, store
-from rich.console import Console
-from rich.table import Table
+from record import make_parser, print_table, store
 
 from hgpo_train.models.tiny import train_tokenizer
 from hgpo_train.rollout import collect
@@ -47,18 +44,17 @@ def count(env_id: str, tasks: int) -> dict[str, dict[str, float]]:
 
 def main() -> None:
     """Count and report."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = make_parser(__doc__)
     parser.add_argument("--tasks", type=int, default=48)
-    add_keep(parser)
-    arguments = parser.parse_args()
-    figures = {env_id: count(env_id, arguments.tasks) for env_id in ENVIRONMENTS}
-    table = Table("environment", "prompts", "steps", "tokens as rows", "as sequences", "ratio")
-    for env_id, styles in figures.items():
-        for style, values in styles.items():
-            table.add_row(env_id, style, *(f"{value:,}" for value in values.values()))
-    console = Console()
-    console.print(table)
-    console.print(store("conversations", figures, keep=arguments.keep))
+    given = parser.parse_args()
+    figures = {env_id: count(env_id, given.tasks) for env_id in ENVIRONMENTS}
+    titles = ("steps", "tokens as rows", "as sequences", "ratio")
+    print_table(
+        {"environment": env_id, "prompts": style, **dict(zip(titles, values.values(), strict=True))}
+        for env_id, styles in figures.items()
+        for style, values in styles.items()
+    )
+    print(store("conversations", figures, keep=given.keep))
 
 
 if __name__ == "__main__":

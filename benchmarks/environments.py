@@ -19,20 +19,14 @@ The last rows are ratios of figures of the same run, which a loaded machine chan
 
 from __future__ import annotations
 
-import argparse
-import multiprocessing
 import random
 import tempfile
-import time
-from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import gymnasium
-from record import add_keep, store
-from rich.console import Console
-from rich.table import Table
+from record import in_new_process, make_parser, print_table, seconds, store
 
 import hgpo_envs  # noqa: F401 - registers the ids
 from hgpo_envs.episode import Episode, settings_for
@@ -88,10 +82,7 @@ def in_engine(engine: Any) -> Play:  # noqa: ANN401 - the engine of any benchmar
 
     def play(walk: Walk) -> float:
         engine.start(walk[0])
-        began = time.process_time()
-        for command in walk[1]:
-            engine.act(command)
-        return time.process_time() - began
+        return seconds(lambda: [engine.act(command) for command in walk[1]])
 
     return play
 
@@ -101,10 +92,7 @@ def in_environment(env: gymnasium.Env[Any, Any]) -> Play:
 
     def play(walk: Walk) -> float:
         env.reset(options={"task": walk[0]})
-        began = time.process_time()
-        for command in walk[1]:
-            env.step(command)
-        return time.process_time() - began
+        return seconds(lambda: [env.step(command) for command in walk[1]])
 
     return play
 
@@ -117,10 +105,7 @@ def part(episode: Episode, work: Callable[[Episode], object]) -> Play:
         taken = 0.0
         for command in walk[1]:
             episode.act(command)
-            began = time.process_time()
-            for _ in range(REPEATS):
-                work(episode)
-            taken += time.process_time() - began
+            taken += seconds(lambda: [work(episode) for _ in range(REPEATS)])
         return taken / REPEATS
 
     return play
@@ -173,9 +158,7 @@ def vector(env_id: str, walks: list[Walk], rounds: int) -> dict[str, float]:
         envs.reset(options={"task": [task for task, _ in walks]})
         for step in range(len(least)):
             actions = [commands[step] for _, commands in walks]
-            began = time.process_time()
-            envs.step(actions)
-            least[step] = min(least[step], time.process_time() - began)
+            least[step] = min(least[step], seconds(partial(envs.step, actions)))
         single = list(map(min, single, map(play, walks)))
     return {name: 1e6 * sum(seconds) / 5 / VECTOR for name, seconds in (("vector", least), ("single", single))}
 
@@ -185,7 +168,7 @@ def first(env_id: str, walks: list[Walk], rounds: int) -> dict[str, float]:
     steps = sum(len(commands) for _, commands in walks)
     figures = {}
     for name in ("engine", "gym.make"):
-        taken = [apart(partial(met_first, env_id, walks, name)) for _ in range(rounds)]
+        taken = [in_new_process(met_first, env_id, walks, name) for _ in range(rounds)]
         figures[f"{name}, first"] = 1e6 * sum(map(min, zip(*taken, strict=True))) / steps
     return figures
 
@@ -198,32 +181,22 @@ def met_first(env_id: str, walks: list[Walk], name: str) -> list[float]:
     return list(map(play, walks))
 
 
-def apart(work: Callable[[], Any]) -> Any:  # noqa: ANN401 - the result of the work
-    """Call a function in a new process."""
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-        return pool.submit(work).result()
-
-
 def main() -> None:
     """Measure and report."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--rounds", type=int, default=9)
-    add_keep(parser)
     given = parser.parse_args()
     rounds = given.rounds
     figures: dict[str, dict[str, float]] = {}
     for env_id in EPISODES:
-        walks = apart(partial(random_walks, env_id))
+        walks = in_new_process(random_walks, env_id)
         found = first(env_id, walks, rounds) | again(env_id, walks, rounds)
         found |= vector(env_id, walks, 3 * rounds)
         found |= {f"{name} / {reference}": found[name] / found[reference] for name, reference in RATIOS}
         figures[env_id] = {name: round(value, 2) for name, value in found.items()}
-    table = Table("CPU a step, µs", *(env_id for env_id in figures), title="Environments")
-    for name in next(iter(figures.values())):
-        table.add_row(name, *(f"{found[name]:.{2 if '/' in name else 1}f}" for found in figures.values()))
-    console = Console()
-    console.print(table)
-    console.print(store("environments", figures, keep=given.keep))
+    rows = ({"CPU a step, µs": name} | {env_id: figures[env_id][name] for env_id in EPISODES} for name in found)
+    print_table(rows, title="Environments")
+    print(store("environments", figures, keep=given.keep))
 
 
 if __name__ == "__main__":

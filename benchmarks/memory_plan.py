@@ -11,16 +11,14 @@ allocator's fragmentation are not included. Results: benchmarks/results/memory_p
 
 from __future__ import annotations
 
-import argparse
 import time
 import warnings
 import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
-from record import add_keep, store
+from record import make_parser, print_table, store
 from rich.console import Console
-from rich.table import Table
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -61,9 +59,9 @@ class LiveBytes(TorchDispatchMode):
         """Run an operator and count the storages of its outputs."""
         del types
         made = function(*args, **(kwargs or {}))
-        for tensor in tree_leaves(made):
-            if isinstance(tensor, torch.Tensor):
-                self.count(tensor)
+        for leaf in tree_leaves(made):
+            if isinstance(leaf, torch.Tensor):
+                self.count(leaf)
         return made
 
     def count(self, tensor: torch.Tensor) -> None:
@@ -123,15 +121,8 @@ def fake_peak(config: Config, rows: int, length: int = LENGTH, responses: int = 
                     places = torch.zeros(rows * responses, dtype=torch.int64)
                     with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
                         # The entropy has a gradient in every shipped configuration.
-                        logprob, entropy = response_logprobs(
-                            model,
-                            ids,
-                            positions,
-                            places,
-                            places,
-                            entropy_gradient=True,
-                            chunk=config.update.logit_chunk,
-                        )
+                        options = {"entropy_gradient": True, "chunk": config.update.logit_chunk}
+                        logprob, entropy = response_logprobs(model, ids, positions, places, places, **options)
                     (logprob.sum() + entropy.sum()).backward()
                     del logprob, entropy
                 torch.nn.utils.clip_grad_norm_([one for one in model.parameters() if one.grad is not None], 1.0)
@@ -162,26 +153,19 @@ def compare(name: str, rows: int) -> dict[str, Any]:
 
 def main() -> None:
     """Print the comparison, then the plans."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = make_parser(__doc__)
     parser.add_argument("--rows", type=int, default=32, help="rows of 1,024 tokens of a micro-batch")
-    add_keep(parser)
     given = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    console = Console()
     found = [compare(name, given.rows) for name in RUNS]
-    table = Table(title="peak of the learner's update, without the reference")
-    for name in found[0]:
-        table.add_column(name, justify="right")
-    for row in found:
-        table.add_row(*(f"{value:,.3f}" if isinstance(value, float) else str(value) for value in row.values()))
-    console.print(table)
+    print_table(found, title="peak of the learner's update, without the reference")
     for name in RUNS:
         config = load_config(name)
         model = meta_model(config.model.path)
         for card in CARDS:
-            console.print(plan_memory(config, model, named_card(card)).table(), soft_wrap=True)
-    console.print(store("memory_plan", {"learner": found}, keep=given.keep))
+            Console().print(plan_memory(config, model, named_card(card)).table(), soft_wrap=True)
+    print(store("memory_plan", {"learner": found}, keep=given.keep))
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ Results: benchmarks/results/publication.json.
 
 from __future__ import annotations
 
-import argparse
 import copy
 import tempfile
 from typing import TYPE_CHECKING, Any
@@ -23,9 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 import torch
-from record import add_keep, store
-from rich.console import Console
-from rich.table import Table
+from record import make_parser, print_table, store
 from transformers import AutoModelForCausalLM, Qwen2Config
 
 from hgpo_train.models.config import LoraConfig
@@ -74,11 +71,6 @@ def rows(seed: int, number: int = 64) -> Samples:
         "advantage": rng.normal(size=number),
     }
     return samples_from_steps(pl.DataFrame(steps))
-
-
-def merged_in_place(model: Model) -> dict[str, Tensor]:
-    """Return the weights that version 0.1 published: merged by peft into the bfloat16 base."""
-    return checkpoint_weights(copy.deepcopy(model).merge_and_unload())
 
 
 def rounded_adapters(model: Model) -> dict[str, Tensor]:
@@ -132,19 +124,15 @@ def change() -> list[dict[str, Any]]:
         trained = torch.cat([(exact[name] - base[name]).flatten().double() for name in changed])
         trained_logprobs = (log_probabilities(exact, ids) - before).flatten()
         for way, weights in (
-            ("merged in bfloat16 (before)", merged_in_place(model)),
+            ("merged in bfloat16 (before)", checkpoint_weights(copy.deepcopy(model).merge_and_unload())),
             ("merged in float32, served in bfloat16", checkpoint_weights(model, torch.bfloat16)),
             ("adapters (now)", rounded_adapters(model)),
         ):
             published = torch.cat([(weights[name].float() - base[name]).flatten().double() for name in changed])
             share, error = compared(published, trained)
-            logprob_share, logprob_error = compared(
-                (log_probabilities(weights, ids) - before).flatten(), trained_logprobs
-            )
-            found.append(
-                {"iterations": iteration, "published": way, "weights: share": share, "error": error}
-                | {"log-probabilities: share": logprob_share, "their error": logprob_error}
-            )
+            row = {"iterations": iteration, "published": way, "weights: share": share, "error": error}
+            share, error = compared((log_probabilities(weights, ids) - before).flatten(), trained_logprobs)
+            found.append(row | {"log-probabilities: share": share, "their error": error})
     return found
 
 
@@ -207,41 +195,25 @@ def engine_logprobs(policy: VLLMPolicy, ids: Tensor) -> Tensor:
     prompts = [{"prompt_token_ids": row} for row in ids.tolist()]
     params = SamplingParams(max_tokens=1, prompt_logprobs=0)
     outputs = policy._llm.generate(prompts, params, lora_request=policy._adapter, use_tqdm=False)  # noqa: SLF001
-    rows = zip(outputs, ids.tolist(), strict=True)
     values = [
-        [at[token].logprob for at, token in zip(out.prompt_logprobs[1:], row[1:], strict=True)] for out, row in rows
+        at[token].logprob
+        for out, row in zip(outputs, ids.tolist(), strict=True)
+        for at, token in zip(out.prompt_logprobs[1:], row[1:], strict=True)
     ]
-    return torch.tensor(values, dtype=torch.float64).flatten()
-
-
-def show(console: Console, title: str, found: list[dict[str, Any]]) -> None:
-    """Print a table of values."""
-    table = Table(title=title)
-    for name in dict.fromkeys(name for row in found for name in row):
-        table.add_column(name, justify="right")
-    for row in found:
-        table.add_row(
-            *(
-                f"{value:,.3g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else value
-                for value in (row.get(column.header, "") for column in table.columns)
-            )
-        )
-    console.print(table)
+    return torch.tensor(values, dtype=torch.float64)
 
 
 def main() -> None:
     """Run all parts."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = make_parser(__doc__)
     parser.add_argument("--engine", action="store_true", help="also measure what vLLM serves")
-    add_keep(parser)
     given = parser.parse_args()
-    console = Console()
     figures = {"change": change()}
     if given.engine:
         figures["engine"] = served()
-        show(console, "the change that vLLM serves, five iterations", figures["engine"])
-    show(console, "the change that is published", figures["change"])
-    console.print(store("publication", figures, keep=given.keep))
+        print_table(figures["engine"], title="the change that vLLM serves, five iterations")
+    print_table(figures["change"], title="the change that is published")
+    print(store("publication", figures, keep=given.keep))
 
 
 if __name__ == "__main__":

@@ -10,14 +10,11 @@ benchmarks/results/reference_kl.json.
 
 from __future__ import annotations
 
-import argparse
 import copy
 from typing import TYPE_CHECKING, Any
 
 import torch
-from record import add_keep, store
-from rich.console import Console
-from rich.table import Table
+from record import make_parser, print_table, store
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from hgpo_train.models.reference import frozen_copy
@@ -63,11 +60,6 @@ def random_model(seed: int = 0) -> Model:
     return model.eval()
 
 
-def cast(model: Model) -> Model:
-    """Return the reference of version 0.1."""
-    return copy.deepcopy(model).to(torch.bfloat16)
-
-
 def cast_with_frequencies(model: Model) -> Model:
     """Return a copy of which all parameters are cast, but no buffers."""
     copied = copy.deepcopy(model)
@@ -77,7 +69,7 @@ def cast_with_frequencies(model: Model) -> Model:
 
 
 REFERENCES: dict[str, Callable[[Model], Model]] = {
-    "cast as a whole (before)": cast,
+    "cast as a whole (before)": lambda model: copy.deepcopy(model).to(torch.bfloat16),
     "cast, float32 frequencies": cast_with_frequencies,
     "frozen_copy (now)": lambda model: frozen_copy(model, torch.bfloat16),
 }
@@ -93,11 +85,9 @@ def log_distributions(model: Model, ids: Tensor) -> Tensor:
 
 def main() -> None:
     """Measure all references at all lengths."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = make_parser(__doc__)
     parser.add_argument("--rows", type=int, default=2, help="sequences of each length")
-    add_keep(parser)
     given = parser.parse_args()
-    console = Console()
     model = random_model()
     references = {name: make(model) for name, make in REFERENCES.items()}
     found: list[dict[str, Any]] = []
@@ -109,14 +99,9 @@ def main() -> None:
             divergence = (policy.exp() * (policy - other)).sum(-1).mean().item()
             identical = torch.equal(policy, other)
             found.append({"tokens": length, "reference": name, "kl": divergence, "identical": identical})
-    table = Table(
-        "tokens", "reference", "KL, nats a token", "identical bits", title="policy and reference at the start"
-    )
-    for row in found:
-        kl = "0" if row["kl"] == 0 else f"{row['kl']:.2e}"
-        table.add_row(f"{row['tokens']:,}", row["reference"], kl, "yes" if row["identical"] else "no")
-    console.print(table)
-    console.print(store("reference_kl", {"positions": POSITIONS, "rows": given.rows, "kl": found}, keep=given.keep))
+    columns = {"tokens": "{tokens:,}", "reference": "{reference}", "KL, nats a token": "{kl:.2e}"}
+    print_table(found, {**columns, "identical bits": "{identical}"}, "policy and reference at the start")
+    print(store("reference_kl", {"positions": POSITIONS, "rows": given.rows, "kl": found}, keep=given.keep))
 
 
 if __name__ == "__main__":

@@ -10,16 +10,13 @@ rollouts of the model itself, relative to the norm of the latter. Results: bench
 
 from __future__ import annotations
 
-import argparse
 import copy
 import itertools
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import torch
-from record import add_keep, store
-from rich.console import Console
-from rich.table import Table
+from record import make_parser, print_table, store
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from hgpo_train.training.config import Config, replace
@@ -50,13 +47,9 @@ SETTINGS: Final = replace(
 def make_policy() -> Model:
     """Return a small model with random weights, large enough for a distribution that is far from uniform."""
     torch.manual_seed(0)
-    shape: dict[str, Any] = {
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-    }
-    model = Qwen2ForCausalLM(Qwen2Config(vocab_size=VOCABULARY, num_key_value_heads=1, **shape))
+    shape: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1}
+    model = Qwen2ForCausalLM(Qwen2Config(vocab_size=VOCABULARY, **shape, **heads))
     with torch.no_grad():
         for weight in model.parameters():
             weight.mul_(8.0 if weight.dim() > 1 else 1.0)
@@ -130,18 +123,12 @@ def measure() -> list[dict[str, Any]]:
 
 def main() -> None:
     """Measure, print and store."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    add_keep(parser)
-    given = parser.parse_args()
+    given = make_parser(__doc__).parse_args()
     torch.set_num_threads(1)
-    console, rows = Console(), measure()
-    table = Table("weights of the copy", "mean gap of log-probabilities", "none", "token", "sequence")
-    for row in rows:
-        table.add_row(
-            row["gap"], f"{row['logprob_gap']:.3f}", *(f"{row[k]:.1%}" for k in ("none", "token", "sequence"))
-        )
-    console.print(table)
-    console.print(store("rollout_correction", {"threshold": THRESHOLD, "rows": rows}, keep=given.keep))
+    rows = measure()
+    columns = {"weights of the copy": "{gap}", "mean gap of log-probabilities": "{logprob_gap:.3f}"}
+    print_table(rows, columns | {level: f"{{{level}:.1%}}" for level in ("none", "token", "sequence")})
+    print(store("rollout_correction", {"threshold": THRESHOLD, "rows": rows}, keep=given.keep))
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ tail       collector and lockstep loop with the same log-normal response times
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import math
 import os
@@ -23,11 +22,12 @@ import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 from itertools import cycle, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from record import add_keep, store
+from record import in_new_process, in_turns, make_parser, memory_mb, store
 from rich.console import Console
 
 from hgpo_datasets import StepWriter
@@ -35,6 +35,7 @@ from hgpo_envs.episode import Episode
 from hgpo_envs.hashing import text_hash
 from hgpo_train.policies.base import AsyncPolicy, BatchPolicy, Reply, Request
 from hgpo_train.policies.registry import PolicyContext, make_policy
+from hgpo_train.rollout import collect
 from hgpo_train.rollout.env_handle import EnvHandle, open_env
 from hgpo_train.rollout.groups import plan_groups
 from hgpo_train.rollout.run import ExecutionOptions, RolloutSpec, collect_groups
@@ -45,7 +46,6 @@ if TYPE_CHECKING:
     from hgpo_train.rollout.collector import Tally
 
 ALFWORLD, WEBSHOP = "HGPO/ALFWorld-v0", "HGPO/WebShop-v0"
-CONSOLE = Console()
 
 
 def handle(env_id: str = ALFWORLD, **options: Any) -> EnvHandle:
@@ -56,15 +56,6 @@ def policy_for(env: EnvHandle, name: str = "random") -> BatchPolicy:
     policy = make_policy(name, PolicyContext(env.shared.source.name, "response"))
     assert isinstance(policy, BatchPolicy)
     return policy
-
-
-def in_turns(repeats: int, **measures: Callable[[], float]) -> dict[str, list[float]]:
-    """Measure each of several things `repeats` times, in turns, so that other load affects all of them alike."""
-    values: dict[str, list[float]] = {name: [] for name in measures}
-    for _ in range(repeats):
-        for name, measure in measures.items():
-            values[name].append(measure())
-    return values
 
 
 def compared(values: Mapping[str, Sequence[float]], reference: str, unit: str) -> dict[str, Any]:
@@ -138,36 +129,21 @@ def steps() -> dict[str, Any]:
     figures = {}
     for env_id in (ALFWORLD, WEBSHOP):
         env = handle(env_id)
-        values = in_turns(
-            7,
-            environment_and_policy=lambda env=env: alone(env),
-            collected=lambda env=env: collected(env, Nowhere(), time.process_time),
-            collected_and_written=lambda env=env: written(env, time.process_time),
-        )
-        figures[env_id] = compared(values, "environment_and_policy", "us")
+        measures = {
+            "environment_and_policy": partial(alone, env),
+            "collected": partial(collected, env, Nowhere(), time.process_time),
+            "collected_and_written": partial(written, env, time.process_time),
+        }
+        figures[env_id] = compared(in_turns(7, measures), "environment_and_policy", "us")
     return figures
 
 
 def workers() -> dict[str, Any]:
-    env = handle()
-    values = in_turns(
-        3,
-        in_process=lambda: written(env, time.perf_counter, slots=2),
-        two_workers=lambda: written(env, time.perf_counter, slots=2, workers=True),
-    )
+    measure = partial(written, handle(), time.perf_counter, slots=2)
+    values = in_turns(3, {"in_process": measure, "two_workers": partial(measure, workers=True)})
     return compared(values, "in_process", "us")
 
 
-_MEMORY = """
-import resource, sys
-from hgpo_train.rollout import collect
-
-def peak():
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-
-run = collect("HGPO/ALFWorld-v0", "random", sys.argv[1], tasks=256, group_size=8, seed=1, progress=False)
-print(run.tally.steps, peak())
-"""
 _START = """
 import os, sys
 import hgpo_train.rollout.collection
@@ -181,28 +157,33 @@ main()
 _IMPORTS = "import gymnasium, polars"
 
 
+def collect_many(folder: str) -> dict[str, Any]:
+    run = collect(ALFWORLD, "random", folder, tasks=256, group_size=8, seed=1, progress=False)
+    return {"steps": run.tally.steps, "peak_mb": round(memory_mb("VmHWM"))}
+
+
 def memory() -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-c", _MEMORY, f"{folder}/run"]
-        played, peak = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
+        found = in_new_process(collect_many, f"{folder}/run")
         size = sum(path.stat().st_size for path in Path(folder).rglob("*.parquet"))
-    return {"steps": int(played), "peak_mb": round(float(peak)), "table_mb": round(size / 1e6)}
+    return {**found, "table_mb": round(size / 1e6)}
 
 
 def start() -> dict[str, Any]:
-    def cpu(program: str) -> float:
-        import resource
+    import resource
 
+    # Bytecode is stored, as it is for users, so that only the first turn compiles.
+    stored = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": f"{tempfile.gettempdir()}/hgpo-bytecode"}
+
+    def cpu(program: str) -> float:
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         with tempfile.TemporaryDirectory() as folder:
-            # Bytecode is stored, as it is for users, so that only the first turn compiles.
-            stored = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": f"{tempfile.gettempdir()}/hgpo-bytecode"}
-            command = [sys.executable, "-c", program, f"{folder}/run"]
-            subprocess.run(command, check=True, env=os.environ | stored)
+            subprocess.run([sys.executable, "-c", program, f"{folder}/run"], check=True, env=os.environ | stored)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
-    return compared(in_turns(7, imports=lambda: cpu(_IMPORTS), first_step=lambda: cpu(_START)), "imports", "s")
+    programs = {"imports": _IMPORTS, "first_step": _START}
+    return compared(in_turns(7, {name: partial(cpu, program) for name, program in programs.items()}), "imports", "s")
 
 
 class Thinking(AsyncPolicy):
@@ -299,14 +280,13 @@ PARTS = {"steps": steps, "workers": workers, "memory": memory, "start": start, "
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--only", choices=PARTS, action="append")
-    add_keep(parser)
-    options = parser.parse_args()
-    for part in options.only or PARTS:
+    given = parser.parse_args()
+    for part in given.only or PARTS:
         figures = PARTS[part]()
-        CONSOLE.print_json(data=figures)
-        CONSOLE.print(store(f"rollouts_{part}", figures, keep=options.keep) + "\n")
+        Console().print_json(data=figures)
+        print(store(f"rollouts_{part}", figures, keep=given.keep))
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ of its own. Results: benchmarks/results/rollouts_ahead.json.
 
 from __future__ import annotations
 
-import argparse
 import io
 import tempfile
 import time
@@ -17,9 +16,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Final
 
-from record import add_keep, store
+from record import make_parser, print_table, store
 from rich.console import Console
-from rich.table import Table
 
 from hgpo_train.models.tiny import TinyShape, save_tiny
 from hgpo_train.policies.generation import GenerationOptions
@@ -88,10 +86,7 @@ def measure(model: Path, seconds: float, *, ahead: bool) -> dict[str, float]:
 
 def main() -> None:
     """Measure, print and store."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
-    add_keep(parser)
-    arguments = parser.parse_args()
-    table = Table("update waits, s", "in turns, s", "ahead, s", "of it for rollouts", "ratio", "lag")
+    given = make_parser(__doc__).parse_args()
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         model = save_tiny(Path(folder) / "model", ["go to shelf 1"] * 8, TinyShape(vocabulary=384, width=32, layers=1))
@@ -99,12 +94,11 @@ def main() -> None:
             turns, ahead = (measure(model, seconds, ahead=each) for each in (False, True))
             ratio = turns["timing_s/step"] / ahead["timing_s/step"]
             rows.append({"update_wait_s": seconds, "in_turns": turns, "ahead": ahead, "ratio": ratio})
-            waited = f"{ahead['timing_s/gen_wait']:.2f}"
-            cells = (f"{turns['timing_s/step']:.2f}", f"{ahead['timing_s/step']:.2f}", waited, f"{ratio:.2f}")
-            table.add_row(f"{seconds:.1f}", *cells, f"{ahead['training/policy_lag']:.0f}")
-    Console().print(table)
+    columns = {"update waits, s": "{update_wait_s:.1f}", "in turns, s": "{in_turns[timing_s/step]:.2f}"}
+    columns |= {"ahead, s": "{ahead[timing_s/step]:.2f}", "of it for rollouts": "{ahead[timing_s/gen_wait]:.2f}"}
+    print_table(rows, {**columns, "ratio": "{ratio:.2f}", "lag": "{ahead[training/policy_lag]:.0f}"})
     figures = {"steps": STEPS, "seconds_a_batch": SECONDS_A_BATCH, "rows": rows}
-    print(store("rollouts_ahead", figures, keep=arguments.keep))
+    print(store("rollouts_ahead", figures, keep=given.keep))
 
 
 if __name__ == "__main__":

@@ -11,24 +11,19 @@ and values, and take turns. Results: benchmarks/results/sampling.json.
 
 from __future__ import annotations
 
-import argparse
-import time
+from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import torch
-from record import add_keep, store
-from rich.console import Console
-from rich.table import Table
+from record import in_turns, make_parser, print_table, seconds, store
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from hgpo_train.models.tiny import TinyShape
 from hgpo_train.policies.token_sampling import SamplingOptions, sample_responses
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from hgpo_train.models.hf import Model
 
 CALLS: Final = 4
@@ -97,52 +92,33 @@ def generate(model: Model, prompts: list[list[int]]) -> int:
 
 def measure(model: Model, rounds: int) -> list[dict[str, Any]]:
     """Return the CPU seconds of each loop: the median and the least of several rounds."""
-    loops: dict[str, Callable[[Model, list[list[int]]], int]] = {
-        "continuous batching": own,
-        "Transformers' generate": generate,
-    }
-    calls = requests()
-    seconds: dict[str, list[float]] = {name: [] for name in loops}
-    tokens = {}
-    for _ in range(rounds + 1):  # the first warms up
-        for name, loop in loops.items():
-            began = time.process_time()
-            tokens[name] = sum(loop(model, prompts) for prompts in calls)
-            seconds[name].append(time.process_time() - began)
-    first = seconds["continuous batching"][1:]
-    return [
-        {
-            "loop": name,
-            "cpu_s": median(found[1:]),
-            "least_cpu_s": min(found[1:]),
-            "ratio": median(other / mine for other, mine in zip(found[1:], first, strict=True)),
-            "response_tokens": tokens[name],
-        }
-        for name, found in seconds.items()
-    ]
+    calls, tokens = requests(), dict[str, int]()
+    loops = {"continuous batching": own, "Transformers' generate": generate}
+
+    def play(name: str) -> None:
+        tokens[name] = sum(loops[name](model, prompts) for prompts in calls)
+
+    times = in_turns(rounds + 1, {name: partial(seconds, partial(play, name)) for name in loops})
+    rows = []
+    for name, (_, *found) in times.items():  # the first warms up
+        ratios = [other / mine for other, mine in zip(found, times["continuous batching"][1:], strict=True)]
+        row = {"loop": name, "cpu_s": median(found), "least_cpu_s": min(found), "ratio": median(ratios)}
+        rows.append(row | {"response_tokens": tokens[name]})
+    return rows
 
 
 def main() -> None:
     """Measure, print and store."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = make_parser(__doc__)
     parser.add_argument("--rounds", type=int, default=7)
-    add_keep(parser)
     given = parser.parse_args()
     torch.set_num_threads(1)
-    console, rows = Console(), measure(make_model(), given.rounds)
-    table = Table("loop", "CPU s, median", "least", "ratio, median of pairs", "response tokens")
-    for row in rows:
-        table.add_row(
-            row["loop"],
-            f"{row['cpu_s']:.2f}",
-            f"{row['least_cpu_s']:.2f}",
-            f"{row['ratio']:.2f}",
-            str(row["response_tokens"]),
-        )
-    console.print(table)
+    rows = measure(make_model(), given.rounds)
+    columns = {"loop": "{loop}", "CPU s, median": "{cpu_s:.2f}", "least": "{least_cpu_s:.2f}"}
+    print_table(rows, {**columns, "ratio, median of pairs": "{ratio:.2f}", "response tokens": "{response_tokens}"})
     prompts = [len(prompt) for call in requests() for prompt in call]
     figures = {"requests": len(prompts), "prompt_tokens": sum(prompts), "loops": rows}
-    console.print(store("sampling", figures, keep=given.keep))
+    print(store("sampling", figures, keep=given.keep))
 
 
 if __name__ == "__main__":

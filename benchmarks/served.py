@@ -17,22 +17,22 @@ Results: benchmarks/results/served.json and served.png.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import multiprocessing
 import os
 import tempfile
 import time
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import closing
+from functools import partial
+from itertools import repeat
 from statistics import median
 from typing import TYPE_CHECKING, Any, Final
 
 import aiohttp
 import orjson
-from record import add_keep, results_folder, store
-from rich.console import Console
-from rich.table import Table
+from record import in_turns, make_parser, print_table, results_folder, store
 
 from hgpo_datasets import StepWriter
 from hgpo_envs.engine import State, Task
@@ -44,6 +44,7 @@ from hgpo_train.rollout.run import ExecutionOptions, RolloutSpec, collect_groups
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
     from multiprocessing.connection import Connection
+    from threading import Barrier
 
     from hgpo_train.policies.server import ServerPolicy
 
@@ -58,10 +59,7 @@ ANSWER: Final = json.dumps(
         "choices": [
             {
                 "index": 0,
-                "message": {
-                    "role": "assistant",
-                    "content": "<think>" + "I look. " * 50 + "</think><action>look</action>",
-                },
+                "message": {"role": "assistant", "content": f"<think>{'I look. ' * 50}</think><action>look</action>"},
                 "logprobs": None,
                 "finish_reason": "stop",
             }
@@ -113,7 +111,7 @@ def start_server() -> tuple[multiprocessing.process.BaseProcess, int]:
     return process, here.recv()
 
 
-def served_policy(port: int, concurrency: int) -> ServerPolicy:
+def make_client(port: int, concurrency: int) -> ServerPolicy:
     options = {"base_url": f"http://127.0.0.1:{port}/v1", "check_model": False, "concurrency": concurrency}
     policy: Any = make_policy("openai:m", PolicyContext("ALFWorld", "response", options))
     return policy
@@ -181,7 +179,7 @@ def with_aiohttp(port: int, concurrency: int, count: int) -> int:
 
 def with_policy(port: int, concurrency: int, count: int) -> int:
     """Ask the policy as the collector does; return the number of replies."""
-    policy = served_policy(port, concurrency)
+    policy = make_client(port, concurrency)
     policy.submit([request(number) for number in range(concurrency)])
     begun, done = concurrency, 0
     while done < count:
@@ -197,7 +195,7 @@ def with_policy(port: int, concurrency: int, count: int) -> int:
 def with_rollout(port: int, concurrency: int, count: int) -> int:
     """Collect rollouts of ALFWorld; return the number of steps."""
     handle = open_env("HGPO/ALFWorld-v0", action_format="response", max_steps=10)
-    policy = served_policy(port, concurrency)
+    policy = make_client(port, concurrency)
     spec = RolloutSpec(tasks=max(1, count // 80), group_size=8, seed=1)
     with tempfile.TemporaryDirectory() as folder, StepWriter(folder) as writer, closing(policy):
         return collect_groups(handle, policy, writer, spec, ExecutionOptions(slots=concurrency)).steps
@@ -211,75 +209,50 @@ LOOPS: Final[dict[str, Callable[[int, int, int], int]]] = {
 }
 
 
+def play(loop: str, port: int, concurrency: int, count: int) -> tuple[float, float]:
+    """Return the CPU milliseconds of a reply, and the replies per second."""
+    began, wall = time.process_time(), time.perf_counter()
+    replies = LOOPS[loop](port, concurrency, count)
+    return (time.process_time() - began) / replies * 1e3, replies / (time.perf_counter() - wall)
+
+
 def cpu_times(rounds: int, count: int) -> list[dict[str, Any]]:
     """Return the CPU milliseconds of a reply by loop and concurrency: the median and the least of several rounds."""
     server, port = start_server()
     rows = []
     for concurrency in CONCURRENCY:
-        times: dict[str, list[float]] = {name: [] for name in LOOPS}
-        walls: dict[str, list[float]] = {name: [] for name in LOOPS}
-        for number in range(rounds + 1):  # the first warms up
-            for name, loop in LOOPS.items():
-                began, wall = time.process_time(), time.perf_counter()
-                replies = loop(port, concurrency, count)
-                if number:
-                    times[name].append((time.process_time() - began) / replies * 1e3)
-                    walls[name].append(replies / (time.perf_counter() - wall))
-        for name, found in times.items():
-            ratios = [mine / other for mine, other in zip(found, times["aiohttp"], strict=True)]
-            rows.append(
-                {
-                    "loop": name,
-                    "concurrency": concurrency,
-                    "cpu_ms": median(found),
-                    "least_cpu_ms": min(found),
-                    "times_aiohttp": median(ratios),
-                    "replies_per_cpu_s": 1e3 / min(found),
-                    "replies_per_s": max(walls[name]),
-                }
-            )
+        loops = {name: partial(play, name, port, concurrency, count) for name in LOOPS}
+        found = {name: list(zip(*each[1:], strict=True)) for name, each in in_turns(rounds + 1, loops).items()}
+        for name, (times, speeds) in found.items():  # without the first, which warms up
+            ratios = [mine / other for mine, other in zip(times, found["aiohttp"][0], strict=True)]
+            figures = {"cpu_ms": median(times), "least_cpu_ms": min(times), "times_aiohttp": median(ratios)}
+            figures |= {"replies_per_cpu_s": 1e3 / min(times), "replies_per_s": max(speeds)}
+            rows.append({"loop": name, "concurrency": concurrency, **figures})
     server.terminate()
     return rows
 
 
-def client(port: int, count: int, ready: Any, go: Any, done: Connection) -> None:  # noqa: ANN401 (events of a context)
-    """Ask `count` times when all clients are ready, and send the CPU seconds and the seconds that it took."""
+def client(port: int, count: int, start: Barrier) -> tuple[float, float]:
+    """Ask `count` times when all clients are ready; return replies per second and per CPU second."""
     with_policy(port, 64, 200)
-    ready.release()
-    go.wait()
+    start.wait()
     began, wall = time.process_time(), time.perf_counter()
     with_policy(port, 128, count)
-    done.send((time.process_time() - began, time.perf_counter() - wall))
+    return count / (time.perf_counter() - wall), count / (time.process_time() - began)
 
 
 def processes(most: int, count: int) -> list[dict[str, Any]]:
     """Return the replies per second of 1, 2, 4, … client processes together."""
     context, rows = multiprocessing.get_context("spawn"), []
-    number = 1
-    while number <= most:
+    for number in (2**power for power in range(most.bit_length())):
         servers = [start_server() for _ in range(number)]
-        ready, go = context.Semaphore(0), context.Event()
-        pipes = [context.Pipe() for _ in servers]
-        clients = [
-            context.Process(target=client, args=(port, count, ready, go, there), daemon=True)
-            for (_, port), (_, there) in zip(servers, pipes, strict=True)
-        ]
-        for process in clients:
-            process.start()
-        for _ in clients:
-            ready.acquire()
-        go.set()
-        measured = [here.recv() for here, _ in pipes]
-        rows.append(
-            {
-                "processes": number,
-                "replies_per_s": sum(count / seconds for _, seconds in measured),
-                "replies_per_cpu_s": sum(count / cpu for cpu, _ in measured),
-            }
-        )
-        for process in (*clients, *(server for server, _ in servers)):
-            process.terminate()
-        number *= 2
+        with context.Manager() as manager, ProcessPoolExecutor(number, context) as pool:
+            ports = [port for _, port in servers]
+            speeds = list(pool.map(client, ports, repeat(count), repeat(manager.Barrier(number))))
+        here, apart = (sum(each) for each in zip(*speeds, strict=True))
+        rows.append({"processes": number, "replies_per_s": here, "replies_per_cpu_s": apart})
+        for server, _ in servers:
+            server.terminate()
     return rows
 
 
@@ -293,22 +266,16 @@ def draw(rows: list[dict[str, Any]], scaling: list[dict[str, Any]], path: str) -
         alt.Chart(loops, title="Replies per CPU second of one client process", width=330, height=150)
         .mark_point(filled=True, size=90)
         .encode(
-            x=alt.X(
-                "replies_per_cpu_s", title=None, scale=alt.Scale(type="log"), axis=alt.Axis(format=",d", tickCount=6)
-            ),
+            x=alt.X("replies_per_cpu_s", title=None).scale(type="log").axis(format=",d", tickCount=6),
             y=alt.Y("loop", sort=list(LOOPS), title=None),
             color=alt.Color("concurrency", title="concurrent", sort=[str(number) for number in CONCURRENCY]),
         )
     )
     target = alt.Chart(pl.DataFrame({"target": [2_000]})).mark_rule(strokeDash=[4, 3]).encode(x="target")
     measured = {"replies_per_cpu_s": "with a core each", "replies_per_s": "on this machine"}
+    several = pl.DataFrame(scaling).rename(measured).unpivot(index="processes")
     lines = (
-        alt.Chart(
-            pl.DataFrame(scaling).rename(measured).unpivot(index="processes"),
-            title="Replies per second of several processes",
-            width=200,
-            height=150,
-        )
+        alt.Chart(several, title="Replies per second of several processes", width=200, height=150)
         .mark_line(point=True)
         .encode(
             x=alt.X("processes:O", title="client processes", axis=alt.Axis(labelAngle=0)),
@@ -321,31 +288,20 @@ def draw(rows: list[dict[str, Any]], scaling: list[dict[str, Any]], path: str) -
 
 def main() -> None:
     """Measure, print, draw and store."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--replies", type=int, default=4_000, help="replies of a round")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="the most client processes")
-    add_keep(parser)
     given = parser.parse_args()
-    console, rows = Console(), cpu_times(given.rounds, given.replies)
-    table = Table("loop", "concurrent", "CPU ms a reply", "least", "× aiohttp", "replies per CPU s", "replies/s here")
-    for row in rows:
-        table.add_row(
-            row["loop"],
-            str(row["concurrency"]),
-            f"{row['cpu_ms']:.3f}",
-            f"{row['least_cpu_ms']:.3f}",
-            f"{row['times_aiohttp']:.2f}",
-            f"{row['replies_per_cpu_s']:,.0f}",
-            f"{row['replies_per_s']:,.0f}",
-        )
-    console.print(table)
+    rows = cpu_times(given.rounds, given.replies)
+    columns = {"loop": "{loop}", "concurrent": "{concurrency}", "CPU ms a reply": "{cpu_ms:.3f}"}
+    columns |= {"least": "{least_cpu_ms:.3f}", "× aiohttp": "{times_aiohttp:.2f}"}
+    columns |= {"replies per CPU s": "{replies_per_cpu_s:,.0f}", "replies/s here": "{replies_per_s:,.0f}"}
+    print_table(rows, columns)
     scaling = processes(given.processes, given.replies)
-    table = Table("client processes", "replies/s here, servers included", "replies/s with a core each")
-    for row in scaling:
-        table.add_row(str(row["processes"]), f"{row['replies_per_s']:,.0f}", f"{row['replies_per_cpu_s']:,.0f}")
-    console.print(table)
-    console.print(store("served", {"loops": rows, "processes": scaling}, keep=given.keep))
+    columns = {"client processes": "{processes}", "replies/s here, servers included": "{replies_per_s:,.0f}"}
+    print_table(scaling, {**columns, "replies/s with a core each": "{replies_per_cpu_s:,.0f}"})
+    print(store("served", {"loops": rows, "processes": scaling}, keep=given.keep))
     draw(rows, scaling, str(results_folder(keep=given.keep) / "served.png"))
 
 

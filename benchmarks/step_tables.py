@@ -14,9 +14,7 @@ Minari stores only states, instruction, actions and rewards; it is compared with
 
 from __future__ import annotations
 
-import argparse
 import os
-import pickle
 import random
 import re
 import subprocess
@@ -24,6 +22,7 @@ import sys
 import tempfile
 import time
 import zlib
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,9 +30,7 @@ import orjson
 import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
-from record import add_keep, store
-from rich.console import Console
-from rich.table import Table
+from record import in_new_process, in_turns, make_parser, memory_mb, print_table, seconds, store
 
 from hgpo_datasets import StepWriter, scan_steps, schema, shards, verify
 from hgpo_train.rollout import collect
@@ -41,7 +38,6 @@ from hgpo_train.rollout import collect
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-CONSOLE = Console()
 REPEATS = 5
 """Calls of which the fastest counts, because the first one also starts threads and imports libraries."""
 FEW = ["task_id", "history_hash_2", "reward", "action_valid"]
@@ -49,23 +45,15 @@ DERIVED = {column.name for column in schema.columns() if column.derived}
 TEXTS = {"prompt", "response", "state", "next_state", "task", "admissible_actions", "action"}
 TOKENS = {"prompt_token_ids", "response_token_ids", "response_logprobs"}
 MINARI = ["task_id", "trajectory", "step", "task", "state", "next_state", "action", "reward", "terminated", "truncated"]
-PEAK = "import sys; {}; print(*(line.split()[1] for line in open('/proc/self/status') if line.startswith('VmHWM')))"
-"""Prints the process's peak memory in kB; `resource.getrusage` would include that of the process that started it."""
-VERIFY = "from hgpo_datasets import verify; assert verify(sys.argv[1]).ok"
 READ = "import sys; from hgpo_datasets import scan_steps; scan_steps(sys.argv[1]).collect()"
 
 
 def fastest(
-    calls: Mapping[str, Callable[[], object]], clock: Callable[[], float] = time.perf_counter
+    calls: Mapping[str, Callable[[], object]], clock: Callable[[], float] = time.process_time
 ) -> dict[str, float]:
     """Return the seconds of the fastest call of each function. The functions are called in turns."""
-    seconds = dict.fromkeys(calls, float("inf"))
-    for _ in range(REPEATS):
-        for name, call in calls.items():
-            began = clock()
-            call()
-            seconds[name] = min(seconds[name], clock() - began)
-    return seconds
+    measures = {name: partial(seconds, call, clock) for name, call in calls.items()}
+    return {name: min(found) for name, found in in_turns(REPEATS, measures).items()}
 
 
 def with_tokens(steps: pl.DataFrame) -> pl.DataFrame:
@@ -87,42 +75,38 @@ def with_tokens(steps: pl.DataFrame) -> pl.DataFrame:
 def ratios(run: Path, one_shard: Path, tokens: pl.DataFrame) -> list[dict[str, Any]]:
     """Return each measurement with its reference."""
     steps = pl.read_parquet(next((run / "steps").iterdir()))
-    found = [
-        encoding("a shard of a rollout", steps),
-        encoding("the same with token ids", tokens.head(len(steps))),
-    ]
-    here = fastest({"verify": lambda: verify(run), "read": lambda: scan_steps(run).collect()})
+    found = [encoding("a shard of a rollout", steps), encoding("the same with token ids", tokens.head(len(steps)))]
+    here = fastest({"verify": lambda: verify(run), "read": scan_steps(run).collect}, time.perf_counter)
     found.append(ratio("verify(run)", here["verify"], "reading all columns", here["read"], "s"))
     commands = {
         "verify": [Path(sys.executable).with_name("hgpo"), "verify", run],
         "read": [sys.executable, "-c", READ, run],
     }
-    apart = fastest(
-        {
-            name: lambda words=words: subprocess.run(words, check=True, capture_output=True)
-            for name, words in commands.items()
-        }
-    )
+    started = {
+        name: partial(subprocess.run, words, check=True, capture_output=True) for name, words in commands.items()
+    }
+    apart = fastest(started, time.perf_counter)
     found.append(ratio("hgpo verify", apart["verify"], "a process that reads all columns", apart["read"], "s"))
-    megabytes = []
-    for folder in (run, one_shard):
-        words = [sys.executable, "-c", PEAK.format(VERIFY), folder]
-        megabytes.append(int(subprocess.run(words, check=True, capture_output=True).stdout) / 1024)
+    megabytes = [in_new_process(peak_of_verification, folder) for folder in (run, one_shard)]
     rows = [scan_steps(folder).select(pl.len()).collect().item() for folder in (run, one_shard)]
     found.append(ratio(f"peak memory, {rows[0]:,} rows", megabytes[0], f"{rows[1]:,} rows", megabytes[1], "MB"))
     return found
 
 
+def peak_of_verification(run: Path) -> float:
+    assert verify(run).ok
+    return memory_mb("VmHWM")
+
+
 def encoding(name: str, frame: pl.DataFrame) -> dict[str, Any]:
     table = frame.rechunk().to_arrow(compat_level=pl.CompatLevel.newest())
-    seconds = fastest(
+    taken = fastest(
         {
             "ours": lambda: shards.encode(frame, {}),
             "pyarrow": lambda: pq.write_table(table, pa.BufferOutputStream(), compression="zstd"),
-        },
-        time.process_time,
+        }
     )
-    each = {key: value / len(frame) * 1e6 for key, value in seconds.items()}
+    each = {key: value / len(frame) * 1e6 for key, value in taken.items()}
     return ratio(f"encoding, {name}", each["ours"], "pyarrow.parquet.write_table", each["pyarrow"], "µs a row")
 
 
@@ -135,26 +119,34 @@ def step_table(folder: Path, rows: list[dict[str, Any]]) -> dict[str, Any]:
         with StepWriter(folder / "run") as writer:
             writer.add_group(rows)
 
-    began = time.process_time()
-    write()
-    write_s = time.process_time() - began
-    few = [name for name in FEW if name in scan_steps(folder / "run").collect_schema()]
-    reads = fastest(
-        {
-            "all": lambda: scan_steps(folder / "run").collect(),
-            "few": lambda: scan_steps(folder / "run").select(few).collect(),
-        },
-        time.process_time,
+    few = [name for name in FEW if name in rows[0] or name in DERIVED]
+    return stored(
+        folder / "run",
+        len(rows),
+        write,
+        lambda: scan_steps(folder / "run").collect(),
+        lambda: scan_steps(folder / "run").select(few).collect(),
     )
-    return figures(folder / "run", len(rows), write_s, reads["all"], reads["few"])
 
 
-def stored(folder: Path, count: int, write: Callable[[], object], read: Callable[[], object]) -> dict[str, Any]:
-    began = time.process_time()
-    write()
-    write_s = time.process_time() - began
-    read_s = fastest({"read": read}, time.process_time)["read"]
-    return figures(folder, count, write_s, read_s, read_s)
+def stored(
+    folder: Path,
+    rows: int,
+    write: Callable[[], object],
+    read: Callable[[], object],
+    read_few: Callable[[], object] | None = None,
+) -> dict[str, Any]:
+    """Write and read a format; return its speed and size. A format that reads whole rows has no `read_few`."""
+    write_s = seconds(write)
+    reads = fastest({"all": read, "few": read_few} if read_few else {"all": read})
+    size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+    return {
+        "rows": rows,
+        "written_rows_per_s": round(rows / write_s),
+        "read_rows_per_s": round(rows / max(reads["all"], 1e-9)),
+        "read_4_columns_rows_per_s": round(rows / max(reads.get("few", reads["all"]), 1e-9)),
+        "bytes_per_row": round(size / rows, 1),
+    }
 
 
 def json_lines(folder: Path, rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -164,16 +156,6 @@ def json_lines(folder: Path, rows: list[dict[str, Any]]) -> dict[str, Any]:
         len(rows),
         lambda: path.write_bytes(b"".join(orjson.dumps(row) + b"\n" for row in rows)),
         lambda: [orjson.loads(line) for line in path.read_bytes().splitlines()],
-    )
-
-
-def pickled(folder: Path, rows: list[dict[str, Any]]) -> dict[str, Any]:
-    path = folder / "rows.pickle"
-    return stored(
-        folder,
-        len(rows),
-        lambda: path.write_bytes(pickle.dumps(rows, pickle.HIGHEST_PROTOCOL)),
-        lambda: pickle.loads(path.read_bytes()),  # noqa: S301 (written by this script)
     )
 
 
@@ -194,18 +176,7 @@ def minari_dataset(folder: Path, rows: list[dict[str, Any]]) -> dict[str, Any]:
         )
 
 
-def figures(folder: Path, rows: int, write_s: float, read_s: float, few_s: float) -> dict[str, Any]:
-    size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
-    return {
-        "rows": rows,
-        "written_rows_per_s": round(rows / write_s),
-        "read_rows_per_s": round(rows / max(read_s, 1e-9)),
-        "read_4_columns_rows_per_s": round(rows / max(few_s, 1e-9)),
-        "bytes_per_row": round(size / rows, 1),
-    }
-
-
-def formats(steps: pl.DataFrame, minari_rows: int) -> dict[str, Any]:
+def formats(steps: pl.DataFrame) -> dict[str, Any]:
     given = steps.drop("run", *(DERIVED & set(steps.columns)))
     shapes: dict[str, Iterable[str]] = {
         "numbers": [name for name in given.columns if name not in TEXTS | TOKENS] + ["state"],
@@ -215,10 +186,10 @@ def formats(steps: pl.DataFrame, minari_rows: int) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for shape, columns in shapes.items():
         rows = given.select(columns).to_dicts()
-        for name, call in (("step table", step_table), ("JSON lines", json_lines), ("pickle", pickled)):
+        for name, call in (("step table", step_table), ("JSON lines", json_lines)):
             with tempfile.TemporaryDirectory() as folder:
                 found[f"{shape}: {name}"] = call(Path(folder), rows)
-    rows = given.select(MINARI).head(minari_rows).to_dicts()
+    rows = given.select(MINARI).head(5_000).to_dicts()  # Minari is slow
     rows = rows[: max(i for i, row in enumerate(rows) if row["step"] == 0)]  # only complete trajectories
     for name, call in (("step table", step_table), ("Minari", minari_dataset)):
         with tempfile.TemporaryDirectory() as folder:
@@ -227,12 +198,10 @@ def formats(steps: pl.DataFrame, minari_rows: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--episodes", type=int, default=1_000)
-    parser.add_argument("--minari-rows", type=int, default=5_000, help="Minari is slow: how many rows it gets")
-    add_keep(parser)
-    arguments = parser.parse_args()
-    tasks = max(arguments.episodes // 8, 8)
+    given = parser.parse_args()
+    tasks = max(given.episodes // 8, 8)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         options: dict[str, Any] = {"action_format": "response", "progress": False}
@@ -241,17 +210,14 @@ def main() -> None:
         mixed = collect("HGPO/ALFWorld-v0", "mixture:expert=0.5,random=0.5", folder / "mixed", tasks=tasks, **options)
         steps = with_tokens(mixed.steps.collect())
         beside = ratios(run.path, few.path, steps)
-    table = Table("measured", "", "reference", "", "ratio", title="Beside a reference of the same run")
-    for row in beside:
-        values = (f"{row[key]:.3g} {row['unit']}" for key in ("value", "other"))
-        table.add_row(row["name"], next(values), row["reference"], next(values), f"{row['ratio']:.2f} ×")
-    CONSOLE.print(table)
-    found = {"ratios": beside, "formats": formats(steps, arguments.minari_rows)}
-    table = Table("rows", "written/s", "read/s", "4 columns/s", "bytes a row", title="Formats, CPU time")
-    for name, row in found["formats"].items():
-        table.add_row(name, *(f"{value:,}" for value in list(row.values())[1:]))
-    CONSOLE.print(table)
-    CONSOLE.print(store("step_tables", found, keep=arguments.keep))
+    columns = {"measured": "{name}", "value": "{value:.3g} {unit}", "reference": "{reference}"}
+    columns |= {"its value": "{other:.3g} {unit}", "ratio": "{ratio:.2f} ×"}
+    print_table(beside, columns, "Beside a reference of the same run")
+    found = {"ratios": beside, "formats": formats(steps)}
+    columns = {"rows": "{format}", "written/s": "{written_rows_per_s:,}", "read/s": "{read_rows_per_s:,}"}
+    columns |= {"4 columns/s": "{read_4_columns_rows_per_s:,}", "bytes a row": "{bytes_per_row:,}"}
+    print_table(({"format": name, **row} for name, row in found["formats"].items()), columns, "Formats, CPU time")
+    print(store("step_tables", found, keep=given.keep))
 
 
 if __name__ == "__main__":

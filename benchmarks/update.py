@@ -12,7 +12,6 @@ as in training. MFU counts what the update's forward and backward passes need at
 
 from __future__ import annotations
 
-import argparse
 import gc
 import os
 import tempfile
@@ -23,9 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import polars as pl
 import torch
-from record import add_keep, store
-from rich.console import Console
-from rich.table import Table
+from record import make_parser, print_table, seconds, store
 
 from hgpo_datasets import scan_steps
 from hgpo_train.models.loading import checkpoint_layers
@@ -55,20 +52,18 @@ ROWS_OF_TRL: Final = 16
 
 def main() -> None:
     """Measure, print and store the figures."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = make_parser(__doc__)
     parser.add_argument("--config", default="alfworld-1.5b-hgpo-k2", help="a shipped configuration or a TOML file")
-    parser.add_argument("--set", dest="overrides", action="append", default=[], help="section.field=value")
     parser.add_argument("--rows", type=int, default=512)
     parser.add_argument("--rival", action="store_true", help="measure TRL's loss as well")
     parser.add_argument("--count", action="store_true", help="count operations only")
-    add_keep(parser)
     given = parser.parse_args()
-    config, console = load_config(given.config, given.overrides), Console(width=120)
+    config = load_config(given.config)
     model = meta_model(config.model.path)
     samples = rows_of_alfworld(given.rows, model.config.vocab_size)
     figures: dict[str, Any] = {"tokens": int(samples.start[-1]), "rows": len(samples), "counts": counts(samples, model)}
-    console.print(f"{figures['rows']} rows, {figures['tokens']:,} tokens; operations over those that MFU counts:")
-    console.print(figures["counts"])
+    print(f"{figures['rows']} rows, {figures['tokens']:,} tokens; operations over those that MFU counts:")
+    print_table([figures["counts"]])
     if not given.count:
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         figures |= {"device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu", "variants": {}}
@@ -76,14 +71,11 @@ def main() -> None:
             model = type(model)._from_config(model.config, attn_implementation="sdpa")  # noqa: SLF001
         for name, variant in VARIANTS.items():
             figures["variants"][name] = measured(lambda variant=variant: ours(model, config, samples, variant))
-            console.print(name, figures["variants"][name])
+            print(name, figures["variants"][name])
         if given.rival:
             figures["variants"]["TRL's loss"] = measured(lambda: of_trl(model, samples))
-        table = Table("", *next(iter(figures["variants"].values())))
-        for name, values in figures["variants"].items():
-            table.add_row(name, *map(str, values.values()))
-        console.print(table)
-    console.print(store("update", figures, keep=given.keep))
+        print_table({"": name, **values} for name, values in figures["variants"].items())
+    print(store("update", figures, keep=given.keep))
 
 
 def rows_of_alfworld(number: int, vocabulary: int) -> Samples:
@@ -161,16 +153,13 @@ def ours(model: Model, config: Config, samples: Samples, variant: dict[str, Any]
     for layer in model.get_decoder().layers:
         layer._compiled_call_impl = None  # noqa: SLF001 - of the variant before
     learner = Learner(model, replace(config, update=update, model=settings))
-    began = time.perf_counter()
-    learner.update(samples, np.random.default_rng(0), rate=0.0)
-    first = time.perf_counter() - began
+    first = seconds(lambda: learner.update(samples, np.random.default_rng(0), rate=0.0), time.perf_counter)
     metrics = learner.update(samples, np.random.default_rng(0), rate=0.0)
     scored = metrics["timing_s/old_log_prob"] + metrics["timing_s/ref"]
-    tokens = float(samples.start[-1])
-    seconds = tokens / metrics["perf/update_tokens_per_s"]
+    tokens, speed = float(samples.start[-1]), metrics["perf/update_tokens_per_s"]
     return {
-        "tokens/s": round(tokens / seconds),
-        "update alone": round(tokens / (seconds - scored)),
+        "tokens/s": round(speed),
+        "update alone": round(tokens / (tokens / speed - scored)),
         "MFU": round(metrics.get("perf/mfu/actor", float("nan")), 3),
         "KL": float(f"{metrics['actor/kl_loss']:.1e}"),
         "first s": round(first, 1),
@@ -206,20 +195,18 @@ def of_trl(model: Model, samples: Samples) -> dict[str, Any]:
             beta=0.0,
             report_to=[],
         )
-        trainer = GRPOTrainer(
-            model,
-            lambda completions, **_: [0.0] * len(completions),
-            arguments,
-            Dataset.from_dict({"prompt": ["a"] * ROWS_OF_TRL}),
-            processing_class=tokenizer,
-        )
+        prompts = Dataset.from_dict({"prompt": ["a"] * ROWS_OF_TRL})
+
+        def reward(completions: list[str], **_: Any) -> list[float]:
+            return [0.0] * len(completions)
+
+        trainer = GRPOTrainer(model, reward, arguments, prompts, processing_class=tokenizer)
         trainer.current_gradient_accumulation_steps = 1  # which `train` sets
         model.gradient_checkpointing_enable({"use_reentrant": False})
         assert model.is_gradient_checkpointing
         model.train()
-        seconds = []
-        for _ in range(2):
-            began = time.perf_counter()
+
+        def update() -> None:
             for rows in np.array_split(np.random.default_rng(0).permutation(len(samples)), len(samples) // ROWS_OF_TRL):
                 inputs = trl_inputs(samples, rows, next(model.parameters()).device)
                 with trainer.compute_loss_context_manager():
@@ -227,16 +214,18 @@ def of_trl(model: Model, samples: Samples) -> dict[str, Any]:
                 loss.backward()
             if torch.cuda.is_available():
                 torch.cuda.synchronize()
-            seconds.append(time.perf_counter() - began)
-            model.zero_grad(set_to_none=True)
+
+        first = seconds(update, time.perf_counter)
+        model.zero_grad(set_to_none=True)
+        second = seconds(update, time.perf_counter)
     useful = model_flops(model, samples.sequence_length, samples.response_length)
     peak = peak_flops(next(model.parameters()).device, torch.bfloat16)
     return {
         "tokens/s": "",
-        "update alone": round(float(samples.start[-1]) / seconds[1]),
-        "MFU": round(useful / seconds[1] / peak, 3) if peak else float("nan"),
+        "update alone": round(float(samples.start[-1]) / second),
+        "MFU": round(useful / second / peak, 3) if peak else float("nan"),
         "KL": "",
-        "first s": round(seconds[0], 1),
+        "first s": round(first, 1),
     }
 
 

@@ -11,7 +11,6 @@ import of the viewer in a new process; groups and rollouts are drawn at random f
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import statistics
@@ -23,9 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
-from record import ROOT, add_keep, store
-from rich.console import Console
-from rich.table import Table
+from record import make_parser, print_table, store
 
 from hgpo_datasets import StepWriter, scan_steps, schema
 from hgpo_train.policies.registry import PolicyContext, make_policy
@@ -35,7 +32,6 @@ from hgpo_train.rollout.run import RolloutSpec, collect_groups
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-CONSOLE = Console()
 GIVEN = [column.name for column in schema.columns() if not column.derived and column.name != "run"]
 RENAMED = ("task_id", "trajectory", "prompt", "response")
 """Columns that differ in each repetition, so that files do not contain the same long texts many times."""
@@ -84,9 +80,7 @@ def repeated(rows: pl.DataFrame, folder: Path, steps: int) -> Path:
 
 def timed(calls: list[Callable[[], Any]]) -> dict[str, float]:
     """Return the median and the 95th percentile of the calls' durations and of their CPU times, in milliseconds."""
-    found = {}
-    durations: list[float] = []
-    times: list[float] = []
+    durations, times, found = list[float](), list[float](), {}
     for call in calls:
         began, began_cpu = time.perf_counter(), time.process_time()
         call()
@@ -139,35 +133,21 @@ def measured(run: Path, count: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--steps", type=int, nargs="*", default=[10_000, 100_000, 1_000_000])
     parser.add_argument("--requests", type=int, default=50, help="random groups and steps of each run")
-    parser.add_argument("--folder", type=Path, help="keep the runs here, and use those that are here already")
-    add_keep(parser)
-    options = parser.parse_args()
-    figures = []
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = options.folder or Path(scratch)
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
         rows = collected(folder / "rollout")
-        for steps in options.steps:
-            run = folder / f"run-{steps}"
-            if not run.exists():
-                repeated(rows, run, steps)
-            figures.append(measured(run, options.requests))
-    show(figures)
-    CONSOLE.print(store("viewer", {"runs": figures}, keep=options.keep))
-
-
-def show(figures: list[dict[str, Any]]) -> None:
-    table = Table("steps", "open", "CPU", "MB", *REQUESTS)
-    for one in figures:
-        parts = [one[name] for name in REQUESTS]
-        times = [f"{part['median_ms']:.0f} / {part['cpu_median_ms']:.0f} ({part['cpu_p95_ms']:.0f})" for part in parts]
-        opened = [f"{one['open_s']:.2f} s", f"{one['open_cpu_s']:.2f} s", f"{one['memory_mb']:.0f}"]
-        table.add_row(f"{one['steps']:,}", *opened, *times)
-    CONSOLE.print(table, "Milliseconds of a request: median duration / median CPU time (its 95th percentile)")
+        runs = (repeated(rows, folder / f"run-{steps}", steps) for steps in given.steps)
+        figures = [measured(run, given.requests) for run in runs]
+    columns = {"steps": "{steps:,}", "open s": "{open_s:.2f}", "CPU s": "{open_cpu_s:.2f}", "MB": "{memory_mb:.0f}"}
+    cell = "{{{0}[median_ms]:.0f}} / {{{0}[cpu_median_ms]:.0f}} ({{{0}[cpu_p95_ms]:.0f}})"
+    columns |= {name: cell.format(name) for name in REQUESTS}
+    print_table(figures, columns, "Milliseconds of a request: median duration / median CPU time (its 95th percentile)")
+    print(store("viewer", {"runs": figures}, keep=given.keep))
 
 
 if __name__ == "__main__":
-    assert ROOT
     main()

@@ -13,20 +13,16 @@ the original, which does not. `cold` is the native engine's first pass, with emp
 
 from __future__ import annotations
 
-import argparse
 import os
 import random
 import statistics
-import sys
 import tempfile
 import time
 from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from record import add_keep, store
-from rich.console import Console
-from rich.table import Table
+from record import make_parser, print_table, store
 
 from hgpo_envs.webshop.bundled import bundled_folder
 from hgpo_envs.webshop.data.build import build
@@ -34,6 +30,7 @@ from hgpo_envs.webshop.data.source import WebShopSource
 from hgpo_envs.webshop.reference.original import OriginalSource
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Callable
 
     from hgpo_envs.engine import Engine
@@ -43,9 +40,9 @@ if TYPE_CHECKING:
 PAGES = ("index", "results", "item", "sub page", "done")
 
 
-def walks(source: WebShopSource, episodes: int, seed: int) -> Walks:
+def walks(source: WebShopSource, episodes: int) -> Walks:
     """Return seeded episodes as lists of commands: search, page, open, look, choose, buy."""
-    choose, found = random.Random(seed), []
+    choose, found = random.Random(1), []
     engine, ids = source.engine(), source.ids("all")
     for _ in range(episodes):
         task = ids[choose.randrange(len(ids))]
@@ -63,15 +60,9 @@ def walks(source: WebShopSource, episodes: int, seed: int) -> Walks:
     return found
 
 
-def kind_of(page: str) -> str:
-    """Return a page's name in the table."""
-    return page if page in PAGES else "sub page"
-
-
 def play(engine: Engine, episodes: Walks, clock: Callable[[], float], kinds: list[str] | None = None) -> dict[str, Any]:
     """Play all commands; return CPU milliseconds of a reset, a step, and a step to each page type."""
-    resets, steps = list[float](), list[float]()
-    names = []
+    resets, steps, names = list[float](), list[float](), list[str]()
     for task, commands in episodes:
         begun = clock()
         engine.start(task)
@@ -80,7 +71,8 @@ def play(engine: Engine, episodes: Walks, clock: Callable[[], float], kinds: lis
             begun = clock()
             state = engine.act(command)
             steps.append(clock() - begun)
-            names.append(kind_of(state.info.get("page_type", "")))
+            page = state.info.get("page_type")
+            names.append(page if page in PAGES else "sub page")
     by_page = defaultdict(list)
     for name, seconds in zip(kinds or names, steps, strict=True):
         by_page[name].append(seconds)
@@ -100,12 +92,12 @@ def process_clock(process: int) -> Callable[[], float]:
     return clock
 
 
-def measure_native(folder: Path, goals: str, episodes: int, seed: int) -> tuple[dict[str, Any], Walks]:
+def measure_native(folder: Path, goals: str, episodes: int) -> tuple[dict[str, Any], Walks]:
     """Open a catalogue, and play with empty and with filled caches."""
     begun = time.process_time()
     source = WebShopSource(folder, goals=goals)  # type: ignore[arg-type]
     opened = time.process_time() - begun
-    listed = walks(source, episodes, seed)
+    listed = walks(source, episodes)
     fresh = WebShopSource(folder, goals=goals, price_seed=1)  # type: ignore[arg-type]  # its caches are empty
     cold = play(fresh.engine(), listed, time.process_time)
     warm = play(source.engine(), listed, time.process_time)
@@ -135,48 +127,36 @@ def data_of(checkout: Path, folder: Path, nouns: str | None) -> Path:
 
 def main() -> None:
     """Measure and report."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--data", action="append", type=Path, help="a built catalogue; may be repeated")
     parser.add_argument("--checkout", type=Path, help="the original's checkout, with data and index")
     parser.add_argument("--python", help="interpreter with the original installed")
     parser.add_argument("--nouns", help="file of nouns that replaces spaCy")
     parser.add_argument("--goals", choices=("human", "synthetic"), default="human")
     parser.add_argument("--episodes", type=int, default=200)
-    parser.add_argument("--seed", type=int, default=1)
-    add_keep(parser)
     given = parser.parse_args()
-    console = Console(width=None if sys.stdout.isatty() else 140)
     figures: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as made:
         if given.checkout:
             folders = [data_of(given.checkout, Path(made), given.nouns)]
         else:
             folders = given.data or [bundled_folder()]
-        table = Table(title=f"CPU ms, {given.goals} goals, {given.episodes} episodes")
-        for column in ("engine", "products", "open", "reset", "step", *PAGES, "steps / CPU s"):
-            table.add_column(column, justify="right" if table.columns else "left")
         for folder in folders:
-            native, listed = measure_native(folder, given.goals, given.episodes, given.seed)
+            native, listed = measure_native(folder, given.goals, given.episodes)
             rows = {"native, cold": {**native, "ms": native["cold"]}, "native": native}
             if given.checkout:
                 rows["original"] = {"products": native["products"], **measure_original(given, listed, native["kinds"])}
-            for name, row in rows.items():
-                ms = row["ms"]
-                cells = [f"{ms[column]:.3f}" if column in ms else "-" for column in ("reset", "step", *PAGES)]
-                table.add_row(name, f"{row['products']:,}", f"{row['open']:,.0f}", *cells, f"{1e3 / ms['step']:,.0f}")
-                figures.setdefault(str(row["products"]), {})[name] = {k: v for k, v in row.items() if k != "kinds"}
+            found = {name: {k: v for k, v in row.items() if k != "kinds"} for name, row in rows.items()}
+            title = f"{native['products']:,} products, CPU ms, {given.goals} goals, {given.episodes} episodes"
+            shown = ({"engine": name, "open": row["open"], **row["ms"]} for name, row in found.items())
+            print_table(shown, title=title)
             if given.checkout:
-                step = rows["original"]["ms"]["step"]
-                ratios = step / native["ms"]["step"], step / native["cold"]["step"]
-                figures[str(native["products"])]["ratio"] = {"warm": ratios[0], "cold": ratios[1]}
-    console.print(table)
-    if given.checkout:
-        line = (
-            "a step of the original takes {:,.0f} times the CPU of a native one, {:,.0f} times that of its first pass"
-        )
-        console.print(line.format(*ratios))
-    console.print(store("webshop_original" if given.checkout else "webshop", figures, keep=given.keep))
+                step = found["original"]["ms"]["step"]
+                found["ratio"] = {"warm": step / native["ms"]["step"], "cold": step / native["cold"]["step"]}
+                print("step of the original / native step:", found["ratio"])
+            figures[str(native["products"])] = found
+    print(store("webshop_original" if given.checkout else "webshop", figures, keep=given.keep))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -12,22 +12,17 @@ same catalogue open and has answered the same queries.
 
 from __future__ import annotations
 
-import argparse
-import json
+import multiprocessing
 import random
-import resource
 import shutil
-import subprocess
-import sys
 import tempfile
 import time
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from record import add_keep, store
-from rich.console import Console
-from rich.table import Table
+from record import in_new_process, make_parser, memory_mb, print_table, seconds, store
 
 from hgpo_envs.webshop.catalogue import Catalogue
 from hgpo_envs.webshop.data.build import build
@@ -39,11 +34,14 @@ if TYPE_CHECKING:
     from hgpo_envs.webshop.search.index import Index
 
 KINDS = ("words of titles", "words of instructions", "whole instructions")
+SEED = 1
+OPEN: list[Catalogue] = []
+"""The catalogues that a process keeps open."""
 
 
-def queries(catalogue: Catalogue, count: int, seed: int) -> dict[str, list[str]]:
+def queries(catalogue: Catalogue, count: int) -> dict[str, list[str]]:
     """Return seeded queries: 2 to 6 adjacent words of titles and of instructions, and complete instructions."""
-    chosen = random.Random(seed)
+    chosen = random.Random(SEED)
     instructions = [human.instruction for human in catalogue.human_instructions()]
 
     def some(text: str) -> str:
@@ -72,44 +70,35 @@ def milliseconds(times: list[float]) -> dict[str, float]:
     return {"p50": np.percentile(times, 50) * 1e3, "p95": np.percentile(times, 95) * 1e3, "max": max(times) * 1e3}
 
 
-def measure(folder: Path, count: int, seed: int) -> dict[str, Any]:
+def measure(folder: Path, count: int) -> dict[str, Any]:
     """Measure opening and queries in a new process."""
     begun = time.perf_counter()
     catalogue = Catalogue.open(folder)
     opened = time.perf_counter() - begun
-    asked = queries(catalogue, count, seed)
     figures: dict[str, Any] = {"products": len(catalogue), "open_s": opened, "query_ms": {}, "floor_ms": {}}
-    for kind, texts in asked.items():
-        times, floor = [], []
-        for text in texts:
-            begun = time.process_time()
-            catalogue.index.search(text)
-            times.append(time.process_time() - begun)
+    for kind, texts in queries(catalogue, count).items():
+        times = [seconds(lambda text=text: catalogue.index.search(text)) for text in texts]
+        floor = []
         for text in texts[: count // 10]:
             found, scores = catalogue.index.search(text)
             begun = time.process_time()
             expected, exact = exhaustive(catalogue.index, text, len(catalogue))
             floor.append(time.process_time() - begun)
             if found.tolist() != expected or scores.tolist() != exact.tolist():
-                sys.exit(f"the ranking of {text!r} is not that of all postings")
+                raise SystemExit(f"the ranking of {text!r} is not that of all postings")
         figures["query_ms"][kind], figures["floor_ms"][kind] = milliseconds(times), milliseconds(floor)
     return figures
 
 
-def used(folder: Path, count: int, seed: int) -> Catalogue:
-    """Open a catalogue and read queries and products."""
+def use(folder: Path, count: int) -> float:
+    """Open a catalogue, read queries and products, keep it open, and return the private memory of this process."""
     catalogue = Catalogue.open(folder)
-    for texts in queries(catalogue, count, seed).values():
+    for texts in queries(catalogue, count).values():
         for text in texts:
             for product in catalogue.search(text)[:10]:
                 catalogue.product(product)
-    return catalogue
-
-
-def own_memory() -> float:
-    """Return the private memory of this process in MB (Linux)."""
-    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
-    return sum(int(line.split()[1]) for line in lines if line.startswith("Private_")) / 1024
+    OPEN.append(catalogue)
+    return memory_mb("Private")
 
 
 def make(raw: Path, folder: Path) -> dict[str, float]:
@@ -117,100 +106,45 @@ def make(raw: Path, folder: Path) -> dict[str, float]:
     shutil.rmtree(folder, ignore_errors=True)
     begun, wall = time.process_time(), time.perf_counter()
     build(*(raw / name for name in synthetic.FILES), folder, nouns="stand-in")
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    return {"cpu_s": time.process_time() - begun, "wall_s": time.perf_counter() - wall, "peak_mb": peak}
+    taken = {"cpu_s": time.process_time() - begun, "wall_s": time.perf_counter() - wall}
+    return taken | {"peak_mb": memory_mb("VmHWM")}
 
 
-def child(task: str, *arguments: object) -> Any:  # noqa: ANN401 - JSON
-    """Run a task of this script in a new process."""
-    command = [sys.executable, __file__, "--child", task, *map(str, arguments)]
-    return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
-
-
-def further_process(folder: Path, count: int, seed: int) -> dict[str, float]:
-    """Return the private memory of a second process after the first did the same work."""
-    command = [sys.executable, __file__, "--child", "hold", str(folder), str(count), str(seed)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as first:
-        assert first.stdout
-        first.stdout.readline()
-        second = child("use", folder, count, seed)
-        first.communicate("\n")
-    return {"private_mb": second, "imports_mb": child("imports")}
-
-
-def run_child(task: str, arguments: list[str]) -> None:
-    """Run a task in a child process of this script."""
-    if task == "imports":
-        print(json.dumps(own_memory()))
-        return
-    folder = Path(arguments[0])
-    if task == "make":
-        print(json.dumps(make(folder, Path(arguments[1]))))
-        return
-    count, seed = map(int, arguments[1:])
-    if task == "measure":
-        print(json.dumps(measure(folder, count, seed)))
-        return
-    catalogue = used(folder, count, seed)
-    print(json.dumps(own_memory()), flush=True)
-    if task == "hold":
-        sys.stdin.readline()
-    del catalogue
-
-
-def figures_of(folder: Path, count: int, seed: int) -> dict[str, Any]:
+def figures_of(folder: Path, count: int) -> dict[str, Any]:
     """Return all figures of one catalogue."""
+    figures = in_new_process(measure, folder, count)
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as first:
+        first.submit(use, folder, count).result()
+        figures["private_mb"] = in_new_process(use, folder, count)
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-    return {**child("measure", folder, count, seed), **further_process(folder, count, seed), "size_mb": size / 1e6}
-
-
-def report(figures: list[dict[str, Any]]) -> None:
-    """Print the table."""
-    console = Console(width=None if sys.stdout.isatty() else 160)
-    table = Table(title="WebShop's catalogue: CPU time, one core")
-    titles = ["products", "build s", "peak MB", "size MB", "open ms", "private MB"]
-    for title in (*titles, *(f"{kind}: p50 / p95 ms" for kind in KINDS), "floor p95 ms"):
-        table.add_column(title, justify="right")
-    for row in figures:
-        built = row.get("build", {})
-        floor = max(row["floor_ms"][kind]["p95"] for kind in KINDS)
-        table.add_row(
-            f"{row['products']:,}",
-            f"{built['cpu_s']:.1f}" if built else "-",
-            f"{built['peak_mb']:,.0f}" if built else "-",
-            f"{row['size_mb']:,.0f}",
-            f"{row['open_s'] * 1e3:.1f}",
-            f"{row['private_mb']:.0f} (imports {row['imports_mb']:.0f})",
-            *(f"{row['query_ms'][kind]['p50']:.1f} / {row['query_ms'][kind]['p95']:.1f}" for kind in KINDS),
-            f"{floor:.1f}",
-        )
-    console.print(table)
+    return figures | {"imports_mb": in_new_process(memory_mb, "Private"), "size_mb": size / 1e6}
 
 
 def main() -> None:
     """Measure and report."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--products", action="append", type=int, help="number of products; may be repeated")
     parser.add_argument("--data", action="append", type=Path, default=[], help="an existing catalogue")
     parser.add_argument("--work", type=Path, help="folder for raw files and catalogues, kept for the next run")
     parser.add_argument("--queries", type=int, default=500)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--child", nargs="+", help=argparse.SUPPRESS)
-    add_keep(parser)
     given = parser.parse_args()
-    if given.child:
-        run_child(given.child[0], given.child[1:])
-        return
-    figures = [figures_of(folder, given.queries, given.seed) for folder in given.data]
+    figures = [figures_of(folder, given.queries) for folder in given.data]
     with tempfile.TemporaryDirectory() as passing:
         work = given.work or Path(passing)
         for products in given.products or ([] if given.data else [1_000, 20_000]):
             raw, folder = work / f"raw-{products}", work / f"catalogue-{products}"
             if not raw.exists():
-                synthetic.write_synthetic(raw, products, given.seed)
-            built = child("make", raw, folder)
-            figures.append({**figures_of(folder, given.queries, given.seed), "build": built})
-    report(figures)
+                synthetic.write_synthetic(raw, products, SEED)
+            built = in_new_process(make, raw, folder)
+            figures.append({**figures_of(folder, given.queries), "build": built})
+    columns = {"products": "{products:,}", "size MB": "{size_mb:,.0f}", "open s": "{open_s:.4f}"}
+    columns |= {"private MB": "{private_mb:.0f}", "of it imports": "{imports_mb:.0f}"}
+    for kind in KINDS:
+        columns[f"{kind}: p50 / p95 ms"] = f"{{query_ms[{kind}][p50]:.1f}} / {{query_ms[{kind}][p95]:.1f}}"
+    columns[f"floor of {KINDS[-1]}: p95 ms"] = f"{{floor_ms[{KINDS[-1]}][p95]:.1f}}"
+    print_table(figures, columns, "WebShop's catalogue: CPU time, one core")
+    builds = [{"products": row["products"], **row["build"]} for row in figures if "build" in row]
+    print_table(builds, title="Build")
     print(store("webshop_catalogue", {"catalogues": figures}, keep=given.keep))
 
 

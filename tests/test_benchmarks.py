@@ -26,8 +26,7 @@ def name_of(call: ast.Call) -> str:
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
 def test_every_benchmark_asks_before_it_replaces_kept_results(path: Path) -> None:
-    names = [name_of(call) for call in calls(path)]
-    assert "add_keep" in names
+    assert {"add_keep", "make_parser"} & {name_of(call) for call in calls(path)}
     stored = [call for call in calls(path) if name_of(call) in {"store", "report"} and call.keywords]
     assert stored
     for call in stored:
@@ -50,6 +49,8 @@ def test_results_are_stored_where_git_ignores_them_unless_kept(tmp_path, monkeyp
     assert json.loads((tmp_path / "scratch/speed.json").read_text())["figures"] == {"µs": 3}
     assert "results/speed.json" in store("speed", {"µs": 4}, keep=True)
     assert json.loads((tmp_path / "results/speed.json").read_text())["figures"] == {"µs": 4}
+    assert record["make_parser"]("").parse_args([]).keep is False
+    assert record["make_parser"]("").parse_args(["--keep"]).keep is True
     ignored = subprocess.run(
         ["git", "check-ignore", "-q", str(record["SCRATCH"] / "x.json")], cwd=ROOT, check=False
     ).returncode

@@ -60,7 +60,7 @@ def test_recorded_walks(name: str) -> None:
     """Walks by benchmarks/alfworld_fuzz.py, in both wordings; `official` are a few games of the official release.
 
     Other bundled games need other recordings: `python benchmarks/alfworld_fuzz.py --games 216 --seed 12 --put 0.25
-    --keep 10 --record tests/alfworld/bundled.jsonl.gz`.
+    --walks 10 --record tests/alfworld/bundled.jsonl.gz`.
     """
     data = None if name == "bundled" else HERE / "official.pack"
     rows = list(lines(HERE / f"{name}.jsonl.gz"))
