@@ -5,20 +5,17 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pytest
-from lazily import Lazy
+from lazily import Lazy, lazily
 
 from hgpo_train.models.config import ModelConfig
 from hgpo_train.training.config import Config, replace
 
 torch = Lazy("torch")
-Qwen2Config = Lazy("transformers:Qwen2Config")
-Qwen2ForCausalLM = Lazy("transformers:Qwen2ForCausalLM")
+Qwen2Config, Qwen2ForCausalLM = lazily("transformers", "Qwen2Config Qwen2ForCausalLM")
 load_model = Lazy("hgpo_train.models.loading:load_model")
 frozen_copy = Lazy("hgpo_train.models.reference:frozen_copy")
-Samples = Lazy("hgpo_train.training.update.batches:Samples")
-samples_from_steps = Lazy("hgpo_train.training.update.batches:samples_from_steps")
+Samples, samples_from_steps = lazily("hgpo_train.training.update.batches", "Samples samples_from_steps")
 Learner = Lazy("hgpo_train.training.update.learner:Learner")
-
 
 VOCABULARY = 200
 LENGTHS = [64, *(pytest.param(length, marks=pytest.mark.slow) for length in (1024, 4096))]

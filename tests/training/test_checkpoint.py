@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from lazily import Lazy
+from lazily import Lazy, lazily
 
 from hgpo_envs.errors import InputError
 from hgpo_train.models.checkpoint_files import (
@@ -32,9 +32,9 @@ from hgpo_train.training.config import CheckpointConfig, OptimiserConfig
 
 torch = Lazy("torch")
 load_tokenizer = Lazy("hgpo_train.models.loading:load_tokenizer")
-load_checkpoint = Lazy("hgpo_train.training.checkpoint:load_checkpoint")
-resume_checkpoint = Lazy("hgpo_train.training.checkpoint:resume_checkpoint")
-save_checkpoint = Lazy("hgpo_train.training.checkpoint:save_checkpoint")
+load_checkpoint, resume_checkpoint, save_checkpoint = lazily(
+    "hgpo_train.training.checkpoint", "load_checkpoint resume_checkpoint save_checkpoint"
+)
 make_optimiser = Lazy("hgpo_train.training.update.optimiser:make_optimiser")
 
 SIZES = {"vocabulary": 384, "heads": 2, "key_value_heads": 1, "intermediate": 96}

@@ -3,14 +3,13 @@
 import json
 
 import pytest
-from lazily import Lazy
+from lazily import Lazy, lazily
 
 from hgpo_envs.errors import InputError
 from hgpo_train.models.checkpoint_files import STATE, list_checkpoints
 from hgpo_train.training.config import replace
 
-AutoModelForCausalLM = Lazy("transformers:AutoModelForCausalLM")
-AutoTokenizer = Lazy("transformers:AutoTokenizer")
+AutoModelForCausalLM, AutoTokenizer = lazily("transformers", "AutoModelForCausalLM AutoTokenizer")
 push = Lazy("hgpo_train.training.push:push")
 
 

@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 from doors import DoorsSource, solution
-from lazily import Lazy
+from lazily import Lazy, lazily
 from rich.console import Console
 
 from hgpo_datasets import StepWriter
@@ -19,10 +19,9 @@ from hgpo_train.training.display import Display
 from hgpo_train.training.tracking import read_metrics
 
 load_tokenizer = Lazy("hgpo_train.models.loading:load_tokenizer")
-demonstrations = Lazy("hgpo_train.training.sft:demonstrations")
-run_sft = Lazy("hgpo_train.training.sft:run_sft")
-split_held_out = Lazy("hgpo_train.training.sft:split_held_out")
-tokenise = Lazy("hgpo_train.training.sft:tokenise")
+demonstrations, run_sft, split_held_out, tokenise = lazily(
+    "hgpo_train.training.sft", "demonstrations run_sft split_held_out tokenise"
+)
 
 
 def play(folder, template, tasks):

@@ -12,23 +12,22 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-from lazily import Lazy
+from lazily import Lazy, lazily
 from nightly import sample_or_all
 from typer.testing import CliRunner
 
 import hgpo_envs
 from hgpo_datasets import scan_steps
 from hgpo_envs.errors import InputError
+from hgpo_train.advantages import compute
 from hgpo_train.cli import app
 from hgpo_train.models.checkpoint_files import OPTIMISER, list_checkpoints
 from hgpo_train.settings import to_toml
-from hgpo_train.training.config import replace
+from hgpo_train.training.config import load_config, replace
 from hgpo_train.training.tracking import read_metrics
 
-AutoModelForCausalLM = Lazy("transformers:AutoModelForCausalLM")
-AutoTokenizer = Lazy("transformers:AutoTokenizer")
+AutoModelForCausalLM, AutoTokenizer = lazily("transformers", "AutoModelForCausalLM AutoTokenizer")
 trainer_module = Lazy("hgpo_train.training.trainer")
-
 
 ROOT = Path(hgpo_envs.__file__).parent.parent
 
@@ -384,3 +383,64 @@ def test_variants_of_a_run_resume_to_the_same_bytes(config, runs, variant):
     if "host" in variant:
         runs.train(replace(config, rollout={"offload_optimiser": False, "sleep": False}), "plain")
         assert runs.weights("whole") == runs.weights("plain")
+
+
+@pytest.mark.slow
+def test_conversations_train_on_shared_sequences_and_resume(config, runs):
+    chat = replace(
+        config, environment={"prompt_style": "chat", "system_prompt": "Be brief."}, rollout={"max_prompt_tokens": 2000}
+    )
+    runs.train(chat, "whole")
+    runs.train(replace(chat, iterations=1), "parts")
+    runs.train(chat, "parts", resume=True)
+    assert runs.weights("parts") == runs.weights("whole")
+    metrics = list(read_metrics(runs.folder / "whole" / "metrics.jsonl"))
+    assert all(line["perf/shared_tokens"] > 0.3 for line in metrics if "perf/shared_tokens" in line)
+    steps = scan_steps(runs.folder / "whole").sort("trajectory", "step").collect()
+    for _, trajectory in steps.group_by("iteration", "trajectory"):
+        before: list[int] = []
+        for prompt, response in trajectory.sort("step").select("prompt_token_ids", "response_token_ids").rows():
+            assert prompt[: len(before)] == before
+            before = prompt + response
+
+
+MINE = """
+import polars as pl
+from hgpo_train.advantages.windows import within
+
+
+def late(steps: pl.LazyFrame, *, scale: float = 1.0, name: str = "x") -> pl.LazyFrame:
+    number = pl.col("step")
+    return steps.with_columns(advantage=scale * (number - number.mean().over(within())) + len(name) - 1)
+"""
+
+
+@pytest.fixture(autouse=True)
+def mine(tmp_path, monkeypatch):
+    """Write a user's module into the working directory."""
+    (tmp_path / "my_estimators.py").write_text(MINE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "my_estimators", raising=False)  # imported by another test
+    yield
+    monkeypatch.delitem(sys.modules, "my_estimators", raising=False)
+
+
+@pytest.mark.slow
+def test_training_with_a_custom_estimator(config, runs):
+    estimator, parameters = "my_estimators:late", {"scale": 3, "name": "xyz"}
+    config = replace(
+        config, iterations=2, evaluation={"every": 0}, advantage={"estimator": estimator, "parameters": parameters}
+    )
+    runs.train(config)
+    lines = read_metrics(runs.folder / "run" / "metrics.jsonl")
+    assert [line["iteration"] for line in lines] == [1, 2]
+    steps = scan_steps(runs.folder / "run" / "steps").filter(pl.col("iteration") == 0).collect()
+    advantage = compute(steps, estimator, **parameters).collect()["advantage"]
+    assert lines[0]["critic/advantages/max"] == pytest.approx(advantage.max())
+    assert lines[0]["critic/advantages/min"] == pytest.approx(advantage.min())
+    assert advantage.n_unique() > 5
+    assert load_config(runs.folder / "run" / "config.toml") == config
+    runs.train(replace(config, iterations=3), resume=True)
+    other = replace(config, advantage={"parameters": {**parameters, "gamma": 0.5}})
+    with pytest.raises(InputError, match=r"was written with training\.advantage\.parameters"):
+        runs.trainer(other, resume=True)

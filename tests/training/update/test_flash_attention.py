@@ -10,7 +10,7 @@ import shutil
 
 import numpy as np
 import pytest
-from lazily import Lazy
+from lazily import Lazy, lazily
 
 from hgpo_envs.errors import InputError
 from hgpo_train.models.config import ModelConfig
@@ -18,17 +18,14 @@ from hgpo_train.training.config import Config, replace
 
 torch = Lazy("torch")
 FakeTensorMode = Lazy("torch._subclasses.fake_tensor:FakeTensorMode")
-AttentionInterface = Lazy("transformers:AttentionInterface")
-AttentionMaskInterface = Lazy("transformers:AttentionMaskInterface")
+AttentionInterface, AttentionMaskInterface = lazily("transformers", "AttentionInterface AttentionMaskInterface")
 flash_attention_mask = Lazy("transformers.masking_utils:flash_attention_mask")
-add_adapters = Lazy("hgpo_train.models.loading:add_adapters")
-checkpoint_layers = Lazy("hgpo_train.models.loading:checkpoint_layers")
+add_adapters, checkpoint_layers = lazily("hgpo_train.models.loading", "add_adapters checkpoint_layers")
 samples_from_steps = Lazy("hgpo_train.training.update.batches:samples_from_steps")
-Fixed = Lazy("hgpo_train.training.update.learner:Fixed")
-Learner = Lazy("hgpo_train.training.update.learner:Learner")
-enable_packed_kernel = Lazy("hgpo_train.models.packed_attention:enable_packed_kernel")
-use_packed_kernel = Lazy("hgpo_train.models.packed_attention:use_packed_kernel")
-
+Fixed, Learner = lazily("hgpo_train.training.update.learner", "Fixed Learner")
+enable_packed_kernel, use_packed_kernel = lazily(
+    "hgpo_train.models.packed_attention", "enable_packed_kernel use_packed_kernel"
+)
 
 NAME = "flash_attention_of_the_test"
 CALLS: list[dict] = []

@@ -7,15 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from lazily import Lazy
+from lazily import Lazy, lazily
 
 from hgpo_train.training.config import UpdateConfig
 from hgpo_train.training.update.rollout_correction import rollout_correction
 
 torch = Lazy("torch")
-policy_loss = Lazy("hgpo_train.training.update.losses:policy_loss")
-token_weights = Lazy("hgpo_train.training.update.losses:token_weights")
-
+policy_loss, token_weights = lazily("hgpo_train.training.update.losses", "policy_loss token_weights")
 
 CASES, RESPONSES, TOKENS = 200, 6, 12
 MODES = {"token-mean": "token_mean", "seq-mean-token-mean": "sequence_mean", "seq-mean-token-sum": "sequence_sum"}
