@@ -1,4 +1,4 @@
-"""Demonstrations for a small model, and its supervised training in one or two stages."""
+"""Demonstrations for a small model, its supervised training in stages, and `hgpo quickstart --train`."""
 
 import dataclasses
 import io
@@ -32,8 +32,8 @@ def test_stages_continue_and_parts_are_reused_only_with_equal_settings(tmp_path)
     first = warm_start(tmp_path / "first", config, start, display)
     steps = scan_steps(tmp_path / "first" / "demonstrations").collect()
     assert steps.filter(steps["step"] == 0)["run"].value_counts().sort("run").rows() == [("00", 6), ("01", 6)]
-    weights = (tmp_path / "first" / "sft" / "checkpoints").rglob("*.safetensors")
-    before = {path: path.read_bytes() for path in weights}
+    checkpoints = tmp_path / "first" / "sft" / "checkpoints"
+    before = {path: path.read_bytes() for path in checkpoints.rglob("*.safetensors")}
     assert warm_start(tmp_path / "first", config, start, display) == first
     assert before == {path: path.read_bytes() for path in before}
     for change, message in (
@@ -71,10 +71,8 @@ def test_one_iteration_from_scratch(tmp_path, monkeypatch):
     assert losses[-1] < losses[0]
     metrics = read_metrics(result.run / "metrics.jsonl")
     assert [line["iteration"] for line in metrics] == [0, 1]
-    assert [sum(games) / len(games) for games in result.success.values()] == pytest.approx(
-        [line["val/success_rate"] for line in metrics]
-    )
-    assert [len(games) for games in result.success.values()] == [6, 6]
+    rates = [sum(games) / 6 for games in result.success.values() if len(games) == 6]
+    assert rates == pytest.approx([line["val/success_rate"] for line in metrics])
     assert "iteration" in (tmp_path / "curve.svg").read_text("utf-8")
     assert any(line.startswith("   demonstrate: 24 rollouts") for line in lines), "off a terminal, a stage has a line"
     assert resolve_model(str(result.run)).endswith("000001")
@@ -89,8 +87,7 @@ def test_one_iteration_from_scratch(tmp_path, monkeypatch):
 
 def test_the_verdict_claims_an_improvement_only_beyond_chance():
     """Games are paired: what counts is by how much their differences vary."""
-    some, none, most = [0.25] * 30 + [0.5] * 6, [0.0] * 36, [0.75] * 36
-    noisy = [0.0, 0.0, 1.0] * 12
+    some, none, most, noisy = [0.25] * 30 + [0.5] * 6, [0.0] * 36, [0.75] * 36, [0.0, 0.0, 1.0] * 12
     for before, after, words in (
         (some, most, "became better"),
         (most, some, "became worse"),
