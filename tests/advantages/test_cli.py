@@ -1,4 +1,4 @@
-"""`hgpo advantages` and `hgpo stats` on a small run: output next to the run, never in its folder, and errors."""
+"""`hgpo advantages` and `hgpo stats` on a small run and on tables of other programs: what is written, and errors."""
 
 import hashlib
 from pathlib import Path
@@ -58,20 +58,16 @@ def test_an_output_never_replaces_the_input(run: Path, tmp_path: Path) -> None:
     assert digests(run) == before
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["-e", "hgppo"], "did you mean 'hgpo'"),
-        (["-e", "hgpo,hgpo"], "expected different estimators"),
-        (["--set", "alfa=2"], "did you mean 'alpha'"),
-        (["--set", "alpha"], "--set: expected name=value, received 'alpha'"),
-        (["-e", "gigpo:alpha=2"], "unknown parameter 'alpha'"),
-        (["-e", "grpo", "--history-length", "2"], "unknown parameter 'history_length'"),
-    ],
-)
-def test_invalid_options_are_reported(run: Path, arguments: list[str], message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        invoke("advantages", run, *arguments)
+def test_invalid_options_are_reported(run: Path) -> None:
+    for arguments, message in (
+        ("-e hgpo,hgpo", "expected different estimators"),
+        ("--set alfa=2", "did you mean 'alpha'"),
+        ("--set alpha", "--set: expected name=value, received 'alpha'"),
+        ("-e gigpo:alpha=2", "unknown parameter 'alpha'"),
+        ("-e grpo --history-length 2", "unknown parameter 'history_length'"),
+    ):
+        with pytest.raises(InputError, match=message):
+            invoke("advantages", run, *arguments.split())
     assert not (run.parent / "first.advantages").exists()
 
 
@@ -105,7 +101,6 @@ ROWS = {
     "action_valid": [True] * 7 + [False],
 }
 TABLE = pl.DataFrame(ROWS)
-ESTIMATORS = ("hgpo", "gigpo", "grpo", "g2po", "graphgpo", "rloo", "reinforce_pp")
 
 
 @pytest.mark.parametrize("program", ["polars", "pandas"])

@@ -1,4 +1,4 @@
-"""Contexts, returns, weights and similar states against plain Python: the switches that recordings do not have.
+"""Contexts, returns, weights, similar states and nodes against plain Python: switches that recordings do not have.
 
 The recordings of the official code (test_goldens.py) hold the equations of all estimators.
 """
@@ -31,17 +31,10 @@ def tables(draw):
             step = 0
             for _ in range(draw(st.integers(1, 6))):
                 step += draw(st.sampled_from([1, 1, 1, 3]))
-                rows.append(
-                    {
-                        "task": f"tâche {task}",
-                        "trajectory": f"{task}/{rollout}",
-                        "step": step,
-                        "state": draw(states),
-                        "action": draw(st.sampled_from(["look", "go"])),
-                        "reward": draw(st.sampled_from([0.0, 0.0, 0.0, 10.0, 1.0, -0.5, 3.25])),
-                        "action_valid": draw(st.sampled_from([True, True, False])),
-                    }
-                )
+                row = {"task": f"tâche {task}", "trajectory": f"{task}/{rollout}", "step": step, "state": draw(states)}
+                row |= {"action": draw(st.sampled_from(["look", "go"]))}
+                row |= {"reward": draw(st.sampled_from([0.0, 0.0, 0.0, 10.0, 1.0, -0.5, 3.25]))}
+                rows.append(row | {"action_valid": draw(st.sampled_from([True, True, False]))})
     return draw(st.permutations(rows))
 
 
@@ -158,8 +151,10 @@ def test_nodes_are_equal_where_the_rule_requires_it(episodes: list[list[tuple[st
     assert pairs.height == pairs["found"].n_unique() == pairs["expected"].n_unique()
 
 
-def table() -> pl.DataFrame:
-    """Return two rollouts of a task, of which the first wastes a step at the desk."""
+def test_hgpo_and_statistics_compare_nodes_too() -> None:
+    """The first of two rollouts wastes a step and stays at the desk, so that the state of both steps is one node."""
+    from hgpo_train.analysis.statistics import statistics
+
     rows = [
         ("a", "room", "go to desk 1", False),
         ("a", "desk", "fly", False),
@@ -169,22 +164,16 @@ def table() -> pl.DataFrame:
         ("b", "shelf", "look", False),
     ]
     table = pl.DataFrame(rows, schema=["trajectory", "state", "action", "won"], orient="row")
-    return table.with_columns(
+    table = table.with_columns(
         task_id=pl.lit("t"),
         step=pl.int_range(pl.len()).over("trajectory"),
         admissible_actions=pl.lit(["look"], dtype=pl.List(pl.String)),
         action_valid=pl.col("action") != "fly",
     )
-
-
-def test_hgpo_and_statistics_compare_nodes_too() -> None:
-    """The wasted step stays at the desk, so that the state of both steps is one node."""
-    from hgpo_train.analysis.statistics import statistics
-
     plain, nodes = (
-        compute(table(), "hgpo", details=True, reward="success", state_key=key).collect()
+        compute(table, "hgpo", details=True, reward="success", state_key=key).collect()
         for key in (None, "alfworld-nodes")
     )
     assert plain["advantage_size_k0"].to_list() == [2, 1, 1, 1, 2, 1]
     assert nodes["advantage_size_k0"].to_list() == [2, 2, 2, 1, 2, 1]
-    assert statistics(table(), state_key="alfworld-nodes", reward="success").levels["shared"][0] == 4 / 6
+    assert statistics(table, state_key="alfworld-nodes", reward="success").levels["shared"][0] == 4 / 6

@@ -1,4 +1,4 @@
-"""The shop's rules: any text is an action, the same commands give the same states, oddities can be switched off."""
+"""The shop's rules: any text is an action, the same commands give the same states; pages, goals and their splits."""
 
 import itertools
 import re
