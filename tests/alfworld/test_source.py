@@ -1,4 +1,4 @@
-"""Task sources: accepted data, splits, identifiers, and the errors for bad input."""
+"""Task sources and packs: accepted data, identifiers, games that are unchanged, and the errors for damage."""
 
 import json
 import os
@@ -115,9 +115,8 @@ def test_errors_for_unknown_names_suggest_the_closest() -> None:
         BUNDLED.engine().start(near)
 
 
-SOURCE = ALFWorldSource()
-IDS = [SOURCE.ids(split)[n] for split in ("train", "valid_seen", "valid_unseen") for n in (0, 3)]
-GAMES = [(task, SOURCE.read(task), SOURCE.trajectory(task)) for task in IDS]
+PACKED = [BUNDLED.ids(split)[n] for split in ("train", "valid_seen", "valid_unseen") for n in (0, 3)]
+GAMES = [(task, BUNDLED.read(task), BUNDLED.trajectory(task)) for task in PACKED]
 
 
 @pytest.fixture(scope="module")
@@ -137,21 +136,21 @@ def refusal(path: Path) -> str:
 def test_games_are_unchanged(pack: Path) -> None:
     store = PackStore(pack)
     store.verify()
-    assert store.ids() == sorted(IDS)
+    assert store.ids() == sorted(PACKED)
     for task, file, trajectory in GAMES:
         assert store.read(task) == file
         assert list(store.read(task)) == list(file)
         assert store.trajectory(task) == trajectory
-    assert pickle.loads(pickle.dumps(store)).read(IDS[0]) == GAMES[0][1]
-    for unknown in ("", "train", IDS[0][:-1], f"{IDS[0]}x", "\ud800", "zzz"):
+    assert pickle.loads(pickle.dumps(store)).read(PACKED[0]) == GAMES[0][1]
+    for unknown in ("", "train", PACKED[0][:-1], f"{PACKED[0]}x", "\ud800", "zzz"):
         with pytest.raises(KeyError):
             store.read(unknown)
 
 
 def test_games_are_unchanged_after_conversion_to_a_folder_and_back(pack: Path, tmp_path: Path) -> None:
-    assert write_folder(PackStore(pack), IDS, tmp_path) == 6
+    assert write_folder(PackStore(pack), PACKED, tmp_path) == 6
     folder = FolderStore(tmp_path)
-    assert folder.ids() == sorted(IDS)
+    assert folder.ids() == sorted(PACKED)
     again = tmp_path / "again.pack"
     write_pack(again, ((task, folder.read(task), folder.trajectory(task)) for task in folder.ids()))
     assert again.read_bytes() == pack.read_bytes()
@@ -176,7 +175,7 @@ def test_error_lines(pack: Path, tmp_path: Path) -> None:
         (content[:half], f"x.pack: expected {len(content):,} bytes, received {half:,}; copy or build it"),
         (newer, f"x.pack: expected pack format {VERSION}, received format {VERSION + 1}"),
         (b"PK" + content[2:], "x.pack is not a pack of ALFWorld games; expected a file from `hgpo data build"),
-        (flipped, f"{min(IDS)} is damaged (it fails its checksum); copy or build the pack again"),
+        (flipped, f"{min(PACKED)} is damaged (it fails its checksum); copy or build the pack again"),
     ):
         (tmp_path / "x.pack").write_bytes(damaged)
         assert line in refusal(tmp_path / "x.pack")
@@ -190,7 +189,7 @@ def test_writing_a_pack_is_atomic_and_replaces_no_other_file(tmp_path: Path) -> 
     for games, reason in (
         ([], "no game to pack"),
         ([GAMES[0], GAMES[0]], "is out of order or a duplicate"),
-        ([GAMES[0], (IDS[1], broken, None)], IDS[1]),
+        ([GAMES[0], (PACKED[1], broken, None)], PACKED[1]),
     ):
         with pytest.raises(InputError, match=reason):
             write_pack(path, games)

@@ -1,4 +1,4 @@
-"""Success, keys of states, and the recipes of docs/step_table.md."""
+"""Success, keys of states, the recipes of docs/step_table.md, and functions of partitions."""
 
 import os
 import re
@@ -9,6 +9,7 @@ from pathlib import Path
 
 import polars as pl
 import pytest
+from command import ROOT, environment
 from groups import group, step
 
 from hgpo_datasets import RowError, StepWriter, scan_steps, verify
@@ -16,11 +17,10 @@ from hgpo_datasets.partitions import map_partitions, partitions
 from hgpo_envs.errors import InputError, ProcessError
 from hgpo_envs.hashing import text_hash
 
-PAGE = Path(__file__).parents[2] / "docs/step_table.md"
-
 
 def blocks(language: str) -> Iterator[str]:
-    section = PAGE.read_text("utf-8").partition("## Keys and success rates")[2].partition("\n## ")[0]
+    page = (ROOT / "docs/step_table.md").read_text("utf-8")
+    section = page.partition("## Keys and success rates")[2].partition("\n## ")[0]
     return (match[1] for match in re.finditer(rf"```{language}\n(.*?)```", section, re.DOTALL))
 
 
@@ -140,8 +140,7 @@ def test_a_process_that_is_killed_is_an_error(run: Path) -> None:
 @pytest.mark.slow
 def test_ray(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ray = pytest.importorskip("ray")
-    root = Path(__file__).parents[2]
-    monkeypatch.setenv("PYTHONPATH", f"{root}:{root}/datasets:{root}/tests/worlds:{Path(__file__).parent}")
+    monkeypatch.setenv("PYTHONPATH", environment(Path(__file__).parent)["PYTHONPATH"])
     parts = partitions(run, 6)
     assert list(map_partitions(tasks, parts, processes=2, ray=True)) == [[f"t{number}"] for number in range(6)]
     with pytest.raises(InputError, match=r"^expected another task, received t4$"):

@@ -97,9 +97,6 @@ def test_webshop_accepts_an_integer_as_a_task_id():
             env.reset(options={"task": task})
 
 
-IDS = ["HGPO/ALFWorld-v0", "HGPO/WebShop-v0"]
-
-
 @pytest.mark.parametrize("env_id", IDS)
 @pytest.mark.parametrize("mode", RENDER_MODES)
 def test_every_mode_passes_the_checkers_without_a_warning(env_id, mode, capsys):
