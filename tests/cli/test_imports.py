@@ -1,12 +1,11 @@
-"""Which modules help imports, so that it is instant; and that what is printed is redacted although help is not."""
+"""What help imports, commands of other distributions among others; and that what is printed is redacted."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from command import every_command, hgpo
+from command import every_command, finished, python
 from distribution import write_distribution
 
 from hgpo_train.cli import command_types
@@ -31,15 +30,9 @@ print(json.dumps(found))
 """
 
 
-EVERY = every_command()
-
-
 def test_help_imports_nothing_heavy() -> None:
     commands = [(), ("rollout",), ("data", "build", "alfworld")]
-    done = subprocess.run(
-        [sys.executable, "-c", PROBE], input=json.dumps(commands), capture_output=True, text=True, check=True
-    )
-    found = json.loads(done.stdout)
+    found = json.loads(python(PROBE, input=json.dumps(commands)).stdout)
     assert len(found) == len(commands)
     for words, code, printed, imported in found:
         assert code == 0, words
@@ -48,7 +41,7 @@ def test_help_imports_nothing_heavy() -> None:
 
 
 def test_every_command_is_redacted() -> None:
-    leaves = [command for command in EVERY.values() if not hasattr(command, "commands")]
+    leaves = [command for command in every_command().values() if not hasattr(command, "commands")]
     assert len(leaves) > 10
     assert all(isinstance(command, RedactedCommand) for command in leaves)
 
@@ -62,9 +55,8 @@ def test_the_password_of_a_url_is_not_printed(tmp_path, where: str) -> None:
         "no such run": ["verify", url],
         "standard output": ["train", "tiny-alfworld", "--set", f"model.path={url}", "--print-config"],
     }[where]
-    process = hgpo(*arguments)
-    out, error = process.communicate(timeout=120)
-    assert process.returncode == (0 if where == "standard output" else 2), error
+    code, out, error = finished(*arguments)
+    assert code == (0 if where == "standard output" else 2), error
     assert "***@host" in out + error
     assert "hunter2" not in out + error
 
@@ -115,7 +107,5 @@ def test_a_broken_distribution_is_one_line(hgpo) -> None:
 def test_a_known_command_that_is_not_installed_names_the_installation(hgpo, monkeypatch) -> None:
     monkeypatch.setitem(command_types.KNOWN, "absent", "integrations/absent")
     assert "A command of integrations/absent." in hgpo("--help")[1]
-    expected = (
-        "hgpo absent needs hgpo-absent: pip install hgpo-absent (in a checkout: pip install ./integrations/absent)"
-    )
-    assert hgpo("absent") == (2, "", f"error: {expected}\n")
+    repair = "pip install hgpo-absent (in a checkout: pip install ./integrations/absent)"
+    assert hgpo("absent") == (2, "", f"error: hgpo absent needs hgpo-absent: {repair}\n")
