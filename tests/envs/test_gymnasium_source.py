@@ -1,4 +1,4 @@
-"""Third-party Gymnasium environments: played unchanged, with errors that name invalid values."""
+"""Third-party Gymnasium environments: played unchanged like the package's own; errors name invalid values."""
 
 import math
 
@@ -71,20 +71,20 @@ def test_an_action_is_admissible_if_it_is_listed():
     assert engine.act("z").valid is False
 
 
-@pytest.mark.parametrize(
-    ("name", "solved"),
-    [
-        ("Guess", lambda ends: (ends["next_state"] == "Right.").mean()),
-        ("Graded", lambda ends: (ends["next_state"] == "Right.").mean()),
-        ("GradedThreshold", lambda ends: ends["terminated"].mean()),  # half a point is enough
-        ("Silent", lambda ends: None),
-    ],
-)
-def test_reported_success_is_that_of_the_episodes(tmp_path, name, solved):
+SOLVED = {
+    "Guess": lambda ends: (ends["next_state"] == "Right.").mean(),
+    "Graded": lambda ends: (ends["next_state"] == "Right.").mean(),
+    "GradedThreshold": lambda ends: ends["terminated"].mean(),  # half a point is enough
+    "Silent": lambda ends: None,
+}
+
+
+@pytest.mark.parametrize("name", SOLVED)
+def test_reported_success_is_that_of_the_episodes(tmp_path, name):
     """A guessing game was reported as solved in 100% of episodes, because partial credit and truncation counted."""
     run = collect(f"foreign:Foreign/{name}-v0", "random", tmp_path / "run", tasks=12, group_size=1, limit=2)
     ends = run.steps.group_by("trajectory").last().collect()
-    rate = solved(ends)
+    rate = SOLVED[name](ends)
     assert name == "Silent" or rate > 0
     assert name == "GradedThreshold" or not rate or rate < 1
     assert run.summary["success"] == rate

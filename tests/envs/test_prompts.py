@@ -1,4 +1,4 @@
-"""History and prompt templates."""
+"""History and prompt templates: the package's, users', and those of a checkout of verl-agent, never executed."""
 
 import pickle
 from pathlib import Path
@@ -19,15 +19,9 @@ from hgpo_train.rollout.env_handle import open_env
 
 
 def render(template, pairs=(), **changes):
-    fields = {
-        "task": "cool the mug.",
-        "observation": "You see a fridge 1.",
-        "admissible_actions": ["go to fridge 1", "help", "look"],
-        "pairs": list(pairs),
-        "steps_taken": len(pairs),
-        "max_steps": 50,
-        "action_format": "response",
-    }
+    fields = {"task": "cool the mug.", "observation": "You see a fridge 1.", "max_steps": 50, "pairs": list(pairs)}
+    fields |= {"admissible_actions": ["go to fridge 1", "help", "look"]}
+    fields |= {"steps_taken": len(pairs), "action_format": "response"}
     return template.render(**{**fields, **changes})
 
 
@@ -87,9 +81,8 @@ def test_the_packages_templates_agree_with_plain_jinja(data):
 
 def test_a_users_template(tmp_path):
     path = tmp_path / "mine.j2"
-    path.write_text(
-        "{{ step }}/{{ max_steps }} {{ task }}|{% for n, o, a in pairs %}{{ n }}{{ o }}{{ a }};{% endfor %}"
-    )
+    pairs = "{% for n, o, a in pairs %}{{ n }}{{ o }}{{ a }};{% endfor %}"
+    path.write_text("{{ step }}/{{ max_steps }} {{ task }}|" + pairs)
     pairs = [Pair(1, "x<&>", "y")]
     template = load_template(str(path), "ALFWorld")
     assert render(template, pairs) == "2/50 cool the mug.|1x<&>y;"  # nothing is escaped

@@ -1,9 +1,8 @@
-"""Evaluation: every task once per seed, statistics compared with plain arithmetic, and the command."""
+"""Evaluation: every task once per seed, statistics against plain arithmetic, Wilson's interval, and the command."""
 
 import itertools
 import json
 import math
-import random
 import statistics
 from pathlib import Path
 from types import SimpleNamespace
@@ -67,17 +66,10 @@ def test_mean_and_std_equal_those_of_the_statistics_module() -> None:
     assert evaluation_reports(table([(1, "a", 1.0)]))[0].measures["success"].std is None
 
 
-def test_the_interval_holds_where_no_task_was_solved_and_covers_elsewhere() -> None:
+def test_the_interval_holds_where_no_task_was_solved() -> None:
     """A bootstrap of 36 lost episodes would have the interval 0 to 0."""
     success = evaluation_reports(table([(1, f"t{task}", 0.0) for task in range(36)]))[0].measures["success"]
     assert (success.low, round(success.high, 3)) == (0.0, 0.096)
-    covered, runs, chance = 0, 60, 0.3
-    draw = random.Random(5)
-    for _ in range(runs):
-        solved = statistics.fmean(draw.random() < chance for _ in range(80))
-        low, high = wilson_interval(solved, 80)
-        covered += low <= chance <= high
-    assert covered / runs >= 0.85  # 95%, less four standard errors
 
 
 def test_aborted_episodes_are_excluded_counted_and_bound_the_success() -> None:
@@ -104,10 +96,8 @@ def test_the_permutation_test_counts_all_sign_flips(pairs: list[tuple[float, flo
     second = table([(1, f"t{i}", b) for i, (_, b) in enumerate(pairs)])
     compared = compare(first, second)
     differences = [a - b for a, b in pairs]
-    flips = [
-        sum(s * d for s, d in zip(signs, differences, strict=True))
-        for signs in itertools.product((1, -1), repeat=len(pairs))
-    ]
+    signs = itertools.product((1, -1), repeat=len(pairs))
+    flips = [sum(s * d for s, d in zip(one, differences, strict=True)) for one in signs]
     assert compared.p == pytest.approx(statistics.fmean(abs(f) >= abs(sum(differences)) - 1e-9 for f in flips))
     assert compared.difference == pytest.approx(statistics.fmean(differences))
     assert compared.better + compared.worse == sum(d != 0 for d in differences)
@@ -151,10 +141,7 @@ def test_the_command_resumes_compares_and_prints_json(tmp_path: Path, hgpo) -> N
         (["--temperature", "0.1"], "does not sample"),
         (["--slots", "0"], "slots: expected int >= 1"),
         (["--price-in", "-1"], "--price-in: expected a price of at least 0"),
-        (
-            ["--policy", "openai:tiny", "--policy-option", "base_url=localhost:8000"],
-            "expected an address such as http://localhost:8000/v1, received",
-        ),
+        (["--policy", "openai:tiny", "--policy-option", "base_url=localhost:8000"], "an address such as http://local"),
     ],
 )
 def test_bad_input_is_one_line_and_leaves_no_folder(tmp_path: Path, hgpo, arguments: list[str], line: str) -> None:

@@ -1,4 +1,4 @@
-"""The example programs: the choices of the custom policy, and the recomputed advantages."""
+"""The example programs: the custom policy's choices, recomputed advantages, and the agent that acts by numbers."""
 
 from collections import Counter
 
@@ -6,21 +6,19 @@ import gymnasium
 import numpy as np
 import polars as pl
 import pytest
-from typer.testing import CliRunner
+from command import invoke
 
 from examples import collect_and_recompute, numeric_agent
 from examples.numeric_agent import NumericEnv, bag_of_words
 from hgpo_datasets import scan_steps
 from hgpo_envs.errors import InputError
-from hgpo_train.cli import app
 from hgpo_train.policies.registry import PolicyContext, make_policy
 
 
 def test_the_custom_policy_takes_the_least_taken_action(tmp_path):
     def collect(name, policy, *more):
-        options = ["--tasks", "4", "--group-size", "2", "--max-steps", "30", "--out", str(tmp_path / name), *more]
-        done = CliRunner().invoke(app, ["rollout", "--policy", policy, *options])
-        assert done.exit_code == 0, done.output
+        options = ["--tasks", 4, "--group-size", 2, "--max-steps", 30, "--out", tmp_path / name, *more]
+        invoke("rollout", "--policy", policy, *options)
         return scan_steps(tmp_path / name).collect()
 
     steps = collect("curious", "examples.own_policy:CURIOUS")
@@ -58,9 +56,8 @@ SOLUTION = ("go to shelf 2", "take creditcard 2 from shelf 2", "use desklamp 1")
 
 
 def test_commands_are_numbers():
-    env = NumericEnv(
-        gymnasium.make("HGPO/ALFWorld-v0", split="valid_seen"), [TASK], actions=32
-    )  # many have the same hash
+    game = gymnasium.make("HGPO/ALFWorld-v0", split="valid_seen")
+    env = NumericEnv(game, [TASK], actions=32)  # many have the same hash
     _, info = env.reset(seed=1)
     for command in SOLUTION:
         mask = env.action_masks()

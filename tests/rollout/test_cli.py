@@ -1,4 +1,4 @@
-"""`hgpo rollout` as a process: its exit code, Ctrl-C, SIGKILL."""
+"""`hgpo rollout`: the effect of each of its flags, its exit code, Ctrl-C, SIGKILL and full disks."""
 
 import inspect
 import signal
@@ -7,33 +7,27 @@ import time
 
 import polars as pl
 import pytest
-from command import DOORS
+from command import DOORS, finished
 from command import hgpo as start
-from typer.testing import CliRunner
 
 from hgpo_datasets import manifest, scan_steps, verify
 from hgpo_envs.alfworld.data.pack import write_pack
 from hgpo_envs.alfworld.data.source import ALFWorldSource
-from hgpo_envs.errors import InputError
-from hgpo_train.cli import app
 from hgpo_train.cli.rollout import rollout
 
 
-def test_a_run_and_its_resumption(tmp_path):
+def test_a_run_and_its_resumption(tmp_path, hgpo, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "300")
     out = tmp_path / "run"
     command = [*DOORS, "--group-size", "4", "--seed", "1", "--out", str(out)]
-    first = CliRunner().invoke(app, [*command, "--tasks", "10"])
-    assert first.exit_code == 0, first.output
-    assert "40, 40 of them new" in first.output
-    assert "warning" not in first.output
-    assert "admissible actions   100.0%" in first.output
-    assert f"Next: hgpo stats {out}" in first.output
+    code, _, told = hgpo(*command, "--tasks", "10")
+    assert (code, "warning" in told) == (0, False), told
+    for part in ("40, 40 of them new", "admissible actions   100.0%", f"Next: hgpo stats {out}"):
+        assert part in told
     assert scan_steps(out).select("trajectory").collect()["trajectory"].n_unique() == 40
-    again = CliRunner().invoke(app, [*command, "--tasks", "15", "--slots", "3"])
-    assert "60, 20 of them new" in again.output
+    assert "60, 20 of them new" in hgpo(*command, "--tasks", "15", "--slots", "3")[2]
     assert scan_steps(out).select("trajectory").collect()["trajectory"].n_unique() == 60
-    with pytest.raises(InputError, match="was written with seed = 1, not 2"):
-        CliRunner().invoke(app, [*command[:-3], "2", *command[-2:]], catch_exceptions=False)
+    assert "was written with seed = 1, not 2" in hgpo(*command[:-3], "2", *command[-2:])[2]
 
 
 @pytest.mark.slow
@@ -53,11 +47,10 @@ def test_interrupted_and_resumed(tmp_path, how):
     assert 0 < done < 500
     if how == signal.SIGINT:
         assert "Finished groups are committed" in told
-    second = start(*command, "--out", str(out))
-    _, told = second.communicate(timeout=120)
-    assert second.returncode == 0, told
+    code, _, told = finished(*command, "--out", str(out))
+    assert code == 0, told
     assert f"4,000, {8 * (500 - done):,} of them new" in told
-    assert start(*command, "--out", str(straight)).wait(120) == 0
+    assert finished(*command, "--out", str(straight))[0] == 0
     order = ["trajectory", "step"]
     one, other = (scan_steps(folder).sort(order).drop("run").collect() for folder in (out, straight))
     assert one.equals(other)
@@ -76,19 +69,13 @@ def small_disk(tmp_path):
     subprocess.run(["umount", str(disk)], check=True)
 
 
-def run(*command: str) -> tuple[int, str]:
-    process = start(*command)
-    _, error = process.communicate(timeout=120)
-    return process.returncode, error
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("command", ["rollout", "eval"])
 def test_a_full_disk_is_one_line_and_what_was_committed_is_sound(small_disk, command):
     out = small_disk / "run"
     play = [command, *DOORS[1:], "--max-steps", "40", "--out", str(out)]
     play += ["--tasks", "300"] if command == "rollout" else ["--split", "train", "--seeds", "1,2,3,4,5,6"]
-    code, error = run(*play)
+    code, _, error = finished(*play)
     assert code == 1
     (line,) = [line for line in error.splitlines() if "error" in line.lower()]
     assert line.startswith("error: ")
@@ -96,7 +83,7 @@ def test_a_full_disk_is_one_line_and_what_was_committed_is_sound(small_disk, com
     assert "Traceback" not in error
     assert not list(out.glob("steps/*.parquet")) or verify(out).ok
     subprocess.run(["mount", "-o", "remount,size=50m", str(small_disk)], check=True)
-    code, error = run(*play)
+    code, _, error = finished(*play)
     assert code == 0, error
     assert verify(out).ok
 
@@ -107,11 +94,9 @@ def test_a_read_only_disk_is_one_line(small_disk):
     for command in ("rollout", "eval", "quickstart"):
         env = DOORS[1:] if command != "quickstart" else []
         split = ["--split", "train"] if command == "eval" else []
-        code, error = run(command, *env, *split, "--out", str(small_disk / "run"))
+        code, _, error = finished(command, *env, *split, "--out", str(small_disk / "run"))
         assert code in (1, 2)
-        assert error.startswith("error: ")
-        assert "read-only" in error
-        assert error.count("\n") == 1
+        assert (error.startswith("error: "), "read-only" in error, error.count("\n")) == (True, True, 1), error
 
 
 SMALL = {"--tasks": 2, "--group-size": 2, "--max-steps": 3, "--seed": 1}

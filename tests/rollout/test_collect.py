@@ -249,7 +249,7 @@ def responder(respond):
         ("randm", "unknown policy 'randm'; did you mean 'random'"),
         (
             responder(lambda _: "look"),
-            "policy Mine: expected `respond` to return a list of 6 rep.* received str 'look'",
+            "policy Mine: expected `respond` to return a list of 6 .* received str 'look'",
         ),
         (responder(lambda _: None), "policy Mine: expected `respond` to return a list of 6 .* received NoneType None"),
         (responder(lambda _: ["look"]), "policy Mine: expected `respond` to return .*, one per request, received 1"),

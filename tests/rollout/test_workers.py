@@ -1,4 +1,4 @@
-"""Environments in subprocesses: the same table, and a crash aborts one trajectory."""
+"""Environments in subprocesses and threads: the same table, a crash aborts one trajectory, and closing is bounded."""
 
 import os
 import pickle
@@ -11,15 +11,16 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-from command import hgpo
+from command import finished
 from doors import DoorsSource
 
 from hgpo_datasets import scan_steps, verify
 from hgpo_envs.engine import State, Task
+from hgpo_envs.episode import settings_for
 from hgpo_envs.errors import InputError
-from hgpo_envs.sources import SharedSource
+from hgpo_envs.sources import SharedSource, Split
 from hgpo_train.policies.base import Failure
-from hgpo_train.rollout import workers
+from hgpo_train.rollout import collect, workers
 from hgpo_train.rollout.env_handle import EnvHandle, open_env
 from hgpo_train.rollout.run import ExecutionOptions, RolloutSpec
 from hgpo_train.rollout.slots import SlotResult, ThreadSlots
@@ -195,9 +196,8 @@ def test_sources_tasks_and_states_of_every_shipped_environment_round_trip(env_id
 def test_the_command_plays_every_environment_in_workers(tmp_path, env_id):
     command = ["rollout", "--env", env_id, "--tasks", "3", "--group-size", "2", "--max-steps", "6"]
     for name, more in (("there", ["--workers", "2"]), ("here", [])):
-        process = hgpo(*command, "--out", str(tmp_path / name), *more)
-        out, error = process.communicate(timeout=120)
-        assert process.returncode == 0, out + error
+        code, out, error = finished(*command, "--out", tmp_path / name, *more)
+        assert code == 0, out + error
         assert verify(tmp_path / name).ok
     order = ["trajectory", "step"]
     here, there = (scan_steps(tmp_path / name).drop("run").sort(order).collect() for name in ("here", "there"))
@@ -294,10 +294,6 @@ def test_closing_ends_calls_that_wait() -> None:
 
 @pytest.mark.parametrize("asked", [2, 200])
 def test_rollouts_play_at_most_as_many_as_the_source_allows(asked: int, tmp_path: Path) -> None:
-    from hgpo_envs.episode import settings_for
-    from hgpo_envs.sources import Split
-    from hgpo_train.rollout import collect
-
     source = WaitingSource()
     shared = SharedSource(source)
     handle = EnvHandle("Waiting-v0", shared, settings_for("Waiting", max_steps=2), Split(shared, "train"))

@@ -130,9 +130,7 @@ async def test_estimators_are_chosen_and_refused(small_run: Path) -> None:
         assert isinstance(app.screen, StepScreen)
 
 
-async def test_the_tree_finds_tasks_and_follows_several_runs(
-    small_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_tree_finds_tasks_and_follows_several_runs(small_run: Path, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr("hgpo_train.view.terminal.tree.PAGE", 1)
     training = tmp_path / "training"
     with StepWriter(training) as writer:
