@@ -24,16 +24,9 @@ STORED = ["bfloat16", "float32"]
 
 def random_model(*, tied: bool = True) -> Qwen2ForCausalLM:
     """Return a Qwen2 of four layers whose biases and norms are random too."""
-    config = Qwen2Config(
-        vocab_size=VOCABULARY,
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=4,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=8192,
-        tie_word_embeddings=tied,
-    )
+    shape = {"vocab_size": VOCABULARY, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 8192}
+    config = Qwen2Config(**shape, **heads, tie_word_embeddings=tied)
     generator = torch.Generator().manual_seed(1)
     with torch.random.fork_rng(devices=[]):
         model = Qwen2ForCausalLM(config)

@@ -1,4 +1,4 @@
-"""Batches contain every row once, within their bounds, and predict each token from the one before it."""
+"""Batches contain every row once, within their bounds; steps of conversations share sequences with equal gradients."""
 
 import numpy as np
 import polars as pl
@@ -19,18 +19,11 @@ lengths = st.lists(st.tuples(st.integers(1, 40), st.integers(0, 12)), min_size=1
 
 def table(lengths):
     rng = np.random.default_rng(0)
-    return pl.DataFrame(
-        {
-            "prompt_token_ids": [rng.integers(1, 99, p).tolist() for p, _ in lengths],
-            "response_token_ids": [rng.integers(1, 99, r).tolist() for _, r in lengths],
-            "response_logprobs": [rng.normal(size=r).tolist() for _, r in lengths],
-        },
-        schema={
-            "prompt_token_ids": pl.List(pl.Int32),
-            "response_token_ids": pl.List(pl.Int32),
-            "response_logprobs": pl.List(pl.Float32),
-        },
-    )
+    ids = {"prompt_token_ids": pl.List(pl.Int32), "response_token_ids": pl.List(pl.Int32)}
+    prompts = [rng.integers(1, 99, p).tolist() for p, _ in lengths]
+    responses = [rng.integers(1, 99, r).tolist() for _, r in lengths]
+    logprobs = [rng.normal(size=r).tolist() for _, r in lengths]
+    return pl.DataFrame([prompts, responses, logprobs], schema={**ids, "response_logprobs": pl.List(pl.Float32)})
 
 
 @given(lengths, st.integers(1, 200), st.sampled_from(["padded", "packed"]))

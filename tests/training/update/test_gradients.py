@@ -1,8 +1,9 @@
-"""The update's gradient, for every option, against a slow float64 reference that handles one row at a time."""
+"""The update's gradient, for every option, against a slow float64 reference of one row at a time; and its losses."""
 
 import copy
 import dataclasses
 import math
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -21,14 +22,8 @@ Fixed, Learner = lazily("hgpo_train.training.update.learner", "Fixed Learner")
 BASE = replace(
     Config(),
     model={"compute_dtype": "float32", "gradient_checkpointing": False},
-    update={
-        "kl_weight": 0.05,
-        "entropy_weight": 0.02,
-        "clip_high": 0.28,
-        "logit_chunk": 0,
-        "micro_batch_tokens": 10**6,
-        "mini_batch_size": 4,
-    },
+    update={"kl_weight": 0.05, "entropy_weight": 0.02, "clip_high": 0.28, "logit_chunk": 0, "mini_batch_size": 4}
+    | {"micro_batch_tokens": 10**6},
     rollout={"temperature": 0.8},
 )
 
@@ -232,14 +227,10 @@ def test_missing_rollout_logprobs_are_reported(model, steps):
 
 def test_out_of_memory_gives_advice(model, steps, monkeypatch):
     learner = make_learner(model, BASE)
-
-    def full(*_args, **_kwargs):
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
-
+    full = Mock(side_effect=torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"))
     monkeypatch.setattr("hgpo_train.training.update.learner.response_logprobs", full)
-    with pytest.raises(
-        InputError, match=r"micro_batch_tokens = 1000000; set .*update.micro_batch_tokens = 500000"
-    ) as caught:
+    advice = r"^.*micro_batch_tokens = 1000000; set .*update.micro_batch_tokens = 500000.*$"
+    with pytest.raises(InputError, match=advice) as caught:
         learner.update(samples_from_steps(steps), rng(0))
     assert "\n" not in str(caught.value)
 
@@ -265,20 +256,14 @@ def plain_loss(logprob, old, advantage, low, high, dual):
     values, values, values, st.sampled_from([0.1, 0.2]), st.sampled_from([0.2, 0.28]), st.sampled_from([None, 3.0, 1.5])
 )
 def test_clipped_loss_matches_the_plain_loss(logprob, old, advantage, low, high, dual):
-    got = clipped_policy_loss(
-        *(torch.tensor([x], dtype=torch.float64) for x in (logprob, old, advantage)),
-        clip_low=low,
-        clip_high=high,
-        dual_clip=dual,
-    )
+    values = (torch.tensor([x], dtype=torch.float64) for x in (logprob, old, advantage))
+    got = clipped_policy_loss(*values, clip_low=low, clip_high=high, dual_clip=dual)
     assert got[0].item() == pytest.approx(plain_loss(logprob, old, advantage, low, high, dual), rel=1e-12, abs=1e-12)
 
 
 @given(values, values)
 def test_kl_matches_the_estimator_k3(logprob, reference):
-    got = low_variance_kl(
-        torch.tensor(logprob, dtype=torch.float64), torch.tensor(reference, dtype=torch.float64)
-    ).item()
+    got = low_variance_kl(*(torch.tensor(x, dtype=torch.float64) for x in (logprob, reference))).item()
     ratio = math.exp(reference - logprob)
     assert got == pytest.approx(min(ratio - 1 - math.log(ratio), 10.0), abs=1e-12)
     assert got >= -1e-12

@@ -75,7 +75,7 @@ def test_the_loss_and_its_gradient_are_verls(cases, expected, mode, level):
         length = np.diff(starts(cases, case))
         logprob = torch.from_numpy(flat(cases, "logprob", case)).requires_grad_()
         old, reference, entropy = (torch.from_numpy(flat(cases, n, case)) for n in ("old", "reference", "entropy"))
-        weight = None
+        weight, clips = None, {name: float(cases[name][case]) for name in ("clip_low", "clip_high")}
         if level != "none":
             values, _ = rollout_correction(old.numpy(), flat(cases, "rollout", case), starts(cases, case), level, 2.0)
             weight = torch.from_numpy(values.astype(np.float32))
@@ -86,13 +86,7 @@ def test_the_loss_and_its_gradient_are_verls(cases, expected, mode, level):
             reference,
             torch.from_numpy(np.repeat(cases["advantage"][case], length)),
             torch.from_numpy(np.repeat(token_weights(length, MODES[mode]), length).astype(np.float32)),
-            UpdateConfig(
-                clip_low=float(cases["clip_low"][case]),
-                clip_high=float(cases["clip_high"][case]),
-                dual_clip=3.0,
-                kl_weight=0.01,
-                entropy_weight=0.001,
-            ),
+            UpdateConfig(**clips, dual_clip=3.0, kl_weight=0.01, entropy_weight=0.001),
             weight,
         )
         loss.backward()
