@@ -32,24 +32,13 @@ ROOMS = {
     ],
     "hgpo_envs/alfworld": [{"engine"}, {"data"}, {"players"}, {"generation"}, {"reference"}, {"environment"}],
     "integrations/appworld/hgpo_appworld": [
-        {"apps", "data", "responses"},
-        {"engine"},
-        {"players"},
-        {"generation", "reference"},
-        {"environment", "commands"},
+        {"apps", "data", "responses"}, {"engine"}, {"players"}, {"generation", "reference"}, {"environment", "commands"}
     ],
     "hgpo_envs/webshop": [
-        {"records"},
-        {"search"},
-        {"catalogue"},
-        {"engine"},
-        {"bundled"},
-        {"data", "players"},
-        {"generation"},
-        {"reference"},
-        {"environment"},
+        {"records"}, {"search"}, {"catalogue"}, {"engine"}, {"bundled"}, {"data", "players"}, {"generation"},
+        {"reference"}, {"environment"},
     ],
-}
+}  # fmt: skip
 """The rooms of a package, layer by layer from the bottom: none imports from its own layer's other rooms or above."""
 
 

@@ -120,9 +120,8 @@ def test_gradients_of_packed_rows_equal_those_of_padded_ones(model, steps, varia
         monkeypatch.setattr("hgpo_train.models.packed_attention._GROUPED", {})
     samples = samples_from_steps(steps)
     rows = np.flatnonzero(samples.response_length > 0)
-    models = [
-        variant_of(one, variant) for one in (model, flash(model) if kernel == "flash" else packs_with_torch(model))
-    ]
+    other = flash(model) if kernel == "flash" else packs_with_torch(model)
+    models = [variant_of(one, variant) for one in (model, other)]
     padded, packed = (
         gradient(one, config_of(layout, tokens), samples, rows)
         for one, layout, tokens in zip(models, ("padded", "auto"), (10**6, 45), strict=True)
