@@ -1,4 +1,4 @@
-"""docs/how_to.md: its commands exist, and those that need neither a GPU nor a network run in the order of the page."""
+"""docs/how_to.md and docs/tutorial.md: their commands exist, and run in the order of the page."""
 
 import re
 import shlex
@@ -9,7 +9,8 @@ import pytest
 from chat_server import Api
 from command import every_command, invoke
 
-PAGE = (Path(__file__).parent.parent / "docs/how_to.md").read_text("utf-8")
+DOCS = Path(__file__).parent.parent / "docs"
+PAGE, TUTORIAL = ((DOCS / name).read_text("utf-8") for name in ("how_to.md", "tutorial.md"))
 SECTIONS = {section.partition("\n")[0]: section for section in PAGE.split("\n## ")[1:]}
 RUNS_HERE = ("rollout", "eval", "stats", "advantages", "data")
 """The commands that run; `train` and `view` have tests of their own."""
@@ -17,16 +18,23 @@ RUNS_HERE = ("rollout", "eval", "stats", "advantages", "data")
 
 def commands(section: str) -> list[list[str]]:
     """The words of a section's `hgpo` commands."""
-    blocks = re.findall(r"```sh\n(.*?)```", section, re.DOTALL)
-    return [shlex.split(line)[1:] for block in blocks for line in block.splitlines() if line.startswith("hgpo ")]
+    lines = "".join(re.findall(r"```sh\n(.*?)```", section, re.DOTALL)).replace("\\\n", " ").splitlines()
+    return [shlex.split(line, comments=True)[1:] for line in lines if line.startswith("hgpo ")]
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
 
 
 def test_the_page_answers_what_people_ask() -> None:
     words = ("one GPU", "several GPUs", "Weights", "LoRA", "served", "prompts", "environment", "Import", "large")
     assert all(any(word in title for title in SECTIONS) for word in words)
+    names = [command[0] for command in commands(TUTORIAL)]
+    assert names == ["rollout", "stats", "view", "advantages", "quickstart", "eval", "eval"]
 
 
-@pytest.mark.parametrize("words", commands(PAGE), ids=" ".join)
+@pytest.mark.parametrize("words", commands(PAGE) + commands(TUTORIAL), ids=" ".join)
 def test_every_command_accepts_its_arguments(words: list[str]) -> None:
     known = every_command()
     length = max(n for n in range(1, len(words) + 1) if tuple(words[:n]) in known)
@@ -49,9 +57,8 @@ def run(section: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_served_model(tmp_path, monkeypatch) -> None:
+def test_a_served_model() -> None:
     pytest.importorskip("aiohttp")
-    monkeypatch.chdir(tmp_path)
     with Api() as server:
         run(SECTIONS["Use a served model"].replace("http://localhost:8000/v1", server.url))
     steps = pl.scan_parquet("runs/served/steps/*.parquet").collect()
@@ -59,8 +66,7 @@ def test_a_served_model(tmp_path, monkeypatch) -> None:
 
 
 @pytest.mark.slow
-def test_own_prompts(tmp_path, monkeypatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_own_prompts() -> None:
     section = SECTIONS["Use your own prompts"]
     (template,) = re.findall(r"```jinja\n(.*?)```", section, re.DOTALL)
     Path("my.j2").write_text(template, "utf-8")
@@ -71,8 +77,7 @@ def test_own_prompts(tmp_path, monkeypatch) -> None:
 
 
 @pytest.mark.slow
-def test_own_policies_and_estimators_and_large_runs(tmp_path, monkeypatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_own_policies_and_estimators_and_large_runs() -> None:
     run(SECTIONS["Use your own environment, policy or estimator"])
     section = SECTIONS["Work with large saved runs"]
     run(section)
@@ -83,8 +88,7 @@ def test_own_policies_and_estimators_and_large_runs(tmp_path, monkeypatch) -> No
 
 
 @pytest.mark.slow
-def test_json_lines_are_imported(tmp_path, monkeypatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_json_lines_are_imported() -> None:
     rows = [
         {"episode": f"{level}/{number}", "level": level, "t": t, "seen": f"room {t}", "did": "go", "points": t * number}
         for level in ("a", "b")
@@ -98,3 +102,16 @@ def test_json_lines_are_imported(tmp_path, monkeypatch) -> None:
     run(section)
     (table,) = Path().glob("mine.advantages/*.parquet")
     assert pl.read_parquet(table).height == len(rows)
+
+
+@pytest.mark.slow
+def test_what_needs_no_training_runs(capsys) -> None:
+    for block in re.findall(r"```(?:sh|python)\n.*?```", TUTORIAL, re.DOTALL):
+        if code := block.removesuffix("```").partition("```python\n")[2]:
+            exec(code, {})
+        for command in commands(block):
+            if command[0] in ("rollout", "stats", "advantages"):
+                invoke(*command)
+    printed = capsys.readouterr().out
+    assert "Answer with exactly one action" in printed
+    assert "shape: (5, 3)" in printed

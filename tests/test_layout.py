@@ -1,11 +1,13 @@
-"""The packages' layout: import direction, layers, and no package that shadows Hugging Face datasets."""
+"""The packages' layout: import direction, layers, exported names, and what importing a package imports."""
 
 import ast
 import re
 import tomllib
+from importlib import import_module
 from pathlib import Path
 
 import pytest
+from command import python
 
 ROOT = Path(__file__).parent.parent
 LAYERS = {
@@ -30,24 +32,13 @@ ROOMS = {
     ],
     "hgpo_envs/alfworld": [{"engine"}, {"data"}, {"players"}, {"generation"}, {"reference"}, {"environment"}],
     "integrations/appworld/hgpo_appworld": [
-        {"apps", "data", "responses"},
-        {"engine"},
-        {"players"},
-        {"generation", "reference"},
-        {"environment", "commands"},
+        {"apps", "data", "responses"}, {"engine"}, {"players"}, {"generation", "reference"}, {"environment", "commands"}
     ],
     "hgpo_envs/webshop": [
-        {"records"},
-        {"search"},
-        {"catalogue"},
-        {"engine"},
-        {"bundled"},
-        {"data", "players"},
-        {"generation"},
-        {"reference"},
-        {"environment"},
+        {"records"}, {"search"}, {"catalogue"}, {"engine"}, {"bundled"}, {"data", "players"}, {"generation"},
+        {"reference"}, {"environment"},
     ],
-}
+}  # fmt: skip
 """The rooms of a package, layer by layer from the bottom: none imports from its own layer's other rooms or above."""
 
 
@@ -115,3 +106,21 @@ def test_every_poe_command_in_the_docs_and_in_ci_exists() -> None:
     files = ["CONTRIBUTING.md", "docs/dependencies.md", ".ci/run", ".github/workflows/ci.yml"]
     named = {name for file in files for name in re.findall(r"\bpoe ([a-z-]+)", (ROOT / file).read_text("utf-8"))}
     assert named == set(tasks)
+
+
+@pytest.mark.parametrize("package", ["hgpo_train", "hgpo_train.rollout", "hgpo_train.advantages", "hgpo_datasets"])
+def test_every_exported_name_exists(package: str) -> None:
+    module = import_module(package)
+    assert module.__all__ == sorted(module.__all__)
+    assert set(module.__all__) <= set(dir(module))
+    assert all(getattr(module, name) is not None for name in module.__all__)
+    with pytest.raises(AttributeError, match="colect"):
+        module.colect  # noqa: B018
+
+
+@pytest.mark.parametrize("package", ["hgpo_train", "hgpo_train.rollout"])
+def test_importing_a_package_imports_nothing_heavy(package: str) -> None:
+    probe = f"import sys, {package}; print(*{{name.partition('.')[0] for name in sys.modules}})"
+    done = python(probe)
+    heavy = {"numpy", "polars", "pyarrow", "torch", "gymnasium", "hgpo_envs", "hgpo_datasets"}
+    assert not heavy & set(done.stdout.split())

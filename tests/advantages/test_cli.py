@@ -1,13 +1,14 @@
-"""`hgpo advantages` and `hgpo stats` on a small run: output next to the run, never in its folder, and errors."""
+"""`hgpo advantages` and `hgpo stats` on a small run and on tables of other programs: what is written, and errors."""
 
 import hashlib
 from pathlib import Path
 
+import pandas as pd
 import polars as pl
 import pytest
 from command import invoke
 
-from hgpo_datasets import scan_steps
+from hgpo_datasets import StepWriter, scan_steps
 from hgpo_envs.errors import InputError
 from hgpo_train.advantages import compute, names
 
@@ -57,20 +58,16 @@ def test_an_output_never_replaces_the_input(run: Path, tmp_path: Path) -> None:
     assert digests(run) == before
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["-e", "hgppo"], "did you mean 'hgpo'"),
-        (["-e", "hgpo,hgpo"], "expected different estimators"),
-        (["--set", "alfa=2"], "did you mean 'alpha'"),
-        (["--set", "alpha"], "--set: expected name=value, received 'alpha'"),
-        (["-e", "gigpo:alpha=2"], "unknown parameter 'alpha'"),
-        (["-e", "grpo", "--history-length", "2"], "unknown parameter 'history_length'"),
-    ],
-)
-def test_invalid_options_are_reported(run: Path, arguments: list[str], message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        invoke("advantages", run, *arguments)
+def test_invalid_options_are_reported(run: Path) -> None:
+    for arguments, message in (
+        ("-e hgpo,hgpo", "expected different estimators"),
+        ("--set alfa=2", "did you mean 'alpha'"),
+        ("--set alpha", "--set: expected name=value, received 'alpha'"),
+        ("-e gigpo:alpha=2", "unknown parameter 'alpha'"),
+        ("-e grpo --history-length 2", "unknown parameter 'history_length'"),
+    ):
+        with pytest.raises(InputError, match=message):
+            invoke("advantages", run, *arguments.split())
     assert not (run.parent / "first.advantages").exists()
 
 
@@ -92,3 +89,60 @@ def test_statistics_are_printed_and_written(run: Path, tmp_path: Path) -> None:
     assert levels.filter(pl.col("level") == "0")["steps"].to_list() == [48, 48]
     with pytest.raises(InputError, match="did you mean 'task_type'"):
         invoke("stats", run, "--by", "task_typ")
+
+
+ROWS = {
+    "task": ["a"] * 4 + ["b"] * 4,
+    "trajectory": ["x", "x", "y", "y", "u", "u", "v", "v"],
+    "step": [0, 1] * 4,
+    "reward": [0.0, 1, 0, 0, 0, 0, 0, 1],
+    "state": ["s", "t", "s", "u", "s", "t", "s", "t"],
+    "action": ["go"] * 8,
+    "action_valid": [True] * 7 + [False],
+}
+TABLE = pl.DataFrame(ROWS)
+
+
+@pytest.mark.parametrize("program", ["polars", "pandas"])
+def test_a_table_of_another_program(tmp_path: Path, program: str) -> None:
+    """It may have advantages already."""
+    path = tmp_path / "mine.parquet"
+    if program == "polars":
+        compute(TABLE, "grpo").collect().write_parquet(path)
+    else:
+        frame = pd.DataFrame(ROWS).astype({"task": "category", "step": "int32", "reward": "float32"})
+        frame.set_index(pd.Index(range(5, 13))).to_parquet(path)
+    before = path.read_bytes()
+    assert "8 rows" in invoke("advantages", path, "-e", "g2po")
+    written = pl.read_parquet(tmp_path / "mine.advantages" / "g2po.parquet")
+    want = compute(TABLE, "g2po").collect()["advantage"]
+    assert written["advantage"].to_list() == pytest.approx(want.to_list(), abs=1e-12)
+    assert written.select("trajectory", "step").rows() == TABLE.select("trajectory", "step").rows()
+    assert "8 steps of 4 rollouts in 2 groups" in invoke("stats", path)
+    assert path.read_bytes() == before
+
+
+def test_metadata_of_a_step_table_are_looked_at(tmp_path: Path) -> None:
+    """In a run, a file without them is damaged or foreign, and elsewhere a newer version is refused."""
+    with StepWriter(tmp_path / "run") as writer:
+        step = {"task_id": "a", "trajectory": "x", "step": 0, "state": "s", "action": "go", "reward": 1.0}
+        writer.add_group([{**step, "terminated": True, "won": True}])
+    shard = next((tmp_path / "run").glob("steps/*.parquet"))
+    metadata = {name: value for name, value in pl.read_parquet_metadata(shard).items() if name.startswith("hgpo.")}
+    TABLE.write_parquet(tmp_path / "changed.parquet", metadata={**metadata, "hgpo.schema_version": "999"})
+    with pytest.raises(InputError, match="newer"):
+        invoke("stats", tmp_path / "changed.parquet")
+    for path in (shard, tmp_path / "run/steps/foreign.parquet"):
+        TABLE.write_parquet(path)
+        for command in ("advantages", "stats"):
+            with pytest.raises(InputError, match=r"without the metadata hgpo\.schema_version"):
+                invoke(command, path)
+
+
+def test_plain_files_that_are_read_together_have_the_same_columns(tmp_path: Path) -> None:
+    TABLE[:4].write_parquet(tmp_path / "1.parquet")
+    TABLE[4:].write_parquet(tmp_path / "2.parquet")
+    assert scan_steps(tmp_path / "*.parquet", plain=True).collect().equals(TABLE)
+    TABLE[4:].with_columns(pl.col("step").cast(pl.Int32)).write_parquet(tmp_path / "2.parquet")
+    with pytest.raises(InputError, match=r"1\.parquet and .*2\.parquet have different columns or types"):
+        invoke("advantages", tmp_path / "*.parquet")

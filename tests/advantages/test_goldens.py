@@ -13,12 +13,8 @@ from hgpo_envs.errors import InputError
 from hgpo_train.advantages import compute, names
 
 NAMES = {"traj": "trajectory", "obs": "state", "is_action_valid": "action_valid", "next_obs": "next_state"}
-PARAMETERS = {
-    "K": "history_length",
-    "thresh": "similarity_threshold",
-    "step_w": "step_weight",
-    "episode_w": "episode_weight",
-}
+PARAMETERS = {"K": "history_length", "thresh": "similarity_threshold"}
+PARAMETERS |= {"step_w": "step_weight", "episode_w": "episode_weight"}
 
 
 def configuration(column: str) -> tuple[str, dict[str, object]]:
@@ -116,7 +112,6 @@ def test_every_graphgpo_configuration_matches_the_recording(case: str) -> None:
 @pytest.mark.parametrize("estimator", names())
 def test_nan_is_reported(estimator: str) -> None:
     steps = table("nan_reward")
-    with pytest.raises(
-        InputError, match=r"expected a finite number as reward, received nan at task='a', trajectory=.*step="
-    ):
+    line = r"expected a finite number as reward, received nan at task='a', trajectory=.*step="
+    with pytest.raises(InputError, match=line):
         compute(steps, estimator).collect()

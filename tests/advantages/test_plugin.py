@@ -1,15 +1,13 @@
 """Custom estimators: the examples against plain Python, and registration by entry point, decorator and function."""
 
-import os
 import re
 import statistics
-import subprocess
 import sys
 from pathlib import Path
 
 import polars as pl
 import pytest
-from command import invoke
+from command import ROOT, environment, invoke, python
 from distribution import write_distribution
 
 from examples import own_estimator as examples
@@ -17,43 +15,29 @@ from hgpo_envs.errors import InputError
 from hgpo_train.advantages import compute, estimator, get
 from hgpo_train.advantages.windows import normalise, within
 
-ROOT = Path(__file__).parent.parent.parent
-
-TABLE = pl.DataFrame(
-    {
-        "task": ["a"] * 8 + ["b"],
-        "trajectory": ["x", "x", "y", "y", "z", "z", "z", "w", "v"],
-        "step": [0, 1, 0, 1, 0, 1, 2, 0, 0],
-        "state": ["hall", "attic", "hall", "attic", "hall", "cellar", "attic", "hall", "hall"],
-        "reward": [0.0, 10.0, 0.0, 0.0, 0.0, 0.0, 10.0, 0.0, 10.0],
-        "action_valid": True,
-    }
-)
-
-
+COLUMNS = {"task": ["a"] * 8 + ["b"], "trajectory": [*"xxyyzzzwv"], "step": [0, 1, 0, 1, 0, 1, 2, 0, 0]}
+COLUMNS |= {"state": ["hall", "attic", "hall", "attic", "hall", "cellar", "attic", "hall", "hall"]}
+COLUMNS |= {"reward": [0.0, 10.0, 0.0, 0.0, 0.0, 0.0, 10.0, 0.0, 10.0], "action_valid": True}
+TABLE = pl.DataFrame(COLUMNS)
 RETURNS = [9.5, 10.0, 0.0, 0.0, 9.025, 9.5, 10.0, 0.0, 10.0]
 
 
-def median(values, value):
-    return statistics.median(values)
+BASELINES = {
+    "hgpo_median": lambda values, value: statistics.median(values),
+    "hgpo_leave_one_out": lambda values, value: (sum(values) - value) / (len(values) - 1),
+}
 
 
-def mean_of_others(values, value):
-    return (sum(values) - value) / (len(values) - 1)
-
-
-@pytest.mark.parametrize(
-    ("function", "baseline"), [(examples.hgpo_median, median), (examples.hgpo_leave_one_out, mean_of_others)]
-)
-def test_example_estimators_match_plain_python(function, baseline) -> None:
+@pytest.mark.parametrize("name", BASELINES)
+def test_example_estimators_match_plain_python(name) -> None:
     """With K = 0: what the deeper levels are is tested with HGPO."""
     states = TABLE.select("task", "state").rows()
     groups = {state: [RETURNS[i] for i, other in enumerate(states) if other == state] for state in states}
     want = [
-        value - baseline(groups[state], value) if len(groups[state]) > 1 else 0.0
+        value - BASELINES[name](groups[state], value) if len(groups[state]) > 1 else 0.0
         for state, value in zip(states, RETURNS, strict=True)
     ]
-    computed = compute(TABLE, function, reward_scale=1.0, history_length=0).collect()["advantage"]
+    computed = compute(TABLE, getattr(examples, name), reward_scale=1.0, history_length=0).collect()["advantage"]
     assert computed.to_list() == pytest.approx(want, abs=1e-5)
     assert any(want)
 
@@ -100,14 +84,14 @@ def test_functions_that_are_not_estimators_are_reported() -> None:
         estimator("hgpo")(lambda steps: steps)
     with pytest.raises(InputError, match=r"expected keyword-only parameters with defaults .* received 'strength'"):
         compute(TABLE, positional)
-    with pytest.raises(InputError, match=r'a LazyFrame with advantage.*"advantage"'):
-        compute(TABLE, lambda steps: steps).collect()
-    with pytest.raises(InputError, match=r"to return a LazyFrame.*NoneType"):
-        compute(TABLE, lambda steps: None).collect()
-    with pytest.raises(InputError, match=r"from columns that it receives .*no_such_column"):
-        compute(TABLE, lambda steps: steps.with_columns(advantage=pl.col("no_such_column"))).collect()
-    with pytest.raises(InputError, match=r"expected a finite advantage of .*, received nan.*task='a'"):
-        compute(TABLE, lambda steps: steps.with_columns(advantage=pl.lit(float("nan")))).collect()
+    for function, line in (
+        (lambda steps: steps, r'a LazyFrame with advantage.*"advantage"'),
+        (lambda steps: None, r"to return a LazyFrame.*NoneType"),
+        (lambda steps: steps.with_columns(advantage=pl.col("no_such")), r"from columns that it receives .*no_such"),
+        (lambda steps: steps.with_columns(advantage=pl.lit(float("nan"))), r"finite advantage.*, received nan.*'a'"),
+    ):
+        with pytest.raises(InputError, match=line):
+            compute(TABLE, function).collect()
     with pytest.raises(InputError, match=r"also in singleton groups.*, received None at task='b'"):
         compute(TABLE.filter(task="b"), lambda steps: normalise(steps, "advantage", "return", within())).collect()
 
@@ -135,8 +119,7 @@ with warnings.catch_warnings(record=True) as caught:
     assert {{{name!r}, "hgpo"}} < set(names())
 print(*caught)
 """
-    environment = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT}/datasets:{tmp_path}"}
-    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
+    done = python(script, env=environment(tmp_path))
     assert done.returncode == 0, done.stderr
     advantages, error, warning = done.stdout.splitlines()
     assert advantages == "[1.0, -1.0]"

@@ -1,4 +1,4 @@
-"""Contexts, returns, weights and similar states against plain Python: the switches that recordings do not have.
+"""Contexts, returns, weights, similar states and nodes against plain Python: switches that recordings do not have.
 
 The recordings of the official code (test_goldens.py) hold the equations of all estimators.
 """
@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from hgpo_envs.hashing import chain_columns, text_hashes
 from hgpo_train.advantages import compute
+from hgpo_train.advantages.alfworld_nodes import with_alfworld_nodes
 from hgpo_train.advantages.input_columns import prepare
 from hgpo_train.advantages.parameters import Parameters
 
@@ -30,17 +31,10 @@ def tables(draw):
             step = 0
             for _ in range(draw(st.integers(1, 6))):
                 step += draw(st.sampled_from([1, 1, 1, 3]))
-                rows.append(
-                    {
-                        "task": f"tâche {task}",
-                        "trajectory": f"{task}/{rollout}",
-                        "step": step,
-                        "state": draw(states),
-                        "action": draw(st.sampled_from(["look", "go"])),
-                        "reward": draw(st.sampled_from([0.0, 0.0, 0.0, 10.0, 1.0, -0.5, 3.25])),
-                        "action_valid": draw(st.sampled_from([True, True, False])),
-                    }
-                )
+                row = {"task": f"tâche {task}", "trajectory": f"{task}/{rollout}", "step": step, "state": draw(states)}
+                row |= {"action": draw(st.sampled_from(["look", "go"]))}
+                row |= {"reward": draw(st.sampled_from([0.0, 0.0, 0.0, 10.0, 1.0, -0.5, 3.25]))}
+                rows.append(row | {"action_valid": draw(st.sampled_from([True, True, False]))})
     return draw(st.permutations(rows))
 
 
@@ -121,3 +115,65 @@ def test_stored_hashes_and_texts_agree(rows, depth, context):
     p = {"history_length": depth, "context": context}
     received, expected = (compute(each, "hgpo", **p).collect()["advantage"].to_list() for each in (stored, table))
     assert received == pytest.approx(expected, rel=1e-12, abs=1e-12)
+
+
+OBSERVATIONS = ("room", "Nothing happens.", "You heat the egg", "You turn on the lamp", "shelf", "desk")
+ACTIONS = (["look"], ["look", "help"], ["go to desk 1"])
+EPISODES = st.lists(
+    st.lists(st.tuples(st.sampled_from(OBSERVATIONS), st.sampled_from(ACTIONS)), min_size=1, max_size=9),
+    min_size=1,
+    max_size=5,
+)
+
+
+def expected_nodes(episode: list[tuple[str, list[str]]]) -> list[object]:
+    """Return each step's node of an episode as a comparable value."""
+    happened: list[tuple[str, list[str]]] = []
+    nodes: list[object] = [episode[0][0]]
+    for observation, actions in episode[1:]:
+        if not observation.startswith("Nothing happens"):
+            happened.append((observation, [action for action in actions if action != "help"]))
+        hidden = len(happened) > 1 and happened[-2][0].startswith(("You heat", "You cool", "You clean", "You turn on"))
+        nodes.append(happened[-2:] if hidden else happened[-1:] or ("the first prompt", episode[0][0]))
+    return nodes
+
+
+@given(EPISODES)
+def test_nodes_are_equal_where_the_rule_requires_it(episodes: list[list[tuple[str, list[str]]]]) -> None:
+    rows = [
+        {"trajectory_key": number, "first": not step, "state": observation, "admissible_actions": actions}
+        for number, episode in enumerate(episodes)
+        for step, (observation, actions) in enumerate(episode)
+    ]
+    found = with_alfworld_nodes(pl.LazyFrame(rows)).collect()["alfworld_node"].to_list()
+    expected = [repr(node) for episode in episodes for node in expected_nodes(episode)]
+    pairs = pl.DataFrame({"found": found, "expected": expected}).unique()
+    assert pairs.height == pairs["found"].n_unique() == pairs["expected"].n_unique()
+
+
+def test_hgpo_and_statistics_compare_nodes_too() -> None:
+    """The first of two rollouts wastes a step and stays at the desk, so that the state of both steps is one node."""
+    from hgpo_train.analysis.statistics import statistics
+
+    rows = [
+        ("a", "room", "go to desk 1", False),
+        ("a", "desk", "fly", False),
+        ("a", "Nothing happens.", "take egg 1", False),
+        ("a", "egg", "eat", True),
+        ("b", "room", "go to shelf 1", False),
+        ("b", "shelf", "look", False),
+    ]
+    table = pl.DataFrame(rows, schema=["trajectory", "state", "action", "won"], orient="row")
+    table = table.with_columns(
+        task_id=pl.lit("t"),
+        step=pl.int_range(pl.len()).over("trajectory"),
+        admissible_actions=pl.lit(["look"], dtype=pl.List(pl.String)),
+        action_valid=pl.col("action") != "fly",
+    )
+    plain, nodes = (
+        compute(table, "hgpo", details=True, reward="success", state_key=key).collect()
+        for key in (None, "alfworld-nodes")
+    )
+    assert plain["advantage_size_k0"].to_list() == [2, 1, 1, 1, 2, 1]
+    assert nodes["advantage_size_k0"].to_list() == [2, 2, 2, 1, 2, 1]
+    assert statistics(table, state_key="alfworld-nodes", reward="success").levels["shared"][0] == 4 / 6

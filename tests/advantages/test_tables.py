@@ -1,23 +1,19 @@
 """Estimators on step tables: invalid input, row order, columns, engines, threads, chunks and aborted rollouts."""
 
-import os
 import pickle
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import polars as pl
 import pytest
+from command import environment, python
 
 from hgpo_envs.errors import InputError
 from hgpo_envs.hashing import chain_columns, text_hashes
 from hgpo_train.advantages import compute, compute_many, get, names
 from hgpo_train.advantages.advantage_tables import fingerprint, join_advantages, read_metadata, write_advantages
 from hgpo_train.advantages.windows import mean, normalise, within
-
-ROOT = Path(__file__).parent.parent.parent
 
 
 def walks(tasks: int = 12, rollouts: int = 6, seed: int = 0) -> pl.DataFrame:
@@ -29,19 +25,12 @@ def walks(tasks: int = 12, rollouts: int = 6, seed: int = 0) -> pl.DataFrame:
     last = np.append(trajectory[1:] != trajectory[:-1], True)
     states = text_hashes([f"room {n}" for n in rng.integers(0, 5, len(trajectory))])
     values, defined = chain_columns(states, step == 0, 4)
-    return pl.DataFrame(
-        {
-            "run": "walks",
-            "iteration": trajectory // (rollouts * 4),
-            "task_id": [f"task {n // rollouts}" for n in trajectory],
-            "group": 0,
-            "trajectory": [f"walk {n}" for n in trajectory],
-            "step": step,
-            "reward": np.where(last & (rng.random(len(last)) < 0.5), 1.0, 0.0),
-            "action_valid": rng.random(len(last)) < 0.9,
-            "state_hash": states,
-        }
-    ).with_columns(
+    columns = {"run": "walks", "iteration": trajectory // (rollouts * 4), "group": 0, "step": step}
+    columns |= {"task_id": [f"task {n // rollouts}" for n in trajectory], "state_hash": states}
+    columns |= {"trajectory": [f"walk {n}" for n in trajectory]}
+    columns |= {"reward": np.where(last & (rng.random(len(last)) < 0.5), 1.0, 0.0)}
+    columns |= {"action_valid": rng.random(len(last)) < 0.9}
+    return pl.DataFrame(columns).with_columns(
         pl.when(pl.Series(defined[k])).then(pl.Series(values[k])).alias(f"history_hash_{k}") for k in range(5)
     )
 
@@ -54,15 +43,10 @@ def same(frame: pl.DataFrame, other: pl.DataFrame, column: str = "advantage") ->
 
 
 SMALL = pl.DataFrame(
-    {
-        "task": ["a", "a", "a", "a"],
-        "trajectory": ["x", "x", "y", "y"],
-        "step": [0, 1, 0, 1],
-        "state": ["s", "t", "s", "u"],
-        "reward": [0.0, 10.0, 0.0, 0.0],
-        "action_valid": [True, True, True, False],
-    }
-)
+    [("a", "x", 0, "s", 0.0, True), ("a", "x", 1, "t", 10.0, True), ("a", "y", 0, "s", 0.0, True),
+     ("a", "y", 1, "u", 0.0, False)],
+    ["task", "trajectory", "step", "state", "reward", "action_valid"], orient="row",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("name", names())
@@ -148,9 +132,9 @@ def test_rewards_that_are_too_large_are_reported_in_one_line(name: str) -> None:
 
 
 def in_a_process(code: str, *arguments: object, threads: int) -> str:
-    environment = os.environ | {"POLARS_MAX_THREADS": str(threads), "PYTHONPATH": f"{ROOT}:{ROOT}/datasets"}
-    command = [sys.executable, "-c", code, *map(str, arguments)]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=120).stdout
+    done = python(code, *arguments, env=environment(POLARS_MAX_THREADS=str(threads)), timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 @pytest.mark.slow
@@ -232,9 +216,8 @@ def test_aborted_rollouts_are_left_out(name: str) -> None:
     table = walks()
     broken = table["trajectory"].unique(maintain_order=True)[3]
     last = (pl.col("trajectory") == broken) & (pl.col("step") == pl.col("step").max().over("trajectory"))
-    flagged = table.with_columns(
-        aborted=last, reward=pl.when(last).then(float("nan")).otherwise("reward")
-    )  # aborted rows may contain anything
+    anything = pl.when(last).then(float("nan")).otherwise("reward")  # in aborted rows
+    flagged = table.with_columns(aborted=last, reward=anything)
     result = compute(flagged, name).collect()
     assert result.filter(trajectory=broken)["advantage"].null_count() == table.filter(trajectory=broken).height
     others = compute(table.filter(pl.col("trajectory") != broken), name).collect()
@@ -248,9 +231,8 @@ def test_state_keys_ignore_stored_hashes() -> None:
     plain = SMALL.with_columns(next_state=pl.Series([None, "end", None, "end"]))
     count = pl.format("{} (move {})", pl.col("state"), pl.int_range(pl.len()))
     noisy = plain.with_columns(state=count, next_state=pl.format("{} (move 7)", "next_state"), state_hash=count.hash())
-    noisy = noisy.with_columns(pl.col("state_hash").reinterpret(signed=True)).with_columns(
-        history_hash_0="state_hash", next_state_hash="state_hash"
-    )
+    noisy = noisy.with_columns(pl.col("state_hash").reinterpret(signed=True))
+    noisy = noisy.with_columns(history_hash_0="state_hash", next_state_hash="state_hash")
     for name in ("hgpo", "gigpo", "g2po", "graphgpo"):
         want = compute(plain.with_columns(pl.col("state", "next_state") + " (move #)"), name).collect()
         assert same(compute(noisy, name, state_key="mask-numbers").collect(), want)

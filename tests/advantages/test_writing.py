@@ -1,13 +1,12 @@
 """Tables of advantages of many shards: several processes, Ray and object stores write what one process computes."""
 
-import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import polars as pl
 import pytest
+from command import MAIN, environment, python
 from large_run import OWN, collect
 from s3 import options_of, s3_server, upload
 
@@ -15,7 +14,6 @@ from hgpo_datasets import scan_steps
 from hgpo_train.advantages import Estimator, compute, get
 from hgpo_train.advantages.advantage_tables import read_metadata, write_advantages
 
-ROOT = Path(__file__).parents[2]
 ROWS = 200
 
 
@@ -30,12 +28,8 @@ def specs(*names: str) -> list[Estimator]:
     return [get(name).with_parameters(column=name) for name in names]
 
 
-def hgpo(folder: Path, *arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", "from hgpo_train.cli import main; main()", *map(str, arguments)]
-    paths = {"PYTHONPATH": f"{ROOT}:{ROOT}/datasets"}
-    return subprocess.run(
-        command, cwd=folder, env=os.environ | paths | environment, capture_output=True, text=True, timeout=500
-    )
+def hgpo(folder: Path, *arguments: object, **variables: str) -> subprocess.CompletedProcess[str]:
+    return python(MAIN, *arguments, env=environment(**variables), cwd=folder, timeout=500)
 
 
 def agrees(run: Path, table: pl.DataFrame, name: str) -> bool:
@@ -123,9 +117,6 @@ def test_memory_does_not_grow_with_the_table(tmp_path: Path) -> None:
             "write_advantages(steps, [get('hgpo')], Path(sys.argv[1] + '.out'), chunk_rows=50_000)\n"
             "print(Path('/proc/self/status').read_text().split('VmHWM:')[1].split()[0])"
         )
-        command = [sys.executable, "-c", code, str(tmp_path / "steps.parquet"), str(copies)]
-        environment = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT}/datasets"}
-        ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-        peaks.append(int(ran.stdout))
+        peaks.append(int(python(code, tmp_path / "steps.parquet", copies).stdout))
     assert peaks[1] <= 1.25 * peaks[0]
     assert read_metadata(tmp_path / "steps.parquet.out")["columns"]["advantage"]["estimator"] == "hgpo"

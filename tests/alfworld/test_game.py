@@ -29,14 +29,9 @@ def file() -> dict:
 
 def test_the_first_identifier_gets_the_highest_number() -> None:
     names = display_names(["mug_bar_3", "mug_bar_1", "mug_bar_2", "sink_bar_1", "sink_bar_1_bar_sinkbasin", "agent1"])
-    assert names == {
-        "mug_bar_1": "mug 3",
-        "mug_bar_2": "mug 2",
-        "mug_bar_3": "mug 1",
-        "sink_bar_1": "sink 1",
-        "sink_bar_1_bar_sinkbasin": "sinkbasin 1",
-        "agent1": "agent1 ",
-    }
+    mugs = {"mug_bar_1": "mug 3", "mug_bar_2": "mug 2", "mug_bar_3": "mug 1"}
+    sinks = {"sink_bar_1": "sink 1", "sink_bar_1_bar_sinkbasin": "sinkbasin 1"}
+    assert names == {**mugs, **sinks, "agent1": "agent1 "}
 
 
 def test_wordings_and_their_conversion(file: dict) -> None:

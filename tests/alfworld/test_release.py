@@ -5,20 +5,15 @@ import json
 import shutil
 import zipfile
 from functools import partial
-from http.server import SimpleHTTPRequestHandler
 from pathlib import Path
 
 import pytest
-from local_server import Quiet, serving
+from local_server import Files, serving
 
 from hgpo_envs.alfworld.data import release
 from hgpo_envs.alfworld.data.game_folder import write_folder
 from hgpo_envs.alfworld.data.pack import write_pack
 from hgpo_envs.alfworld.data.source import ALFWorldSource
-
-
-class Files(Quiet, SimpleHTTPRequestHandler):
-    """Serves a folder."""
 
 
 @pytest.fixture

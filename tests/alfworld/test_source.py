@@ -1,13 +1,18 @@
-"""Task sources: accepted data, splits, identifiers, and the errors for bad input."""
+"""Task sources and packs: accepted data, identifiers, games that are unchanged, and the errors for damage."""
 
 import json
 import os
 import pickle
+import struct
+import zlib
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from hgpo_envs.alfworld.data.game_folder import GAME_FILE, write_folder
+from hgpo_envs.alfworld.data.game_folder import GAME_FILE, FolderStore, write_folder
+from hgpo_envs.alfworld.data.pack import VERSION, PackStore, write_pack
 from hgpo_envs.alfworld.data.source import ALFWorldSource
 from hgpo_envs.errors import InputError, UnknownTask
 
@@ -108,3 +113,98 @@ def test_errors_for_unknown_names_suggest_the_closest() -> None:
     near = IDS[0][:-1]
     with pytest.raises(UnknownTask, match=rf"^unknown ALFWorld task '{near}'; did you mean 'train/.{{,500}}$"):
         BUNDLED.engine().start(near)
+
+
+PACKED = [BUNDLED.ids(split)[n] for split in ("train", "valid_seen", "valid_unseen") for n in (0, 3)]
+GAMES = [(task, BUNDLED.read(task), BUNDLED.trajectory(task)) for task in PACKED]
+
+
+@pytest.fixture(scope="module")
+def pack(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("pack") / "six.pack"
+    assert write_pack(path, GAMES) == 6
+    return path
+
+
+def refusal(path: Path) -> str:
+    with pytest.raises(InputError) as caught:
+        PackStore(path).verify()
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_games_are_unchanged(pack: Path) -> None:
+    store = PackStore(pack)
+    store.verify()
+    assert store.ids() == sorted(PACKED)
+    for task, file, trajectory in GAMES:
+        assert store.read(task) == file
+        assert list(store.read(task)) == list(file)
+        assert store.trajectory(task) == trajectory
+    assert pickle.loads(pickle.dumps(store)).read(PACKED[0]) == GAMES[0][1]
+    for unknown in ("", "train", PACKED[0][:-1], f"{PACKED[0]}x", "\ud800", "zzz"):
+        with pytest.raises(KeyError):
+            store.read(unknown)
+
+
+def test_games_are_unchanged_after_conversion_to_a_folder_and_back(pack: Path, tmp_path: Path) -> None:
+    assert write_folder(PackStore(pack), PACKED, tmp_path) == 6
+    folder = FolderStore(tmp_path)
+    assert folder.ids() == sorted(PACKED)
+    again = tmp_path / "again.pack"
+    write_pack(again, ((task, folder.read(task), folder.trajectory(task)) for task in folder.ids()))
+    assert again.read_bytes() == pack.read_bytes()
+
+
+@given(where=st.floats(0, 1, exclude_max=True), bits=st.integers(1, 255))
+def test_every_flipped_byte_is_detected(pack: Path, where: float, bits: int) -> None:
+    content = bytearray(pack.read_bytes())
+    content[int(where * len(content))] ^= bits
+    damaged = pack.with_name("damaged.pack")
+    damaged.write_bytes(content)
+    assert str(damaged) in refusal(damaged)
+
+
+def test_error_lines(pack: Path, tmp_path: Path) -> None:
+    content = pack.read_bytes()
+    newer, flipped, half = bytearray(content), bytearray(content), len(content) // 2
+    newer[8:12] = struct.pack("<I", VERSION + 1)
+    newer[60:64] = struct.pack("<I", zlib.crc32(newer[:60]))
+    flipped[100] ^= 1
+    for damaged, line in (
+        (content[:half], f"x.pack: expected {len(content):,} bytes, received {half:,}; copy or build it"),
+        (newer, f"x.pack: expected pack format {VERSION}, received format {VERSION + 1}"),
+        (b"PK" + content[2:], "x.pack is not a pack of ALFWorld games; expected a file from `hgpo data build"),
+        (flipped, f"{min(PACKED)} is damaged (it fails its checksum); copy or build the pack again"),
+    ):
+        (tmp_path / "x.pack").write_bytes(damaged)
+        assert line in refusal(tmp_path / "x.pack")
+    with pytest.raises(InputError, match=r"no ALFWorld data at .*missing.pack"):
+        ALFWorldSource(tmp_path / "missing.pack")
+
+
+def test_writing_a_pack_is_atomic_and_replaces_no_other_file(tmp_path: Path) -> None:
+    path = tmp_path / "p.pack"
+    broken = {**GAMES[1][1], "pddl_problem": "(define)"}
+    for games, reason in (
+        ([], "no game to pack"),
+        ([GAMES[0], GAMES[0]], "is out of order or a duplicate"),
+        ([GAMES[0], (PACKED[1], broken, None)], PACKED[1]),
+    ):
+        with pytest.raises(InputError, match=reason):
+            write_pack(path, games)
+    assert list(tmp_path.iterdir()) == []
+    path.write_bytes(b"precious")
+    with pytest.raises(InputError, match="already exists and is not a pack"):
+        write_pack(path, GAMES)
+    assert path.read_bytes() == b"precious"
+
+
+@pytest.mark.parametrize("name", ["../../../outside", "/tmp/hgpo-outside", "train/a/\\..\\..\\x", "C:/outside", "a\0b"])
+def test_task_ids_never_lead_out_of_the_folder(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "x.pack"
+    write_pack(path, [(name, GAMES[0][1], None)])
+    with pytest.raises(InputError, match="leads out of the folder"):
+        write_folder(PackStore(path), PackStore(path).ids(), tmp_path / "a/b/out")
+    assert [file for file in tmp_path.rglob("*") if file.is_file()] == [path]
+    assert not Path("/tmp/hgpo-outside").exists()

@@ -30,17 +30,10 @@ def tables(draw):
     for task in range(draw(st.integers(1, 3))):
         for rollout in range(draw(st.integers(1, 4))):
             for step in range(draw(st.integers(1, 6))):
-                rows.append(
-                    {
-                        "task": str(task),
-                        "task_type": "even" if task % 2 == 0 else "odd",
-                        "trajectory": f"{task}/{rollout}",
-                        "step": step,
-                        "state": draw(st.sampled_from(["a", "b"])),
-                        "reward": draw(st.sampled_from([0.0, 0.0, 10.0])),
-                        "action_valid": draw(st.booleans()),
-                    }
-                )
+                row = {"task": str(task), "task_type": "even" if task % 2 == 0 else "odd", "step": step}
+                row |= {"trajectory": f"{task}/{rollout}", "state": draw(st.sampled_from(["a", "b"]))}
+                row |= {"reward": draw(st.sampled_from([0.0, 0.0, 10.0]))}
+                rows.append(row | {"action_valid": draw(st.booleans())})
     return rows
 
 
@@ -159,9 +152,8 @@ def test_a_counter_in_states_is_reported_and_can_be_masked():
     masked = statistics(table, history_length=1, state_key="mask-numbers")
     assert (found.levels["shared"][0], masked.levels["shared"][0]) == (0, 1)
     assert found.summary["shared_masked"].item() == 1
-    assert "all instead of none of the steps would share their state: see --state-key mask-numbers" in "\n".join(
-        describe(found)
-    )
+    advice = "all instead of none of the steps would share their state: see --state-key mask-numbers"
+    assert advice in "\n".join(describe(found))
     assert "mask-numbers" not in "\n".join(describe(masked))
 
 
@@ -185,9 +177,8 @@ def test_every_table_is_described_truthfully(rows, depth, some_aborted):
     found = statistics(table, history_length=depth)
     lines = describe(found)
     text = "\n".join(lines)
-    assert not re.search(
-        r"None |nan|\b0%|100%|(?<![\d.])1 (steps|rollouts|groups|states)\b", text.replace("None of", "")
-    )
+    untrue = r"None |nan|\b0%|100%|(?<![\d.])1 (steps|rollouts|groups|states)\b"
+    assert not re.search(untrue, text.replace("None of", ""))
     levels = [row for row in found.levels.iter_rows(named=True) if row["level"] != "oracle"]
     if not found.summary["trajectories"].item():
         number = table["trajectory"].n_unique()
@@ -286,11 +277,8 @@ def test_intervals_are_about_the_statistics(rows, seed):
 
 
 def test_a_share_of_all_steps_has_an_interval_with_a_width():
-    table = pl.DataFrame(
-        [(str(task), f"{task}/{one}", 0, "hall", 0.0, True) for task in range(36) for one in range(2)],
-        NAMES,
-        orient="row",
-    )
+    rows = [(str(task), f"{task}/{one}", 0, "hall", 0.0, True) for task in range(36) for one in range(2)]
+    table = pl.DataFrame(rows, NAMES, orient="row")
     found = statistics(table, history_length=1).intervals.filter(level="0", statistic="shared")
     assert found.select("low", "high").row(0) == wilson_interval(1.0, 36)
     differing = statistics(table, history_length=1).intervals.filter(level="0", statistic="differing")
@@ -379,9 +367,8 @@ def test_every_statistic_that_is_shown_is_defined_in_the_docs_and_on_hover() -> 
     html = found._repr_html_()
     assert "<i>" not in html
     for table, known in DEFINITIONS.items():
-        keys = {"task_type", "level", "statistic", "value", "state"} | (
-            {"steps", "groups"} if table == "levels" else set()
-        )
+        keys = {"task_type", "level", "statistic", "value", "state"}
+        keys |= {"steps", "groups"} if table == "levels" else set()
         assert known.keys() == set(getattr(found, table).columns) - keys, table
         for name, definition in known.items():
             row = f"| `{name}` | {definition.label} | {definition.meaning} | {definition.equation} |"

@@ -1,24 +1,20 @@
 """`hgpo --version` and `hgpo envs`."""
 
 import json
-import os
 import platform
 import re
-import subprocess
-import sys
 from importlib.metadata import version
 from pathlib import Path
 
 import gymnasium
 import pytest
-from command import ROOT, hgpo, invoke
+from command import environment, finished, invoke, python
 from distribution import write_distribution
-from typer.testing import CliRunner
 
 import hgpo_envs  # noqa: F401 - registers the ids
 from hgpo_envs.alfworld.data.game_folder import write_folder
 from hgpo_envs.alfworld.generation.store import GeneratedStore
-from hgpo_train.cli import LIBRARIES, app
+from hgpo_train.cli import LIBRARIES
 
 HOUSE = """
 from hgpo_envs.environment_spec import EnvironmentSpec
@@ -28,9 +24,7 @@ HOUSE = EnvironmentSpec(id="Mine/Doors-v0", source="doors:DoorsSource", max_step
 
 
 def test_the_versions_are_those_of_the_distributions() -> None:
-    shown = CliRunner().invoke(app, ["--version"])
-    assert shown.exit_code == 0
-    lines = dict(line.split(" ", 1) for line in shown.stdout.splitlines())
+    lines = dict(line.split(" ", 1) for line in invoke("--version").splitlines())
     assert lines["hgpo"] == version("hgpo")
     assert lines["Python"].startswith(platform.python_version())
     assert set(LIBRARIES) < lines.keys()
@@ -43,8 +37,7 @@ def test_the_versions_import_no_library() -> None:
         "try: main()\n"
         "except SystemExit: print(sorted({name.partition('.')[0] for name in sys.modules}))"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    imported = set(re.findall(r"\w+", done.stdout.splitlines()[-1]))
+    imported = set(re.findall(r"\w+", python(script).stdout.splitlines()[-1]))
     assert "hgpo_train" in imported
     assert not imported & {*LIBRARIES, "hgpo_envs", "hgpo_datasets"}
 
@@ -62,10 +55,8 @@ def test_the_listed_splits_and_arguments_are_those_of_the_environment(env_id: st
     assert vars(explicit.episode.settings).keys() == vars(default.episode.settings).keys()
     assert explicit.episode.settings.max_steps == default.episode.settings.max_steps == defaults["max_steps"]
     (bundled,) = [data for data in one["data"] if data["path"] is None]
-    assert bundled["splits"] == {
-        split: len(gymnasium.make(env_id, split=split).unwrapped.tasks) for split in bundled["splits"]
-    }
-    assert sum(bundled["splits"].values()) == len(gymnasium.make(env_id, split="all").unwrapped.tasks)
+    for split, tasks in {**bundled["splits"], "all": sum(bundled["splits"].values())}.items():
+        assert tasks == len(gymnasium.make(env_id, split=split).unwrapped.tasks)
 
 
 def test_data_in_its_usual_place_is_found_with_its_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,9 +77,8 @@ def test_environments_of_other_packages_are_listed_and_broken_ones_hide_none(tmp
     write_distribution(tmp_path, "my-house", {"house": HOUSE}, points)
     broken = {"hgpo.environments": {"Theirs/Broken-v0": "absent_module:SPEC"}}
     write_distribution(tmp_path, "their-house", {}, broken)
-    paths = [ROOT, ROOT / "datasets", ROOT / "tests/worlds", tmp_path]
-    process = hgpo("envs", "--json", PYTHONPATH=os.pathsep.join(map(str, paths)))
-    found = {each["id"]: each for each in json.loads(process.communicate(timeout=60)[0])}
+    _, printed, _ = finished("envs", "--json", PYTHONPATH=environment(tmp_path)["PYTHONPATH"])
+    found = {each["id"]: each for each in json.loads(printed)}
     assert {"HGPO/ALFWorld-v0", "HGPO/WebShop-v0", "Mine/Doors-v0", "Theirs/Broken-v0"} <= found.keys()
     mine = found["Mine/Doors-v0"]
     assert mine["provider"] == "my-house"
@@ -98,8 +88,6 @@ def test_environments_of_other_packages_are_listed_and_broken_ones_hide_none(tmp
 
 
 def test_the_table_names_ids_splits_and_defaults() -> None:
-    shown = CliRunner().invoke(app, ["envs"], env={"COLUMNS": "200"})
-    assert shown.exit_code == 0, shown.output
-    assert "HGPO/ALFWorld-v0" in shown.stdout
-    assert re.search(r"bundled: train 14,736, eval 1,000, test 500", shown.stdout)
-    assert "max_steps=15" in shown.stdout
+    shown = invoke("envs")
+    for part in ("HGPO/ALFWorld-v0", "bundled: train 14,736, eval 1,000, test 500", "max_steps=15"):
+        assert part in shown

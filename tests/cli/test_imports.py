@@ -1,12 +1,14 @@
-"""Which modules help imports, so that it is instant; and that what is printed is redacted although help is not."""
+"""What help imports, commands of other distributions among others; and that what is printed is redacted."""
 
 import json
-import subprocess
 import sys
+from pathlib import Path
 
 import pytest
-from command import every_command, hgpo
+from command import every_command, finished, python
+from distribution import write_distribution
 
+from hgpo_train.cli import command_types
 from hgpo_train.cli.command_types import RedactedCommand
 
 HEAVY = {"numpy", "polars", "pyarrow", "torch", "transformers", "gymnasium", "hgpo_envs", "hgpo_datasets", "httpx"}
@@ -28,15 +30,9 @@ print(json.dumps(found))
 """
 
 
-EVERY = every_command()
-
-
 def test_help_imports_nothing_heavy() -> None:
     commands = [(), ("rollout",), ("data", "build", "alfworld")]
-    done = subprocess.run(
-        [sys.executable, "-c", PROBE], input=json.dumps(commands), capture_output=True, text=True, check=True
-    )
-    found = json.loads(done.stdout)
+    found = json.loads(python(PROBE, input=json.dumps(commands)).stdout)
     assert len(found) == len(commands)
     for words, code, printed, imported in found:
         assert code == 0, words
@@ -45,7 +41,7 @@ def test_help_imports_nothing_heavy() -> None:
 
 
 def test_every_command_is_redacted() -> None:
-    leaves = [command for command in EVERY.values() if not hasattr(command, "commands")]
+    leaves = [command for command in every_command().values() if not hasattr(command, "commands")]
     assert len(leaves) > 10
     assert all(isinstance(command, RedactedCommand) for command in leaves)
 
@@ -59,8 +55,57 @@ def test_the_password_of_a_url_is_not_printed(tmp_path, where: str) -> None:
         "no such run": ["verify", url],
         "standard output": ["train", "tiny-alfworld", "--set", f"model.path={url}", "--print-config"],
     }[where]
-    process = hgpo(*arguments)
-    out, error = process.communicate(timeout=120)
-    assert process.returncode == (0 if where == "standard output" else 2), error
+    code, out, error = finished(*arguments)
+    assert code == (0 if where == "standard output" else 2), error
     assert "***@host" in out + error
     assert "hunter2" not in out + error
+
+
+GREET = """
+from typing import Annotated
+import typer
+
+def greet(name: Annotated[str, typer.Argument(help="Whom to greet.")], times: int = 1) -> None:
+    "Greet somebody."
+    print(f"hello {name} " * times)
+"""
+
+
+@pytest.fixture
+def greeting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Install a distribution with commands at two places."""
+    from hgpo_envs.plugins import installed
+
+    points = {"hgpo.commands": {"greet": "greeting:greet", "data.synth.greet": "greeting:greet", "lost": "no_module:x"}}
+    write_distribution(tmp_path, "hgpo-greeting", {"greeting": GREET}, points)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "greeting", raising=False)
+    installed.cache_clear()
+    yield
+    installed.cache_clear()
+
+
+@pytest.mark.usefixtures("greeting")
+def test_commands_are_listed_without_import_and_run_when_called(hgpo) -> None:
+    for group in ((), ("data", "synth")):
+        code, out, _ = hgpo(*group, "--help")
+        assert (code, "greet " in out) == (0, True)
+    assert "greeting" not in sys.modules
+    assert hgpo("greet", "--help")[1].count("Whom to greet.") == 1
+    assert hgpo("greet", "you", "--times", 2)[:2] == (0, "hello you hello you \n")
+    assert hgpo("data", "synth", "greet", "you")[:2] == (0, "hello you \n")
+    assert hgpo("greet")[2] == "error: Missing argument 'name'; see hgpo greet --help\n"
+
+
+@pytest.mark.usefixtures("greeting")
+def test_a_broken_distribution_is_one_line(hgpo) -> None:
+    code, _, error = hgpo("lost")
+    assert code == 2
+    assert "hgpo.commands 'lost' of the distribution hgpo-greeting cannot be loaded from no_module:x" in error
+
+
+def test_a_known_command_that_is_not_installed_names_the_installation(hgpo, monkeypatch) -> None:
+    monkeypatch.setitem(command_types.KNOWN, "absent", "integrations/absent")
+    assert "A command of integrations/absent." in hgpo("--help")[1]
+    repair = "pip install hgpo-absent (in a checkout: pip install ./integrations/absent)"
+    assert hgpo("absent") == (2, "", f"error: hgpo absent needs hgpo-absent: {repair}\n")

@@ -7,13 +7,12 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from command import every_command
+from command import ROOT, every_command
 
 from hgpo_datasets import StepWriter
 from hgpo_train import collect
 from hgpo_train.cli.exit_status import extra_of
 
-ROOT = Path(__file__).parents[2]
 WITH_OUT = {
     words: command
     for words, command in every_command().items()
@@ -52,8 +51,8 @@ def test_a_path_that_cannot_be_written_is_one_line_before_any_work(run, monkeypa
     monkeypatch.setattr(os, "access", lambda path, mode: Path(path).name != "locked" and access(path, mode))
     before = tree(Path())
     assert len(WITH_OUT) > 10
-    cases = [(words, "file/x") for words in WITH_OUT]
-    cases += [(("rollout",), out) for out in ("file/x/deep/y", "locked/x", "x" * 5000)]
+    cases = [(words, out) for words in WITH_OUT for out in ("file/x", "file/x/deep/y", "/proc/x/y")]
+    cases += [(("rollout",), out) for out in ("locked/x", "x" * 5000)]
     for words, out in cases:
         code, lines = run(*words, *arguments_of(WITH_OUT[words], out))
         assert (code, len(lines)) == (2, 1), (words, lines)

@@ -1,6 +1,5 @@
 """`hgpo play`: whole games typed at the terminal, what is shown, what is saved, and how a game is left."""
 
-import os
 import signal
 import subprocess
 import sys
@@ -8,15 +7,13 @@ from pathlib import Path
 
 import pytest
 from click.testing import Result
+from command import MAIN, environment
 from typer.testing import CliRunner
 
 from hgpo_datasets import scan_steps
 from hgpo_train import collect
 from hgpo_train.cli import app
 
-ROOT = Path(__file__).parent.parent.parent
-COMMAND = [sys.executable, "-c", "from hgpo_train.cli import main; main()", "play"]
-ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "datasets")]), "COLUMNS": "100"}
 WORLDS = ["HGPO/ALFWorld-v0", "HGPO/WebShop-v0"]
 
 
@@ -75,7 +72,8 @@ def test_an_unfinished_game_is_not_saved(typed: str, tmp_path: Path) -> None:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no SIGINT to a child")
 def test_ctrl_c_ends_the_question_at_once() -> None:
-    with subprocess.Popen(COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=ENVIRONMENT, text=True) as child:
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", MAIN, "play"], env=environment(), **pipes) as child:
         assert child.stdout is not None
         shown = ""
         while "action (h: help)" not in shown:  # the handler is in place before the question is printed

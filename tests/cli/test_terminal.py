@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from chat_server import Api
-from command import DOORS, ROOT
+from command import DOORS, MAIN, environment
 
 from hgpo_datasets import StepWriter
 from hgpo_train.cli.redaction import RedactedStream
@@ -33,11 +33,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def on_a_terminal(*arguments: object, typed: str = "") -> bytes:
     """Run a command whose standard streams are a terminal, and return what it wrote there."""
     ours, theirs = pty.openpty()
-    command = [sys.executable, "-c", "from hgpo_train.cli import main; main()", *map(str, arguments)]
-    paths = os.pathsep.join(map(str, (ROOT, ROOT / "datasets", ROOT / "tests/worlds")))
-    process = subprocess.Popen(
-        command, stdin=theirs, stdout=theirs, stderr=theirs, env=os.environ | {"PYTHONPATH": paths, "TERM": "xterm"}
-    )
+    command, env = [sys.executable, "-c", MAIN, *map(str, arguments)], environment(TERM="xterm")
+    del env["COLUMNS"]  # as wide as the terminal
+    process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=env)
     os.close(theirs)
     os.write(ours, typed.encode())
     written = b""
@@ -73,12 +71,8 @@ def test_on_a_terminal(run: Path, tmp_path: Path) -> None:
 
 
 def test_in_pipes(run: Path, hgpo) -> None:
-    for command in (
-        ("stats", run, "--by", "task_type"),
-        ("stats", run),
-        ("data", "show", run, "--json"),
-        ("verify", run),
-    ):
+    stats = ("stats", run)
+    for command in (stats, (*stats, "--by", "task_type"), ("data", "show", run, "--json"), ("verify", run)):
         printed = "".join(map(str, hgpo(*command)))
         assert all(letter == "\n" or letter.isprintable() for letter in printed), command
 

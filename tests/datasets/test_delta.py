@@ -1,6 +1,5 @@
 """Runs as Delta Lake tables: other engines read the same rows, new shards are appended once, and kills do no harm."""
 
-import os
 import signal
 import subprocess
 import sys
@@ -8,6 +7,7 @@ from pathlib import Path
 
 import polars as pl
 import pytest
+from command import environment, python
 from groups import group, rich_group
 from polars.testing import assert_frame_equal
 from s3 import options_of, s3_server
@@ -20,7 +20,6 @@ deltalake = pytest.importorskip("deltalake")
 from hgpo_datasets.interchange.delta import to_delta  # noqa: E402 (after the check that deltalake is installed)
 
 KEY = ["run", "task_id", "group", "trajectory", "step"]
-ROOT = Path(__file__).parents[2]
 
 
 def add(run: Path, numbers: range) -> None:
@@ -48,8 +47,7 @@ def test_engines_read_the_rows_of_the_run(run: Path, tmp_path: Path) -> None:
     assert report == (3, 3, scan_steps(run).collect().height)
     same(pl.scan_delta(str(tmp_path / "table")).collect(), run)
     table = deltalake.DeltaTable(tmp_path / "table")
-    arrow = table.to_pyarrow_table()
-    same(pl.DataFrame(arrow), run)
+    same(pl.DataFrame(arrow := table.to_pyarrow_table()), run)
     same(duckdb.sql("SELECT * FROM arrow").pl(), run)
     assert table.partitions() == [{"run": "run"}]
     assert set(arrow["shard"].to_pylist()) == {f"steps-00000{number}.parquet" for number in range(3)}
@@ -64,9 +62,8 @@ def test_only_new_shards_are_appended(run: Path, tmp_path: Path) -> None:
     more = to_delta(run, tmp_path / "table")
     assert (more.version, more.shards) == (5, 2)
     same(pl.read_delta(str(tmp_path / "table")), run)
-    assert_frame_equal(
-        pl.read_delta(str(tmp_path / "table"), version=3).select(KEY).sort(KEY), before.select(KEY).sort(KEY)
-    )
+    earlier = pl.read_delta(str(tmp_path / "table"), version=3)
+    assert_frame_equal(earlier.select(KEY).sort(KEY), before.select(KEY).sort(KEY))
 
 
 def test_rows_of_replaced_shards_are_removed(run: Path, tmp_path: Path) -> None:
@@ -118,11 +115,8 @@ to_delta(*sys.argv[1:])
 
 
 def test_a_killed_export_continues(run: Path, tmp_path: Path) -> None:
-    paths = {"PYTHONPATH": f"{ROOT}:{ROOT}/datasets"}
     for finished in (1, 2):
-        command = [sys.executable, "-c", KILLED, str(run), str(tmp_path / "table")]
-        done = subprocess.run(command, env=os.environ | paths, timeout=120, check=False)
-        assert done.returncode == -signal.SIGKILL
+        assert python(KILLED, run, tmp_path / "table", timeout=120).returncode == -signal.SIGKILL
         table = pl.read_delta(str(tmp_path / "table"))
         assert table["shard"].n_unique() == finished
     # a file that was written but not committed belongs to no version
@@ -152,11 +146,10 @@ def test_exports_at_the_same_time_append_a_shard_once(run: Path, tmp_path: Path,
     with StepWriter(tmp_path / "other") as writer:
         writer.add_group(group("t", 2, 3))
     to_delta(tmp_path / "other", tmp_path / "existing")
-    environment = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT}/datasets"}
     for table in ("new", "existing"):
         command = [sys.executable, "-c", AT_ONCE, str(run), str(tmp_path / table)]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-        processes = [subprocess.Popen(command, env=environment, **pipes) for _ in range(exports)]
+        processes = [subprocess.Popen(command, env=environment(), **pipes) for _ in range(exports)]
         assert {process.stdout.readline() for process in processes} == {"ready\n"}
         for process in processes:
             process.stdin.write("\n")

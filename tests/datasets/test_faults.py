@@ -2,13 +2,13 @@
 
 import contextlib
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 import pytest
+from command import python
 from groups import group
 
 from hgpo_datasets import StepWriter, scan_steps, verify
@@ -58,13 +58,10 @@ def test_an_interrupt_at_any_line_of_a_commit(tmp_path: Path) -> None:
 
 
 def test_two_writers_are_refused(tmp_path: Path) -> None:
-    root = Path(__file__).parents[2]
     with StepWriter(tmp_path) as writer:
         with pytest.raises(InputError, match=rf"in use: process {os.getpid()} on \S+ is writing a run there"):
             StepWriter(tmp_path)
-        command = [sys.executable, "-c", "import sys, hgpo_datasets; hgpo_datasets.StepWriter(sys.argv[1])", tmp_path]
-        environment = {**os.environ, "PYTHONPATH": f"{root}:{root}/datasets"}
-        other = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+        other = python("import sys, hgpo_datasets; hgpo_datasets.StepWriter(sys.argv[1])", tmp_path)
         assert f"is in use: process {os.getpid()} on " in other.stderr.splitlines()[-1]
         writer.add_group(group("a"))
     with pytest.raises(InputError, match="is closed"):
@@ -88,10 +85,8 @@ def test_opening_removes_a_shard_that_was_not_committed(tmp_path: Path) -> None:
         assert [one.task_id for one in writer.committed] == ["a"]
     assert manifest.read_bytes() == b"".join(lines[:2])
     assert sorted(path.name for path in tmp_path.glob("*")) == [".lock", "manifest.jsonl", "steps"]
-    assert sorted(path.name for path in tmp_path.glob("steps/*")) == [
-        "steps-000000.parquet",
-        "steps-000002.parquet.part",  # it may be somebody's
-    ]
+    names = sorted(path.name for path in tmp_path.glob("steps/*"))
+    assert names == ["steps-000000.parquet", "steps-000002.parquet.part"]  # which may be somebody's
 
 
 def test_opening_never_removes_what_it_did_not_write(tmp_path: Path) -> None:

@@ -1,8 +1,9 @@
-"""scan_steps over files, runs, patterns, depths, versions, damage, and an object store."""
+"""scan_steps over files, runs, folders of runs, patterns, depths, versions, damage, and servers."""
 
+import contextlib
 import functools
-import http.server
 import random
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar
@@ -10,10 +11,11 @@ from typing import ClassVar
 import polars as pl
 import pytest
 from groups import group
-from local_server import Quiet, serving
+from local_server import Files, QuietHandler, serving
 from polars.testing import assert_frame_equal
 
-from hgpo_datasets import StepTableWarning, StepWriter, scan_steps, schema, verify
+from hgpo_datasets import StepTableWarning, StepWriter, manifest, scan_steps, schema, verify
+from hgpo_datasets.run_summary import summarize_run
 from hgpo_envs.errors import InputError
 
 
@@ -74,23 +76,20 @@ def test_what_is_not_committed_is_left_out(rich_run: Path) -> None:
         assert count(scan_steps(rich_run)) == rows * 2 / 3
 
 
-@pytest.mark.parametrize(
-    ("make", "line"),
-    [
+def test_what_cannot_be_read_is_one_line(tmp_path: Path) -> None:
+    for number, (make, line) in enumerate((
         (lambda path: None, "no such file or run"),
         (lambda path: path.mkdir(), "not a run"),
         (lambda path: path.write_bytes(b"not Parquet"), "cannot be read"),
         (lambda path: pl.DataFrame({"a": [1]}).write_parquet(path), "without the metadata hgpo.schema_version"),
         (lambda path: StepWriter(path).close(), "no committed rows"),
-    ],
-)
-def test_what_cannot_be_read_is_one_line(tmp_path: Path, make: object, line: str) -> None:
-    make(tmp_path / "thing")  # type: ignore[operator]
-    with pytest.raises(InputError, match=rf"^.*{line}.*$"):
-        scan_steps(tmp_path / "thing")
+    )):  # fmt: skip
+        make(tmp_path / str(number))
+        with pytest.raises(InputError, match=rf"^.*{line}.*$"):
+            scan_steps(tmp_path / str(number))
 
 
-class RangeHandler(Quiet, http.server.SimpleHTTPRequestHandler):
+class RangeHandler(Files):
     """Serves parts of files, as object stores do."""
 
     asked: ClassVar[list[tuple[str, int]]] = []
@@ -107,19 +106,16 @@ class RangeHandler(Quiet, http.server.SimpleHTTPRequestHandler):
             begin = int(first) if first else max(0, len(data) - int(last))
             end = min(len(data), int(last) + 1) if first and last else len(data)
         self.asked.append((path.name, end - begin))
-        self.send_response(206 if wanted else 200)
-        self.send_header("Content-Range", f"bytes {begin}-{end - 1}/{len(data)}")
-        self.send_header("Content-Length", str(end - begin))
-        self.send_header("ETag", '"x"')
-        self.send_header("Last-Modified", "Thu, 01 Jan 2026 00:00:00 GMT")
-        self.end_headers()
-        self.wfile.write(data[begin:end])
+        sent = {"Content-Range": f"bytes {begin}-{end - 1}/{len(data)}", "ETag": '"x"', "Last-Modified": MODIFIED}
+        self.answer(data[begin:end], 206 if wanted else 200, **sent)
+
+
+MODIFIED = "Thu, 01 Jan 2026 00:00:00 GMT"
 
 
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[str]:
-    handler = functools.partial(RangeHandler, directory=str(tmp_path))
-    with serving(handler) as address:
+    with serving(functools.partial(RangeHandler, directory=str(tmp_path))) as address:
         yield address
 
 
@@ -143,3 +139,165 @@ def test_a_run_over_http(tmp_path: Path, rich_run: Path, served: str) -> None:
     (rich_run / "steps/steps-000000.parquet").unlink()
     with pytest.raises(InputError, match=r"^\S+rich/steps/steps-000000.parquet cannot be read.*$"):
         scan_steps(f"{served}/rich")
+
+
+class Endless(QuietHandler):
+    """Sends an endless manifest, as one line or as many; reports a size only for a range request."""
+
+    line = b"x"
+    whole = 64 << 20
+
+    def do_GET(self) -> None:
+        wanted = self.headers.get("Range")
+        first, last = map(int, wanted.removeprefix("bytes=").split("-")) if wanted else (0, -1)
+        part = {"Content-Range": f"bytes {first}-{last}/{self.whole}", "Content-Length": last - first + 1}
+        self.begin(206 if wanted else 200, **(part if wanted else {}), Last_Modified=MODIFIED)
+        left = last - first + 1 if wanted else 1 << 40
+        piece = (self.line * (1 << 16))[: 1 << 16]
+        with contextlib.suppress(OSError):
+            while left:
+                left -= self.wfile.write(piece[:left])
+
+
+@pytest.mark.parametrize("line", [b"x", b'{"check":"0"}\n'], ids=["one line", "lines"])
+def test_an_endless_manifest_is_refused_at_the_limit(monkeypatch: pytest.MonkeyPatch, line: bytes) -> None:
+    monkeypatch.setattr(manifest, "MOST_BYTES", 1 << 20)
+    monkeypatch.setattr(Endless, "line", line)
+    refusal = r"^.*manifest\.jsonl: expected at most 1,048,576 bytes, received more$"
+    with serving(Endless) as address, pytest.raises(InputError, match=refusal):
+        scan_steps(f"{address}/run")
+
+
+def test_a_server_that_is_not_there_is_one_line() -> None:
+    for address in ("http://127.0.0.1:9/run", "http://", "https://[/run"):
+        with pytest.raises(InputError, match=r"^.*cannot be read.*$"):
+            scan_steps(address)
+
+
+def write(folder: Path, *tasks: str) -> Path:
+    with StepWriter(folder) as writer:
+        for task in tasks:
+            writer.add_group(group(task))
+            writer.commit()
+    return folder
+
+
+def tasks(source: object, **options: object) -> list[str]:
+    return scan_steps(source, **options).select("task_id").unique().sort("task_id").collect()["task_id"].to_list()  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    """A folder of runs at several depths, with everything that is usually beside them."""
+    folder = tmp_path / "runs"
+    write(folder / "first", "a")
+    write(folder / "deep/er/second", "b")
+    training = write(folder / "training", "c")
+    (training / "config.toml").touch()
+    write(training / "evaluation", "held out")
+    for table in ("first.advantages/hgpo.parquet", ".hidden/x.parquet"):
+        (folder / table).parent.mkdir()
+        pl.DataFrame({"advantage": [0.0]}).write_parquet(folder / table)
+    return folder
+
+
+def test_any_level_of_folders_and_patterns(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    everything = ["a", "b", "c"]
+    for source, expected in (
+        (runs, everything),
+        (f"{runs}/*", everything),
+        (runs.parent, everything),
+        (runs / "deep/er/second", ["b"]),
+        (f"{runs}/*/*/second", ["b"]),
+        (runs / "first/steps", ["a"]),
+        (f"{runs}/first/steps/*.parquet", ["a"]),
+        (f"{runs}/first/**/*.parquet", ["a"]),
+        (runs / "training", ["c"]),
+        (f"{runs}/training/*", ["c"]),
+        (f"{runs}/*/steps", ["a", "c"]),
+        (f"{runs}/*/evaluation", ["held out"]),
+        (runs / "training/evaluation/steps", ["held out"]),
+        ([runs / "first", f"{runs}/tr*"], ["a", "c"]),
+        ((runs / "first").as_uri(), ["a"]),
+    ):
+        assert tasks(source) == expected, source
+        if not isinstance(source, list):
+            summarize_run(str(source).removeprefix("file://"))
+    for place, name in (("first/steps", "."), ("first", "steps"), ("first/steps", ".."), ("training", ".")):
+        monkeypatch.chdir(runs / place)
+        assert tasks(name) == (["a"] if "first" in place else ["c"])
+
+
+def test_a_run_that_is_named_twice_is_read_once(runs: Path) -> None:
+    (runs / "link").symlink_to("first")
+    for source in (
+        [runs / "first", runs / "first/steps", runs / "link"],
+        [runs / "first", runs / "first/steps/steps-000000.parquet"],
+        f"{runs}/[fl]i*",
+    ):
+        assert scan_steps(source).collect().height == 6, source
+
+
+def test_links_and_loops(runs: Path) -> None:
+    (runs / "deep/loop").symlink_to(runs)
+    (runs / "self").symlink_to("self")
+    assert tasks(runs / "deep") == ["a", "b", "c"]
+    elsewhere = runs.parent / "elsewhere"
+    elsewhere.symlink_to(runs / "first/steps")
+    assert tasks(elsewhere) == ["a"], "a link to the folder of the shards"
+
+
+def test_empty_runs_among_others_are_counted(runs: Path) -> None:
+    for name in ("x", "y"):
+        StepWriter(runs / name).close()
+    with pytest.warns(StepTableWarning, match="runs: 5 runs, 2 of them without committed rows"):
+        assert tasks(runs) == ["a", "b", "c"]
+    for source, line in (
+        (f"{runs}/[xy]", r"no committed rows in .*\[xy\]: found 2 runs, none of them with committed"),
+        (runs / "x", r"no committed rows in .*/x$"),
+        (runs / "first.advantages", r"is not a run, and contains none: .*/first.advantages/\*\.parquet\)"),
+        (runs / ".hidden/none", "no such file or run"),
+        (f"{runs}/nothing*", "no such file or run"),
+        (f"{runs}/*.advantages", "is not a run, and contains none"),
+        (f"{runs}/**", "matches runs .* and Parquet files outside of them .*hgpo.parquet"),
+    ):
+        with pytest.raises(InputError, match=rf"^.*{line}.*$"):
+            scan_steps(source)
+
+
+def test_a_file_in_place_of_the_folder_of_shards_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/steps").write_text("somebody's")
+    with pytest.raises(InputError, match="expected a folder, received the file"):
+        StepWriter(tmp_path / "run")
+    assert (tmp_path / "run/steps").read_text() == "somebody's"
+
+
+READERS = {
+    "polars": lambda steps: pl.read_parquet(steps),
+    "pandas": lambda steps: pl.from_pandas(__import__("pandas").read_parquet(steps, dtype_backend="pyarrow")),
+    "pyarrow": lambda steps: pl.from_arrow(__import__("pyarrow.dataset").dataset.dataset(steps).to_table()),
+    "duckdb": lambda steps: __import__("duckdb").sql(f"SELECT * FROM '{steps}/*.parquet'").pl(),
+    "datasets": lambda steps: pl.from_arrow(
+        __import__("datasets")
+        .load_dataset("parquet", data_dir=str(steps), split="train", cache_dir=str(steps.parent.parent / "cache"))
+        .data.table
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("reader", READERS)
+def test_other_programs_read_the_folder_as_it_is(tmp_path: Path, reader: str) -> None:
+    pytest.importorskip(reader)
+    run = write(tmp_path / "run", "a", "b")
+    expected = scan_steps(run).sort("task_id", "trajectory", "step").collect()
+    for is_open in (False, True):
+        with contextlib.ExitStack() as stack, warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            if is_open:
+                stack.enter_context(StepWriter(run))
+            found = READERS[reader](run / "steps")
+        columns = ["task_id", "trajectory", "step", "state", "action", "reward", "history_hash_1"]
+        found = found.select(columns).sort("task_id", "trajectory", "step")
+        assert_frame_equal(found, expected.select(columns), check_dtypes=False)

@@ -79,10 +79,8 @@ def test_lines_of_the_manifest_cannot_change_places(rich_run: Path) -> None:
 
 def change(name: str, row: int, value: object) -> Callable[[pl.DataFrame], pl.DataFrame]:
     def changed(frame: pl.DataFrame) -> pl.DataFrame:
-        here = pl.int_range(pl.len()) == row
-        return frame.with_columns(
-            pl.when(here).then(pl.lit(value, frame.schema[name])).otherwise(pl.col(name)).alias(name)
-        )
+        new = pl.when(pl.int_range(pl.len()) == row).then(pl.lit(value, frame.schema[name])).otherwise(name)
+        return frame.with_columns(new.alias(name))
 
     return changed
 
@@ -110,13 +108,7 @@ def change(name: str, row: int, value: object) -> Callable[[pl.DataFrame], pl.Da
         (lambda frame: frame.with_columns(pl.col("step").cast(pl.Int64)), "columns", "step is Int64, not Int32"),
     ],
 )
-def test_broken_rules_of_rows(
-    rich_run: Path,
-    raw_run: Callable[..., Path],
-    alter: Callable[[pl.DataFrame], pl.DataFrame],
-    kind: str,
-    message: str,
-) -> None:
+def test_broken_rules_of_rows(rich_run: Path, raw_run: Callable[..., Path], alter, kind: str, message: str) -> None:
     frame = pl.read_parquet(rich_run / "steps/steps-000000.parquet")
     problems = verify(raw_run(alter(frame))).problems
     assert any(problem.kind == kind and message in problem.message for problem in problems), problems

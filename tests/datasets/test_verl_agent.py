@@ -18,14 +18,8 @@ OPENINGS = {
     "ALFWorld": "You are an expert agent operating in the ALFRED Embodied Environment.",
     "WebShop": "You are an expert autonomous agent operating in the WebShop e-commerce environment.",
 }
-PAIRS = (
-    ("task", "task"),
-    ("action", "action"),
-    ("response", "response"),
-    ("admissible_actions", "actions"),
-    ("action_valid", "valid"),
-    ("won", "won"),
-)
+PAIRS = {"task": "task", "action": "action", "response": "response", "won": "won"}
+PAIRS |= {"admissible_actions": "actions", "action_valid": "valid"}
 LENGTH = 2
 """The history length of the prompts."""
 Episode = list[dict[str, Any]]
@@ -57,26 +51,16 @@ def dumped(benchmark: str, episodes: list[Episode], groups: list[str]) -> list[d
         past: list[tuple[str, str]] = []
         won = steps[-1]["won"]
         for step in steps:
-            records.append(
-                {
-                    "input": prompt(benchmark, step["task"], past, step["state"], step["actions"]),
-                    "output": step["response"],
-                    "score": (10.0 if won else 0.0) - (0.0 if step["valid"] else 0.1),
-                    "step": 7,
-                    "traj_uid": f"t{number}",
-                    "uid": group,
-                    "anchor_obs": step["state"],
-                    "rewards": 10.0 if step["won"] else 0.0,
-                    "is_action_valid": step["valid"],
-                }
-            )
+            record = {"input": prompt(benchmark, step["task"], past, step["state"], step["actions"]), "step": 7}
+            record |= {"output": step["response"], "traj_uid": f"t{number}", "uid": group, "anchor_obs": step["state"]}
+            record |= {"score": (10.0 if won else 0.0) - (0.0 if step["valid"] else 0.1)}
+            record |= {"rewards": 10.0 if step["won"] else 0.0, "is_action_valid": step["valid"]}
+            records.append(record)
             past.append((step["state"], step["action"]))
     return records
 
 
-def episode(
-    number: int, length: int, won: bool, benchmark: str = "ALFWorld", task: str = "put a mug on a desk"
-) -> Episode:
+def episode(number: int, length: int, won: bool, benchmark="ALFWorld", task="put a mug on a desk") -> Episode:
     """Its first state is its task's, the others are its own."""
     begin = f"You are in a room.\n\nYour task is to: {task}" if benchmark == "ALFWorld" else "'Search'"
     steps = []
@@ -85,17 +69,9 @@ def episode(
         if benchmark == "WebShop" and t == length - 1:
             action = "click[buy now]"
         tags = f"<think>{number} {t}</think>" if valid else ""
-        steps.append(
-            {
-                "task": task,
-                "state": f"Shelf {number}.{t} it's [empty], 'so'." if t else begin,
-                "actions": [f"go to shelf {n}" for n in range(3)] + ["look at 'it'"],
-                "action": action,
-                "response": f"{tags}<action>{action}</action>",
-                "valid": valid,
-                "won": won and t == length - 1,
-            }
-        )
+        step = {"task": task, "state": f"Shelf {number}.{t} it's [empty], 'so'." if t else begin, "valid": valid}
+        step |= {"actions": [f"go to shelf {n}" for n in range(3)] + ["look at 'it'"], "action": action}
+        steps.append(step | {"response": f"{tags}<action>{action}</action>", "won": won and t == length - 1})
     return steps
 
 
@@ -123,7 +99,7 @@ def test_mixed_and_padded_batches_come_back_in_order(tmp_path: Path, benchmark: 
     for number, wanted in enumerate(episodes):
         rows = steps.filter(pl.col("trajectory") == f"t{number}")
         assert rows["state"].to_list() == [step["state"] for step in wanted]
-        for ours, theirs in PAIRS:
+        for ours, theirs in PAIRS.items():
             assert rows[ours].to_list() == [step[theirs] for step in wanted], ours
         won = wanted[-1]["won"]
         assert rows["reward"].to_list() == [0.0] * (len(wanted) - 1) + [float(won)]
@@ -148,9 +124,8 @@ def test_records_without_whole_prompts_are_in_the_order_of_the_file(tmp_path: Pa
     for record in records:
         record["input"] = "cut"
         del record["step"]
-    imported = import_rollouts(
-        write(tmp_path / "dump", [records[i] for i in (0, 3, 1, 4, 2)], "12.jsonl"), tmp_path / "run"
-    )
+    mixed = [records[i] for i in (0, 3, 1, 4, 2)]
+    imported = import_rollouts(write(tmp_path / "dump", mixed, "12.jsonl"), tmp_path / "run")
     assert (imported.steps, imported.trajectories, imported.groups, imported.left_out) == (5, 2, 1, 0)
     steps = scan_steps(tmp_path / "run").collect()
     assert steps["trajectory"].to_list() == ["t0"] * 3 + ["t1"] * 2

@@ -1,18 +1,21 @@
-"""ALFWorld and WebShop as Gymnasium environments on their bundled data."""
+"""ALFWorld and WebShop as Gymnasium environments on their bundled data, and how they are rendered."""
 
+import contextlib
+import io
 import pickle
-import subprocess
 import sys
 import warnings
-from pathlib import Path
 
 import gymnasium
 import numpy as np
 import pytest
+from command import python
+from doors import DoorsSource
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.utils.env_checker import check_env
 
-import hgpo_envs
+from hgpo_envs.env import RENDER_MODES, TextEnv
+from hgpo_envs.environment_spec import make_player
 from hgpo_envs.errors import InputError
 
 IDS = ["HGPO/ALFWorld-v0", "HGPO/WebShop-v0"]
@@ -41,9 +44,7 @@ def test_check_env_without_a_single_warning(env_id, arguments):
 @pytest.mark.slow
 def test_module_colon_id_needs_no_import():
     code = "import gymnasium; gymnasium.make('hgpo_envs:HGPO/ALFWorld-v0', backend='x')"
-    root = Path(hgpo_envs.__file__).parent.parent
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=root)
-    assert "unknown backend 'x'. Known: native, original" in done.stderr
+    assert "unknown backend 'x'. Known: native, original" in python(code).stderr
 
 
 @pytest.mark.parametrize("env_id", IDS)
@@ -58,9 +59,8 @@ def test_a_thousand_environments_share_one_source(env_id):
     assert len(pickle.dumps(envs)) < 2_000_000
 
 
-@pytest.mark.parametrize(
-    ("env_id", "arguments", "line"),
-    [
+def test_bad_arguments():
+    for env_id, arguments, line in (
         (IDS[0], {"splt": "train"}, "unknown argument 'splt'; did you mean 'split'?"),
         (IDS[0], {"split": "valid_sen"}, "unknown split 'valid_sen'; did you mean 'valid_seen'?"),
         (IDS[0], {"data": "/no/such/place"}, "/no/such/place"),
@@ -74,13 +74,11 @@ def test_a_thousand_environments_share_one_source(env_id):
         (IDS[1], {"option_colors": "both"}, "unknown argument 'option_colors'; did you mean 'option_colours'?"),
         (IDS[1], {"after_done": "stop"}, "unknown after_done 'stop'. Known: continue, freeze"),
         (IDS[1], {"price_seed": None}, "price_seed: expected an integer, received"),
-    ],
-)
-def test_bad_arguments(env_id, arguments, line):
-    with pytest.raises(InputError) as caught:
-        gymnasium.make(env_id, **arguments)
-    assert line in str(caught.value)
-    assert "\n" not in str(caught.value)
+    ):
+        with pytest.raises(InputError) as caught:
+            gymnasium.make(env_id, **arguments)
+        assert line in str(caught.value)
+        assert "\n" not in str(caught.value)
 
 
 def test_webshop_accepts_an_integer_as_a_task_id():
@@ -90,3 +88,53 @@ def test_webshop_accepts_an_integer_as_a_task_id():
     for task, line in (("x17", "x17"), (99999999, "99999999")):
         with pytest.raises(InputError, match=line):
             env.reset(options={"task": task})
+
+
+@pytest.mark.parametrize("env_id", IDS)
+@pytest.mark.parametrize("mode", RENDER_MODES)
+def test_every_mode_passes_the_checkers_without_a_warning(env_id, mode, capsys):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        env = gymnasium.make(env_id, render_mode=mode)  # with the passive checker
+        check_env(env.unwrapped)  # makes the environment in every mode
+        capsys.readouterr()
+        env.reset(seed=1)
+        shown = env.render()
+        env.close()
+    assert isinstance(shown, str) == (mode == "ansi")
+    assert bool(capsys.readouterr().out) == (mode == "human")
+    assert env.metadata["render_modes"] == list(RENDER_MODES)
+
+
+@pytest.mark.parametrize("env_id", IDS)
+def test_the_printed_transcript_has_every_observation_action_and_reward(env_id, capsys):
+    env = gymnasium.make(env_id, render_mode="human").unwrapped
+    obs, info = env.reset(seed=2)
+    player = make_player("expert", env.shared.source.name)
+    player.reset(env.episode.task, env.episode.state, env.episode.engine)
+    printed = capsys.readouterr().out
+    assert info["task"] in printed
+    assert obs["state"] in printed
+    done = False
+    while not done:
+        obs, reward, terminated, truncated, info = env.step(player.act(env.episode.state))
+        printed = capsys.readouterr().out
+        assert f"> {info['action']}" in printed
+        assert obs["state"] in printed
+        assert f"reward {reward:g}" in printed
+        done = terminated or truncated
+    assert ", won after" in printed
+    assert info["won"]
+
+
+def test_what_a_terminal_would_interpret_or_cannot_show_is_replaced():
+    env = TextEnv(DoorsSource(), render_mode="human", max_steps=1)
+    written = io.BytesIO()
+    narrow = io.TextIOWrapper(written, encoding="ascii")
+    with contextlib.redirect_stdout(narrow):
+        env.reset(options={"task": "train-1"})
+        env.step("look\x1b[2J é")
+        sys.stdout.flush()
+    shown = written.getvalue().decode("ascii")
+    assert "[1] > look?[2J ?   (invalid)" in shown
+    assert "stopped by the step limit after 1 steps" in shown

@@ -1,14 +1,12 @@
 """Benchmarks of other packages: by entry point, as module:object, in the process; broken ones harm no others."""
 
-import os
 import pickle
-import subprocess
 import sys
 from contextlib import nullcontext
-from pathlib import Path
 
 import gymnasium
 import pytest
+from command import environment, python
 from distribution import write_distribution
 from doors import DoorsSource, solution
 
@@ -17,8 +15,6 @@ from hgpo_envs.environment_spec import EnvironmentSpec, environment_ids, make_pl
 from hgpo_envs.errors import InputError
 from hgpo_envs.registration import register, resolve_id
 from hgpo_envs.responses import Response
-
-ROOT = Path(__file__).parents[2]
 
 HOUSE = """
 from doors import DoorsSource, solution
@@ -56,13 +52,6 @@ def nothing_added(monkeypatch):
         del gymnasium.registry[env_id]
 
 
-def python(script: str, *folders: Path) -> subprocess.CompletedProcess[str]:
-    """Runs a script with these folders on the path, beside this repository and tests/worlds."""
-    path = [*map(str, folders), str(ROOT), str(ROOT / "datasets"), str(ROOT / "tests/worlds")]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path), "PYTHONWARNINGS": "default"}
-    return subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False)
-
-
 @pytest.mark.slow
 def test_broken_packages_and_equal_names_break_no_others(tmp_path):
     for name, (source, value, _) in BROKEN.items():
@@ -73,8 +62,7 @@ def test_broken_packages_and_equal_names_break_no_others(tmp_path):
     twin = {"hgpo.environments": {"Mine/Doors-v0": "house2:HOUSE"}}
     write_distribution(tmp_path / "second", "my-second-house", {"house2": HOUSE}, twin)
     tried = [f"Broken/{name}-v0" for name in BROKEN]
-    done = python(
-        f"""
+    script = f"""
 import gymnasium, hgpo_envs
 from hgpo_envs.errors import InputError
 for env_id in {tried}:
@@ -84,10 +72,8 @@ for env_id in {tried}:
         print(error)
 for env_id in ("Mine/Doors-v0", "HGPO/ALFWorld-v0"):
     gymnasium.make(env_id).reset(seed=1)
-""",
-        tmp_path,
-        tmp_path / "second",
-    )
+"""
+    done = python(script, env=environment(tmp_path, tmp_path / "second", PYTHONWARNINGS="default"))
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert len(lines) == len(BROKEN)

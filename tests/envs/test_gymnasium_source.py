@@ -1,4 +1,4 @@
-"""Third-party Gymnasium environments: played unchanged, with errors that name invalid values."""
+"""Third-party Gymnasium environments: played unchanged like the package's own; errors name invalid values."""
 
 import math
 
@@ -8,13 +8,17 @@ import pytest
 from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
 
+from hgpo_datasets import StepWriter, scan_steps
 from hgpo_datasets.reader import step_files
 from hgpo_envs.errors import InputError, UnknownTask
 from hgpo_envs.gymnasium_source import SEEDS, GymnasiumEngine, GymnasiumSource
 from hgpo_train.evaluation.report import episode_table, evaluation_reports
+from hgpo_train.policies.registry import PolicyContext, make_policy
 from hgpo_train.policies.validation import checked_state
 from hgpo_train.rollout.collection import collect
+from hgpo_train.rollout.env_handle import open_env
 from hgpo_train.rollout.failures import RolloutError
+from hgpo_train.rollout.run import ExecutionOptions, RolloutSpec, collect_groups
 from hgpo_train.view.index import read_index
 
 
@@ -67,20 +71,20 @@ def test_an_action_is_admissible_if_it_is_listed():
     assert engine.act("z").valid is False
 
 
-@pytest.mark.parametrize(
-    ("name", "solved"),
-    [
-        ("Guess", lambda ends: (ends["next_state"] == "Right.").mean()),
-        ("Graded", lambda ends: (ends["next_state"] == "Right.").mean()),
-        ("GradedThreshold", lambda ends: ends["terminated"].mean()),  # half a point is enough
-        ("Silent", lambda ends: None),
-    ],
-)
-def test_reported_success_is_that_of_the_episodes(tmp_path, name, solved):
+SOLVED = {
+    "Guess": lambda ends: (ends["next_state"] == "Right.").mean(),
+    "Graded": lambda ends: (ends["next_state"] == "Right.").mean(),
+    "GradedThreshold": lambda ends: ends["terminated"].mean(),  # half a point is enough
+    "Silent": lambda ends: None,
+}
+
+
+@pytest.mark.parametrize("name", SOLVED)
+def test_reported_success_is_that_of_the_episodes(tmp_path, name):
     """A guessing game was reported as solved in 100% of episodes, because partial credit and truncation counted."""
     run = collect(f"foreign:Foreign/{name}-v0", "random", tmp_path / "run", tasks=12, group_size=1, limit=2)
     ends = run.steps.group_by("trajectory").last().collect()
-    rate = solved(ends)
+    rate = SOLVED[name](ends)
     assert name == "Silent" or rate > 0
     assert name == "GradedThreshold" or not rate or rate < 1
     assert run.summary["success"] == rate
@@ -112,3 +116,47 @@ def test_invalid_arguments():
     for task_id in ("", "-1", "01", "x", str(SEEDS), "9" * 5000, "１"):
         with pytest.raises(UnknownTask, match="expected a seed from 0"):
             GymnasiumSource("foreign:Foreign/Guess-v0").task(task_id)
+
+
+GUESS = "foreign:Foreign/Guess-v0"
+
+
+def play(folder, execution: ExecutionOptions, **options):
+    handle = open_env(GUESS, split="train", action_format="response", history_length=1, **options)
+    policy = make_policy("random", PolicyContext(handle.shared.source.name))
+    with StepWriter(folder, run="run") as writer:
+        collect_groups(handle, policy, writer, RolloutSpec(tasks=20, group_size=4, seed=1), execution)
+    return scan_steps(folder).collect()
+
+
+@pytest.mark.parametrize("keyed", [False, True])
+def test_a_foreign_environment(tmp_path, keyed):
+    steps = play(tmp_path / "run", ExecutionOptions(slots=16), keyed=keyed, limit=3)
+    assert steps["trajectory"].n_unique() == 80
+    for (_, task), rows in steps.group_by("trajectory", "task_id"):
+        env = gymnasium.make(GUESS, limit=3)
+        shown, _ = env.reset(seed=int(task))
+        for row in rows.sort("step").iter_rows(named=True):
+            assert (row["state"], row["admissible_actions"]) == (shown, ["0", "1", "2"])
+            shown, reward, terminated, truncated, _ = env.step(row["action"])
+            assert (row["reward"], row["terminated"], row["won"]) == (reward, terminated, bool(reward))
+            assert row["truncated"] == (truncated and not terminated)
+    assert steps.filter("won").height > 20
+    assert "Task:" not in steps["prompt"][0]
+
+
+@pytest.mark.parametrize(
+    ("env_id", "options", "line"),
+    [
+        ("CartPole-v1", {}, "CartPole-v1: expected observations of text, received Box"),
+        (GUESS, {"limt": 3}, "unexpected keyword argument 'limt'"),
+        (GUESS, {"split": "test"}, "unknown split 'test'. Known: train, all"),
+        ("Nobody/Knows-v0", {}, "unknown environment 'Nobody/Knows-v0'"),
+        (GUESS, {"history_length": -1}, "history_length: expected an integer of at least 0, received -1"),
+    ],
+)
+def test_bad_worlds(env_id, options, line):
+    with pytest.raises(InputError) as caught:
+        open_env(env_id, **options)
+    assert line in str(caught.value)
+    assert "\n" not in str(caught.value)

@@ -1,29 +1,27 @@
-"""History and prompt templates."""
+"""History and prompt templates: the package's, users', and those of a checkout of verl-agent, never executed."""
 
 import pickle
+from pathlib import Path
 
+import gymnasium
 import jinja2
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import hgpo_envs  # noqa: F401 (registers the environments)
+import hgpo_envs
+from hgpo_datasets import scan_steps
 from hgpo_envs.episode import ACTION_FORMATS
 from hgpo_envs.errors import InputError
 from hgpo_envs.memory import Pair, as_text
-from hgpo_envs.prompts import PromptTemplate, load_template
+from hgpo_envs.prompts import PromptTemplate, bundled_templates, load_template
+from hgpo_train.rollout.env_handle import open_env
 
 
 def render(template, pairs=(), **changes):
-    fields = {
-        "task": "cool the mug.",
-        "observation": "You see a fridge 1.",
-        "admissible_actions": ["go to fridge 1", "help", "look"],
-        "pairs": list(pairs),
-        "steps_taken": len(pairs),
-        "max_steps": 50,
-        "action_format": "response",
-    }
+    fields = {"task": "cool the mug.", "observation": "You see a fridge 1.", "max_steps": 50, "pairs": list(pairs)}
+    fields |= {"admissible_actions": ["go to fridge 1", "help", "look"]}
+    fields |= {"steps_taken": len(pairs), "action_format": "response"}
     return template.render(**{**fields, **changes})
 
 
@@ -83,9 +81,8 @@ def test_the_packages_templates_agree_with_plain_jinja(data):
 
 def test_a_users_template(tmp_path):
     path = tmp_path / "mine.j2"
-    path.write_text(
-        "{{ step }}/{{ max_steps }} {{ task }}|{% for n, o, a in pairs %}{{ n }}{{ o }}{{ a }};{% endfor %}"
-    )
+    pairs = "{% for n, o, a in pairs %}{{ n }}{{ o }}{{ a }};{% endfor %}"
+    path.write_text("{{ step }}/{{ max_steps }} {{ task }}|" + pairs)
     pairs = [Pair(1, "x<&>", "y")]
     template = load_template(str(path), "ALFWorld")
     assert render(template, pairs) == "2/50 cool the mug.|1x<&>y;"  # nothing is escaped
@@ -132,3 +129,130 @@ def test_a_users_template_reaches_nothing_of_python(tmp_path, text):
     (tmp_path / "mine.j2").write_text(text)
     with pytest.raises(InputError, match=r"^prompt template [^\n]*$"):
         render(load_template(tmp_path / "mine.j2", "ALFWorld"))
+
+
+ALFWORLD = '''
+raise RuntimeError("this file must not be executed")
+ALFWORLD_TEMPLATE_NO_HIS = """
+First. {current_observation} Choose: [{admissible_actions}].
+"""
+ALFWORLD_TEMPLATE = """
+Goal {task_description}; {step_count} taken, {history_length} shown: {action_history}
+Now {current_step}: {current_observation} Choose: [{admissible_actions}].
+"""
+OTHER = 3
+'''
+WEBSHOP = '''
+WEBSHOP_TEMPLATE_NO_HIS = """Buy {task_description}. {current_observation}. [
+{available_actions}
+]"""
+WEBSHOP_TEMPLATE = """Buy {task_description}. {action_history} {current_observation}. [
+{available_actions}
+]"""
+'''
+
+
+@pytest.fixture
+def checkout(tmp_path) -> Path:
+    folder = tmp_path / "agent_system" / "environments" / "prompts"
+    folder.mkdir(parents=True)
+    (folder / "alfworld.py").write_text(ALFWORLD)
+    (folder / "webshop.py").write_text(WEBSHOP)
+    return tmp_path
+
+
+def test_alfworld_prompts_have_every_field(checkout) -> None:
+    env = gymnasium.make("HGPO/ALFWorld-v0", prompt_template=f"verl-agent:{checkout}", history_length=1).unwrapped
+    observation, info = env.reset(seed=1)
+    actions = "\n ".join(f"'{action}'" for action in info["admissible_actions"] if action != "help")
+    assert "help" in info["admissible_actions"]
+    assert observation["prompt"] == f"\nFirst. {observation['state']} Choose: [{actions}].\n"
+    for _ in range(2):
+        before = observation["state"]
+        observation, _, _, _, info = env.step("look")
+    shown = f"[Observation 2: '{before}', Action 2: 'look']"
+    assert observation["prompt"].startswith(f"\nGoal {info['task']}; 2 taken, 1 shown: {shown}\nNow 3: ")
+    assert env.episode.prompt(0).startswith("\nFirst.")
+    assert pickle.loads(pickle.dumps(env)).episode.prompt() == observation["prompt"]
+
+
+def test_webshop_prompts_quote_actions_and_drop_a_long_history(checkout) -> None:
+    env = gymnasium.make("HGPO/WebShop-v0", prompt_template=f"verl-agent:{checkout}", history_length=4)
+    observation, info = env.reset(seed=1)
+    assert observation["prompt"].startswith(f"Buy {info['task']}. {observation['state']}. [\n'")
+    assert observation["prompt"].endswith("',\n]")
+    template = load_template(f"verl-agent:{checkout}", "WebShop")
+    fields = {"task": "tea", "observation": "page", "admissible_actions": ["a"], "max_steps": 9, "action_format": "x"}
+    pairs = [Pair(1, "x" * 12_000, "a")]
+    assert "Action 1" in template.render(pairs=pairs, steps_taken=1, **fields)
+    pairs.append(Pair(2, "x" * 2_000, "a"))
+    assert template.render(pairs=pairs, steps_taken=2, **fields) == "Buy tea. page. [\n'a',\n]"
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (None, "expected a checkout of verl-agent with agent_system/environments/prompts/alfworld.py"),
+        ("ALFWORLD_TEMPLATE = 'a'", "expected the text ALFWORLD_TEMPLATE_NO_HIS"),
+        ("ALFWORLD_TEMPLATE = open('/etc/passwd').read()", "expected the text ALFWORLD_TEMPLATE"),
+        ("ALFWORLD_TEMPLATE = '{task_description.__class__}'", "expected the fields"),
+        ("ALFWORLD_TEMPLATE = '{current_step:>99999999}'", "expected the fields"),
+        ("ALFWORLD_TEMPLATE = '{'", "is not a template"),
+        ("ALFWORLD_TEMPLATE = " + "(" * 5000, "expected a checkout of verl-agent"),
+    ],
+)
+def test_other_files_are_rejected(checkout, source, message) -> None:
+    path = checkout / "agent_system" / "environments" / "prompts" / "alfworld.py"
+    path.unlink() if source is None else path.write_text(source)
+    with pytest.raises(InputError, match=message):
+        load_template(f"verl-agent:{checkout}", "ALFWorld")
+
+
+gymnasium.register_envs(hgpo_envs)
+DOORS, GUESS = "doors_env:HGPO-Test/Doors-v0", "foreign:Foreign/Guess-v0"
+BAD = {
+    "reaches Python": "{{ task.__class__.__mro__ }}",
+    "changes what it is given": "{{ admissible_actions.append('x') }}",
+    "not there": "{{ admissible_actions[999] }}",
+    "fails after a step": "{% if steps_taken %}{{ pairs[7].action }}{% endif %}",
+}
+
+
+def written(path: Path, text: str) -> Path:
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_opening_an_environment_refuses_them(tmp_path: Path, name: str) -> None:
+    bad = written(tmp_path / "bad.j2", BAD[name])
+    for env_id, make in ((DOORS, open_env), (GUESS, open_env), (DOORS, gymnasium.make), (DOORS, gymnasium.make_vec)):
+        with pytest.raises(InputError, match=rf"^prompt template {bad} fails") as caught:
+            make(env_id, prompt_template=str(bad))
+        assert "\n" not in str(caught.value)
+
+
+def test_a_template_that_fails_later_aborts_the_rollouts_that_reach_the_failure(tmp_path: Path, hgpo) -> None:
+    template = written(tmp_path / "late.j2", "{{ task }}{% if step > 2 %}{{ admissible_actions[999] }}{% endif %}")
+    sizes = ["--tasks", "4", "--group-size", "2", "--out", tmp_path / "run"]
+    hgpo("rollout", "--env", DOORS, "--env-option", f"prompt_template={template}", *sizes)
+    steps = scan_steps(tmp_path / "run").collect()
+    failed = steps.filter("aborted")
+    assert failed.height
+    assert all("prompt template" in error and "late.j2 fails" in error for error in failed["error"])
+    assert steps["step"].max() == 1, "no prompt was made for the third step"
+
+
+def test_every_way_of_naming_a_template_accepts_the_same_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def prompt_of(template: str | None) -> str:
+        return gymnasium.make("HGPO/ALFWorld-v0", prompt_template=template).reset(seed=0)[0]["prompt"]
+
+    monkeypatch.chdir(tmp_path)
+    expected = prompt_of(str(bundled_templates()["compact"]))
+    assert expected != prompt_of(None)
+    assert prompt_of("compact") == expected
+    (tmp_path / "compact").mkdir()
+    assert prompt_of("compact") == expected, "a folder is no template"
+    (tmp_path / "compact").rmdir()
+    written(tmp_path / "compact", "mine: {{ task }}")
+    assert prompt_of("compact").startswith("mine: ")

@@ -17,9 +17,8 @@ TEXTS = st.one_of(
 )
 
 
-@pytest.mark.parametrize(
-    ("text", "action", "valid"),
-    [
+def test_rules():
+    for text, action, valid in (
         ("<think>a</think><action>go to desk 1</action>", "go to desk 1", True),
         ("<think>a</think> so <action>\n Go To Desk 1\t</action> done", "go to desk 1", True),
         ("<think>a</think><ACTION>Look</Action>", "look", True),  # action tags are found in the lowered response
@@ -35,12 +34,10 @@ TEXTS = st.one_of(
         ("<think>a</think><action>click[打]</action>", "click[打]", False),
         ("<action>look", "<action>look", False),
         ("", "", False),
-    ],
-)
-def test_rules(text, action, valid):
-    response = parse(text, lowercase=True)
-    assert response[:2] == (action, valid)
-    assert (response.flaw == "") == valid
+    ):
+        response = parse(text, lowercase=True)
+        assert response[:2] == (action, valid)
+        assert (response.flaw == "") == valid
     kept = parse("<think>a</think><action> Take Canadian latchkey </action>")
     assert kept[:2] == ("Take Canadian latchkey", True)  # case, unless the benchmark is lowercase
 
@@ -69,20 +66,17 @@ def test_any_text_agrees_with_an_independent_implementation(text, characters):
     assert (found.action, found.valid, found.flaw == "") == (expected, bool(valid), bool(valid))
 
 
-@pytest.mark.parametrize(
-    ("unit", "action", "flaw"),
-    [
+def test_eight_megabytes_of_anything():
+    """A parser that is not linear would not finish."""
+    for unit, action, flaw in (
         ("<action>", "<action>" * 9, "no <action> tags"),
         ("</action><action>", "", "no <think> tags"),
         ("İ", "i̇" * 15, "no <action> tags"),  # its lower case has two characters
         ("<think></think><action>look</action>", "look", ""),
         ("<action>go 打</action><think></think>", "go 打", "CJK characters"),
-    ],
-)
-def test_eight_megabytes_of_anything(unit, action, flaw):
-    """A parser that is not linear would not finish."""
-    found = parse(unit * ((8 << 20) // len(unit)), lowercase=True)
-    assert (found.action, found.valid, found.flaw) == (action[-30:], not flaw, flaw)
+    ):
+        found = parse(unit * ((8 << 20) // len(unit)), lowercase=True)
+        assert (found.action, found.valid, found.flaw) == (action[-30:], not flaw, flaw)
 
 
 @given(st.lists(st.text(max_size=5), max_size=20), st.integers(-3, 25), st.sampled_from(["", " ", "\n", "\t "]))

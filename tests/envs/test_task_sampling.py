@@ -47,9 +47,7 @@ def test_verl_agent_order_equals_textworlds(original_python):
     script = (
         "import sys, json\n"
         "from textworld.gym.envs.textworld_batch import TextworldBatchGymEnv\n"
-        "ids = json.loads(sys.argv[1])\n"
-        "env = TextworldBatchGymEnv(ids)\n"
-        "out = []\n"
+        "env, out = TextworldBatchGymEnv(json.loads(sys.argv[1])), []\n"
         "for seed in (0, 1, 1234, 2**32 - 1):\n"
         "    env.seed(seed)\n"
         "    out.append([next(env._gamefiles_iterator) for _ in range(92)])\n"

@@ -6,7 +6,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 from chat_server import Api, by_seed
-from command import hgpo
+from command import finished
 
 from hgpo_datasets import scan_steps, verify
 from hgpo_train.evaluation.report import episode_table, evaluation_reports
@@ -28,9 +28,7 @@ def run(url: str, out: Path, *more: str, model: str = "tiny", options: tuple[str
     given = [f"base_url={url}", "retries=0", "timeout_s=20", *options]
     words = [word for option in given for word in ("--policy-option", option)]
     policy = ["--policy", f"openai:{model}", *words]
-    process = hgpo("eval", *ENVIRONMENT, "--split", "test", "--seeds", "1,2", *policy, "--out", str(out), *more)
-    printed, errors = process.communicate(timeout=120)
-    return process.returncode, printed, errors
+    return finished("eval", *ENVIRONMENT, "--split", "test", "--seeds", "1,2", *policy, "--out", out, *more)
 
 
 def rows(out: Path) -> pl.DataFrame:
@@ -86,9 +84,8 @@ def test_an_evaluation_that_failed_is_repaired_on_another_port_with_another_key(
         assert [one.endpoint for one in read_sessions(out)] == [first, api.url, api.url]
     assert rows(out).equals(rows(sound))
     assert episode_table(scan_steps(out)).equals(episode_table(scan_steps(sound)))
-    assert [summary(out)[key] for key in ("results", "episodes", "complete", "policy")] == [
-        summary(sound)[key] for key in ("results", "episodes", "complete", "policy")
-    ]
+    for key in ("results", "episodes", "complete", "policy"):
+        assert summary(out)[key] == summary(sound)[key]
     for file in (SUMMARY, SESSIONS):
         assert "sk-another-key" not in (out / file).read_text()
     assert "Wilson" in printed
@@ -101,9 +98,7 @@ def test_the_summary_contains_what_was_printed_and_spent(sound):
     (everything, *_) = evaluation_reports(episode_table(steps.lazy()))
     assert told["format"] == "hgpo summary 2"
     assert told["results"][0] == json.loads(json.dumps(everything.as_dict()))
-    assert told["episodes"] == {
-        "played": 8, "solved": int(steps["won"].sum()), "failed": 0,
-    }  # fmt: skip
+    assert told["episodes"] == {"played": 8, "solved": int(steps["won"].sum()), "failed": 0}
     assert told["tokens"] == {"prompt": 10 * len(steps), "response": 4 * len(steps)}
     assert told["cost"] == pytest.approx((2 * 10 + 10 * 4) * len(steps) / 1e6)
     assert told["wall_s"] > 0

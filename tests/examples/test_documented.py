@@ -1,17 +1,13 @@
 """The benchmark and the policy in the documentation work as it says: in the working directory and installed."""
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from command import ROOT, environment, python
 from distribution import write_distribution
 
 from hgpo_datasets import scan_steps
-
-ROOT = Path(__file__).parents[2]
 
 
 def documented(page: str, module: str) -> str:
@@ -38,15 +34,8 @@ def hgpo(folder: Path, *lines: str, path: tuple[Path, ...] = ()) -> None:
         "    done = CliRunner().invoke(app, shlex.split(line))\n"
         "    assert done.exit_code == 0, (line, done.output, done.exception)\n"
     )
-    paths = os.pathsep.join(map(str, [ROOT, ROOT / "datasets", *path]))
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", script, *lines],  # -P: as the installed command, without the working directory
-        env={**os.environ, "PYTHONPATH": paths},
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=folder,
-    )
+    safe = environment(*path, PYTHONSAFEPATH="1")  # as the installed command, without the working directory
+    done = python(script, *lines, env=safe, cwd=folder)
     assert done.returncode == 0, done.stderr
 
 

@@ -1,16 +1,13 @@
 """examples/own_environment.py: BabyAI as a task source, as a Gymnasium environment, and as an installed package."""
 
 import json
-import os
-import subprocess
 import sys
 import warnings
-from pathlib import Path
 
 import gymnasium
 import polars as pl
 import pytest
-from command import invoke
+from command import ROOT, environment, invoke, python
 from distribution import write_distribution
 from gymnasium.utils.env_checker import check_env
 
@@ -21,7 +18,6 @@ from hgpo_envs.registration import resolve_id
 pytest.importorskip("minigrid")
 from examples.own_environment import ACTIONS, BABYAI, BabyAISource
 
-ROOT = Path(__file__).parents[2]
 ENV_ID = resolve_id("examples.own_environment:BABYAI")
 SOURCE = BabyAISource("GoToLocal,PickupLoc,PutNextLocal")
 
@@ -87,10 +83,7 @@ def test_the_installed_package_works_with_all_commands(tmp_path):
     code = (ROOT / "examples/own_environment.py").read_text("utf-8")
     points = {"hgpo.environments": {BABYAI.id: "babyai_text:BABYAI"}}
     write_distribution(tmp_path / "site", "babyai-text", {"babyai_text": code}, points)
-    path = [str(ROOT), str(ROOT / "datasets"), str(tmp_path / "site")]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path)}
-    command = [sys.executable, "-c", PLAY, str(tmp_path)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, cwd=tmp_path)
+    done = python(PLAY, tmp_path, env=environment(tmp_path / "site"), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     printed = json.loads(done.stdout.splitlines()[-1])
     for policy in ("random", "expert"):

@@ -114,22 +114,14 @@ def warm_house() -> None:
 def configuration() -> Any:
     from hgpo_train.training.config import Config, replace
 
+    environment = {"id": "doors_env:HGPO-Test/Doors-v0", "action_format": "command", "max_steps": 3}
+    model = {"path": str(house() / "tiny"), "compute_dtype": "float32", "device": "cpu"}
     return replace(
         Config(),
         name="doors",
         iterations=2,
-        environment={
-            "id": "doors_env:HGPO-Test/Doors-v0",
-            "action_format": "command",
-            "prompt_template": str(house() / "short.j2"),
-            "max_steps": 3,
-        },
-        model={
-            "path": str(house() / "tiny"),
-            "compute_dtype": "float32",
-            "gradient_checkpointing": False,
-            "device": "cpu",
-        },
+        environment=environment | {"prompt_template": str(house() / "short.j2")},
+        model=model | {"gradient_checkpointing": False},
         rollout={"tasks": 2, "group_size": 2, "max_prompt_tokens": 200, "max_response_tokens": 3},
         update={"mini_batch_size": 20, "logit_chunk": 0},
         optimiser={"learning_rate": 1e-3},

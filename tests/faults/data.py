@@ -8,8 +8,10 @@ import threading
 import time
 from collections.abc import Sequence
 from functools import cache, partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
+
+from local_server import Files
 
 from tests.faults.commands import hgpo
 from tests.faults.harness import Note, Scenario
@@ -73,7 +75,7 @@ def address() -> str:
     folder = Path(tempfile.mkdtemp(prefix="hgpo-served-"))
     write_games(folder / "games")
     shutil.make_archive(str(folder / "games"), "zip", folder / "games")
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(folder)))
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Files, directory=str(folder)))
     parent = os.getpid()
     if os.fork() == 0:
         try:
@@ -87,11 +89,6 @@ def address() -> str:
     return f"http://127.0.0.1:{server.server_address[1]}"
 
 
-class Quiet(SimpleHTTPRequestHandler):
-    def log_message(self, *_: object) -> None:
-        pass
-
-
 RAW = ("items_shuffle_1000.json", "items_ins_v2_1000.json", "items_human_ins.json")
 """The names of the small official files: items, attributes, human instructions."""
 
@@ -102,17 +99,9 @@ def raw(root: Path, products: int = 4) -> None:
     folder.mkdir()
     asins = [f"B0{number:08d}" for number in range(products)]
     items = [
-        {
-            "asin": asin,
-            "name": f"red pants {asin}",
-            "full_description": "soft",
-            "small_description": ["machine wash"],
-            "pricing": "$20.00",
-            "customization_options": {"size": [{"value": "s"}, {"value": "m"}]},
-            "category": "fashion",
-            "query": "pants",
-            "product_category": "Clothing › Pants",
-        }
+        {"asin": asin, "name": f"red pants {asin}", "full_description": "soft", "small_description": ["machine wash"]}
+        | {"pricing": "$20.00", "customization_options": {"size": [{"value": "s"}, {"value": "m"}]}}
+        | {"category": "fashion", "query": "pants", "product_category": "Clothing › Pants"}
         for asin in asins
     ]
     own = {"attributes": ["wide leg"], "instruction": "Find me pants", "instruction_attributes": ["wide leg"]}

@@ -2,10 +2,9 @@
 
 import random
 import time
-from http.server import BaseHTTPRequestHandler
 
 import pytest
-from local_server import Quiet, serving
+from local_server import QuietHandler, serving
 
 from hgpo_envs.errors import InputError
 from hgpo_envs.files.download import NoConnection, download
@@ -24,7 +23,7 @@ class Server:
         self.requests = []
 
 
-class Handler(Quiet, BaseHTTPRequestHandler):
+class Handler(QuietHandler):
     protocol_version = "HTTP/1.1"
 
     def do_GET(self):
@@ -32,11 +31,9 @@ class Handler(Quiet, BaseHTTPRequestHandler):
         server.requests.append(dict(self.headers))
         fault = server.faults.pop(0) if server.faults else ""
         if isinstance(fault, int):
-            self.status(fault)
-        elif fault.startswith("retry "):
-            self.status(503, {"Retry-After": fault.removeprefix("retry ")})
+            self.answer(b"", fault)
         elif fault == "redirect":
-            self.status(302, {"Location": server.url})
+            self.answer(b"", 302, Location=server.url)
         else:
             self.send_file(fault)
 
@@ -50,26 +47,24 @@ class Handler(Quiet, BaseHTTPRequestHandler):
     def send_file(self, fault):
         body, start = self.answers.body, self.start()
         if start >= len(body):
-            return self.status(416, {"Content-Range": f"bytes */{len(body)}"})
-        self.send_response(206 if start else 200)
+            return self.answer(b"", 416, Content_Range=f"bytes */{len(body)}")
+        headers = {"ETag": self.answers.tag} if self.answers.validators else {}
         if start:
             shift = 7 if fault == "wrong range" else 0
-            self.send_header("Content-Range", f"bytes {start + shift}-{len(body) - 1}/{len(body)}")
-        if self.answers.validators:
-            self.send_header("ETag", self.answers.tag)
-        return self.send_chunks(body) if fault == "chunked" else self.send_rest(body[start:], fault)
+            headers["Content-Range"] = f"bytes {start + shift}-{len(body) - 1}/{len(body)}"
+        if fault == "chunked":
+            return self.send_chunks(body, headers)
+        return self.send_rest(body[start:], 206 if start else 200, headers, fault)
 
-    def send_chunks(self, body):
-        self.send_header("Transfer-Encoding", "chunked")
-        self.end_headers()
+    def send_chunks(self, body, headers):
+        self.begin(200, Transfer_Encoding="chunked", **headers)
         for i in range(0, len(body), 50_000):
             piece = body[i : i + 50_000]
             self.wfile.write(f"{len(piece):x}\r\n".encode() + piece + b"\r\n")
         self.wfile.write(b"0\r\n\r\n")
 
-    def send_rest(self, rest, fault):
-        self.send_header("Content-Length", str(len(rest)))
-        self.end_headers()
+    def send_rest(self, rest, status, headers, fault):
+        self.begin(status, Content_Length=len(rest), **headers)
         kind, _, amount = fault.partition(" ")
         self.wfile.write(rest[: int(amount)] if amount.isdigit() else rest)
         self.wfile.flush()
@@ -78,13 +73,6 @@ class Handler(Quiet, BaseHTTPRequestHandler):
             self.connection.shutdown(2)
         elif kind == "stall":
             time.sleep(20)
-
-    def status(self, status, headers=()):
-        self.send_response(status)
-        for name, value in dict(headers).items():
-            self.send_header(name, value)
-        self.send_header("Content-Length", "0")
-        self.end_headers()
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import orjson
-from groups import rich_group
+from groups import rich_group, with_checks
 
 from hgpo_envs.errors import InputError
 from tests.fuzz.mutations import Target
@@ -31,18 +31,7 @@ def manifest_seeds(folder: Path) -> Sequence[bytes]:
 
 def chained(data: bytes) -> bytes:
     """Return the same lines with correct checksums."""
-    import xxhash
-
-    from hgpo_datasets.manifest import canonical
-
-    check, lines = "", []
-    for line in data.split(b"\n"):
-        if line.strip():
-            values = orjson.loads(line)
-            values.pop("check", None)
-            check = xxhash.xxh3_64_hexdigest(check.encode() + canonical(values))
-            lines.append(canonical({**values, "check": check}))
-    return b"".join(line + b"\n" for line in lines)
+    return with_checks([orjson.loads(line) for line in data.split(b"\n") if line.strip()])
 
 
 def read_manifest(data: bytes, folder: Path) -> None:

@@ -1,18 +1,21 @@
-"""What a model's files may make the loader do."""
+"""What a model's files may make the loader do, damaged files, and checks before a download."""
 
 import json
 import shutil
+from types import SimpleNamespace
 
 import pytest
-from lazily import Lazy
+from lazily import Lazy, lazily
 
 from hgpo_envs.errors import InputError
 from hgpo_train.models.config import ModelConfig
+from hgpo_train.models.preflight import check_model_source
 from hgpo_train.models.tiny import TinyShape, save_tiny
 
-load_model = Lazy("hgpo_train.models.loading:load_model")
+load_file, save_file = Lazy("safetensors.torch:load_file"), Lazy("safetensors.torch:save_file")
+load_model, load_tokenizer = lazily("hgpo_train.models.loading", "load_model load_tokenizer")
 meta_model = Lazy("hgpo_train.training.memory_plan:meta_model")
-SHAPE = TinyShape(vocabulary=300, width=32, layers=1, heads=1, key_value_heads=1, intermediate=32)
+SHAPE = TinyShape(vocabulary=300, width=32, layers=2, heads=1, key_value_heads=1, intermediate=32)
 
 
 @pytest.fixture(scope="module")
@@ -20,8 +23,9 @@ def tiny(tmp_path_factory):
     return save_tiny(tmp_path_factory.mktemp("tiny"), ["go to cabinet 1"] * 9, SHAPE)
 
 
-def load(folder):
-    return load_model(ModelConfig(path=str(folder), device="cpu", compute_dtype="float32"))
+def load(folder, call=load_model):
+    path = str(folder)
+    return call(ModelConfig(path=path, device="cpu", compute_dtype="float32") if call is load_model else path)
 
 
 @pytest.mark.parametrize(
@@ -41,9 +45,9 @@ def test_attention_code_of_the_hub_is_refused(tiny, tmp_path, entry):
         if folder.name == "adapter":  # of that model
             folder.mkdir()
             (folder / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(path.parent)}))
-        for loader in (load, lambda path: meta_model(str(path))):
+        for call in (load_model, meta_model):
             with pytest.raises(InputError, match=r"names attention code on the hub, .*evil/kernel") as caught:
-                loader(folder)
+                load(folder, call)
             assert "\n" not in str(caught.value)
 
 
@@ -68,3 +72,105 @@ def test_pickled_weights_are_not_loaded(tiny, tmp_path):
     (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
     with pytest.raises(InputError, match="cannot load a causal language model"):
         load(tmp_path)
+
+
+DAMAGES = {
+    "missing": lambda path: path.unlink(),
+    "empty": lambda path: path.write_bytes(b""),
+    "half": lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
+    "garbage": lambda path: path.write_bytes(b"\xff\x00{[" * 50),
+    "list": lambda path: path.write_bytes(b"[1, 2]"),
+    "object": lambda path: path.write_bytes(b'{"model_type": 3, "a": null}'),
+    "nested": lambda path: path.write_bytes(b"[" * 100_000),
+    "folder": lambda path: (path.unlink(), path.mkdir()),
+    "dangling link": lambda path: (path.unlink(), path.symlink_to("nowhere")),
+}
+NEEDED = {"config.json": load_model, "model.safetensors": load_model, "tokenizer.json": load_tokenizer}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*NEEDED, "generation_config.json", "tokenizer_config.json", "chat_template.jinja"])
+def test_damaged_files_of_a_model_are_reported_in_one_line(tiny, tmp_path, monkeypatch, name):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    for damage, spoil in DAMAGES.items():
+        folder = tmp_path / damage
+        shutil.copytree(tiny, folder)
+        spoil(folder / name)
+        refused = {}
+        for call in (load_tokenizer, load_model):
+            try:
+                load(folder, call)
+            except InputError as error:
+                refused[call] = str(error)
+        assert all("\n" not in line and str(folder) in line for line in refused.values())
+        assert name not in NEEDED or NEEDED[name] in refused, damage
+
+
+def test_missing_weights_are_not_initialised_randomly(tiny, tmp_path):
+    folder = tmp_path / "model"
+    shutil.copytree(tiny, folder)
+    tensors = load_file(folder / "model.safetensors")
+    for name in [name for name in tensors if "layers.1.mlp" in name]:
+        del tensors[name]
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(InputError, match=r"no weights for 'model\.layers\.1\.mlp\.down_proj\.weight' and 2 more"):
+        load(folder)
+
+
+hub = pytest.importorskip("huggingface_hub", reason="needs the extra `train`")
+
+
+@pytest.fixture
+def answer(monkeypatch, tmp_path):
+    """Return a function that sets what the hub's client returns or raises; nothing is in the cache."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(hub, "try_to_load_from_cache", lambda *_: None)
+
+    def answer(result):
+        def download(*_args, dry_run, **_options):
+            assert dry_run
+            if isinstance(result, Exception):
+                raise result
+            return result
+
+        monkeypatch.setattr(hub, "snapshot_download", download)
+
+    return answer
+
+
+def test_a_download_that_fits_passes_and_one_that_does_not_is_refused(answer, tmp_path):
+    answer([SimpleNamespace(file_size=1000, will_download=True)] * 2)
+    check_model_source("me/tiny")
+    answer([SimpleNamespace(file_size=10**15, will_download=True)] * 2)
+    with pytest.raises(InputError, match=r"^the download of me/tiny needs 2,000,000\.0 GB in "):
+        check_model_source("me/tiny")
+
+
+def raised(exception: type[Exception]) -> Exception:
+    """Return an error of the hub, without the HTTP response that its constructor wants, as a dry run wraps it."""
+    error = hub.errors.DryRunError("no")
+    error.__cause__ = exception.__new__(exception)
+    return error
+
+
+@pytest.mark.parametrize(
+    ("exception", "line"),
+    [
+        ("RepositoryNotFoundError", "the hub has no public model of this name"),
+        ("GatedRepoError", "it requires a permission"),
+        ("OfflineModeIsEnabled", "HF_HUB_OFFLINE is set"),
+        ("LocalEntryNotFoundError", "cannot be reached"),
+    ],
+)
+def test_a_model_that_cannot_be_downloaded_is_one_line_unless_it_is_in_the_cache(answer, monkeypatch, exception, line):
+    answer(raised(getattr(hub.errors, exception)))
+    with pytest.raises(InputError, match=line) as caught:
+        check_model_source("me/tiny")
+    assert "\n" not in str(caught.value)
+    monkeypatch.setattr(hub, "try_to_load_from_cache", lambda *_: "config.json")
+    check_model_source("me/tiny")
+
+
+def test_a_path_without_a_folder_is_not_looked_up():
+    with pytest.raises(InputError, match=r"^no folder './no/folder'"):
+        check_model_source("./no/folder")

@@ -5,20 +5,17 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pytest
-from lazily import Lazy
+from lazily import Lazy, lazily
 
 from hgpo_train.models.config import ModelConfig
 from hgpo_train.training.config import Config, replace
 
 torch = Lazy("torch")
-Qwen2Config = Lazy("transformers:Qwen2Config")
-Qwen2ForCausalLM = Lazy("transformers:Qwen2ForCausalLM")
+Qwen2Config, Qwen2ForCausalLM = lazily("transformers", "Qwen2Config Qwen2ForCausalLM")
 load_model = Lazy("hgpo_train.models.loading:load_model")
 frozen_copy = Lazy("hgpo_train.models.reference:frozen_copy")
-Samples = Lazy("hgpo_train.training.update.batches:Samples")
-samples_from_steps = Lazy("hgpo_train.training.update.batches:samples_from_steps")
+Samples, samples_from_steps = lazily("hgpo_train.training.update.batches", "Samples samples_from_steps")
 Learner = Lazy("hgpo_train.training.update.learner:Learner")
-
 
 VOCABULARY = 200
 LENGTHS = [64, *(pytest.param(length, marks=pytest.mark.slow) for length in (1024, 4096))]
@@ -27,16 +24,9 @@ STORED = ["bfloat16", "float32"]
 
 def random_model(*, tied: bool = True) -> Qwen2ForCausalLM:
     """Return a Qwen2 of four layers whose biases and norms are random too."""
-    config = Qwen2Config(
-        vocab_size=VOCABULARY,
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=4,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=8192,
-        tie_word_embeddings=tied,
-    )
+    shape = {"vocab_size": VOCABULARY, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 8192}
+    config = Qwen2Config(**shape, **heads, tie_word_embeddings=tied)
     generator = torch.Generator().manual_seed(1)
     with torch.random.fork_rng(devices=[]):
         model = Qwen2ForCausalLM(config)

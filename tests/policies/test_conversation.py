@@ -85,17 +85,9 @@ def test_a_server_receives_the_growing_conversation(tmp_path, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "sk-test")
     with Api() as api:
         api.answer = lambda body, attempt: completion("<think>I look.</think><action>look</action>")
-        collect(
-            "HGPO/ALFWorld-v0",
-            "openai:tiny",
-            out=tmp_path / "run",
-            tasks=1,
-            group_size=1,
-            max_steps=3,
-            prompt_style="chat",
-            system_prompt="Be brief.",
-            policy_options={"base_url": api.url},
-        )
+        options = {"policy_options": {"base_url": api.url}, "tasks": 1, "group_size": 1, "max_steps": 3}
+        chat = {"prompt_style": "chat", "system_prompt": "Be brief."}
+        collect("HGPO/ALFWorld-v0", "openai:tiny", tmp_path / "run", **options, **chat)
         bodies = api.bodies
     assert [[message["role"] for message in body["messages"]] for body in bodies] == [
         ["system", *["user", "assistant"] * step, "user"] for step in range(3)

@@ -11,11 +11,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from email.utils import formatdate
 
+import asked
 import pytest
+from asked import request
 from chat_server import Api, Handler, completion
 
 from hgpo_datasets import StepWriter, scan_steps
-from hgpo_envs.engine import State, Task
 from hgpo_envs.errors import InputError
 from hgpo_envs.responses import parse_tool_calls, tool_calls
 from hgpo_train.policies import http_client
@@ -37,26 +38,10 @@ def api(monkeypatch: pytest.MonkeyPatch) -> Iterator[Api]:
         yield running
 
 
-def request(
-    number: int, prompt: str = "look around", step: int = 0, with_shorter_history: Callable[[int], str] = str
-) -> Request:
-    task = Task("t", "train", "do it", "kind")
-    state = State("a room", ("look",), True, False, False, 0.0, 0.0, {})
-    return Request(number, prompt, 1 << 40 | number, 0, step, task, state, None, with_shorter_history)
-
-
-def ask(api: Api, requests: list[Request], **options: object) -> dict[int, Reply | Failure]:
-    policy = make_policy(
-        "openai:tiny", PolicyContext("ALFWorld", "response", {"base_url": api.url, "timeout_s": 5.0, **options})
-    )
-    try:
-        policy.submit(requests)
-        answers: dict[int, Reply | Failure] = {}
-        while len(answers) < len(requests):
-            answers |= dict(policy.collect(20))
-        return answers
-    finally:
-        policy.close()
+def ask(api: Api, *requests: Request, **options: object) -> list[Reply | Failure]:
+    context = PolicyContext("ALFWorld", "response", {"base_url": api.url, "timeout_s": 5.0, **options})
+    with contextlib.closing(make_policy("openai:tiny", context)) as policy:
+        return asked.ask(policy, requests)
 
 
 def test_each_request_gets_its_reply_without_waiting_for_the_slowest(api: Api) -> None:
@@ -78,27 +63,17 @@ def test_each_request_gets_its_reply_without_waiting_for_the_slowest(api: Api) -
     others_are_there.set()
     answers |= dict(policy.collect(30))
     policy.close()
-    assert {number: reply.response for number, reply in answers.items()} == {
-        i: f"<action>{i}</action>" for i in range(60)
-    }
+    assert {i: reply.response for i, reply in answers.items()} == {i: f"<action>{i}</action>" for i in range(60)}
 
 
 def test_the_request_body(api: Api) -> None:
     query = "?api-version=2&api_key=abcdefgh"
     sampling = {"temperature": 0.4, "top_p": 0.9, "stop": ["</action>"], "extra": {"top_k": 5}, "logprobs": True}
-    ask(api, [request(3)], base_url=f"{api.url}{query}", **sampling)
+    ask(api, request(3, seed=1 << 40 | 3), base_url=f"{api.url}{query}", **sampling)
     (body,) = api.bodies
-    assert body == {
-        "model": "tiny",
-        "messages": [{"role": "user", "content": "look around"}],
-        "temperature": 0.4,
-        "top_p": 0.9,
-        "stop": ["</action>"],
-        "seed": 3,
-        "logprobs": True,
-        "max_completion_tokens": 512,
-        "top_k": 5,
-    }
+    sent = {name: value for name, value in sampling.items() if name != "extra"}
+    messages = [{"role": "user", "content": "look around"}]
+    assert body == {"model": "tiny", "messages": messages, "seed": 3, "max_completion_tokens": 512, "top_k": 5} | sent
     assert api.headers[0]["authorization"] == f"Bearer {KEY}"
     assert api.paths == [f"/v1/models{query}", f"/v1/chat/completions{query}"]
 
@@ -107,7 +82,7 @@ def test_tokens_and_log_probabilities_are_read(api: Api) -> None:
     told = {"content": [{"token": "a", "logprob": -0.5, "bytes": None, "top_logprobs": []}]}
     status, body = completion("a", finish="length", logprobs=told, token_ids=[7])
     api.answer = lambda *_: (status, {**body, "prompt_token_ids": [1, 2]})
-    (reply,) = ask(api, [request(0)], logprobs=True, token_ids=True).values()
+    (reply,) = ask(api, request(), logprobs=True, token_ids=True)
     assert reply.response_logprobs == [-0.5]
     assert (reply.prompt_token_ids, reply.response_token_ids, reply.finish_reason) == ([1, 2], [7], "length")
     assert api.bodies[0]["return_token_ids"] is True
@@ -125,9 +100,7 @@ TROUBLES = {
 
 def start_answer(handler: Handler, length: str, part: bytes) -> None:
     """Announce an answer, send a part of it, and close the connection."""
-    handler.send_response(200)
-    handler.send_header("Content-Length", length)
-    handler.end_headers()
+    handler.begin(200, Content_Length=length)
     handler.wfile.write(part)
     close(handler)
 
@@ -141,7 +114,7 @@ def test_transient_errors_are_retried(api: Api, monkeypatch: pytest.MonkeyPatch,
     pauses: list[tuple[int, str | None]] = []
     monkeypatch.setattr(http_client, "pause_s", lambda *arguments: pauses.append(arguments) or 0.0)
     api.answer = lambda body, attempt: TROUBLES[trouble] if attempt < 3 else completion("ok")
-    (reply,) = ask(api, [request(0)]).values()
+    (reply,) = ask(api, request())
     assert isinstance(reply, Reply), reply
     assert reply.response == "ok"
     assert len(api.bodies) == 3
@@ -160,7 +133,7 @@ def test_what_remains_broken_fails_after_the_retries_and_permanent_errors_at_onc
     ):
         api.bodies.clear()
         api.answer = lambda body, attempt, answer=answer: answer
-        (reply,) = ask(api, [request(0)], retries=2).values()
+        (reply,) = ask(api, request(), retries=2)
         assert (reply, len(api.bodies)) == (Failure("PolicyFailed", line), attempts)
 
 
@@ -193,19 +166,15 @@ def too_long(limit: int) -> Callable[[dict, int], tuple]:
 
 
 def test_the_oldest_history_goes_first_when_the_prompt_is_too_long(api: Api) -> None:
+    """And without history it is a failure."""
     api.answer = too_long(30)
-    long = request(0, "x" * 100, step=9, with_shorter_history=lambda pairs: "x" * (10 + 5 * min(pairs, 6)))
-    (reply,) = ask(api, [long]).values()
+    (reply,) = ask(api, request(0, "x" * 100, step=9, shorter=lambda pairs: "x" * (10 + 5 * min(pairs, 6))))
     assert isinstance(reply, Reply)
     assert (reply.prompt, reply.cut_pairs) == ("x" * 30, 5)
-
-
-def test_a_prompt_that_is_too_long_without_history_is_a_failure(api: Api) -> None:
-    api.answer = too_long(5)
-    (reply,) = ask(api, [request(0, "x" * 100, step=3, with_shorter_history=lambda pairs: "x" * (50 + pairs))]).values()
+    (reply,) = ask(api, request(0, "x" * 100, step=3, shorter=lambda pairs: "x" * (50 + pairs)))
     assert isinstance(reply, Failure)
     assert "maximum context length" in reply.message
-    (reply,) = ask(api, [request(0, "y" * 100, step=3)], overflow="error").values()
+    (reply,) = ask(api, request(0, "y" * 100, step=3), overflow="error")
     assert isinstance(reply, Failure)
 
 
@@ -225,15 +194,12 @@ def test_reasoning_and_tool_calls_become_the_text_that_the_model_wrote(api: Api)
         ({"content": "", "tool_calls": [call('{"zip": "10"}'), call('{"zip":"20"}')]}, f"{first}\n{second}"),
         ({"content": "Wait.", "tool_calls": [call('{"zip": "10"}')]}, f"Wait.\n{first}"),
         ({"content": "Hi", "reasoning_content": "A guest.", "tool_calls": None}, "<think>\nA guest.\n</think>\n\nHi"),
-        (
-            {"content": None, "reasoning": "Hm.", "tool_calls": [call('{"zip": "20"}')]},
-            f"<think>\nHm.\n</think>\n\n{second}",
-        ),
+        ({"reasoning": "Hm.", "tool_calls": [call('{"zip": "20"}')]}, f"<think>\nHm.\n</think>\n\n{second}"),
     ):
         _, body = completion("")
         body["choices"][0] |= {"message": {"role": "assistant", **message}, "finish_reason": "tool_calls"}
         api.answer = lambda *_, body=body: (200, body)
-        (reply,) = ask(api, [replace(request(0), tools=(FIND,))]).values()
+        (reply,) = ask(api, request(tools=(FIND,)))
         assert isinstance(reply, Reply), reply
         assert (reply.response, reply.finish_reason) == (expected, "tool_calls")
         assert tool_calls(reply.response) is not None
@@ -267,7 +233,7 @@ def test_tool_calls_without_tools_or_with_malformed_arguments_are_errors(api: Ap
         _, body = completion(None)
         body["choices"][0]["message"]["tool_calls"] = [call(arguments)]
         api.answer = lambda *_, body=body: (200, body)
-        (reply,) = ask(api, [replace(request(0), tools=tools)]).values()
+        (reply,) = ask(api, request(tools=tools))
         assert isinstance(reply, Failure), reply
         assert reason in reply.message
         assert ("tools" in api.bodies[-1]) == bool(tools)
@@ -281,11 +247,7 @@ def test_tool_calls_without_tools_or_with_malformed_arguments_are_errors(api: Ap
         ("openai:tiny", {"temprature": 1.0}, "unknown policy option 'temprature'; did you mean 'temperature'"),
         ("openai:tiny", {"top_p": 0.0}, "policy option top_p: expected float > 0.0, received 0.0"),
         ("openai:tiny", {"concurrency": 0}, "policy option concurrency: expected int >= 1, received 0"),
-        (
-            "openai:tiny",
-            {"base_url": "http://127.0.0.1:9/v1"},
-            "no OpenAI-compatible server answers at http://127.0.0.1:9",
-        ),
+        ("openai:tiny", {"base_url": "http://127.0.0.1:9/v1"}, "no OpenAI-compatible server answers at http://127.0.0"),
         ("openai:tiny", {"base_url": "https://api.example.com/v1", "api_key_env": "NOT_SET"}, "variable NOT_SET"),
     ],
 )
@@ -297,10 +259,7 @@ def test_permanent_errors_are_raised_before_the_first_rollout(api: Api, spec: st
 
 def drip(handler: Handler) -> None:
     """Announce a long answer and send it byte by byte until the client disconnects."""
-    handler.send_response(200)
-    handler.send_header("Content-Type", "application/json")
-    handler.send_header("Content-Length", "1000000")
-    handler.end_headers()
+    handler.begin(200, Content_Type="application/json", Content_Length=1_000_000)
     with contextlib.suppress(OSError):
         while True:
             handler.wfile.write(b" ")
@@ -310,9 +269,7 @@ def drip(handler: Handler) -> None:
 
 def flood(handler: Handler) -> None:
     """Send data without end."""
-    handler.send_response(200)
-    handler.send_header("Content-Type", "application/json")
-    handler.end_headers()
+    handler.begin(200, Content_Type="application/json")
     handler.close_connection = True
     with contextlib.suppress(OSError):
         while True:
@@ -321,9 +278,9 @@ def flood(handler: Handler) -> None:
 
 def test_a_reply_sent_byte_by_byte_times_out_and_is_retried(api: Api) -> None:
     api.answer = lambda body, attempt: drip if attempt < 3 else completion("ok")
-    (reply,) = ask(api, [request(0)], timeout_s=0.3).values()
+    (reply,) = ask(api, request(), timeout_s=0.3)
     assert reply == Reply("ok", prompt="look around", cut_pairs=0)
-    (reply,) = ask(api, [request(1, "again")], timeout_s=0.3, retries=1).values()
+    (reply,) = ask(api, request(1, "again"), timeout_s=0.3, retries=1)
     assert reply == Failure("PolicyFailed", "timed out: no complete answer within 0.3 s")
     assert len(api.bodies) == 5
 
@@ -331,13 +288,13 @@ def test_a_reply_sent_byte_by_byte_times_out_and_is_retried(api: Api) -> None:
 def test_an_endless_answer_fails_at_the_limit(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_client, "LARGEST_ANSWER", 3 << 20)
     api.answer = lambda body, attempt: flood
-    (reply,) = ask(api, [request(0)], timeout_s=60.0).values()
+    (reply,) = ask(api, request(), timeout_s=60.0)
     assert reply == Failure("PolicyFailed", "the answer is larger than 3 MB")
 
 
 def test_a_compressed_answer_does_not_expand(api: Api) -> None:
     api.answer = lambda *_: (200, gzip.compress(bytes(50 << 20)), {"Content-Encoding": "gzip"})
-    (reply,) = ask(api, [request(0)]).values()
+    (reply,) = ask(api, request())
     assert "is not a chat completion" in str(reply)
     assert api.headers[0]["accept-encoding"] == "identity"
 
@@ -392,7 +349,7 @@ def test_an_invalid_answer_is_a_failure_with_its_reason(api: Api) -> None:
     choices = [({**completion("")[1], "choices": [choice]}, reason) for choice, reason in ODD_CHOICES]
     for body, reason in (*ODD_BODIES, *choices):
         api.answer = lambda *_, body=body: (200, body)
-        (reply,) = ask(api, [request(0)], logprobs=True, token_ids=True).values()
+        (reply,) = ask(api, request(), logprobs=True, token_ids=True)
         checked = checked_reply(reply)
         assert isinstance(checked, Failure), body
         assert checked.category == "PolicyFailed"
@@ -405,7 +362,7 @@ def test_a_key_that_a_header_does_not_allow_is_refused_without_being_printed(
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", key)
     with pytest.raises(InputError, match="the key in OPENAI_API_KEY contains a character") as caught:
-        ask(api, [request(0)])
+        ask(api, request())
     assert not any(part in str(caught.value) for part in (key, key[:8], key[-8:]))
 
 
@@ -417,9 +374,9 @@ def test_a_key_that_the_server_repeats_is_in_no_reply_and_no_failure(api: Api) -
         return completion(f"<action>{sent}</action>", finish=sent)
 
     api.answer = echo
-    answers = ask(api, [request(0, "error"), request(1, "say")])
-    assert "bad header Bearer ***" in str(answers[0])
-    told = checked_reply(answers[1])
+    failed, said = ask(api, request(0, "error"), request(1, "say"))
+    assert "bad header Bearer ***" in str(failed)
+    told = checked_reply(said)
     assert (told.response, told.finish_reason) == ("<action>Bearer ***</action>", "Bearer ***")
 
 
@@ -427,11 +384,7 @@ def test_an_invalid_address_is_one_line_without_its_password(api: Api) -> None:
     secret = api.url.replace("http://", "http://me:hunter-2222@")
     for model, url, line in (
         ("tinny", secret, "http://***@127.0.0.1"),
-        (
-            "tiny",
-            secret.removeprefix("http://"),
-            "expected an address such as http://localhost:8000/v1, received 'me:***",
-        ),
+        ("tiny", secret.removeprefix("http://"), "an address such as http://localhost:8000/v1, received 'me:***"),
         ("tiny", "http://host:port/v1", "base_url: expected the address of a server, received 'http://host:port/v1'"),
         ("tiny", "http://[::1/v1", "base_url: expected the address of a server"),
     ):
@@ -447,24 +400,24 @@ def test_a_redirect_is_an_error_and_the_key_is_sent_nowhere_else(api: Api) -> No
         for status in (301, 302, 303, 307, 308):
             address = f"{other.url}/chat/completions"
             api.answer = lambda *_, status=status, address=address: (status, {}, {"Location": address})
-            (reply,) = ask(api, [request(0)]).values()
+            (reply,) = ask(api, request())
             assert reply == Failure("PolicyFailed", f"HTTP {status}: redirected to {address}; use that address")
         assert not other.paths
 
 
 def test_the_proxy_of_the_environment_is_used(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("http_proxy", api.url.replace("http://", "http://me:proxy-secret@").removesuffix("/v1"))
-    (reply,) = ask(api, [request(0)], base_url="http://served.invalid/v1").values()
+    (reply,) = ask(api, request(), base_url="http://served.invalid/v1")
     assert isinstance(reply, Reply), reply
     assert api.paths[-1] == "http://served.invalid/v1/chat/completions"
     assert api.headers[-1]["proxy-authorization"].startswith("Basic ")
     monkeypatch.setenv("no_proxy", "127.0.0.1")
-    ask(api, [request(0)])
+    ask(api, request())
     assert api.paths[-1] == "/v1/chat/completions"
     monkeypatch.delenv("no_proxy")
     monkeypatch.setenv("http_proxy", "socks5://me:proxy-secret@127.0.0.1:1")
     with pytest.raises(InputError, match=r"expected an HTTP proxy in the environment, received socks5://\*\*\*@"):
-        ask(api, [request(0)])
+        ask(api, request())
 
 
 def test_certificates_are_verified_against_those_of_the_environment(api: Api, tmp_path, monkeypatch) -> None:
@@ -480,7 +433,7 @@ def test_certificates_are_verified_against_those_of_the_environment(api: Api, tm
     api.socket = context.wrap_socket(api.socket, server_side=True)
     url = api.url.replace("http://", "https://")
     with pytest.raises(InputError, match="certificate verify failed"):
-        ask(api, [request(0)], base_url=url)
+        ask(api, request(), base_url=url)
     monkeypatch.setenv("SSL_CERT_FILE", certificate)
-    (reply,) = ask(api, [request(0)], base_url=url).values()
+    (reply,) = ask(api, request(), base_url=url)
     assert isinstance(reply, Reply), reply

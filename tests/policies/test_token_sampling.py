@@ -4,27 +4,25 @@ import copy
 
 import numpy as np
 import pytest
+from asked import request
 from doors import DoorsSource
 from hypothesis import given
 from hypothesis import strategies as st
-from lazily import Lazy
+from lazily import Lazy, lazily
 
-from hgpo_envs.engine import State, Task
 from hgpo_envs.errors import InputError
 from hgpo_train.models.config import ModelConfig
 from hgpo_train.models.tiny import TinyShape, save_tiny
-from hgpo_train.policies.base import Failure, Request
+from hgpo_train.policies.base import Failure
 from hgpo_train.policies.conversation import encode_conversation
 from hgpo_train.policies.generation import GenerationOptions, fit_prompts
 
 torch = Lazy("torch")
-Qwen2Config = Lazy("transformers:Qwen2Config")
-Qwen2ForCausalLM = Lazy("transformers:Qwen2ForCausalLM")
-load_model = Lazy("hgpo_train.models.loading:load_model")
-load_tokenizer = Lazy("hgpo_train.models.loading:load_tokenizer")
-SamplingOptions = Lazy("hgpo_train.policies.token_sampling:SamplingOptions")
-sample_responses = Lazy("hgpo_train.policies.token_sampling:sample_responses")
-sample_tokens = Lazy("hgpo_train.policies.token_sampling:sample_tokens")
+Qwen2Config, Qwen2ForCausalLM = lazily("transformers", "Qwen2Config Qwen2ForCausalLM")
+load_model, load_tokenizer = lazily("hgpo_train.models.loading", "load_model load_tokenizer")
+SamplingOptions, sample_responses, sample_tokens = lazily(
+    "hgpo_train.policies.token_sampling", "SamplingOptions sample_responses sample_tokens"
+)
 TransformersPolicy = Lazy("hgpo_train.policies.transformers:TransformersPolicy")
 
 
@@ -106,9 +104,8 @@ ENDING = {"max_new_tokens": 24, "temperature": 1.0, "stop": tuple(range(360, 384
 
 def test_rows_that_have_ended_are_not_computed(model):
     forwards = Forwards(model)
-    lengths = [
-        len(one.tokens) for one in sample_responses(model, prompts(40), list(range(40)), SamplingOptions(**ENDING))
-    ]
+    drawn = sample_responses(model, prompts(40), list(range(40)), SamplingOptions(**ENDING))
+    lengths = [len(one.tokens) for one in drawn]
     assert len(set(lengths)) > 10
     # The last token of a response is drawn from the hidden state of the one before it.
     assert sum(rows for rows, _ in forwards.decode) == sum(length - 1 for length in lengths)
@@ -138,10 +135,8 @@ def test_equal_prompts_are_computed_once(model):
     drawn = sample_responses(model, asked, list(range(32)), SamplingOptions(**OPTIONS))
     assert sum(rows for rows, _ in forwards.prefill) == 4
     for prompt, seed, one in zip(asked, range(32), drawn, strict=True):
-        assert (
-            sample_responses(model, [prompt], [seed], SamplingOptions(**OPTIONS))[0].tokens.tolist()
-            == one.tokens.tolist()
-        )
+        (alone,) = sample_responses(model, [prompt], [seed], SamplingOptions(**OPTIONS))
+        assert alone.tokens.tolist() == one.tokens.tolist()
 
 
 def test_sliding_windows_are_those_of_a_full_forward_pass():
@@ -172,13 +167,9 @@ def test_layers_without_attention_are_rejected(model):
 def test_greedy_sampling_matches_generate(model):
     options = SamplingOptions(max_new_tokens=8, temperature=0.0, stop=(2,))
     for prompt in prompts(6):
-        expected = model.generate(
-            torch.tensor([prompt]),
-            max_new_tokens=8,
-            do_sample=False,
-            eos_token_id=2,
-            attention_mask=torch.ones(1, len(prompt)),
-        )[0, len(prompt) :]
+        greedy = {"max_new_tokens": 8, "do_sample": False, "eos_token_id": 2}
+        mask = torch.ones(1, len(prompt))
+        expected = model.generate(torch.tensor([prompt]), attention_mask=mask, **greedy)[0, len(prompt) :]
         assert sample_responses(model, [prompt], [0], options)[0].tokens.tolist() == expected.tolist()
 
 
@@ -197,42 +188,31 @@ def test_draw_inverts_the_cumulative_distribution(logits, uniform, top_p):
         assert below - 1e-5 <= uniform <= below + probability[token.item()] + 1e-5
 
 
-def request(number, prompt, with_shorter_history=lambda _: "go"):
-    source = DoorsSource()
-    state = source.engine().start("train-1")
-    return Request(number, prompt, number, 0, 3, source.task("train-1"), state, None, with_shorter_history)
-
-
 def test_replies_contain_the_prompt_and_response_tokens(model, tokenizer):
     policy = TransformersPolicy(model, tokenizer, GenerationOptions(max_response_tokens=5))
     policy.submit([request(1, "open door"), request(2, "go on")])
     for (_, reply), text in zip(policy.collect(None), ["open door", "go on"], strict=True):
-        assert (
-            tokenizer.decode(reply.prompt_token_ids) == f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n"
-        )
+        prompt = f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n"
+        assert tokenizer.decode(reply.prompt_token_ids) == prompt
         assert tokenizer.decode(reply.response_token_ids, skip_special_tokens=True) == reply.response
         assert len(reply.response_logprobs) == len(reply.response_token_ids)
         assert reply.finish_reason == ("stop" if reply.response_token_ids[-1] == tokenizer.eos_token_id else "length")
 
 
 def test_prompts_over_the_budget_are_truncated(model, tokenizer):
-    long = request(1, "open door " * 50)
-    cut = TransformersPolicy(model, tokenizer, GenerationOptions(max_prompt_tokens=20, max_response_tokens=2)).respond(
-        [long]
-    )
-    assert len(cut[0].prompt_token_ids) == 20
+    long, few = request(1, "open door " * 50, step=3, shorter=lambda _: "go"), {"max_response_tokens": 2}
+
+    def policy(**options):
+        return TransformersPolicy(model, tokenizer, GenerationOptions(max_prompt_tokens=20, **few, **options))
+
+    (cut,) = policy().respond([long])
+    assert len(cut.prompt_token_ids) == 20
     whole = len(encode_conversation(tokenizer, "", (), long.prompt))
-    assert (cut[0].cut_pairs, cut[0].cut_tokens) == (0, whole - 20)
+    assert (cut.cut_pairs, cut.cut_tokens) == (0, whole - 20)
     assert whole > 20
-    options = GenerationOptions(max_prompt_tokens=20, max_response_tokens=2, overflow="history")
-    with_shorter_history = TransformersPolicy(model, tokenizer, options).respond([long])[0]
-    assert (with_shorter_history.prompt, with_shorter_history.cut_pairs, with_shorter_history.cut_tokens) == (
-        "go",
-        1,
-        0,
-    )
-    options = GenerationOptions(max_prompt_tokens=20, max_response_tokens=2, overflow="error")
-    refused, answered = TransformersPolicy(model, tokenizer, options).respond([long, request(2, "go")])
+    (shorter,) = policy(overflow="history").respond([long])
+    assert (shorter.prompt, shorter.cut_pairs, shorter.cut_tokens) == ("go", 1, 0)
+    refused, answered = policy(overflow="error").respond([long, request(2, "go")])
     assert isinstance(refused, Failure)
     assert answered.response_token_ids
 
@@ -254,11 +234,7 @@ def test_the_chat_template_renders_the_tools_of_the_environment(tokenizer):
     template = "{% if tools %}{{ tools | tojson }}{% endif %}{{ messages[0]['content'] }}"
     ours = copy.deepcopy(tokenizer)
     ours.chat_template = template
-    task, state = Task("t", "train", "do it", "kind"), State("a room", (), True, False, False, 0.0, 0.0, {})
-    requests = [
-        Request(number, "look", 0, 0, 0, task, state, None, str, tools=of)
-        for number, of in enumerate(((), tools, tools, ()))
-    ]
+    requests = [request(number, "look", tools=of) for number, of in enumerate(((), tools, tools, ()))]
     fitted = fit_prompts(ours, requests, GenerationOptions())
     texts = [ours.decode(prompt.tokens) for prompt in fitted]
     assert ["find_user" in text for text in texts] == [False, True, True, False]

@@ -191,9 +191,8 @@ def test_a_policy_that_never_answers_is_not_waited_for():
     assert set(steps["error"]) == {"PolicyTimedOut: no answer within 0.05 s"}
 
 
-@pytest.mark.parametrize(
-    ("fields", "line"),
-    [
+def test_invalid_replies_name_the_value():
+    for fields, line in (
         ({"response": 3}, "response: expected text, received int 3"),
         ({"prompt": b"x"}, "prompt: expected text, received bytes b'x'"),
         ({"response_logprobs": [math.nan]}, "response_logprobs: expected numbers from -inf to 3.4e+38, received list"),
@@ -205,27 +204,22 @@ def test_a_policy_that_never_answers_is_not_waited_for():
         ({"prompt_token_ids": {1: 2}}, "prompt_token_ids: expected integers from 0 to 2147483647, received dict"),
         ({"response_token_ids": [1, 2], "response_logprobs": [-0.5]}, "expected one log-probability for each of 2 tok"),
         ({"cut_tokens": 2.0}, "cut_tokens: expected an integer from 0 to 2147483647, received float 2.0"),
-    ],
-)
-def test_invalid_replies_name_the_value(fields, line):
-    failure = checked_reply(Reply(**{"response": "look", **fields}))
-    assert isinstance(failure, Failure)
-    assert str(failure).startswith(f"PolicyFailed: {line}")
+    ):
+        failure = checked_reply(Reply(**{"response": "look", **fields}))
+        assert isinstance(failure, Failure)
+        assert str(failure).startswith(f"PolicyFailed: {line}")
 
 
-@pytest.mark.parametrize(
-    ("fields", "line"),
-    [
+def test_invalid_states_name_the_value():
+    for fields, line in (
         ({"text": None}, "state text: expected text, received None"),
         ({"actions": "look"}, "admissible actions: expected a list of texts, received str 'look'"),
         ({"actions": ["look", 3]}, "admissible actions: expected text, received int 3"),
         ({"reward": 1e308}, "reward: expected a finite number, received float 1e+308"),
         ({"score": math.nan}, "score: expected a finite number, received float nan"),
         ({"won": 1}, "won: expected true or false, received int 1"),
-    ],
-)
-def test_invalid_states_name_the_value(fields, line):
-    assert checked_state(State(**{"text": "here", "actions": [], **fields})) == Failure("EnvironmentFailed", line)
+    ):
+        assert checked_state(State(**{"text": "here", "actions": [], **fields})) == Failure("EnvironmentFailed", line)
 
 
 def test_valid_values_are_unchanged_and_lone_surrogates_become_replacement_characters():

@@ -1,35 +1,33 @@
-"""`hgpo rollout` as a process: its exit code, Ctrl-C, SIGKILL."""
+"""`hgpo rollout`: the effect of each of its flags, its exit code, Ctrl-C, SIGKILL and full disks."""
 
+import inspect
 import signal
 import subprocess
 import time
 
 import polars as pl
 import pytest
-from command import DOORS
+from command import DOORS, finished
 from command import hgpo as start
-from typer.testing import CliRunner
 
-from hgpo_datasets import scan_steps, verify
-from hgpo_envs.errors import InputError
-from hgpo_train.cli import app
+from hgpo_datasets import manifest, scan_steps, verify
+from hgpo_envs.alfworld.data.pack import write_pack
+from hgpo_envs.alfworld.data.source import ALFWorldSource
+from hgpo_train.cli.rollout import rollout
 
 
-def test_a_run_and_its_resumption(tmp_path):
+def test_a_run_and_its_resumption(tmp_path, hgpo, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "300")
     out = tmp_path / "run"
     command = [*DOORS, "--group-size", "4", "--seed", "1", "--out", str(out)]
-    first = CliRunner().invoke(app, [*command, "--tasks", "10"])
-    assert first.exit_code == 0, first.output
-    assert "40, 40 of them new" in first.output
-    assert "warning" not in first.output
-    assert "admissible actions   100.0%" in first.output
-    assert f"Next: hgpo stats {out}" in first.output
+    code, _, told = hgpo(*command, "--tasks", "10")
+    assert (code, "warning" in told) == (0, False), told
+    for part in ("40, 40 of them new", "admissible actions   100.0%", f"Next: hgpo stats {out}"):
+        assert part in told
     assert scan_steps(out).select("trajectory").collect()["trajectory"].n_unique() == 40
-    again = CliRunner().invoke(app, [*command, "--tasks", "15", "--slots", "3"])
-    assert "60, 20 of them new" in again.output
+    assert "60, 20 of them new" in hgpo(*command, "--tasks", "15", "--slots", "3")[2]
     assert scan_steps(out).select("trajectory").collect()["trajectory"].n_unique() == 60
-    with pytest.raises(InputError, match="was written with seed = 1, not 2"):
-        CliRunner().invoke(app, [*command[:-3], "2", *command[-2:]], catch_exceptions=False)
+    assert "was written with seed = 1, not 2" in hgpo(*command[:-3], "2", *command[-2:])[2]
 
 
 @pytest.mark.slow
@@ -49,11 +47,10 @@ def test_interrupted_and_resumed(tmp_path, how):
     assert 0 < done < 500
     if how == signal.SIGINT:
         assert "Finished groups are committed" in told
-    second = start(*command, "--out", str(out))
-    _, told = second.communicate(timeout=120)
-    assert second.returncode == 0, told
+    code, _, told = finished(*command, "--out", str(out))
+    assert code == 0, told
     assert f"4,000, {8 * (500 - done):,} of them new" in told
-    assert start(*command, "--out", str(straight)).wait(120) == 0
+    assert finished(*command, "--out", str(straight))[0] == 0
     order = ["trajectory", "step"]
     one, other = (scan_steps(folder).sort(order).drop("run").collect() for folder in (out, straight))
     assert one.equals(other)
@@ -72,19 +69,13 @@ def small_disk(tmp_path):
     subprocess.run(["umount", str(disk)], check=True)
 
 
-def run(*command: str) -> tuple[int, str]:
-    process = start(*command)
-    _, error = process.communicate(timeout=120)
-    return process.returncode, error
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("command", ["rollout", "eval"])
 def test_a_full_disk_is_one_line_and_what_was_committed_is_sound(small_disk, command):
     out = small_disk / "run"
     play = [command, *DOORS[1:], "--max-steps", "40", "--out", str(out)]
     play += ["--tasks", "300"] if command == "rollout" else ["--split", "train", "--seeds", "1,2,3,4,5,6"]
-    code, error = run(*play)
+    code, _, error = finished(*play)
     assert code == 1
     (line,) = [line for line in error.splitlines() if "error" in line.lower()]
     assert line.startswith("error: ")
@@ -92,7 +83,7 @@ def test_a_full_disk_is_one_line_and_what_was_committed_is_sound(small_disk, com
     assert "Traceback" not in error
     assert not list(out.glob("steps/*.parquet")) or verify(out).ok
     subprocess.run(["mount", "-o", "remount,size=50m", str(small_disk)], check=True)
-    code, error = run(*play)
+    code, _, error = finished(*play)
     assert code == 0, error
     assert verify(out).ok
 
@@ -103,8 +94,69 @@ def test_a_read_only_disk_is_one_line(small_disk):
     for command in ("rollout", "eval", "quickstart"):
         env = DOORS[1:] if command != "quickstart" else []
         split = ["--split", "train"] if command == "eval" else []
-        code, error = run(command, *env, *split, "--out", str(small_disk / "run"))
+        code, _, error = finished(command, *env, *split, "--out", str(small_disk / "run"))
         assert code in (1, 2)
-        assert error.startswith("error: ")
-        assert "read-only" in error
-        assert error.count("\n") == 1
+        assert (error.startswith("error: "), "read-only" in error, error.count("\n")) == (True, True, 1), error
+
+
+SMALL = {"--tasks": 2, "--group-size": 2, "--max-steps": 3, "--seed": 1}
+
+
+@pytest.fixture
+def play(hgpo, tmp_path):
+    """Return a function that runs the command with flags and returns its rows and the stored configuration."""
+    runs = iter(range(99))
+
+    def run(*flags: object) -> tuple[pl.DataFrame, dict]:
+        out = tmp_path / f"run {next(runs)}"
+        small = [part for name, value in SMALL.items() if name not in flags for part in (name, value)]
+        code, _, error = hgpo("rollout", *small, *flags, "--out", out)
+        assert code == 0, error
+        assert verify(out).ok
+        header = manifest.read(out).header
+        return scan_steps(out).drop("run").sort("trajectory", "step").collect(), dict(header.config)
+
+    return run
+
+
+def size(steps: pl.DataFrame) -> tuple[int, int]:
+    return steps["task_id"].n_unique(), steps["trajectory"].n_unique()
+
+
+@pytest.mark.slow
+def test_every_flag_has_its_effect(play, tmp_path, hgpo):
+    data = tmp_path / "games.pack"
+    source = ALFWorldSource(None)
+    task = source.ids("valid_seen")[5]
+    write_pack(data, [(task, source.read(task), source.trajectory(task))])
+    base, config = play()
+    assert size(base) == (2, 4)
+    assert not base["aborted"].any()
+    assert config["policy"] == {"name": "random"}
+    assert play()[0].equals(base)
+    assert size(play("--tasks", 3)[0]) == (3, 6)
+    assert size(play("--group-size", 3)[0]) == (2, 6)
+    assert not play("--seed", 2)[0].equals(base)
+    assert play("--env", "HGPO/WebShop-v0")[0]["env_id"].unique().to_list() == ["HGPO/WebShop-v0"]
+    assert play("--split", "valid_unseen")[0]["split"].unique().to_list() == ["valid_unseen"]
+    assert play("--order", "sweep")[1]["order"] == "sweep"
+    assert play("--data", data, "--split", "valid_seen")[0]["task_id"].unique().to_list() == [task]
+    assert not play("--history-length", 0)[0]["prompt"].equals(base["prompt"])
+    assert play("--max-steps", 5)[0]["step"].max() == 4
+    assert not play("--action-format", "command")[0]["response"].str.contains("<action>").any()
+    assert play("--env-option", "history_depth=3")[1]["env"]["history_depth"] == 3
+    assert play("--policy", "expert")[1]["policy"] == {"name": "expert"}
+    assert play("--dynamic", 4, "--tasks", 2)[1]["dynamic"]
+    assert play("--slots", 1)[0].equals(base)
+    assert play("--workers", "--slots", 2)[0].equals(base)
+    assert play("--no-retry-failed", "--max-failed", 0)[0].equals(base)
+    assert play("--without", "prompt")[0]["prompt"].null_count() == len(base)
+    code, _, error = hgpo("rollout", "--policy-option", "temperature=1", "--out", tmp_path / "refused")
+    assert code == 2
+    assert "policy random has no options, received temperature" in error
+
+
+def test_every_flag_is_in_the_test():
+    text = inspect.getsource(test_every_flag_has_its_effect) + " ".join(SMALL)
+    for name in inspect.signature(rollout).parameters:
+        assert f"--{name.replace('_', '-')}" in text or name in ("out", "retry_failed"), name

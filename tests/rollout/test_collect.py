@@ -1,6 +1,7 @@
 """`collect`: any kind of policy, what a function receives, errors of own policies, and the run that it returns."""
 
 import asyncio
+import re
 import traceback
 import warnings
 from pathlib import Path
@@ -9,19 +10,12 @@ import gymnasium
 import polars as pl
 import pytest
 from chat_server import Api
+from command import finished
 
 from hgpo_datasets import scan_steps
 from hgpo_envs.errors import InputError
 from hgpo_train.policies.base import AsyncPolicy, BatchPolicy
-from hgpo_train.rollout import (
-    CollectedRun,
-    PolicySpec,
-    Reply,
-    Request,
-    RolloutError,
-    collect,
-    open_env,
-)
+from hgpo_train.rollout import CollectedRun, PolicySpec, Reply, Request, RolloutError, collect, open_env
 from hgpo_train.rollout.sessions import read_sessions
 
 DOORS = "doors_env:HGPO-Test/Doors-v0"
@@ -60,21 +54,11 @@ def play(policy, out: Path, **arguments) -> CollectedRun:
     return collect(DOORS, policy, out, **{"tasks": 3, "group_size": 2, "max_steps": 4, "progress": False, **arguments})
 
 
-@pytest.mark.parametrize(
-    "policy",
-    [
-        first,
-        lambda request: request.admissible_actions[0],
-        soon,
-        Responder(),
-        Callable(),
-        Batched(),
-        Concurrent(),
-        PolicySpec(lambda argument, context: Batched()),
-        f"{__name__.rpartition('.')[2]}_policies:first",
-    ],
-    ids=lambda policy: getattr(policy, "__qualname__", type(policy).__name__),
-)
+KINDS = (first, lambda request: request.admissible_actions[0], soon, Responder(), Callable(), Batched(), Concurrent())
+KINDS += (PolicySpec(lambda argument, context: Batched()), "test_collect_policies:first")
+
+
+@pytest.mark.parametrize("policy", KINDS, ids=lambda policy: getattr(policy, "__qualname__", type(policy).__name__))
 def test_every_kind_of_policy_plays_the_same(tmp_path, monkeypatch, policy):
     monkeypatch.chdir(tmp_path)
     Path("test_collect_policies.py").write_text("def first(request):\n    return request.admissible_actions[0]\n")
@@ -162,9 +146,13 @@ def test_a_bug_is_raised_with_its_traceback_and_committed_groups_stay(tmp_path):
     assert play(fails_late, tmp_path / "run", tasks=12).summary["groups"] == 12
 
 
-class Raising(BatchPolicy):
+class RaisingResponder:
     def respond(self, requests):
         raise KeyError("mine")
+
+
+class Raising(RaisingResponder, BatchPolicy):
+    pass
 
 
 class Direct:
@@ -185,11 +173,6 @@ class Direct:
 async def raises_soon(request: Request) -> str:
     await asyncio.sleep(0)
     raise KeyError("mine")
-
-
-class RaisingResponder:
-    def respond(self, requests):
-        raise KeyError("mine")
 
 
 @pytest.mark.parametrize(
@@ -250,6 +233,10 @@ def test_another_server_is_reported_at_the_line_that_calls_collect(tmp_path):
         assert [warning.filename for warning in reported] == [__file__] * again
 
 
+def responder(respond):
+    return type("Mine", (), {"respond": staticmethod(respond)})()
+
+
 @pytest.mark.parametrize(
     ("policy", "line"),
     [
@@ -257,8 +244,16 @@ def test_another_server_is_reported_at_the_line_that_calls_collect(tmp_path):
         (lambda request: 3, r"policy .*: expected a text \(str\) or a Reply, received int 3"),
         (lambda request: Reply("x", cut_pairs=-1), r"policy .*: cut_pairs: expected an integer"),
         (3, "policy: expected a PolicySpec, a function of one request, .* received int 3"),
+        (None, "policy: expected a PolicySpec, a function of one request, .* received None"),
         (int, "policy: expected a PolicySpec, .* received type <class 'int'>"),
         ("randm", "unknown policy 'randm'; did you mean 'random'"),
+        (
+            responder(lambda _: "look"),
+            "policy Mine: expected `respond` to return a list of 6 .* received str 'look'",
+        ),
+        (responder(lambda _: None), "policy Mine: expected `respond` to return a list of 6 .* received NoneType None"),
+        (responder(lambda _: ["look"]), "policy Mine: expected `respond` to return .*, one per request, received 1"),
+        (responder(lambda _: [3] * 6), r"policy Mine: expected a text \(str\) or a Reply, received int 3"),
     ],
 )
 def test_wrong_policies_are_one_line(tmp_path, policy, line):
@@ -268,31 +263,22 @@ def test_wrong_policies_are_one_line(tmp_path, policy, line):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(
-    ("respond", "line"),
-    [
-        (lambda requests: "look", r"expected `respond` to return a list of 6 replies, .* received str 'look'"),
-        (lambda requests: None, "expected `respond` to return a list of 6 replies, .* received NoneType None"),
-        (lambda requests: ["look"], "expected `respond` to return a list of 6 replies, one per request, received 1"),
-        (lambda requests: [3] * 6, r"expected a text \(str\) or a Reply, received int 3"),
-    ],
-)
-def test_wrong_results_of_respond_are_one_line(tmp_path, respond, line):
-    responder = type("Mine", (), {"respond": staticmethod(respond)})()
-    with pytest.raises(InputError, match=f"policy Mine: {line}"):
-        play(responder, tmp_path / "run")
-    assert not list(tmp_path.iterdir())
+def test_wrong_arguments_are_one_line(tmp_path):
+    for arguments, line in (
+        ({"env": 3}, "env: expected a Gymnasium id such as 'HGPO/ALFWorld-v0', received 3"),
+        ({"env": DOORS, "task": 1}, "unknown argument 'task'; did you mean 'tasks'?"),
+    ):
+        with pytest.raises(InputError, match=f"^.*{re.escape(line)}.*$"):
+            collect(policy=first, out=tmp_path / "run", **arguments)
+        assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow
 def test_the_command_line_shows_the_traceback_of_the_users_file(tmp_path, monkeypatch):
-    from command import hgpo
-
     (tmp_path / "mine.py").write_text("def bug(request):\n    return request.observation[10**6]\n")
     monkeypatch.chdir(tmp_path)
-    process = hgpo("rollout", "--env", DOORS, "--policy", "mine:bug", "--out", "run")
-    _, error = process.communicate(timeout=120)
-    assert process.returncode == 1
+    code, _, error = finished("rollout", "--env", DOORS, "--policy", "mine:bug", "--out", "run")
+    assert code == 1
     lines = error.splitlines()
     assert lines[0] == "Traceback (most recent call last):"
     assert lines[1].endswith('mine.py", line 2, in bug')

@@ -5,11 +5,12 @@ import random
 
 import polars as pl
 import pytest
+from asked import Failing
 
 from hgpo_datasets import StepWriter
 from hgpo_envs.episode import ACTION_FORMATS
 from hgpo_envs.errors import InputError
-from hgpo_train.policies.base import AsyncPolicy, BatchPolicy, Failure, Reply
+from hgpo_train.policies.base import AsyncPolicy, Reply
 from hgpo_train.policies.registry import PolicyContext, make_policy
 from hgpo_train.policies.scripted import RandomPolicy
 from hgpo_train.rollout.env_handle import open_env
@@ -37,26 +38,6 @@ class Slow(AsyncPolicy):
         return self._play.respond([request])[0]
 
 
-class Faulty(BatchPolicy):
-    """A random policy that fails at a request if `fails(request)` returns a way to fail."""
-
-    name, reproducible = "faulty", True
-
-    def __init__(self, fails) -> None:
-        super().__init__()
-        self._fails, self._play, self.sizes = fails, RandomPolicy("response"), []
-
-    def respond(self, requests):
-        self.sizes.append(len(requests))
-        for request in requests:
-            if self._fails(request) == "raise":
-                raise ConnectionError("no\nroute")
-        return [
-            Failure("PolicyFailed", "said so") if self._fails(request) == "fail" else self._play.respond([request])[0]
-            for request in requests
-        ]
-
-
 def test_the_same_rows_from_any_number_of_environments_and_in_any_order_of_replies(runs):
     spec = RolloutSpec(tasks=40, group_size=4, seed=1)
     for slots in (1, 13, 1024):
@@ -82,8 +63,7 @@ def test_finished_groups_are_committed_while_another_hangs(runs):
     policy = Hanging()
 
     def progress(tally):
-        shards = list((runs.folder / "run/steps").glob("*.parquet"))
-        committed[:] = shards
+        committed[:] = (runs.folder / "run/steps").glob("*.parquet")
 
     spec = RolloutSpec(tasks=12, group_size=2, order="sweep")
     runs.collect("run", policy, spec=spec, execution=ExecutionOptions(groups_per_shard=3), progress=progress)
@@ -129,15 +109,8 @@ def test_timings_and_tokens_of_a_policy_that_has_them(runs):
     class Talking(Slow):
         async def reply(self, request):
             answer = await super().reply(request)
-            return Reply(
-                answer.response,
-                prompt="as it was read",
-                prompt_token_ids=[1, 2],
-                response_token_ids=[3, 4, 5],
-                response_logprobs=[-0.5, -0.25, -1.0],
-                finish_reason="length",
-                cut_pairs=2,
-            )
+            tokens = {"response_token_ids": [3, 4, 5], "response_logprobs": [-0.5, -0.25, -1.0], "cut_pairs": 2}
+            return Reply(answer.response, "as it was read", [1, 2], finish_reason="length", **tokens)
 
     policy = Talking(reproducible=False)
     policy.version = 7
@@ -153,19 +126,17 @@ def test_timings_and_tokens_of_a_policy_that_has_them(runs):
     assert steps["policy_version"].unique().to_list() == [7]
 
 
-@pytest.mark.parametrize(("how", "slots"), [("fail", 1), ("raise", 48)])
+@pytest.mark.parametrize(("how", "slots"), [("said so", 1), (ConnectionError("no\nroute"), 48)])
 def test_a_failing_call_aborts_only_its_trajectory(runs, how, slots):
-    def fails(request) -> str:
-        return how if request.seed % 11 == 0 else ""
-
     runs.collect("sound", "random")
-    tally = runs.collect("faulty", Faulty(fails), execution=ExecutionOptions(slots=slots))
+    policy = Failing(lambda request: how if request.seed % 11 == 0 else None)
+    tally = runs.collect("faulty", policy, execution=ExecutionOptions(slots=slots))
     sound, faulty = runs.steps("sound"), runs.steps("faulty")
     broken = faulty.filter("aborted")
     assert 3 < broken.height == tally.aborted < 40
     assert broken["action"].null_count() == broken.height
     assert broken["prompt"].null_count() == 0
-    line = "PolicyFailed: said so" if how == "fail" else "PolicyFailed: ConnectionError: no route"
+    line = "PolicyFailed: said so" if how == "said so" else "PolicyFailed: ConnectionError: no route"
     assert broken["error"].unique().to_list() == [line]
     whole = faulty.join(broken, on="trajectory", how="anti")
     assert whole.equals(sound.join(broken, on="trajectory", how="anti"))
@@ -175,7 +146,7 @@ def test_a_failing_call_aborts_only_its_trajectory(runs, how, slots):
 
 
 def test_a_policy_that_raises_fails_its_open_requests(runs):
-    class Lost(Faulty):
+    class Lost(Failing):
         calls = 0
 
         def collect(self, timeout):
@@ -184,7 +155,7 @@ def test_a_policy_that_raises_fails_its_open_requests(runs):
                 raise OSError("device lost")
             return super().collect(timeout)
 
-    tally = runs.collect("run", Lost(lambda _: ""), execution=ExecutionOptions(slots=8))
+    tally = runs.collect("run", Lost(), execution=ExecutionOptions(slots=8))
     assert tally.aborted == 8
     assert tally.trajectories == 48
     assert len(runs.steps("run")) == tally.steps + 8
@@ -209,20 +180,12 @@ def test_a_failing_environment_aborts_only_its_trajectory(runs):
 
 def test_the_run_stops_after_consecutive_failures(runs):
     calls = iter(range(10_000))
-
-    def fails(_request) -> str:
-        return "fail" if next(calls) > 400 else ""
-
+    policy, spec = Failing(lambda _: "said so" if next(calls) > 400 else None), RolloutSpec(40, 4, seed=3)
+    execution = ExecutionOptions(slots=4, max_consecutive_failures=20, groups_per_shard=3)
     with pytest.raises(RolloutError, match=r"stopped after 2[0-3] failures in a row: .* × PolicyFailed: sa"):
-        runs.collect(
-            "run",
-            Faulty(fails),
-            spec=RolloutSpec(tasks=40, group_size=4, seed=3),
-            execution=ExecutionOptions(slots=4, max_consecutive_failures=20, groups_per_shard=3),
-        )
-    steps = runs.steps("run")
-    assert steps["task_id"].n_unique() > 5  # what was whole is there
-    runs.collect("run", "random", spec=RolloutSpec(tasks=40, group_size=4, seed=3))  # and is resumed
+        runs.collect("run", policy, spec=spec, execution=execution)
+    assert runs.steps("run")["task_id"].n_unique() > 5  # what was whole is there
+    runs.collect("run", "random", spec=spec)  # and is resumed
     assert runs.steps("run").select("task_id", "group").n_unique() == 40
 
 
@@ -251,8 +214,7 @@ def test_iterations_continue_the_task_order(runs):
             spec = RolloutSpec(tasks=5, group_size=2, seed=9, iteration=iteration, skip=5 * iteration)
             collect_groups(handle, policy, writer, spec)
     steps = runs.steps("run")
-    tasks = steps.group_by("iteration", maintain_order=True).agg(pl.col("task_id").unique())
-    assert tasks["iteration"].to_list() == [0, 1, 2]
+    assert steps["iteration"].unique(maintain_order=True).to_list() == [0, 1, 2]
     assert steps["task_id"].n_unique() == 15
 
 
@@ -299,29 +261,24 @@ def test_scripted_policies_play_the_same_in_every_action_format(runs, env_id):
     assert 0.5 < written.str.contains(r"^\d+$").mean() < 1  # searches and outdated actions have no number
 
 
-@pytest.mark.parametrize(
-    ("outcome", "end"),
-    [
-        ("reward", pl.col("reward").sum()),
-        ("success", pl.col("won").any()),
-        ("score", pl.col("score").max()),
-    ],
-)
-def test_informative_groups_depend_on_the_outcome(runs, outcome, end):
+ENDS = {"reward": pl.col("reward").sum(), "success": pl.col("won").any(), "score": pl.col("score").max()}
+
+
+@pytest.mark.parametrize("outcome", ENDS)
+def test_informative_groups_depend_on_the_outcome(runs, outcome):
     """In WebShop a rollout without success can have a score: by success alone its group is not informative."""
     handle = open_env("HGPO/WebShop-v0", split="train", action_format="command", max_steps=12, goals="human")
     policy = make_policy("mixture:explorer=0.6,random=0.4", PolicyContext(handle.shared.source.name, "command"))
     spec = RolloutSpec(tasks=6, group_size=3, seed=2, max_groups=200, outcome=outcome)
 
     def told(name: str) -> pl.DataFrame:
-        trajectories = runs.steps(name).group_by("task_id", "trajectory").agg(end.alias("end"))
+        trajectories = runs.steps(name).group_by("task_id", "trajectory").agg(ENDS[outcome].alias("end"))
         groups = trajectories.group_by("task_id").agg(said=pl.col("end").n_unique() > 1, at=pl.col("trajectory").min())
         return groups.sort("at")
 
     turns = iter(range(10_000))
-    runs.collect(
-        "resumed", policy, handle, spec=spec, execution=ExecutionOptions(slots=3), should_stop=lambda: next(turns) > 60
-    )
+    stops = {"execution": ExecutionOptions(slots=3), "should_stop": lambda: next(turns) > 60}
+    runs.collect("resumed", policy, handle, spec=spec, **stops)
     assert told("resumed").height > 0
     for name in ("whole", "resumed"):
         runs.collect(name, policy, handle, spec=spec)
@@ -344,27 +301,10 @@ def test_bad_collections():
         ExecutionOptions(slots=0)
 
 
-class Dead(BatchPolicy):
-    """A policy that fails except for some requests; `batch_size` models a server that answers a few at a time."""
-
-    name, reproducible = "dead", True
-
-    def __init__(self, succeeds=lambda request: False, batch_size=None) -> None:
-        super().__init__()
-        self.succeeds, self.batch_size, self.asked = succeeds, batch_size, 0
-        self._play = make_policy("random", PolicyContext("Doors", "response"))
-
-    def respond(self, requests):
-        self.asked += len(requests)
-        return [
-            self._play.respond([one])[0] if self.succeeds(one) else Failure("PolicyFailed", "down") for one in requests
-        ]
-
-
 @pytest.mark.parametrize(("tasks", "slots"), [(10, 1), (10, 100), (40, 5), (400, 2)])
 def test_a_collection_against_a_dead_policy_stops_after_few_tries(runs, tasks, slots):
     """Beyond the smallest number of failures, at most as many rollouts are tried as run concurrently, twice."""
-    policy = Dead(batch_size=slots)
+    policy = Failing(lambda _: "down", batch_size=slots)  # as a server that answers a few at a time
     spec = RolloutSpec(tasks=tasks, group_size=1, seed=1)
     handle, execution = runs.handle(count=2 * tasks), ExecutionOptions(slots=slots)
     if 2 * slots >= tasks:  # the second rollout of each slot is the last
@@ -381,7 +321,7 @@ def test_a_task_that_always_fails_does_not_stop_a_collection(runs, slots):
     spec = RolloutSpec(tasks=6, group_size=8, seed=1)
     sound = runs.collect("sound", "random", spec=spec)
     failing = runs.steps("sound")["task_id"][0]
-    policy = Dead(lambda request: request.task.id != failing)
+    policy = Failing(lambda request: request.task.id == failing)
     tally = runs.collect("run", policy, spec=spec, execution=ExecutionOptions(slots=slots))
     assert tally.trajectories == sound.trajectories
     assert tally.aborted == 8
@@ -389,8 +329,6 @@ def test_a_task_that_always_fails_does_not_stop_a_collection(runs, slots):
 
 def test_one_broken_connection_of_all_slots_does_not_stop_a_collection(runs):
     calls = iter(range(10**9))
-    policy = Dead(lambda _: not 8 <= next(calls) < 16)
-    tally = runs.collect(
-        "run", policy, spec=RolloutSpec(tasks=40, group_size=1, seed=1), execution=ExecutionOptions(slots=8)
-    )
+    policy, spec = Failing(lambda _: 8 <= next(calls) < 16), RolloutSpec(tasks=40, group_size=1, seed=1)
+    tally = runs.collect("run", policy, spec=spec, execution=ExecutionOptions(slots=8))
     assert (tally.trajectories, tally.aborted) == (40, 8)

@@ -74,14 +74,8 @@ def group(position: int) -> PlannedGroup:
 def play(table, ends, wanted, most, *, failing=frozenset(), choose=lambda _: 0, turns=10_000, slots=5) -> None:
     """Simulate one run of the command: rollouts end in the order of `choose`, or the run stops after some turns."""
     done, failed = table.earlier()
-    groups = GroupScheduler(
-        map(group, count()),
-        RolloutSpec(wanted, SIZE, max_groups=most),
-        ExecutionOptions(groups_per_shard=2),
-        table.commit,
-        done,
-        failed,
-    )
+    spec, execution = RolloutSpec(wanted, SIZE, max_groups=most), ExecutionOptions(groups_per_shard=2)
+    groups = GroupScheduler(map(group, count()), spec, execution, table.commit, done, failed)
     members: list[tuple[PlannedGroup, int]] = []
     going: list[tuple[PlannedGroup, int]] = []
     for _ in range(turns):
@@ -100,14 +94,11 @@ def play(table, ends, wanted, most, *, failing=frozenset(), choose=lambda _: 0, 
     groups.flush()
 
 
-@given(
-    ends=ENDS,
-    wanted=st.integers(1, 5),
-    spare=st.integers(0, 12),
-    failing=st.frozensets(st.tuples(st.integers(0, 16), st.integers(0, SIZE - 1)), max_size=12),
-    cut=st.one_of(st.just(10_000), st.integers(0, 30)),
-    data=st.data(),
-)
+FAILING = st.frozensets(st.tuples(st.integers(0, 16), st.integers(0, SIZE - 1)), max_size=12)
+CUT = st.one_of(st.just(10_000), st.integers(0, 30))
+
+
+@given(ENDS, st.integers(1, 5), st.integers(0, 12), FAILING, CUT, st.data())
 def test_a_retried_run_contains_what_an_undisturbed_one_does(ends, wanted, spare, failing, cut, data):
     """With dynamic sampling, a resumed run may contain surplus groups, but never more than `max_groups`."""
 
@@ -131,13 +122,7 @@ def test_a_retried_run_contains_what_an_undisturbed_one_does(ends, wanted, spare
     assert run.ends == before, "a run that is whole is left as it is"
 
 
-@given(
-    ends=ENDS,
-    wanted=st.integers(1, 12),
-    failing=st.frozensets(st.tuples(st.integers(0, 16), st.integers(0, SIZE - 1)), max_size=12),
-    cut=st.one_of(st.just(10_000), st.integers(0, 30)),
-    data=st.data(),
-)
+@given(ENDS, st.integers(1, 12), FAILING, CUT, st.data())
 def test_without_dynamic_sampling_a_retried_run_is_the_undisturbed_one(ends, wanted, failing, cut, data):
     def choose(number: int) -> int:
         return data.draw(st.integers(0, number - 1))

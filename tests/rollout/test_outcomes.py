@@ -2,22 +2,26 @@
 
 import polars as pl
 import pytest
+from asked import Failing
 
 from hgpo_envs.engine import State
-from hgpo_train.policies.base import Failure
-from hgpo_train.policies.scripted import RandomPolicy
 from hgpo_train.rollout.outcomes import groups_with_mixed_outcomes, rollout_table, success
 from hgpo_train.rollout.run import ExecutionOptions, RolloutSpec
 
 SPEC = RolloutSpec(tasks=10, group_size=4, seed=3)
 
 
-@pytest.mark.parametrize(
-    ("ends", "workers"), [("state", False), ("raise", False), pytest.param("die", True, marks=pytest.mark.slow)]
-)
-def test_a_world_that_the_agents_action_ends_is_lost_and_not_aborted(runs, ends, workers):
+LOST = {
+    "state": "Lost: a fuse blew",
+    "raise": "Lost: EnvironmentFailed: RuntimeError: a fuse blew",
+    "die": "Lost: WorkerDied: the environment's process ended with exit code 3",
+}
+
+
+@pytest.mark.parametrize("ends", ["state", "raise", pytest.param("die", marks=pytest.mark.slow)])
+def test_a_world_that_the_agents_action_ends_is_lost_and_not_aborted(runs, ends):
     """A policy cannot raise its measured success by ending the worlds in which it would fail."""
-    execution = ExecutionOptions(slots=4, workers=workers)
+    execution = ExecutionOptions(slots=4, workers=ends == "die")
     handle = runs.handle("mortal:MortalSource", ends=ends)
     tally = runs.collect("run", handle=handle, spec=SPEC, execution=execution)
     table = rollout_table(runs.steps("run").lazy()).collect()
@@ -25,14 +29,7 @@ def test_a_world_that_the_agents_action_ends_is_lost_and_not_aborted(runs, ends,
     assert 5 < len(lost) < 40
     assert not table["aborted"].any()
     assert not lost["won"].any()
-    assert (
-        set(lost["error"])
-        == {
-            "state": {"Lost: a fuse blew"},
-            "raise": {"Lost: EnvironmentFailed: RuntimeError: a fuse blew"},
-            "die": {"Lost: WorkerDied: the environment's process ended with exit code 3"},
-        }[ends]
-    )
+    assert set(lost["error"]) == {LOST[ends]}
     last = runs.steps("run").filter(pl.col("error").is_not_null())
     assert last["terminated"].all()
     assert last["reward"].to_list() == [0.0] * len(lost)
@@ -50,20 +47,9 @@ def test_an_engine_that_fails_for_an_unknown_reason_aborts(runs):
 
 def test_the_success_of_rollouts_that_did_not_abort_is_biased_and_the_bounds_hold(runs):
     """Requests fail with a fixed probability, so that long rollouts, which are lost more often, fail more often."""
-
-    class Flaky(RandomPolicy):
-        name = "flaky"
-
-        def respond(self, requests):
-            replies = super().respond(requests)
-            return [
-                Failure("PolicyFailed", "HTTP 503") if request.seed % 20 == 0 else reply
-                for request, reply in zip(requests, replies, strict=True)
-            ]
-
-    spec = RolloutSpec(tasks=50, group_size=8, seed=3)
+    spec, policy = RolloutSpec(tasks=50, group_size=8, seed=3), Failing(lambda request: request.seed % 20 == 0)
     runs.collect("sound", spec=spec)
-    runs.collect("flaky", Flaky("response"), spec=spec, execution=ExecutionOptions(max_consecutive_failures=400))
+    runs.collect("flaky", policy, spec=spec, execution=ExecutionOptions(max_consecutive_failures=400))
     truth, flaky = (success(rollout_table(runs.steps(name).lazy()).collect()) for name in ("sound", "flaky"))
     assert (truth.aborted, truth.low, truth.high, truth.aborted_by_length) == (0, truth.share, truth.share, ())
     assert flaky.aborted > 40
@@ -75,13 +61,8 @@ def test_the_success_of_rollouts_that_did_not_abort_is_biased_and_the_bounds_hol
 
 
 def test_the_bounds_by_hand():
-    table = pl.DataFrame(
-        {
-            "won": [True, True, False, None, False, False],
-            "aborted": [False, False, False, False, True, True],
-            "length": [3, 8, 9, 16, 17, 40],
-        }
-    )
+    won, aborted = [True, True, False, None, False, False], [False] * 4 + [True] * 2
+    table = pl.DataFrame({"won": won, "aborted": aborted, "length": [3, 8, 9, 16, 17, 40]})
     found = success(table)
     assert (found.rollouts, found.aborted, found.unknown) == (6, 2, 1)
     assert (found.share, found.low, found.high) == (2 / 3, 2 / 6, 5 / 6)

@@ -6,43 +6,20 @@ from pathlib import Path
 
 import polars as pl
 import pytest
+from asked import Failing
 from chat_server import Api, by_seed
-from command import DOORS
-from command import hgpo as start
+from command import DOORS, finished, hgpo
 
 from hgpo_datasets import scan_steps, verify
-from hgpo_train.policies.base import BatchPolicy, Failure
-from hgpo_train.policies.scripted import RandomPolicy
-from hgpo_train.rollout.failures import (
-    MAX_FAILED,
-    FailureSummary,
-    RolloutError,
-    failures_of_steps,
-    raise_if_too_many,
-)
+from hgpo_train.rollout.failures import MAX_FAILED, FailureSummary, RolloutError, failures_of_steps, raise_if_too_many
 from hgpo_train.rollout.run import ExecutionOptions, RolloutSpec
 
-WHAT = RolloutSpec(tasks=10, group_size=4, seed=3)
 MACHINE = ExecutionOptions(slots=7, groups_per_shard=3, max_consecutive_failures=64)
+ASKED = {"spec": RolloutSpec(tasks=10, group_size=4, seed=3), "execution": MACHINE}
 
 
-class Flaky(BatchPolicy):
-    """Random play that fails where a test says."""
-
-    name, reproducible = "flaky", True
-
-    def __init__(self, fails=lambda request: False) -> None:
-        super().__init__()
-        self.fails, self._play, self.asked = fails, RandomPolicy("response"), 0
-
-    def respond(self, requests):
-        self.asked += len(requests)
-        return [
-            Failure("PolicyFailed", f"no answer to request {request.id}")
-            if self.fails(request)
-            else self._play.respond([request])[0]
-            for request in requests
-        ]
+def a_fifth(request):
+    return None if request.seed % 5 else f"no answer to request {request.id}"
 
 
 def content(runs, name: str) -> pl.DataFrame:
@@ -52,77 +29,54 @@ def content(runs, name: str) -> pl.DataFrame:
 
 @pytest.mark.parametrize("share", [5, 2, 1])
 def test_only_failed_rollouts_are_retried(runs, share):
-    runs.collect("sound", Flaky(), spec=WHAT, execution=MACHINE)
+    runs.collect("sound", Failing(), **ASKED)
     sound = content(runs, "sound")
-    first = runs.collect(
-        "run", Flaky(lambda request: request.step == 1 and request.seed % share == 0), spec=WHAT, execution=MACHINE
-    )
+    first = runs.collect("run", Failing(lambda request: request.step == 1 and request.seed % share == 0), **ASKED)
     before = content(runs, "run")
     assert first.aborted == before.filter("aborted").height > 3
-    nothing = runs.collect("run", Flaky(), spec=WHAT, execution=MACHINE)
-    assert nothing.trajectories == 0  # unless it is asked for
-    policy = Flaky()
-    second = runs.collect("run", policy, spec=WHAT, execution=MACHINE, retry_failed=True)
+    assert runs.collect("run", Failing(), **ASKED).trajectories == 0  # unless it is asked for
+    policy = Failing()
+    second = runs.collect("run", policy, **ASKED, retry_failed=True)
     assert second.trajectories == first.aborted
     again = sound.join(before.filter("aborted"), on="trajectory", how="semi")
     assert policy.asked == again.height
     assert content(runs, "run").equals(sound)
-    third = runs.collect("run", Flaky(), spec=WHAT, execution=MACHINE, retry_failed=True)
-    assert third.trajectories == 0
+    assert runs.collect("run", Failing(), **ASKED, retry_failed=True).trajectories == 0
 
 
 def test_a_rollout_that_fails_again_stores_the_new_reason_and_is_retried(runs):
-    runs.collect("sound", Flaky(), spec=WHAT, execution=MACHINE)
-    runs.collect("run", Flaky(lambda request: request.seed % 5 == 0), spec=WHAT, execution=MACHINE)
+    runs.collect("sound", Failing(), **ASKED)
+    runs.collect("run", Failing(a_fifth), **ASKED)
     failed = content(runs, "run").filter("aborted")["trajectory"].to_list()
-
-    class Still(Flaky):
-        def respond(self, requests):
-            return [Failure("PolicyFailed", "still down") for _ in requests]
-
-    tally = runs.collect("run", Still(), spec=WHAT, execution=MACHINE, retry_failed=True)
+    tally = runs.collect("run", Failing(lambda _: "still down"), **ASKED, retry_failed=True)
     assert tally.aborted == len(failed)
     after = content(runs, "run").filter("aborted")
     assert sorted(after["trajectory"]) == sorted(failed)
     assert set(after["error"]) == {"PolicyFailed: still down"}
-    runs.collect("run", Flaky(), spec=WHAT, execution=MACHINE, retry_failed=True)
+    runs.collect("run", Failing(), **ASKED, retry_failed=True)
     assert content(runs, "run").equals(content(runs, "sound"))
 
 
 def test_more_tasks_and_a_retry_in_one_call(runs):
-    more = RolloutSpec(tasks=14, group_size=4, seed=3)
-    runs.collect("sound", Flaky(), spec=more, execution=MACHINE)
-    runs.collect("run", Flaky(lambda request: request.seed % 5 == 0), spec=WHAT, execution=MACHINE)
-    tally = runs.collect("run", Flaky(), spec=more, execution=MACHINE, retry_failed=True)
+    more = {**ASKED, "spec": RolloutSpec(tasks=14, group_size=4, seed=3)}
+    runs.collect("sound", Failing(), **more)
+    runs.collect("run", Failing(a_fifth), **ASKED)
+    tally = runs.collect("run", Failing(), **more, retry_failed=True)
     assert tally.trajectories > 16
     assert content(runs, "run").equals(content(runs, "sound"))
 
 
-@pytest.mark.parametrize(
-    ("failures", "most", "raises"),
-    [
-        (FailureSummary(0, 0), 0.0, False),
-        (FailureSummary(10, 0), 0.0, False),
-        (FailureSummary(10, 1, (("x.", 1),)), MAX_FAILED, False),
-        (FailureSummary(10, 2, (("x.", 2),)), MAX_FAILED, True),
-        (FailureSummary(10, 9, (("x.", 9),)), 1.0, False),
-        (FailureSummary(10, 10, (("x.", 10),)), 1.0, True),  # all of them is always too much
-        (FailureSummary(1, 1, (("x.", 1),)), MAX_FAILED, True),
-    ],
-)
-def test_the_share_of_failures_from_which_a_run_fails(failures, most, raises):
-    if raises:
-        with pytest.raises(
-            RolloutError,
-            match=rf"^{failures.failed} of {failures.rollouts} rollouts failed \(.*%\): {failures.failed} × x\. A",
-        ):
-            raise_if_too_many(failures, most, "Advice.")
-    else:
-        raise_if_too_many(failures, most)
+def test_the_share_of_failures_from_which_a_run_fails():
+    for rollouts, failed, most in ((0, 0, 0.0), (10, 0, 0.0), (10, 1, MAX_FAILED), (10, 9, 1.0)):
+        raise_if_too_many(FailureSummary(rollouts, failed, (("x.", failed),)), most)
+    for rollouts, failed, most in ((10, 2, MAX_FAILED), (1, 1, MAX_FAILED), (10, 10, 1.0)):  # all is always too much
+        line = rf"^{failed} of {rollouts} rollouts failed \(.*%\): {failed} × x\. A"
+        with pytest.raises(RolloutError, match=line):
+            raise_if_too_many(FailureSummary(rollouts, failed, (("x.", failed),)), most, "Advice.")
 
 
 def test_failures_of_a_table_and_of_a_tally(runs):
-    tally = runs.collect("run", Flaky(lambda request: request.seed % 5 == 0), spec=WHAT, execution=MACHINE)
+    tally = runs.collect("run", Failing(a_fifth), **ASKED)
     told = failures_of_steps(scan_steps(runs.folder / "run"))
     ((reason, times),) = told.reasons
     assert (told.rollouts, told.failed, times) == (40, tally.aborted, tally.aborted)
@@ -142,9 +96,8 @@ def server_command(api: Api, out: Path, *more: str) -> list[str]:
 
 
 def run(command: list[str]) -> tuple[int, str]:
-    process = start(*command)
-    out, error = process.communicate(timeout=120)
-    return process.returncode, out + error
+    code, out, error = finished(*command)
+    return code, out + error
 
 
 def table(out: Path) -> pl.DataFrame:
@@ -180,11 +133,9 @@ def test_a_short_outage_is_reported_and_does_not_fail_the_run(tmp_path, undistur
         api.answer = down(60, 62, (500, {"error": {"message": "one moment"}}, {}))
         code, told = run(server_command(api, out))
         assert code == 0, told
-        assert (
-            "2 of 40 rollouts failed (5%): 2 × PolicyFailed: HTTP 500: one moment. Run the same command again" in told
-        )
-        strict = server_command(api, out, "--no-retry-failed", "--max-failed", "0.04")
-        code, told = run(strict)
+        line = "2 of 40 rollouts failed (5%): 2 × PolicyFailed: HTTP 500: one moment. Run the same command again"
+        assert line in told
+        code, told = run(server_command(api, out, "--no-retry-failed", "--max-failed", "0.04"))
         assert code == 1  # nothing is played, and still the table has too many failures
         assert "if the 2 aborted rollouts are lost" in told  # what there is is shown, with bounds
         code, told = run(server_command(api, out, "--retry-failed"))
@@ -201,7 +152,7 @@ def test_a_killed_retry_is_resumed(tmp_path, undisturbed):
         for requests in (5, 40, 90):
             api.bodies.clear()
             api.answer = by_seed
-            process = start(*server_command(api, out))
+            process = hgpo(*server_command(api, out))
             until = time.monotonic() + 60
             while len(api.bodies) < requests and process.poll() is None and time.monotonic() < until:
                 time.sleep(0.002)

@@ -11,7 +11,7 @@ from urllib.parse import quote
 import polars as pl
 import pytest
 from chat_server import Api, by_seed, completion
-from command import DOORS, hgpo
+from command import DOORS, finished, python
 from nightly import ALL
 
 pytestmark = pytest.mark.slow
@@ -74,33 +74,21 @@ def test_a_planted_secret_is_nowhere(tmp_path, kind, where):
     secret = "".join(draw.choice(AWKWARD if where in ("key", "password") else PLAIN) for _ in range(24))
     environment = {"OPENAI_API_KEY": "none", "OPENAI_LOG": "debug"}
     with Api() as api:
-        api.answer = echo(api, kind)
-        url = api.url
-        if where == "key":
-            environment["OPENAI_API_KEY"] = secret
-        elif where == "key with a line break":
-            environment["OPENAI_API_KEY"] = f"{secret}\n"
-        elif where == "password":
-            url = url.replace("http://", f"http://me:{quote(secret, safe='')}@")
-        elif where == "user alone":
-            url = url.replace("http://", f"http://{secret}@")
-        else:
+        api.answer, url = echo(api, kind), api.url
+        if where.startswith("key"):
+            environment["OPENAI_API_KEY"] = secret + "\n" * (where != "key")
+        elif where == "query":
             url = f"{url}?api_key={secret}"
+        else:
+            user = secret if where == "user alone" else f"me:{quote(secret, safe='')}"
+            url = url.replace("http://", f"http://{user}@")
         command = [
             *DOORS,
-            "--policy",
-            "openai:tiny",
-            "--tasks",
-            "2",
-            "--group-size",
-            "2",
-            "--out",
-            str(tmp_path / "run"),
+            *["--policy", "openai:tiny", "--tasks", "2", "--group-size", "2", "--policy-option", "retries=0"],
         ]
-        command += ["--policy-option", f"base_url={url}", "--policy-option", "retries=0"]
-        command += ["--policy-option", "check_model=false"]
-        process = hgpo(*command, **environment)
-        out, error = process.communicate(timeout=120)
+        for option in ("retries=0", "check_model=false", f"base_url={url}"):
+            command += ["--policy-option", option]
+        _, out, error = finished(*command, "--out", tmp_path / "run", **environment)
     assert api.bodies or where == "query", error
     for place, data in searched(tmp_path, out + error).items():
         for form in forms(secret):
@@ -112,9 +100,6 @@ def test_a_planted_secret_is_nowhere(tmp_path, kind, where):
 @pytest.mark.parametrize("fault", ["config", "unknown option", "crash", "chained crash", "warning", "log", "thread"])
 def test_a_secret_in_an_error_of_the_program_itself_is_not_printed(tmp_path, fault):
     """The last door: tracebacks, warnings, logs, threads, whatever holds the key by then."""
-    import subprocess
-    import sys
-
     secret = "Zk" + "".join(random.Random(fault).choice(PLAIN) for _ in range(24))
     code = f"""
 import sys, threading, warnings, logging
@@ -157,7 +142,7 @@ def work(prog_name):
 cli.app = work
 cli.main()
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    done = python(code, timeout=120)
     printed = done.stdout + done.stderr
     # The source of a traceback's line is this program's own text, never a value.
     shown = "\n".join(line for line in printed.splitlines() if "key = " not in line)

@@ -53,16 +53,12 @@ def template(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def config(tiny, template) -> Config:
+    environment = {"id": "doors_env:HGPO-Test/Doors-v0", "action_format": "command", "max_steps": 6}
     return replace(
         Config(),
         name="doors",
         iterations=3,
-        environment={
-            "id": "doors_env:HGPO-Test/Doors-v0",
-            "action_format": "command",
-            "prompt_template": str(template),
-            "max_steps": 6,
-        },
+        environment=environment | {"prompt_template": str(template)},
         model={"path": str(tiny), "compute_dtype": "float32", "gradient_checkpointing": False, "device": "cpu"},
         rollout={"tasks": 3, "group_size": 4, "max_prompt_tokens": 200, "max_response_tokens": 6},
         update={"mini_batch_size": 20, "logit_chunk": 0, "kl_weight": 0.01},

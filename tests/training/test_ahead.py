@@ -33,11 +33,6 @@ def ahead(config, monkeypatch) -> Config:
     return replace(config, rollout=rollout, update={"rollout_is": "token"}, **changes)
 
 
-def versions(folder) -> list[tuple[int, int]]:
-    steps = scan_steps(folder / "steps").select("iteration", "policy_version").unique().collect()
-    return sorted(steps.iter_rows())
-
-
 def test_rollouts_run_during_the_update_one_version_behind(ahead, runs, monkeypatch):
     begun: dict[int, Event] = defaultdict(Event)
     module = trainer_module._target()
@@ -55,13 +50,13 @@ def test_rollouts_run_during_the_update_one_version_behind(ahead, runs, monkeypa
     monkeypatch.setattr(module, "update", waits)
     trainer = runs.train(ahead)
     assert overlaps == [True, True, False]  # nothing is collected after the last iteration
-    assert versions(trainer.folder) == [(0, 0), (1, 0), (2, 1)]
+    steps = scan_steps(trainer.folder / "steps").collect()
+    assert sorted(steps.select("iteration", "policy_version").unique().rows()) == [(0, 0), (1, 0), (2, 1)]
     lines = read_metrics(trainer.folder / "metrics.jsonl")
     assert [line["training/policy_lag"] for line in lines] == [0, 1, 1]
     assert ["timing_s/gen_wait" in line for line in lines] == [True, True, False]
     assert all(line["timing_s/gen"] > 0 and "rollout_corr/rollout_is_mean" in line for line in lines)
-    assert trainer.state.tasks_drawn == 6
-    assert trainer.state.environment_steps == scan_steps(trainer.folder / "steps").collect().height
+    assert (trainer.state.tasks_drawn, trainer.state.environment_steps) == (6, steps.height)
 
 
 @pytest.mark.parametrize("failing", ["update", "collect"])
@@ -88,9 +83,9 @@ def test_a_run_that_fails_keeps_the_rollouts_beside_the_update(ahead, runs, monk
             runs.train(ahead)
     trainer = runs.train(ahead, resume=True)
     assert (trainer.state.iteration, trainer.state.tasks_drawn) == (3, 6)
-    groups = scan_steps(trainer.folder / "steps").select("iteration", "task_id", "group").unique().collect()
-    assert groups.height == 6
-    assert trainer.state.environment_steps == scan_steps(trainer.folder / "steps").collect().height
+    steps = scan_steps(trainer.folder / "steps").collect()
+    assert steps.select("iteration", "task_id", "group").n_unique() == 6
+    assert trainer.state.environment_steps == steps.height
 
 
 def test_what_cannot_overlap_is_rejected():

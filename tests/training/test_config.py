@@ -1,20 +1,22 @@
-"""Settings: shipped files are valid, printed settings are read back, invalid ones are reported in one line."""
+"""Settings: shipped files as the official scripts have them, printed ones are read back, invalid ones are one line."""
 
 import dataclasses
 import math
+import re
 import tomllib
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from typer.testing import CliRunner
 
 from hgpo_envs.errors import InputError
 from hgpo_train.advantages.registry import get
-from hgpo_train.cli import app
 from hgpo_train.policies.generation import GenerationOptions
 from hgpo_train.settings import build, field_docs, read_toml, to_toml
 from hgpo_train.training.config import Config, SftConfig, load_config, replace, shipped
+from hgpo_train.training.data import env_options
+from tools import configurations_page
 
 
 def test_shipped_configurations_are_valid():
@@ -98,26 +100,21 @@ def test_invalid_values_are_reported_in_one_line():
         assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("make", "line"),
-    [
+def test_invalid_values_are_rejected_in_python_as_well():
+    get_hgpo = get("hgpo").with_parameters
+    for make, line in (
         (lambda: Config(iterations=-1), "setting iterations: expected int >= 0, received -1"),
+        (lambda: Config(iterations="x"), "setting iterations: expected int, received 'x'"),
         (lambda: dataclasses.replace(Config().update, epochs=0), "setting epochs: expected int >= 1, received 0"),
         (lambda: replace(SftConfig(), update={"epochs": 0}), "setting update.epochs: expected int >= 1, received 0"),
         (lambda: Config(update=3), "setting update: expected a table, received 3"),
         (lambda: GenerationOptions(temperature=-1), "policy option temperature: expected float >= 0.0, received -1"),
         (lambda: GenerationOptions(temperature=float("inf")), "policy option temperature: expected float <= 1.7"),
-        (lambda: get("hgpo").with_parameters(gamma=1.5), "parameter gamma: expected float <= 1.0, received 1.5"),
-        (
-            lambda: get("hgpo").with_parameters(alpha=math.nan),
-            "parameter alpha: expected a finite number, received nan",
-        ),
-    ],
-)
-def test_invalid_values_are_rejected_in_python_as_well(make, line):
-    with pytest.raises(InputError) as caught:
-        make()
-    assert line in str(caught.value)
+        (lambda: get_hgpo(gamma=1.5), "parameter gamma: expected float <= 1.0, received 1.5"),
+        (lambda: get_hgpo(alpha=math.nan), "parameter alpha: expected a finite number, received nan"),
+    ):
+        with pytest.raises(InputError, match=re.escape(line)):
+            make()
 
 
 def test_a_configuration_extends_another(tmp_path):
@@ -129,19 +126,17 @@ def test_a_configuration_extends_another(tmp_path):
         read_toml(tmp_path / "run.toml")
 
 
-def test_the_printed_configuration_can_be_loaded(tmp_path):
-    shown = CliRunner().invoke(app, ["train", "alfworld-7b-gigpo", "--set", "seed=5", "--print-config"])
-    assert shown.exit_code == 0
+def test_the_printed_configuration_can_be_loaded(tmp_path, hgpo):
+    code, shown, _ = hgpo("train", "alfworld-7b-gigpo", "--set", "seed=5", "--print-config")
+    assert code == 0
     path = tmp_path / "shown.toml"
-    path.write_text(shown.stdout)
+    path.write_text(shown)
     assert load_config(path) == load_config("alfworld-7b-gigpo", ["seed=5"])
-    listed = CliRunner().invoke(app, ["train", "--list"])
-    assert "webshop-7b-hgpo-k4" in listed.output
+    assert "webshop-7b-hgpo-k4" in hgpo("train", "--list")[1]
 
 
-@pytest.mark.parametrize(
-    ("text", "line"),
-    [
+def test_files_that_are_not_configurations_are_reported(tmp_path):
+    for text, line in (
         (b"a = ", "is not TOML"),
         (b"seed = 1\xff", "position 8"),
         (b"extends = 3", "expected extends to name a file"),
@@ -149,11 +144,67 @@ def test_the_printed_configuration_can_be_loaded(tmp_path):
         (b"[optimiser]\nlearning_rate = 1" + b"0" * 400, "optimiser.learning_rate: expected a smaller number"),
         (b"seed = " + b"9" * 5000, "is not TOML"),
         (b"[environment]\noptions = " + b"[" * 3000, "is not TOML"),
-    ],
-)
-def test_files_that_are_not_configurations_are_reported(tmp_path, text, line):
-    (tmp_path / "run.toml").write_bytes(text)
-    with pytest.raises(InputError, match=line):
-        load_config(tmp_path / "run.toml")
+    ):
+        (tmp_path / "run.toml").write_bytes(text)
+        with pytest.raises(InputError, match=line):
+            load_config(tmp_path / "run.toml")
     with pytest.raises(InputError, match="found a folder"):
         read_toml(tmp_path)
+
+
+ON_PURPOSE = {"checkpoint.every", "advantage: step_weight", "model.gradient_checkpointing"}
+"""Values in which configurations differ from the scripts; the page explains them."""
+
+
+def test_the_page_has_the_values_of_the_configurations() -> None:
+    page = (Path(__file__).parents[2] / "docs/configurations.md").read_text("utf-8")
+    assert configurations_page.rewrite(page) == page, "run: python -m tools.configurations_page docs/configurations.md"
+
+
+def test_there_are_28_configurations_and_nothing_differs_by_accident() -> None:
+    names = configurations_page.configurations()
+    assert len(names) == 28
+    different: dict[str, list[str]] = {}
+    for name in names:
+        for title, (ours, official) in configurations_page.compared(name).items():
+            if ours != official:
+                different.setdefault(title, []).append(name)
+    assert different.keys() == ON_PURPOSE
+    assert all(name.split("-")[2] in ("grpo", "gigpo", "g2po", "graphgpo") for name in different["checkpoint.every"])
+    assert different["advantage: step_weight"] == ["webshop-1.5b-g2po", "webshop-7b-g2po"]
+
+
+def test_configurations_without_an_official_script_say_so() -> None:
+    for name in configurations_page.configurations():
+        path = Path(configurations_page.shipped()[name])
+        parts = (path.parent / "parts" / "lora.toml").read_text() if name.endswith("lora") else ""
+        says = "no official script" in path.read_text() + parts
+        assert says is not configurations_page.script_of(*name.split("-", 2)).exact, name
+
+
+@pytest.mark.parametrize(
+    ("world", "command"), [("alfworld", "hgpo data fetch alfworld"), ("webshop", "hgpo data build")]
+)
+def test_without_the_official_data_a_run_stops_with_the_command(world, command, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ALFWORLD_DATA", str(tmp_path / "nothing"))
+    config = load_config(f"{world}-1.5b-grpo")
+    with pytest.raises(InputError, match=f"official tasks of .* are not on this machine.*{command}"):
+        env_options(config, config.environment.split)
+    bundled = load_config(f"{world}-1.5b-grpo", ["environment.data=bundled"])
+    assert "data" not in env_options(bundled, "train")
+    for override in ("environment.data=/some/where", "environment.options.data=/some/where"):
+        named = load_config(f"{world}-1.5b-grpo", [override])
+        assert env_options(named, "train")["data"] == "/some/where"
+
+
+def test_official_games_are_found_where_alfworld_keeps_them(tmp_path, monkeypatch) -> None:
+    pack = Path(__file__).parents[1] / "alfworld" / "official.pack"
+    if not pack.exists():
+        pytest.skip("no pack of official games")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("ALFWORLD_DATA", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "alfworld.pack").write_bytes(pack.read_bytes())
+    config = load_config("alfworld-1.5b-grpo", ["environment.split=all"])
+    assert env_options(config, config.environment.split)["data"] == "alfworld.pack"

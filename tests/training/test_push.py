@@ -3,14 +3,13 @@
 import json
 
 import pytest
-from lazily import Lazy
+from lazily import Lazy, lazily
 
 from hgpo_envs.errors import InputError
 from hgpo_train.models.checkpoint_files import STATE, list_checkpoints
 from hgpo_train.training.config import replace
 
-AutoModelForCausalLM = Lazy("transformers:AutoModelForCausalLM")
-AutoTokenizer = Lazy("transformers:AutoTokenizer")
+AutoModelForCausalLM, AutoTokenizer = lazily("transformers", "AutoModelForCausalLM AutoTokenizer")
 push = Lazy("hgpo_train.training.push:push")
 
 
@@ -33,9 +32,8 @@ def test_a_pushed_folder_is_a_model_with_a_card(run, hgpo, tmp_path):
     assert (code, "The model is in" in output) == (0, True), errors
     folder = tmp_path / "model"
     assert {path.name for path in folder.iterdir()} >= {"README.md", "config.toml", "model.safetensors"}
-    assert (folder / "model.safetensors").read_bytes() == (
-        run / "checkpoints" / f"{best:06d}" / "model.safetensors"
-    ).read_bytes()
+    trained = run / "checkpoints" / f"{best:06d}" / "model.safetensors"
+    assert (folder / "model.safetensors").read_bytes() == trained.read_bytes()
     assert AutoModelForCausalLM.from_pretrained(folder).config.num_hidden_layers == 2
     assert AutoTokenizer.from_pretrained(folder).chat_template
     card = (folder / "README.md").read_text()

@@ -2,10 +2,11 @@
 
 import io
 import shutil
+from unittest.mock import Mock
 
 import pytest
 from doors import DoorsSource, solution
-from lazily import Lazy
+from lazily import Lazy, lazily
 from rich.console import Console
 
 from hgpo_datasets import StepWriter
@@ -19,10 +20,9 @@ from hgpo_train.training.display import Display
 from hgpo_train.training.tracking import read_metrics
 
 load_tokenizer = Lazy("hgpo_train.models.loading:load_tokenizer")
-demonstrations = Lazy("hgpo_train.training.sft:demonstrations")
-run_sft = Lazy("hgpo_train.training.sft:run_sft")
-split_held_out = Lazy("hgpo_train.training.sft:split_held_out")
-tokenise = Lazy("hgpo_train.training.sft:tokenise")
+demonstrations, run_sft, split_held_out, tokenise = lazily(
+    "hgpo_train.training.sft", "demonstrations run_sft split_held_out tokenise"
+)
 
 
 def play(folder, template, tasks):
@@ -89,15 +89,13 @@ def test_rows_of_a_conversation_are_what_its_policy_reads(demos, sft, tiny):
     chat = {"prompt_style": "chat", "system_prompt": "Be brief."}
     rows = tokenise(demonstrations(demos, sft), tokenizer, 4096, chat)
     for _, trajectory in rows.group_by("trajectory"):
-        text = "<|im_start|>system\nBe brief.<|im_end|>\n"
-        before = 1
+        text, before = "<|im_start|>system\nBe brief.<|im_end|>\n", 1
         for row in trajectory.sort("step").iter_rows(named=True):
             text += f"<|im_start|>user\n{row['prompt']}<|im_end|>\n<|im_start|>assistant\n"
             assert tokenizer.decode(row["prompt_token_ids"]) == text
             assert row["context_tokens"] == before
-            text += f"{row['response']}<|im_end|>"
+            text += f"{row['response']}<|im_end|>\n"
             before = len(row["prompt_token_ids"]) + len(row["response_token_ids"])
-            text += "\n"
 
 
 def test_held_out_trajectories_are_not_trained_on(demos, sft):
@@ -114,11 +112,8 @@ def test_the_loss_falls_and_an_interrupted_run_ends_in_the_same_bytes(demos, sft
     losses = [line["train/loss"] for line in read_metrics(tmp_path / "whole" / "metrics.jsonl")]
     assert losses[-1] < 0.8 * losses[0]
 
-    def killed(path):
-        raise KeyboardInterrupt
-
     with monkeypatch.context() as patch:  # the first checkpoint is superseded by the second
-        patch.setattr("hgpo_train.training.checkpoint.remove_folder", killed)
+        patch.setattr("hgpo_train.training.checkpoint.remove_folder", Mock(side_effect=KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             train(sft, demos, tmp_path / "broken")
     checkpoints = tmp_path / "broken" / "checkpoints"
@@ -137,18 +132,18 @@ def test_an_existing_run_is_not_resumed_with_other_inputs(demos, sft, tmp_path):
     sft = replace(sft, update={"epochs": 1})
     train(sft, steps, run)
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != ".lock"}
-
-    def refused(message, sft=sft):
+    for changes, message in (
+        ({"seed": 1}, r"written with training\.seed = 0, not 1"),
+        ({"optimiser": {"learning_rate": 1.0}}, r"optimiser\.learning_rate = 0.003, not 1.0"),
+        ({"update": {"epochs": 2}}, r"with training\.update\.epochs"),
+    ):
         with pytest.raises(InputError, match=message):
-            train(sft, steps, run)
-
-    refused(r"written with training\.seed = 0, not 1", replace(sft, seed=1))
-    refused(r"optimiser\.learning_rate = 0.003, not 1.0", replace(sft, optimiser={"learning_rate": 1.0}))
-    refused(r"with training\.update\.epochs", replace(sft, update={"epochs": 2}))
+            train(replace(sft, **changes), steps, run)
     with StepWriter(steps) as writer:
         row = {"task_id": "t", "state": "s", "prompt": "p", "action": "a", "step": 0, "reward": 1.0, "won": True}
         writer.add_group([row | {"trajectory": "new", "terminated": True}])
-    refused(r"was written with demonstrations\.rows = ")
+    with pytest.raises(InputError, match=r"was written with demonstrations\.rows = "):
+        train(sft, steps, run)
     assert before == {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != ".lock"}
 
 
@@ -177,19 +172,11 @@ def test_reinforcement_learning_improves_a_weak_start(sft, template, config, run
     """Supervised training stops at two thirds of the tasks; the rest has to be learnt from reward."""
     few = play(runs.folder / "few", template, 6)
     train(replace(sft, update={"epochs": 40}, prompt_loss=True), few, runs.folder / "sft")
-    config = replace(
-        config,
-        iterations=20,
-        environment={"max_steps": 14},
-        model={"path": str(runs.folder / "sft")},
-        rollout={"tasks": 8, "group_size": 8},
-        update={"kl_weight": 0.0, "entropy_weight": 0.0, "mini_batch_size": 128},
-        optimiser={"learning_rate": 1e-3},
-        advantage={"parameters": {"reward_scale": 10.0}},
-        evaluation={"every": 20},
-        checkpoint={"every": 20},
-    )
-    runs.train(config)
+    sizes = {"environment": {"max_steps": 14}, "rollout": {"tasks": 8, "group_size": 8}, "iterations": 20}
+    update = {"kl_weight": 0.0, "entropy_weight": 0.0, "mini_batch_size": 128}
+    every = {"evaluation": {"every": 20}, "checkpoint": {"every": 20}}
+    config = replace(config, **sizes, **every, update=update, advantage={"parameters": {"reward_scale": 10.0}})
+    runs.train(replace(config, model={"path": str(runs.folder / "sft")}))
     lines = read_metrics(runs.folder / "run" / "metrics.jsonl")
     first = sum(line["episode/success_rate"] for line in lines[1:4]) / 3
     last = sum(line["episode/success_rate"] for line in lines[-3:]) / 3

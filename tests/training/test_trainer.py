@@ -1,36 +1,27 @@
 """The training loop on the house of doors: its files, failures, and that interrupted runs end in the same bytes."""
 
 import json
-import os
 import random
 import re
 import signal
-import subprocess
-import sys
 import warnings
-from pathlib import Path
+from unittest.mock import Mock
 
 import polars as pl
 import pytest
-from lazily import Lazy
+from command import python
+from lazily import lazily
 from nightly import sample_or_all
-from typer.testing import CliRunner
 
-import hgpo_envs
 from hgpo_datasets import scan_steps
 from hgpo_envs.errors import InputError
-from hgpo_train.cli import app
+from hgpo_train.advantages import compute
 from hgpo_train.models.checkpoint_files import OPTIMISER, list_checkpoints
 from hgpo_train.settings import to_toml
-from hgpo_train.training.config import replace
+from hgpo_train.training.config import load_config, replace
 from hgpo_train.training.tracking import read_metrics
 
-AutoModelForCausalLM = Lazy("transformers:AutoModelForCausalLM")
-AutoTokenizer = Lazy("transformers:AutoTokenizer")
-trainer_module = Lazy("hgpo_train.training.trainer")
-
-
-ROOT = Path(hgpo_envs.__file__).parent.parent
+AutoModelForCausalLM, AutoTokenizer = lazily("transformers", "AutoModelForCausalLM AutoTokenizer")
 
 
 @pytest.fixture
@@ -56,12 +47,8 @@ def test_a_resumed_run_ends_in_the_same_bytes(small, runs, whole):
 
 def test_steps_that_were_committed_before_a_kill_are_not_collected_again(small, runs, whole, monkeypatch):
     """The second process starts after the first was killed between the commit of a shard and the update."""
-
-    def killed(*_):
-        raise KeyboardInterrupt
-
     with monkeypatch.context() as patch:
-        patch.setattr("hgpo_train.training.update.learner.Learner.update", killed)
+        patch.setattr("hgpo_train.training.update.learner.Learner.update", Mock(side_effect=KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             runs.train(small)
     folder = runs.folder / "run"
@@ -108,16 +95,11 @@ def test_a_run_writes_tables_metrics_and_checkpoints(config, runs):
 @pytest.mark.slow
 def test_the_best_checkpoint_is_kept_and_a_run_that_stalls_stops(config, runs, monkeypatch):
     """The success on held-out tasks is 0.5, 0.75, 0.75, 0.25 after iterations 1 to 4: the second is the best."""
-    from hgpo_train.training.trainer import Trainer
-
     rates = {1: 0.5, 2: 0.75, 3: 0.75, 4: 0.25}
-    monkeypatch.setattr(Trainer, "evaluate", lambda self: {"val/success_rate": rates[self.state.iteration]})
-    config = replace(
-        config,
-        iterations=9,
-        evaluation={"every": 1, "before_training": False, "patience": 2},
-        checkpoint={"every": 1, "keep": 1},
-    )
+    evaluate = "hgpo_train.training.trainer.Trainer.evaluate"
+    monkeypatch.setattr(evaluate, lambda self: {"val/success_rate": rates[self.state.iteration]})
+    evaluation = {"every": 1, "before_training": False, "patience": 2}
+    config = replace(config, iterations=9, evaluation=evaluation, checkpoint={"every": 1, "keep": 1})
     runs.train(replace(config, iterations=3))
     trainer = runs.train(config, resume=True)
     assert (trainer.state.iteration, trainer.state.best, trainer.state.best_success) == (4, 2, 0.75)
@@ -191,15 +173,7 @@ finally:
 
 def killed_command(folder, kill_at, *arguments):
     """Run a command that is killed at the n-th system call in a folder; return exit status, output and errors."""
-    paths = [str(ROOT), str(ROOT / "datasets"), str(Path(__file__).parent.parent / "worlds")]
-    done = subprocess.run(
-        [sys.executable, "-c", KILLED, str(folder), str(kill_at), *map(str, arguments)],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "COLUMNS": "200"},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
+    done = python(KILLED, folder, kill_at, *arguments, timeout=300)
     return done.returncode, done.stdout, done.stderr
 
 
@@ -212,12 +186,9 @@ def test_a_run_killed_at_random_moments_ends_in_the_same_bytes(config, runs):
     assert code == 0, errors
     calls = int(output.rpartition(" ")[2])
     assert calls > 100
-    moments = random.Random(1)
-    kills = 0
+    moments, kills, command = random.Random(1), 0, ("train", path, "--out", killed, "--resume")
     for _ in range(sample_or_all(3, 20)):
-        code, _, errors = killed_command(
-            killed, moments.randrange(1, calls // 2), "train", path, "--out", killed, "--resume"
-        )
+        code, _, errors = killed_command(killed, moments.randrange(1, calls // 2), *command)
         assert code in (0, -signal.SIGKILL), errors
         kills += code != 0
         written = killed / "metrics.jsonl"
@@ -225,7 +196,7 @@ def test_a_run_killed_at_random_moments_ends_in_the_same_bytes(config, runs):
             warnings.simplefilter("error")
             iterations = [line["iteration"] for line in read_metrics(written)] if written.exists() else []
         assert iterations == list(range(len(iterations)))
-    code, _, errors = killed_command(killed, 0, "train", path, "--out", killed, "--resume")
+    code, _, errors = killed_command(killed, 0, *command)
     assert code == 0, errors
     assert kills
     assert runs.weights("killed") == runs.weights("whole")
@@ -258,26 +229,21 @@ def test_too_many_failed_rollouts_stop_a_run_and_are_repeated(config, runs, tmp_
 
 
 @pytest.mark.slow
-def test_verify_covers_all_files_of_a_run(config, runs):
-    runs.train(replace(config, iterations=2, evaluation={"every": 1}))
-    folder = runs.folder / "run"
-
-    def verified(*arguments):
-        shown = CliRunner().invoke(app, ["verify", *map(str, arguments)], env={"COLUMNS": "300"})
-        return shown.exit_code, shown.stdout
-
-    code, output = verified(folder)
+def test_verify_covers_all_files_of_a_run(config, runs, hgpo, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "300")
+    folder = runs.train(replace(config, iterations=2, evaluation={"every": 1})).folder
+    code, output, _ = hgpo("verify", folder)
     assert code == 0, output
     assert output.count("no problems") == 5  # the run, two tables, two checkpoints
     newest = folder / "checkpoints" / "000002"
     for path in [*sorted(newest.rglob("*.*")), folder / "metrics.jsonl", folder / "config.toml"]:
         whole = path.read_bytes()
         path.write_bytes(whole[:-9] + b"\xff" + whole[-8:])
-        code, output = verified(folder)
+        code, output, _ = hgpo("verify", folder)
         assert (code, output.count("no problems")) == (1, 4), path
         assert path.name in output
         path.write_bytes(whole)
-    code, output = verified(folder, "--json")
+    code, output, _ = hgpo("verify", folder, "--json")
     assert (code, [report["ok"] for report in json.loads(output)]) == (0, [True] * 5)
 
 
@@ -298,13 +264,9 @@ INVALID = (
 
 
 def test_a_publication_without_memory_gives_advice(small, runs, monkeypatch):
-    torch = pytest.importorskip("torch")
-
-    def full(*_arguments):
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
-
     trainer = runs.trainer(small)
-    monkeypatch.setattr(trainer.policy, "publish", full)
+    full = pytest.importorskip("torch").OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+    monkeypatch.setattr(trainer.policy, "publish", Mock(side_effect=full))
     with pytest.raises(InputError, match=r"out of memory with update.micro_batch_tokens"):
         trainer.run()
 
@@ -332,9 +294,8 @@ def test_an_iteration_warns_about_truncated_prompts_and_a_wide_gap(config, runs)
 
 @pytest.mark.slow
 def test_dynamic_sampling_trains_only_on_informative_groups(config, runs):
-    config = replace(
-        config, iterations=1, evaluation={"every": 0}, rollout={"filter_groups": True, "max_generation_batches": 3}
-    )
+    rollout = {"filter_groups": True, "max_generation_batches": 3}
+    config = replace(config, iterations=1, evaluation={"every": 0}, rollout=rollout)
     trainer = runs.train(config)
     groups = scan_steps(runs.folder / "run" / "steps").collect().group_by("task_id", "group")
     returns = groups.agg(pl.col("episode_return").n_unique())
@@ -384,3 +345,55 @@ def test_variants_of_a_run_resume_to_the_same_bytes(config, runs, variant):
     if "host" in variant:
         runs.train(replace(config, rollout={"offload_optimiser": False, "sleep": False}), "plain")
         assert runs.weights("whole") == runs.weights("plain")
+
+
+@pytest.mark.slow
+def test_conversations_train_on_shared_sequences_and_resume(config, runs):
+    environment = {"prompt_style": "chat", "system_prompt": "Be brief."}
+    chat = replace(config, environment=environment, rollout={"max_prompt_tokens": 2000})
+    runs.train(chat, "whole")
+    runs.train(replace(chat, iterations=1), "parts")
+    runs.train(chat, "parts", resume=True)
+    assert runs.weights("parts") == runs.weights("whole")
+    metrics = list(read_metrics(runs.folder / "whole" / "metrics.jsonl"))
+    assert all(line["perf/shared_tokens"] > 0.3 for line in metrics if "perf/shared_tokens" in line)
+    steps = scan_steps(runs.folder / "whole").sort("trajectory", "step").collect()
+    for _, trajectory in steps.group_by("iteration", "trajectory"):
+        before: list[int] = []
+        for prompt, response in trajectory.sort("step").select("prompt_token_ids", "response_token_ids").rows():
+            assert prompt[: len(before)] == before
+            before = prompt + response
+
+
+MINE = """
+import polars as pl
+from hgpo_train.advantages.windows import within
+
+
+def late(steps: pl.LazyFrame, *, scale: float = 1.0, name: str = "x") -> pl.LazyFrame:
+    number = pl.col("step")
+    return steps.with_columns(advantage=scale * (number - number.mean().over(within())) + len(name) - 1)
+"""
+
+
+@pytest.mark.slow
+def test_training_with_a_custom_estimator(config, runs, tmp_path, monkeypatch):
+    """A module in the working directory."""
+    (tmp_path / "estimators_of_the_test.py").write_text(MINE)
+    monkeypatch.chdir(tmp_path)
+    estimator, parameters = "estimators_of_the_test:late", {"scale": 3, "name": "xyz"}
+    advantage = {"estimator": estimator, "parameters": parameters}
+    config = replace(config, iterations=2, evaluation={"every": 0}, advantage=advantage)
+    runs.train(config)
+    lines = read_metrics(runs.folder / "run" / "metrics.jsonl")
+    assert [line["iteration"] for line in lines] == [1, 2]
+    steps = scan_steps(runs.folder / "run" / "steps").filter(pl.col("iteration") == 0).collect()
+    advantage = compute(steps, estimator, **parameters).collect()["advantage"]
+    extremes = [lines[0][f"critic/advantages/{name}"] for name in ("max", "min")]
+    assert extremes == pytest.approx([advantage.max(), advantage.min()])
+    assert advantage.n_unique() > 5
+    assert load_config(runs.folder / "run" / "config.toml") == config
+    runs.train(replace(config, iterations=3), resume=True)
+    other = replace(config, advantage={"parameters": {**parameters, "gamma": 0.5}})
+    with pytest.raises(InputError, match=r"was written with training\.advantage\.parameters"):
+        runs.trainer(other, resume=True)

@@ -1,22 +1,24 @@
-"""Demonstrations for a small model, and its supervised training in one or two stages."""
+"""Demonstrations for a small model, its supervised training in stages, and `hgpo quickstart --train`."""
 
 import dataclasses
 import io
+from pathlib import Path
 
+import polars as pl
 import pytest
-from lazily import Lazy
+from lazily import lazily
 from rich.console import Console
 
 from hgpo_datasets import scan_steps
 from hgpo_envs.errors import InputError
 from hgpo_envs.webshop.bundled import bundled_folder
+from hgpo_train.models.checkpoint_files import resolve_model
 from hgpo_train.models.tiny import TinyShape
-from hgpo_train.training.config import load_config
+from hgpo_train.training.config import load_config, replace
 from hgpo_train.training.display import Display
 from hgpo_train.training.tracking import read_metrics
 
-WarmStart = Lazy("hgpo_train.training.warm_start:WarmStart")
-warm_start = Lazy("hgpo_train.training.warm_start:warm_start")
+WarmStart, warm_start = lazily("hgpo_train.training.warm_start", "WarmStart warm_start")
 
 SHAPE = TinyShape(vocabulary=512, width=32, layers=1, heads=1, key_value_heads=1, intermediate=32)
 
@@ -30,8 +32,8 @@ def test_stages_continue_and_parts_are_reused_only_with_equal_settings(tmp_path)
     first = warm_start(tmp_path / "first", config, start, display)
     steps = scan_steps(tmp_path / "first" / "demonstrations").collect()
     assert steps.filter(steps["step"] == 0)["run"].value_counts().sort("run").rows() == [("00", 6), ("01", 6)]
-    weights = (tmp_path / "first" / "sft" / "checkpoints").rglob("*.safetensors")
-    before = {path: path.read_bytes() for path in weights}
+    checkpoints = tmp_path / "first" / "sft" / "checkpoints"
+    before = {path: path.read_bytes() for path in checkpoints.rglob("*.safetensors")}
     assert warm_start(tmp_path / "first", config, start, display) == first
     assert before == {path: path.read_bytes() for path in before}
     for change, message in (
@@ -45,3 +47,56 @@ def test_stages_continue_and_parts_are_reused_only_with_equal_settings(tmp_path)
     assert not (tmp_path / "second" / "model").exists()
     losses = [read_metrics(folder / "metrics.jsonl")[-1]["train/loss"] for folder in (first, second)]
     assert losses[1] < losses[0]
+
+
+FirstTraining, first_training = lazily("hgpo_train.training.first_training", "FirstTraining first_training")
+
+
+def fewer_episodes(name):
+    """Return a shipped configuration with a tenth of the episodes, which are short."""
+    sizes = {"rollout": {"tasks": 3, "group_size": 3}, "evaluation": {"tasks": 6, "group_size": 2}}
+    return replace(load_config(name), environment={"max_steps": 6}, **sizes)
+
+
+@pytest.mark.slow
+def test_one_iteration_from_scratch(tmp_path, monkeypatch):
+    monkeypatch.setattr("hgpo_train.training.first_training.load_config", fewer_episodes)
+    monkeypatch.setattr("hgpo_train.training.display._SHORT_S", 0.0)
+    shown = io.StringIO()
+    result = first_training(tmp_path, Console(file=shown, width=200), games=36, iterations=1)
+    lines = shown.getvalue().splitlines()
+    assert [line[:4] for line in lines if "held-out loss" in line] == ["1/2 ", "2/2 "]
+    assert [line[:4] for line in lines if "held out" in line] == ["0/1 ", "1/1 "]
+    losses = [line["val/loss"] for line in read_metrics(tmp_path / "sft" / "metrics.jsonl")]
+    assert losses[-1] < losses[0]
+    metrics = read_metrics(result.run / "metrics.jsonl")
+    assert [line["iteration"] for line in metrics] == [0, 1]
+    rates = [sum(games) / 6 for games in result.success.values() if len(games) == 6]
+    assert rates == pytest.approx([line["val/success_rate"] for line in metrics])
+    assert "iteration" in (tmp_path / "curve.svg").read_text("utf-8")
+    assert any(line.startswith("   demonstrate: 24 rollouts") for line in lines), "off a terminal, a stage has a line"
+    assert resolve_model(str(result.run)).endswith("000001")
+    steps = scan_steps(result.run / "steps").collect()
+    assert steps["trajectory"].n_unique() == 9
+    held_out = scan_steps(result.run / "evaluation").collect()
+    assert held_out.filter(pl.col("iteration") == 0)["trajectory"].n_unique() == 12
+    assert steps["prompt_token_ids"].list.len().max() <= 512
+    again = first_training(tmp_path, Console(file=io.StringIO()), games=36, iterations=1)
+    assert again == result  # nothing is left to do
+
+
+def test_the_verdict_claims_an_improvement_only_beyond_chance():
+    """Games are paired: what counts is by how much their differences vary."""
+    some, none, most, noisy = [0.25] * 30 + [0.5] * 6, [0.0] * 36, [0.75] * 36, [0.0, 0.0, 1.0] * 12
+    for before, after, words in (
+        (some, most, "became better"),
+        (most, some, "became worse"),
+        (some, noisy, "does not show"),
+        (none, none, "does not show"),
+    ):
+        result = FirstTraining(Path("run"), {0: before, 3: some, 6: after})
+        assert words in result.verdict()
+        first, *_, last = result.curve().splitlines()[1:]
+        assert f"{sum(before) / 36:.0%}" in first
+        assert f"{sum(after) / 36:.0%}" in last
+        assert len(result.curve().splitlines()) == 4

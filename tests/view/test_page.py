@@ -4,11 +4,10 @@ import base64
 import hashlib
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from command import python
 from viewed import HOSTILE
 
 from hgpo_envs.errors import InputError
@@ -131,15 +130,10 @@ main()
 """
 
 
-def without_extra(*words: str) -> subprocess.CompletedProcess[str]:
-    """Run the command where the packages of the extra cannot be imported."""
-    return subprocess.run([sys.executable, "-c", ABSENT, *words], capture_output=True, text=True, check=False)
-
-
 @pytest.mark.slow
 def test_without_the_extra_a_page_can_be_written_and_one_line_says_how_to_install_it(small_run, tmp_path) -> None:
-    done = without_extra("view", str(small_run), "--no-browser")
+    done = python(ABSENT, "view", small_run, "--no-browser")
     assert (done.returncode, done.stdout) == (2, "")
     assert re.fullmatch(r"error: this needs (starlette|uvicorn): pip install 'hgpo\[view\]'\n", done.stderr)
-    done = without_extra("view", str(small_run), "-o", str(tmp_path / "page.html"))
+    done = python(ABSENT, "view", small_run, "-o", tmp_path / "page.html")
     assert (done.returncode, done.stderr) == (0, "")

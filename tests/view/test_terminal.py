@@ -8,6 +8,11 @@ import pytest
 from command import invoke
 from viewed import HOSTILE, small_rows
 
+from hgpo_train.view.documents import group_document
+from hgpo_train.view.estimates import estimate, estimator_with
+from hgpo_train.view.sources import open_sources
+from hgpo_train.view.terminal.step import shared_depths
+
 pytest.importorskip("textual")
 from textual.pilot import Pilot
 from textual.widgets import Input, OptionList, Static
@@ -15,7 +20,6 @@ from textual.widgets import Input, OptionList, Static
 from hgpo_datasets import StepWriter, scan_steps
 from hgpo_envs.errors import InputError
 from hgpo_train.advantages import compute
-from hgpo_train.view.sources import open_sources
 from hgpo_train.view.terminal.app import Question, TerminalViewer
 from hgpo_train.view.terminal.step import StepScreen
 from hgpo_train.view.terminal.texts import block, line, visible
@@ -126,9 +130,7 @@ async def test_estimators_are_chosen_and_refused(small_run: Path) -> None:
         assert isinstance(app.screen, StepScreen)
 
 
-async def test_the_tree_finds_tasks_and_follows_several_runs(
-    small_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_tree_finds_tasks_and_follows_several_runs(small_run: Path, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr("hgpo_train.view.terminal.tree.PAGE", 1)
     training = tmp_path / "training"
     with StepWriter(training) as writer:
@@ -194,3 +196,22 @@ def test_options_of_the_browser_and_a_pipe_are_refused(small_run: Path) -> None:
         invoke("view", small_run, "--terminal", "-o", "x.html")
     with pytest.raises(InputError, match="expected a terminal"):
         invoke("view", small_run, "--terminal")
+
+
+def test_the_levels_are_the_groups_of_hgpo(small_run: Path, rich_run: Path) -> None:
+    checked = 0
+    for folder in (small_run, rich_run):
+        index = open_sources([str(folder)])[0].index()
+        for number in range(index.groups.height):
+            group = group_document(index, number)
+            aborted = [group["trajectories"][owner]["aborted"] for owner in group["steps"]["trajectory"]]
+            for kind, contexts in group["contexts"].items():
+                spec = estimator_with("hgpo", ["history_length=3", f"context={kind}"], ["hgpo"])
+                columns = estimate(index, number, spec)["columns"]
+                for row in (row for row in range(group["rows"]) if not aborted[row]):
+                    depths = shared_depths(contexts[:4], row)
+                    for k in range(4):
+                        size = columns[f"size_k{k}"][row] or 0
+                        assert sum(deepest >= k and not aborted[other] for other, deepest in depths.items()) == size
+                        checked += k > 0 and bool(size)
+    assert checked > 20

@@ -12,41 +12,17 @@ NAMES = ("items_shuffle.json", "items_ins_v2.json", "items_human_ins.json")
 
 AWKWARD = [
     # title, description, bullets, price, options, attributes, query, product category
-    (
-        "Red Wide Leg Pants",
-        "Soft.",
-        ["Machine wash", ""],
-        "$20.00",
-        {"Color": ["Red", "Dark Blue"], "Size": ["S", "8/10"]},
-        ["wide leg"],
-    ),
-    (
-        'Sofa <b>Sale</b> & "More"',
-        "\n",
-        [" ", "two\nlines"],
-        "$10.0 - $30.0",
-        {"size": ["large", "buy now"], "fit": ["large", "search"]},
-        [],
-    ),
-    (
-        "crème brûlée 日本 🎁",
-        "",
-        "one text",
-        None,
-        {"style": ["it's", 'the "q"', "日本", "[x] y", "reviews", ""]},
-        ["100%"],
-    ),
+    ("Red Wide Leg Pants", "Soft.", ["Machine wash", ""], "$20.00",
+     {"Color": ["Red", "Dark Blue"], "Size": ["S", "8/10"]}, ["wide leg"]),
+    ('Sofa <b>Sale</b> & "More"', "\n", [" ", "two\nlines"], "$10.0 - $30.0",
+     {"size": ["large", "buy now"], "fit": ["large", "search"]}, []),
+    ("crème brûlée 日本 🎁", "", "one text", None,
+     {"style": ["it's", 'the "q"', "日本", "[x] y", "reviews", ""]}, ["100%"]),
     ("", " ", [], "$985.00", {}, ["DUMMY"]),
     ("pants pants pants", "pants", ["pants"], "$5 ($1 / Ounce)", {"pattern": ["wired", "standard"]}, ["pants"]),
-    (
-        "search_results [SEP] pants",
-        "x [SEP] y",
-        ["[SEP]"],
-        "$995",
-        {"a": ["next >", "< prev", "back to search"]},
-        ["pants"],
-    ),
-]
+    ("search_results [SEP] pants", "x [SEP] y", ["[SEP]"], "$995",
+     {"a": ["next >", "< prev", "back to search"]}, ["pants"]),
+]  # fmt: skip
 
 
 def awkward_records() -> tuple[list[dict], dict, dict]:
@@ -55,32 +31,19 @@ def awkward_records() -> tuple[list[dict], dict, dict]:
     for number, (title, description, bullets, price, options, own) in enumerate(AWKWARD * 12):
         asin = f"B0{number:08d}" if number % 17 else f"b0low{number:05d}"
         choices = {name: [{"value": value} for value in values] for name, values in options.items()}
-        items.append(
-            {
-                "asin": asin,
-                "name": f"{title} {number}" if number >= len(AWKWARD) else title,
-                "full_description": description,
-                "small_description": bullets,
-                "pricing": price,
-                "customization_options": choices,
-                "category": ("fashion", "garden")[number % 2],
-                "query": " Pants " if number % 3 else "sofas",
-                "product_category": "Clothing › Men › Pants" if number % 3 else "Home › Sofas",
-                "images": ["x.jpg"],
-            }
-        )
+        item = {"asin": asin, "name": f"{title} {number}" if number >= len(AWKWARD) else title, "pricing": price}
+        item |= {"full_description": description, "small_description": bullets, "customization_options": choices}
+        item |= {"category": ("fashion", "garden")[number % 2], "query": " Pants " if number % 3 else "sofas"}
+        item["product_category"] = "Clothing › Men › Pants" if number % 3 else "Home › Sofas"
+        items.append(item | {"images": ["x.jpg"]})
         attributes[asin] = {
             "attributes": own,
             "instruction": f"Find me pants number {number}",
             "instruction_attributes": ["wide leg", "pants"][: 1 + number % 2],
         }
-        human[asin] = [
-            {
-                "instruction": "i want pants.",
-                "instruction_attributes": ["pants"][: number % 4],
-                "instruction_options": ["red", "8 | 10"][: number % 3],
-            }
-        ]
+        wanted = {"instruction_attributes": ["pants"][: number % 4]}
+        wanted["instruction_options"] = ["red", "8 | 10"][: number % 3]
+        human[asin] = [{"instruction": "i want pants.", **wanted}]
     return items, attributes, human
 
 

@@ -1,11 +1,18 @@
-"""The shop's rules: any text is an action, the same commands give the same states, oddities can be switched off."""
+"""The shop's rules: any text is an action, the same commands give the same states; pages, goals and their splits."""
+
+import itertools
+import re
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hgpo_envs.environment_spec import make_player
+from hgpo_envs.errors import InputError, UnknownTask
 from hgpo_envs.webshop.data.source import WebShopSource
+from hgpo_envs.webshop.engine import pages
+from hgpo_envs.webshop.engine.goals import split_ranges
+from hgpo_envs.webshop.engine.pages import Node
 
 REPEATED = ["click[< prev]", "click[next >]", "click[buy now]", "click[back to search]", "click[description]"]
 COMMANDS = st.one_of(
@@ -128,3 +135,79 @@ def test_a_lowercase_asin_is_not_found(awkward):
     state = engine.act(lower)
     assert state.info["error"].startswith("KeyError: 'B0LOW")
     assert (state.text, state.valid) == (before, False)
+
+
+@given(st.integers(0, 20_000))
+def test_splits_are_disjoint_and_complete(goals):
+    parts = split_ranges(goals)
+    assert list(parts) == ["test", "eval", "train"]
+    assert list(itertools.chain(*parts.values())) == list(range(goals))
+    if goals >= 10:
+        assert all(parts.values())
+    assert split_ranges(6910) == {"test": range(500), "eval": range(500, 1500), "train": range(1500, 6910)}
+
+
+def test_task_ids(awkward):
+    source = WebShopSource(awkward)
+    ids = source.ids("all")
+    assert list(ids) == [str(number) for number in range(len(ids))]
+    assert sorted(map(int, [i for split in ("train", "eval", "test") for i in source.ids(split)])) == list(
+        range(len(ids))
+    )
+    assert ids[3] == "3"
+    assert list(ids[3:5]) == ["3", "4"]
+    for split in ("train", "eval", "test"):
+        assert {source.task(task_id).split for task_id in source.ids(split)} == {split}
+    assert source.task(3) == source.task("3")
+    with pytest.raises(InputError, match="unknown split 'valid'"):
+        source.ids("valid")
+    for task_id in ("-1", "01", "1.0", "x", "", " 1", "9999999", -1, True, None, "１", "1\n"):
+        with pytest.raises(UnknownTask, match="a WebShop task is a goal's index"):
+            source.task(task_id)
+
+
+def test_blank_texts():
+    """A space gives an empty part, blank text with a newline is hidden, and other blank text is visible."""
+    nodes = [Node("a "), Node(" "), Node("\t"), Node(" \n"), Node(""), Node("\u00a0"), Node("b")]
+    assert pages.text_observation(nodes) == "a [SEP]  [SEP]  [SEP]  [SEP] b"
+    assert pages.text_rich_observation(nodes, "", ()) == "a \n \n \n\u00a0\nb\n"
+
+
+PIECES = st.sampled_from(["a", "[", "]", "\n", "search", "click", " ", "]]", "[[", "B0", "é", "\r", "\x85"])
+
+
+@given(st.lists(PIECES, max_size=12).map("".join))
+def test_actions_are_parsed_as_in_the_original(command):
+    match = re.compile(r"(.+)\[(.+)\]").match(command)
+    assert pages.parse_action(command) == ((match[1], match[2].lower()) if match else (command, ""))
+
+
+PARTS = st.text(alphabet=" \t\n\x0b\xa0aB'[SEP]", max_size=6) | st.sampled_from([" [SEP] ", "Buy Now"])
+NODES = st.lists(st.builds(pages.Node, PARTS, st.sampled_from(["text", "button", "product", "option"])), max_size=6)
+
+
+@given(NODES, PARTS)
+def test_views_of_any_page(nodes, task):
+    text = pages.text_observation(nodes)
+    assert text == " [SEP] ".join(part.strip() for node in nodes if (part := pages.visible_text(node.text)))
+    parts = text.split(" [SEP] ")
+    after = parts[parts.index(task) + 1 :] if task in parts else None
+    assert pages.state_text(text, task) == (text if after is None else " [SEP] ".join(f"'{part}'" for part in after))
+    found = pages.clickables(pages.Page("item", (), tuple(nodes)))
+    for name, node in found.items():
+        group = ["button", "product", "option"].index(node.kind)
+        assert node in nodes
+        assert all(
+            ["button", "product", "option"].index(other.kind) <= group for other in nodes if named(other) == name
+        )
+    assert set(found) == {named(node) for node in nodes} - {None}
+
+
+def named(node):
+    """Return a node's name in actions, or None for plain text."""
+    if node.kind == "text":
+        return None
+    if node.kind == "option":  # by its input's value, not by its element's text
+        return node.text
+    blank = "\n" if "\n" in node.text else " "
+    return node.text.lower() if node.text.strip(" \t\n\f\r") or not node.text else blank

@@ -56,47 +56,35 @@ def test_errors_contain_the_fix(checkout, program, line):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "line"),
-    [
+def test_bad_arguments(checkout):
+    for arguments, line in (
         ({"shuffle_seed": 7}, "shuffle_seed: expected 233 with the original, received 7"),
         ({"python": "/no/python"}, "cannot run /no/python: No such file or directory"),
         ({"goals": "any"}, "unknown kind of goals 'any'"),
-    ],
-)
-def test_bad_arguments(checkout, arguments, line):
-    with pytest.raises(InputError, match=line):
-        OriginalSource(**{"data": checkout.parents[2], **arguments})
+    ):
+        with pytest.raises(InputError, match=line):
+            OriginalSource(**{"data": checkout.parents[2], **arguments})
 
 
 QUERIES = ["hair", "red shoes", "the", "<r>", "<c> beauty", "<c>", "<a> x", "<q> sofas", "search_results hair", "日本"]
+ARGUMENTS = {
+    "human": {"goals": "human"},
+    "synthetic": {"goals": "synthetic", "price_seed": 3},
+    "rich": {"goals": "human", "observation_mode": "text_rich", "show_attributes": True},
+}
 
 
 @pytest.mark.original
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        {"goals": "human"},
-        {"goals": "synthetic", "price_seed": 3},
-        {"goals": "human", "observation_mode": "text_rich", "show_attributes": True},
-    ],
-    ids=["human", "synthetic", "rich"],
-)
-def test_both_backends_agree(tmp_path, arguments):
+@pytest.mark.parametrize("name", ARGUMENTS)
+def test_both_backends_agree(tmp_path, name):
     """Random walks, including quirks, give the same texts, actions, rewards, parts and errors."""
     folder = os.environ.get("HGPO_WEBSHOP_CHECKOUT")
     if not folder:
         pytest.skip("needs a checkout of the original (HGPO_WEBSHOP_CHECKOUT)")
-    nouns = os.environ.get("HGPO_WEBSHOP_NOUNS")
-    data = Path(folder) / "data"
-    build(
-        next(data.glob("items_shuffle*.json")),
-        next(data.glob("items_ins_v2*.json")),
-        data / "items_human_ins.json",
-        tmp_path / "catalogue",
-        nouns=nouns or "spacy",
-    )
+    nouns, data, arguments = os.environ.get("HGPO_WEBSHOP_NOUNS"), Path(folder) / "data", ARGUMENTS[name]
+    items, attributes = (next(data.glob(f"{pattern}*.json")) for pattern in ("items_shuffle", "items_ins_v2"))
+    build(items, attributes, data / "items_human_ins.json", tmp_path / "catalogue", nouns=nouns or "spacy")
     native = WebShopSource(tmp_path / "catalogue", **arguments)
     python = os.environ.get("HGPO_WEBSHOP_PYTHON", sys.executable)
     original = OriginalSource(folder, **arguments, python=python, nouns=nouns)
@@ -111,8 +99,8 @@ def test_both_backends_agree(tmp_path, arguments):
         for _ in range(12):
             ours, theirs = states
             assert {**ours.info, **theirs.info} == dict(ours.info)
-            for name in ("text", "actions", "valid", "terminated", "won", "reward", "score"):
-                assert getattr(ours, name) == getattr(theirs, name)
+            for part in ("text", "actions", "valid", "terminated", "won", "reward", "score"):
+                assert getattr(ours, part) == getattr(theirs, part)
             offered = [action for action in ours.actions if action.startswith("click[")]
             search = f"search[{choose.choice(QUERIES)}]"
             command = choose.choice([*offered, *offered, search, "click[buy now]", "noop"])

@@ -61,17 +61,10 @@ def test_goals_and_prices_in_order(golden, recorded, name):
     shop = WebShopSource(recorded, goals=RECORDINGS[name]["goals"], price_seed=seed).shop
     goals, catalogue = shop.goals, shop.catalogue
     found = [
-        {
-            "asin": goal.product.asin,
-            "category": goal.product.category,
-            "query": goal.product.query,
-            "name": goal.product.title,
-            "product_category": goal.product.product_category,
-            "instruction_text": goal.instruction,
-            "attributes": list(goal.attributes),
-            "price_upper": goal.price_upper,
-            "goal_options": list(goal.options) if isinstance(goal.options, tuple) else dict(goal.options),
-        }
+        {name: getattr(goal.product, name) for name in ("asin", "category", "query", "product_category")}
+        | {"name": goal.product.title, "instruction_text": goal.instruction, "attributes": list(goal.attributes)}
+        | {"price_upper": goal.price_upper}
+        | {"goal_options": list(goal.options) if isinstance(goal.options, tuple) else dict(goal.options)}
         for goal in map(goals.goal, range(len(goals)))
     ]
     assert found == [{name: goal[name] for name in goal if name != "weight"} for goal in expected["goals"]]

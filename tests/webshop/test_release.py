@@ -1,15 +1,19 @@
-"""Installation of the official files from a folder and from faulty HTTP sources."""
+"""Data: official files from a folder and from faulty HTTP sources, synthetic catalogues, and the bundled one."""
 
 import json
-from http.server import BaseHTTPRequestHandler
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
-from local_server import Quiet, serving
+from local_server import QuietHandler, serving
 
 from hgpo_envs.errors import InputError
 from hgpo_envs.files.download import NoConnection
+from hgpo_envs.webshop import bundled
+from hgpo_envs.webshop.catalogue import Catalogue
 from hgpo_envs.webshop.data import release
+from hgpo_envs.webshop.data.build import build
+from hgpo_envs.webshop.generation import synthetic
+from tools.webshop_catalogue import make_bundled_catalogue
 
 CONTENT = {file.name: json.dumps([1] if file.begins == b"[" else {}).encode() for file in release.FILES["small"]}
 BY_DRIVE = {file.drive: file.name for file in release.FILES["small"]}
@@ -20,7 +24,7 @@ def server():
     """`/ok/` has the files, `/page/` answers with a web page, `/none/` has nothing; `?id=` goes by Drive identifier."""
     asked = []
 
-    class Handler(Quiet, BaseHTTPRequestHandler):
+    class Handler(QuietHandler):
         def do_GET(self):
             url = urlsplit(self.path)
             asked.append(self.path)
@@ -28,10 +32,7 @@ def server():
             name = BY_DRIVE.get(identifier) or url.path.rsplit("/", 1)[-1]
             kind = url.path.split("/")[1]
             body = b"<!DOCTYPE html> Too many users have viewed this file" if kind == "page" else CONTENT.get(name, b"")
-            self.send_response(404 if kind == "none" else 200)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+            self.answer(body, 404 if kind == "none" else 200)
 
     with serving(Handler) as address:
         yield address, asked
@@ -69,3 +70,70 @@ def test_without_a_network_one_line_says_what_to_do_and_nothing_is_left(tmp_path
     for part in ("no-such-host.invalid", "127.0.0.1", "--from FOLDER", "bundled catalogue"):
         assert part in str(caught.value)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_synthesis_and_build(hgpo, tmp_path):
+    code, out, _ = hgpo("data", "synth", "webshop", "--products", 200, "--seed", 3, "--out", tmp_path / "raw")
+    assert code == 0
+    following = out[out.index("hgpo data build") :].split()[1:]
+    following[-1] = str(tmp_path / "shop")
+    code, out, _ = hgpo(*following, "--nouns", "stand-in")
+    assert code == 0
+    assert f'gym.make("HGPO/WebShop-v0", data="{tmp_path / "shop"}")' in out
+    code, out, _ = hgpo("data", "show", "webshop", tmp_path / "shop", "--verify")
+    assert code == 0
+    assert "stand-in 1" in out
+
+
+def test_the_same_seed_gives_the_same_bytes_and_a_larger_catalogue_starts_with_the_smaller_one(tmp_path):
+    for name, products, seed in (("one", 300, 3), ("two", 300, 3), ("three", 300, 4), ("four", 500, 3)):
+        synthetic.write_synthetic(tmp_path / name, products, seed)
+    one, two, three, four = ([(tmp_path / name / file).read_bytes() for file in synthetic.FILES]
+                             for name in ("one", "two", "three", "four"))  # fmt: skip
+    assert one == two
+    assert all(a != b for a, b in zip(one, three, strict=True))
+    assert json.loads(four[0])[:300] == json.loads(one[0])
+    paths = [tmp_path / "four" / name for name in synthetic.FILES]
+    assert build(*paths, tmp_path / "shop", nouns="stand-in")["products"] == 500  # every record is a product
+    for products in (0, 36**8):
+        with pytest.raises(InputError, match="products: expected a number from 1 to"):
+            synthetic.write_synthetic(tmp_path / "raw", products, 1)
+
+
+@pytest.fixture(scope="module")
+def shop():
+    return Catalogue.open(bundled.bundled_folder())
+
+
+def test_the_bundled_catalogue_is_small_and_has_goals_for_every_split(shop):
+    assert len(shop) >= 1_000
+    assert sum(path.stat().st_size for path in shop.folder.rglob("*") if path.is_file()) < 2_000_000
+    first_for_training = 1_500  # those before it are for test and evaluation
+    assert sum(bool(human.attributes) for human in shop.human_instructions()) > first_for_training
+    assert shop.combinations[shop.instructed].sum() > first_for_training
+    shop.verify()
+
+
+def test_the_bundled_catalogue_is_reproduced_by_its_seed(shop, tmp_path):
+    make_bundled_catalogue(tmp_path / "again")
+    again = Catalogue.open(tmp_path / "again")
+    assert list(again) == list(shop)
+    assert list(again.human_instructions()) == list(shop.human_instructions())
+    for path in sorted((shop.folder / "index").iterdir()):
+        assert path.read_bytes() == (again.folder / "index" / path.name).read_bytes()
+
+
+def test_bundled_goals_can_be_satisfied(shop):
+    """A goal's product has the requested properties and is found by its own words."""
+    for human in shop.human_instructions():
+        product = shop.product(human.product)
+        assert set(human.attributes) <= set(product.attributes)
+        assert set(human.options) <= {value for values in product.options.values() for value in values}
+    found = 0
+    for product in shop:
+        text = " ".join((product.title, product.description, *product.bullet_points)).lower()
+        assert all(attribute in text for attribute in product.attributes)
+        assert product.instruction_attributes
+        assert set(product.instruction_attributes) <= set(product.attributes)
+        found += product.index in shop.search(product.title)[:10]
+    assert found > 0.99 * len(shop)

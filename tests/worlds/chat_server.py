@@ -3,9 +3,9 @@
 import json
 import threading
 from collections.abc import Callable  # noqa: TC003
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 
-from local_server import Quiet
+from local_server import QuietHandler
 
 
 class Api(ThreadingHTTPServer):
@@ -36,7 +36,7 @@ class Api(ThreadingHTTPServer):
         self.server_close()
 
 
-class Handler(Quiet, BaseHTTPRequestHandler):
+class Handler(QuietHandler):
     server: Api
     protocol_version = "HTTP/1.1"
 
@@ -67,15 +67,7 @@ class Handler(Quiet, BaseHTTPRequestHandler):
 
     def send(self, status: int, body: object, headers: dict | None = None) -> None:
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
-        self.send_response(status)
-        for name, value in {
-            "Content-Type": "application/json",
-            "Content-Length": str(len(data)),
-            **(headers or {}),
-        }.items():
-            self.send_header(name, value)
-        self.end_headers()
-        self.wfile.write(data)
+        self.answer(data, status, **{"Content-Type": "application/json", **(headers or {})})
 
 
 def completion(text: str | None, finish: str = "stop", **more: object) -> tuple[int, dict]:

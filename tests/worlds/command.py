@@ -1,4 +1,4 @@
-"""The `hgpo` command: all its commands, one in this process, and one as a separate process."""
+"""The `hgpo` command: all its commands, one in this process, and one as a separate process; and other programs."""
 
 import os
 import subprocess
@@ -37,12 +37,31 @@ def invoke(*arguments: object) -> str:
     return done.output
 
 
-def hgpo(*arguments: str, **environment: str) -> subprocess.Popen[str]:
-    paths = [str(ROOT), str(ROOT / "datasets"), str(Path(__file__).parent)]
-    return subprocess.Popen(
-        [sys.executable, "-c", "from hgpo_train.cli import main; main()", *arguments],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "COLUMNS": "200", **environment},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+def environment(*folders: Path, **more: str) -> dict[str, str]:
+    """Return environment variables with which a process finds this checkout, `tests/worlds` and further folders."""
+    paths = map(str, (ROOT, ROOT / "datasets", Path(__file__).parent, *folders))
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "COLUMNS": "200", **more}
+
+
+def python(
+    code: str, *arguments: object, env: dict[str, str] | None = None, **more: Any
+) -> subprocess.CompletedProcess:
+    """Run code in a separate process, to its end."""
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    return subprocess.run(command, env=env or environment(), capture_output=True, text=True, check=False, **more)
+
+
+MAIN = "from hgpo_train.cli import main; main()"
+
+
+def hgpo(*arguments: object, **variables: str) -> subprocess.Popen[str]:
+    """Start the command."""
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen([sys.executable, "-c", MAIN, *map(str, arguments)], env=environment(**variables), **pipes)
+
+
+def finished(*arguments: object, **variables: str) -> tuple[int, str, str]:
+    """Run the command in a separate process and return its exit status, output and errors."""
+    process = hgpo(*arguments, **variables)
+    out, errors = process.communicate(timeout=120)
+    return process.returncode, out, errors

@@ -62,17 +62,10 @@ class DoorsSource:
 
     def __init__(self, count: int = 10) -> None:
         splits = {"train": range(count), "test": range(count, count + 4)}
-        self._tasks = {
-            f"{split}-{n}": Task(
-                f"{split}-{n}",
-                split,
-                f"light the lamp in the {ROOMS[1 + n % (len(ROOMS) - 1)]}.",
-                f"rooms_{1 + n % (len(ROOMS) - 1)}",
-                {"house": "1"},
-            )
-            for split, numbers in splits.items()
-            for n in numbers
-        }
+        self._tasks = {}
+        for split, task_id, goal in ((s, f"{s}-{n}", 1 + n % (len(ROOMS) - 1)) for s, ns in splits.items() for n in ns):
+            instruction = f"light the lamp in the {ROOMS[goal]}."
+            self._tasks[task_id] = Task(task_id, split, instruction, f"rooms_{goal}", {"house": "1"})
 
     def ids(self, split: str) -> list[str]:
         ids = [task.id for task in self._tasks.values() if split in ("all", task.split)]

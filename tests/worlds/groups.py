@@ -12,15 +12,8 @@ Rows = list[dict[str, Any]]
 
 
 def step(task_id: str, trajectory: str, t: int, /, **more: Any) -> dict[str, Any]:
-    row = {
-        "task_id": task_id,
-        "trajectory": trajectory,
-        "step": t,
-        "state": f"room {t}",
-        "action": "look",
-        "reward": 0.0,
-    }
-    return {**row, **more}
+    row = {"task_id": task_id, "trajectory": trajectory, "step": t, "state": f"room {t}", "action": "look"}
+    return {**row, "reward": 0.0, **more}
 
 
 def group(task: str, members: int = 2, length: int = 3, **more: Any) -> Rows:
@@ -45,35 +38,23 @@ def rich_group(task: str, seed: int, members: int = 3, length: int = 5, **more: 
         for t in range(length):
             tokens = [draw.randrange(150_000) for _ in range(draw.randrange(12))]
             last = t == length - 1
-            rows.append(
-                step(
-                    task,
-                    f"{task}/{m}",
-                    t,
-                    state=f"You are in room {draw.randrange(4)}. 日本 \x00 {draw.random() if t else ''}",
-                    action=draw.choice(["look", "go to shelf 1", "öffne 😀"]),
-                    reward=draw.random() if last else 0.0,
-                    score=draw.choice([None, draw.random()]),
-                    prompt=f"You see {draw.random()}" * draw.randrange(1, 5),
-                    response=draw.choice([None, f"<think>{draw.random()}</think>"]),
-                    admissible_actions=[f"go to {draw.randrange(9)}" for _ in range(draw.randrange(6))],
-                    action_valid=draw.random() < 0.8,
-                    terminated=last and m > 0,
-                    truncated=last and m == 0,
-                    won=last and m == 1,
-                    prompt_token_ids=tokens,
-                    response_token_ids=tokens[:3],
-                    response_logprobs=[-draw.random() for _ in tokens[:3]],
-                    next_state=f"the end {draw.random()}" if last else None,
-                    environment_s=draw.random(),
-                    policy_s=None,
-                    task=f"do {task}",
-                    task_type="pick",
-                    env_id="HGPO/ALFWorld-v0",
-                    split="train",
-                    **more,
-                )
-            )
+            drawn = {
+                "state": f"You are in room {draw.randrange(4)}. 日本 \x00 {draw.random() if t else ''}",
+                "action": draw.choice(["look", "go to shelf 1", "öffne 😀"]),
+                "reward": draw.random() if last else 0.0,
+                "score": draw.choice([None, draw.random()]),
+                "prompt": f"You see {draw.random()}" * draw.randrange(1, 5),
+                "response": draw.choice([None, f"<think>{draw.random()}</think>"]),
+                "admissible_actions": [f"go to {draw.randrange(9)}" for _ in range(draw.randrange(6))],
+                "action_valid": draw.random() < 0.8,
+                "response_logprobs": [-draw.random() for _ in tokens[:3]],
+                "next_state": f"the end {draw.random()}" if last else None,
+                "environment_s": draw.random(),
+            }
+            drawn |= {"terminated": last and m > 0, "truncated": last and m == 0, "won": last and m == 1}
+            drawn |= {"prompt_token_ids": tokens, "response_token_ids": tokens[:3], "policy_s": None, "split": "train"}
+            drawn |= {"task": f"do {task}", "task_type": "pick", "env_id": "HGPO/ALFWorld-v0", **more}
+            rows.append(step(task, f"{task}/{m}", t, **drawn))
     return rows
 
 

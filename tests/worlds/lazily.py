@@ -15,11 +15,14 @@ class Lazy:
         return getattr(module, self._name) if self._name else module
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith(
-            ("__", "_mock", "_pytest", "pytest")
-        ):  # what pytest asks every object for when it collects tests
+        if name.startswith(("__", "_mock", "_pytest", "pytest")):  # what pytest asks of every object
             raise AttributeError(name)
         return getattr(self._target(), name)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._target()(*args, **kwargs)
+
+
+def lazily(module: str, names: str) -> list[Lazy]:
+    """Return several names of a module, as `namedtuple` takes them."""
+    return [Lazy(f"{module}:{name}") for name in names.split()]

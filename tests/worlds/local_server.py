@@ -3,14 +3,30 @@
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
 
 
-class Quiet:
-    """Mixed into a handler: prints no line per request."""
+class QuietHandler(BaseHTTPRequestHandler):
+    """A handler that prints no line per request."""
 
     def log_message(self, *_: object) -> None:
         pass
+
+    def begin(self, status: int, **headers: object) -> None:
+        """Send the status and headers; `_` stands for a hyphen in their names."""
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name.replace("_", "-"), str(value))
+        self.end_headers()
+
+    def answer(self, body: bytes, status: int = 200, **headers: object) -> None:
+        """Send a whole answer."""
+        self.begin(status, Content_Length=len(body), **headers)
+        self.wfile.write(body)
+
+
+class Files(QuietHandler, SimpleHTTPRequestHandler):
+    """Serves a folder."""
 
 
 @contextmanager

@@ -25,29 +25,13 @@ def hostile_rows(task: str = "hostile") -> list[dict[str, object]]:
     """Return one trajectory per hostile text, which is in every column that holds texts."""
     rows: list[dict[str, object]] = []
     for number, text in enumerate(HOSTILE.values()):
-        name = text[:200]
-        rows += [
-            {
-                "task_id": f"{task} <b onclick=alert(1)>bold</b>",
-                "task": HOSTILE["script"],
-                "task_type": HOSTILE["handler"],
-                "trajectory": f"{number} {name}",
-                "step": step,
-                "state": text if step else "the start",
-                "prompt": text,
-                "response": text,
-                "action": text[:5000],
-                "admissible_actions": [text[:5000], HOSTILE["script"]],
-                "action_valid": number % 2 == 0,
-                "reward": float(step == 1 and number % 2),
-                "won": step == 1 and number % 2 == 1,
-                "terminated": step == 1,
-                "response_token_ids": [1, 2],
-                "response_logprobs": [-0.1, -5.0],
-                "next_state": text if step == 1 else None,
-            }
-            for step in range(2)
-        ]
+        row = {"task_id": f"{task} <b onclick=alert(1)>bold</b>", "trajectory": f"{number} {text[:200]}"}
+        row |= {"task": HOSTILE["script"], "task_type": HOSTILE["handler"], "prompt": text, "response": text}
+        row |= {"action": text[:5000], "admissible_actions": [text[:5000], HOSTILE["script"]]}
+        row |= {"action_valid": number % 2 == 0, "response_token_ids": [1, 2], "response_logprobs": [-0.1, -5.0]}
+        end = {"won": number % 2 == 1, "reward": float(number % 2), "terminated": True, "next_state": text}
+        rows.append(row | {"step": 0, "state": "the start", "reward": 0.0, "won": False})
+        rows.append(row | {"step": 1, "state": text, **end})
     return rows
 
 
@@ -62,29 +46,17 @@ def small_rows(task: str, iteration: int = 0) -> list[dict[str, object]]:
         for step, place in enumerate(path):
             last = step == len(path) - 1
             won = last and name in "wy"
-            rows.append(
-                {
-                    "iteration": iteration,
-                    "task_id": task,
-                    "task": f"find the key of {task}",
-                    "task_type": "find" if task < "m" else None,
-                    "env_id": "HGPO-Test/Keys-v0",
-                    "trajectory": f"{task}/{iteration}/{name}",
-                    "step": step,
-                    "state": f"room {place}",
-                    "action": f"go {step}",
-                    "prompt": f"You are in room {place}.",
-                    "response": f"<think>so</think><action>go {step}</action>",
-                    "admissible_actions": [f"go {step}", "wait"],
-                    "action_valid": not (name == "x" and step == 1),
-                    "reward": float(won),
-                    "won": won,
-                    "terminated": last and name != "z",
-                    "aborted": last and name == "z",
-                    "error": "the server hung up" if last and name == "z" else None,
-                    "next_state": "the end" if last and name != "z" else None,
-                }
-            )
+            row = {"iteration": iteration, "task_id": task, "task_type": "find" if task < "m" else None, "step": step}
+            row |= {"task": f"find the key of {task}", "env_id": "HGPO-Test/Keys-v0", "reward": float(won), "won": won}
+            row |= {"trajectory": f"{task}/{iteration}/{name}", "state": f"room {place}", "action": f"go {step}"}
+            row |= {"prompt": f"You are in room {place}.", "admissible_actions": [f"go {step}", "wait"]}
+            row |= {"response": f"<think>so</think><action>go {step}</action>"}
+            row |= {"action_valid": not (name == "x" and step == 1), "terminated": last, "next_state": None}
+            if last and name == "z":
+                row |= {"terminated": False, "aborted": True, "error": "the server hung up"}
+            elif last:
+                row["next_state"] = "the end"
+            rows.append(row | {"aborted": row.get("aborted", False), "error": row.get("error")})
     return rows
 
 

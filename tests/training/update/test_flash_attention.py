@@ -10,7 +10,7 @@ import shutil
 
 import numpy as np
 import pytest
-from lazily import Lazy
+from lazily import Lazy, lazily
 
 from hgpo_envs.errors import InputError
 from hgpo_train.models.config import ModelConfig
@@ -18,17 +18,14 @@ from hgpo_train.training.config import Config, replace
 
 torch = Lazy("torch")
 FakeTensorMode = Lazy("torch._subclasses.fake_tensor:FakeTensorMode")
-AttentionInterface = Lazy("transformers:AttentionInterface")
-AttentionMaskInterface = Lazy("transformers:AttentionMaskInterface")
+AttentionInterface, AttentionMaskInterface = lazily("transformers", "AttentionInterface AttentionMaskInterface")
 flash_attention_mask = Lazy("transformers.masking_utils:flash_attention_mask")
-add_adapters = Lazy("hgpo_train.models.loading:add_adapters")
-checkpoint_layers = Lazy("hgpo_train.models.loading:checkpoint_layers")
+add_adapters, checkpoint_layers = lazily("hgpo_train.models.loading", "add_adapters checkpoint_layers")
 samples_from_steps = Lazy("hgpo_train.training.update.batches:samples_from_steps")
-Fixed = Lazy("hgpo_train.training.update.learner:Fixed")
-Learner = Lazy("hgpo_train.training.update.learner:Learner")
-enable_packed_kernel = Lazy("hgpo_train.models.packed_attention:enable_packed_kernel")
-use_packed_kernel = Lazy("hgpo_train.models.packed_attention:use_packed_kernel")
-
+Fixed, Learner = lazily("hgpo_train.training.update.learner", "Fixed Learner")
+enable_packed_kernel, use_packed_kernel = lazily(
+    "hgpo_train.models.packed_attention", "enable_packed_kernel use_packed_kernel"
+)
 
 NAME = "flash_attention_of_the_test"
 CALLS: list[dict] = []
@@ -92,7 +89,27 @@ def flash(model):
 def gradient(model, config, samples, rows):
     learner = Learner(model, config)
     learner.accumulate(samples, rows, Fixed())
+    return gradients_of(learner)
+
+
+def gradients_of(learner):
     return {name: parameter.grad for name, parameter in learner.model.named_parameters() if parameter.grad is not None}
+
+
+def check_equal(expected, received):
+    assert received.keys() == expected.keys()
+    for name, value in expected.items():
+        assert torch.allclose(received[name], value, rtol=0, atol=1e-6 + 1e-5 * value.abs().max().item()), name
+
+
+def variant_of(model, variant):
+    """Return a copy of the model, with adapters or with checkpointed layers."""
+    model = copy.deepcopy(model)
+    if variant == "adapters":
+        return add_adapters(model, replace(Config(), model={"lora": {"rank": 4}}).model.lora)
+    if variant == "checkpointed":
+        checkpoint_layers(model)
+    return model
 
 
 @pytest.mark.filterwarnings("ignore:update.layout")
@@ -103,20 +120,14 @@ def test_gradients_of_packed_rows_equal_those_of_padded_ones(model, steps, varia
         monkeypatch.setattr("hgpo_train.models.packed_attention._GROUPED", {})
     samples = samples_from_steps(steps)
     rows = np.flatnonzero(samples.response_length > 0)
-    models = [copy.deepcopy(model), flash(model) if kernel == "flash" else packs_with_torch(model)]
-    if variant == "adapters":
-        models = [add_adapters(one, replace(Config(), model={"lora": {"rank": 4}}).model.lora) for one in models]
-    if variant == "checkpointed":
-        for one in models:
-            checkpoint_layers(one)
+    other = flash(model) if kernel == "flash" else packs_with_torch(model)
+    models = [variant_of(one, variant) for one in (model, other)]
     padded, packed = (
         gradient(one, config_of(layout, tokens), samples, rows)
         for one, layout, tokens in zip(models, ("padded", "auto"), (10**6, 45), strict=True)
     )
     assert CALLS
-    assert padded.keys() == packed.keys()
-    for name, value in padded.items():
-        assert torch.allclose(packed[name], value, rtol=0, atol=1e-6 + 1e-5 * value.abs().max().item()), name
+    check_equal(padded, packed)
 
 
 @pytest.mark.slow
@@ -129,23 +140,13 @@ def test_compiled_layers_have_the_same_gradients(model, steps, variant, layout):
     config = replace(config_of(layout, 45), update={"kl_weight": 0.1})
     gradients = []
     for compiled in (False, True):
-        one = copy.deepcopy(model)
-        if variant == "adapters":
-            one = add_adapters(one, replace(Config(), model={"lora": {"rank": 4}}).model.lora)
-        if variant == "checkpointed":
-            checkpoint_layers(one)
         changes = {"model": {"compile": compiled}, "rollout": {"engine": "vllm"}}
-        learner = Learner(one, replace(config, **changes))
+        learner = Learner(variant_of(model, variant), replace(config, **changes))
         fixed = Fixed(learner.logprobs(samples), learner.reference_logprobs(samples))
         parts = learner.accumulate(samples, rows, fixed)
         assert parts["kl_loss"] == pytest.approx(0.0, abs=1e-9)
-        gradients.append(
-            {name: weight.grad for name, weight in learner.model.named_parameters() if weight.grad is not None}
-        )
-    expected, received = gradients
-    assert received.keys() == expected.keys()
-    for name, value in expected.items():
-        assert torch.allclose(received[name], value, rtol=0, atol=1e-6 + 1e-5 * value.abs().max().item()), name
+        gradients.append(gradients_of(learner))
+    check_equal(*gradients)
 
 
 @pytest.mark.filterwarnings("ignore:update.layout")

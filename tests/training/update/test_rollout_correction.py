@@ -18,7 +18,6 @@ from hgpo_train.training.update.rollout_correction import rollout_correction
 samples_from_steps = Lazy("hgpo_train.training.update.batches:samples_from_steps")
 Learner = Lazy("hgpo_train.training.update.learner:Learner")
 
-
 BASE = replace(
     Config(),
     model={"compute_dtype": "float32", "gradient_checkpointing": False},

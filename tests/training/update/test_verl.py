@@ -7,15 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from lazily import Lazy
+from lazily import Lazy, lazily
 
 from hgpo_train.training.config import UpdateConfig
 from hgpo_train.training.update.rollout_correction import rollout_correction
 
 torch = Lazy("torch")
-policy_loss = Lazy("hgpo_train.training.update.losses:policy_loss")
-token_weights = Lazy("hgpo_train.training.update.losses:token_weights")
-
+policy_loss, token_weights = lazily("hgpo_train.training.update.losses", "policy_loss token_weights")
 
 CASES, RESPONSES, TOKENS = 200, 6, 12
 MODES = {"token-mean": "token_mean", "seq-mean-token-mean": "sequence_mean", "seq-mean-token-sum": "sequence_sum"}
@@ -77,7 +75,7 @@ def test_the_loss_and_its_gradient_are_verls(cases, expected, mode, level):
         length = np.diff(starts(cases, case))
         logprob = torch.from_numpy(flat(cases, "logprob", case)).requires_grad_()
         old, reference, entropy = (torch.from_numpy(flat(cases, n, case)) for n in ("old", "reference", "entropy"))
-        weight = None
+        weight, clips = None, {name: float(cases[name][case]) for name in ("clip_low", "clip_high")}
         if level != "none":
             values, _ = rollout_correction(old.numpy(), flat(cases, "rollout", case), starts(cases, case), level, 2.0)
             weight = torch.from_numpy(values.astype(np.float32))
@@ -88,13 +86,7 @@ def test_the_loss_and_its_gradient_are_verls(cases, expected, mode, level):
             reference,
             torch.from_numpy(np.repeat(cases["advantage"][case], length)),
             torch.from_numpy(np.repeat(token_weights(length, MODES[mode]), length).astype(np.float32)),
-            UpdateConfig(
-                clip_low=float(cases["clip_low"][case]),
-                clip_high=float(cases["clip_high"][case]),
-                dual_clip=3.0,
-                kl_weight=0.01,
-                entropy_weight=0.001,
-            ),
+            UpdateConfig(**clips, dual_clip=3.0, kl_weight=0.01, entropy_weight=0.001),
             weight,
         )
         loss.backward()
