@@ -32,6 +32,10 @@ STATE: Final = "trainer/state.json"
 OPTIMISER: Final = "trainer/optimiser.safetensors"
 MANIFEST: Final = "trainer/manifest.json"
 
+BUNDLED: Final = {name: Path(__file__).parent / "bundled" / name for name in ("tiny-alfworld", "tiny-webshop")}
+"""The models of this package by name: of a million parameters, after imitation of a weak player
+(`tools/bundle_model.py`)."""
+
 _NAME: Final = re.compile(r"\d{6,}")
 # Suffixes of files that Transformers or vLLM may load: an unlisted file with one of them is a problem, not a note.
 _LOADED: Final = frozenset({".safetensors", ".bin", ".pt", ".pth", ".json", ".jinja", ".py", ".model"})
@@ -114,18 +118,27 @@ def newest_valid_checkpoint(folder: Path, *, to_resume: bool = False) -> Path | 
 
 
 def resolve_model(path: str) -> str:
-    """Return the newest valid checkpoint of a run's folder; return any other path unchanged.
+    """Return the folder of a bundled model or the newest valid checkpoint of a run; return any other path unchanged.
 
     Raises:
         InputError: The run has checkpoints, but none can be used; or the path is a damaged checkpoint.
     """
     folder = Path(path)
+    if path in BUNDLED and not folder.exists():
+        return str(BUNDLED[path])
     newest = newest_valid_checkpoint(folder / "checkpoints")
     if newest is not None:
         return str(newest)
     if os.path.lexists(folder / MANIFEST) and (fault := _fault(folder, weights_only=True)) is not None:
         raise InputError(f"checkpoint {path} is damaged ({fault}); use another one")
     return path
+
+
+def stored_model(path: str) -> str:
+    """Return what a run stores as its model, to refuse another one when it is resumed: `resolve_model`, or the name of
+    a bundled model, whose folder differs between machines.
+    """
+    return path if path in BUNDLED else resolve_model(path)
 
 
 def rename_damaged(path: Path) -> Path:

@@ -33,7 +33,7 @@ class ModelConfig(Settings):
 
     path: str = "Qwen/Qwen2.5-1.5B-Instruct"
     """A folder or a Hugging Face name of a causal language model with a chat template; the folder of a run of
-    hgpo sft or hgpo train stands for its newest checkpoint."""
+    hgpo sft or hgpo train stands for its newest checkpoint; tiny-alfworld and tiny-webshop are in the package."""
     device: str = "auto"
     """A torch device; auto takes an accelerator if there is one."""
     compute_dtype: Literal["float32", "bfloat16"] = "bfloat16"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from hgpo_envs.errors import InputError
-from hgpo_train.models.checkpoint_files import resolve_model
+from hgpo_train.models.checkpoint_files import BUNDLED, resolve_model
 from hgpo_train.models.hf import no_progress_bars, unwrap_peft
 from hgpo_train.models.preflight import check_loads_no_code, check_model_source
 
@@ -70,8 +70,8 @@ def load_tokenizer(path: str) -> Tokenizer:
     except Exception as error:  # damaged files can raise any exception of their parsers
         why = "no such folder" if is_folder and not Path(path).exists() else _first_line(error)
         raise InputError(
-            f"cannot load a tokenizer from {path!r} ({why}): expected a model's folder, a run's folder or a Hugging "
-            "Face name; `hgpo train --list` shows how to create the models of the tiny configurations"
+            f"cannot load a tokenizer from {path!r} ({why}): expected a model's folder, a run's folder, a Hugging "
+            f"Face name, or a bundled model ({', '.join(BUNDLED)})"
         ) from error
     if not getattr(tokenizer, "chat_template", None):
         raise InputError(

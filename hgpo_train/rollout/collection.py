@@ -219,9 +219,9 @@ def collect(
     unstored = getattr(maker.options, "EXECUTION", ())
     identity = {"name": name, **{key: value for key, value in options.items() if key not in unstored}}
     if name.partition(":")[0] in _LOCAL_MODELS:
-        from hgpo_train.models.checkpoint_files import resolve_model
+        from hgpo_train.models.checkpoint_files import stored_model
 
-        identity["weights"] = resolve_model(argument)  # of a run that goes on, the newest checkpoint
+        identity["weights"] = stored_model(argument)  # of a run that goes on, the newest checkpoint
     tally = Tally()
     with closing(player):
         earlier = read_sessions(folder)

@@ -1,9 +1,8 @@
-"""A small model trained from nothing on the bundled games, on a laptop: `hgpo quickstart --train`.
+"""A small model trained by reinforcement learning on the bundled games, on a laptop: `hgpo quickstart --train`.
 
-FOLDER/games.pack        generated games for the demonstrations
-FOLDER/demonstrations/   steps of the explorer, mixed with random actions
-FOLDER/sft/              the model after imitation
-FOLDER/train/            the run: imitated model, rollouts on the bundled games, HGPO (K = 2), updates
+The model is the package's own (`hgpo_train.models.tiny_alfworld`), which has imitated a weak player.
+
+FOLDER/train/            the run: rollouts on the bundled games, HGPO (K = 2), updates
 FOLDER/curve.svg         success on held-out games before, during and after the run
 """
 
@@ -13,31 +12,19 @@ import io
 import math
 from dataclasses import dataclass
 from statistics import fmean, stdev
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import polars as pl
 from rich.console import Console
 
 from hgpo_datasets import scan_steps
-from hgpo_envs.alfworld.data.pack import write_pack
-from hgpo_envs.alfworld.generation.store import GeneratedStore
 from hgpo_train.proportions import Z, wilson_interval
 from hgpo_train.training.config import load_config, replace
 from hgpo_train.training.display import Display
 from hgpo_train.training.trainer import Trainer
-from hgpo_train.training.warm_start import WarmStart, warm_start
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
-
-GAMES: Final = 4_500
-"""Number of generated games; two thirds are demonstrated. The 144 bundled ones are too few to imitate from. After one
-pass of 1,800 games, the model wins 8% of the held-out games and training does not improve it; after this, a quarter."""
-
-POLICY: Final = "mixture:explorer=0.6,random=0.35,outdated=0.05"
-"""The policy to imitate, as in `benchmarks/learning.py`: a third of its actions are valid but random. A model that has
-seen too few valid actions, or too few games, repeats invalid actions, and training then makes it worse."""
 
 ITERATIONS: Final = 6
 EVALUATIONS: Final = 2
@@ -85,41 +72,25 @@ class FirstTraining:
         )
 
 
-def first_training(
-    folder: Path, console: Console, *, seed: int = 0, games: int = GAMES, iterations: int = ITERATIONS
-) -> FirstTraining:
-    """Create a small model, train it by imitation, and then by HGPO (K = 2).
+def first_training(folder: Path, console: Console, *, seed: int = 0, iterations: int = ITERATIONS) -> FirstTraining:
+    """Train the bundled model by HGPO (K = 2).
 
     A second call with the same folder resumes the first.
 
     Args:
         folder: The folder for all output.
         console: The console that shows progress and metrics, in lines if it is not a terminal.
-        seed: Seed of the games, the demonstrations, the model and the training.
-        games: Number of generated games.
+        seed: Seed of the order of games, the rollouts and the batches.
         iterations: Number of iterations of training.
     """
     every = math.ceil(iterations / EVALUATIONS)
     changes = {"name": "first-training", "seed": seed, "iterations": iterations, "evaluation": {"every": every}}
     config = replace(load_config("tiny-alfworld"), **changes)
-    console.print(f"1. Generate {games:,} games, play two thirds of them, and imitate.")
-    pack = folder / "games.pack"
-    if not pack.exists():
-        store = GeneratedStore(games, seed)
-        folder.mkdir(parents=True, exist_ok=True)
-        display = Display(console, 1)
-        with display.live(), display.stage("generate"):
-            write_pack(pack, _generated(store, display))
-    start = WarmStart(policy=POLICY, data=(str(pack),), demonstrations=games, epochs=2, seed=seed)
-    display = Display(console, start.epochs)
-    with display.live():
-        model = warm_start(folder, config, start, display)
     console.print(
-        f"2. Train on the bundled games with HGPO (K = 2): a line for each of {iterations} iterations, after line 0, "
-        "the policy before training.",
+        f"HGPO (K = 2) on the bundled games: a line for each of {iterations} iterations, after line 0, the policy "
+        "before training.",
         soft_wrap=True,
     )
-    config = replace(config, model={"path": str(model)})
     display = Display(console, config.iterations)
     trainer = Trainer(config, folder / "train", display, resume=True)
     with display.live():
@@ -129,13 +100,6 @@ def first_training(
     picture.print(result.curve(), highlight=False)
     picture.save_svg(str(folder / "curve.svg"), title="Success on held-out games, 95% intervals")
     return result
-
-
-def _generated(store: GeneratedStore, display: Display) -> Iterator[tuple[str, dict[str, Any], dict[str, Any] | None]]:
-    ids = store.ids()
-    for number, task_id in enumerate(ids, 1):
-        display.progress(number, len(ids), "games")
-        yield task_id, store.read(task_id), store.trajectory(task_id)
 
 
 def _success(evaluation: Path) -> dict[int, list[float]]:

@@ -17,7 +17,7 @@ from hgpo_datasets import manifest, scan_steps
 from hgpo_datasets.sources import parts_of
 from hgpo_envs.environment_spec import environment_ids, environment_spec
 from hgpo_envs.errors import InputError
-from hgpo_train.models.checkpoint_files import list_checkpoints, resolve_model
+from hgpo_train.models.checkpoint_files import list_checkpoints, stored_model
 from hgpo_train.models.loading import load_model, load_tokenizer, vocabulary
 from hgpo_train.policies.conversation import Turn, chat_messages, encode_chats, encode_conversation
 from hgpo_train.rollout.collection import removed_if_unused
@@ -146,7 +146,7 @@ def run_sft(config: SftConfig, source: str | Path, folder: Path, display: Displa
     """
     tokenizer = load_tokenizer(config.model.path)
     rows = demonstrations(source, config)
-    inputs = {"demonstrations": {"path": str(source), "rows": len(rows)}, "model": resolve_model(config.model.path)}
+    inputs = {"demonstrations": {"path": str(source), "rows": len(rows)}, "model": stored_model(config.model.path)}
     rows = tokenise(rows, tokenizer, config.max_prompt_tokens, _environment(source))
     rows = rows.filter("imitated")
     # With a schedule that falls to 0, every epoch's learning rate depends on the number of epochs.

@@ -35,7 +35,7 @@ from hgpo_envs.errors import InputError
 from hgpo_train.advantages import compute
 from hgpo_train.advantages.advantage_tables import fingerprint, join_advantages, read_metadata
 from hgpo_train.advantages.registry import get
-from hgpo_train.models.checkpoint_files import resolve_model
+from hgpo_train.models.checkpoint_files import stored_model
 from hgpo_train.models.loading import check_context, load_model, load_tokenizer, vocabulary
 from hgpo_train.policies.generation import GenerationOptions
 from hgpo_train.policies.registry import TrainableContext, trainable_factory
@@ -112,7 +112,7 @@ class Trainer:
         self.tokenizer = load_tokenizer(config.model.path)
         inputs = {
             **self._env.identity(env_options(config, config.environment.split)),
-            "model": resolve_model(config.model.path),
+            "model": stored_model(config.model.path),
         }
         with removed_if_unused(folder), ExitStack() as resources:
             self._table = resources.enter_context(open_run(folder, config, inputs, free_settings(config)))
@@ -418,7 +418,7 @@ def update_alone(
             f"{advantages} has the columns of several estimators; write one with `hgpo advantages {steps}`"
         )
     tokenizer = load_tokenizer(config.model.path)
-    with open_run(folder, config, {"model": resolve_model(config.model.path)}, free_settings(config)):
+    with open_run(folder, config, {"model": stored_model(config.model.path)}, free_settings(config)):
         model, learner, state = load_policy(config, folder)
         write_config(folder, config)
         with closing(Trackers(config, folder, state.iteration + 1)) as trackers:

@@ -68,7 +68,7 @@ def small_run(tmp_path_factory) -> Path:
 
 
 FAILED_STARTS = [
-    ["train", "tiny-alfworld"],  # its model does not exist yet
+    ["train", "tiny-alfworld", "--set", "model.path=/absent"],
     ["sft", "RUN", "--set", "model.path=/absent"],
     ["rollout", "--policy", "absent"],
     ["eval", "--policy", "expert", "--against", "absent"],
@@ -96,7 +96,7 @@ def test_a_failed_start_keeps_a_folder_that_existed(run) -> None:
         pass
     before = tree(Path())
     for name in ("mine", "started"):
-        assert run("train", "tiny-alfworld", "--out", name)[0] == 2
+        assert run("train", "tiny-alfworld", "--set", "model.path=/absent", "--out", name)[0] == 2
         assert tree(Path()) == before
 
 
