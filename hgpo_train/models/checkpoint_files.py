@@ -135,9 +135,7 @@ def resolve_model(path: str) -> str:
 
 
 def stored_model(path: str) -> str:
-    """Return what a run stores as its model, to refuse another one when it is resumed: `resolve_model`, or the name of
-    a bundled model, whose folder differs between machines.
-    """
+    """Return what a run stores as its model: `resolve_model`, but the name of a bundled one, not a machine's path."""
     return path if path in BUNDLED else resolve_model(path)
 
 
