@@ -21,7 +21,7 @@ are separate and share the warm start, but each prompt style has its own.
 
 Prompts with a memory and conversations are compared with one estimator: the same seeds, tasks and environment steps, a
 warm start of each style from the same demonstrations, `--against` for the paired differences on fresh tasks by seeds,
-and the A/A test of each style for what chance alone gives. No such result is kept yet.
+and the A/A test of each style for what chance alone gives.
 """
 
 from __future__ import annotations

@@ -327,6 +327,20 @@ def learning_differences(name: str, pairs: Sequence[tuple[str, str]]) -> str:
     return markdown("| difference on fresh tasks, in points | seen | of each seed | 95% interval by seeds |", lines)
 
 
+def prompt_styles() -> str:
+    """Return the comparison of prompts with a memory and conversations as Markdown: HGPO with the same three seeds."""
+    lines = []
+    for world, title in WORLDS.items():
+        fresh = {style: figures(f"learning_{world}_{style}")["fresh"] for style in ("memory", "chat")}
+        gained = [f"{percent(fresh[style]['warm-start'])} → {percent(fresh[style]['hgpo'])}" for style in fresh]
+        for style, first, second in (("chat", "hgpo", "memory/hgpo"), ("memory", "hgpo", f"hgpo{OTHER_SEEDS}")):
+            (each,) = [each for each in fresh[style]["differences"] if {each["first"], each["second"]} == {first, second}]
+            sign = 1 if each["first"] == first else -1
+            gained.append(f"{100 * sign * each['difference']:+.1f} (± {100 * each['margin_of_seeds']:.1f})")
+        lines.append((title, *gained))
+    return markdown("| fresh tasks | memory | chat | chat − memory | A/A, memory |", lines)
+
+
 def title_of(estimator: str) -> str:
     """Return an estimator's title; one with parameters is written as it is on the command line."""
     name = estimator.removesuffix(OTHER_SEEDS)
@@ -409,6 +423,7 @@ PAGES: Final[dict[str, dict[str, Callable[[], str]]]] = {
         "webshop": partial(learning, "webshop"),
         "alfworld differences": partial(learning_differences, "alfworld", PAIRS),
         "webshop differences": partial(learning_differences, "webshop", PAIRS),
+        "prompt styles": prompt_styles,
         "rollout correction": rollout_correction,
     },
     "docs/viewer.md": {"speed": viewer},

@@ -22,7 +22,7 @@ def quickstart(
     seed: Annotated[int, typer.Option(help="Seed of the order of games and of every rollout.")] = 0,
     tasks: Annotated[int, typer.Option(help="Number of games, each played by one group of rollouts.")] = 24,
     group_size: Annotated[int, typer.Option(help="Number of rollouts per group.")] = 16,
-    train: Annotated[bool, typer.Option("--train", help="Also train a small model: two minutes, extra train.")] = False,
+    train: Annotated[bool, typer.Option("--train", help="Also train a small model: four minutes, extra train.")] = False,
 ) -> None:
     """Roll out bundled games, compute HGPO advantages for several K, and show how histories change them."""
     from hgpo_train.cli import quickstart_run as work
@@ -33,7 +33,7 @@ def quickstart(
     console = terminal()
     show(console, work.quickstart(out, seed=seed, tasks=tasks, group_size=group_size, progress=True), out)
     if train:
-        console.print("\nTraining of a small model, about two minutes. Ctrl-C and the same command resume.")
+        console.print("\nTraining of a small model, about four minutes. Ctrl-C and the same command resume.")
         trained = first_training(out / "training", console, seed=seed)
         console.print(f"\n{trained.curve()}\n", highlight=False, soft_wrap=True)
         console.print(trained.verdict(), highlight=False)

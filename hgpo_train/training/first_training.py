@@ -26,7 +26,7 @@ from hgpo_train.training.trainer import Trainer
 if TYPE_CHECKING:
     from pathlib import Path
 
-ITERATIONS: Final = 6
+ITERATIONS: Final = 10
 EVALUATIONS: Final = 2
 """Number of evaluations on held-out games after the one before training."""
 _WIDTH: Final = 50
