@@ -6,10 +6,8 @@
     python benchmarks/learning.py --world alfworld --draw               table and picture of existing results
     python benchmarks/learning.py --world alfworld --name parts --set environment_steps=30000 --estimators \
         grpo,grpo:invalid_action_penalty=0.1,gigpo,gigpo:episode_weight=0      parts of estimators, compared
-    python benchmarks/learning.py --world alfworld --name half_rate --set optimiser.learning_rate=1e-4 \
-        --estimators gigpo --against parts                  half the learning rate, compared with the runs named "parts"
     python benchmarks/learning.py --world alfworld --name chat --set environment.prompt_style=chat \
-        --set rollout.max_prompt_tokens=2048 --estimators hgpo --against memory       conversations (see below)
+        --set rollout.max_prompt_tokens=2048 --estimators hgpo --against memory       conversations, against "memory"
 
 A model of about a million parameters is warm-started once for all runs. Its demonstrations are actions of the explorer
 mixed with others (`WORLDS`), in games or shops generated with other seeds than the bundled ones. Each run then trains
@@ -17,11 +15,7 @@ on the bundled training tasks and is evaluated on the bundled held-out tasks, al
 few, the policies before and after training also play fresh tasks, generated for this purpose, once per seed (`hgpo
 eval`). The script can be interrupted (Ctrl-C) at any time; the same command resumes. All files of the runs are in
 --folder. Results: benchmarks/results/learning_<world>.json, and the curves next to it. With --name, runs and results
-are separate and share the warm start, but each prompt style has its own.
-
-Prompts with a memory and conversations are compared with one estimator: the same seeds, tasks and environment steps, a
-warm start of each style from the same demonstrations, `--against` for the paired differences on fresh tasks by seeds,
-and the A/A test of each style for what chance alone gives.
+are separate and share the warm start, but each prompt style has its own, from the same demonstrations.
 """
 
 from __future__ import annotations

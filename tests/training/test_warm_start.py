@@ -79,8 +79,7 @@ def test_one_iteration_of_the_bundled_model(tmp_path, monkeypatch):
     held_out = scan_steps(result.run / "evaluation").collect()
     assert held_out.filter(pl.col("iteration") == 0)["trajectory"].n_unique() == 12
     assert steps["prompt_token_ids"].list.len().max() <= 512
-    again = first_training(tmp_path, Console(file=io.StringIO()), iterations=1)
-    assert again == result  # nothing is left to do
+    assert first_training(tmp_path, Console(file=io.StringIO()), iterations=1) == result  # nothing is left to do
 
 
 @pytest.mark.slow
