@@ -334,7 +334,8 @@ def prompt_styles() -> str:
         fresh = {style: figures(f"learning_{world}_{style}")["fresh"] for style in ("memory", "chat")}
         gained = [f"{percent(fresh[style]['warm-start'])} → {percent(fresh[style]['hgpo'])}" for style in fresh]
         for style, first, second in (("chat", "hgpo", "memory/hgpo"), ("memory", "hgpo", f"hgpo{OTHER_SEEDS}")):
-            (each,) = [each for each in fresh[style]["differences"] if {each["first"], each["second"]} == {first, second}]
+            found = {frozenset((each["first"], each["second"])): each for each in fresh[style]["differences"]}
+            each = found[frozenset((first, second))]
             sign = 1 if each["first"] == first else -1
             gained.append(f"{100 * sign * each['difference']:+.1f} (± {100 * each['margin_of_seeds']:.1f})")
         lines.append((title, *gained))
