@@ -22,7 +22,7 @@ def quickstart(
     seed: Annotated[int, typer.Option(help="Seed of the order of games and of every rollout.")] = 0,
     tasks: Annotated[int, typer.Option(help="Number of games, each played by one group of rollouts.")] = 24,
     group_size: Annotated[int, typer.Option(help="Number of rollouts per group.")] = 16,
-    train: Annotated[bool, typer.Option("--train", help="Also train a small model: minutes, extra train.")] = False,
+    train: Annotated[bool, typer.Option("--train", help="Also train a small model, in minutes (extra train).")] = False,
 ) -> None:
     """Roll out bundled games, compute HGPO advantages for several K, and show how histories change them."""
     from hgpo_train.cli import quickstart_run as work
