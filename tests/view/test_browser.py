@@ -150,6 +150,7 @@ def test_the_keyboard_alone(viewer, page, small_run) -> None:
     press("Escape")
     expect(page.get_by_role("dialog")).not_to_be_visible()
     press("/")
+    expect(page.get_by_label("Task id or instruction contains")).to_be_focused()
     page.keyboard.type("jog?")  # shortcuts are off in an input
     expect(page.get_by_label("Task id or instruction contains")).to_have_value("jog?")
     expect(page.get_by_role("dialog")).not_to_be_visible()
