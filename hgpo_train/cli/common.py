@@ -186,9 +186,8 @@ def prompt_length(run: str) -> int | None:
 def program() -> str:
     """Return how this program is called: ``hgpo`` where the shell finds it, such as ``.venv/bin/hgpo`` otherwise."""
     path, known = Path(sys.argv[0]), shutil.which("hgpo")
-    if path.name != "hgpo" or (known and path.samefile(known)):
-        return "hgpo"
-    return shlex.quote(str(path))
+    is_other = path.name == "hgpo" and path.exists() and not (known and path.samefile(known))
+    return shlex.quote(str(path)) if is_other else "hgpo"
 
 
 def next_commands(*commands: Sequence[object]) -> str:

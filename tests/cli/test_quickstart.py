@@ -86,13 +86,13 @@ def test_the_next_commands_work_as_they_are_printed(tmp_path: Path) -> None:
 
 
 def test_commands_are_shown_as_this_program_is_called(tmp_path: Path, monkeypatch) -> None:
-    """`hgpo` where the shell would find this program, the path that was typed otherwise."""
+    """`hgpo` where the shell would find this program, otherwise the path that was typed if it is a file's."""
     for folder in ("active", "other one"):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "hgpo").touch(mode=0o755)
     monkeypatch.setenv("PATH", str(tmp_path / "active"))
     shown = []
-    for called in (tmp_path / "active/hgpo", tmp_path / "other one/hgpo", "/usr/bin/pytest"):
+    for called in (tmp_path / "active/hgpo", tmp_path / "other one/hgpo", "/usr/bin/pytest", "/no/such/hgpo"):
         monkeypatch.setattr("sys.argv", [str(called)])
         shown.append(program())
-    assert shown == ["hgpo", f"'{tmp_path}/other one/hgpo'", "hgpo"]
+    assert shown == ["hgpo", f"'{tmp_path}/other one/hgpo'", "hgpo", "hgpo"]
