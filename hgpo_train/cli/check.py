@@ -62,7 +62,7 @@ def check_gpu(
 ) -> None:
     """Check the GPU, the update's numbers, the engine, and a configuration's memory, with random weights.
 
-    It takes about a minute and downloads nothing. The exit code is 1 if a check fails.
+    It takes about a minute, and three with vLLM, and downloads nothing. The exit code is 1 if a check fails.
     """
     from hgpo_envs.unicode_text import clean_text
     from hgpo_train.training import gpu_check

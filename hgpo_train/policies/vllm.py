@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import os
 import secrets
 import tempfile
 import warnings
@@ -235,11 +236,14 @@ class VLLMPolicy:
 
 
 def check_vllm() -> None:
-    """Check that vLLM is installed and finds a device.
+    """Check that vLLM is installed and finds a device. Only its errors are printed, unless `VLLM_LOGGING_LEVEL` is set.
 
     Raises:
         InputError: It is not installed, or finds no device, such as a build for GPUs on a machine without one.
     """
+    # By default it prints a hundred lines per start and per publication to stdout, where commands print their results.
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
     try:
         from vllm import LLM
         from vllm.platforms import current_platform
@@ -352,7 +356,8 @@ def check_engine(engine_options: Mapping[str, Any]) -> None:
     from vllm import LLM
     from vllm.engine.arg_utils import EngineArgs
 
-    known = {*inspect.signature(LLM).parameters, *(each.name for each in fields(EngineArgs)), "request_seeds"}
+    names = {*inspect.signature(LLM).parameters, *(each.name for each in fields(EngineArgs)), "request_seeds"}
+    known = {name for name in names if not name.startswith("_")}
     where = "rollout.engine_options."
     for name in engine_options.keys() - known:
         raise InputError(unknown("setting", f"{where}{name}", [f"{where}{each}" for each in sorted(known)], limit=4))
