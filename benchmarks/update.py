@@ -147,11 +147,9 @@ def ours(model: Model, config: Config, samples: Samples, variant: dict[str, Any]
     update = {"micro_batch_tokens": variant["tokens"], "logit_chunk": variant.get("chunk", 1024), "epochs": 1}
     update |= {"layout": variant.get("layout", "packed"), "mini_batch_size": len(samples) // 2}
     settings = {"gradient_checkpointing": recomputed, "compile": variant.get("compile", False)}
-    disable_checkpointing(model)
+    reset(model)
     if recomputed:
         checkpoint_layers(model)
-    for layer in model.get_decoder().layers:
-        layer._compiled_call_impl = None  # noqa: SLF001 - of the variant before
     learner = Learner(model, replace(config, update=update, model=settings))
     first = seconds(lambda: learner.update(samples, np.random.default_rng(0), rate=0.0), time.perf_counter)
     metrics = learner.update(samples, np.random.default_rng(0), rate=0.0)
@@ -166,9 +164,11 @@ def ours(model: Model, config: Config, samples: Samples, variant: dict[str, Any]
     }
 
 
-def disable_checkpointing(model: Model) -> None:
-    """Undo `checkpoint_layers`."""
+def reset(model: Model) -> None:
+    """Undo `checkpoint_layers` and the compilation of the variant before."""
     getattr(model, "activation_checkpointing_disable", model.gradient_checkpointing_disable)()
+    for layer in model.get_decoder().layers:
+        layer._compiled_call_impl = None  # noqa: SLF001
 
 
 def of_trl(model: Model, samples: Samples) -> dict[str, Any]:
@@ -179,9 +179,7 @@ def of_trl(model: Model, samples: Samples) -> dict[str, Any]:
 
     from hgpo_train.models.tiny import train_tokenizer
 
-    disable_checkpointing(model)
-    for layer in model.get_decoder().layers:
-        layer._compiled_call_impl = None  # noqa: SLF001
+    reset(model)
     model.set_attn_implementation("sdpa")
     tokenizer = train_tokenizer(["a room with a cabinet"] * 8, 300)
     with tempfile.TemporaryDirectory() as folder:

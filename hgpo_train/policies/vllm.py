@@ -304,7 +304,7 @@ def make(argument: str, context: PolicyContext) -> VLLMPolicy:
         return VLLMPolicy(folder, options, options.engine, request_seeds=options.request_seeds)
     try:
         adapter = msgspec.json.decode(read_bytes(path, _ADAPTER_BYTES), type=_AdapterSettings)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except msgspec.ValidationError as error:  # JSON it is: checked above
         raise InputError(f"{path}: expected the settings of a low-rank adapter (LoRA) of peft ({error})") from error
     if not (lora := adapter_arguments(adapter.r)):
         raise InputError(
