@@ -12,12 +12,13 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
+
+from hgpo_envs.plugins import installed_version
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -122,30 +123,19 @@ def store(name: str, figures: dict[str, Any], *, keep: bool) -> str:
 
 
 def made() -> dict[str, Any]:
-    """Return the conditions of a measurement."""
+    """Return the conditions of a measurement. Of absolute paths, which are published, only the last part is kept."""
+    arguments = (f".../{Path(argument).name}" if Path(argument).is_absolute() else argument for argument in sys.argv)
     return {
         "at": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
-        "command": " ".join(["python", *map(_without_folder, sys.argv)]),
+        "command": " ".join(["python", *arguments]),
         "commit": _commit(),
         "cpu": _cpu(),
         "cores": os.cpu_count(),
         "load": os.getloadavg() if hasattr(os, "getloadavg") else None,
         "platform": platform.platform(),
         "python": platform.python_version(),
-        "packages": {package: found for package in PACKAGES if (found := _version(package))},
+        "packages": {package: found for package in PACKAGES if (found := installed_version(package))},
     }
-
-
-def _without_folder(argument: str) -> str:
-    """Return only the last part of an absolute path, because results are published."""
-    return f".../{Path(argument).name}" if Path(argument).is_absolute() else argument
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 def _commit() -> str:
