@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import polars as pl
@@ -13,6 +13,9 @@ from hgpo_train.evaluation.report import RESAMPLES, RESAMPLING_SEED, bootstrap_t
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+TASK: Final = ("env_id", "task_id", "task")
+"""The columns that identify a task across runs: its environment, its id, and its instruction."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +46,9 @@ class Comparison:
 
 
 def compare(first: pl.DataFrame, second: pl.DataFrame, measure: str = "success") -> Comparison:
-    """Compare two evaluations on the tasks that both contain.
+    """Compare two evaluations on the tasks that both contain: those with equal environments, ids and instructions.
+
+    Instructions count because an id can be a position in an order that depends on a seed, as in WebShop.
 
     Args:
         first: Episodes of `episode_table`.
@@ -53,15 +58,16 @@ def compare(first: pl.DataFrame, second: pl.DataFrame, measure: str = "success")
     Raises:
         InputError: The evaluations have no task in common of which the measure is known.
 
-    >>> table = pl.DataFrame({"task_id": ["a", "b", "c"], "success": [1.0, 1.0, 0.0], "aborted": False})
+    >>> values = {"env_id": "e", "task_id": ["a", "b", "c"], "task": "win", "success": [1.0, 1.0, 0.0]}
+    >>> table = pl.DataFrame(values | {"aborted": False})
     >>> compare(table, table.with_columns(success=pl.lit(0.0))).p  # 2 of 3 differ: 2 of 4 sign flips are as extreme
     0.5
     """
     means = [
-        table.filter(~pl.col("aborted")).drop_nulls(measure).group_by("task_id").agg(pl.col(measure).mean().alias(name))
+        table.filter(~pl.col("aborted")).drop_nulls(measure).group_by(TASK).agg(pl.col(measure).mean().alias(name))
         for name, table in (("first", first), ("second", second))
     ]
-    both = means[0].join(means[1], on="task_id").sort("task_id")
+    both = means[0].join(means[1], on=TASK, nulls_equal=True).sort(TASK)
     if not len(both):
         raise InputError("the two evaluations have no task in common; evaluate the same split with the same data")
     differences = (both["first"] - both["second"]).to_numpy()

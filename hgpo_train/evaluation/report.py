@@ -33,14 +33,16 @@ RESAMPLING_SEED: Final = 20_260_222
 def episode_table(steps: pl.LazyFrame) -> pl.DataFrame:
     """Return a frame with one row per episode, sorted by seed and task.
 
-    Its columns are seed, task_id, task_type, the measures (null where unknown), aborted, won; and scenario, if the
-    benchmark has scenarios (`hgpo_envs.environment_spec.EnvironmentSpec`).
+    Its columns are seed, env_id, task_id, task (the instruction), task_type, the measures (null where unknown),
+    aborted, won; and scenario, if the benchmark has scenarios (`hgpo_envs.environment_spec.EnvironmentSpec`).
     """
     episodes = (
         rollout_table(steps)
         .select(
             pl.col("iteration").alias("seed"),
+            "env_id",
             "task_id",
+            "task",
             "task_type",
             pl.col("won").cast(pl.Float64).alias("success"),
             pl.col("score", "length").cast(pl.Float64),
@@ -48,7 +50,6 @@ def episode_table(steps: pl.LazyFrame) -> pl.DataFrame:
             pl.col("admissible").alias("admissibility"),
             "aborted",
             "won",
-            "env_id",
         )
         .sort("seed", "task_id")
         .collect()
@@ -61,7 +62,7 @@ def episode_table(steps: pl.LazyFrame) -> pl.DataFrame:
     if spec is not None and spec.scenario is not None:
         scenarios = [spec.scenario(task_id) for task_id in episodes["task_id"]]
         episodes = episodes.with_columns(pl.Series("scenario", scenarios, pl.String))
-    return episodes.drop("env_id")
+    return episodes
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,12 +38,12 @@ _COLUMNS: Final = {"reward": "episode_return", "success": "won", "score": "score
 def rollout_table(steps: pl.LazyFrame) -> pl.LazyFrame:
     """Return one row per rollout of a step table.
 
-    The columns are run, iteration, task_id, group and trajectory; env_id and task_type; won (null if unknown), score,
-    episode_return and length (number of steps, those of an aborted rollout until it failed); valid and admissible, the
-    shares of well-formed and of admissible actions; aborted and error.
+    The columns are run, iteration, task_id, group and trajectory; env_id, task and task_type; won (null if unknown),
+    score, episode_return and length (number of steps, those of an aborted rollout until it failed); valid and
+    admissible, the shares of well-formed and of admissible actions; aborted and error.
     """
     return steps.group_by("run", *GROUP, "trajectory").agg(
-        pl.col("env_id", "task_type", "episode_return").first(),
+        pl.col("env_id", "task", "task_type", "episode_return").first(),
         pl.col("episode_won").first().alias("won"),
         pl.col("score").sort_by("step").last(),
         pl.len().alias("length"),

@@ -16,8 +16,6 @@ from hgpo_train.advantages.input_columns import CHAINS
 from hgpo_train.view.tokens import texts_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from tokenizers import Tokenizer
 
     from hgpo_train.view.index import Index
@@ -36,8 +34,8 @@ _ROW: Final = (
     *("state_hash", "next_state_hash", "action_hash"),
 )
 _STEP: Final = (
-    *("trajectory", "step", "state", "action", "action_valid", "prompt", "response", "admissible_actions"),
-    *("response_token_ids", "response_logprobs", "finish_reason", "cut_pairs", "cut_tokens"),
+    *("trajectory", "step", "state", "action", "action_valid", "action_admissible", "admissible_actions", "prompt"),
+    *("response", "response_token_ids", "response_logprobs", "finish_reason", "cut_pairs", "cut_tokens"),
     *("policy_version", "environment_s", "policy_s"),
 )
 
@@ -133,18 +131,19 @@ def step_documents(index: Index, row: int, steps: int = 1, tokenizer: Tokenizer 
 def _step(step: dict[str, Any], row: int, tokenizer: Tokenizer | None) -> dict[str, Any]:
     tokens, chances = step.pop("response_token_ids"), step.pop("response_logprobs")
     prompt_tokens, admissible = step.pop("prompt_token_ids"), step["admissible_actions"]
+    is_admissible = step.pop("action_admissible")
     texts = None
     if tokens is not None and tokenizer is not None:
         texts = texts_of(tokenizer, tokens[:TOKENS], step["response"] if len(tokens) <= TOKENS else None)
     return {
         **step,
         "row": row,
-        "why_invalid": why_invalid(step["action_valid"], step["action"], step["response"], admissible),
+        "why_invalid": why_invalid(step["action_valid"], step["action"], step["response"], is_admissible),
         "state": shortened(step["state"]),
         "action": shortened(step["action"]),
         "prompt": shortened(step["prompt"], STEP_CHARACTERS),
         "response": shortened(step["response"], STEP_CHARACTERS),
-        "admissible": None if admissible is None else step["action"] in admissible,
+        "admissible": is_admissible,
         "admissible_actions": None if admissible is None else [shortened(text) for text in admissible[:ACTIONS]],
         "admissible_count": None if admissible is None else len(admissible),
         "prompt_tokens": None if prompt_tokens is None else len(prompt_tokens),
@@ -155,12 +154,12 @@ def _step(step: dict[str, Any], row: int, tokenizer: Tokenizer | None) -> dict[s
     }
 
 
-def why_invalid(valid: bool, action: str | None, response: str | None, admissible: Sequence[str] | None) -> str | None:
+def why_invalid(valid: bool, action: str | None, response: str | None, admissible: bool | None) -> str | None:
     """Return why an action is invalid, as far as the row shows it; None for a valid one.
 
     >>> why_invalid(False, "look", "<action>look</action>", None)
     'the response has no <think> tags'
-    >>> why_invalid(False, "fly", "fly", ["look"])
+    >>> why_invalid(False, "fly", "fly", False)
     'the action is not admissible in this state'
     """
     if valid:
@@ -171,6 +170,6 @@ def why_invalid(valid: bool, action: str | None, response: str | None, admissibl
     if parsed is not None and parsed.flaw and response != action:
         has = "contains" if parsed.flaw.startswith("CJK") else "has"
         return f"the response {has} {parsed.flaw}"
-    if admissible is not None and action not in admissible:
+    if admissible is False:
         return "the action is not admissible in this state"
     return "the environment did not accept it; the row does not say why"

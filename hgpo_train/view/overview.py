@@ -18,6 +18,7 @@ from hgpo_train.analysis.definitions import DEFINITIONS
 from hgpo_train.analysis.describe import beginning, describe
 from hgpo_train.analysis.resampling import student_quantile
 from hgpo_train.analysis.statistics import default_permutations, statistics, with_and_without_unchanged
+from hgpo_train.evaluation.comparison import TASK
 from hgpo_train.proportions import by_length, wilson_interval
 from hgpo_train.view.tasks import OUTCOMES
 
@@ -151,12 +152,10 @@ def comparison_document(first: Index, second: Index) -> dict[str, Any]:
         those with the largest differences in success, with the measures and the first group's position in each run.
     """
     sides = [
-        run.episodes.group_by("task_id", maintain_order=True).agg(
-            pl.col("task", "task_type", "number").first(), *_MEASURES.values()
-        )
+        run.episodes.group_by(TASK, maintain_order=True).agg(pl.col("task_type", "number").first(), *_MEASURES.values())
         for run in (first, second)
     ]
-    both = sides[0].join(sides[1], on="task_id", suffix=" of b", maintain_order="left")
+    both = sides[0].join(sides[1], on=TASK, suffix=" of b", maintain_order="left", nulls_equal=True)
     differences = {}
     for name in _MEASURES:
         change = (both[f"{name} of b"] - both[name]).drop_nulls()

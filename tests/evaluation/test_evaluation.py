@@ -24,7 +24,7 @@ def table(rows: list[tuple[int, str, float]], aborted: bool = False) -> pl.DataF
     return pl.DataFrame(
         [
             {"seed": seed, "task_id": task, "task_type": "kind", "success": value, "score": value, "won": value > 0.5}
-            | {"length": 5.0, "validity": 1.0, "admissibility": 1.0, "aborted": aborted}
+            | {"length": 5.0, "validity": 1.0, "admissibility": 1.0, "aborted": aborted, "env_id": "e", "task": "win"}
             for seed, task, value in rows
         ]
     )
@@ -114,6 +114,9 @@ def test_many_tasks_use_drawn_flips_near_the_exact_p() -> None:
 def test_evaluations_without_common_tasks_cannot_be_compared() -> None:
     with pytest.raises(InputError, match="no task in common"):
         compare(table([(1, "a", 1.0)]), table([(1, "b", 1.0)]))
+    for other in ("env_id", "task"):
+        with pytest.raises(InputError, match="no task in common"):
+            compare(table([(1, "a", 1.0)]), table([(1, "a", 1.0)]).with_columns(pl.lit("another").alias(other)))
 
 
 def test_the_command_resumes_compares_and_prints_json(tmp_path: Path, hgpo) -> None:
@@ -162,7 +165,7 @@ def test_a_scenario_is_solved_if_all_its_tasks_are(monkeypatch) -> None:
         (2, "a_1"): True, (2, "a_2"): False, (2, "b_1"): False, (2, "b_2"): False, (2, "c_1"): True, (2, "c_2"): True,
     }  # fmt: skip
     rows = [
-        {"run": "run", "iteration": seed, "task_id": task, "task_type": "difficulty 1", "env_id": "HGPO/AppWorld-v0"}
+        {"run": "run", "iteration": seed, "task_id": task, "task": "", "task_type": "difficulty 1", "env_id": "e"}
         | {"trajectory": f"{seed}/{task}", "group": 0, "step": 0, "won": won or False, "episode_won": won or False}
         | {"score": 0.5, "episode_return": 0.0, "action_valid": True, "action_admissible": True}
         | {"aborted": won is None, "error": None}

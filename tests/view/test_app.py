@@ -21,6 +21,7 @@ with warnings.catch_warnings():
 from hgpo_datasets import StepWriter, scan_steps
 from hgpo_train.advantages import compute, names
 from hgpo_train.local_server import is_known_host
+from hgpo_train.rollout import collect
 from hgpo_train.view.app import HEADERS, make_app
 from hgpo_train.view.sources import open_sources
 
@@ -164,9 +165,13 @@ def test_a_group_is_its_rows(rich_run, get) -> None:
     assert row == table.height
 
 
-def test_a_step_is_its_row(rich_run, get) -> None:
-    document = get(rich_run)
-    table = scan_steps(rich_run).collect()
+@pytest.mark.parametrize("env_id", ["HGPO/ALFWorld-v0", "HGPO/WebShop-v0"])
+def test_a_step_is_its_row(rich_run, get, tmp_path: Path, env_id: str) -> None:
+    run = rich_run if env_id == "HGPO/ALFWorld-v0" else tmp_path / "run"
+    if run != rich_run:
+        collect(env_id, "random", run, tasks=3)
+    document = get(run)
+    table = scan_steps(run).collect()
     documents = [step for row in range(0, table.height, 3) for step in document(f"runs/0/steps/{row}", steps=3)]
     for seen, row in zip(documents, table.iter_rows(named=True), strict=True):
         for name in ("trajectory", "step", "state", "action", "prompt", "response", "admissible_actions"):
@@ -174,6 +179,7 @@ def test_a_step_is_its_row(rich_run, get) -> None:
         assert seen["tokens"] == row["response_token_ids"]
         assert seen["logprobs"] == pytest.approx(row["response_logprobs"])
         assert (seen["why_invalid"] is None) == row["action_valid"]
+        assert seen["admissible"] == row["action_admissible"]  # WebShop's list of actions has no searches
 
 
 @pytest.mark.parametrize("estimator", names())
