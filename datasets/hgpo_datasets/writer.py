@@ -339,11 +339,14 @@ def _leaves(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _columns_to_drop(without: Collection[str], depth: int) -> list[str]:
+    """Return the columns that are not stored. Columns that readers do not compute again, and `won`, must be."""
     every = schema.columns(depth)
-    known = [*schema.FAMILIES, *(column.name for column in every)]
+    optional = [column for column in every if column.null and not column.derived and column.name != "won"]
+    known = {*schema.FAMILIES, *(column.name for column in every)}
+    accepted = {name for column in optional for name in (column.name, column.family)}
     for name in without:
         if name not in known:
-            raise InputError(unknown("column or family", name, known))
-        if any(column.name == name and not column.null for column in every):
-            raise InputError(f"column {name} is never null and must be stored; remove it from `without`")
-    return [column.name for column in every if column.null and not {column.name, column.family}.isdisjoint(without)]
+            raise InputError(unknown("column or family", name, sorted(accepted)))
+        if name not in accepted:
+            raise InputError(f"without: {name} is always stored, because readers need it; remove it")
+    return [column.name for column in optional if not {column.name, column.family}.isdisjoint(without)]

@@ -171,7 +171,7 @@ def test_resuming_goes_on_after_what_is_committed(tmp_path: Path) -> None:
         ({"depth": -1}, "depth: expected 0 to 64"),
         ({"run": "other"}, "contains the run"),
         ({"without": ["promt"]}, "did you mean 'prompt'"),
-        ({"without": ["reward"]}, "never null"),
+        ({"without": ["reward"]}, "is always stored"),
         ({"config": {"a": object()}}, "configuration of JSON values"),
         ({"config": {"a": "a\ud800"}}, "configuration of JSON values"),
         ({"defaults": {"iteraton": 1}}, "did you mean 'iteration'"),
@@ -195,6 +195,19 @@ def test_texts_left_out_keep_their_hashes(tmp_path: Path) -> None:
     with StepWriter(tmp_path / "again") as writer:  # a table without texts is rows, too
         writer.add_group(bare.drop("run"))
     assert_frame_equal(scan_steps(tmp_path / "again").drop("run").collect(), bare.drop("run"))
+
+
+def test_what_is_left_out_is_not_missed(tmp_path: Path) -> None:
+    always = {"hashes", "won", *(column.name for column in schema.columns() if column.derived or not column.null)}
+    for name in (*schema.FAMILIES, *(column.name for column in schema.columns())):
+        if name in always:
+            with pytest.raises(InputError, match=f"{name} is always stored"):
+                StepWriter(tmp_path / name, without=[name])
+            continue
+        with StepWriter(tmp_path / name, without=[name]) as writer:
+            writer.add_group({**row, "won": row["step"] == 2} for row in group("t"))
+        assert verify(tmp_path / name).ok
+        assert scan_steps(tmp_path / name).select("won", "history_hash_1").null_count().collect().row(0) == (0, 2)
 
 
 def test_no_secret_is_written(tmp_path: Path) -> None:
