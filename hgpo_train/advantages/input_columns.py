@@ -64,6 +64,9 @@ _NULLABLE: Final = re.compile(r"next_state.*|(?:history|context)_hash_[1-9]\d*")
 _REWARDS: Final = {"reward": "reward", "success": "won", "score": "score"}
 """The column that each value of `Parameters.reward` selects."""
 
+_FLAGS: Final = ("action_valid", "action_admissible", "aborted", "won")
+_TEXTS: Final = frozenset({"state", "next_state", "action"})
+
 
 def group_keys(columns: Collection[str]) -> list[str]:
     """Return the columns that identify a group of compared rollouts: those of `GROUP_KEYS`, or `task` for `task_id`."""
@@ -122,8 +125,13 @@ def columns_used(schema: pl.Schema, p: Parameters, reads: Sequence[str], name: s
         )
     if not schema["step"].is_integer():
         raise InputError(f"column step: expected integers, received {schema['step']}; convert it with cast")
-    if not (schema[reward].is_numeric() or schema[reward] in (pl.Boolean, pl.Null)):
-        raise InputError(f"column {reward}: expected numbers, received {schema[reward]}; convert it with cast")
+    for column, expected in {**dict.fromkeys(_FLAGS, "booleans"), reward: "numbers"}.items():
+        dtype = schema.get(column, pl.Null())
+        if not (dtype.is_numeric() or dtype in (pl.Boolean, pl.Null)):
+            raise InputError(f"column {column}: expected {expected}, received {dtype}; convert it with cast")
+    for column in _TEXTS & schema.keys():
+        if schema[column].is_nested():
+            raise InputError(f"column {column}: expected texts, received {schema[column]}; convert it with cast")
     optional = {"aborted", *(("next_state", "next_state_hash") if "next" in "".join(reads) else ())}
     known = [sources[column] for column in sources if not _NULLABLE.fullmatch(column)]
     checked = list(dict.fromkeys(source for several in known for source in several))
@@ -148,7 +156,7 @@ def prepare(
         InputError: A column is missing, or rows are invalid.
     """
     schema = steps.schema
-    stored, required = _stored(schema, p), reads or ()
+    stored, required = _stored(schema, p), reads or (["state_hash"] if p.state_key else ())
     if reads is None:
         depths = range(getattr(p, "history_length", hashing.DEFAULT_DEPTH) + 1)
         hashes = ["state_hash", "action_hash", "next_state_hash", *(f"{c}{k}" for c in CHAINS.values() for k in depths)]

@@ -136,7 +136,7 @@ def _prepared(chunk: pl.DataFrame, settings: Settings) -> pl.DataFrame:
     same = pl.col("state" if texts else f"{CHAINS[p.context]}0")
     executed = pl.col("(admissible)").shift(1).fill_null(value=True)
     unchanged = [((same == same.shift(1)) | ~executed).over("trajectory_key")]
-    unchanged += [pl.col("state").str.starts_with(NOTHING)] if texts else []
+    unchanged += [pl.col("state").cast(pl.String).str.starts_with(NOTHING)] if texts else []
     steps = steps.with_columns(
         (text_hash("state", mask_numbers) if texts else pl.lit(None, pl.Int64)).alias("(masked)"),
         pl.any_horizontal(unchanged).fill_null(value=False).alias("(unchanged)"),

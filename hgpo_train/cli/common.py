@@ -121,7 +121,8 @@ def environment_options(env_option: Sequence[str] | None, **options: Any) -> dic
     """Return the keyword arguments of the environment: options that are not None, and those of ``name=value`` texts.
 
     Raises:
-        InputError: One of `env_option` is not of the form ``name=value``, or has the name of an argument of `collect`.
+        InputError: One of `env_option` is not of the form ``name=value``, has the name of another option or of an
+            argument of `collect`, or has no effect on rollouts.
     """
     from inspect import signature
 
@@ -132,8 +133,11 @@ def environment_options(env_option: Sequence[str] | None, **options: Any) -> dic
     texts = {name: str(value) if isinstance(value, Path) else value for name, value in options.items()}
     known = {name: value for name, value in texts.items() if value is not None}
     assigned = read_assignments("--env-option", env_option or (), {})
-    for name in assigned.keys() & signature(collect).parameters.keys():
-        raise InputError(f"--env-option {name}: expected an argument of the environment, received one of `collect`")
+    for name in assigned:
+        if name in options:
+            raise InputError(f"--env-option {name}: use --{name.replace('_', '-')}")
+        if name in (*signature(collect).parameters, "render_mode", "sampling"):
+            raise InputError(f"--env-option {name}: expected an argument of the environment, received one of rollouts")
     return {**known, **assigned}
 
 

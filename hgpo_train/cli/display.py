@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sys
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 import orjson
+from rich.cells import cell_len
 from rich.console import Console
 from rich.progress import Progress, TimeElapsedColumn
 from rich.segment import Segment
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from rich.progress import TaskID
 
 T = TypeVar("T")
+_GAP: Final = 2
+_LABEL: Final = 24
+"""The width below which no column of texts falls, unless its texts are shorter."""
 
 
 class _CleanConsole(Console):
@@ -54,7 +58,7 @@ def print_table(
     texts: int = 1,
     console: Console | None = None,
 ) -> None:
-    """Print a table.
+    """Print a table. If its numbers do not fit beside its texts, they follow in further tables of the same rows.
 
     Args:
         columns: The titles of the columns; with empty ones, no titles are printed.
@@ -63,15 +67,27 @@ def print_table(
         texts: The number of columns, the first ones, that are texts. The others are numbers, aligned at the right.
         console: The console; by default standard output.
     """
-    shown = Text(f"\n{title}", style="table.title") if title else None  # no markup in it
-    table = Table(title=shown, title_justify="left", box=None, pad_edge=False)
-    table.show_header, table.padding = any(columns), (0, 2, 0, 0)
-    for position, name in enumerate(columns):
-        text = position < texts
-        table.add_column(name, justify="left" if text else "right", overflow="fold", no_wrap=not text)
-    for row in rows:
-        table.add_row(*(Text(printable(cell)) for cell in row))  # before columns are measured
-    (console or terminal()).print(table)
+    console = console or terminal()
+    cells = [[Text(printable(cell)) for cell in row] for row in rows]  # no markup in them
+    widths = [max(cell_len(line) for line in name.splitlines() or [""]) for name in columns]
+    widths = [max([width, *(row[place].cell_len for row in cells)]) for place, width in enumerate(widths)]
+    labels = [min(width, _LABEL) for width in widths[:texts]]
+    parts: list[list[int]] = [[]]
+    for place in range(texts, len(columns)):
+        if parts[-1] and sum(widths[each] + _GAP for each in (*parts[-1], place)) + sum(labels) > console.width:
+            parts.append([])
+        parts[-1].append(place)
+    for part in parts:
+        shown = Text(f"\n{title}", style="table.title") if title and part is parts[0] else None
+        table = Table(title=shown, title_justify="left", box=None, pad_edge=False)
+        table.show_header, table.padding = any(columns), (0, _GAP, 0, 0)
+        for name, width in zip(columns, labels, strict=False):
+            table.add_column(name, overflow="fold", min_width=width)
+        for place in part:
+            table.add_column(columns[place], justify="right", no_wrap=True)
+        for row in cells:
+            table.add_row(*row[:texts], *(row[place] for place in part))
+        console.print(table)
 
 
 def print_json(document: object) -> None:

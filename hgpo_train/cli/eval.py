@@ -48,6 +48,8 @@ def evaluate(
     as_json: common.Json = False,
 ) -> None:
     """Evaluate a policy on every task of a split, once per seed."""
+    import polars as pl
+
     from hgpo_datasets import scan_steps
     from hgpo_envs.errors import InputError
     from hgpo_train.evaluation import episode_table
@@ -55,7 +57,7 @@ def evaluate(
     from hgpo_train.evaluation.play import SAMPLING
     from hgpo_train.evaluation.summary import Prices
     from hgpo_train.policies.registry import policy_spec
-    from hgpo_train.rollout.env_handle import evaluation_split
+    from hgpo_train.rollout.env_handle import evaluation_split, open_env
     from hgpo_train.settings import read_assignments
 
     prices = Prices(price_in, price_out)
@@ -68,8 +70,20 @@ def evaluate(
         if policy.partition(":")[0] not in SAMPLING:
             raise InputError(f"--temperature: policy {policy!r} does not sample from a model; remove the option")
         options = {"temperature": temperature, **options}
+    environment = common.environment_options(
+        env_option,
+        split=split or evaluation_split(env),
+        data=data,
+        history_length=history_length,
+        max_steps=max_steps,
+        action_format=action_format,
+    )
     other = None if against is None else episode_table(scan_steps(against))
-    split = split or evaluation_split(env)
+    if other is not None:
+        handle = open_env(env, **environment)
+        both = other.filter(pl.col("env_id") == handle.env_id, pl.col("task_id").is_in(list(handle.tasks)))
+        if both.is_empty():
+            raise InputError(f"--against {against}: it has no task of {handle.env_id} that would be evaluated")
     play = partial(
         play,
         env,
@@ -82,14 +96,7 @@ def evaluate(
         workers=workers,
         retry_failed=retry_failed,
         max_failed=max_failed,
-        **common.environment_options(
-            env_option,
-            split=split,
-            data=data,
-            history_length=history_length,
-            max_steps=max_steps,
-            action_format=action_format,
-        ),
+        **environment,
     )
     common.play_and_report(play, partial(_report, against=against, other=other, as_json=as_json))
 

@@ -97,6 +97,9 @@ def test_wrong_columns_and_parameters_are_reported() -> None:
     for table, line in (
         (SMALL.with_columns(pl.col("step").cast(pl.Float64)), "column step: expected integers, received Float64"),
         (SMALL.with_columns(pl.col("reward").cast(pl.String)), "column reward: expected numbers, received String"),
+        (SMALL.with_columns(action_valid=pl.lit("yes")), "column action_valid: expected booleans, received String"),
+        (SMALL.with_columns(aborted=pl.lit("no")), "column aborted: expected booleans, received String"),
+        (SMALL.with_columns(pl.concat_list("state")), r"column state: expected texts, received List\(String\)"),
         (compute(SMALL, "hgpo"), "already has a column 'advantage'"),
     ):
         with pytest.raises(InputError, match=line):

@@ -75,6 +75,7 @@ class WebShopSource:
         **quirks: str | bool,
     ) -> None:
         _one_of("observation_mode", observation_mode, get_args(ObservationMode))
+        _one_of("show_attributes", show_attributes, (True, False))
         self._arguments = (data, goals, observation_mode, show_attributes, price_seed, shuffle_seed), quirks
         price_seed, shuffle_seed = checked_seed("price_seed", price_seed), checked_seed("shuffle_seed", shuffle_seed)
         catalogue = Catalogue.open(bundled_folder() if data is None else data)
@@ -135,5 +136,5 @@ _QUIRKS: Final[dict[str, Collection[object]]] = {
 
 
 def _one_of(kind: str, value: object, known: Collection[object]) -> None:
-    if value not in known:
+    if not any(value is each or (isinstance(value, str) and value == each) for each in known):  # 1 is no boolean
         raise InputError(unknown(kind, value, map(str, known)))
