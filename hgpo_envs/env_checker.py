@@ -28,6 +28,7 @@ from hgpo_envs.errors import one_line
 from hgpo_envs.responses import admissible
 from hgpo_envs.state_keys import mask_numbers, sort_lines
 from hgpo_envs.unicode_text import clean_text
+from hgpo_envs.wording import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -105,7 +106,7 @@ def check_environment(
             yield Finding("plays", "fail", f"{type(error).__name__}: {one_line(error, 300)}; states must never raise")
             return
         steps = sum(len(rollout.commands) for rollout in rollouts)
-        yield Finding("plays", "pass", f"{len(rollouts)} rollouts of {len(chosen)} tasks, {steps} steps")
+        yield Finding("plays", "pass", f"{len(rollouts)} rollouts of {counted(len(chosen), 'task')}, {steps} steps")
         yield _values(rollouts)
         yield _same(shared, rollouts, "replay", interleaved=False)
         yield _same(shared, rollouts, "many at a time", interleaved=True)

@@ -324,7 +324,7 @@ def _check_same(folder: Path, was: Header, now: Header, *, named: bool, configur
     stored = {"depth": was.depth, "schema version": was.schema_version} | (_leaves(was.config) if configured else {})
     asked = {"depth": now.depth, "schema version": now.schema_version} | (_leaves(now.config) if configured else {})
     for name in sorted(stored.keys() | asked.keys()):
-        before, after = stored.get(name, "nothing"), asked.get(name, "nothing")
+        before, after = stored.get(name, "unset"), asked.get(name, "unset")
         if before != after:
             raise InputError(f"{folder} was written with {name} {before}, not {after}; use another folder")
 

@@ -235,6 +235,7 @@ def _with_outcomes(steps: pl.DataFrame, p: Parameters, checked: Sequence[str]) -
         if bad.any():
             row = steps[int(bad.argmax())]
             value = row["task_id" if about == "task" and "task_id" in row.columns else about].item()
+            value = f"step {value} again" if about == "step" else value
             raise StepTableError(f"expected {expected}, received {'null' if value is None else value}", row)
     outcomes = {"first": first, "(aborted)": aborted}
     if p.penalty_at == "reward":

@@ -41,7 +41,7 @@ def read_variants(
     listed = [text.strip() for several in texts for text in several.split(",") if text.strip()]
     written = [name for text in listed for name in (names() if text == "all" else [text])]
     if not written or len(set(written)) < len(written):
-        raise InputError(f"--estimators: expected different estimators, such as hgpo,gigpo, received {written}")
+        raise InputError(f"estimators: expected different estimators, such as hgpo,gigpo, received {written}")
     split = [text.split(":") for text in written]
     named = [list(takewhile(lambda part: "=" not in part, parts)) for parts in split]
     estimators = [get(":".join(parts)) for parts in named]
@@ -53,7 +53,7 @@ def read_variants(
             raise InputError(unknown("parameter", name, sorted(every), limit=99))
     variants = []
     for number, (text, parts, estimator, known) in enumerate(zip(written, split, estimators, types, strict=True)):
-        assigned = read_assignments("--estimators", parts[len(named[number]) :], known)
+        assigned = read_assignments("estimators", parts[len(named[number]) :], known)
         values = {name: value for name, value in shared.items() if name in known} | assigned
         column = f"(estimate {number + 1})"
         variants.append(Variant(text, estimator.with_parameters(column=column, **values), assigned))

@@ -87,6 +87,10 @@ class RedactedCommand(PlainOptions, TyperCommand):
     def invoke(self, ctx: Any) -> Any:  # noqa: ANN401 (see above)
         """Run the command. Help is printed without this method, and so without the imports that redaction needs."""
         redact_output()
+        if ctx.params.get("processes", 1) < 1:
+            from hgpo_envs.errors import InputError
+
+            raise InputError(f"--processes: expected at least 1, received {ctx.params['processes']}")
         out = ctx.params.get("out")
         if out is not None and "://" not in str(out):
             check_output_path(Path(out))

@@ -274,7 +274,9 @@ class Collector:
             tally.won += seat.episode.state.won is True
             tally.unknown += seat.episode.state.won is None
         else:
+            finished = len(trajectory.rows)
             trajectory.abort(failure)
+            tally.steps += len(trajectory.rows) - finished  # the step that failed
             tally.aborted += 1
             tally.reasons[str(failure)] += 1
             tally.failing.append(trajectory.group.task_id)

@@ -11,7 +11,7 @@ import gymnasium
 from hgpo_envs.env import TextEnv
 from hgpo_envs.environment_spec import environment_ids, environment_spec
 from hgpo_envs.episode import Settings, check_template, settings_for
-from hgpo_envs.errors import InputError
+from hgpo_envs.errors import InputError, unknown
 from hgpo_envs.registration import make_env, resolve_id
 from hgpo_envs.sources import SharedSource, Split, open_shared
 
@@ -93,6 +93,8 @@ def evaluation_split(env_id: str) -> str:
     """
     env_id = resolve_id(env_id)
     split = environment_spec(env_id).evaluation_split if env_id in environment_ids() else None
+    if env_id not in gymnasium.registry:
+        raise InputError(unknown("environment", env_id, environment_ids()))
     if split is None:
         raise InputError(f"{env_id} has no default split for evaluation; give one with --split")
     return split

@@ -58,7 +58,7 @@ def test_invalid_rows_are_named(name: str) -> None:
             compute(table, name).collect()
     with pytest.raises(InputError, match=f"expected a value as action_valid, received null {place}1"):
         compute(SMALL.with_columns(action_valid=pl.Series([True, True, True, None])), name).collect()
-    with pytest.raises(InputError, match=f"expected each step of a trajectory once, received 1 {place}1"):
+    with pytest.raises(InputError, match=f"expected each step of a trajectory once, received step 1 again {place}1"):
         compute(pl.concat([SMALL, SMALL.tail(1)]), name).collect()
     with pytest.raises(InputError, match=r"expected each trajectory in one task, received b at task='b', traj.*'y'"):
         compute(SMALL.with_columns(task=pl.Series(["a", "a", "a", "b"])), name).collect()

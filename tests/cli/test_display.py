@@ -1,0 +1,21 @@
+"""Tables on narrow terminals."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from hgpo_train.cli.display import print_table
+
+
+@pytest.mark.parametrize("width", [40, 60, 200])
+def test_every_cell_is_shown_with_the_label_of_its_row(width: int) -> None:
+    names, kinds = [f"a number {place}" for place in range(8)], ["look_at_obj_in_light", "pick"]
+    numbers = [[f"{row}{place}.000" for place in range(8)] for row in range(2)]
+    output = io.StringIO()
+    rows = [[kind, *row] for kind, row in zip(kinds, numbers, strict=True)]
+    print_table(["task type", *names], rows, console=Console(file=output, width=width))
+    lines = [line.split() for line in output.getvalue().splitlines()]
+    for kind, row in zip(kinds, numbers, strict=True):
+        assert [cell for line in lines if line[0] == kind for cell in line[1:]] == row
+    assert max(map(len, output.getvalue().splitlines())) <= width
