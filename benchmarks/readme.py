@@ -26,7 +26,7 @@ COMMANDS: Final = {
     ),
     "alfworld_experts": "python benchmarks/alfworld_experts.py json_2.1.1 --generated 1200",
     "learning_webshop": (
-        "python benchmarks/learning.py --world webshop --set environment_steps=5000 --set evaluation.every=5"
+        "python benchmarks/learning.py --world webshop --set environment_steps=12000 --set evaluation.every=5"
     ),
     "appworld": "PYTHONPATH=benchmarks python integrations/appworld/benchmarks/appworld.py --data .../root",
 }

@@ -34,7 +34,7 @@ from hgpo_envs.errors import InputError, one_line, unknown
 from hgpo_envs.files.untrusted_files import read_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from _typeshed import DataclassInstance
 
@@ -53,7 +53,24 @@ _FAULT: Final = re.compile(r"(?:Expected )?(.*?)(?:, got .*?)?(?: - at `\$(.*)`)
 """An error message of msgspec: the expected type or range, and the path below the value."""
 
 
-def read_toml(path: Path, _extended_by: tuple[Path, ...] = ()) -> dict[str, Any]:
+def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `base` updated with `over`; nested tables are merged.
+
+    >>> merge({"a": {"b": 1, "c": 2}}, {"a": {"b": 3}})
+    {'a': {'b': 3, 'c': 2}}
+    """
+    merged = dict(base)
+    for key, value in over.items():
+        both = isinstance(value, dict) and isinstance(merged.get(key), dict)
+        merged[key] = merge(merged[key], value) if both else value
+    return merged
+
+
+def read_toml(
+    path: Path,
+    merge_layers: Callable[[Mapping[str, Any], Mapping[str, Any]], dict[str, Any]] = merge,
+    _extended_by: tuple[Path, ...] = (),
+) -> dict[str, Any]:
     """Read a TOML file and those that it `extends` (a path or a list of paths, relative to it), which it overrides."""
     path = Path(path).resolve()
     if path in _extended_by:
@@ -69,21 +86,8 @@ def read_toml(path: Path, _extended_by: tuple[Path, ...] = ()) -> dict[str, Any]
         raise InputError(f"{path}: expected extends to name a file or a list of files, received {parents!r}")
     merged: dict[str, Any] = {}
     for name in names:
-        merged = merge(merged, read_toml(path.parent / name, (*_extended_by, path)))
-    return merge(merged, values)
-
-
-def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `base` updated with `over`; nested tables are merged.
-
-    >>> merge({"a": {"b": 1, "c": 2}}, {"a": {"b": 3}})
-    {'a': {'b': 3, 'c': 2}}
-    """
-    merged = dict(base)
-    for key, value in over.items():
-        both = isinstance(value, dict) and isinstance(merged.get(key), dict)
-        merged[key] = merge(merged[key], value) if both else value
-    return merged
+        merged = merge_layers(merged, read_toml(path.parent / name, merge_layers, (*_extended_by, path)))
+    return merge_layers(merged, values)
 
 
 class Settings:

@@ -10,6 +10,8 @@ import typer
 from hgpo_train.cli import common  # typer reads the annotations
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rich.console import Console
 
     from hgpo_train.training.config import Config
@@ -79,6 +81,7 @@ def _run(
     from hgpo_train.advantages import get
     from hgpo_train.models.checkpoint_files import list_checkpoints
     from hgpo_train.training.display import Display
+    from hgpo_train.training.push import evaluation_command
     from hgpo_train.training.trainer import Trainer, update_alone
 
     if (steps is None) != (advantages is None):
@@ -103,5 +106,7 @@ def _run(
             metrics, table = folder / "metrics.jsonl", folder / "steps"
             console.print(f"Metrics are in [bold]{metrics}[/], the steps in [bold]{table}[/].", soft_wrap=True)
     policy = list_checkpoints(folder / "checkpoints")[-1]
-    following = ("stats", folder) if steps is None else ("rollout", "--policy", f"transformers:{folder}")
+    following: Sequence[object] = ("stats", folder)
+    if steps is not None:
+        following = (*evaluation_command(settings, f"transformers:{folder}"), "--out", f"{folder}-eval")
     console.print(f"The policy is in [bold]{policy}[/]. {common.next_commands(following)}", soft_wrap=True)

@@ -15,6 +15,7 @@ from msgspec import Meta
 
 from hgpo_envs.errors import InputError, unknown
 from hgpo_envs.prompts import VERL_AGENT, template_file
+from hgpo_train.advantages import get
 from hgpo_train.models.config import ModelConfig
 from hgpo_train.rollout.failures import MAX_FAILED
 from hgpo_train.settings import (
@@ -31,10 +32,11 @@ from hgpo_train.settings import (
     read_value,
     split_assignment,
     to_dict,
+    types_of,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
 C = TypeVar("C", "Config", "SftConfig")
 Decay = Annotated[float, Meta(ge=0, lt=1)]
@@ -374,10 +376,27 @@ def load_config(source: str | Path | None, overrides: Iterable[str] = (), cls: t
             if str(source) not in known:
                 raise InputError(unknown("configuration or missing file", str(source), known, limit=6))
             path = known[str(source)]
-        merged = merge(merged, read_toml(path))
-    for text in overrides:
-        merged = merge(merged, _override(text, cls))
-    return build(cls, merged)
+        merged = _merge(merged, read_toml(path, _merge))
+    # the estimator first, because it drops parameters
+    for text in sorted(overrides, key=lambda text: not text.startswith("advantage.estimator=")):
+        merged = _merge(merged, _override(text, cls))
+    config = build(cls, merged)
+    if isinstance(config, Config):
+        try:
+            get(config.advantage.estimator).with_parameters(**config.advantage.parameters)
+        except InputError as error:
+            raise InputError(f"advantage.parameters of {config.advantage.estimator}: {error}") from None
+    return config
+
+
+def _merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge two layers of a configuration. A new estimator drops the parameters below that it does not have."""
+    new, old = (layer.get("advantage") for layer in (over, base))
+    if isinstance(new, dict) and isinstance(old, dict) and isinstance(new.get("estimator"), str):
+        known = types_of(type(get(new["estimator"]).parameters))
+        parameters = {name: value for name, value in old.get("parameters", {}).items() if name in known}
+        base = {**base, "advantage": {**old, "parameters": parameters}}
+    return merge(base, over)
 
 
 def _override(text: str, cls: type) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 import tempfile
 from pathlib import Path
@@ -96,6 +97,23 @@ def _upload(folder: Path, repo: str, message: str, *, public: bool) -> str:
     return str(url)
 
 
+def evaluation_command(config: Config, policy: str) -> list[str]:
+    """Return the arguments of `hgpo` that play a policy with the prompts, format and limits of its training."""
+    environment, rollout, plain = config.environment, config.rollout, Config().environment
+    flags = {"env": environment.id, "policy": policy, "split": config.evaluation.split}
+    flags |= {} if environment.data == "bundled" else {"data": "DATA"}
+    flags |= {"history-length": environment.history_length, "max-steps": environment.max_steps}
+    flags |= {"action-format": environment.action_format, "temperature": config.evaluation.temperature}
+    arguments = ["eval", *(text for name, value in flags.items() for text in (f"--{name}", str(value)))]
+    shown = {name: getattr(environment, name) for name in ("prompt_template", "prompt_style", "system_prompt")}
+    options = {name: value for name, value in shown.items() if value != getattr(plain, name)} | environment.options
+    limits = {name: getattr(rollout, name) for name in ("max_prompt_tokens", "max_response_tokens", "overflow")}
+    for kind, values in (("env", options), ("policy", limits)):
+        texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in values.items()}
+        arguments += [part for name, text in texts.items() for part in (f"--{kind}-option", f"{name}={text}")]
+    return arguments
+
+
 def model_card(
     config: Config, state: TrainingState, metrics: Sequence[dict[str, Any]], *, adapters: bool = False
 ) -> str:
@@ -130,9 +148,12 @@ def model_card(
                 mark = " this model" if iteration == state.iteration else ""
                 lines.append(f"| {iteration} | {success:.1%} | {'█' * round(BAR * success)}{mark} |")
         lines.append("")
+    command = shlex.join(evaluation_command(config, "transformers:FOLDER"))
+    if environment.prompt_template:  # a file of this machine, without its folder
+        command = command.replace(environment.prompt_template, Path(environment.prompt_template).name)
     commands = [
-        f"hgpo eval --env {environment.id} --policy transformers:FOLDER --out runs/eval   # evaluate this folder",
-        "hgpo train config.toml --out runs/again                          # train again, with this configuration",
+        f"hgpo {command} --out runs/eval  # evaluate this folder",
+        "hgpo train config.toml --out runs/again  # train again, with this configuration",
     ]
     lines += ["## Commands", "", *(f"    {command}" for command in commands), ""]
     lines += ["The license of the weights is that of the base model.", ""]

@@ -208,3 +208,17 @@ def test_official_games_are_found_where_alfworld_keeps_them(tmp_path, monkeypatc
     (tmp_path / "alfworld.pack").write_bytes(pack.read_bytes())
     config = load_config("alfworld-1.5b-grpo", ["environment.split=all"])
     assert env_options(config, config.environment.split)["data"] == "alfworld.pack"
+
+
+def test_another_estimator_drops_the_parameters_that_it_does_not_have(tmp_path):
+    dropped = load_config("tiny-alfworld", ["advantage.parameters.gamma=0.9", "advantage.estimator=grpo"]).advantage
+    assert dropped.estimator == "grpo"
+    assert dropped.parameters == {
+        "reward": "success", "reward_scale": 10.0, "invalid_action_penalty": 0.0, "gamma": 0.9
+    }  # fmt: skip
+    own = tmp_path / "own.toml"
+    own.write_text(f'extends = "{shipped()["tiny-alfworld"]}"\n[advantage]\nestimator = "rloo"\n')
+    assert "history_length" not in load_config(own).advantage.parameters
+    for override in ("advantage.parameters.history_length=1", "advantage.parameters.gama=1"):
+        with pytest.raises(InputError, match=r"advantage\.parameters of rloo: unknown parameter"):
+            load_config(own, [override])

@@ -1,10 +1,12 @@
 """`hgpo push`: the folder loads in Transformers, and the card says what was trained."""
 
 import json
+import shlex
 
 import pytest
 from lazily import Lazy, lazily
 
+from hgpo_datasets import scan_steps
 from hgpo_envs.errors import InputError
 from hgpo_train.models.checkpoint_files import STATE, list_checkpoints
 from hgpo_train.training.config import replace
@@ -26,7 +28,7 @@ def run(config, runs):
 
 
 @pytest.mark.slow
-def test_a_pushed_folder_is_a_model_with_a_card(run, hgpo, tmp_path):
+def test_a_pushed_folder_is_a_model_with_a_card(run, config, hgpo, tmp_path):
     best = json.loads((list_checkpoints(run / "checkpoints")[-1] / STATE).read_text())["best"]
     code, output, errors = hgpo("push", run, "--out", tmp_path / "model")
     assert (code, "The model is in" in output) == (0, True), errors
@@ -43,6 +45,14 @@ def test_a_pushed_folder_is_a_model_with_a_card(run, hgpo, tmp_path):
     assert "/tmp" not in text
     for line in ("Doors", "`hgpo`", "| 0 | ", f"{best} iterations of 2 tasks × 2 rollouts", "hgpo eval", "this model"):
         assert line in text, line
+    command = next(line for line in text.splitlines() if "hgpo eval" in line).partition("  #")[0]
+    names = {"FOLDER": folder, "runs/eval": tmp_path / "eval", "short.j2": config.environment.prompt_template}
+    for name, path in names.items():
+        command = command.replace(name, str(path))
+    code, _, errors = hgpo(*shlex.split(command)[1:])
+    assert code == 0, errors
+    prompts = [scan_steps(path).select("prompt").collect().item(0, 0) for path in (run, tmp_path / "eval")]
+    assert all(prompt.startswith("light the lamp") for prompt in prompts)  # as the template does
     code, _, errors = hgpo("push", run, "--out", folder)
     assert (code, "Traceback" in errors) == (2, False)
 
