@@ -164,8 +164,9 @@ def prepare(
     _, checked = columns_used(schema, p, required, name)
     if steps.is_empty():
         raise StepTableError("the step table has no rows")
-    if steps["step"].null_count():
-        raise StepTableError("expected an integer as step in every row, received null; drop or repair such rows")
+    for column in ("task_id" if "task_id" in schema else "task", "trajectory", "step"):
+        if steps[column].null_count():
+            raise StepTableError(f"expected a value as {column} in every row, received null; drop or repair such rows")
     penalty = pl.lit(0.0)
     if p.invalid_action_penalty:
         penalty = pl.when(pl.col("action_valid").cast(pl.Boolean)).then(0.0).otherwise(p.invalid_action_penalty)

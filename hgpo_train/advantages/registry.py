@@ -182,7 +182,9 @@ def _estimates(columns: Sequence[pl.Series], estimator: Estimator) -> pl.Series:
         table = estimator.apply(prepared).select("(row)", "(aborted)", *added).collect(engine=engine)
     except InputError as error:  # of a query that is part of this one
         raise StepTableError(str(error)) from None
-    except (AttributeError, pl.exceptions.ColumnNotFoundError) as error:
+    except OverflowError as error:
+        raise StepTableError(f"{estimator.name}: a parameter is too large ({one_line(error)})") from error
+    except (AttributeError, pl.exceptions.ColumnNotFoundError, pl.exceptions.InvalidOperationError) as error:
         expected = f"to return a LazyFrame with {listed(list(estimator.added.values()))}, from columns that it receives"
         raise StepTableError(f"expected the estimator {estimator.name} {expected} ({one_line(error)})") from error
     if table.height != steps.height:

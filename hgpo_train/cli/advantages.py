@@ -111,7 +111,7 @@ def advantages(
 
 
 def default_out(run: Path, names: Sequence[str]) -> Path:
-    """Return the default path of the table: beside the run, named after the estimators.
+    """Return the default path of the table: beside the run, named after the estimators, without colons (Windows).
 
     It is never in a run: for a run's `steps/` or a shard it is beside the run, and for a pattern (`folder/*.parquet`)
     beside the folder.
@@ -127,4 +127,4 @@ def default_out(run: Path, names: Sequence[str]) -> Path:
     else:
         owner = run_with_steps(run)
         name = run.name if owner is None else owner.name
-    return (owner or run).parent / f"{name}.advantages" / f"{'+'.join(names)}.parquet"
+    return (owner or run).parent / f"{name}.advantages" / f"{'+'.join(names).replace(':', '-')}.parquet"

@@ -262,7 +262,7 @@ class Config(Settings):
     """The run's name in trackers and step tables."""
     seed: int = 0
     """Seed of the task order, sampling and mini-batches."""
-    iterations: NonNegativeInt = 160
+    iterations: PositiveInt = 160
     """Number of iterations; each collects rollouts, computes advantages and updates the policy."""
     environment_steps: PositiveInt | None = None
     """Stop after the iteration that reaches this number of environment steps, to compare runs of equal length."""

@@ -100,7 +100,7 @@ def _upload(folder: Path, repo: str, message: str, *, public: bool) -> str:
 def evaluation_command(config: Config, policy: str) -> list[str]:
     """Return the arguments of `hgpo` that play a policy with the prompts, format and limits of its training."""
     environment, rollout, plain = config.environment, config.rollout, Config().environment
-    flags = {"env": environment.id, "policy": policy, "split": config.evaluation.split}
+    flags: dict[str, object] = {"env": environment.id, "policy": policy, "split": config.evaluation.split}
     flags |= {} if environment.data == "bundled" else {"data": "DATA"}
     flags |= {"history-length": environment.history_length, "max-steps": environment.max_steps}
     flags |= {"action-format": environment.action_format, "temperature": config.evaluation.temperature}

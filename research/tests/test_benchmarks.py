@@ -37,7 +37,8 @@ def test_the_first_estimator_runs_again_with_other_seeds():
     again = runs["grpo, other seeds-1"]
     assert again.seed not in {run.seed for name, run in runs.items() if "other" not in name}
     assert again.advantage == runs["grpo-1"].advantage
-    table = pl.DataFrame({"task_id": ["a", "b"], "success": [1.0, 0.0], "aborted": False})
+    values = {"env_id": "e", "task_id": ["a", "b"], "task": "win", "success": [1.0, 0.0]}
+    table = pl.DataFrame(values | {"aborted": False})
     played = drawn.by_estimator(dict.fromkeys(runs, table))
     pair = {"grpo", "grpo, other seeds"}
     (row,) = [each for each in drawn.differences(played, {}) if {each["first"], each["second"]} == pair]

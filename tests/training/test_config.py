@@ -103,7 +103,7 @@ def test_invalid_values_are_reported_in_one_line():
 def test_invalid_values_are_rejected_in_python_as_well():
     get_hgpo = get("hgpo").with_parameters
     for make, line in (
-        (lambda: Config(iterations=-1), "setting iterations: expected int >= 0, received -1"),
+        (lambda: Config(iterations=-1), "setting iterations: expected int >= 1, received -1"),
         (lambda: Config(iterations="x"), "setting iterations: expected int, received 'x'"),
         (lambda: dataclasses.replace(Config().update, epochs=0), "setting epochs: expected int >= 1, received 0"),
         (lambda: replace(SftConfig(), update={"epochs": 0}), "setting update.epochs: expected int >= 1, received 0"),

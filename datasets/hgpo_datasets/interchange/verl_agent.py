@@ -101,7 +101,8 @@ def import_rollouts(
         success_reward: Reward of a success in the recorded environment; all rewards are divided by it.
 
     Raises:
-        InputError: A line is no `Record`, or the prompts do not give the order of a trajectory's steps.
+        InputError: A line is no `Record`, the prompts do not give the order of a trajectory's steps, or there is no
+            complete trajectory.
     """
     if not (math.isfinite(success_reward) and success_reward > 0):
         raise InputError(f"success_reward: expected a positive number, received {success_reward}")
@@ -120,6 +121,8 @@ def import_rollouts(
                 summary.steps += len(rows)
             summary.trajectories += len(trajectories)
             summary.groups += len(groups)
+        if not summary.steps:
+            raise InputError(f"{source}: expected rollouts, received no complete trajectory")
     return summary
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path  # noqa: TC003 - typer reads the annotations
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -74,7 +75,7 @@ def compare_estimators(
     """Compare estimators on a saved run: by gain, or by correlation, bias, variance and sign with true advantages."""
     from hgpo_datasets import scan_steps
     from hgpo_datasets.sources import run_with_steps
-    from hgpo_envs.errors import InputError
+    from hgpo_envs.errors import InputError, unknown
     from hgpo_research.comparison import compare_estimators as compare
     from hgpo_research.comparison.files import is_comparison, write_comparison
     from hgpo_research.comparison.inputs import truth_rewards
@@ -84,6 +85,10 @@ def compare_estimators(
 
     if device is not None and model is None:
         raise InputError("--device is an option of --model; name a checkpoint with --model")
+    if measure not in {"gain", "correlation"}:
+        raise InputError(unknown("measure", measure, ["gain", "correlation"]))
+    if not 0 < kl < math.inf:
+        raise InputError(f"--kl: expected a positive number, received {kl:g}")
     if measure == "gain":
         _gain(run, estimators, truth, model, device or "auto", setting or [], folds, kl, seed, out)
         return

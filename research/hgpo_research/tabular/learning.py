@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 import numpy as np
 import polars as pl
 
+from hgpo_envs.errors import InputError
 from hgpo_research.tabular.policy import TabularPolicy, Visits
 from hgpo_research.tabular.rollouts import rollouts, success
 from hgpo_research.tabular.updates import Adam, FixedKL
@@ -115,7 +116,12 @@ def curves(
         watch: Called with the names of tasks and method, the number of updates and the policies, before each update and
             at the end.
         held_out: For each set of tasks, others with its parameters, which nobody learns.
+
+    Raises:
+        InputError: There are more sets than seeds.
     """
+    if len(task_sets) > how.seeds:
+        raise InputError(f"--task-sets: expected at most {how.seeds}, the number of seeds, received {len(task_sets)}")
     first = next(iter(named))
     runs = [(first, named[first], 0), (first + AGAIN, named[first], 1)]
     runs += [(name, new, 0) for name, new in named.items() if name != first]
