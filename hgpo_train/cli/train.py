@@ -24,7 +24,7 @@ def train(
     resume: Annotated[bool, typer.Option("--resume", help="Resume the run in the folder.")] = False,
     print_config: common.PrintConfig = False,
     plan: Annotated[bool, typer.Option("--plan", help="Print the memory it needs; exit with 1 if too much.")] = False,
-    card: Annotated[str | None, typer.Option(help="With --plan: a card, such as H100-80, or GB.")] = None,
+    card: Annotated[str | None, typer.Option(help="The card of --plan, such as H100-80, or GB.")] = None,
     steps: Annotated[Path | None, typer.Option(help="Only update the policy, on this step table.")] = None,
     advantages: Annotated[Path | None, typer.Option(help="With --steps: the table of hgpo advantages.")] = None,
     list_configs: Annotated[bool, typer.Option("--list", help="List the shipped configurations and exit.")] = False,

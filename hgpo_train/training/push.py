@@ -48,7 +48,10 @@ def push(
     if (out is None) == (repo is None):
         raise InputError("expected a folder (--out) or a repository of the hub (--repo), and not both")
     checkpoint = _checkpoint(run, iteration)
-    config = load_config(run / CONFIG)
+    try:
+        config = load_config(run / CONFIG)
+    except InputError as error:  # such as the settings of `hgpo sft`
+        raise InputError(f"{run}: expected the folder of a run of hgpo train ({error})") from None
     state = read_json(checkpoint / STATE, TrainingState)
     card = model_card(config, state, read_metrics(run / METRICS), adapters=_has_adapters(checkpoint))
     if out is not None:
