@@ -28,7 +28,7 @@ def stats(
     reward_scale: common.RewardScale = None,
     state_key: common.StateKey = None,
     by: Annotated[list[str] | None, typer.Option(help="A column to split by: task_type; may be repeated.")] = None,
-    permutations: Annotated[int | None, typer.Option(help="Permutations for what chance gives. Default: at most 20.")] = None,
+    permutations: Annotated[int | None, typer.Option(help="Permutations for chance alone. Default: up to 20.")] = None,
     seed: Annotated[int, typer.Option(help="The seed of intervals and permutations.")] = 0,
     processes: common.Processes = 1,
     out: Annotated[Path | None, typer.Option(file_okay=False, help="A folder for the tables as CSV files.")] = None,
