@@ -42,6 +42,8 @@ def view(
 
     if terminal and out is not None:
         raise InputError("--terminal has no meaning with --out; leave one of them out")
+    if task and out is None:
+        raise InputError("--task selects the tasks of a page; name one with --out")
     if terminal:
         _show(open_sources(run), estimator or ())
     elif out is not None:
