@@ -163,8 +163,8 @@ def _converted(hint: Any, value: Any, noun: str, name: str) -> Any:  # noqa: ANN
         return build(hint, value, noun, f"{name}.")
     if value == "none" and type(None) in get_args(hint):  # TOML has no null
         return None
-    if isinstance(value, float):
-        value = float(value)  # numpy.float64 is a subclass of float, which msgspec rejects
+    if type(value).__module__ == "numpy" and hasattr(value, "item"):
+        value = value.item()  # msgspec rejects NumPy's numbers
     try:
         return msgspec.convert(value, hint)
     except msgspec.ValidationError as error:

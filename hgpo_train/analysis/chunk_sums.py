@@ -9,6 +9,7 @@ import polars as pl
 
 from hgpo_envs.errors import InputError, unknown
 from hgpo_envs.state_keys import mask_numbers
+from hgpo_envs.wording import listed
 from hgpo_train.advantages.alfworld_nodes import ALFWORLD_NODES, NOTHING
 from hgpo_train.advantages.input_columns import CHAINS, prepare, row_keys, text_hash
 from hgpo_train.advantages.windows import chain
@@ -62,6 +63,8 @@ def part_sums(
     table = table.with_columns(pl.lit(0).alias(ALL), task.alias("(task)"))
     units = table.select(*by, "(task)").unique(maintain_order=True).with_row_index("(unit)").cast({"(unit)": pl.Int64})
     table = table.join(units, on=[*by, "(task)"], how="left", nulls_equal=True, maintain_order="left")
+    if (table.group_by(row_keys(schema)[:-1]).agg(pl.col("(unit)").n_unique())["(unit)"] > 1).any():
+        raise InputError(f"columns to split by: expected one value in each trajectory, received {listed(by)}")
     prepared = _prepared(table, settings)
     episodes = ("episodes", _episode_sums(prepared, units.drop("(task)")))
     prepared = prepared.filter(~pl.col("(aborted)"))

@@ -351,8 +351,13 @@ def test_invalid_input_is_reported() -> None:
     table = pl.DataFrame([("a", "x", 0, "s", 0.0, True)], NAMES, orient="row")
     with pytest.raises(InputError, match="did you mean 'trajectory'"):
         statistics(table, by=["trajectori"])
+    with pytest.raises(InputError, match="expected one value in each trajectory, received step"):
+        statistics(pl.concat([table, table.with_columns(step=pl.lit(1, pl.Int64))]), by=["step"])
     with pytest.raises(InputError, match="unknown state key"):
         statistics(table, state_key="mask")
+    for column, key in (("state", "mask-numbers"), ("trajectory", None)):
+        with pytest.raises(InputError, match=f"a value as {column}"):
+            statistics(table.with_columns(pl.lit(None, pl.String).alias(column)), state_key=key)
     for name in ("resamples", "permutations", "seed"):
         with pytest.raises(InputError, match=f"{name}: expected an integer of at least"):
             statistics(table, **{name: -1})
