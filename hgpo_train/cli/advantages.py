@@ -83,7 +83,7 @@ def advantages(
     if out is None and remote:
         raise InputError(f"{run}: expected --out with the path or URL of the table; give one")
     target = out if out is not None and "://" in out else Path(out) if out else default_out(Path(run), names)
-    if not str(target).endswith(".parquet") and not Path(target).is_dir():
+    if Path(target).suffix not in {"", ".parquet"}:
         raise InputError(f"--out: expected the path of a table, such as advantages.parquet, received {target}")
     if isinstance(target, Path):
         if not remote:
