@@ -153,9 +153,20 @@ def compute(
     return _add(step_table(steps), estimator.with_parameters(column=column, details=details, **parameters))
 
 
-def compute_many(steps: StepTable, estimators: Iterable[Estimator]) -> pl.LazyFrame:
-    """Add the columns of several estimators, which have different names, to a step table; see `compute`."""
-    return reduce(_add, estimators, step_table(steps))
+def compute_many(steps: StepTable, estimators: Iterable[str | Estimator]) -> pl.LazyFrame:
+    """Add the columns of several estimators, which have different names, to a step table; see `compute`.
+
+    The column of an estimator that is given by its registered name is `advantage_<name>`.
+
+    >>> table = pl.LazyFrame({"task": "a", "trajectory": ["x", "y"], "step": 0, "reward": [1.0, 0.0],
+    ...                       "action_valid": True})
+    >>> compute_many(table, ["grpo", "rloo"]).select("advantage_grpo", "advantage_rloo").collect().rows()
+    [(0.707..., 10.0), (-0.707..., -10.0)]
+    """
+    named = (
+        get(each).with_parameters(column=f"advantage_{each}") if isinstance(each, str) else each for each in estimators
+    )
+    return reduce(_add, named, step_table(steps))
 
 
 def _add(steps: pl.LazyFrame, estimator: Estimator) -> pl.LazyFrame:

@@ -96,9 +96,8 @@ def _run(
             if settings.environment.prompt_style == "memory":
                 estimator = get(settings.advantage.estimator).with_parameters(**settings.advantage.parameters)
                 common.note_memory(settings.environment.history_length, [estimator])
-            trainer = Trainer(settings, folder, display, resume=resume)
             with display.live():
-                state = trainer.run()
+                state = Trainer(settings, folder, display, resume=resume).run()
             if state.best and (best := folder / "checkpoints" / f"{state.best:06d}").exists():
                 console.print(
                     f"The best on held-out tasks ({state.best_success:.1%}) is [bold]{best}[/].", soft_wrap=True

@@ -92,8 +92,8 @@ def first_training(folder: Path, console: Console, *, seed: int = 0, iterations:
         soft_wrap=True,
     )
     display = Display(console, config.iterations)
-    trainer = Trainer(config, folder / "train", display, resume=True)
     with display.live():
+        trainer = Trainer(config, folder / "train", display, resume=True)
         trainer.run()
     result = FirstTraining(trainer.folder, _success(trainer.folder / "evaluation"))
     picture = Console(record=True, width=90, file=io.StringIO())

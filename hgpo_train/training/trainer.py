@@ -116,11 +116,13 @@ class Trainer:
         }
         with removed_if_unused(folder), ExitStack() as resources:
             self._table = resources.enter_context(open_run(folder, config, inputs, free_settings(config)))
-            self.model, self.learner, self.state = load_policy(self.config, folder)
+            with display.stage("load the model"):
+                self.model, self.learner, self.state = load_policy(self.config, folder)
             free_gpu(config.rollout, self.learner.optimiser)
             # The engine is last: its share is fixed by the plan, and what the learner holds by then is not its own.
             options = dict(config.rollout.engine_options if plan is None else plan.engine_options())
-            self.policy = make_policy(self.model, self.tokenizer, _engine_context(config, options))
+            with display.stage(f"start {config.rollout.engine}"):  # vLLM takes a minute or two
+                self.policy = make_policy(self.model, self.tokenizer, _engine_context(config, options))
             resources.enter_context(closing(self.policy))
             self._ahead: Future[tuple[pl.DataFrame, float]] | None = None
             self._beside = resources.enter_context(ThreadPoolExecutor(1, "hgpo-rollouts"))
