@@ -101,6 +101,8 @@ class Person:
             self._console.rule()
             self._console.print(request.instruction, style="bold", markup=False)
         self._show(f"step {request.step}", request.observation)
+        if request.state.valid is False:
+            self._note("The action was not admissible, and was not executed.")
         self._list(request.admissible_actions, "", _SHOWN)
         while True:
             text, actions = self._ask(), request.admissible_actions

@@ -56,8 +56,9 @@ def test_actions_by_number_lists_and_the_prompt(tmp_path: Path) -> None:
 
 
 def test_an_open_query_is_written_not_chosen() -> None:
-    done = play("1\nsearch[red shoes]\nq\n", "HGPO/WebShop-v0")
+    done = play("1\nclick[nothing]\nsearch[red shoes]\nq\n", "HGPO/WebShop-v0")
     assert "search[<your query>]: write it with your own text" in done.stdout
+    assert done.stdout.count("not admissible") == 1
     assert "step 1" in done.stdout
 
 
