@@ -94,9 +94,7 @@ class Person:
         """Return the person's actions."""
         return [self._action(request) for request in requests]
 
-    def _action(self, request: Request) -> str:
-        from hgpo_envs.responses import numbered  # imports Gymnasium, which help does not need
-
+    def _introduce(self, request: Request) -> None:
         if not request.step:
             self._console.rule()
             self._console.print(request.instruction, style="bold", markup=False)
@@ -104,6 +102,11 @@ class Person:
         if request.state.valid is False:
             self._note("The action was not admissible, and was not executed.")
         self._list(request.admissible_actions, "", _SHOWN)
+
+    def _action(self, request: Request) -> str:
+        from hgpo_envs.responses import numbered  # imports Gymnasium, which help does not need
+
+        self._introduce(request)
         while True:
             text, actions = self._ask(), request.admissible_actions
             if text == "q":
