@@ -102,6 +102,8 @@ def test_wrong_options_are_reported(world: Path) -> None:
         (["--group-sizes", "4,x"], "--group-sizes: expected integers separated by commas, received '4,x'"),
         (["--group-sizes", "9"], "group_sizes: expected numbers from 2 to the run's 8, received 9"),
         (["--set", "betta=1"], "unknown parameter 'betta'"),
+        (["--kl", -1], "--kl: expected a positive number, received -1"),
+        (["--measure", "gian"], "unknown measure 'gian'; did you mean 'gain'?"),
         (["--depth", -1], "depth: expected an integer of at least 0, received -1"),
     ):
         with pytest.raises(InputError, match=re.escape(line)):

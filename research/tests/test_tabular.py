@@ -352,3 +352,8 @@ def test_the_command_writes_curves_tables_and_pictures(tmp_path):
         invoke("learn-tabular", "-e", "grpo", *small, "--out", out)
     with pytest.raises(InputError, match="use another folder"):
         invoke("learn-tabular", "-e", "grpo", *small, "--out", out, "--overwrite", "--memory", 0)
+
+
+def test_every_set_of_tasks_has_a_seed() -> None:
+    with pytest.raises(InputError, match="--task-sets: expected at most 1, the number of seeds, received 2"):
+        curves({"a": tasks(), "b": tasks()}, methods(["grpo"]), Learning(seeds=1))
