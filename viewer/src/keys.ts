@@ -27,7 +27,7 @@ export function onKey(actions: Record<string, () => void>): () => void {
   const pressed = (event: KeyboardEvent) => {
     if (event.ctrlKey || event.metaKey || event.altKey || event.defaultPrevented) return;
     const target = event.target as HTMLElement;
-    if (target.closest("input, select, textarea, dialog")) return;
+    if (target.closest("input, select, textarea, dialog[open]")) return; // a closed dialog keeps the focus until the next frame
     const action = Object.hasOwn(actions, event.key) ? actions[event.key] : undefined;
     if (!action) return;
     event.preventDefault();
