@@ -51,7 +51,8 @@ def page(browser) -> Iterator[Any]:
     here = ("http://127.0.0.1:", "file://", "data:")
     page.on("request", lambda asked: None if asked.url.startswith(here) else problems.append(asked.url))
     page.on("dialog", lambda dialog: problems.append(f"dialog: {dialog.message}"))
-    page.set_default_timeout(30_000)
+    page.set_default_timeout(90_000)  # waits end when what they wait for is there: these are for a loaded machine
+    playwright.expect.set_options(timeout=30_000)
     yield page
     context.close()
     assert problems == []
