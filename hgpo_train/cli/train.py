@@ -33,7 +33,7 @@ def train(
     from hgpo_envs.errors import InputError
     from hgpo_train.cli.display import terminal
     from hgpo_train.settings import to_toml
-    from hgpo_train.training.config import Config, load_config, shipped
+    from hgpo_train.training.config import Config, configured_estimator, load_config, shipped
 
     console = terminal()
     if list_configs:
@@ -51,6 +51,7 @@ def train(
         raise InputError("expected a configuration: a TOML file or a shipped name, see `hgpo train --list`")
     settings = load_config(config, overrides or (), Config)
     if print_config:
+        configured_estimator(settings)  # what is printed can be run
         typer.echo(to_toml(settings, docs=True), nl=False)
     elif plan or card is not None:
         _print_plan(settings, card, console)
@@ -78,8 +79,8 @@ def _run(
     settings: Config, folder: Path, console: Console, *, steps: Path | None, advantages: Path | None, resume: bool
 ) -> None:
     from hgpo_envs.errors import InputError
-    from hgpo_train.advantages import get
     from hgpo_train.models.checkpoint_files import list_checkpoints
+    from hgpo_train.training.config import configured_estimator
     from hgpo_train.training.display import Display
     from hgpo_train.training.push import evaluation_command
     from hgpo_train.training.trainer import Trainer, update_alone
@@ -94,8 +95,7 @@ def _run(
                 update_alone(settings, steps, advantages, folder, display, resume=resume)
         else:
             if settings.environment.prompt_style == "memory":
-                estimator = get(settings.advantage.estimator).with_parameters(**settings.advantage.parameters)
-                common.note_memory(settings.environment.history_length, [estimator])
+                common.note_memory(settings.environment.history_length, [configured_estimator(settings)])
             with display.live():
                 state = Trainer(settings, folder, display, resume=resume).run()
             if state.best and (best := folder / "checkpoints" / f"{state.best:06d}").exists():

@@ -38,6 +38,8 @@ from hgpo_train.settings import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from hgpo_train.advantages import Estimator
+
 C = TypeVar("C", "Config", "SftConfig")
 Decay = Annotated[float, Meta(ge=0, lt=1)]
 
@@ -380,21 +382,29 @@ def load_config(source: str | Path | None, overrides: Iterable[str] = (), cls: t
     # the estimator first, because it drops parameters
     for text in sorted(overrides, key=lambda text: not text.startswith("advantage.estimator=")):
         merged = _merge(merged, _override(text, cls))
-    config = build(cls, merged)
-    if isinstance(config, Config):
-        try:
-            get(config.advantage.estimator).with_parameters(**config.advantage.parameters)
-        except InputError as error:
-            raise InputError(f"advantage.parameters of {config.advantage.estimator}: {error}") from None
-    return config
+    return build(cls, merged)
+
+
+def configured_estimator(config: Config) -> Estimator:
+    """Return the estimator with its parameters. A stored configuration is read without it: it may be elsewhere.
+
+    Raises:
+        InputError: There is no such estimator, or a parameter is unknown or not valid.
+    """
+    estimator = get(config.advantage.estimator)
+    try:
+        return estimator.with_parameters(**config.advantage.parameters)
+    except InputError as error:
+        raise InputError(f"advantage.parameters of {config.advantage.estimator}: {error}") from None
 
 
 def _merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """Merge two layers of a configuration. A new estimator drops the parameters below that it does not have."""
-    new, old = (layer.get("advantage") for layer in (over, base))
-    if isinstance(new, dict) and isinstance(old, dict) and isinstance(new.get("estimator"), str):
+    new, old = over.get("advantage"), base.get("advantage")
+    below = old.get("parameters") if isinstance(old, dict) else None
+    if isinstance(old, dict) and below and isinstance(new, dict) and isinstance(new.get("estimator"), str):
         known = types_of(type(get(new["estimator"]).parameters))
-        parameters = {name: value for name, value in old.get("parameters", {}).items() if name in known}
+        parameters = {name: value for name, value in below.items() if name in known}
         base = {**base, "advantage": {**old, "parameters": parameters}}
     return merge(base, over)
 

@@ -34,7 +34,6 @@ from hgpo_datasets.sources import is_run
 from hgpo_envs.errors import InputError
 from hgpo_train.advantages import compute
 from hgpo_train.advantages.advantage_tables import fingerprint, join_advantages, read_metadata
-from hgpo_train.advantages.registry import get
 from hgpo_train.models.checkpoint_files import stored_model
 from hgpo_train.models.loading import check_context, load_model, load_tokenizer, vocabulary
 from hgpo_train.policies.generation import GenerationOptions
@@ -44,6 +43,7 @@ from hgpo_train.rollout.failures import failures_of_steps, raise_if_too_long, ra
 from hgpo_train.rollout.outcomes import groups_with_mixed_outcomes
 from hgpo_train.rollout.run import ExecutionOptions, RolloutSpec, collect_groups
 from hgpo_train.training.checkpoint import resume_checkpoint, save_checkpoint
+from hgpo_train.training.config import configured_estimator
 from hgpo_train.training.data import env_options, open_training_env
 from hgpo_train.training.memory_plan import check_memory, memory_advice, memory_metrics
 from hgpo_train.training.metrics import batch_metrics, episode_metrics
@@ -102,7 +102,7 @@ class Trainer:
     def __init__(self, config: Config, folder: Path, display: Display, *, resume: bool = False) -> None:
         self.config, self.folder, self._display = config, folder, display
         check_new(folder, resume=resume)
-        get(config.advantage.estimator).with_parameters(**config.advantage.parameters)
+        configured_estimator(config)
         make_policy = trainable_factory(config.rollout.engine, config.rollout.engine_options)
         plan = check_memory(config, display)
         if plan is not None:

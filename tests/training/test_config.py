@@ -14,7 +14,7 @@ from hgpo_envs.errors import InputError
 from hgpo_train.advantages.registry import get
 from hgpo_train.policies.generation import GenerationOptions
 from hgpo_train.settings import build, field_docs, read_toml, to_toml
-from hgpo_train.training.config import Config, SftConfig, load_config, replace, shipped
+from hgpo_train.training.config import Config, SftConfig, configured_estimator, load_config, replace, shipped
 from hgpo_train.training.data import env_options
 from tools import configurations_page
 
@@ -221,4 +221,6 @@ def test_another_estimator_drops_the_parameters_that_it_does_not_have(tmp_path):
     assert "history_length" not in load_config(own).advantage.parameters
     for override in ("advantage.parameters.history_length=1", "advantage.parameters.gama=1"):
         with pytest.raises(InputError, match=r"advantage\.parameters of rloo: unknown parameter"):
-            load_config(own, [override])
+            configured_estimator(load_config(own, [override]))
+    own.write_text('[advantage]\nestimator = "elsewhere:mine"\n')  # a run of another machine can be read
+    assert load_config(own).advantage.estimator == "elsewhere:mine"
