@@ -1,10 +1,8 @@
-"""Hypothesis profiles, the limit of a test's CPU time, and fixtures for originals and their recordings."""
+"""Hypothesis profiles, and fixtures for originals and their recordings."""
 
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
-from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -12,40 +10,9 @@ from hypothesis import HealthCheck, settings
 
 for name, examples in (("quick", 10), ("default", 100), ("thorough", 1_000), ("exhaustive", 10_000)):
     settings.register_profile(name, max_examples=examples, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "default")
-settings.load_profile(PROFILE)
-
-CPU_LIMIT = 4.0
-"""CPU seconds of a test without the mark `slow`. One is the rule; four fail, because machines and load differ."""
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 SHARED = Path(os.environ.get("HGPO_SHARED", Path(__file__).parent.parent / "shared"))
-HEAVY = {"torch", "transformers", "marimo", "altair", "datasets", "minari", "pandas"}
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _imported_libraries() -> None:
-    """Import what nearly every test needs, so that no test's CPU time contains it."""
-    for package in ("gymnasium", "polars", "hgpo_envs", "hgpo_train.advantages"):
-        import_module(package)
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
-    """Fail a test that takes more than `CPU_LIMIT` CPU seconds, with its processes, and is not marked `slow`.
-
-    The first test of a process that imports a heavy library is not measured.
-    """
-    absent = HEAVY - sys.modules.keys()
-    before = sum(os.times()[:4])
-    result = yield
-    seconds = sum(os.times()[:4]) - before
-    covered = item.config.pluginmanager.hasplugin("_cov")
-    limited = PROFILE in {"quick", "default"} and not covered and not absent & sys.modules.keys()
-    if limited and seconds > CPU_LIMIT and item.get_closest_marker("slow") is None:
-        pytest.fail(
-            f"took {seconds:.1f} CPU seconds, limit {CPU_LIMIT}: make it shorter or mark it slow", pytrace=False
-        )
-    return result
 
 
 @pytest.fixture
