@@ -317,8 +317,8 @@ def show(figures: dict[str, Any]) -> None:
                 name.replace("_s", ", ms"): taken * 1e3 for name, taken in sizes[label].items()
             }
             taken = sizes[label]["with_advantages_s"]
-            if "plain_s" in sizes[label]:
-                row["of plain windows"] = taken / sizes[label]["plain_s"]
+            if "plain_s" in sizes[label]:  # with the same engine, the one of `collect()`
+                row["of plain windows"] = sizes[label]["in_memory_s"] / sizes[label]["plain_s"]
             row["ns a row"] = taken / sizes["rows"] * 1e9
             if label in theirs:
                 whole = theirs[label] + (theirs.get("step returns", 0.0) if label in OF_STEP_RETURNS else 0.0)
