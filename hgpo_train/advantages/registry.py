@@ -25,14 +25,21 @@ from hgpo_train.advantages.tables import step_table
 from hgpo_train.settings import build, types_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from polars._typing import EngineType
 
     from hgpo_train.advantages.tables import StepTable
+    from hgpo_train.models.hf import Model
 
     Names = Sequence[str] | Callable[[Any], Sequence[str]]
     """Names of columns, or a function from parameters to them."""
+
+    Estimate = Callable[[pl.DataFrame], tuple[pl.DataFrame, dict[str, float]]]
+    """A function that adds the advantages to an iteration's steps, and returns metrics."""
+
+    InTraining = Callable[[Any, Model, Sequence[Mapping[str, float]]], Estimate]
+    """A function of parameters, the trained model and the metrics of earlier iterations."""
 
 ENTRY_POINTS: Final = "hgpo.estimators"
 
@@ -51,7 +58,7 @@ class Estimator:
         name: Its name in the registry.
         function: Its function of a table with the columns of `hgpo_train.advantages.input_columns`.
         parameters: Its parameters: the keyword arguments of the function, and those of `Parameters`.
-        reads, optional, scope: As of the decorator `estimator`; the first two are functions of parameters.
+        reads, optional, scope, in_training: As of the decorator `estimator`; the first two are functions of parameters.
         column, details: As of `compute`.
     """
 
@@ -61,6 +68,7 @@ class Estimator:
     reads: Callable[[Any], Sequence[str] | None] = lambda _: None
     optional: Callable[[Any], Sequence[str]] = lambda _: ()
     scope: str = "group"
+    in_training: InTraining | None = None
     column: str = "advantage"
     details: bool = False
 
@@ -217,7 +225,12 @@ def _estimates(columns: Sequence[pl.Series], estimator: Estimator) -> pl.Series:
 
 
 def estimator(
-    name: str | None = None, *, reads: Names | None = None, details: Names = (), scope: str = "group"
+    name: str | None = None,
+    *,
+    reads: Names | None = None,
+    details: Names = (),
+    scope: str = "group",
+    in_training: InTraining | None = None,
 ) -> Callable[[Callable[..., pl.LazyFrame]], Estimator]:
     """Return a decorator that registers a function as an estimator: ``@estimator("mine")``.
 
@@ -233,6 +246,9 @@ def estimator(
         details: Names of optional columns that the function adds; `compute` returns them with ``details=True``.
         scope: ``group`` if an advantage depends only on its group of rollouts, ``batch`` if it depends on all rows of
             one run and iteration.
+        in_training: What `hgpo train` calls instead of the function, for an estimator that needs the policy: it
+            receives the parameters, the model and the metrics of earlier iterations, and returns a function that adds
+            `advantage` to an iteration's steps and returns metrics with them.
 
     Raises:
         InputError: Another estimator is registered under this name.
@@ -240,7 +256,8 @@ def estimator(
 
     def decorate(function: Callable[..., pl.LazyFrame]) -> Estimator:
         columns, optional = (names if callable(names) else lambda _, names=names: names for names in (reads, details))
-        new = replace(as_estimator(function, name), reads=columns, optional=optional, scope=scope)
+        new = as_estimator(function, name)
+        new = replace(new, reads=columns, optional=optional, scope=scope, in_training=in_training)
         if _registered.setdefault(new.name, new) is not new:
             raise InputError(f"an estimator {new.name!r} is registered already; choose another name")
         return new
@@ -282,10 +299,10 @@ def get(name: str) -> Estimator:
 
 
 def names() -> list[str]:
-    """Return the names of all registered estimators, including entry points. Warn if one of them cannot be imported."""
+    """Return the names of registered estimators that need a table only. Warn if an entry point cannot be imported."""
     for name in installed(ENTRY_POINTS):
         try:
             get(name)
         except InputError as error:
             warnings.warn(str(error), stacklevel=2)
-    return list(_registered)
+    return [name for name, registered in _registered.items() if registered.in_training is None]

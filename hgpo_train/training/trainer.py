@@ -48,7 +48,7 @@ from hgpo_train.training.data import env_options, open_training_env
 from hgpo_train.training.memory_plan import check_memory, memory_advice, memory_metrics
 from hgpo_train.training.metrics import batch_metrics, episode_metrics
 from hgpo_train.training.run_folder import FREE, check_new, open_run, write_config
-from hgpo_train.training.tracking import Trackers
+from hgpo_train.training.tracking import METRICS, Trackers, read_metrics
 from hgpo_train.training.update.batches import check_rows, samples_from_steps
 from hgpo_train.training.update.learner import Learner
 from hgpo_train.training.update.optimiser import learning_rate, move_state
@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from hgpo_train.advantages.registry import Estimate
     from hgpo_train.models.checkpoint_files import TrainingState
     from hgpo_train.models.hf import Model
     from hgpo_train.policies.generation import TrainablePolicy
@@ -133,6 +134,7 @@ class Trainer:
             # Line 0 is the evaluation before training, which is repeated if no iteration is complete.
             first_line = self.state.iteration + 1 if self.state.iteration else 0
             self._trackers = resources.enter_context(closing(Trackers(config, folder, first_line)))
+            self._estimate = self._estimator()
             write_config(folder, config)
             self._resources = resources.pop_all()
 
@@ -166,8 +168,7 @@ class Trainer:
 
         steps = self._collected(seconds)
         with self._stage("estimate", "adv", seconds):
-            estimator, parameters = config.advantage.estimator, config.advantage.parameters
-            rows = compute(steps, estimator, details=True, **parameters).collect(engine="in-memory")
+            rows, estimated = self._estimate(steps)
         with (
             self._stage("update", "update_actor", seconds),
             memory_advice(config),
@@ -188,7 +189,7 @@ class Trainer:
             self.state = judged(self.state, metrics.get("val/success_rate", math.nan))
             is_best = self.state.stalled == 0 and config.checkpoint.keep > 0
         seconds["step"] = time.perf_counter() - begin
-        metrics |= episode_metrics(steps) | memory_metrics(self.learner.device)
+        metrics |= estimated | episode_metrics(steps) | memory_metrics(self.learner.device)
         lag = steps.select((pl.col("iteration") - pl.col("policy_version")).mean()).item()
         metrics["training/policy_lag"] = lag or 0.0
         metrics |= {f"timing_s/{stage}": duration for stage, duration in seconds.items()}
@@ -201,6 +202,13 @@ class Trainer:
             with self._display.stage("checkpoint"):
                 weights = self.model, self.tokenizer, self.learner.optimiser
                 save_checkpoint(self.folder / "checkpoints", self.state, *weights, config.checkpoint)
+
+    def _estimator(self) -> Estimate:
+        """Return the function that adds the advantages to an iteration's steps."""
+        estimator = configured_estimator(self.config)
+        if estimator.in_training is None:
+            return lambda steps: (compute(steps, estimator, details=True).collect(engine="in-memory"), {})
+        return estimator.in_training(estimator.parameters, self.model, read_metrics(self.folder / METRICS))
 
     def _collected(self, seconds: dict[str, float]) -> pl.DataFrame:
         """Return the iteration's steps; with `rollout.ahead`, those of the next iteration are collected from now on."""

@@ -11,7 +11,8 @@ from hgpo_envs.episode import settings_for
 from hgpo_envs.errors import InputError
 from hgpo_envs.hashing import text_hashes
 from hgpo_envs.sources import SharedSource
-from hgpo_research.tabular.adaptive import Adaptive, mixture_weight
+from hgpo_research.mixture import mixture_weight
+from hgpo_research.tabular.adaptive import Adaptive
 from hgpo_research.tabular.cross_validation import cross_validated_slopes
 from hgpo_research.tabular.gain import gains
 from hgpo_research.tabular.graphs import COUNTED, Parameters, TaskGraph, TaskSet

@@ -104,6 +104,48 @@ def cross_validated_gain(
     Raises:
         InputError: A column is missing, or groups are too small.
     """
+    held = held_out(steps, variants, gradients, truth=truth, folds=folds, progress=progress)
+    names = [*(variant.name for variant in variants), *([TRUTH] if truth is not None else [])]
+    parts = np.zeros((len(names), held[0].groups))
+    for part in held:
+        np.add.at(parts.T, part.group, part.slopes * part.against[:, None] * part.factors)
+    return _gains(names, np.sqrt(2 * kl) * parts, max(part.batch for part in held) + 1, kl)
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """The steps of a fold of one batch, and the gradients of estimators from the batch's other folds.
+
+    Attributes:
+        batch: The number of the batch.
+        group: The number of each step's group, of shape (steps,).
+        slopes: ĝ · ∇ log π(a_t | s_t), of shape (steps, estimators).
+        against: S_i minus the mean of the others' S, or the true advantage, of shape (steps,).
+        factors: 1 / (n L), of shape (estimators,); 0 where ĝ is 0.
+        groups: The number of groups of all batches.
+    """
+
+    batch: int
+    group: NDArray[np.int64]
+    slopes: Floats
+    against: Floats
+    factors: Floats
+    groups: int
+
+
+def held_out(
+    steps: pl.LazyFrame,
+    variants: Sequence[Variant],
+    gradients: RowGradients,
+    *,
+    truth: pl.LazyFrame | None = None,
+    folds: int = 4,
+    progress: Callable[[str], object] = lambda _: None,
+) -> list[HeldOut]:
+    """Return the held-out steps of each fold and batch; the last estimator is the truth, if there is one.
+
+    See `cross_validated_gain` for arguments and errors.
+    """
     table, success = _read(steps, variants, gradients, truth)
     keys = group_keys(table.columns)
     order = pl.col("trajectory").rank("dense").over(keys).cast(pl.Int64) - 1
@@ -117,13 +159,12 @@ def cross_validated_gain(
         for names in (keys, batch_keys(table.columns))
     )
     rollouts = table.select(pl.struct(*keys, "trajectory").rank("dense").cast(pl.Int64) - 1).to_series().to_numpy()
-    sketch = table["(sketch)"].to_numpy()
-    names = [*(variant.name for variant in variants), *([TRUTH] if truth is not None else [])]
-    parts = np.zeros((len(names), int(group.max()) + 1))
+    sketch, groups = table["(sketch)"].to_numpy(), int(group.max()) + 1
+    found = []
     for held in range(folds):
         progress(f"fold {held + 1} of {folds}")
         kept = fold != held
-        weights = np.zeros((len(names), table.height))
+        weights = np.zeros((len(variants) + (truth is not None), table.height))
         weights[: len(variants), kept] = _estimates(table.filter(pl.Series(kept)), variants)
         if truth is None:
             against = success - _means(group, rollouts, success, kept)
@@ -135,11 +176,11 @@ def cross_validated_gain(
             rows, tested = np.flatnonzero(inside & kept), np.flatnonzero(inside & ~kept)
             direction = weights[:, rows].astype(np.float32) @ gradients.sketches[sketch[rows]]
             slopes = (gradients.sketches[sketch[tested]] @ direction.T).astype(np.float64)
-            length = np.sqrt((slopes**2).mean(0))
-            slopes /= np.where(length > 0, length, np.inf) * len(np.unique(rollouts[batch == number]))
-            for estimator in range(len(names)):
-                parts[estimator] += np.bincount(group[tested], slopes[:, estimator] * against[tested], parts.shape[1])
-    return _gains(names, np.sqrt(2 * kl) * parts, int(batch.max()) + 1, kl)
+            length = np.sqrt((slopes**2).sum(0) / max(1, len(tested)))
+            count = len(np.unique(rollouts[batch == number]))
+            factors = 1.0 / (np.where(length > 0, length, np.inf) * count)
+            found.append(HeldOut(number, group[tested], slopes, against[tested], factors, groups))
+    return found
 
 
 def table_gradients(truth: pl.LazyFrame) -> RowGradients:

@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import polars as pl
 
-from hgpo_research.tabular.adaptive import FOLDS, Adaptive
+from hgpo_research.mixture import FOLDS
+from hgpo_research.tabular.adaptive import Adaptive
 from hgpo_research.tabular.cross_validation import cross_validated_slopes
 from hgpo_research.tabular.methods import Oracle, TableEstimator
 from hgpo_research.tabular.policy import Visits

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol
 
+from hgpo_research.mixture import BOOTSTRAPPED, UNBIASED
 from hgpo_research.tabular.adaptive import Adaptive
 from hgpo_research.tabular.cross_validation import table_advantages
 from hgpo_research.tabular.rollouts import step_table
@@ -28,9 +29,6 @@ ORACLE: Final = "oracle"
 
 ADAPTIVE: Final = "adaptive"
 """The name of the mixture of `UNBIASED` and `BOOTSTRAPPED`."""
-
-UNBIASED: Final = "discounted_grpo"
-BOOTSTRAPPED: Final = "shrinkage_gae"
 
 
 class Method(Protocol):
