@@ -44,7 +44,7 @@ from hgpo_train.advantages.variants import Variant, read_variants
 from hgpo_train.models.checkpoint_files import list_checkpoints
 from hgpo_train.models.tiny import TinyShape
 from hgpo_train.settings import to_dict, to_toml
-from hgpo_train.training.config import Config, load_config, replace, template_path
+from hgpo_train.training.config import Config, load_config, replace
 from hgpo_train.training.display import Display
 from hgpo_train.training.run_folder import CONFIG, fixed_values
 from hgpo_train.training.tracking import read_metrics
@@ -295,7 +295,7 @@ def evaluation(config: Config, model: Path, data: str, seeds: list[int], out: Pa
 def played(config: Config, model: Path) -> list[str]:
     """Return the options of `hgpo eval` and `hgpo rollout` that play a model as training does."""
     environment, rollout = config.environment, config.rollout
-    options = dict(environment.options) | {"prompt_template": template_path(environment)}
+    options = dict(environment.options) | {"prompt_template": environment.prompt_template}
     options |= {"prompt_style": environment.prompt_style}
     policy = {"device": config.model.device, "compute_dtype": config.model.compute_dtype} | rollout.engine_options
     policy |= {"max_prompt_tokens": rollout.max_prompt_tokens, "max_response_tokens": rollout.max_response_tokens}

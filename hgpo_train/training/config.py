@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 from msgspec import Meta
 
 from hgpo_envs.errors import InputError, unknown
-from hgpo_envs.prompts import VERL_AGENT, template_file
 from hgpo_train.advantages import get
 from hgpo_train.models.config import ModelConfig
 from hgpo_train.rollout.failures import MAX_FAILED
@@ -347,16 +346,6 @@ def shipped() -> dict[str, Path]:
     """Return the files of the bundled configurations by name."""
     folder = Path(str(files("hgpo_train.training") / "configs"))
     return {path.stem: path for path in sorted(folder.glob("*.toml"))}
-
-
-def template_path(config: EnvironmentConfig) -> str | None:
-    """Return the file of the configured prompt template: a path, or the bundled template of that name.
-
-    Raises:
-        InputError: There is neither a file nor a bundled template of that name.
-    """
-    name = config.prompt_template
-    return name if name is None or name.startswith(VERL_AGENT) else str(template_file(name))
 
 
 def load_config(source: str | Path | None, overrides: Iterable[str] = (), cls: type[C] = Config) -> C:  # type: ignore[assignment]

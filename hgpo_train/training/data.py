@@ -8,7 +8,6 @@ from hgpo_envs.environment_spec import environment_spec
 from hgpo_envs.errors import InputError
 from hgpo_envs.listing import official_data
 from hgpo_train.rollout.env_handle import open_env
-from hgpo_train.training.config import template_path
 
 if TYPE_CHECKING:
     from hgpo_train.rollout.env_handle import EnvHandle
@@ -19,9 +18,9 @@ def env_options(config: Config, split: str) -> dict[str, Any]:
     """Return the keyword arguments of ``gymnasium.make`` for the configured environment and one of its splits.
 
     Raises:
-        InputError: The prompt template or the official data is not there. The error names what downloads the data.
+        InputError: The official data is not there. The error names what downloads it.
     """
-    environment, template = config.environment, template_path(config.environment)
+    environment = config.environment
     options = {
         "split": split,
         "max_steps": environment.max_steps,
@@ -31,7 +30,7 @@ def env_options(config: Config, split: str) -> dict[str, Any]:
         "system_prompt": environment.system_prompt,
         **({} if environment.data in {"bundled", "official"} else {"data": environment.data}),
         **environment.options,
-        **({} if template is None else {"prompt_template": template}),
+        **({"prompt_template": environment.prompt_template} if environment.prompt_template else {}),
     }
     if environment.data == "official" and "data" not in environment.options:
         options["data"] = _official_data(environment)
