@@ -111,6 +111,13 @@ def test_wrong_options_are_reported(world: Path) -> None:
     assert not (world / "first.comparison").exists()
 
 
+def test_the_gain_of_a_policy_that_did_not_play_the_run_is_refused(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    invoke("rollout", "--tasks", 1, "--group-size", 8, "--max-steps", 3, "--out", run)
+    with pytest.raises(InputError, match=r"--model: expected the policy that played .*run, random, received softmax"):
+        invoke("compare-estimators", run, "--measure", "gain", "--model", "softmax", "-e", "hgpo")
+
+
 def test_wrong_truths_are_reported(world: Path) -> None:
     truth = pl.read_parquet(world / "truth.parquet")
     (world / "truth.parquet").unlink()

@@ -114,7 +114,8 @@ def test_render():
 
 def test_bad_arguments():
     for arguments, line in (
-        ({"num_envs": 0}, "num_envs: expected at least 1, received 0"),
+        ({"num_envs": 0}, "num_envs: expected an integer of at least 1, received 0"),
+        ({"num_envs": 2.0}, "num_envs: expected an integer of at least 1, received 2.0"),
         ({"num_envs": 4, "group_size": 3}, r"group_size: expected a divisor of num_envs \(4\), received 3"),
         ({"autoreset_mode": "Never"}, "unknown autoreset_mode 'Never'. Known: NextStep, SameStep, Disabled"),
     ):

@@ -196,12 +196,15 @@ def _gradients(
     run: Path, steps: pl.LazyFrame, model: str, device: str, seed: int, say: Callable[[str], object]
 ) -> RowGradients:
     if model == "softmax":
+        from hgpo_envs.errors import InputError
         from hgpo_research.comparison.feature_gradients import feature_gradients
         from hgpo_research.truth import Budget, Rewards, plan_truth
         from hgpo_train.policies.registry import PolicyContext, make_policy
         from hgpo_train.rollout.env_handle import open_env
 
         plan = plan_truth(run, Rewards(), Budget())
+        if plan.policy != model:
+            raise InputError(f"--model: expected the policy that played {run}, {plan.policy}, received {model}")
         handle = open_env(plan.env_id, **plan.env_options)
         context = PolicyContext(handle.shared.source.name, handle.settings.action_format, plan.policy_options)
         policy: Any = make_policy("softmax", context)
