@@ -15,7 +15,7 @@ from nightly import sample_or_all
 
 from hgpo_datasets import scan_steps
 from hgpo_envs.errors import InputError
-from hgpo_train.advantages import compute
+from hgpo_train.advantages import compute, estimator, names
 from hgpo_train.models.checkpoint_files import OPTIMISER, list_checkpoints
 from hgpo_train.settings import to_toml
 from hgpo_train.training.config import load_config, replace
@@ -43,6 +43,37 @@ def test_a_resumed_run_ends_in_the_same_bytes(small, runs, whole):
     assert runs.weights("run") == runs.weights("whole")
     lines = read_metrics(runs.folder / "run" / "metrics.jsonl")
     assert [line["iteration"] for line in lines] == [1, 2]
+
+
+def in_training(parameters, model, metrics):
+    """Count the iterations so far, and store the policy's first weight."""
+    seen = [line["counted/iterations"] for line in metrics]
+
+    def estimate(steps):
+        seen.append(len(seen) + 1)
+        weight = next(iter(model.parameters())).flatten()[0].item()
+        rows = steps.with_columns(advantage=parameters.gamma * (pl.col("step") - 0.5))
+        return rows, {"counted/iterations": seen[-1], "counted/weight": weight}
+
+    return estimate
+
+
+@estimator("counted", reads=(), in_training=in_training)
+def counted(steps):
+    """An estimator that needs the policy."""
+    raise InputError("counted: expected `hgpo train`, received a table")
+
+
+def test_an_estimator_of_the_policy_receives_the_model_and_earlier_metrics(small, runs):
+    chosen = replace(small, advantage={"estimator": "counted", "parameters": {"gamma": 0.5}})
+    runs.train(chosen, "whole")
+    runs.train(replace(chosen, iterations=1))
+    runs.train(chosen, resume=True)
+    whole, resumed = (read_metrics(runs.folder / name / "metrics.jsonl") for name in ("whole", "run"))
+    assert [line["counted/iterations"] for line in resumed] == [1, 2]
+    assert resumed[1]["counted/weight"] == whole[1]["counted/weight"] != whole[0]["counted/weight"]
+    assert runs.weights("run") == runs.weights("whole")
+    assert "counted" not in names()
 
 
 def test_steps_that_were_committed_before_a_kill_are_not_collected_again(small, runs, whole, monkeypatch):
