@@ -34,6 +34,7 @@ MEASURED: Final = {
     "clip_fraction": "actor/clip_fraction",
     "largest_advantage": "critic/advantages/max",
     "entropy": "actor/entropy",
+    "bootstrapped": "adaptive/weight",  # of the estimator `adaptive` of research
 }
 """The metrics of `hgpo train` that show how far an iteration moves the policy, by their names in the results."""
 
@@ -143,8 +144,9 @@ def training_metrics(folder: Path) -> dict[str, dict[str, dict[str, float]]]:
             "later": lines.filter(pl.col("iteration").is_between(2, last)),
             "last": lines.filter(iteration=last),
         }
+        known = [name for name in lines.columns if lines[name].count()]
         found[str(estimator)] = {
-            part: {name: float(each[metric].mean()) for name, metric in MEASURED.items()}
+            part: {name: each[metric].mean() for name, metric in MEASURED.items() if metric in known}
             for part, each in parts.items()
         }
     return found
@@ -170,6 +172,7 @@ def fresh_figures(folder: Path, against: Path | None = None) -> dict[str, Any]:
     for estimator, runs in played.items():
         after = pl.concat(runs.values())
         figures[estimator] = success(after) | {"lift": dataclasses.asdict(compare(after, before))}
+        figures[estimator]["seeds"] = [success(run)["mean"] for _, run in sorted(runs.items())]
     others = {f"{against.name}/{name}": runs for name, runs in fresh_episodes(against).items()} if against else {}
     figures["differences"] = differences(played, others)
     return figures

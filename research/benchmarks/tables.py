@@ -6,15 +6,19 @@ from functools import partial
 from itertools import combinations
 from typing import TYPE_CHECKING, Final
 
+import polars as pl
 from readme import ESTIMATORS, ROOT, WORLDS, figures, rewrite
 
 from hgpo_research.power import pooled_deviation, seeds_needed
-from research.benchmarks.what_learns import comparison, further, history, weights
+from hgpo_research.tabular.report import markdown, summary
+from research.benchmarks.what_learns import GRPO, comparison, further, history, weights
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 COMMAND: Final = "python -m research.benchmarks.tables"
+EVERY: Final = 5
+"""The updates between the evaluations of language models."""
 
 
 def power(world: str) -> str:
@@ -69,8 +73,24 @@ def truth_speed() -> str:
     return "\n".join(lines)
 
 
+def models() -> str:
+    """Return what small language models learned, by seeds, as Markdown: the area, and success on fresh tasks."""
+    kept = figures("learning_alfworld_models")
+    names = sorted({row["estimator"] for row in kept["curves"]}, key=lambda name: (not name.startswith(GRPO), name))
+    order = pl.col("estimator").cast(pl.Enum(names))
+    evaluated = pl.DataFrame(kept["curves"]).filter(pl.col("iteration") > 0, pl.col("iteration") % EVERY == 0)
+    fresh = pl.DataFrame(
+        [(name, seed, value) for name in names for seed, value in enumerate(kept["fresh"][name]["seeds"])],
+        schema=["estimator", "seed", "held_out"],
+        orient="row",
+    )
+    table = summary(evaluated.join(fresh, on=["estimator", "seed"]).sort(order, "seed"))
+    return markdown(table, ["estimator"], ["area", "area_difference", "held_out", "held_out_difference"])
+
+
 PAGES: Final[dict[str, dict[str, Callable[[], str]]]] = {
     "research/docs/truth.md": {"speed": truth_speed},
+    "research/docs/learning_models.md": {"models": models},
     "research/docs/study.md": {
         "comparison": comparison,
         "further": further,
