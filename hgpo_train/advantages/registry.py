@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from polars._typing import EngineType
 
     from hgpo_train.advantages.tables import StepTable
-    from hgpo_train.models.hf import Model
 
     Names = Sequence[str] | Callable[[Any], Sequence[str]]
     """Names of columns, or a function from parameters to them."""
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
     Estimate = Callable[[pl.DataFrame], tuple[pl.DataFrame, dict[str, float]]]
     """A function that adds the advantages to an iteration's steps, and returns metrics."""
 
-    InTraining = Callable[[Any, Model, Sequence[Mapping[str, float]]], Estimate]
+    InTraining = Callable[[Any, Any, Sequence[Mapping[str, float]]], Estimate]
     """A function of parameters, the trained model and the metrics of earlier iterations."""
 
 ENTRY_POINTS: Final = "hgpo.estimators"
