@@ -6,7 +6,7 @@ import copy
 from collections.abc import Sequence
 from functools import cache, partial
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import gymnasium
 import numpy as np
@@ -91,7 +91,7 @@ class TextVectorEnv(VectorEnv[dict[str, Any], "Sequence[str]", "NDArray[Any]"]):
         render_mode: str | None = None,
         **values: Any,
     ) -> None:
-        if not isinstance(num_envs, int | np.integer) or num_envs < 1:
+        if not isinstance(cast("object", num_envs), int | np.integer) or num_envs < 1:
             raise InputError(f"num_envs: expected an integer of at least 1, received {num_envs!r}")
         if group_size < 1 or num_envs % group_size:
             raise InputError(f"group_size: expected a divisor of num_envs ({num_envs}), received {group_size!r}")
