@@ -3,6 +3,7 @@
 import numpy as np
 import polars as pl
 import pytest
+import torch
 from rich.console import Console
 
 from hgpo_datasets import scan_steps
@@ -29,6 +30,7 @@ SETTINGS = (
 
 @pytest.fixture(scope="module")
 def config():
+    torch.set_num_threads(1)
     return load_config("tiny-alfworld", SETTINGS)
 
 
