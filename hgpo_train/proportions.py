@@ -42,9 +42,8 @@ def wilson_interval(share: float, trials: int) -> tuple[float, float]:
     weight = Z * Z / trials
     centre = (share + weight / 2) / (1 + weight)
     half = math.sqrt(weight * (share * (1 - share) + weight / 4)) / (1 + weight)
-    low = 0.0 if share == 0 else max(0.0, centre - half)
-    high = 1.0 if share == 1 else min(1.0, centre + half)
-    return low, high
+    # rounding must not exclude the share itself
+    return max(0.0, min(share, centre - half)), min(1.0, max(share, centre + half))
 
 
 def by_length(episodes: pl.LazyFrame | pl.DataFrame, *keys: str) -> pl.DataFrame:

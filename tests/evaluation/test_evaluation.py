@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import polars as pl
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from hgpo_datasets import scan_steps
@@ -182,6 +182,7 @@ TRIALS = st.integers(1, 2000)
 
 
 @given(TRIALS, st.floats(0, 1))
+@example(404, 1 - 2**-53)
 def test_each_bound_is_z_standard_errors_from_the_share(trials: int, share: float) -> None:
     low, high = wilson_interval(share, trials)
     assert 0 <= low <= share <= high <= 1
