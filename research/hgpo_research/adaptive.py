@@ -62,7 +62,17 @@ class Mixing:
                 self._mixture.add(slopes, np.array([line["adaptive/batch_cosine"]]), slopes.any(0))
 
     def __call__(self, steps: pl.DataFrame) -> tuple[pl.DataFrame, dict[str, float]]:
-        """Return an iteration's steps with `advantage`, and the metrics."""
+        """Return an iteration's steps with `advantage`, and the metrics.
+
+        Raises:
+            InputError: Groups are too small for the folds, or `row_gradients` cannot use the steps.
+        """
+        largest = steps.select(pl.col("trajectory").n_unique().over("task_id", "group").max()).item()
+        if largest < _SMALLEST:
+            raise InputError(
+                f"adaptive: expected groups of at least {_SMALLEST} rollouts, received {largest}; "
+                "set rollout.group_size"
+            )
         rows = compute_many(steps, [each.estimator for each in self._variants]).collect(engine="in-memory")
         slopes, cosine, scale = self._measured(steps)
         found = self._mixture.add(slopes[:, None], np.array([cosine]), slopes.any(keepdims=True))
