@@ -107,16 +107,17 @@ def derived_faults(frame: pl.DataFrame, computed: pl.DataFrame, *, supplied: boo
     """
     infinite = ~computed["episode_return"].is_finite()
     yield "reward", "the sum of the trajectory's rewards is too large for a float", infinite
+    rules = []
     for column in computed:
-        values = frame[column.name]
-        if supplied and values.null_count() == len(values):
+        if supplied and frame[column.name].null_count() == len(frame):
             continue
-        differs = values.ne_missing(column)
+        values, expected = pl.col(column.name), pl.lit(column)
+        differs = values.ne_missing(expected)
         if column.dtype.is_float():
-            differs &= ~((values - column).abs() <= _ROUNDING).fill_null(value=False)
-        if supplied:
-            differs &= values.is_not_null()
-        yield column.name, f"expected {column.name} as computed from the rows", differs
+            differs &= ~((values - expected).abs() <= _ROUNDING).fill_null(value=False)
+        rules.append(differs & values.is_not_null() if supplied else differs)
+    for mask in frame.select(rules):
+        yield mask.name, f"expected {mask.name} as computed from the rows", mask
 
 
 def derived(frame: pl.DataFrame, first: NDArray[np.bool_], depth: int) -> pl.DataFrame:
