@@ -6,7 +6,7 @@ k states before it. Both have 64 bits and are stored as the int64 with the same 
 The chain is defined by integer arithmetic, so its values do not depend on platform or version:
 
     mix(x)        the splitmix64 finaliser (Steele, Lea and Flood 2014, "Fast splittable pseudorandom generators")
-    link(a, b)    mix(mix(a + G) ⊕ b),  G = 0x9E3779B97F4A7C15, all modulo 2⁶⁴
+    link(a, b)    mix(a + G) ⊕ b,  G = 0x9E3779B97F4A7C15, all modulo 2⁶⁴
     h_0(t)        link(0, s_t)
     h_k(t)        link(h_{k-1}(t-1), s_t)                       states only
     c_0(t)        link(0, s_t)
@@ -67,7 +67,7 @@ def mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def link(chain: NDArray[np.int64], item: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return mix(mix(chain + G) ⊕ item), element by element.
+    """Return mix(chain + G) ⊕ item, element by element.
 
     Args:
         chain: int64 array of any shape.
@@ -78,8 +78,8 @@ def link(chain: NDArray[np.int64], item: NDArray[np.int64]) -> NDArray[np.int64]
     False
     """
     with np.errstate(over="ignore"):
-        inner = mix(np.atleast_1d(chain).astype(np.int64).view(np.uint64) + _GOLDEN)
-        return mix(inner ^ np.atleast_1d(item).astype(np.int64).view(np.uint64)).view(np.int64)
+        mixed = mix(np.atleast_1d(chain).astype(np.int64).view(np.uint64) + _GOLDEN)
+    return mixed.view(np.int64) ^ item
 
 
 def start(state_hash: NDArray[np.int64], depth: int = DEFAULT_DEPTH) -> NDArray[np.int64]:
@@ -147,8 +147,7 @@ class Chain:
         size, steps = self._size, self._steps
         ones, golden, low = self._constants[steps if steps < size else -1]
         before = self._values << 128  # depth k is computed from depth k - 1, depth 0 from 0
-        inner = _mix_packed((before + golden) & low, low)
-        values = self._values = _mix_packed(inner ^ ones * (state_hash & _MASK), low)
+        values = self._values = _mix_packed((before + golden) & low, low) ^ ones * (state_hash & _MASK)
         self._steps += 1
         hashes = np.ndarray(size, _PACKED, values.to_bytes(16 * size, "little"), 0, _PACKED_STRIDES).copy()
         if self._steps < size:

@@ -17,7 +17,7 @@ def mix(x: int) -> int:
 
 
 def link(a: int, b: int) -> int:
-    value = mix(mix((a + 0x9E3779B97F4A7C15) % WORD) ^ (b % WORD))
+    value = mix((a + 0x9E3779B97F4A7C15) % WORD) ^ (b % WORD)
     return value - WORD if value >= 2**63 else value
 
 

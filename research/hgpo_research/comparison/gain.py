@@ -28,9 +28,9 @@ import numpy as np
 import polars as pl
 
 from hgpo_envs.errors import InputError
-from hgpo_envs.hashing import link
 from hgpo_research.comparison.inputs import aborted_rows
 from hgpo_research.comparison.row_gradients import RowGradients
+from hgpo_research.random_numbers import subkey
 from hgpo_train.advantages.input_columns import batch_keys, group_keys, prepare, row_keys
 from hgpo_train.advantages.parameters import Parameters
 from hgpo_train.advantages.registry import compute_many
@@ -194,7 +194,7 @@ def table_gradients(truth: pl.LazyFrame) -> RowGradients:
     for number, (prompt, choice, shares) in enumerate(
         known.select("prompt_hash", "choice", "probabilities").iter_rows()
     ):
-        hashes = link(np.full(len(shares), prompt, np.int64), np.arange(len(shares))).view(np.uint64)
+        hashes = subkey(np.full(len(shares), prompt, np.int64), np.arange(len(shares))).view(np.uint64)
         signs = np.where(hashes >> np.uint64(63), 1.0, -1.0)
         chosen = np.arange(len(shares)) == choice
         np.add.at(sketches[number], hashes % np.uint64(_BUCKETS), signs * (chosen - np.array(shares)))

@@ -22,7 +22,8 @@ import polars as pl
 
 from hgpo_envs.errors import InputError
 from hgpo_envs.files.atomic import new_path
-from hgpo_envs.hashing import link, text_hash
+from hgpo_envs.hashing import text_hash
+from hgpo_research.random_numbers import subkey
 from hgpo_research.truth.exact import close
 from hgpo_research.truth.graph import UNKNOWN, Graph
 from hgpo_research.truth.rewards import Rewards
@@ -208,7 +209,7 @@ class TaskGraph:
             names = self._features(owners)
         else:
             responses = self.graph.edges.response[len(self.owner) : len(self.owner) + len(owners)].view(np.int64)
-            names = link(self._contexts(owners), responses)
+            names = subkey(self._contexts(owners), responses)
         self._add(owners, names)
 
     def _add(self, owners: Integers, names: Integers) -> None:
@@ -225,7 +226,7 @@ class TaskGraph:
         contexts = self.state[nodes]
         for number, node in enumerate(nodes.tolist()):
             for text in chain.from_iterable(self.graph.past(node)[-self._reads :]):
-                contexts[number : number + 1] = link(contexts[number : number + 1], np.array([text_hash(text)]))
+                contexts[number : number + 1] = subkey(contexts[number : number + 1], np.array([text_hash(text)]))
         return contexts[places]
 
     def _features(self, owners: Integers) -> Integers:

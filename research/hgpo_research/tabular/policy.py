@@ -11,11 +11,11 @@ the order of discovery.
 from __future__ import annotations
 
 from copy import copy
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from hgpo_envs.hashing import link
+from hgpo_research.random_numbers import subkey, uniform
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,14 +28,6 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float64]
     Integers = NDArray[np.int64]
     Booleans = NDArray[np.bool_]
-
-_UNUSED: Final = np.uint64(11)
-"""The bits of a hash that a float64 cannot hold."""
-
-
-def uniform(hashes: Integers) -> Floats:
-    """Return the uniform numbers in [0, 1) of hashes."""
-    return (hashes.view(np.uint64) >> _UNUSED).astype(np.float64) * 2.0**-53
 
 
 class Choices(NamedTuple):
@@ -75,7 +67,7 @@ class TabularPolicy:
         """Return equal policies, what the seed at a position has learned, whose random choices are independent."""
         other = TabularPolicy(self.tasks, [int(self.seeds[seed])] * count, self._taste)
         other._table, other._known = np.repeat(self._table[seed : seed + 1], count, 0), self._known
-        other.keys = link(other.seeds, np.arange(1, count + 1))
+        other.keys = subkey(other.seeds, np.arange(1, count + 1))
         return other
 
     def on(self, tasks: TaskSet) -> TabularPolicy:
@@ -91,7 +83,7 @@ class TabularPolicy:
             table = np.concatenate([table[:, :known], np.empty((len(table), len(names)))], 1)
             self._table = table
         if len(names) > known:
-            noise = uniform(link(self.seeds[:, None], names[None, known:])) - 0.5
+            noise = uniform(subkey(self.seeds[:, None], names[None, known:])) - 0.5
             table[:, known : len(names)] = self._taste * np.sqrt(12.0) * noise
             self._known = len(names)
         return table[:, : len(names)]

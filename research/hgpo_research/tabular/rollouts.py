@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import polars as pl
 
-from hgpo_envs.hashing import link
-from hgpo_research.tabular.policy import uniform
+from hgpo_research.random_numbers import subkey, uniform
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -84,7 +83,7 @@ def play(
     alive = np.arange(len(node))
     while len(alive):
         choices = policy.choices(task, seed[alive], node)
-        cumulative, drawn = choices.probability.cumsum(1), uniform(link(keys[alive], step))
+        cumulative, drawn = choices.probability.cumsum(1), uniform(subkey(keys[alive], step))
         possible = (cumulative < cumulative[:, -1:]).sum(1)  # the last choice, in case the sum is rounded below 1
         slot = np.minimum((cumulative <= drawn[:, None]).sum(1), possible)
         edge = choices.edge[np.arange(len(alive)), slot]
@@ -109,7 +108,7 @@ def rollouts(policy: TabularPolicy, group_size: int, stream: Sequence[int]) -> l
         seed, number = (each.ravel() for each in np.indices((seeds, group_size)))
         keys = policy.keys[seed]
         for part in (*stream, task, number):
-            keys = link(keys, np.asarray(part, np.int64))
+            keys = subkey(keys, np.asarray(part, np.int64))
         starts, zeros = np.full(len(seed), graph.graph.start), np.zeros(len(seed), np.int64)
         moves = play(policy, task, seed, keys, starts, zeros)
         columns: Any = [np.concatenate(column) for column in zip(*moves, strict=True)]

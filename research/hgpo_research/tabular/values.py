@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from hgpo_envs.hashing import link
+from hgpo_research.random_numbers import subkey
 from hgpo_research.tabular.rollouts import play
 
 if TYPE_CHECKING:
@@ -46,9 +46,9 @@ def sampled_values(
     states, of_row = np.unique(np.stack([rows.seed, rows.step, rows.node]), axis=1, return_inverse=True)
     seed, step, node = (np.repeat(each, samples) for each in states)
     graph = policy.tasks.graphs[task]
-    keys = link(link(policy.keys[seed], step), graph.state[node])
+    keys = subkey(subkey(policy.keys[seed], step), graph.state[node])
     for part in (*stream, task, np.tile(np.arange(samples), states.shape[1])):
-        keys = link(keys, np.asarray(part, np.int64))
+        keys = subkey(keys, np.asarray(part, np.int64))
     totals = np.zeros(len(seed))
     for move in play(policy, task, seed, keys, node, step):
         sample, at, _, edge = (column[move.ended] for column in move[:4])
