@@ -37,7 +37,7 @@ import numpy as np
 import polars as pl
 
 from hgpo_envs import hashing
-from hgpo_envs.errors import InputError
+from hgpo_envs.errors import InputError, one_line
 from hgpo_envs.state_keys import state_key
 from hgpo_envs.wording import listed
 from hgpo_train.advantages.alfworld_nodes import ALFWORLD_NODES, with_alfworld_nodes
@@ -66,6 +66,10 @@ _REWARDS: Final = {"reward": "reward", "success": "won", "score": "score"}
 
 _FLAGS: Final = ("action_valid", "action_admissible", "aborted", "won")
 _TEXTS: Final = frozenset({"state", "next_state", "action"})
+_UNIQUE: Final = (
+    "each trajectory in one task and group (names used again can be made unique, as with "
+    "pl.format('{}/{}', 'task', 'trajectory'))"
+)
 
 
 def group_keys(columns: Collection[str]) -> list[str]:
@@ -84,9 +88,14 @@ def row_keys(columns: Collection[str]) -> list[str]:
     return [*group_keys(columns), "trajectory", "step"]
 
 
-def _stored(columns: Collection[str], p: Parameters) -> Collection[str]:
-    """Return the columns of a table that are used as they are: with a state key, hashes of states are not."""
-    return columns if not p.state_key else [c for c in columns if c == "action_hash" or not _HASH.fullmatch(c)]
+def _stored(schema: pl.Schema, p: Parameters) -> Collection[str]:
+    """Return the columns of a table that are used as they are.
+
+    With a state key, hashes of states are not; and where pandas has made floats of hashes with nulls, these are not.
+    """
+    lossy = {name for name in schema if _NULLABLE.fullmatch(name) and schema[name].is_float()}
+    keyed = {name for name in schema if p.state_key and name != "action_hash" and _HASH.fullmatch(name)}
+    return schema if not lossy | keyed else [name for name in schema if name not in lossy | keyed]
 
 
 def _sources(column: str, stored: Collection[str], p: Parameters) -> list[str]:
@@ -129,6 +138,10 @@ def columns_used(schema: pl.Schema, p: Parameters, reads: Sequence[str], name: s
         dtype = schema.get(column, pl.Null())
         if not (dtype.is_numeric() or dtype in (pl.Boolean, pl.Null)):
             raise InputError(f"column {column}: expected {expected}, received {dtype}; convert it with cast")
+    for column in needed:
+        if _HASH.fullmatch(column) and schema[column] != pl.Int64():
+            fix = "reinterpret(signed=True)" if schema[column] == pl.UInt64() else "cast or hash"
+            raise InputError(f"column {column}: expected int64, received {schema[column]}; convert it with {fix}")
     for column in _TEXTS & schema.keys():
         if schema[column].is_nested():
             raise InputError(f"column {column}: expected texts, received {schema[column]}; convert it with cast")
@@ -225,7 +238,7 @@ def _with_outcomes(steps: pl.DataFrame, p: Parameters, checked: Sequence[str]) -
     if p.reward != "reward":  # of the last step
         rewards = np.where(np.append(first[1:], True), rewards, 0.0)
     checks = {
-        ("each trajectory in one task", "task"): ~first & (task != np.roll(task, 1)),
+        (_UNIQUE, "trajectory"): ~first & (task != np.roll(task, 1)),
         ("each step of a trajectory once", "step"): ~first & (step == np.roll(step, 1)),
         (f"a finite number as {column}", column): ~np.isfinite(rewards) & ~aborted,
     }
@@ -235,7 +248,7 @@ def _with_outcomes(steps: pl.DataFrame, p: Parameters, checked: Sequence[str]) -
     for (expected, about), bad in checks.items():
         if bad.any():
             row = steps[int(bad.argmax())]
-            value = row["task_id" if about == "task" and "task_id" in row.columns else about].item()
+            value = row[about].item()
             value = f"step {value} again" if about == "step" else value
             raise StepTableError(f"expected {expected}, received {'null' if value is None else value}", row)
     outcomes = {"first": first, "(aborted)": aborted}
@@ -334,8 +347,21 @@ def text_hash(column: str, of: Callable[[str], str] | None = None) -> pl.Expr:
 
     def hashes(texts: pl.Series) -> pl.Series:
         distinct = texts.drop_nulls().unique()
-        keys = distinct if of is None else [of(text) for text in distinct]
+        keys = distinct if of is None else [_key(of, text) for text in distinct]
         codes = pl.Series(hashing.text_hashes(keys), dtype=pl.Int64)
         return texts.replace_strict(distinct, codes, default=None, return_dtype=pl.Int64)
 
     return pl.col(column).cast(pl.String).map_batches(hashes, return_dtype=pl.Int64, is_elementwise=True)
+
+
+def _key(of: Callable[[str], str], text: str) -> str:
+    """Return a state's key. Raises StepTableError if the function, which can be a user's, fails or returns no text."""
+    try:
+        key = of(text)
+    except Exception as error:  # noqa: BLE001 - of a function of the user
+        reason = f"raised {type(error).__name__}: {one_line(error)}"
+    else:
+        if isinstance(key, str):
+            return key
+        reason = f"returned {one_line(repr(key))}"
+    raise StepTableError(f"state key: expected a function from text to text, which {reason} for {one_line(repr(text))}")

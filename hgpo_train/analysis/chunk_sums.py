@@ -30,7 +30,7 @@ TEXTS: Final = 100
 
 _READ: Final = (
     *("state_hash", "state", "action_hash", "action", "admissible_actions", "action_admissible", "aborted"),
-    *("action_valid", "won", "reward", "score", "episode_return"),
+    *("action_valid", "won", "reward", "score"),
 )
 
 
@@ -54,9 +54,10 @@ def part_sums(
     for name in settings.by:
         if name not in schema and name != ALL:
             raise InputError(unknown("column to split by", name, schema))
-    wanted = {*row_keys(schema), *settings.by, *_READ, *settings.estimator.columns(schema)}
+    read = {*_READ, *settings.estimator.columns(schema)}
     if "action_admissible" in schema and settings.estimator.parameters.state_key != ALFWORLD_NODES:
-        wanted.discard("admissible_actions")  # the widest column
+        read.discard("admissible_actions")  # the widest column
+    wanted = {*row_keys(schema), *settings.by, *read}
     table = steps.select(name for name in schema if name in wanted).collect()
     by = list(settings.by)
     task = pl.col("task_id" if "task_id" in schema else "task").cast(pl.String)
@@ -124,14 +125,14 @@ def _prepared(chunk: pl.DataFrame, settings: Settings) -> pl.DataFrame:
     if "action_valid" not in columns:
         chunk = chunk.with_columns(action_valid=pl.lit(value=True))
     rewards = pl.lit(None, pl.Float64)
-    if "episode_return" in columns:
-        rewards = pl.col("episode_return")
-    elif "reward" in columns:
+    if "reward" in columns:
         rewards = pl.col("reward").cast(pl.Float64).sum().over(row_keys(columns)[:-1])
     admissible = pl.lit(None, pl.Boolean)
     if "action_admissible" in columns:
         admissible = pl.col("action_admissible")
     elif {"action", "admissible_actions"} <= set(columns):
+        if not isinstance(kind := chunk.schema["admissible_actions"], pl.List):
+            raise InputError(f"column admissible_actions: expected lists of texts, received {kind}; convert or drop it")
         admissible = pl.col("admissible_actions").list.contains(pl.col("action"))
     steps = prepare(chunk.with_columns(rewards.alias("(rewards)"), admissible.alias("(admissible)")), p)
 

@@ -27,6 +27,7 @@ from polars import selectors
 
 from hgpo_datasets.partitions import in_processes
 from hgpo_envs.errors import InputError
+from hgpo_envs.wording import listed
 from hgpo_train.advantages.estimators.hgpo import hgpo
 from hgpo_train.advantages.parameters import STATISTICS_HISTORY_LENGTH
 from hgpo_train.advantages.tables import ROWS, table_parts
@@ -187,7 +188,8 @@ def _statistics(
     **parameters: Any,
 ) -> list[Statistics]:
     """Return the statistics of each variant: whether replies to actions that changed nothing are left out."""
-    for name, number, least in (("resamples", resamples, 100), ("permutations", permutations, 0), ("seed", seed, 0)):
+    numbers = {"resamples": (resamples, 100), "permutations": (permutations, 0), "seed": (seed, 0)}
+    for name, (number, least) in (numbers | {"processes": (processes, 1)}).items():
         if number < least:
             raise InputError(f"{name}: expected an integer of at least {least}, received {number}")
     values: dict[str, Any] = {"history_length": STATISTICS_HISTORY_LENGTH} | parameters
@@ -203,14 +205,18 @@ def _statistics(
     parts = table_parts(steps, chunk_rows)
     if isinstance(parts[0], pl.LazyFrame):  # chunks of one table, which this process reads
         processes = 1
-    with closing(in_processes(work, list(enumerate(parts)), processes)) as results:
-        for rows, of_variants in results:
-            progress(rows)
-            for frames, named in zip(collected, of_variants, strict=True):
-                for name, frame in named:
-                    frames.setdefault(name, []).append(frame)
-    sums = ({name: pl.concat(several) for name, several in frames.items()} for frames in collected)
-    return [_from_sums(each, list(settings.by), resamples, seed) for each in sums]
+    try:
+        with closing(in_processes(work, list(enumerate(parts)), processes)) as results:
+            for rows, of_variants in results:
+                progress(rows)
+                for frames, named in zip(collected, of_variants, strict=True):
+                    for name, frame in named:
+                        frames.setdefault(name, []).append(frame)
+        sums = ({name: pl.concat(several) for name, several in frames.items()} for frames in collected)
+        return [_from_sums(each, list(settings.by), resamples, seed) for each in sums]
+    except pl.exceptions.DuplicateError as error:
+        expected = "columns with other names than statistics have, each once"
+        raise InputError(f"columns to split by: expected {expected}, received {listed(settings.by)}") from error
 
 
 def _from_sums(sums: dict[str, pl.DataFrame], keys: list[str], resamples: int, seed: int) -> Statistics:

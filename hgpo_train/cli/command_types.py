@@ -91,9 +91,10 @@ class RedactedCommand(PlainOptions, TyperCommand):
             from hgpo_envs.errors import InputError
 
             raise InputError(f"--processes: expected at least 1, received {ctx.params['processes']}")
-        out = ctx.params.get("out")
-        if out is not None and "://" not in str(out):
-            check_output_path(Path(out))
+        for name in ("out", "plot"):
+            path = ctx.params.get(name)
+            if path is not None and "://" not in str(path):
+                check_output_path(Path(path), f"--{name}")
         return super().invoke(ctx)
 
 

@@ -79,14 +79,18 @@ Overrides = Annotated[
 PrintConfig = Annotated[bool, typer.Option("--print-config", help="Print all settings and exit.")]
 
 
-def check_output_path(out: Path) -> None:
+def check_output_path(out: Path, option: str = "--out") -> None:
     """Check that a path can be written, so that hours of work do not end at one that cannot: nothing is left there.
 
     Raises:
-        InputError: A parent is a file or not writable, or the path is not a valid one.
+        InputError: A parent is a file or not writable, the path is not a valid one, or is in the `steps/` of a run,
+            which other programs read as a whole.
     """
+    from hgpo_datasets.sources import run_with_steps
     from hgpo_envs.errors import InputError
 
+    if any(run_with_steps(folder) for folder in (out.absolute(), *out.absolute().parents)):
+        raise InputError(f"{option} {out}: expected a path outside of a run's steps/; choose another path")
     for path in (out.absolute(), *out.absolute().parents):
         try:
             path.lstat()
@@ -94,14 +98,14 @@ def check_output_path(out: Path) -> None:
             continue
         except (OSError, ValueError) as error:  # a parent is a file; a name is too long, or has a null character
             reason = getattr(error, "strerror", None) or error
-            raise InputError(f"--out {str(out)[:100]!r}: {reason}; choose another path") from None
+            raise InputError(f"{option} {str(out)[:100]!r}: {reason}; choose another path") from None
         if path.is_dir() and not os.access(path, os.W_OK | os.X_OK):
-            raise InputError(f"--out {out}: {path} is read-only or without permission to write; choose another path")
+            raise InputError(f"{option} {out}: {path} is read-only or without permission to write; choose another path")
         if path.is_dir() and path != out.absolute():
             try:
                 os.rmdir(tempfile.mkdtemp(prefix=".hgpo-", dir=path))  # noqa: PTH106 - the file systems of the kernel
             except OSError as error:
-                raise InputError(f"--out {out}: {path}: {error.strerror}; choose another path") from None
+                raise InputError(f"{option} {out}: {path}: {error.strerror}; choose another path") from None
         return
 
 

@@ -13,7 +13,9 @@ from msgspec import Meta
 from hgpo_datasets import scan_steps
 from hgpo_datasets.reader import errors
 from hgpo_envs.errors import InputError, unknown
+from hgpo_envs.state_keys import STATE_KEYS
 from hgpo_train.advantages import registry
+from hgpo_train.advantages.alfworld_nodes import ALFWORLD_NODES
 from hgpo_train.advantages.input_columns import prepare
 from hgpo_train.settings import read_assignments, types_of
 
@@ -78,7 +80,9 @@ def _meanings(of: type) -> dict[str, str]:
 
 
 def estimator_with(name: str, settings: Sequence[str], known: Sequence[str]) -> Estimator:
-    """Return an estimator with its parameters, ``name=value``, if it is known: a page must not name a module to import.
+    """Return an estimator with its parameters, ``name=value``, if it is known.
+
+    A request must not name a module to import, neither as the estimator nor as its state key.
 
     Raises:
         InputError: The estimator or a parameter is unknown or invalid.
@@ -86,7 +90,10 @@ def estimator_with(name: str, settings: Sequence[str], known: Sequence[str]) -> 
     if name not in known:
         raise InputError(unknown("estimator", name, known, limit=99))
     estimator = registry.get(name)
-    return estimator.with_parameters(**read_assignments("parameters", settings, types_of(type(estimator.parameters))))
+    chosen = estimator.with_parameters(**read_assignments("parameters", settings, types_of(type(estimator.parameters))))
+    if (key := chosen.parameters.state_key) not in (None, ALFWORLD_NODES, *STATE_KEYS):
+        raise InputError(unknown("state key", key, (*STATE_KEYS, ALFWORLD_NODES)))
+    return chosen
 
 
 def estimate(index: Index, number: int, estimator: Estimator) -> dict[str, Any]:

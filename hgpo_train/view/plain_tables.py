@@ -20,7 +20,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-_KEPT: Final = {column.name: column.type for column in columns() if not column.derived and column.name != "run"}
+_KEPT: Final = {
+    column.name: column.type
+    for column in columns()
+    if column.name == "state_hash" or not (column.derived or column.name == "run")
+}
 """Columns that are taken from the table, with their types. The writer computes the others."""
 
 _ROWS: Final = 50_000
@@ -36,7 +40,7 @@ def import_table(files: Sequence[str], folder: Path) -> None:
     """Write the rows of plain Parquet files as a run.
 
     A column of the step table is taken over if the table has it. ``task`` stands for ``task_id`` where that is missing.
-    Steps are counted from 0 in each trajectory. All files have the same columns.
+    Steps are numbered from 0 in each trajectory, without gaps. All files have the same columns.
 
     Raises:
         InputError: A column is missing or cannot be converted, or rows are invalid.
@@ -76,8 +80,6 @@ def _step_table(table: pl.DataFrame, schema: pl.Schema) -> pl.DataFrame:
         name: last & pl.col(name).any().over(within) for name in _FLAGS if name in table.columns
     }
     at_end |= {name: pl.when(last).then(pl.col(name)) for name in _TEXTS if name in table.columns}
-    first = pl.col("step").min().over(within)
-    table = table.with_columns(pl.col("step") - first, **at_end)
     if table.select(row_keys(table.columns)).is_duplicated().any():
         raise InputError("expected each step of a trajectory once; the table has several rows of one step")
-    return table
+    return table.with_columns(pl.col("step").rank("ordinal").over(within).cast(_KEPT["step"]) - 1, **at_end)

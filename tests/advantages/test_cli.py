@@ -53,7 +53,7 @@ def test_an_output_never_replaces_the_input(run: Path, tmp_path: Path) -> None:
         (shard, run / "steps/new/deeper.parquet"),
         (run / "steps", run / "new.parquet"),
     ]:
-        with pytest.raises(InputError, match="expected an output file outside of the input"):
+        with pytest.raises(InputError, match=r"expected (an output file|a path) outside of"):
             invoke("advantages", source, "--out", out, "--overwrite")
     assert digests(run) == before
 

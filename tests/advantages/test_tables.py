@@ -60,8 +60,12 @@ def test_invalid_rows_are_named(name: str) -> None:
         compute(SMALL.with_columns(action_valid=pl.Series([True, True, True, None])), name).collect()
     with pytest.raises(InputError, match=f"expected each step of a trajectory once, received step 1 again {place}1"):
         compute(pl.concat([SMALL, SMALL.tail(1)]), name).collect()
-    with pytest.raises(InputError, match=r"expected each trajectory in one task, received b at task='b', traj.*'y'"):
+    with pytest.raises(InputError, match=r"trajectory in one task and group .*, received y at task='b', traj.*'y'"):
         compute(SMALL.with_columns(task=pl.Series(["a", "a", "a", "b"])), name).collect()
+    with pytest.raises(InputError, match="column state_hash: expected int64, received UInt64; convert it with"):
+        compute(SMALL.with_columns(state_hash=pl.col("state").hash()), "hgpo")
+    with pytest.raises(InputError, match=r"^state key: expected .*, which raised TypeError: .* for '"):
+        compute(SMALL, "hgpo", state_key="math:sqrt").collect()
     with pytest.raises(InputError, match="the step table has no rows"):
         compute(SMALL.clear(), name).collect()
 

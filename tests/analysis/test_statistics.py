@@ -353,6 +353,11 @@ def test_invalid_input_is_reported() -> None:
         statistics(table, by=["trajectori"])
     with pytest.raises(InputError, match="expected one value in each trajectory, received step"):
         statistics(pl.concat([table, table.with_columns(step=pl.lit(1, pl.Int64))]), by=["step"])
+    with pytest.raises(InputError, match="lists of texts, received String"):
+        statistics(table.with_columns(admissible_actions=pl.lit("go"), action=pl.lit("go")))
+    for by in (["won"], ["level"], ["steps"], ["trajectory", "trajectory"]):
+        with pytest.raises(InputError, match="columns to split by: expected"):
+            statistics(table.with_columns(won=True, level=0, steps=0), by=by)
     with pytest.raises(InputError, match="unknown state key"):
         statistics(table, state_key="mask")
     for column, key in (("state", "mask-numbers"), ("trajectory", None)):

@@ -289,6 +289,7 @@ def test_addresses_hosts_and_methods_without_an_answer(small_run) -> None:
         ("runs/0/find?trajectory=nobody", "no trajectory 'nobody'"),
         ("runs/0/search?text=", "expected what to search for"),
         ("runs/0/groups/0/estimates?estimator=os:system", "unknown estimator 'os:system'"),
+        ("runs/0/groups/0/estimates?set=state_key=os:system", "unknown state key 'os:system'"),
         ("runs/0/groups/0/estimates?set=alpha=much", "parameter alpha: expected float, received 'much'"),
         ("runs/0/groups/0/estimates?set=history_length=99", "expected at most 8, the depth of the stored contexts"),
         ("runs/0/groups/0/estimates?set=K", "expected name=value, received 'K'"),
