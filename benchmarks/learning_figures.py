@@ -15,11 +15,11 @@ from record import results_folder, store
 from rich.table import Table
 
 from hgpo_datasets import scan_steps
-from hgpo_train.analysis.resampling import student_quantile
 from hgpo_train.evaluation import compare
 from hgpo_train.evaluation.report import episode_table
 from hgpo_train.evaluation.report import evaluation_reports as summary
 from hgpo_train.models.checkpoint_files import list_checkpoints
+from hgpo_train.resampling import student_quantile
 from hgpo_train.training.tracking import read_metrics
 
 if TYPE_CHECKING:

@@ -28,8 +28,8 @@ def imports():
     from hgpo_train.advantages import compute
     from hgpo_train.analysis.charts import COLOURS, levels_chart
     from hgpo_train.analysis.describe import beginning, percent
-    from hgpo_train.analysis.resampling import ratio_interval
     from hgpo_train.analysis.statistics import statistics
+    from hgpo_train.resampling import ratio_interval
 
     return (
         COLOURS,

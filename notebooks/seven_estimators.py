@@ -26,7 +26,7 @@ def imports():
     from hgpo_datasets import scan_steps
     from hgpo_train.advantages import compute_many
     from hgpo_train.advantages.variants import read_variants
-    from hgpo_train.analysis.resampling import ratio_interval
+    from hgpo_train.resampling import ratio_interval
 
     return Path, alt, compute_many, mo, np, pl, ratio_interval, read_variants, scan_steps
 

@@ -354,7 +354,7 @@ def text_hash(column: str, of: Callable[[str], str] | None = None) -> pl.Expr:
     return pl.col(column).cast(pl.String).map_batches(hashes, return_dtype=pl.Int64, is_elementwise=True)
 
 
-def _key(of: Callable[[str], str], text: str) -> str:
+def _key(of: Callable[[str], object], text: str) -> str:
     """Return a state's key. Raises StepTableError if the function, which can be a user's, fails or returns no text."""
     try:
         key = of(text)

@@ -33,8 +33,8 @@ from hgpo_train.advantages.parameters import STATISTICS_HISTORY_LENGTH
 from hgpo_train.advantages.tables import ROWS, table_parts
 from hgpo_train.analysis.chunk_sums import ALL, ORACLE, Settings, part_sums
 from hgpo_train.analysis.level_sums import level_statistics
-from hgpo_train.analysis.resampling import percentile_bounds, task_weights
 from hgpo_train.proportions import by_length, wilson_interval
+from hgpo_train.resampling import percentile_bounds, task_weights
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -99,7 +100,7 @@ def advantages(
             processes=processes,
             ray=ray,
             chunk_rows=chunk_rows,
-            progress=bars.adding("advantages", total),
+            progress=partial(bars.advance, bars.add_task("advantages", total=total)),
         )
     for each in estimators if isinstance(target, Path) else ():  # not read again from an object store
         column = pl.col(each.column)

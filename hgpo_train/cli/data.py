@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -48,7 +49,7 @@ def build_alfworld(
         raise InputError(f"--out {out} is also the input; choose another name")
     source = ALFWorldSource(folder, grammar=grammar)
     with ProgressBars() as bars:
-        ids = bars.over(source.ids("all"), "packing")
+        ids = bars.track(source.ids("all"), description="packing")
         count = write_pack(out, ((task_id, source.read(task_id), source.trajectory(task_id)) for task_id in ids))
     _next_alfworld(count, out)
 
@@ -75,7 +76,7 @@ def synth_alfworld(
 
     store = GeneratedStore(games, seed)
     with ProgressBars() as bars:
-        ids = bars.over(store.ids(), "generating")
+        ids = bars.track(store.ids(), description="generating")
         if out.suffix:
             count = write_pack(out, ((task_id, store.read(task_id), store.trajectory(task_id)) for task_id in ids))
         else:
@@ -97,11 +98,16 @@ def fetch_alfworld(
 
     with ProgressBars() as bars:
         if from_:
-            counts = release.install_files(out, from_, bars.stage("unpacked files"))
+            counts = release.install_files(out, from_, partial(bars.show, "unpacked files"))
         else:
-            unpacking = bars.stage("unpacked files")
+            unpacking = partial(bars.show, "unpacked files")
             counts = release.fetch_release(
-                out, url, sha256, trajectories=trajectories, downloading=bars.stage, unpacking=unpacking
+                out,
+                url,
+                sha256,
+                trajectories=trajectories,
+                downloading=lambda name: partial(bars.show, name),
+                unpacking=unpacking,
             )
     games = ", ".join(f"{split} {count:,}" for split, count in counts.items())
     following = common.next_commands(("data", "build", "alfworld", out, "--out", f"{out}.pack"))
@@ -123,7 +129,7 @@ def build_webshop(
     from hgpo_train.cli.display import ProgressBars
 
     with ProgressBars() as bars:
-        catalogue = build(items, attributes, human, out, nouns=nouns, skip_unusable=skip_unusable, progress=bars.update)
+        catalogue = build(items, attributes, human, out, nouns=nouns, skip_unusable=skip_unusable, progress=bars.show)
     skipped = ", ".join(f"{count:,} {reason}" for reason, count in catalogue["skipped"].items() if count)
     parts = ("product", "human instruction", "synthetic instruction")
     counts = [counted(catalogue[f"{part.replace(' ', '_')}s"], part) for part in parts]
@@ -144,7 +150,7 @@ def fetch_webshop(
     from hgpo_train.cli.display import ProgressBars
 
     with ProgressBars() as bars:
-        _next_webshop(*fetch_release(size, out, local=local, progress=bars.stage))
+        _next_webshop(*fetch_release(size, out, local=local, progress=lambda name: partial(bars.show, name)))
 
 
 def _next_webshop(items: Path, attributes: Path, human: Path) -> None:
@@ -163,7 +169,7 @@ def synth_webshop(
     from hgpo_train.cli.display import ProgressBars
 
     with ProgressBars() as bars:
-        write_synthetic(out, products, seed, progress=lambda done: bars.update("products", done, products))
+        write_synthetic(out, products, seed, progress=lambda done: bars.show("products", done, products))
     _next_webshop(*(out / name for name in FILES))
 
 

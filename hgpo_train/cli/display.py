@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sys
-from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 from rich.cells import cell_len
@@ -17,12 +16,11 @@ from rich.text import Text
 from hgpo_train.cli.redaction import CONTROL, RedactedStream, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Sequence
 
     from rich.console import ConsoleOptions, RenderableType
     from rich.progress import TaskID
 
-T = TypeVar("T")
 _GAP: Final = 2
 _LABEL: Final = 24
 """The width below which no column of texts falls, unless its texts are shorter."""
@@ -96,39 +94,17 @@ def print_json(document: object) -> None:
     print(CONTROL.sub(lambda letter: f"\\u{ord(letter[0]):04x}", text))
 
 
-class ProgressBars:
-    """Progress bars on standard error, one per stage. Nothing is printed before the first one, or to a file."""
+class ProgressBars(Progress):
+    """Progress bars on standard error; none in a file."""
 
     def __init__(self) -> None:
         console = terminal(stderr=True)
         columns = (*Progress.get_default_columns(), TimeElapsedColumn())
-        self._progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+        super().__init__(*columns, console=console, transient=True, disable=not console.is_terminal)
         self._bars: dict[str, TaskID] = {}
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
-
-    def update(self, stage: str, done: int, total: int | None = None) -> None:
-        """Show how much of a stage is done."""
+    def show(self, stage: str, done: int, total: int | None = None) -> None:
+        """Show how much of a stage is done, such as a download."""
         if stage not in self._bars:
-            self._progress.start()
-            self._bars[stage] = self._progress.add_task(stage)
-        self._progress.update(self._bars[stage], completed=done, total=total)
-
-    def stage(self, name: str) -> Callable[..., None]:
-        """Return the function that shows how much of a stage is done, such as a download."""
-        return partial(self.update, name)
-
-    def adding(self, stage: str, total: int | None) -> Callable[[int], None]:
-        """Return a function that is called with how much more of a stage is done."""
-        self.update(stage, 0, total)
-        return lambda more: self._progress.advance(self._bars[stage], more)
-
-    def over(self, items: Sequence[T], stage: str) -> Iterator[T]:
-        """Yield the items, and show how many of them were taken."""
-        for number, item in enumerate(items):
-            self.update(stage, number, len(items))
-            yield item
+            self._bars[stage] = self.add_task(stage)
+        self.update(self._bars[stage], completed=done, total=total)

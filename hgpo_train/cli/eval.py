@@ -125,11 +125,10 @@ def _report(run: CollectedRun, against: Path | None, other: pl.DataFrame | None,
         _print_reports(reports)
         typer.echo(f"success of all tasks: {reports[0].success.describe()}")
     for comparison in comparisons:
-        difference, low, high = (
-            round(value, 3) + 0.0 for value in (comparison.difference, comparison.low, comparison.high)
-        )
+        values = (comparison.difference, comparison.low, comparison.high)
+        difference, low, high = ("unknown" if value is None else f"{round(value, 3) + 0.0:+.3f}" for value in values)
         typer.echo(
-            f"{comparison.measure} against {against}: {difference:+.3f} (95% {low:+.3f} … {high:+.3f}) over "
+            f"{comparison.measure} against {against}: {difference} (95% {low} … {high}) over "
             f"{counted(comparison.tasks, 'task')}, better on {comparison.better}, worse on {comparison.worse}; paired "
             f"permutation test p = {comparison.p:.4f}"
         )
@@ -181,5 +180,6 @@ def _mean(summary: MeasureSummary | None, scale: float) -> str:
 def _mean_and_interval(summary: MeasureSummary | None, scale: float, places: int) -> tuple[str, str]:
     if summary is None:
         return "unknown", "–"
-    mean, low, high = (f"{scale * value:.{places}f}" for value in (summary.mean, summary.low, summary.high))
+    values = (summary.mean, summary.low, summary.high)
+    mean, low, high = ("" if value is None else f"{scale * value:.{places}f}" for value in values)
     return mean if summary.std is None else f"{mean} ±{scale * summary.std:.{places}f}", f"{low}–{high}"

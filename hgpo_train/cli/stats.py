@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path  # noqa: TC003 - typer reads the annotations
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -61,7 +62,7 @@ def stats(
             permutations=default_permutations(total) if permutations is None else permutations,
             seed=seed,
             processes=processes,
-            progress=bars.adding("statistics", total),
+            progress=partial(bars.advance, bars.add_task("statistics", total=total)),
             **{name: value for name, value in options.items() if value is not None},
         )
     _print(result, changed, by)

@@ -82,7 +82,7 @@ def _write(sources: list[Source], out: Path, *, max_mb: float, overwrite: bool, 
         raise InputError(f"{out} exists already; replace it with --overwrite, or use another --out")
     with making_folder(out.absolute().parent), ProgressBars() as bars:
         page = write_page(
-            sources, out, max_mb=max_mb, progress=lambda done, total: bars.update("tasks", done, total), **selection
+            sources, out, max_mb=max_mb, progress=lambda done, total: bars.show("tasks", done, total), **selection
         )
     left_out = f"; {counted(page.left_out, 'task')} did not fit into {max_mb:g} MB (--max-mb)" if page.left_out else ""
     typer.echo(f"{out}: {counted(page.tasks, 'task')}, {page.bytes / MB:.1f} MB{left_out}. Open it in a browser.")

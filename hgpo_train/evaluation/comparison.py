@@ -9,7 +9,7 @@ import numpy as np
 import polars as pl
 
 from hgpo_envs.errors import InputError
-from hgpo_train.evaluation.report import RESAMPLES, RESAMPLING_SEED, bootstrap_tasks
+from hgpo_train.resampling import ratio_interval
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -26,7 +26,7 @@ class Comparison:
         measure: The measure that is compared.
         tasks: Number of tasks in both evaluations.
         difference: Mean over tasks of (first - second), where each is the mean over the seeds.
-        low: Lower bound of the difference's 95% confidence interval (bootstrap over tasks).
+        low: Lower bound of the difference's 95% confidence interval (`hgpo_train.resampling`); None with one task.
         high: Upper bound of this interval.
         better: Number of tasks on which the first evaluation is better.
         worse: Number of tasks on which the first evaluation is worse.
@@ -38,8 +38,8 @@ class Comparison:
     measure: str
     tasks: int
     difference: float
-    low: float
-    high: float
+    low: float | None
+    high: float | None
     better: int
     worse: int
     p: float
@@ -71,13 +71,13 @@ def compare(first: pl.DataFrame, second: pl.DataFrame, measure: str = "success")
     if not len(both):
         raise InputError("the two evaluations have no task in common; evaluate the same split with the same data")
     differences = (both["first"] - both["second"]).to_numpy()
-    low, high = np.quantile(differences[bootstrap_tasks(len(both))].mean(1), [0.025, 0.975])
+    difference, low, high = ratio_interval(differences, np.ones(len(both)))
     return Comparison(
         measure=measure,
         tasks=len(both),
-        difference=float(differences.mean()),
-        low=float(low),
-        high=float(high),
+        difference=difference,
+        low=low,
+        high=high,
         better=int((differences > 0).sum()),
         worse=int((differences < 0).sum()),
         p=_permutation_p(differences[differences != 0]),
@@ -91,6 +91,6 @@ def _permutation_p(differences: NDArray[np.float64]) -> float:
     if number <= 16:
         flips = (np.arange(2**number)[:, None] >> np.arange(number) & 1) * 2 - 1
         return float((np.abs(flips @ differences) >= observed).mean())
-    rng = np.random.Generator(np.random.PCG64(RESAMPLING_SEED))
-    drawn = rng.integers(0, 2, (RESAMPLES, number)) * 2 - 1
-    return float((1 + (np.abs(drawn @ differences) >= observed).sum()) / (1 + RESAMPLES))
+    rng = np.random.default_rng(0)
+    drawn = rng.integers(0, 2, (10_000, number)) * 2 - 1
+    return float((1 + (np.abs(drawn @ differences) >= observed).sum()) / (1 + 10_000))

@@ -9,25 +9,19 @@ if all values are equal, as at a success of 0% or 100%, so the success rate has 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-import numpy as np
 import polars as pl
 
 from hgpo_envs.environment_spec import environment_spec
 from hgpo_envs.errors import InputError
 from hgpo_train.proportions import wilson_interval
+from hgpo_train.resampling import ratio_interval
 from hgpo_train.rollout.outcomes import Success, rollout_table, success
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 MEASURES: Final = ("success", "score", "length", "validity", "admissibility")
 """Measures of an episode: success (0 or 1), final score, number of steps, shares of well-formed and admissible actions.
 """
-
-RESAMPLES: Final = 10_000
-RESAMPLING_SEED: Final = 20_260_222
 
 
 def episode_table(steps: pl.LazyFrame) -> pl.DataFrame:
@@ -73,14 +67,15 @@ class MeasureSummary:
         mean: Mean over all episodes in which it is known.
         std: Standard deviation (ddof 1) of the means per seed; None with one seed.
         low: Lower bound of the mean's 95% confidence interval: Wilson's with the tasks as trials for success
-            (`hgpo_train.proportions.wilson_interval`), a percentile bootstrap over tasks for the others.
+            (`hgpo_train.proportions.wilson_interval`), by resampled tasks for the others, and
+            None for one task (`hgpo_train.resampling`).
         high: Upper bound of this interval.
     """
 
     mean: float
     std: float | None
-    low: float
-    high: float
+    low: float | None
+    high: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,18 +147,9 @@ def _summarize(table: pl.DataFrame, measure: str) -> MeasureSummary | None:
         return None
     seeds = table.group_by("seed").agg(pl.col(measure).mean())[measure]
     sums = table.group_by("task_id").agg(pl.col(measure).sum(), pl.len()).sort("task_id")
-    total, number = sums[measure].to_numpy(), sums["len"].to_numpy().astype(np.float64)
-    mean = float(total.sum() / number.sum())
+    total, number = sums[measure].to_numpy(), sums["len"].to_numpy()
+    mean, low, high = ratio_interval(total, number)
     if measure == "success":
         low, high = wilson_interval(mean, len(sums))
-    else:
-        drawn = bootstrap_tasks(len(sums))
-        low, high = np.quantile(total[drawn].sum(1) / number[drawn].sum(1), [0.025, 0.975]).tolist()
     deviation = seeds.std(ddof=1) if len(seeds) > 1 else None
     return MeasureSummary(mean, None if deviation is None else float(deviation), low, high)  # type: ignore[arg-type]
-
-
-def bootstrap_tasks(tasks: int) -> NDArray[np.int64]:
-    """Return indices of tasks drawn with replacement, int64 of shape (resamples, tasks). The draws are seeded."""
-    rng = np.random.Generator(np.random.PCG64(RESAMPLING_SEED))
-    return rng.integers(0, tasks, (min(RESAMPLES, 20_000_000 // tasks + 1), tasks))

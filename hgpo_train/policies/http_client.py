@@ -190,9 +190,8 @@ def environment_proxy(url: URL) -> str | None:
     proxy = proxies.get(url.scheme) or proxies.get("all")
     if not proxy or proxy_bypass(url.host or ""):
         return None
+    proxy = proxy if "://" in proxy else f"http://{proxy}"
     register_url(proxy)
-    if "://" not in proxy:
-        return f"http://{proxy}"
     if not proxy.startswith(("http://", "https://")):
         raise InputError(f"expected an HTTP proxy in the environment, received {redact(proxy)}")
     return proxy

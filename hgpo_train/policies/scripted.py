@@ -134,8 +134,13 @@ class MixturePolicy(BatchPolicy):
 
     def respond(self, requests: Sequence[Request]) -> Sequence[str | Reply | Failure]:
         """See `Policy`."""
-        answers = [policy.respond(requests) for policy, _ in self._parts]
+        answers = [policy._answer(requests) for policy, _ in self._parts]  # noqa: SLF001 - a part that fails is one part
         return [answers[self._drawn(request.seed)][n] for n, request in enumerate(requests)]
+
+    def close(self) -> None:
+        """See `Policy`."""
+        for policy, _ in self._parts:
+            policy.close()
 
     def _drawn(self, seed: int) -> int:
         left = (text_hash(f"{seed}/part") % (1 << 64)) / (1 << 64)
@@ -155,10 +160,12 @@ def parse_weights(text: str) -> Mapping[str, float]:
     >>> parse_weights("expert=3,random=1")
     {'expert': 3.0, 'random': 1.0}
     """
-    form = "name=weight,name=weight with positive weights"
+    form = "name=weight,name=weight with different names and positive weights"
     parts = [split_assignment(part, "policy mixture", form) for part in text.split(",")]
     weights = {name: read_value(value, float) for name, value in parts}
-    if not all(type(weight) in (int, float) and 0 < weight < math.inf for weight in weights.values()):
+    if len(weights) < len(parts) or not all(
+        type(weight) in (int, float) and 0 < weight < math.inf for weight in weights.values()
+    ):
         raise InputError(f"policy mixture: expected {form}, received {text!r}")
     return {name: float(weight) for name, weight in weights.items()}
 

@@ -106,7 +106,7 @@ def checked_text(name: str, value: object) -> str:
         if not isinstance(value, str):
             raise BadValueError(f"{name}: expected text, received {preview(value)}")
         value = str.__str__(value)  # a subclass of str may override methods: convert it to a plain str
-    return redact(value if value.isascii() or _encodable(value) else clean_text(value), patterns=False)
+    return redact(clean_text(value), patterns=False)
 
 
 def checked_number(name: str, value: object) -> float:
@@ -146,14 +146,6 @@ def preview(value: object) -> str:
         written = ""
     type_name = "" if value is None else f"{type(value).__name__} "
     return f"{type_name}{redact(written)[:_SHOWN]}".strip()
-
-
-def _encodable(value: str) -> bool:
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _texts(name: str, values: object) -> tuple[str, ...]:

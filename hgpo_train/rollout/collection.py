@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import gymnasium
+import numpy as np
 import polars as pl
 
 from hgpo_datasets import StepWriter, manifest, scan_steps
@@ -199,7 +200,7 @@ def collect(
         raise InputError(f"max_failed: expected a share from 0 to 1, received {max_failed}")
     maker, argument = find_policy(policy)
     handle, stored_options = _open(env, env_options, maker.action_format)
-    one_seed = isinstance(seed, int)
+    one_seed = np.ndim(seed) == 0
     specs = [
         RolloutSpec(
             tasks=len(handle.tasks) if tasks is None else tasks,
@@ -209,7 +210,7 @@ def collect(
             iteration=0 if one_seed else number,
             max_groups=dynamic,
         )
-        for number in ([seed] if isinstance(seed, int) else seed)
+        for number in np.atleast_1d(seed).tolist()
     ]
     allowed = allowed_in_a_row(sum(spec.rollouts for spec in specs), max_failed)
     execution = ExecutionOptions(slots, workers, max_consecutive_failures=allowed)

@@ -16,10 +16,10 @@ from hgpo_envs.files.untrusted_files import read_bytes
 from hgpo_train.advantages.parameters import STATISTICS_HISTORY_LENGTH
 from hgpo_train.analysis.definitions import DEFINITIONS
 from hgpo_train.analysis.describe import beginning, describe
-from hgpo_train.analysis.resampling import student_quantile
 from hgpo_train.analysis.statistics import default_permutations, statistics, with_and_without_unchanged
 from hgpo_train.evaluation.comparison import TASK
 from hgpo_train.proportions import by_length, wilson_interval
+from hgpo_train.resampling import student_quantile
 from hgpo_train.view.tasks import OUTCOMES
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import math
 from itertools import count
 from typing import TYPE_CHECKING
 
-from hgpo_train.analysis.resampling import student_quantile
+from hgpo_train.resampling import student_quantile
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

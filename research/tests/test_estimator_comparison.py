@@ -17,7 +17,7 @@ from hgpo_research.comparison.families import intervals, resampled
 from hgpo_research.comparison.inputs import REFERENCE, Draw, read_run, redraw
 from hgpo_research.comparison.measures import MEASURES, measured, row_sums, task_sums
 from hgpo_train.advantages import compute
-from hgpo_train.analysis.resampling import student_quantile, task_weights
+from hgpo_train.resampling import student_quantile, task_weights
 
 PERFECT = "tabular_world:perfect"
 

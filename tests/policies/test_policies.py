@@ -280,6 +280,25 @@ def test_mixture_draws_by_weight_and_passes_every_request_to_every_policy():
     assert all(answer in ("dance", f"step {n + 1}") for n, answer in enumerate(answers))
 
 
+def test_a_part_of_a_mixture_that_fails_is_the_only_one_that_is_asked_again_and_all_are_closed():
+    calls = []
+
+    class Part(Constant):
+        def respond(self, requests):
+            calls.append((self.name, len(requests)))
+            if self.name == "fails" and len(requests) > 1:
+                raise ConnectionError("once")
+            return super().respond(requests)
+
+        def close(self):
+            calls.append((self.name, "closed"))
+
+    policy = MixturePolicy([(Part("fails"), 1.0), (Part("works"), 1.0)])
+    assert {reply.response for reply in ask(policy, [request(n) for n in range(20)])} == {"fails", "works"}
+    policy.close()
+    assert calls == [("fails", 20), *[("fails", 1)] * 20, ("works", 20), ("fails", "closed"), ("works", "closed")]
+
+
 def test_scripted_players_have_one_instance_per_slot_and_fail_alone():
     policy = ScriptedPolicy("stepping", Stepping, "command")
     first = ask(policy, [request(1), request(2, slot=1)])
@@ -298,7 +317,8 @@ def test_scripted_players_have_one_instance_per_slot_and_fail_alone():
         ("Qwen/Qwen2.5-1.5B", "a model is named with its engine: vllm:Qwen/Qwen2.5-1.5B or transformers:"),
         ("expert", "unknown benchmark 'Doors'"),
         ("outdated:often", "policy outdated: expected nothing after its name, received 'often'"),
-        ("mixture:", "mixture: expected name=weight,name=weight with positive weights, received ''"),
+        ("mixture:", "mixture: expected name=weight,name=weight with different names and positive weights, received"),
+        ("mixture:random=1,random=2", "mixture: expected name=weight,name=weight with different names"),
         ("mixture:random", "mixture: expected name=weight"),
         ("mixture:random=-1", "mixture: expected name=weight"),
         ("mixture:random=nan", "mixture: expected name=weight"),

@@ -61,7 +61,7 @@ def synth_appworld(
 
     interpreter = python or str(default_python())
     with ProgressBars() as bars:
-        counts = write_root(out, interpreter, seed, tasks, bars.update)
+        counts = write_root(out, interpreter, seed, tasks, bars.show)
     made = ", ".join(f"{split} {count:,}" for split, count in counts.items())
     typer.echo(f'{made} tasks in {out}. Next: gym.make("HGPO/AppWorld-v0", data="{out}")')
 

@@ -3,7 +3,7 @@
 All measures of all estimators are computed from the same resamples of the tasks, so differences are paired. The
 intervals are max-t over the resamples (P. H. Westfall, S. S. Young, Resampling-Based Multiple Testing, 1993): with s
 the standard deviation of a number's resamples, the bounds are x ± c · s, where c is the 95% quantile, over resamples,
-of the family's largest |x* - x| / s, times the correction for few tasks of `hgpo_train.analysis.resampling`. The
+of the family's largest |x* - x| / s, times the correction for few tasks of `hgpo_train.resampling`. The
 adjusted p-value of x = 0 is the share of resamples in which that largest value is at least |x| / s. Correlated numbers,
 such as pairs of similar estimators, cost less than with Bonferroni's or Holm's correction.
 """
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from hgpo_train.analysis.resampling import LEVEL, percentile_bounds, widening
+from hgpo_train.resampling import LEVEL, percentile_bounds, widening
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -34,7 +34,7 @@ from hgpo_research.random_numbers import subkey
 from hgpo_train.advantages.input_columns import batch_keys, group_keys, prepare, row_keys
 from hgpo_train.advantages.parameters import Parameters
 from hgpo_train.advantages.registry import compute_many
-from hgpo_train.analysis.resampling import LEVEL, student_quantile
+from hgpo_train.resampling import LEVEL, student_quantile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

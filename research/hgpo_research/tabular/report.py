@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import polars as pl
 
-from hgpo_train.analysis.resampling import LEVEL, student_quantile
+from hgpo_train.resampling import LEVEL, student_quantile
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
