@@ -358,3 +358,21 @@ def test_the_command_writes_curves_tables_and_pictures(tmp_path):
 def test_every_set_of_tasks_has_a_seed() -> None:
     with pytest.raises(InputError, match="--task-sets: expected at most 1, the number of seeds, received 2"):
         curves({"a": tasks(), "b": tasks()}, methods(["grpo"]), Learning(seeds=1))
+
+
+LEVERS = ["learn-tabular", "--env", "hgpo_research.levers:LEVERS", "--tasks", 1, "--memory", 0, "--skill", 0]
+LEVERS += ["--seeds", 2, "--iterations", 1, "--evaluation", 2, "--group-size", 4]
+
+
+@pytest.fixture(autouse=True)
+def _no_pictures(request, monkeypatch):
+    """Draw pictures, which takes a second, only in the slow tests."""
+    if request.node.get_closest_marker("slow") is None:
+        monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+
+
+def test_kept_graphs_are_read_again_at_any_path(tmp_path):
+    out = tmp_path / "e[1]"
+    for _ in range(2):
+        invoke(*LEVERS, "-e", "grpo", "--out", out, "--overwrite")
+    assert (out / "tasks-0" / "edges.parquet").exists()
