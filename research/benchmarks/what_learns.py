@@ -47,22 +47,24 @@ def keep(folder: Path) -> None:
     """Keep the tables of runs, beside those of other runs that are kept."""
     for name in ("curves", "gains", "metrics"):
         found = sorted(folder.glob(f"*/{name}.parquet"))
-        parts = [pl.read_parquet(path).select(pl.lit(path.parent.name).alias("run"), pl.all()) for path in found]
+        parts = [
+            pl.read_parquet(path, glob=False).select(pl.lit(path.parent.name).alias("run"), pl.all()) for path in found
+        ]
         if parts:
             target, new = RESULTS / f"{name}.parquet", [path.parent.name for path in found]
-            others = pl.read_parquet(target).filter(~pl.col("run").is_in(new))
+            others = pl.read_parquet(target, glob=False).filter(~pl.col("run").is_in(new))
             pl.concat([others, *parts], how="diagonal").write_parquet(target, compression_level=19)
 
 
 def kept(name: str, run: str) -> pl.DataFrame:
     """Return the kept curves, gains or metrics of a run; empty if there are none."""
-    rows = pl.read_parquet(RESULTS / f"{name}.parquet").filter(run=run)
+    rows = pl.read_parquet(RESULTS / f"{name}.parquet", glob=False).filter(run=run)
     return rows.select(column.name for column in rows if column.null_count() < rows.height)
 
 
 def runs() -> list[str]:
     """Return the runs of the comparison that are kept."""
-    found = set(pl.read_parquet(RESULTS / "curves.parquet")["run"])
+    found = set(pl.read_parquet(RESULTS / "curves.parquet", glob=False)["run"])
     return [name for name in BENCHMARKS if name in found]
 
 

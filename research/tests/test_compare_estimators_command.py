@@ -105,6 +105,9 @@ def test_wrong_options_are_reported(world: Path) -> None:
         (["--kl", -1], "--kl: expected a positive number, received -1"),
         (["--measure", "gian"], "unknown measure 'gian'; did you mean 'gain'?"),
         (["--depth", -1], "depth: expected an integer of at least 0, received -1"),
+        (["--kl", 1], "--kl is an option of --measure gain; leave it out, or change --measure"),
+        (["--folds", 2], "--folds is an option of --measure gain"),
+        (["--measure", "gain"], "--redraws is an option of --measure correlation"),
     ):
         with pytest.raises(InputError, match=re.escape(line)):
             compare(world, *options)
@@ -130,6 +133,22 @@ def test_wrong_truths_are_reported(world: Path) -> None:
     truth.write_parquet(world / "truth.parquet", metadata={METADATA: described})
     with pytest.raises(InputError, match=r"is not the truth of .*first; compute"):
         compare(world)
+
+
+def test_a_truth_is_named_by_a_path_or_a_text(world: Path) -> None:
+    truth, run = world / "truth.parquet", world / "first"
+    assert truth_rewards(str(truth), str(run)) == truth_rewards(truth, run)
+
+
+def test_estimators_of_another_reward_are_compared(world: Path) -> None:
+    compare(world, "--set", "reward=success", "--group-sizes", 8)
+
+
+def test_long_names_are_broken_between_their_parts(world: Path, monkeypatch) -> None:
+    found = compare(world, "--group-sizes", 8, estimators="hgpo:history_length=1:mode=mean_norm,gigpo:episode_weight=0")
+    assert re.search(r"^hgpo:history_length=1: .*\n *mode=mean_norm *$", found, re.MULTILINE)
+    assert re.search(r"^gigpo:episode_weight=0 ", found, re.MULTILINE)
+    assert re.search(r"^  95% interval +\d\.\d\d to ", found, re.MULTILINE)
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ from tabular_world import play
 
 from hgpo_datasets import StepWriter
 from hgpo_envs.errors import InputError
+from hgpo_research.comparison.files import GAIN_FILES
 from hgpo_research.comparison.gain import TRUTH, cross_validated_gain, ranking, table_gradients
 from hgpo_research.truth.table import METADATA
 from hgpo_train.advantages.variants import read_variants
@@ -96,15 +97,22 @@ def test_the_command_prints_gains_and_refuses_what_it_cannot_measure(tmp_path):
     rewards = {"gamma": 1.0, "reward": "success", "reward_scale": 10.0}
     described = orjson.dumps({"rewards": rewards, "run": "first"}).decode()
     truth.with_columns(pl.col("advantage") * 10).write_parquet(table, metadata={METADATA: described})
-    output = invoke(*given, "--truth", table, "--out", tmp_path / "out")
+    output = invoke(*given, "--truth", table)
     assert "true advantages" in output
-    assert pl.read_parquet(tmp_path / "out/differences.parquet").height == 3
+    out = tmp_path / "first.comparison"
+    assert sorted(path.name for path in out.iterdir()) == sorted(GAIN_FILES)
+    assert orjson.loads((out / "comparison.json").read_bytes())["folds"] == 4
+    assert pl.read_parquet(out / "differences.parquet").height == 3
     found = cross_validated_gain(
         steps.lazy(), read_variants(["grpo,gigpo"]), table_gradients(truth.lazy()), truth=truth.lazy()
     )
-    assert pl.read_parquet(tmp_path / "out/gains.parquet")["gain"].to_list() == pytest.approx(
+    assert pl.read_parquet(out / "gains.parquet")["gain"].to_list() == pytest.approx(
         found.gains["gain"].to_list(), rel=1e-4
     )
+    with pytest.raises(InputError, match="exists already; replace it with --overwrite"):
+        invoke(*given, "--truth", table)
+    invoke(*given, "--truth", table, "--overwrite")
+    given += ["--out", tmp_path / "out"]
     for options, line in (
         ((), "name the policy with --model, or give a --truth"),
         (("--truth", table, "--folds", 5), "--folds: expected 2 to half of a group's 8 rollouts, received 5"),

@@ -2,6 +2,7 @@
 
 import copy
 import hashlib
+import shutil
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -10,6 +11,7 @@ import numpy as np
 import polars as pl
 import pytest
 import ring
+from command import invoke
 from ring import RingEngine, RingPolicy, RingSource
 
 from hgpo_envs.episode import Episode, settings_for
@@ -589,10 +591,42 @@ def test_bad_budgets(values, line):
     assert str(caught.value) == line
 
 
-@pytest.mark.parametrize("values", [{"reward": "return"}, {"gamma": 1.5}])
-def test_bad_rewards(values):
-    with pytest.raises(InputError):
+@pytest.mark.parametrize(
+    ("values", "line"),
+    [
+        ({"reward": "return"}, "parameter reward"),
+        ({"gamma": 1.5}, "parameter gamma"),
+        ({"reward_scale": 0}, "parameter reward_scale: expected a number other than 0, received 0"),
+        ({"reward_scale": float("inf")}, "parameter reward_scale: expected a finite number, received inf"),
+    ],
+)
+def test_bad_rewards(values, line):
+    with pytest.raises(InputError, match=line):
         Rewards(**values)
+
+
+def test_numbers_of_rollouts_are_rounded_up(guesses, tmp_path):
+    for number, (given, made) in enumerate([({"rollouts": 1}, 4), ({"rollouts": 5}, 6)]):
+        table = truth_of(guesses.path, tmp_path / f"{number}.parquet", exact_nodes=0, **given)
+        assert table["rollouts"].max() == made
+    limited = truth_of(guesses.path, tmp_path / "c.parquet", exact_nodes=0, error=1e-9, most_rollouts=1)
+    assert limited["rollouts"].max() == 4
+
+
+def test_an_output_that_cannot_be_written_is_found_before_the_work(doors, tmp_path, monkeypatch):
+    monkeypatch.setattr("hgpo_research.truth.write_truth", lambda *_, **__: pytest.fail("computed"))
+    run = tmp_path / "run"
+    shutil.copytree(doors.path, run)
+    (tmp_path / "run.truth").touch()
+    with pytest.raises(InputError, match="Not a directory; choose another path"):
+        invoke("truth", run)
+    with pytest.raises(InputError, match=r"--out: expected the path of a table, such as truth.parquet, received .*csv"):
+        invoke("truth", run, "--out", tmp_path / "t.csv")
+
+
+def test_the_next_command_can_be_copied(doors, tmp_path):
+    out = tmp_path / "a b.parquet"
+    assert f"--truth '{out}' -e hgpo,gigpo,grpo" in invoke("truth", doors.path, "--out", out)
 
 
 def test_a_folder_that_is_no_run(tmp_path):

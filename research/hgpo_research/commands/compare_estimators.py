@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     import polars as pl
-    from rich.console import Console
 
     from hgpo_research.comparison import Comparison
     from hgpo_research.comparison.row_gradients import RowGradients
@@ -53,8 +52,12 @@ def compare_estimators(
         list[str] | None,
         typer.Option("--set", help="A parameter of all estimators that have it, name=value; may be repeated."),
     ] = None,
-    folds: Annotated[int, typer.Option(help="Parts of each group, for a gain: one is held out in turn.")] = 4,
-    kl: Annotated[float, typer.Option(help="Divergence per step of the update whose gain is shown.")] = 0.01,
+    folds: Annotated[
+        int | None, typer.Option(help="Parts of each group, for a gain: one is held out in turn. Default: 4.")
+    ] = None,
+    kl: Annotated[
+        float | None, typer.Option(help="Divergence per step of the update whose gain is shown. Default: 0.01.")
+    ] = None,
     group_sizes: Annotated[
         str | None,
         typer.Option(
@@ -62,10 +65,16 @@ def compare_estimators(
             "rollouts. Default: 4, 8, 16 … and the run's."
         ),
     ] = None,
-    redraws: Annotated[int, typer.Option(help="How often the groups of each size are redrawn.")] = 4,
-    depth: Annotated[int, typer.Option(help="Deepest context by which steps are classified.")] = 4,
-    resamples: Annotated[int, typer.Option(help="Resamples of the tasks, for intervals.")] = 2000,
-    permutations: Annotated[int, typer.Option(help="Permutations of estimates, for what chance gives.")] = 50,
+    redraws: Annotated[
+        int | None, typer.Option(help="How often the groups of each size are redrawn. Default: 4.")
+    ] = None,
+    depth: Annotated[
+        int | None, typer.Option(help="Deepest context by which steps are classified. Default: 4.")
+    ] = None,
+    resamples: Annotated[int | None, typer.Option(help="Resamples of the tasks, for intervals. Default: 2000.")] = None,
+    permutations: Annotated[
+        int | None, typer.Option(help="Permutations of estimates, for what chance gives. Default: 50.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of redraws, resamples and permutations.")] = 0,
     out: Annotated[
         Path | None, typer.Option(file_okay=False, help="The folder to write. Default: <run>.comparison.")
@@ -74,12 +83,10 @@ def compare_estimators(
 ) -> None:
     """Compare estimators on a saved run: by gain, or by correlation, bias, variance and sign with true advantages."""
     from hgpo_datasets import scan_steps
-    from hgpo_datasets.sources import run_with_steps
     from hgpo_envs.errors import InputError, unknown
     from hgpo_research.comparison import compare_estimators as compare
-    from hgpo_research.comparison.files import is_comparison, write_comparison
+    from hgpo_research.comparison.files import write_comparison
     from hgpo_research.comparison.inputs import truth_rewards
-    from hgpo_train.advantages.advantage_tables import refuse_own_input
     from hgpo_train.advantages.variants import read_variants
     from hgpo_train.cli.display import terminal
 
@@ -87,27 +94,25 @@ def compare_estimators(
         raise InputError("--device is an option of --model; name a checkpoint with --model")
     if measure not in {"gain", "correlation"}:
         raise InputError(unknown("measure", measure, ["gain", "correlation"]))
-    if not 0 < kl < math.inf:
+    if kl is not None and not 0 < kl < math.inf:
         raise InputError(f"--kl: expected a positive number, received {kl:g}")
+    of_correlation: dict[str, Any]
+    of_correlation = {"redraws": redraws, "depth": depth, "resamples": resamples, "permutations": permutations}
     if measure == "gain":
-        _gain(run, estimators, truth, model, device or "auto", setting or [], folds, kl, seed, out)
+        _refuse({**of_correlation, "group-sizes": group_sizes}, "correlation")
+        how = {"folds": 4 if folds is None else folds, "kl": kl or 0.01}
+        _gain(run, estimators, truth, model, device or "auto", reward_scale, setting or [], how, seed, out, overwrite)
         return
-    if measure != "correlation" or truth is None or model is not None:
+    _refuse({"folds": folds, "kl": kl}, "gain")
+    if truth is None or model is not None:
         received = f"--measure {measure}" + " without --truth" * (truth is None) + " with --model" * (model is not None)
         raise InputError(f"expected --measure gain, or correlation with a --truth and no --model; received {received}")
     sizes = _integers("--group-sizes", group_sizes)
-    if not truth.is_file():
-        raise InputError(f"--truth {truth}: expected a truth table, received no file; write it with hgpo truth")
-    steps, exact = scan_steps(run, plain=True), scan_steps(truth, plain=True)
     rewards = truth_rewards(truth, run)
+    steps, exact = scan_steps(run, plain=True), scan_steps(truth, plain=True)
     variants = read_variants(estimators, {"reward": rewards.reward, "reward_scale": reward_scale}, setting or [])
-    owner = run_with_steps(run.resolve()) or run.resolve()
-    target = out or owner.parent / f"{owner.stem if owner.is_file() else owner.name}.comparison"
-    refuse_own_input(run, target / "report.html")
-    if target.exists() and any(target.iterdir()) and not (overwrite and is_comparison(target)):
-        how = "replace it with --overwrite" if is_comparison(target) else "it is not a comparison"
-        raise InputError(f"{target} exists already; {how}, or use another --out")
-    console, errors = terminal(), terminal(stderr=True)
+    title, target = _target(run, out, overwrite)
+    errors = terminal(stderr=True)
     with errors.status("comparing") as status:
         try:
             found = compare(
@@ -115,22 +120,47 @@ def compare_estimators(
                 exact,
                 variants,
                 group_sizes=sizes,
-                redraws=redraws,
-                depth=depth,
-                resamples=resamples,
-                permutations=permutations,
                 seed=seed,
                 rewards=rewards,
                 progress=status.update,
+                **{name: value for name, value in of_correlation.items() if value is not None},
             )
             sources = {"run": str(run), "truth": str(truth)}
-            title = f"Estimators and true advantages: {owner.stem if owner.is_file() else owner.name}"
+            title = f"Estimators and true advantages: {title}"
             write_comparison(found, target, title=title, sources=sources, overwrite=overwrite)
         except KeyboardInterrupt:
             errors.print(f"Interrupted. {target} is unchanged.", soft_wrap=True)
             raise typer.Exit(130) from None
-    _print(console, found)
-    console.print(f"\nAll figures and a report with pictures: [bold]{target}[/]", highlight=False, soft_wrap=True)
+    _print(found)
+    typer.echo(f"\nAll figures and a report with pictures: {target}")
+
+
+def _refuse(given: dict[str, object], measure: str) -> None:
+    """Refuse options of another measure, which would be ignored."""
+    from hgpo_envs.errors import InputError
+
+    for name, value in given.items():
+        if value is not None:
+            raise InputError(f"--{name} is an option of --measure {measure}; leave it out, or change --measure")
+
+
+def _target(run: Path, out: Path | None, overwrite: bool) -> tuple[str, Path]:
+    """Return the name of the run and the folder to write, which is checked before anything is computed."""
+    from hgpo_datasets.sources import run_with_steps
+    from hgpo_envs.errors import InputError
+    from hgpo_research.comparison.files import is_comparison
+    from hgpo_train.advantages.advantage_tables import refuse_own_input
+    from hgpo_train.cli.common import check_output_path
+
+    owner = run_with_steps(run.resolve()) or run.resolve()
+    name = owner.stem if owner.is_file() else owner.name
+    target = out or owner.parent / f"{name}.comparison"
+    refuse_own_input(run, target / "report.html")
+    check_output_path(target)
+    if target.exists() and any(target.iterdir()) and not (overwrite and is_comparison(target)):
+        how = "replace it with --overwrite" if is_comparison(target) else "it is not a comparison"
+        raise InputError(f"{target} exists already; {how}, or use another --out")
+    return name, target
 
 
 def _gain(
@@ -139,25 +169,27 @@ def _gain(
     truth: Path | None,
     model: str | None,
     device: str,
+    reward_scale: float,
     settings: list[str],
-    folds: int,
-    kl: float,
+    how: dict[str, Any],
     seed: int,
     out: Path | None,
+    overwrite: bool,
 ) -> None:
-    """Print the gains of estimators and which of them are told apart, and write them to `out`."""
+    """Print the gains of estimators and which of them are told apart, and write them."""
     import polars as pl
-    from rich.table import Table
 
     from hgpo_datasets import scan_steps
     from hgpo_envs.errors import InputError
+    from hgpo_research.commands.names import folded
+    from hgpo_research.comparison.files import write_gains
     from hgpo_research.comparison.gain import cross_validated_gain, ranking, table_gradients
-    from hgpo_research.comparison.inputs import truth_rewards
+    from hgpo_research.comparison.inputs import descriptions, truth_rewards
     from hgpo_train.advantages.variants import read_variants
-    from hgpo_train.cli.display import terminal
+    from hgpo_train.cli.display import print_table, terminal
 
     steps, exact = scan_steps(run, plain=True), None
-    variants = read_variants(estimators, {"reward": "success"}, settings)
+    variants = read_variants(estimators, {"reward": "success", "reward_scale": reward_scale}, settings)
     if truth is not None:
         rewards = truth_rewards(truth, run)
         if (rewards.reward, rewards.gamma) != ("success", 1.0):
@@ -166,6 +198,7 @@ def _gain(
                 f"expected a truth of {wanted}, received one of --reward {rewards.reward} --gamma {rewards.gamma:g}"
             )
         exact = scan_steps(truth, plain=True).with_columns(pl.col("advantage") / rewards.reward_scale)
+    _, target = _target(run, out, overwrite)
     errors = terminal(stderr=True)
     with errors.status("comparing") as status:
         if model is not None:
@@ -174,22 +207,21 @@ def _gain(
             gradients = table_gradients(exact)
         else:
             raise InputError("a gain needs the policy's gradients: name the policy with --model, or give a --truth")
-        found = cross_validated_gain(
-            steps, variants, gradients, truth=exact, folds=folds, kl=kl, progress=status.update
-        )
-    table = Table(title=f"Gain in points of success, KL {kl:g}", title_justify="left", box=None)
-    for name in ("estimator", "gain", "95% interval"):
-        table.add_column(name, justify="left" if name == "estimator" else "right")
-    for name, gain, low, high in found.gains.iter_rows():
-        table.add_row(name, f"{100 * gain:.2f}", f"{100 * low:.2f} to {100 * high:.2f}")
-    console = terminal()
-    console.print(table)
+        found = cross_validated_gain(steps, variants, gradients, truth=exact, progress=status.update, **how)
+    sources = {"run": str(run), "truth": None if truth is None else str(truth), "model": model}
+    details = {"measure": "gain", **sources, **how, "seed": seed, "estimators": descriptions(variants)}
+    write_gains(found, target, details=details, overwrite=overwrite)
+    print_table(
+        ["estimator", "gain", "95% interval"],
+        [
+            [folded(name), f"{100 * gain:.2f}", f"{100 * low:.2f} to {100 * high:.2f}"]
+            for name, gain, low, high in found.gains.iter_rows()
+        ],
+        title=f"Gain in points of success, KL {found.kl:g}",
+    )
     for sentence in ranking(found):
-        console.print(f"• {sentence}", highlight=False, soft_wrap=True)
-    if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
-        for name, rows in (("gains", found.gains), ("differences", found.differences)):
-            rows.write_parquet(out / f"{name}.parquet")
+        typer.echo(f"• {sentence}")
+    typer.echo(f"\nThe tables: {target}")
 
 
 def _gradients(
@@ -236,23 +268,19 @@ def _integers(option: str, text: str | None) -> list[int] | None:
         raise InputError(f"{option}: expected integers separated by commas, received {text!r}") from None
 
 
-def _print(console: Console, found: Comparison) -> None:
-    from rich.table import Table
-
+def _print(found: Comparison) -> None:
+    from hgpo_research.commands.names import folded
     from hgpo_research.comparison.report import LABELS, main_size, number, rows_of, sentences
+    from hgpo_train.cli.display import print_table, terminal
 
     for sentence in sentences(found):
-        console.print(f"• {sentence}", highlight=False)
+        terminal().print(f"• {sentence}", highlight=False, markup=False)
     for size in found.details["group_sizes"]:
-        table = Table(title=f"\nGroups of {size}", title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
-        table.add_column("estimator", overflow="fold")
-        for measure in SHOWN:
-            table.add_column(LABELS[measure], justify="right", min_width=14)
+        rows = []
         for row in rows_of(found, size):
-            cells = []
-            for measure in SHOWN:
-                here = row[measure]
-                more = "" if here["low"] is None else f"\n[dim]{here['low']:.2f} to {here['high']:.2f}[/]"
-                cells.append(number(here["value"]) + (more if size == main_size(found) else ""))
-            table.add_row(row["estimator"], *cells)
-        console.print(table)
+            measures = [row[measure] for measure in SHOWN]
+            rows.append([folded(row["estimator"]), *(number(each["value"]) for each in measures)])
+            ends = ["" if each["low"] is None else f"{each['low']:.2f} to {each['high']:.2f}" for each in measures]
+            if size == main_size(found) and any(ends):
+                rows.append(["  95% interval", *ends])
+        print_table(["estimator", *(LABELS[measure] for measure in SHOWN)], rows, title=f"Groups of {size}")

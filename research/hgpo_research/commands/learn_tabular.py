@@ -3,16 +3,33 @@
 from __future__ import annotations
 
 from pathlib import Path  # noqa: TC003 - typer reads the annotations
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from hgpo_train.cli import common  # noqa: TC001 - typer reads the annotations
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection, Mapping
+
+    import polars as pl
 
     from hgpo_research.tabular.policy import TabularPolicy
+
+RESULTS: Final = ("curves.parquet", "gains.parquet", "metrics.parquet", "curves.svg", "gains.svg", "summary.md")
+"""The files that are written beside the graphs."""
+
+LEAST: Final = {
+    "tasks-seed": 0,
+    "task-sets": 1,
+    "reads": 0,
+    "held-out": 0,
+    "samples": 1,
+    "gain-policies": 1,
+    "gain-copies": 4,
+    "group-size": 2,
+}
+"""The smallest numbers that options accept, `--group-size` for `--gain-at` and `adaptive`."""
 
 
 def learn_tabular(
@@ -53,27 +70,22 @@ def learn_tabular(
     gain_policies: Annotated[
         int, typer.Option(help="Seeds of a set whose policies, with the first estimator, these are.")
     ] = 4,
-    gain_copies: Annotated[int, typer.Option(help="Redrawn batches of each of them.")] = 32,
+    gain_copies: Annotated[int, typer.Option(help="Redrawn batches of each of them, at least 4.")] = 32,
     setting: Annotated[
         list[str] | None, typer.Option("--set", help="A parameter of all estimators that have it, name=value.")
     ] = None,
     overwrite: common.Overwrite = False,
 ) -> None:
     """Let tabular policies learn with several estimators, and compare final success and area, with intervals."""
-    import shlex
-    import sys
-    from importlib.util import find_spec
-
     import polars as pl
-    from rich.markdown import Markdown
     from rich.progress import Progress
 
     from hgpo_envs.errors import InputError
-    from hgpo_research.tabular.gain import GAINS, gains_chart, gains_of, gains_summary
+    from hgpo_envs.wording import counted
+    from hgpo_research.tabular.gain import gains_of
     from hgpo_research.tabular.graphs import TaskSet, compile_tasks
     from hgpo_research.tabular.learning import Learning, curves
-    from hgpo_research.tabular.methods import methods
-    from hgpo_research.tabular.report import METRICS, NUMBERS, curves_chart, markdown, metrics_summary, summary
+    from hgpo_research.tabular.methods import ADAPTIVE, methods
     from hgpo_train.cli.display import terminal
     from hgpo_train.settings import read_assignments
 
@@ -89,17 +101,21 @@ def learn_tabular(
         evaluation=evaluation,
     )
     named = methods(estimators, setting or (), samples)
-    if (out / "curves.parquet").exists() and not overwrite:
-        raise InputError(f"{out} has curves already; replace them with --overwrite, or use another --out")
+    numbers = {"tasks-seed": tasks_seed, "task-sets": task_sets, "reads": reads, "held-out": held_out}
+    numbers |= {"samples": samples, "gain-policies": gain_policies, "gain-copies": gain_copies}
+    _check_numbers(numbers | ({"group-size": group_size} if gain_at or ADAPTIVE in named else {}))
+    if wrong := [each for each in gain_at or () if not 0 <= each <= iterations]:
+        raise InputError(f"--gain-at: expected 0 to {iterations}, the number of updates, received {wrong[0]}")
+    if any((out / name).exists() for name in RESULTS) and not overwrite:
+        raise InputError(f"{out} has results already; replace them with --overwrite, or use another --out")
     options = read_assignments("--env-option", env_option or (), {}) | {"split": split}
     options |= {} if max_steps is None else {"max_steps": max_steps}
     policy = {"skill": skill, "memory": memory}
     compiled, others = {}, {}
     for number in range(tasks_seed, tasks_seed + task_sets):
-        folder = out / f"tasks-{number}"
-        folder.mkdir(parents=True, exist_ok=True)
-        compiled[folder.name], others[folder.name] = compile_tasks(
-            env, options, policy, tasks, number, folder, reads, shared, held_out
+        name = f"tasks-{number}"
+        compiled[name], others[name] = compile_tasks(
+            env, options, policy, tasks, number, out / name, reads, shared, held_out
         )
     console, measured = terminal(stderr=True), list[pl.DataFrame]()
 
@@ -111,26 +127,72 @@ def learn_tabular(
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bars:
         bar = bars.add_task("learning", total=task_sets * (len(named) + 1) * (iterations + 1))
         found = curves(compiled, named, how, watch, others if held_out else {})
+    if overwrite:
+        _remove_results(out, compiled)
     for name, task_set in compiled.items():
+        (out / name).mkdir(parents=True, exist_ok=True)
         TaskSet(task_set.graphs + others[name].graphs, task_set.max_steps, task_set.settings).write(out / name)
-    tables, result = {"curves": found.success}, summary(found.success)
-    text = markdown(result, ["estimator"], NUMBERS)
-    charts: dict[str, Callable[[pl.DataFrame], Any]] = {"curves": curves_chart}
-    if measured:
-        tables["gains"] = pl.concat(measured)
-        text += "\n\n" + markdown(gains_summary(tables["gains"]), ["iteration", "estimator"], GAINS)
-        charts["gains"] = lambda rows: gains_chart(rows, result)
-    if found.metrics.height:
-        tables["metrics"] = found.metrics
-        text += "\n\n" + markdown(metrics_summary(found.metrics), ["estimator", "updates"], METRICS)
+    tables = {"curves": found.success} | ({"gains": pl.concat(measured)} if measured else {})
+    _report(tables | ({"metrics": found.metrics} if found.metrics.height else {}), out)
+    nodes = sum(len(graph.state) for task_set in compiled.values() for graph in task_set.graphs)
+    line = f"{counted(task_sets * tasks, 'task')}, {counted(nodes, 'node')}. Curves, tables and graphs: {out}"
+    console.print(line, soft_wrap=True, markup=False, highlight=False)
+
+
+def _check_numbers(numbers: Mapping[str, int]) -> None:
+    from hgpo_envs.errors import InputError
+
+    for option, number in numbers.items():
+        if number < LEAST[option]:
+            raise InputError(f"--{option}: expected an integer of at least {LEAST[option]}, received {number}")
+
+
+def _remove_results(out: Path, kept: Collection[str]) -> None:
+    """Remove what an earlier call wrote, but the graphs of the sets of tasks `kept`, from which this call continued."""
+    for name in RESULTS:
+        (out / name).unlink(missing_ok=True)
+    for folder in out.glob("tasks-*"):
+        if folder.name not in kept and folder.name[6:].isdecimal() and folder.is_dir() and not folder.is_symlink():
+            for name in ("nodes", "edges"):
+                (folder / f"{name}.parquet").unlink(missing_ok=True)
+            if not any(folder.iterdir()):
+                folder.rmdir()
+
+
+def _report(tables: Mapping[str, pl.DataFrame], out: Path) -> None:
+    """Write tables, pictures and their summaries, and print these."""
+    import shlex
+    import sys
+    from importlib.util import find_spec
+
+    from hgpo_envs.wording import counted
+    from hgpo_research.commands.names import folded
+    from hgpo_research.tabular.gain import GAINS, gains_chart, gains_summary
+    from hgpo_research.tabular.report import METRICS, NUMBERS, curves_chart, markdown, metrics_summary, shown, summary
+    from hgpo_train.cli.display import print_table
+
+    result = summary(tables["curves"])
+    parts: list[tuple[str, pl.DataFrame, list[str], tuple[str, ...]]]
+    parts = [("Success in percent", result, ["estimator"], NUMBERS)]
+    if "gains" in tables:
+        for (iteration,), rows in gains_summary(tables["gains"]).group_by("iteration", maintain_order=True):
+            parts.append((f"Gain after {counted(iteration, 'update')}, in percent", rows, ["estimator"], GAINS))
+    if "metrics" in tables:
+        rows = metrics_summary(tables["metrics"])
+        parts.append(("Weights and slopes, in percent", rows, ["estimator", "updates"], METRICS))
+    charts: dict[str, Callable[[pl.DataFrame], Any]] = {
+        "curves": curves_chart,
+        "gains": lambda rows: gains_chart(rows, result),
+    }
     for name, rows in tables.items():
         rows.write_parquet(out / f"{name}.parquet", metadata={"hgpo.command": shlex.join(["hgpo", *sys.argv[1:]])})
         if name in charts and find_spec("altair") and find_spec("vl_convert"):
             from hgpo_train.analysis.charts import save_chart
 
             save_chart(charts[name](rows), out / f"{name}.svg")
-    (out / "summary.md").write_text(text + "\n", "utf-8")
-    terminal().print(Markdown(text))
-    nodes = sum(len(graph.state) for task_set in compiled.values() for graph in task_set.graphs)
-    count = task_sets * tasks
-    console.print(f"{count} tasks, {nodes:,} nodes. Curves, tables and graphs: {out}", soft_wrap=True)
+    texts = [f"{title}:\n\n{markdown(rows, keys, names)}\n" for title, rows, keys, names in parts]
+    (out / "summary.md").write_text("\n".join(texts), "utf-8")
+    for title, rows, keys, names in parts:
+        titles, cells = shown(rows, keys, names)
+        titles = [text.replace(" ", "\n") for text in titles]
+        print_table(titles, [[folded(first), *rest] for first, *rest in cells], title=title, texts=len(keys))

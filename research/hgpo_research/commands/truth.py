@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from hgpo_train.advantages.parameters import GAMMA, REWARD_SCALE
-from hgpo_train.cli import common  # noqa: TC001 - typer reads the annotations
+from hgpo_train.cli import common
 
 
 def truth(
@@ -28,7 +28,11 @@ def truth(
         float, typer.Option(help="Subtracted from the scaled reward of a step with an invalid action.")
     ] = 0.0,
     rollouts: Annotated[
-        int, typer.Option(help="M, the number of Monte Carlo rollouts of a step that no visited branch covers.")
+        int,
+        typer.Option(
+            help="M, the number of Monte Carlo rollouts of a step that no visited branch covers, rounded up to an even "
+            "number of at least 4."
+        ),
     ] = 16,
     error: Annotated[
         float | None,
@@ -38,7 +42,8 @@ def truth(
         int | None, typer.Option(help="Add rollouts as long as those of each task take about this number of steps.")
     ] = None,
     most_rollouts: Annotated[
-        int, typer.Option(help="The largest number of rollouts of a step, for --error and --steps.")
+        int,
+        typer.Option(help="The largest number of rollouts of a step, for --error and --steps; rounded like M."),
     ] = 4096,
     exact_nodes: Annotated[
         int, typer.Option(help="Solve a task exactly if at most this many nodes can be reached.")
@@ -53,6 +58,7 @@ def truth(
 
     from rich.progress import Progress
 
+    from hgpo_envs.errors import InputError
     from hgpo_research.truth import Budget, Rewards, plan_truth, write_truth
     from hgpo_research.truth.table import default_out
     from hgpo_train.advantages.advantage_tables import refuse_own_input
@@ -73,7 +79,10 @@ def truth(
     given = read_assignments("--policy-option", policy_option or (), policy_spec(plan.policy).option_types)
     plan = plan_truth(run, rewards, budget, policy=policy, policy_options=given)
     target = out or default_out(plan)
+    if target.suffix not in {"", ".parquet"}:
+        raise InputError(f"--out: expected the path of a table, such as truth.parquet, received {target}")
     refuse_own_input(run, target)
+    common.check_output_path(target)
     console, began = terminal(stderr=True), perf_counter()
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bars:
         bar = bars.add_task("tasks")
@@ -87,5 +96,5 @@ def truth(
     seconds = perf_counter() - began
     line = f"{report.rows:,} truths ({report.rows / seconds:,.0f}/s), {report.rollout_steps:,} steps of rollouts"
     console.print(f"{line}. The table is {target}", soft_wrap=True, markup=False, highlight=False)
-    following = f"Next: hgpo compare-estimators {run} --truth {target} -e hgpo,gigpo,grpo"
+    following = common.next_commands(("compare-estimators", run, "--truth", target, "-e", "hgpo,gigpo,grpo"))
     console.print(following, soft_wrap=True, markup=False, highlight=False)

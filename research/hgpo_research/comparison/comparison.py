@@ -12,7 +12,7 @@ from hgpo_envs.errors import InputError
 from hgpo_research.comparison.chance import permuted_measures
 from hgpo_research.comparison.contexts import contexts_of
 from hgpo_research.comparison.families import intervals, resampled
-from hgpo_research.comparison.inputs import REFERENCE, TRUTH_REWARDS, draw, read_run
+from hgpo_research.comparison.inputs import REFERENCE, TRUTH_REWARDS, descriptions, draw, read_run
 from hgpo_research.comparison.measures import denominators, measured, row_sums, task_sums
 from hgpo_train.advantages.tables import step_table
 from hgpo_train.resampling import task_weights
@@ -115,7 +115,7 @@ def compare_estimators(
     """
     check_numbers(redraws=redraws, resamples=resamples, depth=depth, permutations=permutations, seed=seed)
     progress("reading the run and its truth")
-    run = read_run(step_table(steps), step_table(truth), variants, depth)
+    run = read_run(step_table(steps), step_table(truth), variants, depth, rewards)
     sizes = _sizes(run, group_sizes)
     names = [*(variant.name for variant in variants), REFERENCE]
     weights = task_weights(run.tasks, resamples, seed)
@@ -153,10 +153,7 @@ def compare_estimators(
         "rewards": asdict(rewards),
         "depth": depth,
         "context": context,
-        "estimators": {
-            variant.name: {"estimator": variant.estimator.name, "parameters": asdict(variant.estimator.parameters)}
-            for variant in variants
-        },
+        "estimators": descriptions(variants),
     }
     estimates = _with_chance(_estimates(cells, names, run.tasks), chance, names)
     return Comparison(estimates, _differences(cells, names, run.tasks), pl.concat(kept), details)

@@ -13,9 +13,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from hgpo_research.comparison.comparison import Comparison
+    from hgpo_research.comparison.gain import Gains
 
 DETAILS: Final = "comparison.json"
 FILES: Final = ("estimates.parquet", "differences.parquet", "sums.parquet", DETAILS, "report.html")
+GAIN_FILES: Final = ("gains.parquet", "differences.parquet", DETAILS)
+"""The files of a comparison by gain."""
+
 _MADE_BY: Final = "hgpo compare-estimators"
 
 
@@ -41,10 +45,29 @@ def write_comparison(found: Comparison, out: Path, *, title: str, sources: dict[
         (folder / "report.html").write_text(report(found, title), "utf-8")
 
 
+def write_gains(found: Gains, out: Path, *, details: dict[str, Any], overwrite: bool) -> None:
+    """Write a comparison by gain atomically: `GAIN_FILES`.
+
+    Args:
+        found: The gains.
+        out: The folder, as of `write_comparison`.
+        details: What was compared, and how.
+        overwrite: Whether an existing comparison is replaced.
+
+    Raises:
+        InputError: The folder exists and may not be replaced.
+    """
+    with new_folder(out, replace=is_comparison if overwrite else None) as folder:
+        found.gains.write_parquet(folder / "gains.parquet")
+        found.differences.write_parquet(folder / "differences.parquet")
+        details = {"made_by": _MADE_BY, **details, "batches": found.batches, "groups": found.groups}
+        (folder / DETAILS).write_bytes(orjson.dumps(details, option=orjson.OPT_INDENT_2))
+
+
 def is_comparison(folder: Path) -> bool:
-    """Return whether a folder contains a comparison and nothing else."""
+    """Return whether a folder contains a comparison, of any measure, and nothing else."""
     try:
         names = {path.name for path in folder.iterdir()}
-        return names <= set(FILES) and orjson.loads((folder / DETAILS).read_bytes())["made_by"] == _MADE_BY
+        return names <= {*FILES, *GAIN_FILES} and orjson.loads((folder / DETAILS).read_bytes())["made_by"] == _MADE_BY
     except (OSError, ValueError, KeyError, TypeError):
         return False

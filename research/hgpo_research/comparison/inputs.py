@@ -7,7 +7,8 @@ of a group that is not divisible by g is left out of a redraw.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -19,13 +20,13 @@ from hgpo_envs.errors import InputError
 from hgpo_envs.wording import listed
 from hgpo_research.truth.table import METADATA, read_metadata
 from hgpo_train.advantages.estimators.hgpo import hgpo
-from hgpo_train.advantages.input_columns import CHAINS, group_keys, prepare, row_keys
+from hgpo_train.advantages.input_columns import CHAINS, columns_used, group_keys, prepare, row_keys
 from hgpo_train.advantages.parameters import Parameters
 from hgpo_train.advantages.registry import compute_many
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Sequence
-    from pathlib import Path
 
     from numpy.typing import NDArray
 
@@ -118,6 +119,7 @@ def read_run(
     truth: pl.LazyFrame,
     variants: Sequence[Variant],
     depth: int,
+    rewards: Parameters = TRUTH_REWARDS,
 ) -> Run:
     """Join a step table with its truth table.
 
@@ -126,6 +128,7 @@ def read_run(
         truth: A table with `TRUTH_COLUMNS`.
         variants: The estimators.
         depth: The deepest context that is used to classify steps.
+        rewards: The definition of the truth's rewards.
 
     Raises:
         InputError: A column is missing, a step is twice in the truth table, a trajectory is in two runs, or no step of
@@ -137,6 +140,7 @@ def read_run(
     read = {
         *row_keys(schema),
         *(column for variant in variants for column in variant.estimator.columns(schema)),
+        *columns_used(schema, rewards, (), "the truth")[0],
         *_history_columns(schema, depth),
     }
     read |= {name for name in ("aborted", "policy_version") if name in schema}
@@ -177,24 +181,35 @@ def read_run(
     return Run(joined, task_ids, int(str(sizes.max())), variants, counts)
 
 
-def truth_rewards(truth: Path, run: Path) -> Parameters:
+def truth_rewards(truth: str | os.PathLike[str], run: str | os.PathLike[str]) -> Parameters:
     """Return the definition of rewards that a truth table describes; `TRUTH_REWARDS` if it describes none.
 
     Args:
-        truth: The truth table.
-        run: The run that it is compared with.
+        truth: The path of the truth table.
+        run: The path of the run that it is compared with.
 
     Raises:
-        InputError: It is the truth of another run.
+        InputError: There is no such file, or it is the truth of another run.
     """
+    truth = Path(truth)
+    if not truth.is_file():
+        raise InputError(f"{truth}: expected a truth table, received no file; write it with hgpo truth")
     if METADATA not in pl.read_parquet_metadata(truth):
         return TRUTH_REWARDS
     described = read_metadata(truth)
-    folder = run_at(run)
+    folder = run_at(Path(run))
     header = None if folder is None else manifest.read(folder).header
     if header is not None and described.get("run") != header.run:
         raise InputError(f"{truth} is not the truth of {run}; compute it with hgpo truth {run}")
     return replace(TRUTH_REWARDS, **described["rewards"])
+
+
+def descriptions(variants: Sequence[Variant]) -> dict[str, dict[str, Any]]:
+    """Return the names and parameters of estimators, for JSON."""
+    return {
+        variant.name: {"estimator": variant.estimator.name, "parameters": asdict(variant.estimator.parameters)}
+        for variant in variants
+    }
 
 
 def aborted_rows(schema: pl.Schema) -> pl.Expr:

@@ -322,7 +322,7 @@ def compile_tasks(
         kept = orjson.loads(pl.read_parquet_metadata(files[1]).get(_METADATA, "null"))
         if kept != settings:
             raise InputError(f"{folder}: expected graphs of {settings}, received those of {kept}; use another folder")
-        nodes, edges = (pl.read_parquet(file).partition_by("task_id", as_dict=True) for file in files)
+        nodes, edges = (pl.read_parquet(file, glob=False).partition_by("task_id", as_dict=True) for file in files)
         stored = {task: (nodes[task], edges[task]) for task in edges}
     parameters = Parameters(shared=shared)
 

@@ -108,8 +108,8 @@ def curves_chart(curves: pl.DataFrame) -> alt.TopLevelMixin:
     return alt.layer(bands, lines).properties(width=_WIDTH, height=_WIDTH * 3 // 4)
 
 
-def markdown(table: pl.DataFrame, keys: Sequence[str], names: Sequence[str]) -> str:
-    """Return a summary as a table of Markdown: keys, then numbers in percent with half of their 95% intervals.
+def shown(table: pl.DataFrame, keys: Sequence[str], names: Sequence[str]) -> tuple[list[str], list[list[str]]]:
+    """Return the titles and rows of a summary: keys, then numbers in percent with half of their 95% intervals.
 
     Args:
         table: Numbers, and half of their intervals as `<name>_half`.
@@ -117,12 +117,19 @@ def markdown(table: pl.DataFrame, keys: Sequence[str], names: Sequence[str]) -> 
         names: The numbers; those that the table does not have are left out.
     """
     names = [name for name in names if name in table.columns]
-    lines = [f"| {' | '.join([*keys, *names])} |", "|---" * (len(keys) + len(names)) + "|"]
+    rows = []
     for row in table.iter_rows(named=True):
         cells = [str(row[key]) for key in keys]
         for name in names:
             value, half = row[name], row[f"{name}_half"]
-            shown = "-" if value is None else f"{100 * value:{'+' if name.endswith('difference') else ''}.2f}"
-            cells.append(shown if half is None or not np.isfinite(half) else f"{shown} ± {100 * half:.2f}")
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+            text = "-" if value is None else f"{100 * value:{'+' if name.endswith('difference') else ''}.2f}"
+            cells.append(text if half is None or not np.isfinite(half) else f"{text} ± {100 * half:.2f}")
+        rows.append(cells)
+    return [name.replace("_", " ") for name in (*keys, *names)], rows
+
+
+def markdown(table: pl.DataFrame, keys: Sequence[str], names: Sequence[str]) -> str:
+    """Return a summary as a table of Markdown. The arguments are those of `shown`."""
+    titles, rows = shown(table, keys, names)
+    head, *lines = (f"| {' | '.join(cells)} |" for cells in (titles, *rows))
+    return "\n".join([head, "|---" * len(titles) + "|", *lines])

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import isfinite
 from typing import Literal
 
+from hgpo_envs.errors import InputError
 from hgpo_train.advantages.parameters import GAMMA, REWARD_SCALE, Discount
 from hgpo_train.settings import check
 
@@ -16,7 +18,7 @@ class Rewards:
     Attributes:
         reward: ``reward`` is the environment's reward of each step; ``success`` is 1 at the last step of a won
             trajectory, else 0; ``score`` is the final score at the last step, else 0.
-        reward_scale: A factor of all rewards.
+        reward_scale: A factor of all rewards, other than 0.
         gamma: γ, the discount per step, in [0, 1].
         invalid_action_penalty: Subtracted from the scaled reward of a step with an invalid action, and so discounted to
             earlier steps, as by estimators with ``penalty_at="reward"``. Unlike theirs, the default is 0: the truth is
@@ -33,6 +35,11 @@ class Rewards:
 
     def __post_init__(self) -> None:
         check(self, "parameter")
+        for name in ("reward_scale", "invalid_action_penalty"):
+            if not isfinite(getattr(self, name)):
+                raise InputError(f"parameter {name}: expected a finite number, received {getattr(self, name)}")
+        if not self.reward_scale:
+            raise InputError("parameter reward_scale: expected a number other than 0, received 0")
 
     def gain(self, reward: float, *, valid: bool) -> float:
         """Return the reward of a step, wherever it is in the episode."""

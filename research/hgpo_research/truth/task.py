@@ -61,7 +61,8 @@ class Budget:
         error: Repeat with M more rollouts until the root mean square of the task's advantage errors is at most this.
         steps: Repeat with M more rollouts as long as those of a task take about this number of steps. A trial of two
             rollouts from each state, which is not part of the estimates, determines how many that are, at least 4.
-        most_rollouts: The largest number of rollouts, for `error` and `steps`. Without both, M are made.
+        most_rollouts: The largest number of rollouts, for `error` and `steps`, rounded like `rollouts`. Without both, M
+            are made.
         exact_nodes: Number of nodes up to which a task is solved exactly. 0 turns exact solutions off.
         seed: The seed of the rollouts.
 
