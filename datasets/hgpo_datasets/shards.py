@@ -109,7 +109,10 @@ def check_version(metadata: Mapping[str, str], name: str) -> int:
     """
     text = metadata.get(VERSION_KEY)
     if text is None or not re.fullmatch("[0-9]{1,9}", text):
-        raise schema.VersionError(f"{name}: expected a step table, received a file without the metadata {VERSION_KEY}")
+        raise schema.VersionError(
+            f"{name}: expected a step table, received a file without the metadata {VERSION_KEY}; hgpo view, "
+            "hgpo stats and hgpo advantages read tables of other programs"
+        )
     return schema.known_version(int(text), name)
 
 

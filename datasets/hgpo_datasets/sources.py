@@ -28,6 +28,7 @@ Source = str | os.PathLike[str]
 STEPS: Final = "steps"
 """Name of the folder of a run's shards."""
 PARQUET: Final = ".parquet"
+_TEXT_FORMATS: Final = {".json", ".jsonl", ".csv", ".tsv", ".txt"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,4 +172,6 @@ def _parts(source: str) -> list[Part]:
             f"{source} is not a run, and contains none: it has no {manifest.NAME}; to read Parquet files without a "
             f"manifest, pass a pattern ({next(holders, folders[0])}/*{PARQUET})"
         )
+    if not tables and files[0].suffix in _TEXT_FORMATS:
+        raise InputError(f"{files[0]}: expected a Parquet file; convert it (docs/how_to.md, “Import rollouts”)")
     return [Part(str(file), "file", source) for file in tables or files]

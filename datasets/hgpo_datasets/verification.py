@@ -189,7 +189,7 @@ def _check_others(present: Sequence[Path], listed: manifest.Manifest, report: Ve
         if extra.name in listed.replaced:
             report.note("leftover", extra, "replaced by a later file; opening the run for writing removes it")
         elif extra.suffix != PARQUET:
-            report.note("foreign", extra, "not a Parquet file; other programs may be unable to read the folder")
+            report.add("foreign", extra, "not a Parquet file, so that other programs cannot read the folder; move it")
         elif extra.name in listed.shards:
             continue
         elif extra.name != listed.next_file:

@@ -180,7 +180,9 @@ def _add(steps: pl.LazyFrame, estimator: Estimator) -> pl.LazyFrame:
     """Add the columns of one estimator."""
     schema = steps.collect_schema()
     for column in estimator.added:
-        if not column or column in schema:
+        if not column:
+            raise InputError("column: expected a name, received an empty text")
+        if column in schema:
             raise InputError(f"the table already has a column {column!r}; choose another name for the advantages")
     only, names = len(estimator.added) == 1, list(estimator.added)
     dtype = pl.Float64() if only else pl.Struct(dict.fromkeys(names, pl.Float64()))
@@ -288,6 +290,8 @@ def as_estimator(function: object, name: str | None = None) -> Estimator:
 
 def get(name: str) -> Estimator:
     """Return an estimator by its registered name, or one as ``module:function``, which is imported."""
+    if (known := name.partition(":")[0]) != name and known in _registered:
+        raise InputError(f"estimator: expected a name without parameters, such as {known!r}, received {name!r}")
     if ":" in name:
         return as_estimator(import_object(name, "an estimator"))
     if name not in _registered and name in installed(ENTRY_POINTS):

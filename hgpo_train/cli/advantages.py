@@ -105,8 +105,11 @@ def advantages(
     for each in estimators if isinstance(target, Path) else ():  # not read again from an object store
         column = pl.col(each.column)
         figures = pl.scan_parquet(target, glob=False).select(column.mean(), std=column.std(), zero=(column == 0).mean())
-        mean, std, zero = figures.fill_null(0.0).collect().row(0)
-        typer.echo(f"{each.column}: mean {round(mean, 3) + 0.0:.3f}, std {std:.3f}, {zero:.1%} zero")
+        mean, std, zero = figures.with_columns(pl.col("std").fill_null(0.0)).collect().row(0)
+        known = "null: every rollout is aborted"
+        if mean is not None:
+            known = f"mean {round(mean, 3) + 0.0:.3f}, std {std:.3f}, {zero:.1%} zero"
+        typer.echo(f"{each.column}: {known}")
     common.note_memory(common.prompt_length(run), estimators)
     typer.echo(f"{counted(rows, 'row')} in {target}. {common.next_commands(('stats', run))}")
 

@@ -35,13 +35,13 @@ def print_run(run: dict[str, Any]) -> None:
     facts = {
         "run": ", ".join(run["runs"]),
         "environment": f"{', '.join(run['env_ids']) or 'unknown'} ({', '.join(run['splits']) or 'split unknown'})",
-        "iterations": "{} to {}".format(*run["iterations"]) if run["iterations"][1] else "",
+        "iterations": " to ".join(map(str, dict.fromkeys(run["iterations"]))) if run["iterations"][1] else "",
         "groups": ", ".join(sizes),
         "steps": "{steps:,} (episodes of {shortest} to {longest}, median {median:g})".format(**run),
         "files": "{files:,}, hashes to depth {depth}".format(**run),
         "config": ", ".join(f"{name}={value}" for name, value in (run["config"] or {}).items()),
     }
-    if total["aborted"]:
+    if total["aborted"] and total["success_low"] is not None:
         low, high = _number(total["success_low"]), _number(total["success_high"])
         bounds = f"{low} of all episodes if they are lost, {high} if they are won"
         facts["aborted"] = f"{counted(total['aborted'], 'episode')}; success is {bounds}"

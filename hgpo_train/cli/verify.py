@@ -52,7 +52,7 @@ def verify(
         if rows := report["rows"]:
             from hgpo_train.cli.display import print_table
 
-            print_table(["kind", "file", "problem"], rows, texts=3)
+            print_table(["kind", "file", "message"], rows, texts=3)
     if result["refused"] is not None:
         from hgpo_envs.errors import InputError
 

@@ -71,13 +71,13 @@ def write_page(
     Raises:
         InputError: A task or an estimator is unknown, or not a single task fits into the size.
     """
-    if tasks < 1:
-        raise InputError(f"--tasks: expected at least 1, received {tasks}")
+    if not 1 <= tasks <= PAGE:
+        raise InputError(f"--tasks: expected a number from 1 to {PAGE}, received {tasks}")
     if not max_mb > 0:
         raise InputError(f"--max-mb: expected a positive number, received {max_mb:g}")
     specs = {name: estimator_with(name, (), estimators) for name in estimators}
     indices = [source.index() for source in sources]
-    limit = PAGE if task_ids else min(tasks, PAGE)
+    limit = PAGE if task_ids else tasks
     chosen = []
     for run, index in enumerate(indices):
         is_named = pl.lit(value=True) if not task_ids else pl.col("task_id").is_in(list(task_ids))

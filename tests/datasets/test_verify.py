@@ -59,8 +59,8 @@ def test_missing_foreign_and_uncommitted_files(rich_run: Path, tmp_path: Path) -
     assert kinds(rich_run) == {"foreign"}
     (rich_run / "steps/mine.parquet").unlink()
     (rich_run / "steps/steps-000009.parquet.part").write_bytes(b"half")
-    report = verify(rich_run)
-    assert (report.ok, [note.kind for note in report.notes]) == (True, ["foreign"])
+    assert kinds(rich_run) == {"foreign"}
+    (rich_run / "steps/steps-000009.parquet.part").unlink()
     shutil.copytree(rich_run, tmp_path / "killed")
     lines = (tmp_path / "killed/manifest.jsonl").read_bytes().splitlines(keepends=True)
     (tmp_path / "killed/manifest.jsonl").write_bytes(b"".join(lines[:-1]))

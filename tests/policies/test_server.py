@@ -18,6 +18,7 @@ from chat_server import Api, Handler, completion
 
 from hgpo_datasets import StepWriter, scan_steps
 from hgpo_envs.errors import InputError
+from hgpo_envs.files.secrets import redact
 from hgpo_envs.responses import parse_tool_calls, tool_calls
 from hgpo_train.policies import http_client
 from hgpo_train.policies.base import Failure, Reply, Request
@@ -406,9 +407,10 @@ def test_a_redirect_is_an_error_and_the_key_is_sent_nowhere_else(api: Api) -> No
 
 
 def test_the_proxy_of_the_environment_is_used(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("http_proxy", api.url.replace("http://", "http://me:proxy-secret@").removesuffix("/v1"))
+    monkeypatch.setenv("http_proxy", api.url.replace("http://", "me:no-scheme-secret@").removesuffix("/v1"))
     (reply,) = ask(api, request(), base_url="http://served.invalid/v1")
     assert isinstance(reply, Reply), reply
+    assert redact("no-scheme-secret") == "***"
     assert api.paths[-1] == "http://served.invalid/v1/chat/completions"
     assert api.headers[-1]["proxy-authorization"].startswith("Basic ")
     monkeypatch.setenv("no_proxy", "127.0.0.1")
