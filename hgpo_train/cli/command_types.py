@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from dataclasses import dataclass
 from inspect import getdoc
 from itertools import pairwise
@@ -74,7 +75,7 @@ class PlainOptions:
 
 
 class RedactedCommand(PlainOptions, TyperCommand):
-    """A command whose output has secrets removed, and whose option `--out` is checked before it begins."""
+    """A command whose output has secrets removed, whose warnings are one line each, and whose `--out` is checked."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401 (click's, or Typer's own copy)
         """Refuse an empty path, which would be the working directory: often a shell variable that is not set."""
@@ -95,7 +96,9 @@ class RedactedCommand(PlainOptions, TyperCommand):
             path = ctx.params.get(name)
             if path is not None and "://" not in str(path):
                 check_output_path(Path(path), f"--{name}")
-        return super().invoke(ctx)
+        with warnings.catch_warnings():
+            warnings.showwarning = lambda message, *_, **__: typer.echo(f"warning: {message}", err=True)
+            return super().invoke(ctx)
 
 
 class WorkersCommand(RedactedCommand):

@@ -7,7 +7,6 @@ import shlex
 import shutil
 import sys
 import tempfile
-import warnings
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -111,11 +110,9 @@ def check_output_path(out: Path, option: str = "--out") -> None:
 
 @contextmanager
 def resumable(advice: str) -> Iterator[None]:
-    """Print warnings as one line each, and exit after Ctrl-C with 130 and advice: what is kept, and how to go on."""
+    """Exit after Ctrl-C with 130 and advice: what is kept, and how to go on."""
     try:
-        with warnings.catch_warnings():
-            warnings.showwarning = lambda message, *_, **__: typer.echo(f"warning: {message}", err=True)
-            yield
+        yield
     except KeyboardInterrupt:
         typer.echo(f"Interrupted. {advice}", err=True)
         raise typer.Exit(130) from None
