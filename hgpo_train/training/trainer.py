@@ -22,6 +22,7 @@ import warnings
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
+from functools import cached_property
 from threading import Event
 from typing import TYPE_CHECKING, Any, Final
 
@@ -30,8 +31,10 @@ import polars as pl
 import torch
 
 from hgpo_datasets import StepWriter, scan_steps
+from hgpo_datasets.reader import step_files
 from hgpo_datasets.sources import is_run
 from hgpo_envs.errors import InputError
+from hgpo_envs.files.atomic import new_folder
 from hgpo_train.advantages import compute
 from hgpo_train.advantages.advantage_tables import fingerprint, join_advantages, read_metadata
 from hgpo_train.models.checkpoint_files import stored_model
@@ -43,11 +46,11 @@ from hgpo_train.rollout.failures import failures_of_steps, raise_if_too_long, ra
 from hgpo_train.rollout.outcomes import groups_with_mixed_outcomes
 from hgpo_train.rollout.run import ExecutionOptions, RolloutSpec, collect_groups
 from hgpo_train.training.checkpoint import resume_checkpoint, save_checkpoint
-from hgpo_train.training.config import configured_estimator
+from hgpo_train.training.config import configured_estimator, load_config
 from hgpo_train.training.data import env_options, open_training_env
 from hgpo_train.training.memory_plan import check_memory, memory_advice, memory_metrics
 from hgpo_train.training.metrics import batch_metrics, episode_metrics
-from hgpo_train.training.run_folder import FREE, check_new, open_run, write_config
+from hgpo_train.training.run_folder import CONFIG, FREE, check_new, open_run, write_config
 from hgpo_train.training.tracking import METRICS, Trackers, read_metrics
 from hgpo_train.training.update.batches import check_rows, samples_from_steps
 from hgpo_train.training.update.learner import Learner
@@ -110,6 +113,8 @@ class Trainer:
             _check_machine(config, display)
             self.config = plan.config
         self._env = open_training_env(config, config.environment.split)
+        if config.evaluation.every:
+            _ = self._held_out  # a split that does not exist is an error before training
         self.tokenizer = load_tokenizer(config.model.path)
         inputs = {
             **self._env.identity(env_options(config, config.environment.split)),
@@ -135,6 +140,7 @@ class Trainer:
             first_line = self.state.iteration + 1 if self.state.iteration else 0
             self._trackers = resources.enter_context(closing(Trackers(config, folder, first_line)))
             self._estimate = self._estimator()
+            self._drop_outdated_evaluations(first_line)
             write_config(folder, config)
             self._resources = resources.pop_all()
 
@@ -241,10 +247,25 @@ class Trainer:
         )
         return self._play(self._env, self._table, spec, progress)
 
+    @cached_property
+    def _held_out(self) -> EnvHandle:
+        return open_training_env(self.config, self.config.evaluation.split)
+
+    def _evaluations(self, folder: Path) -> StepWriter:
+        stored = None if is_run(folder) else self._table.header.config  # `open_run` has compared that
+        return StepWriter(folder, run=self.config.name, config=stored)
+
+    def _drop_outdated_evaluations(self, begin: int) -> None:
+        """Drop the evaluations from iteration `begin` on, which follow, if their settings have changed."""
+        folder, stored = self.folder / "evaluation", self.folder / CONFIG
+        if is_run(folder) and stored.exists() and load_config(stored).evaluation != self.config.evaluation:
+            with new_folder(folder, replace=is_run) as kept, self._evaluations(kept) as table:
+                for shard in step_files(folder):
+                    table.add_group(scan_steps(shard).filter(pl.col("iteration") < begin).collect())
+
     def evaluate(self) -> dict[str, float]:
         """Evaluate the policy on held-out tasks and return metrics named ``val/…``."""
-        config, training, folder = self.config.evaluation, self.policy.options, self.folder / "evaluation"
-        env = open_training_env(self.config, config.split)
+        config, training, env = self.config.evaluation, self.policy.options, self._held_out
         spec = RolloutSpec(
             tasks=min(config.tasks, len(env.tasks)),
             group_size=config.group_size,
@@ -252,10 +273,9 @@ class Trainer:
             order="sweep",
             iteration=self.state.iteration,
         )
-        stored = None if is_run(folder) else self._table.header.config  # `open_run` has compared that
         self.policy.options = replace(training, temperature=config.temperature)
         try:
-            with StepWriter(folder, run=self.config.name, config=stored) as table:
+            with self._evaluations(self.folder / "evaluation") as table:
                 return episode_metrics(self._play(env, table, spec, self._display.tally), "val")
         finally:
             self.policy.options = training

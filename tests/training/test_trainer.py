@@ -3,6 +3,7 @@
 import json
 import random
 import re
+import shutil
 import signal
 import warnings
 from unittest.mock import Mock
@@ -12,6 +13,7 @@ import pytest
 from command import python
 from lazily import lazily
 from nightly import sample_or_all
+from polars.testing import assert_frame_equal
 
 from hgpo_datasets import scan_steps
 from hgpo_envs.errors import InputError
@@ -89,6 +91,28 @@ def test_steps_that_were_committed_before_a_kill_are_not_collected_again(small, 
     runs.train(small, resume=True)
     assert shard.stat().st_mtime_ns == before.st_mtime_ns
     assert runs.weights("run") == runs.weights("whole")
+
+
+def test_an_evaluation_after_the_checkpoint_is_repeated_only_with_changed_settings(small, runs, monkeypatch):
+    config = replace(small, evaluation={"every": 1, "tasks": 2}, checkpoint={"every": 1})
+    runs.train(replace(config, iterations=1))
+    folder = runs.folder / "run"
+    with monkeypatch.context() as patch:
+        patch.setattr("hgpo_train.training.trainer.save_checkpoint", Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            runs.train(config, resume=True)
+    before = scan_steps(folder / "evaluation").collect()
+    assert runs.train(config, resume=True).state.iteration == 2
+    assert_frame_equal(scan_steps(folder / "evaluation").collect(), before)
+    for path in list_checkpoints(folder / "checkpoints")[1:]:
+        shutil.rmtree(path)
+    runs.train(replace(config, evaluation={"split": "train", "tasks": 3}), resume=True)
+    after = scan_steps(folder / "evaluation").collect()
+    assert_frame_equal(after.filter(pl.col("iteration") < 2), before.filter(pl.col("iteration") < 2))
+    repeated = after.filter(iteration=2)
+    assert (set(repeated["split"]), repeated["task_id"].n_unique()) == ({"train"}, 3)
+    with pytest.raises(InputError, match="unknown split 'tset'"):
+        runs.trainer(replace(config, evaluation={"split": "tset"}), resume=True)
 
 
 @pytest.mark.slow
