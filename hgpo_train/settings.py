@@ -40,13 +40,13 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-LARGEST_FLOAT: Final = sys.float_info.max
+LARGEST_FLOAT: Final = sys.float_info.max  # infinity is larger
 
 NonNegativeInt = Annotated[int, Meta(ge=0)]
 PositiveInt = Annotated[int, Meta(ge=1)]
-NonNegativeFloat = Annotated[float, Meta(ge=0)]
-PositiveFloat = Annotated[float, Meta(gt=0)]
-Temperature = Annotated[float, Meta(ge=0, le=LARGEST_FLOAT)]
+NonNegativeFloat = Annotated[float, Meta(ge=0, le=LARGEST_FLOAT)]
+PositiveFloat = Annotated[float, Meta(gt=0, le=LARGEST_FLOAT)]
+Temperature = NonNegativeFloat
 """A sampling temperature; 0 selects the most likely token."""
 
 _FAULT: Final = re.compile(r"(?:Expected )?(.*?)(?:, got .*?)?(?: - at `\$(.*)`)?")
