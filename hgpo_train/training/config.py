@@ -374,7 +374,7 @@ def load_config(source: str | Path | None, overrides: Iterable[str] = (), cls: t
             if str(source) not in known:
                 raise InputError(unknown("configuration or missing file", str(source), known, limit=6))
             path = known[str(source)]
-        merged = _merge(merged, read_toml(path, _merge))
+        merged = _merge(merged, read_toml(path, _merge, shipped()))
     # the estimator first, because it drops parameters
     for text in sorted(overrides, key=lambda text: not text.startswith("advantage.estimator=")):
         merged = _merge(merged, _override(text, cls))
@@ -385,9 +385,12 @@ def configured_estimator(config: Config) -> Estimator:
     """Return the estimator with its parameters. A stored configuration is read without it: it may be elsewhere.
 
     Raises:
-        InputError: There is no such estimator, or a parameter is unknown or not valid.
+        InputError: There is no such estimator, a parameter is unknown or not valid, or groups are too small for it.
     """
-    estimator = get(config.advantage.estimator)
+    estimator, size = get(config.advantage.estimator), config.rollout.group_size
+    if size < (smallest := getattr(estimator.in_training, "smallest_group", 1)):
+        expected = f"expected at least {smallest} for the estimator {config.advantage.estimator!r}, received {size}"
+        raise InputError(f"setting rollout.group_size: {expected}")
     try:
         return estimator.with_parameters(**config.advantage.parameters)
     except InputError as error:

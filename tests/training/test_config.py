@@ -225,7 +225,7 @@ def test_another_estimator_drops_the_parameters_that_it_does_not_have(tmp_path):
         "reward": "success", "reward_scale": 10.0, "invalid_action_penalty": 0.0, "gamma": 0.9
     }  # fmt: skip
     own = tmp_path / "own.toml"
-    own.write_text(f'extends = "{shipped()["tiny-alfworld"]}"\n[advantage]\nestimator = "rloo"\n')
+    own.write_text('extends = ["tiny-alfworld"]\n[advantage]\nestimator = "rloo"\n')
     assert "history_length" not in load_config(own).advantage.parameters
     for override in ("advantage.parameters.history_length=1", "advantage.parameters.gama=1"):
         with pytest.raises(InputError, match=r"advantage\.parameters of rloo: unknown parameter"):
