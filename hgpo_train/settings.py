@@ -40,13 +40,13 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-LARGEST_FLOAT: Final = sys.float_info.max
+LARGEST_FLOAT: Final = sys.float_info.max  # infinity is larger
 
 NonNegativeInt = Annotated[int, Meta(ge=0)]
 PositiveInt = Annotated[int, Meta(ge=1)]
-NonNegativeFloat = Annotated[float, Meta(ge=0)]
-PositiveFloat = Annotated[float, Meta(gt=0)]
-Temperature = Annotated[float, Meta(ge=0, le=LARGEST_FLOAT)]
+NonNegativeFloat = Annotated[float, Meta(ge=0, le=LARGEST_FLOAT)]
+PositiveFloat = Annotated[float, Meta(gt=0, le=LARGEST_FLOAT)]
+Temperature = NonNegativeFloat
 """A sampling temperature; 0 selects the most likely token."""
 
 _FAULT: Final = re.compile(r"(?:Expected )?(.*?)(?:, got .*?)?(?: - at `\$(.*)`)?")
@@ -69,9 +69,10 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 def read_toml(
     path: Path,
     merge_layers: Callable[[Mapping[str, Any], Mapping[str, Any]], dict[str, Any]] = merge,
+    known: Mapping[str, Path] = {},
     _extended_by: tuple[Path, ...] = (),
 ) -> dict[str, Any]:
-    """Read a TOML file and those that it `extends` (a path or a list of paths, relative to it), which it overrides."""
+    """Read a TOML file and those that it `extends`, which it overrides: paths relative to it, or names in `known`."""
     path = Path(path).resolve()
     if path in _extended_by:
         raise InputError(f"{path} extends itself through {_extended_by[-1].name}; remove one of the `extends`")
@@ -86,7 +87,8 @@ def read_toml(
         raise InputError(f"{path}: expected extends to name a file or a list of files, received {parents!r}")
     merged: dict[str, Any] = {}
     for name in names:
-        merged = merge_layers(merged, read_toml(path.parent / name, merge_layers, (*_extended_by, path)))
+        parent = known.get(name, path.parent / name)
+        merged = merge_layers(merged, read_toml(parent, merge_layers, known, (*_extended_by, path)))
     return merge_layers(merged, values)
 
 

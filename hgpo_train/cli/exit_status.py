@@ -41,6 +41,11 @@ def exit_with_error(error: BaseException) -> NoReturn:
         _fail(error, message, 2 if error.errno in _WRONG_PATH else 1)
     if not isinstance(error, Exception):  # SystemExit, KeyboardInterrupt
         raise error
+    if error.args and isinstance(error.args[0], str):  # Polars adds the whole query
+        error.args = (
+            error.args[0].partition("\n\nThis error occurred in the following expression")[0],
+            *error.args[1:],
+        )
     print("".join(traceback.format_exception(type(error), error, _user_frames(error))), file=sys.stderr, end="")
     sys.exit(1)
 
@@ -69,11 +74,12 @@ def _fail(error: BaseException, message: str, code: int) -> NoReturn:
 
 
 def _user_frames(error: BaseException) -> TracebackType | None:
-    """Return the traceback from the user's own policy on, if it raised the error; otherwise the whole traceback."""
+    """Return the traceback from the user's own policy or estimator on, if it raised the error; otherwise the whole."""
     first = frames = error.__traceback__
-    policies = os.sep + os.path.join("hgpo_train", "policies") + os.sep  # noqa: PTH118 - part of a path
+    callers = [f"hgpo_train{os.sep}{part}" for part in (f"policies{os.sep}", f"advantages{os.sep}registry.py")]
     while frames is not None:
-        if policies in frames.tb_frame.f_code.co_filename and frames.tb_next is not None:
+        path = frames.tb_frame.f_code.co_filename
+        if any(caller in path for caller in callers) and frames.tb_next is not None:
             first = frames.tb_next
         frames = frames.tb_next
     return first
@@ -82,7 +88,10 @@ def _user_frames(error: BaseException) -> TracebackType | None:
 _WRONG_PATH: Final = (errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG)
 _HINTS: Final = {
     **dict.fromkeys(_WRONG_PATH, "choose another path"),
-    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free some space; the same command continues from what is committed"),
+    **dict.fromkeys(
+        (errno.ENOSPC, errno.EDQUOT),
+        "free some space; the same command continues from what is committed (hgpo train: with --resume)",
+    ),
     **dict.fromkeys((errno.EMFILE, errno.ENFILE), "use fewer --slots, or raise `ulimit -n`"),
     **dict.fromkeys(
         (errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE),

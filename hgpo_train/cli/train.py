@@ -87,7 +87,7 @@ def _run(
 
     if (steps is None) != (advantages is None):
         raise InputError("--steps: expected it together with --advantages, the table that `hgpo advantages` wrote")
-    display = Display(console, settings.iterations)
+    display = Display(console, settings.iterations if steps is None else 0)
     stage = "" if steps is None else f" --steps {steps} --advantages {advantages}"
     with common.resumable(f"Nothing committed is lost; resume with: hgpo train --resume{stage} --out {folder}"):
         if steps is not None and advantages is not None:

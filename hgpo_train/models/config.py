@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
+
+from msgspec import Meta
 
 from hgpo_envs.errors import InputError
 from hgpo_train.settings import (
@@ -21,7 +23,7 @@ class LoraConfig(Settings):
     """r of the adapters; 0 trains all weights."""
     alpha: int = 32
     """The adapters' output is scaled by alpha / rank."""
-    dropout: float = 0.0
+    dropout: Annotated[float, Meta(ge=0, lt=1)] = 0.0
     """Dropout before the adapters. Any but 0 makes rollout and update disagree."""
     targets: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
     """Names of the linear layers that get an adapter."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -165,7 +166,8 @@ def add_adapters(model: Model, config: LoraConfig, seed: int = 0) -> Model:
         target_modules=list(config.targets),
     )
     try:
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated")  # peft still reads it
             torch.manual_seed(seed)
             return get_peft_model(model, peft_config)
     except ValueError as error:

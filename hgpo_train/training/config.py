@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 C = TypeVar("C", "Config", "SftConfig")
 Decay = Annotated[float, Meta(ge=0, lt=1)]
+Seed = Annotated[int, Meta(ge=0, lt=1 << 62)]  # the sum of two is below 2⁶³
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +112,7 @@ class RolloutConfig(Settings):
     ahead: bool = False
     """Collect the next iteration's rollouts during the update, with the weights before it (one step off-policy). Needs
     an engine with weights of its own, and a correction: update.rollout_is, or update.old_logprobs = "rollout"."""
-    max_failed: NonNegativeFloat = MAX_FAILED
+    max_failed: Annotated[float, Meta(ge=0, le=1)] = MAX_FAILED
     """Stop if more than this share of the rollouts of an iteration or evaluation failed; resuming repeats the failed
     ones. 1 stops only if all of them failed."""
 
@@ -196,10 +197,11 @@ class OptimiserConfig(Settings):
     """Decoupled weight decay."""
     betas: tuple[Decay, Decay] = (0.9, 0.999)
     """Decay of the first and second moments."""
-    epsilon: float = 1e-8
+    epsilon: PositiveFloat = 1e-8
     """Added to the square root of the second moment."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """Learning-rate schedule after the warm-up; linear and cosine fall to 0 by the last iteration."""
+    """Learning-rate schedule after the warm-up; linear and cosine fall to 0 by the last of the
+    iterations, also if environment_steps ends the run earlier."""
     warmup_iterations: NonNegativeInt = 0
     """Iterations over which the learning rate rises linearly from 0."""
     gradient_clip: NonNegativeFloat = 1.0
@@ -224,7 +226,7 @@ class EvaluationConfig(Settings):
     """Stop after this number of evaluations in a row whose success is not above the best before; 0 never stops."""
     temperature: NonNegativeFloat = 0.4
     """Sampling temperature."""
-    seed: int = 1000
+    seed: Seed = 1000
     """Added to the run's seed."""
 
 
@@ -261,7 +263,7 @@ class Config(Settings):
 
     name: str = "hgpo"
     """The run's name in trackers and step tables."""
-    seed: int = 0
+    seed: Seed = 0
     """Seed of the task order, sampling and mini-batches."""
     iterations: PositiveInt = 160
     """Number of iterations; each collects rollouts, computes advantages and updates the policy."""
@@ -295,6 +297,11 @@ class Config(Settings):
                 f"setting rollout.group_size: expected at least 2 for the estimator {self.advantage.estimator!r}, "
                 "received 1; a singleton group has no advantage"
             )
+        if self.evaluation.patience and not self.evaluation.every:
+            raise InputError(
+                f"setting evaluation.patience: expected evaluations (evaluation.every > 0) with "
+                f"{self.evaluation.patience}, received none; set patience = 0"
+            )
         if self.model.compile and self.rollout.engine == "transformers":
             raise InputError(
                 'setting model.compile: expected an engine with weights of its own, such as rollout.engine = "vllm"; '
@@ -322,7 +329,7 @@ class SftConfig(Settings):
 
     name: str = "sft"
     """The run's name."""
-    seed: int = 0
+    seed: Seed = 0
     """Seed of the row order."""
     rows: Literal["won", "all"] = "won"
     """Rows to train on: won takes the valid steps of trajectories that solved their task, all takes every step."""
@@ -331,7 +338,7 @@ class SftConfig(Settings):
     prompt_loss: bool = False
     """Compute the loss on prompt tokens as well, for untrained models. The held-out loss covers responses only."""
     held_out: Annotated[float, Meta(gt=0, lt=1)] = 0.05
-    """Share of trajectories (at least one) that are not trained on and on which the loss is reported."""
+    """Share of trajectories (at least one, and not all) that are not trained on and on which the loss is reported."""
     model: ModelConfig = field(default_factory=ModelConfig)
     """The model to train."""
     update: UpdateConfig = UpdateConfig(mini_batch_size=64, epochs=3, kl_weight=0.0, entropy_weight=0.0, dual_clip=None)
@@ -367,7 +374,7 @@ def load_config(source: str | Path | None, overrides: Iterable[str] = (), cls: t
             if str(source) not in known:
                 raise InputError(unknown("configuration or missing file", str(source), known, limit=6))
             path = known[str(source)]
-        merged = _merge(merged, read_toml(path, _merge))
+        merged = _merge(merged, read_toml(path, _merge, shipped()))
     # the estimator first, because it drops parameters
     for text in sorted(overrides, key=lambda text: not text.startswith("advantage.estimator=")):
         merged = _merge(merged, _override(text, cls))
@@ -378,9 +385,12 @@ def configured_estimator(config: Config) -> Estimator:
     """Return the estimator with its parameters. A stored configuration is read without it: it may be elsewhere.
 
     Raises:
-        InputError: There is no such estimator, or a parameter is unknown or not valid.
+        InputError: There is no such estimator, a parameter is unknown or not valid, or groups are too small for it.
     """
-    estimator = get(config.advantage.estimator)
+    estimator, size = get(config.advantage.estimator), config.rollout.group_size
+    if size < (smallest := getattr(estimator.in_training, "smallest_group", 1)):
+        expected = f"expected at least {smallest} for the estimator {config.advantage.estimator!r}, received {size}"
+        raise InputError(f"setting rollout.group_size: {expected}")
     try:
         return estimator.with_parameters(**config.advantage.parameters)
     except InputError as error:

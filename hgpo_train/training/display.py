@@ -47,7 +47,7 @@ class Display:
 
     Args:
         console: The console to write to.
-        iterations: Total number of iterations, or of epochs in supervised training.
+        iterations: Total number of iterations, or of epochs in supervised training; 0 if it is not known.
     """
 
     def __init__(self, console: Console, iterations: int) -> None:
@@ -96,7 +96,10 @@ class Display:
         """Print an iteration's metrics as a line."""
         known = [(title, metrics[name], form) for title, name, form in _COLUMNS if name in metrics]
         parts = [f"{title} {form.format(value)}" for title, value, form in known if not math.isnan(value)]
-        self.show(f"{iteration}/{self._iterations}  " + "  ".join(parts))
+        if metrics.get("actor/optimiser_steps") == 0:
+            parts.append("no informative groups: no update")
+        of = f"/{self._iterations}" if self._iterations else ""
+        self.show(f"{iteration}{of}  " + "  ".join(parts))
 
     def _show(self, progress: str) -> None:
         self._progress = f"{progress} · " if progress else ""

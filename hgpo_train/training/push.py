@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 from hgpo_envs.errors import InputError, one_line
 from hgpo_envs.files.atomic import new_folder
-from hgpo_train.models.checkpoint_files import STATE, TrainingState, read_json, resolve_model, verify_checkpoint
+from hgpo_envs.wording import counted
+from hgpo_train.models.checkpoint_files import (
+    BUNDLED,
+    STATE,
+    TrainingState,
+    list_checkpoints,
+    read_json,
+    resolve_model,
+    verify_checkpoint,
+)
 from hgpo_train.training.config import Config, load_config
 from hgpo_train.training.run_folder import CONFIG
 from hgpo_train.training.tracking import METRICS, read_metrics
@@ -70,7 +79,10 @@ def _checkpoint(run: Path, iteration: int | None) -> Path:
     if iteration is None:
         best = newest.parent / f"{read_json(newest / STATE, TrainingState).best:06d}"
         return best if best.is_dir() else newest
-    checkpoint = newest.parent / f"{iteration:06d}"
+    checkpoint, known = newest.parent / f"{iteration:06d}", list_checkpoints(newest.parent)
+    if checkpoint not in known:
+        expected = ", ".join(str(int(path.name)) for path in known)
+        raise InputError(f"--iteration: expected one with a checkpoint ({expected}), received {iteration}")
     problems = verify_checkpoint(checkpoint, weights_only=True).problems
     if problems:
         raise InputError(f"checkpoint {checkpoint} cannot be used ({problems[0].message}); choose another --iteration")
@@ -130,12 +142,14 @@ def model_card(
     lines += [f"# {config.name}", ""]
     lines += [f"A policy for {environment.id}, trained with the estimator `{config.advantage.estimator}`.", ""]
     rollout = config.rollout
+    shown = base if is_on_hub else f"{base}, of the package hgpo" if base in BUNDLED else "a model of the author"
     facts = {
-        "base model": f"{base if is_on_hub else 'a model of the author'}{', with adapters' if adapters else ''}",
+        "base model": f"{shown}{', with adapters' if adapters else ''}",
         "environment": f"{environment.id}, split {environment.split}, at most {environment.max_steps} steps",
         "prompt": f"{environment.prompt_style}, K = {environment.history_length}, {environment.action_format}",
         "estimator": f"{config.advantage.estimator} {json.dumps(config.advantage.parameters, default=str)}",
-        "training": f"{state.iteration} iterations of {rollout.tasks} tasks × {rollout.group_size} rollouts, "
+        "training": f"{counted(state.iteration, 'iteration')} of {counted(rollout.tasks, 'task')} × "
+        f"{counted(rollout.group_size, 'rollout')}, "
         f"{state.environment_steps:,} environment steps, seed {config.seed}",
         "versions": ", ".join(f"{name} {version}" for name, version in state.versions.items()),
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from hgpo_datasets import StepWriter
+from hgpo_datasets import StepWriter, manifest
 from hgpo_datasets.sources import is_run
 from hgpo_envs.errors import InputError
 from hgpo_envs.files.atomic import remove_abandoned, write_file
@@ -32,10 +32,15 @@ FREE: Final = frozenset(
 """Settings that may change when a run is resumed; they affect the weights only by rounding."""
 
 
-def check_new(folder: Path, *, resume: bool) -> None:
-    """Raise `InputError` if a folder contains a run, unless it is to be resumed."""
-    if is_run(folder) and not resume:
+def check_new(folder: Path, *, resume: bool, alone: bool = False) -> None:
+    """Raise `InputError` if a folder contains a run, unless it is to be resumed, as updates alone (--steps) or not."""
+    header = manifest.read(folder).header if is_run(folder) else None
+    if header is not None and not resume:
         raise InputError(f"{folder} already contains a run; resume it with --resume, or choose another --out")
+    if header is not None and header.config.keys() == {"model", "training"} and not alone:
+        raise InputError(
+            f"{folder} has updates alone; resume it with --steps and --advantages, or choose another --out"
+        )
 
 
 def open_run(folder: Path, config: Config | SftConfig, inputs: Mapping[str, Any], free: Collection[str]) -> StepWriter:

@@ -62,7 +62,7 @@ def demonstrations(source: str | Path, config: SftConfig) -> pl.DataFrame:
         kept, imitated = kept & pl.col("won").any().over("trajectory"), pl.col("action_valid")
     rows = rows.filter(kept & pl.col("prompt").is_not_null() & pl.col("response").is_not_null())
     rows = rows.sort("trajectory", "step").select("trajectory", "step", "prompt", "response", imitated=imitated)
-    if (number := rows["trajectory"].n_unique()) < 2:
+    if (number := rows.filter("imitated")["trajectory"].n_unique()) < 2:
         raise InputError(
             f"expected at least 2 trajectories to imitate in {source} (rows = {config.rows!r}), received "
             f'{number}; collect more with --policy explorer, or set rows = "all"'
@@ -121,10 +121,11 @@ def _environment(source: str | Path) -> dict[str, Any]:
 
 
 def split_held_out(rows: pl.DataFrame, share: float, seed: int) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Split rows by trajectory into those to train on and those held out, of at least one trajectory."""
+    """Split rows by trajectory into those to train on and those held out, each of at least one trajectory."""
     names = rows["trajectory"].unique(maintain_order=True).to_list()
     order = np.random.default_rng([seed, 1]).permutation(len(names))
-    is_held_out = pl.col("trajectory").is_in([names[i] for i in order[: max(1, round(share * len(names)))]])
+    number = max(1, min(round(share * len(names)), len(names) - 1))
+    is_held_out = pl.col("trajectory").is_in([names[i] for i in order[:number]])
     return rows.filter(~is_held_out), rows.filter(is_held_out)
 
 

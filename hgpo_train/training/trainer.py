@@ -22,6 +22,8 @@ import warnings
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, Any, Final
 
@@ -29,9 +31,12 @@ import numpy as np
 import polars as pl
 import torch
 
-from hgpo_datasets import StepWriter, scan_steps
-from hgpo_datasets.sources import is_run
+from hgpo_datasets import StepWriter, manifest, scan_steps
+from hgpo_datasets.reader import step_files
+from hgpo_datasets.sources import is_run, run_at, run_of_file
 from hgpo_envs.errors import InputError
+from hgpo_envs.files.atomic import new_folder
+from hgpo_envs.wording import counted
 from hgpo_train.advantages import compute
 from hgpo_train.advantages.advantage_tables import fingerprint, join_advantages, read_metadata
 from hgpo_train.models.checkpoint_files import stored_model
@@ -43,11 +48,11 @@ from hgpo_train.rollout.failures import failures_of_steps, raise_if_too_long, ra
 from hgpo_train.rollout.outcomes import groups_with_mixed_outcomes
 from hgpo_train.rollout.run import ExecutionOptions, RolloutSpec, collect_groups
 from hgpo_train.training.checkpoint import resume_checkpoint, save_checkpoint
-from hgpo_train.training.config import configured_estimator
+from hgpo_train.training.config import AdvantageConfig, configured_estimator, load_config
 from hgpo_train.training.data import env_options, open_training_env
 from hgpo_train.training.memory_plan import check_memory, memory_advice, memory_metrics
 from hgpo_train.training.metrics import batch_metrics, episode_metrics
-from hgpo_train.training.run_folder import FREE, check_new, open_run, write_config
+from hgpo_train.training.run_folder import CONFIG, FREE, check_new, open_run, write_config
 from hgpo_train.training.tracking import METRICS, Trackers, read_metrics
 from hgpo_train.training.update.batches import check_rows, samples_from_steps
 from hgpo_train.training.update.learner import Learner
@@ -55,7 +60,6 @@ from hgpo_train.training.update.optimiser import learning_rate, move_state
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
     from hgpo_train.advantages.registry import Estimate
     from hgpo_train.models.checkpoint_files import TrainingState
@@ -110,6 +114,8 @@ class Trainer:
             _check_machine(config, display)
             self.config = plan.config
         self._env = open_training_env(config, config.environment.split)
+        if config.evaluation.every:
+            _ = self._held_out  # a split that does not exist is an error before training
         self.tokenizer = load_tokenizer(config.model.path)
         inputs = {
             **self._env.identity(env_options(config, config.environment.split)),
@@ -135,6 +141,7 @@ class Trainer:
             first_line = self.state.iteration + 1 if self.state.iteration else 0
             self._trackers = resources.enter_context(closing(Trackers(config, folder, first_line)))
             self._estimate = self._estimator()
+            self._drop_outdated_evaluations(first_line)
             write_config(folder, config)
             self._resources = resources.pop_all()
 
@@ -146,6 +153,9 @@ class Trainer:
                 with self._display.stage("evaluate"):
                     metrics = self.evaluate()
                 self._track(metrics)
+            if self._is_finished():
+                done = counted(self.state.iteration, "iteration")
+                self._display.show(f"Nothing is left to do: the run has reached its end after {done}.")
             while not self._is_finished():
                 self.iterate()
         return self.state
@@ -241,10 +251,25 @@ class Trainer:
         )
         return self._play(self._env, self._table, spec, progress)
 
+    @cached_property
+    def _held_out(self) -> EnvHandle:
+        return open_training_env(self.config, self.config.evaluation.split)
+
+    def _evaluations(self, folder: Path) -> StepWriter:
+        stored = None if is_run(folder) else self._table.header.config  # `open_run` has compared that
+        return StepWriter(folder, run=self.config.name, config=stored)
+
+    def _drop_outdated_evaluations(self, begin: int) -> None:
+        """Drop the evaluations from iteration `begin` on, which follow, if their settings have changed."""
+        folder, stored = self.folder / "evaluation", self.folder / CONFIG
+        if is_run(folder) and stored.exists() and load_config(stored).evaluation != self.config.evaluation:
+            with new_folder(folder, replace=is_run) as kept, self._evaluations(kept) as table:
+                for shard in step_files(folder):
+                    table.add_group(scan_steps(shard).filter(pl.col("iteration") < begin).collect())
+
     def evaluate(self) -> dict[str, float]:
         """Evaluate the policy on held-out tasks and return metrics named ``val/…``."""
-        config, training, folder = self.config.evaluation, self.policy.options, self.folder / "evaluation"
-        env = open_training_env(self.config, config.split)
+        config, training, env = self.config.evaluation, self.policy.options, self._held_out
         spec = RolloutSpec(
             tasks=min(config.tasks, len(env.tasks)),
             group_size=config.group_size,
@@ -252,10 +277,9 @@ class Trainer:
             order="sweep",
             iteration=self.state.iteration,
         )
-        stored = None if is_run(folder) else self._table.header.config  # `open_run` has compared that
         self.policy.options = replace(training, temperature=config.temperature)
         try:
-            with StepWriter(folder, run=self.config.name, config=stored) as table:
+            with self._evaluations(self.folder / "evaluation") as table:
                 return episode_metrics(self._play(env, table, spec, self._display.tally), "val")
         finally:
             self.policy.options = training
@@ -311,12 +335,13 @@ def update(config: Config, learner: Learner, rows: pl.DataFrame, iteration: int,
     Raises:
         InputError: The engine reported no token ids or some that the model lacks, or the device ran out of memory.
     """
-    if config.rollout.filter_groups:
-        mixed = groups_with_mixed_outcomes(rows.lazy(), _outcome(config)).collect()
-        rows = rows.join(mixed, on=mixed.columns, how="semi", maintain_order="left")
     tokens = rows.filter(~pl.col("aborted"))["response_token_ids"]
     if len(tokens) and tokens.is_null().all():
         raise InputError(f"the engine {config.rollout.engine!r} reported no token ids, which training needs")
+    truncated = (rows["prompt_token_ids"].list.len() >= config.rollout.max_prompt_tokens).mean()
+    if config.rollout.filter_groups:
+        mixed = groups_with_mixed_outcomes(rows.lazy(), _outcome(config)).collect()
+        rows = rows.join(mixed, on=mixed.columns, how="semi", maintain_order="left")
     rows = rows.filter(pl.col("advantage").is_not_null() & (pl.col("response_token_ids").list.len() > 0))
     check_rows(rows, vocabulary(learner.model))
     rate = learning_rate(config.optimiser, iteration, config.iterations)
@@ -335,7 +360,7 @@ def update(config: Config, learner: Learner, rows: pl.DataFrame, iteration: int,
         )
     if metrics.get("actor/skipped", 0.0) > 0:
         _warn("skipped an optimiser step whose loss or gradient was not finite")
-    if (truncated := metrics["prompt_length/clip_ratio"]) > 0.01:
+    if isinstance(truncated, float) and truncated > 0.01:
         _warn(f"{truncated:.1%} of prompts are as long as rollout.max_prompt_tokens and were probably truncated")
     return metrics
 
@@ -414,21 +439,30 @@ def update_alone(
     """Update the policy on a table with its advantages, as `hgpo advantages` writes them, and save a checkpoint.
 
     This is the update stage of one iteration; `hgpo rollout` and `hgpo advantages` are those before it. With `resume`
-    it continues from the folder's checkpoint. The configuration's environment and estimator are not used.
+    it continues from the folder's checkpoint. The configuration's environment is not used, and the estimator that is
+    stored is that of the advantages.
 
     Raises:
-        InputError: The advantages are of another table or several estimators, or as `Trainer`.
+        InputError: The advantages are of another table or several estimators, the rollouts have no token ids or were
+            sampled at another temperature, or as `Trainer`.
     """
-    check_new(folder, resume=resume)
-    if read_metadata(advantages)["run_fingerprint"] != fingerprint(steps):
+    check_new(folder, resume=resume, alone=True)
+    metadata = read_metadata(advantages)
+    if metadata["run_fingerprint"] != fingerprint(steps):
         raise InputError(f"{advantages} has the advantages of another table than {steps}")
     rows = join_advantages(scan_steps(steps), pl.scan_parquet(advantages)).sort("trajectory", "step").collect()
     if "advantage" not in rows.columns:
         raise InputError(
             f"{advantages} has the columns of several estimators; write one with `hgpo advantages {steps}`"
         )
+    if rows["response_token_ids"].is_null().all():
+        raise InputError(f"{steps} has no token ids, which training needs; collect it with transformers:MODEL")
+    _check_sampling(config, steps, folder)
+    used = metadata["columns"]["advantage"]
+    config = replace(config, advantage=AdvantageConfig(estimator=used["estimator"], parameters=used["parameters"]))
     tokenizer = load_tokenizer(config.model.path)
-    with open_run(folder, config, {"model": stored_model(config.model.path)}, free_settings(config)):
+    inputs = {"model": stored_model(config.model.path)}
+    with removed_if_unused(folder), open_run(folder, config, inputs, free_settings(config)):
         model, learner, state = load_policy(config, folder)
         write_config(folder, config)
         with closing(Trackers(config, folder, state.iteration + 1)) as trackers:
@@ -438,6 +472,25 @@ def update_alone(
             trackers.log(metrics, state.iteration)
             display.row(state.iteration, metrics)
         save_checkpoint(folder / "checkpoints", state, model, tokenizer, learner.optimiser, config.checkpoint)
+
+
+def _check_sampling(config: Config, steps: Path, folder: Path) -> None:
+    """Raise `InputError` if a run was sampled at another temperature, and warn if it names another model."""
+    run = run_at(steps) or run_of_file(steps)
+    header = None if run is None else manifest.read(run).header
+    if header is None:
+        return
+    policy, training = header.config.get("policy", {}), header.config.get("training", {})
+    temperature = training.get("rollout.temperature", policy.get("temperature", GenerationOptions().temperature))
+    if temperature != config.rollout.temperature:
+        raise InputError(
+            f"{steps} was sampled at temperature {temperature}, and rollout.temperature is "
+            f"{config.rollout.temperature}; add --set rollout.temperature={temperature}"
+        )
+    model = policy.get("weights", header.config.get("model"))
+    expected = {config.model.path, stored_model(config.model.path), stored_model(str(folder))}
+    if model is not None and Path(model).resolve() not in {Path(name).resolve() for name in expected}:
+        _warn(f"{steps} was sampled from {model}, and {config.model.path} is updated; if it is another, set model.path")
 
 
 def free_settings(config: Config) -> frozenset[str]:

@@ -16,7 +16,7 @@ It needs the policy, so only `hgpo train` can use it. Metrics of each iteration 
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import polars as pl
@@ -40,8 +40,6 @@ if TYPE_CHECKING:
 
     Floats = NDArray[np.float64]
 
-_SMALLEST = 2 * FOLDS
-
 
 class Mixing:
     """The advantages of one training run.
@@ -50,7 +48,12 @@ class Mixing:
         parameters: The parameters of both estimators.
         model: The policy, whose parameters change between calls.
         metrics: Those of the run's earlier iterations.
+
+    Attributes:
+        smallest_group: The number of rollouts of a group that the folds need; `hgpo train` checks it before it begins.
     """
+
+    smallest_group: Final = 2 * FOLDS
 
     def __init__(self, parameters: Parameters, model: Model, metrics: Sequence[Mapping[str, float]] = ()) -> None:
         estimators = [get(name).with_parameters(column=name, **asdict(parameters)) for name in (UNBIASED, BOOTSTRAPPED)]
@@ -65,14 +68,8 @@ class Mixing:
         """Return an iteration's steps with `advantage`, and the metrics.
 
         Raises:
-            InputError: Groups are too small for the folds, or `row_gradients` cannot use the steps.
+            InputError: `row_gradients` cannot use the steps.
         """
-        largest = steps.select(pl.col("trajectory").n_unique().over("task_id", "group").max()).item()
-        if largest < _SMALLEST:
-            raise InputError(
-                f"adaptive: expected groups of at least {_SMALLEST} rollouts, received {largest}; "
-                "set rollout.group_size"
-            )
         rows = compute_many(steps, [each.estimator for each in self._variants]).collect(engine="in-memory")
         slopes, cosine, scale = self._measured(steps)
         found = self._mixture.add(slopes[:, None], np.array([cosine]), slopes.any(keepdims=True))
@@ -89,7 +86,7 @@ class Mixing:
         """Return the slopes D of a batch, the cosine of both gradients, and L_u / L_b; zeros if nothing is known."""
         mixed = groups_with_mixed_outcomes(steps.lazy(), "success").collect()
         complete = steps.filter(~pl.col("aborted")).join(mixed, on=mixed.columns, how="semi", maintain_order="left")
-        complete = complete.filter(pl.col("trajectory").n_unique().over(mixed.columns) >= _SMALLEST)
+        complete = complete.filter(pl.col("trajectory").n_unique().over(mixed.columns) >= self.smallest_group)
         if complete.is_empty():
             return np.zeros(2), 0.0, 0.0
         training = self._model.training

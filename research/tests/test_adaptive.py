@@ -107,12 +107,10 @@ def test_a_batch_without_both_outcomes_changes_nothing(config, steps):
     assert not any(metrics.values())
 
 
-@pytest.mark.slow
-def test_small_groups_are_refused(config, steps):
-    parameters = get("adaptive").with_parameters(**config.advantage.parameters).parameters
-    few = steps.filter(pl.col("trajectory").rank("dense").over("task_id", "group") <= 4)
-    with pytest.raises(InputError, match=r"expected groups of at least 8 rollouts, received 4; set rollout.group_size"):
-        Mixing(parameters, load_model(config.model))(few)
+def test_small_groups_are_refused_before_training(config, tmp_path):
+    with pytest.raises(InputError, match=r"rollout.group_size: expected at least 8 for .* 'adaptive', received 4"):
+        train(replace(config, rollout={"group_size": 4}), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_table_alone_is_not_enough():

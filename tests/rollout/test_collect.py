@@ -275,7 +275,8 @@ def test_wrong_arguments_are_one_line(tmp_path):
 
 @pytest.mark.slow
 def test_the_command_line_shows_the_traceback_of_the_users_file(tmp_path, monkeypatch):
-    (tmp_path / "mine.py").write_text("def bug(request):\n    return request.observation[10**6]\n")
+    estimator = "def late(steps):\n    return steps.with_columns(advantage={}['scale'])\n"
+    (tmp_path / "mine.py").write_text(f"def bug(request):\n    return request.observation[10**6]\n{estimator}")
     monkeypatch.chdir(tmp_path)
     code, _, error = finished("rollout", "--env", DOORS, "--policy", "mine:bug", "--out", "run")
     assert code == 1
@@ -284,3 +285,7 @@ def test_the_command_line_shows_the_traceback_of_the_users_file(tmp_path, monkey
     assert lines[1].endswith('mine.py", line 2, in bug')
     assert "IndexError: string index out of range" in error
     assert lines[-1].startswith("Raised by the policy bug at step 0 of task")
+    play(first, tmp_path / "steps")
+    code, _, error = finished("advantages", "steps", "--estimator", "mine:late", "--out", "x.parquet")
+    lines = error.splitlines()
+    assert (code, lines[1].endswith('mine.py", line 4, in late'), lines[-1]) == (1, True, '''KeyError: "'scale'"''')

@@ -88,6 +88,14 @@ INVALID = {
     "optimiser.betas=[0.9]": "setting optimiser.betas: expected a list of length 2, received [0.9]",
     "optimiser.betas=[0.9, 1]": "setting optimiser.betas[1]: expected float < 1.0, received [0.9, 1]",
     "model.lora.targets=[1]": "setting model.lora.targets[0]: expected str, received [1]",
+    "seed=-1": "setting seed: expected int >= 0, received -1",
+    "seed=99999999999999999999": "setting seed: expected int <= 4611686018427387903, received 9999",
+    "optimiser.epsilon=-1": "setting optimiser.epsilon: expected float > 0.0, received -1",
+    "optimiser.learning_rate=inf": "setting optimiser.learning_rate: expected float <= 1.7",
+    "rollout.temperature=inf": "setting rollout.temperature: expected float <= 1.7",
+    "rollout.max_failed=7": "setting rollout.max_failed: expected float <= 1.0, received 7",
+    "model.lora.dropout=2": "setting model.lora.dropout: expected float < 1.0, received 2",
+    "evaluation={ every = 0, patience = 2 }": "setting evaluation.patience: expected evaluations",
     "environment.options=7": "setting environment.options: expected a table, received 7",
 }
 
@@ -217,7 +225,7 @@ def test_another_estimator_drops_the_parameters_that_it_does_not_have(tmp_path):
         "reward": "success", "reward_scale": 10.0, "invalid_action_penalty": 0.0, "gamma": 0.9
     }  # fmt: skip
     own = tmp_path / "own.toml"
-    own.write_text(f'extends = "{shipped()["tiny-alfworld"]}"\n[advantage]\nestimator = "rloo"\n')
+    own.write_text('extends = ["tiny-alfworld"]\n[advantage]\nestimator = "rloo"\n')
     assert "history_length" not in load_config(own).advantage.parameters
     for override in ("advantage.parameters.history_length=1", "advantage.parameters.gama=1"):
         with pytest.raises(InputError, match=r"advantage\.parameters of rloo: unknown parameter"):

@@ -8,6 +8,7 @@ from lazily import Lazy, lazily
 
 from hgpo_datasets import scan_steps
 from hgpo_envs.errors import InputError
+from hgpo_envs.wording import counted
 from hgpo_train.models.checkpoint_files import STATE, list_checkpoints
 from hgpo_train.training.config import replace
 
@@ -43,7 +44,14 @@ def test_a_pushed_folder_is_a_model_with_a_card(run, config, hgpo, tmp_path):
     assert "library_name: transformers" in header
     assert "base_model" not in header  # a folder of this machine
     assert "/tmp" not in text
-    for line in ("Doors", "`hgpo`", "| 0 | ", f"{best} iterations of 2 tasks × 2 rollouts", "hgpo eval", "this model"):
+    for line in (
+        "Doors",
+        "`hgpo`",
+        "| 0 | ",
+        f"{counted(best, 'iteration')} of 2 tasks × 2 rollouts",
+        "hgpo eval",
+        "this model",
+    ):
         assert line in text, line
     command = next(line for line in text.splitlines() if "hgpo eval" in line).partition("  #")[0]
     names = {"FOLDER": folder, "runs/eval": tmp_path / "eval", "short.j2": config.environment.prompt_template}
@@ -76,7 +84,7 @@ def test_an_upload_is_private_and_its_errors_are_one_line(run, monkeypatch):
     assert calls == [("me/doors", True, True), (True, "me/doors", "doors, iteration 1")]
     for arguments, line in (
         ({"repo": "me/refused"}, "the hub did not take 'me/refused'"),
-        ({"repo": "me/doors", "iteration": 7}, "000007 cannot be used"),
+        ({"repo": "me/doors", "iteration": 7}, r"expected one with a checkpoint \(1, 2\), received 7"),
         ({}, "expected a folder"),
     ):
         with pytest.raises(InputError, match=line) as caught:

@@ -104,6 +104,7 @@ def test_held_out_trajectories_are_not_trained_on(demos, sft):
     assert held_out["trajectory"].n_unique() == 3
     assert not set(train_rows["trajectory"]) & set(held_out["trajectory"])
     assert len(train_rows) + len(held_out) == len(rows)
+    assert [part["trajectory"].n_unique() for part in split_held_out(rows, 0.99, seed=1)] == [1, 9]
 
 
 @pytest.mark.slow

@@ -1,8 +1,10 @@
 """The training loop on the house of doors: its files, failures, and that interrupted runs end in the same bytes."""
 
+import io
 import json
 import random
 import re
+import shutil
 import signal
 import warnings
 from unittest.mock import Mock
@@ -10,17 +12,21 @@ from unittest.mock import Mock
 import polars as pl
 import pytest
 from command import python
-from lazily import lazily
+from lazily import Lazy, lazily
 from nightly import sample_or_all
+from polars.testing import assert_frame_equal
+from rich.console import Console
 
-from hgpo_datasets import scan_steps
+from hgpo_datasets import StepWriter, scan_steps
 from hgpo_envs.errors import InputError
 from hgpo_train.advantages import compute, estimator, names
 from hgpo_train.models.checkpoint_files import OPTIMISER, list_checkpoints
 from hgpo_train.settings import to_toml
 from hgpo_train.training.config import load_config, replace
+from hgpo_train.training.display import Display
 from hgpo_train.training.tracking import read_metrics
 
+update_alone = Lazy("hgpo_train.training.trainer:update_alone")
 AutoModelForCausalLM, AutoTokenizer = lazily("transformers", "AutoModelForCausalLM AutoTokenizer")
 
 
@@ -91,6 +97,28 @@ def test_steps_that_were_committed_before_a_kill_are_not_collected_again(small, 
     assert runs.weights("run") == runs.weights("whole")
 
 
+def test_an_evaluation_after_the_checkpoint_is_repeated_only_with_changed_settings(small, runs, monkeypatch):
+    config = replace(small, evaluation={"every": 1, "tasks": 2}, checkpoint={"every": 1})
+    runs.train(replace(config, iterations=1))
+    folder = runs.folder / "run"
+    with monkeypatch.context() as patch:
+        patch.setattr("hgpo_train.training.trainer.save_checkpoint", Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            runs.train(config, resume=True)
+    before = scan_steps(folder / "evaluation").collect()
+    assert runs.train(config, resume=True).state.iteration == 2
+    assert_frame_equal(scan_steps(folder / "evaluation").collect(), before)
+    for path in list_checkpoints(folder / "checkpoints")[1:]:
+        shutil.rmtree(path)
+    runs.train(replace(config, evaluation={"split": "train", "tasks": 3}), resume=True)
+    after = scan_steps(folder / "evaluation").collect()
+    assert_frame_equal(after.filter(pl.col("iteration") < 2), before.filter(pl.col("iteration") < 2))
+    repeated = after.filter(iteration=2)
+    assert (set(repeated["split"]), repeated["task_id"].n_unique()) == ({"train"}, 3)
+    with pytest.raises(InputError, match="unknown split 'tset'"):
+        runs.trainer(replace(config, evaluation={"split": "tset"}), resume=True)
+
+
 @pytest.mark.slow
 def test_a_run_writes_tables_metrics_and_checkpoints(config, runs):
     trainer = runs.train(config)
@@ -136,7 +164,9 @@ def test_the_best_checkpoint_is_kept_and_a_run_that_stalls_stops(config, runs, m
     assert (trainer.state.iteration, trainer.state.best, trainer.state.best_success) == (4, 2, 0.75)
     checkpoints = list_checkpoints(runs.folder / "run" / "checkpoints")
     assert [(path.name, (path / OPTIMISER).exists()) for path in checkpoints] == [("000002", False), ("000004", True)]
-    assert runs.train(config, resume=True).state == trainer.state  # nothing is left to do
+    ended = runs.train(config, resume=True)
+    assert ended.state == trainer.state
+    assert "Nothing is left to do" in ended._display._console.file.getvalue()
 
 
 @pytest.mark.slow
@@ -174,9 +204,23 @@ def test_stages_alone_on_what_the_one_before_left_on_disk_end_in_the_same_weight
     assert runs.weights("alone") == runs.weights("whole")
     lines = [read_metrics(runs.folder / name / "metrics.jsonl") for name in ("alone", "whole")]
     assert [line["actor/loss"] for line in lines[0]] == [line["actor/loss"] for line in lines[1]]
-    update = ("train", path, "--steps", runs.folder / "whole", "--advantages", table, "--out", alone, "--resume")
-    code, _, errors = hgpo(*update)
-    assert (code, "of another table than" in " ".join(errors.split())) == (2, True)
+    for shown, update in (
+        ("of another table than", ("--steps", runs.folder / "whole", "--advantages", table)),
+        ("was sampled at temperature 1.0", ("--steps", shard, "--advantages", table, "--set", "rollout.temperature=2")),
+        ("has updates alone", ()),
+    ):
+        code, _, errors = hgpo("train", path, "--out", alone, "--resume", *update)
+        assert (code, shown in " ".join(errors.split())) == (2, True), errors
+    assert hgpo("advantages", shard, "--estimator", "grpo", "--overwrite", "--out", table)[0] == 0
+    other = replace(config, model={"path": str(runs.folder / "whole")})
+    with pytest.warns(UserWarning, match="was sampled from"):
+        update_alone(other, shard, table, runs.folder / "other", Display(Console(file=io.StringIO()), 0))
+    assert load_config(runs.folder / "other" / "config.toml").advantage.estimator == "grpo"
+    with StepWriter(runs.folder / "bare", without=["tokens"]) as writer:
+        writer.add_group(scan_steps(shard).drop("run").collect())
+    assert hgpo("advantages", writer.folder, "--overwrite", "--out", table)[0] == 0
+    code, _, errors = hgpo("train", path, "--steps", writer.folder, "--advantages", table, "--out", runs.folder / "new")
+    assert (code, "bare has no token ids" in " ".join(errors.split())) == (2, True), errors
 
 
 KILLED = """
@@ -331,6 +375,8 @@ def test_dynamic_sampling_trains_only_on_informative_groups(config, runs):
     groups = scan_steps(runs.folder / "run" / "steps").collect().group_by("task_id", "group")
     returns = groups.agg(pl.col("episode_return").n_unique())
     line = read_metrics(runs.folder / "run" / "metrics.jsonl")[-1]
+    trainer._display.row(1, line | {"actor/optimiser_steps": 0.0})
+    assert "no informative groups: no update" in trainer._display._console.file.getvalue()
     assert line.get("training/groups", 0) == returns.filter(pl.col("episode_return") > 1).height
     assert trainer.state.tasks_drawn == returns.height
 
