@@ -93,7 +93,7 @@ class Mixing:
         gradients = row_gradients(complete.lazy(), self._model)
         self._model.train(training)
         held = held_out(complete.lazy(), self._variants, gradients, folds=FOLDS)
-        slopes = sum((part.against @ part.slopes * part.factors for part in held), np.zeros(2))
+        slopes = sum(((part.against * part.slopes).sum(0) * part.factors for part in held), np.zeros(2))
         products = sum((part.slopes.T @ part.slopes for part in held), np.zeros((2, 2)))
         length = np.sqrt(products.diagonal())
         if not length.all():

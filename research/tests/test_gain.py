@@ -25,7 +25,7 @@ def noise(steps: pl.LazyFrame) -> pl.LazyFrame:
     return steps.with_columns(advantage=(key % 7919).cast(pl.Float64) / 3959.5 - 1.0)
 
 
-def measured(names, *, tasks=6, with_truth=False, seed=0, rollouts=16, worlds=1, folds=4):
+def measured(names, *, tasks=6, with_truth=False, seed=0, rollouts=16, worlds=1, folds=4, error=0.0):
     """Return the gains of estimators on several batches of the same worlds."""
     parts = [play(tasks, rollouts, seed, gamma=1.0, again=batch) for batch in range(worlds)]
     steps, truth = (
@@ -39,7 +39,10 @@ def measured(names, *, tasks=6, with_truth=False, seed=0, rollouts=16, worlds=1,
         for part in (0, 1)
     )
     variants = read_variants(names, {"reward": "success", "invalid_action_penalty": 0.0, "reward_scale": 1.0})
-    exact = truth.lazy()
+    hashes = (pl.struct("prompt_hash", "choice").hash(half) for half in (1, 2))
+    errors = [error * (each % 2001 / 1000.0 - 1.0) for each in hashes]  # of an action in a state
+    first, second = (pl.col(f"advantage_{half}") + each for half, each in zip(("first", "second"), errors, strict=True))
+    exact = truth.with_columns(advantage=(first + second) / 2, advantage_first=first, advantage_second=second).lazy()
     return cross_validated_gain(
         steps.lazy(), variants, table_gradients(exact), truth=exact if with_truth else None, folds=folds
     )
@@ -60,6 +63,12 @@ def test_the_gain_without_truth_is_that_with_truth():
         assert abs(one - two) < 4 * error
     assert gain_of(exact, PERFECT)[0] == pytest.approx(gain_of(exact, TRUTH)[0], rel=1e-5)
     assert exact.gains["estimator"][0] in (TRUTH, PERFECT)
+
+
+def test_errors_that_rows_of_a_truth_share_are_no_gain():
+    exact, noisy = (gain_of(measured([PERFECT], with_truth=True, worlds=8, error=each), TRUTH) for each in (0.0, 5.0))
+    assert exact[0] > 4 * exact[1]
+    assert abs(noisy[0]) < 4 * noisy[1]
 
 
 def test_what_is_not_told_apart_is_not_ranked():

@@ -12,7 +12,8 @@ neither depends on the actions in ĝ_f. An update along ĝ_f with the mean diver
     gain = √(2δ) Σ_f ĝ_f · h_f / (n L_f)
 
 to first order, in expectation. It is that of a batch without one fold. With a truth table of undiscounted success, h is
-Σ_t A_true ∇ log π instead, whose noise is less, and the true advantages themselves are compared as `TRUTH`.
+Σ_t A_true ∇ log π instead, whose noise is less, and the true advantages themselves are compared as `TRUTH`: their
+first halves are multiplied with the second ones, because estimates of one task share their errors.
 
 Intervals are those of the mean over groups (a batch's gain is the sum of its groups' parts), by Student's t, so they
 contain the differences between tasks. Those of differences hold for all pairs at once (Bonferroni).
@@ -50,6 +51,13 @@ TRUTH: Final = "true advantages"
 
 SUCCESS: Final = Parameters(reward="success", reward_scale=1.0, gamma=1.0, invalid_action_penalty=0.0)
 """Undiscounted success."""
+
+_TRUTHS: Final = {
+    "(truth)": "advantage",
+    "(truth, first)": "advantage_first",
+    "(truth, second)": "advantage_second",
+}
+"""The columns of a truth table that are read, under the names that they get."""
 
 _MANY: Final = 1_000_000
 """The largest number of batches that is told."""
@@ -108,7 +116,7 @@ def cross_validated_gain(
     names = [*(variant.name for variant in variants), *([TRUTH] if truth is not None else [])]
     parts = np.zeros((len(names), held[0].groups))
     for part in held:
-        np.add.at(parts.T, part.group, part.slopes * part.against[:, None] * part.factors)
+        np.add.at(parts.T, part.group, part.slopes * part.against * part.factors)
     return _gains(names, np.sqrt(2 * kl) * parts, max(part.batch for part in held) + 1, kl)
 
 
@@ -120,7 +128,7 @@ class HeldOut:
         batch: The number of the batch.
         group: The number of each step's group, of shape (steps,).
         slopes: ĝ · ∇ log π(a_t | s_t), of shape (steps, estimators).
-        against: S_i minus the mean of the others' S, or the true advantage, of shape (steps,).
+        against: S_i minus the mean of the others' S, or the true advantage, of shape (steps, 1 or estimators).
         factors: 1 / (n L), of shape (estimators,); 0 where ĝ is 0.
         groups: The number of groups of all batches.
     """
@@ -167,10 +175,11 @@ def held_out(
         weights = np.zeros((len(variants) + (truth is not None), table.height))
         weights[: len(variants), kept] = _estimates(table.filter(pl.Series(kept)), variants)
         if truth is None:
-            against = success - _means(group, rollouts, success, kept)
+            against = (success - _means(group, rollouts, success, kept))[:, None]
         else:
-            against = table["(truth)"].to_numpy()
-            weights[-1] = np.where(kept, against, 0.0)
+            both, first, second = (table[name].to_numpy() for name in _TRUTHS)
+            against = np.stack([*[both] * len(variants), second], axis=1)
+            weights[-1] = np.where(kept, first, 0.0)
         for number in range(int(batch.max()) + 1):
             inside = (batch == number) & (sketch >= 0)
             rows, tested = np.flatnonzero(inside & kept), np.flatnonzero(inside & ~kept)
@@ -235,13 +244,13 @@ def _read(
     table = table.join(numbers, on=["trajectory", "step"], how="left", maintain_order="left")
     table = table.with_columns(pl.col("(sketch)").fill_null(-1))
     if truth is not None:
-        exact = truth.select("trajectory", "step", pl.col("advantage").alias("(truth)")).collect()
+        exact = truth.select("trajectory", "step", **_TRUTHS).collect()
         exact = exact.with_columns(pl.col("step").cast(schema["step"]))
         table = table.join(exact, on=["trajectory", "step"], how="left", maintain_order="left")
         table = table.with_columns(
             pl.when(pl.col("(truth)").is_null()).then(-1).otherwise("(sketch)").alias("(sketch)")
         )
-        table = table.with_columns(pl.col("(truth)").fill_null(0.0))
+        table = table.with_columns(pl.col(*_TRUTHS).fill_null(0.0))
     given = table.select(name for name in table.columns if not name.startswith("("))
     success = prepare(given, SUCCESS, ()).select("episode_return").collect().to_series().to_numpy()
     return table, success
