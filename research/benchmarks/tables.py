@@ -73,9 +73,9 @@ def truth_speed() -> str:
     return "\n".join(lines)
 
 
-def models() -> str:
+def models(world: str) -> str:
     """Return what small language models learned, by seeds, as Markdown: the area, and success on fresh tasks."""
-    kept = figures("learning_alfworld_models")
+    kept = figures(f"learning_{world}_models")
     names = sorted({row["estimator"] for row in kept["curves"]}, key=lambda name: (not name.startswith(GRPO), name))
     order = pl.col("estimator").cast(pl.Enum(names))
     evaluated = pl.DataFrame(kept["curves"]).filter(pl.col("iteration") > 0, pl.col("iteration") % EVERY == 0)
@@ -90,7 +90,7 @@ def models() -> str:
 
 PAGES: Final[dict[str, dict[str, Callable[[], str]]]] = {
     "research/docs/truth.md": {"speed": truth_speed},
-    "research/docs/learning_models.md": {"models": models},
+    "research/docs/learning_models.md": {world: partial(models, world) for world in ("alfworld", "webshop")},
     "research/docs/study.md": {
         "comparison": comparison,
         "further": further,
