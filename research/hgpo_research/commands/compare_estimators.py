@@ -176,7 +176,7 @@ def _gain(
     out: Path | None,
     overwrite: bool,
 ) -> None:
-    """Print the gains of estimators and which of them are told apart, and write them."""
+    """Print the gains of estimators and which differences are significant, and write them."""
     import polars as pl
 
     from hgpo_datasets import scan_steps

@@ -212,7 +212,7 @@ def table_gradients(truth: pl.LazyFrame) -> RowGradients:
 
 
 def ranking(found: Gains) -> list[str]:
-    """Return in words which estimators are told apart, and what it would take for the others."""
+    """Return in words which differences are significant, and how many batches the others would need."""
     sentences = []
     for row in found.differences.iter_rows(named=True):
         pair, ends = f"{row['first']} and {row['second']}", f"{_points(row['low'])} to {_points(row['high'])} points"
