@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hgpo_train.cli.redaction import CONTROL, RedactedStream, printable
+from hgpo_train.rollout.progress_line import spaced
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -95,16 +96,20 @@ def print_json(document: object) -> None:
 
 
 class ProgressBars(Progress):
-    """Progress bars on standard error; none in a file."""
+    """Progress bars on standard error; in a file, a line now and then."""
 
     def __init__(self) -> None:
         console = terminal(stderr=True)
         columns = (*Progress.get_default_columns(), TimeElapsedColumn())
         super().__init__(*columns, console=console, transient=True, disable=not console.is_terminal)
         self._bars: dict[str, TaskID] = {}
+        self._print_line = spaced()
 
     def show(self, stage: str, done: int, total: int | None = None) -> None:
         """Show how much of a stage is done, such as a download."""
+        if self.disable:
+            self._print_line(lambda: f"{stage}: {done:,}" + (f" of {total:,}" if total else ""))
+            return
         if stage not in self._bars:
             self._bars[stage] = self.add_task(stage)
         self.update(self._bars[stage], completed=done, total=total)

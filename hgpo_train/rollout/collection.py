@@ -171,7 +171,7 @@ def collect(
         retry_failed: Whether rollouts that failed in an earlier call are played again.
         max_failed: The largest share of failed rollouts without an error, in [0, 1].
         without: Columns or families of columns to omit, such as ``"prompt"``.
-        progress: Whether to show a progress line if standard error is a terminal; or a function that is called
+        progress: Whether to show a progress line, or lines in a file now and then; or a function that is called
             regularly with the counts so far.
         **env_options: Keyword arguments of the environment, such as ``split="valid_seen"``, ``history_length=4`` or
             ``max_steps=30``. The default of ``action_format`` is ``"command"`` for functions and objects with

@@ -4,23 +4,31 @@ from __future__ import annotations
 
 import sys
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from time import monotonic
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from hgpo_train.rollout.collector import Tally
 
+INTERVAL_S: Final = 30.0
+"""The seconds between two lines in a file."""
+
 
 @contextmanager
 def live_progress(expected: int, *, shown: bool = True) -> Iterator[Callable[[Tally], None]]:
-    """Show a progress line of the expected number of rollouts within the block, if standard error is a terminal.
+    """Show a progress line of the expected number of rollouts within the block; in a file, a new line now and then.
 
     Yields:
         A function that updates the line from a tally.
     """
-    if not shown or not sys.stderr.isatty():
+    if not shown:
         yield lambda _: None
+        return
+    if not sys.stderr.isatty():
+        print_line = spaced()
+        yield lambda tally: print_line(lambda: f"{tally.trajectories:,} of {expected:,} rollouts, {tally.describe()}")
         return
     from rich.console import Console  # slow to import
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -37,3 +45,16 @@ def live_progress(expected: int, *, shown: bool = True) -> Iterator[Callable[[Ta
             total=max(expected, tally.trajectories),
             summary=tally.describe(),
         )
+
+
+def spaced() -> Callable[[Callable[[], str]], None]:
+    """Return a function that prints a line to standard error, unless the last one is less than `INTERVAL_S` ago."""
+    last = monotonic()
+
+    def print_line(text: Callable[[], str]) -> None:
+        nonlocal last
+        if monotonic() - last >= INTERVAL_S:
+            last = monotonic()
+            print(text(), file=sys.stderr, flush=True)
+
+    return print_line

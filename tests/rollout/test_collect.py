@@ -15,7 +15,16 @@ from command import finished
 from hgpo_datasets import scan_steps
 from hgpo_envs.errors import InputError
 from hgpo_train.policies.base import AsyncPolicy, BatchPolicy
-from hgpo_train.rollout import CollectedRun, PolicySpec, Reply, Request, RolloutError, collect, open_env
+from hgpo_train.rollout import (
+    CollectedRun,
+    PolicySpec,
+    Reply,
+    Request,
+    RolloutError,
+    collect,
+    open_env,
+    progress_line,
+)
 from hgpo_train.rollout.sessions import read_sessions
 
 DOORS = "doors_env:HGPO-Test/Doors-v0"
@@ -289,3 +298,12 @@ def test_the_command_line_shows_the_traceback_of_the_users_file(tmp_path, monkey
     code, _, error = finished("advantages", "steps", "--estimator", "mine:late", "--out", "x.parquet")
     lines = error.splitlines()
     assert (code, lines[1].endswith('mine.py", line 4, in late'), lines[-1]) == (1, True, '''KeyError: "'scale'"''')
+
+
+def test_progress_in_a_file_is_a_line_now_and_then(tmp_path: Path, capsys, monkeypatch) -> None:
+    play(first, tmp_path / "quick", progress=True)
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(progress_line, "INTERVAL_S", 0.0)
+    play(first, tmp_path / "slow", progress=True)
+    lines = capsys.readouterr().err.splitlines()
+    assert re.fullmatch(r"6 of 6 rollouts, \S+ steps/s · \d+% solved", lines[-1]), lines

@@ -56,13 +56,11 @@ def truth(
     """Compute true values and advantages of a policy at the steps of a saved run, with standard errors."""
     from time import perf_counter
 
-    from rich.progress import Progress
-
     from hgpo_envs.errors import InputError
     from hgpo_research.truth import Budget, Rewards, plan_truth, write_truth
     from hgpo_research.truth.table import default_out
     from hgpo_train.advantages.advantage_tables import refuse_own_input
-    from hgpo_train.cli.display import terminal
+    from hgpo_train.cli.display import ProgressBars, terminal
     from hgpo_train.policies.registry import policy_spec
     from hgpo_train.settings import read_assignments
 
@@ -84,14 +82,13 @@ def truth(
     refuse_own_input(run, target)
     common.check_output_path(target)
     console, began = terminal(stderr=True), perf_counter()
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as bars:
-        bar = bars.add_task("tasks")
+    with ProgressBars() as bars:
         report = write_truth(
             plan,
             target,
             processes=processes,
             overwrite=overwrite,
-            progress=lambda done, total: bars.update(bar, completed=done, total=total),
+            progress=lambda done, total: bars.show("tasks", done, total),
         )
     seconds = perf_counter() - began
     line = f"{report.rows:,} truths ({report.rows / seconds:,.0f}/s), {report.rollout_steps:,} steps of rollouts"
