@@ -22,7 +22,7 @@ def bound_socket(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port), family=family)
     except (OSError, OverflowError, UnicodeError) as error:
-        reason = str(getattr(error, "strerror", None) or error).partition(" (")[0]
+        reason = str(getattr(error, "strerror", None) or error).partition(" (")[0].rstrip(".")
         raise InputError(f"cannot listen on {host!r}, port {port}: {reason}; change --host or --port") from None
 
 

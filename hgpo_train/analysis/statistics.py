@@ -220,11 +220,12 @@ def _statistics(
 
 
 def _from_sums(sums: dict[str, pl.DataFrame], keys: list[str], resamples: int, seed: int) -> Statistics:
+    order = pl.Enum(sums["levels"]["level"].unique(maintain_order=True))
     numbers = sums["sizes"].group_by(*keys, "level", "size", maintain_order=True).agg(pl.col("groups").sum())
     sizes = numbers.with_columns(steps=pl.col("size") * pl.col("groups"))
     tables = (
         *_levels(sums["levels"], sums.get("permuted"), keys, resamples, seed),
-        sizes.sort(*keys, pl.col("level").cast(pl.Enum([*map(str, range(100)), ORACLE])), "size"),
+        sizes.sort(*keys, pl.col("level").cast(order), "size"),
         _states(sums["states"], keys),
         _summary(sums["episodes"], sums["levels"], keys),
         by_length(sums["episodes"], *keys),

@@ -149,6 +149,7 @@ def test_a_counter_in_states_is_reported_and_can_be_masked():
             for task in "ab" for one in range(2) for step, name in enumerate(("a hall", "a kitchen"))]  # fmt: skip
     table = pl.DataFrame(rows, NAMES, orient="row")
     found = statistics(table, history_length=1)
+    assert not statistics(table, history_length=101).sizes["level"].has_nulls()
     masked = statistics(table, history_length=1, state_key="mask-numbers")
     assert (found.levels["shared"][0], masked.levels["shared"][0]) == (0, 1)
     assert found.summary["shared_masked"].item() == 1

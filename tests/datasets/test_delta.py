@@ -53,6 +53,11 @@ def test_engines_read_the_rows_of_the_run(run: Path, tmp_path: Path) -> None:
     assert set(arrow["shard"].to_pylist()) == {f"steps-00000{number}.parquet" for number in range(3)}
 
 
+def test_paths_that_are_no_urls_are_refused(run: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="without the characters"):
+        to_delta(run, tmp_path / "table[1]")
+
+
 def test_only_new_shards_are_appended(run: Path, tmp_path: Path) -> None:
     to_delta(run, tmp_path / "table")
     again = to_delta(run, tmp_path / "table")

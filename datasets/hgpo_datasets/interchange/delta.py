@@ -66,6 +66,8 @@ def to_delta(
     assert listed.header is not None  # `source_files` has read it
     app = f"hgpo/{listed.header.run}/{manifest.encode_line(listed.header, '')[1]}"
     url, options = os.fspath(table), dict(storage_options or {})
+    if "://" not in url and set(url) & set("[]|^%"):  # the library makes a URL of the path and panics
+        raise InputError(f"expected the path of a Delta table without the characters []|^%, received {url}")
     if "://" in url and uses_http(options):
         options["allow_http"] = "true"
     rows = appended = 0

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import polars as pl
+
 from hgpo_datasets.reader import source_files
-from hgpo_envs.errors import InputError
+from hgpo_envs.errors import InputError, unknown
 from hgpo_envs.hashing import UNDEFINED
 
 if TYPE_CHECKING:
@@ -37,13 +39,16 @@ def to_dataset(
         A `datasets.Dataset`, or a `datasets.IterableDataset` if `streaming` is true.
 
     Raises:
-        InputError: The source has no rows, or Hugging Face `datasets` is not installed.
+        InputError: The source has no rows, a column is unknown, or Hugging Face `datasets` is not installed.
     """
     import datasets
 
     if not hasattr(datasets, "load_dataset"):
         raise InputError("Hugging Face datasets is not installed; run: pip install 'hgpo[interchange]'")
     files = [file.path for file in source_files(source, {})]
+    known = pl.read_parquet_schema(files[0])
+    for column in (column for column in columns or () if column not in known):
+        raise InputError(unknown("column", column, known))
     named = {"data_files": files, "split": "train", "streaming": streaming, "columns": columns}
     loaded = datasets.load_dataset("parquet", **named, **options)
     arrow = loaded.with_format("arrow").map(_define_hashes, batched=True, features=loaded.features)
