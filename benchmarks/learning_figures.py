@@ -281,7 +281,9 @@ def curves_chart(found: pl.DataFrame, world: str) -> alt.LayerChart:
     spread = at_equal_steps(found).group_by("estimator", "environment_steps").agg(
         pl.col("success").mean(), pl.col("success").min().alias("low"), pl.col("success").max().alias("high"),
     )  # fmt: skip
-    titles = {name: title_of(name) for name in (*ESTIMATORS, *found["estimator"].unique(maintain_order=True))}
+    titles = {
+        name: title_of(name).replace("`", "") for name in (*ESTIMATORS, *found["estimator"].unique(maintain_order=True))
+    }
     shown = [title for name, title in titles.items() if name in found["estimator"]]
     colours = alt.Scale(domain=list(titles.values()))  # the same colour per estimator in every picture
     legend = alt.Legend(values=shown, symbolOpacity=1)
