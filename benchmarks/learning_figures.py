@@ -286,7 +286,7 @@ def curves_chart(found: pl.DataFrame, world: str) -> alt.LayerChart:
     }
     shown = [title for name, title in titles.items() if name in found["estimator"]]
     colours = alt.Scale(domain=list(titles.values()))  # the same colour per estimator in every picture
-    legend = alt.Legend(values=shown, symbolOpacity=1)
+    legend = alt.Legend(values=shown, symbolOpacity=1, labelLimit=400)
     spread = spread.with_columns(pl.col("estimator").replace(titles)).sort("estimator", "environment_steps")
     base = alt.Chart(alt.Data(values=spread.to_dicts())).encode(
         x=alt.X("environment_steps:Q", title="environment steps of training"),
