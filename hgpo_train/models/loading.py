@@ -22,6 +22,10 @@ _DRIVERS: Final = {"11": "450 or newer", "12": "525 or newer", "13": "580 or new
 """The NVIDIA driver for Linux that a major version of CUDA needs (its release notes: minor version compatibility)."""
 
 
+_LOGITS: Final = ("final_logit_softcapping", "logits_scaling", "logit_scale")
+"""Settings of models whose logits are changed after the output layer: those of Gemma 2, Granite and Cohere."""
+
+
 def choose_device(name: str) -> torch.device:
     """Return the named device; ``auto`` selects an accelerator if one is available.
 
@@ -89,25 +93,32 @@ def load_tokenizer(path: str) -> Tokenizer:
 def load_model(config: ModelConfig, seed: int = 0) -> Model:
     """Load a causal language model for training.
 
-    All weights are float32 masters, and the forward pass runs under autocast. With adapters, the frozen base model is
-    stored in the compute dtype and the adapters in float32.
+    All weights are float32 masters, and the forward pass runs under autocast. With new adapters (`config.lora`), the
+    frozen model is stored in the compute dtype and the adapters in float32. Adapters at the path are merged into their
+    model.
 
     Args:
         config: The model, its device, dtype and adapters.
         seed: Seed of the adapters' initial weights.
 
     Raises:
-        InputError: The model cannot be loaded, its files lack weights, or its configuration names code to load.
+        InputError: The model cannot be loaded, its files lack weights, its configuration names code to load, its logits
+            are not supported, or new adapters are wanted beside those at the path.
     """
     from transformers import AutoModelForCausalLM
 
     dtype = compute_dtype(config) if config.lora.rank else torch.float32
     folder = resolve_model(config.path)
-    check_loads_no_code(folder)
+    base = check_loads_no_code(folder)
+    if base is not None and config.lora.rank:
+        raise InputError(
+            f"model.path: expected a model without adapters, received {config.path!r}; new ones would replace them. "
+            "Merge them first (docs/how_to.md, Train adapters), or train all weights with model.lora.rank=0"
+        )
     try:
         with no_progress_bars():
             loaded: Any = AutoModelForCausalLM.from_pretrained(
-                folder,
+                base or folder,
                 dtype=dtype,
                 attn_implementation=config.attention,
                 trust_remote_code=False,
@@ -122,17 +133,33 @@ def load_model(config: ModelConfig, seed: int = 0) -> Model:
             f"cannot load a causal language model from {config.path!r}: its files contain no weights for {missing[0]!r}"
             + (f" and {len(missing) - 1} more" if missing[1:] else "")
         )
-    if getattr(model.config, "final_logit_softcapping", None):
-        raise InputError(
-            f"expected a model without final_logit_softcapping, such as the Qwen family, received "
-            f"{type(model).__name__}, whose capped logits are not supported; choose another model.path"
-        )
+    for setting in _LOGITS:
+        if getattr(model.config, setting, None) not in (None, 1):
+            raise InputError(
+                f"expected a model without {setting}, such as the Qwen family, received {type(model).__name__}, whose "
+                "logits are not those of its output layer alone; choose another model.path"
+            )
+    if base is not None:
+        model = _merged(model, folder)
     model.to(choose_device(config.device))
     if config.lora.rank:
         model = add_adapters(model, config.lora, seed)
     if config.gradient_checkpointing:
         checkpoint_layers(model)
     return model
+
+
+def _merged(model: Model, adapters: str) -> Model:
+    """Return a model with adapters merged into its weights."""
+    from peft import PeftModel
+
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated")  # peft still reads it
+            merged: Model = PeftModel.from_pretrained(model, adapters).merge_and_unload()
+    except Exception as error:  # damaged files can raise any exception of their parsers
+        raise InputError(f"cannot load the adapters of {adapters!r}: {_first_line(error)}") from error
+    return merged.requires_grad_(True)
 
 
 def checkpoint_layers(model: Model) -> None:

@@ -61,7 +61,7 @@ def check_model_source(path: str) -> None:
         )
 
 
-def check_loads_no_code(path: str) -> None:
+def check_loads_no_code(path: str) -> str | None:
     """Check that the configuration of a model, or of the model of an adapter, names no code that would be loaded.
 
     With the package `kernels`, Transformers takes an attention implementation with a slash for a repository of the hub,
@@ -71,15 +71,20 @@ def check_loads_no_code(path: str) -> None:
     Args:
         path: A model's folder or a Hugging Face name.
 
+    Returns:
+        The model that an adapter belongs to; None for a model.
+
     Raises:
         InputError: It names such code, or contains both a model and an adapter.
     """
-    settings, adapter = (_read_settings(path, name) for name in ("config.json", ADAPTER_SETTINGS))
+    settings, adapter, base = *(_read_settings(path, name) for name in ("config.json", ADAPTER_SETTINGS)), None
     if adapter is not None:
         if settings is not None:
             raise InputError(f"{path} contains a model and {ADAPTER_SETTINGS}; remove the file of what you do not load")
-        base = adapter.get("base_model_name_or_path")
-        settings = _read_settings(resolve_model(base), "config.json") if isinstance(base, str) else None
+        if not isinstance(base := adapter.get("base_model_name_or_path"), str):
+            raise InputError(f"{path}: expected the model's name as base_model_name_or_path in {ADAPTER_SETTINGS}")
+        base = resolve_model(base)
+        settings = _read_settings(base, "config.json")
     parts: list[Any] = [settings]
     for part in parts:  # sections of a configuration have attention of their own
         if isinstance(part, dict):
@@ -92,6 +97,7 @@ def check_loads_no_code(path: str) -> None:
             parts += part.values()
         elif isinstance(part, list):
             parts += part
+    return base
 
 
 def _read_settings(path: str, name: str) -> dict[str, Any] | None:

@@ -178,7 +178,7 @@ class Trainer:
 
         steps = self._collected(seconds)
         with self._stage("estimate", "adv", seconds):
-            rows, estimated = self._estimate(steps)
+            rows, estimated = self._estimate(trained_groups(config, steps))
         with (
             self._stage("update", "update_actor", seconds),
             memory_advice(config),
@@ -216,9 +216,18 @@ class Trainer:
     def _estimator(self) -> Estimate:
         """Return the function that adds the advantages to an iteration's steps."""
         estimator = configured_estimator(self.config)
-        if estimator.in_training is None:
-            return lambda steps: (compute(steps, estimator, details=True).collect(engine="in-memory"), {})
-        return estimator.in_training(estimator.parameters, self.model, read_metrics(self.folder / METRICS))
+        trained = None
+        if estimator.in_training is not None:
+            trained = estimator.in_training(estimator.parameters, self.model, read_metrics(self.folder / METRICS))
+
+        def estimate(steps: pl.DataFrame) -> tuple[pl.DataFrame, dict[str, float]]:
+            if steps.is_empty():  # all groups were left out
+                return steps.with_columns(advantage=pl.lit(None, pl.Float64)), {}
+            if trained is not None:
+                return trained(steps)
+            return compute(steps, estimator, details=True).collect(engine="in-memory"), {}
+
+        return estimate
 
     def _collected(self, seconds: dict[str, float]) -> pl.DataFrame:
         """Return the iteration's steps; with `rollout.ahead`, those of the next iteration are collected from now on."""
@@ -326,11 +335,21 @@ class Trainer:
         self._display.row(self.state.iteration, metrics)
 
 
+def trained_groups(config: Config, steps: pl.DataFrame) -> pl.DataFrame:
+    """Return the steps of the groups that are trained on: with `rollout.filter_groups`, those with different outcomes.
+
+    Advantages are computed of these steps alone, because some estimators normalise over the batch.
+    """
+    if not config.rollout.filter_groups:
+        return steps
+    mixed = groups_with_mixed_outcomes(steps.lazy(), _outcome(config)).collect()
+    return steps.join(mixed, on=mixed.columns, how="semi", maintain_order="left")
+
+
 def update(config: Config, learner: Learner, rows: pl.DataFrame, iteration: int, display: Display) -> dict[str, float]:
     """Update the policy on steps with advantages; return metrics, and warn where they tell of a problem.
 
-    Rows of aborted trajectories have no advantage; with `rollout.filter_groups`, groups with equal outcomes are left
-    out.
+    Rows of aborted trajectories have no advantage.
 
     Raises:
         InputError: The engine reported no token ids or some that the model lacks, or the device ran out of memory.
@@ -339,9 +358,6 @@ def update(config: Config, learner: Learner, rows: pl.DataFrame, iteration: int,
     if len(tokens) and tokens.is_null().all():
         raise InputError(f"the engine {config.rollout.engine!r} reported no token ids, which training needs")
     truncated = (rows["prompt_token_ids"].list.len() >= config.rollout.max_prompt_tokens).mean()
-    if config.rollout.filter_groups:
-        mixed = groups_with_mixed_outcomes(rows.lazy(), _outcome(config)).collect()
-        rows = rows.join(mixed, on=mixed.columns, how="semi", maintain_order="left")
     rows = rows.filter(pl.col("advantage").is_not_null() & (pl.col("response_token_ids").list.len() > 0))
     check_rows(rows, vocabulary(learner.model))
     rate = learning_rate(config.optimiser, iteration, config.iterations)
@@ -467,7 +483,7 @@ def update_alone(
         write_config(folder, config)
         with closing(Trackers(config, folder, state.iteration + 1)) as trackers:
             with display.stage("update"):
-                metrics = update(config, learner, rows, state.iteration, display)
+                metrics = update(config, learner, trained_groups(config, rows), state.iteration, display)
             state = advanced(state, rows)
             trackers.log(metrics, state.iteration)
             display.row(state.iteration, metrics)

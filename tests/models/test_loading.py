@@ -2,13 +2,14 @@
 
 import json
 import shutil
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 from lazily import Lazy, lazily
 
 from hgpo_envs.errors import InputError
-from hgpo_train.models.config import ModelConfig
+from hgpo_train.models.config import LoraConfig, ModelConfig
 from hgpo_train.models.preflight import check_model_source
 from hgpo_train.models.tiny import TinyShape, save_tiny
 
@@ -64,6 +65,36 @@ def test_a_model_with_the_settings_of_an_adapter_is_refused(tiny, tmp_path):
     shutil.copytree(tiny, tmp_path, dirs_exist_ok=True)
     (tmp_path / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "someone/else"}))
     with pytest.raises(InputError, match=r"contains a model and adapter_config\.json"):
+        load(tmp_path)
+
+
+def test_adapters_are_merged_and_not_replaced_by_new_ones(tiny, tmp_path):
+    import torch
+
+    tokens = torch.arange(5)[None]
+    config = ModelConfig(path=str(tiny), device="cpu", compute_dtype="float32", lora=LoraConfig(rank=4))
+    adapted = load_model(config)
+    for name, weights in adapted.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(weights, std=0.1)
+    adapted.save_pretrained(tmp_path)
+    loaded = load(tmp_path)
+    with torch.inference_mode():
+        expected, plain = adapted(tokens).logits, load(tiny)(tokens).logits
+        torch.testing.assert_close(loaded(tokens).logits, expected, atol=1e-5, rtol=1e-5)
+        assert (expected - plain).abs().max() > 0.01
+    assert all(weights.requires_grad for weights in loaded.parameters())
+    with pytest.raises(InputError, match="expected a model without adapters"):
+        load_model(replace(config, path=str(tmp_path)))
+
+
+def test_models_that_change_their_logits_are_refused(tmp_path):
+    from transformers import GraniteConfig, GraniteForCausalLM
+
+    shape = {"vocab_size": 32, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "logits_scaling": 8.0}
+    GraniteForCausalLM(GraniteConfig(**shape, **heads)).save_pretrained(tmp_path)
+    with pytest.raises(InputError, match=r"without logits_scaling, .*received GraniteForCausalLM"):
         load(tmp_path)
 
 

@@ -382,6 +382,28 @@ def test_dynamic_sampling_trains_only_on_informative_groups(config, runs):
 
 
 @pytest.mark.slow
+def test_advantages_are_normalised_over_the_groups_that_are_trained_on(config, runs, monkeypatch):
+    from hgpo_train.training.trainer import Trainer
+
+    collect = Trainer.collect
+
+    def collected(self, *arguments):  # all rollouts of two groups win, and one of the third
+        steps = collect(self, *arguments)
+        first = (pl.col("group") == 0) & (pl.col("task_id") == steps["task_id"][0])
+        won = ~first | (pl.col("trajectory") == steps.filter(first)["trajectory"][0])
+        reward = pl.when(won & (pl.col("step") == 0)).then(1.0).otherwise(0.0)
+        return steps.with_columns(reward=reward, episode_return=won.cast(pl.Float64))
+
+    monkeypatch.setattr(Trainer, "collect", collected)
+    config = replace(config, iterations=1, evaluation={"every": 0}, rollout={"filter_groups": True})
+    parameters = {"invalid_action_penalty": 0.0, "gamma": 1.0}
+    runs.train(replace(config, advantage={"estimator": "reinforce_pp", "parameters": parameters}))
+    (line,) = read_metrics(runs.folder / "run" / "metrics.jsonl")
+    assert line["training/groups"] == 1
+    assert line["critic/advantages/mean"] == pytest.approx(0.0, abs=1e-6)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("estimator", ["grpo", "gigpo", "g2po", "graphgpo", "rloo", "reinforce_pp"])
 def test_every_estimator_trains(config, runs, estimator):
     config = replace(config, iterations=1, evaluation={"every": 0}, advantage={"estimator": estimator})
