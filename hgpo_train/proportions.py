@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import polars as pl
 
 from hgpo_envs.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 Z: Final = 1.959963984540054
 """The 97.5% quantile of the standard normal distribution, for intervals of 95%."""
@@ -44,6 +47,28 @@ def wilson_interval(share: float, trials: int) -> tuple[float, float]:
     half = math.sqrt(weight * (share * (1 - share) + weight / 4)) / (1 + weight)
     # rounding must not exclude the share itself
     return max(0.0, min(share, centre - half)), min(1.0, max(share, centre + half))
+
+
+def paired_interval(differences: Sequence[float]) -> tuple[float, float]:
+    """Return Agresti and Min's 95% interval of the mean difference of two success rates on the same tasks.
+
+    One task is added: half of it lost by each side, as if there were two more tasks with the sum 0 and the sum of
+    squares 1. So the interval has a width where few tasks differ, for which every resample gives nearly the same mean.
+
+    Source: A. Agresti, Y. Min, Simple improved confidence intervals for comparing matched proportions, Statistics in
+    Medicine 24 (2005), pp. 729-740, with 1/2 added to each of the four cells.
+
+    Args:
+        differences: Each task's difference of shares of successes, in [-1, 1].
+
+    >>> [round(bound, 3) for bound in paired_interval([0.0] * 36)]
+    [-0.052, 0.052]
+    """
+    count = len(differences) + 2
+    mean = math.fsum(differences) / count
+    variance = (math.fsum(value**2 for value in differences) + 1) / count - mean**2
+    half, observed = Z * math.sqrt(variance / count), math.fsum(differences) / len(differences)
+    return max(-1.0, min(observed, mean - half)), min(1.0, max(observed, mean + half))
 
 
 def by_length(episodes: pl.LazyFrame | pl.DataFrame, *keys: str) -> pl.DataFrame:

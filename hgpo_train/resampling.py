@@ -9,7 +9,6 @@ Student's quantile for T - 1 degrees of freedom.
 
 from __future__ import annotations
 
-import math
 from statistics import NormalDist
 from typing import TYPE_CHECKING, Final
 
@@ -21,6 +20,9 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float64]
 
 LEVEL: Final = 0.95
+FEWEST_TASKS: Final = 6
+"""The fewest tasks with an interval. No resample is beyond the largest and smallest task, and with fewer tasks all of
+them lie on one side of the true mean more often than an interval of 95% may miss it."""
 _NORMAL: Final = NormalDist()
 
 
@@ -44,10 +46,10 @@ def percentile_bounds(values: Floats, draws: Floats, tasks: int) -> tuple[Floats
         tasks: Number of tasks.
 
     Returns:
-        The bounds; NaN with fewer than two tasks, and for a number that many resamples lack, such as that of a level
-        which few tasks have.
+        The bounds; NaN with fewer than `FEWEST_TASKS` tasks, and for a number that many resamples lack, such as that of
+        a level which few tasks have.
     """
-    if tasks < 2:
+    if tasks < FEWEST_TASKS:
         return np.full(np.shape(values), np.nan), np.full(np.shape(values), np.nan)
     tail = _NORMAL.cdf(-widening(tasks))
     known = np.isfinite(values) & (np.isfinite(draws).mean(0) > LEVEL)
@@ -67,7 +69,7 @@ def ratio_interval(
         resamples: Number of resamples of the tasks.
         seed: Their seed.
 
-    >>> ratio_interval(np.array([1, 1, 1, 1]), np.array([2, 2, 2, 2]))
+    >>> ratio_interval(np.array([1, 1, 1, 1, 1, 1]), np.array([2, 2, 2, 2, 2, 2]))
     (0.5, 0.5, 0.5)
     """
     weights, value = task_weights(len(above), resamples, seed), float(above.sum() / below.sum())
@@ -91,11 +93,15 @@ def student_quantile(level: float, freedom: int) -> float:
         return float(np.tan(np.pi * (level - 0.5)))
     if freedom == 2:
         return float((2 * level - 1) * np.sqrt(2 / (4 * level * (1 - level))))
-    z: float = _NORMAL.inv_cdf(level)
-    terms: tuple[float, ...] = (
+    return float(student_value(_NORMAL.inv_cdf(level), freedom))
+
+
+def student_value(z: float | Floats, freedom: int) -> float | Floats:
+    """Return Student's quantile at the level of a quantile of the normal distribution; see `student_quantile`."""
+    terms: tuple[float | Floats, ...] = (
         (z**3 + z) / 4,
         (5 * z**5 + 16 * z**3 + 3 * z) / 96,
         (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
         (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
     )
-    return z + math.fsum(term / freedom ** (power + 1) for power, term in enumerate(terms))
+    return sum((term / freedom ** (power + 1) for power, term in enumerate(terms)), z)

@@ -34,7 +34,7 @@ from hgpo_train.advantages.tables import ROWS, table_parts
 from hgpo_train.analysis.chunk_sums import ALL, ORACLE, Settings, part_sums
 from hgpo_train.analysis.level_sums import level_statistics
 from hgpo_train.proportions import by_length, wilson_interval
-from hgpo_train.resampling import percentile_bounds, task_weights
+from hgpo_train.resampling import FEWEST_TASKS, percentile_bounds, task_weights
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -49,7 +49,6 @@ SHARES: Final = ("shared", "cross", "differing", "inconsistency", "sign_disagree
 WITH_INTERVALS: Final = (*SHARES, "explained", "bias")
 OF_RETURNS: Final = ("explained", "bias", "sign_disagreement")
 """Those that depend on returns, for which chance has a meaning."""
-FEWEST_TASKS: Final = 6  # with an interval
 STATES: Final = 10  # that are listed
 _UNITS: Final = 4096  # the largest number of parts of a run that are resampled; with more tasks, a part has several
 

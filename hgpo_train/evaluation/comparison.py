@@ -9,6 +9,7 @@ import numpy as np
 import polars as pl
 
 from hgpo_envs.errors import InputError
+from hgpo_train.proportions import paired_interval
 from hgpo_train.resampling import ratio_interval
 
 if TYPE_CHECKING:
@@ -26,7 +27,8 @@ class Comparison:
         measure: The measure that is compared.
         tasks: Number of tasks in both evaluations.
         difference: Mean over tasks of (first - second), where each is the mean over the seeds.
-        low: Lower bound of the difference's 95% confidence interval (`hgpo_train.resampling`); None with one task.
+        low: Lower bound of the difference's 95% confidence interval, of success by `hgpo_train.proportions`, otherwise
+            by `hgpo_train.resampling`; None if there is none.
         high: Upper bound of this interval.
         better: Number of tasks on which the first evaluation is better.
         worse: Number of tasks on which the first evaluation is worse.
@@ -72,6 +74,8 @@ def compare(first: pl.DataFrame, second: pl.DataFrame, measure: str = "success")
         raise InputError("the two evaluations have no task in common; evaluate the same split with the same data")
     differences = (both["first"] - both["second"]).to_numpy()
     difference, low, high = ratio_interval(differences, np.ones(len(both)))
+    if measure == "success":
+        low, high = paired_interval(differences.tolist())
     return Comparison(
         measure=measure,
         tasks=len(both),

@@ -211,9 +211,9 @@ def test_a_family_has_wider_intervals_and_larger_p_values():
     alone, family = intervals(values[:1], draws[:, :1], 50), intervals(values, draws, 50)
     assert family.high_all[0] > alone.high_all[0] > values[0]
     assert np.allclose(family.high, alone.high, atol=0.02)
-    # a normal number 2.5 deviations from 0: p = 0.012; the largest of 40: 1 - 0.988^40 = 0.39; without the correction
-    assert alone.p[0] == pytest.approx(0.016, abs=0.008)
-    assert family.p[0] == pytest.approx(0.42, abs=0.08)
+    # a number 2.5 deviations from 0, of 50 tasks: p = 0.0168 by Student's t; of the largest of 40: 1 - 0.9832^40 = 0.49
+    assert alone.p[0] == pytest.approx(0.0168, abs=0.008)
+    assert family.p[0] == pytest.approx(0.49, abs=0.08)
 
 
 def test_numbers_that_do_not_vary_or_do_not_exist_have_no_false_intervals():

@@ -3,19 +3,19 @@
 All measures of all estimators are computed from the same resamples of the tasks, so differences are paired. The
 intervals are max-t over the resamples (P. H. Westfall, S. S. Young, Resampling-Based Multiple Testing, 1993): with s
 the standard deviation of a number's resamples, the bounds are x ± c · s, where c is the 95% quantile, over resamples,
-of the family's largest |x* - x| / s, times the correction for few tasks of `hgpo_train.resampling`. The
-adjusted p-value of x = 0 is the share of resamples in which that largest value is at least |x| / s. Correlated numbers,
-such as pairs of similar estimators, cost less than with Bonferroni's or Holm's correction.
+of the family's largest |x* - x| / s, as corrected for few tasks: a value z of the normal distribution becomes
+t(z) · √(T / (T - 1)), with Student's quantile t(z) at the same level (`hgpo_train.resampling`). The adjusted p-value of
+x = 0 is the share of resamples in which that largest value is at least |x| / s. Correlated numbers, such as pairs of
+similar estimators, cost less than with Bonferroni's or Holm's correction.
 """
 
 from __future__ import annotations
 
-from statistics import NormalDist
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from hgpo_train.resampling import LEVEL, percentile_bounds, widening
+from hgpo_train.resampling import LEVEL, percentile_bounds, student_value
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Floats = NDArray[np.float64]
-
-_USUAL: Final = NormalDist().inv_cdf((1 + LEVEL) / 2)
 
 
 class Intervals(NamedTuple):
@@ -69,8 +67,7 @@ def intervals(values: Floats, draws: Floats, tasks: int) -> Intervals:
         if not varies.any():
             return Intervals(low, high, low, high, adjusted)
         t = np.abs(filled - np.where(known, values, 0.0))[:, varies] / deviation[varies]
-        largest = t.reshape(len(t), -1).max(1)
-        unit = deviation * widening(tasks) / _USUAL
-        half = np.quantile(largest, LEVEL) * unit
-        adjusted[varies] = (1 + (largest[:, None] >= (size / unit)[varies][None]).sum(0)) / (1 + len(largest))
+        largest = student_value(t.reshape(len(t), -1).max(1), tasks - 1) * np.sqrt(tasks / (tasks - 1))
+        half = np.quantile(largest, LEVEL) * deviation
+        adjusted[varies] = (1 + (largest[:, None] >= (size / deviation)[varies][None]).sum(0)) / (1 + len(largest))
     return Intervals(low, high, np.where(varies, values - half, low), np.where(varies, values + half, high), adjusted)
