@@ -43,8 +43,6 @@ def evaluate(
     workers: common.Workers = False,
     retry_failed: common.RetryFailed = True,
     max_failed: common.MaxFailed = MAX_FAILED,
-    price_in: Annotated[float | None, typer.Option(help="Price per million prompt tokens, for summary.json.")] = None,
-    price_out: Annotated[float | None, typer.Option(help="Price per million response tokens.")] = None,
     as_json: common.Json = False,
 ) -> None:
     """Evaluate a policy on every task of a split, once per seed."""
@@ -55,12 +53,10 @@ def evaluate(
     from hgpo_train.evaluation import episode_table
     from hgpo_train.evaluation import evaluate as play
     from hgpo_train.evaluation.play import SAMPLING
-    from hgpo_train.evaluation.summary import Prices
     from hgpo_train.policies.registry import policy_spec
     from hgpo_train.rollout.env_handle import evaluation_split, open_env
     from hgpo_train.settings import read_assignments
 
-    prices = Prices(price_in, price_out)
     try:
         numbers = [int(part) for part in seeds.split(",")]
     except ValueError:
@@ -91,7 +87,6 @@ def evaluate(
         out,
         seeds=numbers,
         policy_options=options,
-        prices=prices,
         slots=slots,
         workers=workers,
         retry_failed=retry_failed,
