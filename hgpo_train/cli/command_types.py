@@ -101,23 +101,6 @@ class RedactedCommand(PlainOptions, TyperCommand):
             return super().invoke(ctx)
 
 
-class WorkersCommand(RedactedCommand):
-    """A command whose flag `--workers` accepts an optional number: `--workers 2` is `--workers --slots 2`."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401 (see above)
-        """Expand `--workers 2` and `--workers=2`; other arguments are unchanged."""
-        read: list[str] = []
-        for arg in args:
-            name, equals, number = arg.partition("=")
-            if name == "--workers" and equals:
-                read += ["--workers", "--slots", number]
-            elif read and read[-1] == "--workers" and arg.isdecimal():
-                read += ["--slots", arg]
-            else:
-                read.append(arg)
-        return super().parse_args(ctx, read)
-
-
 def plugin_names(group: tuple[str, ...]) -> list[str]:
     """Return the last words of the commands of other distributions in a group, such as ``("data", "synth")``."""
     from importlib.metadata import entry_points  # slow to import
@@ -129,16 +112,16 @@ def plugin_names(group: tuple[str, ...]) -> list[str]:
 class LazyCommand(TyperCommand):
     """A command as help lists it. Its options are read when it is called."""
 
-    def __init__(self, name: str, about: str | None, function: Callable[[], Any], cls: type[TyperCommand]) -> None:
+    def __init__(self, name: str, about: str | None, function: Callable[[], Any]) -> None:
         super().__init__(name, help=about)
-        self._function, self._cls = function, cls
+        self._function = function
 
     def load(self) -> Any:  # noqa: ANN401 (click's command, or Typer's own copy)
         """Return the command with its options."""
         from typer.main import get_command
 
         app = typer.Typer(add_completion=False)
-        app.command(self.name, cls=self._cls)(self._function())
+        app.command(self.name, cls=RedactedCommand)(self._function())
         return get_command(app)
 
 
@@ -160,7 +143,7 @@ def plugin(name: str) -> LazyCommand:
         return load(point)
 
     about = f"A command of {KNOWN.get(name, 'another distribution')}."
-    return LazyCommand(name.rpartition(".")[2], about, function, RedactedCommand)
+    return LazyCommand(name.rpartition(".")[2], about, function)
 
 
 class CommandGroup(PlainOptions, TyperGroup):
@@ -223,15 +206,13 @@ class RedactedApp(typer.Typer):
         self._own: dict[str, LazyCommand] = {}
         super().__init__(cls=type(cls.__name__, (cls,), {"own": self._own}), **options)
 
-    def command(
-        self, name: str | None = None, *, cls: type[TyperCommand] | None = None, **options: Any
-    ) -> Callable[[F], F]:
+    def command(self, name: str | None = None, **options: Any) -> Callable[[F], F]:
         """Add a command, as `typer.Typer.command` does. Its options are read when it is called: all take 50 ms."""
         del options
 
         def add(function: F) -> F:
             words = name or function.__name__.replace("_", "-")
-            self._own[words] = LazyCommand(words, getdoc(function), lambda: function, cls or RedactedCommand)
+            self._own[words] = LazyCommand(words, getdoc(function), lambda: function)
             return function
 
         return add
