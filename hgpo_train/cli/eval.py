@@ -111,7 +111,7 @@ def _report(run: CollectedRun, against: Path | None, other: pl.DataFrame | None,
     known = [name for name in measures if reports and reports[0].measures[name] is not None]
     comparisons = [] if other is None else [compare(episodes, other, measure) for measure in known]
     if as_json:
-        document: dict[str, object] = {"run": str(run.path), "reports": [report.as_dict() for report in reports]}
+        document: dict[str, object] = {"run": str(run.path), "reports": [asdict(report) for report in reports]}
         if against is not None:
             document |= {"against": str(against), "comparisons": [asdict(comparison) for comparison in comparisons]}
         print_json(document)

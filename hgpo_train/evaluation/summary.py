@@ -7,6 +7,7 @@ failed or was interrupted; `complete` is then false.
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Final
 
 from hgpo_datasets import manifest, scan_steps
@@ -62,7 +63,7 @@ def write_summary(run: Path) -> None:
             "failed": failures.failed,
         },
         "failures": [{"reason": reason, "episodes": times} for reason, times in failures.reasons],
-        "results": [report.as_dict() for report in evaluation_reports(episodes)],
+        "results": [asdict(report) for report in evaluation_reports(episodes)],
         "intervals": INTERVALS,
         "tokens": tokens,
         "wall_s": round(sum(session.seconds for session in sessions), 3) if recorded else None,
