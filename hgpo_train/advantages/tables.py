@@ -68,10 +68,8 @@ def table_parts(steps: StepTable, rows: int, *, whole: str = "group") -> list[Pa
         whole: The unit that is not divided: a ``group`` of rollouts, or a ``batch`` (a run's iteration).
 
     Raises:
-        InputError: `rows` is less than 1, or the rows of a group are not next to each other in a larger table.
+        InputError: The rows of a group are not next to each other in a larger table.
     """
-    if rows < 1:
-        raise InputError(f"chunk_rows: expected an integer of at least 1, received {rows}")
     if not _is_path(steps):
         return list(_chunks(step_table(steps), rows, whole))
     from hgpo_datasets.partitions import partitions
