@@ -58,12 +58,11 @@ def put(url: str, file: Path) -> None:
 
     folder, _, name = url.rpartition("/")
     try:
-        obstore.put(from_url(folder, client_options={"allow_http": uses_http({})}), name, file)
+        obstore.put(from_url(folder, client_options={"allow_http": uses_http()}), name, file)
     except (BaseError, OSError, ValueError) as error:
         raise InputError(f"{url}: {first_line(error)}") from error
 
 
-def uses_http(options: Mapping[str, Any]) -> bool:
-    """Return whether the endpoint of the options or of the environment has no encryption, as on one's own machine."""
-    endpoint = next((str(value) for name, value in options.items() if "endpoint" in name.lower()), None)
-    return (endpoint or os.environ.get("AWS_ENDPOINT_URL", "")).startswith("http://")
+def uses_http() -> bool:
+    """Return whether the endpoint of the environment has no encryption, as on one's own machine."""
+    return os.environ.get("AWS_ENDPOINT_URL", "").startswith("http://")

@@ -29,9 +29,7 @@ COLOURS: Final = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e
 _WIDTH, _HEIGHT = 420, 220
 
 
-def levels_chart(
-    intervals: pl.DataFrame, statistic: str, *, by: str | None = None
-) -> alt.LayerChart | alt.FacetChart:
+def levels_chart(intervals: pl.DataFrame, statistic: str, *, by: str | None = None) -> alt.LayerChart | alt.FacetChart:
     """Return a chart of one statistic by level.
 
     Args:
