@@ -42,6 +42,7 @@ class PlainValue:
 
     type: Any
     is_folder: bool
+    least: float | None
 
     def coerce(self, value: Any, param: Any, ctx: Any) -> Any:  # noqa: ANN401 (Typer's interface)
         """Return the value; None or an empty list if there is none."""
@@ -54,6 +55,8 @@ class PlainValue:
         except ValueError:
             noun = {int: "an integer", float: "a number"}.get(self.type, "another value")
             raise typer.BadParameter(f"expected {noun}, received {value!r}", ctx=ctx, param=param) from None
+        if self.least is not None and converted < self.least:
+            raise typer.BadParameter(f"expected at least {self.least}, received {value}", ctx=ctx, param=param)
         if self.is_folder and os.path.isfile(converted):  # noqa: PTH113 - False for a path that is too long
             raise typer.BadParameter(f"expected a folder, received the file {value}", ctx=ctx, param=param)
         return converted
@@ -70,7 +73,8 @@ class PlainOptions:
             if descriptor is not None and descriptor.annotation in (bool, str, int, float, Path, list[str], list[Path]):
                 plain = next(iter(get_args(descriptor.annotation)), descriptor.annotation)  # of a list, of its items
                 is_folder = not getattr(descriptor.parameter_info, "file_okay", True)
-                param._runtime_param = PlainValue(plain, is_folder)  # noqa: SLF001
+                least = getattr(descriptor.parameter_info, "min", None)
+                param._runtime_param = PlainValue(plain, is_folder, least)  # noqa: SLF001
         return params
 
 
@@ -88,10 +92,6 @@ class RedactedCommand(PlainOptions, TyperCommand):
     def invoke(self, ctx: Any) -> Any:  # noqa: ANN401 (see above)
         """Run the command. Help is printed without this method, and so without the imports that redaction needs."""
         redact_output()
-        if ctx.params.get("processes", 1) < 1:
-            from hgpo_envs.errors import InputError
-
-            raise InputError(f"--processes: expected at least 1, received {ctx.params['processes']}")
         for name in ("out", "plot"):
             path = ctx.params.get(name)
             if path is not None and "://" not in str(path):

@@ -64,7 +64,7 @@ StateKey = Annotated[
         "module:function. Stored hashes are ignored."
     ),
 ]
-Processes = Annotated[int, typer.Option(help="Number of processes, which share the run's shards.")]
+Processes = Annotated[int, typer.Option(min=1, help="Number of processes, which share the run's shards.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
