@@ -43,7 +43,7 @@ from hgpo_envs.files.atomic import write_file
 from hgpo_train.advantages.variants import Variant, read_variants
 from hgpo_train.models.checkpoint_files import list_checkpoints
 from hgpo_train.models.tiny import TinyShape
-from hgpo_train.settings import to_dict, to_toml
+from hgpo_train.settings import to_toml
 from hgpo_train.training.config import Config, load_config, replace
 from hgpo_train.training.display import Display
 from hgpo_train.training.run_folder import CONFIG, fixed_values
@@ -213,7 +213,7 @@ def planned(
 
 def configuration(base: Config, warm: Path, variant: Variant, own: dict[str, Any], seed: int) -> Config:
     """Return a run's configuration: the world's parameters of the estimator, `own`, then those of the variant."""
-    values, name = to_dict(base), f"{variant.name}-{seed}"
+    values, name = dataclasses.asdict(base), f"{variant.name}-{seed}"
     of_hgpo = ("history_length", "mode")
     common = {key: value for key, value in base.advantage.parameters.items() if key not in of_hgpo}
     values["advantage"] = {"estimator": variant.estimator.name, "parameters": common | own | variant.assigned}

@@ -23,6 +23,7 @@ LEVEL: Final = 0.95
 FEWEST_TASKS: Final = 6
 """The fewest tasks with an interval. No resample is beyond the largest and smallest task, and with fewer tasks all of
 them lie on one side of the true mean more often than an interval of 95% may miss it."""
+RESAMPLES: Final = 1000
 _NORMAL: Final = NormalDist()
 
 
@@ -59,20 +60,18 @@ def percentile_bounds(values: Floats, draws: Floats, tasks: int) -> tuple[Floats
 
 
 def ratio_interval(
-    above: NDArray[np.float64 | np.int64], below: NDArray[np.float64 | np.int64], resamples: int = 1000, seed: int = 0
+    above: NDArray[np.float64 | np.int64], below: NDArray[np.float64 | np.int64]
 ) -> tuple[float, float | None, float | None]:
     """Return a ratio of sums over tasks and the bounds of its 95% interval, which are None where there is none.
 
     Args:
         above: Each task's part of the numerator, shape (tasks,).
         below: Each task's part of the denominator, shape (tasks,); their sum must not be 0.
-        resamples: Number of resamples of the tasks.
-        seed: Their seed.
 
     >>> ratio_interval(np.array([1, 1, 1, 1, 1, 1]), np.array([2, 2, 2, 2, 2, 2]))
     (0.5, 0.5, 0.5)
     """
-    weights, value = task_weights(len(above), resamples, seed), float(above.sum() / below.sum())
+    weights, value = task_weights(len(above), RESAMPLES, seed=0), float(above.sum() / below.sum())
     with np.errstate(invalid="ignore"):
         draws = (weights @ above) / (weights @ below)
     bounds = percentile_bounds(np.array([value]), draws[:, None], len(above))

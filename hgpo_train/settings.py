@@ -244,11 +244,6 @@ def _toml_value(value: object) -> str:
     raise InputError(f"expected text, a number, a list or a table in a setting, received {one_line(repr(value))}")
 
 
-def to_dict(settings: DataclassInstance) -> dict[str, Any]:
-    """Return settings as nested dictionaries, for JSON and experiment trackers."""
-    return dataclasses.asdict(settings)
-
-
 def split_assignment(text: str, option: str, form: str = "name=value") -> tuple[str, str]:
     """Split ``name=value`` into the name and the text of the value, which may contain further equals signs.
 

@@ -14,7 +14,7 @@ import threading
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -24,7 +24,7 @@ from hgpo_datasets.shards import first_line
 from hgpo_envs.errors import InputError, ProcessError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 
     import polars as pl
 
@@ -44,27 +44,20 @@ class Partition:
     Attributes:
         files: The files.
         depth: Depth of the hashes to read, if the files of the source differ in it.
-        storage_options: Options of the object store.
     """
 
     files: tuple[StepFile, ...]
     depth: int | None = None
-    storage_options: Mapping[str, Any] = field(default_factory=dict)
 
     def scan(self) -> pl.LazyFrame:
         """Scan the steps of the partition."""
-        return scan_files(self.files, self.depth, self.storage_options)
+        return scan_files(self.files, self.depth, {})
 
 
 def partitions(
-    source: Source | Iterable[Source],
-    rows: int,
-    *,
-    whole: Sequence[str] = (),
-    plain: bool = False,
-    storage_options: Mapping[str, Any] | None = None,
+    source: Source | Iterable[Source], rows: int, *, whole: Sequence[str] = (), plain: bool = False
 ) -> list[Partition]:
-    """Divide the steps of a source into partitions.
+    """Divide the steps of a source into partitions. Options of object stores are environment variables.
 
     Args:
         source: As in `scan_steps`. Files outside of runs are one partition.
@@ -72,21 +65,19 @@ def partitions(
         whole: Columns whose equal values are not split, in addition to groups: `run` and `iteration` keep batches
             whole. These columns are read.
         plain: As in `scan_steps`.
-        storage_options: Options of the object store, as in `scan_steps`.
 
     Raises:
         InputError: As in `scan_steps`, or `rows` is less than 1.
     """
     if rows < 1:
         raise InputError(f"chunk_rows: expected an integer of at least 1, received {rows}")
-    options = dict(storage_options or {})
-    files = source_files(source, options)
-    depth = shared_depth(files, options, plain=plain)
+    files = source_files(source, {})
+    depth = shared_depth(files, {}, plain=plain)
     limits = [0, len(files)]
     sizes = [file.shard.rows for file in files if file.shard is not None]
     if len(sizes) == len(files):
-        limits = borders(sizes, [_values(file, whole, depth, options) for file in files], rows)
-    return [Partition(tuple(files[start:end]), depth, options) for start, end in pairwise(limits)]
+        limits = borders(sizes, [_values(file, whole, depth) for file in files], rows)
+    return [Partition(tuple(files[start:end]), depth) for start, end in pairwise(limits)]
 
 
 def map_partitions(
@@ -231,14 +222,12 @@ def _ray_running(workers: int) -> Iterator[None]:
         ray.shutdown()
 
 
-def _values(
-    file: StepFile, columns: Sequence[str], depth: int | None, options: Mapping[str, Any]
-) -> set[tuple[Any, ...]]:
+def _values(file: StepFile, columns: Sequence[str], depth: int | None) -> set[tuple[Any, ...]]:
     """Return the distinct values of some columns of a file. Columns that it lacks are ignored."""
     if not columns:
         return set()
     with errors(file.path):
-        steps = scan_files([file], depth, options)
+        steps = scan_files([file], depth, {})
         present = [name for name in columns if name in steps.collect_schema()]
         return set(steps.select(present).unique().collect().rows())
 

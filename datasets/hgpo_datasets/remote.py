@@ -44,37 +44,25 @@ def read_lines(url: str, most: int, options: Mapping[str, Any]) -> bytes:
     return bytes(content)
 
 
-def put(url: str, data: bytes | Path, options: Mapping[str, Any]) -> None:
-    """Write an object, which appears when it is complete, and replaces an existing one at once.
+def put(url: str, file: Path) -> None:
+    """Write a file as an object, which appears when it is complete, and replaces an existing one at once.
 
-    Args:
-        url: The URL of the object, for example ``s3://bucket/name``.
-        data: Its content, or a file with it.
-        options: Options of the object store.
+    The options of the object store are environment variables. Like Polars, it accepts an endpoint without encryption.
 
     Raises:
         InputError: The object store refuses it.
     """
     import obstore
     from obstore.exceptions import BaseError
+    from obstore.store import from_url
 
     folder, _, name = url.rpartition("/")
     try:
-        obstore.put(store(folder, options), name, data)
+        obstore.put(from_url(folder, client_options={"allow_http": uses_http()}), name, file)
     except (BaseError, OSError, ValueError) as error:
         raise InputError(f"{url}: {first_line(error)}") from error
 
 
-def store(folder: str, options: Mapping[str, Any]) -> Any:  # noqa: ANN401 (a store of any kind)
-    """Return the object store of a URL. Like Polars, it accepts an endpoint without encryption."""
-    from obstore.store import from_url
-
-    config: Any = {name: value for name, value in options.items() if not name.lower().endswith("allow_http")}
-    client: Any = {"allow_http": True} if uses_http(options) else None
-    return from_url(folder, config=config or None, client_options=client)
-
-
-def uses_http(options: Mapping[str, Any]) -> bool:
-    """Return whether the endpoint of the options or of the environment has no encryption, as on one's own machine."""
-    endpoint = next((str(value) for name, value in options.items() if "endpoint" in name.lower()), None)
-    return (endpoint or os.environ.get("AWS_ENDPOINT_URL", "")).startswith("http://")
+def uses_http() -> bool:
+    """Return whether the endpoint of the environment has no encryption, as on one's own machine."""
+    return os.environ.get("AWS_ENDPOINT_URL", "").startswith("http://")

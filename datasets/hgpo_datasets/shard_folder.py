@@ -36,13 +36,13 @@ class ShardFolder:
         steps: The folder of the shards.
     """
 
-    def __init__(self, folder: Path, header: Header, lock: atomic.FolderLock | None = None) -> None:
+    def __init__(self, folder: Path, header: Header) -> None:
         check_text(folder)
         self._folder, self.steps = folder, folder / STEPS
-        self._descriptor, self._own_lock = -1, None
+        self._descriptor, self._lock = -1, None
         try:
             atomic.make_folder(folder)
-            self._own_lock = atomic.FolderLock(folder, "writing a run") if lock is None else None
+            self._lock = atomic.FolderLock(folder, "writing a run")
             atomic.remove_abandoned(folder)
             self._open(header)
         except BaseException as error:
@@ -96,8 +96,8 @@ class ShardFolder:
         if self._descriptor >= 0:
             descriptor, self._descriptor = self._descriptor, -1
             os.close(descriptor)
-        if self._own_lock is not None:
-            self._own_lock.release()
+        if self._lock is not None:
+            self._lock.release()
 
     def _open(self, header: Header) -> None:
         """Open the manifest, or create it. Check the listed files, and remove one that was not committed."""

@@ -124,12 +124,6 @@ def parts_of(sources: Iterable[Source]) -> list[Part]:
     return list(parts.values())
 
 
-def single_run(source: Source) -> Path | None:
-    """Return the run that a local source means; None for a file, a URL or several runs."""
-    parts = parts_of([source])
-    return Path(parts[0].path) if len(parts) == 1 and parts[0].kind == "run" else None
-
-
 def is_pattern(source: str) -> bool:
     """Return whether a source is a glob pattern and not an existing path."""
     return "://" not in source and glob.has_magic(source) and not os.path.lexists(source)

@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Collection
 
-    from hgpo_envs.files.atomic import FolderLock
-
 SHARD_ROWS: Final = 100_000
 SHARD_BYTES: Final = 256 << 20
 
@@ -79,8 +77,6 @@ class StepWriter:
         defaults: Values of columns that the rows do not have (`env_id`, `split`, `iteration` …).
         without: Columns or families that are not stored, for example `["prompt", "tokens", "timings"]`. Their hashes
             are computed and stored.
-        lock: A lock of the folder that the caller holds and keeps, for programs that write other files there as well.
-            By default the writer takes and releases one.
 
     Attributes:
         folder: The run's folder as an absolute path.
@@ -112,7 +108,6 @@ class StepWriter:
         shard_bytes: int = SHARD_BYTES,
         defaults: Mapping[str, Any] | None = None,
         without: Collection[str] = (),
-        lock: FolderLock | None = None,
     ) -> None:
         self.folder = Path(folder).absolute()
         header = _header(run or self.folder.resolve().name, depth, config)
@@ -121,7 +116,7 @@ class StepWriter:
         self._dropped, self._limits = _columns_to_drop(without, depth), (shard_rows, shard_bytes)
         self._ready: list[_Batch] = []
         self._writing: tuple[Shard, list[_Batch]] | None = None
-        self._run = ShardFolder(self.folder, header, lock)
+        self._run = ShardFolder(self.folder, header)
         self.header = self._run.header
         try:
             if self.header != header:

@@ -31,7 +31,7 @@ from hgpo_train.advantages.registry import Estimator, compute_many
 from hgpo_train.advantages.tables import ROWS, table_parts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from hgpo_train.advantages.tables import StepTable
 
@@ -48,7 +48,6 @@ def write_advantages(
     ray: bool = False,
     chunk_rows: int = ROWS,
     progress: Callable[[int], object] = lambda _: None,
-    storage_options: Mapping[str, Any] | None = None,
 ) -> int:
     """Compute several estimators in one pass over complete groups, and write one Parquet file.
 
@@ -62,7 +61,6 @@ def write_advantages(
         ray: Whether Ray's tasks compute, `processes` at a time; see `hgpo_datasets.partitions.map_partitions`.
         chunk_rows: The approximate number of rows of a chunk, which a process has in memory.
         progress: Called with the number of rows of each finished chunk.
-        storage_options: Options of the object store of the step table and of the file.
 
     Returns:
         The number of rows.
@@ -74,7 +72,7 @@ def write_advantages(
     import pyarrow.parquet as pq  # Polars cannot append to a Parquet file
 
     whole = "batch" if any(estimator.scope == "batch" for estimator in estimators) else "group"
-    parts = table_parts(steps, chunk_rows, whole=whole, storage_options=storage_options)
+    parts = table_parts(steps, chunk_rows, whole=whole)
     if isinstance(parts[0], pl.LazyFrame):  # chunks of one table, which this process reads
         processes, ray = 1, False
     columns = {each.column: {"estimator": each.name, "parameters": asdict(each.parameters)} for each in estimators}
@@ -84,7 +82,7 @@ def write_advantages(
     work = partial(_advantages, estimators=estimators)
     rows, writer = 0, None
     with ExitStack() as stack:
-        file = stack.enter_context(_opened(out, storage_options or {}))
+        file = stack.enter_context(_opened(out))
         for table in stack.enter_context(closing(map_partitions(work, parts, processes=processes, ray=ray))):
             # oldest: pyarrow writes no categories of string views
             arrow = table.to_arrow(compat_level=pl.CompatLevel.oldest())
@@ -100,7 +98,7 @@ def write_advantages(
 
 
 @contextmanager
-def _opened(out: Path | str, storage_options: Mapping[str, Any]) -> Iterator[IO[bytes]]:
+def _opened(out: Path | str) -> Iterator[IO[bytes]]:
     """Open a file to write, which appears at its path or URL if the block ends without an error."""
     if "://" not in str(out):
         path = Path(out).absolute()
@@ -110,7 +108,7 @@ def _opened(out: Path | str, storage_options: Mapping[str, Any]) -> Iterator[IO[
     with tempfile.NamedTemporaryFile() as copy:
         yield copy
         copy.flush()
-        remote.put(str(out), Path(copy.name), storage_options)
+        remote.put(str(out), Path(copy.name))
 
 
 def _advantages(steps: pl.LazyFrame, estimators: Sequence[Estimator]) -> pl.DataFrame:

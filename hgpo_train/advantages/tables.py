@@ -14,7 +14,7 @@ from hgpo_envs.errors import InputError, one_line
 from hgpo_train.advantages.input_columns import BATCH_KEYS, batch_keys, group_keys
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
     from hgpo_datasets.partitions import Partition
 
@@ -59,28 +59,23 @@ def step_table(steps: StepTable) -> pl.LazyFrame:
         raise InputError(f"{type(steps).__name__} cannot be converted to a Polars DataFrame: {reason}") from error
 
 
-def table_parts(
-    steps: StepTable, rows: int, *, whole: str = "group", storage_options: Mapping[str, Any] | None = None
-) -> list[Partition | pl.LazyFrame]:
+def table_parts(steps: StepTable, rows: int, *, whole: str = "group") -> list[Partition | pl.LazyFrame]:
     """Return a step table as parts with whole groups of rollouts, in order, which can be computed separately.
 
     Args:
         steps: As for `step_table`; of a table, the rows of each group are next to each other.
         rows: The largest number of rows of a part; larger if a group or the shard of a run is larger.
         whole: The unit that is not divided: a ``group`` of rollouts, or a ``batch`` (a run's iteration).
-        storage_options: Options of the object store.
 
     Raises:
-        InputError: `rows` is less than 1, or the rows of a group are not next to each other in a larger table.
+        InputError: The rows of a group are not next to each other in a larger table.
     """
-    if rows < 1:
-        raise InputError(f"chunk_rows: expected an integer of at least 1, received {rows}")
     if not _is_path(steps):
         return list(_chunks(step_table(steps), rows, whole))
     from hgpo_datasets.partitions import partitions
 
     keys = BATCH_KEYS if whole == "batch" else ()
-    parts = partitions(steps, rows, whole=keys, plain=True, storage_options=storage_options)
+    parts = partitions(steps, rows, whole=keys, plain=True)
     if len(parts) == 1:  # perhaps a file that is in no run
         return list(_chunks(parts[0].scan(), rows, whole))
     return list(parts)

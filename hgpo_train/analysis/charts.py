@@ -29,16 +29,13 @@ COLOURS: Final = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e
 _WIDTH, _HEIGHT = 420, 220
 
 
-def levels_chart(
-    intervals: pl.DataFrame, statistic: str, *, by: str | None = None, title: str | None = None
-) -> alt.LayerChart | alt.FacetChart:
+def levels_chart(intervals: pl.DataFrame, statistic: str, *, by: str | None = None) -> alt.LayerChart | alt.FacetChart:
     """Return a chart of one statistic by level.
 
     Args:
         intervals: `Statistics.intervals`.
         statistic: The statistic, such as ``shared``.
         by: The column that it was split by, which colours show, in the order of the table; the legend is above.
-        title: The title; by default, the label of the statistic.
     """
     rows = intervals.filter(pl.col("statistic") == statistic, pl.col("value").is_not_null())
     order = [*(level for level in rows["level"].unique(maintain_order=True) if level != ORACLE), ORACLE]
@@ -60,9 +57,8 @@ def levels_chart(
     parts = {"lines: 95% intervals": True, "hollow: too few tasks for one": rows["low"].null_count() > 0}
     parts |= {"grey: chance alone": rows["chance"].count() > 0}
     about = "; ".join(part for part, shown in parts.items() if shown)
-    head = alt.TitleParams(
-        title or DEFINITIONS["levels"][statistic].label.capitalize(), subtitle=about, subtitleColor="#555"
-    )
+    title = DEFINITIONS["levels"][statistic].label.capitalize()
+    head = alt.TitleParams(title, subtitle=about, subtitleColor="#555")
     return alt.layer(*layers).properties(width=_WIDTH, height=_HEIGHT, title=head)
 
 

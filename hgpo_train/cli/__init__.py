@@ -14,7 +14,7 @@ import typer
 
 from hgpo_train.cli import check, data
 from hgpo_train.cli.advantages import advantages
-from hgpo_train.cli.command_types import RedactedApp, WorkersCommand
+from hgpo_train.cli.command_types import RedactedApp
 from hgpo_train.cli.envs import envs
 from hgpo_train.cli.eval import evaluate
 from hgpo_train.cli.play import play
@@ -68,10 +68,9 @@ def hgpo(
     """Roll out LLM agents on ALFWorld and WebShop, keep every step, and compute group advantages from any saved run."""
 
 
-for command in (quickstart, envs, advantages, stats, verify, view, play, sft, train, push):
+for command in (quickstart, envs, advantages, stats, verify, view, play, sft, train, push, rollout):
     app.command()(command)
-app.command(cls=WorkersCommand)(rollout)
-app.command("eval", cls=WorkersCommand)(evaluate)
+app.command("eval")(evaluate)
 for group in (data.app, check.app):
     app.add_typer(group)
 

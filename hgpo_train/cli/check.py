@@ -26,7 +26,7 @@ def check() -> None:
 @app.command("env")
 def check_env(
     env: Annotated[str, typer.Argument(help="Gymnasium id of the environment, or module:EnvironmentSpec.")],
-    episodes: Annotated[int, typer.Option(help="Number of rollouts to play; four of each task.")] = 20,
+    episodes: Annotated[int, typer.Option(min=1, help="Number of rollouts to play; four of each task.")] = 20,
     seed: Annotated[int, typer.Option(help="Seed of the random actions.")] = 0,
     split: common.Split = "train",
     data: common.Data = None,
@@ -42,11 +42,8 @@ def check_env(
 
     from hgpo_envs.env_checker import check_environment
     from hgpo_envs.environment_spec import environment_ids
-    from hgpo_envs.errors import InputError
     from hgpo_train.rollout.env_handle import open_env
 
-    if episodes < 1:
-        raise InputError(f"--episodes: expected at least 1, received {episodes}")
     options = common.environment_options(env_option, split=split, data=data, max_steps=max_steps)
     handle = open_env(env, **options)
     adapter = gymnasium.make(handle.env_id, **options).unwrapped if handle.env_id in environment_ids() else None

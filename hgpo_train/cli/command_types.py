@@ -42,6 +42,7 @@ class PlainValue:
 
     type: Any
     is_folder: bool
+    least: float | None
 
     def coerce(self, value: Any, param: Any, ctx: Any) -> Any:  # noqa: ANN401 (Typer's interface)
         """Return the value; None or an empty list if there is none."""
@@ -54,6 +55,8 @@ class PlainValue:
         except ValueError:
             noun = {int: "an integer", float: "a number"}.get(self.type, "another value")
             raise typer.BadParameter(f"expected {noun}, received {value!r}", ctx=ctx, param=param) from None
+        if self.least is not None and converted < self.least:
+            raise typer.BadParameter(f"expected at least {self.least}, received {value}", ctx=ctx, param=param)
         if self.is_folder and os.path.isfile(converted):  # noqa: PTH113 - False for a path that is too long
             raise typer.BadParameter(f"expected a folder, received the file {value}", ctx=ctx, param=param)
         return converted
@@ -70,7 +73,8 @@ class PlainOptions:
             if descriptor is not None and descriptor.annotation in (bool, str, int, float, Path, list[str], list[Path]):
                 plain = next(iter(get_args(descriptor.annotation)), descriptor.annotation)  # of a list, of its items
                 is_folder = not getattr(descriptor.parameter_info, "file_okay", True)
-                param._runtime_param = PlainValue(plain, is_folder)  # noqa: SLF001
+                least = getattr(descriptor.parameter_info, "min", None)
+                param._runtime_param = PlainValue(plain, is_folder, least)  # noqa: SLF001
         return params
 
 
@@ -88,10 +92,6 @@ class RedactedCommand(PlainOptions, TyperCommand):
     def invoke(self, ctx: Any) -> Any:  # noqa: ANN401 (see above)
         """Run the command. Help is printed without this method, and so without the imports that redaction needs."""
         redact_output()
-        if ctx.params.get("processes", 1) < 1:
-            from hgpo_envs.errors import InputError
-
-            raise InputError(f"--processes: expected at least 1, received {ctx.params['processes']}")
         for name in ("out", "plot"):
             path = ctx.params.get(name)
             if path is not None and "://" not in str(path):
@@ -99,23 +99,6 @@ class RedactedCommand(PlainOptions, TyperCommand):
         with warnings.catch_warnings():
             warnings.showwarning = lambda message, *_, **__: typer.echo(f"warning: {message}", err=True)
             return super().invoke(ctx)
-
-
-class WorkersCommand(RedactedCommand):
-    """A command whose flag `--workers` accepts an optional number: `--workers 2` is `--workers --slots 2`."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401 (see above)
-        """Expand `--workers 2` and `--workers=2`; other arguments are unchanged."""
-        read: list[str] = []
-        for arg in args:
-            name, equals, number = arg.partition("=")
-            if name == "--workers" and equals:
-                read += ["--workers", "--slots", number]
-            elif read and read[-1] == "--workers" and arg.isdecimal():
-                read += ["--slots", arg]
-            else:
-                read.append(arg)
-        return super().parse_args(ctx, read)
 
 
 def plugin_names(group: tuple[str, ...]) -> list[str]:
@@ -129,16 +112,16 @@ def plugin_names(group: tuple[str, ...]) -> list[str]:
 class LazyCommand(TyperCommand):
     """A command as help lists it. Its options are read when it is called."""
 
-    def __init__(self, name: str, about: str | None, function: Callable[[], Any], cls: type[TyperCommand]) -> None:
+    def __init__(self, name: str, about: str | None, function: Callable[[], Any]) -> None:
         super().__init__(name, help=about)
-        self._function, self._cls = function, cls
+        self._function = function
 
     def load(self) -> Any:  # noqa: ANN401 (click's command, or Typer's own copy)
         """Return the command with its options."""
         from typer.main import get_command
 
         app = typer.Typer(add_completion=False)
-        app.command(self.name, cls=self._cls)(self._function())
+        app.command(self.name, cls=RedactedCommand)(self._function())
         return get_command(app)
 
 
@@ -160,7 +143,7 @@ def plugin(name: str) -> LazyCommand:
         return load(point)
 
     about = f"A command of {KNOWN.get(name, 'another distribution')}."
-    return LazyCommand(name.rpartition(".")[2], about, function, RedactedCommand)
+    return LazyCommand(name.rpartition(".")[2], about, function)
 
 
 class CommandGroup(PlainOptions, TyperGroup):
@@ -223,15 +206,13 @@ class RedactedApp(typer.Typer):
         self._own: dict[str, LazyCommand] = {}
         super().__init__(cls=type(cls.__name__, (cls,), {"own": self._own}), **options)
 
-    def command(
-        self, name: str | None = None, *, cls: type[TyperCommand] | None = None, **options: Any
-    ) -> Callable[[F], F]:
+    def command(self, name: str | None = None, **options: Any) -> Callable[[F], F]:
         """Add a command, as `typer.Typer.command` does. Its options are read when it is called: all take 50 ms."""
         del options
 
         def add(function: F) -> F:
             words = name or function.__name__.replace("_", "-")
-            self._own[words] = LazyCommand(words, getdoc(function), lambda: function, cls or RedactedCommand)
+            self._own[words] = LazyCommand(words, getdoc(function), lambda: function)
             return function
 
         return add

@@ -35,12 +35,9 @@ EnvOption = Annotated[
     list[str] | None, typer.Option(help="A keyword argument of the environment, name=value; may be repeated.")
 ]
 PolicyOption = Annotated[list[str] | None, typer.Option(help="An option of the policy, name=value; may be repeated.")]
-Slots = Annotated[
-    int | None,
-    typer.Option(help="Number of concurrent environments. Default: 256, or one per processor with --workers."),
-]
+Slots = Annotated[int | None, typer.Option(help="Number of concurrent environments. Default: 256.")]
 Workers = Annotated[
-    bool, typer.Option("--workers", help="Run each environment in its own process; --workers N runs N at a time.")
+    int | None, typer.Option(help="Run so many environments, instead of --slots, each in its own process.")
 ]
 RetryFailed = Annotated[bool, typer.Option(help="Retry rollouts that failed in an earlier run of this command.")]
 MaxFailed = Annotated[float, typer.Option(help="Exit with code 1 if more than this share of the rollouts failed.")]
@@ -67,7 +64,7 @@ StateKey = Annotated[
         "module:function. Stored hashes are ignored."
     ),
 ]
-Processes = Annotated[int, typer.Option(help="Number of processes, which share the run's shards.")]
+Processes = Annotated[int, typer.Option(min=1, help="Number of processes, which share the run's shards.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 

@@ -40,11 +40,9 @@ def evaluate(
     policy_option: common.PolicyOption = None,
     against: Annotated[Path | None, typer.Option(help="Another evaluation, for a paired comparison by task.")] = None,
     slots: common.Slots = None,
-    workers: common.Workers = False,
+    workers: common.Workers = None,
     retry_failed: common.RetryFailed = True,
     max_failed: common.MaxFailed = MAX_FAILED,
-    price_in: Annotated[float | None, typer.Option(help="Price per million prompt tokens, for summary.json.")] = None,
-    price_out: Annotated[float | None, typer.Option(help="Price per million response tokens.")] = None,
     as_json: common.Json = False,
 ) -> None:
     """Evaluate a policy on every task of a split, once per seed."""
@@ -55,12 +53,10 @@ def evaluate(
     from hgpo_train.evaluation import episode_table
     from hgpo_train.evaluation import evaluate as play
     from hgpo_train.evaluation.play import SAMPLING
-    from hgpo_train.evaluation.summary import Prices
     from hgpo_train.policies.registry import policy_spec
     from hgpo_train.rollout.env_handle import evaluation_split, open_env
     from hgpo_train.settings import read_assignments
 
-    prices = Prices(price_in, price_out)
     try:
         numbers = [int(part) for part in seeds.split(",")]
     except ValueError:
@@ -91,9 +87,8 @@ def evaluate(
         out,
         seeds=numbers,
         policy_options=options,
-        prices=prices,
-        slots=slots,
-        workers=workers,
+        slots=slots if workers is None else workers,
+        workers=workers is not None,
         retry_failed=retry_failed,
         max_failed=max_failed,
         **environment,
@@ -116,7 +111,7 @@ def _report(run: CollectedRun, against: Path | None, other: pl.DataFrame | None,
     known = [name for name in measures if reports and reports[0].measures[name] is not None]
     comparisons = [] if other is None else [compare(episodes, other, measure) for measure in known]
     if as_json:
-        document: dict[str, object] = {"run": str(run.path), "reports": [report.as_dict() for report in reports]}
+        document: dict[str, object] = {"run": str(run.path), "reports": [asdict(report) for report in reports]}
         if against is not None:
             document |= {"against": str(against), "comparisons": [asdict(comparison) for comparison in comparisons]}
         print_json(document)

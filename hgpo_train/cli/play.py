@@ -33,7 +33,7 @@ def play(
     env: Annotated[str, typer.Argument(help="Gymnasium id of the environment, or module:EnvironmentSpec.")] = (
         "HGPO/ALFWorld-v0"
     ),
-    tasks: Annotated[int, typer.Option(help="Number of tasks to play.")] = 1,
+    tasks: Annotated[int, typer.Option(min=1, help="Number of tasks to play.")] = 1,
     seed: Annotated[int, typer.Option(help="Seed of the task order.")] = 0,
     out: Annotated[Path | None, typer.Option(file_okay=False, help="A run's folder to add the games to.")] = None,
     split: common.Split = "train",
@@ -45,12 +45,9 @@ def play(
     """Play tasks in the terminal, as a policy does, and save the games as rollouts."""
     from hgpo_datasets import scan_steps
     from hgpo_datasets.sources import is_run
-    from hgpo_envs.errors import InputError
     from hgpo_train.cli.display import terminal
     from hgpo_train.rollout.collection import collect
 
-    if tasks < 1:
-        raise InputError(f"--tasks: expected at least 1, received {tasks}")
     console = terminal(highlight=False, emoji=False)
     options = common.environment_options(
         env_option, split=split, data=data, history_length=history_length, max_steps=max_steps, action_format="command"

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Mapping, Sequence
 
-    from hgpo_train.evaluation.summary import Prices
     from hgpo_train.rollout.collection import AnyEnv, CollectedRun
 
 SEEDS: Final = (123, 456, 789)
@@ -35,7 +34,6 @@ def evaluate(
     split: str | None = None,
     seeds: Sequence[int] = SEEDS,
     policy_options: Mapping[str, Any] | None = None,
-    prices: Prices | None = None,
     **options: Any,
 ) -> CollectedRun:
     """Play every task of a split once per seed, into a run's folder. An evaluation in the folder is resumed.
@@ -50,7 +48,6 @@ def evaluate(
         split: The split. Default: the environment's for evaluations.
         seeds: Distinct integers in [0, 2³¹).
         policy_options: Options of a policy that is selected by name. The default of a model's `temperature` is 0.4.
-        prices: Prices of tokens, for the summary.
         **options: Further arguments of `collect`: `slots`, `workers`, `retry_failed`, `max_failed`, `progress`, and the
             keyword arguments of the environment.
 
@@ -72,7 +69,7 @@ def evaluate(
     except InputError:
         raise
     except BaseException:
-        write_summary(Path(out), prices)
+        write_summary(Path(out))
         raise
-    write_summary(run.path, prices)
+    write_summary(run.path)
     return run

@@ -8,8 +8,8 @@ if all values are equal, as at a success of 0% or 100%, so the success rate has 
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Final
 
 import polars as pl
 
@@ -104,10 +104,6 @@ class EvaluationReport:
     measures: dict[str, MeasureSummary | None]
     scenarios: int | None = None
     scenario_success: float | None = None
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the report as nested dictionaries, for JSON."""
-        return asdict(self)
 
 
 def evaluation_reports(table: pl.DataFrame) -> list[EvaluationReport]:

@@ -17,8 +17,6 @@ import torch
 from torch import nn
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from hgpo_train.models.hf import Model
 
 
@@ -38,8 +36,9 @@ def frozen_copy(model: Model, dtype: torch.dtype) -> Model:
         if isinstance(module, nn.Linear):
             stored |= {id(parameter): dtype for parameter in module.parameters(recurse=False)}
     embedding = model.get_input_embeddings()  # can be tied to the output layer
-    exact = _represents(dtype, embedding.weight)
-    stored[id(embedding.weight)] = dtype if exact else embedding.weight.dtype
+    original = embedding.weight.dtype
+    exact = torch.equal(embedding.weight.to(dtype).to(original), embedding.weight)
+    stored[id(embedding.weight)] = dtype if exact else original
     # `deepcopy` takes objects that it finds in `memo` as copied, so no float32 copy of the weights is made first.
     memo: dict[int, Any] = {
         id(parameter): nn.Parameter(parameter.detach().to(stored[id(parameter)], copy=True), requires_grad=False)
@@ -47,17 +46,5 @@ def frozen_copy(model: Model, dtype: torch.dtype) -> Model:
     }
     copied = copy.deepcopy(model, memo).eval()
     if exact:
-        copied.get_input_embeddings().register_forward_hook(_to_dtype_of(embedding.weight.dtype))
+        copied.get_input_embeddings().register_forward_hook(lambda _module, _inputs, output: output.to(original))
     return copied
-
-
-def _represents(dtype: torch.dtype, values: Tensor) -> bool:
-    """Return whether a dtype represents all values exactly."""
-    return torch.equal(values.to(dtype).to(values.dtype), values)
-
-
-def _to_dtype_of(dtype: torch.dtype) -> Any:  # noqa: ANN401 - torch does not type forward hooks
-    def convert(_module: nn.Module, _inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
-        return output.to(dtype)
-
-    return convert

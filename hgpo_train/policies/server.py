@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal
@@ -36,15 +37,7 @@ if TYPE_CHECKING:
 LOCAL_URL: Final = "http://localhost:8000/v1"
 
 _LOCAL_HOSTS: Final = ("localhost", "127.0.0.1", "::1", "0.0.0.0")  # noqa: S104 - an address to connect to
-_TOO_LONG: Final = (
-    "context length",
-    "context_length",
-    "context size",
-    "maximum context",
-    "too long",
-    "max_model_len",
-    "too many tokens",
-)
+_TOO_LONG: Final = re.compile("(?i)context.(length|size)|maximum context|max_model_len|too (long|many tokens)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -298,8 +291,7 @@ def _read(answer: bytes, prompt: str, cut_pairs: int, *, has_tools: bool) -> Rep
 
 
 def _is_too_long(error: RequestError) -> bool:
-    message = str(error).lower()
-    return error.status in (400, 413, 422) and any(mark in message for mark in _TOO_LONG)
+    return error.status in (400, 413, 422) and bool(_TOO_LONG.search(str(error)))
 
 
 def _shorten(request: Request, shown: int, prompt: str) -> tuple[int, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -12,7 +12,7 @@ from hgpo_train.policies.base import BatchPolicy, Failure, Reply, Request
 from hgpo_train.policies.generation import FittedPrompt, GenerationOptions, fit_prompts, model_options
 from hgpo_train.policies.registry import PolicySpec
 from hgpo_train.policies.token_sampling import SampledResponse, SamplingOptions, sample_responses
-from hgpo_train.settings import build, merge, to_dict
+from hgpo_train.settings import build, merge
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -152,7 +152,7 @@ def make_trainable(model: Model, tokenizer: Tokenizer, context: TrainableContext
 
 def _with_engine_options(options: GenerationOptions, engine_options: Mapping[str, Any]) -> GenerationOptions:
     """Return options with those of the engine; raise `InputError` if one is unknown or has an invalid value."""
-    values = merge(to_dict(options), engine_options)
+    values = merge(asdict(options), engine_options)
     return build(GenerationOptions, values, "setting", "rollout.engine_options.")
 
 

@@ -69,11 +69,14 @@ def shared(weights: Mapping[str, Tensor], *, by_device: bool) -> Iterator[dict[s
     Yields:
         What `opened` needs, of plain types. It is valid within the block.
     """
+    from torch.multiprocessing.reductions import reduce_tensor
+
     in_place = {name: tensor for name, tensor in weights.items() if by_device and tensor.is_cuda}
     if in_place:
         torch.cuda.synchronize()
     kept = [tensor.contiguous() for tensor in in_place.values()]
-    handles = {name: _cuda_handle(tensor) for name, tensor in zip(in_place, kept, strict=True)}
+    reductions = (reduce_tensor(tensor) for tensor in kept)  # type: ignore[no-untyped-call]
+    handles = {name: pickle.dumps(reduction) for name, reduction in zip(in_place, reductions, strict=True)}
     file = os.memfd_create("hgpo-weights")
     try:
         layouts = _write(file, {name: tensor for name, tensor in weights.items() if name not in in_place})
@@ -144,9 +147,3 @@ def _write(file: int, weights: Mapping[str, Tensor]) -> dict[str, tuple[str, lis
             written += os.pwrite(file, view[written:], begin + written)
         layouts[name] = (str(tensor.dtype).removeprefix("torch."), list(tensor.shape), begin, len(data))
     return layouts
-
-
-def _cuda_handle(tensor: Tensor) -> bytes:
-    from torch.multiprocessing.reductions import reduce_tensor
-
-    return pickle.dumps(reduce_tensor(tensor))  # type: ignore[no-untyped-call]

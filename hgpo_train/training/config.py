@@ -6,7 +6,7 @@ complete configuration, after all overrides, is stored in the run's folder as `c
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
@@ -30,7 +30,6 @@ from hgpo_train.settings import (
     read_toml,
     read_value,
     split_assignment,
-    to_dict,
     types_of,
 )
 
@@ -366,7 +365,7 @@ def load_config(source: str | Path | None, overrides: Iterable[str] = (), cls: t
     Raises:
         InputError: The file or name does not exist, a key is unknown, or a value has the wrong type or is out of range.
     """
-    merged: dict[str, Any] = to_dict(cls())
+    merged: dict[str, Any] = asdict(cls())
     if source is not None:
         path = Path(source)
         if not path.is_file():
@@ -424,4 +423,4 @@ def replace(config: C, **changes: object) -> C:
     >>> replace(Config(), seed=1, update={"epochs": 2}).update.epochs
     2
     """
-    return build(type(config), merge(to_dict(config), changes))
+    return build(type(config), merge(asdict(config), changes))

@@ -21,6 +21,7 @@ from hgpo_train.models.checkpoint_files import (
     resolve_model,
     verify_checkpoint,
 )
+from hgpo_train.models.preflight import ADAPTER_SETTINGS
 from hgpo_train.training.config import Config, load_config
 from hgpo_train.training.run_folder import CONFIG
 from hgpo_train.training.tracking import METRICS, read_metrics
@@ -62,7 +63,7 @@ def push(
     except InputError as error:  # such as the settings of `hgpo sft`
         raise InputError(f"{run}: expected the folder of a run of hgpo train ({error})") from None
     state = read_json(checkpoint / STATE, TrainingState)
-    card = model_card(config, state, read_metrics(run / METRICS), adapters=_has_adapters(checkpoint))
+    card = model_card(config, state, read_metrics(run / METRICS), adapters=(checkpoint / ADAPTER_SETTINGS).exists())
     if out is not None:
         with new_folder(out) as folder:
             _fill(folder, checkpoint, run, card)
@@ -87,10 +88,6 @@ def _checkpoint(run: Path, iteration: int | None) -> Path:
     if problems:
         raise InputError(f"checkpoint {checkpoint} cannot be used ({problems[0].message}); choose another --iteration")
     return checkpoint
-
-
-def _has_adapters(checkpoint: Path) -> bool:
-    return (checkpoint / "adapter_config.json").exists()
 
 
 def _fill(folder: Path, checkpoint: Path, run: Path, card: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
 from hgpo_datasets import StepWriter, manifest
@@ -9,7 +10,7 @@ from hgpo_datasets.sources import is_run
 from hgpo_envs.errors import InputError
 from hgpo_envs.files.atomic import remove_abandoned, write_file
 from hgpo_envs.files.secrets import redact_json
-from hgpo_train.settings import build, to_dict, to_toml
+from hgpo_train.settings import build, to_toml
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -63,13 +64,13 @@ def open_run(folder: Path, config: Config | SftConfig, inputs: Mapping[str, Any]
 
 def write_config(folder: Path, config: Config | SftConfig) -> None:
     """Store a run's settings, without secrets."""
-    write_file(folder / CONFIG, to_toml(build(type(config), redact_json(to_dict(config)))).encode())
+    write_file(folder / CONFIG, to_toml(build(type(config), redact_json(asdict(config)))).encode())
 
 
 def fixed_values(config: Config | SftConfig, free: Collection[str]) -> dict[str, Any]:
     """Return all settings except the free ones, by `section.field`."""
     values: dict[str, Any] = {}
-    for section, value in to_dict(config).items():
+    for section, value in asdict(config).items():
         fields = {f"{section}.{name}": item for name, item in value.items()} if isinstance(value, dict) else {}
         values |= {
             name: item

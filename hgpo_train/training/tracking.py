@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import asdict
 from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
@@ -13,7 +14,6 @@ from hgpo_envs.errors import InputError
 from hgpo_envs.files.atomic import append, write_file
 from hgpo_envs.files.secrets import redact_json
 from hgpo_envs.files.untrusted_files import read_bytes
-from hgpo_train.settings import to_dict
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -57,7 +57,7 @@ class Trackers:
             except ImportError as error:
                 raise InputError(f"tracking.{name} is set but {name} is not installed; pip install {name}") from error
             extra = {"dir": str(folder), "id": folder.name} if name == "wandb" else {}
-            settings = redact_json(to_dict(config))
+            settings = redact_json(asdict(config))
             service.init(project=project, name=config.name, config=settings, resume="allow", **extra)
             self._services.append(service)
 

@@ -90,13 +90,10 @@ class Index:
         Raises:
             InputError: There are no such rows.
         """
-        file = self._file(row)
-        return _scan(self.files[file]).slice(row - self.starts[file], rows)
-
-    def _file(self, row: int) -> int:
         if not 0 <= row < self.rows:
             raise InputError(f"row: expected a number from 0 to {self.rows - 1}, received {row}")
-        return bisect_right(self.starts, row) - 1
+        file = bisect_right(self.starts, row) - 1
+        return _scan(self.files[file]).slice(row - self.starts[file], rows)
 
 
 @lru_cache(1024)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import polars as pl
+from msgspec import Meta
 
 from hgpo_datasets import scan_steps
 from hgpo_datasets.reader import errors
@@ -56,7 +57,7 @@ class TaskFilter(Settings):
     sort: Sort = "order"
     descending: bool = False
     offset: NonNegativeInt = 0
-    limit: NonNegativeInt = 100
+    limit: Annotated[int, Meta(ge=0, le=PAGE)] = 100
 
 
 OUTCOMES: Final = {
@@ -90,7 +91,6 @@ def tasks_document(index: Index, chosen: TaskFilter, numbers: pl.Series | None =
         ``total`` (of tasks), ``groups`` (of groups), and ``tasks``: each with its totals over these groups, and with
         ``groups``, a list of their rows of `Index.groups`.
     """
-    _check_page(chosen)
     groups = index.groups.filter(*_conditions(chosen, "mean_length", OUTCOMES))
     if numbers is not None:
         groups = groups.filter(pl.col("number").is_in(numbers.implode()))
@@ -121,7 +121,6 @@ def trajectories_document(index: Index, chosen: TaskFilter, first: pl.Series | N
     Returns:
         ``total``, ``groups`` (of which they are), and ``trajectories``: rows of `Index.episodes`.
     """
-    _check_page(chosen)
     rows = index.episodes.filter(*_conditions(chosen, "length", _ROLLOUT_OUTCOMES))
     if first is not None:
         rows = rows.filter(pl.col("row").is_in(first.implode()))
@@ -132,11 +131,6 @@ def trajectories_document(index: Index, chosen: TaskFilter, first: pl.Series | N
     listed = page.select(*names, "number", "iteration", "task_id", "task_type", "task").to_dicts()
     trajectories = [{**row, "task": shortened(row["task"], _LABEL)} for row in listed]
     return {"total": rows.height, "groups": rows["number"].n_unique(), "trajectories": trajectories}
-
-
-def _check_page(chosen: TaskFilter) -> None:
-    if chosen.limit > PAGE:
-        raise InputError(f"limit: expected at most {PAGE}, received {chosen.limit}")
 
 
 def _conditions(chosen: TaskFilter, length: str, outcomes: Mapping[str, pl.Expr]) -> list[pl.Expr]:

@@ -168,12 +168,11 @@ def test_exports_at_the_same_time_append_a_shard_once(run: Path, tmp_path: Path,
 
 def test_a_table_in_an_object_store(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with s3_server() as environment:
-        options = options_of(environment)
-        assert to_delta(run, "s3://bucket/table", storage_options=options).shards == 3
-        assert to_delta(run, "s3://bucket/table", storage_options=options).shards == 0
-        same(pl.read_delta("s3://bucket/table", storage_options={**options, "allow_http": "true"}), run)
         for name, value in environment.items():
             monkeypatch.setenv(name, value)
+        assert to_delta(run, "s3://bucket/table").shards == 3
+        assert to_delta(run, "s3://bucket/table").shards == 0
+        same(pl.read_delta("s3://bucket/table", storage_options={**options_of(environment), "allow_http": "true"}), run)
         add(run, range(3, 4))
         assert to_delta(run, "s3://bucket/table").shards == 1
         with pytest.raises(InputError, match=r"^s3://nowhere/table: "):

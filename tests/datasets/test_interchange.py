@@ -48,7 +48,7 @@ def test_hugging_face_plain_streaming_and_torch(
         assert torch.equal(torch.stack([row[name] for row in streamed.with_format("torch")]), wanted), name
     few = to_dataset(rich_run, columns=["reward", "history_hash_3"], cache_dir=str(tmp_path / "cache"))
     assert few.column_names == ["reward", "history_hash_3"]
-    with pytest.raises(InputError, match="'rewards'.*reward"):
+    with pytest.raises(InputError, match=r"'rewards'.*reward"):
         to_dataset(rich_run, columns=["rewards"])
 
 

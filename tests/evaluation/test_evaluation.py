@@ -144,7 +144,6 @@ def test_the_command_resumes_compares_and_prints_json(tmp_path: Path, hgpo) -> N
         (["--split", "valid_sean"], "did you mean 'valid_seen'"),
         (["--temperature", "0.1"], "does not sample"),
         (["--slots", "0"], "slots: expected int >= 1"),
-        (["--price-in", "-1"], "--price-in: expected a price of at least 0"),
         (["--policy", "openai:tiny", "--policy-option", "base_url=localhost:8000"], "an address such as http://local"),
     ],
 )

@@ -1,6 +1,8 @@
 """Evaluations against a server that fails: what is printed, what is recorded, and how they are repaired."""
 
+import dataclasses
 import json
+import re
 from pathlib import Path
 
 import polars as pl
@@ -45,7 +47,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("sound") / "run"
     with Api() as api:
         api.answer = counted
-        code, printed, errors = run(api.url, out, "--price-in", "2", "--price-out", "10")
+        code, printed, errors = run(api.url, out)
     assert code == 0, errors
     assert "Wilson" in printed
     return out
@@ -63,7 +65,7 @@ def test_an_evaluation_that_failed_is_repaired_on_another_port_with_another_key(
     assert code == 1
     (line,) = [line for line in errors.splitlines() if line.startswith("error: ")]
     assert "× PolicyFailed: HTTP 500: the GPU is gone" in line
-    assert "un the same command again to " in line
+    assert re.search("[Rr]un (it|the same command) again", line)  # at the end, or after failures in a row
     broken = summary(out)
     assert not broken["complete"]
     assert broken["episodes"]["failed"] >= 3
@@ -75,7 +77,7 @@ def test_an_evaluation_that_failed_is_repaired_on_another_port_with_another_key(
         api.answer = counted
         assert api.url != first
         options = ("retries=3", "timeout_s=30", "concurrency=2")
-        code, printed, errors = run(api.url, out, "--price-in", "2", "--price-out", "10", options=options)
+        code, printed, errors = run(api.url, out, options=options)
         assert code == 0, errors
         assert f"was played with {first} and is now resumed with {api.url}" in errors
         before = len(api.bodies)
@@ -92,15 +94,14 @@ def test_an_evaluation_that_failed_is_repaired_on_another_port_with_another_key(
 
 
 @pytest.mark.slow
-def test_the_summary_contains_what_was_printed_and_spent(sound):
+def test_the_summary_contains_what_was_printed_and_its_tokens(sound):
     told = summary(sound)
     steps = scan_steps(sound).collect()
     (everything, *_) = evaluation_reports(episode_table(steps.lazy()))
     assert told["format"] == "hgpo summary 2"
-    assert told["results"][0] == json.loads(json.dumps(everything.as_dict()))
+    assert told["results"][0] == json.loads(json.dumps(dataclasses.asdict(everything)))
     assert told["episodes"] == {"played": 8, "solved": int(steps["won"].sum()), "failed": 0}
     assert told["tokens"] == {"prompt": 10 * len(steps), "response": 4 * len(steps)}
-    assert told["cost"] == pytest.approx((2 * 10 + 10 * 4) * len(steps) / 1e6)
     assert told["wall_s"] > 0
     assert (told["complete"], told["seeds"], told["failures"]) == (True, [1, 2], [])
     assert told["policy"] == {"name": "openai:tiny", "temperature": 0.4}
@@ -125,6 +126,5 @@ def test_a_small_evaluation_stops_after_few_failures(tmp_path):
 def test_the_tokens_of_replies_without_counts_are_unknown(tmp_path):
     with Api() as api:
         api.answer = by_seed
-        assert run(api.url, tmp_path / "run", "--price-in", "1", "--price-out", "1")[0] == 0
-    told = summary(tmp_path / "run")
-    assert (told["tokens"], told["cost"]) == ({"prompt": None, "response": None}, None)
+        assert run(api.url, tmp_path / "run")[0] == 0
+    assert summary(tmp_path / "run")["tokens"] == {"prompt": None, "response": None}

@@ -144,16 +144,17 @@ def train(root: Path, note: Note) -> None:
 
 
 def check_trained(root: Path, noted: Sequence[str], whole: bool) -> None:
+    from dataclasses import asdict
+
     from hgpo_datasets import manifest, verify
     from hgpo_train.models.checkpoint_files import list_checkpoints
-    from hgpo_train.settings import to_dict
     from hgpo_train.training.config import load_config
     from hgpo_train.training.tracking import read_metrics
 
     run = root / "run"
     whole = whole or bool(noted)
     if whole or (run / "config.toml").exists():
-        assert to_dict(load_config(run / "config.toml")) == to_dict(configuration())
+        assert asdict(load_config(run / "config.toml")) == asdict(configuration())
         assert manifest.read(run).header.config["model"]
     lines = read_metrics(run / "metrics.jsonl")
     numbers = [line["iteration"] for line in lines]

@@ -38,7 +38,9 @@ def fill_verl_agent(data: bytes, folder: Path) -> None:
 
 
 def read_settings(data: bytes, folder: Path) -> None:
-    from hgpo_train.settings import to_dict, to_toml
+    from dataclasses import asdict
+
+    from hgpo_train.settings import to_toml
     from hgpo_train.training.config import load_config
 
     path = folder / "c.toml"
@@ -46,7 +48,7 @@ def read_settings(data: bytes, folder: Path) -> None:
     config = load_config(path)
     again = folder / "again.toml"
     again.write_text(to_toml(config), encoding="utf-8")
-    assert repr(to_dict(load_config(again))) == repr(to_dict(config))
+    assert repr(asdict(load_config(again))) == repr(asdict(config))
 
 
 def settings_seeds(_: Path) -> Sequence[bytes]:

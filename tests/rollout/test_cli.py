@@ -148,7 +148,7 @@ def test_every_flag_has_its_effect(play, tmp_path, hgpo):
     assert play("--policy", "expert")[1]["policy"] == {"name": "expert"}
     assert play("--dynamic", 4, "--tasks", 2)[1]["dynamic"]
     assert play("--slots", 1)[0].equals(base)
-    assert play("--workers", "--slots", 2)[0].equals(base)
+    assert play("--workers", 2)[0].equals(base)
     assert play("--no-retry-failed", "--max-failed", 0)[0].equals(base)
     assert play("--without", "prompt")[0]["prompt"].null_count() == len(base)
     code, _, error = hgpo("rollout", "--policy-option", "temperature=1", "--out", tmp_path / "refused")

@@ -19,11 +19,11 @@ from hgpo_datasets import manifest
 from hgpo_datasets.reader import scan_files, source_files
 from hgpo_datasets.remote import uses_http
 from hgpo_datasets.shards import first_line
-from hgpo_datasets.sources import STEPS, single_run
+from hgpo_datasets.sources import STEPS, parts_of
 from hgpo_envs.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
     from hgpo_datasets.manifest import Header
     from hgpo_datasets.reader import StepFile
@@ -40,9 +40,7 @@ class DeltaReport(NamedTuple):
     rows: int
 
 
-def to_delta(
-    run: str | os.PathLike[str], table: str | os.PathLike[str], *, storage_options: Mapping[str, str] | None = None
-) -> DeltaReport:
+def to_delta(run: str | os.PathLike[str], table: str | os.PathLike[str]) -> DeltaReport:
     """Append those shards of a run to a Delta Lake table that the table does not have.
 
     Readers see the table before or after a commit. Rows of a shard that the run has replaced (retried rollouts) are
@@ -50,29 +48,29 @@ def to_delta(
 
     Args:
         run: The folder of a run.
-        table: The folder of the table, or its URL (`s3://`, `gs://`, `az://` …); created if it does not exist.
-        storage_options: Options of the object store, as in `deltalake.write_deltalake`.
+        table: The folder of the table, or its URL (`s3://`, `gs://`, `az://` …); created if it does not exist. The
+            options of object stores are environment variables.
 
     Raises:
         InputError: The run has no rows or is damaged, the table has another run of this name, or it cannot be written.
     """
     from deltalake import CommitProperties, Transaction, WriterProperties, write_deltalake
 
-    folder = single_run(run)
-    if folder is None:
+    (part, *others) = parts_of([run])
+    if others or part.kind != "run":
         raise InputError(f"{run}: expected the folder of one run; export several runs one after the other")
+    folder = Path(part.path)
     files = source_files(folder, {})
     listed = manifest.current(folder, folder / STEPS)
     assert listed.header is not None  # `source_files` has read it
     app = f"hgpo/{listed.header.run}/{manifest.encode_line(listed.header, '')[1]}"
-    url, options = os.fspath(table), dict(storage_options or {})
+    url = os.fspath(table)
     if "://" not in url and set(url) & set("[]|^%"):  # the library makes a URL of the path and panics
         raise InputError(f"expected the path of a Delta table without the characters []|^%, received {url}")
-    if "://" in url and uses_http(options):
-        options["allow_http"] = "true"
+    options = {"allow_http": "true"} if "://" in url and uses_http() else None
     rows = appended = 0
     with _errors(url):
-        existing = _table(url, files[0], options or None)
+        existing = _table(url, files[0], options)
         done = existing.transaction_version(app) or 0
         _check_runs(existing, listed.header, known=done > 0)
         _remove_replaced(existing, listed.header, listed.replaced, app)

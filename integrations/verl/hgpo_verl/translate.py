@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from hgpo_envs.errors import InputError
-from hgpo_train.settings import to_dict
 from hgpo_verl.run_settings import EVALUATION, TRAINING
 
 if TYPE_CHECKING:
@@ -308,7 +307,7 @@ def translate(config: Config, cluster: Cluster, folder: Path) -> dict[str, Any]:
             values.update(RULES[name].apply(value, config))
         except InputError as error:
             raise InputError(f"setting {name}: verl cannot do this: {error}") from error
-    section = {"folder": folder.as_posix(), "configuration": _plain(to_dict(config))}
+    section = {"folder": folder.as_posix(), "configuration": _plain(dataclasses.asdict(config))}
     return {"defaults": ["ppo_trainer", "_self_"], **_nested(values), "hgpo": section}
 
 
