@@ -1,7 +1,7 @@
 """What the statistics of a run are called where they are shown, and what they mean: label, meaning, equation.
 
-`hgpo stats`, charts, the viewer and docs/statistics.md take them from here. In the equations, n is a group's size, R a
-return, A_k an advantage within a group at depth k (the equations are in advantages/estimators/hgpo.py), and K the
+`hgpo stats`, notebooks, the viewer and docs/statistics.md take them from here. In the equations, n is a group's size,
+R a return, A_k an advantage within a group at depth k (the equations are in advantages/estimators/hgpo.py), and K the
 deepest level.
 """
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from html import escape
 from typing import TYPE_CHECKING, Any, Final
 
 from hgpo_envs.wording import counted, listed
 from hgpo_train.analysis.chunk_sums import ORACLE
+from hgpo_train.analysis.definitions import DEFINITIONS
 
 if TYPE_CHECKING:
+    from hgpo_train.analysis.definitions import Definition
     from hgpo_train.analysis.statistics import Statistics
 
     Row = dict[str, Any]
@@ -206,3 +209,29 @@ def cell(name: str, value: object) -> str:
     if isinstance(value, float):
         return f"{value:.3f}" if name in _NUMBERS else percent(value, 1)
     return f"{value:,}" if isinstance(value, int) and name != "iteration" else str(value)
+
+
+def html_tables(found: Statistics) -> str:
+    """Return sentences, the summary and the levels as HTML, with the definition of each statistic on hover."""
+    by, columns, levels = found.by, DEFINITIONS["summary"], DEFINITIONS["levels"]
+    runs = [
+        [*(escape(str(row[name])) for name in by), *(cell(name, row[name]) for name in columns)]
+        for row in found.summary.iter_rows(named=True)
+    ]
+    tables = [_html_table([*map(escape, by), *map(_hover, columns.values())], runs)]
+    for part in found.levels.partition_by(by, maintain_order=True) if by else [found.levels]:
+        title = ", ".join(["k", *(f"{name} {part[name][0]}" for name in by)])
+        rows = [[_hover(words), *(cell(name, value) for value in part[name])] for name, words in levels.items()]
+        tables.append(_html_table([escape(title), *part["level"]], rows))
+    sentences = "" if by else f"<p>{'<br>'.join(map(escape, describe(found)))}</p>"
+    return "\n".join([sentences, *tables])
+
+
+def _hover(words: Definition) -> str:
+    return f'<span title="{escape(words.text)}">{escape(words.label)}</span>'
+
+
+def _html_table(head: list[str], rows: list[list[str]]) -> str:
+    lines = [f"<tr><th>{'</th><th>'.join(head)}</th></tr>"]
+    lines += [f"<tr><td>{'</td><td>'.join(row)}</td></tr>" for row in rows]
+    return f"<table>{''.join(lines)}</table>"

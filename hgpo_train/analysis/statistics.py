@@ -54,7 +54,7 @@ _UNITS: Final = 4096  # the largest number of parts of a run that are resampled;
 
 
 class Statistics(NamedTuple):
-    """Tidy frames of statistics; the columns named in `by` come first in each.
+    """Tidy frames of statistics; the columns named in `by` come first in each. A notebook shows them as tables.
 
     Attributes:
         levels: One row per level: `level` ("0", "1" … "oracle") and its statistics.
@@ -102,6 +102,11 @@ class Statistics(NamedTuple):
         if len(self.by) > 1:
             raise InputError(f"chart: expected statistics split by one column at most, received {self.by}")
         return statistics_chart(self.intervals, by=next(iter(self.by), None))
+
+    def _repr_html_(self) -> str:
+        from hgpo_train.analysis.describe import html_tables
+
+        return html_tables(self)
 
 
 def default_permutations(rows: int) -> int:

@@ -2,6 +2,7 @@
 
 import re
 from collections import Counter, defaultdict
+from html import escape
 from pathlib import Path
 
 import numpy as np
@@ -370,10 +371,12 @@ def test_invalid_input_is_reported() -> None:
         statistics(table.clear())
 
 
-def test_every_statistic_that_is_shown_is_defined_in_the_docs() -> None:
+def test_every_statistic_that_is_shown_is_defined_in_the_docs_and_on_hover() -> None:
     """A table's columns are those that are defined, and the page's rows are the definitions."""
-    found = statistics(rollout(["hall", "den"], ["go", "stay"], task_type="heat", won=True), by="task_type")
+    found = statistics(rollout(["hall", "den"], ["go", "stay"], task_type="<i>", won=True), by="task_type")
     page = (Path(__file__).parents[2] / "docs/statistics.md").read_text("utf-8")
+    html = found._repr_html_()
+    assert "<i>" not in html
     for table, known in DEFINITIONS.items():
         keys = {"task_type", "level", "statistic", "value", "state"}
         keys |= {"steps", "groups"} if table == "levels" else set()
@@ -381,3 +384,5 @@ def test_every_statistic_that_is_shown_is_defined_in_the_docs() -> None:
         for name, definition in known.items():
             row = f"| `{name}` | {definition.label} | {definition.meaning} | {definition.equation} |"
             assert row.replace("|A_k − A_K|", r"\|A_k − A_K\|") in page, row
+            if table in ("summary", "levels"):
+                assert f'title="{escape(definition.text)}">{escape(definition.label)}<' in html
