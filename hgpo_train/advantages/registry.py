@@ -8,6 +8,7 @@ texts, invalid rows, chunks and the command line are the same for all. docs/esti
 from __future__ import annotations
 
 import inspect
+import re
 import warnings
 from dataclasses import asdict, dataclass, field, make_dataclass, replace
 from functools import partial, reduce
@@ -274,6 +275,8 @@ def as_estimator(function: object, name: str | None = None) -> Estimator:
         expected = "a name, module:function, an Estimator or a function of a LazyFrame"
         raise InputError(f"estimator: expected {expected}, received {one_line(repr(function))}")
     name = name or str(getattr(function, "__name__", type(function).__name__))
+    if not re.fullmatch(r"[^\s/\\]+", name):  # part of names of files and columns
+        raise InputError(f"estimator: expected a name without spaces and slashes, received {name!r}")
     types = get_type_hints(function, include_extras=True) | types_of(Parameters)
     fields = []
     for parameter in list(inspect.signature(function).parameters.values())[1:]:

@@ -11,7 +11,7 @@ import gymnasium
 from hgpo_envs.env import TextEnv
 from hgpo_envs.environment_spec import environment_ids, environment_spec
 from hgpo_envs.episode import Settings, check_template, settings_for
-from hgpo_envs.errors import InputError, unknown
+from hgpo_envs.errors import InputError, one_line, unknown
 from hgpo_envs.registration import make_env, resolve_id
 from hgpo_envs.sources import SharedSource, Split, open_shared
 
@@ -72,6 +72,8 @@ def open_env(env_id: str, **options: Any) -> EnvHandle:
         env = make(env_id, **options).unwrapped
     except gymnasium.error.Error as error:
         raise InputError(f"unknown environment {env_id!r} ({error}). Known: {', '.join(environment_ids())}") from error
+    except ImportError as error:
+        raise InputError(f"{env_id}: {one_line(error, 300)}") from error
     except TypeError:  # another package's environment, which lacks this package's arguments
         pass
     if isinstance(env, TextEnv):
@@ -93,7 +95,7 @@ def evaluation_split(env_id: str) -> str:
     """
     env_id = resolve_id(env_id)
     split = environment_spec(env_id).evaluation_split if env_id in environment_ids() else None
-    if env_id not in gymnasium.registry:
+    if env_id not in gymnasium.registry and ":" not in env_id:
         raise InputError(unknown("environment", env_id, environment_ids()))
     if split is None:
         raise InputError(f"{env_id} has no default split for evaluation; give one with --split")

@@ -105,7 +105,9 @@ def _upload(folder: Path, repo: str, message: str, *, public: bool) -> str:
         url = hub.create_repo(repo, private=not public, exist_ok=True)
         hub.upload_folder(folder_path=folder, repo_id=repo, commit_message=message)
     except Exception as error:  # of the hub, or of the HTTP library below it
-        raise InputError(f"the hub did not take {repo!r} ({one_line(error, 200)}); see `hf auth login`") from error
+        status = getattr(getattr(error, "response", None), "status_code", None)
+        advice = "see `hf auth login`" if status in (401, 403) else "--out writes it to a folder"
+        raise InputError(f"the hub did not take {repo!r} ({one_line(error, 200)}); {advice}") from error
     return str(url)
 
 

@@ -68,6 +68,11 @@ def test_minari(tmp_path: Path, rich_run: Path, monkeypatch: pytest.MonkeyPatch)
         assert episode.rewards.tolist() == rows["reward"].to_list()
         assert list(episode.terminations) == rows["terminated"].to_list()
         assert list(episode.truncations) == rows["truncated"].to_list()
+    rows = group("t", length=1, aborted=True, error="no answer")
+    with StepWriter(tmp_path / "aborted") as writer:
+        writer.add_group(rows)
+    with pytest.raises(InputError, match="expected complete rollouts"):
+        to_minari(tmp_path / "aborted", "hgpo/aborted-v0")
     with StepWriter(tmp_path / "bare", without=["state"]) as writer:
         writer.add_group(group("t"))
     with pytest.raises(InputError, match="expected states"):

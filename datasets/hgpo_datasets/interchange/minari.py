@@ -33,6 +33,7 @@ def to_minari(source: str | os.PathLike[str], dataset_id: str, **description: An
     """Write a run as a Minari dataset into Minari's folder (`MINARI_DATASETS_PATH`).
 
     An observation is `{"state": …, "task": …}`. If the state after the last step is unknown, it is an empty text.
+    Aborted rollouts are left out.
 
     Args:
         source: Run folder, Parquet file, or glob pattern.
@@ -40,14 +41,17 @@ def to_minari(source: str | os.PathLike[str], dataset_id: str, **description: An
         description: Further arguments of `minari.create_dataset_from_buffers`, for example `author`, `algorithm_name`.
 
     Raises:
-        InputError: The name is not one of Minari's or is taken, the source has no rows, or the
-            run was written without its states.
+        InputError: The name is not one of Minari's or is taken, the source has no complete rollout, or the run was
+            written without its states.
     """
     import minari
 
     folder = _new_folder(dataset_id)
     columns = (*_KEY, "step", "task", "state", "next_state", "action", "reward", "terminated", "truncated", "aborted")
     steps = scan_steps(source).select(columns).collect().sort(*_KEY, "step")
+    steps = steps.filter(~pl.col("aborted").any().over(_KEY))
+    if steps.is_empty():
+        raise InputError(f"{source}: expected complete rollouts; all were aborted")
     if steps["state"].has_nulls():
         raise InputError(f"{source}: expected states, which Minari requires; the run was written without them")
     longest = steps.select(pl.col("state", "next_state", "task", "action").str.len_chars().max()).row(0)
@@ -101,6 +105,6 @@ def _episodes(steps: pl.DataFrame) -> Iterator[object]:
             actions=[row["action"] or "" for row in episode],
             rewards=[row["reward"] for row in episode],
             terminations=[row["terminated"] for row in episode],
-            truncations=[row["truncated"] or row["aborted"] for row in episode],
+            truncations=[row["truncated"] for row in episode],
             infos={},
         )
