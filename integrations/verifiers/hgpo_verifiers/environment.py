@@ -12,7 +12,6 @@ from verifiers.utils.message_utils import normalize_messages
 
 from hgpo_envs.episode import Episode
 from hgpo_envs.errors import InputError, one_line
-from hgpo_envs.hashing import text_hash
 from hgpo_envs.responses import message_text
 from hgpo_envs.task_sampling import task_stream
 from hgpo_train.policies.base import Failure, Reply, Request
@@ -106,7 +105,7 @@ class StepEnv(vf.MultiTurnEnv):
             response_logprobs=tokens.get("completion_logprobs"),
             finish_reason="length" if trajectory_step["is_truncated"] else "stop",
         )
-        before = text_hash(episode.state.text)
+        before = episode.state_hash
         command = trajectory.add_reply(reply, 0.0, 0)
         after = checked_state(await self._call(episode.engine.act, command))
         if isinstance(after, Failure):

@@ -197,6 +197,15 @@ def test_tools_are_sent_and_their_calls_are_the_actions(verifiers, tmp_path) -> 
 
 
 @pytest.mark.slow
+def test_the_hash_of_a_step_is_that_of_its_states_key(verifiers, tmp_path) -> None:
+    (result,) = evaluate(verifiers, "counter:COUNTER", lambda *_: message("Hello!"), 1, 1, tmp_path / "run")
+    keys = [step["extras"]["state_hash"] for step in result["steps"]]
+    assert keys == [row["state_hash"] for row in result["hgpo_steps"]]
+    assert len(keys) == 3
+    assert len(set(keys)) == 1
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "arguments", "reason"),
     [
