@@ -1,7 +1,10 @@
 """Served environments are equal to local ones, and sessions never mix."""
 
 import asyncio
+import copy
+import pickle
 import random
+from functools import partial
 
 import gymnasium
 import numpy as np
@@ -15,7 +18,7 @@ from hypothesis import strategies as st
 import hgpo_envs  # noqa: F401 - registers the environments
 from hgpo_envs.errors import InputError
 from hgpo_openenv.environments import open_environments
-from hgpo_openenv.remote import RemoteEnv
+from hgpo_openenv.remote import RemoteEnv, RemoteError
 
 pytest.importorskip("websockets")
 IDS = {"ALFWorld": "HGPO/ALFWorld-v0", "WebShop": "HGPO/WebShop-v0"}
@@ -81,6 +84,38 @@ def test_errors_of_a_remote_environment(server) -> None:
         observation, _ = env.reset(seed=0)
         assert "\ufffd" in env.step("a lone surrogate: \ud800")[0]["prompt"]
         assert observation["prompt"]
+
+
+@pytest.mark.parametrize("action", [3, None, b"look", ["look"]])
+def test_an_action_that_is_no_text_is_refused_as_in_this_process(server, action) -> None:
+    local = gymnasium.make(IDS["ALFWorld"]).unwrapped
+    local.reset(seed=1)
+    with RemoteEnv(server.url("ALFWorld")) as remote:
+        remote.reset(seed=1)
+        with pytest.raises(InputError) as expected:
+            local.step(action)
+        with pytest.raises(InputError) as refused:
+            remote.step(action)
+        assert str(refused.value) == str(expected.value)
+        assert plain(remote.step(np.str_("look"))) == plain(local.step(np.str_("look")))
+
+
+def test_a_closed_environment_says_so(server) -> None:
+    env = RemoteEnv(server.url("ALFWorld"))
+    env.reset(seed=1)
+    env.close()
+    env.close()
+    for use in (env.reset, partial(env.step, "look")):
+        with pytest.raises(RemoteError, match="the environment was closed; open another RemoteEnv"):
+            use()
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_session_cannot_be_copied(server, copied) -> None:
+    with RemoteEnv(server.url("ALFWorld")) as env:
+        with pytest.raises(TypeError, match="open another one instead of a copy"):
+            copied(env)
+        assert env.reset(seed=1)
 
 
 @pytest.mark.parametrize(
