@@ -7,6 +7,7 @@ import random
 from functools import partial
 
 import gymnasium
+import httpx
 import numpy as np
 import orjson
 import pytest
@@ -124,6 +125,7 @@ def test_a_session_cannot_be_copied(server, copied) -> None:
         ({"action_format": "response"}, ["<think>x</think><action>look</action>", "no tags", ""]),
         ({"action_format": "number", "history_length": 4}, ["1", "2", "zero"]),
         ({"history_length": 0, "history_depth": 2, "max_steps": 2}, ["look", "inventory"]),
+        ({"prompt_style": "chat", "system_prompt": "You are a player."}, ["look", "inventory"]),
     ],
 )
 def test_settings_are_those_of_the_server(options, replies) -> None:
@@ -135,6 +137,9 @@ def test_settings_are_those_of_the_server(options, replies) -> None:
         assert plain(remote.reset(seed=3)) == plain(local.reset(seed=3))
         for reply in replies:
             assert plain(remote.step(reply)) == plain(local.step(reply))
+        about = httpx.get(f"{run.url()}/metadata", trust_env=False).json()
+        for name, default in (("prompt_style", "memory"), ("system_prompt", "")):
+            assert about[name] == remote.remote[name] == options.get(name, default)
 
 
 async def interleave(url, games, order):
