@@ -200,6 +200,27 @@ def test_every_setting_of_a_launch_file_has_a_reader_in_verl() -> None:
     assert unread(launch, Path(source)) == []
 
 
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("HGPO/ALFWrld-v0", "unknown environment 'HGPO/ALFWrld-v0'; did you mean 'HGPO/ALFWorld-v0'"),
+        ("nothing", "unknown environment 'nothing'"),
+        ("CartPole-v9", "unknown environment 'CartPole-v9'"),
+        ("no id!", "unknown environment 'no id!'"),
+        ("no_such_module:SPEC", "no_such_module"),
+        ("no_such_module:Mine-v0", "unknown environment 'no_such_module:Mine-v0'"),
+    ],
+)
+def test_an_unknown_environment_is_refused_by_name(name, line) -> None:
+    with pytest.raises(InputError, match=f"^setting environment.id: .*{line}"):
+        translate(config(environment={"id": name}), Cluster(), FOLDER)
+
+
+@pytest.mark.parametrize("name", ["HGPO/AppWorld-v0", "doors_env:HGPO-Test/Doors-v0", "CartPole-v1", "CartPole"])
+def test_environments_of_other_packages_are_known(name) -> None:
+    assert translate(config(environment={"id": name}), Cluster(), FOLDER)
+
+
 def test_a_check_without_verl_says_what_to_install(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr("hgpo_verl.check.find_spec", lambda _: None)
     with pytest.raises(InputError, match=r"--check: expected verl .* pip install 'hgpo-verl"):
