@@ -11,7 +11,7 @@ import yaml
 from hgpo_envs.errors import InputError
 from hgpo_train.training.config import Config, load_config, replace, shipped
 from hgpo_verl.check import check, settings_of, unread
-from hgpo_verl.command import command_line, launch_text
+from hgpo_verl.command import command_line, launch_text, main
 from hgpo_verl.launch_files import NAMES, text_of
 from hgpo_verl.readers import READERS, VERSION
 from hgpo_verl.run_settings import read_settings
@@ -219,6 +219,14 @@ def test_an_unknown_environment_is_refused_by_name(name, line) -> None:
 @pytest.mark.parametrize("name", ["HGPO/AppWorld-v0", "doors_env:HGPO-Test/Doors-v0", "CartPole-v1", "CartPole"])
 def test_environments_of_other_packages_are_known(name) -> None:
     assert translate(config(environment={"id": name}), Cluster(), FOLDER)
+
+
+def test_a_run_without_verl_says_what_to_install(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("hgpo_verl.check.find_spec", lambda _: None)
+    monkeypatch.setattr("os.execv", lambda *_: pytest.fail("verl was started"))
+    monkeypatch.setattr("sys.argv", ["hgpo-verl", PAPERS[0], "--run", "--out", str(tmp_path)])
+    with pytest.raises(SystemExit, match=r"^hgpo-verl: --run: expected verl .* pip install 'hgpo-verl"):
+        main()
 
 
 def test_a_check_without_verl_says_what_to_install(tmp_path, monkeypatch) -> None:
