@@ -94,6 +94,17 @@ def check_options(options: dict[str, Any] | None, known: tuple[str, ...]) -> dic
     return dict(options or {})
 
 
+def checked_action(action: object) -> str:
+    """Return an action.
+
+    Raises:
+        InputError: If it is not text.
+    """
+    if not isinstance(action, str):
+        raise InputError(f"action: expected a text, received {type(action).__name__} {one_line(repr(action))}")
+    return action
+
+
 class TextEnv(gymnasium.Env[dict[str, Any], str]):
     """A text benchmark as a Gymnasium environment.
 
@@ -243,9 +254,7 @@ class TextEnv(gymnasium.Env[dict[str, Any], str]):
         episode = self.episode
         if episode.done or not episode.started:
             raise gymnasium.error.ResetNeeded("the episode has ended or was not started: call reset first")
-        if not isinstance(action, str):
-            raise InputError(f"action: expected a text, received {type(action).__name__} {one_line(repr(action))}")
-        episode.act(action)
+        episode.act(checked_action(action))
         hashes, state = self._chain.advance(episode.state_hash), episode.state
         if self.render_mode == "human":
             self._print()

@@ -79,6 +79,8 @@ class ServedEnvironment:
             "history_depth": settings.history_depth,
             "action_format": settings.action_format,
             "max_steps": settings.max_steps,
+            "prompt_style": settings.prompt_style,
+            "system_prompt": settings.system_prompt,
         }
 
 
@@ -151,6 +153,8 @@ def open_environments(
             action_format=settings.action_format,
             max_steps=settings.max_steps,
             prompt_template=options.get("prompt_template"),
+            prompt_style=settings.prompt_style,
+            system_prompt=settings.system_prompt,
         )
         served = ServedEnvironment(handle.env_id, env, _threads(handle))
         if served.name in opened:

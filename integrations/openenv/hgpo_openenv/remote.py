@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from contextlib import ExitStack
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NoReturn
 
 import gymnasium
 import numpy as np
 import orjson
 
-from hgpo_envs.env import check_options, observation_space
+from hgpo_envs.env import check_options, checked_action, observation_space
 from hgpo_envs.errors import InputError, one_line
 from hgpo_envs.spaces import STATE_CHARACTERS, UnicodeText
 from hgpo_envs.unicode_text import clean_text
@@ -31,9 +31,9 @@ class RemoteError(ConnectionError):
 class RemoteEnv(gymnasium.Env[dict[str, Any], str]):
     """One session of `hgpo serve`. Its observations, rewards and infos are those of the environment in this process.
 
-    The session ends with `close`, and when the connection does; another client cannot reach it. Split, history length,
-    action format and step limit are those of the server. Environments of the same server are independent, so a group
-    of rollouts is one `RemoteEnv` per rollout, reset to the same task.
+    The session ends with `close`, and when the connection does; another client cannot reach it, so a `RemoteEnv` cannot
+    be copied or pickled. Split, prompts, action format and step limit are those of the server. Environments of the same
+    server are independent, so a group of rollouts is one `RemoteEnv` per rollout, reset to the same task.
 
     Args:
         url: The address that `hgpo serve` printed, such as ``http://127.0.0.1:8000/TOKEN/ALFWorld``.
@@ -53,10 +53,10 @@ class RemoteEnv(gymnasium.Env[dict[str, Any], str]):
     metadata: ClassVar[dict[str, Any]] = {"render_modes": []}  # type: ignore[misc]  # a class constant
 
     def __init__(self, url: str, *, token: str | None = None, timeout: float = 300.0) -> None:
-        self._timeout, self._session = timeout, ExitStack()
+        self._timeout, self._session, self._closed = timeout, ExitStack(), False
         self._connection = _connect(self._session, url, token or os.environ.get("HGPO_SERVE_TOKEN"), timeout)
         self.remote = self._ask({"type": "state"}, "state")
-        """What the server said about the session: ``environment``, ``action_format``, ``max_steps`` and more."""
+        """What the server said about the session: ``environment``, ``action_format``, ``system_prompt`` and more."""
 
     @cached_property
     def observation_space(self) -> spaces.Dict:  # type: ignore[override]
@@ -88,21 +88,29 @@ class RemoteEnv(gymnasium.Env[dict[str, Any], str]):
         """Execute an action, as `hgpo_envs.env.TextEnv.step`.
 
         Raises:
+            InputError: If the action is not text.
             gymnasium.error.ResetNeeded: The episode has ended or `reset` was never called.
-            RemoteError: The connection or the environment failed.
+            RemoteError: The connection or the environment failed, or the environment was closed.
         """
-        answer = self._ask({"type": "step", "data": {"action": clean_text(str(action))}}, "observation")
+        text = clean_text(checked_action(action))
+        answer = self._ask({"type": "step", "data": {"action": text}}, "observation")
         observation, info, terminated, truncated = _parts(answer)
         return observation, answer["reward"], terminated, truncated, info
 
     def close(self) -> None:
         """End the session."""
+        self._closed = True
         self._session.close()
+
+    def __getstate__(self) -> NoReturn:
+        raise TypeError("a RemoteEnv is one session of a server: open another one instead of a copy")
 
     def _ask(self, message: dict[str, Any], kind: str) -> Any:  # noqa: ANN401 - JSON
         """Send a message and return the data of its answer."""
         from websockets.exceptions import ConnectionClosed
 
+        if self._closed:
+            raise RemoteError("the environment was closed; open another RemoteEnv")
         try:
             self._connection.send(orjson.dumps(message), text=True)
             answer = orjson.loads(self._connection.recv(timeout=self._timeout, decode=False))

@@ -116,4 +116,6 @@ class Session:
             "history_depth": settings.history_depth,
             "max_steps": settings.max_steps,
             "action_format": settings.action_format,
+            "prompt_style": settings.prompt_style,
+            "system_prompt": settings.system_prompt,
         }

@@ -1,9 +1,13 @@
 """Served environments are equal to local ones, and sessions never mix."""
 
 import asyncio
+import copy
+import pickle
 import random
+from functools import partial
 
 import gymnasium
+import httpx
 import numpy as np
 import orjson
 import pytest
@@ -15,7 +19,7 @@ from hypothesis import strategies as st
 import hgpo_envs  # noqa: F401 - registers the environments
 from hgpo_envs.errors import InputError
 from hgpo_openenv.environments import open_environments
-from hgpo_openenv.remote import RemoteEnv
+from hgpo_openenv.remote import RemoteEnv, RemoteError
 
 pytest.importorskip("websockets")
 IDS = {"ALFWorld": "HGPO/ALFWorld-v0", "WebShop": "HGPO/WebShop-v0"}
@@ -83,12 +87,45 @@ def test_errors_of_a_remote_environment(server) -> None:
         assert observation["prompt"]
 
 
+@pytest.mark.parametrize("action", [3, None, b"look", ["look"]])
+def test_an_action_that_is_no_text_is_refused_as_in_this_process(server, action) -> None:
+    local = gymnasium.make(IDS["ALFWorld"]).unwrapped
+    local.reset(seed=1)
+    with RemoteEnv(server.url("ALFWorld")) as remote:
+        remote.reset(seed=1)
+        with pytest.raises(InputError) as expected:
+            local.step(action)
+        with pytest.raises(InputError) as refused:
+            remote.step(action)
+        assert str(refused.value) == str(expected.value)
+        assert plain(remote.step(np.str_("look"))) == plain(local.step(np.str_("look")))
+
+
+def test_a_closed_environment_says_so(server) -> None:
+    env = RemoteEnv(server.url("ALFWorld"))
+    env.reset(seed=1)
+    env.close()
+    env.close()
+    for use in (env.reset, partial(env.step, "look")):
+        with pytest.raises(RemoteError, match="the environment was closed; open another RemoteEnv"):
+            use()
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_session_cannot_be_copied(server, copied) -> None:
+    with RemoteEnv(server.url("ALFWorld")) as env:
+        with pytest.raises(TypeError, match="open another one instead of a copy"):
+            copied(env)
+        assert env.reset(seed=1)
+
+
 @pytest.mark.parametrize(
     ("options", "replies"),
     [
         ({"action_format": "response"}, ["<think>x</think><action>look</action>", "no tags", ""]),
         ({"action_format": "number", "history_length": 4}, ["1", "2", "zero"]),
         ({"history_length": 0, "history_depth": 2, "max_steps": 2}, ["look", "inventory"]),
+        ({"prompt_style": "chat", "system_prompt": "You are a player."}, ["look", "inventory"]),
     ],
 )
 def test_settings_are_those_of_the_server(options, replies) -> None:
@@ -100,6 +137,9 @@ def test_settings_are_those_of_the_server(options, replies) -> None:
         assert plain(remote.reset(seed=3)) == plain(local.reset(seed=3))
         for reply in replies:
             assert plain(remote.step(reply)) == plain(local.step(reply))
+        about = httpx.get(f"{run.url()}/metadata", trust_env=False).json()
+        for name, default in (("prompt_style", "memory"), ("system_prompt", "")):
+            assert about[name] == remote.remote[name] == options.get(name, default)
 
 
 async def interleave(url, games, order):

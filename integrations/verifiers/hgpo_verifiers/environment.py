@@ -7,13 +7,15 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import verifiers as vf
-from verifiers.types import UserMessage
+from verifiers.errors import InvalidModelResponseError
+from verifiers.utils.message_utils import normalize_messages
 
 from hgpo_envs.episode import Episode
 from hgpo_envs.errors import InputError, one_line
-from hgpo_envs.hashing import text_hash
+from hgpo_envs.responses import message_text
 from hgpo_envs.task_sampling import task_stream
-from hgpo_train.policies.base import Failure, Reply
+from hgpo_train.policies.base import Failure, Reply, Request
+from hgpo_train.policies.conversation import chat_messages
 from hgpo_train.policies.validation import checked_state
 from hgpo_train.rollout.env_handle import open_env
 from hgpo_train.rollout.groups import PlannedGroup
@@ -22,7 +24,7 @@ from hgpo_verifiers.step_advantages import StepRubric
 from hgpo_verifiers.step_table import STEPS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from hgpo_train.rollout.env_handle import EnvHandle
 
@@ -35,7 +37,8 @@ class StepEnv(vf.MultiTurnEnv):
     """Episodes of a text environment.
 
     Each step sends one fresh user message, the prompt of HGPO's template with the last K steps, instead of a growing
-    conversation. Messages before the data set's prompt (a system prompt, examples) stay before it.
+    conversation; with ``prompt_style="chat"`` it sends the conversation, as `hgpo rollout` does. Messages before the
+    data set's prompt (a system prompt, examples) stay before it. The environment's tools are sent as verifiers' tools.
     ``state["trajectory"]`` has one entry per step with `reward`, `advantage` and, in `extras`, `state_hash`, `action`
     and `action_valid`; ``state["hgpo_steps"]`` has the rows of the step table.
 
@@ -46,7 +49,7 @@ class StepEnv(vf.MultiTurnEnv):
         seed: Seed of the order.
         estimator: The estimator of the advantages, computed within the group of a task.
         parameters: Its parameters.
-        options: Other arguments of `verifiers.Environment`, such as `system_prompt`.
+        options: Other arguments of `verifiers.Environment`, such as `system_prompt`, by default the environment's own.
     """
 
     def __init__(
@@ -61,9 +64,11 @@ class StepEnv(vf.MultiTurnEnv):
         **options: Any,
     ) -> None:
         self._handle, self._playing = handle, dict[str, Trajectory]()
+        self._asked = dict[str, Request]()  # what each trajectory asks its policy now
         self._in_threads = getattr(handle.shared.source, "concurrent", None) is not None
         rubric = StepRubric(estimator, parameters or {})
-        super().__init__(dataset=self._dataset(tasks, order, seed), rubric=rubric, **options)
+        own = {"system_prompt": handle.settings.system_prompt or None, "tool_defs": _tools(handle.settings.tools)}
+        super().__init__(dataset=self._dataset(tasks, order, seed), rubric=rubric, **{**own, **options})
 
     async def setup_state(self, state: Any) -> None:  # noqa: ANN401 - verifiers' State
         """Start the task of a rollout."""
@@ -74,12 +79,13 @@ class StepEnv(vf.MultiTurnEnv):
         self._playing[state["trajectory_id"]] = trajectory
         state[STEPS] = []
         await self._call(episode.start, task_id)
-        trajectory.request()
+        self._asked[state["trajectory_id"]] = trajectory.request()
 
     async def get_prompt_messages(self, state: Any) -> Any:  # noqa: ANN401 - verifiers' Messages
-        """Return the messages of a step: what the data set has before its prompt, and the prompt of this state."""
-        prompt = self._playing[state["trajectory_id"]].episode.prompt()
-        return [*state["prompt"][:-1], UserMessage(content=prompt)]
+        """Return the messages of a step: what the data set has before its prompt, and the request to the policy."""
+        asked = self._asked[state["trajectory_id"]]
+        conversation = chat_messages("", asked.turns, asked.prompt, asked.tools)
+        return [*state["prompt"][:-1], *normalize_messages(conversation)]
 
     async def env_response(self, messages: Any, state: Any, **_: Any) -> Any:  # noqa: ANN401
         """Return nothing: `get_prompt_messages` shows the next state."""
@@ -90,7 +96,8 @@ class StepEnv(vf.MultiTurnEnv):
         """Execute the model's response, and add the step with its reward."""
         trajectory = self._playing[state["trajectory_id"]]
         episode = trajectory.episode
-        response, tokens = _text(trajectory_step["completion"]), trajectory_step["tokens"] or {}
+        response = _text(trajectory_step["completion"], has_tools=bool(self._handle.settings.tools))
+        tokens = trajectory_step["tokens"] or {}
         reply = Reply(
             response=response,
             prompt_token_ids=tokens.get("prompt_ids"),
@@ -98,7 +105,7 @@ class StepEnv(vf.MultiTurnEnv):
             response_logprobs=tokens.get("completion_logprobs"),
             finish_reason="length" if trajectory_step["is_truncated"] else "stop",
         )
-        before = text_hash(episode.state.text)
+        before = episode.state_hash
         command = trajectory.add_reply(reply, 0.0, 0)
         after = checked_state(await self._call(episode.engine.act, command))
         if isinstance(after, Failure):
@@ -110,7 +117,7 @@ class StepEnv(vf.MultiTurnEnv):
         trajectory_step["extras"] = {**trajectory_step["extras"], **extras}
         state["trajectory"].append(trajectory_step)
         if not episode.done:
-            trajectory.request()
+            self._asked[state["trajectory_id"]] = trajectory.request()
 
     @vf.stop
     async def episode_ended(self, state: Any) -> bool:  # noqa: ANN401
@@ -121,6 +128,7 @@ class StepEnv(vf.MultiTurnEnv):
     async def close_episode(self, state: Any) -> None:  # noqa: ANN401
         """Mark a rollout that did not end as aborted, and end its episode."""
         trajectory = self._playing.pop(state["trajectory_id"])
+        self._asked.pop(state["trajectory_id"], None)
         episode = trajectory.episode
         if not (episode.started and episode.done):
             error = state.get("error")
@@ -201,11 +209,27 @@ def load_environment(
     )
 
 
-def _text(completion: Any) -> str:  # noqa: ANN401 - verifiers' Messages
-    """Return the text of a completion, without reasoning that the server has separated."""
-    if isinstance(completion, str):
-        return completion
-    content = completion[-1].content if completion else ""
+def _text(completion: Any, *, has_tools: bool) -> str:  # noqa: ANN401 - verifiers' Messages
+    """Return what the model wrote: reasoning and tool calls that the server has separated are part of it.
+
+    Raises:
+        InvalidModelResponseError: It calls tools that the environment lacks, or their arguments are malformed.
+    """
+    message = completion[-1]
+    content, calls = message.content, message.tool_calls or ()
+    if calls and not has_tools:
+        raise InvalidModelResponseError(f"it calls the tool {calls[0].name!r}, but the environment has no tools")
     if isinstance(content, list):
-        return "".join(getattr(part, "text", "") for part in content)
-    return content or ""
+        content = "".join(getattr(part, "text", "") for part in content)
+    functions = [{"function": {"name": call.name, "arguments": call.arguments}} for call in calls]
+    written = {"content": content, "reasoning_content": message.reasoning_content, "tool_calls": functions}
+    try:
+        return message_text(written)
+    except (ValueError, RecursionError) as error:
+        raise InvalidModelResponseError(f"its tool calls have malformed arguments: {error}") from None
+
+
+def _tools(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return tools of OpenAI's form in that of verifiers."""
+    empty = {"description": "", "parameters": {"type": "object", "properties": {}}}
+    return [{**empty, **tool["function"]} for tool in tools]

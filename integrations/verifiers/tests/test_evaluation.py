@@ -26,7 +26,9 @@ VARIABLES = {
     **os.environ,
     "KEY_OF_TEST": "x",
     "NO_PROXY": "127.0.0.1",
-    "PYTHONPATH": os.pathsep.join(map(str, [ROOT / "integrations/verifiers", ROOT, ROOT / "datasets"])),
+    "PYTHONPATH": os.pathsep.join(
+        map(str, [ROOT / "integrations/verifiers", ROOT, ROOT / "datasets", Path(__file__).parent])
+    ),
 }
 
 
@@ -62,12 +64,12 @@ def play(handle, task: str, name: str, *, well: bool) -> list[dict]:
     return rows
 
 
-def evaluate(python, name, answer, tasks, rollouts, run):
+def evaluate(python, name, answer, tasks, rollouts, run, **options):
     """Evaluate with a server's answers, and return the results."""
     with Api() as api:
         api.answer = answer
         done = subprocess.run(
-            [python, str(PLAYER), api.url, name, str(tasks), str(rollouts), str(run)],
+            [python, str(PLAYER), api.url, name, str(tasks), str(rollouts), str(run), json.dumps(options)],
             capture_output=True,
             text=True,
             timeout=300,
@@ -140,6 +142,82 @@ def _check_table(run, results, name) -> None:
     seen += [0.0] * (len(stored) - len(seen))  # rows of aborted rollouts without a step
     assert stored == pytest.approx(sorted(seen), abs=1e-8)
     assert any(abs(value) > 0.1 for value in seen)
+
+
+def message(content: str | None, **parts: object) -> tuple[int, dict, dict]:
+    """Return a server's reply with parts that it has separated from the text."""
+    status, body = completion(content)
+    body["choices"][0]["message"] |= parts
+    return status, body, {}
+
+
+def call(name: str, arguments: str) -> dict:
+    return {"id": "one", "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+@pytest.mark.slow
+def test_a_conversation_has_the_earlier_messages_and_whole_responses(verifiers, tmp_path) -> None:
+    """Reasoning that a server separates is part of the response, as it is with the policy `openai:`."""
+    response, asked = "<think>\nWhere am I?\n</think>\n\n<action>look</action>", []
+
+    def answer(body, attempt):
+        asked.append([(one["role"], one["content"]) for one in body["messages"]])
+        return message("<action>look</action>", reasoning_content="Where am I?")
+
+    options = {"prompt_style": "chat", "max_steps": 3}
+    (result,) = evaluate(verifiers, "HGPO/ALFWorld-v0", answer, 1, 1, tmp_path / "run", **options)
+    rows = result["hgpo_steps"]
+    assert [(row["response"], row["action"], row["action_valid"]) for row in rows] == [(response, "look", True)] * 3
+    turns = [turn for row in rows for turn in (("user", row["prompt"]), ("assistant", response))]
+    assert asked == [[("system", "You are a player."), *turns[: 2 * step + 1]] for step in range(3)]
+    assert len(rows[1]["prompt"]) < len(rows[0]["prompt"])
+
+
+@pytest.mark.slow
+def test_tools_are_sent_and_their_calls_are_the_actions(verifiers, tmp_path) -> None:
+    bodies = []
+
+    def answer(body, attempt):
+        bodies.append(body)
+        return message(None, tool_calls=[call("walk", "{}")])
+
+    (result,) = evaluate(verifiers, "counter:COUNTER", answer, 1, 1, tmp_path / "run", prompt_style="chat")
+    assert not result["failed"]
+    walk = '<tool_call>\n{"name": "walk", "arguments": {}}\n</tool_call>'
+    assert [(row["response"], row["action"]) for row in result["hgpo_steps"]] == [(walk, walk)] * 3
+    assert [body["tools"][0]["function"]["name"] for body in bodies] == ["walk"] * 3
+    assert [one["role"] for one in bodies[2]["messages"]] == [
+        "system",
+        "user",
+        "assistant",
+        "tool",
+        "assistant",
+        "tool",
+    ]
+
+
+@pytest.mark.slow
+def test_the_hash_of_a_step_is_that_of_its_states_key(verifiers, tmp_path) -> None:
+    (result,) = evaluate(verifiers, "counter:COUNTER", lambda *_: message("Hello!"), 1, 1, tmp_path / "run")
+    keys = [step["extras"]["state_hash"] for step in result["steps"]]
+    assert keys == [row["state_hash"] for row in result["hgpo_steps"]]
+    assert len(keys) == 3
+    assert len(set(keys)) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "arguments", "reason"),
+    [
+        ("HGPO/ALFWorld-v0", "{}", "it calls the tool 'walk', but the environment has no tools"),
+        ("counter:COUNTER", "[1]", "malformed arguments: arguments of walk: expected a JSON object"),
+    ],
+)
+def test_calls_that_cannot_be_carried_out_abort_the_rollout(verifiers, tmp_path, name, arguments, reason) -> None:
+    reply = message(None, tool_calls=[call("walk", arguments)])
+    (result,) = evaluate(verifiers, name, lambda *_: reply, 1, 1, tmp_path / "run")
+    assert result["failed"]
+    assert reason in result["hgpo_steps"][-1]["error"]
 
 
 @pytest.mark.slow

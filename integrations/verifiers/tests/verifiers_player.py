@@ -1,6 +1,6 @@
 """Evaluates HGPO's environment with verifiers' own client and prints the results, in a Python that has both.
 
-python verifiers_player.py URL ENVIRONMENT TASKS ROLLOUTS RUN        the key is in the variable KEY_OF_TEST
+python verifiers_player.py URL ENVIRONMENT TASKS ROLLOUTS RUN [OPTIONS]      the key is in the variable KEY_OF_TEST
 """
 
 import asyncio
@@ -12,9 +12,13 @@ from verifiers.types import ClientConfig
 
 from hgpo_verifiers import write_steps
 
-url, environment, tasks, rollouts, run = sys.argv[1:]
+url, environment, tasks, rollouts, run, *options = sys.argv[1:]
 env = vf.load_environment(
-    "hgpo-verifiers", environment=environment, tasks=int(tasks), system_prompt="You are a player."
+    "hgpo-verifiers",
+    environment=environment,
+    tasks=int(tasks),
+    system_prompt="You are a player.",
+    **json.loads("".join(options) or "{}"),
 )
 client = ClientConfig(api_key_var="KEY_OF_TEST", api_base_url=url, max_retries=0)
 results = asyncio.run(

@@ -56,16 +56,28 @@ def unread(launch: Mapping[str, Any], verl: Path) -> list[str]:
     return missing
 
 
-def check(file: Path, launch: Mapping[str, Any]) -> bool:
-    """Print a line for each check, and return whether all passed or were skipped.
+def installed_verl(option: str) -> Path:
+    """Return the folder of verl's source.
+
+    Args:
+        option: The option that needs it, for the error.
 
     Raises:
         InputError: verl is not installed.
     """
     spec = find_spec("verl")
     if spec is None or not spec.submodule_search_locations:
-        raise InputError(f"--check: expected verl {VERSION} in this environment; pip install 'hgpo-verl[vllm]'")
-    verl = Path(spec.submodule_search_locations[0])
+        raise InputError(f"{option}: expected verl {VERSION} in this environment; pip install 'hgpo-verl[vllm]'")
+    return Path(spec.submodule_search_locations[0])
+
+
+def check(file: Path, launch: Mapping[str, Any]) -> bool:
+    """Print a line for each check, and return whether all passed or were skipped.
+
+    Raises:
+        InputError: verl is not installed.
+    """
+    verl = installed_verl("--check")
     missing = unread(launch, verl)
     count = len(list(settings_of(launch)))
     passed = _report("keys", not missing, f"verl reads all {count} settings", f"not read: {', '.join(missing)}")

@@ -13,6 +13,8 @@ import yaml
 
 from hgpo_envs.errors import InputError
 from hgpo_train.training.config import Config, load_config
+from hgpo_verl.check import check as check_launch
+from hgpo_verl.check import installed_verl
 from hgpo_verl.readers import VERSION
 from hgpo_verl.translate import RULES, Cluster, translate
 
@@ -74,12 +76,11 @@ def launch(
     file = folder / "verl.yaml"
     file.write_text(text, encoding="utf-8")
     if check:
-        from hgpo_verl.check import check as check_launch
-
         raise typer.Exit(0 if check_launch(file, yaml.safe_load(text)) else 1)
     if not run:
         typer.echo(command_line(file))
         return
+    installed_verl("--run")
     os.environ["VERL_USE_EXTERNAL_MODULES"] = PLUGIN
     arguments = ["-m", "verl.trainer.main_ppo", "--config-dir", str(folder), "--config-name", file.stem]
     os.execv(sys.executable, [sys.executable, *arguments])  # noqa: S606 - no shell

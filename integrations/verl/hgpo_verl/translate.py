@@ -11,9 +11,15 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from hgpo_envs.errors import InputError
+import gymnasium
+from gymnasium.envs.registration import find_highest_version, parse_env_id
+
+from hgpo_envs.environment_spec import environment_ids
+from hgpo_envs.errors import InputError, unknown
+from hgpo_envs.registration import resolve_id
 from hgpo_verl.run_settings import EVALUATION, TRAINING
 
 if TYPE_CHECKING:
@@ -298,8 +304,10 @@ def translate(config: Config, cluster: Cluster, folder: Path) -> dict[str, Any]:
         folder: The run's folder, on a disk that the trainer's machine sees.
 
     Raises:
-        InputError: A setting cannot be translated. The error names it, its value and the reason.
+        InputError: A setting cannot be translated, or the environment is unknown. The error names the setting, its
+            value and the reason.
     """
+    _check_environment(config.environment.id)
     given = leaves(config)
     values: dict[str, object] = dict(_fixed(config, cluster, folder))
     for name, value in given.items():
@@ -309,6 +317,28 @@ def translate(config: Config, cluster: Cluster, folder: Path) -> dict[str, Any]:
             raise InputError(f"setting {name}: verl cannot do this: {error}") from error
     section = {"folder": folder.as_posix(), "configuration": _plain(dataclasses.asdict(config))}
     return {"defaults": ["ppo_trainer", "_self_"], **_nested(values), "hgpo": section}
+
+
+def _check_environment(env_id: str) -> None:
+    """Raise an InputError for an environment that nothing has registered; its data may be on other machines only."""
+    try:
+        env_id = resolve_id(env_id)
+    except InputError as error:
+        raise InputError(f"setting environment.id: {error}") from error
+    if not (env_id in environment_ids() or _in_gymnasium(env_id)):
+        raise InputError(f"setting environment.id: {unknown('environment', env_id, environment_ids())}")
+
+
+def _in_gymnasium(env_id: str) -> bool:
+    """Return whether Gymnasium makes an id: ``module:Id-v0`` imports the module, and the version may be left out."""
+    module, _, name = env_id.rpartition(":")
+    try:
+        if module:
+            import_module(module)
+        namespace, stem, version = parse_env_id(name)
+    except (gymnasium.error.Error, ImportError):
+        return False
+    return name in gymnasium.registry or (version is None and find_highest_version(namespace, stem) is not None)
 
 
 def leaves(config: Config) -> dict[str, Any]:

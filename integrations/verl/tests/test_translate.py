@@ -11,7 +11,7 @@ import yaml
 from hgpo_envs.errors import InputError
 from hgpo_train.training.config import Config, load_config, replace, shipped
 from hgpo_verl.check import check, settings_of, unread
-from hgpo_verl.command import command_line, launch_text
+from hgpo_verl.command import command_line, launch_text, main
 from hgpo_verl.launch_files import NAMES, text_of
 from hgpo_verl.readers import READERS, VERSION
 from hgpo_verl.run_settings import read_settings
@@ -198,6 +198,35 @@ def test_every_setting_of_a_launch_file_has_a_reader_in_verl() -> None:
         pytest.skip(f"verl {VERSION} is not installed")
     (source,) = spec.submodule_search_locations
     assert unread(launch, Path(source)) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("HGPO/ALFWrld-v0", "unknown environment 'HGPO/ALFWrld-v0'; did you mean 'HGPO/ALFWorld-v0'"),
+        ("nothing", "unknown environment 'nothing'"),
+        ("CartPole-v9", "unknown environment 'CartPole-v9'"),
+        ("no id!", "unknown environment 'no id!'"),
+        ("no_such_module:SPEC", "no_such_module"),
+        ("no_such_module:Mine-v0", "unknown environment 'no_such_module:Mine-v0'"),
+    ],
+)
+def test_an_unknown_environment_is_refused_by_name(name, line) -> None:
+    with pytest.raises(InputError, match=f"^setting environment.id: .*{line}"):
+        translate(config(environment={"id": name}), Cluster(), FOLDER)
+
+
+@pytest.mark.parametrize("name", ["HGPO/AppWorld-v0", "doors_env:HGPO-Test/Doors-v0", "CartPole-v1", "CartPole"])
+def test_environments_of_other_packages_are_known(name) -> None:
+    assert translate(config(environment={"id": name}), Cluster(), FOLDER)
+
+
+def test_a_run_without_verl_says_what_to_install(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("hgpo_verl.check.find_spec", lambda _: None)
+    monkeypatch.setattr("os.execv", lambda *_: pytest.fail("verl was started"))
+    monkeypatch.setattr("sys.argv", ["hgpo-verl", PAPERS[0], "--run", "--out", str(tmp_path)])
+    with pytest.raises(SystemExit, match=r"^hgpo-verl: --run: expected verl .* pip install 'hgpo-verl"):
+        main()
 
 
 def test_a_check_without_verl_says_what_to_install(tmp_path, monkeypatch) -> None:
