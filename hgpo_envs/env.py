@@ -280,6 +280,8 @@ class TextEnv(gymnasium.Env[dict[str, Any], str]):
         other._draws = copy.copy(self._draws)
         return other
 
+    __copy__ = fork  # a shallow copy would share the episode
+
     def render(self) -> str | None:
         """Return the last step as text (`render_step`) with ``render_mode="ansi"``, otherwise None.
 

@@ -13,10 +13,13 @@ import random
 import re
 import threading
 import warnings
+from collections import Counter
+from collections.abc import Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeVar
 
 import numpy as np
 from gymnasium.utils.env_checker import check_env
@@ -24,14 +27,15 @@ from gymnasium.utils.env_checker import check_env
 from hgpo_envs.engine import State
 from hgpo_envs.environment_spec import make_player, spec_named
 from hgpo_envs.episode import Episode
-from hgpo_envs.errors import one_line
-from hgpo_envs.responses import admissible
+from hgpo_envs.errors import InputError, one_line
+from hgpo_envs.plugins import answer_of
+from hgpo_envs.responses import Response, admissible
 from hgpo_envs.state_keys import mask_numbers, sort_lines
 from hgpo_envs.unicode_text import clean_text
 from hgpo_envs.wording import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
     import gymnasium
 
@@ -40,14 +44,15 @@ if TYPE_CHECKING:
     from hgpo_envs.episode import Settings
     from hgpo_envs.sources import SharedSource
 
+T = TypeVar("T")
 Verdict = Literal["pass", "warning", "fail"]
 
 ROLLOUTS: Final = 4
 """The number of rollouts of each task."""
 HOSTILE: Final = ("", " ", "xyzzy plugh", "quit", "{{ 1 }}", "\x00\x1b[2J", "\U0001f600 é", "a" * 20_000)
 """Commands that no environment offers. Policies write such texts."""
-ANSWER_SECONDS: Final = 20.0
-"""The time in which an engine must answer a hostile command."""
+ANSWER_SECONDS: Final = 60.0
+"""The time in which an engine must answer a command or start a task."""
 _OPEN: Final = re.compile(r"<[^<>]*>")  # what an action leaves open, such as WebShop's search[<your query>]
 _RARE, _GAIN = 0.05, 0.2  # a share of repeated states that is too small; what a key must add to be recommended
 
@@ -100,27 +105,91 @@ def check_environment(
     spec = spec_named(shared.source.name)
     chosen = list(tasks[: max(1, episodes // ROLLOUTS)])
     with _process_randomness():
-        try:
-            rollouts, drawn = _play(shared, settings, spec, chosen, seed)
-        except Exception as error:  # noqa: BLE001 - any error of the adapter
-            yield Finding("plays", "fail", f"{type(error).__name__}: {one_line(error, 300)}; states must never raise")
+        yield _guarded("tasks", lambda asked: _tasks(shared, tasks, chosen, asked))
+        played = _guarded("plays", lambda asked: _play(shared, settings, spec, chosen, seed, asked))
+        if isinstance(played, Finding):
+            yield played
             return
-        steps = sum(len(rollout.commands) for rollout in rollouts)
-        yield Finding("plays", "pass", f"{len(rollouts)} rollouts of {counted(len(chosen), 'task')}, {steps} steps")
-        yield _values(rollouts)
-        yield _same(shared, rollouts, "replay", interleaved=False)
-        yield _same(shared, rollouts, "many at a time", interleaved=True)
-        yield _randomness(drawn)
-        yield _copies(shared, settings, rollouts, "pickle", lambda episode: pickle.loads(pickle.dumps(episode)))  # noqa: S301
-        yield _copies(shared, settings, rollouts, "fork", Episode.fork)
-        yield _hostile(shared, rollouts[0])
-        yield _actions(rollouts, spec)
-        yield _parsed(rollouts, settings, spec)
-        yield _success(rollouts)
-        yield _limit(rollouts, settings)
-        yield _repetition(rollouts, settings)
+        rollouts = [rollout for rollout in played[0] if rollout.commands]
+        yield _started(played[0], rollouts)
+        if not rollouts:
+            return
+        checks: dict[str, Callable[[_Asked], Finding]] = {
+            "values": lambda _: _values(rollouts),
+            "replay": lambda asked: _same(shared, rollouts, "replay", asked, interleaved=False),
+            "many at a time": lambda asked: _same(shared, rollouts, "many at a time", asked, interleaved=True),
+            "random state": lambda _: _randomness(played[1]),
+            "pickle": lambda asked: _copies(shared, settings, rollouts, "pickle", asked, _pickled),
+            "fork": lambda asked: _copies(shared, settings, rollouts, "fork", asked, Episode.fork),
+            "odd commands": lambda asked: _hostile(shared, rollouts[0], asked),
+            "admissible actions": lambda _: _actions(rollouts, spec),
+            "parser": lambda _: _parsed(rollouts, settings, spec),
+            "success": lambda _: _success(rollouts),
+            "step limit": lambda _: _limit(rollouts, settings),
+            "repeated states": lambda _: _repetition(rollouts, settings),
+        }
         if env is not None:
-            yield _conforms(env)
+            checks["gymnasium"] = lambda _: _conforms(env)
+        for name, check in checks.items():
+            yield _guarded(name, check)
+
+
+class _Asked:
+    """What a check asks an engine at the moment, and since when."""
+
+    where, since = "", math.inf
+
+    def ask(self, where: str, call: Callable[[str], object], text: str) -> State:
+        """Return an engine's state. Raises InputError if it is not one that can be played on."""
+        self.where, self.since = where, perf_counter()
+        state = call(text)
+        self.since = math.inf
+        if not isinstance(state, State):
+            raise InputError(f"expected a State, received {type(state).__name__}")
+        if isinstance(state.actions, str) or not isinstance(state.actions, Sequence):
+            raise InputError(f"actions: expected a list of texts, received {type(state.actions).__name__}")
+        self.where = ""
+        return state
+
+
+def _guarded(name: str, check: Callable[[_Asked], T]) -> T | Finding:
+    """Return a check's result, or a finding if it raises an error or an engine does not answer."""
+    asked, results = _Asked(), list[T | Finding]()
+
+    def run() -> None:
+        try:
+            results.append(check(asked))
+        except BaseException as error:  # noqa: BLE001 - of the adapter, SystemExit too
+            kind = "" if isinstance(error, InputError) else f"{type(error).__name__}: "
+            where = f"{asked.where}: " if asked.where else ""
+            advice = "" if asked.since == math.inf else "; every task and text must be answered"
+            results.append(Finding(name, "fail", f"{where}{kind}{one_line(error, 300)}{advice}"))
+
+    thread = threading.Thread(target=run, daemon=True)  # which does not keep the process alive if it never returns
+    thread.start()
+    while thread.is_alive() and perf_counter() - asked.since < ANSWER_SECONDS:
+        thread.join(0.1)
+    return results[0] if results else Finding(name, "fail", f"{asked.where}: no answer in {ANSWER_SECONDS:g} s")
+
+
+def _tasks(shared: SharedSource, tasks: Sequence[str], chosen: Sequence[str], asked: _Asked) -> Finding:
+    asked.where = "the source's split all and its descriptions of tasks"
+    every = set(shared.source.ids("all"))
+    for task_id in chosen:
+        shared.source.task(task_id)
+    repeated = [task_id for task_id, times in Counter(tasks).items() if times > 1]
+    if repeated or not every.issuperset(tasks):
+        flaw = f"{repeated[0]} is listed twice" if repeated else "the split all lacks some of this split"
+        return Finding("tasks", "fail", f"{flaw}; ids lists every task once, and all tasks for the split all")
+    return Finding("tasks", "pass", f"{counted(len(tasks), 'task')}, of {len(every):,}")
+
+
+def _started(rollouts: Sequence[Rollout], played: Sequence[Rollout]) -> Finding:
+    tasks, steps = len({rollout.task for rollout in rollouts}), sum(len(rollout.commands) for rollout in played)
+    for rollout in rollouts:
+        if not rollout.commands:
+            return Finding("plays", "fail", f"task {rollout.task} ends at its start, and all rollouts of it fail")
+    return Finding("plays", "pass", f"{len(rollouts)} rollouts of {counted(tasks, 'task')}, {steps} steps")
 
 
 @contextmanager
@@ -145,7 +214,12 @@ def _numpy_position() -> object:
 
 
 def _play(
-    shared: SharedSource, settings: Settings, spec: EnvironmentSpec | None, tasks: Sequence[str], seed: int
+    shared: SharedSource,
+    settings: Settings,
+    spec: EnvironmentSpec | None,
+    tasks: Sequence[str],
+    seed: int,
+    asked: _Asked,
 ) -> tuple[list[Rollout], set[str]]:
     """Return the rollouts, and the names of the process's random generators that the engines drew from."""
     _seed_process(1)
@@ -155,11 +229,11 @@ def _play(
         before = random.getstate(), _numpy_position()
         engine = shared.source.engine()
         choose = _chooser(engine, shared, spec, task_id, rng)
-        state = engine.start(task_id)
-        rollout = Rollout(task_id, [], [state])
+        rollout = Rollout(task_id, [], [])
+        rollout.states.append(state := asked.ask(_where(rollout, 0), engine.start, task_id))
         while not (state.terminated or state.truncated) and len(rollout.commands) < settings.max_steps:
             rollout.commands.append(choose(state))
-            state = engine.act(rollout.commands[-1])
+            state = asked.ask(_where(rollout, len(rollout.commands)), engine.act, rollout.commands[-1])
             rollout.states.append(state)
         drawn |= {"random"} if random.getstate() != before[0] else set()
         drawn |= {"numpy.random"} if _numpy_position() != before[1] else set()
@@ -218,10 +292,12 @@ def _flaw(state: State) -> str:
     return ""
 
 
-def _same(shared: SharedSource, rollouts: Sequence[Rollout], check: str, *, interleaved: bool) -> Finding:
+def _same(
+    shared: SharedSource, rollouts: Sequence[Rollout], check: str, asked: _Asked, *, interleaved: bool
+) -> Finding:
     """Check that the commands lead to the same states again, one rollout after the other or all in turn."""
     _seed_process(2)
-    plays = [_replayed(shared, rollout) for rollout in rollouts]
+    plays = [_replayed(shared, rollout, asked) for rollout in rollouts]
     rounds = zip_longest(*plays) if interleaved else ([state] for play in plays for state in play)
     for states in rounds:
         for difference in states:
@@ -232,11 +308,12 @@ def _same(shared: SharedSource, rollouts: Sequence[Rollout], check: str, *, inte
     return Finding(check, "pass", f"{what} give equal states")
 
 
-def _replayed(shared: SharedSource, rollout: Rollout) -> Iterator[str]:
+def _replayed(shared: SharedSource, rollout: Rollout, asked: _Asked) -> Iterator[str]:
     """Play a rollout again; yield for every state how it differs, or an empty text."""
     engine = shared.source.engine()
     for step, expected in enumerate(rollout.states):
-        state = engine.act(rollout.commands[step - 1]) if step else engine.start(rollout.task)
+        call, text = (engine.act, rollout.commands[step - 1]) if step else (engine.start, rollout.task)
+        state = asked.ask(_where(rollout, step), call, text)
         difference = _difference(expected, state)
         yield f"{_where(rollout, step)}: {difference}" if difference else ""
 
@@ -269,69 +346,53 @@ def _randomness(drawn: set[str]) -> Finding:
     )
 
 
+def _pickled(episode: Episode) -> Episode:
+    copy: Episode = pickle.loads(pickle.dumps(episode))  # noqa: S301
+    return copy
+
+
 def _copies(
     shared: SharedSource,
     settings: Settings,
     rollouts: Sequence[Rollout],
     check: str,
+    asked: _Asked,
     copy: Callable[[Episode], Episode],
 ) -> Finding:
     """Check that a copy in the middle of an episode is in the same state and goes on independently."""
     for rollout in rollouts[::ROLLOUTS]:
         middle = len(rollout.commands) // 2
         episode = Episode(shared, settings)
-        try:
-            episode.start(rollout.task)
-            for command in rollout.commands[:middle]:
-                episode.observe(command, None, episode.engine.act(command))
-            other = copy(episode)
+        asked.where = f"task {rollout.task}"
+        episode.start(rollout.task)
+        for command in rollout.commands[:middle]:
+            episode.observe(command, None, episode.engine.act(command))
+        other = copy(episode)
+        for each, when in ((other, "in the copy"), (episode, "after a copy played on")):
             for step, command in enumerate(rollout.commands[middle:], middle + 1):
-                state = other.engine.act(command)
+                state = asked.ask(f"{_where(rollout, step)} {when}", each.engine.act, command)
                 if difference := _difference(rollout.states[step], state):
-                    return Finding(check, "fail", f"{_where(rollout, step)} in the copy: {difference}")
-            for step, command in enumerate(rollout.commands[middle:], middle + 1):
-                if difference := _difference(rollout.states[step], episode.engine.act(command)):
-                    return Finding(check, "fail", f"{_where(rollout, step)} after a copy played on: {difference}")
-        except Exception as error:  # noqa: BLE001 - any error of the adapter
-            return Finding(check, "fail", f"task {rollout.task}: {type(error).__name__}: {one_line(error, 200)}")
+                    return Finding(check, "fail", f"{_where(rollout, step)} {when}: {difference}")
     return Finding(check, "pass", "a copy in the middle of an episode goes on equally and independently")
 
 
-def _hostile(shared: SharedSource, rollout: Rollout) -> Finding:
+def _hostile(shared: SharedSource, rollout: Rollout, asked: _Asked) -> Finding:
     """Check that odd commands are answered, and change nothing where the environment lists its actions."""
     engine = shared.source.engine()
-    engine.start(rollout.task)
+    asked.ask(_where(rollout, 0), engine.start, rollout.task)
     for command in HOSTILE:
-        if trouble := _trouble(engine, command):
-            return Finding("odd commands", "fail", f"{command[:20]!r}: {trouble}; every text must be answered")
+        if flaw := _flaw(asked.ask(f"{command[:20]!r}", engine.act, command)):
+            return Finding("odd commands", "fail", f"{command[:20]!r}: {flaw}")
     if not rollout.states[0].actions:  # any text may be a program or a message
         return Finding("odd commands", "pass", f"{len(HOSTILE)} odd commands are answered")
     if rollout.commands:
-        state = engine.act(rollout.commands[0])
+        state = asked.ask(_where(rollout, 1), engine.act, rollout.commands[0])
         if difference := _difference(rollout.states[1], state):
             message = f"after commands that are not offered, {rollout.commands[0]!r:.40}: {difference}"
             return Finding("odd commands", "warning", f"{message}; a command that is not valid should change nothing")
     return Finding(
         "odd commands", "pass", f"{len(HOSTILE)} commands that are not offered are answered, and change nothing"
     )
-
-
-def _trouble(engine: Engine, command: str) -> str:
-    """Return why a command was not answered; empty if it was."""
-    errors: list[str] = []
-
-    def act() -> None:
-        try:
-            state = engine.act(command)
-        except Exception as error:  # noqa: BLE001 - any error of the adapter
-            errors.append(f"{type(error).__name__}: {one_line(error, 200)}")
-        else:
-            errors.extend([flaw] if (flaw := _flaw(state)) else [])
-
-    thread = threading.Thread(target=act, daemon=True)  # which does not keep the process alive if it never returns
-    thread.start()
-    thread.join(ANSWER_SECONDS)
-    return f"no answer in {ANSWER_SECONDS:g} s" if thread.is_alive() else "".join(errors)
 
 
 def _actions(rollouts: Sequence[Rollout], spec: EnvironmentSpec | None) -> Finding:
@@ -357,7 +418,8 @@ def _parsed(rollouts: Sequence[Rollout], settings: Settings, spec: EnvironmentSp
     tag = "action" if spec is None else spec.action_tag
     listed = {action: state.actions for rollout in rollouts for state in rollout.states for action in state.actions}
     for action, actions in listed.items():
-        response = settings.parse_response(f"<think>So.</think><{tag}>{action}</{tag}>" if tag else action)
+        text = f"<think>So.</think><{tag}>{action}</{tag}>" if tag else action
+        response = answer_of("parse_response", settings.parse_response, text, Response)
         received = admissible(response.action, actions)
         if received != action:
             return Finding(
@@ -396,9 +458,13 @@ def _limit(rollouts: Sequence[Rollout], settings: Settings) -> Finding:
 
 def _repetition(rollouts: Sequence[Rollout], settings: Settings) -> Finding:
     """Check that states of a task repeat: steps whose state is unique are in no group."""
-    by_text = settings.state_key or (lambda text: text)
+
+    def own(state: State) -> str:
+        of = settings.state_key or str
+        return answer_of("state key", of, state.text, str) if state.key is None else state.key
+
     shares = {
-        "": _shared(rollouts, lambda state: by_text(state.text) if state.key is None else state.key),
+        "": _shared(rollouts, own),
         "mask-numbers": _shared(rollouts, lambda state: mask_numbers(state.text)),
         "sort-lines": _shared(rollouts, lambda state: sort_lines(state.text)),
     }

@@ -15,8 +15,9 @@ from hgpo_envs.environment_spec import spec_named
 from hgpo_envs.errors import InputError, unknown
 from hgpo_envs.hashing import DEFAULT_DEPTH, text_hash
 from hgpo_envs.memory import Pair
+from hgpo_envs.plugins import answer_of
 from hgpo_envs.prompts import PromptTemplate, load_template, turn_template
-from hgpo_envs.responses import admissible, numbered, parse
+from hgpo_envs.responses import Response, admissible, numbered, parse
 from hgpo_envs.state_keys import state_key
 from hgpo_envs.unicode_text import clean_text
 
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 
     from hgpo_envs.engine import Engine, State, Task
-    from hgpo_envs.responses import Response
     from hgpo_envs.sources import SharedSource
 
 PROMPT_STYLES: Final = ("memory", "chat")
@@ -149,7 +149,9 @@ class Episode:
     def state_key(self) -> str | None:
         """What is compared instead of the state's text when steps are grouped; None if it is the text."""
         key, function = self.state.key, self.settings.state_key
-        return key if key is not None or function is None else function(self.state.text)
+        if key is not None or function is None:
+            return key
+        return answer_of("state key", function, self.state.text, str)
 
     @property
     def state_hash(self) -> int:
@@ -190,7 +192,7 @@ class Episode:
         if not text.isascii():
             text = clean_text(text)
         if self.settings.action_format == "response":
-            response = self.settings.parse_response(text)
+            response = answer_of("parse_response", self.settings.parse_response, text, Response)
             return admissible(response.action[:LONGEST_COMMAND], self.state.actions), response.valid
         text = text[:LONGEST_COMMAND]
         return (numbered(text, self.state.actions) if self.settings.action_format == "number" else text), None

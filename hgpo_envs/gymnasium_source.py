@@ -69,10 +69,11 @@ class GymnasiumEngine:
         ended, gain = _flag(terminated), float(reward)
         stopped = not ended and _flag(truncated)
         won = _flag(_first(info, _WON_KEYS, ended and gain >= self._solved))
+        actions: Any = _first(info, _ACTION_KEYS, ())
         text: Any = _first(observation, _TEXT_KEYS) if isinstance(observation, Mapping) else observation
         return State(
             text=text,
-            actions=_first(info, _ACTION_KEYS, ()),
+            actions=actions.tolist() if isinstance(actions, np.ndarray) else actions,
             valid=_flag(info.get("action_valid", admissible)),
             terminated=ended,
             won=False if stopped and won is not None else won,

@@ -12,12 +12,15 @@ from functools import cache
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, entry_points, version
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from hgpo_envs.errors import InputError, one_line
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from importlib.metadata import EntryPoint
+
+T = TypeVar("T")
 
 
 @cache
@@ -82,6 +85,21 @@ def import_object(text: str, expected: str) -> object:
     except (Exception, SystemExit) as error:
         reason = f"{type(error).__name__}: {one_line(error, 200)}"
         raise InputError(f"expected {expected} as module:object, received {text!r}: {reason}") from error
+
+
+def answer_of(name: str, function: Callable[[str], object], text: str, kind: type[T]) -> T:
+    """Return a user's function of a text. Raises InputError if it fails, or returns anything but a `kind`."""
+    cause: Exception | None = None
+    try:
+        value = function(text)
+    except Exception as error:  # noqa: BLE001 - of a function of the user
+        reason, cause = f"raised {type(error).__name__}: {one_line(error)}", error
+    else:
+        if isinstance(value, kind):
+            return value
+        reason = f"returned {one_line(repr(value))}"
+    expected = "text" if kind is str else f"a {kind.__name__}"
+    raise InputError(f"{name}: expected a function from text to {expected}, which {reason}") from cause
 
 
 def find_in_working_directory() -> None:

@@ -34,6 +34,7 @@ from __future__ import annotations
 import ast
 import os
 import traceback
+from collections.abc import Sequence
 from functools import cache, lru_cache
 from importlib.resources import files
 from pathlib import Path
@@ -52,7 +53,7 @@ from hgpo_envs.memory import as_text
 from hgpo_envs.unicode_text import clean_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping
 
     from hgpo_envs.memory import Pair
 
@@ -174,6 +175,9 @@ class PromptTemplate:
             values = task, observation, list(admissible_actions), history, pairs, *last
             return clean_text(self._template.render(zip(FIELDS, values, strict=True)).strip())
         except Exception as error:  # a template can raise any exception
+            actions: object = admissible_actions
+            if not isinstance(actions, Sequence):  # an array has no truth value
+                raise InputError(f"actions: expected a list of texts, received {type(actions).__name__}") from error
             frames = traceback.walk_tb(error.__traceback__)
             lines = [line for frame, line in frames if frame.f_code.co_filename == "<template>"]
             where = f" at line {lines[-1]}" if lines else ""

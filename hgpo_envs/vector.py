@@ -91,9 +91,10 @@ class TextVectorEnv(VectorEnv[dict[str, Any], "Sequence[str]", "NDArray[Any]"]):
         render_mode: str | None = None,
         **values: Any,
     ) -> None:
-        if not isinstance(cast("object", num_envs), int | np.integer) or num_envs < 1:
-            raise InputError(f"num_envs: expected an integer of at least 1, received {num_envs!r}")
-        if group_size < 1 or num_envs % group_size:
+        for name, value in (("num_envs", cast("object", num_envs)), ("group_size", group_size)):
+            if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
+                raise InputError(f"{name}: expected an integer of at least 1, received {value!r}")
+        if num_envs % group_size:
             raise InputError(f"group_size: expected a divisor of num_envs ({num_envs}), received {group_size!r}")
         try:
             self.autoreset_mode = AutoresetMode(autoreset_mode)
@@ -240,6 +241,8 @@ class TextVectorEnv(VectorEnv[dict[str, Any], "Sequence[str]", "NDArray[Any]"]):
         other._drawn, other._draw = [drawn.copy() for drawn in self._drawn], self._draw.copy()
         other._hashes, other._prompts = self._hashes.copy(), self._prompts.copy()
         return other
+
+    __copy__ = fork  # a shallow copy would share the episodes
 
     def render(self) -> tuple[str, ...] | None:
         """Return every slot's last step (`hgpo_envs.env.render_step`) with ``render_mode="ansi"``, otherwise None."""

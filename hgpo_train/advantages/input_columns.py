@@ -38,6 +38,7 @@ import polars as pl
 
 from hgpo_envs import hashing
 from hgpo_envs.errors import InputError, one_line
+from hgpo_envs.plugins import answer_of
 from hgpo_envs.state_keys import state_key
 from hgpo_envs.wording import listed
 from hgpo_train.advantages.alfworld_nodes import ALFWORLD_NODES, with_alfworld_nodes
@@ -357,11 +358,6 @@ def text_hash(column: str, of: Callable[[str], str] | None = None) -> pl.Expr:
 def _key(of: Callable[[str], object], text: str) -> str:
     """Return a state's key. Raises StepTableError if the function, which can be a user's, fails or returns no text."""
     try:
-        key = of(text)
-    except Exception as error:  # noqa: BLE001 - of a function of the user
-        reason = f"raised {type(error).__name__}: {one_line(error)}"
-    else:
-        if isinstance(key, str):
-            return key
-        reason = f"returned {one_line(repr(key))}"
-    raise StepTableError(f"state key: expected a function from text to text, which {reason} for {one_line(repr(text))}")
+        return answer_of("state key", of, text, str)
+    except InputError as error:
+        raise StepTableError(f"{error} for {one_line(repr(text))}") from error

@@ -240,7 +240,7 @@ class Collector:
         trajectory = seat.trajectory
         assert trajectory is not None
         if not isinstance(reply, Failure):
-            failure = attempt("PolicyFailed", self._act, seat, trajectory, reply)
+            failure = attempt("EnvironmentFailed", self._act, seat, trajectory, reply)  # it parses the response
         elif not (self._raises_bugs and is_bug(reply)):
             failure = reply
         else:
@@ -262,6 +262,8 @@ class Collector:
         assert error is not None
         if isinstance(error, BadValueError):
             raise InputError(f"policy {self._policy.name}: {error}") from error
+        if not isinstance(error, Exception):  # SystemExit would end the command without a word
+            error = RuntimeError(f"the policy raised {failure.message}").with_traceback(error.__traceback__)
         if not isinstance(error, InputError):
             where = f"at step {len(trajectory.rows)} of task {trajectory.group.task_id}"
             error.add_note(f"Raised by the policy {self._policy.name} {where}. Finished groups are committed.")

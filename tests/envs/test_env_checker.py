@@ -1,14 +1,18 @@
 """`hgpo_envs.env_checker`: a sound environment passes, and each of several faults is named, with its repair."""
 
 import random
+import time
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from command import invoke
 
+from hgpo_envs import env_checker
 from hgpo_envs.engine import State, Task
 from hgpo_envs.env_checker import check_environment
-from hgpo_envs.episode import Settings, settings_for
+from hgpo_envs.episode import Episode, Settings, settings_for
+from hgpo_envs.errors import InputError
 from hgpo_envs.sources import SharedSource
 
 
@@ -120,6 +124,33 @@ class Numbered(Corridor):
         return replace(super().state(**flags), won=int(self.place == 3))
 
 
+class Exiting(Corridor):
+    def act(self, command):
+        raise SystemExit(3)
+
+
+class Textless(Corridor):
+    def state(self, **flags):
+        return replace(super().state(**flags), text=None)
+
+
+class Listless(Corridor):
+    def state(self, **flags):
+        state = super().state(**flags)
+        return replace(state, actions=np.array(state.actions))
+
+
+class Ended(Corridor):
+    def start(self, task_id):
+        self.place = 3
+        return self.state()
+
+
+class Hanging(Corridor):
+    def act(self, command):
+        time.sleep(5)
+
+
 class Source:
     name = "Corridor"
 
@@ -133,10 +164,10 @@ class Source:
         return Task(task_id, "train", "Walk on.", "walk")
 
 
-def findings(engine):
-    settings: Settings = settings_for("Corridor", max_steps=12)
+def findings(engine, tasks=None, **functions):
+    settings: Settings = settings_for("Corridor", max_steps=12, **functions)
     source = SharedSource(Source(engine))
-    return {found.check: found for found in check_environment(source, settings, source.source.ids("train"))}
+    return {found.check: found for found in check_environment(source, settings, tasks or source.source.ids("train"))}
 
 
 def test_a_sound_environment_passes():
@@ -162,9 +193,16 @@ def test_a_sound_environment_passes():
         (Limited, "step limit", "warning", "set max_steps=4 in the specification"),
         (Entangled, "fork", "fail", "after a copy played on"),
         (Numbered, "values", "fail", "won: expected bool, received int"),
+        (Exiting, "plays", "fail", "SystemExit: 3; every task and text must be answered"),
+        (Textless, "values", "fail", "text: expected str, received NoneType"),
+        (Textless, "repeated states", "fail", "TypeError"),
+        (Listless, "plays", "fail", "actions: expected a list of texts, received ndarray"),
+        (Ended, "plays", "fail", "task 0 ends at its start"),
+        (Hanging, "plays", "fail", "no answer in 0.3 s"),
     ],
 )
-def test_faults_are_named_with_their_repair(engine, check, verdict, message):
+def test_faults_are_named_with_their_repair(engine, check, verdict, message, monkeypatch):
+    monkeypatch.setattr(env_checker, "ANSWER_SECONDS", 0.3 if engine is Hanging else 60)
     found = findings(engine)[check]
     assert found.verdict == verdict
     assert message in found.message
@@ -175,8 +213,25 @@ def test_an_engine_that_fails_ends_the_checks():
         def act(self, command):
             raise OSError("no such room")
 
-    assert list(findings(Broken)) == ["plays"]
-    assert findings(Broken)["plays"].message.startswith("OSError: no such room")
+    assert list(findings(Broken)) == ["tasks", "plays"]
+    assert "OSError: no such room; every task and text" in findings(Broken)["plays"].message
+
+
+def test_an_array_of_actions_is_named():
+    episode = Episode(SharedSource(Source(Listless)), settings_for("Corridor"))
+    episode.start("0")
+    with pytest.raises(InputError, match=r"^actions: expected a list of texts, received ndarray$"):
+        episode.prompt()
+
+
+def test_functions_and_tasks_that_fail_are_named():
+    def fails(text):
+        raise ValueError("a mistake")
+
+    assert findings(Corridor, state_key=fails)["repeated states"].message.endswith("raised ValueError: a mistake")
+    assert "which returned '<think>" in findings(Corridor, parse_response=str)["parser"].message
+    assert "1 is listed twice" in findings(Corridor, ["1", "1"])["tasks"].message
+    assert "the split all lacks" in findings(Corridor, ["1", "99"])["tasks"].message
 
 
 @pytest.mark.parametrize("env", ["HGPO/ALFWorld-v0", "HGPO/WebShop-v0"])

@@ -15,6 +15,7 @@ from hgpo_envs.environment_spec import EnvironmentSpec, environment_ids, make_pl
 from hgpo_envs.errors import InputError
 from hgpo_envs.registration import register, resolve_id
 from hgpo_envs.responses import Response
+from hgpo_train.rollout import RolloutError, collect
 
 HOUSE = """
 from doors import DoorsSource, solution
@@ -123,6 +124,14 @@ def test_response_rules_and_arguments(nothing_added):
     assert again.step(solution("train-0")[-1] + "!")[4]["won"]
     with pytest.raises(InputError, match="Mine/Doors-v0: missing a required argument: 'count'"):
         gymnasium.make("Mine/Doors-v0")
+
+
+@pytest.mark.parametrize("parser", [len, str.index])
+def test_a_parser_that_fails_is_named(nothing_added, tmp_path, parser):
+    register(EnvironmentSpec(id="Mine/Doors-v0", source=DoorsSource, parse_response=parser))
+    arguments = {"tasks": 1, "group_size": 1, "action_format": "response"}
+    with pytest.raises(RolloutError, match=r"EnvironmentFailed: InputError: parse_response: expected .*, which r"):
+        collect("Mine/Doors-v0", lambda request: "x", tmp_path / "run", **arguments)
 
 
 def spec_of(env_id, source=DoorsSource, **fields):

@@ -13,13 +13,15 @@ from hgpo_datasets import verify
 from hgpo_envs import environment_spec
 from hgpo_envs.engine import State, Task
 from hgpo_envs.environment_spec import EnvironmentSpec
+from hgpo_envs.episode import Episode, settings_for
 from hgpo_envs.errors import InputError
 from hgpo_envs.registration import register
+from hgpo_envs.sources import SharedSource
 from hgpo_envs.state_keys import state_key
 from hgpo_train.rollout.collection import collect
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 
@@ -30,6 +32,15 @@ def test_named_keys() -> None:
     for name, reason in (("mask-number", "mask-numbers"), ("textwrap:nothing", "nothing"), ("string:digits", "str")):
         with pytest.raises(InputError, match=reason):
             state_key(name)
+
+
+@pytest.mark.parametrize(("key", "reason"), [(lambda _: None, "returned None"), (len, "returned 8"), (int, "raised V")])
+def test_a_key_that_is_no_text_is_an_error(key: Callable[[str], object], reason: str) -> None:
+    """With the key None, all states were equal."""
+    episode = Episode(SharedSource(CounterSource()), settings_for("None", state_key=key))
+    episode.begin(Task("a", "train", "", ""), State("a corner", []))
+    with pytest.raises(InputError, match=f"^state key: expected a function from text to text, which {reason}"):
+        _ = episode.state_hash
 
 
 class CounterSource:

@@ -116,6 +116,9 @@ def test_bad_arguments():
     for arguments, line in (
         ({"num_envs": 0}, "num_envs: expected an integer of at least 1, received 0"),
         ({"num_envs": 2.0}, "num_envs: expected an integer of at least 1, received 2.0"),
+        ({"num_envs": True}, "num_envs: expected an integer of at least 1, received True"),
+        ({"num_envs": 4, "group_size": 2.0}, "group_size: expected an integer of at least 1, received 2.0"),
+        ({"num_envs": 4, "group_size": "2"}, "group_size: expected an integer of at least 1, received '2'"),
         ({"num_envs": 4, "group_size": 3}, r"group_size: expected a divisor of num_envs \(4\), received 3"),
         ({"autoreset_mode": "Never"}, "unknown autoreset_mode 'Never'. Known: NextStep, SameStep, Disabled"),
     ):

@@ -193,6 +193,16 @@ def test_bugs_of_every_kind_of_own_policy_are_raised_at_once(tmp_path, policy):
     assert not (tmp_path / "new").exists()  # nothing was committed
 
 
+def test_a_policy_that_exits_is_reported(tmp_path):
+    """The command ended with the policy's own exit code and without a word."""
+
+    def leave(request: Request) -> str:
+        raise SystemExit(7)
+
+    with pytest.raises(RuntimeError, match="the policy raised SystemExit: 7"):
+        play(leave, tmp_path / "run")
+
+
 def caused() -> Exception:
     error = RuntimeError("the client gave up")
     error.__cause__ = ConnectionResetError("no route")
