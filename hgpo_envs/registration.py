@@ -10,7 +10,7 @@ opened once per process (`hgpo_envs.sources`): a thousand environments over one 
 
 from __future__ import annotations
 
-from inspect import Parameter, currentframe, signature
+from inspect import Parameter, signature
 from typing import TYPE_CHECKING, Any
 
 import gymnasium
@@ -74,19 +74,15 @@ def make_env(environment: str, **arguments: Any) -> TextEnv:
     Args:
         environment: The id.
         arguments: Arguments of the benchmark's task source and of `hgpo_envs.env.TextEnv`. Without `max_steps`, or if
-            it is None, the step limit is Gymnasium's `max_episode_steps`, or else the benchmark's.
+            it is None, the step limit is the benchmark's. Gymnasium gives `max_episode_steps` to a wrapper alone, so
+            that it can only shorten episodes.
 
     Raises:
         InputError: If the id or an argument is unknown, or the data cannot be used.
     """
     from hgpo_envs.env import TextEnv
 
-    limit, caller = None, currentframe().f_back  # type: ignore[union-attr]  # CPython has frames
-    if caller is not None and caller.f_code is gymnasium.make.__code__:
-        # it gives `max_episode_steps` to a wrapper and to nothing else, and -1 means no wrapper
-        given: Any = caller.f_locals
-        limit = given["max_episode_steps"] or given["env_spec"].max_episode_steps
-    source, others = _open(environment, arguments, TextEnv, None if limit == -1 else limit)
+    source, others = _open(environment, arguments, TextEnv)
     return TextEnv(source, **others)
 
 
@@ -96,7 +92,8 @@ def make_vector_env(
     """Make a vector environment in this process; see `make_env` and `hgpo_envs.vector.TextVectorEnv`."""
     from hgpo_envs.vector import TextVectorEnv
 
-    source, others = _open(environment, arguments, TextVectorEnv, max_episode_steps)
+    arguments.setdefault("max_steps", max_episode_steps)
+    source, others = _open(environment, arguments, TextVectorEnv)
     return TextVectorEnv(source, num_envs, **others)
 
 
@@ -128,15 +125,13 @@ def default_arguments(spec: EnvironmentSpec) -> dict[str, Any]:
     return defaults | {"max_steps": spec.max_steps}
 
 
-def _open(
-    environment: str, arguments: dict[str, Any], env: type, limit: int | None
-) -> tuple[SharedSource, dict[str, Any]]:
+def _open(environment: str, arguments: dict[str, Any], env: type) -> tuple[SharedSource, dict[str, Any]]:
     """Return the task source that its arguments select, and the remaining arguments, always with the step limit."""
     from hgpo_envs.env import TextEnv
 
     spec = environment_spec(environment)
     if arguments.get("max_steps") is None:
-        arguments = {**arguments, "max_steps": spec.max_steps if limit is None else limit}
+        arguments = {**arguments, "max_steps": spec.max_steps}
     common = {*signature(TextEnv).parameters, *signature(env).parameters} - {"source", "num_envs", "values"}
     own = set(spec.parameters())
     for name in arguments:
