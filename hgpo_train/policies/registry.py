@@ -227,15 +227,14 @@ def check_admissible_actions(name: str, context: PolicyContext) -> None:
 class OwnBatchPolicy(BatchPolicy):
     """A function of one request, or an object with `respond`, which maps requests to texts, `Reply` or `Failure`.
 
-    Its `name`, `reproducible`, `version`, `batch_size` and `close` are used, if it has them.
+    Its `name`, `reproducible`, `version`, `batch_size`, `raise_errors` and `close` are used, if it has them.
     """
-
-    raise_errors = True
 
     def __init__(self, own: Any) -> None:  # noqa: ANN401 (any function or object)
         super().__init__()
         self.name, self.reproducible = name_of(own), bool(getattr(own, "reproducible", False))
         self._own, self._respond_to = own, getattr(own, "respond", None)
+        self.raise_errors = getattr(own, "raise_errors", True)
         self.batch_size = getattr(own, "batch_size", None if self._respond_to else 1)
         self.close = getattr(own, "close", super().close)  # type: ignore[method-assign]
 

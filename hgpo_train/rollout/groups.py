@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 from itertools import islice
+from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple
 
 from hgpo_datasets import scan_steps
@@ -140,6 +141,7 @@ class GroupScheduler:
         self._new: list[Row] = []
         self._again: list[Row] = []
         self._finished = self._characters = 0
+        self._flushed_at = monotonic()
         self.begun = self.informative = 0
 
     def begin(self) -> tuple[PlannedGroup, Sequence[int]] | None:
@@ -185,12 +187,14 @@ class GroupScheduler:
             rows += member_rows
         self._finished += 1
         limits = self._execution
-        if self._finished >= limits.groups_per_shard or self._characters >= limits.shard_characters:
+        is_late = limits.shard_s is not None and monotonic() - self._flushed_at >= limits.shard_s
+        if is_late or self._finished >= limits.groups_per_shard or self._characters >= limits.shard_characters:
             self.flush()
 
     def flush(self) -> None:
         """Commit every finished group. Active groups are kept."""
         new, again = self._new, self._again
         self._new, self._again, self._finished, self._characters = [], [], 0, 0
+        self._flushed_at = monotonic()
         if new or again:
             self._commit(new, again)

@@ -86,6 +86,8 @@ class ExecutionOptions(Settings):
         worker_timeout_s: Maximum seconds for a command in a worker; a worker that takes longer is killed.
         policy_timeout_s: Maximum seconds for a reply of the policy; a request that takes longer fails.
         groups_per_shard: Number of finished groups at which they are committed, as a shard.
+        shard_s: Seconds since the last commit after which finished groups are committed earlier, so that little is lost
+            if the process is killed, and a viewer sees them. None waits for the other limits.
         shard_characters: Number of characters of their prompts and responses at which they are committed earlier. It
             bounds the memory of a collection.
         max_consecutive_failures: Number of rollouts that fail in a row, without a step in between, at which the run
@@ -101,6 +103,7 @@ class ExecutionOptions(Settings):
     worker_timeout_s: PositiveFloat = 300.0
     policy_timeout_s: PositiveFloat = 3600.0
     groups_per_shard: PositiveInt = 64
+    shard_s: PositiveFloat | None = 60.0
     shard_characters: PositiveInt = 8 << 20
     max_consecutive_failures: PositiveInt | None = None
 

@@ -301,7 +301,9 @@ class Trainer:
         # One shard per iteration: an interrupted collection is repeated completely, so its batches have the same shapes
         # and its log-probabilities the same bytes.
         groups = max(spec.tasks, spec.max_groups or 0)
-        execution = ExecutionOptions(slots=rollout.slots, groups_per_shard=groups, shard_characters=128 << 20)
+        execution = ExecutionOptions(
+            slots=rollout.slots, groups_per_shard=groups, shard_s=None, shard_characters=128 << 20
+        )
         stops = self._is_closing.is_set
         collect_groups(
             env, self.policy, writer, spec, execution, retry_failed=True, progress=progress, should_stop=stops

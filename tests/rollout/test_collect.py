@@ -12,16 +12,20 @@ import pytest
 from chat_server import Api
 from command import finished
 
-from hgpo_datasets import scan_steps
+from hgpo_datasets import StepWriter, scan_steps
 from hgpo_envs.errors import InputError
 from hgpo_train.policies.base import AsyncPolicy, BatchPolicy
+from hgpo_train.policies.registry import own_policy
 from hgpo_train.rollout import (
     CollectedRun,
+    ExecutionOptions,
     PolicySpec,
     Reply,
     Request,
     RolloutError,
+    RolloutSpec,
     collect,
+    collect_groups,
     open_env,
     progress_line,
 )
@@ -226,8 +230,25 @@ def test_a_policy_may_keep_failing_rollouts(tmp_path):
     class Lenient(Raising):
         raise_errors = False
 
-    with pytest.raises(RolloutError, match="PolicyFailed: KeyError"):
-        play(Lenient(), tmp_path / "run")
+    class Plain(Responder):
+        raise_errors = False
+
+        def respond(self, requests):
+            raise KeyError(len(requests))
+
+    for policy in (Lenient(), Plain()):
+        with pytest.raises(RolloutError, match="PolicyFailed: KeyError"):
+            play(policy, tmp_path / type(policy).__name__)
+
+
+def test_slow_groups_are_committed_as_they_finish(tmp_path):
+    """A killed process loses little, and a viewer sees them."""
+    env = open_env(DOORS, action_format="command", max_steps=4)
+    for shard_s, shards in ((1e-9, 3), (None, 1), (60.0, 1)):
+        with StepWriter(tmp_path / f"{shard_s}") as writer:
+            execution = ExecutionOptions(slots=1, shard_s=shard_s)
+            collect_groups(env, own_policy(first), writer, RolloutSpec(tasks=3, group_size=2), execution)
+        assert len(list((tmp_path / f"{shard_s}" / "steps").iterdir())) == shards
 
 
 def test_changed_code_of_a_function_is_reported(tmp_path):
