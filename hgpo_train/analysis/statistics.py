@@ -296,6 +296,8 @@ def _intervals(
         for level in np.flatnonzero((low == high) & np.isin(values[name], (0, 1))).tolist():
             if name not in ("differing", "inconsistency") or level:  # at the state itself, these are 0 by definition
                 low[level], high[level] = wilson_interval(values[name][level], number)
+            if name in ("shared", "cross") and 0 < level < len(low) - 1:  # a deeper context is shared less often
+                high[level] = min(high[level], high[level - 1])
     return bounds
 
 

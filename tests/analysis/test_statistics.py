@@ -286,6 +286,19 @@ def test_a_share_of_all_steps_has_an_interval_with_a_width():
     assert differing.select("low", "high").row(0) == (0, 0)  # by definition, not by chance
 
 
+def test_a_level_that_nobody_shares_is_not_bounded_above_the_one_before_it():
+    rows = [
+        (str(task), f"{task}/{one}", step, f"{step}" if task == 0 and step < 2 else f"{one}/{step}", 0.0, True)
+        for task in range(8)
+        for one in range(2)
+        for step in range(12)
+    ]
+    found = statistics(pl.DataFrame(rows, NAMES, orient="row"), history_length=2).intervals.filter(statistic="shared")
+    value, high = found["value"].to_list(), found["high"].to_list()
+    assert value[:3] == pytest.approx([4 / 192, 2 / 192, 0.0])
+    assert high[2] <= high[1] <= high[0] < wilson_interval(0.0, 8)[1]
+
+
 def test_permuted_returns_stay_at_their_states_with_the_visits_of_a_rollout_together():
     """The rollout with two visits of a state receives the return of the other one twice, which receives its first."""
     states, owners = np.array([0, 0, 0, 1, 1]), np.array([0, 0, 1, 0, 1])
