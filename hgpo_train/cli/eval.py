@@ -156,7 +156,7 @@ def _print_reports(reports: list[EvaluationReport]) -> None:
             ]
         )
     print_table(
-        ["task type", "tasks", "success\n%", "95%", *scores, *scenarios, "steps", "valid\n%", "admiss.\n%"],
+        ["task type", "tasks", "success\n%", "95%", *scores, *scenarios, "steps", "valid\n%", "admis.\n%"],
         rows,
         title=f"seeds {seeds}; ± std over seeds, 95% interval over tasks ({intervals})",
     )

@@ -124,7 +124,7 @@ def test_the_command_resumes_compares_and_prints_json(tmp_path: Path, hgpo) -> N
     common = ["--seeds", "7", "--max-steps", "5"]
     code, out, _ = hgpo("eval", "--policy", "expert", "--out", tmp_path / "a", *common)
     assert code == 0
-    assert "admiss." in out
+    assert "admis." in out
     assert "61.0–100.0" in out  # Wilson's interval of 6 of 6
     files = sorted((tmp_path / "a").glob("steps/*"))
     stamps = [file.stat().st_mtime_ns for file in files]
