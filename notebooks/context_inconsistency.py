@@ -24,6 +24,7 @@ def imports():
     import polars as pl
 
     from hgpo_datasets import scan_steps
+    from hgpo_envs.errors import InputError
     from hgpo_envs.wording import listed
     from hgpo_train.advantages import compute
     from hgpo_train.analysis.charts import COLOURS, levels_chart
@@ -33,6 +34,7 @@ def imports():
 
     return (
         COLOURS,
+        InputError,
         Path,
         alt,
         beginning,
@@ -100,14 +102,17 @@ def read(Path, mo, pl, scan_steps):
 
 
 @app.cell
-def count(context, depth, names, pl, reward, statistics, steps, unchanged):
+def count(InputError, context, depth, mo, names, pl, reward, statistics, steps, unchanged):
     options = {
         "history_length": depth.value,
         "context": context.value,
         "reward": reward.value,
         "without_unchanged": not unchanged.value,
     }
-    found = statistics(steps, by="data", permutations=20, **options)
+    try:
+        found = statistics(steps, by="data", permutations=20, **options)
+    except InputError as error:  # a table without a column that the statistics read
+        mo.stop(True, mo.md(str(error)))
 
     def at(statistic, level, column="value"):
         """The values of a statistic at a level, by run."""
@@ -171,7 +176,8 @@ def shared(found, levels_chart, mo, sizes):
         [
             mo.md(
                 "Steps that share their context with another step of their group; a step without such a group has no "
-                "advantage at that level. The oracle compares whole histories. Below: how large the groups are."
+                "advantage at that level. A step before step k has too few past states, and counts as having no "
+                "group. The oracle compares whole histories. Below: how large the groups are."
             ),
             levels_chart(found.intervals, "shared", by="data"),
             sizes,
@@ -222,7 +228,9 @@ def states(beginning, found, mo, pl):
                 + " steps."
             ),
             mo.ui.table(
-                carriers.with_columns(state=pl.col("state").map_elements(beginning, pl.String)), selection=None
+                carriers.with_columns(state=pl.col("state").map_elements(beginning, pl.String)),
+                format_mapping=dict.fromkeys(("pairs", "steps"), "{:.1%}"),
+                selection=None,
             ),
         ]
     )
@@ -435,23 +443,34 @@ def example_pair(draw, mo, np, pl, steps):
             pl.col("state").shift(1).over("data", "trajectory", order_by="step").alias("(before)")
         )
         visits = history.filter(pl.col("step") > 0).group_by(*groups, "state", maintain_order=True)
-        several = visits.agg("trajectory", "step", "(before)").filter(pl.col("(before)").list.n_unique() > 1)
-        if not several.height:
-            return mo.md("No such pair.")
+        several = visits.agg("trajectory", "step", "(before)").filter(
+            pl.col("trajectory").list.n_unique() > 1, pl.col("(before)").list.n_unique() > 1
+        )
         rng = np.random.default_rng(draw.value)
-        state = several.row(int(rng.integers(several.height)), named=True)
-        order = rng.permutation(len(state["step"]))
-        first = order[0]
-        second = next(number for number in order if state["(before)"][number] != state["(before)"][first])
-        shown = [story(state["data"], state["trajectory"][n], state["step"][n]) for n in (first, second)]
+        for number in rng.permutation(several.height):
+            state = several.row(int(number), named=True)
+            visited = list(zip(state["trajectory"], state["(before)"], strict=True))
+            order = rng.permutation(len(visited)).tolist()
+            apart = (
+                (one, other)
+                for place, one in enumerate(order)
+                for other in order[place + 1 :]
+                if visited[one][0] != visited[other][0] and visited[one][1] != visited[other][1]
+            )
+            if chosen := next(apart, None):
+                break
+        else:
+            return mo.md("No such pair.")
+        shown = [story(state["data"], state["trajectory"][n], state["step"][n]) for n in chosen]
         return mo.hstack(shown, widths="equal", gap=2)
 
     def story(data, trajectory, step):
         own = steps.filter(pl.col("data") == data, pl.col("trajectory") == trajectory).sort("step")
         lines = [f"**{trajectory}**: return {own['reward'].sum():g}"]
         for row in own.filter(pl.col("step").is_between(step - 3, step)).iter_rows(named=True):
-            text = " ".join(row["state"].split())[-240:].replace("`", "'")
-            lines.append(f"{row['step']}: `{text}`\n\n&emsp;**>** `{row['action']}`")
+            text, action = (" ".join((row.get(name) or "").split()).replace("`", "'") for name in ("state", "action"))
+            text = text if len(text) <= 240 else f"…{text[-240:]}"
+            lines.append(f"{row['step']}: `{text}`\n\n&emsp;**>** `{action}`")
         return mo.md("\n\n".join(lines))
 
     pair()

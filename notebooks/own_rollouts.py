@@ -175,7 +175,7 @@ def own_estimator(compute, mine, mo, pl, within):
         return steps.with_columns(advantage=pl.col("return") - pl.col("return").median().over(within("history_hash_0")))
 
     both = compute(compute(mine, median_at_state, column="mine"), "hgpo", column="hgpo").collect()
-    shown = both.filter(pl.col("mine") != 0).select("trajectory", "step", "action", "mine", "hgpo")
+    shown = both.filter(pl.col("mine") != 0).select("trajectory", "step", "action", pl.col("mine", "hgpo").round(2))
     mo.ui.table(shown.head(20), selection=None)
     return
 

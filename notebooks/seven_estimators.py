@@ -24,11 +24,12 @@ def imports():
     import polars as pl
 
     from hgpo_datasets import scan_steps
+    from hgpo_envs.errors import InputError
     from hgpo_train.advantages import compute_many
     from hgpo_train.advantages.variants import read_variants
     from hgpo_train.resampling import ratio_interval
 
-    return Path, alt, compute_many, mo, np, pl, ratio_interval, read_variants, scan_steps
+    return InputError, Path, alt, compute_many, mo, np, pl, ratio_interval, read_variants, scan_steps
 
 
 @app.cell(hide_code=True)
@@ -61,11 +62,14 @@ def choose(Path, mo, scan_steps):
 
 
 @app.cell
-def estimate(chosen, compute_many, pl, read_variants, table, written):
+def estimate(InputError, chosen, compute_many, mo, pl, read_variants, table, written):
     variants = read_variants([written.value], {"reward": "success"})
     names = {each.estimator.column: each.name for each in variants}
     rows = table.filter(pl.col("iteration").is_between(*chosen.value)) if "iteration" in table.columns else table
-    estimated = compute_many(rows, [each.estimator for each in variants]).collect().rename(names)
+    try:
+        estimated = compute_many(rows, [each.estimator for each in variants]).collect().rename(names)
+    except InputError as error:  # a table without a column that an estimator reads
+        mo.stop(True, mo.md(str(error)))
     estimators = list(names.values())
     return estimated, estimators
 
@@ -104,7 +108,10 @@ def correlations(alt, estimators, pl, ranked):
     scale = alt.Scale(scheme="blueorange", domain=[-1, 1])
     (
         base.mark_rect().encode(alt.Color("correlation:Q", scale=scale, legend=None))
-        + base.mark_text().encode(alt.Text("correlation:Q", format=".2f"))
+        + base.mark_text().encode(
+            alt.Text("correlation:Q", format=".2f"),
+            color=alt.condition("abs(datum.correlation) > 0.8", alt.value("white"), alt.value("black")),
+        )
     ).properties(width=440, height=340)
     return
 

@@ -1,6 +1,6 @@
 """Write a run: groups of rollouts are collected and committed as shards.
 
-    StepWriter("runs/first", config={"seed": 1})
+    StepWriter("runs/mine", config={"seed": 1})
         add_group(rows)      add one or more complete groups of rollouts
         commit()             write a shard; called automatically when enough rows are pending
 

@@ -57,8 +57,8 @@ def levels_chart(intervals: pl.DataFrame, statistic: str, *, by: str | None = No
     parts = {"lines: 95% intervals": True, "hollow: too few tasks for one": rows["low"].null_count() > 0}
     parts |= {"grey: chance alone": rows["chance"].count() > 0}
     about = "; ".join(part for part, shown in parts.items() if shown)
-    title = DEFINITIONS["levels"][statistic].label.capitalize()
-    head = alt.TitleParams(title, subtitle=about, subtitleColor="#555")
+    label = DEFINITIONS["levels"][statistic].label
+    head = alt.TitleParams(label[:1].upper() + label[1:], subtitle=about, subtitleColor="#555")
     return alt.layer(*layers).properties(width=_WIDTH, height=_HEIGHT, title=head)
 
 

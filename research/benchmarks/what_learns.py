@@ -7,7 +7,7 @@ are drawn; `research.benchmarks.tables` writes the tables.
 
 from __future__ import annotations
 
-import sys
+import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -128,7 +128,7 @@ def history_chart() -> alt.TopLevelMixin:
     rows = []
     for reads in DEPTHS:
         gains = kept("gains", f"levers-{reads}")
-        for (iteration, name), part in gains.group_by("iteration", "estimator"):
+        for (iteration, name), part in gains.group_by("iteration", "estimator", maintain_order=True):
             depth = [each for each in DEPTHS if _hgpo(each) == name]
             mean = part["relative"].mean()
             rows += [{"updates": iteration, "m": reads, "K": each, "gain": mean} for each in depth]
@@ -156,6 +156,9 @@ def draw() -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
-        keep(Path(sys.argv[1]))
+    parser = argparse.ArgumentParser(description="Draw the figures of research/docs/figures from research/results.")
+    parser.add_argument("folder", nargs="?", type=Path, help="outputs of hgpo learn-tabular, kept first")
+    chosen = parser.parse_args().folder
+    if chosen is not None:
+        keep(chosen)
     draw()

@@ -141,7 +141,9 @@ def about_weight(mo):
 def weights(learned, mo, pl):
     shown = mo.md("`adaptive` is not among the estimators.")
     if learned.metrics.height:
-        shown = mo.ui.table(learned.metrics.group_by("iteration", maintain_order=True).agg(pl.col("weight").mean()))
+        shown = mo.ui.table(
+            learned.metrics.group_by("iteration", maintain_order=True).agg(pl.col("weight").mean().round(2))
+        )
     shown
     return
 
