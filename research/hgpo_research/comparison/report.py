@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from hgpo_envs.wording import counted
 from hgpo_research.comparison.inputs import REFERENCE
+from hgpo_train.resampling import FEWEST_TASKS
 
 if TYPE_CHECKING:
     import polars as pl
@@ -71,10 +72,10 @@ def sentences(found: Comparison) -> list[str]:
         f"Signal is {d['reliability_of_truth']:.0%} of the truth's variance, the rest is its own noise, which the "
         f"measures leave out. The sign of the true advantage is known for {d['steps_of_known_sign']:.0%} of the steps."
     )
-    method = (
-        f"Intervals of 95%: {d['resamples']:,} resamples of the tasks. Chance: {permutations} of the estimates within "
-        "their groups."
-    )
+    intervals = f"Intervals of 95%: {d['resamples']:,} resamples of the tasks."
+    if d["tasks"] < FEWEST_TASKS:
+        intervals = f"No intervals: expected at least {FEWEST_TASKS} tasks."
+    method = f"{intervals} Chance: {permutations} of the estimates within their groups."
     texts = [found_in, signal, method]
     left = {
         "steps without truth": d["without_truth"],
@@ -83,7 +84,7 @@ def sentences(found: Comparison) -> list[str]:
     }
     if any(left.values()):
         texts.append(f"Left out: {', '.join(f'{count:,} {what}' for what, count in left.items() if count)}.")
-    if d["tasks"] < 10:
+    if FEWEST_TASKS <= d["tasks"] < 10:
         texts.append(f"Intervals from {counted(d['tasks'], 'task')} are unreliable; compare at least 20.")
     return texts
 
@@ -142,14 +143,16 @@ def pictures(found: Comparison, size: int) -> list[str]:
     order = [*found.details["estimators"], REFERENCE]
 
     def drawn(table: pl.DataFrame, title: str) -> str:
-        rows = table.select("estimator", "part", "value", "low", "high").drop_nulls().to_dicts()
+        rows = table.select("estimator", "part", "value", "low", "high").drop_nulls("value").to_dicts()
         data = alt.Data(values=rows)  # type: ignore[no-untyped-call]
         base = alt.Chart(data).encode(y=alt.Y("estimator:N", sort=order, title=None))
         chart = base.mark_rule().encode(x="low:Q", x2="high:Q") + base.mark_point(filled=True, size=50).encode(
             x=alt.X("value:Q", title=title)
         )
         if table["part"].n_unique() > 1:
-            chart = chart.facet(column=alt.Column("part:N", sort=table["part"].unique(maintain_order=True).to_list()))
+            chart = chart.facet(
+                column=alt.Column("part:N", title=None, sort=table["part"].unique(maintain_order=True).to_list())
+            )
         return vl_convert.vegalite_to_svg(chart.to_dict())
 
     table = found.estimates.filter(group_size=size)
