@@ -17,8 +17,9 @@ import polars as pl
 from hgpo_envs.errors import InputError, unknown
 from hgpo_envs.files.atomic import write_file
 from hgpo_envs.files.secrets import redact
+from hgpo_train.advantages import registry
 from hgpo_train.view.documents import STEPS, group_document, step_documents
-from hgpo_train.view.estimates import estimate, estimator_documents, estimator_with
+from hgpo_train.view.estimates import estimate, estimator_documents
 from hgpo_train.view.overview import curves_document, definitions_document, levels_document, overview_document
 from hgpo_train.view.tasks import PAGE, TaskFilter, tasks_document
 
@@ -64,7 +65,8 @@ def write_page(
         path: The file.
         tasks: The number of tasks, the first of each run.
         task_ids: Ids of tasks; if there are any, `tasks` is ignored.
-        estimators: Estimators whose advantages it contains, with their default parameters.
+        estimators: Estimators whose advantages it contains, with the parameters of the training run, or else with the
+            default ones. Those of training runs are added. Runs without rows are left out.
         max_mb: The largest size of the file. Tasks that would exceed it are left out.
         progress: Called with the number of finished tasks and of all.
 
@@ -75,8 +77,11 @@ def write_page(
         raise InputError(f"--tasks: expected a number from 1 to {PAGE}, received {tasks}")
     if not max_mb > 0:
         raise InputError(f"--max-mb: expected a positive number, received {max_mb:g}")
-    specs = {name: estimator_with(name, (), estimators) for name in estimators}
+    sources = [source for source in sources if source.has_rows()]
     indices = [source.index() for source in sources]
+    trained = [source.trained() for source in sources]
+    estimators = list(dict.fromkeys([*(name for name, _ in filter(None, trained)), *estimators]))
+    specs = [_specs(estimators, dict(parameters)) for _, parameters in (each or ("", {}) for each in trained)]
     limit = PAGE if task_ids else tasks
     chosen = []
     for run, index in enumerate(indices):
@@ -97,7 +102,7 @@ def write_page(
     head = {"runs": runs, "estimators": estimator_documents(estimators), "definitions": definitions_document()}
     size, kept = len(_page(head, answers)), 0
     for run, task in chosen:
-        added = _answers(run, indices[run], sources[run].tokenizer(), task, specs)
+        added = _answers(run, indices[run], sources[run].tokenizer(), task, specs[run])
         size += len(_data(task)) + 1 + sum(len(key) + len(_data(value)) + 4 for key, value in added.items())
         if size > max_mb * MB:
             break
@@ -113,6 +118,15 @@ def write_page(
     page = _page(head, answers)
     write_file(path, page)
     return Page(kept, len(chosen) - kept, len(page))
+
+
+def _specs(names: Sequence[str], parameters: Mapping[str, Any]) -> dict[str, Estimator]:
+    """Return estimators with those of some parameters that they have."""
+    found = {name: registry.get(name) for name in names}
+    return {
+        name: each.with_parameters(**{key: value for key, value in parameters.items() if hasattr(each.parameters, key)})
+        for name, each in found.items()
+    }
 
 
 def _answers(

@@ -12,7 +12,10 @@ from hgpo_datasets import manifest
 from hgpo_datasets.reader import errors, is_plain, step_files
 from hgpo_datasets.sources import PARQUET, is_run, parts_of, runs_below
 from hgpo_envs.errors import InputError
+from hgpo_envs.state_keys import STATE_KEYS
 from hgpo_envs.unicode_text import clean_text
+from hgpo_train.advantages import registry
+from hgpo_train.advantages.alfworld_nodes import ALFWORLD_NODES
 from hgpo_train.view.index import Index, read_index
 from hgpo_train.view.plain_tables import import_table
 from hgpo_train.view.tokens import find_tokenizer
@@ -31,7 +34,8 @@ class Source:
         table: Files of another program to show instead, which are written once as a run (`plain_tables`).
 
     Attributes:
-        name: The last part of the path, for people.
+        place: The absolute path, without `steps`.
+        name: Its last part, for people.
         folder: The folder of the run; None for a file.
     """
 
@@ -42,8 +46,8 @@ class Source:
             self._copy = tempfile.TemporaryDirectory(prefix="hgpo-view-", ignore_cleanup_errors=True)
             self.folder = Path(self._copy.name) / "run"
             import_table(table, self.folder)
-        named = path.parent if path.name == "steps" else path
-        self.name = clean_text(named.resolve().name or str(path))
+        self.place = (path.parent if path.name == "steps" else path).resolve()
+        self.name = clean_text(self.place.name or str(path))
         self._lock = threading.Lock()
         self._read: tuple[object, Index] | None = None
 
@@ -78,8 +82,24 @@ class Source:
 
     def document(self) -> dict[str, object]:
         """Return the run as a list of runs shows it."""
-        training = self.training() is not None
-        return {"name": self.name, "path": str(self.path), "version": self.version, "training": training}
+        training, trained = self.training() is not None, self.trained()
+        document = {"name": self.name, "path": str(self.path), "version": self.version, "training": training}
+        return {**document, "trained": trained and {"name": trained[0], "set": trained[1]}}
+
+    def trained(self) -> tuple[str, dict[str, Any]] | None:
+        """Return the estimator of a training run and its parameters; None if it cannot be computed from rows alone."""
+        try:
+            training = self.config().get("training", {})
+        except InputError:  # deleted, or damaged
+            return None
+        name, parameters = training.get("advantage.estimator"), training.get("advantage.parameters", {})
+        if name not in registry.names() or parameters.get("state_key") not in (None, ALFWORLD_NODES, *STATE_KEYS):
+            return None  # a foreign run must not name a module to import
+        return name, dict(parameters)
+
+    def has_rows(self) -> bool:
+        """Return whether rows are committed."""
+        return bool(step_files(self.folder or self.path))
 
     def tokenizer(self) -> Tokenizer | None:
         """Return the run's tokenizer, if it is on this machine."""
@@ -123,10 +143,21 @@ def open_sources(paths: Iterable[str]) -> list[Source]:
     else:
         raise refused or InputError(f"no runs in {', '.join(names) or 'an empty list'}; name a run")
     counts: dict[str, int] = {}
-    for source in sources:  # names that several have are numbered
-        count = counts[source.name] = counts.get(source.name, 0) + 1
-        source.name += f" ({count})" if count > 1 else ""
+    names = [_name_among(source, sources) for source in sources]
+    for source, name in zip(sources, names, strict=True):  # a run that is named twice is numbered
+        count = counts[name] = counts.get(name, 0) + 1
+        source.name = name + (f" ({count})" if count > 1 else "")
     return sources
+
+
+def _name_among(source: Source, sources: Sequence[Source]) -> str:
+    """Return a run's name, with as many folders before it as tell it apart from others of this name."""
+    alike = [other.place for other in sources if other.name == source.name and other.place != source.place]
+    parts = source.place.parts
+    for length in range(1, len(parts) + 1):
+        if all(other.parts[-length:] != parts[-length:] for other in alike):
+            return source.name if length == 1 else clean_text("/".join(parts[-length:]))
+    return source.name
 
 
 def _pattern_of_folder(path: str) -> str:

@@ -337,7 +337,7 @@ def test_two_runs_have_two_names(small_run, tmp_path) -> None:
     with StepWriter(small_run) as writer:
         writer.add_group(small_rows("beta"))
     runs = client_of(small_run, again).get(f"/{TOKEN}/api/runs").json()["runs"]
-    assert [run["name"] for run in runs] == ["small", "small (2)"]
+    assert [run["name"] for run in runs] == [f"{tmp_path.name}/small", "other/small"]
 
 
 def test_hostile_texts_are_json(hostile_run) -> None:

@@ -119,8 +119,11 @@ function App() {
 
   if (head.error) return <p class="error page" role="alert">{head.error}</p>;
   if (!run || !head.value) return <p class="page" role="status">Loading …</p>;
+  if (route.run && route.run !== run.name) {
+    return <p class="error page" role="alert">No run named {route.run} is open here. <a href={links.overview(run.name)}>{run.name}</a></p>;
+  }
   const path = `runs/${place}`;
-  const chosen = chosenOf(route.settings, head.value.estimators);
+  const chosen = chosenOf(route.settings, head.value.estimators, run.trained);
   const shared = { path, run: run.name, version };
   const pick = (iteration: string) => go(links.tasks(run.name, asSettings({ ...NO_FILTER, iteration })));
   const single = route.view === "overview" || route.view === "compare";

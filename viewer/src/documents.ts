@@ -3,7 +3,10 @@
 export type Cut = { cut: string; length: number };
 export type Text = string | Cut | null;
 
-export type Run = { name: string; path: string; version: string; training: boolean };
+/** An estimator with parameters. */
+export type Trained = { name: string; set: Record<string, number | string | boolean | null> };
+
+export type Run = { name: string; path: string; version: string; training: boolean; trained: Trained | null };
 
 export type Parameter = {
   name: string;

@@ -1,25 +1,33 @@
 // The two estimators whose advantages are compared, and their parameters.
 import { useState } from "preact/hooks";
 import { isFile, type Loaded, type Query, useDocument } from "./data";
-import type { Estimate, Estimator, Parameter } from "./documents";
+import type { Estimate, Estimator, Parameter, Trained } from "./documents";
 import { change as changeSettings } from "./route";
 
 type Value = number | string | boolean | null;
 
-/** An estimator with the parameters that differ from their defaults. */
-export type Chosen = { name: string; set: Record<string, Value> };
+/** An estimator with the parameters that differ from their defaults, and whether it is that of the training run. */
+export type Chosen = { name: string; set: Record<string, Value>; trained?: boolean };
 
 const FIRST = ["history_length", "alpha", "mode", "context", "gamma"];
 
-/** The estimators A and B of the address, written as on the command line: `hgpo:history_length=4:alpha=2`. */
-export function chosenOf(settings: URLSearchParams, known: Estimator[]): Chosen[] {
+/**
+ * The estimators A and B of the address, written as on the command line: `hgpo:history_length=4:alpha=2`. By default, A
+ * is that of the training run, and B has those of its parameters that it knows.
+ */
+export function chosenOf(settings: URLSearchParams, known: Estimator[], trained: Trained | null): Chosen[] {
   const names = known.map((one) => one.name);
-  const first = ["hgpo", "gigpo", ...names].filter((name) => names.includes(name));
+  const first = [...new Set([trained?.name ?? "hgpo", "hgpo", "gigpo", ...names])].filter((name) => names.includes(name));
+  const initial = (name: string): Chosen => {
+    const has = known.find((one) => one.name === name)?.parameters.map((one) => one.name) ?? [];
+    const set = Object.fromEntries(Object.entries(trained?.set ?? {}).filter(([key]) => has.includes(key)));
+    return { name, set, trained: name === trained?.name };
+  };
   return ["a", "b"].map((letter, place) => {
     const parts = (settings.get(letter) ?? "").split(":");
     const at = parts.findIndex((part) => part.includes("="));
     const name = (at < 0 ? parts : parts.slice(0, at)).join(":");
-    if (!names.includes(name)) return { name: (first[place] ?? first[0]) as string, set: {} };
+    if (!names.includes(name)) return initial((first[place] ?? first[0]) as string);
     const set: Record<string, Value> = {};
     for (const part of at < 0 ? [] : parts.slice(at)) {
       const equals = part.indexOf("=");
@@ -82,7 +90,7 @@ export function Picker({ label, estimators, chosen, choose, depth, problem }: Pi
   );
   return (
     <fieldset class="picker">
-      <legend>{label}</legend>
+      <legend>{label}{chosen.trained && " · as trained"}</legend>
       <select
         aria-label={`${label}: estimator`} value={chosen.name} title={found?.summary}
         onChange={(event) => choose({ name: event.currentTarget.value, set: {} })}
@@ -90,7 +98,7 @@ export function Picker({ label, estimators, chosen, choose, depth, problem }: Pi
         {estimators.map((one) => <option value={one.name}>{one.name}</option>)}
       </select>
       {isFile ? (
-        <p class="note">default parameters, rewards × 10</p>
+        <p class="note">{Object.keys(chosen.set).length ? "parameters of the training run" : "default parameters, rewards × 10"}</p>
       ) : (
         <>
           {first.map(field)}

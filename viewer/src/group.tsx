@@ -129,7 +129,7 @@ export function Strips({ run, group, estimate, current }: StripsProps) {
               return (
                 <tr>
                   <th scope="row"><Outcome of={one} /> <a href={links.step(run, one.trajectory, 0)} title={one.trajectory}><Line text={names[place]} most={current ? 14 : 40} /></a>
-                    {one.error !== null && !current && <p class="error"><Line text={one.error} /></p>}
+                    {one.error !== null && !current && <p class="error" title={plain(one.error)}><Line text={one.error} /></p>}
                   </th>
                   {!current && <><td class="figure">{number(one.episode_return)}</td><td class="figure">{one.length}</td><td class="figure">{one.invalid || ""}</td></>}
                   <td><Strip {...{ run, group, one, estimate, again }} steps={places[place] ?? []} current={place === current?.trajectory ? current.step : undefined} /></td>

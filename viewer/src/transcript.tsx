@@ -86,7 +86,7 @@ export function TranscriptPage({ path, run, version, trajectory, step, estimator
   const problem = found.error ?? group.error;
   if (problem) return <p class="error page" role="alert">{problem}</p>;
   if (!group.value || !one) return <p class="page" role="status">Loading …</p>;
-  const names = chosen.map((picked) => picked.name);
+  const names = chosen.map((picked) => (picked.trained ? `${picked.name}, as trained` : picked.name));
   return (
     <article class="page transcript" ref={page}>
       <div class="turns">

@@ -106,7 +106,9 @@ class TerminalViewer(App[None]):
     def __init__(self, sources: Sequence[Source], estimators: Sequence[str] = ()) -> None:
         super().__init__()
         self.sources = sources
-        self.compared = read_two(estimators or DEFAULT)
+        name, parameters = sources[0].trained() or (DEFAULT[0], {})
+        names = list(dict.fromkeys([name, *DEFAULT]))[:2]
+        self.compared = read_two(estimators) if estimators else read_variants(names, parameters)
 
     @contextmanager
     def reporting(self) -> Iterator[None]:
