@@ -160,6 +160,7 @@ function CurvesPart({ curves, pick }: { curves: Curves; pick: (iteration: string
               </select>
             </label>
             <Chart key={chosen} title={chosen} iterations={curves.metrics_iterations} curves={[{ name: chosen, values: curves.metrics[chosen] ?? [] }]} />
+            <p class="note">Metrics count updates, as the log does: those of update 1 are of the rollouts of iteration 0. Update 0 is the evaluation before training.</p>
           </div>
         )}
       </div>
