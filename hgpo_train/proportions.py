@@ -52,8 +52,8 @@ def wilson_interval(share: float, trials: int) -> tuple[float, float]:
 def paired_interval(differences: Sequence[float]) -> tuple[float, float]:
     """Return Agresti and Min's 95% interval of the mean difference of two success rates on the same tasks.
 
-    One task is added: half of it lost by each side, as if there were two more tasks with the sum 0 and the sum of
-    squares 1. So the interval has a width where few tasks differ, for which every resample gives nearly the same mean.
+    It is that of two more tasks, whose differences have the sum 0 and the sum of squares 1. So the interval has a width
+    where few tasks differ, for which every resample gives nearly the same mean.
 
     Source: A. Agresti, Y. Min, Simple improved confidence intervals for comparing matched proportions, Statistics in
     Medicine 24 (2005), pp. 729-740, with 1/2 added to each of the four cells.

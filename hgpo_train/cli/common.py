@@ -37,7 +37,7 @@ EnvOption = Annotated[
 PolicyOption = Annotated[list[str] | None, typer.Option(help="An option of the policy, name=value; may be repeated.")]
 Slots = Annotated[int | None, typer.Option(help="Number of concurrent environments. Default: 256.")]
 Workers = Annotated[
-    int | None, typer.Option(help="Run so many environments, instead of --slots, each in its own process.")
+    int | None, typer.Option(min=1, help="Run so many environments, instead of --slots, each in its own process.")
 ]
 RetryFailed = Annotated[bool, typer.Option(help="Retry rollouts that failed in an earlier run of this command.")]
 MaxFailed = Annotated[float, typer.Option(help="Exit with code 1 if more than this share of the rollouts failed.")]
