@@ -23,7 +23,7 @@ import gymnasium
 from gymnasium.envs.registration import parse_env_id
 
 from hgpo_envs.errors import InputError, one_line, unknown
-from hgpo_envs.plugins import distribution, installed, load
+from hgpo_envs.plugins import distribution, install_command, installed, load
 from hgpo_envs.responses import parse
 from hgpo_envs.sources import open_shared
 
@@ -220,10 +220,7 @@ def environment_spec(env_id: str) -> EnvironmentSpec:
         return own
     if env_id not in _installed_ids():
         if folder := _APART.get(env_id):
-            raise InputError(
-                f"{env_id} needs hgpo-{folder}: pip install hgpo-{folder} "
-                f"(in a checkout: pip install ./integrations/{folder})"
-            )
+            raise InputError(f"{env_id} needs hgpo-{folder}: {install_command(folder=f'integrations/{folder}')}")
         raise InputError(unknown("environment", env_id, environment_ids()))
     point = installed(ENTRY_POINTS)[env_id]
     spec, origin = load(point), f"{ENTRY_POINTS} {env_id!r} of the distribution {distribution(point)}"

@@ -6,13 +6,18 @@ package never breaks the others: its error is one line with the name of its dist
 
 from __future__ import annotations
 
+import json
+import shlex
 import sys
 import warnings
 from functools import cache
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, entry_points, version
+from importlib.metadata import distribution as installed_distribution
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 from hgpo_envs.errors import InputError, one_line
 
@@ -56,6 +61,34 @@ def load(point: EntryPoint) -> object:
 def distribution(point: EntryPoint) -> str:
     """Return the name of the distribution that declares an entry point."""
     return point.dist.name if point.dist is not None else "(unknown)"
+
+
+def install_command(extra: str = "", folder: str = "") -> str:
+    """Return the command that installs an extra, or another distribution of the repository that hgpo came from.
+
+    pip records that place (PEP 610): a checkout, a repository, or, if there is no record, a package index.
+
+    Args:
+        extra: An extra of hgpo, such as ``"train"``.
+        folder: The folder of a distribution in the repository, such as ``"integrations/textworld"``.
+    """
+    name = f"hgpo-{folder.rpartition('/')[2]}" if folder else "hgpo"
+    wanted = f"[{extra}]" if extra else ""
+    try:
+        record = installed_distribution("hgpo").read_text("direct_url.json")
+    except PackageNotFoundError:  # imported from a checkout that is not installed
+        record = None
+    origin = json.loads(record or '{"url": ""}')
+    if "dir_info" in origin:
+        editable = "-e " if origin["dir_info"].get("editable") else ""
+        place = Path(url2pathname(urlsplit(origin["url"]).path)) / folder
+        return f"pip install {editable}{shlex.quote(f'{place}{wanted}')}"
+    if not origin["url"]:
+        return f"pip install {shlex.quote(f'{name}{wanted}')}"
+    tool = f"{origin['vcs_info']['vcs']}+" if "vcs_info" in origin else ""
+    part = f"#subdirectory={folder}" if folder else ""
+    requirement = f"{name}{wanted} @ {tool}{origin['url']}{part}"
+    return f"pip install {shlex.quote(requirement)}"
 
 
 def installed_version(name: str) -> str | None:

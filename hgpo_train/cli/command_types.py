@@ -130,16 +130,13 @@ def plugin(name: str) -> LazyCommand:
 
     def function() -> Any:  # noqa: ANN401 (the entry point's contract: a function)
         from hgpo_envs.errors import InputError
-        from hgpo_envs.plugins import installed, load
+        from hgpo_envs.plugins import install_command, installed, load
 
         point = installed(ENTRY_POINTS).get(name)
         if point is None:
             folder = KNOWN[name]
-            distribution = f"hgpo-{folder.rpartition('/')[2]}"
-            raise InputError(
-                f"hgpo {name.replace('.', ' ')} needs {distribution}: pip install {distribution} "
-                f"(in a checkout: pip install ./{folder})"
-            )
+            command = f"hgpo {name.replace('.', ' ')}"
+            raise InputError(f"{command} needs hgpo-{folder.rpartition('/')[2]}: {install_command(folder=folder)}")
         return load(point)
 
     about = f"A command of {KNOWN.get(name, 'another distribution')}."

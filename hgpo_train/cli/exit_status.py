@@ -31,7 +31,9 @@ def exit_with_error(error: BaseException) -> NoReturn:
     if isinstance(error, RolloutError | ProcessError):
         _fail(error, str(error), 1)
     if isinstance(error, ModuleNotFoundError) and (extra := extra_of(error.name or "")):
-        _fail(error, f"this needs {error.name}: pip install 'hgpo[{extra}]'", 2)
+        from hgpo_envs.plugins import install_command
+
+        _fail(error, f"this needs {error.name}: {install_command(extra)}", 2)
     polars: Any = sys.modules.get("polars")
     if polars and isinstance(error, polars.exceptions.ComputeError | polars.exceptions.PanicException):
         _fail(error, f"a step table cannot be read: {error}; `hgpo verify` finds the damaged file", 1)

@@ -21,6 +21,7 @@ from msgspec import Meta
 
 from hgpo_envs.errors import InputError, unknown
 from hgpo_envs.files.secrets import redact, redact_logging, register, register_url
+from hgpo_envs.plugins import install_command
 from hgpo_envs.responses import message_text
 from hgpo_train.policies.base import AsyncPolicy, Failure, Reply
 from hgpo_train.policies.conversation import chat_messages, without_oldest
@@ -246,7 +247,7 @@ def make(argument: str, context: PolicyContext) -> ServerPolicy:
             the address, or it does not serve the model.
     """
     if find_spec("aiohttp") is None:
-        raise InputError("policy openai needs the aiohttp package: pip install 'hgpo[api]'")
+        raise InputError(f"policy openai needs the aiohttp package: {install_command('api')}")
     if not argument:
         raise InputError("policy openai: expected a model, as in openai:Qwen2.5-1.5B-Instruct")
     policy = ServerPolicy(argument, build(ServerOptions, context.options, "policy option"))

@@ -21,6 +21,7 @@ import msgspec
 
 from hgpo_envs.errors import InputError, one_line, unknown
 from hgpo_envs.files.untrusted_files import read_bytes
+from hgpo_envs.plugins import install_command
 from hgpo_train.models.checkpoint_files import resolve_model
 from hgpo_train.models.preflight import ADAPTER_SETTINGS, check_loads_no_code, check_model_source
 from hgpo_train.policies.base import Failure, Reply, attempt
@@ -248,7 +249,7 @@ def check_vllm() -> None:
         from vllm import LLM
         from vllm.platforms import current_platform
     except ImportError as error:
-        raise InputError("policy vllm needs vLLM 0.32 or newer: pip install 'hgpo[vllm]'") from error
+        raise InputError(f"policy vllm needs vLLM 0.32 or newer: {install_command('vllm')}") from error
     del LLM
     if not current_platform.device_type:
         raise InputError(

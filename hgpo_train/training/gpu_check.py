@@ -22,6 +22,7 @@ import polars as pl
 import torch
 
 from hgpo_envs.errors import one_line
+from hgpo_envs.plugins import install_command
 from hgpo_train.models.checkpoint_files import TrainingState
 from hgpo_train.models.hf import no_progress_bars
 from hgpo_train.models.loading import add_adapters, checkpoint_layers, choose_device, compute_dtype, why_no_gpu
@@ -373,7 +374,7 @@ def _step(device: torch.device, config: Config | None) -> Result:
 def _vllm_findings(device: torch.device) -> Iterator[Finding]:
     """Check vLLM's engine with the small model: its numbers, and that it serves what was published."""
     if find_spec("vllm") is None:
-        yield Finding("vLLM", "skip", "vLLM is not installed: pip install 'hgpo[vllm]'")
+        yield Finding("vLLM", "skip", f"vLLM is not installed: {install_command('vllm')}")
         return
     with tempfile.TemporaryDirectory() as folder:
         model = _tiny(device)

@@ -8,6 +8,7 @@ import pytest
 from command import every_command, finished, python
 from distribution import write_distribution
 
+from hgpo_envs.plugins import install_command
 from hgpo_train.cli import command_types
 from hgpo_train.cli.command_types import RedactedCommand
 
@@ -107,5 +108,5 @@ def test_a_broken_distribution_is_one_line(hgpo) -> None:
 def test_a_known_command_that_is_not_installed_names_the_installation(hgpo, monkeypatch) -> None:
     monkeypatch.setitem(command_types.KNOWN, "absent", "integrations/absent")
     assert "A command of integrations/absent." in hgpo("--help")[1]
-    repair = "pip install hgpo-absent (in a checkout: pip install ./integrations/absent)"
+    repair = install_command(folder="integrations/absent")
     assert hgpo("absent") == (2, "", f"error: hgpo absent needs hgpo-absent: {repair}\n")

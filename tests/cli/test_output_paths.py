@@ -10,6 +10,7 @@ import pytest
 from command import ROOT, every_command
 
 from hgpo_datasets import StepWriter
+from hgpo_envs.plugins import install_command
 from hgpo_train import collect
 from hgpo_train.cli.exit_status import extra_of
 
@@ -124,7 +125,7 @@ def test_a_minari_dataset_that_cannot_be_written_is_one_line_and_leaves_nothing(
     with monkeypatch.context() as without:
         without.setitem(sys.modules, "minari", None)
         code, lines = run(*export, "hgpo/alfworld/first-v0")
-    assert (code, lines) == (2, ["error: this needs minari: pip install 'hgpo[interchange]'"])
+    assert (code, lines) == (2, [f"error: this needs minari: {install_command('interchange')}"])
 
     assert run(*export, "hgpo/alfworld/first-v0")[0] == 0
     before = tree(Path())

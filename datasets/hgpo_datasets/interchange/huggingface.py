@@ -9,6 +9,7 @@ import polars as pl
 from hgpo_datasets.reader import source_files
 from hgpo_envs.errors import InputError, unknown
 from hgpo_envs.hashing import UNDEFINED
+from hgpo_envs.plugins import install_command
 
 if TYPE_CHECKING:
     import os
@@ -44,7 +45,7 @@ def to_dataset(
     import datasets
 
     if not hasattr(datasets, "load_dataset"):
-        raise InputError("Hugging Face datasets is not installed; run: pip install 'hgpo[interchange]'")
+        raise InputError(f"Hugging Face datasets is not installed; run: {install_command('interchange')}")
     files = [file.path for file in source_files(source, {})]
     known = pl.read_parquet_schema(files[0])
     for column in (column for column in columns or () if column not in known):

@@ -12,6 +12,7 @@ from hgpo_envs.alfworld.data.source import ALFWorldSource
 from hgpo_envs.alfworld.engine.grammar import recognise, split_task
 from hgpo_envs.engine import State, Task
 from hgpo_envs.errors import InputError
+from hgpo_envs.plugins import install_command
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -113,7 +114,7 @@ def _environment() -> Any:  # noqa: ANN401 (textworld has no types)
         from textworld.envs import PddlEnv
     except ImportError as error:
         raise InputError(
-            f'backend="original" needs the original program ({error}): pip install "hgpo[alfworld]" '
+            f'backend="original" needs the original program ({error}): {install_command("alfworld")} '
             "(it builds from source; a C++ compiler is needed)"
         ) from None
     return AlfredDemangler()(PddlEnv(EnvInfos(won=True, admissible_commands=True)))
