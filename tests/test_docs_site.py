@@ -1,16 +1,19 @@
 """The documentation site: pages are in the navigation, the reference is complete, and it builds without a warning."""
 
 import dataclasses
-import json
 import re
 import shutil
 import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
 from html import unescape
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from importlib import import_module
 from pathlib import Path
+from threading import Thread
 
 import pytest
 import yaml
@@ -158,81 +161,118 @@ def test_links_to_notebooks_lead_to_their_pages() -> None:
         assert f"../{notebook}" in (ROOT / "docs/notebooks.md").read_text("utf-8")
 
 
-@pytest.mark.slow
-def test_the_site_builds_and_loads_nothing_from_elsewhere(tmp_path, monkeypatch) -> None:
-    pytest.importorskip("zensical")
-    pytest.importorskip("mkdocstrings")
-    shutil.copyfile(ROOT / "mkdocs.yml", tmp_path / "mkdocs.yml")
-    for folder in ("hgpo_envs", "hgpo_train", "datasets", "tools"):  # what mkdocstrings reads
-        (tmp_path / folder).symlink_to(ROOT / folder)
-    pytest.importorskip("marimo")
-    monkeypatch.setattr(docs_notebooks, "exported", lambda notebook: f"<p>{notebook.stem}</p>")  # tested above
-    docs_site.write(tmp_path / "build/docs")
+@pytest.fixture(scope="module")
+def site(tmp_path_factory) -> Path:
+    """The built site, in which a notebook's page is a line."""
+    for module in ("zensical", "mkdocstrings", "marimo"):
+        pytest.importorskip(module)
+    folder = tmp_path_factory.mktemp("docs")
+    shutil.copyfile(ROOT / "mkdocs.yml", folder / "mkdocs.yml")
+    for package in ("hgpo_envs", "hgpo_train", "datasets", "tools"):  # what mkdocstrings reads
+        (folder / package).symlink_to(ROOT / package)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(docs_notebooks, "exported", lambda notebook: f"<p>{notebook.stem}</p>")  # tested above
+        docs_site.write(folder / "build/docs")
     command = [sys.executable, "-m", "zensical", "build", "--clean", "--strict"]
-    built = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    built = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     assert built.returncode == 0, built.stdout + built.stderr
+    return folder / "site"
+
+
+@pytest.mark.slow
+def test_the_site_loads_nothing_from_elsewhere(site) -> None:
     for page in pages(CONFIGURATION["nav"]):
         address = "index.html" if page == "index.md" else f"{page.removesuffix('.md')}/index.html"
-        html = (tmp_path / "site" / address).read_text("utf-8")
+        html = (site / address).read_text("utf-8")
         loaded = re.findall(r"<(?:script|img|iframe)[^>]*\ssrc=\"?([^\s\">]+)", html)
         loaded += re.findall(r"<link[^>]*rel=\"?(?:stylesheet|preload|preconnect)[^>]*href=\"?([^\s\">]+)", html)
         assert loaded
         assert [source for source in loaded if source.startswith(("http", "//"))] == []
         assert "[hgpo" not in re.sub(r"<pre.*?</pre>", "", html, flags=re.DOTALL), "a reference that leads nowhere"
-    assert (tmp_path / "site/notebooks/own_rollouts.html").read_text("utf-8") == "<p>own_rollouts</p>"
-    assert (tmp_path / "site/notebooks/marimo/index.html").is_file()
-    reference = (tmp_path / "site/reference/hgpo_datasets/index.html").read_text("utf-8")
+    assert (site / "notebooks/own_rollouts.html").read_text("utf-8") == "<p>own_rollouts</p>"
+    assert (site / "notebooks/marimo/index.html").is_file()
+    reference = (site / "reference/hgpo_datasets/index.html").read_text("utf-8")
     assert 'id="hgpo_datasets.reader.scan_steps"' in reference
     assert "<blockquote>" not in reference, "examples are code"
 
 
 SEARCHES = {
-    "memory": "memory/",
     "turn off memory": "memory/",
-    "history_hash_2": "memory/",
-    "own model on vLLM": "how_to/#use-a-served-model",
-    "8 GPUs": "scaling/",
-    "custom environment": "how_to/#use-your-own-environment-policy-or-estimator",
-    "tool calling": "environments/#tools",
-    "resume": "training/#resume-an-interrupted-run",
+    "use my own model with vLLM": "questions/",
+    "own model on vLLM": "questions/",
+    "resume after crash": "questions/",
+    "why is my advantage 0": "questions/",
+    "multi GPU": "questions/",
+    "8 GPUs": "questions/",
+    "how many GPUs do I need": "questions/",
+    "how to cite": "questions/",
+    "out of memory": "questions/",
+    "run without internet": "questions/",
+    "no gpu": "questions/",
+    "which estimator should I use": "questions/",
+    "custom reward": "questions/",
+    "custom environment": "questions/",
+    "change the prompt": "questions/",
+    "reproduce the paper": "questions/",
+    "compare two models": "questions/",
+    "tool calling": "questions/",
+    "install": "#install-and-run",
+    "train with LoRA": "how_to/#train-adapters-lora",
     "W&B": "how_to/#track-with-weights--biases",
     "OOM": "training/#gpu-memory-oom",
-    "context inconsistency": "statistics/#levels-of-context",
+    "context inconsistency": "questions/",
     "singleton": "estimators/#singleton-groups",
+    "export to hugging face": "interchange/#hugging-face-datasets",
 }
 """Where a search of the site must lead, among its first two hits; a page stands for its sections."""
 
-SEARCH = """
-const {readFileSync} = require("node:fs");
-const [path, queries] = process.argv.slice(1);
-const lunr = require(path + "/lunr.js");
-const {docs} = JSON.parse(readFileSync(path + "/search_index.json"));
-const index = lunr(function () {
-  this.field("title"); this.field("text"); this.ref("location");
-  docs.forEach((doc) => this.add(doc));
-});
-console.log(JSON.stringify(JSON.parse(queries).map((query) => index.search(query).slice(0, 2).map((hit) => hit.ref))));
+LINKS = """
+() => {
+  const roots = [document], links = [];
+  while (roots.length) {
+    for (const element of roots.pop().querySelectorAll("*")) {
+      if (!element.shadowRoot) continue;
+      roots.push(element.shadowRoot);
+      links.push(...[...element.shadowRoot.querySelectorAll("a")].map((link) => link.href));
+    }
+  }
+  return links;
+}
 """
+"""The links of the search's dialog, which is in a shadow root."""
+
+
+class QuietHandler(SimpleHTTPRequestHandler):
+    """Serves files without printing a line for each request."""
+
+    def log_message(self, *_: object) -> None:
+        pass
 
 
 @pytest.mark.slow
-def test_searches_find_their_place_in_the_first_two_hits(tmp_path, monkeypatch) -> None:
-    """Asks the index that MkDocs' search plugin makes of the site's pages, with its own lunr."""
-    if shutil.which("node") is None:
-        pytest.skip("node is not installed")
-    build = pytest.importorskip("mkdocs.commands.build").build
-    load_config = pytest.importorskip("mkdocs.config").load_config
-    monkeypatch.setattr(docs_notebooks, "write", lambda folder: None)
-    docs_site.write(tmp_path / "docs")
-    settings = {"site_name": "HGPO", "docs_dir": "docs", "site_dir": "site", "theme": "mkdocs", "plugins": ["search"]}
-    slugs = "toc: {slugify: !!python/object/apply:pymdownx.slugs.slugify {kwds: {case: lower}}}"
-    text = yaml.safe_dump(settings) + f"markdown_extensions: [tables, attr_list, {{{slugs}}}]\n"
-    (tmp_path / "mkdocs.yml").write_text(text, "utf-8")
-    build(load_config(str(tmp_path / "mkdocs.yml")))
-    command = ["node", "-e", SEARCH, str(tmp_path / "site/search"), json.dumps(list(SEARCHES))]
-    found = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-    hits = dict(zip(SEARCHES, found, strict=True))
-    lost = [
-        query for query, at in SEARCHES.items() if not any(hit == at or hit.startswith(f"{at}#") for hit in hits[query])
-    ]
-    assert lost == [], {query: hits[query] for query in lost}
+def test_searches_find_their_place_in_the_first_two_hits(site) -> None:
+    """Types into the search of the site in a browser."""
+    playwright = pytest.importorskip("playwright.sync_api")
+    chromium = shutil.which("chromium") or shutil.which("google-chrome")
+    if chromium is None:
+        pytest.skip("chromium is not installed")
+    handler = partial(QuietHandler, directory=str(site))
+    hits = {}
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server, playwright.sync_playwright() as driver:
+        Thread(target=server.serve_forever, daemon=True).start()
+        root = f"http://127.0.0.1:{server.server_address[1]}/"
+        page = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"]).new_page()
+        page.goto(root, wait_until="networkidle")
+        page.keyboard.press("/")  # opens the search
+        for query in SEARCHES:
+            page.locator("input[type=text]").last.fill(query)
+            with suppress(playwright.TimeoutError):  # no hit at all
+                page.wait_for_function(
+                    f"query => ({LINKS})().some((link) => new URL(link, location).searchParams.get('h') === query)",
+                    arg=query.replace("&", "&amp;"),
+                    timeout=10_000,
+                )
+            hits[query] = [re.sub(r"[?]h=[^#]*", "", link.removeprefix(root)) for link in page.evaluate(LINKS)[:2]]
+        server.shutdown()
+    lost = {query: hits[query] for query, at in SEARCHES.items() if not any(hit.startswith(at) for hit in hits[query])}
+    assert lost == {}
