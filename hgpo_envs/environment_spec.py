@@ -202,6 +202,18 @@ def add_spec(spec: EnvironmentSpec) -> None:
     _added[spec.id] = spec
 
 
+class NotInstalled(InputError):  # noqa: N818 (reads like UnknownTask)
+    """A benchmark of this project whose distribution is not installed.
+
+    Attributes:
+        command: The command that installs it.
+    """
+
+    def __init__(self, env_id: str, name: str, command: str) -> None:
+        super().__init__(f"{env_id} needs {name}: {command}")
+        self.command = command
+
+
 def environment_ids() -> list[str]:
     """Return the ids of all benchmarks: those of this package, of entry points, and those added in this process."""
     return list(dict.fromkeys([*_OWN, *_APART, *_installed_ids(), *_added]))
@@ -211,6 +223,7 @@ def environment_spec(env_id: str) -> EnvironmentSpec:
     """Return the benchmark with this Gymnasium id.
 
     Raises:
+        NotInstalled: If the benchmark's distribution is not installed.
         InputError: If the id is unknown or the package that declares it is broken.
     """
     if env_id in _added:
@@ -220,7 +233,7 @@ def environment_spec(env_id: str) -> EnvironmentSpec:
         return own
     if env_id not in _installed_ids():
         if folder := _APART.get(env_id):
-            raise InputError(f"{env_id} needs hgpo-{folder}: {install_command(folder=f'integrations/{folder}')}")
+            raise NotInstalled(env_id, f"hgpo-{folder}", install_command(folder=f"integrations/{folder}"))
         raise InputError(unknown("environment", env_id, environment_ids()))
     point = installed(ENTRY_POINTS)[env_id]
     spec, origin = load(point), f"{ENTRY_POINTS} {env_id!r} of the distribution {distribution(point)}"

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hgpo_envs.environment_spec import environment_ids, environment_spec, imported, provider
+from hgpo_envs.environment_spec import NotInstalled, environment_ids, environment_spec, imported, provider
 from hgpo_envs.errors import one_line
 from hgpo_envs.registration import default_arguments
 
@@ -42,6 +42,7 @@ class ListedEnvironment:
             ``inspect.Parameter.empty``.
         data: The data that can be opened: the default first, then what was found in `EnvironmentSpec.data_places`.
         looked: The places where official data was looked for.
+        install: The command that installs the benchmark; empty if it is installed.
         error: Why the benchmark cannot be used, in one line; empty if it can.
     """
 
@@ -50,6 +51,7 @@ class ListedEnvironment:
     arguments: Mapping[str, Any] = field(default_factory=dict)
     data: tuple[FoundData, ...] = ()
     looked: tuple[str, ...] = ()
+    install: str = ""
     error: str = ""
 
 
@@ -63,6 +65,8 @@ def _listed(env_id: str) -> ListedEnvironment:
         spec = environment_spec(env_id)
         arguments = default_arguments(spec)
         places = _data_places(spec)
+    except NotInstalled as error:
+        return ListedEnvironment(env_id, provider(env_id), install=error.command)
     except Exception as error:  # noqa: BLE001 - the package of someone else must not hide the other benchmarks
         return ListedEnvironment(env_id, provider(env_id), error=one_line(error, 300))
     own = [] if spec.needs_data else [None]

@@ -15,14 +15,17 @@ if TYPE_CHECKING:
 def envs(as_json: common.Json = False) -> None:
     """List the environments: ids, arguments with defaults, splits with task counts, and the data that is here."""
     from hgpo_envs.listing import list_environments
-    from hgpo_train.cli.display import print_json
+    from hgpo_train.cli.display import print_json, print_table
 
     environments = list_environments()
     if as_json:
         print_json([_document(listed) for listed in environments])
         return
     for listed in environments:
-        _show(listed)
+        if not listed.install:
+            _show(listed)
+    if absent := [(listed.id, listed.install) for listed in environments if listed.install]:
+        print_table(["", ""], absent, title="Not installed", texts=2)
     typer.echo(f"\n{common.next_commands(['rollout', '--env', 'ID', '--policy', 'random', '--out', 'RUN'])}")
 
 

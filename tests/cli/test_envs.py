@@ -91,3 +91,12 @@ def test_the_table_names_ids_splits_and_defaults() -> None:
     shown = invoke("envs")
     for part in ("HGPO/ALFWorld-v0", "bundled: train 14,736, eval 1,000, test 500", "max_steps=15"):
         assert part in shown
+
+
+def test_an_environment_that_is_not_installed_is_no_error(hgpo) -> None:
+    absent = {env_id: one["install"] for env_id, one in listed().items() if one["install"]}
+    assert all(command.startswith("pip install") for command in absent.values())
+    shown = hgpo("envs")[1]
+    assert not re.search(r"^error", shown, re.MULTILINE)
+    assert ("Not installed" in shown) == bool(absent)
+    assert {env_id for env_id in absent if env_id in shown} == set(absent)
