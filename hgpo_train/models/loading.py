@@ -10,6 +10,7 @@ import torch
 
 from hgpo_envs.errors import InputError
 from hgpo_train.models.checkpoint_files import BUNDLED, resolve_model
+from hgpo_train.models.forward_check import check_logits, disable_dropout
 from hgpo_train.models.hf import no_progress_bars, unwrap_peft
 from hgpo_train.models.preflight import check_loads_no_code, check_model_source
 
@@ -20,10 +21,6 @@ if TYPE_CHECKING:
 
 _DRIVERS: Final = {"11": "450 or newer", "12": "525 or newer", "13": "580 or newer"}
 """The NVIDIA driver for Linux that a major version of CUDA needs (its release notes: minor version compatibility)."""
-
-
-_LOGITS: Final = ("final_logit_softcapping", "logits_scaling", "logit_scale")
-"""Settings of models whose logits are changed after the output layer: those of Gemma 2, Granite and Cohere."""
 
 
 def choose_device(name: str) -> torch.device:
@@ -103,7 +100,7 @@ def load_model(config: ModelConfig, seed: int = 0) -> Model:
 
     Raises:
         InputError: The model cannot be loaded, its files lack weights, its configuration names code to load, its logits
-            are not supported, or new adapters are wanted beside those at the path.
+            are not those of its output layer, or new adapters are wanted beside those at the path.
     """
     from transformers import AutoModelForCausalLM
 
@@ -126,22 +123,26 @@ def load_model(config: ModelConfig, seed: int = 0) -> Model:
                 output_loading_info=True,
             )
     except Exception as error:  # damaged files can raise any exception of their parsers
-        raise InputError(f"cannot load a causal language model from {config.path!r}: {_first_line(error)}") from error
+        reason = _first_line(error)
+        if "does not support an attention implementation" in reason:
+            reason = f'it has no attention "{config.attention}"; set model.attention = "eager"'
+        raise InputError(f"cannot load a causal language model from {config.path!r}: {reason}") from error
     model: Model = loaded[0]
     if missing := sorted(loaded[1]["missing_keys"]):  # Transformers initializes them with random numbers
         raise InputError(
             f"cannot load a causal language model from {config.path!r}: its files contain no weights for {missing[0]!r}"
             + (f" and {len(missing) - 1} more" if missing[1:] else "")
         )
-    for setting in _LOGITS:
-        if getattr(model.config, setting, None) not in (None, 1):
-            raise InputError(
-                f"expected a model without {setting}, such as the Qwen family, received {type(model).__name__}, whose "
-                "logits are not those of its output layer alone; choose another model.path"
-            )
     if base is not None:
         model = _merged(model, folder)
     model.to(choose_device(config.device))
+    check_logits(model)
+    if disable_dropout(model):
+        warnings.warn(
+            f"the dropout of {config.path} is set to 0: with it the update would compute other probabilities than the "
+            "rollout sampled from",
+            stacklevel=2,
+        )
     if config.lora.rank:
         model = add_adapters(model, config.lora, seed)
     if config.gradient_checkpointing:

@@ -10,12 +10,13 @@ from inspect import signature
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
+from torch import nn
 from torch.nn.attention.varlen import varlen_attn
 
 from hgpo_train.models.hf import unwrap_peft
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor
 
     from hgpo_train.models.hf import Model
 
@@ -23,6 +24,46 @@ PACKED_SDPA: Final = "hgpo_packed_sdpa"
 """The name under which the attention function is registered in Transformers."""
 _GROUPED: Final[dict[str, Any]] = {"enable_gqa": True} if "enable_gqa" in signature(varlen_attn).parameters else {}
 """Of torch 2.12 and newer; before, keys and values are repeated for the queries of their group."""
+
+
+def packed_bounds(position_ids: Tensor) -> dict[str, Any]:
+    """Return where packed sequences begin and end: Transformers' `FlashAttentionKwargs`.
+
+    `position_ids`, of shape (1, length), start at 0 in every sequence.
+    """
+    starts = (position_ids[0] == 0).nonzero().flatten()
+    bounds = nn.functional.pad(starts, (0, 1), value=position_ids.shape[1]).to(torch.int32)
+    longest = int(bounds.diff().max())
+    return {"cu_seq_lens_q": bounds, "cu_seq_lens_k": bounds, "max_length_q": longest, "max_length_k": longest}
+
+
+def has_packed_kernel(model: Model) -> bool:
+    """Return whether the attention of a model is a kernel that computes packed rows from their bounds."""
+    attention = getattr(unwrap_peft(model).config, "_attn_implementation", None) or ""
+    return "flash_attention" in attention or attention == PACKED_SDPA
+
+
+def last_hidden_states(model: Model, input_ids: Tensor, position_ids: Tensor | None = None) -> Tensor:
+    """Return the last hidden states of the decoder, of shape (rows, length, width).
+
+    No attention mask is needed. Padding is on the right, where the causal mask hides it. Packed sequences restart
+    their positions at 0, from which Transformers derives a block-diagonal mask of length² entries. Kernels for packed
+    rows need no mask but the bounds of the sequences, which are computed here once instead of in every layer.
+
+    Args:
+        model: A causal language model of Transformers, bare or wrapped by peft.
+        input_ids: Token ids, int64 of shape (rows, length).
+        position_ids: Positions, of the same shape; None counts from 0 in every row.
+    """
+    plain = unwrap_peft(model)
+    if position_ids is None:
+        position_ids = torch.arange(input_ids.shape[1], device=input_ids.device).expand_as(input_ids)
+    bounds: dict[str, Any] = {}
+    if has_packed_kernel(model) and len(position_ids) == 1:
+        bounds = packed_bounds(position_ids)
+    output = plain.get_decoder()(input_ids=input_ids, position_ids=position_ids, use_cache=False, **bounds)
+    states: Tensor = output.last_hidden_state
+    return states
 
 
 def enable_packed_kernel(model: Model, dtype: torch.dtype) -> bool:
@@ -33,11 +74,10 @@ def enable_packed_kernel(model: Model, dtype: torch.dtype) -> bool:
         dtype: The dtype that autocast computes in.
     """
     plain = unwrap_peft(model)
-    attention = getattr(plain.config, "_attn_implementation", None) or ""
-    if "flash_attention" in attention or attention == PACKED_SDPA:
+    if has_packed_kernel(model):
         return True
-    has_dropout = bool(getattr(plain.config, "attention_dropout", 0.0))  # which the kernel does not have
-    if attention != "sdpa" or has_dropout or not _is_supported(next(plain.parameters()).device, dtype):
+    attention = getattr(plain.config, "_attn_implementation", None)
+    if attention != "sdpa" or not _is_supported(next(plain.parameters()).device, dtype):
         return False
     use_packed_kernel(plain)
     return True
@@ -50,6 +90,13 @@ def use_packed_kernel(model: Model) -> None:
     AttentionInterface.register(PACKED_SDPA, _attention)
     AttentionMaskInterface.register(PACKED_SDPA, _mask)
     model.set_attn_implementation(PACKED_SDPA)
+
+
+def disable_packed_kernel(model: Model) -> None:
+    """Make a model compute its attention by `sdpa` again, if it took torch's kernel for packed rows."""
+    plain = unwrap_peft(model)
+    if getattr(plain.config, "_attn_implementation", None) == PACKED_SDPA:
+        plain.set_attn_implementation("sdpa")
 
 
 def _is_supported(device: torch.device, dtype: torch.dtype) -> bool:

@@ -20,8 +20,10 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 import torch
 
-from hgpo_envs.errors import InputError
+from hgpo_envs.errors import InputError, one_line
+from hgpo_train.models.forward_check import computing, sequences_to_try, tolerance
 from hgpo_train.models.hf import unwrap_peft
+from hgpo_train.models.packed_attention import last_hidden_states
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,7 +39,6 @@ PREFILL_TOKENS_CPU: Final = 512
 their memory is reused: up to twice as fast as 8,192 tokens."""
 PREFILL_TOKENS: Final = 16_384
 """The same on other devices."""
-_LAYERS: Final = {"full_attention", "sliding_attention"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,12 +86,8 @@ def sample_responses(
 
     Returns:
         Responses in the order of the prompts.
-
-    Raises:
-        InputError: The model has layers other than full or sliding attention.
     """
     plain = unwrap_peft(model)
-    check_layers(plain)
     plain.eval()
     decoder, head, device = plain.get_decoder(), plain.get_output_embeddings(), plain.device
     longest = options.max_new_tokens
@@ -134,18 +131,34 @@ class _Batch:
     cache: DynamicCache
 
 
-def check_layers(model: Model) -> None:
-    """Check that all layers of a model have full or sliding attention.
+def check_sampling(model: Model) -> None:
+    """Check on random tokens that sampling reports the model's log-probabilities.
+
+    It moves and joins the keys and values that layers keep. Layers that keep anything else are not supported. The two
+    prompts have different lengths, so that rows are moved.
 
     Raises:
-        InputError: Others have another kind.
+        InputError: It does not, or the model cannot be run with a cache of keys and values.
     """
-    layers = getattr(model.config.get_text_config(decoder=True), "layer_types", None) or ()
-    if unsupported := set(layers) - _LAYERS:
-        raise InputError(
-            f"expected a model whose layers have full or sliding attention, received {type(model).__name__} with "
-            f"{min(unsupported)!r}, which in-process sampling does not support; use vllm, or another model"
-        )
+    prompts = [ids.tolist() for ids in sequences_to_try(model)]
+    options = SamplingOptions(max_new_tokens=4, temperature=1.0, stop=())
+    name = type(unwrap_peft(model)).__name__
+    expected = "expected a model whose layers keep keys and values alone"
+    advice = "which in-process sampling does not support; use rollout.engine = 'vllm', or another model"
+    with computing(model):
+        try:
+            sampled = sample_responses(model, prompts, [0, 1], options)
+        except Exception as error:  # of the model's own code
+            reason = f"{type(error).__name__}: {one_line(error, 200)}"
+            raise InputError(f"{expected}, received {name} ({reason}), {advice}") from error
+        for prompt, response in zip(prompts, sampled, strict=True):
+            ids = torch.tensor([[*prompt, *response.tokens]], device=model.device)
+            states = last_hidden_states(model, ids)[0, len(prompt) - 1 : -1]
+            whole = unwrap_peft(model).get_output_embeddings()(states).float().log_softmax(-1)
+            logprobs = whole.gather(1, ids[0, len(prompt) :, None])[:, 0].cpu()
+            difference = (torch.from_numpy(response.logprobs) - logprobs).abs().max()
+            if not difference < tolerance(model) * logprobs.abs().max():
+                raise InputError(f"{expected}, received {name}, {advice}")
 
 
 def prompt_chunks(

@@ -11,7 +11,7 @@ import torch
 from hgpo_train.policies.base import BatchPolicy, Failure, Reply, Request
 from hgpo_train.policies.generation import FittedPrompt, GenerationOptions, fit_prompts, model_options
 from hgpo_train.policies.registry import PolicySpec
-from hgpo_train.policies.token_sampling import SampledResponse, SamplingOptions, sample_responses
+from hgpo_train.policies.token_sampling import SampledResponse, SamplingOptions, check_sampling, sample_responses
 from hgpo_train.settings import build, merge
 
 if TYPE_CHECKING:
@@ -139,7 +139,9 @@ def make(argument: str, context: PolicyContext) -> TransformersPolicy:
     config = ModelConfig(
         path=argument, device=options.device, compute_dtype=options.compute_dtype, gradient_checkpointing=False
     )
-    return TransformersPolicy(load_model(config), load_tokenizer(argument), options, compute_dtype(config))
+    tokenizer, model = load_tokenizer(argument), load_model(config)
+    check_sampling(model)
+    return TransformersPolicy(model, tokenizer, options, compute_dtype(config))
 
 
 def make_trainable(model: Model, tokenizer: Tokenizer, context: TrainableContext) -> TransformersPolicy:
@@ -147,6 +149,7 @@ def make_trainable(model: Model, tokenizer: Tokenizer, context: TrainableContext
     from hgpo_train.models.loading import compute_dtype
 
     options = _with_engine_options(context.generation, context.engine_options)
+    check_sampling(model)
     return TransformersPolicy(model, tokenizer, options, compute_dtype(context.model))
 
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import time
-from typing import TYPE_CHECKING, NamedTuple
+import warnings
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 import torch
 
 from hgpo_envs.errors import InputError
+from hgpo_train.models.forward_check import can_pack
+from hgpo_train.models.hf import unwrap_peft
 from hgpo_train.models.loading import compile_layers, compute_dtype
-from hgpo_train.models.packed_attention import enable_packed_kernel
+from hgpo_train.models.packed_attention import disable_packed_kernel, enable_packed_kernel
 from hgpo_train.models.reference import frozen_copy
 from hgpo_train.training.memory_plan import memory_advice
 from hgpo_train.training.update.batches import micro_batches, mini_batches
@@ -66,9 +69,7 @@ class Learner:
         self._autocast_dtype = compute_dtype(config.model)
         keep = config.update.kl_weight > 0 if reference is None else reference
         self._adapted = hasattr(model, "disable_adapter")
-        has_kernel = enable_packed_kernel(model, self._autocast_dtype)
-        automatic: Layout = "packed" if has_kernel else "padded"
-        self._layout: Layout = automatic if config.update.layout == "auto" else config.update.layout
+        self._layout = _layout_of(model, config.update.layout, self._autocast_dtype)
         self.reference: Model = model if keep and self._adapted else None
         with memory_advice(config):
             self.optimiser = make_optimiser(model, config.optimiser)
@@ -240,6 +241,25 @@ class Learner:
 
     def _tensor(self, values: NDArray[np.floating]) -> Tensor:
         return torch.from_numpy(values.astype(np.float32)).to(self.device)
+
+
+def _layout_of(model: Model, wanted: Literal["auto"] | Layout, dtype: torch.dtype) -> Layout:
+    """Return how rows are laid out: packed if asked for, or if a kernel computes packed rows and the model can.
+
+    Raises:
+        InputError: Packed rows are asked for, and those of the model see one another.
+    """
+    has_kernel = enable_packed_kernel(model, dtype)
+    if wanted == "padded" or (wanted == "auto" and not has_kernel):
+        return "padded"
+    if can_pack(model):
+        return "packed"
+    problem = f"rows of {type(unwrap_peft(model)).__name__} see one another when they are packed"
+    if wanted == "packed":
+        raise InputError(f'update.layout: {problem}; set update.layout = "padded"')
+    warnings.warn(f"{problem}, so they are padded (update.layout)", stacklevel=2)
+    disable_packed_kernel(model)
+    return "padded"
 
 
 def _reported(samples: Samples, otherwise: str) -> NDArray[np.float32]:

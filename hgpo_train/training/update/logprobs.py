@@ -9,14 +9,13 @@ pass (`torch.utils.checkpoint`), so at most one chunk's logits are in memory at 
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
-from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from hgpo_train.models.hf import unwrap_peft
-from hgpo_train.models.packed_attention import PACKED_SDPA
+from hgpo_train.models.packed_attention import last_hidden_states
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,17 +42,6 @@ def head_logprobs(
     return logprob, entropy
 
 
-def packed_bounds(position_ids: Tensor) -> dict[str, Any]:
-    """Return where packed sequences begin and end: Transformers' `FlashAttentionKwargs`.
-
-    `position_ids`, of shape (1, length), start at 0 in every sequence.
-    """
-    starts = (position_ids[0] == 0).nonzero().flatten()
-    bounds = nn.functional.pad(starts, (0, 1), value=position_ids.shape[1]).to(torch.int32)
-    longest = int(bounds.diff().max())
-    return {"cu_seq_lens_q": bounds, "cu_seq_lens_k": bounds, "max_length_q": longest, "max_length_k": longest}
-
-
 def response_logprobs(
     model: Model,
     input_ids: Tensor,
@@ -66,10 +54,6 @@ def response_logprobs(
     chunk: int = 128,
 ) -> tuple[Tensor, Tensor]:
     """Return the log-probabilities and entropies of given tokens under a causal language model.
-
-    No attention mask is needed. Padding is on the right, where the causal mask hides it. Packed sequences restart
-    their positions at 0, from which Transformers derives a block-diagonal mask of length² entries. Kernels for packed
-    rows need no mask but the bounds of the sequences, which are computed here once instead of in every layer.
 
     Args:
         model: The model, bare or wrapped by peft.
@@ -84,15 +68,9 @@ def response_logprobs(
     Returns:
         Log-probabilities and entropies in nats, float32 of shape (tokens,).
     """
-    plain = unwrap_peft(model)
-    attention = getattr(plain.config, "_attn_implementation", None) or ""
-    has_kernel = "flash_attention" in attention or attention == PACKED_SDPA
-    bounds = packed_bounds(position_ids) if has_kernel and len(position_ids) == 1 else {}
-    output = plain.get_decoder()(input_ids=input_ids, position_ids=position_ids, use_cache=False, **bounds)
-    hidden = output.last_hidden_state.flatten(0, 1)[source]
-    head = partial(
-        head_logprobs, plain.get_output_embeddings(), temperature=temperature, entropy_gradient=entropy_gradient
-    )
+    hidden = last_hidden_states(model, input_ids, position_ids).flatten(0, 1)[source]
+    output_layer = unwrap_peft(model).get_output_embeddings()
+    head = partial(head_logprobs, output_layer, temperature=temperature, entropy_gradient=entropy_gradient)
     parts, size = [], chunk or len(target)
     for part, tokens in zip(torch.split(hidden, size), torch.split(target, size), strict=True):
         if chunk and torch.is_grad_enabled():

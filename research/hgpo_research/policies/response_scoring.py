@@ -17,7 +17,6 @@ from hgpo_train.models.hf import unwrap_peft
 from hgpo_train.policies.token_sampling import (
     PREFILL_TOKENS,
     PREFILL_TOKENS_CPU,
-    check_layers,
     nucleus,
     prefill,
     prompt_chunks,
@@ -73,11 +72,9 @@ def score_responses(
         Probabilities, float64 of shape (responses,) for each prompt.
 
     Raises:
-        InputError: The model has layers other than full or sliding attention, or another implementation of attention
-            than sdpa or eager.
+        InputError: The model has another implementation of attention than sdpa or eager.
     """
     plain = unwrap_peft(model)
-    check_layers(plain)
     if (attention := _attention(plain)) not in ("sdpa", "eager"):
         raise InputError(f"expected a model with the attention sdpa or eager to score responses, received {attention}")
     plain.eval()

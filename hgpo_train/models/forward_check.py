@@ -1,0 +1,158 @@
+"""Checks that a loaded model computes what training expects of it, on 64 random tokens.
+
+Training runs a model's decoder and output layer itself, on rows that may be packed one after another, with `train()`
+switched on. Whether that gives the model's own logits depends on its architecture and its configuration. Names of
+architectures and settings are no guide: new ones appear with every release of Transformers. So it is tried.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
+
+import torch
+from torch import nn
+
+from hgpo_envs.errors import InputError, one_line
+from hgpo_train.models.hf import unwrap_peft
+from hgpo_train.models.packed_attention import has_packed_kernel, last_hidden_states
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import Tensor
+
+    from hgpo_train.models.hf import Model
+
+LENGTHS: Final = (24, 40)
+"""The lengths of the two sequences that are tried, in tokens."""
+_LARGEST_LOGIT: Final = 100.0
+"""Logits are scaled to this size for the comparison: a soft cap changes only large ones."""
+_TOLERANCE: Final = 3e-5
+"""The greatest relative error in float32, a multiple of what rounding makes."""
+_TOLERANCE_HALF: Final = 0.05
+"""The same in bfloat16."""
+
+
+def check_logits(model: Model) -> None:
+    """Check that a model's logits are those of its output layer on the decoder's last hidden states.
+
+    Args:
+        model: A causal language model of Transformers without adapters, on its device.
+
+    Raises:
+        InputError: They are not, for example because they are capped or scaled afterwards, or the model cannot be run.
+    """
+    name = type(model).__name__
+    head = model.get_output_embeddings()
+    ids = sequences_to_try(model)[1][None]
+    try:
+        with computing(model):
+            logits = head(last_hidden_states(model, ids)).float()
+            scale = _LARGEST_LOGIT / logits.abs().max()
+            hook = head.register_forward_hook(lambda _module, _arguments, output: output * scale)
+            try:
+                whole = model(input_ids=ids, use_cache=False).logits.float()
+            finally:
+                hook.remove()
+    except Exception as error:  # of the model's own code
+        raise InputError(
+            f"model.path: {name} cannot compute the logits of {ids.shape[1]} tokens: {type(error).__name__}: "
+            f"{one_line(error, 200)}; choose another model, or another model.attention"
+        ) from error
+    difference = float((whole - scale * logits).abs().max()) / _LARGEST_LOGIT
+    if not difference < tolerance(model):
+        raise InputError(
+            f"expected a model whose logits are those of its output layer, such as the Qwen family, received {name}, "
+            "which changes them afterwards (a soft cap or a scale); choose another model.path"
+        )
+
+
+def disable_dropout(model: Model) -> bool:
+    """Set every dropout of a model to 0, so that the update computes the probabilities that the rollout sampled from.
+
+    Args:
+        model: A causal language model of Transformers without adapters, on its device.
+
+    Returns:
+        Whether the model had dropout.
+
+    Raises:
+        InputError: The model still computes something else in training than in evaluation.
+    """
+    had_dropout = False
+    for module in model.modules():
+        for name, value in vars(module).items():
+            is_rate = "drop" in name or (isinstance(module, nn.Dropout) and name == "p")
+            if is_rate and isinstance(value, float) and value > 0:
+                setattr(module, name, 0.0)
+                had_dropout = True
+    ids = sequences_to_try(model)[1][None]
+    states = []
+    with computing(model):
+        for training in (False, True):
+            model.train(training)
+            states.append(last_hidden_states(model, ids))
+    if _relative_error(*states) > tolerance(model):
+        raise InputError(
+            f"expected a model that computes the same in training and in evaluation, received {type(model).__name__}; "
+            "choose another model.path"
+        )
+    return had_dropout
+
+
+def can_pack(model: Model) -> bool:
+    """Return whether sequences that are packed into one row have the hidden states of separate rows.
+
+    Layers that carry a state from token to token, and attention that ignores where a sequence begins, let a sequence
+    see the one before it.
+
+    Args:
+        model: A causal language model of Transformers, bare or wrapped by peft, on its device.
+    """
+    sequences = sequences_to_try(model)
+    places = [torch.arange(len(ids), device=ids.device) for ids in sequences]
+    try:
+        with computing(model):
+            separate = [last_hidden_states(model, ids[None]) for ids in sequences]
+            packed = last_hidden_states(model, torch.cat(sequences)[None], torch.cat(places)[None])
+    except Exception:  # noqa: BLE001 - the model's own code refuses packed rows
+        return False
+    return _relative_error(torch.cat(separate, 1), packed) < tolerance(model)
+
+
+def sequences_to_try(model: Model) -> list[Tensor]:
+    """Return two sequences of random token ids on the model's device, the same in every call."""
+    embedding = unwrap_peft(model).get_input_embeddings().weight
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(embedding.shape[0], (sum(LENGTHS),), generator=generator)
+    return list(torch.split(ids.to(embedding.device), list(LENGTHS)))
+
+
+@contextmanager
+def computing(model: Model) -> Iterator[None]:
+    """Compute as in evaluation, without gradients, in float32 if the model can."""
+    was_training = model.training
+    device = next(model.parameters()).device
+    model.eval()
+    try:
+        with torch.no_grad(), torch.autocast(device.type, torch.bfloat16, enabled=not _is_float32(model)):
+            yield
+    finally:
+        model.train(was_training)
+
+
+def tolerance(model: Model) -> float:
+    """Return the greatest relative error that rounding can explain."""
+    return _TOLERANCE if _is_float32(model) else _TOLERANCE_HALF
+
+
+def _is_float32(model: Model) -> bool:
+    """Return whether a model can be tried in float32: its weights have it, and its attention is no kernel for half."""
+    return not has_packed_kernel(model) and all(weights.dtype == torch.float32 for weights in model.parameters())
+
+
+def _relative_error(expected: Tensor, received: Tensor) -> float:
+    """Return the greatest relative error of the states of a token; infinity if one is not finite."""
+    error = (received - expected).float().norm(dim=-1) / expected.float().norm(dim=-1)
+    return float(error.nan_to_num(torch.inf).max())
