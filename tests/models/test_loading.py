@@ -88,16 +88,6 @@ def test_adapters_are_merged_and_not_replaced_by_new_ones(tiny, tmp_path):
         load_model(replace(config, path=str(tmp_path)))
 
 
-def test_models_that_change_their_logits_are_refused(tmp_path):
-    from transformers import GraniteConfig, GraniteForCausalLM
-
-    shape = {"vocab_size": 32, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "logits_scaling": 8.0}
-    GraniteForCausalLM(GraniteConfig(**shape, **heads)).save_pretrained(tmp_path)
-    with pytest.raises(InputError, match=r"without logits_scaling, .*received GraniteForCausalLM"):
-        load(tmp_path)
-
-
 def test_pickled_weights_are_not_loaded(tiny, tmp_path):
     shutil.copytree(tiny, tmp_path, dirs_exist_ok=True)
     (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")

@@ -20,8 +20,8 @@ from hgpo_train.policies.generation import GenerationOptions, fit_prompts
 torch = Lazy("torch")
 Qwen2Config, Qwen2ForCausalLM = lazily("transformers", "Qwen2Config Qwen2ForCausalLM")
 load_model, load_tokenizer = lazily("hgpo_train.models.loading", "load_model load_tokenizer")
-SamplingOptions, sample_responses, sample_tokens = lazily(
-    "hgpo_train.policies.token_sampling", "SamplingOptions sample_responses sample_tokens"
+SamplingOptions, check_sampling, sample_responses, sample_tokens = lazily(
+    "hgpo_train.policies.token_sampling", "SamplingOptions check_sampling sample_responses sample_tokens"
 )
 TransformersPolicy = Lazy("hgpo_train.policies.transformers:TransformersPolicy")
 
@@ -158,10 +158,18 @@ def test_sliding_windows_are_those_of_a_full_forward_pass():
         np.testing.assert_allclose(drawn.logprobs, expected, atol=2e-4)
 
 
-def test_layers_without_attention_are_rejected(model):
-    model.config.layer_types = ["full_attention", "linear_attention"]
-    with pytest.raises(InputError, match="received Qwen3ForCausalLM with 'linear_attention'"):
-        sample_responses(model, prompts(1), [0], SamplingOptions(**OPTIONS))
+def test_a_model_whose_cache_is_not_what_it_computes_is_refused(model, monkeypatch):
+    check_sampling(model)
+    layer = model.model.layers[0]
+    forward = layer.forward
+
+    def forgetful(hidden, *arguments, **options):  # forgets the prompt when single tokens follow it
+        states = forward(hidden, *arguments, **options)
+        return hidden if hidden.shape[1] == 1 else states
+
+    monkeypatch.setattr(layer, "forward", forgetful)
+    with pytest.raises(InputError, match="received Qwen3ForCausalLM, which in-process sampling does not support"):
+        check_sampling(model)
 
 
 def test_greedy_sampling_matches_generate(model):
