@@ -104,12 +104,14 @@ def jackknife_bounds(
         The bounds; NaN with fewer than `FEWEST_TASKS` tasks or trials, and where too few tasks decide or differ.
     """
     tasks = len(without)
+    if tasks < FEWEST_TASKS:
+        return np.full(values.shape, np.nan), np.full(values.shape, np.nan)
     forward, back = _SCALES[scale]
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         deviations = forward(without) - forward(without).mean(0)
         squares = (deviations**2).sum(0)
         freedom = np.minimum(np.floor(1.5 * squares**2 / (deviations**4).sum(0) - 1), tasks - 1)
-        known = (tasks >= FEWEST_TASKS) & (freedom >= 1) & (squares > _ROUNDING) & np.isfinite(forward(values))
+        known = (freedom >= 1) & (squares > _ROUNDING) & np.isfinite(forward(values))
         quantiles = np.array([student_quantile((1 + LEVEL) / 2, int(f)) for f in np.where(known, freedom, 1)])
         half = np.where(known, quantiles, np.nan) * np.sqrt((tasks - 1) / tasks * squares)
         low, high = back(forward(values) - half), back(forward(values) + half)
