@@ -87,21 +87,19 @@ def percentile_bounds(values: Floats, draws: Floats, tasks: int) -> tuple[Floats
     return low, high
 
 
-def jackknife_bounds(
-    values: Floats, without: Floats, scale: Scale, weights: Floats | None = None
-) -> tuple[Floats, Floats]:
+def jackknife_bounds(values: Floats, without: Floats, weights: Floats, scale: Scale) -> tuple[Floats, Floats]:
     """Return the lower and upper bounds of the 95% intervals of numbers, by the jackknife over tasks.
 
     Args:
         values: The numbers, of shape (numbers,); NaN where there is none.
         without: The same numbers without each task, of shape (tasks, numbers).
-        scale: Whether they are shares in [0, 1], positive, or any real numbers.
-        weights: The tasks' parts of the denominators of shares, of shape (tasks, numbers). Shares in which too few
-            tasks differ then have Wilson's interval, with (Σ weights)² / Σ weights² trials, the number of tasks if
-            these are equal.
+        weights: The tasks' parts of the numbers' denominators, of shape (tasks, numbers).
+        scale: Whether they are shares in [0, 1], positive, or any real numbers. Shares in which too few tasks differ
+            have Wilson's interval, with (Σ weights)² / Σ weights² trials: the number of tasks if these are equal.
 
     Returns:
-        The bounds; NaN with fewer than `FEWEST_TASKS` tasks or trials, and where too few tasks decide or differ.
+        The bounds; NaN with fewer than `FEWEST_TASKS` tasks that have a weight, or as many trials, and where too few
+        tasks decide or differ.
     """
     tasks = len(without)
     if tasks < FEWEST_TASKS:
@@ -112,11 +110,13 @@ def jackknife_bounds(
         squares = (deviations**2).sum(0)
         freedom = np.minimum(np.floor(1.5 * squares**2 / (deviations**4).sum(0) - 1), tasks - 1)
         known = (freedom >= 1) & (squares > _ROUNDING) & np.isfinite(forward(values))
+        known &= np.count_nonzero(weights, axis=0) >= FEWEST_TASKS
         quantiles = np.array([student_quantile((1 + LEVEL) / 2, int(f)) for f in np.where(known, freedom, 1)])
         half = np.where(known, quantiles, np.nan) * np.sqrt((tasks - 1) / tasks * squares)
         low, high = back(forward(values) - half), back(forward(values) + half)
-        trials = np.zeros(len(values)) if weights is None else weights.sum(0) ** 2 / (weights**2).sum(0)
-    for number in np.flatnonzero(~known & (values >= 0) & (values <= 1) & (trials > FEWEST_TASKS - 0.5)).tolist():
+        trials = weights.sum(0) ** 2 / (weights**2).sum(0)
+        unknown = np.isnan(low) & (values >= 0) & (values <= 1) & (trials > FEWEST_TASKS - 0.5)
+    for number in np.flatnonzero(unknown).tolist() if scale == "share" else ():
         low[number], high[number] = wilson_interval(values[number], round(trials[number]))
     return low, high
 
@@ -137,8 +137,7 @@ def ratio_interval(
     value = np.array([above.sum() / below.sum()])
     with np.errstate(divide="ignore", invalid="ignore"):
         without = ((above.sum() - above) / (below.sum() - below))[:, None]
-    weights = below[:, None].astype(np.float64) if scale == "share" else None
-    bounds = jackknife_bounds(value, without, scale, weights)
+    bounds = jackknife_bounds(value, without, below[:, None].astype(np.float64), scale)
     low, high = (None if np.isnan(bound[0]) else float(bound[0]) for bound in bounds)
     return float(value[0]), low, high
 

@@ -56,6 +56,7 @@ WITH_INTERVALS: Final = (*SHARES, "explained", "bias")
 OF_RETURNS: Final = ("explained", "bias", "sign_disagreement")
 """Those that depend on returns, for which chance has a meaning."""
 STATES: Final = 10  # that are listed
+_UNEXPLAINED: Final = 10.0  # an interval that begins below 1 - 10 says nothing
 
 
 class Statistics(NamedTuple):
@@ -281,10 +282,12 @@ def _intervals(tasks: dict[str, Floats], values: dict[str, Floats]) -> dict[str,
     """Return the bounds of each statistic's interval, one per level; NaN where there is none."""
     without = level_statistics({name: array.sum(0) - array for name, array in tasks.items()})
     weights = tasks | {"pairs": np.broadcast_to(tasks["pairs"][:, :1], tasks["pairs"].shape)}
-    bounds = {name: jackknife_bounds(values[name], without[name], "share", weights[of]) for name, of in SHARES.items()}
-    bounds["bias"] = jackknife_bounds(values["bias"], without["bias"], "positive")
-    rest = jackknife_bounds(1 - values["explained"], 1 - without["explained"], "positive", tasks["at_state"])
-    bounds["explained"] = 1 - rest[1], 1 - rest[0]
+    bounds = {name: jackknife_bounds(values[name], without[name], weights[of], "share") for name, of in SHARES.items()}
+    bounds["bias"] = jackknife_bounds(values["bias"], without["bias"], tasks["compared"], "positive")
+    rest = 1 - values["explained"], 1 - without["explained"], tasks["at_state"]
+    above, below = np.where(rest[0] == 0, jackknife_bounds(*rest, "share"), jackknife_bounds(*rest, "positive"))
+    said = below <= _UNEXPLAINED
+    bounds["explained"] = np.where(said, 1 - below, np.nan), np.where(said, 1 - above, np.nan)
     if len(tasks["rows"]) < FEWEST_TASKS:
         return bounds
     deepest = int(np.flatnonzero(np.isfinite(values["weight"]))[-1])
