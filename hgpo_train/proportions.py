@@ -23,7 +23,7 @@ CLASSES: Final = ("1–5", "6–10", "11–20", "21–50", "51–")
 def wilson_interval(share: float, trials: int) -> tuple[float, float]:
     """Return Wilson's 95% interval of a probability: all p with |share - p| ≤ z · √(p · (1 - p) / trials).
 
-    Unlike a bootstrap interval, it has a width at 0 and 1, where every resample gives the same share.
+    It has a width at 0 and 1, where tasks show no difference.
 
     Source: E. B. Wilson, Probable inference, the law of succession, and statistical inference, JASA 22 (1927),
     pp. 209-212. Its coverage: L. D. Brown, T. T. Cai, A. DasGupta, Interval estimation for a binomial proportion,

@@ -63,7 +63,7 @@ def title(mo):
     and 94.85% with K = 4.
 
     The two runs here are small: scripted players that win half of 144 ALFWorld games, and the training of a small model
-    on WebShop. Lines are 95% bootstrap intervals (tasks resampled).
+    on WebShop. Lines are 95% intervals over tasks.
     """)
     return
 

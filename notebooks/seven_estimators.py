@@ -137,7 +137,7 @@ def signs_claim(estimated, first, mo, pl, second):
 def about_signs(mo):
     mo.md("""
     A sign decides whether an action becomes more or less frequent. The bars are steps whose signs differ (among steps
-    where neither is 0), with 95% intervals by resampled tasks, for the two estimators chosen.
+    where neither is 0), with 95% intervals over tasks, for the two estimators chosen.
     """)
     return
 

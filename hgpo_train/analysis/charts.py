@@ -1,7 +1,7 @@
 """Charts of the statistics of a run, for `hgpo stats --plot` and the notebooks. Requires the extra `notebooks`.
 
-Charts of levels are of `Statistics.intervals` (one row per level and statistic): dots are values, hollow ones have
-too few tasks for an interval, lines are 95% intervals, and grey ticks are what chance alone gives.
+Charts of levels are of `Statistics.intervals` (one row per level and statistic): dots are values, hollow ones are
+decided by too few tasks for an interval, lines are 95% intervals, and grey ticks are what chance alone gives.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def levels_chart(intervals: pl.DataFrame, statistic: str, *, by: str | None = No
         points.mark_point(filled=True, **point).transform_filter("datum.low !== null"),
         points.mark_point(**point).transform_filter("datum.low === null"),
     ]
-    parts = {"lines: 95% intervals": True, "hollow: too few tasks for one": rows["low"].null_count() > 0}
+    parts = {"lines: 95% intervals": True, "hollow: too few tasks decide for one": rows["low"].null_count() > 0}
     parts |= {"grey: chance alone": rows["chance"].count() > 0}
     about = "; ".join(part for part, shown in parts.items() if shown)
     label = DEFINITIONS["levels"][statistic].label

@@ -60,6 +60,11 @@ DEFINITIONS: Final[dict[str, dict[str, Definition]]] = {
             "with “Nothing happens”, or follows an action that was not admissible.",
         ),
         "shared_masked": Definition("shared, masked", "Steps that would share their state if its numbers were masked."),
+        "largest_pairs": Definition(
+            "pairs of one task",
+            "Share of the pairs of steps at the same state that one task holds; above 20%, it decides.",
+        ),
+        "largest_task": Definition("task of most pairs", "This task."),
     },
     "levels": {
         "eligible": Definition(
@@ -119,7 +124,7 @@ DEFINITIONS: Final[dict[str, dict[str, Definition]]] = {
     },
     "intervals": {
         "low": Definition(
-            "low", "Lower end of the 95% interval: tasks are drawn with replacement. None below six tasks."
+            "low", "Lower end of the 95% interval over tasks. None below six tasks, or where too few tasks decide."
         ),
         "high": Definition("high", "Upper end of the 95% interval."),
         "chance": Definition(

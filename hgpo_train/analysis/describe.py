@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from hgpo_envs.wording import counted, listed
 from hgpo_train.analysis.chunk_sums import ORACLE
 from hgpo_train.analysis.definitions import DEFINITIONS
+from hgpo_train.resampling import FEWEST_TASKS
 
 if TYPE_CHECKING:
     from hgpo_train.analysis.definitions import Definition
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     Row = dict[str, Any]
 
 _MUCH: Final = 0.1  # what masking numbers must add to the share of steps with a group to be mentioned
-_LARGE: Final = 0.2  # the share of pairs at one state that is mentioned
+_LARGE: Final = 0.2  # the share of pairs at one state or of one task that is mentioned
 _FEW: Final = 0.05  # the share of steps that reply to an action that changed nothing below which they are not
 _NUMBERS: Final = ("mean_size", "step_size", "variance", "weight", "bias", "mean_length", "mean_return")  # no shares
 _ROUNDING: Final = 1e-5  # what a sum of weights may lack of 1, because of the estimator's epsilon
@@ -48,9 +49,10 @@ def describe(found: Statistics, changed: Statistics | None = None) -> list[str]:
         return [*_outcomes(run), alone, *masked]
     return [
         *_outcomes(run),
-        *_contexts(levels),
+        *_contexts(levels, found),
+        *_largest_task(found),
         *_states(found),
-        *([] if changed is None else _unchanged(run, _levels(changed))),
+        *([] if changed is None else _unchanged(run, changed)),
         *_explained(found, "The"),
         *([] if changed is None else _explained(changed, "Without replies to actions that changed nothing, the")),
         *_signs(levels, found),
@@ -82,7 +84,7 @@ def _outcomes(run: Row) -> list[str]:
     return sentences
 
 
-def _contexts(levels: list[Row]) -> list[str]:
+def _contexts(levels: list[Row], found: Statistics) -> list[str]:
     first = share(levels[0]["shared"]).capitalize()
     shared = f"{first} of the steps share their state with another step of their group"
     if len(levels) == 1:
@@ -91,15 +93,34 @@ def _contexts(levels: list[Row]) -> list[str]:
     before = "the state before it" if last["level"] == "1" else f"the {last['level']} states before it"
     return [
         f"{shared}, {share(last['shared'])} also {before}.",
-        f"Context inconsistency: of the pairs of steps at the same state, {_differ(levels)}.",
+        f"Context inconsistency: of the pairs of steps at the same state, {_differ(found)}.",
     ]
 
 
-def _differ(levels: list[Row]) -> str:
-    differ = [f"{share(levels[1]['differing'])} differ in the state before"]
+def _differ(found: Statistics) -> str:
+    levels = _levels(found)
+    differ = [f"{_with_interval(found, 'differing', levels[1])} differ in the state before"]
     if len(levels) > 2:
-        differ.append(f"{share(levels[-1]['differing'])} within the last {levels[-1]['level']} states")
+        differ.append(f"{_with_interval(found, 'differing', levels[-1])} within the last {levels[-1]['level']} states")
     return listed(differ)
+
+
+def _with_interval(found: Statistics, statistic: str, level: Row) -> str:
+    """Return a share with its interval, or with the reason why there is none; below six tasks, the share alone."""
+    row = found.intervals.filter(statistic=statistic, level=level["level"]).row(0, named=True)
+    if row["low"] is not None:
+        return f"{share(row['value'])} ({percent(row['low'])} to {percent(row['high'])})"
+    reason = " (no interval: too few tasks decide it)" if row["tasks"] >= FEWEST_TASKS else ""
+    return f"{share(row['value'])}{reason}"
+
+
+def _largest_task(found: Statistics) -> list[str]:
+    """Name the task that decides context inconsistency."""
+    run = found.summary.row(0, named=True)
+    if found.intervals["tasks"][0] < FEWEST_TASKS or run["largest_pairs"] <= _LARGE:
+        return []
+    held = f"The task “{beginning(run['largest_task'])}” holds {share(run['largest_pairs'])} of these pairs"
+    return [f"{held}: other tasks can give another figure."]
 
 
 def _states(found: Statistics) -> list[str]:
@@ -112,12 +133,13 @@ def _states(found: Statistics) -> list[str]:
     ]
 
 
-def _unchanged(run: Row, levels: list[Row]) -> list[str]:
+def _unchanged(run: Row, changed: Statistics) -> list[str]:
     """Say how many histories differ without replies to actions that changed nothing."""
+    levels = _levels(changed)
     if len(levels) < 2 or levels[1]["differing"] is None:
         return []
     replies = f"{share(run['unchanged']).capitalize()} of the steps reply to an action that changed nothing"
-    return [f"{replies}. Without them, {_differ(levels)}."]
+    return [f"{replies}. Without them, {_differ(changed)}."]
 
 
 def _explained(found: Statistics, opening: str) -> list[str]:
@@ -143,10 +165,9 @@ def _signs(levels: list[Row], found: Statistics) -> list[str]:
     first, last = levels[0], levels[-1]
     if len(levels) < 2 or not last["compared"]:
         return []
-    line = (
-        f"Of the {counted(last['compared'], 'step')} with a group at k = {last['level']}, "
-        f"{share(first['sign_disagreement'])} have an advantage of another sign among equal states alone"
-    )
+    differ = _with_interval(found, "sign_disagreement", first)
+    compared = f"Of the {counted(last['compared'], 'step')} with a group at k = {last['level']}"
+    line = f"{compared}, {differ} have an advantage of another sign among equal states alone"
     chance = found.intervals.filter(level="0", statistic="sign_disagreement")["chance"].item()
     return [f"{line}." if chance is None else f"{line}; by chance it would be {share(chance)}."]
 
@@ -208,14 +229,14 @@ def cell(name: str, value: object) -> str:
         return "–"
     if isinstance(value, float):
         return f"{value:.3f}" if name in _NUMBERS else percent(value, 1)
-    return f"{value:,}" if isinstance(value, int) and name != "iteration" else str(value)
+    return f"{value:,}" if isinstance(value, int) and name != "iteration" else beginning(str(value))
 
 
 def html_tables(found: Statistics) -> str:
     """Return sentences, the summary and the levels as HTML, with the definition of each statistic on hover."""
     by, columns, levels = found.by, DEFINITIONS["summary"], DEFINITIONS["levels"]
     runs = [
-        [*(escape(str(row[name])) for name in by), *(cell(name, row[name]) for name in columns)]
+        [*(escape(str(row[name])) for name in by), *(escape(cell(name, row[name])) for name in columns)]
         for row in found.summary.iter_rows(named=True)
     ]
     tables = [_html_table([*map(escape, by), *map(_hover, columns.values())], runs)]

@@ -1,7 +1,7 @@
 """Sums over the groups of each level of context, from which statistics are computed.
 
 A *unit* is a task, or a task's part with one value of the columns that statistics are split by. Sums are arrays of
-shape (units,), so that chunks, tasks and resamples of tasks are combined by adding. Those about returns have shape
+shape (units,), so that chunks and tasks are combined by adding. Those about returns have shape
 (permutations of the returns, units).
 """
 
@@ -162,7 +162,7 @@ def exchanged(
 
 
 def level_statistics(sums: Mapping[str, Floats]) -> dict[str, Floats]:
-    """Return the statistics of levels from sums whose last axis is the level, of one chunk or of many resamples.
+    """Return the statistics of levels from sums whose last axis is the level, of one table or of many.
 
     A statistic without a value is NaN.
     """

@@ -5,10 +5,9 @@
 The last level is the oracle, which groups steps by their whole histories. Its `shared` is the fraction of oracle steps
 and its `inconsistency` is that of k = ∞.
 
-**Intervals.** Tasks are independent; steps, rollouts and groups of one task are not. Each resample draws as many tasks
-as the run has, with replacement; intervals are percentiles that are corrected for few tasks (`resampling`). A share of
-0 or 1, of which all resamples are equal, has Wilson's interval with the tasks as trials. With fewer than six tasks
-there is no interval: with five, all of them are on the same side of the true mean with a probability of 1/16.
+**Intervals.** Tasks are independent; steps, rollouts and groups of one task are not. Intervals are by the jackknife
+over tasks, wider where few tasks decide (`resampling`); shares in which too few tasks differ have Wilson's. With fewer
+than six tasks there is no interval: with five, all of them are on one side of the true mean with probability 1/16.
 
 **Chance.** If returns from a state do not depend on the history, they can be permuted among the rollouts that visit the
 state. Each permutation keeps groups, histories and the returns at each state. `chance` is the mean of a statistic over
@@ -33,8 +32,8 @@ from hgpo_train.advantages.parameters import STATISTICS_HISTORY_LENGTH
 from hgpo_train.advantages.tables import ROWS, table_parts
 from hgpo_train.analysis.chunk_sums import ALL, ORACLE, Settings, part_sums
 from hgpo_train.analysis.level_sums import level_statistics
-from hgpo_train.proportions import by_length, wilson_interval
-from hgpo_train.resampling import FEWEST_TASKS, percentile_bounds, task_weights
+from hgpo_train.proportions import by_length
+from hgpo_train.resampling import FEWEST_TASKS, jackknife_bounds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -44,13 +43,20 @@ if TYPE_CHECKING:
     from hgpo_train.advantages.tables import StepTable
     from hgpo_train.analysis.level_sums import Floats
 
-SHARES: Final = ("shared", "cross", "differing", "inconsistency", "sign_disagreement", "in_pairs")
-"""The statistics with intervals that are shares of steps or pairs."""
+SHARES: Final = {
+    "shared": "rows",
+    "cross": "rows",
+    "differing": "pairs",
+    "inconsistency": "pairs",
+    "sign_disagreement": "compared",
+    "in_pairs": "compared",
+}
+"""The statistics with intervals that are shares, and what they are shares of."""
 WITH_INTERVALS: Final = (*SHARES, "explained", "bias")
 OF_RETURNS: Final = ("explained", "bias", "sign_disagreement")
 """Those that depend on returns, for which chance has a meaning."""
 STATES: Final = 10  # that are listed
-_UNITS: Final = 4096  # the largest number of parts of a run that are resampled; with more tasks, a part has several
+_UNEXPLAINED: Final = 10.0  # an interval that begins below 1 - 10 says nothing
 
 
 class Statistics(NamedTuple):
@@ -124,7 +130,6 @@ def statistics(
     by: str | Sequence[str] = (),
     state_key: str | None = None,
     without_unchanged: bool = False,
-    resamples: int = 1000,
     permutations: int = 0,
     seed: int = 0,
     chunk_rows: int = ROWS,
@@ -143,9 +148,8 @@ def statistics(
         without_unchanged: Whether steps are left out whose state replies to an action that changed nothing: the state
             is the same as before, begins with "Nothing happens", or follows an action that was not admissible. They
             remain in the histories of later steps.
-        resamples: Number of resamples of the tasks for intervals.
         permutations: Number of permutations of the returns for `chance`.
-        seed: Seed of resamples and permutations.
+        seed: Seed of the permutations.
         chunk_rows: Approximate number of rows in memory of each process. Permutations depend on it.
         processes: Number of processes, which share the shards of runs if `steps` is a path.
         progress: Called with the number of rows of each finished part.
@@ -159,7 +163,7 @@ def statistics(
     >>> statistics(table, history_length=1).levels.select("level", "shared", "inconsistency").rows()
     [('0', 0.5, 0.0), ('1', 0.0, 1.0), ('oracle', 0.5, 0.0)]
     """
-    options: dict[str, Any] = {"resamples": resamples, "permutations": permutations, "seed": seed, "by": by}
+    options: dict[str, Any] = {"permutations": permutations, "seed": seed, "by": by}
     options |= {"chunk_rows": chunk_rows, "processes": processes, "progress": progress, "state_key": state_key}
     return _statistics(steps, (without_unchanged,), **(options | parameters))[0]
 
@@ -178,7 +182,6 @@ def _statistics(
     variants: tuple[bool, ...],
     *,
     by: str | Sequence[str] = (),
-    resamples: int = 1000,
     permutations: int = 0,
     seed: int = 0,
     chunk_rows: int = ROWS,
@@ -187,7 +190,7 @@ def _statistics(
     **parameters: Any,
 ) -> list[Statistics]:
     """Return the statistics of each variant: whether replies to actions that changed nothing are left out."""
-    numbers = {"resamples": (resamples, 100), "permutations": (permutations, 0), "seed": (seed, 0)}
+    numbers = {"permutations": (permutations, 0), "seed": (seed, 0)}
     for name, (number, least) in (numbers | {"processes": (processes, 1)}).items():
         if number < least:
             raise InputError(f"{name}: expected an integer of at least {least}, received {number}")
@@ -212,18 +215,18 @@ def _statistics(
                     for name, frame in named:
                         frames.setdefault(name, []).append(frame)
         sums = ({name: pl.concat(several) for name, several in frames.items()} for frames in collected)
-        return [_from_sums(each, list(settings.by), resamples, seed) for each in sums]
+        return [_from_sums(each, list(settings.by)) for each in sums]
     except pl.exceptions.DuplicateError as error:
         expected = "columns with other names than statistics have, each once"
         raise InputError(f"columns to split by: expected {expected}, received {listed(settings.by)}") from error
 
 
-def _from_sums(sums: dict[str, pl.DataFrame], keys: list[str], resamples: int, seed: int) -> Statistics:
+def _from_sums(sums: dict[str, pl.DataFrame], keys: list[str]) -> Statistics:
     order = pl.Enum(sums["levels"]["level"].unique(maintain_order=True))
     numbers = sums["sizes"].group_by(*keys, "level", "size", maintain_order=True).agg(pl.col("groups").sum())
     sizes = numbers.with_columns(steps=pl.col("size") * pl.col("groups"))
     tables = (
-        *_levels(sums["levels"], sums.get("permuted"), keys, resamples, seed),
+        *_levels(sums["levels"], sums.get("permuted"), keys),
         sizes.sort(*keys, pl.col("level").cast(order), "size"),
         _states(sums["states"], keys),
         _summary(sums["episodes"], sums["levels"], keys),
@@ -232,9 +235,7 @@ def _from_sums(sums: dict[str, pl.DataFrame], keys: list[str], resamples: int, s
     return Statistics(*(table.drop(ALL, strict=False) for table in tables))
 
 
-def _levels(
-    sums: pl.DataFrame, permuted: pl.DataFrame | None, by: list[str], resamples: int, seed: int
-) -> tuple[pl.DataFrame, pl.DataFrame]:
+def _levels(sums: pl.DataFrame, permuted: pl.DataFrame | None, by: list[str]) -> tuple[pl.DataFrame, pl.DataFrame]:
     """Return `Statistics.levels` and `Statistics.intervals`."""
     levels = sums["level"].unique(maintain_order=True).to_list()
     tasks = sums.group_by(*by, "(task)", "level", maintain_order=True).sum()
@@ -255,7 +256,7 @@ def _levels(
         compared = pl.when(pl.col("level") != ORACLE).then("compared")
         tables.append(table.with_columns(compared).select(*keys, pl.all()))
         permutations = level_statistics(chance[values]) if chance else {}
-        for name, (low, high) in _intervals(arrays, found, resamples, seed).items():
+        for name, (low, high) in _intervals(arrays, found).items():
             columns = {"value": found[name], "low": low, "high": high}
             frame = pl.DataFrame({"level": levels, "statistic": name, **columns, "chance": np.nan})
             if name in OF_RETURNS and chance:
@@ -277,27 +278,24 @@ def _by_value(sums: pl.DataFrame, by: list[str], levels: int) -> dict[tuple[obje
     }
 
 
-def _intervals(
-    tasks: dict[str, Floats], values: dict[str, Floats], resamples: int, seed: int
-) -> dict[str, tuple[Floats, Floats]]:
+def _intervals(tasks: dict[str, Floats], values: dict[str, Floats]) -> dict[str, tuple[Floats, Floats]]:
     """Return the bounds of each statistic's interval, one per level; NaN where there is none."""
-    number = len(tasks["rows"])
-    none = np.full(tasks["rows"].shape[1], np.nan)
-    if number < FEWEST_TASKS:
-        return dict.fromkeys(WITH_INTERVALS, (none, none))
-    if number > _UNITS:
-        starts = np.linspace(0, number, _UNITS, endpoint=False).astype(np.int64)
-        tasks = {name: np.add.reduceat(array, starts) for name, array in tasks.items()}
-    weights = task_weights(len(tasks["rows"]), resamples, seed)
-    draws = level_statistics({name: weights @ array for name, array in tasks.items()})
-    bounds = {name: percentile_bounds(values[name], draws[name], number) for name in WITH_INTERVALS}
-    for name in set(SHARES) - {"sign_disagreement"}:  # which is 0 at the deepest level, by definition
-        low, high = bounds[name]
-        for level in np.flatnonzero((low == high) & np.isin(values[name], (0, 1))).tolist():
-            if name not in ("differing", "inconsistency") or level:  # at the state itself, these are 0 by definition
-                low[level], high[level] = wilson_interval(values[name][level], number)
-            if name in ("shared", "cross") and 0 < level < len(low) - 1:  # a deeper context is shared less often
-                high[level] = min(high[level], high[level - 1])
+    without = level_statistics({name: array.sum(0) - array for name, array in tasks.items()})
+    weights = tasks | {"pairs": np.broadcast_to(tasks["pairs"][:, :1], tasks["pairs"].shape)}
+    bounds = {name: jackknife_bounds(values[name], without[name], weights[of], "share") for name, of in SHARES.items()}
+    bounds["bias"] = jackknife_bounds(values["bias"], without["bias"], tasks["compared"], "positive")
+    rest = 1 - values["explained"], 1 - without["explained"], tasks["at_state"]
+    above, below = np.where(rest[0] == 0, jackknife_bounds(*rest, "share"), jackknife_bounds(*rest, "positive"))
+    said = below <= _UNEXPLAINED
+    bounds["explained"] = np.where(said, 1 - below, np.nan), np.where(said, 1 - above, np.nan)
+    if len(tasks["rows"]) < FEWEST_TASKS:
+        return bounds
+    deepest = int(np.flatnonzero(np.isfinite(values["weight"]))[-1])
+    for name, level in {"differing": 0, "inconsistency": 0, "bias": deepest, "sign_disagreement": deepest}.items():
+        if values[name][level] == 0:  # by definition
+            bounds[name][0][level] = bounds[name][1][level] = 0.0
+    for name in ("shared", "cross"):  # a deeper context is shared less often
+        np.minimum.accumulate(bounds[name][1][: deepest + 1], out=bounds[name][1][: deepest + 1])
     return bounds
 
 
@@ -325,7 +323,14 @@ def _summary(episodes: pl.DataFrame, levels: pl.DataFrame, by: list[str]) -> pl.
     equal = (pl.col("return").min() == pl.col("return").max()).alias("flat_groups")
     flat = episodes.filter(whole).group_by(*by, "task_key").agg(equal).group_by(by).agg(pl.col("flat_groups").mean())
     masked = levels.filter(level="0").group_by(by).agg((pl.col("masked").sum() / pl.col("rows").sum()).alias("masked"))
-    for frame in (flat, masked):
+    pairs = pl.col("pairs").sum()
+    of_tasks = (
+        levels.filter(level="0").group_by(*by, "(task)").agg(pairs).sort("pairs", "(task)", descending=[True, False])
+    )
+    largest = of_tasks.group_by(by).agg(
+        pl.col("(task)").first().alias("largest_task"), (pl.col("pairs").max() / pairs).alias("largest_pairs")
+    )
+    for frame in (flat, masked, largest):
         table = table.join(frame, on=by, how="left", nulls_equal=True, maintain_order="left")
     episodes_of = n + pl.col("aborted")
     low, high = pl.col("won") / episodes_of, (pl.col("won") + episodes_of - pl.col("outcomes")) / episodes_of
@@ -343,4 +348,6 @@ def _summary(episodes: pl.DataFrame, levels: pl.DataFrame, by: list[str]) -> pl.
             for name, total in (("valid", "length"), ("admissible", "known"), ("unchanged", "length"))
         ),
         pl.col("masked").fill_nan(None).alias("shared_masked"),
+        pl.col("largest_pairs").fill_nan(None),
+        "largest_task",
     )

@@ -136,7 +136,7 @@ def _print_reports(reports: list[EvaluationReport]) -> None:
     from hgpo_train.cli.display import print_table
 
     scored, grouped = _is_scored(reports), reports[0].scenarios is not None
-    intervals = "success: Wilson, score: bootstrap" if scored else "Wilson"
+    intervals = "success: Wilson, score: jackknife" if scored else "Wilson"
     seeds = ", ".join(map(str, reports[0].seeds))
     scores, scenarios = ("score", "95%") if scored else (), ("scenarios\n%",) if grouped else ()
     rows = []

@@ -82,7 +82,7 @@ def _run(
     from hgpo_train.models.checkpoint_files import list_checkpoints
     from hgpo_train.training.config import configured_estimator
     from hgpo_train.training.display import Display
-    from hgpo_train.training.push import evaluation_command
+    from hgpo_train.training.push import evaluation_command, evaluation_result, evaluations
     from hgpo_train.training.trainer import Trainer, update_alone
 
     if (steps is None) != (advantages is None):
@@ -99,9 +99,8 @@ def _run(
             with display.live():
                 state = Trainer(settings, folder, display, resume=resume).run()
             if state.best and (best := folder / "checkpoints" / f"{state.best:06d}").exists():
-                console.print(
-                    f"The best on held-out tasks ({state.best_success:.1%}) is [bold]{best}[/].", soft_wrap=True
-                )
+                result = evaluation_result(settings, evaluations(folder), state.best)
+                console.print(f"{result} It is [bold]{best}[/].", soft_wrap=True)
             metrics, table = folder / "metrics.jsonl", folder / "steps"
             console.print(f"Metrics are in [bold]{metrics}[/], the steps in [bold]{table}[/].", soft_wrap=True)
     policy = list_checkpoints(folder / "checkpoints")[-1]

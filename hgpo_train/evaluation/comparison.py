@@ -73,7 +73,7 @@ def compare(first: pl.DataFrame, second: pl.DataFrame, measure: str = "success")
     if not len(both):
         raise InputError("the two evaluations have no task in common; evaluate the same split with the same data")
     differences = (both["first"] - both["second"]).to_numpy()
-    difference, low, high = ratio_interval(differences, np.ones(len(both)))
+    difference, low, high = ratio_interval(differences, np.ones(len(both)), "real")
     if measure == "success":
         low, high = paired_interval(differences.tolist())
     return Comparison(

@@ -2,8 +2,7 @@
 
 An evaluation is a step table whose `iteration` is the seed. Intervals and tests treat tasks, not episodes, as the
 independent units: episodes of one task with different seeds are correlated, and treating them as independent makes
-intervals too narrow. Resampling is seeded, so the same table gives the same numbers. A bootstrap interval has no width
-if all values are equal, as at a success of 0% or 100%, so the success rate has Wilson's interval instead.
+intervals too narrow.
 """
 
 from __future__ import annotations
@@ -67,8 +66,8 @@ class MeasureSummary:
         mean: Mean over all episodes in which it is known.
         std: Standard deviation (ddof 1) of the means per seed; None with one seed.
         low: Lower bound of the mean's 95% confidence interval: Wilson's with the tasks as trials for success
-            (`hgpo_train.proportions.wilson_interval`), by resampled tasks for the others, and
-            None for one task (`hgpo_train.resampling`).
+            (`hgpo_train.proportions.wilson_interval`), by the jackknife over tasks for the others;
+            None where too few tasks decide (`hgpo_train.resampling`).
         high: Upper bound of this interval.
     """
 
@@ -144,7 +143,7 @@ def _summarize(table: pl.DataFrame, measure: str) -> MeasureSummary | None:
     seeds = table.group_by("seed").agg(pl.col(measure).mean())[measure]
     sums = table.group_by("task_id").agg(pl.col(measure).sum(), pl.len()).sort("task_id")
     total, number = sums[measure].to_numpy(), sums["len"].to_numpy()
-    mean, low, high = ratio_interval(total, number)
+    mean, low, high = ratio_interval(total, number, "positive" if measure == "length" else "share")
     if measure == "success":
         low, high = wilson_interval(mean, len(sums))
     deviation = seeds.std(ddof=1) if len(seeds) > 1 else None

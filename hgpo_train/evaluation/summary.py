@@ -25,7 +25,7 @@ NAME: Final = "summary.json"
 FORMAT: Final = "hgpo summary 2"
 INTERVALS: Final = {
     "success": "95%, Wilson's score interval with tasks as trials",
-    "others": "95%, percentile bootstrap over tasks",
+    "others": "95%, jackknife over tasks",
 }
 
 

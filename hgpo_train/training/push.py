@@ -7,11 +7,13 @@ import shlex
 import shutil
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from hgpo_datasets import scan_steps
 from hgpo_envs.errors import InputError, one_line
 from hgpo_envs.files.atomic import new_folder
 from hgpo_envs.wording import counted
+from hgpo_train.evaluation.report import EvaluationReport, episode_table, evaluation_reports
 from hgpo_train.models.checkpoint_files import (
     BUNDLED,
     STATE,
@@ -24,10 +26,9 @@ from hgpo_train.models.checkpoint_files import (
 from hgpo_train.models.preflight import ADAPTER_SETTINGS
 from hgpo_train.training.config import Config, load_config
 from hgpo_train.training.run_folder import CONFIG
-from hgpo_train.training.tracking import METRICS, read_metrics
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping
 
 BAR: int = 30
 """Characters of a success of 100% in the card's curve."""
@@ -63,7 +64,7 @@ def push(
     except InputError as error:  # such as the settings of `hgpo sft`
         raise InputError(f"{run}: expected the folder of a run of hgpo train ({error})") from None
     state = read_json(checkpoint / STATE, TrainingState)
-    card = model_card(config, state, read_metrics(run / METRICS), adapters=(checkpoint / ADAPTER_SETTINGS).exists())
+    card = model_card(config, state, evaluations(run), adapters=(checkpoint / ADAPTER_SETTINGS).exists())
     if out is not None:
         with new_folder(out) as folder:
             _fill(folder, checkpoint, run, card)
@@ -128,10 +129,38 @@ def evaluation_command(config: Config, policy: str) -> list[str]:
     return arguments
 
 
+def evaluations(run: Path) -> dict[int, EvaluationReport]:
+    """Return the evaluations of a training run on held-out tasks, by iteration."""
+    if not (run / "evaluation").is_dir():
+        return {}
+    parts = episode_table(scan_steps(run / "evaluation")).partition_by("seed", as_dict=True)
+    reports = {int(str(seed)): evaluation_reports(part) for (seed,), part in parts.items()}
+    return {seed: reports[seed][0] for seed in sorted(reports) if reports[seed]}
+
+
+def evaluation_result(config: Config, found: Mapping[int, EvaluationReport], iteration: int) -> str:
+    """Return a checkpoint's success on held-out tasks with its interval, and whether it is the highest of several."""
+    shares = {number: report.success.share or 0.0 for number, report in found.items()}
+    if iteration not in found:
+        return f"Iteration {iteration} was not evaluated on held-out tasks."
+    size = f"{counted(found[iteration].tasks, 'task')} of split {config.evaluation.split}"
+    line = f"Iteration {iteration}: success {_success(found[iteration])} on {size}."
+    last = max(found)
+    if len(found) == 1 or shares[iteration] < max(shares.values()):
+        return line
+    line += f" It is the highest of {len(found)} evaluations on these tasks: chosen for that, it is too high."
+    return line if last == iteration else f"{line} The last, iteration {last}: {_success(found[last])}."
+
+
+def _success(report: EvaluationReport) -> str:
+    measure = report.measures["success"]
+    return "unknown" if measure is None else f"{measure.mean:.1%} ({measure.low:.1%} to {measure.high:.1%})"
+
+
 def model_card(
-    config: Config, state: TrainingState, metrics: Sequence[dict[str, Any]], *, adapters: bool = False
+    config: Config, state: TrainingState, found: Mapping[int, EvaluationReport], *, adapters: bool = False
 ) -> str:
-    """Return the card of a model: environment, estimator, the curve of the success on held-out tasks, and commands."""
+    """Return the card of a model: environment, estimator, its success on held-out tasks (`evaluations`), commands."""
     environment, evaluation, base = config.environment, config.evaluation, config.model.path
     is_on_hub = base.count("/") == 1 and not Path(base).exists() and not base.startswith(".")
     header = {"library_name": "peft" if adapters else "transformers", "pipeline_tag": "text-generation"}
@@ -153,16 +182,14 @@ def model_card(
         "versions": ", ".join(f"{name} {version}" for name, version in state.versions.items()),
     }
     lines += ["| | |", "|---|---|", *(f"| {name} | {value.replace('|', '/')} |" for name, value in facts.items()), ""]
-    curve = [(line["iteration"], line["val/success_rate"]) for line in metrics if "val/success_rate" in line]
-    if curve:
-        lines += [f"## Success on held-out tasks (split {evaluation.split})", ""]
-        size = f"{evaluation.tasks} tasks × {evaluation.group_size}"
-        lines += [f"At most {size}, sampled at temperature {evaluation.temperature}.", ""]
-        lines += ["| iteration | success | |", "|---|---|---|"]
-        for iteration, success in curve:
-            if success is not None:
-                mark = " this model" if iteration == state.iteration else ""
-                lines.append(f"| {iteration} | {success:.1%} | {'█' * round(BAR * success)}{mark} |")
+    if found:
+        lines += ["## Success on held-out tasks", "", evaluation_result(config, found, state.iteration)]
+        lines += [f"Sampled at temperature {evaluation.temperature}; 95% intervals with the tasks as trials.", ""]
+        lines += ["| iteration | tasks | success | |", "|---|---|---|---|"]
+        for iteration, report in found.items():
+            mark = " this model" if iteration == state.iteration else ""
+            bar = "█" * round(BAR * (report.success.share or 0))
+            lines.append(f"| {iteration} | {report.tasks} | {_success(report)} | {bar}{mark} |")
         lines.append("")
     command = shlex.join(evaluation_command(config, "transformers:FOLDER"))
     if environment.prompt_template:  # a file of this machine, without its folder

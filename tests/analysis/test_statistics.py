@@ -265,7 +265,7 @@ def test_histories_that_decide_are_told_from_chance_and_others_are_not() -> None
 @given(tables(), st.integers(0, 2))
 def test_intervals_are_about_the_statistics(rows, seed):
     table = pl.DataFrame(rows)
-    options = {"by": "task_type", "history_length": 2, "resamples": 100, "permutations": 2, "seed": seed}
+    options = {"by": "task_type", "history_length": 2, "permutations": 2, "seed": seed}
     found = statistics(table, **options)
     assert all(frame.equals(other) for frame, other in zip(found, statistics(table, **options), strict=True))
     for name in WITH_INTERVALS:
@@ -296,7 +296,28 @@ def test_a_level_that_nobody_shares_is_not_bounded_above_the_one_before_it():
     found = statistics(pl.DataFrame(rows, NAMES, orient="row"), history_length=2).intervals.filter(statistic="shared")
     value, high = found["value"].to_list(), found["high"].to_list()
     assert value[:3] == pytest.approx([4 / 192, 2 / 192, 0.0])
-    assert high[2] <= high[1] <= high[0] < wilson_interval(0.0, 8)[1]
+    assert high[2] <= high[1] <= high[0] == wilson_interval(4 / 192, 8)[1]  # one task of eight differs
+
+
+def test_a_task_that_loops_is_named_and_what_no_task_decides_has_no_interval():
+    """Of twelve tasks, the first stays in one room for forty steps; no rollout wins, so that no sign can differ."""
+    rng = np.random.default_rng(0)
+    rows = [
+        (f"task {task}", f"{task}/{one}", step, "hall" if task == 0 else f"{rng.integers(4)}", 0.0, True)
+        for task in range(12)
+        for one in range(3)
+        for step in range(40 if task == 0 else 8)
+    ]
+    found = statistics(pl.DataFrame(rows, NAMES, orient="row"), history_length=1)
+    pairs = 120 * 119
+    others = sum(n * (n - 1) for (task, _), n in Counter((row[0], row[3]) for row in rows).items() if task != "task 0")
+    assert found.summary["largest_task"].item() == "task 0"
+    assert found.summary["largest_pairs"].item() == pytest.approx(pairs / (pairs + others))
+    text = found.describe()
+    assert re.search(r"none \(no interval: too few tasks decide it\)|\d% \(no interval: too few tasks", text)
+    assert "The task “task 0” holds" in text
+    assert found.intervals.filter(statistic="differing", level="1")["low"].item() is None
+    assert "“task 0”" in found._repr_html_()
 
 
 def test_permuted_returns_stay_at_their_states_with_the_visits_of_a_rollout_together():
@@ -377,7 +398,7 @@ def test_invalid_input_is_reported() -> None:
     for column, key in (("state", "mask-numbers"), ("trajectory", None)):
         with pytest.raises(InputError, match=f"a value as {column}"):
             statistics(table.with_columns(pl.lit(None, pl.String).alias(column)), state_key=key)
-    for name in ("resamples", "permutations", "seed"):
+    for name in ("permutations", "seed"):
         with pytest.raises(InputError, match=f"{name}: expected an integer of at least"):
             statistics(table, **{name: -1})
     with pytest.raises(InputError, match="no rows"):

@@ -3,17 +3,21 @@
 import json
 import shlex
 
+import polars as pl
 import pytest
 from lazily import Lazy, lazily
 
 from hgpo_datasets import scan_steps
 from hgpo_envs.errors import InputError
 from hgpo_envs.wording import counted
+from hgpo_train.evaluation.report import EvaluationReport, evaluation_reports
 from hgpo_train.models.checkpoint_files import STATE, list_checkpoints
+from hgpo_train.proportions import wilson_interval
 from hgpo_train.training.config import replace
 
 AutoModelForCausalLM, AutoTokenizer = lazily("transformers", "AutoModelForCausalLM AutoTokenizer")
 push = Lazy("hgpo_train.training.push:push")
+evaluation_result = Lazy("hgpo_train.training.push:evaluation_result")
 
 
 @pytest.fixture
@@ -53,6 +57,12 @@ def test_a_pushed_folder_is_a_model_with_a_card(run, config, hgpo, tmp_path):
         "this model",
     ):
         assert line in text, line
+    played = scan_steps(run / "evaluation").filter(pl.col("iteration") == best)
+    won = played.group_by("task_id").agg(pl.col("episode_won").mean()).collect()["episode_won"]
+    low, high = wilson_interval(won.mean(), len(won))
+    size = counted(len(won), "task")
+    assert f"Iteration {best}: success {won.mean():.1%} ({low:.1%} to {high:.1%}) on {size} of split" in text
+
     command = next(line for line in text.splitlines() if "hgpo eval" in line).partition("  #")[0]
     names = {"FOLDER": folder, "runs/eval": tmp_path / "eval", "short.j2": config.environment.prompt_template}
     for name, path in names.items():
@@ -63,6 +73,28 @@ def test_a_pushed_folder_is_a_model_with_a_card(run, config, hgpo, tmp_path):
     assert all(prompt.startswith("light the lamp") for prompt in prompts)  # as the template does
     code, _, errors = hgpo("push", run, "--out", folder)
     assert (code, "Traceback" in errors) == (2, False)
+
+
+def evaluation_of(won: int, tasks: int) -> EvaluationReport:
+    success = [1.0] * won + [0.0] * (tasks - won)
+    episodes = pl.DataFrame({"task_id": [str(task) for task in range(tasks)], "success": success})
+    columns = {"seed": 0, "task_type": "", "aborted": False, "length": 3, "score": 0.0, "validity": 1.0}
+    table = episodes.with_columns(*(pl.lit(value).alias(name) for name, value in columns.items()))
+    return evaluation_reports(table.with_columns(admissibility=1.0, won=pl.col("success") == 1))[0]
+
+
+def test_the_highest_of_several_evaluations_is_called_so_and_the_last_one_is_given(config):
+    """Wilson's intervals of 6, 9 and 7 of 12, and of 1 of 1 evaluation."""
+    found = {iteration: evaluation_of(won, 12) for iteration, won in ((0, 6), (5, 9), (10, 7))}
+    split = config.evaluation.split
+    assert evaluation_result(config, found, 5) == (
+        f"Iteration 5: success 75.0% (46.8% to 91.1%) on 12 tasks of split {split}. It is the highest of 3 "
+        "evaluations on these tasks: chosen for that, it is too high. The last, iteration 10: 58.3% (32.0% to 80.7%)."
+    )
+    last = f"Iteration 10: success 58.3% (32.0% to 80.7%) on 12 tasks of split {split}."
+    assert evaluation_result(config, found, 10) == last
+    assert evaluation_result(config, found, 7) == "Iteration 7 was not evaluated on held-out tasks."
+    assert "highest" not in evaluation_result(config, {5: found[5]}, 5)
 
 
 @pytest.mark.slow
