@@ -126,19 +126,21 @@ class HeldOut:
 
     Attributes:
         batch: The number of the batch.
+        rollouts: The number of the batch's rollouts.
+        directions: ĝ, of shape (estimators, size of sketches).
         group: The number of each step's group, of shape (steps,).
         slopes: ĝ · ∇ log π(a_t | s_t), of shape (steps, estimators).
+        squares: The squared slopes, or their means over the policy's actions where these are known; the same shape.
         against: S_i minus the mean of the others' S, or the true advantage, of shape (steps, 1 or estimators).
-        factors: 1 / (n L), of shape (estimators,); 0 where ĝ is 0.
-        groups: The number of groups of all batches.
     """
 
     batch: int
+    rollouts: int
+    directions: Floats
     group: NDArray[np.int64]
     slopes: Floats
+    squares: Floats
     against: Floats
-    factors: Floats
-    groups: int
 
 
 def held_out(
@@ -167,7 +169,7 @@ def held_out(
         for names in (keys, batch_keys(table.columns))
     )
     rollouts = table.select(pl.struct(*keys, "trajectory").rank("dense").cast(pl.Int64) - 1).to_series().to_numpy()
-    sketch, groups = table["(sketch)"].to_numpy(), int(group.max()) + 1
+    sketch = table["(sketch)"].to_numpy()
     found = []
     for held in range(folds):
         progress(f"fold {held + 1} of {folds}")
@@ -185,10 +187,9 @@ def held_out(
             rows, tested = np.flatnonzero(inside & kept), np.flatnonzero(inside & ~kept)
             direction = weights[:, rows].astype(np.float32) @ gradients.sketches[sketch[rows]]
             slopes = (gradients.sketches[sketch[tested]] @ direction.T).astype(np.float64)
-            length = np.sqrt((slopes**2).sum(0) / max(1, len(tested)))
+            squares = slopes**2 if gradients.fisher is None else gradients.fisher(direction)[:, sketch[tested]].T
             count = len(np.unique(rollouts[batch == number]))
-            factors = 1.0 / (np.where(length > 0, length, np.inf) * count)
-            found.append(HeldOut(number, group[tested], slopes, against[tested], factors, groups))
+            found.append(HeldOut(number, count, direction, group[tested], slopes, squares, against[tested]))
     return found
 
 

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from hgpo_train.models.hf import Model
 
     Sketches = NDArray[np.float32]
+    Floats = NDArray[np.float64]
 
 BUCKETS: Final = 1 << 14
 """The default size of sketches."""
@@ -47,12 +48,15 @@ class RowGradients:
         sketches: The gradients of the distinct pairs of prompt and response, float32 of shape (pairs, size).
         parameters: Number of parameters of the model.
         gap: Mean absolute difference, per token, between a response's log-probability in the run and under the model.
+        fisher: Returns the mean of (x · ∇ log π(a | s))² over the policy's actions at each sketch's step, of shape
+            (directions, pairs), for directions x of shape (directions, size); None if the policy's actions are not known.
     """
 
     rows: pl.DataFrame
     sketches: Sketches
     parameters: int
     gap: float
+    fisher: Callable[[Sketches], Floats] | None = None
 
 
 class Sketch:
