@@ -27,8 +27,9 @@ from research.benchmarks.what_learns import RESULTS
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hgpo_research.comparison.gain import HeldOut
     from numpy.typing import NDArray
+
+    from hgpo_research.comparison.gain import HeldOut
 
     Floats = NDArray[np.float64]
 
@@ -101,7 +102,7 @@ class Worlds:
     def play(self, rollouts: int, rng: np.random.Generator) -> tuple[pl.DataFrame, NDArray[np.int64]]:
         """Return a step table of groups of rollouts, and the number of each step's (batch, task, state, action)."""
         batches, tasks = self.moves.shape[:2]
-        batch, task, rollout = (each.ravel() for each in np.indices((batches, tasks, rollouts)))
+        batch, task, _ = (each.ravel() for each in np.indices((batches, tasks, rollouts)))
         state, parts = np.zeros(len(batch), np.int64), []
         running = np.arange(len(batch))
         for t in range(LIMIT):

@@ -102,7 +102,7 @@ class Mixing:
         return weights[:, 0], {name: values[0] for name, values in metrics.items()}
 
     def _measured(self, steps: pl.DataFrame) -> tuple[Floats, Floats, Floats]:
-        """Return a batch's slopes D, the gradients' cosines, and L_1 / L_j; slopes and scales of 0 if little is known."""
+        """Return a batch's slopes D, the gradients' cosines, and L_1 / L_j; slopes and scales are 0 if unknown."""
         unknown = np.zeros(len(_NAMES)), np.eye(len(_NAMES)), np.zeros(len(_NAMES))
         mixed = groups_with_mixed_outcomes(steps.lazy(), "success").collect()
         complete = steps.filter(~pl.col("aborted")).join(mixed, on=mixed.columns, how="semi", maintain_order="left")

@@ -15,12 +15,12 @@ to first order, in expectation. It is that of a batch without one fold. With a t
 Σ_t A_true ∇ log π instead, whose noise is less, and the true advantages themselves are compared as `TRUTH`: their
 first halves are multiplied with the second ones, because estimates of one task share their errors.
 
-*Lengths.* Where the policy's probabilities are known, F is exact at the states of ĝ_f's own rollouts, so that L_f and h_f
-are independent. Else only the held-out actions can tell it. A length from few of them would go up and down with h_f and
-bias the ratio, so lengths relative to |ĝ_f| are the root of one mean square over all folds of the batch.
+*Lengths.* Where the policy's probabilities are known, F is exact at the states of ĝ_f's own rollouts, so that L_f and
+h_f are independent. Else only the held-out actions can tell it. A length from few of them would go up and down with h_f
+and bias the ratio, so lengths relative to |ĝ_f| are the root of one mean square over all folds of the batch.
 
-*Intervals* are the wider one of two. One is Student's t over groups (a batch's gain is the sum of its groups' parts), so
-that it contains the differences between tasks; its degrees of freedom are the groups with both outcomes, as others have
+*Intervals* are the wider one of two. One is Student's t over groups (a batch's gain is the sum of its groups' parts),
+so that it contains the differences between tasks; its degrees of freedom are the groups with both outcomes, as others have
 parts of 0. The other bounds the chance of rollouts: parts of a rollout are martingale differences, whose squares have
 the mean m² ĝᵀ F ĝ at most, m being the largest |S - mean| that its group can show. It holds where the actions that
 decide are too rare to be in a sample. There are none with fewer than `FEWEST_GROUPS` groups with both outcomes. Those
