@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     Floats = NDArray[np.float64]
 
-PARTNERS: Final = {
+PARTNERS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     "discounted_grpo": ("discounted_grpo", {}),
     "shrinkage_gae": ("shrinkage_gae", {}),
     "grpo": ("discounted_grpo", {"gamma": 1.0}),
@@ -97,7 +97,7 @@ def mixture_weights(slopes: Floats, cosines: Floats) -> Floats:
     weights[0] = 1.0
     best = np.zeros(runs)
     # The steepest mixture has positive weights on some of the gradients, ρ⁻¹ D of these alone, and the squared slope
-    # w · D. So the best of all subsets with positive weights is it, and the first one of equals.
+    # w · D. So the best of all subsets with positive weights is it; the small number keeps equal gradients solvable.
     for size in range(1, count + 1):
         for chosen in map(list, combinations(range(count), size)):
             inner = cosines[:, chosen][:, :, chosen] + 1e-9 * np.eye(size)

@@ -1,6 +1,7 @@
 """Cross-validated gain of saved runs: unbiased, and ranked only where the interval says so."""
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import orjson
@@ -12,7 +13,8 @@ from tabular_world import play
 from hgpo_datasets import StepWriter
 from hgpo_envs.errors import InputError
 from hgpo_research.comparison.files import GAIN_FILES
-from hgpo_research.comparison.gain import TRUTH, cross_validated_gain, ranking, table_gradients
+from hgpo_research.comparison.gain import TRUTH, cross_validated_gain, held_out, ranking, table_gradients
+from hgpo_research.comparison.row_gradients import fisher_of
 from hgpo_research.truth.table import METADATA
 from hgpo_train.advantages.variants import read_variants
 
@@ -74,7 +76,7 @@ def test_errors_that_rows_of_a_truth_share_are_no_gain():
 def test_what_is_not_told_apart_is_not_ranked():
     found = measured([PERFECT, f"{__name__}:noise", f"{PERFECT}:scale=2.0"], worlds=8)
     lines = ranking(found)
-    assert lines[0] == "Batches of 96 rollouts: below about 200, gains can be biased by a third."
+    assert lines[0].startswith("Batches of 96 rollouts: below about 200, gains can be biased")
     (same,) = [line for line in lines[1:] if "noise" not in line]
     assert "are not ranked" in same
     assert re.search(r"a million batches or more \(8 here\)", same)
@@ -83,6 +85,43 @@ def test_what_is_not_told_apart_is_not_ranked():
     assert all(line.endswith("points.") and "noise" in line for line in above)
     gain, error = gain_of(found, f"{__name__}:noise")
     assert abs(gain) < 4 * error
+
+
+def test_few_groups_with_both_outcomes_have_no_interval():
+    """Wins in four groups of twelve are too few, and the command says so instead."""
+    steps, truth = play(12, 8, 1, gamma=1.0)
+    decided = pl.col("task_id").rank("dense") > 4
+    steps = steps.with_columns(won=pl.when(decided).then(pl.lit(value=False)).otherwise("won"))
+    mixed = steps.group_by("task_id", "trajectory").agg(pl.col("won").last()).group_by("task_id")
+    count = mixed.agg(pl.col("won").n_unique())["won"].eq(2).sum()
+    assert 0 < count < 5
+    found = cross_validated_gain(steps.lazy(), read_variants(["grpo,gigpo"]), table_gradients(truth.lazy()))
+    assert found.gains["low"].null_count() == found.gains.height == 2
+    assert found.differences["batches"].null_count() == 1
+    assert ranking(found)[-1].startswith(f"No intervals and no ranking: {count} of 12 groups have both outcomes")
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_length_does_not_follow_the_few_steps_of_its_own_fold(known):
+    """The slope of a fold keeps its size if its steps are sampled twice as steep in one fold alone."""
+    steps, truth = play(6, 16, 1, gamma=1.0)
+    gradients = table_gradients(truth.lazy())
+    gradients = gradients if known else replace(gradients, fisher=None)
+    parts = held_out(steps.lazy(), read_variants(["grpo:cross_steps=false"]), gradients)
+    raw = [part.slopes[:, 0] * part.lengths[0] / np.linalg.norm(part.directions[0]) for part in parts]
+    squares = [np.mean(each**2) for each in raw]
+    relative = np.array([part.lengths[0] / np.linalg.norm(part.directions[0]) for part in parts])
+    if known:
+        assert np.abs(relative**2 - squares).max() > 1e-3
+        assert [part.bound[0, 0] for part in parts] < [part.products[0, 0] for part in parts]
+    else:
+        assert relative == pytest.approx(np.full(4, np.mean(np.concatenate(raw) ** 2) ** 0.5), rel=1e-5)
+
+
+def test_the_exact_fisher_information_is_the_mean_over_actions():
+    """At probabilities 1/4 and 3/4, logits changed by 4 and 0 have the variance 3; the second step counts twice."""
+    fisher = fisher_of(lambda x, number: (np.array([0.25, 0.75]), np.array([[4.0], [0.0]]) @ x * (number + 1)))
+    assert fisher(np.ones((1, 1)), np.array([0, 1]), np.array([1.0, 2.0])) == pytest.approx(3 + 2 * 12)
 
 
 def test_the_batches_needed_shrink_an_interval_to_its_difference():

@@ -188,8 +188,8 @@ def _report(tables: Mapping[str, pl.DataFrame], out: Path) -> None:
         for (iteration,), rows in gains_summary(tables["gains"]).group_by("iteration", maintain_order=True):
             parts.append((f"Gain after {counted(iteration, 'update')}, in percent", rows, ["estimator"], GAINS))
     if "metrics" in tables:
-        rows, names = metrics_summary(tables["metrics"]), metrics_of(tables["metrics"])
-        parts.append(("Weights, in percent", rows, ["estimator", "updates"], names))
+        rows = metrics_summary(tables["metrics"])
+        parts.append(("Weights, in percent", rows, ["estimator", "updates"], metrics_of(tables["metrics"])))
     charts: dict[str, Callable[[pl.DataFrame], Any]] = {
         "curves": curves_chart,
         "gains": lambda rows: gains_chart(rows, result),

@@ -36,7 +36,7 @@ def feature_gradients(steps: pl.LazyFrame, policy: SoftmaxPolicy, history_length
     table = steps.select(names).sort("trajectory", "step").collect()
     rows: list[tuple[str, int, int]] = []
     vectors: list[NDArray[np.float64]] = []
-    choices: list[tuple[NDArray[np.float64], NDArray[np.float32]]] = []
+    choices: list[tuple[NDArray[np.float64], NDArray[np.float64]]] = []
     past: list[Pair] = []
     for trajectory, step, task, text, actions, action, response in table.iter_rows():
         past = past if step else []
@@ -48,7 +48,7 @@ def feature_gradients(steps: pl.LazyFrame, policy: SoftmaxPolicy, history_length
             chosen = features[distribution.responses.index(response)]
             rows.append((trajectory, step, len(rows)))
             vectors.append(chosen - distribution.probabilities @ features)
-            choices.append((distribution.probabilities, features.astype(np.float32)))
+            choices.append((distribution.probabilities, features))
         past.append(Pair(step + 1, text, action))
     gradients = np.array(vectors, np.float32)
     keys = pl.DataFrame(rows, schema=["trajectory", "step", "sketch"], orient="row").with_columns(

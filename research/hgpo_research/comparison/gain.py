@@ -20,8 +20,8 @@ h_f are independent. Else only the held-out actions can tell it. A length from f
 and bias the ratio, so lengths relative to |ĝ_f| are the root of one mean square over all folds of the batch.
 
 *Intervals* are the wider one of two. One is Student's t over groups (a batch's gain is the sum of its groups' parts),
-so that it contains the differences between tasks; its degrees of freedom are the groups with both outcomes, as others have
-parts of 0. The other bounds the chance of rollouts: parts of a rollout are martingale differences, whose squares have
+so that it contains the differences between tasks; its degrees of freedom are the groups with both outcomes, as others
+have parts of 0. The other bounds the chance of rollouts: parts of a rollout are martingale differences, whose squares have
 the mean m² ĝᵀ F ĝ at most, m being the largest |S - mean| that its group can show. It holds where the actions that
 decide are too rare to be in a sample. There are none with fewer than `FEWEST_GROUPS` groups with both outcomes. Those
 of differences hold for all pairs at once (Bonferroni). `research.benchmarks.gain_simulation` measures their coverage.
@@ -287,7 +287,8 @@ def ranking(found: Gains) -> list[str]:
     sentences = []
     if found.rollouts < FEWEST_ROLLOUTS:
         sentences.append(
-            f"Batches of {found.rollouts:.0f} rollouts: below about {FEWEST_ROLLOUTS}, gains can be biased by a third."
+            f"Batches of {found.rollouts:.0f} rollouts: below about {FEWEST_ROLLOUTS}, gains can be biased by up to 45% "
+            "(near 0% and 100% success)."
         )
     if found.gains["low"].null_count():
         sentences.append(
@@ -374,7 +375,7 @@ def _gains(names: Sequence[str], parts: Floats, bound: Floats, batches: int, rol
             return float(values.sum() / batches), None
         level = 1 - (1 - LEVEL) / 2 / family
         between = student_quantile(level, informative - 1) * values.std(ddof=1) * groups**0.5
-        chance = student_quantile(level, 10**6) * np.sqrt(max(0.0, contrast @ bound @ contrast))
+        chance = student_quantile(level, 10**6) * max(0.0, float(contrast @ bound @ contrast)) ** 0.5
         return float(values.sum() / batches), float(max(between, chance) / batches)
 
     unit = np.eye(len(names))
