@@ -101,21 +101,24 @@ def test_few_groups_with_both_outcomes_have_no_interval():
     assert ranking(found)[-1].startswith(f"No intervals and no ranking: {count} of 12 groups have both outcomes")
 
 
-@pytest.mark.parametrize("known", [True, False])
-def test_a_length_does_not_follow_the_few_steps_of_its_own_fold(known):
-    """The slope of a fold keeps its size if its steps are sampled twice as steep in one fold alone."""
+def test_sampled_lengths_are_of_all_folds_and_exact_ones_of_none():
+    """A length that follows the steps which it is divided by biases the ratio."""
     steps, truth = play(6, 16, 1, gamma=1.0)
-    gradients = table_gradients(truth.lazy())
-    gradients = gradients if known else replace(gradients, fisher=None)
-    parts = held_out(steps.lazy(), read_variants(["grpo:cross_steps=false"]), gradients)
-    raw = [part.slopes[:, 0] * part.lengths[0] / np.linalg.norm(part.directions[0]) for part in parts]
-    squares = [np.mean(each**2) for each in raw]
-    relative = np.array([part.lengths[0] / np.linalg.norm(part.directions[0]) for part in parts])
-    if known:
-        assert np.abs(relative**2 - squares).max() > 1e-3
-        assert [part.bound[0, 0] for part in parts] < [part.products[0, 0] for part in parts]
-    else:
-        assert relative == pytest.approx(np.full(4, np.mean(np.concatenate(raw) ** 2) ** 0.5), rel=1e-5)
+    exact = table_gradients(truth.lazy())
+    variants = read_variants(["grpo:cross_steps=false"])
+    relative, squares = [], []
+    for part in held_out(steps.lazy(), variants, replace(exact, fisher=None)):
+        norm = np.linalg.norm(part.directions[0])
+        relative.append(part.lengths[0] / norm)
+        squares.extend((part.slopes[:, 0] * relative[-1]) ** 2)
+    assert relative == pytest.approx([np.mean(squares) ** 0.5] * 4, rel=1e-5)
+    # The outcome of a fold's own steps changes nothing: without them, the length of its gradient is the same.
+    last = pl.col("trajectory").rank("dense").over("task_id") % 4 == 0  # the steps of the last fold
+    altered = replace(exact, sketches=np.where(steps.select(last).to_numpy(), 5 * exact.sketches, exact.sketches))
+    found, other = (held_out(steps.lazy(), variants, each)[-1] for each in (exact, altered))
+    assert other.lengths == pytest.approx(found.lengths, rel=1e-5)
+    assert other.slopes == pytest.approx(5 * found.slopes, rel=1e-4)
+    assert 0 < found.bound[0, 0] <= found.products[0, 0]
 
 
 def test_the_exact_fisher_information_is_the_mean_over_actions():

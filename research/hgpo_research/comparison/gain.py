@@ -20,11 +20,12 @@ h_f are independent. Else only the held-out actions can tell it. A length from f
 and bias the ratio, so lengths relative to |ĝ_f| are the root of one mean square over all folds of the batch.
 
 *Intervals* are the wider one of two. One is Student's t over groups (a batch's gain is the sum of its groups' parts),
-so that it contains the differences between tasks; its degrees of freedom are the groups with both outcomes, as others
-have parts of 0. The other bounds the chance of rollouts: parts of a rollout are martingale differences, whose squares have
-the mean m² ĝᵀ F ĝ at most, m being the largest |S - mean| that its group can show. It holds where the actions that
-decide are too rare to be in a sample. There are none with fewer than `FEWEST_GROUPS` groups with both outcomes. Those
-of differences hold for all pairs at once (Bonferroni). `research.benchmarks.gain_simulation` measures their coverage.
+so that it contains the differences between tasks; its degrees of freedom are the groups with both outcomes, as the
+parts of the others are 0. The other bounds the chance of rollouts: the parts of steps are martingale differences, whose
+squares have the mean m² ĝᵀ F ĝ at most, m being the largest |S - mean| that the group can show. It holds where the
+actions that decide are too rare to be in a sample. There are none with fewer than `FEWEST_GROUPS` groups with both
+outcomes. Those of differences hold for all pairs at once (Bonferroni). `research.benchmarks.gain_simulation` measures
+their coverage.
 """
 
 from __future__ import annotations
@@ -287,8 +288,8 @@ def ranking(found: Gains) -> list[str]:
     sentences = []
     if found.rollouts < FEWEST_ROLLOUTS:
         sentences.append(
-            f"Batches of {found.rollouts:.0f} rollouts: below about {FEWEST_ROLLOUTS}, gains can be biased by up to 45% "
-            "(near 0% and 100% success)."
+            f"Batches of {found.rollouts:.0f} rollouts: below about {FEWEST_ROLLOUTS}, gains can be biased by up to "
+            "45% (near 0% and 100% success)."
         )
     if found.gains["low"].null_count():
         sentences.append(
