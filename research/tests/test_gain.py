@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from importlib import import_module
 
 import numpy as np
 import orjson
@@ -171,3 +172,17 @@ def test_the_command_prints_gains_and_refuses_what_it_cannot_measure(tmp_path):
     ):
         with pytest.raises(InputError, match=re.escape(line)):
             invoke(*given, *options)
+
+
+def test_the_simulation_has_exact_gradients():
+    """The success of a policy whose logit is raised a little rises by the gradient."""
+    module = import_module("research.benchmarks.gain_simulation")
+    worlds = module.Worlds(0.5, 2, 3, np.random.default_rng(0))
+    policy, success, gradient = worlds.policy, worlds.success, worlds.gradient
+    raised = np.where(np.arange(module.ACTIONS) == 1, np.exp(1e-6), 1.0)
+    for state in range(module.STATES):
+        worlds.policy = policy.copy()
+        power = policy[:, :, state] * raised
+        worlds.policy[:, :, state] = power / power.sum(-1, keepdims=True)
+        worlds._solve()
+        assert (worlds.success - success) / 1e-6 == pytest.approx(gradient[:, :, state, 1], abs=1e-6)
