@@ -1,9 +1,9 @@
-"""Bias and coverage of the cross-validated gain, by simulation: python -m research.benchmarks.gain_simulation.
+"""Bias and coverage of the cross-validated gain, by simulation: python -m research.benchmarks.gain_simulation [--keep].
 
 Random tasks (`Worlds`) are played by a softmax policy whose success, gradient and Fisher information are computed by
 dynamic programming. Each batch has tasks of its own. The exact gain is that of the gradients that the folds give; what
 is estimated is its mean over batches, and so what intervals should contain. Protocol and results are on
-research/docs/estimator_comparison.md; the results are kept in research/results/gain_simulation.parquet.
+research/docs/estimator_comparison.md.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import polars as pl
+from readme import figures
+from record import make_parser, store
 
 from hgpo_envs.hashing import chain_columns, mix
 from hgpo_research.comparison.gain import held_out, summed
 from hgpo_research.comparison.row_gradients import RowGradients
 from hgpo_train.advantages.variants import read_variants
 from hgpo_train.resampling import student_quantile
-from research.benchmarks.what_learns import RESULTS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -245,7 +246,7 @@ def cell(labels: tuple[bool, tuple[int, int], float]) -> pl.DataFrame:
 
 def table() -> str:
     """Return the kept results as a table of Markdown."""
-    kept = pl.read_parquet(RESULTS / "gain_simulation.parquet")
+    kept = pl.DataFrame(figures("gain_simulation")["rows"])
     heads = ["logits", "tasks × rollouts", "success", "lengths", "gain / exact gain", "coverage", "printed", "order"]
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for labels, cell in kept.group_by("shared", "tasks", "size", "success", "way", maintain_order=True):
@@ -266,6 +267,8 @@ def table() -> str:
 
 
 if __name__ == "__main__":
+    given = make_parser(__doc__).parse_args()
     cells = list(product((True, False), SIZES, SUCCESS))
     with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
-        pl.concat(pool.map(cell, cells)).write_parquet(RESULTS / "gain_simulation.parquet")
+        rows = pl.concat(pool.map(cell, cells)).to_dicts()
+    print(store("gain_simulation", {"rows": rows}, keep=given.keep))
