@@ -11,7 +11,8 @@ from readme import ESTIMATORS, ROOT, WORLDS, figures, rewrite
 
 from hgpo_research.power import pooled_deviation, seeds_needed
 from hgpo_research.tabular.report import markdown, summary
-from research.benchmarks.what_learns import GRPO, comparison, further, history, weights
+from research.benchmarks import gain_simulation
+from research.benchmarks.what_learns import GRPO, comparison, further, history, third, weights
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -90,6 +91,8 @@ def models(world: str) -> str:
 
 PAGES: Final[dict[str, dict[str, Callable[[], str]]]] = {
     "research/docs/truth.md": {"speed": truth_speed},
+    "research/docs/estimator_comparison.md": {"simulation": gain_simulation.table},
+    "research/docs/learning_tabular.md": {"third": third},
     "research/docs/learning_models.md": {world: partial(models, world) for world in ("alfworld", "webshop")},
     "research/docs/study.md": {
         "comparison": comparison,

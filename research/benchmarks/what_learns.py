@@ -40,6 +40,16 @@ FURTHER: Final = {
 }
 """The titles of the runs with other updates and policies."""
 
+THIRD: Final = {
+    "third-two-ways": "two ways",
+    "third-alfworld": "ALFWorld",
+    "third-webshop": "WebShop",
+    "third-text-rich": "WebShop, text_rich",
+}
+"""The titles of the runs with undiscounted GRPO as a third partner of `adaptive`."""
+
+TWO: Final = "adaptive:discounted_grpo+shrinkage_gae"
+
 DEPTHS: Final = range(5)
 
 
@@ -79,10 +89,21 @@ def further() -> str:
     return _differences(FURTHER, names)
 
 
-def _differences(titles: Mapping[str, str], names: Sequence[str]) -> str:
+def third() -> str:
+    """Return the same of `adaptive` with two and three partners, and the differences of three from two."""
+    names = ["final_difference", "area_difference"]
+    against_two = _differences(THIRD, names, TWO, ["adaptive"]).replace("adaptive", "three partners − two")
+    return _differences(THIRD, names) + "\n" + "\n".join(against_two.splitlines()[2:])
+
+
+def _differences(
+    titles: Mapping[str, str], names: Sequence[str], first: str = GRPO, shown: Sequence[str] | None = None
+) -> str:
     parts = []
     for run, title in titles.items():
-        rows = summary(kept("curves", run)).filter(pl.col("estimator") != GRPO)
+        curves = kept("curves", run).sort(pl.col("estimator") != first, maintain_order=True)
+        rows = summary(curves).filter(pl.col("estimator") != first)
+        rows = rows if shown is None else rows.filter(pl.col("estimator").is_in(shown))
         parts.append(rows.select(pl.lit(title).alias("benchmark"), pl.all()))
     table = pl.concat(parts, how="diagonal")
     table = table.with_columns(pl.col("estimator").str.replace(":mode=mean_norm", "", literal=True))

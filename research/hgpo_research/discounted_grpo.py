@@ -1,10 +1,11 @@
 """Discounted GRPO: GRPO on returns to go. Experimental, of this project.
 
-    A(t) = (R_t - mean_{j ≠ i} M_j) / std S,    R_t = γ^(T-t) S_i,    M_j = mean over the steps of rollout j of its R
+    A(t) = (R_t - mean_{j ≠ i} M_j) / std S,    R_t = r_t + γ R_(t+1),    M_j = mean over the steps of j of its R
 
-S_i is the score of rollout i, and std S that of the task's rollouts, with the divisor n - 1. An early step of a long
-rollout is then credited with less of its success than a late one: that takes out noise of what comes later, and favours
-short ways. The baseline leaves the own rollout out, so that it depends on none of the own actions.
+S_i is the score of rollout i, the sum of its rewards r, and std S the deviation of the task's scores, with the divisor
+n - 1. With one reward, at the last step T, R_t is γ^(T-t) S_i: an early step of a long rollout is credited with less
+of its success than a late one. That takes out noise of what comes later, and favours short ways. The baseline leaves
+the own rollout out, so that it depends on none of the own actions.
 
 Special cases: the advantage is exactly 0 where all scores of the task are equal, also in tasks of one rollout; the
 penalty of an invalid action is subtracted from that step's return, and has no effect on the baseline or the scale. With

@@ -1,84 +1,110 @@
-"""The weight of a bootstrapped gradient beside an unbiased one, from the cross-validated slopes of all batches so far.
+"""The weights of several gradients in a mixture, from the cross-validated slopes of all batches so far.
 
-D_u and D_b are the slopes of success along the two gradients, each divided by its Fisher length, and ρ is their cosine.
-Sums over batches, with older ones decayed, are less noisy. Of the gradients (1 - m) ĝ_u + m ĝ_b, the steepest per
-length is that with
+D_j is the slope of success along gradient j, divided by its Fisher length, and ρ_jk the cosine of two of them. Sums
+over batches, with older ones decayed, are less noisy. Of the gradients Σ_j w_j ĝ_j with w ≥ 0, the steepest per length
+maximises w · D / √(wᵀ ρ w).
 
-    m / (1 - m) = (D_b - ρ D_u) / (D_u - ρ D_b),    m in [0, 1]
-
-D_b is first lowered by a standard error of D_b - D_u, so that bootstrapping needs evidence. m is 0 in the first
-updates, whose error is not known.
+The first partner is trusted. The D of a partner that bootstraps is first lowered by a standard error of D_j - D_1, so
+that bootstrapping needs evidence. The first partner has all the weight in the first updates, whose error is not known,
+and as long as no D is positive.
 """
 
 from __future__ import annotations
 
+from itertools import combinations
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import ArrayLike, NDArray
 
     Floats = NDArray[np.float64]
 
-UNBIASED: Final = "discounted_grpo"
-BOOTSTRAPPED: Final = "shrinkage_gae"
-"""The estimators of the two gradients."""
+PARTNERS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
+    "discounted_grpo": ("discounted_grpo", {}),
+    "shrinkage_gae": ("shrinkage_gae", {}),
+    "grpo": ("discounted_grpo", {"gamma": 1.0}),
+}
+"""The estimators of the gradients and the parameters that are fixed. Without a discount, the first one is GRPO."""
+
+HANDICAPS: Final = {"shrinkage_gae": 1.0}
+"""The standard errors by which the slopes of partners are lowered."""
 
 FOLDS: Final = 4
 DECAY: Final = 0.9
-HANDICAP: Final = 1.0
 WAIT: Final = 3
 
 
 class Mixture:
-    """The slopes so far, of one or several runs."""
+    """The slopes so far, of one or several runs.
 
-    def __init__(self) -> None:
+    Args:
+        partners: The names of the gradients.
+    """
+
+    def __init__(self, partners: Sequence[str] = tuple(PARTNERS)) -> None:
+        self._partners = partners
+        self._handicaps = np.array([HANDICAPS.get(name, 0.0) for name in partners])[:, None]
         self._slopes: Any = 0.0
         self._squares: Any = 0.0
-        self._cosine: Any = 0.0
+        self._cosines: Any = 0.0
         self._batches: Any = 0.0
         self._updates = 0
 
-    def add(self, slopes: Floats, cosine: Floats, known: ArrayLike) -> dict[str, Floats]:
-        """Add a batch; return arrays of shape (runs,).
-
-        These are the ``weight`` m of the next update; the decayed means ``unbiased`` D_u, ``bootstrapped`` D_b and
-        ``cosine`` ρ; and ``error``, the standard error of D_b - D_u.
+    def add(self, slopes: Floats, cosines: Floats, known: ArrayLike) -> tuple[Floats, dict[str, Floats]]:
+        """Add a batch.
 
         Args:
-            slopes: D_u and D_b of the batch, of shape (2, runs).
-            cosine: ρ of the batch, of shape (runs,).
-            known: Whether both gradients differ from 0, of shape (runs,).
+            slopes: D of the batch, of shape (partners, runs).
+            cosines: ρ of the batch, of shape (runs, partners, partners).
+            known: Whether all gradients differ from 0, of shape (runs,).
+
+        Returns:
+            The weights of the next update, of shape (partners, runs), and metrics of shape (runs,): for each partner
+            ``weight_<name>``, the decayed mean ``slope_<name>``, and ``error_<name>``, the standard error of D_j - D_1.
         """
         self._slopes = DECAY * self._slopes + slopes
-        self._squares = DECAY**2 * self._squares + (slopes[1] - slopes[0]) ** 2
-        self._cosine = DECAY * self._cosine + np.where(known, cosine, 0.0)
+        self._squares = DECAY**2 * self._squares + (slopes - slopes[0]) ** 2
+        self._cosines = DECAY * self._cosines + np.where(np.asarray(known)[:, None, None], cosines, 0.0)
         self._batches = DECAY * self._batches + np.asarray(known)
-        batches, error = np.maximum(self._batches, 1e-9), np.sqrt(self._squares)
-        weight = mixture_weight(self._slopes[0], self._slopes[1] - HANDICAP * error, self._cosine / batches)
-        weight = np.where(self._updates < WAIT, 0.0, weight)
+        batches = np.maximum(self._batches, 1e-9)
+        errors = np.sqrt(self._squares)
+        weights = np.zeros_like(slopes)
+        weights[0] = 1.0
+        if self._updates >= WAIT:
+            weights = mixture_weights(self._slopes - self._handicaps * errors, self._cosines / batches[:, None, None])
         self._updates += 1
-        return {
-            "weight": weight,
-            "unbiased": self._slopes[0] / batches,
-            "bootstrapped": self._slopes[1] / batches,
-            "error": error / batches,
-            "cosine": self._cosine / batches,
-        }
+        metrics = {}
+        for number, name in enumerate(self._partners):
+            metrics[f"weight_{name}"] = weights[number]
+            metrics[f"slope_{name}"] = self._slopes[number] / batches
+            metrics[f"error_{name}"] = errors[number] / batches
+        return weights, metrics
 
 
-def mixture_weight(first: Floats, second: Floats, cosine: Floats) -> Floats:
-    """Return the weight of the second of two unit gradients in their steepest mixture, between 0 and 1.
+def mixture_weights(slopes: Floats, cosines: Floats) -> Floats:
+    """Return the weights of unit gradients in their steepest mixture, of shape (gradients, runs); they sum to 1.
 
     Args:
-        first: The slope along the first one.
-        second: The slope along the second one.
-        cosine: Their cosine.
+        slopes: The slopes along them, of shape (gradients, runs).
+        cosines: Their cosines, of shape (runs, gradients, gradients).
     """
-    one, two = first - cosine * second, second - cosine * first
-    inside = (one > 0) & (two > 0)
-    steeper = (second > first) & (second > 0)
-    weight: Floats = np.where(inside, two / np.where(inside, one + two, 1.0), steeper.astype(np.float64))
-    return weight
+    count, runs = slopes.shape
+    weights = np.zeros_like(slopes)
+    weights[0] = 1.0
+    best = np.zeros(runs)
+    # The steepest mixture has positive weights on some of the gradients, ρ⁻¹ D of these alone, and the squared slope
+    # w · D. So the best of all subsets with positive weights is it; the small number keeps equal gradients solvable.
+    for size in range(1, count + 1):
+        for chosen in map(list, combinations(range(count), size)):
+            inner = cosines[:, chosen][:, :, chosen] + 1e-9 * np.eye(size)
+            found = np.linalg.solve(inner, slopes[chosen].T[:, :, None])[:, :, 0].T
+            square = (found * slopes[chosen]).sum(0)
+            better = (found > 0).all(0) & (square > best)
+            best = np.where(better, square, best)
+            weights[:, better] = 0.0
+            weights[np.ix_(chosen, better)] = found[:, better] / found[:, better].sum(0)
+    return weights

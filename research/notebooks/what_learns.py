@@ -131,8 +131,8 @@ def about_weight(mo):
     mo.md("""
     ## How much to bootstrap
 
-    `adaptive` mixes an unbiased and a bootstrapped advantage by their cross-validated gains: the weight of the
-    bootstrapped one, mean over seeds.
+    `adaptive` mixes discounted, bootstrapped and undiscounted advantages by their cross-validated gains: their weights,
+    mean over seeds.
     """)
     return
 
@@ -142,7 +142,7 @@ def weights(learned, mo, pl):
     shown = mo.md("`adaptive` is not among the estimators.")
     if learned.metrics.height:
         shown = mo.ui.table(
-            learned.metrics.group_by("iteration", maintain_order=True).agg(pl.col("weight").mean().round(2))
+            learned.metrics.group_by("iteration", maintain_order=True).agg(pl.col("^weight_.*$").mean().round(2))
         )
     shown
     return

@@ -1,5 +1,7 @@
 """The mixture of two estimators in the training of a language model."""
 
+from itertools import combinations
+
 import numpy as np
 import polars as pl
 import pytest
@@ -11,6 +13,7 @@ from hgpo_envs.errors import InputError
 from hgpo_research.adaptive import Mixing
 from hgpo_research.comparison.gain import cross_validated_gain
 from hgpo_research.comparison.row_gradients import row_gradients
+from hgpo_research.mixture import PARTNERS
 from hgpo_train.advantages import compute, get
 from hgpo_train.advantages.variants import read_variants
 from hgpo_train.models.loading import load_model
@@ -60,41 +63,43 @@ def test_a_resumed_run_has_the_same_weights(config, run, tmp_path):
     train(replace(config, iterations=1), tmp_path / "run")
     resumed = train(replace(config, iterations=2), tmp_path / "run", resume=True)
     assert of_batch(resumed) == of_batch(read_metrics(run / "metrics.jsonl"))
-    assert resumed[1]["adaptive/error"] > 0
+    assert resumed[1]["adaptive/error_shrinkage_gae"] > 0
 
 
 @pytest.mark.slow
 def test_slopes_are_the_cross_validated_gains_of_the_batch(config, run, steps):
     """A gain at the divergence 1/2 is the slope itself; the model of the first iteration is the initial one."""
     gradients = row_gradients(steps.lazy(), load_model(config.model))
-    variants = read_variants(["discounted_grpo,shrinkage_gae"], settings=["reward=success", "invalid_action_penalty=0"])
+    names = ["discounted_grpo", "shrinkage_gae", "discounted_grpo:gamma=1"]
+    variants = read_variants(names, settings=["reward=success", "invalid_action_penalty=0"])
     outcomes = pl.col("won").last().over("trajectory").n_unique().over("task_id", "group")
     mixed = steps.filter(outcomes > 1)
     found = dict(
         cross_validated_gain(mixed.lazy(), variants, gradients, kl=0.5).gains.select("estimator", "gain").rows()
     )
     line = read_metrics(run / "metrics.jsonl")[0]
-    slopes = line["adaptive/slope_unbiased"], line["adaptive/slope_bootstrapped"]
-    assert slopes == pytest.approx([found["discounted_grpo"], found["shrinkage_gae"]], rel=1e-4)
+    slopes = [line[f"adaptive/batch_slope_{name}"] for name in PARTNERS]
+    assert slopes == pytest.approx([found[name] for name in names], rel=1e-4)
 
 
 @pytest.mark.slow
 def test_the_mixture_has_the_weight_and_the_scale_of_its_parts(config, steps):
     """Earlier batches in which bootstrapping was worth more make its weight 1, and others make it 0."""
-    slope = {"adaptive/slope_unbiased": 0.0, "adaptive/slope_bootstrapped": 9.0, "adaptive/batch_cosine": 0.0}
+    line = {f"adaptive/batch_slope_{name}": 9.0 * (name == "shrinkage_gae") for name in PARTNERS}
+    line |= {f"adaptive/cosine_{one}_{other}": 0.0 for one, other in combinations(PARTNERS, 2)}
     parameters = get("adaptive").with_parameters(**config.advantage.parameters).parameters
     model = load_model(config.model)
     unbiased, bootstrapped = (
         compute(steps, name, **config.advantage.parameters).collect()["advantage"].to_numpy()
         for name in ("discounted_grpo", "shrinkage_gae")
     )
-    rows, metrics = Mixing(parameters, model, [slope] * 40)(steps)
-    assert metrics["adaptive/weight"] == 1.0
+    rows, metrics = Mixing(parameters, model, [line] * 40)(steps)
+    assert metrics["adaptive/weight_shrinkage_gae"] == 1.0
     scale = rows["advantage"].to_numpy() @ bootstrapped / (bootstrapped @ bootstrapped)
     assert scale > 0
     np.testing.assert_allclose(rows["advantage"].to_numpy(), scale * bootstrapped, rtol=1e-9, atol=1e-12)
     rows, metrics = Mixing(parameters, model, [])(steps)
-    assert metrics["adaptive/weight"] == 0.0
+    assert metrics["adaptive/weight_discounted_grpo"] == 1.0
     np.testing.assert_allclose(rows["advantage"].to_numpy(), unbiased, rtol=1e-12)
 
 
@@ -104,7 +109,7 @@ def test_a_batch_without_both_outcomes_changes_nothing(config, steps):
     parameters = get("adaptive").with_parameters(**config.advantage.parameters).parameters
     rows, metrics = Mixing(parameters, load_model(config.model), [])(lost)
     assert (rows["advantage"] == 0).all()
-    assert not any(metrics.values())
+    assert {name for name, value in metrics.items() if value} == {"adaptive/weight_discounted_grpo"}
 
 
 def test_small_groups_are_refused_before_training(config, tmp_path):

@@ -63,6 +63,13 @@ def test_groups_of_equal_scores_have_advantages_of_exactly_0(lengths, score, val
     assert (advantages(rows, invalid_action_penalty=0.1) == 0).all()
 
 
+def test_rewards_on_the_way_are_part_of_the_returns_from_there():
+    """R of both rollouts are 1.5, 1, 2 and 0.5, 1; their means 1.5 and 0.75; the scores 3 and 1 deviate by √2."""
+    rows = table([3, 2], [0.0, 0.0]).with_columns(reward=pl.Series([1.0, 0.0, 2.0, 0.0, 1.0]))
+    expected = np.array([0.75, 0.25, 1.25, -1.0, -0.5]) / 2**0.5
+    assert advantages(rows, gamma=0.5).to_list() == pytest.approx(expected.tolist(), abs=1e-12)
+
+
 def test_a_penalty_is_that_of_the_step():
     rows = table([2, 1], [1.0, 0.0]).with_columns(action_valid=pl.Series([False, True, True]))
     less = advantages(rows) - advantages(rows, invalid_action_penalty=0.5)

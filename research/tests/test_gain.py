@@ -1,6 +1,8 @@
 """Cross-validated gain of saved runs: unbiased, and ranked only where the interval says so."""
 
 import re
+from dataclasses import replace
+from importlib import import_module
 
 import numpy as np
 import orjson
@@ -12,7 +14,8 @@ from tabular_world import play
 from hgpo_datasets import StepWriter
 from hgpo_envs.errors import InputError
 from hgpo_research.comparison.files import GAIN_FILES
-from hgpo_research.comparison.gain import TRUTH, cross_validated_gain, ranking, table_gradients
+from hgpo_research.comparison.gain import TRUTH, cross_validated_gain, held_out, ranking, table_gradients
+from hgpo_research.comparison.row_gradients import fisher_of
 from hgpo_research.truth.table import METADATA
 from hgpo_train.advantages.variants import read_variants
 
@@ -74,7 +77,8 @@ def test_errors_that_rows_of_a_truth_share_are_no_gain():
 def test_what_is_not_told_apart_is_not_ranked():
     found = measured([PERFECT, f"{__name__}:noise", f"{PERFECT}:scale=2.0"], worlds=8)
     lines = ranking(found)
-    (same,) = [line for line in lines if "noise" not in line]
+    assert lines[0].startswith("Batches of 96 rollouts: below about 200, gains can be biased")
+    (same,) = [line for line in lines[1:] if "noise" not in line]
     assert "are not ranked" in same
     assert re.search(r"a million batches or more \(8 here\)", same)
     above = [line for line in lines if "is above" in line]
@@ -82,6 +86,46 @@ def test_what_is_not_told_apart_is_not_ranked():
     assert all(line.endswith("points.") and "noise" in line for line in above)
     gain, error = gain_of(found, f"{__name__}:noise")
     assert abs(gain) < 4 * error
+
+
+def test_few_groups_with_both_outcomes_have_no_interval():
+    """Wins in four groups of twelve are too few, and the command says so instead."""
+    steps, truth = play(12, 8, 1, gamma=1.0)
+    decided = pl.col("task_id").rank("dense") > 4
+    steps = steps.with_columns(won=pl.when(decided).then(pl.lit(value=False)).otherwise("won"))
+    mixed = steps.group_by("task_id", "trajectory").agg(pl.col("won").last()).group_by("task_id")
+    count = mixed.agg(pl.col("won").n_unique())["won"].eq(2).sum()
+    assert 0 < count < 5
+    found = cross_validated_gain(steps.lazy(), read_variants(["grpo,gigpo"]), table_gradients(truth.lazy()))
+    assert found.gains["low"].null_count() == found.gains.height == 2
+    assert found.differences["batches"].null_count() == 1
+    assert ranking(found)[-1].startswith(f"No intervals and no ranking: {count} of 12 groups have both outcomes")
+
+
+def test_sampled_lengths_are_of_all_folds_and_exact_ones_of_none():
+    """A length that follows the steps which it is divided by biases the ratio."""
+    steps, truth = play(6, 16, 1, gamma=1.0)
+    exact = table_gradients(truth.lazy())
+    variants = read_variants(["grpo:cross_steps=false"])
+    relative, squares = [], []
+    for part in held_out(steps.lazy(), variants, replace(exact, fisher=None)):
+        norm = np.linalg.norm(part.directions[0])
+        relative.append(part.lengths[0] / norm)
+        squares.extend((part.slopes[:, 0] * relative[-1]) ** 2)
+    assert relative == pytest.approx([np.mean(squares) ** 0.5] * 4, rel=1e-5)
+    # The outcome of a fold's own steps changes nothing: without them, the length of its gradient is the same.
+    last = pl.col("trajectory").rank("dense").over("task_id") % 4 == 0  # the steps of the last fold
+    altered = replace(exact, sketches=np.where(steps.select(last).to_numpy(), 5 * exact.sketches, exact.sketches))
+    found, other = (held_out(steps.lazy(), variants, each)[-1] for each in (exact, altered))
+    assert other.lengths == pytest.approx(found.lengths, rel=1e-5)
+    assert other.slopes == pytest.approx(5 * found.slopes, rel=1e-4)
+    assert 0 < found.bound[0, 0] <= found.products[0, 0]
+
+
+def test_the_exact_fisher_information_is_the_mean_over_actions():
+    """At probabilities 1/4 and 3/4, logits changed by 4 and 0 have the variance 3; the second step counts twice."""
+    fisher = fisher_of(lambda x, number: (np.array([0.25, 0.75]), np.array([[4.0], [0.0]]) @ x * (number + 1)))
+    assert fisher(np.ones((1, 1)), np.array([0, 1]), np.array([1.0, 2.0])) == pytest.approx(3 + 2 * 12)
 
 
 def test_the_batches_needed_shrink_an_interval_to_its_difference():
@@ -128,3 +172,17 @@ def test_the_command_prints_gains_and_refuses_what_it_cannot_measure(tmp_path):
     ):
         with pytest.raises(InputError, match=re.escape(line)):
             invoke(*given, *options)
+
+
+def test_the_simulation_has_exact_gradients():
+    """The success of a policy whose logit is raised a little rises by the gradient."""
+    module = import_module("research.benchmarks.gain_simulation")
+    worlds = module.Worlds(0.5, 2, 3, np.random.default_rng(0))
+    policy, success, gradient = worlds.policy, worlds.success, worlds.gradient
+    raised = np.where(np.arange(module.ACTIONS) == 1, np.exp(1e-6), 1.0)
+    for state in range(module.STATES):
+        worlds.policy = policy.copy()
+        power = policy[:, :, state] * raised
+        worlds.policy[:, :, state] = power / power.sum(-1, keepdims=True)
+        worlds._solve()
+        assert (worlds.success - success) / 1e-6 == pytest.approx(gradient[:, :, state, 1], abs=1e-6)

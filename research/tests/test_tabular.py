@@ -13,7 +13,7 @@ from hgpo_envs.episode import settings_for
 from hgpo_envs.errors import InputError
 from hgpo_envs.hashing import text_hashes
 from hgpo_envs.sources import SharedSource
-from hgpo_research.mixture import mixture_weight
+from hgpo_research.mixture import Mixture, mixture_weights
 from hgpo_research.tabular.adaptive import Adaptive
 from hgpo_research.tabular.cross_validation import cross_validated_slopes
 from hgpo_research.tabular.gain import gains
@@ -246,17 +246,41 @@ def test_cross_validated_slopes_are_the_improvements_of_real_steps(name):
     assert abs(slopes.mean() - improvement.mean()) < 4 * error
 
 
-def test_the_steepest_mixture_of_two_gradients():
+def test_the_steepest_mixture_of_gradients():
+    """No mixture of a fine grid is steeper than the one that is found, and it is nearly as steep as the best."""
     rng = np.random.default_rng(0)
-    shares = np.linspace(0, 1, 20001)
-    for first, second, cosine in zip(*rng.normal(size=(2, 50)), rng.uniform(-0.5, 0.95, 50), strict=True):
-        slopes = (1 - shares) * first + shares * second
-        lengths = np.sqrt((1 - shares) ** 2 + shares**2 + 2 * shares * (1 - shares) * cosine)
-        if max(first, second) > 0:
-            expected = shares[(slopes / lengths).argmax()]
-            assert mixture_weight(*(np.array([each]) for each in (first, second, cosine)))[0] == pytest.approx(
-                expected, abs=1e-3
-            )
+    grid = rng.dirichlet([0.5] * 3, 20_000)
+    grid = np.concatenate([grid, np.eye(3)])
+    for _ in range(50):
+        vectors = rng.normal(size=(3, 4))
+        vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+        slopes = rng.normal(size=3)
+        cosines = vectors @ vectors.T
+        (weights,) = mixture_weights(slopes[:, None], cosines[None]).T
+        assert weights.sum() == pytest.approx(1.0)
+        assert (weights >= 0).all()
+        gains = [(each @ slopes) / np.sqrt(each @ cosines @ each) for each in (*grid, weights)]
+        if max(slopes) > 0:
+            assert max(gains[:-1]) - 1e-9 <= gains[-1] <= 1.02 * max(gains[:-1]) + 1e-3
+        else:
+            assert weights.tolist() == [1, 0, 0]
+
+
+def test_equal_gradients_have_one_weight():
+    """An orthogonal gradient of half the slope has half the weight of the pair."""
+    slopes, cosines = np.array([[1.0], [1.0], [0.5]]), np.array([[[1, 1, 0], [1, 1, 0], [0, 0, 1.0]]])
+    one, other, half = mixture_weights(slopes, cosines)[:, 0]
+    assert (one + other, half) == pytest.approx((2 / 3, 1 / 3), abs=1e-6)
+
+
+def test_undiscounted_grpo_takes_over_where_the_long_way_wins():
+    """Slopes that favour the third partner in every batch give it the weight, with no handicap, from the fourth on."""
+    mixture, cosines = Mixture(), np.full((1, 3, 3), 0.5) + 0.5 * np.eye(3)
+    for update in range(5):
+        weights, metrics = mixture.add(np.array([[0.1], [0.1], [1.0]]), cosines, [True])
+        assert weights[:, 0].tolist() == ([1, 0, 0] if update < 3 else [0, 0, 1])
+    assert metrics["weight_grpo"][0] == 1
+    assert metrics["slope_grpo"][0] == pytest.approx(1.0)
 
 
 def noise(steps: pl.LazyFrame) -> pl.LazyFrame:
@@ -270,11 +294,11 @@ def test_the_mixture_follows_the_gain_of_its_batches():
     pair = [methods([name])[name]().estimator for name in names]
     policy, weights = TabularPolicy(tasks(), range(40)), {}
     for name, partners in {"noise": pair, "better": pair[::-1]}.items():
-        method = Adaptive(*partners)
+        method = Adaptive(dict(zip(("first", "second"), partners, strict=True)))
         for iteration in range(8):
             method(policy, Visits(policy, rollouts(policy, 16, (iteration,))), ())
-        weights[name] = method.metrics[-1]["weight"].mean()
-        assert (method.metrics[0]["weight"] == 0).all()
+        weights[name] = method.metrics[-1]["weight_second"].mean()
+        assert (method.metrics[0]["weight_second"] == 0).all()
     assert weights["noise"] < 0.25 < 0.6 < weights["better"]
 
 

@@ -214,7 +214,7 @@ def _gain(
     print_table(
         ["estimator", "gain", "95% interval"],
         [
-            [folded(name), f"{100 * gain:.2f}", f"{100 * low:.2f} to {100 * high:.2f}"]
+            [folded(name), f"{100 * gain:.2f}", "" if low is None else f"{100 * low:.2f} to {100 * high:.2f}"]
             for name, gain, low, high in found.gains.iter_rows()
         ],
         title=f"Gain in points of success, KL {found.kl:g}",

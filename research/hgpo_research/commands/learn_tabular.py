@@ -10,7 +10,7 @@ import typer
 from hgpo_train.cli import common  # noqa: TC001 - typer reads the annotations
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     import polars as pl
 
@@ -103,7 +103,9 @@ def learn_tabular(
     named = methods(estimators, setting or (), samples)
     numbers = {"tasks-seed": tasks_seed, "task-sets": task_sets, "reads": reads, "held-out": held_out}
     numbers |= {"samples": samples, "gain-policies": gain_policies, "gain-copies": gain_copies}
-    _check_numbers(numbers | ({"group-size": group_size} if gain_at or ADAPTIVE in named else {}))
+    _check_numbers(
+        numbers | ({"group-size": group_size} if gain_at or any(name.startswith(ADAPTIVE) for name in named) else {})
+    )
     if wrong := [each for each in gain_at or () if not 0 <= each <= iterations]:
         raise InputError(f"--gain-at: expected 0 to {iterations}, the number of updates, received {wrong[0]}")
     if any((out / name).exists() for name in RESULTS) and not overwrite:
@@ -168,18 +170,26 @@ def _report(tables: Mapping[str, pl.DataFrame], out: Path) -> None:
     from hgpo_envs.wording import counted
     from hgpo_research.commands.names import folded
     from hgpo_research.tabular.gain import GAINS, gains_chart, gains_summary
-    from hgpo_research.tabular.report import METRICS, NUMBERS, curves_chart, markdown, metrics_summary, shown, summary
+    from hgpo_research.tabular.report import (
+        NUMBERS,
+        curves_chart,
+        markdown,
+        metrics_of,
+        metrics_summary,
+        shown,
+        summary,
+    )
     from hgpo_train.cli.display import print_table
 
     result = summary(tables["curves"])
-    parts: list[tuple[str, pl.DataFrame, list[str], tuple[str, ...]]]
+    parts: list[tuple[str, pl.DataFrame, list[str], Sequence[str]]]
     parts = [("Success in percent", result, ["estimator"], NUMBERS)]
     if "gains" in tables:
         for (iteration,), rows in gains_summary(tables["gains"]).group_by("iteration", maintain_order=True):
             parts.append((f"Gain after {counted(iteration, 'update')}, in percent", rows, ["estimator"], GAINS))
     if "metrics" in tables:
         rows = metrics_summary(tables["metrics"])
-        parts.append(("Weights and slopes, in percent", rows, ["estimator", "updates"], METRICS))
+        parts.append(("Weights, in percent", rows, ["estimator", "updates"], metrics_of(tables["metrics"])))
     charts: dict[str, Callable[[pl.DataFrame], Any]] = {
         "curves": curves_chart,
         "gains": lambda rows: gains_chart(rows, result),

@@ -14,7 +14,7 @@ import polars as pl
 
 from hgpo_envs.engine import State, Task
 from hgpo_envs.memory import Pair
-from hgpo_research.comparison.row_gradients import RowGradients
+from hgpo_research.comparison.row_gradients import RowGradients, fisher_of
 from hgpo_train.policies.base import Request
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ def feature_gradients(steps: pl.LazyFrame, policy: SoftmaxPolicy, history_length
     table = steps.select(names).sort("trajectory", "step").collect()
     rows: list[tuple[str, int, int]] = []
     vectors: list[NDArray[np.float64]] = []
+    choices: list[tuple[NDArray[np.float64], NDArray[np.float64]]] = []
     past: list[Pair] = []
     for trajectory, step, task, text, actions, action, response in table.iter_rows():
         past = past if step else []
@@ -47,9 +48,11 @@ def feature_gradients(steps: pl.LazyFrame, policy: SoftmaxPolicy, history_length
             chosen = features[distribution.responses.index(response)]
             rows.append((trajectory, step, len(rows)))
             vectors.append(chosen - distribution.probabilities @ features)
+            choices.append((distribution.probabilities, features))
         past.append(Pair(step + 1, text, action))
     gradients = np.array(vectors, np.float32)
     keys = pl.DataFrame(rows, schema=["trajectory", "step", "sketch"], orient="row").with_columns(
         pl.col("step").cast(table.schema["step"])
     )
-    return RowGradients(keys, gradients, gradients.shape[1], 0.0)
+    fisher = fisher_of(lambda directions, number: (choices[number][0], choices[number][1] @ directions.T))
+    return RowGradients(keys, gradients, gradients.shape[1], 0.0, fisher)

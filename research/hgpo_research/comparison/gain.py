@@ -4,10 +4,10 @@ The rollouts of each group are divided into folds. For each batch of the run and
 
     ĝ_f = Σ_t A_t ∇ log π(a_t | s_t)                    over the rollouts of the other folds, A from these alone
     h_f = Σ_t (S_i - mean of the others' S) ∇ log π     over the rollouts i of fold f; S is success, undiscounted
-    L_f² = mean of (ĝ_f · ∇ log π(a_t | s_t))²          over the steps of fold f
+    L_f = √(ĝ_fᵀ F ĝ_f)                                  F is the mean Fisher information per step
 
-h_f / n is an unbiased part of the gradient of success, n the number of the batch's rollouts, and L_f² of ĝ_fᵀ F ĝ_f;
-neither depends on the actions in ĝ_f. An update along ĝ_f with the mean divergence δ per step then improves success by
+h_f / n is an unbiased part of the gradient of success, n the number of the batch's rollouts, and does not depend on the
+actions in ĝ_f. An update along ĝ_f with the mean divergence δ per step then improves success by
 
     gain = √(2δ) Σ_f ĝ_f · h_f / (n L_f)
 
@@ -15,13 +15,22 @@ to first order, in expectation. It is that of a batch without one fold. With a t
 Σ_t A_true ∇ log π instead, whose noise is less, and the true advantages themselves are compared as `TRUTH`: their
 first halves are multiplied with the second ones, because estimates of one task share their errors.
 
-Intervals are those of the mean over groups (a batch's gain is the sum of its groups' parts), by Student's t, so they
-contain the differences between tasks. Those of differences hold for all pairs at once (Bonferroni).
+*Lengths.* Where the policy's probabilities are known, F is exact at the states of ĝ_f's own rollouts, so that L_f and
+h_f are independent. Else only the held-out actions can tell it. A length from few of them would go up and down with h_f
+and bias the ratio, so lengths relative to |ĝ_f| are the root of one mean square over all folds of the batch.
+
+*Intervals* are the wider one of two. One is Student's t over groups (a batch's gain is the sum of its groups' parts),
+so that it contains the differences between tasks; its degrees of freedom are the groups with both outcomes, as the
+parts of the others are 0. The other bounds the chance of rollouts: the parts of steps are martingale differences, whose
+squares have the mean m² ĝᵀ F ĝ at most, m being the largest |S - mean| that the group can show. It holds where the
+actions that decide are too rare to be in a sample. There are none with fewer than `FEWEST_GROUPS` groups with both
+outcomes. Those of differences hold for all pairs at once (Bonferroni). `research.benchmarks.gain_simulation` measures
+their coverage.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 from typing import TYPE_CHECKING, Any, Final
 
@@ -30,7 +39,7 @@ import polars as pl
 
 from hgpo_envs.errors import InputError
 from hgpo_research.comparison.inputs import aborted_rows
-from hgpo_research.comparison.row_gradients import RowGradients
+from hgpo_research.comparison.row_gradients import RowGradients, fisher_of
 from hgpo_research.random_numbers import subkey
 from hgpo_train.advantages.input_columns import batch_keys, group_keys, prepare, row_keys
 from hgpo_train.advantages.parameters import Parameters
@@ -45,6 +54,7 @@ if TYPE_CHECKING:
     from hgpo_train.advantages.variants import Variant
 
     Floats = NDArray[np.float64]
+    Integers = NDArray[np.int64]
 
 TRUTH: Final = "true advantages"
 """The name of the true advantages among those of estimators."""
@@ -62,6 +72,12 @@ _TRUTHS: Final = {
 _MANY: Final = 1_000_000
 """The largest number of batches that is told."""
 
+FEWEST_GROUPS: Final = 5
+"""The fewest groups with both outcomes for an interval."""
+
+FEWEST_ROLLOUTS: Final = 200
+"""The rollouts of a batch below which a sentence says that its gain may be biased."""
+
 _BUCKETS: Final = 1 << 12
 """The size of sketches of tables of logits."""
 
@@ -71,12 +87,15 @@ class Gains:
     """Gains of estimators on a run.
 
     Attributes:
-        gains: One row per estimator, the largest gain first: `estimator`, `gain`, and its 95% interval `low`, `high`.
+        gains: One row per estimator, the largest gain first: `estimator`, `gain`, and its 95% interval `low`, `high`;
+            null if there is none.
         differences: One row per pair, `first` before `second` in that order: `value`, its interval `low`, `high`, and
             `batches`: how many batches would tell them apart if the difference seen is the true one; null if it is
-            told already.
+            told already, or without intervals.
         batches: The number of batches.
         groups: The number of groups in all batches.
+        informative: The number of those whose rollouts have both outcomes.
+        rollouts: The mean number of rollouts of a batch.
         kl: δ.
     """
 
@@ -84,6 +103,8 @@ class Gains:
     differences: pl.DataFrame
     batches: int
     groups: int
+    informative: int
+    rollouts: float
     kl: float
 
 
@@ -114,10 +135,19 @@ def cross_validated_gain(
     """
     held = held_out(steps, variants, gradients, truth=truth, folds=folds, progress=progress)
     names = [*(variant.name for variant in variants), *([TRUTH] if truth is not None else [])]
-    parts = np.zeros((len(names), held[0].groups))
+    return summed(held, names, kl)
+
+
+def summed(held: Sequence[HeldOut], names: Sequence[str], kl: float) -> Gains:
+    """Return the gains of held-out parts; see `cross_validated_gain`."""
+    batches = max(part.batch for part in held) + 1
+    groups = np.zeros((len(names), 1 + max(int(part.group.max()) for part in held if len(part.group))))
+    bound = np.zeros((len(names), len(names)))
     for part in held:
-        np.add.at(parts.T, part.group, part.slopes * part.against * part.factors)
-    return _gains(names, np.sqrt(2 * kl) * parts, max(part.batch for part in held) + 1, kl)
+        np.add.at(groups.T, part.group, part.slopes * part.against / part.rollouts)
+        bound += part.bound / part.rollouts**2
+    rollouts = sum(part.rollouts for part in held) / len(held)
+    return _gains(names, np.sqrt(2 * kl) * groups, 2 * kl * bound, batches, rollouts, kl)
 
 
 @dataclass(frozen=True)
@@ -126,19 +156,25 @@ class HeldOut:
 
     Attributes:
         batch: The number of the batch.
+        rollouts: The number of the batch's rollouts.
+        directions: ĝ, of shape (estimators, size of sketches).
+        lengths: L, of shape (estimators,).
         group: The number of each step's group, of shape (steps,).
-        slopes: ĝ · ∇ log π(a_t | s_t), of shape (steps, estimators).
+        slopes: ĝ · ∇ log π(a_t | s_t) / L, of shape (steps, estimators); 0 where ĝ is 0.
         against: S_i minus the mean of the others' S, or the true advantage, of shape (steps, 1 or estimators).
-        factors: 1 / (n L), of shape (estimators,); 0 where ĝ is 0.
-        groups: The number of groups of all batches.
+        products: The sums over steps of the squares and products of slopes, of shape (estimators, estimators).
+        bound: The same with the weights m², which are 0 with a truth.
     """
 
     batch: int
-    group: NDArray[np.int64]
+    rollouts: int
+    directions: Floats
+    lengths: Floats
+    group: Integers
     slopes: Floats
     against: Floats
-    factors: Floats
-    groups: int
+    products: Floats
+    bound: Floats
 
 
 def held_out(
@@ -167,7 +203,7 @@ def held_out(
         for names in (keys, batch_keys(table.columns))
     )
     rollouts = table.select(pl.struct(*keys, "trajectory").rank("dense").cast(pl.Int64) - 1).to_series().to_numpy()
-    sketch, groups = table["(sketch)"].to_numpy(), int(group.max()) + 1
+    sketch = table["(sketch)"].to_numpy()
     found = []
     for held in range(folds):
         progress(f"fold {held + 1} of {folds}")
@@ -175,21 +211,49 @@ def held_out(
         weights = np.zeros((len(variants) + (truth is not None), table.height))
         weights[: len(variants), kept] = _estimates(table.filter(pl.Series(kept)), variants)
         if truth is None:
-            against = (success - _means(group, rollouts, success, kept))[:, None]
+            base = _means(group, rollouts, success, kept)
+            against, most = (success - base)[:, None], np.maximum(base, 1.0 - base) ** 2
         else:
             both, first, second = (table[name].to_numpy() for name in _TRUTHS)
-            against = np.stack([*[both] * len(variants), second], axis=1)
+            against, most = np.stack([*[both] * len(variants), second], axis=1), np.zeros(table.height)
             weights[-1] = np.where(kept, first, 0.0)
         for number in range(int(batch.max()) + 1):
             inside = (batch == number) & (sketch >= 0)
             rows, tested = np.flatnonzero(inside & kept), np.flatnonzero(inside & ~kept)
-            direction = weights[:, rows].astype(np.float32) @ gradients.sketches[sketch[rows]]
-            slopes = (gradients.sketches[sketch[tested]] @ direction.T).astype(np.float64)
-            length = np.sqrt((slopes**2).sum(0) / max(1, len(tested)))
-            count = len(np.unique(rollouts[batch == number]))
-            factors = 1.0 / (np.where(length > 0, length, np.inf) * count)
-            found.append(HeldOut(number, group[tested], slopes, against[tested], factors, groups))
-    return found
+            directions = weights[:, rows].astype(np.float32) @ gradients.sketches[sketch[rows]]
+            lengths = np.linalg.norm(directions, axis=1).astype(np.float64)
+            if gradients.fisher is not None and len(rows):
+                products = gradients.products(directions, sketch[rows], np.full(len(rows), 1 / len(rows)))
+                lengths = np.sqrt(products.diagonal())
+            safe = np.where(lengths > 0, lengths, np.inf)
+            units = (directions / safe[:, None]).astype(np.float32)
+            part = HeldOut(
+                batch=number,
+                rollouts=len(np.unique(rollouts[batch == number])),
+                directions=directions,
+                lengths=lengths,
+                group=group[tested],
+                slopes=(gradients.sketches[sketch[tested]] @ units.T).astype(np.float64),
+                against=against[tested],
+                products=gradients.products(units, sketch[tested], np.ones(len(tested))),
+                bound=gradients.products(units, sketch[tested], most[tested]),
+            )
+            found.append(part)
+    return found if gradients.fisher is not None else _pooled(found)
+
+
+def _pooled(found: Sequence[HeldOut]) -> list[HeldOut]:
+    """Return the parts with the lengths of their batches: |ĝ| times the root mean square of the batch's slopes."""
+    pooled = []
+    for part in found:
+        folds = [each for each in found if each.batch == part.batch]
+        square = sum(each.products.diagonal() for each in folds)
+        steps = sum((each.lengths > 0) * len(each.group) for each in folds)
+        factor = np.sqrt(square / np.maximum(steps, 1))
+        safe = np.where(factor > 0, factor, np.inf)
+        scaled = {name: getattr(part, name) / np.outer(safe, safe) for name in ("products", "bound")}
+        pooled.append(replace(part, lengths=part.lengths * factor, slopes=part.slopes / safe, **scaled))
+    return pooled
 
 
 def table_gradients(truth: pl.LazyFrame) -> RowGradients:
@@ -200,20 +264,39 @@ def table_gradients(truth: pl.LazyFrame) -> RowGradients:
     """
     known = truth.filter(pl.col("choice").is_not_null()).collect()
     sketches = np.zeros((known.height, _BUCKETS), np.float32)
+    places = []
     for number, (prompt, choice, shares) in enumerate(
         known.select("prompt_hash", "choice", "probabilities").iter_rows()
     ):
         hashes = subkey(np.full(len(shares), prompt, np.int64), np.arange(len(shares))).view(np.uint64)
         signs = np.where(hashes >> np.uint64(63), 1.0, -1.0)
         chosen = np.arange(len(shares)) == choice
-        np.add.at(sketches[number], hashes % np.uint64(_BUCKETS), signs * (chosen - np.array(shares)))
+        buckets = hashes % np.uint64(_BUCKETS)
+        np.add.at(sketches[number], buckets, signs * (chosen - np.array(shares)))
+        places.append((np.array(shares), buckets, signs))
+
+    def changes(directions: Any, number: int) -> tuple[Floats, Floats]:  # noqa: ANN401 - an array
+        shares, buckets, signs = places[number]
+        return shares, (signs * directions[:, buckets]).T
+
     rows = known.select("trajectory", "step", sketch=pl.int_range(pl.len()))
-    return RowGradients(rows, sketches, _BUCKETS, 0.0)
+    return RowGradients(rows, sketches, _BUCKETS, 0.0, fisher_of(changes))
 
 
 def ranking(found: Gains) -> list[str]:
-    """Return in words which differences are significant, and how many batches the others would need."""
+    """Return in words what the gains are worth: bias, intervals, and which differences are significant."""
     sentences = []
+    if found.rollouts < FEWEST_ROLLOUTS:
+        sentences.append(
+            f"Batches of {found.rollouts:.0f} rollouts: below about {FEWEST_ROLLOUTS}, gains can be biased by up to "
+            "45% (near 0% and 100% success)."
+        )
+    if found.gains["low"].null_count():
+        sentences.append(
+            f"No intervals and no ranking: {found.informative} of {found.groups} groups have both outcomes, and "
+            f"intervals need {FEWEST_GROUPS}. More tasks or larger groups have more."
+        )
+        return sentences
     for row in found.differences.iter_rows(named=True):
         pair, ends = f"{row['first']} and {row['second']}", f"{_points(row['low'])} to {_points(row['high'])} points"
         if row["batches"] is None:
@@ -225,8 +308,8 @@ def ranking(found: Gains) -> list[str]:
     return sentences
 
 
-def _points(value: float | None) -> str:
-    return "?" if value is None else f"{100 * value:+.2f}"
+def _points(value: float) -> str:
+    return f"{100 * value:+.2f}"
 
 
 def _read(
@@ -272,28 +355,57 @@ def _means(group: NDArray[np.int64], rollout: NDArray[np.int64], success: Floats
     return means[group]
 
 
-def _gains(names: Sequence[str], parts: Floats, batches: int, kl: float) -> Gains:
-    """Return gains and differences of the groups' parts, of shape (estimators, groups)."""
+def _gains(names: Sequence[str], parts: Floats, bound: Floats, batches: int, rollouts: float, kl: float) -> Gains:
+    """Return gains and differences of the groups' parts, of shape (estimators, groups).
+
+    Args:
+        names: The estimators.
+        parts: The parts, whose sum over groups is the gain times the number of batches.
+        bound: The largest variances and covariances of that sum by the chance of rollouts alone.
+        batches: The number of batches.
+        rollouts: The mean number of rollouts of a batch.
+        kl: δ.
+    """
     groups = parts.shape[1]
+    informative = int(np.any(parts != 0, 0).sum())
     pairs = max(1, len(names) * (len(names) - 1) // 2)
 
-    def interval(values: Floats, family: int) -> tuple[float, float]:
-        half = student_quantile(1 - (1 - LEVEL) / 2 / family, groups - 1) if groups > 1 else np.nan
-        return float(values.sum() / batches), float(half * values.std(ddof=1) * groups**0.5 / batches)
+    def interval(contrast: Floats, family: int) -> tuple[float, float | None]:
+        values = contrast @ parts
+        if informative < FEWEST_GROUPS:
+            return float(values.sum() / batches), None
+        level = 1 - (1 - LEVEL) / 2 / family
+        between = student_quantile(level, informative - 1) * values.std(ddof=1) * groups**0.5
+        chance = student_quantile(level, 10**6) * max(0.0, float(contrast @ bound @ contrast)) ** 0.5
+        return float(values.sum() / batches), float(max(between, chance) / batches)
 
+    unit = np.eye(len(names))
     order = np.argsort(-parts.sum(1), kind="stable")
     least = 1e-6 * float(np.abs(parts.sum(1)).max()) / batches  # less is the noise of rounding
     rows, differences = [], []
     for place, number in enumerate(order):
-        value, half = interval(parts[number], 1)
-        rows.append({"estimator": names[number], "gain": value, "low": value - half, "high": value + half})
+        value, half = interval(unit[number], 1)
+        rows.append({"estimator": names[number], "gain": value} | _ends(value, half))
         for other in order[place + 1 :]:
-            value, half = interval(parts[number] - parts[other], pairs)
+            value, half = interval(unit[number] - unit[other], pairs)
             value = value if value > least else 0.0
-            needed = None if value > half else ceil(min(_MANY, batches * (half / value) ** 2)) if value else _MANY
-            ends = {"value": value, "low": value - half, "high": value + half, "batches": needed}
+            needed = None
+            if half is not None and value <= half:
+                needed = ceil(min(_MANY, batches * (half / value) ** 2)) if value else _MANY
+            ends = {"value": value} | _ends(value, half) | {"batches": needed}
             differences.append({"first": names[number], "second": names[other]} | ends)
-    kinds = {"first": pl.String, "second": pl.String, "value": pl.Float64, "low": pl.Float64, "high": pl.Float64}
+    kinds = {"low": pl.Float64, "high": pl.Float64}
+    between = {"first": pl.String, "second": pl.String, "value": pl.Float64} | kinds | {"batches": pl.Int64}
     return Gains(
-        pl.DataFrame(rows), pl.DataFrame(differences, schema=kinds | {"batches": pl.Int64}), batches, groups, kl
+        pl.DataFrame(rows, schema_overrides=kinds),
+        pl.DataFrame(differences, schema=between),
+        batches,
+        groups,
+        informative,
+        rollouts,
+        kl,
     )
+
+
+def _ends(value: float, half: float | None) -> dict[str, float | None]:
+    return {"low": None, "high": None} if half is None else {"low": value - half, "high": value + half}

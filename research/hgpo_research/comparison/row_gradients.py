@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from hgpo_train.models.hf import Model
 
     Sketches = NDArray[np.float32]
+    Floats = NDArray[np.float64]
+    Integers = NDArray[np.int64]
+    Fisher = Callable[[Sketches, Integers, Floats], Floats]
 
 BUCKETS: Final = 1 << 14
 """The default size of sketches."""
@@ -47,12 +50,48 @@ class RowGradients:
         sketches: The gradients of the distinct pairs of prompt and response, float32 of shape (pairs, size).
         parameters: Number of parameters of the model.
         gap: Mean absolute difference, per token, between a response's log-probability in the run and under the model.
+        fisher: Where the policy's actions are known, their exact Fisher information (`fisher_of`); else None.
     """
 
     rows: pl.DataFrame
     sketches: Sketches
     parameters: int
     gap: float
+    fisher: Fisher | None = None
+
+    def products(self, directions: Sketches, numbers: Integers, weights: Floats) -> Floats:
+        """Return Σ w E[(x · ∇ log π) (y · ∇ log π)] over steps, for all pairs of directions x, y.
+
+        The mean is over the policy's actions where these are known; else the step's own action stands for it.
+
+        Args:
+            directions: Of shape (directions, size).
+            numbers: The sketch of each step, of shape (steps,).
+            weights: w, of shape (steps,).
+        """
+        if self.fisher is not None:
+            return self.fisher(directions, numbers, weights)
+        slopes = (self.sketches[numbers] @ directions.T).astype(np.float64)
+        return (slopes.T * weights) @ slopes
+
+
+def fisher_of(changes: Callable[[Sketches, int], tuple[Floats, Floats]]) -> Fisher:
+    """Return the function that sums the covariances of the changes of log π along directions; see `products`.
+
+    Args:
+        changes: Returns, for directions and the number of a sketch, the probabilities of its step's actions, of shape
+            (actions,), and the changes of their logits, of shape (actions, directions).
+    """
+
+    def fisher(directions: Sketches, numbers: Integers, weights: Floats) -> Floats:
+        total = np.zeros((len(directions), len(directions)))
+        for number, weight in zip(numbers.tolist(), weights.tolist(), strict=True):
+            probability, change = changes(directions, number)
+            change = change - probability @ change
+            total += weight * (change.T * probability) @ change
+        return total
+
+    return fisher
 
 
 class Sketch:

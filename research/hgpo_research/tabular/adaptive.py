@@ -1,7 +1,8 @@
-"""A mixture of an unbiased and a bootstrapped advantage, weighted by the cross-validated gain of the run's own batches.
+"""A mixture of several advantages, weighted by the cross-validated gain of the run's own batches.
 
-Bootstrapping takes out the noise of later steps, and is biased where states hide what decides. How much of it pays is
-measured in each batch, without truth (`cross_validation`, `hgpo_research.mixture`).
+Bootstrapping takes out the noise of later steps, and is biased where states hide what decides; a discount takes out
+less of it, and is biased towards short ways. How much of each pays is measured in each batch, without truth
+(`cross_validation`, `hgpo_research.mixture`).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from hgpo_research.tabular.cross_validation import cross_validated_slopes, table
 from hgpo_research.tabular.rollouts import step_table
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -29,31 +30,31 @@ class Adaptive:
     """The mixture, as a method of learning (`methods.Method`).
 
     Args:
-        unbiased: The estimator that is trusted without evidence.
-        bootstrapped: The other one.
+        partners: Estimators by name; the first one is trusted without evidence.
 
     Attributes:
-        metrics: For each update, what `Mixture.add` returns.
+        metrics: For each update, those of `Mixture.add`.
     """
 
-    def __init__(self, unbiased: Estimator, bootstrapped: Estimator) -> None:
-        self._estimators, self._mixture = (unbiased, bootstrapped), Mixture()
+    def __init__(self, partners: Mapping[str, Estimator]) -> None:
+        self._estimators = list(partners.values())
+        self._mixture = Mixture(list(partners))
         self.metrics: list[dict[str, Floats]] = []
 
     def __call__(self, policy: TabularPolicy, visits: Visits, stream: Sequence[int]) -> list[Floats]:  # noqa: ARG002
         """Return the advantages of each task's rows, and add to `metrics`."""
         table = step_table(policy, visits.rollouts)
-        first, second = (table_advantages(each, table, visits.rollouts) for each in self._estimators)
-        gradients = [visits.gradient(each) for each in (first, second)]
-        lengths = np.sqrt([visits.products(each, each) for each in gradients])
-        known = (lengths > 0).all(0)
+        advantages = [table_advantages(each, table, visits.rollouts) for each in self._estimators]
+        gradients = [visits.gradient(each) for each in advantages]
+        products = np.array([[visits.products(one, other) for other in gradients] for one in gradients])
+        lengths = np.sqrt(np.einsum("jjr->jr", products))
         safe = np.where(lengths > 0, lengths, 1.0)
+        cosines = products / (safe[:, None] * safe)
         slopes = cross_validated_slopes(policy, visits, self._estimators, FOLDS)
-        cosine = visits.products(gradients[0], gradients[1]) / safe.prod(0)
-        self.metrics.append(self._mixture.add(slopes, cosine, known))
-        weight = self.metrics[-1]["weight"]
-        factors = np.where(lengths > 0, [1.0 - weight, weight] / safe, 0.0)
+        weights, metrics = self._mixture.add(slopes, np.moveaxis(cosines, 2, 0), (lengths > 0).all(0))
+        self.metrics.append(metrics)
+        factors = np.where(lengths > 0, weights / safe, 0.0)
         return [
-            factors[0][rows.seed] * one + factors[1][rows.seed] * two
-            for rows, one, two in zip(visits.rollouts, first, second, strict=True)
+            sum((factor[rows.seed] * each for factor, each in zip(factors, parts, strict=True)), np.zeros(()))
+            for rows, *parts in zip(visits.rollouts, *advantages, strict=True)
         ]

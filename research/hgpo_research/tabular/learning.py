@@ -143,4 +143,4 @@ def curves(
                     watch(tasks, name, iteration, policy)
                 for iteration, values in enumerate(getattr(method, "metrics", ())):
                     metrics.append(pl.DataFrame(labels | {"iteration": np.full(len(seeds), iteration)} | values))
-    return Curves(pl.concat(parts), pl.concat(metrics) if metrics else pl.DataFrame())
+    return Curves(pl.concat(parts), pl.concat(metrics, how="diagonal") if metrics else pl.DataFrame())

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol
 
-from hgpo_research.mixture import BOOTSTRAPPED, UNBIASED
+from hgpo_envs.errors import InputError, unknown
+from hgpo_research.mixture import PARTNERS
 from hgpo_research.tabular.adaptive import Adaptive
 from hgpo_research.tabular.cross_validation import table_advantages
 from hgpo_research.tabular.rollouts import step_table
@@ -28,7 +29,7 @@ ORACLE: Final = "oracle"
 """The name of the true advantages of success (γ = 1)."""
 
 ADAPTIVE: Final = "adaptive"
-"""The name of the mixture of `UNBIASED` and `BOOTSTRAPPED`."""
+"""The name of the mixture of `PARTNERS`; with some of them, `adaptive:discounted_grpo+shrinkage_gae`."""
 
 
 class Method(Protocol):
@@ -84,10 +85,23 @@ def methods(
     """
     names = [name.strip() for text in texts for name in text.split(",") if name.strip()]
     special: dict[str, Callable[[], Method]] = {ORACLE: partial(Oracle, samples)}
-    if ADAPTIVE in names:
-        special[ADAPTIVE] = partial(Adaptive, *_read([UNBIASED, BOOTSTRAPPED], settings).values())
+    for name in names:
+        first, _, partners = name.partition(":")
+        if first == ADAPTIVE:
+            special[name] = partial(Adaptive, _partners(partners.split("+") if partners else list(PARTNERS), settings))
     read = _read([name for name in names if name not in special], settings)
     return {name: special[name] if name in special else partial(TableEstimator, read[name]) for name in names}
+
+
+def _partners(names: Sequence[str], settings: Sequence[str]) -> dict[str, Estimator]:
+    if wrong := [name for name in names if name not in PARTNERS]:
+        raise InputError(unknown("partner of adaptive", wrong[0], list(PARTNERS)))
+    found = {}
+    for name in names:
+        estimator, fixed = PARTNERS[name]
+        (read,) = _read([estimator], settings).values()
+        found[name] = read.with_parameters(**fixed)
+    return found
 
 
 def _read(names: Sequence[str], settings: Sequence[str]) -> dict[str, Estimator]:

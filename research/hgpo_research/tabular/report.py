@@ -63,25 +63,27 @@ def summary(curves: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-METRICS: Final = ("weight", "unbiased", "bootstrapped", "error")
-"""The metrics of adaptive methods that are shown."""
+def metrics_of(table: pl.DataFrame) -> list[str]:
+    """Return the metrics of adaptive methods that are shown: the weights."""
+    return [name for name in table.columns if name.startswith("weight")]
 
 
 def metrics_summary(metrics: pl.DataFrame) -> pl.DataFrame:
     """Return the mean metrics of adaptive methods in four parts of their updates, with half of their intervals.
 
     Args:
-        metrics: Rows of `estimator`, `seed`, `iteration` and `METRICS`.
+        metrics: Rows of `estimator`, `tasks`, `seed`, `iteration` and weights.
     """
+    names = metrics_of(metrics)
     count = int(str(metrics["iteration"].max())) + 1
     part = pl.col("iteration") * 4 // count
     by_seed = metrics.group_by("estimator", part.alias("part"), "seed", maintain_order=True).agg(
-        pl.col(METRICS).mean(), low=pl.col("iteration").min(), high=pl.col("iteration").max()
+        pl.col(names).mean(), low=pl.col("iteration").min(), high=pl.col("iteration").max()
     )
     width = half_width(metrics["seed"].n_unique())
     updates = pl.format("{}–{}", pl.col("low").first(), pl.col("high").first())
     return by_seed.group_by("estimator", "part", maintain_order=True).agg(
-        updates.alias("updates"), pl.col(METRICS).mean(), (pl.col(METRICS).std() * width).name.suffix("_half")
+        updates.alias("updates"), pl.col(names).mean(), (pl.col(names).std() * width).name.suffix("_half")
     )
 
 

@@ -1,0 +1,274 @@
+"""Bias and coverage of the cross-validated gain, by simulation: python -m research.benchmarks.gain_simulation [--keep].
+
+Random tasks (`Worlds`) are played by a softmax policy whose success, gradient and Fisher information are computed by
+dynamic programming. Each batch has tasks of its own. The exact gain is that of the gradients that the folds give; what
+is estimated is its mean over batches, and so what intervals should contain. Protocol and results are on
+research/docs/estimator_comparison.md.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from itertools import product
+from multiprocessing import get_context
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import polars as pl
+from readme import figures
+from record import make_parser, store
+
+from hgpo_envs.hashing import chain_columns, mix
+from hgpo_research.comparison.gain import held_out, summed
+from hgpo_research.comparison.row_gradients import RowGradients
+from hgpo_train.advantages.variants import read_variants
+from hgpo_train.resampling import student_quantile
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from hgpo_research.comparison.gain import HeldOut
+
+    Floats = NDArray[np.float64]
+
+STATES: Final = 5
+ACTIONS: Final = 3
+LIMIT: Final = 8
+GOAL: Final = STATES
+PIT: Final = STATES + 1
+ESTIMATORS: Final = ("grpo:cross_steps=false", "shrinkage_gae", "hgpo")
+SUCCESS: Final = (0.02, 0.3, 0.96)
+SIZES: Final = ((6, 8), (24, 8), (24, 16))
+"""Tasks and rollouts of each."""
+
+BATCHES: Final = 300
+CHUNK: Final = 50
+KL: Final = 0.01
+WAYS: Final = {"before": "before", "sampled": "after, probabilities unknown", "exact": "after, probabilities known"}
+"""How lengths are computed, and their titles."""
+
+
+class Worlds:
+    """Random tasks: a chain of states where one action leads on, and the others back, nowhere or to the end.
+
+    Args:
+        skill: The logit of the right action.
+        batches: The number of batches; each has its own tasks.
+        tasks: The number of tasks of each.
+        rng: Draws the tasks.
+    """
+
+    def __init__(self, skill: float, batches: int, tasks: int, rng: np.random.Generator) -> None:
+        shape = (batches, tasks, STATES)
+        right = np.where(rng.random(shape) < 0.7, 0, rng.integers(0, ACTIONS, shape))
+        ahead = np.broadcast_to(np.arange(1, STATES + 1), shape)
+        self.moves = rng.integers(0, STATES, (*shape, ACTIONS))
+        self.moves = np.minimum(self.moves, ahead[..., None] - 1)
+        self.moves = np.where(rng.random(self.moves.shape) < 0.3, PIT, self.moves)
+        np.put_along_axis(self.moves, right[..., None], ahead[..., None], -1)
+        logits = rng.normal(0, 0.5, self.moves.shape)
+        logits += skill * (np.arange(ACTIONS) == right[..., None])
+        power = np.exp(logits)
+        self.policy = power / power.sum(-1, keepdims=True)
+        self._solve()
+
+    def _solve(self) -> None:
+        """Compute success, its gradient by logits, and the expected visits of states, by dynamic programming."""
+        batches, tasks = self.moves.shape[:2]
+        after = np.zeros((LIMIT + 1, batches, tasks, STATES + 2))
+        after[:, :, :, GOAL] = 1.0
+        advantages = []
+        for t in reversed(range(LIMIT)):
+            flat = after[t + 1][:, :, None, :]
+            q = np.take_along_axis(np.broadcast_to(flat, (batches, tasks, STATES, STATES + 2)), self.moves, -1)
+            after[t, :, :, :STATES] = (self.policy * q).sum(-1)
+            advantages.insert(0, self.policy * (q - after[t, :, :, :STATES, None]))
+        self.success = after[0, :, :, 0]
+        self.gradient, self.visits = np.zeros(self.policy.shape), np.zeros((batches, tasks, STATES))
+        here = np.zeros((batches, tasks, STATES + 2))
+        here[:, :, 0] = 1.0
+        for each in advantages:
+            now = here[:, :, :STATES]
+            self.visits += now
+            self.gradient += now[..., None] * each
+            following = np.zeros_like(here)
+            flow = now[..., None] * self.policy
+            for place in range(STATES + 2):
+                following[:, :, place] = np.where(self.moves == place, flow, 0.0).sum((-1, -2))
+            here = following
+
+    def play(self, rollouts: int, rng: np.random.Generator) -> tuple[pl.DataFrame, NDArray[np.int64]]:
+        """Return a step table of groups of rollouts, and the number of each step's (batch, task, state, action)."""
+        batches, tasks = self.moves.shape[:2]
+        batch, task, _ = (each.ravel() for each in np.indices((batches, tasks, rollouts)))
+        state, parts = np.zeros(len(batch), np.int64), []
+        running = np.arange(len(batch))
+        for t in range(LIMIT):
+            b, k, s = batch[running], task[running], state[running]
+            cumulated = self.policy[b, k, s].cumsum(-1)
+            action = (rng.random(len(running))[:, None] > cumulated[:, :-1]).sum(-1)
+            after = self.moves[b, k, s, action]
+            parts.append((running, np.full(len(running), t), s, action, after))
+            state[running] = after
+            running = running[after < STATES]
+        who, step, s, action, after = (np.concatenate(each) for each in zip(*parts, strict=True))
+        order = np.lexsort([step, who])
+        who, step, s, action, after = (each[order] for each in (who, step, s, action, after))
+        last = np.append(np.diff(who) != 0, True)
+        values, defined = chain_columns(mix(s.astype(np.uint64)).view(np.int64), step == 0, 4)
+        table = pl.DataFrame(
+            {
+                "run": batch[who],
+                "task_id": task[who],
+                "trajectory": who,
+                "step": step,
+                "reward": (after == GOAL).astype(np.float64),
+                "won": after == GOAL,
+                "terminated": after >= STATES,
+                "truncated": last & (after < STATES),
+                "action_valid": np.ones(len(who), np.bool_),
+            }
+        ).with_columns(pl.col("run", "task_id", "trajectory").cast(pl.String).str.zfill(8))
+        table = table.with_columns(
+            pl.when(pl.Series(each)).then(pl.Series(values[k])).alias(f"history_hash_{k}")
+            for k, each in enumerate(defined)
+        )
+        return table, np.ravel_multi_index((batch[who], task[who], s, action), self.policy.shape)
+
+    def gradients(self, table: pl.DataFrame, number: NDArray[np.int64], shared: bool) -> RowGradients:
+        """Return the gradients of the steps with respect to logits, which tasks may share."""
+        tasks = self.moves.shape[1]
+        size = (1 if shared else tasks) * STATES * ACTIONS
+        which, rows = np.unique(number, return_inverse=True)
+        batch, task, state, action = np.unravel_index(which, self.policy.shape)
+        policy = self.policy[batch, task, state]
+        first = ((0 if shared else task) * STATES + state) * ACTIONS
+        places = first[:, None] + np.arange(ACTIONS)
+        sketches = np.zeros((len(which), size), np.float32)
+        np.put_along_axis(sketches, places, (np.arange(ACTIONS) == action[:, None]) - policy, 1)
+
+        def fisher(directions: Any, numbers: Any, weights: Floats) -> Floats:  # noqa: ANN401 - arrays
+            change = directions[:, places[numbers]]
+            change = change - (change * policy[numbers]).sum(-1, keepdims=True)
+            found: Floats = np.einsum("jsa,ksa,sa->jk", change, change, policy[numbers] * weights[:, None])
+            return found
+
+        keys = table.select("trajectory", "step").with_columns(sketch=pl.Series(rows.astype(np.int64)))
+        return RowGradients(keys, sketches, size, 0.0, fisher)
+
+    def gain(self, part: HeldOut) -> Floats:
+        """Return the exact gains along the directions of a part."""
+        tasks = self.moves.shape[1]
+        shape = len(part.directions), -1, STATES, ACTIONS
+        along = np.broadcast_to(part.directions.astype(np.float64).reshape(shape), (shape[0], tasks, STATES, ACTIONS))
+        policy, visits = self.policy[part.batch], self.visits[part.batch]
+        slope = (along * self.gradient[part.batch]).sum((1, 2, 3)) / tasks
+        variance = (along**2 * policy).sum(-1) - (along * policy).sum(-1) ** 2
+        length = np.sqrt((variance * visits).sum((1, 2)) / visits.sum())
+        return np.sqrt(2 * KL) * slope / np.where(length > 0, length, np.inf)
+
+
+def skill_of(success: float) -> float:
+    """Return the skill of the policies that have a mean success, by bisection."""
+    low, high = -4.0, 8.0
+    while high - low > 1e-6:
+        middle = (low + high) / 2
+        below = Worlds(middle, 1, 4000, np.random.default_rng(0)).success.mean() < success
+        low, high = (middle, high) if below else (low, middle)
+    return low
+
+
+def before(parts: Sequence[HeldOut], tasks: int) -> pl.DataFrame:
+    """Return gains and intervals as they were: lengths of each fold's own steps, Student's t over all groups."""
+    found = np.zeros((len(ESTIMATORS), tasks))
+    for part in parts:
+        length = np.sqrt((part.slopes**2).mean(0))
+        slopes = part.slopes / np.where(length > 0, length, np.inf)
+        np.add.at(found.T, part.group, np.sqrt(2 * KL) * slopes * part.against / part.rollouts)
+    gain, half = found.sum(1), student_quantile(0.975, tasks - 1) * found.std(1, ddof=1) * tasks**0.5
+    return pl.DataFrame({"estimator": ESTIMATORS, "gain": gain, "low": gain - half, "high": gain + half})
+
+
+def simulate(success: float, tasks: int, size: int, shared: bool) -> pl.DataFrame:
+    """Return the gains of batches: `way` (of `WAYS`), `estimator`, `exact`, `gain`, `low` and `high`."""
+    skill, found = skill_of(success), []
+    settings = {"reward": "success", "reward_scale": 1.0, "invalid_action_penalty": 0.0}
+    variants = read_variants(ESTIMATORS, settings)
+    for chunk in range(BATCHES // CHUNK):
+        rng = np.random.default_rng([chunk, tasks, size, round(100 * success), shared])
+        worlds = Worlds(skill, CHUNK, tasks, rng)
+        table, number = worlds.play(size, rng)
+        exact = worlds.gradients(table, number, shared)
+        sides = {"exact": exact, "sampled": replace(exact, fisher=None)}
+        held = {way: held_out(table.lazy(), variants, each) for way, each in sides.items()}
+        gains = [(part.batch, worlds.gain(part)) for part in held["exact"]]
+        for batch in range(CHUNK):
+            truth = np.mean([gain for other, gain in gains if other == batch], 0)
+            true = pl.DataFrame({"estimator": ESTIMATORS, "exact": truth})
+            parts = {
+                way: [replace(part, batch=0, group=part.group - batch * tasks) for part in every if part.batch == batch]
+                for way, every in held.items()
+            }
+            tables = {"before": before(parts["sampled"], tasks)}
+            tables |= {way: summed(each, ESTIMATORS, KL).gains for way, each in parts.items()}
+            found += [
+                true.join(
+                    rows.select("estimator", "gain", "low", "high"), on="estimator", maintain_order="left"
+                ).with_columns(way=pl.lit(way))
+                for way, rows in tables.items()
+            ]
+    return pl.concat(found)
+
+
+def cell(labels: tuple[bool, tuple[int, int], float]) -> pl.DataFrame:
+    """Return the means of a cell, one row for each way and estimator."""
+    shared, (tasks, size), success = labels
+    rows = simulate(success, tasks, size, shared)
+    mean = pl.col("exact").mean().over("estimator")
+    inside = pl.col("low").le(mean) & pl.col("high").ge(mean)
+    measured = (
+        rows.with_columns(inside=inside)
+        .group_by("way", "estimator", maintain_order=True)
+        .agg(
+            pl.col("exact", "gain").mean(),
+            gain_error=pl.col("gain").std() / BATCHES**0.5,
+            printed=pl.col("low").is_not_null().mean(),
+            covered=pl.col("inside").mean(),
+            width=(pl.col("high") - pl.col("low")).mean(),
+        )
+    )
+    named = {"shared": shared, "tasks": tasks, "size": size, "success": success}
+    return measured.select(*(pl.lit(value).alias(name) for name, value in named.items()), pl.all())
+
+
+def table() -> str:
+    """Return the kept results as a table of Markdown."""
+    kept = pl.DataFrame(figures("gain_simulation")["rows"])
+    heads = ["logits", "tasks × rollouts", "success", "lengths", "gain / exact gain", "coverage", "printed", "order"]
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    for labels, cell in kept.group_by("shared", "tasks", "size", "success", "way", maintain_order=True):
+        shared, tasks, size, success, way = labels
+        names = {"grpo:cross_steps=false": "G", "shrinkage_gae": "S", "hgpo": "H"}
+        ratio = [
+            f"{row['gain'] / row['exact']:.2f} ± {row['gain_error'] / row['exact']:.2f}" for row in cell.to_dicts()
+        ]
+        covered = ["–" if each is None else f"{each:.2f}" for each in cell["covered"]]
+        orders = [
+            "".join(names[each] for each in cell.sort(by, descending=True)["estimator"]) for by in ("gain", "exact")
+        ]
+        order = orders[0] + ("" if orders[0] == orders[1] else f" (exact {orders[1]})")
+        cells = ["shared" if shared else "separate", f"{tasks} × {size}", f"{success:.0%}", WAYS[way], ", ".join(ratio)]
+        cells += [", ".join(covered), f"{cell['printed'].to_numpy().mean():.0%}", order]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    given = make_parser(__doc__).parse_args()
+    cells = list(product((True, False), SIZES, SUCCESS))
+    with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
+        rows = pl.concat(pool.map(cell, cells)).to_dicts()
+    print(store("gain_simulation", {"rows": rows}, keep=given.keep))
