@@ -67,12 +67,7 @@ class ServedEnvironment:
 
     def openapi(self) -> dict[str, Any]:
         """Return the description of what is answered over HTTP, in the form of OpenAPI."""
-        answer = {"200": {"description": "A JSON object", "content": {"application/json": {}}}}
-        paths = {
-            path: {method: {"summary": summary, "responses": answer} for method, summary in methods.items()}
-            for path, methods in _PATHS.items()
-        }
-        return {"openapi": "3.1.0", "info": {"title": self.env_id, "version": HTTP_VERSION}, "paths": paths}
+        return {"openapi": "3.1.0", "info": {"title": self.env_id, "version": HTTP_VERSION}, "paths": _PATHS}
 
     def metadata(self) -> dict[str, Any]:
         """Return the description of the environment, as OpenEnv's metadata, with its settings."""
@@ -97,11 +92,11 @@ HTTP_VERSION: Final = "1.0.0"
 """The version of OpenEnv's HTTP interface that is spoken."""
 
 _PATHS: Final = {
-    "/health": {"get": "Whether the server answers"},
-    "/metadata": {"get": "The environment and its settings"},
-    "/schema": {"get": "The JSON schemas of actions, observations and states"},
-    "/tasks": {"get": "Ids of tasks, from `start` to `stop`"},
-    "/mcp": {"post": "JSON-RPC; no method is offered"},
+    "/health": {"get": {"summary": "Whether the server answers"}},
+    "/metadata": {"get": {"summary": "The environment and its settings"}},
+    "/schema": {"get": {"summary": "The JSON schemas of actions, observations and states"}},
+    "/tasks": {"get": {"summary": "Ids of tasks, from `start` to `stop`"}},
+    "/mcp": {"post": {"summary": "JSON-RPC; no method is offered"}},
 }
 """What is answered over HTTP. Sessions are WebSocket connections, which OpenAPI cannot describe."""
 

