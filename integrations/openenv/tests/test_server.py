@@ -152,11 +152,7 @@ def test_a_request_may_come_in_pieces(server) -> None:
     with socket.create_connection(("127.0.0.1", server.port)) as raw:
         for byte in f"{head}2\r\n{{}}\r\n0\r\n\r\n".encode():
             raw.sendall(bytes([byte]))
-        assert (
-            raw.makefile("rb")
-            .read()
-            .endswith(b'"message":"Invalid request: Object missing required field `jsonrpc`"}}')
-        )
+        assert b'"code":-32600' in raw.makefile("rb").read()
 
 
 @given(st.binary(max_size=60))
