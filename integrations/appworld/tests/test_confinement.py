@@ -72,7 +72,7 @@ def attempts(folder, elsewhere, readable):
             lambda: open(elsewhere, "a"), lambda: open(elsewhere + "2", "x"),
             lambda: os.mkdir(elsewhere + "3"), lambda: os.remove(elsewhere), lambda: open(elsewhere, "w"),
         ],
-        "see that files and processes exist, their sizes, times and numbers of threads": [
+        "`stat` files, processes and their threads": [
             lambda: os.stat(elsewhere), lambda: os.stat("/proc/%d/task" % parent), lambda: os.stat("/proc"),
         ],
         "empty files that it may only read": [
@@ -181,7 +181,7 @@ for version, user, tree in settings:
 DENIED = {"EPERM", "EACCES", "ENOSYS", "MemoryError", "EFBIG", "EMFILE"}
 NEEDED = "what AppWorld needs"
 FILES = {"read, list, write, make or remove other files"}
-NOT_DENIED = {"see that files and processes exist, their sizes, times and numbers of threads"}
+NOT_DENIED = {"`stat` files, processes and their threads"}
 VERSIONS = range(8)
 USERS = (0, 65534) if os.getuid() == 0 else (0,)  # 0: stay who we are
 
