@@ -193,7 +193,8 @@ class Episode:
             text = clean_text(text)
         if self.settings.action_format == "response":
             response = answer_of("parse_response", self.settings.parse_response, text, Response)
-            return admissible(response.action[:LONGEST_COMMAND], self.state.actions), response.valid
+            command = clean_text(response.action[:LONGEST_COMMAND])  # JSON's escapes may be lone surrogates
+            return admissible(command, self.state.actions), response.valid
         text = text[:LONGEST_COMMAND]
         return (numbered(text, self.state.actions) if self.settings.action_format == "number" else text), None
 

@@ -6,7 +6,7 @@ import copy
 from collections.abc import Sequence
 from functools import cache, partial
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import gymnasium
 import numpy as np
@@ -29,7 +29,7 @@ from hgpo_envs.spaces import STATE_CHARACTERS, UnicodeText
 from hgpo_envs.task_sampling import TaskSampler
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from numpy.typing import NDArray
 
@@ -45,8 +45,9 @@ class TextVectorEnv(VectorEnv[dict[str, Any], "Sequence[str]", "NDArray[Any]"]):
 
     Observations are a dictionary of ``state`` and ``prompt`` (tuples of n texts) and ``history_hash`` (int64 array of
     shape (n, history_depth + 1)). ``infos`` follows Gymnasium's convention: each key is an array of shape (n,), and
-    ``_key`` is the mask of the slots that have a value. Flags have dtype bool, numbers int64 or float64, and all other
-    values (including lists and dictionaries) object.
+    ``_key`` is the mask of the slots that have a value. Flags have dtype bool, numbers int64 or float64, NumPy's arrays
+    are stacked, dictionaries are nested in the same form, and all other values, also those of several types, have dtype
+    object.
 
     A slot whose episode has ended goes on as Gymnasium's autoreset modes say, with the next task that it draws:
 
@@ -91,6 +92,7 @@ class TextVectorEnv(VectorEnv[dict[str, Any], "Sequence[str]", "NDArray[Any]"]):
         render_mode: str | None = None,
         **values: Any,
     ) -> None:
+        self.episodes: list[Episode] = []  # Gymnasium 1.2 closes what is deleted, also after an error here
         for name, value in (("num_envs", cast("object", num_envs)), ("group_size", group_size)):
             if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
                 raise InputError(f"{name}: expected an integer of at least 1, received {value!r}")
@@ -270,28 +272,7 @@ class TextVectorEnv(VectorEnv[dict[str, Any], "Sequence[str]", "NDArray[Any]"]):
 
     def _infos(self, slots: Sequence[int]) -> dict[str, Any]:
         """Return the infos of some slots as arrays with masks."""
-        infos = [self.episodes[slot].info() for slot in slots]
-        keys = list(infos[0]) if infos else []
-        if any(list(info) != keys for info in infos):
-            keys = list(dict.fromkeys(chain.from_iterable(infos)))
-            infos = [{key: info.get(key, _ABSENT) for key in keys} for info in infos]
-        columns = zip(*[info.values() for info in infos], strict=True)
-        all_slots = np.array(slots)
-        arrays: dict[str, Any] = {}
-        for key, values in zip(keys, columns, strict=True):
-            types, having = set(map(type, values)), all_slots
-            if type(_ABSENT) in types:
-                having = all_slots[[value is not _ABSENT for value in values]]
-                values = tuple(value for value in values if value is not _ABSENT)  # noqa: PLW2901 (those that exist)
-                types.remove(type(_ABSENT))
-            dtype = _DTYPES.get(types.pop(), np.object_) if len(types) == 1 else np.object_  # several: an unknown `won`
-            column, mask = np.fromiter(values, dtype, len(values)), np.ones(len(values), dtype=np.bool_)  # keeps lists
-            if len(values) < self.num_envs:
-                some, column = column, np.full(self.num_envs, None if dtype is np.object_ else 0, dtype)
-                column[having], mask = some, np.zeros(self.num_envs, dtype=np.bool_)
-                mask[having] = True
-            arrays[key], arrays[f"_{key}"] = column, mask
-        return arrays
+        return _batched({slot: self.episodes[slot].info() for slot in slots}, self.num_envs)
 
     def _reset_mask(self, requested: object) -> NDArray[np.bool_]:
         if requested is None:
@@ -344,5 +325,29 @@ class TextVectorEnv(VectorEnv[dict[str, Any], "Sequence[str]", "NDArray[Any]"]):
                 self._draw[members] = [0] * self.group_size
 
 
-_ABSENT: Final = object()
-_DTYPES: dict[type, Any] = {bool: np.bool_, int: np.int64, float: np.float64}
+def _batched(infos: Mapping[int, Mapping[str, Any]], number: int) -> dict[str, Any]:
+    """Return the infos of some of `number` slots as arrays with masks, nested like the infos."""
+    batched: dict[str, Any] = {}
+    for key in dict.fromkeys(chain.from_iterable(infos.values())):
+        values = {slot: info[key] for slot, info in infos.items() if key in info}
+        mask = np.zeros(number, dtype=np.bool_)
+        mask[list(values)] = True
+        batched[key], batched[f"_{key}"] = _column(values, number), mask
+    return batched
+
+
+def _column(values: Mapping[int, Any], number: int) -> dict[str, Any] | NDArray[Any]:
+    """Return one entry of the infos of some of `number` slots, of which at least one has a value."""
+    some = list(values.values())
+    types = set(map(type, some))
+    kind = types.pop() if len(types) == 1 else object  # several: a `won` that is not known everywhere
+    if issubclass(kind, dict):
+        return _batched(values, number)
+    if kind is np.ndarray and len({(value.shape, value.dtype) for value in some}) == 1:
+        column = np.zeros((number, *some[0].shape), some[0].dtype)
+        column[list(values)] = some
+        return column
+    numeric = kind in (bool, int, float) or issubclass(kind, np.number)
+    column = np.zeros(number, kind) if numeric else np.full(number, None, dtype=np.object_)
+    column[list(values)] = np.fromiter(some, column.dtype, len(some))  # keeps lists
+    return column

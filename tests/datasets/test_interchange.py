@@ -4,6 +4,7 @@ from pathlib import Path
 
 import polars as pl
 import pytest
+from command import invoke
 from groups import group
 from polars.testing import assert_frame_equal
 
@@ -77,3 +78,44 @@ def test_minari(tmp_path: Path, rich_run: Path, monkeypatch: pytest.MonkeyPatch)
         writer.add_group(group("t"))
     with pytest.raises(InputError, match="expected states"):
         to_minari(tmp_path / "bare", "hgpo/bare-v0")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("env_id", "option"), [("ALFWorld", "grammar=put"), ("WebShop", "observation_mode=text_rich")])
+def test_minari_recovers_the_environment(env_id: str, option: str, tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The recorded actions lead to the recorded states, rewards and ends."""
+    minari = pytest.importorskip("minari")
+    from hgpo_datasets.interchange.minari import to_minari
+
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
+    options = ("--action-format", "response", "--env-option", option, "--max-steps", 6)
+    sizes = ("--tasks", 3, "--group-size", 2, "--out", tmp_path / "run")
+    invoke("rollout", "--env", f"HGPO/{env_id}-v0", "--policy", "random", *options, *sizes)
+    assert to_minari(tmp_path / "run", "hgpo/run-v0").spec.env_spec.id == f"HGPO/{env_id}-v0"
+    dataset = minari.load_dataset("hgpo/run-v0")
+    env = dataset.recover_environment()
+    for episode, about in zip(dataset, dataset.storage.get_episode_metadata(range(6)), strict=True):
+        observation, _ = env.reset(options=about["options"])
+        states, rewards, ends = [observation["state"]], [], []
+        for action in episode.actions:
+            observation, reward, *end, _ = env.step(action)
+            states.append(observation["state"])
+            rewards.append(reward)
+            ends.append(end)
+        assert states == list(episode.observations["state"])
+        assert rewards == episode.rewards.tolist()
+        assert ends == list(map(list, zip(episode.terminations, episode.truncations, strict=True)))
+
+
+def test_minari_names_no_environment_that_it_cannot_know(
+    tmp_path: Path, rich_run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("minari")
+    from hgpo_datasets.interchange.minari import to_minari
+
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
+    assert to_minari(str(rich_run / "steps" / "*.parquet"), "hgpo/files-v0").spec.env_spec is None
+    for number, config in enumerate(({}, {"env": "HGPO/ALFWorld-v0"}, {"env": {"id": "os:system"}})):
+        with StepWriter(tmp_path / str(number), config=config) as writer:
+            writer.add_group(group("t"))
+        assert to_minari(tmp_path / str(number), f"hgpo/run-v{number}").spec.env_spec is None

@@ -9,12 +9,15 @@ import pytest
 from doors import DoorsSource, solution
 from gymnasium.error import ResetNeeded
 from gymnasium.utils.env_checker import data_equivalence
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from gymnasium.wrappers.vector import ClipReward, DictInfoToList, RecordEpisodeStatistics
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.wrappers.vector import ClipReward, RecordEpisodeStatistics
+from hypothesis import given
+from hypothesis import strategies as st
 
+import hgpo_envs  # noqa: F401 - registers the environments
 from hgpo_envs.env import TextEnv
 from hgpo_envs.errors import InputError
-from hgpo_envs.vector import TextVectorEnv
+from hgpo_envs.vector import TextVectorEnv, _batched
 
 TEXTS = ["open door", "go on", "go back", "press switch", "nonsense", "<action>look</action>", "2", "99"]
 ARGUMENTS = {"split": "all", "history_depth": 3, "max_steps": 6}
@@ -31,7 +34,6 @@ def test_random_play_equals_gymnasiums_own_vector_environment(mode, action_forma
     pair = [ClipReward(envs, 0, 0.5) for envs in (ours, theirs)]
     if mode is not AutoresetMode.DISABLED:  # SyncVectorEnv takes the mask away from wrappers
         pair = [RecordEpisodeStatistics(envs) for envs in pair]
-    pair = [DictInfoToList(envs) for envs in pair]
     assert data_equivalence(*[envs.reset(seed=100) for envs in pair])
     finished = 0
     for _ in range(60):
@@ -40,15 +42,66 @@ def test_random_play_equals_gymnasiums_own_vector_environment(mode, action_forma
             actions = [f"<think>x</think><action>{action}</action>" for action in actions]
         steps = [envs.step(actions) for envs in pair]
         assert all(map(data_equivalence, steps[0][:4], steps[1][:4]))
-        for infos in zip(steps[0][4], steps[1][4], strict=True):
-            for info in infos:
-                info.get("episode", {}).pop("t", None)  # seconds
-            assert data_equivalence(*infos)
+        for *_, infos in steps:
+            infos.get("episode", {}).pop("t", None)  # seconds
+        assert data_equivalence(steps[0][4], steps[1][4])
         done = steps[0][2] | steps[0][3]
         finished += int(done.sum())
         if mode is AutoresetMode.DISABLED and done.any():
             assert data_equivalence(*[envs.reset(options={"reset_mask": done.copy()}) for envs in pair])
     assert finished > 60
+
+
+@pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
+@pytest.mark.parametrize("env_id", ["HGPO/ALFWorld-v0", "HGPO/WebShop-v0"])
+def test_benchmarks_equal_gymnasiums_own_vector_environment(env_id, mode):
+    arguments = {"max_steps": 3}
+    ours = gymnasium.make_vec(env_id, num_envs=2, autoreset_mode=mode, **arguments)
+    single = gymnasium.make(env_id, disable_env_checker=True, **arguments).unwrapped
+    theirs = SyncVectorEnv([single.fork] * 2, autoreset_mode=AutoresetMode(mode))
+    assert data_equivalence(ours.reset(seed=[3, 3]), theirs.reset(seed=[3, 3]))
+    for _ in range(5):
+        steps = [envs.step(["look", "search[shoes]"]) for envs in (ours, theirs)]
+        assert data_equivalence(*steps)
+
+
+VALUES = {
+    "bool": st.booleans(),
+    "int": st.integers(-(2**63), 2**63 - 1),
+    "float": st.floats(allow_nan=False),
+    "float32": st.floats(width=32, allow_nan=False).map(np.float32),
+    "array": st.lists(st.integers(0, 9), min_size=2, max_size=2).map(np.array),
+    "text": st.text(max_size=3),
+    "list": st.lists(st.text(max_size=3), max_size=2),
+    "none": st.none(),
+    "flag": st.booleans().map(np.bool_),
+}
+entries = st.recursive(
+    st.sampled_from(list(VALUES)), lambda inner: st.dictionaries(st.sampled_from("abc"), inner), max_leaves=6
+)
+
+
+def drawn(draw, entry):
+    """Draw a value of a kind, or a dictionary, which may lack some of its keys."""
+    if isinstance(entry, str):
+        return draw(VALUES[entry])
+    return {key: drawn(draw, inner) for key, inner in entry.items() if draw(st.booleans())}
+
+
+@given(st.dictionaries(st.sampled_from("abc"), entries), st.sets(st.integers(0, 3), min_size=1), st.data())
+def test_infos_are_nested_as_gymnasium_nests_them(entry, slots, data):
+    infos = {slot: drawn(data.draw, entry) for slot in slots}
+    envs, theirs = VectorEnv(), {}
+    envs.num_envs = 4
+    for slot, info in infos.items():
+        theirs = envs._add_info(theirs, info, slot)
+    assert data_equivalence(_batched(infos, 4), theirs)
+
+
+def test_values_of_several_types_are_kept():
+    """Gymnasium would convert them to the type of the first."""
+    column = _batched({0: {"won": True}, 2: {"won": None}, 3: {"won": {}}}, 4)["won"]
+    assert column.tolist() == [True, None, None, {}]
 
 
 def test_an_ended_episode_waits_for_its_reset_if_autoreset_is_disabled():

@@ -6,6 +6,7 @@ rollouts are therefore not exported.
 
 from __future__ import annotations
 
+import copy
 import itertools
 import os
 import shutil
@@ -13,11 +14,13 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import gymnasium
 import polars as pl
 from gymnasium import spaces
 
-from hgpo_datasets.reader import scan_steps
+from hgpo_datasets.reader import scan_steps, source_files
 from hgpo_datasets.schema import GROUP_KEY
+from hgpo_envs.environment_spec import environment_ids
 from hgpo_envs.errors import InputError
 from hgpo_envs.spaces import UnicodeText
 
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     import minari
+    from gymnasium.envs.registration import EnvSpec
 
 _KEY = ("run", *GROUP_KEY, "trajectory")
 
@@ -33,7 +37,10 @@ def to_minari(source: str | os.PathLike[str], dataset_id: str, **description: An
     """Write a run as a Minari dataset into Minari's folder (`MINARI_DATASETS_PATH`).
 
     An observation is `{"state": …, "task": …}`. If the state after the last step is unknown, it is an empty text.
-    Aborted rollouts are left out.
+    Aborted rollouts are left out. An episode's options are those with which a reset starts its task.
+
+    The dataset of one run names its environment, if it is one of `hgpo_envs.environment_spec.environment_ids`:
+    `recover_environment` makes it with the run's arguments, for the commands that are the actions here.
 
     Args:
         source: Run folder, Parquet file, or glob pattern.
@@ -59,13 +66,17 @@ def to_minari(source: str | os.PathLike[str], dataset_id: str, **description: An
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module="minari")  # it warns about optional metadata
         try:
-            return minari.create_dataset_from_buffers(
+            dataset = minari.create_dataset_from_buffers(
                 dataset_id,
                 list(_episodes(steps)),
                 observation_space=spaces.Dict({"state": text, "task": text}),
                 action_space=text,
                 **{"data_format": "arrow", **description},
             )
+            if (spec := _env_spec(source)) is not None:
+                # As an argument above, it would open the environment, whose data may not be here.
+                dataset.storage.update_metadata({"env_spec": spec.to_json()})
+            return minari.load_dataset(dataset_id)
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
@@ -89,6 +100,18 @@ def _new_folder(dataset_id: str) -> Path:
     return folder
 
 
+def _env_spec(source: str | os.PathLike[str]) -> EnvSpec | None:
+    """Return the spec of a run's environment with the run's arguments; None if it is not known."""
+    files = source_files(source, {})
+    header = files[0].header if len({Path(file.path).parent for file in files}) == 1 else None
+    arguments = header.config.get("env") if header else None
+    if not isinstance(arguments, dict) or arguments.get("id") not in environment_ids():
+        return None
+    spec = copy.deepcopy(gymnasium.spec(arguments["id"]))
+    spec.kwargs |= {name: value for name, value in arguments.items() if name not in ("id", "action_format")}
+    return spec
+
+
 def _episodes(steps: pl.DataFrame) -> Iterator[object]:
     from minari.data_collector import EpisodeBuffer
 
@@ -98,6 +121,7 @@ def _episodes(steps: pl.DataFrame) -> Iterator[object]:
         last = episode[-1]
         yield EpisodeBuffer(
             id=number,
+            options={"task": last["task_id"]},
             observations={
                 "state": [*(row["state"] for row in episode), last["next_state"] or ""],
                 "task": [last["task"] or ""] * (len(episode) + 1),

@@ -4,6 +4,7 @@
 the first part of the path, for clients that cannot send headers::
 
     /ALFWorld/ws    /ALFWorld/schema    /ALFWorld/metadata    /ALFWorld/tasks?start=0&stop=100
+    /ALFWorld/health    /ALFWorld/openapi.json    /ALFWorld/mcp
     /TOKEN/ALFWorld/ws    …
 
 A server of one environment also answers without its name: ``/ws``, ``/TOKEN/ws``.
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 TOKEN_VARIABLE: Final = "HGPO_SERVE_TOKEN"  # noqa: S105 - a name, not a token
 """The environment variable that may contain the token."""
 
-RESOURCES: Final = ("ws", "schema", "metadata", "tasks")
+RESOURCES: Final = ("ws", "schema", "metadata", "tasks", "health", "openapi.json", "mcp")
 
 
 class Refusal(Exception):  # noqa: N818 - an answer, not a fault
@@ -48,8 +49,8 @@ class Address:
     """What a request asks for.
 
     Attributes:
-        resource: ``health``, or one of `RESOURCES`.
-        environment: The environment's name; empty for ``health``.
+        resource: One of `RESOURCES`.
+        environment: The environment's name; empty for ``health`` of the server.
         query: The query.
     """
 
@@ -95,6 +96,8 @@ class Access:
         resource = parts.pop() if parts else ""
         if resource not in RESOURCES:
             raise Refusal(HTTPStatus.NOT_FOUND, f"expected an address that ends in {', '.join(RESOURCES)}")
+        if resource == "health" and not parts:
+            return Address("health")
         if not parts and len(self.environments) == 1:
             parts = [self.environments[0]]
         if len(parts) != 1 or parts[0] not in self.environments:

@@ -65,6 +65,10 @@ class ServedEnvironment:
         chosen = tasks[max(start, 0) : min(stop, start + MOST_TASKS)]
         return {"split": tasks.name, "count": len(tasks), "start": max(start, 0), "tasks": list(chosen)}
 
+    def openapi(self) -> dict[str, Any]:
+        """Return the description of what is answered over HTTP, in the form of OpenAPI."""
+        return {"openapi": "3.1.0", "info": {"title": self.env_id, "version": HTTP_VERSION}, "paths": _PATHS}
+
     def metadata(self) -> dict[str, Any]:
         """Return the description of the environment, as OpenEnv's metadata, with its settings."""
         settings = self._env.episode.settings
@@ -83,6 +87,18 @@ class ServedEnvironment:
             "system_prompt": settings.system_prompt,
         }
 
+
+HTTP_VERSION: Final = "1.0.0"
+"""The version of OpenEnv's HTTP interface that is spoken."""
+
+_PATHS: Final = {
+    "/health": {"get": {"summary": "Whether the server answers"}},
+    "/metadata": {"get": {"summary": "The environment and its settings"}},
+    "/schema": {"get": {"summary": "The JSON schemas of actions, observations and states"}},
+    "/tasks": {"get": {"summary": "Ids of tasks, from `start` to `stop`"}},
+    "/mcp": {"post": {"summary": "JSON-RPC; no method is offered"}},
+}
+"""What is answered over HTTP. Sessions are WebSocket connections, which OpenAPI cannot describe."""
 
 ACTION_SCHEMA: Final[Mapping[str, Any]] = {
     "title": "TextAction",

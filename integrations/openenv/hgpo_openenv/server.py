@@ -7,6 +7,7 @@ import logging
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Final
 from urllib.parse import parse_qs
@@ -22,12 +23,14 @@ from hgpo_envs.files.secrets import redact
 from hgpo_openenv.access import Access, Address, Refusal
 from hgpo_openenv.environments import MOST_TASKS, SCHEMA
 from hgpo_openenv.messages import Close, MessageError, error_message, read_message
+from hgpo_openenv.requests import Connection, mcp_reply
 from hgpo_openenv.session import Session
 
 if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Mapping
 
+    import h11
     from websockets.asyncio.server import Server, ServerConnection
     from websockets.http11 import Request
 
@@ -40,6 +43,9 @@ PING_SECONDS: Final = 20.0
 
 NORMAL, GOING_AWAY, POLICY, INTERNAL, TRY_LATER = 1000, 1001, 1008, 1011, 1013
 """Codes that close a WebSocket connection (RFC 6455)."""
+
+
+_HEADERS: Final = ("origin", "host", "authorization")
 
 
 @dataclass(frozen=True)
@@ -103,10 +109,13 @@ class EnvironmentServer:
         silent = logging.getLogger("hgpo_openenv.silent")  # handshakes that fail are not worth a traceback
         silent.addHandler(logging.NullHandler())
         silent.propagate = False
+        most_bytes = self._limits.message_bytes
+        connection = partial(Connection, respond=self._answer_other, refuse=self._refused, most_bytes=most_bytes)
         self._server = await serve(
             self._connected,
             sock=listener,
             process_request=self._answer,
+            create_connection=connection,  # type: ignore[arg-type]  # a factory is enough
             compression=None,  # costs more than a loopback or a local network, and decompression needs limits
             server_header=None,
             open_timeout=HANDSHAKE_SECONDS,
@@ -136,28 +145,46 @@ class EnvironmentServer:
     # ------------------------------------------------------------------------------------------------- before a session
 
     def _answer(self, _: ServerConnection, request: Request) -> Response | None:
-        """Answer a request; None lets a session begin."""
+        """Answer a GET; None lets a session begin."""
         try:
             address = self._address(request)
-            if address.resource == "ws":
-                return None
-            return _response(HTTPStatus.OK, self._document(address))
+            return None if address.resource == "ws" else _response(HTTPStatus.OK, self._document(address))
         except Refusal as refusal:
-            self.counts["refused requests"] += 1
-            return _response(refusal.status, {"error": str(refusal)})
+            return self._refused(refusal.status, str(refusal))
 
     def _address(self, request: Request) -> Address:
-        headers = {name: request.headers.get_all(name) for name in ("origin", "host", "authorization")}
+        headers = {name: request.headers.get_all(name) for name in _HEADERS}
         return self._access.address(request.path, headers)
+
+    def _answer_other(self, request: h11.Request, body: bytes) -> Response:
+        """Answer a request other than GET."""
+        headers: dict[str, list[str]] = {name: [] for name in _HEADERS}
+        for name, value in request.headers:
+            headers.setdefault(name.decode(), []).append(value.decode("latin-1"))
+        try:
+            address = self._access.address(request.target.decode("latin-1"), headers)
+        except Refusal as refusal:
+            return self._refused(refusal.status, str(refusal))
+        if request.method == b"POST" and address.resource == "mcp":
+            return _response(HTTPStatus.OK, mcp_reply(body))
+        return self._refused(HTTPStatus.METHOD_NOT_ALLOWED, f"expected GET of …/{address.resource}")
+
+    def _refused(self, status: HTTPStatus, reason: str) -> Response:
+        self.counts["refused requests"] += 1
+        return _response(status, {"error": reason})
 
     def _document(self, address: Address) -> object:
         if address.resource == "health":
             return {"status": "healthy"}
+        if address.resource == "mcp":
+            raise Refusal(HTTPStatus.METHOD_NOT_ALLOWED, "expected POST of …/mcp")
         served = self._environments[address.environment]
         if address.resource == "schema":
             return SCHEMA
         if address.resource == "metadata":
             return served.metadata()
+        if address.resource == "openapi.json":
+            return served.openapi()
         try:
             query = {name: values[-1] for name, values in parse_qs(address.query, max_num_fields=10).items()}
         except ValueError:
@@ -268,4 +295,6 @@ def _response(status: HTTPStatus, document: object) -> Response:
     )
     if status == HTTPStatus.UNAUTHORIZED:
         headers["WWW-Authenticate"] = "Bearer"
+    if status == HTTPStatus.METHOD_NOT_ALLOWED:
+        headers["Allow"] = "GET, POST"
     return Response(status, status.phrase, headers, body)

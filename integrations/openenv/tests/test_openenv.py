@@ -77,3 +77,23 @@ def test_openenvs_client_receives_what_a_local_environment_returns(openenv, name
             len(game["actions"]),
             True,
         )
+
+
+@pytest.mark.slow
+def test_openenvs_validator_passes(openenv) -> None:
+    code = """if True:
+        import json, sys
+        from openenv.cli._validation import validate_running_environment
+        print(json.dumps(validate_running_environment(sys.argv[1])))
+    """
+    with running(*open_environments(list(IDS.values()), {"split": "train"}).values()) as run:
+        command = [openenv, "-c", code, run.url("ALFWorld")]
+        checked = subprocess.run(
+            command, capture_output=True, text=True, timeout=120, env={**os.environ, "NO_PROXY": "127.0.0.1"}
+        )
+    if "No module named 'openenv.cli" in checked.stderr or "cannot import name" in checked.stderr:
+        pytest.skip("this version of OpenEnv validates no running server")
+    assert checked.returncode == 0, checked.stderr[-2000:]
+    report = json.loads(checked.stdout)
+    assert report["passed"], report["criteria"]
+    assert (report["mode"], report["summary"]["passed_count"]) == ("production", 6)

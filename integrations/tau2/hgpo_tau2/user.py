@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import os
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from threading import Lock
 from typing import Final
 
-import httpx
+import orjson
+from yarl import URL
 
-from hgpo_envs.errors import InputError
-from hgpo_envs.files.secrets import register, register_url
+from hgpo_envs.errors import InputError, one_line
+from hgpo_envs.files.secrets import redact, register, register_url
+from hgpo_envs.unicode_text import clean_text
 from hgpo_tau2 import retail
+from hgpo_train.policies.http_client import HttpClient, RequestError
 
 GREETING: Final = "Hi! How can I help you today?"
 STOP: Final = "###STOP###"
@@ -26,6 +31,9 @@ _RULES: Final = f"""You play a customer who writes to the service of an online s
 - The other side is the shop's agent. You cannot look anything up, and you never act for the agent.
 - When your request is settled, refused for good, or passed on to somebody else, answer with {STOP} alone."""
 
+_TIMEOUT_S: Final = 120.0
+_RETRIES: Final = 3
+
 
 class ServedUser:
     """A customer with the task's notes. The same conversation has the same reply within a process.
@@ -39,14 +47,19 @@ class ServedUser:
     """
 
     def __init__(self, model: str, url: str) -> None:
-        if not url.startswith(("http://", "https://")):
-            raise InputError(f"user_url: expected an address such as http://localhost:8000/v1, received {url!r}")
-        self._model, self._url = model, url.rstrip("/")
+        self._model = model
+        register_url(url)
+        try:
+            self._url = URL(url.rstrip("/") + "/chat/completions")
+        except ValueError:
+            self._url = URL()
+        if self._url.scheme not in ("http", "https") or not self._url.host:
+            expected = "expected an address such as http://localhost:8000/v1"
+            raise InputError(f"user_url: {expected}, received {redact(url)!r}")
         key = os.environ.get("TAU2_USER_API_KEY", "")
         register(key)
-        register_url(url)
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
-        self._client = httpx.Client(headers=headers, timeout=120, transport=httpx.HTTPTransport(retries=3))
+        authorization = {"Authorization": f"Bearer {key}"} if key else {}
+        self._headers = {"Content-Type": "application/json", **authorization}
         self._replies: dict[tuple[str, ...], Future[str]] = {}
         self._lock = Lock()
 
@@ -54,7 +67,7 @@ class ServedUser:
         """Return the customer's next message; messages alternate, the agent's first.
 
         Raises:
-            httpx.HTTPError: The server gives no answer.
+            RequestError: The server gives no complete answer in time, or one that is too large or has no message.
         """
         conversation = (task_id, *messages)
         with self._lock:
@@ -76,6 +89,18 @@ class ServedUser:
             "messages": [{"role": "system", "content": _RULES.format(notes=retail.notes(task_id))}, *told],
             "temperature": 0,
         }
-        answer = self._client.post(f"{self._url}/chat/completions", json=body).raise_for_status().json()
-        text: str = answer["choices"][0]["message"]["content"] or ""
-        return text.rpartition("</think>")[2].strip()
+        with ThreadPoolExecutor(1) as thread:  # this one may have an event loop
+            answer = thread.submit(asyncio.run, self._post(orjson.dumps(body))).result()
+        try:
+            text: str = json.loads(answer)["choices"][0]["message"]["content"] or ""
+            return clean_text(text.rpartition("</think>")[2].strip())
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+            received = f"received another answer ({type(error).__name__}: {one_line(error)})"
+            raise RequestError(f"the customer's server: expected a chat completion, {received}") from None
+
+    async def _post(self, body: bytes) -> bytes:
+        client = HttpClient(self._headers, timeout_s=_TIMEOUT_S, retries=_RETRIES)
+        try:
+            return await client.request("POST", self._url, body)
+        finally:
+            await client.close()

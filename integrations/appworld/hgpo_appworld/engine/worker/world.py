@@ -13,6 +13,7 @@ import re
 import resource
 import sqlite3
 import sys
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -180,12 +181,17 @@ def said(error: BaseException) -> str:
     return text[:500].encode("utf-8", "replace").decode()
 
 
-def keep_only(connection: socket.socket) -> None:
-    """Close all open files but a socket, and connect standard input and output with nothing."""
+def keep_only(connection: socket.socket, folder: Path) -> None:
+    """Close all open files but a socket. Standard input is empty, and output goes to a file of this process alone.
+
+    Two processes that can write to one file, also to /dev/null, could lock it for each other to see.
+    """
     os.closerange(3, connection.fileno())
     os.closerange(connection.fileno() + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
-    nothing = os.open(os.devnull, os.O_RDWR)
-    for number in (0, 1, 2):
-        os.dup2(nothing, number)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
     os.close(nothing)
+    with tempfile.TemporaryFile(dir=folder) as written:
+        os.dup2(written.fileno(), 1)
+        os.dup2(written.fileno(), 2)
     sys.stdout.reconfigure(encoding="utf-8", errors="replace")  # type: ignore[union-attr]
