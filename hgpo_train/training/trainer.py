@@ -468,7 +468,7 @@ def update_alone(
     metadata = read_metadata(advantages)
     if metadata["run_fingerprint"] != fingerprint(steps):
         raise InputError(f"{advantages} has the advantages of another table than {steps}")
-    rows = join_advantages(scan_steps(steps), pl.scan_parquet(advantages)).sort("trajectory", "step").collect()
+    rows = join_advantages(scan_steps(steps), pl.scan_parquet(advantages, glob=False)).sort("trajectory", "step").collect()
     if "advantage" not in rows.columns:
         raise InputError(
             f"{advantages} has the columns of several estimators; write one with `hgpo advantages {steps}`"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 import os
 import sys
 from pathlib import Path
@@ -12,7 +11,7 @@ import orjson
 
 import hgpo_datasets
 from hgpo_datasets import VerifyReport
-from hgpo_datasets.sources import PARQUET, folders_below, is_pattern, run_at
+from hgpo_datasets.sources import PARQUET, folders_below, is_pattern, matching, run_at
 from hgpo_envs.errors import InputError
 from hgpo_envs.wording import counted
 from hgpo_train.models.checkpoint_files import MANIFEST, STATE, list_checkpoints, verify_checkpoint
@@ -66,8 +65,7 @@ def verify_run(path: Path, processes: int = 1) -> Iterator[VerifyReport]:
     """
     paths = [path]
     if is_pattern(str(path)):
-        matches = [Path(name) for name in sorted(glob.glob(str(path), recursive=True))]  # noqa: PTH207 (absolute patterns)
-        paths = [match for match in matches if match.is_dir() or match.suffix == PARQUET]
+        paths = [match for match in matching(str(path)) if match.is_dir() or match.suffix == PARQUET]
     parts: dict[Path, Path] = {}  # each once
     for each in paths:
         for part in folders_below(each, _part) if each.is_dir() else [each]:
