@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from hgpo_datasets import StepWriter, manifest
 from hgpo_datasets.sources import is_run
 from hgpo_envs.errors import InputError
-from hgpo_envs.files.atomic import remove_abandoned, write_file
+from hgpo_envs.files.atomic import refuse_link, remove_abandoned, write_file
 from hgpo_envs.files.secrets import redact_json
 from hgpo_train.settings import build, to_toml
 
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from hgpo_train.training.config import Config, SftConfig
 
 CONFIG: Final = "config.toml"
+FOLDERS: Final = ("checkpoints", "advantages", "scores", "evaluation", "tensorboard")
+"""The folders in which training writes, besides that of the step table."""
 FREE: Final = frozenset(
     {
         "tracking",
@@ -57,6 +59,8 @@ def open_run(folder: Path, config: Config | SftConfig, inputs: Mapping[str, Any]
         InputError: Another process has the run open, or the folder contains a run with other settings or inputs. Its
             files are then unchanged.
     """
+    for name in FOLDERS:
+        refuse_link(folder / name)
     writer = StepWriter(folder, run=config.name, config={**inputs, "training": fixed_values(config, free)})
     remove_abandoned(folder / "checkpoints")
     return writer

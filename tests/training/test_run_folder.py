@@ -1,17 +1,23 @@
 """A run's folder has one writer, and a run is resumed only with its original settings and inputs."""
 
+import contextlib
 import dataclasses
 import os
+import shutil
 from pathlib import Path
 
 import pytest
 from doors import DoorsSource
+from planted import KINDS, plant
 
 import hgpo_envs
 from hgpo_envs.errors import InputError
 from hgpo_envs.files.secrets import register
-from hgpo_train.training.config import Config, SftConfig, replace
-from hgpo_train.training.run_folder import FREE, open_run
+from hgpo_train.models.checkpoint_files import OPTIMISER, write_manifest
+from hgpo_train.training.checkpoint import _remove_superseded
+from hgpo_train.training.config import CheckpointConfig, Config, SftConfig, replace
+from hgpo_train.training.run_folder import CONFIG, FOLDERS, FREE, open_run, write_config
+from hgpo_train.training.tracking import METRICS, Trackers
 
 ROOT = Path(hgpo_envs.__file__).parent.parent
 PATHS = os.pathsep.join(map(str, [ROOT, ROOT / "datasets", ROOT / "tests" / "worlds"]))
@@ -119,3 +125,25 @@ def test_no_file_of_a_run_contains_secrets(config, runs, monkeypatch):
     for path in files:
         for value in (b"hunter-two", b"pass-word", b"another-one", b"opensesame"):
             assert value not in path.read_bytes(), path
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", [*FOLDERS, METRICS, CONFIG, "checkpoints/000001", "checkpoints/000001/trainer"])
+def test_what_is_planted_in_a_training_run_is_never_followed(tmp_path, name, kind):
+    """A stranger's run that is resumed: no checkpoint and no other file outside of it changes or disappears."""
+    outside, run, config = tmp_path / "outside", tmp_path / "run", Config()
+    target = outside / {"checkpoints/000001": "000001", "checkpoints/000001/trainer": "000001/trainer"}.get(name, ".")
+    (outside / "000001/trainer").mkdir(parents=True)
+    (outside / "000001" / OPTIMISER).write_text("mine")
+    write_manifest(outside / "000001")
+    open_run(run, config, {}, FREE).close()
+    shutil.copytree(outside / "000001", run / "checkpoints/000001")
+    (target / "precious.txt").write_text("mine")
+    before = contents(outside)
+    plant(run / name, kind, target)
+    with contextlib.suppress(InputError, OSError), open_run(run, config, {}, FREE):
+        write_config(run, config)
+        Trackers(config, run, 0).close()
+        for best, kept in ((1, CheckpointConfig(keep=1)), (0, CheckpointConfig(keep=1, optimiser="last"))):
+            _remove_superseded(run / "checkpoints", run / "checkpoints/000002", kept, best)
+    assert contents(outside) == before
