@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import shutil
 import stat
@@ -64,7 +65,9 @@ def unpack(archive: Path, folder: Path, progress: Callable[[int], object] | None
                         progress(count)
         except InputError as error:
             raise InputError(f"{archive}: refused: {error}") from None
-        except _BROKEN as error:
+        except (*_BROKEN, OSError) as error:
+            if isinstance(error, OSError) and error.errno not in {None, errno.EINVAL}:  # of a place that is not there
+                raise
             raise InputError(f"{archive} is damaged: {one_line(error, 200)}; fetch it again") from None
     return len(files)
 
