@@ -27,6 +27,7 @@ def train(
     card: Annotated[str | None, typer.Option(help="The card of --plan, such as H100-80, or GB.")] = None,
     steps: Annotated[Path | None, typer.Option(help="Only update the policy, on this step table.")] = None,
     advantages: Annotated[Path | None, typer.Option(help="With --steps: the table of hgpo advantages.")] = None,
+    allow: common.Allow = None,
     list_configs: Annotated[bool, typer.Option("--list", help="List the shipped configurations and exit.")] = False,
 ) -> None:
     """Train a policy with reinforcement learning: iterate rollouts, advantages, updates and evaluation."""
@@ -46,10 +47,10 @@ def train(
     if config is None and resume:
         if not stored.exists():
             raise InputError(f"no run to resume in {folder}: expected the --out of an earlier hgpo train")
-        config = str(stored)
+        config, allow = str(stored), allow or []
     if config is None:
         raise InputError("expected a configuration: a TOML file or a shipped name, see `hgpo train --list`")
-    settings = load_config(config, overrides or (), Config)
+    settings = load_config(config, overrides or (), Config, allow)
     if print_config:
         configured_estimator(settings)  # what is printed can be run
         typer.echo(to_toml(settings, docs=True), nl=False)

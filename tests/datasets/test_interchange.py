@@ -74,7 +74,7 @@ def test_hugging_face_refuses_names_that_it_would_replace(tmp_path: Path, name: 
 
     with StepWriter(tmp_path / name) as writer:
         writer.add_group(group("mine"))
-    with pytest.raises(InputError, match="expected a path without .*; rename it$"):
+    with pytest.raises(InputError, match=r"expected a path without .*; rename it$"):
         to_dataset(tmp_path / name)
 
 

@@ -49,9 +49,7 @@ def test_the_overview_counts(run: Path) -> None:
     assert summary["total"].items() >= {"success": 1 / 3, "success_low": 0.2, "success_high": 0.6}.items()
 
 
-def test_a_run_may_have_the_name_of_the_command(
-    run: Path, hgpo: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_may_have_the_name_of_the_command(run: Path, hgpo: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(run.parent)
     run.rename("run")
     expected = hgpo("data", "show", "run", "run", "--json")

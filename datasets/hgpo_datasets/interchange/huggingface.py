@@ -50,7 +50,9 @@ def to_dataset(
     files = [file.path for file in source_files(source, {})]
     for file in files:
         if "::" in file or os.path.expandvars(file) != file:
-            raise InputError(f"{file}: expected a path without :: and $variables for Hugging Face, which it replaces; rename it")
+            raise InputError(
+                f"{file}: expected a path without :: and $variables for Hugging Face, which it replaces; rename it"
+            )
     known = pl.scan_parquet(files[0], glob=False).collect_schema()
     for column in (column for column in columns or () if column not in known):
         raise InputError(unknown("column", column, known))
