@@ -9,6 +9,7 @@ from hgpo_datasets import StepWriter, manifest
 from hgpo_datasets.sources import is_run
 from hgpo_envs.errors import InputError
 from hgpo_envs.files.atomic import refuse_link, remove_abandoned, write_file
+from hgpo_envs.files.sealed import seal
 from hgpo_envs.files.secrets import redact_json
 from hgpo_train.settings import build, to_toml
 
@@ -68,7 +69,7 @@ def open_run(folder: Path, config: Config | SftConfig, inputs: Mapping[str, Any]
 
 def write_config(folder: Path, config: Config | SftConfig) -> None:
     """Store a run's settings, without secrets."""
-    write_file(folder / CONFIG, to_toml(build(type(config), redact_json(asdict(config)))).encode())
+    write_file(folder / CONFIG, seal(to_toml(build(type(config), redact_json(asdict(config)))).encode()))
 
 
 def fixed_values(config: Config | SftConfig, free: Collection[str]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import msgspec
 
 from hgpo_envs.errors import InputError
 from hgpo_envs.files.atomic import append, open_inside, write_file
+from hgpo_envs.files.sealed import CHECK, seal
 from hgpo_envs.files.secrets import redact_json
 from hgpo_envs.files.untrusted_files import read_bytes
 
@@ -100,8 +101,9 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
             lines.append({})
         if type(lines[-1].get("iteration")) is not int:
             raise InputError(f"{path}: line {number} is damaged; remove it, or restore the file from a backup")
+        lines[-1].pop(CHECK, None)
     return lines
 
 
 def _encode(values: Mapping[str, float | None]) -> bytes:
-    return msgspec.json.encode(values) + b"\n"
+    return seal(msgspec.json.encode(values))

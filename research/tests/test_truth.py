@@ -623,14 +623,14 @@ def test_an_output_that_cannot_be_written_is_found_before_the_work(doors, tmp_pa
     shutil.copytree(doors.path, run)
     (tmp_path / "run.truth").touch()
     with pytest.raises(InputError, match="Not a directory; choose another path"):
-        invoke("truth", run, "--allow", CODE[1])
+        invoke("truth", run, "--allow", GUESS)
     with pytest.raises(InputError, match=r"--out: expected the path of a table, such as truth.parquet, received .*csv"):
-        invoke("truth", run, "--out", tmp_path / "t.csv", "--allow", CODE[1])
+        invoke("truth", run, "--out", tmp_path / "t.csv", "--allow", GUESS)
 
 
 def test_the_next_command_can_be_copied(doors, tmp_path):
     out = tmp_path / "a b.parquet"
-    assert f"--truth '{out}' -e hgpo,gigpo,grpo" in invoke("truth", doors.path, "--out", out, "--allow", CODE[1])
+    assert f"--truth '{out}' -e hgpo,gigpo,grpo" in invoke("truth", doors.path, "--out", out, "--allow", GUESS)
 
 
 def test_a_folder_that_is_no_run(tmp_path):
