@@ -35,6 +35,7 @@ def train(
     from hgpo_train.cli.display import terminal
     from hgpo_train.settings import to_toml
     from hgpo_train.training.config import Config, configured_estimator, load_config, shipped
+    from hgpo_train.training.run_folder import without_secrets
 
     console = terminal()
     if list_configs:
@@ -53,7 +54,7 @@ def train(
     settings = load_config(config, overrides or (), Config, allow)
     if print_config:
         configured_estimator(settings)  # what is printed can be run
-        typer.echo(to_toml(settings, docs=True), nl=False)
+        typer.echo(to_toml(without_secrets(settings), docs=True), nl=False)
     elif plan or card is not None:
         _print_plan(settings, card, console)
     else:
