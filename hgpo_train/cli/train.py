@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -82,7 +83,7 @@ def _run(
 ) -> None:
     from hgpo_envs.errors import InputError
     from hgpo_train.models.checkpoint_files import list_checkpoints
-    from hgpo_train.training.config import configured_estimator
+    from hgpo_train.training.config import code_named, configured_estimator
     from hgpo_train.training.display import Display
     from hgpo_train.training.push import evaluation_command
     from hgpo_train.training.trainer import Trainer, update_alone
@@ -91,6 +92,7 @@ def _run(
         raise InputError("--steps: expected it together with --advantages, the table that `hgpo advantages` wrote")
     display = Display(console, settings.iterations if steps is None else 0)
     stage = "" if steps is None else f" --steps {steps} --advantages {advantages}"
+    stage += "".join(f" --allow {shlex.quote(str(name))}" for name in code_named(settings).values() if name)
     with common.resumable(f"Nothing committed is lost; resume with: hgpo train --resume{stage} --out {folder}"):
         if steps is not None and advantages is not None:
             with display.live():

@@ -395,7 +395,7 @@ def load_config(
     config = build(cls, merged)
     if allow is not None:
         given = [text.partition("=")[2] for text in overrides]
-        check_code_in_file(_code_of(config), source, {*allow, *given})
+        check_code_in_file(code_named(config), source, {*allow, *given})
     return config
 
 
@@ -404,7 +404,7 @@ def stored_config(path: Path) -> Config:
     return build(Config, merge(asdict(Config()), read_toml(path)))
 
 
-def _code_of(config: Config | SftConfig) -> dict[str, object]:
+def code_named(config: Config | SftConfig) -> dict[str, object]:
     """Return what `check_code_in_file` checks of a configuration."""
     if not isinstance(config, Config):
         return {}
