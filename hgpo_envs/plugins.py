@@ -22,7 +22,7 @@ from urllib.request import url2pathname
 from hgpo_envs.errors import InputError, one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection, Mapping
     from importlib.metadata import EntryPoint
 
 T = TypeVar("T")
@@ -118,6 +118,26 @@ def import_object(text: str, expected: str) -> object:
     except (Exception, SystemExit) as error:
         reason = f"{type(error).__name__}: {one_line(error, 200)}"
         raise InputError(f"expected {expected} as module:object, received {text!r}: {reason}") from error
+
+
+def check_code_in_file(named: Mapping[str, object], file: object, allow: Collection[str]) -> None:
+    """Check the code that a file of a run names, before any of it is imported or started: the run can be a stranger's.
+
+    Args:
+        named: Modules and interpreters by what they are named for; null and empty texts are none. Names of entry
+            points, which the user has installed, are not among them.
+        file: The file, for the error line.
+        allow: The names that the user gave.
+
+    Raises:
+        InputError: A name is not among those of the user.
+    """
+    for purpose, name in named.items():
+        if name and str(name) not in allow:
+            raise InputError(
+                f"{file} names {purpose} {one_line(repr(name))}, which would run as code; if you trust it, add "
+                f"--allow {one_line(name)}"
+            )
 
 
 def answer_of(name: str, function: Callable[[str], object], text: str, kind: type[T]) -> T:

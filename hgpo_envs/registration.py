@@ -20,6 +20,8 @@ from hgpo_envs.errors import InputError, unknown
 from hgpo_envs.plugins import find_in_working_directory, import_object
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from hgpo_envs.env import TextEnv
     from hgpo_envs.sources import SharedSource
     from hgpo_envs.vector import TextVectorEnv
@@ -66,6 +68,15 @@ def resolve_id(environment: str) -> str:
         raise InputError(f"{environment}: expected an EnvironmentSpec, received {type(spec).__name__}")
     register(spec)
     return spec.id
+
+
+def code_of(environment: object, options: Mapping[str, Any]) -> dict[str, object]:
+    """Return what `hgpo_envs.plugins.check_code_in_file` checks of an environment and its arguments."""
+    return {
+        "the environment": environment if ":" in str(environment) else None,
+        "the interpreter": options.get("python"),
+        "the backend": options.get("backend") if options.get("backend") != "native" else None,
+    }
 
 
 def make_env(environment: str, **arguments: Any) -> TextEnv:

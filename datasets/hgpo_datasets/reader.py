@@ -70,7 +70,8 @@ def scan_steps(
         damaged: Handling of files that are missing or whose size differs from the manifest: `refuse` raises, `skip`
             warns and reads the other files.
         plain: Whether to read Parquet files of other programs as well: local files outside of run folders, without the
-            metadata of a step table. Their columns and the order of their rows are unchanged.
+            metadata of a step table. Their columns and the order of their rows are unchanged, but texts without the
+            UTF-8 mark become texts.
         storage_options: Options of the object store, as in `polars.scan_parquet`.
 
     Raises:
@@ -196,7 +197,12 @@ def scan_files(files: Sequence[StepFile], depth: int | None, options: Mapping[st
     if depth is not None:
         schemas = {"schema": schema.polars_schema(depth), "missing_columns": "insert", "extra_columns": "ignore"}
     paths = [file.path for file in files]
-    return pl.scan_parquet(paths, storage_options=dict(options) or None, glob=False, **schemas)
+    steps = pl.scan_parquet(paths, storage_options=dict(options) or None, glob=False, **schemas)
+    if any(file.header is not None for file in files):
+        return steps
+    # other writers do not mark texts as UTF-8
+    texts = {pl.Binary(): schema.TEXT, pl.List(pl.Binary()): schema.TEXTS}
+    return steps.cast({name: texts[dtype] for name, dtype in steps.collect_schema().items() if dtype in texts})
 
 
 def is_plain(file: str) -> bool:

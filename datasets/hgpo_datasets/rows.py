@@ -34,6 +34,12 @@ _REFUSALS: Final = (
 )
 """Exceptions raised when values do not fit a column."""
 
+_BYTES: Final = {TEXT: pl.Binary(), TEXTS: pl.List(pl.Binary())}
+"""The types of texts, and those of their bytes. Arrow's texts can be any bytes, and Polars does not check them."""
+
+_WHOLE: Final = 2**53
+"""A float of this magnitude or more can stand for several integers."""
+
 
 def preview(value: object, most: int = 80) -> str:
     """Return the repr of any value in one line of at most so many characters.
@@ -97,7 +103,9 @@ def frame(rows: Rows, depth: int, defaults: Mapping[str, object]) -> pl.DataFram
     """
     known = {column.name: column for column in columns(depth)}
     steps = table(rows, known)
-    trajectories = steps["trajectory"] if "trajectory" in steps.columns else None
+    trajectories = None
+    if "trajectory" in steps.columns:  # for errors of other columns
+        trajectories = _cast(steps["trajectory"], known["trajectory"], None)
     values = []
     for column in known.values():
         filler = defaults.get(column.name, column.default)
@@ -108,7 +116,7 @@ def frame(rows: Rows, depth: int, defaults: Mapping[str, object]) -> pl.DataFram
             values.append(pl.Series(column.name, [filler], column.type).new_from_index(0, len(steps)))
             continue
         series = steps[column.name]
-        if series.dtype != column.type:
+        if series.dtype != column.type or column.type in _BYTES:
             series = _cast(series, column, trajectories)
         if series.has_nulls() and not (column.null or column.derived):
             if filler is None:
@@ -137,7 +145,12 @@ def table(rows: Rows, known: Mapping[str, Column]) -> pl.DataFrame:
     if len(lengths := {len(some) for some in values.values()}) > 1:
         raise InputError(f"expected columns of one length, received {sorted(lengths)}")
     names = values.get("trajectory")
-    return pl.DataFrame([_series(known[name], list(some), names) for name, some in values.items()])
+    return pl.DataFrame(
+        [
+            some.alias(name) if isinstance(some, pl.Series) else _series(known[name], list(some), names)
+            for name, some in values.items()
+        ]
+    )
 
 
 def _by_column(rows: object) -> dict[str, list[Any]]:
@@ -174,7 +187,7 @@ def _series(column: Column, values: Sequence[Any], trajectories: Sequence[Any] |
 def _strict(column: Column, values: Sequence[Any]) -> pl.Series:
     """Create a column, or raise one of `_REFUSALS`."""
     if not isinstance(column.type, pl.List):
-        return pl.Series(column.name, values, dtype=column.type, strict=True)
+        return pl.Series(column.name, _numbers(values, column.type), dtype=column.type, strict=True)
     # one flat column and its offsets, which is seven times faster than list by list; pyarrow can also create lists
     # directly, but then it accepts 0.5 as the integer 0
     import pyarrow as pa
@@ -191,11 +204,18 @@ def _strict(column: Column, values: Sequence[Any]) -> pl.Series:
         part.to_arrow(compat_level=pl.CompatLevel.newest())
         for part in (
             pl.Series(np.append(0, ends)),
-            pl.Series(items, dtype=column.type.inner, strict=True),
+            pl.Series(_numbers(items, column.type.inner), dtype=column.type.inner, strict=True),
             pl.Series(lengths, dtype=pl.Int64) < 0,
         )
     )
     return pl.Series(column.name, pa.LargeListArray.from_arrays(offsets, flat, mask=nulls), dtype=column.type)
+
+
+def _numbers(values: Sequence[Any], dtype: Any) -> Sequence[Any]:
+    """Return the values. Raise TypeError for booleans among integers, which Polars makes 0 and 1."""
+    if dtype.is_integer() and bool in set(map(type, values)):
+        raise TypeError("bool")
+    return values
 
 
 def _cleaned(value: object) -> object:
@@ -216,23 +236,61 @@ def _fits(column: Column, value: object) -> bool:
 
 
 def _cast(series: pl.Series, column: Column, trajectories: pl.Series | None) -> pl.Series:
-    """Return a column of a table with the type of the schema."""
-    compatible = (
-        series.dtype == pl.Null
-        or (series.dtype.is_integer() and column.type.is_numeric())
-        or (series.dtype.is_float() and column.type.is_float())
-        or (series.dtype in {pl.Categorical, pl.Enum} and column.type == TEXT)
-        or (series.dtype == pl.List and column.type == pl.List and series.dtype != TEXTS)
-    )
-    if not compatible:
-        raise InputError(f"column {column.name}: expected {column.type}, received {series.dtype}")
+    """Return a column of a table with the type of the schema. No value changes, but for the precision of floats."""
+    wanted = column.type
+    if series.dtype.is_float() and not wanted.is_float() and (column.null or column.derived):
+        series = series.fill_nan(None)  # pandas makes floats of integers with nulls
+        if "_hash_" in column.name:  # and of the hashes of contexts, which are computed again
+            series = series.clear(len(series))
+    if series.null_count() == len(series):  # it has no type, and pandas makes texts of it
+        return pl.Series(column.name, [None], wanted).new_from_index(0, len(series))
+    wrong = series.is_not_null()
     try:
-        return series.cast(column.type, strict=True)
-    except _REFUSALS as error:
-        fits = series.cast(column.type, strict=False)
-        changed = fits.ne_missing(series) if series.dtype.is_nested() else fits.is_null() & series.is_not_null()
-        indices = changed.arg_true().to_list()
-        raise _row_error(column, indices, series, trajectories, f"expected {column.type}") from error
+        if _alike(series.dtype, wanted):
+            if wanted in _BYTES:
+                return series.cast(wanted).cast(_BYTES[wanted]).cast(wanted)  # from bytes, Polars checks each text
+            fitting = series.cast(wanted, strict=False)
+            wrong = _changed(series, fitting)
+            if not wrong.any():
+                return fitting
+    except _REFUSALS:
+        series = series if series.dtype == _BYTES[wanted] else series.cast(wanted).cast(_BYTES[wanted])
+        wrong = pl.Series([not _is_utf8(value) for value in series])
+    raise _row_error(column, wrong.arg_true().to_list(), series, trajectories, f"expected {wanted}")
+
+
+def _alike(found: pl.DataType, wanted: pl.DataType) -> bool:
+    """Return whether values of a type can be values of another one. Each value is checked besides."""
+    if isinstance(wanted, pl.List):
+        if not isinstance(found, pl.List):
+            return False
+        found, wanted = found.inner, wanted.inner  # type: ignore[assignment]
+        return _alike(found, wanted) and not (found.is_float() and wanted.is_integer())
+    if found == pl.Null:
+        return True
+    if wanted == TEXT:
+        return isinstance(found, pl.String | pl.Binary | pl.Categorical | pl.Enum)
+    return found == wanted or (wanted.is_numeric() and (found.is_integer() or found.is_float()))
+
+
+def _changed(series: pl.Series, fitting: pl.Series) -> pl.Series:
+    """Return the mask of values that a cast to numbers has changed."""
+    inner = [dtype.inner if isinstance(dtype, pl.List) else dtype for dtype in (series.dtype, fitting.dtype)]
+    if all(dtype.is_float() for dtype in inner):
+        return pl.repeat(value=False, n=len(series), eager=True)
+    changed = fitting.cast(series.dtype, strict=False).ne_missing(series)
+    return changed | (series.abs() >= _WHOLE) if series.dtype.is_float() else changed
+
+
+def _is_utf8(value: bytes | pl.Series | None) -> bool:
+    """Return whether bytes, or all of a list of them, are UTF-8."""
+    items = [value] if isinstance(value, bytes) else () if value is None else value
+    try:
+        for item in items:
+            (item or b"").decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _row_error(
@@ -243,10 +301,10 @@ def _row_error(
     text: str,
 ) -> RowError:
     """Return an error for the rows with these indices."""
-    return RowError(
-        (
-            None if trajectories is None else trajectories[index],
-            f"row {index}, column {column.name}: {text}, received {preview(values[index])}",
-        )
-        for index in indices
-    )
+    messages = []
+    for index in indices:
+        value = values[index]
+        shown = preview(value.to_list() if isinstance(value, pl.Series) else value)
+        name = None if trajectories is None else trajectories[index]
+        messages.append((name, f"row {index}, column {column.name}: {text}, received {shown}"))
+    return RowError(messages)

@@ -102,11 +102,10 @@ class ShardFolder:
     def _open(self, header: Header) -> None:
         """Open the manifest, or create it. Check the listed files, and remove one that was not committed."""
         path = self._folder / manifest.NAME
-        if os.path.lexists(path):
-            shards.file_size(path)
-        else:
+        atomic.refuse_link(self.steps)
+        if not os.path.lexists(path):
             atomic.write_file(path, manifest.encode_line(header, "")[0])
-        self._descriptor = os.open(path, os.O_RDWR | os.O_APPEND | getattr(os, "O_BINARY", 0))
+        self._descriptor = atomic.open_inside(path, os.O_APPEND)
         self._read()
         atomic.make_folder(self.steps)
         for name, shard in self.manifest.shards.items():

@@ -129,6 +129,15 @@ def is_pattern(source: str) -> bool:
     return "://" not in source and glob.has_magic(source) and not os.path.lexists(source)
 
 
+def matching(pattern: str) -> list[Path]:
+    """Return the paths that a glob pattern matches, sorted. Its leading folders that exist are names, not patterns."""
+    parts = Path(pattern).parts
+    names = next((number for number in range(len(parts), 0, -1) if os.path.lexists(Path(*parts[:number]))), 0)
+    folder = glob.escape(str(Path(*parts[:names]))) if names else ""
+    # glob.glob, because Path.glob accepts no absolute patterns
+    return sorted(Path(name) for name in glob.glob(os.path.join(folder, *parts[names:]), recursive=True))  # noqa: PTH118, PTH207
+
+
 def check_text(path: Path) -> None:
     """Raise InputError unless a path is valid UTF-8, because Polars cannot open other paths."""
     if clean_text(str(path)) != str(path):
@@ -139,10 +148,11 @@ def _parts(source: str) -> list[Part]:
     if "://" in source and not source.startswith("file://"):
         return [Part(source, "url", source)]
     path = Path(source.removeprefix("file://"))
+    if source[:1] == "~":  # a name here, but Polars takes it for the home folder
+        path = path.absolute()
     matches = [path] if os.path.lexists(path) else []
     if is_pattern(str(path)):
-        # glob.glob, because Path.glob accepts no absolute patterns
-        matches = sorted(Path(name) for name in glob.glob(str(path), recursive=True))  # noqa: PTH207
+        matches = matching(str(path))
     for match in matches:
         check_text(match)
     folders = [match for match in matches if match.is_dir()]

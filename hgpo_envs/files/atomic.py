@@ -6,6 +6,10 @@ replaced by two renames; if the process dies between them, the next `remove_aban
 
 A scratch folder has an unguessable name, `.hgpo-<16 hexadecimal digits>.tmp`, and is locked by its owner. It is removed
 by its owner or, if the owner has died, by the next writer in the same folder.
+
+A folder of others can contain links, also under the names of our files. A path that the user gives may be a link or
+lead through one; links inside it are replaced or refused, and never followed to write or remove (`open_inside`,
+`refuse_link`).
 """
 
 from __future__ import annotations
@@ -17,12 +21,14 @@ import re
 import secrets
 import shutil
 import socket
+import stat
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final, Self
 
 from filelock import lock_descriptor
 
 from hgpo_envs.errors import InputError
+from hgpo_envs.files.untrusted_files import read_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
@@ -50,7 +56,8 @@ class FolderLock:
         purpose: What the process does there, for the error message of other processes, for example `"training"`.
 
     Raises:
-        InputError: If another process holds the lock, or if the file system does not support locks.
+        InputError: If another process holds the lock, the file system does not support locks, or `.lock` is a link or
+            no regular file.
         OSError: If the folder cannot be written.
 
     >>> import tempfile
@@ -64,8 +71,7 @@ class FolderLock:
 
     def __init__(self, folder: Path, purpose: str) -> None:
         self.folder = folder
-        flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0) | getattr(os, "O_NOFOLLOW", 0)
-        self._descriptor = os.open(folder / LOCK, flags, 0o644)
+        self._descriptor = open_inside(folder / LOCK, os.O_CREAT)
         try:
             self._take()
             note = {"purpose": purpose, "process": os.getpid(), "host": socket.gethostname()}
@@ -109,9 +115,8 @@ class FolderLock:
 def _note_of(folder: Path) -> dict[str, object]:
     """Return who holds a folder's lock: purpose, process and host. Empty if nobody does, or it cannot be read."""
     try:
-        with (folder / LOCK).open("rb") as file:
-            note = json.loads(file.read(_LONGEST_NOTE))
-    except (OSError, ValueError, RecursionError):
+        note = json.loads(read_bytes(folder / LOCK, _LONGEST_NOTE))
+    except (InputError, ValueError, RecursionError):
         return {}
     return note if isinstance(note, dict) else {}
 
@@ -132,6 +137,38 @@ def seems_locked(folder: Path) -> bool:
     except (ProcessLookupError, OverflowError):
         return False
     return True
+
+
+def open_inside(path: Path, flags: int = 0) -> int:
+    """Open a regular file of ours for reading and writing, and return its descriptor.
+
+    Args:
+        path: The file, inside a folder that can be from others.
+        flags: Further flags of `os.open`, such as `os.O_CREAT`.
+
+    Raises:
+        InputError: If it is a link, has another name too (a hard link), or is a folder, pipe, socket or device.
+        OSError: If it cannot be opened.
+    """
+    for name in ("O_BINARY", "O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC"):
+        flags |= getattr(os, name, 0)
+    try:
+        descriptor = os.open(path, os.O_RDWR | flags, 0o644)
+    except OSError as error:
+        if error.errno not in {errno.ELOOP, errno.EISDIR, errno.ENXIO}:
+            raise
+    else:
+        status = os.fstat(descriptor)
+        if stat.S_ISREG(status.st_mode) and status.st_nlink < 2:
+            return descriptor
+        os.close(descriptor)
+    raise InputError(f"{path}: expected a file with one name, found a link, folder, pipe or device; remove it")
+
+
+def refuse_link(path: Path) -> None:
+    """Raise InputError if a folder of ours is a link: its files would be written and removed elsewhere."""
+    if path.is_symlink():
+        raise InputError(f"{path} is a link: expected a folder, in which files are replaced; move the folder there")
 
 
 def make_folder(path: Path) -> None:
@@ -288,8 +325,9 @@ def is_scratch(name: str) -> bool:
 
 
 def scratch_folders(folder: Path) -> list[Path]:
-    """Return the scratch folders in a folder, of dead and living processes."""
-    return sorted(path for path in folder.iterdir() if is_scratch(path.name))
+    """Return the scratch folders in a folder, of dead and living processes. Links are none."""
+    named = (path for path in folder.iterdir() if is_scratch(path.name))
+    return sorted(path for path in named if path.is_dir() and not path.is_symlink())
 
 
 def _sync(path: Path) -> None:
@@ -354,7 +392,7 @@ def _remove_scratch(scratch: Path, lock: FolderLock) -> None:
     try:
         for previous in scratch.iterdir():
             target = scratch.parent / previous.name
-            if previous.name not in {LOCK, _CONTENT} and not target.exists():
+            if previous.name not in {LOCK, _CONTENT} and not os.path.lexists(target):
                 previous.rename(target)
                 _sync(scratch.parent)
     finally:

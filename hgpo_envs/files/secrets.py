@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import logging
+import os
 import re
 import traceback
 from collections.abc import Mapping
@@ -23,10 +24,14 @@ SHORTEST: Final = 6
 
 _NAMES: Final = (
     r"(?:api|access|account|private|secret|subscription)[-_]?keys?|passw(?:or)?d|passphrase|pwd|secrets?|authorization|"
-    r"(?:proxy[-_]?)?auth|credentials?|signature|sig|(?:access|api|auth|bearer|hf|id|refresh|session|security)[-_]?token"
+    r"(?:proxy[-_]?)?auth|credentials?|signature|sig|cookies?|jwt|bearer"
 )
-_NAME: Final = re.compile(rf"(?:.*[-_.])?(?:{_NAMES})|token", re.IGNORECASE)
-_IN_QUERY: Final = re.compile(rf"(?:[\w.-]*[-_.])?(?:{_NAMES})|token|key", re.IGNORECASE)
+_OF_TEXTS: Final = "bos|eos|pad|unk|sep|cls|mask|start|end|eot|eom|stop|image|video|audio|special|first|last|next"
+"""What precedes `token` in the name of a model's token, which is no secret."""
+_TOKEN: Final = rf"(?!(?:[\w.-]*[-_.])?(?:{_OF_TEXTS})[-_.]?token)[\w.-]*token"
+_NAME: Final = re.compile(rf"(?:.*[-_.])?(?:{_NAMES})|{_TOKEN}", re.IGNORECASE)
+_IN_QUERY: Final = re.compile(rf"(?:[\w.-]*[-_.])?(?:{_NAMES})|{_TOKEN}|key", re.IGNORECASE)
+_VARIABLE: Final = re.compile("[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+")
 _PATTERNS: Final = (
     # The fixed prefix keeps the search linear. In a path, a URL has one slash.
     (re.compile(r"(://|(?<=\w\w):/)[^\s/?#\"'<>\\]*@"), rf"\1{MARK}@"),
@@ -55,6 +60,7 @@ def register_url(url: str) -> None:
     register(password or user)
     if user or password:
         register(base64.b64encode(f"{user}:{password}".encode()).decode())  # as clients send it
+    register(unquote(parts.fragment))
     for name, value in parse_qsl(parts.query):
         if _IN_QUERY.fullmatch(name):
             register(value)
@@ -79,10 +85,16 @@ def redact(text: str, *, patterns: bool = True) -> str:
     return text
 
 
+def names_variable(text: str) -> bool:
+    """Return whether a text is the name of an environment variable, and not the key that was meant to be in one."""
+    return text in os.environ or _VARIABLE.fullmatch(text) is not None
+
+
 def redact_json(value: Any) -> Any:  # noqa: ANN401 (any value of JSON)
     """Return a copy of nested JSON values without secrets.
 
-    Texts under names such as `api_key` or `password` are replaced whatever their value.
+    Texts and what is nested under names such as `api_key` or `user_token` are replaced whatever their value, and under
+    `api_key_env` a text that is not the name of a variable.
 
     >>> redact_json({"base_url": "http://me:pw@host/v1", "extra": {"api_key": "abc", "top_k": 5}})
     {'base_url': 'http://***@host/v1', 'extra': {'api_key': '***', 'top_k': 5}}
@@ -90,11 +102,17 @@ def redact_json(value: Any) -> Any:  # noqa: ANN401 (any value of JSON)
     if isinstance(value, str):
         return redact(value)
     if isinstance(value, Mapping):
-        secret = {name for name, item in value.items() if item and isinstance(item, str) and _NAME.fullmatch(str(name))}
+        secret = {name for name, item in value.items() if _is_secret(str(name), item)}
         return {redact_json(name): MARK if name in secret else redact_json(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
         return [redact_json(item) for item in value]
     return value
+
+
+def _is_secret(name: str, value: object) -> bool:
+    if name == "api_key_env" and isinstance(value, str):
+        return value != "" and not names_variable(value)
+    return bool(value) and isinstance(value, str | Mapping | list | tuple) and _NAME.fullmatch(name) is not None
 
 
 def redact_logging() -> None:

@@ -1,30 +1,35 @@
-"""Extraction of zip and tar archives that may be damaged or malicious, with limits on their files and bytes."""
+"""Extraction of zip archives that may be damaged or malicious, with limits on their files and bytes."""
 
 from __future__ import annotations
 
-import lzma
+import errno
+import io
 import shutil
-import tarfile
+import stat
+import unicodedata
 import zipfile
 import zlib
-from typing import IO, TYPE_CHECKING, Any, Final, cast
+from itertools import pairwise
+from typing import TYPE_CHECKING, Final
 
 from hgpo_envs.errors import InputError, one_line
 from hgpo_envs.files.untrusted_files import open_regular, path_inside
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
 MOST_FILES: Final = 100_000
 """The maximum number of files and folders in an archive."""
 LARGEST: Final = 16 << 30
 """The maximum total size in bytes after extraction."""
-LONGEST_HEADER: Final = 1 << 14
-"""The maximum size in bytes of a tar archive's header of a long name, or of further fields of its files."""
-_HEADERS: Final = (*(tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE),
-                   *(tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK))  # fmt: skip
-_BROKEN: Final = (zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, EOFError, RuntimeError, ValueError)
+LARGEST_LIST: Final = 16 << 20
+"""The maximum size in bytes of an archive's list of files, which is read in one piece."""
+_METHODS: Final = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+"""The compressions that are read: the others can take gigabytes of memory."""
+_ENCRYPTED: Final = 1
+"""The flag of an encrypted file."""
+_BROKEN: Final = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, ValueError)
 """The exceptions that the standard library raises for truncated or damaged archives."""
 
 
@@ -34,7 +39,7 @@ def unpack(archive: Path, folder: Path, progress: Callable[[int], object] | None
     Extraction is not atomic. For an atomic result, extract into a folder of `hgpo_envs.files.atomic.new_folder`.
 
     Args:
-        archive: A zip or tar file (plain, gz, bz2, xz) of regular files and folders.
+        archive: A zip file of regular files and folders, stored or deflated.
         folder: An existing folder.
         progress: Called after each file with the number of files so far.
 
@@ -45,71 +50,66 @@ def unpack(archive: Path, folder: Path, progress: Callable[[int], object] | None
         InputError: If the archive is damaged, malicious or too large. Files that were already extracted stay there.
         OSError: If the disk is full or the folder cannot be written.
     """
-    count = size = 0
-    with open_regular(archive, "zip or tar archive") as file:
+    with open_regular(archive, "zip archive") as file:
         try:
-            for name, declared, content in _files_in(file):  # no more than the declared bytes can be read
-                count, size = count + 1, size + declared
-                if size > LARGEST:
-                    raise InputError(f"expected at most {LARGEST:,} bytes")  # noqa: TRY301
-                path = path_inside(folder, name)
-                path.parent.mkdir(parents=True, exist_ok=True)
-                with content, path.open("xb") as sink:
-                    shutil.copyfileobj(content, sink)
-                if progress is not None:
-                    progress(count)
+            if not zipfile.is_zipfile(file):
+                raise InputError("expected a zip archive, received another format or a truncated file")  # noqa: TRY301
+            with zipfile.ZipFile(_Reader(file.raw)) as packed:
+                files = _checked(packed.infolist(), folder)
+                for count, (info, path) in enumerate(files, 1):
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    # no more than the declared size can be read
+                    with packed.open(info) as content, path.open("xb") as sink:
+                        shutil.copyfileobj(content, sink)
+                    if progress is not None:
+                        progress(count)
         except InputError as error:
             raise InputError(f"{archive}: refused: {error}") from None
         except (*_BROKEN, OSError) as error:
-            if isinstance(error, OSError) and error.errno is not None:  # a decompressor's errors have none
+            if isinstance(error, OSError) and error.errno not in {None, errno.EINVAL}:  # of a place that is not there
                 raise
             raise InputError(f"{archive} is damaged: {one_line(error, 200)}; fetch it again") from None
-    return count
+    return len(files)
 
 
-class _Member(tarfile.TarInfo):
-    """A member of a tar archive whose headers are limited before `tarfile` reads each of them in one piece."""
+class _Reader(io.BufferedReader):
+    """A file whose parts are limited, because `zipfile` reads the list of files in one piece."""
 
-    def _proc_member(self, archive: Any) -> Any:  # noqa: ANN401 (the method that `tarfile` leaves to subclasses)
-        fields = sum(map(len, archive.pax_headers))  # of all files, which later headers add to
-        if self.type in _HEADERS and max(self.size, fields) > LONGEST_HEADER:
-            raise InputError(f"expected headers of at most {LONGEST_HEADER:,} bytes, received one of {self.size:,}")
-        if self.type == tarfile.GNUTYPE_SPARSE:
-            raise InputError(f"{self.name!r} is a sparse file")
-        return super()._proc_member(archive)  # type: ignore[misc]  # typeshed does not have it
-
-    def _proc_gnusparse_10(self, *_: object) -> None:  # whose map has no limit
-        raise InputError(f"{self.name!r} is a sparse file")
+    def read(self, size: int | None = -1, /) -> bytes:
+        whole = size is None or size < 0
+        data = super().read(LARGEST_LIST + 1 if whole else min(size, LARGEST_LIST + 1))  # type: ignore[type-var]
+        if len(data) > LARGEST_LIST:
+            raise InputError(f"expected a list of files of at most {LARGEST_LIST:,} bytes, received a larger one")
+        return data
 
 
-def _files_in(file: IO[bytes]) -> Iterator[tuple[str, int, IO[bytes]]]:
-    """Yield name, size and content of every file. Each must be read before the next is requested."""
-    if zipfile.is_zipfile(file):
-        with zipfile.ZipFile(file) as packed:
-            for number, info in enumerate(packed.infolist()):
-                _check_number(number)
-                if not info.is_dir():
-                    yield info.filename, info.file_size, packed.open(info)
-        return
-    file.seek(0)
-    try:
-        archive = tarfile.open(fileobj=file, mode="r:*", tarinfo=_Member)  # noqa: SIM115 (closed below)
-    except tarfile.ReadError:
-        raise InputError("expected a zip or tar archive, received another format or a truncated file") from None
-    with archive as packed:
-        for number, member in enumerate(packed):
-            _check_number(number)
-            if not member.isreg() and not member.isdir():
-                raise InputError(f"{member.name!r} is a link or a device")
-            if (content := packed.extractfile(member)) is not None:
-                yield member.name, member.size, content
-            packed.members = []  # type: ignore[attr-defined]  # it keeps the fields of all files
-        file = cast("IO[bytes]", packed.fileobj)
-        file.seek(packed.offset)
-        if file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):  # tarfile takes a damaged header for the end
-            raise EOFError("it has no end")
-
-
-def _check_number(number: int) -> None:
-    if number >= MOST_FILES:
+def _checked(members: Sequence[zipfile.ZipInfo], folder: Path) -> list[tuple[zipfile.ZipInfo, Path]]:
+    """Return the files of an archive and their paths, all of which are checked before the first is extracted."""
+    if len(members) > MOST_FILES:
         raise InputError(f"expected at most {MOST_FILES:,} files and folders")
+    if sum(info.file_size for info in members) > LARGEST:
+        raise InputError(f"expected at most {LARGEST:,} bytes")
+    places = sorted((info.header_offset, info.compress_size) for info in members)
+    if any(offset + size > following for (offset, size), (following, _) in pairwise(places)):
+        raise InputError("its files overlap")
+    files = []
+    folders: set[str] = set()
+    for info in members:
+        kind = stat.S_IFMT(info.external_attr >> 16)
+        if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
+            raise InputError(f"{one_line(repr(info.filename), 80)} is a link or a device")
+        if info.flag_bits & _ENCRYPTED or info.compress_type not in _METHODS:
+            raise InputError(f"{one_line(repr(info.filename), 80)} is encrypted, or compressed by an unusual method")
+        if not info.is_dir():
+            path = path_inside(folder, info.filename)
+            files.append((info, path))
+            folders |= {_folded(parent) for parent in path.parents}
+    names = [_folded(path) for _, path in files]
+    if len({*names}) < len(names) or not folders.isdisjoint(names):
+        raise InputError("two of its files have the same name, or names that some systems take for the same")
+    return files
+
+
+def _folded(path: Path) -> str:
+    """Return a path as systems compare it that ignore case and forms of Unicode."""
+    return unicodedata.normalize("NFC", str(path).casefold())

@@ -25,6 +25,7 @@ from hgpo_datasets.reader import step_files
 from hgpo_datasets.sources import run_at, run_of_file
 from hgpo_envs.errors import InputError, one_line
 from hgpo_envs.files.atomic import making_folder, new_path
+from hgpo_envs.files.untrusted_files import open_regular, read_bytes
 from hgpo_envs.plugins import installed_version
 from hgpo_train.advantages.input_columns import row_keys
 from hgpo_train.advantages.registry import Estimator, compute_many
@@ -157,9 +158,9 @@ def refuse_own_input(source: Path, out: Path) -> None:
 def fingerprint(source: Path) -> str:
     """Return the SHA-256 of a run's manifest, which contains that of every shard; for Parquet files, of theirs."""
     if (run := run_at(source)) is not None:
-        return f"sha256:{hashlib.sha256((run / manifest.NAME).read_bytes()).hexdigest()}"
+        return f"sha256:{hashlib.sha256(read_bytes(run / manifest.NAME, manifest.MOST_BYTES)).hexdigest()}"
     digest = hashlib.sha256()
     for path in step_files(source):
-        with Path(path).open("rb") as file:
+        with open_regular(Path(path)) as file:
             digest.update(hashlib.file_digest(file, "sha256").digest())
     return f"sha256:{digest.hexdigest()}"

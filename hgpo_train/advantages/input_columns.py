@@ -243,6 +243,9 @@ def _with_outcomes(steps: pl.DataFrame, p: Parameters, checked: Sequence[str]) -
         ("each step of a trajectory once", "step"): ~first & (step == np.roll(step, 1)),
         (f"a finite number as {column}", column): ~np.isfinite(rewards) & ~aborted,
     }
+    for name in _FLAGS:
+        if name in steps.columns and steps[name].dtype.is_float():
+            checks[f"true, false, 0 or 1 as {name}", name] = steps[name].is_nan().to_numpy()
     for name in checked:
         if steps[name].null_count():
             checks[f"a value as {name}", name] = steps[name].is_null().to_numpy() & ~aborted

@@ -64,6 +64,7 @@ def advantages(
 
     from hgpo_datasets import scan_steps
     from hgpo_envs.errors import InputError
+    from hgpo_envs.files.atomic import refuse_link
     from hgpo_envs.wording import counted
     from hgpo_train.advantages.advantage_tables import refuse_own_input, write_advantages
     from hgpo_train.advantages.variants import read_variants
@@ -87,6 +88,8 @@ def advantages(
     if Path(target).suffix not in {"", ".parquet"}:
         raise InputError(f"--out: expected the path of a table, such as advantages.parquet, received {target}")
     if isinstance(target, Path):
+        if out is None:
+            refuse_link(target.parent)
         if not remote:
             refuse_own_input(Path(run), target)
         if target.exists() and not overwrite:

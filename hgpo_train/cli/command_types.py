@@ -190,9 +190,11 @@ class DefaultRunGroup(CommandGroup):
     """A group whose command `run` is optional: `show RUN` is `show run RUN`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401 (see above)
-        """Insert `run` if the first argument is not a command of the group."""
-        if args and args[0] != "--help" and self.get_command(ctx, args[0]) is None:
-            args = ["run", *args]
+        """Insert `run` if the first argument is not a command of the group, or a `run` that is the only path."""
+        if args and args[0] != "--help":
+            alone = args[0] == "run" and "--help" not in args and all(other[:1] == "-" for other in args[1:])
+            if alone or self.get_command(ctx, args[0]) is None:
+                args = ["run", *args]
         return super().parse_args(ctx, args)
 
 

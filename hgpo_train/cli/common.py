@@ -65,6 +65,10 @@ StateKey = Annotated[
     ),
 ]
 Processes = Annotated[int, typer.Option(min=1, help="Number of processes, which share the run's shards.")]
+Allow = Annotated[
+    list[str] | None,
+    typer.Option("--allow", help="Code that files of the run may name, such as module:object; may be repeated."),
+]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 

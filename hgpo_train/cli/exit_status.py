@@ -37,6 +37,9 @@ def exit_with_error(error: BaseException) -> NoReturn:
     polars: Any = sys.modules.get("polars")
     if polars and isinstance(error, polars.exceptions.ComputeError | polars.exceptions.PanicException):
         _fail(error, f"a step table cannot be read: {error}; `hgpo verify` finds the damaged file", 1)
+    if isinstance(error, MemoryError) or "can't start new thread" in str(error):
+        hint = "use fewer --slots or --processes, or raise the limits (ulimit -u, ulimit -v)"
+        _fail(error, f"the system refused {'memory' if isinstance(error, MemoryError) else 'a thread'}; {hint}", 1)
     if isinstance(error, OSError) and error.errno in _HINTS:
         path = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, str | bytes) else ""
         message = f"{path}{os.strerror(error.errno)}; {_HINTS[error.errno]}"
@@ -95,6 +98,8 @@ _HINTS: Final = {
         "free some space; the same command continues from what is committed (hgpo train: with --resume)",
     ),
     **dict.fromkeys((errno.EMFILE, errno.ENFILE), "use fewer --slots, or raise `ulimit -n`"),
+    **dict.fromkeys((errno.EAGAIN, errno.ENOMEM), "use fewer --slots or --processes, or raise the limits (ulimit)"),
+    errno.EXDEV: "its folder is on another file system than the file that is written; choose another path",
     **dict.fromkeys(
         (errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE),
         "check the disk and its permissions, or write to another place",

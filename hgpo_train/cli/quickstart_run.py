@@ -89,7 +89,7 @@ def quickstart(
     estimators = [get("hgpo").with_parameters(history_length=k, column=f"advantage_k{k}") for k in DEPTHS]
     write_advantages(run, estimators, target)
     found = statistics(run, history_length=max(DEPTHS))
-    depths = _compare_depths(found.levels, pl.read_parquet(target))
+    depths = _compare_depths(found.levels, pl.read_parquet(target, glob=False))
     return QuickstartResult(played.tally, run, target, found.summary.row(0, named=True), depths)
 
 

@@ -23,12 +23,13 @@ def sft(
     from hgpo_train.settings import to_toml
     from hgpo_train.training.config import SftConfig, load_config
     from hgpo_train.training.display import Display
+    from hgpo_train.training.run_folder import without_secrets
     from hgpo_train.training.sft import run_sft
 
     assignments = [*([f"model.path={model}"] if model is not None else []), *(overrides or ())]
     settings = load_config(config, assignments, SftConfig)
     if print_config:
-        typer.echo(to_toml(settings, docs=True), nl=False)
+        typer.echo(to_toml(without_secrets(settings), docs=True), nl=False)
         return
     console = terminal()
     display = Display(console, settings.update.epochs)

@@ -82,12 +82,14 @@ def stats(
 
 
 def _write(result: Statistics, changed: Statistics | None, out: Path) -> None:
-    out.mkdir(parents=True, exist_ok=True)
+    from hgpo_envs.files.atomic import make_folder, write_file
+
+    make_folder(out)
     tables = result._asdict()
     if changed is not None:
         tables |= {f"{name}_without_unchanged": getattr(changed, name) for name in CHANGED}
     for name, frame in tables.items():
-        frame.write_csv(out / f"{name}.csv")
+        write_file(out / f"{name}.csv", frame.write_csv().encode())
 
 
 def _print(result: Statistics, changed: Statistics | None, by: list[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -27,6 +28,7 @@ def train(
     card: Annotated[str | None, typer.Option(help="The card of --plan, such as H100-80, or GB.")] = None,
     steps: Annotated[Path | None, typer.Option(help="Only update the policy, on this step table.")] = None,
     advantages: Annotated[Path | None, typer.Option(help="With --steps: the table of hgpo advantages.")] = None,
+    allow: common.Allow = None,
     list_configs: Annotated[bool, typer.Option("--list", help="List the shipped configurations and exit.")] = False,
 ) -> None:
     """Train a policy with reinforcement learning: iterate rollouts, advantages, updates and evaluation."""
@@ -34,6 +36,7 @@ def train(
     from hgpo_train.cli.display import terminal
     from hgpo_train.settings import to_toml
     from hgpo_train.training.config import Config, configured_estimator, load_config, shipped
+    from hgpo_train.training.run_folder import without_secrets
 
     console = terminal()
     if list_configs:
@@ -46,13 +49,13 @@ def train(
     if config is None and resume:
         if not stored.exists():
             raise InputError(f"no run to resume in {folder}: expected the --out of an earlier hgpo train")
-        config = str(stored)
+        config, allow = str(stored), allow or []
     if config is None:
         raise InputError("expected a configuration: a TOML file or a shipped name, see `hgpo train --list`")
-    settings = load_config(config, overrides or (), Config)
+    settings = load_config(config, overrides or (), Config, allow)
     if print_config:
         configured_estimator(settings)  # what is printed can be run
-        typer.echo(to_toml(settings, docs=True), nl=False)
+        typer.echo(to_toml(without_secrets(settings), docs=True), nl=False)
     elif plan or card is not None:
         _print_plan(settings, card, console)
     else:
@@ -80,7 +83,7 @@ def _run(
 ) -> None:
     from hgpo_envs.errors import InputError
     from hgpo_train.models.checkpoint_files import list_checkpoints
-    from hgpo_train.training.config import configured_estimator
+    from hgpo_train.training.config import code_named, configured_estimator
     from hgpo_train.training.display import Display
     from hgpo_train.training.push import evaluation_command, evaluation_result, evaluations
     from hgpo_train.training.trainer import Trainer, update_alone
@@ -89,6 +92,7 @@ def _run(
         raise InputError("--steps: expected it together with --advantages, the table that `hgpo advantages` wrote")
     display = Display(console, settings.iterations if steps is None else 0)
     stage = "" if steps is None else f" --steps {steps} --advantages {advantages}"
+    stage += "".join(f" --allow {shlex.quote(str(name))}" for name in code_named(settings).values() if name)
     with common.resumable(f"Nothing committed is lost; resume with: hgpo train --resume{stage} --out {folder}"):
         if steps is not None and advantages is not None:
             with display.live():

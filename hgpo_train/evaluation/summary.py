@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 from hgpo_datasets import manifest, scan_steps
 from hgpo_envs.errors import InputError
 from hgpo_envs.files.atomic import write_file
+from hgpo_envs.files.sealed import seal
 from hgpo_envs.files.secrets import redact_json
 from hgpo_train.evaluation.report import episode_table, evaluation_reports
 from hgpo_train.rollout.failures import failures_of_steps
@@ -71,4 +72,4 @@ def write_summary(run: Path) -> None:
         "versions": sessions[-1].versions if sessions else {},
     }
     text = json.dumps(redact_json(summary), indent=1, ensure_ascii=False, allow_nan=False)
-    write_file(run / NAME, text.encode() + b"\n")
+    write_file(run / NAME, seal(text.encode()))

@@ -152,7 +152,7 @@ def pause_s(attempt: int, retry_after: str | None) -> float:
     jitter = random.random() / 4
     requested: float | None = None
     if retry_after is not None:
-        with suppress(ValueError):
+        with suppress(ValueError, OverflowError):
             requested = parsedate_to_datetime(retry_after).timestamp() - time.time()
         with suppress(ValueError):
             requested = float(retry_after)

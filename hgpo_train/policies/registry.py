@@ -154,6 +154,14 @@ def trainable_factory(name: str, engine_options: Mapping[str, Any] | None = None
     raise InputError(unknown("rollout.engine", name, trainable))
 
 
+def code_of(policy: str) -> str | None:
+    """Return what a policy's name would import from outside of installed packages; None if it imports nothing."""
+    name, _, rest = policy.partition(":")
+    if name == "mixture":
+        return policy if ":" in rest else None
+    return policy if rest and name not in policy_names() else None
+
+
 def find_policy(policy: object) -> tuple[PolicySpec, str]:
     """Return how to create a policy, and the argument after its name.
 

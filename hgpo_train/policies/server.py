@@ -20,7 +20,7 @@ import orjson
 from msgspec import Meta
 
 from hgpo_envs.errors import InputError, unknown
-from hgpo_envs.files.secrets import redact, redact_logging, register, register_url
+from hgpo_envs.files.secrets import names_variable, redact, redact_logging, register, register_url
 from hgpo_envs.plugins import install_command
 from hgpo_envs.responses import message_text
 from hgpo_train.policies.base import AsyncPolicy, Failure, Reply
@@ -326,6 +326,9 @@ def _url(options: ServerOptions) -> URL:
         url.origin()
     except ValueError as error:
         raise InputError(f"{name}: expected the address of a server, received {redact(text)!r} ({error})") from None
+    if url.fragment:
+        shown = redact(str(url.with_fragment(None)))
+        raise InputError(f"{name}: expected an address without a fragment (#…), received one after {shown}; remove it")
     return url
 
 
@@ -339,6 +342,12 @@ def _authorization(options: ServerOptions, url: URL) -> dict[str, str]:
     Raises:
         InputError: The key is missing or not allowed in a header.
     """
+    if not names_variable(options.api_key_env):  # perhaps the key
+        register(options.api_key_env)
+        raise InputError(
+            "api_key_env: expected the name of an environment variable, such as OPENAI_API_KEY, received another text; "
+            "set a variable to the key, and give its name"
+        )
     key = os.environ.get(options.api_key_env, "").strip()
     register(key)
     if not key and url.host not in _LOCAL_HOSTS:

@@ -21,6 +21,7 @@ from msgspec import Struct, field
 
 from hgpo_envs.errors import InputError
 from hgpo_envs.files.atomic import write_file
+from hgpo_envs.files.sealed import seal
 from hgpo_envs.files.secrets import redact_json
 from hgpo_envs.files.untrusted_files import read_bytes
 from hgpo_envs.plugins import installed_version
@@ -119,7 +120,7 @@ def record_session(run: Path, before: Sequence[Session], session: Session, tally
 
     def write() -> None:
         values = redact_json(msgspec.to_builtins(_Record(FORMAT, [*before, session])))
-        write_file(run / NAME, msgspec.json.format(msgspec.json.encode(values), indent=1) + b"\n")
+        write_file(run / NAME, seal(msgspec.json.format(msgspec.json.encode(values), indent=1)))
 
     write()
     ended = "complete"

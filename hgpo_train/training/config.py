@@ -13,7 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from msgspec import Meta
 
+from hgpo_datasets.sources import is_run
 from hgpo_envs.errors import InputError, unknown
+from hgpo_envs.plugins import check_code_in_file
+from hgpo_envs.registration import code_of
 from hgpo_train.advantages import get
 from hgpo_train.models.config import ModelConfig
 from hgpo_train.rollout.failures import MAX_FAILED
@@ -34,7 +37,7 @@ from hgpo_train.settings import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
     from hgpo_train.advantages import Estimator
 
@@ -354,17 +357,26 @@ def shipped() -> dict[str, Path]:
     return {path.stem: path for path in sorted(folder.glob("*.toml"))}
 
 
-def load_config(source: str | Path | None, overrides: Iterable[str] = (), cls: type[C] = Config) -> C:  # type: ignore[assignment]
+def load_config(
+    source: str | Path | None,
+    overrides: Iterable[str] = (),
+    cls: type[C] = Config,  # type: ignore[assignment]
+    allow: Collection[str] | None = None,
+) -> C:
     """Read a configuration from a file or by the name of a bundled one, and apply overrides.
 
     Args:
         source: A TOML file, or a name from `shipped`; None starts from the defaults.
         overrides: Strings of the form `section.field=value`; later ones take precedence.
         cls: `Config` or `SftConfig`.
+        allow: Names of code, such as `module:object`, that the configuration of a run may name, because the run can be
+            a stranger's. None for files of the user, which may name any.
 
     Raises:
-        InputError: The file or name does not exist, a key is unknown, or a value has the wrong type or is out of range.
+        InputError: The file or name does not exist, a key is unknown, a value has the wrong type or is out of range,
+            or a run's configuration names code that neither `allow` nor an override does.
     """
+    overrides = list(overrides)
     merged: dict[str, Any] = asdict(cls())
     if source is not None:
         path = Path(source)
@@ -373,11 +385,39 @@ def load_config(source: str | Path | None, overrides: Iterable[str] = (), cls: t
             if str(source) not in known:
                 raise InputError(unknown("configuration or missing file", str(source), known, limit=6))
             path = known[str(source)]
-        merged = _merge(merged, read_toml(path, _merge, shipped()))
+        if is_run(path.parent):
+            allow = allow or ()
+        # `_merge` of several layers imports an estimator; a run stores one layer
+        merged = _merge(merged, read_toml(path, _merge, shipped()) if allow is None else read_toml(path))
     # the estimator first, because it drops parameters
     for text in sorted(overrides, key=lambda text: not text.startswith("advantage.estimator=")):
         merged = _merge(merged, _override(text, cls))
-    return build(cls, merged)
+    config = build(cls, merged)
+    if allow is not None:
+        given = [text.partition("=")[2] for text in overrides]
+        check_code_in_file(code_named(config), source, {*allow, *given})
+    return config
+
+
+def stored_config(path: Path) -> Config:
+    """Read the configuration of a run, of which nothing is imported. Errors are those of `load_config`."""
+    return build(Config, merge(asdict(Config()), read_toml(path)))
+
+
+def code_named(config: Config | SftConfig) -> dict[str, object]:
+    """Return what `check_code_in_file` checks of a configuration."""
+    if not isinstance(config, Config):
+        return {}
+    advantage, named = config.advantage, code_of(config.environment.id, config.environment.options)
+    for purpose, name in (
+        ("the estimator", advantage.estimator),
+        ("the state key", advantage.parameters.get("state_key")),
+    ):
+        named[purpose] = name if ":" in str(name) else None
+    for name, value in config.rollout.engine_options.items():  # vLLM imports what some of them name
+        plain = isinstance(value, int | float) and name != "trust_remote_code"
+        named[f"the engine option {name}"] = None if plain else value
+    return named
 
 
 def configured_estimator(config: Config) -> Estimator:

@@ -24,7 +24,7 @@ from hgpo_train.models.checkpoint_files import (
     verify_checkpoint,
 )
 from hgpo_train.models.preflight import ADAPTER_SETTINGS
-from hgpo_train.training.config import Config, load_config
+from hgpo_train.training.config import Config, stored_config
 from hgpo_train.training.run_folder import CONFIG
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def push(
         raise InputError("expected a folder (--out) or a repository of the hub (--repo), and not both")
     checkpoint = _checkpoint(run, iteration)
     try:
-        config = load_config(run / CONFIG)
+        config = stored_config(run / CONFIG)
     except InputError as error:  # such as the settings of `hgpo sft`
         raise InputError(f"{run}: expected the folder of a run of hgpo train ({error})") from None
     state = read_json(checkpoint / STATE, TrainingState)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from hgpo_datasets import StepWriter, manifest
 from hgpo_datasets.sources import is_run
 from hgpo_envs.errors import InputError
-from hgpo_envs.files.atomic import remove_abandoned, write_file
+from hgpo_envs.files.atomic import refuse_link, remove_abandoned, write_file
+from hgpo_envs.files.sealed import seal
 from hgpo_envs.files.secrets import redact_json
 from hgpo_train.settings import build, to_toml
 
@@ -18,7 +19,10 @@ if TYPE_CHECKING:
 
     from hgpo_train.training.config import Config, SftConfig
 
+C = TypeVar("C", "Config", "SftConfig")
 CONFIG: Final = "config.toml"
+FOLDERS: Final = ("checkpoints", "advantages", "scores", "evaluation", "tensorboard")
+"""The folders in which training writes, besides that of the step table."""
 FREE: Final = frozenset(
     {
         "tracking",
@@ -57,6 +61,8 @@ def open_run(folder: Path, config: Config | SftConfig, inputs: Mapping[str, Any]
         InputError: Another process has the run open, or the folder contains a run with other settings or inputs. Its
             files are then unchanged.
     """
+    for name in FOLDERS:
+        refuse_link(folder / name)
     writer = StepWriter(folder, run=config.name, config={**inputs, "training": fixed_values(config, free)})
     remove_abandoned(folder / "checkpoints")
     return writer
@@ -64,7 +70,12 @@ def open_run(folder: Path, config: Config | SftConfig, inputs: Mapping[str, Any]
 
 def write_config(folder: Path, config: Config | SftConfig) -> None:
     """Store a run's settings, without secrets."""
-    write_file(folder / CONFIG, to_toml(build(type(config), redact_json(asdict(config)))).encode())
+    write_file(folder / CONFIG, seal(to_toml(without_secrets(config)).encode()))
+
+
+def without_secrets(config: C) -> C:
+    """Return a configuration as it is stored and printed."""
+    return build(type(config), redact_json(asdict(config)))
 
 
 def fixed_values(config: Config | SftConfig, free: Collection[str]) -> dict[str, Any]:

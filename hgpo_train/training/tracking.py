@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from hgpo_envs.errors import InputError
-from hgpo_envs.files.atomic import append, write_file
+from hgpo_envs.files.atomic import append, open_inside, write_file
+from hgpo_envs.files.sealed import CHECK, seal
 from hgpo_envs.files.secrets import redact_json
 from hgpo_envs.files.untrusted_files import read_bytes
 
@@ -42,7 +43,7 @@ class Trackers:
         path = folder / METRICS
         kept = {line["iteration"]: line for line in read_metrics(path) if line["iteration"] < start}
         write_file(path, b"".join(_encode(kept[iteration]) for iteration in sorted(kept)))
-        self._lines = os.open(path, os.O_RDWR | os.O_APPEND | getattr(os, "O_BINARY", 0))
+        self._lines = open_inside(path, os.O_APPEND)
         self._board: Any = None
         if config.tracking.tensorboard and find_spec("tensorboard") is not None:
             from torch.utils.tensorboard import SummaryWriter
@@ -100,8 +101,9 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
             lines.append({})
         if type(lines[-1].get("iteration")) is not int:
             raise InputError(f"{path}: line {number} is damaged; remove it, or restore the file from a backup")
+        lines[-1].pop(CHECK, None)
     return lines
 
 
 def _encode(values: Mapping[str, float | None]) -> bytes:
-    return msgspec.json.encode(values) + b"\n"
+    return seal(msgspec.json.encode(values))

@@ -48,7 +48,7 @@ from hgpo_train.rollout.failures import failures_of_steps, raise_if_too_long, ra
 from hgpo_train.rollout.outcomes import groups_with_mixed_outcomes
 from hgpo_train.rollout.run import ExecutionOptions, RolloutSpec, collect_groups
 from hgpo_train.training.checkpoint import resume_checkpoint, save_checkpoint
-from hgpo_train.training.config import AdvantageConfig, configured_estimator, load_config
+from hgpo_train.training.config import AdvantageConfig, configured_estimator, stored_config
 from hgpo_train.training.data import env_options, open_training_env
 from hgpo_train.training.memory_plan import check_memory, memory_advice, memory_metrics
 from hgpo_train.training.metrics import batch_metrics, episode_metrics
@@ -271,7 +271,7 @@ class Trainer:
     def _drop_outdated_evaluations(self, begin: int) -> None:
         """Drop the evaluations from iteration `begin` on, which follow, if their settings have changed."""
         folder, stored = self.folder / "evaluation", self.folder / CONFIG
-        if is_run(folder) and stored.exists() and load_config(stored).evaluation != self.config.evaluation:
+        if is_run(folder) and stored.exists() and stored_config(stored).evaluation != self.config.evaluation:
             with new_folder(folder, replace=is_run) as kept, self._evaluations(kept) as table:
                 for shard in step_files(folder):
                     table.add_group(scan_steps(shard).filter(pl.col("iteration") < begin).collect())
@@ -468,7 +468,8 @@ def update_alone(
     metadata = read_metadata(advantages)
     if metadata["run_fingerprint"] != fingerprint(steps):
         raise InputError(f"{advantages} has the advantages of another table than {steps}")
-    rows = join_advantages(scan_steps(steps), pl.scan_parquet(advantages)).sort("trajectory", "step").collect()
+    estimated = pl.scan_parquet(advantages, glob=False)
+    rows = join_advantages(scan_steps(steps), estimated).sort("trajectory", "step").collect()
     if "advantage" not in rows.columns:
         raise InputError(
             f"{advantages} has the columns of several estimators; write one with `hgpo advantages {steps}`"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 import os
 import sys
 from pathlib import Path
@@ -12,8 +11,10 @@ import orjson
 
 import hgpo_datasets
 from hgpo_datasets import VerifyReport
-from hgpo_datasets.sources import PARQUET, folders_below, is_pattern, run_at
+from hgpo_datasets.sources import PARQUET, folders_below, is_pattern, matching, run_at
 from hgpo_envs.errors import InputError
+from hgpo_envs.files.sealed import is_sealed
+from hgpo_envs.files.untrusted_files import read_bytes
 from hgpo_envs.wording import counted
 from hgpo_train.models.checkpoint_files import MANIFEST, STATE, list_checkpoints, verify_checkpoint
 
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 _TRAINING: Final = ("checkpoints", "metrics.jsonl", "config.toml")
+_SEALED: Final = ("config.toml", "metrics.jsonl", "sessions.json", "summary.json")
+_LARGEST: Final = 4 << 30
+"""Size limit of these files in bytes."""
 
 
 def print_reports(paths: Sequence[str]) -> None:
@@ -66,8 +70,7 @@ def verify_run(path: Path, processes: int = 1) -> Iterator[VerifyReport]:
     """
     paths = [path]
     if is_pattern(str(path)):
-        matches = [Path(name) for name in sorted(glob.glob(str(path), recursive=True))]  # noqa: PTH207 (absolute patterns)
-        paths = [match for match in matches if match.is_dir() or match.suffix == PARQUET]
+        paths = [match for match in matching(str(path)) if match.is_dir() or match.suffix == PARQUET]
     parts: dict[Path, Path] = {}  # each once
     for each in paths:
         for part in folders_below(each, _part) if each.is_dir() else [each]:
@@ -77,13 +80,14 @@ def verify_run(path: Path, processes: int = 1) -> Iterator[VerifyReport]:
         if _has(part, MANIFEST, STATE):
             yield verify_checkpoint(part)
         elif _has(part, *_TRAINING):
-            yield _verify_files(part)
+            yield _verify_files(part, VerifyReport(str(part)))
             for table in (part, part / "evaluation"):
                 if (run := run_at(table)) is not None:
-                    yield hgpo_datasets.verify(run, processes=processes)
+                    report = hgpo_datasets.verify(run, processes=processes)
+                    yield report if table == part else _verify_files(table, report)
             yield from map(verify_checkpoint, list_checkpoints(part / "checkpoints"))
         else:
-            yield hgpo_datasets.verify(part, processes=processes)
+            yield _verify_files(part, hgpo_datasets.verify(part, processes=processes))
 
 
 def _part(folder: Path) -> Path | None:
@@ -94,19 +98,25 @@ def _has(folder: Path, *names: str) -> bool:
     return any(os.path.lexists(folder / name) for name in names)
 
 
-def _verify_files(folder: Path) -> VerifyReport:
-    """Verify a training run's files other than its tables and checkpoints."""
-    from hgpo_train.settings import read_toml
-    from hgpo_train.training.run_folder import CONFIG
-    from hgpo_train.training.tracking import METRICS, read_metrics
-
-    report = VerifyReport(str(folder))
-    for path, read in ((folder / CONFIG, read_toml), (folder / METRICS, read_metrics)):
-        if os.path.lexists(path):
-            try:
-                read(path)
-                report.files += 1
-                report.bytes += path.stat().st_size
-            except (InputError, OSError) as error:
-                report.add("bytes", path, str(error))
+def _verify_files(folder: Path, report: VerifyReport) -> VerifyReport:
+    """Verify a run's files other than its tables and checkpoints, which have their checks inside."""
+    for name in _SEALED:
+        path = folder / name
+        if not os.path.lexists(path):
+            continue
+        try:
+            data = read_bytes(path, _LARGEST)
+        except InputError as error:
+            report.add("unreadable", path, str(error))
+            continue
+        report.files += 1
+        report.bytes += len(data)
+        parts = [data]
+        if name.endswith(".jsonl"):
+            *lines, rest = data.split(b"\n")
+            # after a kill, the rest is the beginning of a line, and not one whose line end has changed
+            parts = [line + b"\n" for line in lines] + [rest] * is_sealed(rest[:-1] + b"\n")
+        for number, part in enumerate(parts, 1):
+            if not is_sealed(part):
+                report.add("bytes", path, f"line {number} of {len(parts)} has another check: it was changed")
     return report

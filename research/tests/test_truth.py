@@ -3,6 +3,7 @@
 import copy
 import hashlib
 import shutil
+import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -14,6 +15,7 @@ import ring
 from command import invoke
 from ring import RingEngine, RingPolicy, RingSource
 
+from hgpo_datasets import StepWriter
 from hgpo_envs.episode import Episode, settings_for
 from hgpo_envs.errors import InputError
 from hgpo_envs.hashing import text_hash
@@ -28,12 +30,13 @@ from hgpo_train.policies.base import BatchPolicy, Request
 from hgpo_train.rollout import PolicyContext, collect, open_env
 
 GUESS = "foreign:Foreign/Guess-v0"
+CODE = (GUESS, "doors_env:HGPO-Test/Doors-v0")
+"""Environments of the tests, which runs may name."""
 
 
 def truth_of(run, out, rewards=None, *, policy=None, policy_options=None, **budget):
-    plan = plan_truth(
-        run, rewards or Rewards(reward_scale=1), Budget(**budget), policy=policy, policy_options=policy_options
-    )
+    how = {"policy": policy, "policy_options": policy_options, "allow": CODE}
+    plan = plan_truth(run, rewards or Rewards(reward_scale=1), Budget(**budget), **how)
     write_truth(plan, out)
     return pl.read_parquet(out)
 
@@ -365,7 +368,7 @@ def doors(tmp_path_factory):
 
 @pytest.mark.slow
 def test_the_number_of_processes_does_not_change_the_bytes(doors, tmp_path):
-    plan = plan_truth(doors.path, Rewards(reward_scale=1), Budget(rollouts=8, exact_nodes=0, seed=5))
+    plan = plan_truth(doors.path, Rewards(reward_scale=1), Budget(rollouts=8, exact_nodes=0, seed=5), allow=CODE)
     once, other = (tmp_path / f"{name}.parquet" for name in ("once", "other"))
     seen = []
     whole = write_truth(plan, once, progress=lambda done, total: seen.append((done, total)))
@@ -373,7 +376,8 @@ def test_the_number_of_processes_does_not_change_the_bytes(doors, tmp_path):
     assert whole.rows == doors.steps.collect().height
     assert write_truth(plan, other, processes=2) == whole
     assert digest(once) == digest(other)
-    write_truth(plan_truth(doors.path, Rewards(reward_scale=1), Budget(rollouts=8, exact_nodes=0, seed=6)), other)
+    budget = Budget(rollouts=8, exact_nodes=0, seed=6)
+    write_truth(plan_truth(doors.path, Rewards(reward_scale=1), budget, allow=CODE), other)
     assert digest(other) != digest(once)
 
 
@@ -381,7 +385,7 @@ def test_an_interrupted_computation_leaves_nothing(doors, tmp_path):
     def stop(done, total):
         raise KeyboardInterrupt
 
-    plan = plan_truth(doors.path, Rewards(reward_scale=1), Budget(rollouts=4, exact_nodes=0))
+    plan = plan_truth(doors.path, Rewards(reward_scale=1), Budget(rollouts=4, exact_nodes=0), allow=CODE)
     with pytest.raises(KeyboardInterrupt):
         write_truth(plan, tmp_path / "truth.parquet", progress=stop)
     assert not list(tmp_path.iterdir())
@@ -563,7 +567,7 @@ def test_a_policy_that_never_gives_the_action(tmp_path):
 
 def test_another_environment_is_an_error(tmp_path):
     run = collect("HGPO/ALFWorld-v0", "random", tmp_path / "run", tasks=1, max_steps=3)
-    plan = plan_truth(run.path, Rewards(reward_scale=1), Budget())
+    plan = plan_truth(run.path, Rewards(reward_scale=1), Budget(), allow=CODE)
     other = replace(plan, env_options={**plan.env_options, "max_steps": 5})
     with pytest.raises(InputError, match="use the run's step limit"):
         write_truth(other, tmp_path / "other.parquet")
@@ -619,16 +623,45 @@ def test_an_output_that_cannot_be_written_is_found_before_the_work(doors, tmp_pa
     shutil.copytree(doors.path, run)
     (tmp_path / "run.truth").touch()
     with pytest.raises(InputError, match="Not a directory; choose another path"):
-        invoke("truth", run)
+        invoke("truth", run, "--allow", GUESS)
     with pytest.raises(InputError, match=r"--out: expected the path of a table, such as truth.parquet, received .*csv"):
-        invoke("truth", run, "--out", tmp_path / "t.csv")
+        invoke("truth", run, "--out", tmp_path / "t.csv", "--allow", GUESS)
 
 
 def test_the_next_command_can_be_copied(doors, tmp_path):
     out = tmp_path / "a b.parquet"
-    assert f"--truth '{out}' -e hgpo,gigpo,grpo" in invoke("truth", doors.path, "--out", out)
+    assert f"--truth '{out}' -e hgpo,gigpo,grpo" in invoke("truth", doors.path, "--out", out, "--allow", GUESS)
 
 
 def test_a_folder_that_is_no_run(tmp_path):
     with pytest.raises(InputError, match="expected the folder of a run"):
         plan_truth(tmp_path, Rewards(reward_scale=1), Budget())
+
+
+@pytest.mark.parametrize(
+    ("env", "policy", "name"),
+    [
+        ({"id": "evil:ENV"}, {"name": "random"}, "evil:ENV"),
+        ({"id": "evil:Evil/World-v0"}, {"name": "random"}, "evil:Evil/World-v0"),
+        ({"id": "HGPO/ALFWorld-v0"}, {"name": "evil:act"}, "evil:act"),
+        ({"id": "HGPO/ALFWorld-v0"}, {"name": "mixture:evil:act=0.5,random=0.5"}, "mixture:evil:act=0.5,random=0.5"),
+        ({"id": "HGPO/AppWorld-v0", "python": "./evil"}, {"name": "random"}, "./evil"),
+        ({"id": "HGPO/WebShop-v0", "backend": "original", "data": "evil"}, {"name": "random"}, "original"),
+    ],
+)
+def test_a_run_of_others_runs_no_code(tmp_path, monkeypatch, env, policy, name):
+    """Its manifest names modules beside it and an interpreter: one line says what to add, and nothing is started."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "evil", raising=False)
+    (tmp_path / "evil.py").write_text("import pathlib\npathlib.Path('started').touch()\n")
+    (tmp_path / "evil").write_text("#!/bin/sh\ntouch started\n")
+    (tmp_path / "evil").chmod(0o755)
+    with StepWriter(tmp_path / "run", config={"env": env, "policy": policy}) as writer:
+        writer.add_group([{"task_id": "t", "trajectory": "a", "step": 0, "state": "s", "action": "a", "reward": 0.0}])
+    with pytest.raises(InputError, match=rf"^.*manifest.jsonl names the .*; if you trust it, add --allow {name}$"):
+        invoke("truth", "run")
+    assert not (tmp_path / "started").exists()
+    if policy["name"] == "random" and ":" in env["id"]:
+        with pytest.raises(InputError):  # it is no environment
+            invoke("truth", "run", "--allow", name)
+        assert (tmp_path / "started").exists()

@@ -1,11 +1,13 @@
 """The forms of a step table that `compute` and `statistics` accept."""
 
+import math
 from pathlib import Path
 
 import polars as pl
 import pytest
 
 import hgpo_train as hgpo
+from hgpo_envs.errors import InputError
 from hgpo_train.rollout import collect
 
 
@@ -70,3 +72,23 @@ def test_other_forms_are_refused_in_one_line(function, steps):
     with pytest.raises(hgpo.InputError, match=f"{expected}received {type(steps).__name__}") as caught:
         function(steps)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("flag", ["aborted", "action_valid", "won"])
+def test_a_flag_that_is_no_number_is_refused_by_row(flag):
+    """NaN is true as a boolean: pandas writes it for a missing value."""
+    steps = pl.DataFrame(
+        {
+            "task": "a",
+            "trajectory": ["x", "y"],
+            "step": 0,
+            "state": "s",
+            "reward": [1.0, 0.0],
+            "action_valid": True,
+            "won": False,
+            flag: [0.0, math.nan],
+        }
+    )
+    options = {"reward": "success"} if flag == "won" else {}
+    with pytest.raises(InputError, match=f"expected .* as {flag}, received nan at task='a', trajectory='y', step=0"):
+        hgpo.compute(steps.lazy(), "grpo", **options).collect()

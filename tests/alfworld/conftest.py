@@ -1,9 +1,10 @@
 """Games for tests: the bundled ones, and the recorded and official ones where available."""
 
+import tarfile
+
 import pytest
 
 from hgpo_envs.alfworld.data.source import ALFWorldSource
-from hgpo_envs.files.unpack import unpack
 
 
 @pytest.fixture(scope="session")
@@ -16,7 +17,8 @@ def bundled():
 def golden_games(shared, tmp_path_factory):
     """Return the folder of 30 recorded games, generated from the alfworld package's layouts and rules."""
     folder = tmp_path_factory.mktemp("golden") / "games"
-    unpack(shared / "golden/alfworld/generated-games.tar.xz", folder)
+    with tarfile.open(shared / "golden/alfworld/generated-games.tar.xz") as packed:
+        packed.extractall(folder, filter="data")
     return folder
 
 
@@ -27,5 +29,6 @@ def official(shared, tmp_path_factory):
     if not archive.exists():
         pytest.skip("no official games")
     folder = tmp_path_factory.mktemp("official") / "games"
-    unpack(archive, folder)
+    with tarfile.open(archive) as packed:
+        packed.extractall(folder, filter="data")
     return folder

@@ -58,7 +58,7 @@ def test_fetch_refuses_in_one_line_and_leaves_no_files(hgpo, site, archive, tmp_
         ("No such file", "--from", tmp_path / "absent.zip"),
         ("expected SHA-256 0000", "--url", f"{site[1]}/games.zip", "--sha256", "0" * 64),
         ("expected one archive with one checksum", "--url", "http://x/y", "--url", "http://x/z", "--sha256", "ab"),
-        (f"{site[1]}/cut.zip: refused: expected a zip or tar archive", "--url", f"{site[1]}/cut.zip"),
+        (f"{site[1]}/cut.zip: refused: expected a zip archive", "--url", f"{site[1]}/cut.zip"),
         ("leads out of the folder", "--from", tmp_path / "bad.zip"),
         ("no playable game", "--from", tmp_path / "empty.zip"),
         (f"Without a network, download {url} elsewhere and run `hgpo data fetch alfworld --from g", "--url", url),

@@ -3,6 +3,7 @@
 Each case names what the line must contain: the value or name that was received, and usually what was expected.
 """
 
+import errno
 import shlex
 import shutil
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 
+from hgpo_train.cli.exit_status import exit_with_error
 from hgpo_train.rollout import collect
 
 DOORS = "doors_env:HGPO-Test/Doors-v0"
@@ -111,6 +113,27 @@ def unchanged(inputs, monkeypatch):
 def listing(folder: Path) -> set[str]:
     found = {path.relative_to(folder).as_posix() for path in folder.rglob("*")}
     return {name for name in found if "__pycache__" not in name and not name.endswith(".lock")}
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (
+            OSError(errno.EXDEV, "x", "there/a"),
+            "there/a: Invalid cross-device link; its folder is on another file system",
+        ),
+        (RuntimeError("can't start new thread"), "the system refused a thread; use fewer --slots"),
+        (MemoryError("2 GB"), "the system refused memory; use fewer --slots"),
+        (BlockingIOError(errno.EAGAIN, "x"), "use fewer --slots or --processes"),
+        (OSError(errno.ENOMEM, "x"), "use fewer --slots or --processes"),
+    ],
+)
+def test_what_the_system_refuses_is_one_line(capsys, error, line):
+    with pytest.raises(SystemExit) as end:
+        exit_with_error(error)
+    shown = capsys.readouterr().err
+    assert (end.value.code, shown.count("\n")) == (1, 1)
+    assert line in shown
 
 
 @pytest.mark.usefixtures("unchanged")

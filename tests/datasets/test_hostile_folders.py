@@ -1,5 +1,6 @@
 """Run folders that somebody else made: nothing hangs, nothing leads out of the folder, every refusal is one line."""
 
+import contextlib
 import multiprocessing
 import os
 import shutil
@@ -9,7 +10,8 @@ from pathlib import Path
 
 import orjson
 import pytest
-from groups import group, rich_group, with_checks
+from groups import group, rich_group, with_checks, write_rich_run
+from planted import KINDS, content, plant
 
 from hgpo_datasets import StepTableWarning, StepWriter, manifest, scan_steps, verify
 from hgpo_datasets.run_summary import summarize_run
@@ -50,6 +52,43 @@ def test_a_manifest_of_odd_values_is_refused(rich_run: Path, line: int, key: str
     for reader in readers(rich_run):
         with pytest.raises(InputError, match=r"^.*$"):
             reader()
+
+
+@pytest.mark.filterwarnings("ignore::hgpo_datasets.StepTableWarning")
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "name", [".lock", "manifest.jsonl", "steps", "steps/steps-000003.parquet", ".hgpo-0123456789abcdef.tmp"]
+)
+def test_what_is_planted_in_a_run_is_never_followed(rich_run: Path, tmp_path: Path, name: str, kind: str) -> None:
+    """The writer, `hgpo verify` and the readers end at once; no file outside changes, moves or disappears."""
+    outside = write_rich_run(tmp_path / "outside", config={"seed": 7})
+    (outside / "precious.txt").write_text("mine")
+    if name == "steps" and kind == "link to a folder":
+        (outside / "steps").rename(tmp_path / "shards")
+        outside = tmp_path / "shards"  # a stranger's manifest names shards of the user, and calls one of them replaced
+        with StepWriter(rich_run) as writer:
+            writer.replace(rich_group("task 1", 9))
+    before = content(outside)
+    plant(rich_run / name, kind, outside)
+    with contextlib.suppress(InputError), StepWriter(rich_run) as writer:
+        writer.add_group(group("new"))
+    with contextlib.suppress(InputError), StepWriter(rich_run) as writer:
+        writer.replace(rich_group("task 1", 10))
+    verify(rich_run)
+    for reader in readers(rich_run):
+        with contextlib.suppress(InputError):
+            reader()
+    assert content(outside) == before
+
+
+def test_a_run_may_be_reached_through_links(rich_run: Path, tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "here").symlink_to("disk")
+    rich_run.rename(tmp_path / "disk/run")
+    (tmp_path / "mine").symlink_to("here/run")
+    with StepWriter(tmp_path / "mine") as writer:
+        writer.add_group(group("new"))
+    assert verify(tmp_path / "mine").ok
 
 
 def test_another_programs_file_under_the_next_name_is_not_replaced(tmp_path: Path) -> None:

@@ -53,6 +53,42 @@ def test_hugging_face_plain_streaming_and_torch(
         to_dataset(rich_run, columns=["rewards"])
 
 
+@pytest.mark.parametrize("name", ["lr[1]", "what?", "[a]", "**", "{a,b}", "~", "%61", "#a", "a b"])
+def test_hugging_face_reads_the_run_that_was_named(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("datasets.arrow_dataset")
+    from hgpo_datasets.interchange.huggingface import to_dataset
+
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.chdir(tmp_path)
+    for folder in {"lr1", "whatX", "a", "b", name}:
+        with StepWriter(folder) as writer:
+            writer.add_group(group("mine" if folder == name else "other"))
+    for source in (name, tmp_path / name):
+        assert set(to_dataset(source, cache_dir="cache")["task_id"]) == {"mine"}
+        assert {row["task_id"] for row in to_dataset(source, streaming=True)} == {"mine"}
+
+
+@pytest.mark.parametrize("name", ["$HOME", "a::b"])
+def test_hugging_face_refuses_names_that_it_would_replace(tmp_path: Path, name: str) -> None:
+    pytest.importorskip("datasets.arrow_dataset")
+    from hgpo_datasets.interchange.huggingface import to_dataset
+
+    with StepWriter(tmp_path / name) as writer:
+        writer.add_group(group("mine"))
+    with pytest.raises(InputError, match=r"expected a path without .*; rename it$"):
+        to_dataset(tmp_path / name)
+
+
+def test_pandas_default_types_give_rows(tmp_path: Path, rich_run: Path) -> None:
+    """pandas' own types: hashes with nulls are floats, and columns without values are texts."""
+    pandas = pytest.importorskip("pandas")
+    steps = scan_steps(rich_run).collect()
+    with StepWriter(tmp_path / "copy") as writer:
+        for file in sorted(rich_run.glob("steps/*.parquet")):
+            writer.add_group(pandas.read_parquet(file).drop(columns="run"))
+    assert_frame_equal(scan_steps(tmp_path / "copy").drop("run").collect(), steps.drop("run"))
+
+
 def test_minari(tmp_path: Path, rich_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     minari = pytest.importorskip("minari")
     from hgpo_datasets.interchange.minari import to_minari

@@ -11,12 +11,16 @@ from typing import ClassVar
 import polars as pl
 import pytest
 from groups import group
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 from local_server import Files, QuietHandler, serving
 from polars.testing import assert_frame_equal
 
 from hgpo_datasets import StepTableWarning, StepWriter, manifest, scan_steps, schema, verify
+from hgpo_datasets.partitions import partitions
 from hgpo_datasets.run_summary import summarize_run
 from hgpo_envs.errors import InputError
+from hgpo_train.training.verify_run import verify_run
 
 
 def count(steps: pl.LazyFrame) -> int:
@@ -226,6 +230,45 @@ def test_any_level_of_folders_and_patterns(runs: Path, monkeypatch: pytest.Monke
     for place, name in (("first/steps", "."), ("first", "steps"), ("first/steps", ".."), ("training", ".")):
         monkeypatch.chdir(runs / place)
         assert tasks(name) == (["a"] if "first" in place else ["c"])
+
+
+HOSTILE_NAMES = st.lists(
+    st.sampled_from([*"ab[]*?{}!~%#$:;,&=@ '\"^-é日", "[ab]", "[!a]", "**", "%61", "{a,b}"]), min_size=1, max_size=4
+).map("".join)
+
+
+@settings(deadline=None, max_examples=25)
+@given(HOSTILE_NAMES)
+@example("lr[1]")
+@example("what?")
+@example("~")
+def test_names_are_no_patterns(tmp_path_factory: pytest.TempPathFactory, name: str) -> None:
+    """Beside folders that the name would match as a pattern, every reader reads the run that was named."""
+    folder = tmp_path_factory.mktemp("names")
+    siblings = {name.translate(str.maketrans("[]?*%", "\0\0xx\0")).replace("\0", ""), "a", "b", "lr1", "whatx"} - {
+        name,
+        "",
+    }
+    for sibling in siblings:
+        write(folder / sibling, "other")
+    run = write(folder / name, "mine")
+    with contextlib.chdir(folder):
+        for source in (
+            run,
+            f"{run}/steps",
+            f"{run}/steps/steps-000000.parquet",
+            f"{run}/steps/*.parquet",
+            [Path(name)],
+        ):
+            assert tasks(source) == ["mine"], source
+        assert tasks(f"{run}/steps/steps-000000.parquet", plain=True) == ["mine"]
+        assert verify(run).ok
+        assert [report.source for report in verify_run(Path(f"{run}/steps/*.parquet"))] == [
+            f"{run}/steps/steps-000000.parquet"
+        ]
+        assert summarize_run(run)["total"]["tasks"] == 1
+        assert [part.scan().collect()["task_id"][0] for part in partitions(run, 10)] == ["mine"]
+        StepWriter(run).close()
 
 
 def test_a_run_that_is_named_twice_is_read_once(runs: Path) -> None:

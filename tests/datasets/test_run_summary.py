@@ -49,6 +49,14 @@ def test_the_overview_counts(run: Path) -> None:
     assert summary["total"].items() >= {"success": 1 / 3, "success_low": 0.2, "success_high": 0.6}.items()
 
 
+def test_a_run_may_have_the_name_of_the_command(run: Path, hgpo: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(run.parent)
+    run.rename("run")
+    expected = hgpo("data", "show", "run", "run", "--json")
+    assert expected[0] == 0
+    assert hgpo("data", "show", "run", "--json") == expected
+
+
 def test_show_prints_json_and_tables(run: Path, hgpo: Command) -> None:
     shown = json.loads(hgpo("data", "show", run, "--json")[1])
     assert (shown["steps"], shown["group_sizes"], shown["total"]["episodes"]) == (11, {"1": 3, "2": 1}, 5)

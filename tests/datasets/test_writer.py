@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import polars as pl
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from groups import group, rich_group, step
@@ -353,3 +354,65 @@ def test_one_bad_value_names_its_trajectory_alone(tmp_path: Path) -> None:
             writer.add_group([row for row in rows if row["trajectory"] not in refused.value.trajectories])
         assert verify(tmp_path / f"{number}").ok
         assert scan_steps(tmp_path / f"{number}").select(pl.len()).collect().item() == 12
+
+
+NOT_UTF8 = pa.array([b"ok", b"\xff"], pa.binary()).view(pa.string())
+"""Texts as other programs can make them: Arrow does not check their bytes."""
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("state", b"\xff"),
+        ("trajectory", b"\xff"),
+        ("admissible_actions", [b"\xff"]),
+        *(
+            ("response_token_ids", [value])
+            for value in (0.5, 2.0, math.nan, decimal.Decimal("1.5"), dt.date(2020, 1, 1), dt.timedelta(1), True, 2**40)
+        ),
+        *(("response_logprobs", [value]) for value in ("a", dt.date(2020, 1, 1))),
+        *(("cut_pairs", value) for value in (0.5, 2.0**53, math.inf, decimal.Decimal(1), True)),
+        *(("iteration", value) for value in (math.nan, 0.5, True)),
+        *((flag, value) for flag in ("aborted", "action_valid", "won") for value in (0.5, 2)),
+        *((flag, math.nan) for flag in ("aborted", "action_valid")),
+    ],
+)
+def test_values_that_a_column_cannot_hold_are_refused_by_row(tmp_path: Path, column: str, value: Any) -> None:
+    """From tables of other programs and from rows: no value is cut, and none makes a committed shard unreadable."""
+    rows = [step("t", name, 0) for name in "ab"]
+    steps = {name: [row[name] for row in rows] for name in rows[0]}
+    table = pa.table({**steps, column: [value, value]})
+    sources: list[Any] = [table, pl.DataFrame(table), [{**row, column: value} for row in rows]]
+    if column == "admissible_actions":
+        sources.append(pa.table({**steps, column: pa.ListArray.from_arrays([0, 1, 2], NOT_UTF8)}))
+    elif value == b"\xff":
+        sources += [pa.table({**steps, column: texts}) for texts in (NOT_UTF8, NOT_UTF8.dictionary_encode())]
+        sources.append({**steps, column: pl.DataFrame(pa.table({column: NOT_UTF8}))[column]})
+    with StepWriter(tmp_path / "run") as writer:
+        for source in sources:
+            with pytest.raises(InputError, match=rf"^row [01], column {column}: expected .*, received ") as refused:
+                writer.add_group(source)
+            refused_in_one_line(refused.value)
+        writer.add_group(group("good"))
+    assert verify(tmp_path / "run").ok
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "stored"),
+    [
+        ("cut_pairs", [1.0, math.nan], [1, None]),
+        ("cut_pairs", [math.nan, math.nan], [None, None]),
+        ("response_token_ids", pa.array([None, None], pa.string()), [None, None]),
+        ("admissible_actions", pa.nulls(2), [None, None]),
+        ("won", [math.nan, math.nan], [None, None]),
+        ("history_hash_1", [math.nan, 1e18], [None, None]),
+        ("state", ["é".encode(), b"b"], ["é", "b"]),
+        ("admissible_actions", [["é".encode(), None], None], [["é", None], None]),
+    ],
+)
+def test_columns_of_other_programs_keep_their_values(tmp_path: Path, column: str, values: Any, stored: Any) -> None:
+    """Nulls have no type; pandas makes floats of integers with nulls; other writers do not mark texts as UTF-8."""
+    steps = {name: [row[name] for row in (step("t", "a", 0), step("t", "b", 0))] for name in step("t", "a", 0)}
+    with StepWriter(tmp_path) as writer:
+        writer.add_group(pa.table({**steps, column: values}))
+    assert scan_steps(tmp_path).collect()[column].to_list() == stored

@@ -1,5 +1,6 @@
 """Atomic writes of files and folders, locks, and the removal of scratch folders of killed processes."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -7,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from planted import KINDS, content, plant
 
 from hgpo_envs.errors import InputError
 from hgpo_envs.files.atomic import (
@@ -188,3 +190,42 @@ def test_a_failed_block_removes_the_folders_created_for_it(tmp_path, path):
     with pytest.raises(ValueError, match="wrong"), new_folder(tmp_path / path / "made"):
         raise ValueError("wrong")
     assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_scratch_folders_and_files_of_others_are_not_followed(tmp_path, kind):
+    """A link with the name of a scratch folder, at each write beside it; and links in the place of what is written."""
+    outside, run = tmp_path / "outside", tmp_path / "run"
+    outside.mkdir()
+    run.mkdir()
+    for name in ("precious.txt", "config.toml"):
+        (outside / name).write_text("mine")
+    before = content(outside)
+    plant(run / ".hgpo-0123456789abcdef.tmp", kind, outside)
+    scratch = run / ".hgpo-0123456789abcdee.tmp"
+    scratch.mkdir()
+    plant(scratch / ".lock", kind, outside)
+    plant(scratch / "moved", kind, outside)
+    plant(run / "config.toml", kind, outside)
+    with contextlib.suppress(IsADirectoryError):
+        write_file(run / "config.toml", b"ours")
+        assert not (run / "config.toml").is_symlink()
+        assert (run / "config.toml").read_bytes() == b"ours"
+    write_file(run / "other", b"ours")
+    with new_folder(run / "made", replace=lambda _: True) as made:
+        (made / "inside").touch()
+    remove_folder(run / "made")
+    assert content(outside) == before
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_lock_is_a_regular_file_with_one_name(tmp_path, kind):
+    outside, run = tmp_path / "outside", tmp_path / "run"
+    outside.mkdir()
+    run.mkdir()
+    (outside / "precious.txt").write_text("mine")
+    plant(run / ".lock", kind, outside)
+    assert not seems_locked(run)
+    with pytest.raises(InputError, match=r"^.*\.lock: expected a file with one name, .*; remove it$"):
+        FolderLock(run, "writing")
+    assert content(outside) == {"precious.txt": b"mine"}

@@ -37,6 +37,7 @@ def test_registered_values_are_replaced_and_nothing_else(key, ending, around, sh
         ("http://me:pw@host:8000/v1", f"http://{MARK}@host:8000/v1"),
         ("at postgresql+x://tok@h/", f"at postgresql+x://{MARK}@h/"),
         ("http://host/v1?n=1&access_token=ab#x", f"http://host/v1?n=1&access_token={MARK}#x"),
+        ("http://host/v1?user_token=abc&n=1&max_tokens=5", f"http://host/v1?user_token={MARK}&n=1&max_tokens=5"),
         ("mail me@host, see http://host/a@b", "mail me@host, see http://host/a@b"),
     ],
 )
@@ -44,7 +45,16 @@ def test_credentials_in_urls(text, expected):
     assert redact(text) == expected
 
 
-@pytest.mark.parametrize("url", ["http://me:hunter-2222@h/v1", "http://hunter-2222@h/v1", "http://h/?key=hunter-2222"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://me:hunter-2222@h/v1",
+        "http://hunter-2222@h/v1",
+        "http://h/?key=hunter-2222",
+        "http://h/v1#hunter-2222",
+        "http://h/?user_token=hunter-2222",
+    ],
+)
 def test_a_urls_password_is_registered(url):
     register_url(url)
     assert redact("it said hunter-2222!") == f"it said {MARK}!"
@@ -58,7 +68,15 @@ def test_nested_values():
         "base_url": "https://me:pw@host/v1",
         "extra": {"api_key": "abc", "X-Api-Key": "abc", "password": "", "hf_token": "t", "eos_token": "</s>"},
         "list": [1, None, True, 0.5, ("a-long-password",)],
+        "more": {
+            "user_token": "t",
+            "accessToken": "t",
+            "cookies": {"id": "t"},
+            "password": ["p"],
+            "stop_token": "</s>",
+        },
         "api_key_env": "OPENAI_API_KEY",
+        "other": {"api_key_env": "sk-literal", "eos_token_id": 3},
         "max_prompt_tokens": 3,
         "a-long-password": "something else",
     }
@@ -66,7 +84,9 @@ def test_nested_values():
         "base_url": f"https://{MARK}@host/v1",
         "extra": {"api_key": MARK, "X-Api-Key": MARK, "password": "", "hf_token": MARK, "eos_token": "</s>"},
         "list": [1, None, True, 0.5, [MARK]],
+        "more": {"user_token": MARK, "accessToken": MARK, "cookies": MARK, "password": MARK, "stop_token": "</s>"},
         "api_key_env": "OPENAI_API_KEY",
+        "other": {"api_key_env": MARK, "eos_token_id": 3},
         "max_prompt_tokens": 3,
         MARK: MARK,
     }

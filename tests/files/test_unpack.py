@@ -1,6 +1,6 @@
 """Extraction of archives: intact ones completely, malicious and truncated ones not at all."""
 
-import gzip
+import contextlib
 import io
 import stat
 import tarfile
@@ -29,17 +29,10 @@ def unpack(archive, folder, progress=None):
 
 
 def make(path, files):
-    """Write an archive of the format of its suffix."""
-    if path.suffix == ".zip":
-        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as packed:
-            for name, content in files.items():
-                packed.writestr(name, content)
-        return path
-    with tarfile.open(path, f"w:{path.suffix[1:]}" if path.suffix != ".tar" else "w") as packed:
+    """Write a zip archive."""
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as packed:
         for name, content in files.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(content)
-            packed.addfile(info, io.BytesIO(content))
+            packed.writestr(name, content)
     return path
 
 
@@ -52,13 +45,9 @@ def refused(archive, tmp_path, match):
     assert sorted(tmp_path.rglob("*")) == before
 
 
-KINDS = ["games.zip", "games.tar", "games.tar.gz", "games.tar.xz", "games.tar.bz2"]
-
-
-@pytest.mark.parametrize("name", KINDS)
-def test_intact_archive(tmp_path, name):
+def test_intact_archive(tmp_path):
     seen = []
-    count = unpack(make(tmp_path / name, FILES), tmp_path / "out", seen.append)
+    count = unpack(make(tmp_path / "games.zip", FILES), tmp_path / "out", seen.append)
     assert count == 3
     assert seen == [1, 2, 3]
     paths = [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
@@ -66,90 +55,77 @@ def test_intact_archive(tmp_path, name):
     assert stat.S_IMODE((tmp_path / "out").stat().st_mode) == 0o755
 
 
-@pytest.mark.parametrize("kind", ["x.zip", "x.tar"])
-def test_names_that_lead_out_of_the_folder(tmp_path, kind):
+def test_names_that_lead_out_of_the_folder(tmp_path):
     for name in ("../out.txt", "/etc/hgpo", "a\\..\\b", "c:x", "new\nline"):  # test_safe_paths has more
-        archive = make(tmp_path / kind, {"good": b"1", name: b"2"})
+        archive = make(tmp_path / "x.zip", {"good": b"1", name: b"2"})
         refused(archive, tmp_path, "refused: .* leads out of the folder")
 
 
-@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.FIFOTYPE])
-def test_tar_links_and_devices(tmp_path, kind):
-    with tarfile.open(tmp_path / "x.tar", "w") as packed:
-        info = tarfile.TarInfo("innocent")
-        info.type, info.linkname = kind, "/etc/passwd"
-        packed.addfile(info)
-    refused(tmp_path / "x.tar", tmp_path, "'innocent' is a link or a device")
+@pytest.mark.parametrize("kind", [stat.S_IFLNK, stat.S_IFCHR, stat.S_IFBLK, stat.S_IFIFO, stat.S_IFSOCK])
+def test_links_and_devices(tmp_path, kind):
+    with zipfile.ZipFile(tmp_path / "x.zip", "w") as packed:
+        info = zipfile.ZipInfo("innocent")
+        info.external_attr = (kind | 0o777) << 16
+        packed.writestr(info, b"/etc/passwd")
+    refused(tmp_path / "x.zip", tmp_path, "'innocent' is a link or a device")
 
 
-@pytest.mark.parametrize("kind", ["x.zip", "x.tar.xz"])
-def test_bombs(tmp_path, kind, monkeypatch):
-    """By size and by number."""
-    archive = make(tmp_path / kind, FILES)
+@pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_unusual_methods(tmp_path, method):
+    """LZMA takes as much memory as the archive declares, up to 4 GB."""
+    with zipfile.ZipFile(tmp_path / "x.zip", "w", method) as packed:
+        packed.writestr("file", b"content")
+    refused(tmp_path / "x.zip", tmp_path, "'file' is encrypted, or compressed by an unusual method")
+
+
+def test_encrypted_files(tmp_path):
+    data = bytearray(make(tmp_path / "x.zip", FILES).read_bytes())
+    data[data.index(b"PK\x01\x02") + 8] |= 1
+    (tmp_path / "x.zip").write_bytes(data)
+    refused(tmp_path / "x.zip", tmp_path, "is encrypted")
+
+
+def test_bombs(tmp_path, monkeypatch):
+    """By size, by number, and by files that share their compressed bytes."""
+    archive = make(tmp_path / "x.zip", FILES)
     with monkeypatch.context() as patch:
         patch.setattr("hgpo_envs.files.unpack.LARGEST", 3000)
         refused(archive, tmp_path, "expected at most 3,000 bytes")
-    monkeypatch.setattr("hgpo_envs.files.unpack.MOST_FILES", 2)
-    refused(archive, tmp_path, "expected at most 2 files and folders")
+    with monkeypatch.context() as patch:
+        patch.setattr("hgpo_envs.files.unpack.MOST_FILES", 2)
+        refused(archive, tmp_path, "expected at most 2 files and folders")
+        refused(make(tmp_path / "folders.zip", {"a/": b"", "b/": b"", "c/": b""}), tmp_path, "expected at most 2 files")
+    with zipfile.ZipFile(tmp_path / "overlap.zip", "w") as packed:
+        packed.writestr("a", bytes(1000))
+        packed.filelist[0].filename = "b"
+        packed.filelist.append(zipfile.ZipInfo("a"))
+        for name in ("CRC", "compress_size", "file_size", "header_offset"):
+            setattr(packed.filelist[1], name, getattr(packed.filelist[0], name))
+    refused(tmp_path / "overlap.zip", tmp_path, "its files overlap")
 
 
-def test_folders_count_as_files(tmp_path, monkeypatch):
-    monkeypatch.setattr("hgpo_envs.files.unpack.MOST_FILES", 2)
-    with tarfile.open(tmp_path / "x.tar", "w") as tar, zipfile.ZipFile(tmp_path / "x.zip", "w") as packed:
-        for name in ("a/", "b/", "c/"):
-            info = tarfile.TarInfo(name)
-            info.type = tarfile.DIRTYPE
-            tar.addfile(info)
-            packed.writestr(name, b"")
-    refused(tmp_path / "x.tar", tmp_path, "expected at most 2 files and folders")
-    refused(tmp_path / "x.zip", tmp_path, "expected at most 2 files and folders")
-
-
-BIG = 32 << 20
-
-
-@pytest.mark.parametrize(
-    "members",
-    [
-        [(tarfile.XHDTYPE, b"%d path=" % BIG + b"x" * BIG)],
-        [(tarfile.XGLTYPE, b"%d path=" % BIG + b"x" * BIG)],
-        [(tarfile.GNUTYPE_LONGNAME, b"x" * BIG)],
-        [(tarfile.GNUTYPE_LONGLINK, b"x" * BIG)],
-        [(tarfile.XGLTYPE, b"9000 %08992d=v\n" % number) for number in range(4)],
-        [(tarfile.GNUTYPE_SPARSE, b"x" * BIG)],
-        [
-            (tarfile.XHDTYPE, b"22 GNU.sparse.major=1\n22 GNU.sparse.minor=0\n"),
-            (tarfile.REGTYPE, b"99999999\n" + b"1\n" * (BIG // 2)),
-        ],
-    ],
-    ids=["pax", "global pax", "long name", "long link", "many global fields", "sparse", "sparse by pax"],
-)
-def test_headers_are_refused_before_they_are_read(tmp_path, members):
-    """A name of 400 MB, 60 kB as tar.xz, took 1.7 GB."""
-    with gzip.open(tmp_path / "x.tar.gz", "wb", 1) as file:
-        for kind, content in members:
-            info = tarfile.TarInfo("a")
-            info.type, info.size = kind, len(content)
-            file.write(info.tobuf(tarfile.GNU_FORMAT) + content + bytes(-len(content) % tarfile.BLOCKSIZE))
+def test_a_list_of_files_is_limited_before_it_is_read(tmp_path):
+    """Names and comments of 64 kB each: 100 MB of them would take as much memory."""
+    with zipfile.ZipFile(tmp_path / "x.zip", "w") as packed:
+        for number in range(1600):
+            info = zipfile.ZipInfo(f"{number:060000}")
+            info.date_time = (1980, 1, 1, 0, 0, 0)
+            packed.writestr(info, b"")
     tracemalloc.start()
     try:
-        refused(tmp_path / "x.tar.gz", tmp_path, "refused: (expected headers of at most|.* is a sparse file)")
-        assert tracemalloc.get_traced_memory()[1] < 4 << 20
+        refused(tmp_path / "x.zip", tmp_path, "refused: expected a list of files of at most")
+        assert tracemalloc.get_traced_memory()[1] < 64 << 20
     finally:
         tracemalloc.stop()
 
 
 def test_names_of_portable_length_are_unpacked(tmp_path):
     name = "/".join(["é" * 120] * 4)
-    for number, form in enumerate((tarfile.PAX_FORMAT, tarfile.GNU_FORMAT)):
-        archive = tmp_path / f"{number}.tar"
-        with tarfile.open(archive, "w", format=form, pax_headers={"comment": "of all files"}) as packed:
-            packed.addfile(tarfile.TarInfo(name))
-        assert unpack(archive, tmp_path / f"out{number}") == 1
-        assert (tmp_path / f"out{number}" / name).is_file()
+    assert unpack(make(tmp_path / "x.zip", {name: b""}), tmp_path / "out") == 1
+    assert (tmp_path / "out" / name).is_file()
 
 
-def test_a_zip_file_cannot_contain_more_than_it_declares(tmp_path):
+def test_a_file_cannot_contain_more_than_it_declares(tmp_path):
     data = bytearray(make(tmp_path / "x.zip", {"zeros": bytes(1000)}).read_bytes())
     at = data.index(b"PK\x01\x02") + 24  # its size in the archive's directory
     data[at : at + 4] = (5).to_bytes(4, "little")
@@ -157,20 +133,24 @@ def test_a_zip_file_cannot_contain_more_than_it_declares(tmp_path):
     refused(tmp_path / "x.zip", tmp_path, "is damaged")
 
 
-@pytest.mark.parametrize("name", KINDS)
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.6])
-def test_truncated_archives(tmp_path, name, share):
-    data = make(tmp_path / name, FILES).read_bytes()
-    (tmp_path / name).write_bytes(data[: int(len(data) * share * (0.5 if name == "games.tar" else 1))])
-    refused(tmp_path / name, tmp_path, "damaged|expected a zip or tar archive")
+def test_truncated_archives(tmp_path, share):
+    data = make(tmp_path / "games.zip", FILES).read_bytes()
+    (tmp_path / "games.zip").write_bytes(data[: int(len(data) * share)])
+    refused(tmp_path / "games.zip", tmp_path, "expected a zip archive")
 
 
-@pytest.mark.parametrize("kind", ["x.zip", "x.tar"])
-def test_a_name_that_occurs_twice(tmp_path, kind):
-    archive = make(tmp_path / kind, {"a": b"", "./a": b""})
-    with pytest.raises(FileExistsError):
-        unpack(archive, tmp_path / "out")
-    assert not (tmp_path / "out").exists()
+def test_other_formats(tmp_path):
+    with tarfile.open(tmp_path / "x.tar.xz", "w:xz") as packed:
+        packed.addfile(tarfile.TarInfo("a"), io.BytesIO())
+    refused(tmp_path / "x.tar.xz", tmp_path, "expected a zip archive, received another format")
+
+
+@pytest.mark.parametrize("other", ["./a", "A", "a/b", "A/b", "x/../a"])
+def test_names_that_are_the_same_on_some_system(tmp_path, other):
+    archive = make(tmp_path / "x.zip", {"a": b"", other: b""})
+    refused(archive, tmp_path, "same name|leads out of the folder")
+    refused(make(tmp_path / "x.zip", {"e\u0301": b"", "é": b""}), tmp_path, "same name")
 
 
 @settings(max_examples=30)
@@ -179,3 +159,15 @@ def test_any_bytes_are_refused_in_one_line(tmp_path_factory, data):
     folder = tmp_path_factory.mktemp("bytes")
     (folder / "x").write_bytes(data)
     refused(folder / "x", folder, ".")
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 10_000), st.integers(0, 255)), min_size=1, max_size=4))
+def test_changed_bytes_are_unpacked_or_refused(tmp_path_factory, changes):
+    folder = tmp_path_factory.mktemp("changed")
+    data = bytearray(make(folder / "x.zip", FILES).read_bytes())
+    for place, value in changes:
+        data[place % len(data)] = value
+    (folder / "x.zip").write_bytes(data)
+    with contextlib.suppress(InputError):
+        assert unpack(folder / "x.zip", folder / "out") <= len(FILES)

@@ -68,6 +68,33 @@ def echo(api: Api, kind: str):
     return answer
 
 
+@pytest.mark.parametrize(
+    "option",
+    [
+        "api_key_env={}",
+        "base_url=http://localhost:1/v1#{}",
+        "base_url=http://localhost:1/v1?user_token={}",
+        "base_url=http://{}@localhost:1/v1",
+        'extra={{"user_token": "{}", "headers": {{"cookie": ["{}"]}}}}',
+    ],
+)
+@pytest.mark.parametrize("secret", ["sk-live_0a1B2c3D4e5F", "AKIAIOSFODNN7SECRET1", "hf_abcdEFGHijkl1234"])
+def test_an_option_of_a_server_is_nowhere(tmp_path, hgpo, monkeypatch, option, secret):
+    """A key in place of the name of its variable, a fragment, and names that the user chose."""
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    given = option.replace("{}", secret).replace("{{", "{").replace("}}", "}")
+    options = ["--policy-option", given, "--policy-option", "retries=0", "--tasks", "1", "--group-size", "1"]
+    shown = hgpo("rollout", "--env", "HGPO/ALFWorld-v0", "--policy", "openai:m", *options, "--out", tmp_path / "run")
+    if option.startswith("extra"):
+        table = json.dumps({"user_token": secret}).replace(":", " =").replace('"user_token"', "user_token")
+        settings = ["--set", f"rollout.engine_options={table}", "--print-config"]
+        printed = hgpo("train", "tiny-alfworld", *settings)
+        assert printed[0] == 0
+        shown += printed
+    for where, text in searched(tmp_path, " ".join(map(str, shown))).items():
+        assert secret.encode() not in text, where
+
+
 @pytest.mark.parametrize(("kind", "where"), PLANTED)
 def test_a_planted_secret_is_nowhere(tmp_path, kind, where):
     draw = random.Random(f"{kind} {where}")

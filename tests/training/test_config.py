@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hgpo_datasets import StepWriter
 from hgpo_envs.errors import InputError
 from hgpo_train.advantages.registry import get
 from hgpo_train.policies.generation import GenerationOptions
@@ -232,3 +233,36 @@ def test_another_estimator_drops_the_parameters_that_it_does_not_have(tmp_path):
             configured_estimator(load_config(own, [override]))
     own.write_text('[advantage]\nestimator = "elsewhere:mine"\n')  # a run of another machine can be read
     assert load_config(own).advantage.estimator == "elsewhere:mine"
+
+
+@pytest.mark.parametrize(
+    ("settings", "name"),
+    [
+        ('[environment]\nid = "evil:ENV"', "evil:ENV"),
+        ('[environment]\noptions = { python = "./evil" }', "./evil"),
+        ('[advantage]\nestimator = "evil:estimate"', "evil:estimate"),
+        ('[advantage]\nparameters = { state_key = "evil:key" }', "evil:key"),
+        ("[rollout]\nengine_options = { trust_remote_code = true }", "True"),
+        ('[rollout]\nengine_options = { worker_cls = "evil.Worker" }', "evil.Worker"),
+        ('extends = "other.toml"\n[advantage]\nestimator = "evil:estimate"', "evil:estimate"),
+    ],
+)
+def test_the_configuration_of_a_run_of_others_runs_no_code(tmp_path, monkeypatch, hgpo, settings, name):
+    """Whether the run is resumed or its configuration is named: one line says what to add, and nothing is imported."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "evil.py").write_text("import pathlib\npathlib.Path('started').touch()\n")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/config.toml").write_text(settings)
+    (tmp_path / "run/other.toml").write_text("[advantage]\nparameters = { gamma = 0.5 }")
+    expected = f"if you trust it, add --allow {name}"
+    code, _, error = hgpo("train", "--resume", "--out", "run", "--print-config")
+    assert code == 2
+    assert expected in error
+    StepWriter("run").close()
+    code, _, error = hgpo("train", "run/config.toml", "--print-config")
+    assert code == 2
+    assert expected in error
+    assert not (tmp_path / "started").exists()
+    if name == "evil:ENV":
+        for given in (["--allow", name], ["--set", f"environment.id={name}"]):
+            assert hgpo("train", "--resume", "--out", "run", "--print-config", *given)[0] == 0

@@ -1,17 +1,27 @@
 """A run's folder has one writer, and a run is resumed only with its original settings and inputs."""
 
+import contextlib
 import dataclasses
 import os
+import shutil
 from pathlib import Path
 
 import pytest
 from doors import DoorsSource
+from planted import KINDS, plant
 
 import hgpo_envs
 from hgpo_envs.errors import InputError
+from hgpo_envs.files.sealed import seal
 from hgpo_envs.files.secrets import register
-from hgpo_train.training.config import Config, SftConfig, replace
-from hgpo_train.training.run_folder import FREE, open_run
+from hgpo_train.models.checkpoint_files import OPTIMISER, write_manifest
+from hgpo_train.rollout.collector import Tally
+from hgpo_train.rollout.sessions import Session, record_session
+from hgpo_train.training.checkpoint import _remove_superseded
+from hgpo_train.training.config import CheckpointConfig, Config, SftConfig, replace
+from hgpo_train.training.run_folder import CONFIG, FOLDERS, FREE, open_run, write_config
+from hgpo_train.training.tracking import METRICS, Trackers
+from hgpo_train.training.verify_run import verify_run
 
 ROOT = Path(hgpo_envs.__file__).parent.parent
 PATHS = os.pathsep.join(map(str, [ROOT, ROOT / "datasets", ROOT / "tests" / "worlds"]))
@@ -119,3 +129,51 @@ def test_no_file_of_a_run_contains_secrets(config, runs, monkeypatch):
     for path in files:
         for value in (b"hunter-two", b"pass-word", b"another-one", b"opensesame"):
             assert value not in path.read_bytes(), path
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", [*FOLDERS, METRICS, CONFIG, "checkpoints/000001", "checkpoints/000001/trainer"])
+def test_what_is_planted_in_a_training_run_is_never_followed(tmp_path, name, kind):
+    """A stranger's run that is resumed: no checkpoint and no other file outside of it changes or disappears."""
+    outside, run, config = tmp_path / "outside", tmp_path / "run", Config()
+    target = outside / {"checkpoints/000001": "000001", "checkpoints/000001/trainer": "000001/trainer"}.get(name, ".")
+    (outside / "000001/trainer").mkdir(parents=True)
+    (outside / "000001" / OPTIMISER).write_text("mine")
+    write_manifest(outside / "000001")
+    open_run(run, config, {}, FREE).close()
+    shutil.copytree(outside / "000001", run / "checkpoints/000001")
+    (target / "precious.txt").write_text("mine")
+    before = contents(outside)
+    plant(run / name, kind, target)
+    with contextlib.suppress(InputError, OSError), open_run(run, config, {}, FREE):
+        write_config(run, config)
+        Trackers(config, run, 0).close()
+        for best, kept in ((1, CheckpointConfig(keep=1)), (0, CheckpointConfig(keep=1, optimiser="last"))):
+            _remove_superseded(run / "checkpoints", run / "checkpoints/000002", kept, best)
+    assert contents(outside) == before
+
+
+def test_every_flipped_bit_of_a_runs_small_files_is_found(tmp_path):
+    """Of the configuration, metrics, sessions and summary; an incomplete last line of the metrics is no damage."""
+    run, config = tmp_path / "run", Config()
+    open_run(run, config, {}, FREE).close()
+    write_config(run, config)
+    trackers = Trackers(replace(config, tracking={"tensorboard": False}), run, 0)
+    for iteration in range(2):
+        trackers.log({"loss": 0.5}, iteration)
+    trackers.close()
+    with record_session(run, [], Session(slots=1, workers=1), Tally()):
+        pass
+    (run / "summary.json").write_bytes(seal(b'{\n "episodes": 3\n}'))
+    assert [problem for report in verify_run(run, 0) for problem in report.problems] == []
+    for name in ("config.toml", "metrics.jsonl", "sessions.json", "summary.json"):
+        data = (run / name).read_bytes()
+        for place in range(0, len(data), 1 if len(data) < 300 else 97):
+            changed = bytearray(data)
+            changed[place] ^= 1 << place % 8
+            (run / name).write_bytes(changed)
+            assert [problem.file for report in verify_run(run, 0) for problem in report.problems] == [str(run / name)]
+        (run / name).write_bytes(data)
+    with (run / "metrics.jsonl").open("ab") as file:
+        file.write(b'{"iteration":2')
+    assert [problem for report in verify_run(run, 0) for problem in report.problems] == []

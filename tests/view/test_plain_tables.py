@@ -113,3 +113,22 @@ def test_what_cannot_be_shown_is_refused_in_one_line(tmp_path: Path, table: pl.D
     with pytest.raises(InputError) as caught:
         opened(tmp_path / "mine.parquet")
     assert line in str(caught.value)
+
+
+def test_texts_without_the_utf8_mark(tmp_path: Path, hgpo) -> None:
+    """As Spark, Impala and Go write them: every command reads them, or says in one line what is no text."""
+    texts = ["task", "trajectory", "state"]
+    marked, unmarked, broken = (tmp_path / f"{name}.parquet" for name in ("marked", "unmarked", "broken"))
+    TABLE.write_parquet(marked)
+    TABLE.cast(dict.fromkeys(texts, pl.Binary)).write_parquet(unmarked)
+    TABLE.cast({"state": pl.Binary}).with_columns(state=pl.lit(b"\xff")).write_parquet(broken)
+    for name, *options in (["stats"], ["advantages", "--overwrite"], ["view", "-o"]):
+        seen = []
+        for table in (marked, unmarked, broken):
+            page = [table.with_suffix(".html")] if "-o" in options else []
+            code, shown, error = hgpo(name, table, *options, *page)
+            seen.append((code, shown.replace("unmarked", "marked")))
+        assert seen[0] == seen[1], name
+        assert [code for code, _ in seen] in ([0, 0, 1], [0, 0, 2]), name
+        assert error.startswith("error: "), name
+        assert len(error.splitlines()) == 1, name

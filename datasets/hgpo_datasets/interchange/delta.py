@@ -65,8 +65,8 @@ def to_delta(run: str | os.PathLike[str], table: str | os.PathLike[str]) -> Delt
     assert listed.header is not None  # `source_files` has read it
     app = f"hgpo/{listed.header.run}/{manifest.encode_line(listed.header, '')[1]}"
     url = os.fspath(table)
-    if "://" not in url and set(url) & set("[]|^%"):  # the library makes a URL of the path and panics
-        raise InputError(f"expected the path of a Delta table without the characters []|^%, received {url}")
+    if "://" not in url and set(url) & set("[]|^%\\"):  # the library makes a URL of the path and panics
+        raise InputError(f"expected the path of a Delta table without the characters []|^%\\, received {url}")
     options = {"allow_http": "true"} if "://" in url and uses_http() else None
     rows = appended = 0
     with _errors(url):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import glob
+import os
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
@@ -12,7 +14,6 @@ from hgpo_envs.hashing import UNDEFINED
 from hgpo_envs.plugins import install_command
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Sequence
 
     import pyarrow as pa
@@ -40,17 +41,24 @@ def to_dataset(
         A `datasets.Dataset`, or a `datasets.IterableDataset` if `streaming` is true.
 
     Raises:
-        InputError: The source has no rows, a column is unknown, or Hugging Face `datasets` is not installed.
+        InputError: The source has no rows, a column is unknown, Hugging Face `datasets` is not installed, or cannot
+            open a path with `::` or a variable such as `$HOME` in it.
     """
     import datasets
 
     if not hasattr(datasets, "load_dataset"):
         raise InputError(f"Hugging Face datasets is not installed; run: {install_command('interchange')}")
     files = [file.path for file in source_files(source, {})]
-    known = pl.read_parquet_schema(files[0])
+    for file in files:
+        if "::" in file or os.path.expandvars(file) != file:
+            raise InputError(
+                f"{file}: expected a path without :: and $variables for Hugging Face, which it replaces; rename it"
+            )
+    known = pl.scan_parquet(files[0], glob=False).collect_schema()
     for column in (column for column in columns or () if column not in known):
         raise InputError(unknown("column", column, known))
-    named = {"data_files": files, "split": "train", "streaming": streaming, "columns": columns}
+    patterns = [glob.escape(os.path.abspath(file)) for file in files]  # noqa: PTH100 (it takes patterns, not names)
+    named = {"data_files": patterns, "split": "train", "streaming": streaming, "columns": columns}
     loaded = datasets.load_dataset("parquet", **named, **options)
     arrow = loaded.with_format("arrow").map(_define_hashes, batched=True, features=loaded.features)
     return arrow.with_format(None)

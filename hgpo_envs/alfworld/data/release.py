@@ -111,7 +111,7 @@ def _install(
     """Unpack archives into an empty folder, check that it contains games, and write the note about their sources."""
     sources = []
     for address, path in archives.items():
-        with open_regular(path, "zip or tar file of ALFWorld games") as file:
+        with open_regular(path, "zip file of ALFWorld games") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
             sources.append({"source": redact(address), "size": file.tell(), "sha256": digest})
         if sha256 is not None and digest != sha256.lower():

@@ -27,7 +27,7 @@ import polars as pl
 
 from hgpo_appworld.environment import open_source
 from hgpo_appworld.players.expert import split_solution
-from hgpo_datasets import verify
+from hgpo_datasets import scan_steps, verify
 from hgpo_train.rollout import collect
 
 if TYPE_CHECKING:
@@ -175,7 +175,7 @@ def segments() -> int:
 def harm(run: Path) -> dict[str, int]:
     """Return how many rollouts of a run there were, and how many were harmed."""
     rollouts = (
-        pl.scan_parquet(run / "**/*.parquet")
+        scan_steps(run)
         .group_by("task_id", "group", "trajectory")
         .agg(
             pl.col("action").str.contains(MARK, literal=True).any().alias("hostile"),

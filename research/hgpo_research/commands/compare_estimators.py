@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from hgpo_train.advantages.parameters import REWARD_SCALE
+from hgpo_train.cli import common  # noqa: TC001 - typer reads the annotations
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -80,6 +81,7 @@ def compare_estimators(
         Path | None, typer.Option(file_okay=False, help="The folder to write. Default: <run>.comparison.")
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing comparison.")] = False,
+    allow: common.Allow = None,
 ) -> None:
     """Compare estimators on a saved run: by gain, or by correlation, bias, variance and sign with true advantages."""
     from hgpo_datasets import scan_steps
@@ -101,7 +103,8 @@ def compare_estimators(
     if measure == "gain":
         _refuse({**of_correlation, "group-sizes": group_sizes}, "correlation")
         how = {"folds": 4 if folds is None else folds, "kl": kl or 0.01}
-        _gain(run, estimators, truth, model, device or "auto", reward_scale, setting or [], how, seed, out, overwrite)
+        chosen = (estimators, truth, model, device or "auto", reward_scale, setting or [], how)
+        _gain(run, *chosen, seed, out, overwrite, allow or [])
         return
     _refuse({"folds": folds, "kl": kl}, "gain")
     if truth is None or model is not None:
@@ -175,6 +178,7 @@ def _gain(
     seed: int,
     out: Path | None,
     overwrite: bool,
+    allow: list[str],
 ) -> None:
     """Print the gains of estimators and which differences are significant, and write them."""
     import polars as pl
@@ -202,7 +206,7 @@ def _gain(
     errors = terminal(stderr=True)
     with errors.status("comparing") as status:
         if model is not None:
-            gradients = _gradients(run, steps, model, device, seed, status.update)
+            gradients = _gradients(run, steps, model, device, seed, status.update, allow)
         elif exact is not None:
             gradients = table_gradients(exact)
         else:
@@ -225,7 +229,13 @@ def _gain(
 
 
 def _gradients(
-    run: Path, steps: pl.LazyFrame, model: str, device: str, seed: int, say: Callable[[str], object]
+    run: Path,
+    steps: pl.LazyFrame,
+    model: str,
+    device: str,
+    seed: int,
+    say: Callable[[str], object],
+    allow: list[str],
 ) -> RowGradients:
     if model == "softmax":
         from hgpo_envs.errors import InputError
@@ -234,7 +244,7 @@ def _gradients(
         from hgpo_train.policies.registry import PolicyContext, make_policy
         from hgpo_train.rollout.env_handle import open_env
 
-        plan = plan_truth(run, Rewards(), Budget())
+        plan = plan_truth(run, Rewards(), Budget(), allow=allow)
         if plan.policy != model:
             raise InputError(f"--model: expected the policy that played {run}, {plan.policy}, received {model}")
         handle = open_env(plan.env_id, **plan.env_options)

@@ -81,6 +81,7 @@ def learn_tabular(
     from rich.progress import Progress
 
     from hgpo_envs.errors import InputError
+    from hgpo_envs.files.atomic import refuse_link
     from hgpo_envs.wording import counted
     from hgpo_research.tabular.gain import gains_of
     from hgpo_research.tabular.graphs import TaskSet, compile_tasks
@@ -132,6 +133,7 @@ def learn_tabular(
     if overwrite:
         _remove_results(out, compiled)
     for name, task_set in compiled.items():
+        refuse_link(out / name)
         (out / name).mkdir(parents=True, exist_ok=True)
         TaskSet(task_set.graphs + others[name].graphs, task_set.max_steps, task_set.settings).write(out / name)
     tables = {"curves": found.success} | ({"gains": pl.concat(measured)} if measured else {})

@@ -52,6 +52,7 @@ def truth(
     processes: Annotated[int, typer.Option(help="Number of processes; affects only the speed.")] = 1,
     out: Annotated[Path | None, typer.Option(help="The table. Default: <run>.truth/<policy>.parquet.")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing table.")] = False,
+    allow: common.Allow = None,
 ) -> None:
     """Compute true values and advantages of a policy at the steps of a saved run, with standard errors."""
     from time import perf_counter
@@ -73,9 +74,9 @@ def truth(
     budget = Budget(
         rollouts=rollouts, error=error, steps=steps, most_rollouts=most_rollouts, exact_nodes=exact_nodes, seed=seed
     )
-    plan = plan_truth(run, rewards, budget, policy=policy)
+    plan = plan_truth(run, rewards, budget, policy=policy, allow=allow or ())
     given = read_assignments("--policy-option", policy_option or (), policy_spec(plan.policy).option_types)
-    plan = plan_truth(run, rewards, budget, policy=policy, policy_options=given)
+    plan = plan_truth(run, rewards, budget, policy=policy, policy_options=given, allow=allow or ())
     target = out or default_out(plan)
     if target.suffix not in {"", ".parquet"}:
         raise InputError(f"--out: expected the path of a table, such as truth.parquet, received {target}")

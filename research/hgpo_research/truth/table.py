@@ -24,16 +24,19 @@ from hgpo_envs.errors import InputError
 from hgpo_envs.files.atomic import making_folder, new_path
 from hgpo_envs.files.secrets import redact_json
 from hgpo_envs.hashing import text_hash, text_hashes
+from hgpo_envs.plugins import check_code_in_file
+from hgpo_envs.registration import code_of as code_of_environment
 from hgpo_research.policies.distributions import known_policy
 from hgpo_research.truth.graph import Graph
 from hgpo_research.truth.places import Step
 from hgpo_research.truth.task import Budget, task_truth, without_collector
 from hgpo_train.policies.registry import PolicyContext
+from hgpo_train.policies.registry import code_of as code_of_policy
 from hgpo_train.rollout.env_handle import open_env
 from hgpo_train.rollout.sessions import installed_versions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from hgpo_research.policies.distributions import KnownPolicy
@@ -99,11 +102,20 @@ def plan_truth(
     *,
     policy: str | None = None,
     policy_options: Mapping[str, Any] | None = None,
+    allow: Collection[str] = (),
 ) -> TruthPlan:
     """Return the plan for a run, with the run's environment and, by default, its policy.
 
+    Args:
+        run: The run's folder.
+        rewards: The definition of rewards.
+        budget: How much is computed.
+        policy: The policy; by default the run's.
+        policy_options: Its options, which precede those of the run.
+        allow: Names of code, such as `module:object`, that the run may import or start: it can be a stranger's.
+
     Raises:
-        InputError: The run does not name its environment, or not its policy.
+        InputError: The run does not name its environment, or not its policy, or names code that is not allowed.
     """
     folder = run_at(run)
     header = None if folder is None else manifest.read(folder).header
@@ -113,12 +125,15 @@ def plan_truth(
     if not isinstance(env, dict) or "id" not in env:
         raise InputError(f"{run}: expected a run of `hgpo rollout` or `hgpo eval`, which stores its environment")
     options = {name: value for name, value in env.items() if name != "id"}
+    named = code_of_environment(env["id"], options)
     given = dict(policy_options or {})
     if policy is None:
         if not isinstance(acting, dict) or "name" not in acting:
             raise InputError(f"{run}: expected a run that stores its policy; choose one with --policy")
         policy = str(acting["name"])
+        named["the policy"] = code_of_policy(policy)
         given = {name: value for name, value in acting.items() if name not in ("name", "weights", "code")} | given
+    check_code_in_file(named, folder / manifest.NAME, allow)
     return TruthPlan(
         run=folder,
         env_id=env["id"],
