@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -83,13 +84,14 @@ def _run(
     from hgpo_train.training.config import configured_estimator
     from hgpo_train.training.display import Display
     from hgpo_train.training.push import evaluation_command
-    from hgpo_train.training.trainer import Trainer, update_alone
+    from hgpo_train.training.trainer import Trainer, describe_interrupted, update_alone
 
     if (steps is None) != (advantages is None):
         raise InputError("--steps: expected it together with --advantages, the table that `hgpo advantages` wrote")
     display = Display(console, settings.iterations if steps is None else 0)
     stage = "" if steps is None else f" --steps {steps} --advantages {advantages}"
-    with common.resumable(f"Nothing committed is lost; resume with: hgpo train --resume{stage} --out {folder}"):
+    command = f"hgpo train --resume{stage} --out {shlex.quote(str(folder))}"
+    with common.resumable(lambda: f"{describe_interrupted(folder)} Resume with: {command}"):
         if steps is not None and advantages is not None:
             with display.live():
                 update_alone(settings, steps, advantages, folder, display, resume=resume)

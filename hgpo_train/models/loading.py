@@ -173,7 +173,7 @@ def _has_tied_layers(model: Model) -> bool:
 
 
 def _check_adapted(model: Model, where: str, *, tied: bool) -> None:
-    """Raise `InputError` if adapters belong to a layer whose weights are those of another, too: merging changes both."""
+    """Raise `InputError` if adapters belong to a tied input or output layer: merging them would change both."""
     from peft.tuners.tuners_utils import BaseTunerLayer
     from peft.utils import ModulesToSaveWrapper
 
