@@ -221,7 +221,7 @@ def add_adapters(model: Model, config: LoraConfig, seed: int = 0) -> Model:
     try:
         with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
             warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated")  # peft still reads it
-            warnings.filterwarnings("ignore", "Model with `tie_word_embeddings=True`")  # refused below
+            warnings.filterwarnings("ignore", "Model has `tie_word_embeddings=True`")  # refused below
             torch.manual_seed(seed)
             adapted = get_peft_model(model, peft_config)
     except ValueError as error:
