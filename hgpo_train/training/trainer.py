@@ -461,9 +461,11 @@ def describe_interrupted(folder: Path) -> str:
     if steps.is_dir() and step_files(steps):
         here = scan_steps(steps).filter(pl.col("iteration") == running)  # its number in the table, from 0
         kept = here.select("trajectory", "group", "task_id").unique().collect().height
-    repeated = [f"updates {saved + 1} to {running} from their stored rollouts"] if running > saved else []
-    repeated.append(f"what is not finished of iteration {running + 1}, of which {counted(kept, 'rollout')} are kept")
-    return f"Rollouts of finished groups and checkpoint {saved} are kept; resuming repeats {' and '.join(repeated)}."
+    updates = f"the updates of iterations {saved + 1} to {running} from their rollouts, and " if running > saved else ""
+    return (
+        f"Kept: {f'checkpoint {saved}, ' if saved else ''}the rollouts of finished groups, {kept} of iteration "
+        f"{running + 1}. Resuming repeats {updates}the rest of iteration {running + 1}."
+    )
 
 
 def update_alone(

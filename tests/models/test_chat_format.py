@@ -44,7 +44,7 @@ def tokenizer():
 def test_the_end_of_a_turn_is_the_templates(tokenizer, name):
     tokenizer.chat_template, end = TEMPLATES[name]
     assert tokenizer.decode([end_of_turn(tokenizer)]) == end
-    assert set(tokenizer.decode([token]) for token in end_tokens(tokenizer)) == {end, "<|endoftext|>"}
+    assert {tokenizer.decode([token]) for token in end_tokens(tokenizer)} == {end, "<|endoftext|>"}
 
 
 @pytest.mark.parametrize("name", ["ChatML", "a space before it"])

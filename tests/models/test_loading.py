@@ -90,8 +90,12 @@ def test_adapters_are_merged_and_not_replaced_by_new_ones(tiny, tmp_path):
 
 @pytest.mark.parametrize("targets", [("lm_head",), ("q_proj", "lm_head"), ("embed_tokens",)])
 def test_adapters_of_tied_layers_are_refused(tiny, targets):
-    config = ModelConfig(path=str(tiny), device="cpu", compute_dtype="float32", lora=LoraConfig(rank=4, targets=targets))
-    with pytest.raises(InputError, match=rf"model\.lora\.targets change '.*{targets[-1]}', but input and output") as caught:
+    config = ModelConfig(
+        path=str(tiny), device="cpu", compute_dtype="float32", lora=LoraConfig(rank=4, targets=targets)
+    )
+    with pytest.raises(
+        InputError, match=rf"model\.lora\.targets change '.*{targets[-1]}', but input and output"
+    ) as caught:
         load_model(config)
     assert "\n" not in str(caught.value)
 
