@@ -53,9 +53,10 @@ def test_impossible_values_change_no_other_response(rows, level, reported, own, 
     place = data.draw(st.integers(0, len(values) - 1))
     others = np.repeat(np.arange(len(rows)), [len(row) for row in rows])
     others = others != others[place]
-    for changed in ((old, reported), (own, rollout), (own, reported)):
-        found = [np.where(np.arange(len(values)) == place, value, kept) for value, kept in zip(changed, (old, rollout))]
-        weight, statistics = rollout_correction(*found, start, level)
+    here = np.arange(len(values)) == place
+    for new_old, new_rollout in ((old, reported), (own, rollout), (own, reported)):
+        both = np.where(here, new_old, old), np.where(here, new_rollout, rollout)
+        weight, statistics = rollout_correction(*both, start, level)
         np.testing.assert_allclose(weight[others], expected[others], rtol=1e-12)
         assert np.isfinite(weight).all()
         assert (weight >= 0).all()
