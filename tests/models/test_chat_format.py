@@ -1,5 +1,7 @@
 """What chat templates write around a response: ends of turns, special tokens in it, and opened thoughts."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from lazily import Lazy, lazily
@@ -13,6 +15,7 @@ end_of_turn, end_tokens, opened_thought, response_text, without_opened_thought =
     "end_of_turn end_tokens opened_thought response_text without_opened_thought",
 )
 encode_chats = Lazy("hgpo_train.policies.conversation:encode_chats")
+VLLMPolicy = Lazy("hgpo_train.policies.vllm:VLLMPolicy")
 
 LOOP = "{% for m in messages %}"
 PROMPT = "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n"
@@ -98,3 +101,21 @@ def test_a_thought_that_is_not_opened(tokenizer):
         assert opened_thought(tokenizer, prompt) == ""
     assert FittedPrompt(prompt).reply("hm</think>", [5], [-1.0], "stop").response == "hm</think>"
     assert without_opened_thought("<think>hm</think>", "") == "<think>hm</think>"
+
+
+@pytest.mark.parametrize(
+    ("reason", "text"), [(None, "<action>open 1</action>"), (5, "<action>open 1</action>"), ("1", "cut")]
+)
+def test_replies_of_vllm_keep_special_tokens(tokenizer, reason, text):
+    """The engine's texts are used only where it has cut them after a stop text."""
+    tokenizer.add_special_tokens({"additional_special_tokens": list(TAGS)}, replace_extra_special_tokens=False)
+    policy = VLLMPolicy.__new__(VLLMPolicy)
+    policy._tokenizer, policy._ends = tokenizer, end_tokens(tokenizer)
+    last = [reason] if isinstance(reason, int) else tokenizer.convert_tokens_to_ids(["<|im_end|>"])
+    tokens = tokenizer("<action>open 1</action>", add_special_tokens=False)["input_ids"] + last
+    logprobs = [{token: SimpleNamespace(logprob=-0.5)} for token in tokens]
+    done = {"token_ids": tokens, "logprobs": logprobs, "stop_reason": reason, "text": "cut", "finish_reason": "stop"}
+    reply = policy._reply(SimpleNamespace(outputs=[SimpleNamespace(**done)]), FittedPrompt([7]))
+    assert reply.response == text
+    assert reply.response_token_ids == tokens
+    assert reply.response_logprobs == [-0.5] * len(tokens)
