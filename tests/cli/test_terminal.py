@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 from chat_server import Api
 from command import DOORS, MAIN, environment
-from command import hgpo as hgpo_process
 
 from hgpo_datasets import StepWriter
 from hgpo_train.cli.redaction import RedactedStream
@@ -83,10 +82,10 @@ def test_in_pipes(run: Path, hgpo) -> None:
 @pytest.mark.parametrize("encoding", ["ascii", "cp1252"])
 def test_what_a_stream_cannot_encode_is_replaced(run: Path, encoding: str) -> None:
     for command in (("stats", run), ("data", "show", run), ("--help",), ("stats", "/no—run")):
-        process = hgpo_process(*command, PYTHONIOENCODING=encoding)
-        said = process.communicate()
-        assert process.returncode == (2 if "/no—run" in command else 0), said
-        assert "Traceback" not in "".join(said)
+        line, env = [sys.executable, "-c", MAIN, *map(str, command)], environment(PYTHONIOENCODING=encoding)
+        done = subprocess.run(line, env=env, capture_output=True, check=False)
+        assert done.returncode == (2 if "/no—run" in command else 0), done
+        assert b"Traceback" not in done.stdout + done.stderr
 
 
 @pytest.mark.slow
