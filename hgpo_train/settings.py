@@ -78,9 +78,9 @@ def read_toml(
         raise InputError(f"{path} extends itself through {_extended_by[-1].name}; remove one of the `extends`")
     data = read_bytes(path, 16 << 20, "configuration")
     try:
-        values = tomllib.loads(data.decode("utf-8").replace("\r\n", "\n"))
+        values = tomllib.loads(data.decode("utf-8-sig").replace("\r\n", "\n"))
     except (ValueError, RecursionError) as error:  # no TOML, no UTF-8, and integers of thousands of digits
-        raise InputError(f"{path} is not TOML: {error}") from error
+        raise InputError(f"{path} is not TOML in UTF-8: {error}") from error
     parents = values.pop("extends", [])
     names = [parents] if isinstance(parents, str) else parents
     if not isinstance(names, list) or not all(isinstance(name, str) and "\0" not in name for name in names):

@@ -101,10 +101,12 @@ class Statistics(NamedTuple):
         """Return a chart of shared contexts, differing histories, and what these explain. Requires `hgpo[notebooks]`.
 
         Raises:
-            InputError: The statistics are split by several columns.
+            InputError: The statistics are split by several columns, or the extra is not installed.
         """
-        from hgpo_train.analysis.charts import statistics_chart
-
+        try:
+            from hgpo_train.analysis.charts import statistics_chart
+        except ModuleNotFoundError as error:
+            raise InputError(f"chart needs {error.name}: pip install 'hgpo[notebooks]'") from None
         if len(self.by) > 1:
             raise InputError(f"chart: expected statistics split by one column at most, received {self.by}")
         return statistics_chart(self.intervals, by=next(iter(self.by), None))

@@ -20,7 +20,7 @@ from hgpo_train.cli.eval import evaluate
 from hgpo_train.cli.play import play
 from hgpo_train.cli.push import push
 from hgpo_train.cli.quickstart import quickstart
-from hgpo_train.cli.redaction import RedactedStream
+from hgpo_train.cli.redaction import RedactedStream, flush_streams, open_streams
 from hgpo_train.cli.rollout import rollout
 from hgpo_train.cli.sft import sft
 from hgpo_train.cli.stats import stats
@@ -81,6 +81,7 @@ def main() -> None:
     All output has secrets removed: standard error from the start, because errors may repeat what the user typed, and
     standard output from the start of a command (`RedactedCommand`).
     """
+    open_streams()
     sys.stderr = RedactedStream(sys.stderr)
     try:
         app(prog_name="hgpo")
@@ -90,3 +91,8 @@ def main() -> None:
         from hgpo_train.cli.exit_status import exit_with_error
 
         exit_with_error(error)
+    finally:
+        if (error := flush_streams()) is not None:
+            if not isinstance(error, BrokenPipeError):  # as of `| head`
+                print(f"error: standard output: {error.strerror}", file=sys.stderr)
+            sys.exit(1)

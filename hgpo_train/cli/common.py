@@ -110,12 +110,12 @@ def check_output_path(out: Path, option: str = "--out") -> None:
 
 
 @contextmanager
-def resumable(advice: str) -> Iterator[None]:
-    """Exit after Ctrl-C with 130 and advice: what is kept, and how to go on."""
+def resumable(advice: str | Callable[[], str]) -> Iterator[None]:
+    """Exit after Ctrl-C with 130 and advice, or that which a function returns then: what is kept, and how to resume."""
     try:
         yield
     except KeyboardInterrupt:
-        typer.echo(f"Interrupted. {advice}", err=True)
+        typer.echo(f"Interrupted. {advice if isinstance(advice, str) else advice()}", err=True)
         raise typer.Exit(130) from None
 
 

@@ -7,6 +7,7 @@ import os
 import re
 import sys
 import traceback
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from hgpo_envs.errors import InputError, ProcessError
@@ -74,7 +75,8 @@ def extra_of(module: str) -> str | None:
 def _fail(error: BaseException, message: str, code: int) -> NoReturn:
     """Print an error in one line, and its notes: for example, how many groups could not be committed."""
     for text in (f"error: {message}", *getattr(error, "__notes__", ())):
-        print(" ".join(text.split()), file=sys.stderr)
+        with suppress(OSError):  # of standard error itself
+            print(" ".join(text.split()), file=sys.stderr)
     sys.exit(code)
 
 

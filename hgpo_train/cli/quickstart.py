@@ -28,13 +28,15 @@ def quickstart(
     from hgpo_train.cli import quickstart_run as work
     from hgpo_train.cli.display import terminal
 
-    if train:
-        from hgpo_train.training.first_training import first_training  # fails now if the extra is not installed
     console = terminal()
+    if train:
+        console.print("Loading torch, which trains a small model after the rollouts.")
+        from hgpo_train.training.first_training import first_training  # fails now if the extra is not installed
     show(console, work.quickstart(out, seed=seed, tasks=tasks, group_size=group_size, progress=True), out)
     if train:
         console.print("\nTraining of a small model, about four minutes. Ctrl-C and the same command resume.")
-        trained = first_training(out / "training", console, seed=seed)
+        with common.resumable("Run the same command again to resume the training."):
+            trained = first_training(out / "training", console, seed=seed)
         console.print(f"\n{trained.curve()}\n", highlight=False, soft_wrap=True)
         console.print(trained.verdict(), highlight=False)
         print_paths(console, {"Picture": trained.run.parent / "curve.svg", "Run": trained.run})

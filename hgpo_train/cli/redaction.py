@@ -8,6 +8,8 @@ imports.
 
 from __future__ import annotations
 
+import io
+import os
 import re
 import sys
 from typing import IO, Any, Final
@@ -27,6 +29,32 @@ def redact_output() -> None:
         if not isinstance(stream := getattr(sys, name), RedactedStream):
             setattr(sys, name, RedactedStream(stream))
     redact_logging()
+
+
+def open_streams() -> None:
+    """Make both standard streams usable: a closed one discards its text, and others print what they can encode."""
+    for name in ("stdout", "stderr"):
+        stream: Any = getattr(sys, name)
+        if stream is None:  # `>&-`; a file that is opened later must not take its place
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115 - for the whole process
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
+def flush_streams() -> OSError | None:
+    """Write what is buffered, and discard what cannot be written, so that the interpreter's end does not fail.
+
+    Returns:
+        Why standard output cannot be written; None if it was.
+    """
+    failed = None
+    for stream in (sys.stderr, sys.stdout):
+        try:
+            stream.flush()
+        except OSError as error:
+            failed = error if stream is sys.stdout else None
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    return failed
 
 
 def printable(text: str) -> str:

@@ -86,14 +86,15 @@ def _run(
     from hgpo_train.training.config import code_named, configured_estimator
     from hgpo_train.training.display import Display
     from hgpo_train.training.push import evaluation_command, evaluation_result, evaluations
-    from hgpo_train.training.trainer import Trainer, update_alone
+    from hgpo_train.training.trainer import Trainer, describe_interrupted, update_alone
 
     if (steps is None) != (advantages is None):
         raise InputError("--steps: expected it together with --advantages, the table that `hgpo advantages` wrote")
     display = Display(console, settings.iterations if steps is None else 0)
     stage = "" if steps is None else f" --steps {steps} --advantages {advantages}"
     stage += "".join(f" --allow {shlex.quote(str(name))}" for name in code_named(settings).values() if name)
-    with common.resumable(f"Nothing committed is lost; resume with: hgpo train --resume{stage} --out {folder}"):
+    command = f"hgpo train --resume{stage} --out {shlex.quote(str(folder))}"
+    with common.resumable(lambda: f"{describe_interrupted(folder)} Resume with: {command}"):
         if steps is not None and advantages is not None:
             with display.live():
                 update_alone(settings, steps, advantages, folder, display, resume=resume)

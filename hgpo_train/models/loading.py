@@ -154,13 +154,38 @@ def _merged(model: Model, adapters: str) -> Model:
     """Return a model with adapters merged into its weights."""
     from peft import PeftModel
 
+    tied = _has_tied_layers(model)
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated")  # peft still reads it
-            merged: Model = PeftModel.from_pretrained(model, adapters).merge_and_unload()
+            adapted = PeftModel.from_pretrained(model, adapters)
+            _check_adapted(adapted, f"the adapters of {adapters!r}", tied=tied)
+            merged: Model = adapted.merge_and_unload()
+    except InputError:
+        raise
     except Exception as error:  # damaged files can raise any exception of their parsers
         raise InputError(f"cannot load the adapters of {adapters!r}: {_first_line(error)}") from error
     return merged.requires_grad_(True)
+
+
+def _has_tied_layers(model: Model) -> bool:
+    output = model.get_output_embeddings()
+    return output is not None and output.weight is model.get_input_embeddings().weight
+
+
+def _check_adapted(model: Model, where: str, *, tied: bool) -> None:
+    """Raise `InputError` if adapters belong to a tied input or output layer: merging them would change both."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+    from peft.utils import ModulesToSaveWrapper
+
+    plain = unwrap_peft(model)
+    layers = plain.get_input_embeddings(), plain.get_output_embeddings()
+    for name, module in plain.named_modules():
+        if tied and module in layers and isinstance(module, BaseTunerLayer | ModulesToSaveWrapper):
+            raise InputError(
+                f"{where} change {name!r}, but input and output layer of this model are the same weights "
+                "(tie_word_embeddings), so that the merged adapters would change both; leave it out of the targets"
+            )
 
 
 def checkpoint_layers(model: Model) -> None:
@@ -181,7 +206,7 @@ def add_adapters(model: Model, config: LoraConfig, seed: int = 0) -> Model:
     """Add trainable low-rank adapters to a model and freeze its own weights. Global random state is unchanged.
 
     Raises:
-        InputError: The model has none of the target layers.
+        InputError: The model has none of the target layers, or a target is an input or output layer that are tied.
     """
     from peft import LoraConfig as PeftLoraConfig
     from peft import get_peft_model
@@ -193,15 +218,19 @@ def add_adapters(model: Model, config: LoraConfig, seed: int = 0) -> Model:
         lora_dropout=config.dropout,
         target_modules=list(config.targets),
     )
+    tied = _has_tied_layers(model)
     try:
         with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
             warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated")  # peft still reads it
+            warnings.filterwarnings("ignore", "Model has `tie_word_embeddings=True`")  # refused below
             torch.manual_seed(seed)
-            return get_peft_model(model, peft_config)
+            adapted = get_peft_model(model, peft_config)
     except ValueError as error:
         raise InputError(
             f"cannot add adapters to model.lora.targets {list(config.targets)}: {_first_line(error)}"
         ) from error
+    _check_adapted(adapted, "model.lora.targets", tied=tied)
+    return adapted
 
 
 def check_context(model: Model, longest: int) -> None:

@@ -9,18 +9,16 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_left
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hgpo_envs.errors import InputError
 from hgpo_envs.responses import tool_calls
+from hgpo_train.models.chat_format import RESPONSE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from hgpo_train.models.hf import Tokenizer
-
-_RESPONSE: Final = "\N{SYMBOL FOR RECORD SEPARATOR}"
-"""A response that chat templates render as it is, to find what they write after one."""
 
 
 class Turn(NamedTuple):
@@ -149,9 +147,18 @@ def encode_conversation(
             response = tokenizer([turn.response], add_special_tokens=False)["input_ids"][0]
         role = "tool" if tools and tool_calls(turn.response) else "user"
         between = _after_response(tokenizer, message, role, chat_template)
-        ended = len(response) > 0 and response[-1] == between[0]  # the response has its end-of-turn token
-        tokens = [*tokens, *response, *(between[1:] if ended else between)]
+        tokens = [*tokens, *response, *_not_written(tokenizer, response, between)]
     return tokens
+
+
+def _not_written(tokenizer: Tokenizer, response: Sequence[int], between: list[int]) -> list[int]:
+    """Return the tokens between a response and the next one, without the end-of-turn token if the response has it.
+
+    Templates may write a space before that token.
+    """
+    end = between.index(response[-1]) if len(response) and response[-1] in between else len(between)
+    ended = end < len(between) and not tokenizer.decode(between[:end]).strip()
+    return between[end + 1 :] if ended else between
 
 
 def _after_response(
@@ -160,11 +167,11 @@ def _after_response(
     """Return the tokens from the end of a response to the start of the next one, with a message between them."""
     chat = [
         {"role": "user", "content": "?"},
-        {"role": "assistant", "content": _RESPONSE},
+        {"role": "assistant", "content": RESPONSE},
         {"role": role, "content": message},
     ]
     text = tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False, **(chat_template or {}))
-    _, found, after = text.partition(_RESPONSE)
+    _, found, after = text.partition(RESPONSE)
     if not found:
         raise InputError("the model's chat template does not render earlier responses; use prompt_style = 'memory'")
     tokens: list[int] = tokenizer([after], add_special_tokens=False)["input_ids"][0]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, Pr
 from msgspec import Meta
 
 from hgpo_envs.errors import InputError
+from hgpo_train.models.chat_format import opened_thought, with_opened_thought
 from hgpo_train.policies.base import Failure, Policy, Reply
 from hgpo_train.policies.conversation import encode_chats, encode_conversation, fewest_dropped, without_oldest
 from hgpo_train.settings import PositiveInt, Temperature, build, check
@@ -80,19 +81,24 @@ class FittedPrompt(NamedTuple):
         prompt: Text of the prompt, if it is not the request's.
         cut_pairs: Number of past steps that were left out.
         cut_tokens: Number of tokens that were dropped from its start.
+        opened: The tag of a thought that its end opens, such as ``<think>``; empty if there is none.
     """
 
     tokens: list[int]
     prompt: str | None = None
     cut_pairs: int = 0
     cut_tokens: int = 0
+    opened: str = ""
 
     def reply(
         self, response: str, tokens: Sequence[int], logprobs: Sequence[float] | None, finish_reason: str
     ) -> Reply:
-        """Return the reply with a generated response: its text, token ids, log-probabilities and why it ends."""
+        """Return the reply with a generated response: its text, token ids, log-probabilities and why it ends.
+
+        The text of the reply begins with the tag that the prompt has opened; its tokens are those of the response.
+        """
         return Reply(
-            response=response,
+            response=with_opened_thought(response, self.opened),
             prompt=self.prompt,
             prompt_token_ids=self.tokens,
             response_token_ids=tokens,
@@ -154,4 +160,5 @@ def _fit(
     dropped = max(0, len(tokens) - budget)
     if dropped and options.overflow == "error":
         return Failure(PROMPT_TOO_LONG, f"{len(tokens)} tokens, more than max_prompt_tokens = {budget}")
-    return FittedPrompt(tokens[dropped:], prompt, request.step - shown, dropped)
+    tokens = tokens[dropped:]
+    return FittedPrompt(tokens, prompt, request.step - shown, dropped, opened_thought(tokenizer, tokens))

@@ -23,6 +23,7 @@ from hgpo_envs.errors import InputError, unknown
 from hgpo_envs.files.secrets import names_variable, redact, redact_logging, register, register_url
 from hgpo_envs.plugins import install_command
 from hgpo_envs.responses import message_text
+from hgpo_train.models.chat_format import with_opened_thought
 from hgpo_train.policies.base import AsyncPolicy, Failure, Reply
 from hgpo_train.policies.conversation import chat_messages, without_oldest
 from hgpo_train.policies.http_client import HttpClient, RequestError, error_message
@@ -274,7 +275,8 @@ def _read(answer: bytes, prompt: str, cut_pairs: int, *, has_tools: bool) -> Rep
         name = message.tool_calls[0].function.name
         return Failure("PolicyFailed", f"the reply calls the tool {name!r}, but the environment has no tools")
     try:
-        response = message_text(msgspec.to_builtins(message))
+        # The chat template of some models opens the thought, and their servers return what follows.
+        response = with_opened_thought(message_text(msgspec.to_builtins(message)), "<think>\n")
     except (ValueError, RecursionError) as error:
         return Failure("PolicyFailed", f"the reply's tool calls have malformed arguments: {error}")
     logprobs = None if choice.logprobs is None else choice.logprobs.content

@@ -15,7 +15,9 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, NamedTuple
+from functools import lru_cache
+from inspect import signature
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import torch
@@ -204,7 +206,7 @@ def prefill(decoder: Model, prompts: Sequence[Sequence[int]], rows: NDArray[np.i
     padded[np.arange(width) < length[:, None]] = np.concatenate([np.asarray(prompt, np.int64) for prompt in distinct])
     # Here padding is on the right, where the causal mask hides it: attention is faster without another mask.
     cache = DynamicCache()
-    hidden = decoder(input_ids=torch.from_numpy(padded).to(device), past_key_values=cache, use_cache=True)[0]
+    hidden = decoder(input_ids=torch.from_numpy(padded).to(device), **cache_argument(decoder, cache))[0]
     hidden = hidden[torch.from_numpy(source).to(device), torch.from_numpy(length[source] - 1).to(device)]
     if (length < width).any():
         cache = _align_right(
@@ -213,6 +215,17 @@ def prefill(decoder: Model, prompts: Sequence[Sequence[int]], rows: NDArray[np.i
     if len(distinct) < len(rows):
         cache.batch_select_indices(torch.from_numpy(source).to(device))
     return _Batch(rows, length[source], hidden, cache)
+
+
+def cache_argument(decoder: Model, cache: DynamicCache) -> dict[str, Any]:
+    """Return the arguments with which a decoder uses a cache."""
+    return {_cache_name(type(decoder)): cache, "use_cache": True}
+
+
+@lru_cache
+def _cache_name(decoder: type) -> str:
+    """Return the name of the argument, which Transformers 5.24 changes."""
+    return "cache" if "cache" in signature(decoder.forward).parameters else "past_key_values"  # type: ignore[attr-defined]
 
 
 def _align_right(cache: DynamicCache, source: Tensor) -> DynamicCache:
@@ -261,8 +274,7 @@ def _next(decoder: Model, batch: _Batch, token: Tensor, running: NDArray[np.bool
         input_ids=token[:, None],
         attention_mask=torch.from_numpy(np.arange(width) >= width - length[:, None]).to(token.device),
         position_ids=torch.from_numpy(length - 1)[:, None].to(token.device),
-        past_key_values=batch.cache,
-        use_cache=True,
+        **cache_argument(decoder, batch.cache),
     )[0][:, -1]
     return _Batch(rows, length, hidden, batch.cache)
 

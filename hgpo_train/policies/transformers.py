@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
+from hgpo_train.models.chat_format import end_tokens, response_text
 from hgpo_train.policies.base import BatchPolicy, Failure, Reply, Request
 from hgpo_train.policies.generation import FittedPrompt, GenerationOptions, fit_prompts, model_options
 from hgpo_train.policies.registry import PolicySpec
@@ -58,7 +59,7 @@ class TransformersPolicy(BatchPolicy):
         self.model, self.tokenizer, self._dtype = model, tokenizer, dtype
         self._device: torch.device = next(model.parameters()).device
         self.reproducible = self._device.type == "cpu"
-        self.ends = end_tokens(model, tokenizer)
+        self.ends = end_tokens(tokenizer, model)
 
     def publish(self, model: Model, version: int) -> None:
         """See `TrainablePolicy`. If the model is the same object, it has the new weights already."""
@@ -93,13 +94,13 @@ class TransformersPolicy(BatchPolicy):
         if self.options.stop and (early := self._stop_at(sampled)) is not None:
             count, stopped = early, True
         tokens, logprobs = sampled.tokens[:count].tolist(), sampled.logprobs[:count].tolist()
-        response = self.tokenizer.decode(tokens, skip_special_tokens=True)
+        response = response_text(self.tokenizer, tokens, self.ends)
         return fitted.reply(response, tokens, logprobs, "stop" if stopped else "length")
 
     def _stop_at(self, sampled: SampledResponse) -> int | None:
         """Return the number of tokens up to the first stop text; None if there is no stop text."""
         for count in range(1, len(sampled.tokens) + 1):
-            text = self.tokenizer.decode(sampled.tokens[:count], skip_special_tokens=True)
+            text = self.tokenizer.decode(sampled.tokens[:count], skip_special_tokens=False)
             if any(stop in text for stop in self.options.stop):
                 return count
         return None
@@ -109,13 +110,6 @@ class TransformersPolicy(BatchPolicy):
         """Compute in the policy's dtype."""
         with torch.autocast(self._device.type, self._dtype, enabled=self._dtype != torch.float32):
             yield
-
-
-def end_tokens(model: Model, tokenizer: Tokenizer) -> tuple[int, ...]:
-    """Return the ids of the tokens that end a response: the tokenizer's, then the generation config's."""
-    configured = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
-    tokens = configured if isinstance(configured, list) else [configured]
-    return tuple(dict.fromkeys(token for token in (tokenizer.eos_token_id, *tokens) if token is not None))
 
 
 def make(argument: str, context: PolicyContext) -> TransformersPolicy:

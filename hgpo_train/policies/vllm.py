@@ -22,6 +22,7 @@ import msgspec
 from hgpo_envs.errors import InputError, one_line, unknown
 from hgpo_envs.files.untrusted_files import read_bytes
 from hgpo_envs.plugins import install_command
+from hgpo_train.models.chat_format import end_tokens, response_text
 from hgpo_train.models.checkpoint_files import resolve_model
 from hgpo_train.models.preflight import ADAPTER_SETTINGS, check_loads_no_code, check_model_source
 from hgpo_train.policies.base import Failure, Reply, attempt
@@ -103,6 +104,7 @@ class VLLMPolicy:
         self._llm = LLM(model, **arguments)
         self._engine: Any = self._llm.llm_engine
         self._tokenizer = self._llm.get_tokenizer()
+        self._ends = end_tokens(self._tokenizer)  # vLLM adds those of the model's generation settings
         self._running: dict[str, tuple[int, FittedPrompt]] = {}
         self._refused: list[tuple[int, Failure]] = []
         self._request_seeds = request_seeds
@@ -128,6 +130,8 @@ class VLLMPolicy:
                 top_p=options.top_p,
                 max_tokens=options.max_response_tokens,
                 stop=list(options.stop) or None,
+                stop_token_ids=list(self._ends),
+                skip_special_tokens=False,
                 include_stop_str_in_output=True,
                 seed=request.seed if self._request_seeds else None,
                 logprobs=0,
@@ -155,10 +159,19 @@ class VLLMPolicy:
             for output in outputs:
                 if output.finished:
                     number, fitted = self._running.pop(output.request_id)
-                    answers.append((number, attempt("PolicyFailed", _reply, output, fitted)))
+                    answers.append((number, attempt("PolicyFailed", self._reply, output, fitted)))
             if timeout == 0:
                 break
         return answers
+
+    def _reply(self, output: Any, fitted: FittedPrompt) -> Reply:  # noqa: ANN401 - mypy treats vLLM as untyped
+        (completion,) = output.outputs
+        tokens, reason = list(completion.token_ids), completion.stop_reason
+        logprobs = [at[token].logprob for at, token in zip(completion.logprobs or [], tokens, strict=True)]
+        # The reason is the text that ended the response, after which vLLM cuts it, or a token of the model's settings.
+        is_cut = isinstance(reason, str)
+        text = completion.text if is_cut else response_text(self._tokenizer, tokens, (*self._ends, reason))
+        return fitted.reply(text, tokens, logprobs, completion.finish_reason or "stop")
 
     def publish(self, model: Model, version: int) -> None:
         """Serve the model's current weights, or its adapters if the engine serves adapters; clear the prefix cache.
@@ -256,13 +269,6 @@ def check_vllm() -> None:
             "policy vllm: vLLM finds no GPU here; use a machine with one, vLLM's build for CPUs, or the policy "
             "transformers:MODEL"
         )
-
-
-def _reply(output: Any, fitted: FittedPrompt) -> Reply:  # noqa: ANN401 - mypy treats vLLM as untyped
-    (completion,) = output.outputs
-    tokens = list(completion.token_ids)
-    logprobs = [at[token].logprob for at, token in zip(completion.logprobs or [], tokens, strict=True)]
-    return fitted.reply(completion.text, tokens, logprobs, completion.finish_reason or "stop")
 
 
 def _device_arguments() -> dict[str, Any]:

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from hgpo_envs.errors import InputError
 from hgpo_envs.files.atomic import new_folder, remove_folder
 from hgpo_envs.plugins import installed_version
+from hgpo_train.models.chat_format import end_tokens
 from hgpo_train.models.checkpoint_files import (
     OPTIMISER,
     STATE,
@@ -73,6 +74,9 @@ def save_checkpoint(
         warnings.warn(message, CheckpointWarning, stacklevel=2)
     with new_folder(target, replace=is_removable) as scratch:
         (scratch / OPTIMISER).parent.mkdir()
+        if (settings := getattr(model, "generation_config", None)) is not None:
+            ends = end_tokens(tokenizer, model)  # those at which rollouts stop, for other programs
+            settings.eos_token_id = list(ends) if ends[1:] else ends[0]
         try:
             with no_progress_bars():
                 model.save_pretrained(scratch)

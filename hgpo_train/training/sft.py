@@ -17,6 +17,7 @@ from hgpo_datasets import manifest, scan_steps
 from hgpo_datasets.sources import parts_of
 from hgpo_envs.environment_spec import environment_ids, environment_spec
 from hgpo_envs.errors import InputError
+from hgpo_train.models.chat_format import end_of_turn, opened_thought, without_opened_thought
 from hgpo_train.models.checkpoint_files import list_checkpoints, stored_model
 from hgpo_train.models.loading import load_model, load_tokenizer, vocabulary
 from hgpo_train.policies.conversation import Turn, chat_messages, encode_chats, encode_conversation
@@ -75,7 +76,7 @@ def tokenise(
 ) -> pl.DataFrame:
     """Add token columns: `prompt_token_ids`, `response_token_ids`, and `context_tokens`, those of past turns.
 
-    Responses end with the end-of-turn token.
+    Responses end as the chat template ends a turn, and begin after a thought that it opens.
 
     Args:
         rows: Rows of trajectories, sorted by trajectory and step.
@@ -87,8 +88,10 @@ def tokenise(
     system_prompt, chat = environment.get("system_prompt", ""), environment.get("prompt_style") == "chat"
     known = environment.get("id") in environment_ids()
     tools = environment_spec(environment["id"]).tools if known else ()
-    responses = tokenizer(rows["response"].to_list(), add_special_tokens=False)["input_ids"]
-    ended = [[*tokens, tokenizer.eos_token_id] for tokens in responses]
+    opened = opened_thought(tokenizer, encode_chats(tokenizer, [chat_messages("", (), "?")])[0])
+    texts = [without_opened_thought(text, opened) for text in rows["response"]]
+    end = end_of_turn(tokenizer)
+    ended = [[*tokens, end] for tokens in tokenizer(texts, add_special_tokens=False)["input_ids"]]
     prompts: list[Sequence[int] | NDArray[np.int32]] = []
     context = []
     if not chat:

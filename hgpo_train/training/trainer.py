@@ -39,7 +39,7 @@ from hgpo_envs.files.atomic import new_folder
 from hgpo_envs.wording import counted
 from hgpo_train.advantages import compute
 from hgpo_train.advantages.advantage_tables import fingerprint, join_advantages, read_metadata
-from hgpo_train.models.checkpoint_files import stored_model
+from hgpo_train.models.checkpoint_files import list_checkpoints, stored_model
 from hgpo_train.models.loading import check_context, load_model, load_tokenizer, vocabulary
 from hgpo_train.policies.generation import GenerationOptions
 from hgpo_train.policies.registry import TrainableContext, trainable_factory
@@ -449,6 +449,23 @@ def judged(state: TrainingState, success: float) -> TrainingState:
 def is_finished(config: Config, iteration: int, environment_steps: float) -> bool:
     """Return whether a run is finished after this number of iterations and environment steps."""
     return iteration >= config.iterations or environment_steps >= (config.environment_steps or math.inf)
+
+
+def describe_interrupted(folder: Path) -> str:
+    """Return what an interrupted run has kept, and what is repeated when it is resumed, as sentences."""
+    checkpoints, steps = list_checkpoints(folder / "checkpoints"), folder / "steps"
+    saved = int(checkpoints[-1].name) if checkpoints else 0
+    trained = max((line["iteration"] for line in read_metrics(folder / METRICS)), default=0)
+    running = max(saved, trained)
+    kept = 0
+    if steps.is_dir() and step_files(steps):
+        here = scan_steps(steps).filter(pl.col("iteration") == running)  # its number in the table, from 0
+        kept = here.select("trajectory", "group", "task_id").unique().collect().height
+    updates = f"the updates of iterations {saved + 1} to {running} from their rollouts, and " if running > saved else ""
+    return (
+        f"Kept: {f'checkpoint {saved}, ' if saved else ''}the rollouts of finished groups, {kept} of iteration "
+        f"{running + 1}. Resuming repeats {updates}the rest of iteration {running + 1}."
+    )
 
 
 def update_alone(

@@ -36,11 +36,13 @@ def texts_of(tokenizer: Tokenizer, ids: Sequence[int], response: str | None) -> 
     Returns:
         The texts; None for an id without a token, which an untrained model can sample.
     """
+    added = tokenizer.get_added_tokens_decoder()
+    special = {added[number].content for number in ids if number in added and added[number].special}
     try:
         whole = tokenizer.decode(list(ids), skip_special_tokens=True)
     except (OverflowError, TypeError):  # an id that no tokenizer has
         return None
-    if response is not None and whole.strip() != response.strip():
+    if response is not None and _plain(whole, special) != _plain(response, special):
         return None
     texts = []
     for number in ids:
@@ -49,6 +51,13 @@ def texts_of(tokenizer: Tokenizer, ids: Sequence[int], response: str | None) -> 
             piece = tokenizer.decode([number], skip_special_tokens=False)
         texts.append(piece and piece.replace(_SPACE, " "))
     return texts
+
+
+def _plain(text: str, special: set[str]) -> str:
+    """Return a text without space and special tokens, which stand for the end, and without a tag of the prompt."""
+    for content in special | {"<think>"}:
+        text = text.replace(content, "")
+    return "".join(text.split())
 
 
 def find_tokenizer(config: Mapping[str, Any], training: Path | None) -> Tokenizer | None:

@@ -1,6 +1,7 @@
 """Charts: what they show, the files that they are written to, and `hgpo stats --plot`."""
 
 import re
+import sys
 
 import polars as pl
 import pytest
@@ -56,6 +57,13 @@ def test_files_need_no_network(sure, ending, tmp_path) -> None:
     assert [each.name for each in tmp_path.iterdir()] == [path.name]
     assert content.startswith(b"\x89PNG") if ending == ".png" else b"oracle" in content
     assert not re.search(rb'(src|href)="https?:', content)
+
+
+def test_a_chart_without_its_extra_says_what_to_install(monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "altair", None)
+    monkeypatch.delitem(sys.modules, "hgpo_train.analysis.charts")
+    with pytest.raises(InputError, match=r"^chart needs altair: pip install 'hgpo\[notebooks\]'$"):
+        statistics(TABLE).chart()
 
 
 @pytest.mark.parametrize("name", ["chart.pdf", "chart", "missing/chart.svg"])

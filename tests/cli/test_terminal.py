@@ -3,6 +3,7 @@
 import io
 import os
 import pty
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -75,6 +76,39 @@ def test_in_pipes(run: Path, hgpo) -> None:
     for command in (stats, (*stats, "--by", "task_type"), ("data", "show", run, "--json"), ("verify", run)):
         printed = "".join(map(str, hgpo(*command)))
         assert all(letter == "\n" or letter.isprintable() for letter in printed), command
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("encoding", ["ascii", "cp1252"])
+def test_what_a_stream_cannot_encode_is_replaced(run: Path, encoding: str) -> None:
+    for command in (("stats", run), ("data", "show", run), ("--help",), ("stats", "/no—run")):
+        line, env = [sys.executable, "-c", MAIN, *map(str, command)], environment(PYTHONIOENCODING=encoding)
+        done = subprocess.run(line, env=env, capture_output=True, check=False)
+        assert done.returncode == (2 if "/no—run" in command else 0), done
+        assert b"Traceback" not in done.stdout + done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("streams", "code"),
+    [
+        (">&-", 0),
+        ("2>&-", 0),
+        (">&- 2>&-", 0),
+        ("> /dev/full", 1),
+        ("2> /dev/full", 0),
+        ("> /dev/full 2> /dev/full", 1),
+        ("| head -c 1; exit ${PIPESTATUS[0]}", None),
+    ],
+)
+def test_streams_that_are_closed_or_full(run: Path, streams: str, code: int | None) -> None:
+    """With `head`, the exit status depends on which of both is faster."""
+    line = f"{shlex.quote(sys.executable)} -c {shlex.quote(MAIN)} data show {shlex.quote(str(run))} {streams}"
+    done = subprocess.run(["bash", "-c", line], env=environment(), capture_output=True, text=True, check=False)
+    assert done.returncode in ((0, 1) if code is None else (code,)), done
+    assert "Traceback" not in done.stderr
+    assert "Exception ignored" not in done.stderr
+    assert len(done.stderr.splitlines()) <= 1
 
 
 def test_progress_bars_of_other_libraries_are_kept_and_their_texts_are_not() -> None:

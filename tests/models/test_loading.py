@@ -88,6 +88,37 @@ def test_adapters_are_merged_and_not_replaced_by_new_ones(tiny, tmp_path):
         load_model(replace(config, path=str(tmp_path)))
 
 
+@pytest.mark.parametrize("targets", [("lm_head",), ("q_proj", "lm_head"), ("embed_tokens",)])
+def test_adapters_of_tied_layers_are_refused(tiny, targets):
+    config = ModelConfig(
+        path=str(tiny), device="cpu", compute_dtype="float32", lora=LoraConfig(rank=4, targets=targets)
+    )
+    with pytest.raises(
+        InputError, match=rf"model\.lora\.targets change '.*{targets[-1]}', but input and output"
+    ) as caught:
+        load_model(config)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`", "ignore:Setting `save_embedding_layers`")
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"target_modules": ["q_proj"], "modules_to_save": ["lm_head"]},
+        {"target_modules": ["q_proj"], "modules_to_save": ["embed_tokens"]},
+        {"target_modules": ".*lm_head"},
+        {"target_modules": ["lm_head", "embed_tokens"], "ensure_weight_tying": True},
+    ],
+)
+def test_a_folder_with_adapters_of_tied_layers_is_refused(tiny, tmp_path, settings):
+    import peft
+
+    settings = peft.LoraConfig(task_type="CAUSAL_LM", r=2, **settings)
+    peft.get_peft_model(load(tiny), settings).save_pretrained(tmp_path)
+    with pytest.raises(InputError, match=r"^the adapters of .* change .*tie_word_embeddings"):
+        load(tmp_path)
+
+
 def test_pickled_weights_are_not_loaded(tiny, tmp_path):
     shutil.copytree(tiny, tmp_path, dirs_exist_ok=True)
     (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")

@@ -20,8 +20,9 @@ from hgpo_train.policies.generation import GenerationOptions, fit_prompts
 torch = Lazy("torch")
 Qwen2Config, Qwen2ForCausalLM = lazily("transformers", "Qwen2Config Qwen2ForCausalLM")
 load_model, load_tokenizer = lazily("hgpo_train.models.loading", "load_model load_tokenizer")
-SamplingOptions, check_sampling, sample_responses, sample_tokens = lazily(
-    "hgpo_train.policies.token_sampling", "SamplingOptions check_sampling sample_responses sample_tokens"
+SamplingOptions, cache_argument, check_sampling, sample_responses, sample_tokens = lazily(
+    "hgpo_train.policies.token_sampling",
+    "SamplingOptions cache_argument check_sampling sample_responses sample_tokens",
 )
 TransformersPolicy = Lazy("hgpo_train.policies.transformers:TransformersPolicy")
 
@@ -92,7 +93,8 @@ class Forwards:
 
     def count(self, _, __, given):
         rows, width = given["input_ids"].shape
-        if (before := given["past_key_values"].get_seq_length()) == 0:
+        cache = given["cache"] if "cache" in given else given["past_key_values"]  # renamed in Transformers 5.24
+        if (before := cache.get_seq_length()) == 0:
             self.prefill.append((rows, width))
         else:
             assert width == 1
@@ -127,6 +129,17 @@ def test_waiting_requests_take_the_place_of_ended_ones(model, seed):
     lengths = [len(one.tokens) for one in drawn]
     # Graham's bound on list scheduling (1966): no place is empty while a request waits.
     assert len(forwards.decode) <= sum(lengths) / places + max(lengths)
+
+
+def test_a_cache_has_the_name_that_the_decoder_gives_it():
+    class Renamed:
+        def forward(self, input_ids, cache=None, **options): ...
+
+    class Older:
+        def forward(self, input_ids, past_key_values=None, **options): ...
+
+    assert cache_argument(Renamed(), "keys") == {"cache": "keys", "use_cache": True}
+    assert cache_argument(Older(), "keys") == {"past_key_values": "keys", "use_cache": True}
 
 
 def test_equal_prompts_are_computed_once(model):

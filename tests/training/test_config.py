@@ -130,6 +130,9 @@ def test_a_configuration_extends_another(tmp_path):
     (tmp_path / "base.toml").write_text("[update]\nepochs = 2\nclip_high = 0.3\n")
     (tmp_path / "run.toml").write_text('extends = "base.toml"\n[update]\nepochs = 4\n')
     assert read_toml(tmp_path / "run.toml") == {"update": {"epochs": 4, "clip_high": 0.3}}
+    content = (tmp_path / "run.toml").read_bytes()
+    (tmp_path / "run.toml").write_bytes(b"\xef\xbb\xbf" + content)  # a byte order mark, as editors on Windows write it
+    assert read_toml(tmp_path / "run.toml") == {"update": {"epochs": 4, "clip_high": 0.3}}
     (tmp_path / "base.toml").write_text('extends = "run.toml"\n')
     with pytest.raises(InputError, match="extends itself"):
         read_toml(tmp_path / "run.toml")
@@ -148,6 +151,7 @@ def test_files_that_are_not_configurations_are_reported(tmp_path):
     for text, line in (
         (b"a = ", "is not TOML"),
         (b"seed = 1\xff", "position 8"),
+        ("seed = 1".encode("utf-16"), "is not TOML in UTF-8"),
         (b"extends = 3", "expected extends to name a file"),
         (b'extends = ["a", 1]', "expected extends to name a file"),
         (b"[optimiser]\nlearning_rate = 1" + b"0" * 400, "optimiser.learning_rate: expected a smaller number"),

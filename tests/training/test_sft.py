@@ -4,6 +4,7 @@ import io
 import shutil
 from unittest.mock import Mock
 
+import polars as pl
 import pytest
 from doors import DoorsSource, solution
 from lazily import Lazy, lazily
@@ -96,6 +97,24 @@ def test_rows_of_a_conversation_are_what_its_policy_reads(demos, sft, tiny):
             assert row["context_tokens"] == before
             text += f"{row['response']}<|im_end|>\n"
             before = len(row["prompt_token_ids"]) + len(row["response_token_ids"])
+
+
+def test_responses_end_as_the_template_ends_a_turn(demos, sft, tiny):
+    """Also where `eos_token` is another, as of base models, and where the template opens the thought."""
+    tokenizer = load_tokenizer(str(tiny))
+    tokenizer.eos_token = "<|endoftext|>"
+    rows = demonstrations(demos, sft).with_columns(response=pl.lit("<think>\nhm</think>") + pl.col("response"))
+    opening = tokenizer.chat_template.replace("assistant\n{%", "assistant\n<think>\n{%")
+    for template, tag in ((tokenizer.chat_template, ""), (opening, "<think>\n")):
+        tokenizer.chat_template = template
+        for style in ("memory", "chat"):
+            made = tokenise(rows, tokenizer, 4096, {"prompt_style": style})
+            for row in made.iter_rows(named=True):
+                prompt, response = (tokenizer.decode(row[f"{name}_token_ids"]) for name in ("prompt", "response"))
+                assert prompt.endswith(f"assistant\n{tag}")
+                assert response == row["response"].removeprefix(tag) + "<|im_end|>"
+                assert "<|endoftext|>" not in prompt
+                assert "<think>\n<think>" not in prompt + response
 
 
 def test_held_out_trajectories_are_not_trained_on(demos, sft):

@@ -12,7 +12,7 @@ from unittest.mock import Mock
 import polars as pl
 import pytest
 from command import python
-from lazily import Lazy, lazily
+from lazily import lazily
 from nightly import sample_or_all
 from polars.testing import assert_frame_equal
 from rich.console import Console
@@ -26,7 +26,7 @@ from hgpo_train.training.config import load_config, replace
 from hgpo_train.training.display import Display
 from hgpo_train.training.tracking import read_metrics
 
-update_alone = Lazy("hgpo_train.training.trainer:update_alone")
+describe_interrupted, update_alone = lazily("hgpo_train.training.trainer", "describe_interrupted update_alone")
 AutoModelForCausalLM, AutoTokenizer = lazily("transformers", "AutoModelForCausalLM AutoTokenizer")
 
 
@@ -49,6 +49,21 @@ def test_a_resumed_run_ends_in_the_same_bytes(small, runs, whole):
     assert runs.weights("run") == runs.weights("whole")
     lines = read_metrics(runs.folder / "run" / "metrics.jsonl")
     assert [line["iteration"] for line in lines] == [1, 2]
+
+
+@pytest.mark.parametrize(("every", "sentence"), [(1, "Kept: checkpoint 1, "), (5, "updates of iterations 1 to 1 from")])
+def test_an_interrupted_run_says_what_is_repeated(small, runs, every, sentence, monkeypatch):
+    """Ctrl-C in the second update."""
+    from hgpo_train.training.update.learner import Learner
+
+    updates = Mock(side_effect=[Learner.update, KeyboardInterrupt])
+    monkeypatch.setattr(Learner, "update", lambda *given: updates()(*given))
+    with pytest.raises(KeyboardInterrupt):
+        runs.train(replace(small, checkpoint={"every": every}))
+    said = describe_interrupted(runs.folder / "run")
+    assert sentence in said
+    assert "4 of iteration 2. Resuming repeats" in said
+    assert said.endswith("the rest of iteration 2.")
 
 
 def in_training(parameters, model, metrics):
@@ -91,6 +106,8 @@ def test_steps_that_were_committed_before_a_kill_are_not_collected_again(small, 
     folder = runs.folder / "run"
     shard = folder / "steps" / "steps-000000.parquet"
     before = shard.stat()
+    kept = "Kept: the rollouts of finished groups, 4 of iteration 1. Resuming repeats the rest of iteration 1."
+    assert describe_interrupted(folder) == kept
     assert not (folder / "checkpoints").exists() or not list_checkpoints(folder / "checkpoints")
     runs.train(small, resume=True)
     assert shard.stat().st_mtime_ns == before.st_mtime_ns

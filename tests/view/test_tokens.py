@@ -38,6 +38,17 @@ def test_a_tokenizer_that_wrote_other_texts_is_not_used(tmp_path: Path) -> None:
     assert texts_of(run, 0) is None
 
 
+@pytest.mark.parametrize("response", ["go 0", "go<|end|>0", "<think>\ngo<|end|>0", "go 1"])
+def test_responses_with_special_tokens_and_a_tag_of_the_prompt(token_run: Path, response: str) -> None:
+    """Tables of earlier versions have no special tokens in their texts."""
+    (source,) = open_sources([str(token_run)])
+    tokenizer = source.tokenizer()
+    assert tokenizer is not None
+    ids = tokenizer.encode("go<|end|>0<|end|>").ids
+    texts = token_texts(tokenizer, ids, response)
+    assert (None if texts is None else "".join(map(str, texts))) == (None if "1" in response else "go<|end|>0<|end|>")
+
+
 def test_ids_without_a_token(token_run: Path) -> None:
     (source,) = open_sources([str(token_run)])
     tokenizer = source.tokenizer()

@@ -12,7 +12,7 @@ attention is causal.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 import numpy as np
 import polars as pl
@@ -28,6 +28,11 @@ if TYPE_CHECKING:
 
 Layout = Literal["padded", "packed"]
 
+_LEAST: Final = -1e4
+"""What a log-probability of minus infinity counts as; vLLM's server reports -9999."""
+_ROUNDING: Final = 1e-3
+"""The largest log-probability: engines round that of a certain token."""
+
 
 @dataclass(frozen=True, slots=True)
 class Samples:
@@ -39,7 +44,8 @@ class Samples:
         prompt_length: int64 of shape (rows,), in tokens.
         response_start: int64 of shape (rows + 1,), the index of each row's first value in arrays over response tokens.
         advantage: float64 of shape (rows,).
-        rollout_logprob: float32 of shape (response tokens,), as reported by the engine; NaN where it reported none.
+        rollout_logprob: float32 of shape (response tokens,), as reported by the engine, at least -10,000; NaN where it
+            reported none.
         sequence: int64 of shape (rows,), the sequence of each row. Of the rows of a sequence, each begins with the
             tokens of all shorter ones.
     """
@@ -98,7 +104,8 @@ def check_rows(steps: pl.DataFrame, vocabulary: int) -> None:
     """Check that the rows of a step table can be trained on by a model with this number of token ids.
 
     Raises:
-        InputError: A token id is outside, a prompt is empty, or an advantage is not finite.
+        InputError: A token id is outside, a prompt is empty, an advantage is not finite, or log-probabilities are not
+            one for each response token, or NaN, or positive.
     """
     for name in ("prompt_token_ids", "response_token_ids"):
         ids = steps[name].explode().drop_nulls().to_numpy()
@@ -110,6 +117,21 @@ def check_rows(steps: pl.DataFrame, vocabulary: int) -> None:
     advantage = pl.Series([]) if "advantage" not in steps.columns else steps["advantage"]
     if not advantage.cast(pl.Float32).is_finite().fill_null(value=False).all():
         raise InputError("expected finite advantages, received one that is not")
+    if steps.schema.get("response_logprobs", pl.Null) != pl.Null:
+        _check_logprobs(steps["response_logprobs"], steps["response_token_ids"].list.len())
+
+
+def _check_logprobs(logprobs: pl.Series, tokens: pl.Series) -> None:
+    """Raise `InputError` if rows with log-probabilities have not one for each token, of at most 0."""
+    numbers = logprobs.list.len()
+    if (wrong := (numbers > 0) & (numbers != tokens)).any():
+        found, expected = numbers.filter(wrong)[0], tokens.filter(wrong)[0]
+        raise InputError(f"expected response_logprobs for each of {expected} response tokens, received {found}")
+    values = logprobs.filter(numbers > 0).explode()
+    possible = (values <= _ROUNDING).fill_null(value=False)  # NaN is not
+    if not possible.all():
+        found = values.filter(~possible)[0]
+        raise InputError(f"expected response_logprobs of at most 0, received {found}; check the engine that wrote them")
 
 
 def samples_from_steps(steps: pl.DataFrame, *, share_prefixes: bool = False) -> Samples:
@@ -133,7 +155,7 @@ def samples_from_steps(steps: pl.DataFrame, *, share_prefixes: bool = False) -> 
     logprob = np.full(int(response_start[-1]), np.nan, np.float32)
     if "response_logprobs" in steps.columns and steps.schema["response_logprobs"] != pl.Null:
         values, lengths = _ragged(steps["response_logprobs"], np.float32)
-        logprob[np.repeat(lengths > 0, response_length)] = values
+        logprob[np.repeat(lengths > 0, response_length)] = np.maximum(values, _LEAST)
     sequence = np.arange(len(length))
     if share_prefixes:
         ends = [not _begins(tokens, start, row) for row in range(len(length) - 1)]

@@ -10,6 +10,9 @@ Notation: π_old is the trainer's policy before the update, μ the engine's, y_t
     token       w(y_t) = min(ρ(y_t), C)                per token: less variance, but biased for longer responses
     sequence    w(y_t) = min(Π_s ρ(y_s), C)            per response: without bias if C is never reached
 
+An engine that reports μ(y_t) = 0 for a token that it has sampled gives the weight C, as any other large ratio does.
+Where either probability is unknown (NaN), or π_old(y_t) is 0, the weight is practically 0.
+
 Source: F. Yao et al. 2025, "Your Efficient RL Framework Secretly Brings You Off-Policy RL Training"; levels, names of
 the metrics and the limit of log ρ to ±20 as in verl 0.9.1 (`verl.trainer.ppo.rollout_corr_helper`).
 """
@@ -26,6 +29,8 @@ if TYPE_CHECKING:
 Level = Literal["token", "sequence"]
 
 _LOG_LIMIT: Final = 20.0
+_FAR: Final = 1e6
+"""The limit of a token's log ρ in the sum over its response."""
 
 
 def rollout_correction(
@@ -56,10 +61,14 @@ def rollout_correction(
     >>> rollout_correction(old, rollout, np.array([0, 2, 3]), "sequence")[0].round(2).tolist()
     [1.5, 1.5, 1.0]
     """
-    log_ratio = old_logprob.astype(np.float64) - rollout_logprob
+    with np.errstate(invalid="ignore"):  # the difference of two infinities is unknown
+        log_ratio = old_logprob.astype(np.float64) - rollout_logprob
+    log_ratio = np.nan_to_num(log_ratio.clip(-_FAR, _FAR), nan=-np.inf)
     lengths = np.diff(response_start)
-    sums = np.diff(np.concatenate([[0.0], np.cumsum(log_ratio)])[response_start])
-    tokens: NDArray[np.float64] = np.exp(log_ratio.clip(-_LOG_LIMIT, _LOG_LIMIT))
+    # A sum per response, not the difference of two sums over the batch, which rounds by the largest value in it.
+    sums = np.bincount(np.repeat(np.arange(len(lengths)), lengths), log_ratio, len(lengths))
+    log_ratio = log_ratio.clip(-_LOG_LIMIT, _LOG_LIMIT)
+    tokens: NDArray[np.float64] = np.exp(log_ratio)
     responses = np.exp(sums.clip(-_LOG_LIMIT, _LOG_LIMIT))
     weight = (tokens if level == "token" else np.repeat(responses, lengths)).clip(max=threshold)
     sequences = responses[lengths > 0]
@@ -73,7 +82,7 @@ def rollout_correction(
         "rollout_is_ratio_fraction_high": (ratio > threshold).mean(),
         "rollout_is_ratio_fraction_low": (ratio < 1.0 / threshold).mean(),
         "kl": -log_ratio.mean(),
-        "k3_kl": (np.exp(log_ratio) - log_ratio - 1.0).mean(),
+        "k3_kl": (tokens - log_ratio - 1.0).mean(),
         "chi2_token": (tokens**2).mean() - 1.0,
         "chi2_seq": (sequences**2).mean() - 1.0,
     }

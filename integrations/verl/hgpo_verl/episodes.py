@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING, Final
 
+from hgpo_train.models.chat_format import end_tokens, response_text
 from hgpo_train.policies.base import Failure, Reply, attempt
 from hgpo_train.policies.generation import fit_prompts
 from hgpo_train.policies.validation import checked_state
@@ -101,8 +102,9 @@ async def _step(
     generated = await generate(fitted.tokens)
     if isinstance(generated, Failure):
         return generated
-    ended = len(generated.tokens) < options.max_response_tokens or generated.tokens[-1] == tokenizer.eos_token_id
-    response = tokenizer.decode(generated.tokens, skip_special_tokens=True)
+    ends = end_tokens(tokenizer)
+    ended = len(generated.tokens) < options.max_response_tokens or generated.tokens[-1] in ends
+    response = response_text(tokenizer, generated.tokens, ends)
     reply = fitted.reply(response, generated.tokens, generated.logprobs, "stop" if ended else "length")
     return attempt("EnvironmentFailed", _act, trajectory, reply, perf_counter() - began, generated.version or 0)
 

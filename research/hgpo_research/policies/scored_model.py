@@ -108,7 +108,7 @@ class ScoredModel(KnownPolicy):
         for sampled in queries:
             tokens = tuple(int(token) for token in sampled.tokens)
             tokens = tokens[:-1] if tokens[-1] in self._policy.ends else tokens
-            found.setdefault(tokens, self._policy.tokenizer.decode(tokens, skip_special_tokens=True))
+            found.setdefault(tokens, self._policy.tokenizer.decode(tokens, skip_special_tokens=False))
         return found
 
     def _encoded(self, text: str) -> tuple[int, ...]:

@@ -66,9 +66,15 @@ def test_rows_that_cannot_be_trained_on_are_one_line():
         ({"response_token_ids": [2**31]}, "expected response_token_ids from 0 to 9, received 2147483648"),
         ({"advantage": float("nan")}, "expected finite advantages"),
         ({"advantage": 1e39}, "expected finite advantages"),
+        ({"response_logprobs": [-1.0]}, "expected response_logprobs for each of 2 response tokens, received 1"),
+        ({"response_logprobs": [-1.0, 0.5]}, "expected response_logprobs of at most 0, received 0.5"),
+        ({"response_logprobs": [-1.0, float("inf")]}, "expected response_logprobs of at most 0, received inf"),
+        ({"response_logprobs": [float("nan"), -1.0]}, "expected response_logprobs of at most 0, received nan"),
+        ({"response_logprobs": [None, -1.0]}, "expected response_logprobs of at most 0, received None"),
     ):
         with pytest.raises(InputError, match=line):
-            check_rows(pl.DataFrame([row, row | change]), 10)
+            check_rows(pl.DataFrame([row | {"response_logprobs": None}, row | change]), 10)
+    check_rows(pl.DataFrame([row | {"response_logprobs": [-float("inf"), 0.0]}, row | {"response_logprobs": None}]), 10)
     check_rows(pl.DataFrame([row]).clear(), 10)
 
 

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import polars as pl
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -39,6 +40,47 @@ def test_weights_match_a_loop_over_tokens(rows, threshold):
     old, rollout = values - 5.0, np.full(len(values), -5.0)
     np.testing.assert_allclose(rollout_correction(old, rollout, start, "token", threshold)[0], token)
     np.testing.assert_allclose(rollout_correction(old, rollout, start, "sequence", threshold)[0], sequence, rtol=1e-9)
+
+
+IMPOSSIBLE = st.sampled_from([-np.inf, np.inf, np.nan, -1e30, 1e30, 3.0])
+
+
+@given(ratios, st.sampled_from(["token", "sequence"]), IMPOSSIBLE, IMPOSSIBLE, st.data())
+def test_impossible_values_change_no_other_response(rows, level, reported, own, data):
+    values, start = flat(rows)
+    old, rollout = values - 5.0, np.full(len(values), -5.0)
+    expected, _ = rollout_correction(old, rollout, start, level)
+    place = data.draw(st.integers(0, len(values) - 1))
+    others = np.repeat(np.arange(len(rows)), [len(row) for row in rows])
+    others = others != others[place]
+    here = np.arange(len(values)) == place
+    for new_old, new_rollout in ((old, reported), (own, rollout), (own, reported)):
+        both = np.where(here, new_old, old), np.where(here, new_rollout, rollout)
+        weight, statistics = rollout_correction(*both, start, level)
+        np.testing.assert_allclose(weight[others], expected[others], rtol=1e-12)
+        assert np.isfinite(weight).all()
+        assert (weight >= 0).all()
+        assert np.isfinite(list(statistics.values())).all()
+
+
+@pytest.mark.parametrize("level", ["token", "sequence"])
+def test_a_probability_of_zero_gives_the_largest_weight_and_an_unknown_one_none(level):
+    old, start = np.full(4, -1.0), np.array([0, 2, 4])
+    for reported, expected in ((-np.inf, 2.0), (-9999.0, 2.0), (np.nan, 0.0)):
+        weight, _ = rollout_correction(old, np.array([reported, -1.0, -1.0, -1.0]), start, level)
+        rest = expected if level == "sequence" else 1.0
+        np.testing.assert_allclose(weight, [expected, rest, 1.0, 1.0], atol=1e-8)
+
+
+@pytest.mark.parametrize("update", [{"old_logprobs": "rollout"}, {"rollout_is": "token"}, {"rollout_is": "sequence"}])
+def test_the_update_takes_minus_infinity(model, steps, update):
+    reported = [[-5.5] * len(tokens) for tokens in steps["response_token_ids"]]
+    reported[1][0] = -np.inf
+    steps = steps.with_columns(pl.Series("response_logprobs", reported, dtype=pl.List(pl.Float32)))
+    learner = Learner(copy.deepcopy(model), replace(BASE, update=update | {"kl_weight": 0.1}))
+    metrics = learner.update(samples_from_steps(steps), np.random.default_rng(0))
+    assert metrics["actor/skipped"] == 0
+    assert np.isfinite([value for name, value in metrics.items() if name != "actor/lr"]).all()
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,93 @@
+"""What a chat template writes around a response: the token that ends a turn, and a thought that the prompt opens."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hgpo_train.models.hf import Model, Tokenizer
+
+RESPONSE: Final = "\N{SYMBOL FOR RECORD SEPARATOR}"
+"""A response that chat templates render as it is, to find what they write after one."""
+
+_OPEN, _CLOSE = "<think>", "</think>"
+_OPENED: Final = re.compile(rf"{_OPEN}\s*\Z")
+_TAIL: Final = 16
+"""Number of a prompt's last tokens that contain an opened thought, also if each of its letters is a token."""
+
+
+def end_of_turn(tokenizer: Tokenizer) -> int:
+    """Return the id of the token with which the chat template ends a response; `eos_token` if it writes none.
+
+    It is the first token outside the text's vocabulary that the template writes after a response, if that is the same
+    at the end of a conversation and within one. Otherwise it begins the next message.
+    """
+    from jinja2 import TemplateError
+
+    question, answer = {"role": "user", "content": "?"}, {"role": "assistant", "content": RESPONSE}
+    added = tokenizer.added_tokens_decoder
+    found = []
+    for chat in ([question, answer], [question, answer, question]):
+        try:
+            text = tokenizer.apply_chat_template(chat, tokenize=False)
+        except TemplateError:  # raised by templates that refuse a conversation
+            continue
+        (tokens,) = tokenizer([text.partition(RESPONSE)[2]], add_special_tokens=False)["input_ids"]
+        found.append(next((token for token in tokens if token in added), None))
+    end: int = found[0] if len({*found}) == 1 and found[0] is not None else tokenizer.eos_token_id
+    return end
+
+
+def end_tokens(tokenizer: Tokenizer, model: Model | None = None) -> tuple[int, ...]:
+    """Return the ids of the tokens that end a response: of the tokenizer, its chat template and the model's settings.
+
+    Args:
+        tokenizer: A tokenizer with a chat template.
+        model: The model, if its generation settings are known.
+    """
+    configured: Any = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    tokens = configured if isinstance(configured, list) else [configured]
+    tokens = [tokenizer.eos_token_id, end_of_turn(tokenizer), *tokens]
+    return tuple(dict.fromkeys(token for token in tokens if token is not None))
+
+
+def response_text(tokenizer: Tokenizer, tokens: Sequence[int], ends: Sequence[int]) -> str:
+    """Return the text of a response without the tokens that end it. Other special tokens are part of the text.
+
+    Args:
+        tokenizer: The model's tokenizer.
+        tokens: Token ids of the response.
+        ends: Ids of the tokens that end a response (`end_tokens`).
+    """
+    dropped, count = {*ends, tokenizer.pad_token_id}, len(tokens)
+    while count and tokens[count - 1] in dropped:
+        count -= 1
+    text: str = tokenizer.decode(tokens[:count], skip_special_tokens=False)
+    return text
+
+
+def opened_thought(tokenizer: Tokenizer, prompt: Sequence[int]) -> str:
+    """Return the ``<think>`` that ends a prompt of token ids, with the space after it; empty if there is none."""
+    found = _OPENED.search(tokenizer.decode(prompt[-_TAIL:], skip_special_tokens=False))
+    return found[0] if found else ""
+
+
+def with_opened_thought(response: str, opened: str) -> str:
+    r"""Return a response with the tag that the prompt has opened, if the response closes a thought that it lacks.
+
+    >>> with_opened_thought("A door.</think>open door", "<think>\n")
+    '<think>\nA door.</think>open door'
+    >>> with_opened_thought("open door", "<think>\n")
+    'open door'
+    """
+    before, closed, _ = response.partition(_CLOSE)
+    return opened + response if closed and _OPEN not in before else response
+
+
+def without_opened_thought(response: str, opened: str) -> str:
+    """Return a response without its first ``<think>``, if the prompt has opened the thought already."""
+    text = response.lstrip()
+    return text.removeprefix(_OPEN).lstrip() if opened and text.startswith(_OPEN) else response

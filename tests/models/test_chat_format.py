@@ -1,0 +1,121 @@
+"""What chat templates write around a response: ends of turns, special tokens in it, and opened thoughts."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from lazily import Lazy, lazily
+
+from hgpo_train.models.tiny import train_tokenizer
+from hgpo_train.policies.conversation import Turn, encode_conversation
+from hgpo_train.policies.generation import FittedPrompt
+
+end_of_turn, end_tokens, opened_thought, response_text, without_opened_thought = lazily(
+    "hgpo_train.models.chat_format",
+    "end_of_turn end_tokens opened_thought response_text without_opened_thought",
+)
+encode_chats = Lazy("hgpo_train.policies.conversation:encode_chats")
+VLLMPolicy = Lazy("hgpo_train.policies.vllm:VLLMPolicy")
+
+LOOP = "{% for m in messages %}"
+PROMPT = "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n"
+CHATML = f"{LOOP}<|im_start|>{{{{ m.role }}}}\n{{{{ m.content }}}}<|im_end|>\n{PROMPT}"
+TEMPLATES = {
+    "ChatML": (f"{CHATML}{{% endif %}}", "<|im_end|>"),
+    "a space before it": (CHATML.replace("}<|im_end|>", "} <|im_end|>") + "{% endif %}", "<|im_end|>"),
+    "no end": (f"{LOOP}<|im_start|>{{{{ m.role }}}}\n{{{{ m.content }}}}\n{PROMPT}{{% endif %}}", "<|endoftext|>"),
+    "no special token": (f"{LOOP}{{{{ m.role }}}}: {{{{ m.content }}}}\n{{% endfor %}}", "<|endoftext|>"),
+    "another one at the very end": (
+        CHATML.replace("<|im_end|>", "{% if loop.last %}<|endoftext|>{% else %}<|im_end|>{% endif %}") + "{% endif %}",
+        "<|endoftext|>",
+    ),
+    "eos after the last turn": (f"{CHATML}{{% else %}}<|endoftext|>{{% endif %}}", "<|im_end|>"),
+    "responses are not rendered": (f"{LOOP}{{{{ m.role }}}}\n{{% endfor %}}", "<|endoftext|>"),
+    "refuses conversations": (f"{LOOP}{{{{ m.absent.content }}}}{{% endfor %}}", "<|endoftext|>"),
+}
+
+
+@pytest.fixture
+def tokenizer():
+    """A tokenizer whose `eos_token` is not the token that ends a turn, as of Qwen's base models."""
+    made = train_tokenizer(["Four boxes. open 1 think action user assistant"] * 20, 400)
+    made.eos_token = "<|endoftext|>"
+    return made
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_the_end_of_a_turn_is_the_templates(tokenizer, name):
+    tokenizer.chat_template, end = TEMPLATES[name]
+    assert tokenizer.decode([end_of_turn(tokenizer)]) == end
+    assert {tokenizer.decode([token]) for token in end_tokens(tokenizer)} == {end, "<|endoftext|>"}
+
+
+@pytest.mark.parametrize("name", ["ChatML", "a space before it"])
+def test_a_conversation_has_each_end_once(tokenizer, name):
+    tokenizer.chat_template, _ = TEMPLATES[name]
+    prompt = encode_chats(tokenizer, [[{"role": "user", "content": "A hall."}]])[0]
+    for response in ("open 1<|im_end|>", "open 1"):  # the second is cut by the token limit
+        tokens = tokenizer(response, add_special_tokens=False)["input_ids"]
+        turn = Turn("A hall.", "open 1", prompt, tokens)
+        text = tokenizer.decode(encode_conversation(tokenizer, "", [turn], "A door."))
+        assert text.split("<|im_start|>")[2].count("<|im_end|>") == 1
+        assert text.count("<|im_end|>") == 3
+
+
+TAGS = ("<action>", "</action>", "<think>", "</think>", "<tool_call>")
+
+
+@pytest.mark.parametrize("special", [(), *((tag,) for tag in TAGS), TAGS])
+def test_special_tokens_of_a_response_stay_in_its_text(tokenizer, special):
+    text = "<think>\nhm\n</think>\n<action>open 1</action> <tool_call>"
+    tokenizer.add_special_tokens({"additional_special_tokens": list(special)}, replace_extra_special_tokens=False)
+    ends = end_tokens(tokenizer)
+    for ending in ("", "<|im_end|>", "<|endoftext|>", "<|im_end|><|endoftext|>"):
+        tokens = tokenizer(text + ending, add_special_tokens=False)["input_ids"]
+        assert response_text(tokenizer, np.array(tokens), ends) == text
+    assert response_text(tokenizer, [], ends) == ""
+
+
+@pytest.mark.parametrize("special", [(), ("<think>", "</think>")])
+def test_a_thought_that_the_template_opens(tokenizer, special):
+    tokenizer.add_special_tokens({"additional_special_tokens": list(special)}, replace_extra_special_tokens=False)
+    tokenizer.chat_template = f"{CHATML}<think>\n{{% endif %}}"
+    (prompt,) = encode_chats(tokenizer, [[{"role": "user", "content": "Four boxes."}]])
+    fitted = FittedPrompt(prompt, opened=opened_thought(tokenizer, prompt))
+    texts = {
+        "hm\n</think>\nopen 1": "<think>\nhm\n</think>\nopen 1",
+        "<think>hm</think>open 1": "<think>hm</think>open 1",
+        "hm</think>Is <think> a tag?": "<think>\nhm</think>Is <think> a tag?",
+        "open 1": "open 1",
+    }
+    for written, read in texts.items():
+        assert fitted.reply(written, [5], [-1.0], "stop").response == read
+        assert fitted.reply(written, [5], [-1.0], "stop").response_token_ids == [5]
+    assert without_opened_thought("<think>\nhm\n</think>\nopen 1", fitted.opened) == "hm\n</think>\nopen 1"
+
+
+def test_a_thought_that_is_not_opened(tokenizer):
+    for end in ("", "<think>\n\n</think>\n\n", "<think> is a tag"):
+        tokenizer.chat_template = f"{CHATML}{end}{{% endif %}}"
+        (prompt,) = encode_chats(tokenizer, [[{"role": "user", "content": "Four boxes."}]])
+        assert opened_thought(tokenizer, prompt) == ""
+    assert FittedPrompt(prompt).reply("hm</think>", [5], [-1.0], "stop").response == "hm</think>"
+    assert without_opened_thought("<think>hm</think>", "") == "<think>hm</think>"
+
+
+@pytest.mark.parametrize(
+    ("reason", "text"), [(None, "<action>open 1</action>"), (5, "<action>open 1</action>"), ("1", "cut")]
+)
+def test_replies_of_vllm_keep_special_tokens(tokenizer, reason, text):
+    """The engine's texts are used only where it has cut them after a stop text."""
+    tokenizer.add_special_tokens({"additional_special_tokens": list(TAGS)}, replace_extra_special_tokens=False)
+    policy = VLLMPolicy.__new__(VLLMPolicy)
+    policy._tokenizer, policy._ends = tokenizer, end_tokens(tokenizer)
+    last = [reason] if isinstance(reason, int) else tokenizer.convert_tokens_to_ids(["<|im_end|>"])
+    tokens = tokenizer("<action>open 1</action>", add_special_tokens=False)["input_ids"] + last
+    logprobs = [{token: SimpleNamespace(logprob=-0.5)} for token in tokens]
+    done = {"token_ids": tokens, "logprobs": logprobs, "stop_reason": reason, "text": "cut", "finish_reason": "stop"}
+    reply = policy._reply(SimpleNamespace(outputs=[SimpleNamespace(**done)]), FittedPrompt([7]))
+    assert reply.response == text
+    assert reply.response_token_ids == tokens
+    assert reply.response_logprobs == [-0.5] * len(tokens)
