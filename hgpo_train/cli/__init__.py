@@ -92,7 +92,7 @@ def main() -> None:
 
         exit_with_error(error)
     finally:
-        if (error := flush_streams()) is not None:
-            if not isinstance(error, BrokenPipeError):  # as of `| head`
-                print(f"error: standard output: {error.strerror}", file=sys.stderr)
+        if (failed := flush_streams()) is not None:
+            if not isinstance(failed, BrokenPipeError):  # as of `| head`
+                print(f"error: standard output: {failed.strerror}", file=sys.stderr)
             sys.exit(1)

@@ -28,7 +28,7 @@ from hgpo_train.models.hf import unwrap_peft
 from hgpo_train.models.packed_attention import last_hidden_states
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
     from torch import Tensor
@@ -219,13 +219,13 @@ def prefill(decoder: Model, prompts: Sequence[Sequence[int]], rows: NDArray[np.i
 
 def cache_argument(decoder: Model, cache: DynamicCache) -> dict[str, Any]:
     """Return the arguments with which a decoder uses a cache."""
-    return {_cache_name(type(decoder)): cache, "use_cache": True}
+    return {_cache_name(type(decoder).forward): cache, "use_cache": True}
 
 
 @lru_cache
-def _cache_name(decoder: type) -> str:
+def _cache_name(forward: Callable[..., object]) -> str:
     """Return the name of the argument, which Transformers 5.24 changes."""
-    return "cache" if "cache" in signature(decoder.forward).parameters else "past_key_values"  # type: ignore[attr-defined]
+    return "cache" if "cache" in signature(forward).parameters else "past_key_values"
 
 
 def _align_right(cache: DynamicCache, source: Tensor) -> DynamicCache:

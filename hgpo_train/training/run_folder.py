@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from hgpo_train.training.config import Config, SftConfig
 
-C = TypeVar("C", "Config", "SftConfig")
+C = TypeVar("C", bound="Config | SftConfig")
 CONFIG: Final = "config.toml"
 FOLDERS: Final = ("checkpoints", "advantages", "scores", "evaluation", "tensorboard")
 """The folders in which training writes, besides that of the step table."""
