@@ -394,8 +394,8 @@ def load_config(
         merged = _merge(merged, _override(text, cls))
     config = build(cls, merged)
     if allow is not None:
-        given = {text.partition("=")[2] for text in overrides}
-        check_code_in_file(code_named(config), source, given.union(allow))
+        given = frozenset(allow).union(text.partition("=")[2] for text in overrides)
+        check_code_in_file(code_named(config), source, given)
     return config
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 from hgpo_datasets import StepWriter, manifest
 from hgpo_datasets.sources import is_run
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     from hgpo_train.training.config import Config, SftConfig
 
-C = TypeVar("C", bound="Config | SftConfig")
 CONFIG: Final = "config.toml"
 FOLDERS: Final = ("checkpoints", "advantages", "scores", "evaluation", "tensorboard")
 """The folders in which training writes, besides that of the step table."""
@@ -73,7 +72,7 @@ def write_config(folder: Path, config: Config | SftConfig) -> None:
     write_file(folder / CONFIG, seal(to_toml(without_secrets(config)).encode()))
 
 
-def without_secrets(config: C) -> C:
+def without_secrets(config: Config | SftConfig) -> Config | SftConfig:
     """Return a configuration as it is stored and printed."""
     return build(type(config), redact_json(asdict(config)))
 
