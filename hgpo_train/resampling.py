@@ -9,6 +9,7 @@ Student's quantile for T - 1 degrees of freedom.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from statistics import NormalDist
 from typing import TYPE_CHECKING, Final
 
@@ -24,6 +25,8 @@ FEWEST_TASKS: Final = 6
 """The fewest tasks with an interval. No resample is beyond the largest and smallest task, and with fewer tasks all of
 them lie on one side of the true mean more often than an interval of 95% may miss it."""
 RESAMPLES: Final = 1000
+UNITS: Final = 4096
+"""The largest number of parts of a run that are resampled; with more tasks, a part has several."""
 _NORMAL: Final = NormalDist()
 
 
@@ -71,12 +74,22 @@ def ratio_interval(
     >>> ratio_interval(np.array([1, 1, 1, 1, 1, 1]), np.array([2, 2, 2, 2, 2, 2]))
     (0.5, 0.5, 0.5)
     """
-    weights, value = task_weights(len(above), RESAMPLES, seed=0), float(above.sum() / below.sum())
+    tasks, value = len(above), float(above.sum() / below.sum())
+    if tasks > UNITS:
+        starts = np.linspace(0, tasks, UNITS, endpoint=False).astype(np.int64)
+        above, below = (np.add.reduceat(sums, starts) for sums in (above, below))
+    weights = _ratio_weights(len(above))
     with np.errstate(invalid="ignore"):
         draws = (weights @ above) / (weights @ below)
-    bounds = percentile_bounds(np.array([value]), draws[:, None], len(above))
+    bounds = percentile_bounds(np.array([value]), draws[:, None], tasks)
     low, high = (None if np.isnan(bound[0]) else float(bound[0]) for bound in bounds)
     return value, low, high
+
+
+@lru_cache(2)
+def _ratio_weights(tasks: int) -> Floats:
+    """Return the resamples of `ratio_interval`, which the measures of one run share."""
+    return task_weights(tasks, RESAMPLES, seed=0)
 
 
 def student_quantile(level: float, freedom: int) -> float:

@@ -34,7 +34,7 @@ from hgpo_train.advantages.tables import ROWS, table_parts
 from hgpo_train.analysis.chunk_sums import ALL, ORACLE, Settings, part_sums
 from hgpo_train.analysis.level_sums import level_statistics
 from hgpo_train.proportions import by_length, wilson_interval
-from hgpo_train.resampling import FEWEST_TASKS, percentile_bounds, task_weights
+from hgpo_train.resampling import FEWEST_TASKS, UNITS, percentile_bounds, task_weights
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -50,7 +50,6 @@ WITH_INTERVALS: Final = (*SHARES, "explained", "bias")
 OF_RETURNS: Final = ("explained", "bias", "sign_disagreement")
 """Those that depend on returns, for which chance has a meaning."""
 STATES: Final = 10  # that are listed
-_UNITS: Final = 4096  # the largest number of parts of a run that are resampled; with more tasks, a part has several
 
 
 class Statistics(NamedTuple):
@@ -285,8 +284,8 @@ def _intervals(
     none = np.full(tasks["rows"].shape[1], np.nan)
     if number < FEWEST_TASKS:
         return dict.fromkeys(WITH_INTERVALS, (none, none))
-    if number > _UNITS:
-        starts = np.linspace(0, number, _UNITS, endpoint=False).astype(np.int64)
+    if number > UNITS:
+        starts = np.linspace(0, number, UNITS, endpoint=False).astype(np.int64)
         tasks = {name: np.add.reduceat(array, starts) for name, array in tasks.items()}
     weights = task_weights(len(tasks["rows"]), resamples, seed)
     draws = level_statistics({name: weights @ array for name, array in tasks.items()})
@@ -320,6 +319,7 @@ def _summary(episodes: pl.DataFrame, levels: pl.DataFrame, by: list[str]) -> pl.
         pl.col("rewards").filter(whole).mean().alias("mean_return"),
         won.sum().cast(pl.Int64).alias("won"),
         won.count().cast(pl.Int64).alias("outcomes"),
+        pl.col("(task)").filter(whole & pl.col("won").is_not_null()).n_unique().cast(pl.Int64).alias("trials"),
         *(pl.col(name).filter(whole).sum() for name in ("length", "valid", "unchanged", "admissible", "known")),
     )
     equal = (pl.col("return").min() == pl.col("return").max()).alias("flat_groups")
@@ -329,13 +329,17 @@ def _summary(episodes: pl.DataFrame, levels: pl.DataFrame, by: list[str]) -> pl.
         table = table.join(frame, on=by, how="left", nulls_equal=True, maintain_order="left")
     episodes_of = n + pl.col("aborted")
     low, high = pl.col("won") / episodes_of, (pl.col("won") + episodes_of - pl.col("outcomes")) / episodes_of
-    known = pl.col("outcomes") > 0
+    known, share = pl.col("outcomes") > 0, pl.col("won") / pl.col("outcomes")
+    bounds = [wilson_interval(*row) if row[1] else (None, None) for row in table.select(share, "trials").iter_rows()]
+    ends = pl.DataFrame(bounds, {"success_95_low": pl.Float64, "success_95_high": pl.Float64}, orient="row")
+    table = table.hstack(ends)
     return table.sort(by, maintain_order=True).select(
         *by,
         *("groups", "trajectories", pl.col("length").alias("steps"), "aborted", "mean_return"),
-        pl.when(known).then(pl.col("won") / pl.col("outcomes")).alias("success"),
-        pl.when(known).then(low).alias("success_low"),
-        pl.when(known).then(high).alias("success_high"),
+        pl.when(known).then(share).alias("success"),
+        *("success_95_low", "success_95_high"),
+        pl.when(known).then(low).alias("success_if_aborted_lost"),
+        pl.when(known).then(high).alias("success_if_aborted_won"),
         "flat_groups",
         (pl.col("length") / n).fill_nan(None).alias("mean_length"),
         *(

@@ -21,6 +21,7 @@ with warnings.catch_warnings():
 from hgpo_datasets import StepWriter, scan_steps
 from hgpo_train.advantages import compute, names
 from hgpo_train.local_server import is_known_host
+from hgpo_train.proportions import paired_interval
 from hgpo_train.rollout import collect
 from hgpo_train.view.app import HEADERS, make_app
 from hgpo_train.view.sources import open_sources
@@ -60,7 +61,7 @@ def test_the_overview_counts_a_small_run(small_run, get) -> None:
     assert seen["config"] == {"policy": "written by hand"}
     assert (total["aborted"], total["success"]) == (2, 4 / 6)
     assert total["valid"] == 16 / 18  # of the steps of rollouts that were not aborted
-    assert total["intervals"]["mean_length"] == [3, 3], "both tasks took as long"
+    assert total["intervals"]["mean_length"] is None, "two tasks are too few"
     low, high = total["intervals"]["success"]
     assert 0 < low < 4 / 6 < high < 1  # two tasks: wide
     assert high - low > 0.5
@@ -130,13 +131,20 @@ def test_two_runs_on_their_common_tasks(small_run, six_tasks, tmp_path, get) -> 
     document = get(small_run, tmp_path / "other", six_tasks)
     seen = document("runs/0/against/1")
     assert seen["total"] == 1
-    difference = {"mean": pytest.approx(1 / 3), "interval": None, "tasks": 1, "higher": 1, "lower": 0}
+    bounds = pytest.approx(paired_interval([1 / 3]))
+    difference = {"mean": pytest.approx(1 / 3), "interval": bounds, "tasks": 1, "higher": 1, "lower": 0}
     assert seen["differences"]["success"] == difference
     ((ours, theirs),) = (task["sides"] for task in seen["tasks"])
     assert (ours["success"], theirs["success"], ours["number"], theirs["number"]) == (pytest.approx(2 / 3), 1.0, 1, 0)
     assert document("runs/0/against/2") == {"differences": {}, "total": 0, "tasks": []}
     same = document("runs/2/against/2")
-    assert same["differences"]["success"] == {"mean": 0, "interval": [0, 0], "tasks": 6, "higher": 0, "lower": 0}
+    assert same["differences"]["success"] == {
+        "mean": 0,
+        "interval": list(paired_interval([0.0] * 6)),
+        "tasks": 6,
+        "higher": 0,
+        "lower": 0,
+    }
 
 
 def test_a_group_is_its_rows(rich_run, get) -> None:
