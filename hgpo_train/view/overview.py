@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
 import polars as pl
@@ -30,6 +30,15 @@ if TYPE_CHECKING:
     from hgpo_train.view.sources import Source
 
 _METRICS_BYTES: Final = 256 << 20
+_METRICS: Final = 1_000
+"""Names of metrics that are shown: a damaged file can have one in each line."""
+
+
+class _Line(msgspec.Struct):
+    iteration: Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
+
+
+_LINE: Final = msgspec.json.Decoder(_Line)
 _TASKS: Final = 200
 """Tasks that a comparison lists."""
 
@@ -62,6 +71,7 @@ def overview_document(source: Source, index: Index) -> dict[str, Any]:
         "iterations": sorted(episodes["iteration"].unique()),
         "config": source.config(),
         "training": source.training() is not None,
+        "evaluation": source.config().get("evaluation") is True,
         "total": total,
         "task_types": results(episodes, "task_type"),
         "outcomes": index.groups.select(**{name: own.sum() for name, own in OUTCOMES.items()}).row(0, named=True),
@@ -105,7 +115,7 @@ def curves_document(source: Source, index: Index) -> dict[str, Any]:
     """
     folder = source.training()
     lines = [] if folder is None else _metrics(folder / "metrics.jsonl")
-    names = sorted({name for line in lines for name in line if name != "iteration"})
+    names = sorted({name for line in lines for name in line if name != "iteration"})[:_METRICS]
     return {
         "results": results(index.episodes, "iteration"),
         "metrics_iterations": [line["iteration"] for line in lines],
@@ -150,11 +160,12 @@ def comparison_document(first: Index, second: Index) -> dict[str, Any]:
 
 def _metrics(path: Path) -> list[dict[str, Any]]:
     """Return the lines of a `metrics.jsonl`, without damaged ones: the run may be writing."""
-    metrics: dict[Any, dict[str, Any]] = {}
+    metrics: dict[int, dict[str, Any]] = {}
     for line in read_bytes(path, _METRICS_BYTES, "metrics").splitlines():
-        with suppress(msgspec.DecodeError, KeyError):
-            values = msgspec.json.decode(line, type=dict[str, int | float | None])
-            metrics[values["iteration"]] = values
+        with suppress(ValueError, RecursionError):
+            found = _LINE.decode(line)
+            values = msgspec.json.decode(line, type=dict[str, float | None])
+            metrics[found.iteration] = {**values, "iteration": found.iteration}
     return [metrics[iteration] for iteration in sorted(metrics)]
 
 

@@ -8,10 +8,13 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from hgpo_datasets import manifest
 from hgpo_datasets.reader import errors, is_plain, step_files
 from hgpo_datasets.sources import PARQUET, is_run, parts_of, runs_below
 from hgpo_envs.errors import InputError
+from hgpo_envs.files.secrets import redact
 from hgpo_envs.state_keys import STATE_KEYS
 from hgpo_envs.unicode_text import clean_text
 from hgpo_train.advantages import registry
@@ -24,6 +27,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from tokenizers import Tokenizer
+
+
+class _Trained(msgspec.Struct):
+    """What a training run's configuration says about its estimator."""
+
+    estimator: str | None = msgspec.field(name="advantage.estimator", default=None)
+    parameters: dict[str, bool | int | float | str | None] = msgspec.field(
+        name="advantage.parameters", default_factory=dict
+    )
 
 
 class Source:
@@ -81,25 +93,34 @@ class Source:
         return dict(header.config) if header else {}
 
     def document(self) -> dict[str, object]:
-        """Return the run as a list of runs shows it."""
-        training, trained = self.training() is not None, self.trained()
-        document = {"name": self.name, "path": str(self.path), "version": self.version, "training": training}
-        return {**document, "trained": trained and {"name": trained[0], "set": trained[1]}}
+        """Return the run as a list of runs shows it; `problem` says why it cannot be read, and is otherwise None."""
+        document = {"name": self.name, "path": clean_text(str(self.path)), "version": self.version}
+        trained = self.trained()
+        shown = {
+            "training": self.training() is not None,
+            "trained": trained and {"name": trained[0], "set": trained[1]},
+        }
+        return {**document, **shown, "problem": self.problem()}
+
+    def problem(self) -> str | None:
+        """Return why the run cannot be shown: it is damaged, or has no rows yet; None if it can."""
+        try:
+            self.index()
+            self.config()
+        except InputError as error:
+            return redact(clean_text(str(error)))
+        return None
 
     def trained(self) -> tuple[str, dict[str, Any]] | None:
         """Return the estimator of a training run and its parameters; None if it cannot be computed from rows alone."""
         try:
-            training = self.config().get("training", {})
-        except InputError:  # deleted, or damaged
+            training = msgspec.convert(self.config().get("training", {}), _Trained)
+        except (InputError, msgspec.ValidationError):  # deleted, damaged, or written by another program
             return None
-        name, parameters = training.get("advantage.estimator"), training.get("advantage.parameters", {})
+        name, parameters = training.estimator, training.parameters
         if name not in registry.names() or parameters.get("state_key") not in (None, ALFWORLD_NODES, *STATE_KEYS):
             return None  # a foreign run must not name a module to import
-        return name, dict(parameters)
-
-    def has_rows(self) -> bool:
-        """Return whether rows are committed."""
-        return bool(step_files(self.folder or self.path))
+        return name, parameters
 
     def tokenizer(self) -> Tokenizer | None:
         """Return the run's tokenizer, if it is on this machine."""
