@@ -48,8 +48,6 @@ def plain(value: object, *, redacted: bool = False, depth: int = 0) -> Any:  # n
     if depth > _DEEPEST:
         return "…"
     if isinstance(value, Mapping):
-        return {
-            plain(str(name), redacted=redacted): plain(item, redacted=redacted, depth=depth + 1)
-            for name, item in value.items()
-        }
+        items = {str(name): plain(item, redacted=redacted, depth=depth + 1) for name, item in value.items()}
+        return {plain(name, redacted=redacted): item for name, item in items.items()}
     return [plain(item, redacted=redacted, depth=depth + 1) for item in value]

@@ -97,14 +97,12 @@ def write_page(
         runs.append({**source.document(), "path": source.name, "version": "", "selection": {"tasks": 0, "of": of}})
     head = {"runs": runs, "estimators": estimator_documents(names), "opened": [*estimators]}
     head["definitions"] = definitions_document()
-    numbers = (
-        [index.groups.filter(pl.col("task_id").is_in(task_ids))["number"] for index in indices] if task_ids else None
-    )
-    totals = []
-    for run, index in enumerate(indices):
-        selected = tasks_document(index, TaskFilter(limit=0), numbers and numbers[run])["total"]
+    totals, in_order = [], []
+    for index in indices:
+        numbers = index.groups.filter(pl.col("task_id").is_in(task_ids))["number"] if task_ids else None
+        selected = tasks_document(index, TaskFilter(limit=0), numbers)["total"]
         totals.append(selected if task_ids or tasks is None else min(tasks, selected))
-    in_order = [islice(_tasks(index, numbers and numbers[run]), totals[run]) for run, index in enumerate(indices)]
+        in_order.append(islice(_tasks(index, numbers), totals[-1]))
     size, kept = len(_page(head, answers)), 0
     for run, task in _in_turns(in_order):
         added = _answers(run, indices[run], sources[run].tokenizer(), task, specs[run])

@@ -94,19 +94,22 @@ class Source:
 
     def document(self) -> dict[str, object]:
         """Return the run as a list of runs shows it; `problem` says why it cannot be read, and is otherwise None."""
-        document = {"name": self.name, "path": clean_text(str(self.path)), "version": self.version}
         trained = self.trained()
-        shown = {
+        return {
+            "name": self.name,
+            "path": clean_text(str(self.path)),
+            "version": self.version,
             "training": self.training() is not None,
             "trained": trained and {"name": trained[0], "set": trained[1]},
+            "problem": self.problem(),
         }
-        return {**document, **shown, "problem": self.problem()}
 
     def problem(self) -> str | None:
-        """Return why the run cannot be shown: it is damaged, or has no rows yet; None if it can."""
+        """Return why the run cannot be shown: its manifest is damaged, or it has no rows yet; None if it can."""
         try:
-            self.index()
             self.config()
+            if not step_files(self.folder or self.path):
+                return f"no committed rows in {self.name} yet"
         except InputError as error:
             return redact(clean_text(str(error)))
         return None

@@ -97,7 +97,7 @@ def test_the_command_writes_a_page(hgpo, small_run, tmp_path) -> None:
         ("https://host/run", "expected a local run, received the URL https://host/run"),
         (". -o page.html", "is not a run, and contains none"),
         ("RUN -o .", "expected a file, received a folder"),
-        ("RUN -o page.html --tasks 0", "--tasks: expected a number from 1 to 500, received 0"),
+        ("RUN -o page.html --tasks 0", "--tasks: expected a positive number, received 0"),
         ("RUN -o page.html --max-mb 0", "--max-mb: expected a positive number, received 0"),
         ("RUN -o page.html --task nothing", "unknown task 'nothing'"),
         ("RUN -o page.html -e ppo", "unknown estimator 'ppo'"),
