@@ -54,7 +54,9 @@ def view(
     else:
         from hgpo_train.view.app import serve
 
-        sources = open_sources(run)
+        sources = open_sources(run, wait=True)
+        for waiting in filter(None, (source.problem() for source in sources)):
+            typer.echo(f"{waiting}; the page shows the run as soon as it can be read.", err=True)
         serve(sources, host=host, port=port, open_browser=browser, estimators=estimator or (), say=typer.echo)
 
 

@@ -29,6 +29,10 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 
+class NoRowsError(InputError):
+    """A run has no committed rows yet."""
+
+
 class _Trained(msgspec.Struct):
     """What a training run's configuration says about its estimator."""
 
@@ -83,7 +87,7 @@ class Source:
             if self._read is None or self._read[0] != version:
                 files = step_files(self.folder or self.path)
                 if not files:
-                    raise InputError(f"no committed rows in {self.path}")
+                    raise NoRowsError(f"no committed rows in {self.path}")
                 self._read = version, read_index(files)
             return self._read[1]
 
@@ -135,11 +139,11 @@ class Source:
         return self.folder if training else None
 
 
-def open_sources(paths: Iterable[str]) -> list[Source]:
+def open_sources(paths: Iterable[str], *, wait: bool = False) -> list[Source]:
     """Return the runs and files that paths mean, as for `hgpo_datasets.scan_steps`.
 
     A folder of runs means each of them. A run without committed rows is kept if there are others, because it may be
-    written now. Parquet files of other programs that one path means, a pattern or a folder without runs, are one table.
+    written now; with `wait` also if there are none. Parquet files of other programs that one path means, a pattern or a folder without runs, are one table.
 
     Raises:
         InputError: A path does not exist, is a URL, or contains no run; or no run has rows.
@@ -158,14 +162,17 @@ def open_sources(paths: Iterable[str]) -> list[Source]:
     for pattern, files in tables.items():
         sources.append(Source(Path(files[0] if len(files) == 1 else patterns[pattern]), files))
     refused: InputError | None = None
+    waits = False
     for source in sources:
         try:
             source.index()
             break
         except InputError as error:
             refused = refused or error
+            waits = waits or (wait and isinstance(error, NoRowsError))
     else:
-        raise refused or InputError(f"no runs in {', '.join(names) or 'an empty list'}; name a run")
+        if not waits:
+            raise refused or InputError(f"no runs in {', '.join(names) or 'an empty list'}; name a run")
     counts: dict[str, int] = {}
     names = [_name_among(source, sources) for source in sources]
     for source, name in zip(sources, names, strict=True):  # a run that is named twice is numbered

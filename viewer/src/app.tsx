@@ -80,9 +80,9 @@ function useVersion(): number {
 }
 
 function App() {
-  const head = useDocument<Head>("runs");
   const route = useRoute();
   const version = useVersion();
+  const head = useDocument<Head>("runs", {}, version);
   const [theme, toggleTheme] = useTheme();
   const [help, setHelp] = useState(false);
   const dialog = useRef<HTMLDialogElement>(null);
@@ -137,7 +137,7 @@ function App() {
         <strong class="brand">HGPO viewer</strong>
         {runs.length > 1 ? (
           <select aria-label="Run" value={run.name} onChange={(event) => go(links.overview(event.currentTarget.value))}>
-            {runs.map((one) => <option value={one.name}>{one.name}{one.problem && " (cannot be read)"}</option>)}
+            {runs.map((one) => <option value={one.name}>{one.name}{one.problem && " (cannot be shown)"}</option>)}
           </select>
         ) : (
           <span class="run-name" title={run.path}><Line text={run.name} most={40} /></span>
@@ -161,7 +161,7 @@ function App() {
       )}
       <main id="main" tabIndex={-1} class={single ? "single" : `split at-${route.view}`}>
         {run.problem ? (
-          <p class="error page" role="alert">This run cannot be read: <Line text={run.problem} most={1000} /></p>
+          <p class="error page" role="alert">This run cannot be shown: <Line text={run.problem} most={1000} /></p>
         ) : route.view === "overview" ? (
           <OverviewPage {...shared} pick={pick} />
         ) : route.view === "compare" ? (

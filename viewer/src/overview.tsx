@@ -43,7 +43,7 @@ export function OverviewPage({ path, run, version, pick }: Props) {
       <Outcomes of={seen} />
       {several && curves.value && (seen.evaluation ? <Seeds curves={curves.value} pick={pick} /> : <CurvesPart curves={curves.value} pick={pick} />)}
       <TaskTypes of={seen} run={run} />
-      <LevelsPart path={path} version={version} pick={pick} steps={seen.total.steps} />
+      <LevelsPart path={path} version={version} pick={pick} steps={seen.total.steps} curves={!seen.evaluation} />
       <Configuration of={seen} />
     </article>
   );
@@ -52,7 +52,7 @@ export function OverviewPage({ path, run, version, pick }: Props) {
 const invalid = (of: Results): number | null => (of.valid === null ? null : 1 - of.valid);
 
 const interval = ({ intervals: { success }, tasks }: Results): string =>
-  success ? `95%: ${percent(success[0])} to ${percent(success[1])} (${counted(tasks, "task")})` : "";
+  success ? `95%: ${percent(success[0], 1)} to ${percent(success[1], 1)} (${counted(tasks, "task")})` : "";
 
 function Tile({ name, value, note, of }: { name: string; value: string; note?: string; of?: string }) {
   const definition = useDocument<Head>("runs").value?.definitions.summary[of ?? name.replace(" ", "_")];
@@ -205,9 +205,9 @@ const LEVEL_ROWS: [string, (value: number | null) => string][] = [
 /** Steps of a run for which chance is computed without being asked for: more take longer than seconds. */
 const MOST_STEPS = 200_000;
 
-type LevelsProps = { path: string; version: number; pick: (iteration: string) => void; steps: number };
+type LevelsProps = { path: string; version: number; pick: (iteration: string) => void; steps: number; curves: boolean };
 
-function LevelsPart({ path, version, pick, steps }: LevelsProps) {
+function LevelsPart({ path, version, pick, steps, curves }: LevelsProps) {
   const definitions = useDocument<Head>("runs").value?.definitions;
   const [asked, setAsked] = useState(false);
   const [changed, setChanged] = useState(false);
@@ -267,7 +267,7 @@ function LevelsPart({ path, version, pick, steps }: LevelsProps) {
           <ul class="sentences">{value.sentences.map((sentence) => <li>{sentence}</li>)}</ul>
         </>
       )}
-      {value?.by_iteration.shared && value.by_iteration.iterations && (
+      {curves && value?.by_iteration.shared && value.by_iteration.iterations && (
         <Chart
           title="Steps that share a context, by level" share pick={pick} iterations={value.by_iteration.iterations}
           curves={Object.entries(value.by_iteration.shared).map(([level, values]) => ({ name: level === "oracle" ? "whole history" : `k = ${level}`, values }))}

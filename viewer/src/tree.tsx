@@ -121,7 +121,7 @@ export function TaskTree({ path, run, version, route, selection }: Props) {
       {filter.search && <Hits path={path} run={run} text={filter.search} version={version} />}
       <p class="note" role="status">
         {problem ? "" : first ? `${counted(first.total, flat ? "rollout" : "task")}, ${counted(first.groups, "group")}` : "Loading …"}{" "}
-        {first && selection && selection.tasks < selection.of && `of the ${integer(selection.tasks)} in this page, which leaves out ${integer(selection.of - selection.tasks)} others; `}
+        {first && selection && selection.tasks < selection.of && ` of the ${counted(selection.tasks, "task")} in this page, which leaves out ${integer(selection.of - selection.tasks)} `}
         {filtered && <button type="button" onClick={clear}>Clear filters</button>}
       </p>
       {problem && <p class="error" role="alert">{problem}</p>}
