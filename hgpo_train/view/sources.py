@@ -143,7 +143,8 @@ def open_sources(paths: Iterable[str], *, wait: bool = False) -> list[Source]:
     """Return the runs and files that paths mean, as for `hgpo_datasets.scan_steps`.
 
     A folder of runs means each of them. A run without committed rows is kept if there are others, because it may be
-    written now; with `wait` also if there are none. Parquet files of other programs that one path means, a pattern or a folder without runs, are one table.
+    written now; with `wait` also if there are none. Parquet files of other programs that one path means, a pattern or
+    a folder without runs, are one table.
 
     Raises:
         InputError: A path does not exist, is a URL, or contains no run; or no run has rows.
