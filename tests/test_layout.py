@@ -23,6 +23,7 @@ FORBIDDEN = {
 ROOMS = {
     "hgpo_train": [
         {"settings", "lazy_names", "local_server", "proportions", "resampling"},  # shared by all layers
+        {"measures"},
         {"advantages", "models"},
         {"policies"},
         {"rollout"},

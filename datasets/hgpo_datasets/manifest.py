@@ -160,7 +160,7 @@ def decode(data: bytes) -> Manifest:
     for number, line in enumerate(data.split(b"\n")[:-1], 1):
         try:
             manifest.add(_content(line, manifest))
-        except msgspec.ValidationError as error:
+        except (msgspec.ValidationError, TypeError) as error:  # TypeError: hundreds of levels
             manifest.problem = f"line {number} of {NAME} is damaged: {str(error)[:200]}"
             return manifest
     if manifest.header is None:

@@ -211,7 +211,7 @@ def _strict(column: Column, values: Sequence[Any]) -> pl.Series:
     return pl.Series(column.name, pa.LargeListArray.from_arrays(offsets, flat, mask=nulls), dtype=column.type)
 
 
-def _numbers(values: Sequence[Any], dtype: pl.DataType | type[pl.DataType]) -> Sequence[Any]:
+def _numbers(values: Sequence[Any], dtype: Any) -> Sequence[Any]:  # noqa: ANN401 (a type of Polars)
     """Return the values. Raise TypeError for booleans among integers, which Polars makes 0 and 1."""
     if dtype.is_integer() and bool in set(map(type, values)):
         raise TypeError("bool")

@@ -31,7 +31,8 @@ def summarize_run(source: str | os.PathLike[str]) -> dict[str, Any]:
         hashes; `family_bytes` are compressed sizes by family of columns; `config` is null for several runs or a file.
 
         `total` has the results of all episodes, `kinds` those of each `task_type`. `success` leaves out aborted
-        episodes and those for which it is unknown; `success_low` counts them as lost, `success_high` as won.
+        episodes and those for which it is unknown; `success_if_aborted_lost` counts them as lost,
+        `success_if_aborted_won` as won. `success_tasks` is the number of tasks that `success` is of.
         `score` (after the last step), `mean_return`, `mean_length` and `valid` (fraction of steps with a valid action)
         are of the episodes that were not aborted. What is unknown for all is null.
 
@@ -88,8 +89,9 @@ def _results(episodes: pl.DataFrame) -> list[dict[str, Any]]:
         pl.col("task_id").n_unique().alias("tasks"),
         pl.len().alias("episodes"),
         won.mean().alias("success"),
-        pl.when(won.count() > 0).then(won.sum() / pl.len()).alias("success_low"),
-        pl.when(won.count() > 0).then(1 - (~won).sum() / pl.len()).alias("success_high"),
+        pl.col("task_id").filter(whole & pl.col("episode_won").is_not_null()).n_unique().alias("success_tasks"),
+        pl.when(won.count() > 0).then(won.sum() / pl.len()).alias("success_if_aborted_lost"),
+        pl.when(won.count() > 0).then(1 - (~won).sum() / pl.len()).alias("success_if_aborted_won"),
         pl.col("score").filter(whole).mean(),
         pl.col("episode_return").filter(whole).mean().alias("mean_return"),
         length.mean().alias("mean_length"),

@@ -60,14 +60,15 @@ def part_sums(
     wanted = {*row_keys(schema), *settings.by, *read}
     table = steps.select(name for name in schema if name in wanted).collect()
     by = list(settings.by)
-    task = pl.col("task_id" if "task_id" in schema else "task").cast(pl.String)
+    identity = [name for name in ("env_id", "task_id") if name in schema] if "task_id" in schema else ["task"]
+    task = pl.concat_str([pl.col(name).cast(pl.String) for name in identity], separator=" ", ignore_nulls=True)
     table = table.with_columns(pl.lit(0).alias(ALL), task.alias("(task)"))
     units = table.select(*by, "(task)").unique(maintain_order=True).with_row_index("(unit)").cast({"(unit)": pl.Int64})
     table = table.join(units, on=[*by, "(task)"], how="left", nulls_equal=True, maintain_order="left")
     if (table.group_by(row_keys(schema)[:-1]).agg(pl.col("(unit)").n_unique())["(unit)"] > 1).any():
         raise InputError(f"columns to split by: expected one value in each trajectory, received {listed(by)}")
     prepared = _prepared(table, settings)
-    episodes = ("episodes", _episode_sums(prepared, units.drop("(task)")))
+    episodes = ("episodes", _episode_sums(prepared, units))
     prepared = prepared.filter(~pl.col("(aborted)"))
     kept = {False: prepared, True: prepared.filter(~pl.col("(unchanged)"))}
     return table.height, [[episodes, *_sums(kept[each], units, settings, place)] for each in settings.variants]

@@ -38,13 +38,17 @@ DEFINITIONS: Final[dict[str, dict[str, Definition]]] = {
         "success": Definition(
             "success", "Share of the rollouts that won, of those whose outcome is known.", "won / (rollouts − unknown)"
         ),
-        "success_low": Definition(
-            "at least",
+        "success_95_low": Definition(
+            "95% from", "Lower bound of the 95% interval of success: Wilson's, with tasks as trials."
+        ),
+        "success_95_high": Definition("95% to", "Upper bound of this interval."),
+        "success_if_aborted_lost": Definition(
+            "if aborted lost",
             "Success if rollouts of unknown outcome and aborted ones are counted as lost.",
             "won / (rollouts + aborted)",
         ),
-        "success_high": Definition(
-            "at most", "Success if they are counted as won.", "(won + unknown + aborted) / (rollouts + aborted)"
+        "success_if_aborted_won": Definition(
+            "if aborted won", "Success if they are counted as won.", "(won + unknown + aborted) / (rollouts + aborted)"
         ),
         "flat_groups": Definition(
             "equal returns",

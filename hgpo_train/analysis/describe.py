@@ -70,13 +70,15 @@ def _outcomes(run: Row) -> list[str]:
     parts = [counted(run["steps"], "step"), counted(run["trajectories"], "rollout"), counted(run["groups"], "group")]
     won = "it is not stored which of them won"
     if run["success"] is not None:
-        won = f"{share(run['success'])} of the rollouts won"
+        interval = f"95%: {share(run['success_95_low'])} to {share(run['success_95_high'])}"
+        won = f"{share(run['success'])} of the rollouts won ({interval})"
     sentences = [f"{parts[0]} of {parts[1]} in {parts[2]}; {won}."]
     if run["aborted"]:
         were = "rollout was" if run["aborted"] == 1 else "rollouts were"
         line = f"{run['aborted']:,} more {were} aborted and not counted"
         if run["success"] is not None:
-            line += f"; {share(run['success_low'])} won if they are lost, {share(run['success_high'])} if they are won"
+            bounds = (share(run["success_if_aborted_lost"]), share(run["success_if_aborted_won"]))
+            line += f"; {bounds[0]} won if they are lost, {bounds[1]} if they are won"
         sentences.append(f"{line}.")
     if run["flat_groups"]:
         equal = f"In {share(run['flat_groups'])} of the groups all rollouts have the same return"

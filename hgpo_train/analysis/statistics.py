@@ -32,7 +32,7 @@ from hgpo_train.advantages.parameters import STATISTICS_HISTORY_LENGTH
 from hgpo_train.advantages.tables import ROWS, table_parts
 from hgpo_train.analysis.chunk_sums import ALL, ORACLE, Settings, part_sums
 from hgpo_train.analysis.level_sums import level_statistics
-from hgpo_train.proportions import by_length
+from hgpo_train.proportions import by_length, wilson_interval
 from hgpo_train.resampling import FEWEST_TASKS, jackknife_bounds
 
 if TYPE_CHECKING:
@@ -320,6 +320,7 @@ def _summary(episodes: pl.DataFrame, levels: pl.DataFrame, by: list[str]) -> pl.
         pl.col("rewards").filter(whole).mean().alias("mean_return"),
         won.sum().cast(pl.Int64).alias("won"),
         won.count().cast(pl.Int64).alias("outcomes"),
+        pl.col("(task)").filter(whole & pl.col("won").is_not_null()).n_unique().cast(pl.Int64).alias("trials"),
         *(pl.col(name).filter(whole).sum() for name in ("length", "valid", "unchanged", "admissible", "known")),
     )
     equal = (pl.col("return").min() == pl.col("return").max()).alias("flat_groups")
@@ -336,13 +337,17 @@ def _summary(episodes: pl.DataFrame, levels: pl.DataFrame, by: list[str]) -> pl.
         table = table.join(frame, on=by, how="left", nulls_equal=True, maintain_order="left")
     episodes_of = n + pl.col("aborted")
     low, high = pl.col("won") / episodes_of, (pl.col("won") + episodes_of - pl.col("outcomes")) / episodes_of
-    known = pl.col("outcomes") > 0
+    known, share = pl.col("outcomes") > 0, pl.col("won") / pl.col("outcomes")
+    bounds = [wilson_interval(*row) if row[1] else (None, None) for row in table.select(share, "trials").iter_rows()]
+    ends = pl.DataFrame(bounds, {"success_95_low": pl.Float64, "success_95_high": pl.Float64}, orient="row")
+    table = table.hstack(ends)
     return table.sort(by, maintain_order=True).select(
         *by,
         *("groups", "trajectories", pl.col("length").alias("steps"), "aborted", "mean_return"),
-        pl.when(known).then(pl.col("won") / pl.col("outcomes")).alias("success"),
-        pl.when(known).then(low).alias("success_low"),
-        pl.when(known).then(high).alias("success_high"),
+        pl.when(known).then(share).alias("success"),
+        *("success_95_low", "success_95_high"),
+        pl.when(known).then(low).alias("success_if_aborted_lost"),
+        pl.when(known).then(high).alias("success_if_aborted_won"),
         "flat_groups",
         (pl.col("length") / n).fill_nan(None).alias("mean_length"),
         *(

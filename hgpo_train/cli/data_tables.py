@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from hgpo_envs.wording import counted
 from hgpo_train.cli.display import print_table
+from hgpo_train.proportions import wilson_interval
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -15,10 +16,18 @@ def _number(value: float | None, form: str = ".1%") -> str:
     return "–" if value is None else format(value, form)
 
 
+def _interval(results: dict[str, Any]) -> str:
+    """Return the 95% interval of success, with tasks as trials."""
+    if not results["success_tasks"]:
+        return "–"
+    return "–".join(f"{100 * bound:.1f}" for bound in wilson_interval(results["success"], results["success_tasks"]))
+
+
 _RESULTS: Final[dict[str, Callable[[dict[str, Any]], str]]] = {
     "tasks": lambda results: f"{results['tasks']:,}",
     "episodes": lambda results: f"{results['episodes']:,}",
     "success": lambda results: _number(results["success"]),
+    "95%": _interval,
     "score": lambda results: _number(results["score"], ".3f"),
     "return": lambda results: _number(results["mean_return"], ".3f"),
     "length": lambda results: _number(results["mean_length"], ".1f"),
@@ -41,8 +50,8 @@ def print_run(run: dict[str, Any]) -> None:
         "files": "{files:,}, hashes to depth {depth}".format(**run),
         "config": ", ".join(f"{name}={value}" for name, value in (run["config"] or {}).items()),
     }
-    if total["aborted"] and total["success_low"] is not None:
-        low, high = _number(total["success_low"]), _number(total["success_high"])
+    if total["aborted"] and total["success"] is not None:
+        low, high = (_number(total[f"success_if_aborted_{end}"]) for end in ("lost", "won"))
         bounds = f"{low} of all episodes if they are lost, {high} if they are won"
         facts["aborted"] = f"{counted(total['aborted'], 'episode')}; success is {bounds}"
     print_table(["", ""], [fact for fact in facts.items() if fact[1]], texts=2)

@@ -102,7 +102,7 @@ def _print(result: Statistics, changed: Statistics | None, by: list[str]) -> Non
 
     labels = {table: {name: one.label for name, one in known.items()} for table, known in DEFINITIONS.items()}
     keys = {name: name for name in by}
-    hidden = () if result.summary["aborted"].sum() else ("aborted", "success_low", "success_high")
+    hidden = () if result.summary["aborted"].sum() else ("aborted", "success_if_aborted_lost", "success_if_aborted_won")
     columns = {name: title for name, title in labels["summary"].items() if name not in hidden}
     if by:
         _print_frame("Rollouts", keys | columns, result.summary, len(by))

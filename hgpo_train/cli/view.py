@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 def view(
     run: Annotated[list[str], typer.Argument(help="Runs, folders of runs, Parquet files, or quoted patterns.")],
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Write one page that needs no server.")] = None,
-    tasks: Annotated[int, typer.Option(help="Number of tasks in the page of --out: the first of each run.")] = 10,
+    tasks: Annotated[
+        int | None, typer.Option(help="Number of tasks of each run in the page of --out. Default: all that fit.")
+    ] = None,
     task: Annotated[list[str] | None, typer.Option(help="A task id for the page instead; may be repeated.")] = None,
     max_mb: Annotated[float, typer.Option(help="Largest size of the page, in MB; further tasks are left out.")] = 25.0,
     overwrite: common.Overwrite = False,
@@ -52,7 +54,9 @@ def view(
     else:
         from hgpo_train.view.app import serve
 
-        sources = open_sources(run)
+        sources = open_sources(run, wait=True)
+        for waiting in filter(None, (source.problem() for source in sources)):
+            typer.echo(f"{waiting}; the page shows the run as soon as it can be read.", err=True)
         serve(sources, host=host, port=port, open_browser=browser, estimators=estimator or (), say=typer.echo)
 
 
@@ -85,7 +89,7 @@ def _write(sources: list[Source], out: Path, *, max_mb: float, overwrite: bool, 
             sources, out, max_mb=max_mb, progress=lambda done, total: bars.show("tasks", done, total), **selection
         )
     for source in sources:
-        if not source.has_rows():
-            typer.echo(f"{source.path} has no rows yet and is left out.", err=True)
+        if problem := source.problem():
+            typer.echo(f"{source.path} is left out: {problem}", err=True)
     left_out = f"; {counted(page.left_out, 'task')} did not fit into {max_mb:g} MB (--max-mb)" if page.left_out else ""
     typer.echo(f"{out}: {counted(page.tasks, 'task')}, {page.bytes / MB:.1f} MB{left_out}. Open it in a browser.")

@@ -6,13 +6,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
-import polars as pl
 
 from hgpo_envs.errors import InputError
+from hgpo_train.evaluation.report import MEASURES
+from hgpo_train.measures import measure_by_task
 from hgpo_train.proportions import paired_interval
 from hgpo_train.resampling import ratio_interval
 
 if TYPE_CHECKING:
+    import polars as pl
     from numpy.typing import NDArray
 
 TASK: Final = ("env_id", "task_id", "task")
@@ -26,7 +28,7 @@ class Comparison:
     Attributes:
         measure: The measure that is compared.
         tasks: Number of tasks in both evaluations.
-        difference: Mean over tasks of (first - second), where each is the mean over the seeds.
+        difference: Mean over tasks of (first - second), where each is the measure of all rollouts of the task.
         low: Lower bound of the difference's 95% confidence interval, of success by `hgpo_train.proportions`, otherwise
             by `hgpo_train.resampling`; None if there is none.
         high: Upper bound of this interval.
@@ -55,7 +57,7 @@ def compare(first: pl.DataFrame, second: pl.DataFrame, measure: str = "success")
     Args:
         first: Episodes of `episode_table`.
         second: Episodes of the other evaluation.
-        measure: One of `MEASURES`.
+        measure: One of `MEASURES`, or of `hgpo_train.measures.MEASURES`, whose columns the tables then need.
 
     Raises:
         InputError: The evaluations have no task in common of which the measure is known.
@@ -65,14 +67,12 @@ def compare(first: pl.DataFrame, second: pl.DataFrame, measure: str = "success")
     >>> compare(table, table.with_columns(success=pl.lit(0.0))).p  # 2 of 3 differ: 2 of 4 sign flips are as extreme
     0.5
     """
-    means = [
-        table.filter(~pl.col("aborted")).drop_nulls(measure).group_by(TASK).agg(pl.col(measure).mean().alias(name))
-        for name, table in (("first", first), ("second", second))
-    ]
-    both = means[0].join(means[1], on=TASK, nulls_equal=True).sort(TASK)
+    known = MEASURES.get(measure, measure)
+    sides = [measure_by_task(table, known, TASK).rename({known: name}) for name, table in (("a", first), ("b", second))]
+    both = sides[0].join(sides[1], on=TASK, nulls_equal=True).sort(TASK)
     if not len(both):
         raise InputError("the two evaluations have no task in common; evaluate the same split with the same data")
-    differences = (both["first"] - both["second"]).to_numpy()
+    differences = (both["a"] - both["b"]).to_numpy()
     difference, low, high = ratio_interval(differences, np.ones(len(both)), "real")
     if measure == "success":
         low, high = paired_interval(differences.tolist())

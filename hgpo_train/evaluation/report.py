@@ -8,18 +8,25 @@ intervals too narrow.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from statistics import stdev
 from typing import Final
 
 import polars as pl
 
 from hgpo_envs.environment_spec import environment_spec
 from hgpo_envs.errors import InputError
-from hgpo_train.proportions import wilson_interval
-from hgpo_train.resampling import ratio_interval
+from hgpo_train.measures import measure
 from hgpo_train.rollout.outcomes import Success, rollout_table, success
 
-MEASURES: Final = ("success", "score", "length", "validity", "admissibility")
-"""Measures of an episode: success (0 or 1), final score, number of steps, shares of well-formed and admissible actions.
+MEASURES: Final = {
+    "success": "success",
+    "score": "score",
+    "length": "mean_length",
+    "validity": "valid",
+    "admissibility": "admissible",
+}
+"""The measures of an evaluation, with their names in `hgpo_train.measures`: the share of solved tasks, the final score,
+the number of steps, and the shares of well-formed and of admissible actions.
 """
 
 
@@ -27,7 +34,8 @@ def episode_table(steps: pl.LazyFrame) -> pl.DataFrame:
     """Return a frame with one row per episode, sorted by seed and task.
 
     Its columns are seed, env_id, task_id, task (the instruction), task_type, the measures (null where unknown),
-    aborted, won; and scenario, if the benchmark has scenarios (`hgpo_envs.environment_spec.EnvironmentSpec`).
+    aborted, won; invalid, judged and admissible (numbers of actions, `hgpo_train.measures`); and scenario, if the
+    benchmark has scenarios (`hgpo_envs.environment_spec.EnvironmentSpec`).
     """
     episodes = (
         rollout_table(steps)
@@ -39,10 +47,11 @@ def episode_table(steps: pl.LazyFrame) -> pl.DataFrame:
             "task_type",
             pl.col("won").cast(pl.Float64).alias("success"),
             pl.col("score", "length").cast(pl.Float64),
-            pl.col("valid").alias("validity"),
-            pl.col("admissible").alias("admissibility"),
+            (1 - pl.col("invalid") / pl.col("length")).alias("validity"),
+            (pl.col("admissible") / pl.col("judged")).fill_nan(None).alias("admissibility"),
             "aborted",
             "won",
+            *("invalid", "judged", "admissible"),
         )
         .sort("seed", "task_id")
         .collect()
@@ -63,11 +72,9 @@ class MeasureSummary:
     """One measure over a set of episodes.
 
     Attributes:
-        mean: Mean over all episodes in which it is known.
+        mean: Mean over all episodes in which it is known; of shares of actions, over all actions.
         std: Standard deviation (ddof 1) of the means per seed; None with one seed.
-        low: Lower bound of the mean's 95% confidence interval: Wilson's with the tasks as trials for success
-            (`hgpo_train.proportions.wilson_interval`), by the jackknife over tasks for the others;
-            None where too few tasks decide (`hgpo_train.resampling`).
+        low: Lower bound of the mean's 95% confidence interval (`hgpo_train.measures`); None with few tasks.
         high: Upper bound of this interval.
     """
 
@@ -131,20 +138,17 @@ def _report(name: str, table: pl.DataFrame) -> EvaluationReport:
         aborted=len(table) - len(whole),
         success=success(table),
         seeds=tuple(sorted(table["seed"].unique().to_list())),
-        measures={measure: _summarize(whole.drop_nulls(measure), measure) for measure in MEASURES},
+        measures={name: _summarize(whole, name) for name in MEASURES},
         scenarios=scenarios,
         scenario_success=scenario_success,  # type: ignore[arg-type]  # a float column's is a float
     )
 
 
-def _summarize(table: pl.DataFrame, measure: str) -> MeasureSummary | None:
-    if table.is_empty():
+def _summarize(table: pl.DataFrame, name: str) -> MeasureSummary | None:
+    known = MEASURES[name]
+    found = measure(table, [known])[None][known]
+    if found is None:
         return None
-    seeds = table.group_by("seed").agg(pl.col(measure).mean())[measure]
-    sums = table.group_by("task_id").agg(pl.col(measure).sum(), pl.len()).sort("task_id")
-    total, number = sums[measure].to_numpy(), sums["len"].to_numpy()
-    mean, low, high = ratio_interval(total, number, "positive" if measure == "length" else "share")
-    if measure == "success":
-        low, high = wilson_interval(mean, len(sums))
-    deviation = seeds.std(ddof=1) if len(seeds) > 1 else None
-    return MeasureSummary(mean, None if deviation is None else float(deviation), low, high)  # type: ignore[arg-type]
+    seeds = [of_seed[known] for of_seed in measure(table, [known], by="seed").values()]
+    values = [one.value for one in seeds if one is not None]
+    return MeasureSummary(found.value, stdev(values) if len(values) > 1 else None, found.low, found.high)

@@ -25,13 +25,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import gymnasium
 import numpy as np
-import polars as pl
 
 from hgpo_datasets import StepWriter, manifest, scan_steps
 from hgpo_envs.env import TextEnv
 from hgpo_envs.errors import InputError
 from hgpo_envs.files.atomic import LOCK, FolderLock, missing_folders, remove_unused
 from hgpo_envs.files.secrets import redact_json
+from hgpo_train.measures import measure
 from hgpo_train.policies.registry import PolicyContext, PolicySpec, find_policy, name_of, own_policy, source_hash
 from hgpo_train.rollout.collector import Tally
 from hgpo_train.rollout.env_handle import EnvHandle, open_env
@@ -51,6 +51,8 @@ from hgpo_train.rollout.sessions import Session, read_sessions, record_session
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    import polars as pl
 
     AnyEnv = str | EnvHandle | gymnasium.Env[Any, Any]
 
@@ -98,27 +100,24 @@ class CollectedRun:
 
         `groups`, `rollouts`, `failed` (rollouts) and `steps` are counts. `success` (share of solved tasks),
         `mean_return`, `mean_length` (in steps), `valid` and `admissible` (shares of well-formed and of admissible
-        actions) are of the rollouts that did not fail, and None if there is none or if they are unknown. `success_low`
-        and `success_high` count the failed rollouts as lost and as won.
+        actions) are of the rollouts that did not fail, and None if there is none or if they are unknown.
+        `success_95_low` and `success_95_high` are the 95% interval of success; `success_if_aborted_lost` and
+        `success_if_aborted_won` count the failed rollouts as lost and as won.
         """
         solved = self.success
-        means = self.rollouts.filter(~pl.col("aborted")).select(
-            pl.col("episode_return").mean().alias("mean_return"),
-            pl.col("length").mean().alias("mean_length"),
-            *(
-                (pl.col(name) * pl.col("length")).sum() / pl.col("length").filter(pl.col(name).is_not_null()).sum()
-                for name in ("valid", "admissible")
-            ),
-        )
+        low, high = solved.interval or (None, None)
+        others = measure(self.rollouts, ("mean_return", "mean_length", "valid", "admissible"))[None]
         return {
             "groups": self.rollouts.n_unique(GROUP),
             "rollouts": solved.rollouts,
             "failed": solved.aborted,
             "steps": self.rollouts["length"].sum(),
             "success": solved.share,
-            "success_low": solved.low,
-            "success_high": solved.high,
-            **means.fill_nan(None).row(0, named=True),
+            "success_95_low": low,
+            "success_95_high": high,
+            "success_if_aborted_lost": solved.if_aborted_lost,
+            "success_if_aborted_won": solved.if_aborted_won,
+            **{name: found and found.value for name, found in others.items()},
         }
 
     def __repr__(self) -> str:

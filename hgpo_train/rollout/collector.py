@@ -66,24 +66,21 @@ class Tally:
     failing: list[str] = field(default_factory=list)
 
     @property
-    def success(self) -> float | None:
-        """The share of rollouts that solved their task, of those whose result is known; None if there is none."""
-        known = self.trajectories - self.aborted - self.unknown
-        return self.won / known if known else None
-
-    @property
     def failures(self) -> FailureSummary:
         """The numbers of rollouts and of failed ones, with the reasons."""
         return FailureSummary(self.trajectories, self.aborted, merged_reasons(self.reasons))
 
     def describe(self) -> str:
-        """Return steps and tokens per second, and the success so far, as one line."""
+        """Return steps and tokens per second, and how many finished rollouts won, as one line.
+
+        It is no success rate: short rollouts finish first, and those that win are shorter.
+        """
         seconds = max(self.seconds, 1e-9)
         parts = [f"{self.steps / seconds:,.0f} steps/s"]
         if self.tokens:
             parts.append(f"{self.tokens / seconds:,.0f} tokens/s")
-        if self.success is not None:
-            parts.append(f"{self.success:.0%} solved")
+        if known := self.trajectories - self.aborted - self.unknown:
+            parts.append(f"{self.won:,} of {known:,} finished solved")
         if self.aborted:
             parts.append(f"{self.aborted} failed")
         return " · ".join(parts)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import polars as pl
 
+from hgpo_train.measures import measure
 from hgpo_train.proportions import by_length
 
 if TYPE_CHECKING:
@@ -39,16 +40,18 @@ def rollout_table(steps: pl.LazyFrame) -> pl.LazyFrame:
     """Return one row per rollout of a step table.
 
     The columns are run, iteration, task_id, group and trajectory; env_id, task and task_type; won (null if unknown),
-    score, episode_return and length (number of steps, those of an aborted rollout until it failed); valid and
-    admissible, the shares of well-formed and of admissible actions; aborted and error.
+    score, episode_return and length (number of steps, those of an aborted rollout until it failed); invalid (number of
+    actions that were not well-formed), judged and admissible (numbers of actions of which that is known, and of
+    admissible ones); aborted and error.
     """
     return steps.group_by("run", *GROUP, "trajectory").agg(
         pl.col("env_id", "task", "task_type", "episode_return").first(),
         pl.col("episode_won").first().alias("won"),
         pl.col("score").sort_by("step").last(),
         pl.len().alias("length"),
-        pl.col("action_valid").mean().alias("valid"),
-        pl.col("action_admissible").mean().alias("admissible"),
+        (~pl.col("action_valid")).sum().alias("invalid"),
+        pl.col("action_admissible").count().alias("judged"),
+        pl.col("action_admissible").sum().alias("admissible"),
         pl.col("aborted").any(),
         pl.col("error").drop_nulls().first(),
     )
@@ -63,8 +66,9 @@ class Success:
         aborted: Number of rollouts that failed for a reason outside the task.
         unknown: Number of other rollouts of which the environment does not say whether they solved the task.
         share: Share of solved tasks among the rollouts whose result is known; None if there is none.
-        low: The share if every other rollout is counted as lost.
-        high: The share if every other rollout is counted as won.
+        interval: Its 95% interval with tasks as trials (`hgpo_train.measures`); None without a share.
+        if_aborted_lost: The share of all rollouts if every other one is counted as lost.
+        if_aborted_won: The share if every other one is counted as won.
         aborted_by_length: Number of rollouts and of aborted ones for each class of lengths
             (`hgpo_train.proportions.by_length`); empty if no rollout aborted.
     """
@@ -73,19 +77,26 @@ class Success:
     aborted: int
     unknown: int
     share: float | None
-    low: float
-    high: float
+    interval: tuple[float, float] | None
+    if_aborted_lost: float
+    if_aborted_won: float
     aborted_by_length: tuple[tuple[str, int, int], ...] = ()
 
     def describe(self) -> str:
-        """Return the share, with bounds and lengths if rollouts aborted.
+        """Return the share with its interval, and with bounds and lengths if rollouts aborted.
 
-        >>> Success(16, 2, 0, 12 / 14, 12 / 16, 14 / 16, (("1–5", 10, 0), ("6–10", 6, 2))).describe()
-        '85.7% (75.0% if the 2 aborted rollouts are lost, 87.5% if they are won); aborted: 0% of 1–5 steps, 33% of 6–10'
-        """
+        >>> Success(16, 2, 0, 0.75, (0.5, 0.9), 0.65, 0.78, (("1–5", 10, 0), ("6–10", 6, 2))).describe()
+        '75.0% (95%: 50.0% to 90.0%) (65.0% if the 2 aborted rollouts are lost, 78.0% if won); aborted: 0% of 1–5 steps, 33% of 6–10'
+        """  # noqa: E501
         text = "unknown" if self.share is None else f"{self.share:.1%}"
+        if self.interval is not None:
+            low, high = self.interval
+            text += f" (95%: {low:.1%} to {high:.1%})"
         if self.aborted:
-            bounds = f"{self.low:.1%} if the {self.aborted} aborted rollouts are lost, {self.high:.1%} if they are won"
+            bounds = (
+                f"{self.if_aborted_lost:.1%} if the {self.aborted} aborted rollouts are lost, "
+                f"{self.if_aborted_won:.1%} if won"
+            )
             shares = [f"{aborted / rollouts:.0%} of {steps}" for steps, rollouts, aborted in self.aborted_by_length]
             text += f" ({bounds}); aborted: {', '.join([f'{shares[0]} steps', *shares[1:]])}"
         return text
@@ -95,14 +106,15 @@ def success(rollouts: pl.DataFrame) -> Success:
     """Return the success of rollouts, with bounds.
 
     Args:
-        rollouts: Rows of `rollout_table`, of which `won`, `aborted` and `length` are read.
+        rollouts: Rows of `rollout_table`, of which `env_id`, `task_id`, `won`, `aborted` and `length` are read.
     """
     whole = rollouts.filter(~pl.col("aborted"))
     aborted, won, unknown = len(rollouts) - len(whole), int(whole["won"].sum()), whole["won"].null_count()
-    known = len(whole) - unknown
-    low, high = won / len(rollouts), (won + aborted + unknown) / len(rollouts)
+    lost, most = won / len(rollouts), (won + aborted + unknown) / len(rollouts)
+    found = measure(rollouts.with_columns(success="won"), ["success"])[None]["success"]
+    share, interval = (found.value, found.interval) if found else (None, None)
     lengths = by_length(rollouts).select("steps", "episodes", "aborted").rows() if aborted else []
-    return Success(len(rollouts), aborted, unknown, won / known if known else None, low, high, tuple(lengths))
+    return Success(len(rollouts), aborted, unknown, share, interval, lost, most, tuple(lengths))
 
 
 def group_table(steps: pl.LazyFrame, outcome: str) -> pl.LazyFrame:

@@ -12,7 +12,6 @@ import webbrowser
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
-import orjson
 import uvicorn
 from starlette.applications import Starlette
 from starlette.convertors import IntegerConvertor, register_url_convertor
@@ -27,6 +26,7 @@ from hgpo_train.local_server import address_of, bound_socket, is_known_host, kno
 from hgpo_train.settings import build, read_assignments, types_of
 from hgpo_train.view.connections import BACKLOG, Connection
 from hgpo_train.view.documents import group_document, step_documents
+from hgpo_train.view.encoding import encode
 from hgpo_train.view.estimates import estimate, estimator_documents, estimator_with
 from hgpo_train.view.overview import (
     comparison_document,
@@ -81,10 +81,10 @@ def make_app(
     """Create the application of some runs, whose addresses begin with a token.
 
     Requests may be addressed to loopback's names and to `hosts`. `estimators` are offered as ``module:function``, in
-    addition to the registered ones; an unknown one raises InputError.
+    addition to the registered ones, and the first two are the pair that is shown; an unknown one raises InputError.
     """
     names = list(dict.fromkeys([*registry.names(), *estimators]))
-    head = {"estimators": estimator_documents(names), "definitions": definitions_document()}
+    head = {"estimators": estimator_documents(names), "opened": [*estimators], "definitions": definitions_document()}
 
     def source_at(request: Request, name: str = "run") -> Source:
         number: int = request.path_params[name]
@@ -193,7 +193,7 @@ DOCUMENTS: Final[dict[str, Document]] = {
 
 
 def _json(value: object, status: int = 200) -> Response:
-    return Response(orjson.dumps(value), status, media_type="application/json")
+    return Response(encode(value), status, media_type="application/json")
 
 
 class _Guard:

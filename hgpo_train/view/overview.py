@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from contextlib import suppress
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
 import polars as pl
@@ -17,9 +16,10 @@ from hgpo_train.advantages.parameters import STATISTICS_HISTORY_LENGTH
 from hgpo_train.analysis.definitions import DEFINITIONS
 from hgpo_train.analysis.describe import beginning, describe
 from hgpo_train.analysis.statistics import default_permutations, statistics, with_and_without_unchanged
-from hgpo_train.evaluation.comparison import TASK
-from hgpo_train.proportions import by_length, wilson_interval
-from hgpo_train.resampling import student_quantile
+from hgpo_train.evaluation.comparison import TASK, compare
+from hgpo_train.measures import MEASURES, measure, measure_by_task
+from hgpo_train.measures import TASK as MEASURED_TASK
+from hgpo_train.proportions import by_length
 from hgpo_train.view.tasks import OUTCOMES
 
 if TYPE_CHECKING:
@@ -30,20 +30,18 @@ if TYPE_CHECKING:
     from hgpo_train.view.sources import Source
 
 _METRICS_BYTES: Final = 256 << 20
+_METRICS: Final = 1_000
+"""Names of metrics that are shown: a damaged file can have one in each line."""
+
+
+class _Line(msgspec.Struct):
+    iteration: Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
+
+
+_LINE: Final = msgspec.json.Decoder(_Line)
 _TASKS: Final = 200
 """Tasks that a comparison lists."""
 
-_WHOLE: Final = ~pl.col("aborted")
-_MEASURES: Final = {
-    "success": pl.col("won").filter(_WHOLE).mean().alias("success"),
-    "mean_return": pl.col("episode_return").filter(_WHOLE).mean().alias("mean_return"),
-    "mean_length": pl.col("length").filter(_WHOLE).mean().alias("mean_length"),
-    "valid": (1 - pl.col("invalid").filter(_WHOLE).sum() / pl.col("length").filter(_WHOLE).sum()).fill_nan(None)
-    .alias("valid"),
-}  # fmt: skip
-"""Measures of episodes that were not aborted."""
-_BOUNDS: Final = {"mean_length": (1, math.inf), "valid": (0, 1)}
-"""The ranges of measures that cannot have any value."""
 _LEVEL_COLUMNS: Final = (
     *("level", "eligible", "shared", "cross", "mean_size", "step_size", "differing", "flat", "weight", "explained"),
     "sign_disagreement",
@@ -73,6 +71,7 @@ def overview_document(source: Source, index: Index) -> dict[str, Any]:
         "iterations": sorted(episodes["iteration"].unique()),
         "config": source.config(),
         "training": source.training() is not None,
+        "evaluation": source.config().get("evaluation") is True,
         "total": total,
         "task_types": results(episodes, "task_type"),
         "outcomes": index.groups.select(**{name: own.sum() for name, own in OUTCOMES.items()}).row(0, named=True),
@@ -83,47 +82,28 @@ def overview_document(source: Source, index: Index) -> dict[str, Any]:
 def results(episodes: pl.DataFrame, by: str | None = None) -> list[dict[str, Any]]:
     """Return the results of all episodes, or of those of each value of a column, sorted by it.
 
-    Aborted rollouts are counted, and change `bounds` of success; measures are those of the others. `intervals` of
-    measures (95%, None where unknown) take tasks as independent trials, because rollouts of one share its difficulty:
-    Wilson's of success, around `success_by_task`; Student's of the mean over tasks of the others.
+    The measures and their `intervals` are those of `hgpo_train.measures`; None where unknown. Aborted rollouts are
+    counted, and change `bounds` of success.
     """
-    episodes = episodes if by else episodes.with_columns(all=0)
+    episodes = episodes.with_columns(success="won", all=None)
     key = by or "all"
     totals = episodes.group_by(key).agg(
-        pl.struct("env_id", "task_id").n_unique().cast(pl.Int64).alias("tasks"),
+        pl.struct(MEASURED_TASK).n_unique().cast(pl.Int64).alias("tasks"),
         pl.len().cast(pl.Int64).alias("episodes"),
         pl.col("length").sum().alias("steps"),
-        *_MEASURES.values(),
-        (pl.col("admissible").filter(_WHOLE).sum() / pl.col("judged").filter(_WHOLE).sum()).fill_nan(None),
         pl.col("aborted", "truncated").sum().cast(pl.Int64),
-        pl.col("won").filter(_WHOLE).sum().cast(pl.Int64),
-        pl.col("won").filter(_WHOLE).null_count().cast(pl.Int64).alias("unknown"),
+        pl.col("won").filter(~pl.col("aborted")).sum().cast(pl.Int64),
+        (pl.col("aborted") | pl.col("won").is_null()).sum().cast(pl.Int64).alias("unknown"),
     )
-    tasks = episodes.group_by(key, "env_id", "task_id").agg(*_MEASURES.values())
-    spread = tasks.group_by(key).agg(
-        pl.concat_list(pl.col(name).mean(), pl.col(name).std(), pl.col(name).count()).alias(f"{name}, tasks")
-        for name in _MEASURES
-    )
-    rows = totals.join(spread, on=key, nulls_equal=True).sort(key, nulls_last=True).to_dicts()
+    measures = measure(episodes, by=by)
+    rows = totals.sort(key, nulls_last=True).to_dicts()
     for row in rows:
-        highest = row["won"] + row.pop("unknown") + row["aborted"]
+        found = measures[row[by] if by else None]
+        row |= {name: one and one.value for name, one in found.items()}
+        row["intervals"] = {name: one and one.interval for name, one in found.items()}
+        highest = row["won"] + row.pop("unknown")
         row["bounds"] = (row["won"] / row["episodes"], highest / row["episodes"]) if row["aborted"] else None
-        of_tasks = {name: row.pop(f"{name}, tasks") for name in _MEASURES}
-        row["success_by_task"], _, trials = of_tasks["success"]
-        row["intervals"] = {name: mean_interval(*values, *_BOUNDS.get(name, ())) for name, values in of_tasks.items()}
-        if trials:
-            row["intervals"]["success"] = wilson_interval(min(1.0, row["success_by_task"]), int(trials))
     return rows
-
-
-def mean_interval(
-    mean: float | None, deviation: float | None, count: float, least: float = -math.inf, most: float = math.inf
-) -> tuple[float, float] | None:
-    """Return the 95% interval of a mean of independent values from a range, or None for fewer than two."""
-    if mean is None or deviation is None:
-        return None
-    half = student_quantile(0.975, int(count) - 1) * deviation / math.sqrt(count)
-    return max(least, mean - half), min(most, mean + half)
 
 
 def curves_document(source: Source, index: Index) -> dict[str, Any]:
@@ -135,7 +115,7 @@ def curves_document(source: Source, index: Index) -> dict[str, Any]:
     """
     folder = source.training()
     lines = [] if folder is None else _metrics(folder / "metrics.jsonl")
-    names = sorted({name for line in lines for name in line if name != "iteration"})
+    names = sorted({name for line in lines for name in line if name != "iteration"})[:_METRICS]
     return {
         "results": results(index.episodes, "iteration"),
         "metrics_iterations": [line["iteration"] for line in lines],
@@ -147,29 +127,31 @@ def comparison_document(first: Index, second: Index) -> dict[str, Any]:
     """Return what two runs did with the tasks that both contain.
 
     Returns:
-        ``differences``: for each measure the mean over tasks of second - first, with its 95% `interval` (paired), and
-        the numbers of `tasks` that were compared, `higher` and `lower`; ``total`` (of common tasks); and ``tasks``:
-        those with the largest differences in success, with the measures and the first group's position in each run.
+        ``differences``: for each measure the mean over tasks of second - first, with its 95% `interval`
+        (`hgpo_train.evaluation.compare`), and the numbers of `tasks` that were compared, `higher` and `lower`;
+        ``total`` (of common tasks); and ``tasks``: those with the largest differences in success, with the measures
+        and the first group's position in each run.
     """
-    sides = [
-        run.episodes.group_by(TASK, maintain_order=True).agg(pl.col("task_type", "number").first(), *_MEASURES.values())
-        for run in (first, second)
-    ]
+    runs = [run.episodes.with_columns(success="won") for run in (first, second)]
+    sides = [run.group_by(TASK, maintain_order=True).agg(pl.col("number").first()) for run in runs]
+    for at, run in enumerate(runs):
+        for name in MEASURES:
+            known = measure_by_task(run, name, TASK)
+            sides[at] = sides[at].join(known, on=TASK, how="left", nulls_equal=True, maintain_order="left")
     both = sides[0].join(sides[1], on=TASK, suffix=" of b", maintain_order="left", nulls_equal=True)
     differences = {}
-    for name in _MEASURES:
-        change = (both[f"{name} of b"] - both[name]).drop_nulls()
-        if change.len():
-            mean, deviation = change.mean(), change.std()
-            interval = mean_interval(mean, deviation, change.len())  # type: ignore[arg-type]  # of floats
-            counts = {"tasks": change.len(), "higher": int((change > 0).sum()), "lower": int((change < 0).sum())}
-            differences[name] = {"mean": mean, "interval": interval, **counts}
+    for name in MEASURES:
+        with suppress(InputError):  # unknown of all common tasks
+            found = compare(runs[1], runs[0], name)
+            interval = None if found.low is None else (found.low, found.high)
+            counts = {"tasks": found.tasks, "higher": found.better, "lower": found.worse}
+            differences[name] = {"mean": found.difference, "interval": interval, **counts}
     distance = (pl.col("success of b") - pl.col("success")).abs()
     listed = both.sort(distance, descending=True, nulls_last=True, maintain_order=True).head(_TASKS)
     tasks = [
         {
             **{name: beginning(row[name] or "", 300) if name == "task" else row[name] for name in ("task_id", "task")},
-            "sides": [{name: row[name + end] for name in ("number", *_MEASURES)} for end in ("", " of b")],
+            "sides": [{name: row[name + end] for name in ("number", *MEASURES)} for end in ("", " of b")],
         }
         for row in listed.iter_rows(named=True)
     ]
@@ -178,11 +160,12 @@ def comparison_document(first: Index, second: Index) -> dict[str, Any]:
 
 def _metrics(path: Path) -> list[dict[str, Any]]:
     """Return the lines of a `metrics.jsonl`, without damaged ones: the run may be writing."""
-    metrics: dict[Any, dict[str, Any]] = {}
+    metrics: dict[int, dict[str, Any]] = {}
     for line in read_bytes(path, _METRICS_BYTES, "metrics").splitlines():
-        with suppress(msgspec.DecodeError, KeyError):
-            values = msgspec.json.decode(line, type=dict[str, int | float | None])
-            metrics[values["iteration"]] = values
+        with suppress(ValueError, RecursionError):
+            found = _LINE.decode(line)
+            values = msgspec.json.decode(line, type=dict[str, float | None])
+            metrics[found.iteration] = {**values, "iteration": found.iteration}
     return [metrics[iteration] for iteration in sorted(metrics)]
 
 

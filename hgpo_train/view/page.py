@@ -8,23 +8,23 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from itertools import count, islice, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-import orjson
 import polars as pl
 
 from hgpo_envs.errors import InputError, unknown
 from hgpo_envs.files.atomic import write_file
-from hgpo_envs.files.secrets import redact
 from hgpo_train.advantages import registry
 from hgpo_train.view.documents import STEPS, group_document, step_documents
+from hgpo_train.view.encoding import encode_redacted
 from hgpo_train.view.estimates import estimate, estimator_documents
 from hgpo_train.view.overview import curves_document, definitions_document, levels_document, overview_document
 from hgpo_train.view.tasks import PAGE, TaskFilter, tasks_document
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from tokenizers import Tokenizer
 
@@ -52,56 +52,59 @@ def write_page(
     sources: Sequence[Source],
     path: Path,
     *,
-    tasks: int = 10,
+    tasks: int | None = None,
     task_ids: Sequence[str] = (),
-    estimators: Sequence[str] = ESTIMATORS,
+    estimators: Sequence[str] = (),
     max_mb: float = 25.0,
     progress: Callable[[int, int], object] = lambda _done, _all: None,
 ) -> Page:
     """Write a page.
 
     Args:
-        sources: The runs.
+        sources: The runs. Those that cannot be read or have no rows are left out.
         path: The file.
-        tasks: The number of tasks, the first of each run.
+        tasks: The number of tasks, the first of each run. Default: all that fit.
         task_ids: Ids of tasks; if there are any, `tasks` is ignored.
         estimators: Estimators whose advantages it contains, with the parameters of the training run, or else with the
-            default ones. Those of training runs are added. Runs without rows are left out.
-        max_mb: The largest size of the file. Tasks that would exceed it are left out.
+            default ones; the first two are the pair that is shown. Default: `ESTIMATORS`. Those of training runs are
+            added.
+        max_mb: The largest size of the file. Tasks that would exceed it are left out, and the page says so.
         progress: Called with the number of finished tasks and of all.
 
     Raises:
         InputError: A task or an estimator is unknown, or not a single task fits into the size.
     """
-    if not 1 <= tasks <= PAGE:
-        raise InputError(f"--tasks: expected a number from 1 to {PAGE}, received {tasks}")
+    if tasks is not None and tasks < 1:
+        raise InputError(f"--tasks: expected a positive number, received {tasks}")
     if not max_mb > 0:
         raise InputError(f"--max-mb: expected a positive number, received {max_mb:g}")
-    sources = [source for source in sources if source.has_rows()]
+    sources = [source for source in sources if source.problem() is None]
     indices = [source.index() for source in sources]
     trained = [source.trained() for source in sources]
-    estimators = list(dict.fromkeys([*(name for name, _ in filter(None, trained)), *estimators]))
-    specs = [_specs(estimators, dict(parameters)) for _, parameters in (each or ("", {}) for each in trained)]
-    limit = PAGE if task_ids else tasks
-    chosen = []
-    for run, index in enumerate(indices):
-        is_named = pl.lit(value=True) if not task_ids else pl.col("task_id").is_in(list(task_ids))
-        numbers = index.groups.filter(is_named)["number"]
-        chosen += [(run, task) for task in tasks_document(index, TaskFilter(limit=limit), numbers)["tasks"]]
-    missing = set(task_ids) - {task["task_id"] for _, task in chosen}
-    if missing:
-        known = sorted({task for index in indices for task in index.groups["task_id"]})
-        raise InputError(unknown("task", min(missing), known, limit=5))
+    names = list(dict.fromkeys([*(name for name, _ in filter(None, trained)), *(estimators or ESTIMATORS)]))
+    specs = [_specs(names, dict(parameters)) for _, parameters in (each or ("", {}) for each in trained)]
+    known = {task for index in indices for task in index.groups["task_id"]}
+    if missing := set(task_ids) - known:
+        raise InputError(unknown("task", min(missing), sorted(known), limit=5))
     answers: dict[str, Any] = {}
+    runs: list[dict[str, Any]] = []
     for run, (source, index) in enumerate(zip(sources, indices, strict=True)):
         answers[f"runs/{run}/overview"] = overview_document(source, index)
         answers[f"runs/{run}/curves"] = curves_document(source, index)
         answers[f"runs/{run}/levels"] = levels_document(index, chance=True)
         answers[f"runs/{run}/tasks"] = {"total": 0, "groups": 0, "offset": 0, "tasks": []}
-    runs = [{**source.document(), "path": source.name, "version": ""} for source in sources]
-    head = {"runs": runs, "estimators": estimator_documents(estimators), "definitions": definitions_document()}
+        of = answers[f"runs/{run}/overview"]["total"]["tasks"]
+        runs.append({**source.document(), "path": source.name, "version": "", "selection": {"tasks": 0, "of": of}})
+    head = {"runs": runs, "estimators": estimator_documents(names), "opened": [*estimators]}
+    head["definitions"] = definitions_document()
+    totals, in_order = [], []
+    for index in indices:
+        numbers = index.groups.filter(pl.col("task_id").is_in(task_ids))["number"] if task_ids else None
+        selected = tasks_document(index, TaskFilter(limit=0), numbers)["total"]
+        totals.append(selected if task_ids or tasks is None else min(tasks, selected))
+        in_order.append(islice(_tasks(index, numbers), totals[-1]))
     size, kept = len(_page(head, answers)), 0
-    for run, task in chosen:
+    for run, task in _in_turns(in_order):
         added = _answers(run, indices[run], sources[run].tokenizer(), task, specs[run])
         size += len(_data(task)) + 1 + sum(len(key) + len(_data(value)) + 4 for key, value in added.items())
         if size > max_mb * MB:
@@ -111,13 +114,29 @@ def write_page(
         listed["tasks"].append(task)
         listed["total"] += 1
         listed["groups"] += len(task["groups"])
+        runs[run]["selection"]["tasks"] += 1
         kept += 1
-        progress(kept, len(chosen))
+        progress(kept, sum(totals))
     if not kept:
         raise InputError(f"the first task alone does not fit into {max_mb:g} MB; increase --max-mb")
     page = _page(head, answers)
     write_file(path, page)
-    return Page(kept, len(chosen) - kept, len(page))
+    return Page(kept, sum(totals) - kept, len(page))
+
+
+def _tasks(index: Index, numbers: pl.Series | None) -> Iterator[dict[str, Any]]:
+    """Yield the tasks of a run, or those with the groups at some positions."""
+    for offset in count(0, PAGE):
+        found = tasks_document(index, TaskFilter(offset=offset, limit=PAGE), numbers)["tasks"]
+        if not found:
+            return
+        yield from found
+
+
+def _in_turns(runs: Sequence[Iterator[dict[str, Any]]]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the first task of each run, then the second, with the number of the run."""
+    for row in zip_longest(*runs):
+        yield from ((run, task) for run, task in enumerate(row) if task is not None)
 
 
 def _specs(names: Sequence[str], parameters: Mapping[str, Any]) -> dict[str, Estimator]:
@@ -146,8 +165,8 @@ def _answers(
 
 
 def _data(value: object) -> bytes:
-    r"""Return JSON that can stand inside a script element: no `<`, which could end it."""
-    return orjson.dumps(value).replace(b"<", b"\\u003c")
+    r"""Return JSON without secrets that can stand inside a script element: no `<`, which could end it."""
+    return encode_redacted(value).replace(b"<", b"\\u003c")
 
 
 def _page(head: dict[str, Any], answers: dict[str, Any]) -> bytes:
@@ -164,7 +183,7 @@ def _page(head: dict[str, Any], answers: dict[str, Any]) -> bytes:
         b"<title>HGPO viewer</title><style>",
         style,
         b'</style></head><body><div id="app"></div><script type="application/json" id="data">',
-        redact(_data({**head, "answers": answers}).decode()).encode(),
+        _data({**head, "answers": answers}),
         b"</script><script>",
         script,
         b"</script></body></html>\n",

@@ -8,10 +8,13 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from hgpo_datasets import manifest
 from hgpo_datasets.reader import errors, is_plain, step_files
 from hgpo_datasets.sources import PARQUET, is_run, parts_of, runs_below
 from hgpo_envs.errors import InputError
+from hgpo_envs.files.secrets import redact
 from hgpo_envs.state_keys import STATE_KEYS
 from hgpo_envs.unicode_text import clean_text
 from hgpo_train.advantages import registry
@@ -24,6 +27,19 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from tokenizers import Tokenizer
+
+
+class NoRowsError(InputError):
+    """A run has no committed rows yet."""
+
+
+class _Trained(msgspec.Struct):
+    """What a training run's configuration says about its estimator."""
+
+    estimator: str | None = msgspec.field(name="advantage.estimator", default=None)
+    parameters: dict[str, bool | int | float | str | None] = msgspec.field(
+        name="advantage.parameters", default_factory=dict
+    )
 
 
 class Source:
@@ -71,7 +87,7 @@ class Source:
             if self._read is None or self._read[0] != version:
                 files = step_files(self.folder or self.path)
                 if not files:
-                    raise InputError(f"no committed rows in {self.path}")
+                    raise NoRowsError(f"no committed rows in {self.path}")
                 self._read = version, read_index(files)
             return self._read[1]
 
@@ -81,25 +97,37 @@ class Source:
         return dict(header.config) if header else {}
 
     def document(self) -> dict[str, object]:
-        """Return the run as a list of runs shows it."""
-        training, trained = self.training() is not None, self.trained()
-        document = {"name": self.name, "path": str(self.path), "version": self.version, "training": training}
-        return {**document, "trained": trained and {"name": trained[0], "set": trained[1]}}
+        """Return the run as a list of runs shows it; `problem` says why it cannot be read, and is otherwise None."""
+        trained = self.trained()
+        return {
+            "name": self.name,
+            "path": clean_text(str(self.path)),
+            "version": self.version,
+            "training": self.training() is not None,
+            "trained": trained and {"name": trained[0], "set": trained[1]},
+            "problem": self.problem(),
+        }
+
+    def problem(self) -> str | None:
+        """Return why the run cannot be shown: its manifest is damaged, or it has no rows yet; None if it can."""
+        try:
+            self.config()
+            if not step_files(self.folder or self.path):
+                return f"no committed rows in {self.name} yet"
+        except InputError as error:
+            return redact(clean_text(str(error)))
+        return None
 
     def trained(self) -> tuple[str, dict[str, Any]] | None:
         """Return the estimator of a training run and its parameters; None if it cannot be computed from rows alone."""
         try:
-            training = self.config().get("training", {})
-        except InputError:  # deleted, or damaged
+            training = msgspec.convert(self.config().get("training", {}), _Trained)
+        except (InputError, msgspec.ValidationError):  # deleted, damaged, or written by another program
             return None
-        name, parameters = training.get("advantage.estimator"), training.get("advantage.parameters", {})
+        name, parameters = training.estimator, training.parameters
         if name not in registry.names() or parameters.get("state_key") not in (None, ALFWORLD_NODES, *STATE_KEYS):
             return None  # a foreign run must not name a module to import
-        return name, dict(parameters)
-
-    def has_rows(self) -> bool:
-        """Return whether rows are committed."""
-        return bool(step_files(self.folder or self.path))
+        return name, parameters
 
     def tokenizer(self) -> Tokenizer | None:
         """Return the run's tokenizer, if it is on this machine."""
@@ -111,11 +139,12 @@ class Source:
         return self.folder if training else None
 
 
-def open_sources(paths: Iterable[str]) -> list[Source]:
+def open_sources(paths: Iterable[str], *, wait: bool = False) -> list[Source]:
     """Return the runs and files that paths mean, as for `hgpo_datasets.scan_steps`.
 
     A folder of runs means each of them. A run without committed rows is kept if there are others, because it may be
-    written now. Parquet files of other programs that one path means, a pattern or a folder without runs, are one table.
+    written now; with `wait` also if there are none. Parquet files of other programs that one path means, a pattern or
+    a folder without runs, are one table.
 
     Raises:
         InputError: A path does not exist, is a URL, or contains no run; or no run has rows.
@@ -134,14 +163,17 @@ def open_sources(paths: Iterable[str]) -> list[Source]:
     for pattern, files in tables.items():
         sources.append(Source(Path(files[0] if len(files) == 1 else patterns[pattern]), files))
     refused: InputError | None = None
+    waits = False
     for source in sources:
         try:
             source.index()
             break
         except InputError as error:
             refused = refused or error
+            waits = waits or (wait and isinstance(error, NoRowsError))
     else:
-        raise refused or InputError(f"no runs in {', '.join(names) or 'an empty list'}; name a run")
+        if not waits:
+            raise refused or InputError(f"no runs in {', '.join(names) or 'an empty list'}; name a run")
     counts: dict[str, int] = {}
     names = [_name_among(source, sources) for source in sources]
     for source, name in zip(sources, names, strict=True):  # a run that is named twice is numbered

@@ -10,7 +10,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from hgpo_envs.files.untrusted_files import read_bytes
+import orjson
+
+from hgpo_envs.files.untrusted_files import parse_json, read_bytes
 from hgpo_train.models.checkpoint_files import list_checkpoints
 
 if TYPE_CHECKING:
@@ -18,9 +20,19 @@ if TYPE_CHECKING:
 
     from tokenizers import Tokenizer
 
+_NAME: Final = 255
 FILE: Final = "tokenizer.json"
 _BYTES: Final = 64 << 20
 _POLICIES: Final = ("transformers", "vllm", "openai")
+_LINEAR: Final = ("ByteLevel", "ByteFallback", "Fuse", "Strip", "Metaspace", "WordPiece", "BPEDecoder", "CTC")
+"""Decoders that read each token once, and add at most a short text to it."""
+_DECODERS: Final = 8
+_OF_TEXTS: Final = ("normalizer", "pre_tokenizer", "post_processor", "truncation", "padding")
+"""What only the encoding of texts needs, and may contain patterns."""
+_CHARACTERS: Final = 16 << 20
+"""The most characters in the tokens of one response."""
+_AFFIX: Final = 32
+"""The longest text of such a decoder."""
 _SPACE: Final = "▁"
 """The mark of a space in the tokens of SentencePiece."""
 
@@ -39,6 +51,11 @@ def texts_of(tokenizer: Tokenizer, ids: Sequence[int], response: str | None) -> 
     added = tokenizer.get_added_tokens_decoder()
     special = {added[number].content for number in ids if number in added and added[number].special}
     try:
+        length = 0
+        for number in ids:
+            length += len(tokenizer.id_to_token(number) or "")
+            if length > _CHARACTERS:
+                return None
         whole = tokenizer.decode(list(ids), skip_special_tokens=True)
     except (OverflowError, TypeError):  # an id that no tokenizer has
         return None
@@ -75,6 +92,8 @@ def _folders(config: Mapping[str, Any], training: Path | None) -> Iterator[Path]
     for name in _models(config):
         if name.startswith(("//", "\\\\")):  # another machine, which would be told who looks
             continue
+        if "\0" in name or len(name) > _NAME:  # no path of any system
+            continue
         if Path(name).is_dir():
             yield Path(name)
             yield from reversed(list_checkpoints(Path(name) / "checkpoints"))
@@ -109,6 +128,35 @@ def _read(file: Path) -> Tokenizer | None:
     try:
         from tokenizers import Tokenizer
 
-        return Tokenizer.from_buffer(read_bytes(file, _BYTES, "tokenizer"))
-    except (ImportError, ValueError, OSError):  # a file that is not there, or no tokenizer
+        data = read_bytes(file, _BYTES, "tokenizer")
+        content = parse_json(data)
+        if not _is_linear(content.get("decoder")):
+            return None
+        return Tokenizer.from_buffer(orjson.dumps({**content, **dict.fromkeys(_OF_TEXTS)}))
+    except (ImportError, ValueError, OSError, AttributeError, TypeError):  # a file that is not there, or no tokenizer
         return None
+
+
+def _is_linear(decoder: object) -> bool:
+    """Return whether a decoder's work and output are bounded by a small multiple of its input.
+
+    A sequence of replacements can lengthen a text in each of its steps, and a pattern can be searched for in
+    exponential time. So only decoders of published tokenizers pass: replacements of a fixed text by one that is not
+    longer, in a short sequence.
+    """
+    parts = decoder.get("decoders") if isinstance(decoder, dict) and decoder.get("type") == "Sequence" else [decoder]
+    return isinstance(parts, list) and len(parts) <= _DECODERS and all(map(_is_linear_part, parts))
+
+
+def _is_linear_part(decoder: object) -> bool:
+    if decoder is None:
+        return True
+    if not isinstance(decoder, dict):
+        return False
+    if decoder.get("type") == "Replace":
+        pattern, content = decoder.get("pattern"), decoder.get("content")
+        fixed = pattern.get("String") if isinstance(pattern, dict) and len(pattern) == 1 else None
+        return isinstance(fixed, str) and isinstance(content, str) and len(content) <= len(fixed) > 0
+    return decoder.get("type") in _LINEAR and all(
+        not isinstance(value, str) or len(value) <= _AFFIX for value in decoder.values()
+    )

@@ -83,7 +83,7 @@ def test_results_are_the_same_wherever_they_are_asked(run: Path) -> None:
     with StepWriter(run) as writer:
         writer.add_group([{**lost, "action_valid": False, "reward": 0.5, "won": False, "aborted": True, "error": "-"}])
     results = {"success": 0.5, "mean_return": 0.5, "mean_length": 4.0, "valid": 10 / 16}
-    bounds = {"success_low": 12 / 25, "success_high": 13 / 25}
+    bounds = {"success_if_aborted_lost": 12 / 25, "success_if_aborted_won": 13 / 25}
     shown = json.loads(invoke("data", "show", run, "--json"))["total"]
     plain = scan_steps(run).drop("episode_return")
     for asked in (

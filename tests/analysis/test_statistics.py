@@ -340,7 +340,11 @@ def with_outcomes(won: list[bool | None], aborted: list[bool]) -> Statistics:
 def test_success_is_what_is_known_with_bounds():
     """Aborted rollouts and those of unknown outcome count as lost in one bound, and as won in the other."""
     found = with_outcomes([True, True, False, None, None], [False] * 4 + [True])
-    assert found.summary.select("success", "success_low", "success_high").row(0) == (2 / 3, 2 / 5, 4 / 5)
+    assert found.summary.select("success", "success_if_aborted_lost", "success_if_aborted_won").row(0) == (
+        2 / 3,
+        2 / 5,
+        4 / 5,
+    )
     assert found.lengths.rows() == [("1–5", 5, 1, 2)]
     assert "40% won if they are lost, 80% if they are won" in "\n".join(describe(found))
     unknown = with_outcomes([None, None], [False, False])

@@ -40,13 +40,16 @@ def test_the_overview_counts(run: Path) -> None:
     assert summary["bytes"] == sum(file.stat().st_size for file in run.glob("steps/*"))
     assert 0 < sum(summary["family_bytes"].values()) < summary["bytes"]
     look, pick, unknown = summary["kinds"]
-    success = {"success": 0.0, "success_low": 0.0, "success_high": 0.5}
+    success = {"success": 0.0, "success_if_aborted_lost": 0.0, "success_if_aborted_won": 0.5}
     assert look.items() >= {"task_type": "look", "tasks": 1, "episodes": 2, "aborted": 1, **success}.items()
-    success = {"success": 0.5, "success_low": 0.5, "success_high": 0.5}
+    success = {"success": 0.5, "success_if_aborted_lost": 0.5, "success_if_aborted_won": 0.5}
     assert pick.items() >= {"task_type": "pick", "mean_return": 0.5, "mean_length": 3.0, "valid": 5 / 6}.items()
     assert pick.items() >= {"score": 0.5, **success}.items()
-    assert unknown.items() >= {"task_type": None, "episodes": 1, "score": None, "success_low": None}.items()
-    assert summary["total"].items() >= {"success": 1 / 3, "success_low": 0.2, "success_high": 0.6}.items()
+    assert unknown.items() >= {"task_type": None, "episodes": 1, "score": None, "success_if_aborted_lost": None}.items()
+    assert (
+        summary["total"].items()
+        >= {"success": 1 / 3, "success_if_aborted_lost": 0.2, "success_if_aborted_won": 0.6}.items()
+    )
 
 
 def test_a_run_may_have_the_name_of_the_command(run: Path, hgpo: Command, monkeypatch: pytest.MonkeyPatch) -> None:

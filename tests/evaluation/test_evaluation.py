@@ -25,7 +25,15 @@ def table(rows: list[tuple[int, str, float]], aborted: bool = False) -> pl.DataF
     return pl.DataFrame(
         [
             {"seed": seed, "task_id": task, "task_type": "kind", "success": value, "score": value, "won": value > 0.5}
-            | {"length": 5.0, "validity": 1.0, "admissibility": 1.0, "aborted": aborted, "env_id": "e", "task": "win"}
+            | {
+                "length": 5.0,
+                "invalid": 0,
+                "judged": 5,
+                "admissible": 5,
+                "aborted": aborted,
+                "env_id": "e",
+                "task": "win",
+            }
             for seed, task, value in rows
         ]
     )
@@ -78,7 +86,7 @@ def test_aborted_episodes_are_excluded_counted_and_bound_the_success() -> None:
     everything = evaluation_reports(both)[0]
     assert (everything.tasks, everything.episodes, everything.aborted) == (3, 2, 1)
     assert everything.measures["success"].mean == 0.5
-    assert (everything.success.low, everything.success.high) == (1 / 3, 2 / 3)
+    assert (everything.success.if_aborted_lost, everything.success.if_aborted_won) == (1 / 3, 2 / 3)
     assert evaluation_reports(table([(1, "b", 0.0)], aborted=True)) == []
 
 
@@ -211,14 +219,8 @@ def test_the_coverage_by_the_exact_binomial_distribution(trials: int) -> None:
 
 def test_several_seeds_per_task_do_not_make_the_interval_narrower_than_its_tasks_allow() -> None:
     """If all seeds of a task end alike, more seeds are no information."""
-    rows = [
-        {"seed": seed, "task_id": f"t{task}", "task_type": "kind", "aborted": False}
-        | dict.fromkeys(("success", "score"), float(task < 3))
-        | {"length": 5.0, "validity": 1.0, "admissibility": 1.0, "won": task < 3}
-        for seed in range(4)
-        for task in range(10)
-    ]  # fmt: skip
-    success = evaluation_reports(pl.DataFrame(rows))[0].measures["success"]
+    rows = [(seed, f"t{task}", float(task < 3)) for seed in range(4) for task in range(10)]
+    success = evaluation_reports(table(rows))[0].measures["success"]
     assert (success.low, success.high) == wilson_interval(0.3, 10)
 
 

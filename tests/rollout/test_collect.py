@@ -337,4 +337,4 @@ def test_progress_in_a_file_is_a_line_now_and_then(tmp_path: Path, capsys, monke
     monkeypatch.setattr(progress_line, "INTERVAL_S", 0.0)
     play(first, tmp_path / "slow", progress=True)
     lines = capsys.readouterr().err.splitlines()
-    assert re.fullmatch(r"6 of 6 rollouts, \S+ steps/s · \d+% solved", lines[-1]), lines
+    assert re.fullmatch(r"6 of 6 rollouts, \S+ steps/s · \d of 6 finished solved", lines[-1]), lines

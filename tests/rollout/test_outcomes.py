@@ -5,6 +5,7 @@ import pytest
 from asked import Failing
 
 from hgpo_envs.engine import State
+from hgpo_train.proportions import wilson_interval
 from hgpo_train.rollout.outcomes import groups_with_mixed_outcomes, rollout_table, success
 from hgpo_train.rollout.run import ExecutionOptions, RolloutSpec
 
@@ -36,7 +37,8 @@ def test_a_world_that_the_agents_action_ends_is_lost_and_not_aborted(runs, ends)
     assert tally.aborted == 0
     solved = success(table)
     assert (solved.aborted, solved.share) == (0, tally.won / 40)
-    assert solved.describe() == f"{solved.share:.1%}"
+    low, high = wilson_interval(solved.share, 10)
+    assert solved.describe() == f"{solved.share:.1%} (95%: {low:.1%} to {high:.1%})"
 
 
 def test_an_engine_that_fails_for_an_unknown_reason_aborts(runs):
@@ -51,10 +53,11 @@ def test_the_success_of_rollouts_that_did_not_abort_is_biased_and_the_bounds_hol
     runs.collect("sound", spec=spec)
     runs.collect("flaky", policy, spec=spec, execution=ExecutionOptions(max_consecutive_failures=400))
     truth, flaky = (success(rollout_table(runs.steps(name).lazy()).collect()) for name in ("sound", "flaky"))
-    assert (truth.aborted, truth.low, truth.high, truth.aborted_by_length) == (0, truth.share, truth.share, ())
+    assert (truth.aborted, truth.if_aborted_lost, truth.if_aborted_won) == (0, truth.share, truth.share)
+    assert truth.aborted_by_length == ()
     assert flaky.aborted > 40
-    assert flaky.low <= truth.share <= flaky.high
-    assert flaky.low < flaky.share < flaky.high
+    assert flaky.if_aborted_lost <= truth.share <= flaky.if_aborted_won
+    assert flaky.if_aborted_lost < flaky.share < flaky.if_aborted_won
     assert sum(rollouts for _, rollouts, _ in flaky.aborted_by_length) == 400
     assert sum(aborted for *_, aborted in flaky.aborted_by_length) == flaky.aborted
     assert f"if the {flaky.aborted} aborted rollouts are lost" in flaky.describe()
@@ -62,13 +65,15 @@ def test_the_success_of_rollouts_that_did_not_abort_is_biased_and_the_bounds_hol
 
 def test_the_bounds_by_hand():
     won, aborted = [True, True, False, None, False, False], [False] * 4 + [True] * 2
-    table = pl.DataFrame({"won": won, "aborted": aborted, "length": [3, 8, 9, 16, 17, 40]})
+    tasks = {"env_id": "e", "task_id": [*"aabbcd"]}
+    table = pl.DataFrame({**tasks, "won": won, "aborted": aborted, "length": [3, 8, 9, 16, 17, 40]})
     found = success(table)
     assert (found.rollouts, found.aborted, found.unknown) == (6, 2, 1)
-    assert (found.share, found.low, found.high) == (2 / 3, 2 / 6, 5 / 6)
+    assert (found.share, found.if_aborted_lost, found.if_aborted_won) == (2 / 3, 2 / 6, 5 / 6)
+    assert found.interval == wilson_interval(2 / 3, 2), "results are known of two tasks"
     assert found.aborted_by_length == (("1–5", 1, 0), ("6–10", 2, 0), ("11–20", 2, 1), ("21–50", 1, 1))
     aborted = success(table.filter("aborted"))
-    assert (aborted.share, aborted.low, aborted.high) == (None, 0.0, 1.0)
+    assert (aborted.share, aborted.interval, aborted.if_aborted_lost, aborted.if_aborted_won) == (None, None, 0.0, 1.0)
     unknown = success(table.filter(pl.col("won").is_null()))
     assert (unknown.share, unknown.describe()) == (None, "unknown")
 
@@ -83,7 +88,7 @@ def test_unknown_results_flow_to_the_tables_and_are_no_outcome(runs, monkeypatch
     tasks = handle.shared.source._tasks
     monkeypatch.setattr(handle.shared.source, "engine", lambda: Silent(tasks))
     tally = runs.collect("run", handle=handle, spec=SPEC)
-    assert (tally.unknown, tally.won, tally.success) == (40, 0, None)
+    assert (tally.unknown, tally.won) == (40, 0)
     steps = runs.steps("run")
     assert steps["won"].null_count() == len(steps)
     assert success(rollout_table(steps.lazy()).collect()).unknown == 40

@@ -10,6 +10,7 @@ from typing import Any
 
 import polars as pl
 import pytest
+import xxhash
 from polars.testing import assert_series_equal
 from viewed import HOSTILE, small_rows
 
@@ -19,8 +20,10 @@ with warnings.catch_warnings():
     from starlette.testclient import TestClient
 
 from hgpo_datasets import StepWriter, scan_steps
+from hgpo_envs.errors import InputError
 from hgpo_train.advantages import compute, names
 from hgpo_train.local_server import is_known_host
+from hgpo_train.proportions import paired_interval
 from hgpo_train.rollout import collect
 from hgpo_train.view.app import HEADERS, make_app
 from hgpo_train.view.sources import open_sources
@@ -60,7 +63,7 @@ def test_the_overview_counts_a_small_run(small_run, get) -> None:
     assert seen["config"] == {"policy": "written by hand"}
     assert (total["aborted"], total["success"]) == (2, 4 / 6)
     assert total["valid"] == 16 / 18  # of the steps of rollouts that were not aborted
-    assert total["intervals"]["mean_length"] == [3, 3], "both tasks took as long"
+    assert total["intervals"]["mean_length"] is None, "two tasks are too few"
     low, high = total["intervals"]["success"]
     assert 0 < low < 4 / 6 < high < 1  # two tasks: wide
     assert high - low > 0.5
@@ -130,13 +133,20 @@ def test_two_runs_on_their_common_tasks(small_run, six_tasks, tmp_path, get) -> 
     document = get(small_run, tmp_path / "other", six_tasks)
     seen = document("runs/0/against/1")
     assert seen["total"] == 1
-    difference = {"mean": pytest.approx(1 / 3), "interval": None, "tasks": 1, "higher": 1, "lower": 0}
+    bounds = pytest.approx(paired_interval([1 / 3]))
+    difference = {"mean": pytest.approx(1 / 3), "interval": bounds, "tasks": 1, "higher": 1, "lower": 0}
     assert seen["differences"]["success"] == difference
     ((ours, theirs),) = (task["sides"] for task in seen["tasks"])
     assert (ours["success"], theirs["success"], ours["number"], theirs["number"]) == (pytest.approx(2 / 3), 1.0, 1, 0)
     assert document("runs/0/against/2") == {"differences": {}, "total": 0, "tasks": []}
     same = document("runs/2/against/2")
-    assert same["differences"]["success"] == {"mean": 0, "interval": [0, 0], "tasks": 6, "higher": 0, "lower": 0}
+    assert same["differences"]["success"] == {
+        "mean": 0,
+        "interval": list(paired_interval([0.0] * 6)),
+        "tasks": 6,
+        "higher": 0,
+        "lower": 0,
+    }
 
 
 def test_a_group_is_its_rows(rich_run, get) -> None:
@@ -347,3 +357,90 @@ def test_hostile_texts_are_json(hostile_run) -> None:
         answer = client.get(f"/{TOKEN}/api/runs/0/{path}")
         assert answer.headers["content-type"] == "application/json"
         json.loads(answer.content)
+
+
+HUGE = "9" * 30
+HOSTILE_TRAINING: dict[str, str] = {
+    "a list": "[1]",
+    "a text": '"hgpo"',
+    "an estimator that is a list": '{"advantage.estimator": ["hgpo"]}',
+    "parameters that are a text": '{"advantage.estimator": "hgpo", "advantage.parameters": "alpha"}',
+    "a huge parameter": f'{{"advantage.estimator": "hgpo", "advantage.parameters": {{"alpha": {HUGE}}}}}',
+    "nested parameters": '{"advantage.estimator": "hgpo", "advantage.parameters": {"state_key": [{"a": 1}]}}',
+    "deep": '{"a": ' * 300 + "1" + "}" * 300,
+    "markup": '{"advantage.estimator": "<script>alert(1)</script>\\u0000\\u202e"}',
+    "half a character": '{"advantage.estimator": "\\ud800"}',
+}
+HOSTILE_METRICS: dict[str, bytes] = {
+    "no iteration": b'{"loss": 1}',
+    "iterations of several types": b'{"iteration": null}\n{"iteration": "a"}\n{"iteration": 1}\n{"iteration": 1.5}',
+    "huge": f'{{"iteration": 1, "x": {HUGE}}}\n{{"iteration": {HUGE}}}\n{{"iteration": 2, "x": 1e400}}'.encode(),
+    "not numbers": b'{"iteration": 1, "loss": NaN}\n{"iteration": 1, "loss": {"a": []}}\n[]\nnull',
+    "deep": b'{"iteration": ' + b"[" * 100_000,
+    "not UTF-8": b'{"iteration": 1, "\xff": 1}\n\xff\xfe',
+    "markup": b'{"iteration": 1, "<script>\\u0000": 1}',
+}  # fmt: skip
+
+
+def change_manifest(run: Path, name: str, value: str) -> None:
+    """Write a value of the configuration into a manifest, with the checks of its lines, as its author could."""
+    previous, lines = "", []
+    for line in (run / "manifest.jsonl").read_bytes().splitlines():
+        values = {name: item for name, item in json.loads(line).items() if name != "check"}
+        if "config" in values:
+            values["config"] = {name: "VALUE"}
+        text = json.dumps(values, sort_keys=True, separators=(",", ":")).replace('"VALUE"', value)
+        check = xxhash.xxh3_64_hexdigest(previous.encode() + text.encode())
+        lines.append(f'{{"check":"{check}",{text[1:]}')
+        previous = check
+    (run / "manifest.jsonl").write_text("".join(f"{line}\n" for line in lines))
+
+
+@pytest.mark.parametrize("training", HOSTILE_TRAINING.values(), ids=HOSTILE_TRAINING)
+def test_a_hostile_manifest_disables_no_list(small_run, six_tasks, training: str) -> None:
+    """The run is listed; what of it can be read is shown, and the rest is one line."""
+    change_manifest(small_run, "training", training)
+    client = client_of(small_run, six_tasks)
+    answer = client.get(f"/{TOKEN}/api/runs")
+    assert answer.status_code == 200
+    first, second = answer.json()["runs"]
+    assert (first["name"], second["name"], second["problem"]) == ("small", "six", None)
+    for path in ("overview", "curves", "levels", "tasks", "steps/0"):
+        shown = client.get(f"/{TOKEN}/api/runs/0/{path}")
+        assert shown.status_code == 200 or (shown.status_code == 400 and "\n" not in shown.json()["error"])
+        assert client.get(f"/{TOKEN}/api/runs/1/{path}").status_code == 200
+
+
+@pytest.mark.parametrize("damage", [b"", b"\xff\xfe\n", b"[" * 100_000, b'{"run": 1}\n', b"null\n"])
+def test_a_damaged_manifest_is_an_entry_that_says_so(small_run, six_tasks, damage: bytes) -> None:
+    client = client_of(small_run, six_tasks)
+    (small_run / "manifest.jsonl").write_bytes(damage)
+    first, second = client.get(f"/{TOKEN}/api/runs").json()["runs"]
+    assert "manifest" in first["problem"] or "no committed rows" in first["problem"]
+    assert (second["name"], second["problem"]) == ("six", None)
+
+
+@pytest.mark.parametrize("metrics", HOSTILE_METRICS.values(), ids=HOSTILE_METRICS)
+def test_damaged_lines_of_metrics_are_left_out(training_run, six_tasks, metrics: bytes) -> None:
+    good = b'{"iteration": 7, "loss": 0.5}\n'
+    (training_run / "metrics.jsonl").write_bytes(metrics + b"\n" + good)
+    client = client_of(training_run, six_tasks)
+    assert client.get(f"/{TOKEN}/api/runs").status_code == 200
+    curves = client.get(f"/{TOKEN}/api/runs/0/curves").json()
+    assert curves["metrics_iterations"][-1] == 7
+    assert curves["metrics"]["loss"][-1] == 0.5
+
+
+def test_a_run_before_its_first_commit_is_waited_for(tmp_path) -> None:
+    with StepWriter(tmp_path / "live") as writer:
+        with pytest.raises(InputError, match="no committed rows"):
+            open_sources([str(tmp_path / "live")])
+        app = make_app(open_sources([str(tmp_path / "live")], wait=True), TOKEN)
+        client = TestClient(app, base_url="http://127.0.0.1:8000")
+        (before,) = client.get(f"/{TOKEN}/api/runs").json()["runs"]
+        assert "no committed rows" in before["problem"]
+        writer.add_group(small_rows("alpha"))
+    (after,) = client.get(f"/{TOKEN}/api/runs").json()["runs"]
+    assert after["problem"] is None
+    assert before["version"] != after["version"]
+    assert client.get(f"/{TOKEN}/api/runs/0/overview").json()["groups"] == 1

@@ -10,6 +10,7 @@ import pytest
 from command import python
 from viewed import HOSTILE
 
+from hgpo_datasets import StepWriter
 from hgpo_envs.errors import InputError
 from hgpo_train.view.page import MB, write_page
 from hgpo_train.view.sources import open_sources
@@ -97,7 +98,7 @@ def test_the_command_writes_a_page(hgpo, small_run, tmp_path) -> None:
         ("https://host/run", "expected a local run, received the URL https://host/run"),
         (". -o page.html", "is not a run, and contains none"),
         ("RUN -o .", "expected a file, received a folder"),
-        ("RUN -o page.html --tasks 0", "--tasks: expected a number from 1 to 500, received 0"),
+        ("RUN -o page.html --tasks 0", "--tasks: expected a positive number, received 0"),
         ("RUN -o page.html --max-mb 0", "--max-mb: expected a positive number, received 0"),
         ("RUN -o page.html --task nothing", "unknown task 'nothing'"),
         ("RUN -o page.html -e ppo", "unknown estimator 'ppo'"),
@@ -137,3 +138,29 @@ def test_without_the_extra_a_page_can_be_written_and_one_line_says_how_to_instal
     assert re.fullmatch(r"error: this needs (starlette|uvicorn): pip install 'hgpo\[view\]'\n", done.stderr)
     done = python(ABSENT, "view", small_run, "-o", tmp_path / "page.html")
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_page_without_secrets_can_be_loaded(tmp_path) -> None:
+    """Secrets end before a quotation mark or a backslash of the text, which a search in finished JSON would take."""
+    texts = ['?api_key=hunter22"', "?api_key=hunter22\\", '"http://me:hunter22@host/"', "?api_key=hunter22\n<b>"]
+    step = {"task_id": "a", "step": 0, "action": "go", "reward": 0.0, "terminated": True, "won": False}
+    rows = [{**step, "trajectory": f"t{at}", "state": text} for at, text in enumerate(texts)]
+    with StepWriter(tmp_path / "run") as writer:
+        writer.add_group(rows)
+    write_page(open_sources([str(tmp_path / "run")]), tmp_path / "page.html")
+    states = data_of(tmp_path / "page.html")["answers"]["runs/0/groups/0"]["states"]
+    assert "hunter22" not in (tmp_path / "page.html").read_text()
+    assert sorted(states) == sorted(['?api_key=***"', "?api_key=***", '"http://***@host/"', "?api_key=***\n<b>"])
+
+
+def test_all_tasks_are_in_the_page_unless_it_says_so(rich_run, six_tasks, tmp_path) -> None:
+    sources, file = open_sources([str(rich_run), str(six_tasks)]), tmp_path / "page.html"
+    assert write_page(sources, file).left_out == 0
+    assert [run["selection"] for run in data_of(file)["runs"]] == [{"tasks": 6, "of": 6}] * 2
+    write_page(sources, file, tasks=2)
+    assert [run["selection"] for run in data_of(file)["runs"]] == [{"tasks": 2, "of": 6}] * 2
+
+
+def test_the_pair_is_the_one_that_was_asked_for(rich_run, tmp_path) -> None:
+    write_page(open_sources([str(rich_run)]), tmp_path / "page.html", estimators=("grpo", "hgpo"), tasks=1)
+    assert data_of(tmp_path / "page.html")["opened"] == ["grpo", "hgpo"]

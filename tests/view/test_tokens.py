@@ -1,5 +1,6 @@
 """The texts of tokens: those of the run's own tokenizer, from files of this machine alone."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -91,3 +92,46 @@ def test_a_run_without_tokens(tmp_path: Path, token_run: Path) -> None:
     with StepWriter(tmp_path / "bare", config={"policy": {"name": f"transformers:{tmp_path / 'model'}"}}) as writer:
         writer.add_group([row])
     assert texts_of(tmp_path / "bare", 0) is None
+
+
+DOUBLING = {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}
+
+
+@pytest.mark.parametrize(
+    "decoder",
+    [
+        {"type": "Sequence", "decoders": [DOUBLING] * 60},
+        {"type": "Replace", "pattern": {"Regex": "(a+)+b"}, "content": ""},
+        {"type": "Sequence", "decoders": [{"type": "Fuse"}] * 9},
+        {"type": "Sequence", "decoders": [{"type": "Sequence", "decoders": [DOUBLING]}]},
+        {"type": "WordPiece", "prefix": "##" * 100, "cleanup": False},
+        {"type": "Replace", "pattern": {"String": ""}, "content": "a"},
+        {"type": "unknown"},
+        ["Fuse"],
+    ],
+)
+def test_decoders_that_can_grow_are_refused(token_run: Path, tmp_path: Path, decoder: object) -> None:
+    file = tmp_path / "model/tokenizer.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "decoder": decoder}))
+    (source,) = open_sources([str(token_run)])
+    assert source.tokenizer() is None
+
+
+@pytest.mark.parametrize(
+    "decoder",
+    [
+        None,
+        {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
+        {"type": "Sequence", "decoders": [
+            {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
+            {"type": "ByteFallback"},
+            {"type": "Fuse"},
+            {"type": "Strip", "content": " ", "start": 1, "stop": 0},
+        ]},
+    ],
+)  # fmt: skip
+def test_decoders_of_published_models_are_read(token_run: Path, tmp_path: Path, decoder: object) -> None:
+    file = tmp_path / "model/tokenizer.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "decoder": decoder}))
+    (source,) = open_sources([str(token_run)])
+    assert source.tokenizer() is not None

@@ -3,6 +3,7 @@ import { render } from "preact";
 import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 import { forget, get, isFile, useDocument } from "./data";
 import type { Head } from "./documents";
+import { counted } from "./format";
 import { ComparePage } from "./compare";
 import { chosenOf } from "./estimators";
 import { GroupPage } from "./group";
@@ -79,9 +80,9 @@ function useVersion(): number {
 }
 
 function App() {
-  const head = useDocument<Head>("runs");
   const route = useRoute();
   const version = useVersion();
+  const head = useDocument<Head>("runs", {}, version);
   const [theme, toggleTheme] = useTheme();
   const [help, setHelp] = useState(false);
   const dialog = useRef<HTMLDialogElement>(null);
@@ -123,10 +124,10 @@ function App() {
     return <p class="error page" role="alert">No run named {route.run} is open here. <a href={links.overview(run.name)}>{run.name}</a></p>;
   }
   const path = `runs/${place}`;
-  const chosen = chosenOf(route.settings, head.value.estimators, run.trained);
+  const chosen = chosenOf(route.settings, head.value.estimators, run.trained, head.value.opened);
   const shared = { path, run: run.name, version };
   const pick = (iteration: string) => go(links.tasks(run.name, asSettings({ ...NO_FILTER, iteration })));
-  const single = route.view === "overview" || route.view === "compare";
+  const single = run.problem !== null || route.view === "overview" || route.view === "compare";
   return (
     <>
       <a class="skip" href="#main" onClick={(event) => { event.preventDefault(); document.getElementById("main")?.focus(); }}>
@@ -136,7 +137,7 @@ function App() {
         <strong class="brand">HGPO viewer</strong>
         {runs.length > 1 ? (
           <select aria-label="Run" value={run.name} onChange={(event) => go(links.overview(event.currentTarget.value))}>
-            {runs.map((one) => <option value={one.name}>{one.name}</option>)}
+            {runs.map((one) => <option value={one.name}>{one.name}{one.problem && " (cannot be shown)"}</option>)}
           </select>
         ) : (
           <span class="run-name" title={run.path}><Line text={run.name} most={40} /></span>
@@ -152,14 +153,22 @@ function App() {
         </button>
         <button type="button" onClick={() => setHelp(true)} aria-label="Keyboard shortcuts" aria-haspopup="dialog">?</button>
       </header>
+      {run.selection && run.selection.tasks < run.selection.of && (
+        <p class="note selection" role="note">
+          This page contains {run.selection.tasks} of {counted(run.selection.of, "task")} of the run; figures of the overview are of all. For the
+          others, write it with larger <code>--tasks</code> or <code>--max-mb</code>, or open the run with <code>hgpo view</code>.
+        </p>
+      )}
       <main id="main" tabIndex={-1} class={single ? "single" : `split at-${route.view}`}>
-        {route.view === "overview" ? (
+        {run.problem ? (
+          <p class="error page" role="alert">This run cannot be shown: <Line text={run.problem} most={1000} /></p>
+        ) : route.view === "overview" ? (
           <OverviewPage {...shared} pick={pick} />
         ) : route.view === "compare" ? (
           <ComparePage runs={runs} place={place} settings={route.settings} version={version} chosen={chosen} />
         ) : (
           <>
-            {route.view !== "step" && <TaskTree {...shared} route={route} />}
+            {route.view !== "step" && <TaskTree {...shared} route={route} selection={run.selection} />}
             <section class="content" aria-label="Selection">
               {route.view === "group" && route.group !== null && (
                 <GroupPage {...shared} number={route.group} tab={route.tab} chosen={chosen} colours={route.settings.get("colours") === "b" ? 1 : 0} />

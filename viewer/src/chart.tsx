@@ -88,7 +88,7 @@ export function Chart({ title, iterations, curves, share, pick }: Props) {
       <div ref={place} role="img" aria-label={`${title} by iteration; the table below has the numbers`} />
       <ul class="keys">
         {shown.map((curve, at) => (
-          <li><span class="key" style={{ background: `var(--curve-${at % 6})` }} /> {curve.name} <b>{format(curve.values.findLast((value) => value !== null) ?? null)}</b></li>
+          <li><span class="key" style={{ background: `var(--curve-${at % 6})` }} /> {curve.name}, last: <b>{format(curve.values.findLast((value) => value !== null) ?? null)}</b></li>
         ))}
       </ul>
       <details>

@@ -12,8 +12,10 @@ import { Line, Wide } from "./texts";
 
 type Props = { runs: Run[]; place: number; settings: URLSearchParams; version: number; chosen: Chosen[] };
 
-const SHARES: Measure[] = ["success", "valid"];
-const NAMES: Record<Measure, string> = { success: "success", mean_return: "return", mean_length: "length", valid: "valid actions" };
+const SHARES: Measure[] = ["success", "valid", "admissible"];
+const NAMES: Record<Measure, string> = {
+  success: "success", score: "score", mean_return: "return", mean_length: "length", valid: "valid actions", admissible: "admissible actions",
+};
 
 const shown = (name: Measure, value: number | null) => (SHARES.includes(name) ? percent(value, 1) : number(value));
 
@@ -39,7 +41,7 @@ export function ComparePage({ runs, place, settings, version, chosen }: Props) {
     <article class="page overview">
       <h1>{counted(runs.length, "run")} side by side</h1>
       <Results runs={runs} overviews={overviews} />
-      <CurvesOf runs={runs} curves={curves} />
+      <CurvesOf runs={runs} curves={curves.map((one, at) => (overviews[at]?.evaluation ? null : one))} />
       {other >= 0 && (
         <section aria-label="Tasks of two runs">
           <h2>The same tasks in two runs</h2>
@@ -66,7 +68,7 @@ function Results({ runs, overviews }: { runs: Run[]; overviews: (Overview | null
           <tr>
             <th scope="col">run</th><th scope="col" class="figure">success</th><th scope="col">with its 95% interval</th>
             {measures.map((name) => <th scope="col" class="figure">{NAMES[name]}</th>)}
-            <th scope="col" class="figure">tasks</th><th scope="col" class="figure">rollouts</th><th scope="col" class="figure">iterations</th>
+            <th scope="col" class="figure">tasks</th><th scope="col" class="figure">rollouts</th><th scope="col" class="figure">iterations, seeds</th>
           </tr>
         </thead>
         <tbody>
@@ -82,7 +84,7 @@ function Results({ runs, overviews }: { runs: Run[]; overviews: (Overview | null
                       const interval = of.intervals[name];
                       return <td class="figure">{shown(name, of[name])}{interval && <small>({shown(name, interval[0])} to {shown(name, interval[1])})</small>}</td>;
                     })}
-                    <td class="figure">{integer(of.tasks)}</td><td class="figure">{integer(of.episodes)}</td><td class="figure">{overviews[at]?.iterations.length}</td>
+                    <td class="figure">{integer(of.tasks)}</td><td class="figure">{integer(of.episodes)}</td><td class="figure">{counted(overviews[at]?.iterations.length ?? 0, overviews[at]?.evaluation ? "seed" : "iteration")}</td>
                   </>
                 )}
               </tr>

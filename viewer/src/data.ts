@@ -84,7 +84,7 @@ export function useDocument<T>(path: string | null, query: Query = {}, version =
 // ------------------------------------------------------------------------------------------------ documents in a file
 
 function lookUp(from: Embedded, path: string, query: Query): unknown {
-  if (path === "runs") return { runs: from.runs, estimators: from.estimators, definitions: from.definitions };
+  if (path === "runs") return { runs: from.runs, estimators: from.estimators, opened: from.opened, definitions: from.definitions };
   const [run, kind, ...rest] = path.split("/").slice(1);
   if (kind === "find") return find(from, run as string, String(query.trajectory));
   if (kind === "tasks") return filtered(from.answers[path] as Tasks, query);

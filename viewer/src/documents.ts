@@ -6,7 +6,10 @@ export type Text = string | Cut | null;
 /** An estimator with parameters. */
 export type Trained = { name: string; set: Record<string, number | string | boolean | null> };
 
-export type Run = { name: string; path: string; version: string; training: boolean; trained: Trained | null };
+export type Run = {
+  name: string; path: string; version: string; training: boolean; trained: Trained | null; problem: string | null;
+  selection?: { tasks: number; of: number }; // of a page without a server
+};
 
 export type Parameter = {
   name: string;
@@ -22,19 +25,17 @@ export type Estimator = { name: string; summary: string; scope: string; paramete
 
 export type Definitions = Record<"summary" | "levels", Record<string, { label: string; text: string }>>;
 
-export type Head = { runs: Run[]; estimators: Estimator[]; definitions: Definitions };
+export type Head = { runs: Run[]; estimators: Estimator[]; opened: string[]; definitions: Definitions };
 
-export type Measure = "success" | "mean_return" | "mean_length" | "valid";
+export type Measure = "success" | "score" | "mean_return" | "mean_length" | "valid" | "admissible";
 
 export type Results = Record<Measure, number | null> & {
   iteration?: number;
   tasks: number;
   episodes: number;
   steps: number;
-  success_by_task: number | null;
   intervals: Record<Measure, [number, number] | null>;
   bounds: [number, number] | null;
-  admissible: number | null;
   aborted: number;
   truncated: number;
 };
@@ -50,6 +51,7 @@ export type Overview = {
   iterations: number[];
   config: Record<string, unknown>;
   training: boolean;
+  evaluation: boolean; // then an iteration is a seed
   total: Results;
   task_types: (Results & { task_type: string | null })[];
   lengths: { steps: string; episodes: number; aborted: number; won: number }[];

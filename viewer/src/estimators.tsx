@@ -12,12 +12,13 @@ export type Chosen = { name: string; set: Record<string, Value>; trained?: boole
 const FIRST = ["history_length", "alpha", "mode", "context", "gamma"];
 
 /**
- * The estimators A and B of the address, written as on the command line: `hgpo:history_length=4:alpha=2`. By default, A
- * is that of the training run, and B has those of its parameters that it knows.
+ * The estimators A and B of the address, written as on the command line: `hgpo:history_length=4:alpha=2`. By default,
+ * they are those that the command line named; or else A is that of the training run, whose parameters B has if it knows
+ * them.
  */
-export function chosenOf(settings: URLSearchParams, known: Estimator[], trained: Trained | null): Chosen[] {
+export function chosenOf(settings: URLSearchParams, known: Estimator[], trained: Trained | null, opened: string[]): Chosen[] {
   const names = known.map((one) => one.name);
-  const first = [...new Set([trained?.name ?? "hgpo", "hgpo", "gigpo", ...names])].filter((name) => names.includes(name));
+  const first = [...new Set([...opened, trained?.name ?? "hgpo", "hgpo", "gigpo", ...names])].filter((name) => names.includes(name));
   const initial = (name: string): Chosen => {
     const has = known.find((one) => one.name === name)?.parameters.map((one) => one.name) ?? [];
     const set = Object.fromEntries(Object.entries(trained?.set ?? {}).filter(([key]) => has.includes(key)));

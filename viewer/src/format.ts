@@ -8,9 +8,18 @@ export const share = (part: number | null, whole: number): number | null => (par
 /** A measurement, with the same decimals whatever its value is: those of a column agree. */
 export const number = (value: number | null | undefined, digits = 2): string => {
   if (value === null || value === undefined) return "–";
-  const text = Math.abs(value).toFixed(digits);
+  const text = fixed(Math.abs(value), digits);
   return value < 0 && Number(text) !== 0 ? `−${text}` : text;
 };
+
+/** Decimals as the commands print them: a tie goes to the even digit, as in Python, and not up, as in `toFixed`. */
+function fixed(value: number, digits: number): string {
+  const rounded = value.toFixed(digits);
+  const exact = value.toFixed(Math.min(100, digits + 40)); // beyond them, no number of this size has digits
+  const before = exact.slice(0, exact.length - 40 + (digits ? 0 : -1));
+  const isTie = /^\.?50*$/.test(exact.slice(before.length)) && !rounded.includes("e");
+  return isTie && Number(before.at(-1)) % 2 === 0 ? before : rounded;
+}
 
 /** A number with its sign, such as an advantage. */
 export const signed = (value: number | null | undefined, digits = 2): string => {

@@ -24,12 +24,13 @@ export function OverviewPage({ path, run, version, pick }: Props) {
       </div>
       <dl class="tiles">
         <Tile name="success" value={percent(seen.total.success, 1)} note={interval(seen.total)} />
+        {seen.total.score !== null && seen.total.score !== seen.total.success && <Tile name="score" value={number(seen.total.score, 3)} />}
         <Tile name="mean return" value={number(seen.total.mean_return, 3)} />
         <Tile name="mean length" value={number(seen.total.mean_length, 1)} note="steps" />
         <Tile name="invalid actions" value={percent(invalid(seen.total), 1)} note="by their form" />
         {seen.total.admissible !== null && <Tile name="admissible actions" of="admissible" value={percent(seen.total.admissible, 1)} />}
         <Tile name="rollouts" of="trajectories" value={integer(seen.total.episodes)} note={`${counted(seen.total.tasks, "task")}, ${counted(seen.groups, "group")}`} />
-        <Tile name="steps" value={integer(seen.total.steps)} note={several ? counted(seen.iterations.length, "iteration") : counted(seen.files, "file")} />
+        <Tile name="steps" value={integer(seen.total.steps)} note={several ? counted(seen.iterations.length, seen.evaluation ? "seed" : "iteration") : counted(seen.files, "file")} />
         {seen.total.aborted > 0 && <Tile name="aborted" value={integer(seen.total.aborted)} note="rollouts" />}
       </dl>
       {seen.total.bounds && (
@@ -40,9 +41,9 @@ export function OverviewPage({ path, run, version, pick }: Props) {
       )}
       <p><a class="button" href={links.tasks(run)}>Look at the tasks</a></p>
       <Outcomes of={seen} />
-      {several && curves.value && <CurvesPart curves={curves.value} pick={pick} />}
+      {several && curves.value && (seen.evaluation ? <Seeds curves={curves.value} pick={pick} /> : <CurvesPart curves={curves.value} pick={pick} />)}
       <TaskTypes of={seen} run={run} />
-      <LevelsPart path={path} version={version} pick={pick} steps={seen.total.steps} />
+      <LevelsPart path={path} version={version} pick={pick} steps={seen.total.steps} curves={!seen.evaluation} />
       <Configuration of={seen} />
     </article>
   );
@@ -51,7 +52,7 @@ export function OverviewPage({ path, run, version, pick }: Props) {
 const invalid = (of: Results): number | null => (of.valid === null ? null : 1 - of.valid);
 
 const interval = ({ intervals: { success }, tasks }: Results): string =>
-  success ? `95%: ${percent(success[0])} to ${percent(success[1])} (${counted(tasks, "task")})` : "";
+  success ? `95%: ${percent(success[0], 1)} to ${percent(success[1], 1)} (${counted(tasks, "task")})` : "";
 
 function Tile({ name, value, note, of }: { name: string; value: string; note?: string; of?: string }) {
   const definition = useDocument<Head>("runs").value?.definitions.summary[of ?? name.replace(" ", "_")];
@@ -114,20 +115,20 @@ function TaskTypes({ of, run }: { of: Overview; run: string }) {
           </tbody>
         </table>
       </Wide>
-      <p class="note">The intervals take tasks, not rollouts, as independent: rollouts of one task share its difficulty.</p>
+      <p class="note">The intervals take tasks, not rollouts, as independent.</p>
     </section>
   );
 }
 
 export function Interval({ of, colour }: { of: Results; colour?: string }) {
-  if (!of.intervals.success || of.success_by_task === null) return <>–</>;
+  if (!of.intervals.success || of.success === null) return <>–</>;
   const [low, high] = of.intervals.success;
   return (
-    <svg class="interval" viewBox="0 0 120 14" role="img" aria-label={`${percent(low)} to ${percent(high)}`} style={{ color: colour ?? "var(--plus)" }}>
+    <><svg class="interval" viewBox="0 0 120 14" aria-hidden="true" style={{ color: colour ?? "var(--plus)" }}>
       <line x1="1" x2="119" y1="7" y2="7" class="axis" />
       <line x1={1 + 118 * low} x2={1 + 118 * high} y1="7" y2="7" class="range" />
-      <circle cx={1 + 118 * of.success_by_task} cy="7" r="4" />
-    </svg>
+      <circle cx={1 + 118 * of.success} cy="7" r="4" />
+    </svg> <small>{percent(low, 1)} to {percent(high, 1)}</small></>
   );
 }
 
@@ -137,6 +138,31 @@ export const RESULTS: [string, Measure[], boolean][] = [
   ["Mean return", ["mean_return"], false],
   ["Mean length in steps", ["mean_length"], false],
 ];
+
+/** The seeds of an evaluation, which have no order: a row each, and no curve. */
+function Seeds({ curves, pick }: { curves: Curves; pick: (iteration: string) => void }) {
+  return (
+    <section aria-label="Seeds">
+      <h2>By seed</h2>
+      <Wide label="Results by seed">
+        <table>
+          <thead>
+            <tr><th scope="col">seed</th><th scope="col" class="figure">success</th><th scope="col">with its 95% interval</th><th scope="col" class="figure">return</th><th scope="col" class="figure">length</th></tr>
+          </thead>
+          <tbody>
+            {curves.results.map((one) => (
+              <tr>
+                <th scope="row"><button type="button" class="link" onClick={() => pick(String(one.iteration))}>{one.iteration}</button></th>
+                <td class="figure">{percent(one.success, 1)}</td><td><Interval of={one} /></td>
+                <td class="figure">{number(one.mean_return)}</td><td class="figure">{number(one.mean_length, 1)}</td>
+              </tr>
+            ))}
+          </tbody>
+        </table>
+      </Wide>
+    </section>
+  );
+}
 
 function CurvesPart({ curves, pick }: { curves: Curves; pick: (iteration: string) => void }) {
   const [metric, setMetric] = useState<string | null>(null);
@@ -179,9 +205,9 @@ const LEVEL_ROWS: [string, (value: number | null) => string][] = [
 /** Steps of a run for which chance is computed without being asked for: more take longer than seconds. */
 const MOST_STEPS = 200_000;
 
-type LevelsProps = { path: string; version: number; pick: (iteration: string) => void; steps: number };
+type LevelsProps = { path: string; version: number; pick: (iteration: string) => void; steps: number; curves: boolean };
 
-function LevelsPart({ path, version, pick, steps }: LevelsProps) {
+function LevelsPart({ path, version, pick, steps, curves }: LevelsProps) {
   const definitions = useDocument<Head>("runs").value?.definitions;
   const [asked, setAsked] = useState(false);
   const [changed, setChanged] = useState(false);
@@ -219,7 +245,7 @@ function LevelsPart({ path, version, pick, steps }: LevelsProps) {
           </Wide>
           <p class="note" aria-live="polite">
             “oracle” is the whole history.{" "}
-            In parentheses 95% intervals by resampled tasks{value.tasks < 6 && ", which need six tasks"}.{" "}
+            In parentheses 95% intervals over tasks{value.tasks < 6 && ", which need six tasks"}.{" "}
             {!wanted && <button type="button" onClick={() => setAsked(true)}>Compute what chance alone would give</button>}
             {full.loading && "Computing what chance alone would give …"}
             {value.permutations > 0 && (
@@ -241,7 +267,7 @@ function LevelsPart({ path, version, pick, steps }: LevelsProps) {
           <ul class="sentences">{value.sentences.map((sentence) => <li>{sentence}</li>)}</ul>
         </>
       )}
-      {value?.by_iteration.shared && value.by_iteration.iterations && (
+      {curves && value?.by_iteration.shared && value.by_iteration.iterations && (
         <Chart
           title="Steps that share a context, by level" share pick={pick} iterations={value.by_iteration.iterations}
           curves={Object.entries(value.by_iteration.shared).map(([level, values]) => ({ name: level === "oracle" ? "whole history" : `k = ${level}`, values }))}

@@ -4,6 +4,7 @@ import { useEffect, useRef } from "preact/hooks";
 import { diff } from "./diff";
 import type { Text } from "./documents";
 import { integer } from "./format";
+import { partsOf } from "./response_parts";
 
 const HIDDEN =
   /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060\u2066-\u2069\ufeff\ufffe\uffff]/gu;
@@ -48,17 +49,12 @@ export function Block({ text, label, children }: BlockProps) {
   );
 }
 
-const PARTS = /(<think>[\s\S]*?(?:<\/think>|$)|<action>[\s\S]*?<\/action>|<tool_call>[\s\S]*?(?:<\/tool_call>|$))/i;
-
 /** A response with its thoughts, calls of tools and action apart. */
 export function Response({ text, label }: { text: Text; label: string }) {
   return (
     <Block text={text} label={label}>
       {(shown) =>
-        shown.split(PARTS).map((part) => {
-          const kind = /^<(think|action|tool_call)>/i.exec(part)?.[1]?.toLowerCase();
-          return kind ? <span class={kind}><Marked text={part} /></span> : <Marked text={part} />;
-        })
+        partsOf(shown).map(({ kind, text: part }) => (kind ? <span class={kind}><Marked text={part} /></span> : <Marked text={part} />))
       }
     </Block>
   );

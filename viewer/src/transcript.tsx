@@ -4,7 +4,7 @@ import { repeats } from "./align";
 import { useDocument } from "./data";
 import type { Estimate, Estimator, Group, Step, Trajectory } from "./documents";
 import { type Chosen, choose, Picker, useEstimate } from "./estimators";
-import { counted, number, shade, signed } from "./format";
+import { counted, number, percent, shade, signed } from "./format";
 import { GroupHead, largest, Strips } from "./group";
 import { Hierarchy } from "./hierarchy";
 import { onKey } from "./keys";
@@ -94,6 +94,7 @@ export function TranscriptPage({ path, run, version, trajectory, step, estimator
           run={run} group={group.value}
           inner={<> › <Outcome of={one} /> <Line text={trajectory} most={60} /> › step {current} of {one.length}</>}
         />
+        <p class="note">Bars of A and B have one scale: half a bar is {number(Math.max(largest(a.value), largest(b.value)))}, the group's largest advantage.</p>
         <p class="note">return {number(one.episode_return)} · {counted(one.length, "step")}{one.invalid > 0 && ` · ${counted(one.invalid, "invalid action")}`}{one.truncated && " · ended by the step limit"}</p>
         {one.error !== null && <p class="error">{one.aborted ? "Aborted: " : ""}<Line text={one.error} most={400} /></p>}
         <Turns {...{ path, run, version, one, current, followed, names }} group={group.value} a={a.value} b={b.value} />
@@ -223,6 +224,7 @@ type TurnProps = {
 
 function Turn({ run, group, one, step, row, texts, again, current, names, a, b }: TurnProps) {
   const { steps } = group;
+  const most = Math.max(largest(a), largest(b));
   const action = steps.action[row];
   const state = group.states[steps.state[row] as number] ?? null;
   const next = steps.next[row];
@@ -232,8 +234,8 @@ function Turn({ run, group, one, step, row, texts, again, current, names, a, b }
     <section class={`turn ${current ? "current" : ""} ${valid ? "" : "invalid"}`} data-step={step} aria-label={`Step ${step}`} aria-current={current ? "step" : undefined}>
       <div class="margin">
         <a href={links.step(run, one.trajectory, step)}><strong>{step}</strong></a>
-        <Bar name={`A: ${names[0]}`} estimate={a} row={row} />
-        <Bar name={`B: ${names[1]}`} estimate={b} row={row} />
+        <Bar name={`A: ${names[0]}`} estimate={a} row={row} most={most} />
+        <Bar name={`B: ${names[1]}`} estimate={b} row={row} most={most} />
         {!valid && <span class="badge bad">invalid</span>}
         {disagree(a, b, row) && <span class="badge apart">A ≠ B</span>}
         {steps.reward[row] !== 0 && <span class="badge">reward {number(steps.reward[row], 3)}</span>}
@@ -285,10 +287,9 @@ function Action({ text }: { text: Group["actions"][number] }) {
   return <strong class="taken"><Marked text={plain(text).replace(/<\/?tool_call>/g, " ").replace(/\s+/g, " ").trim().slice(0, 600)} /></strong>;
 }
 
-/** An advantage as a bar from the middle: to the right if positive, as long as its share of the group's largest. */
-function Bar({ name, estimate, row }: { name: string; estimate: Estimate | null; row: number }) {
+/** An advantage as a bar from the middle: to the right if positive, as long as its share of the largest of A and B. */
+function Bar({ name, estimate, row, most }: { name: string; estimate: Estimate | null; row: number; most: number }) {
   const value = estimate?.columns.advantage?.[row] ?? null;
-  const most = largest(estimate);
   const share = value === null || !most ? 0 : Math.abs(value) / most;
   return (
     <span class="bar" title={`advantage ${name}: ${signed(value, 3)}`}>
@@ -305,7 +306,7 @@ function Facts({ step, score }: { step: Step; score: number | null }) {
     step.response_tokens !== null && counted(step.response_tokens, "response token"),
     step.cut_pairs && `${step.cut_pairs} past steps cut from the prompt`,
     step.policy_version > 0 && `policy after ${counted(step.policy_version, "update")}`,
-    step.policy_s !== null && step.policy_s >= 0.005 && `policy ${step.policy_s.toFixed(2)} s`,
+    step.policy_s !== null && step.policy_s >= 0.005 && `policy ${number(step.policy_s)} s`,
   ].filter(Boolean);
   return facts.length ? <p class="note">{facts.join(" · ")}</p> : null;
 }
@@ -329,7 +330,7 @@ function Tokens({ ids, texts, logprobs, total }: { ids: number[]; texts: (string
           const value = logprobs[place] ?? 0;
           return (
             <span
-              title={`token ${place}, id ${id}: probability ${(100 * Math.exp(value)).toFixed(1)}%`}
+              title={`token ${place}, id ${id}: probability ${percent(Math.exp(value), 1)}`}
               style={{ background: `color-mix(in srgb, var(--minus) ${Math.round(45 * (1 - Math.exp(value / 2)))}%, var(--panel))` }}
             >
               {typeof texts?.[place] === "string" ? <Marked text={visible(texts[place])} /> : id}

@@ -2,7 +2,7 @@
 import { Fragment } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 import { get, isFile, type Query, useDocument } from "./data";
-import type { Group, GroupRow, Hit, Overview, Rollout, Search, Task, Tasks, Trajectory } from "./documents";
+import type { Group, GroupRow, Hit, Overview, Rollout, Run, Search, Task, Tasks, Trajectory } from "./documents";
 import { counted, integer, number, percent, share } from "./format";
 import { change, type Changes, go, links, type Route } from "./route";
 import { Line, Marked } from "./texts";
@@ -53,9 +53,10 @@ type Props = {
   run: string;
   version: number;
   route: Route;
+  selection?: Run["selection"];
 };
 
-export function TaskTree({ path, run, version, route }: Props) {
+export function TaskTree({ path, run, version, route, selection }: Props) {
   const filter = filterOf(route.settings);
   const setFilter = (changes: Partial<Filter>) => change(asSettings(changes));
   const [pages, setPages] = useState<{ of: string; lists: Tasks[] }>({ of: "", lists: [] });
@@ -120,6 +121,7 @@ export function TaskTree({ path, run, version, route }: Props) {
       {filter.search && <Hits path={path} run={run} text={filter.search} version={version} />}
       <p class="note" role="status">
         {problem ? "" : first ? `${counted(first.total, flat ? "rollout" : "task")}, ${counted(first.groups, "group")}` : "Loading …"}{" "}
+        {first && selection && selection.tasks < selection.of && ` of the ${counted(selection.tasks, "task")} in this page, which leaves out ${integer(selection.of - selection.tasks)} `}
         {filtered && <button type="button" onClick={clear}>Clear filters</button>}
       </p>
       {problem && <p class="error" role="alert">{problem}</p>}
@@ -185,8 +187,8 @@ function Filters({ filter, setFilter, overview }: {
         </select>
         {(overview?.iterations.length ?? 0) > 1 && (
           <select aria-label="Iteration" value={filter.iteration} onChange={(event) => set({ iteration: event.currentTarget.value })}>
-            <option value="">any iteration</option>
-            {overview?.iterations.map((one) => <option value={String(one)}>iteration {one}</option>)}
+            <option value="">any {overview?.evaluation ? "seed" : "iteration"}</option>
+            {overview?.iterations.map((one) => <option value={String(one)}>{overview.evaluation ? "seed" : "iteration"} {one}</option>)}
           </select>
         )}
         <select

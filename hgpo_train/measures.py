@@ -1,0 +1,119 @@
+"""The measures of rollouts and their 95% intervals, as every command, function and page reports them.
+
+A measure is a ratio of sums over the rollouts that were not aborted. Its interval takes tasks as independent, because
+rollouts of one task share its difficulty.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import polars as pl
+
+from hgpo_train.proportions import wilson_interval
+from hgpo_train.resampling import ratio_interval
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from hgpo_train.resampling import Scale
+
+TASK: Final = ("env_id", "task_id")
+
+_STEPS: Final = pl.col("length").cast(pl.Float64)
+MEASURES: Final[dict[str, tuple[pl.Expr, pl.Expr]]] = {
+    "success": (pl.col("success").cast(pl.Float64), pl.col("success").is_not_null()),
+    "score": (pl.col("score").cast(pl.Float64), pl.col("score").is_not_null()),
+    "mean_return": (pl.col("episode_return"), pl.col("episode_return").is_not_null()),
+    "mean_length": (_STEPS, _STEPS.is_not_null()),
+    "valid": (_STEPS - pl.col("invalid"), _STEPS),
+    "admissible": (pl.col("admissible"), pl.col("judged")),
+}
+"""The numerator and the denominator of each measure, of one rollout.
+
+The columns: `success` (0 or 1), `score` and `episode_return` (null if unknown), `length` in steps, `invalid` (number of
+actions that were not well-formed), `judged` and `admissible` (numbers of actions of which that is known, and of
+admissible ones).
+"""
+
+_REAL: Final[dict[str, Scale]] = {"mean_return": "real", "mean_length": "positive"}
+"""The scales of measures that are no shares; a benchmark's score can be one or not."""
+
+
+class Estimate(NamedTuple):
+    """A measure.
+
+    Attributes:
+        value: The ratio of the sums over all rollouts.
+        low: Lower bound of its 95% interval: of success Wilson's with tasks as trials
+            (`hgpo_train.proportions.wilson_interval`), otherwise by the jackknife over tasks
+            (`hgpo_train.resampling`); None where too few tasks decide.
+        high: Upper bound of this interval.
+    """
+
+    value: float
+    low: float | None
+    high: float | None
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """Both bounds; None where there are none."""
+        return None if self.low is None or self.high is None else (self.low, self.high)
+
+
+def measure_by_task(rollouts: pl.DataFrame, name: str, by: Iterable[str]) -> pl.DataFrame:
+    """Return a measure of each task, as a frame with the columns of `by` and `name`, sorted by them.
+
+    Args:
+        rollouts: One row per rollout, with `aborted` and the measure's columns (`MEASURES`).
+        name: The measure.
+        by: Columns that identify a task.
+    """
+    sums = _sums(rollouts, [name], list(by)).filter(pl.col(f"{name}, below") > 0)
+    return sums.select(*by, (pl.col(f"{name}, above") / pl.col(f"{name}, below")).alias(name))
+
+
+def measure(
+    rollouts: pl.DataFrame, names: Iterable[str] = tuple(MEASURES), by: str | None = None
+) -> dict[Any, dict[str, Estimate | None]]:
+    """Return measures of rollouts, by the values of a column; without one, of all by the key None.
+
+    Args:
+        rollouts: One row per rollout, with `env_id`, `task_id`, `aborted` and the columns of `MEASURES`.
+        names: The measures.
+        by: The column.
+
+    Returns:
+        Of each value, each measure; None if it is unknown of all rollouts that were not aborted.
+    """
+    names = list(names)
+    if by is None:
+        parts = {(None,): _sums(rollouts, names, list(TASK))}
+    else:
+        sums = _sums(rollouts, names, [by, *TASK])
+        parts = {(value,): sums.clear() for value in rollouts[by].unique()} | sums.partition_by(by, as_dict=True)
+    return {value: {name: _estimate(part, name) for name in names} for (value,), part in parts.items()}
+
+
+def _sums(rollouts: pl.DataFrame, names: list[str], by: list[str]) -> pl.DataFrame:
+    """Return the sums of numerators and denominators of each task, sorted."""
+    sums: list[pl.Expr] = []
+    for name in names:
+        above, below = MEASURES[name]
+        sums += [above.sum().alias(f"{name}, above"), below.sum().alias(f"{name}, below")]
+    return rollouts.filter(~pl.col("aborted")).group_by(by).agg(sums).sort(by)
+
+
+def _estimate(tasks: pl.DataFrame, name: str) -> Estimate | None:
+    known = tasks.filter(pl.col(f"{name}, below") > 0)
+    if known.is_empty():
+        return None
+    above, below = known[f"{name}, above"].to_numpy(), known[f"{name}, below"].to_numpy()
+    of_tasks = above / below
+    is_share = name not in _REAL and 0 <= of_tasks.min() <= of_tasks.max() <= 1
+    value, low, high = ratio_interval(above, below, "share" if is_share else _REAL.get(name, "real"))
+    if name == "success":
+        low, high = wilson_interval(value, len(known))
+    if name == "mean_length" and low is not None and high is not None:  # no longer than the step limit, for example
+        low, high = max(low, float(of_tasks.min())), min(high, float(of_tasks.max()))
+    return Estimate(value, low, high)

@@ -1,0 +1,98 @@
+"""The same figures of a run in the viewer, the commands and Python."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+
+from hgpo_datasets import StepWriter, scan_steps
+from hgpo_datasets.run_summary import summarize_run
+from hgpo_train.analysis.statistics import statistics
+from hgpo_train.evaluation import compare
+from hgpo_train.evaluation.report import MEASURES as NAMES
+from hgpo_train.evaluation.report import episode_table, evaluation_reports
+from hgpo_train.rollout import collect
+from hgpo_train.rollout.collection import CollectedRun
+from hgpo_train.rollout.collector import Tally
+from hgpo_train.view.encoding import encode
+from hgpo_train.view.overview import comparison_document, levels_document, overview_document
+from hgpo_train.view.sources import open_sources
+
+
+def write_unequal(run: Path, shift: int = 0) -> Path:
+    """Write eight tasks with groups of one to four rollouts of other lengths, some aborted or with invalid actions."""
+    with StepWriter(run) as writer:
+        for task in range(8):
+            rows: list[dict[str, Any]] = []
+            for number in range(1 + task % 4):
+                length = 1 + (5 * task + 3 * number + shift) % 7
+                won = (task + number + shift) % 3 == 0
+                once = {"task_id": f"t{task}", "env_id": "e", "task": "win", "trajectory": f"{task}/{number}"}
+                aborted = (task, number) in {(3, 1), (6, 0)}
+                for step in range(length):
+                    ended = {"aborted": True, "error": "-"} if aborted else {"terminated": True, "won": won}
+                    last = ended | {"score": 0.25 + won / 2} if step + 1 == length else {}
+                    flags = {"action_valid": (step + number) % 3 != 0, "won": False}
+                    reward = float(won and bool(last))
+                    shown = {"step": step, "state": f"room {step % 3}", "action": "go", "reward": reward}
+                    rows.append({**once, **shown, **flags, **last})
+            writer.add_group(rows)
+    return run
+
+
+@pytest.fixture(params=["alfworld", pytest.param("webshop", marks=pytest.mark.slow), "unequal"])
+def pair(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, Path]:
+    """Return two runs of the same tasks."""
+    if request.param == "unequal":
+        return write_unequal(tmp_path / "first"), write_unequal(tmp_path / "second", 1)
+    env = {"alfworld": "HGPO/ALFWorld-v0", "webshop": "HGPO/WebShop-v0"}[request.param]
+    options = {"tasks": 8, "group_size": 2, "max_steps": 6, "progress": False}
+    runs = [collect(env, policy, tmp_path / policy, seed=5, **options) for policy in ("random", "expert")]
+    return runs[0].path, runs[1].path
+
+
+def test_every_figure_is_the_same_wherever_it_is_shown(pair: tuple[Path, Path]) -> None:
+    first, second = open_sources(map(str, pair))
+    run = pair[0]
+    viewed = json.loads(encode(overview_document(first, first.index())))["total"]
+    low, high = viewed["intervals"]["success"]
+    lost, won = viewed["bounds"] or (viewed["success"], viewed["success"])
+    bounds = {"success_95_low": low, "success_95_high": high}
+    bounds |= {"success_if_aborted_lost": lost, "success_if_aborted_won": won}
+    summary = statistics(run).summary.row(0, named=True)
+    for shown in (summarize_run(run)["total"], CollectedRun(run, Tally()).summary, summary):
+        asked = {name: value for name, value in (viewed | bounds).items() if name in shown and name in NAMES.values()}
+        asked |= {name: bounds[name] for name in bounds if name in shown}
+        assert {"success", "mean_length", "valid", "success_if_aborted_lost"} <= asked.keys()
+        for name, value in asked.items():
+            assert shown[name] == (None if value is None else pytest.approx(value, rel=1e-12)), name
+        assert shown["mean_return"] == pytest.approx(viewed["mean_return"], rel=1e-12)
+
+    episodes = episode_table(scan_steps(run))
+    measures = evaluation_reports(episodes)[0].measures
+    longest = episodes.filter(~pl.col("aborted"))["length"].max()
+    for name, measure in measures.items():
+        interval = viewed["intervals"][NAMES[name]]
+        if measure is None:
+            assert viewed[NAMES[name]] is interval is None
+            continue
+        assert viewed[NAMES[name]] == measure.mean
+        assert interval == (None if measure.low is None else [measure.low, measure.high])
+        if interval is not None:
+            assert interval[0] <= measure.mean <= interval[1] <= (longest if name == "length" else 1)
+    assert viewed["intervals"]["success"] is not None
+
+    differences = json.loads(encode(comparison_document(first.index(), second.index())))["differences"]
+    for name in (name for name, measure in measures.items() if measure):
+        found = compare(episode_table(scan_steps(pair[1])), episodes, name)
+        counts = {"tasks": found.tasks, "higher": found.better, "lower": found.worse}
+        interval = None if found.low is None else [found.low, found.high]
+        expected = {"mean": found.difference, "interval": interval, **counts}
+        assert differences[NAMES[name]] == expected
+
+    levels, shared = statistics(run), levels_document(first.index())
+    assert [row["shared"] for row in shared["levels"]] == levels.levels["shared"].to_list()
+    for row in levels.intervals.iter_rows(named=True):
+        assert shared["intervals"][row["statistic"]][row["level"]].items() <= row.items()
