@@ -68,6 +68,8 @@ class EnvironmentSpec:
             none.
         players: The scripted players ``expert`` and ``explorer``, each as a class (`hgpo_envs.engine.Player`) or as
             ``module:class``. Both are optional.
+        stochastic: Whether the same commands may lead to other states. `hgpo check env` then does not compare them, and
+            copies of an episode need an engine with `fork`.
         admissible_actions: Whether states list their admissible actions. Without them, ``action_format="number"`` is
             refused.
         tools: The tools that a policy may call, as JSON schemas of OpenAI's form: ``{"type": "function", "function":
@@ -96,6 +98,7 @@ class EnvironmentSpec:
     state_key: Callable[[str], str] | str | None = None
     action_tag: str = "action"
     players: Mapping[str, Callable[[], Player] | str] = field(default_factory=dict)
+    stochastic: bool = False
     admissible_actions: bool = True
     tools: Sequence[Mapping[str, Any] | Callable[..., Any]] = ()
     scenario: Callable[[str], str] | None = None

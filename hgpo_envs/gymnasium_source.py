@@ -2,9 +2,9 @@
 
 Its observations must be text, or a dictionary with text under ``state``, ``text``, ``observation`` or ``obs``; its
 actions must be text. A task is a seed: ``reset(seed=int(task_id))``. These fields of its info are used if they are
-present: ``admissible_actions`` (or ``admissible_commands``), ``action_valid``, ``won`` (or ``success``, ``is_success``,
-``solved``, ``is_solved``; None if it is not known) and ``score``. Without ``action_valid``, an action is admissible if it
-is listed, and where nothing is listed, it is not known. The collector validates all values. The instruction is
+present: ``admissible_actions`` (or ``admissible_commands``), ``action_valid``, ``won`` (``success``, ``is_success``,
+``solved``, ``is_solved``; None if it is not known) and ``score``. Without ``action_valid``, an action is admissible if
+it is listed, and where nothing is listed, it is not known. The collector validates all values. The instruction is
 ``instruction`` (or ``task``, ``mission``) of the info or the observation after the reset, if it is a text.
 
 Without a field for success, a task is solved if its episode ends with a return of at least the ``reward_threshold`` of
@@ -155,7 +155,7 @@ class GymnasiumSource:
         return [str(seed) for seed in range(SEEDS)]
 
     def task(self, task_id: str) -> Task:
-        """Return a task's description: the seed, with the instruction that the environment gives at its start, if any."""
+        """Return a task's description: the seed, with the instruction that the environment gives, if any."""
         if not (task_id.isascii() and task_id.isdigit() and len(task_id) < 9 and str(int(task_id)) == task_id) or (
             int(task_id) >= SEEDS
         ):

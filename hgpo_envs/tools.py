@@ -104,7 +104,7 @@ def random_call(tools: Sequence[Mapping[str, Any]], rng: random.Random, words: S
     return ToolCall(function["name"], _drawn({"type": "object", **parameters}, parameters, rng, words)).text()
 
 
-def _drawn(
+def _drawn(  # noqa: C901 - one case a type
     schema: Mapping[str, Any], root: Mapping[str, Any], rng: random.Random, words: Sequence[str], depth: int = 0
 ) -> Any:  # noqa: ANN401 - a JSON value
     """Return a random value of a JSON schema."""
