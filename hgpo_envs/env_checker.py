@@ -193,7 +193,7 @@ def _tasks(
         return Finding("tasks", "fail", f"{flaws[0]}; ids lists every task once, and all tasks for the split all")
     for task_id in [*chosen, *_spread(tasks, COMPARED)]:
         task = shared.source.task(task_id)
-        if not isinstance(task_id, str) or task.id != task_id:
+        if task.id != task_id:
             return Finding(
                 "tasks", "fail", f"the task {task_id!r:.60} describes itself as {task.id!r:.60}; see Task.id"
             )
@@ -325,12 +325,13 @@ def _chooser(
     Every second rollout calls tools at random nevertheless, because a player may never call some.
     """
     if spec is None or spec.admissible_actions or not spec.players or (spec.tools and number % 2):
-        tools = () if spec is None else spec.tools
+        tools: Sequence[Any] = () if spec is None else spec.tools
         words = _WORD.findall(shared.source.task(task_id).instruction) or ["look"]
 
         def draw(state: State) -> str:
             if state.actions:
-                return _OPEN.sub(rng.choice(words), rng.choice(list(state.actions)))
+                action: str = rng.choice(list(state.actions))
+                return _OPEN.sub(rng.choice(words), action)
             if tools and rng.random() < _CALLING:
                 return random_call(tools, rng, [*words, *_WORD.findall(state.text)])
             return rng.choice(["look", *words])
@@ -344,7 +345,8 @@ def _chooser(
         if not started:
             started = True
             player.reset(shared.source.task(task_id), state, engine)
-        return player.act(state)
+        action: str = player.act(state)
+        return action
 
     return act
 

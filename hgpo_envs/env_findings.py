@@ -6,6 +6,7 @@ import math
 import re
 from collections import Counter, defaultdict
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 import numpy as np
@@ -13,7 +14,7 @@ import numpy as np
 from hgpo_envs.engine import State
 from hgpo_envs.plugins import answer_of
 from hgpo_envs.responses import Response, admissible, tool_calls
-from hgpo_envs.state_keys import mask_numbers, sort_lines
+from hgpo_envs.state_keys import STATE_KEYS, sort_lines
 from hgpo_envs.unicode_text import clean_text
 
 if TYPE_CHECKING:
@@ -235,18 +236,22 @@ def repetition(rollouts: Sequence[Rollout], settings: Settings) -> Finding:
     merged = _merged(rollouts, key)
     if merged:
         return Finding("repeated states", "warning", f"{merged}; give them different keys (State.key, state_key)")
-    candidates = {"mask-numbers": mask_numbers, "sort-lines": sort_lines}
     own = _shared(rollouts, key)
     seen = f"{own:.0%} of the steps share their state with another step of their task"
-    for name, function in candidates.items():
-        share = _shared(rollouts, lambda state, function=function: function(state.text))
-        if share > own + _GAIN and not _merged(rollouts, lambda state, function=function: function(state.text)):
+    for name, function in STATE_KEYS.items():
+        masked = partial(_of_text, function)
+        share = _shared(rollouts, masked)
+        if share > own + _GAIN and not _merged(rollouts, masked):
             message = f"{seen}, {share:.0%} with {name}: set state_key={name!r}, or State.key"
             return Finding("repeated states", "warning", message)
     if own < _RARE:
         message = f"{seen}; groups of one step have no advantage: give State.key without what changes at every step"
         return Finding("repeated states", "warning", message)
     return Finding("repeated states", "pass", seen)
+
+
+def _of_text(function: Callable[[str], str], state: State) -> str:
+    return function(state.text)
 
 
 def _shared(rollouts: Sequence[Rollout], key: Callable[[State], str]) -> float:

@@ -100,7 +100,7 @@ class EnvironmentSpec:
     players: Mapping[str, Callable[[], Player] | str] = field(default_factory=dict)
     stochastic: bool = False
     admissible_actions: bool = True
-    tools: Sequence[Mapping[str, Any] | Callable[..., Any]] = ()
+    tools: Sequence[Any] = ()
     scenario: Callable[[str], str] | None = None
     evaluation_split: str | None = None
     splits: tuple[str, ...] = ()

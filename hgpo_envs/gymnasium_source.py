@@ -173,10 +173,14 @@ class GymnasiumSource:
                 shown, info = self._instructing.reset(seed=seed)
             except Exception:  # noqa: BLE001 - the engine's start reports it
                 return ""
-            given = {**(shown if isinstance(shown, Mapping) else {}), **(info if isinstance(info, Mapping) else {})}
+            given: dict[str, Any] = {}
+            for part in (shown, info):
+                given |= part if isinstance(part, dict) else {}
             text = _first(given, _INSTRUCTION_KEYS)
-            self._instructs = isinstance(text, str)
-            return text if self._instructs else ""
+            if isinstance(text, str):
+                return text
+            self._instructs = False
+            return ""
 
     def close(self) -> None:
         """Close the environment that gives the instructions."""
