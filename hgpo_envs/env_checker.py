@@ -136,7 +136,9 @@ def check_environment(
         if env is not None:
             checks["gymnasium"] = lambda _: _conforms(env)
         for name, check in checks.items():
-            yield _guarded(name, check)
+            found = _guarded(name, check)
+            reason = None if spec is None or found.verdict == "pass" else spec.accepted.get(name)
+            yield found if reason is None else Finding(name, "pass", f"accepted ({reason}): {found.message}")
         if stochastic:
             yield Finding("replay", "pass", "not compared: the environment is declared to be stochastic")
 
@@ -330,8 +332,7 @@ def _chooser(
 
         def draw(state: State) -> str:
             if state.actions:
-                action: str = rng.choice(list(state.actions))
-                return _OPEN.sub(rng.choice(words), action)
+                return str(_OPEN.sub(rng.choice(words), rng.choice(list(state.actions))))
             if tools and rng.random() < _CALLING:
                 return random_call(tools, rng, [*words, *_WORD.findall(state.text)])
             return rng.choice(["look", *words])

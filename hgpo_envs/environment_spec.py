@@ -70,6 +70,7 @@ class EnvironmentSpec:
             ``module:class``. Both are optional.
         stochastic: Whether the same commands may lead to other states. `hgpo check env` then does not compare them, and
             copies of an episode need an engine with `fork`.
+        accepted: Findings of `hgpo check env` that the benchmark means so, by check, each with the reason.
         admissible_actions: Whether states list their admissible actions. Without them, ``action_format="number"`` is
             refused.
         tools: The tools that a policy may call, as JSON schemas of OpenAI's form: ``{"type": "function", "function":
@@ -99,6 +100,7 @@ class EnvironmentSpec:
     action_tag: str = "action"
     players: Mapping[str, Callable[[], Player] | str] = field(default_factory=dict)
     stochastic: bool = False
+    accepted: Mapping[str, str] = field(default_factory=dict)
     admissible_actions: bool = True
     tools: Sequence[Any] = ()
     scenario: Callable[[str], str] | None = None
