@@ -26,7 +26,7 @@ class Corridor:
         return self.state()
 
     def act(self, command):
-        if command not in ("go on", "go back", "Look"):
+        if command not in ("go on", "go back", "Look") or self.place == 3:
             return self.state(valid=False)
         self.place = max(0, self.place + {"go on": 1, "go back": -1}.get(command, 0))
         return self.state()
@@ -35,7 +35,9 @@ class Corridor:
         ended = self.place == 3
         actions = [] if ended else ["Look", "go back", "go on"]
         reward = float(ended)
-        return State(f"Room {'abcdefghijklm'[self.place]}.\nLamp {self.task_id}.", actions, valid, ended, ended, reward, reward)
+        return State(
+            f"Room {'abcdefghijklm'[self.place]}.\nLamp {self.task_id}.", actions, valid, ended, ended, reward, reward
+        )
 
 
 class Shuffled(Corridor):
