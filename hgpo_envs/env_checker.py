@@ -133,7 +133,7 @@ def check_environment(
             "step limit": lambda _: env_findings.limit(rollouts, settings),
             "repeated states": lambda _: env_findings.repetition(rollouts, settings),
         }
-        if env is not None:
+        if env is not None and not stochastic:  # Gymnasium compares two episodes of a seed
             checks["gymnasium"] = lambda _: _conforms(env)
         for name, check in checks.items():
             found = _guarded(name, check)
@@ -328,7 +328,7 @@ def _chooser(
     """
     if spec is None or spec.admissible_actions or not spec.players or (spec.tools and number % 2):
         tools: Sequence[Any] = () if spec is None else spec.tools
-        words = _WORD.findall(shared.source.task(task_id).instruction) or ["look"]
+        words: list[str] = _WORD.findall(shared.source.task(task_id).instruction) or ["look"]
 
         def draw(state: State) -> str:
             if state.actions:

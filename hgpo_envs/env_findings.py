@@ -251,7 +251,7 @@ def repetition(rollouts: Sequence[Rollout], settings: Settings) -> Finding:
 
 
 def _of_text(function: Callable[[str], str], state: State) -> str:
-    return function(state.text)
+    return function(state.text) if state.key is None else state.key  # as `EnvironmentSpec.state_key` does
 
 
 def _shared(rollouts: Sequence[Rollout], key: Callable[[State], str]) -> float:

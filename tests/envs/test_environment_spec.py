@@ -16,8 +16,8 @@ from doors import DoorsSource, solution
 from hgpo_envs import environment_spec
 from hgpo_envs.environment_spec import EnvironmentSpec, environment_ids, make_player
 from hgpo_envs.errors import InputError
-from hgpo_envs.registration import register, resolve_id
 from hgpo_envs.prompts import load_template
+from hgpo_envs.registration import register, resolve_id
 from hgpo_envs.responses import Response, ToolCall
 from hgpo_train.policies.scripted import format_action
 from hgpo_train.rollout import RolloutError, collect
