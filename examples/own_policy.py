@@ -26,9 +26,9 @@ class CuriousPolicy(BatchPolicy):
     name = "curious"
     reproducible = True  # its random numbers depend only on the requests' seeds
 
-    def __init__(self, chance: float, action_format: str) -> None:
+    def __init__(self, chance: float, context: PolicyContext) -> None:
         super().__init__()
-        self._chance, self._action_format = chance, action_format
+        self._chance, self._context = chance, context
         self._taken: dict[int, Counter[tuple[str, str]]] = {}  # by slot; a slot plays one episode at a time
 
     def respond(self, requests: Sequence[Request]) -> Sequence[str]:
@@ -43,7 +43,7 @@ class CuriousPolicy(BatchPolicy):
         if draw.random() >= self._chance:
             actions.sort(key=lambda action: taken[state.text, action])
         taken[state.text, actions[0]] += 1
-        return format_action(actions[0], self._action_format, state.actions)
+        return format_action(actions[0], self._context.action_format, state.actions, self._context.benchmark)
 
 
 def make(argument: str, context: PolicyContext) -> CuriousPolicy:
@@ -52,7 +52,7 @@ def make(argument: str, context: PolicyContext) -> CuriousPolicy:
         chance = float(argument or 0)
     except ValueError:
         raise InputError(f"curious: expected a fraction of random actions such as 0.1, received {argument!r}") from None
-    return CuriousPolicy(chance, context.action_format)
+    return CuriousPolicy(chance, context)
 
 
 CURIOUS = PolicySpec(make)

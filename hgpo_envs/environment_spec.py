@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import warnings
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from inspect import Parameter, signature
 from typing import TYPE_CHECKING, Any, Final
@@ -23,9 +23,10 @@ import gymnasium
 from gymnasium.envs.registration import parse_env_id
 
 from hgpo_envs.errors import InputError, one_line, unknown
-from hgpo_envs.plugins import distribution, install_command, installed, load
-from hgpo_envs.responses import parse
+from hgpo_envs.plugins import answer_of, distribution, install_command, installed, load
+from hgpo_envs.responses import parse, parse_tool_calls
 from hgpo_envs.sources import open_shared
+from hgpo_envs.tools import tool_schema
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -52,10 +53,14 @@ class EnvironmentSpec:
             be JSON values. If it has a parameter ``max_steps``, it also receives the step limit.
         max_steps: The default step limit.
         template: The text of the Jinja template for prompts (`hgpo_envs.prompts` lists its fields). None uses a
-            template that shows task, history, state and admissible actions.
+            template that shows task, history, state and admissible actions, and asks for a tool call, or for an action
+            in the form of `format_response` or in the tag `action_tag`.
         parse_response: Finds the action in a model's response (``action_format="response"``) and decides whether the
             response is valid. It must be picklable. The default follows verl-agent's rules, without their lowercasing
-            (`hgpo_envs.responses`).
+            (`hgpo_envs.responses`) and with the tag `action_tag`; with `tools`, it is
+            `hgpo_envs.responses.parse_tool_calls`.
+        format_response: Writes an action as a response from which `parse_response` reads it again, for scripted players
+            and the prompt; None writes it in the tag `action_tag`.
         state_key: What is compared of a state's text when steps are grouped: a function from text to text, or its name
             (`hgpo_envs.state_keys`); None compares the whole text. The policy reads the text in any case. States that
             have a key of their own (`hgpo_envs.engine.State.key`) keep it.
@@ -63,11 +68,15 @@ class EnvironmentSpec:
             none.
         players: The scripted players ``expert`` and ``explorer``, each as a class (`hgpo_envs.engine.Player`) or as
             ``module:class``. Both are optional.
+        stochastic: Whether the same commands may lead to other states. `hgpo check env` then does not compare them, and
+            copies of an episode need an engine with `fork`.
+        accepted: Findings of `hgpo check env` that the benchmark means so, by check, each with the reason.
         admissible_actions: Whether states list their admissible actions. Without them, ``action_format="number"`` is
             refused.
         tools: The tools that a policy may call, as JSON schemas of OpenAI's form: ``{"type": "function", "function":
             {"name": …, "description": …, "parameters": …}}``. Servers get them with every request, and chat templates
-            render them. Use `hgpo_envs.responses.parse_tool_calls` as `parse_response` and ``action_tag=""``.
+            render them. A Python function with annotations and a docstring becomes such a schema
+            (`hgpo_envs.tools.tool_schema`).
         scenario: Returns the scenario of a task id, for benchmarks that also count scenarios as solved only if all of
             their tasks are.
         evaluation_split: The default split of ``hgpo eval``; None requires ``--split``.
@@ -86,11 +95,14 @@ class EnvironmentSpec:
     max_steps: int = 50
     template: str | None = None
     parse_response: Callable[[str], Response] = parse
+    format_response: Callable[[str], str] | None = None
     state_key: Callable[[str], str] | str | None = None
     action_tag: str = "action"
     players: Mapping[str, Callable[[], Player] | str] = field(default_factory=dict)
+    stochastic: bool = False
+    accepted: Mapping[str, str] = field(default_factory=dict)
     admissible_actions: bool = True
-    tools: Sequence[Mapping[str, Any]] = ()
+    tools: Sequence[Any] = ()
     scenario: Callable[[str], str] | None = None
     evaluation_split: str | None = None
     splits: tuple[str, ...] = ()
@@ -103,6 +115,29 @@ class EnvironmentSpec:
         for name in self.players:
             if name not in PLAYERS:
                 raise InputError(f"{self.id}: {unknown('player', name, PLAYERS)}")
+        schemas = tuple([tool_schema(tool) if callable(tool) else tool for tool in self.tools])
+        object.__setattr__(self, "tools", schemas)
+
+    @property
+    def takes_calls(self) -> bool:
+        """Whether an action is a call of a tool, rather than a text in a tag or in the form of `format_response`."""
+        is_usual = self.parse_response in (parse, parse_tool_calls) or not self.action_tag
+        return bool(self.tools) and self.format_response is None and is_usual
+
+    @property
+    def parser(self) -> Callable[[str], Response]:
+        """`parse_response`, or the default for the specification's tools or tag."""
+        if self.parse_response is not parse:
+            return self.parse_response
+        return parse_tool_calls if self.takes_calls else _tag_parser(self.action_tag or "action")
+
+    def respond(self, action: str) -> str:
+        """Return a response, without thoughts, from which `parser` reads an action."""
+        if self.format_response is not None:
+            return answer_of("format_response", self.format_response, action, str)
+        if self.takes_calls or not self.action_tag:
+            return f"<think></think>{action}"
+        return f"<think></think><{self.action_tag}>{action}</{self.action_tag}>"
 
     @property
     def name(self) -> str:
@@ -144,6 +179,12 @@ class EnvironmentSpec:
                 f"{self.id}: expected a class or function at the top of a module as source, received {place}"
             )
         return place, self.source
+
+
+@cache
+def _tag_parser(tag: str) -> Callable[[str], Response]:
+    """Return verl-agent's rules for a tag: the same object every time, so that equal specifications are equal."""
+    return parse if tag == "action" else partial(parse, tag=tag)
 
 
 def name_in(env_id: str) -> str:

@@ -97,7 +97,7 @@ def settings_for(benchmark: str, *, prompt_template: str | None = None, **values
         )
     if spec is not None:
         key = state_key(spec.state_key) if isinstance(spec.state_key, str) else spec.state_key
-        values = {"parse_response": spec.parse_response, "state_key": key, "tools": spec.tools} | values
+        values = {"parse_response": spec.parser, "state_key": key, "tools": spec.tools} | values
     template = load_template(prompt_template, benchmark)
     return Settings(template=template, turn_template=turn_template(template), **values)
 

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import difflib
-from typing import TYPE_CHECKING
+from itertools import islice
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+
+_COMPARED: Final = 100_000
+"""The largest number of known names that are compared with an unknown one."""
 
 
 class InputError(ValueError):
@@ -37,7 +42,7 @@ def unknown(kind: str, name: object, known: Iterable[str], *, limit: int = 12) -
     >>> unknown("benchmark", "AlfWorld", ["AppWorld", "ALFWorld"])
     "unknown benchmark 'AlfWorld'; did you mean 'ALFWorld'? Known: AppWorld, ALFWorld"
     """
-    names = list(known)
+    names = list(islice(known, _COMPARED))  # the ids of tasks may be too many
     by_letters = {known_name.casefold(): known_name for known_name in names}  # "AlfWorld" means ALFWorld, not AppWorld
     near = difflib.get_close_matches(str(name).casefold(), by_letters, n=1)
     hint = f"; did you mean {by_letters[near[0]]!r}?" if near else "."

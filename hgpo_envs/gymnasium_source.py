@@ -2,19 +2,25 @@
 
 Its observations must be text, or a dictionary with text under ``state``, ``text``, ``observation`` or ``obs``; its
 actions must be text. A task is a seed: ``reset(seed=int(task_id))``. These fields of its info are used if they are
-present: ``admissible_actions`` (or ``admissible_commands``), ``action_valid``, ``won`` (or ``success``, ``is_success``;
-None if it is not known) and ``score``. Without ``action_valid``, an action is admissible if it is listed, and where
-nothing is listed, it is not known. The collector validates all values.
+present: ``admissible_actions`` (or ``admissible_commands``), ``action_valid``, ``won`` (``success``, ``is_success``,
+``solved``, ``is_solved``; None if it is not known) and ``score``. Without ``action_valid``, an action is admissible if
+it is listed, and where nothing is listed, it is not known. The collector validates all values. The instruction is
+``instruction`` (or ``task``, ``mission``) of the info or the observation after the reset, if it is a text.
 
-Without a field for success, a task is solved if its episode terminates with a reward of at least the
-``reward_threshold`` of the environment's `EnvSpec`, or of 1 if it has none. An episode that the environment truncates
-is not solved.
+Without a field for success, a task is solved if its episode ends with a return of at least the ``reward_threshold`` of
+the environment's `EnvSpec`. Without a threshold, it is solved if it terminates with a reward of at least 1; a warning
+says if an episode terminates with another reward, which this rule cannot judge.
+
+An environment that its `EnvSpec` calls nondeterministic is stochastic (`hgpo_envs.engine.TaskSource`).
 """
 
 from __future__ import annotations
 
 import json
+import math
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from threading import Lock
 from typing import Any, Final, SupportsFloat
 
 import gymnasium
@@ -27,9 +33,11 @@ SEEDS: Final = 10_000
 """Number of tasks of a source: the seeds 0 … SEEDS - 1."""
 
 _TEXT_KEYS: Final = ("state", "text", "observation", "obs")
-_WON_KEYS: Final = ("won", "success", "is_success")
+_WON_KEYS: Final = ("won", "success", "is_success", "solved", "is_solved")
+_INSTRUCTION_KEYS: Final = ("instruction", "task", "mission")
 _ACTION_KEYS: Final = ("admissible_actions", "admissible_commands")
-_SOLVED: Final = 1.0  # the least reward of a solved task, for environments without a reward threshold
+_SOLVED: Final = 1.0  # the least last reward of a solved task, for environments without a reward threshold
+_UNKNOWN: Final = object()
 
 
 class GymnasiumEngine:
@@ -37,13 +45,14 @@ class GymnasiumEngine:
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
         self._env = env
-        threshold = None if env.spec is None else env.spec.reward_threshold
-        self._solved = _SOLVED if threshold is None else threshold
+        self._threshold = None if env.spec is None else env.spec.reward_threshold
+        self._return = 0.0
         self._last: State | None = None
 
     def start(self, task_id: str) -> State:
         """Reset the environment with the task's seed."""
         observation, info = self._env.reset(seed=int(task_id))
+        self._return = 0.0
         self._last = self._state(observation, 0.0, False, False, info, admissible=True)
         return self._last
 
@@ -68,7 +77,12 @@ class GymnasiumEngine:
     ) -> State:
         ended, gain = _flag(terminated), float(reward)
         stopped = not ended and _flag(truncated)
-        won = _flag(_first(info, _WON_KEYS, ended and gain >= self._solved))
+        self._return += gain
+        final = info.get("final_info")
+        known = {**final, **info} if isinstance(final, Mapping) else info
+        won = _flag(_first(known, _WON_KEYS, _UNKNOWN))
+        if won is _UNKNOWN:
+            won = self._solved(ended=ended, stopped=stopped, last=gain)
         actions: Any = _first(info, _ACTION_KEYS, ())
         text: Any = _first(observation, _TEXT_KEYS) if isinstance(observation, Mapping) else observation
         return State(
@@ -76,11 +90,25 @@ class GymnasiumEngine:
             actions=actions.tolist() if isinstance(actions, np.ndarray) else actions,
             valid=_flag(info.get("action_valid", admissible)),
             terminated=ended,
-            won=False if stopped and won is not None else won,
+            won=won,
             reward=gain,
-            score=info.get("score", gain),
+            score=known.get("score", min(max(self._return, 0.0), 1.0)),
             truncated=stopped,
         )
+
+    def _solved(self, *, ended: object, stopped: object, last: float) -> bool:
+        """Return whether the episode is solved, by its return, or without a threshold by its last reward."""
+        if self._threshold is not None:
+            reached = self._return >= self._threshold or math.isclose(self._return, self._threshold, rel_tol=1e-6)
+            return bool(ended or stopped) and reached  # sums of rewards such as 0.1 are not exact
+        if ended and last < _SOLVED and (last or self._return):
+            warnings.warn(
+                f"{self._env.spec.id if self._env.spec else 'the environment'}: an episode terminated with "
+                "rewards but without a reward of 1, and counts as not solved; register the environment with "
+                "reward_threshold, or set info['success']",
+                stacklevel=2,
+            )
+        return bool(ended) and last >= _SOLVED
 
 
 def _first(values: Mapping[str, Any], keys: Iterable[str], default: object = None) -> Any:  # noqa: ANN401 - any value
@@ -107,7 +135,9 @@ class GymnasiumSource:
     def __init__(self, env_id: str, options: str = "{}") -> None:
         self.name = env_id
         self._options = json.loads(options)
+        self._instructions = Lock()
         env = self._make()
+        self.stochastic = env.spec is not None and env.spec.nondeterministic
         shown: gymnasium.Space[Any] = env.observation_space
         if isinstance(shown, gymnasium.spaces.Dict):
             shown = _first(shown.spaces, _TEXT_KEYS, shown)
@@ -115,6 +145,8 @@ class GymnasiumSource:
             if not isinstance(space, gymnasium.spaces.Text):
                 raise InputError(f"{env_id}: expected {values} of text, received {type(space).__name__}")
         env.close()
+        self._instructing: gymnasium.Env[Any, Any] | None = None
+        self._instructs = True
 
     def ids(self, split: str) -> Sequence[str]:
         """Return the seeds as texts. There is one split, ``train``; ``all`` is the same."""
@@ -123,12 +155,38 @@ class GymnasiumSource:
         return [str(seed) for seed in range(SEEDS)]
 
     def task(self, task_id: str) -> Task:
-        """Return a task's description: the seed, without an instruction, which the environment may show."""
+        """Return a task's description: the seed, with the instruction that the environment gives, if any."""
         if not (task_id.isascii() and task_id.isdigit() and len(task_id) < 9 and str(int(task_id)) == task_id) or (
             int(task_id) >= SEEDS
         ):
             raise UnknownTask(f"{self.name}: expected a seed from 0 to {SEEDS - 1} as task id, received {task_id!r}")
-        return Task(task_id, "train", "", self.name)
+        return Task(task_id, "train", self._instruction(int(task_id)), self.name)
+
+    def _instruction(self, seed: int) -> str:
+        """Return the instruction that the environment gives at its start; empty if it does not."""
+        with self._instructions:
+            if not self._instructs:
+                return ""
+            if self._instructing is None:
+                self._instructing = self._make()
+            try:
+                shown, info = self._instructing.reset(seed=seed)
+            except Exception:  # noqa: BLE001 - the engine's start reports it
+                return ""
+            given: dict[str, Any] = {}
+            for part in (shown, info):
+                given |= part if isinstance(part, dict) else {}
+            text = _first(given, _INSTRUCTION_KEYS)
+            if isinstance(text, str):
+                return text
+            self._instructs = False
+            return ""
+
+    def close(self) -> None:
+        """Close the environment that gives the instructions."""
+        if self._instructing is not None:
+            self._instructing.close()
+        self._instructing = None
 
     def engine(self) -> GymnasiumEngine:
         """Return an engine with a new environment."""

@@ -16,6 +16,9 @@ A template may use only these fields:
 | action_format | str | ``response`` (with tags), ``command`` (the action alone) or ``number`` (its number) |
 | info | dict | the state's further fields (`State.info`), such as counters that are shown but not compared |
 | prompt_style | str | ``memory`` or ``chat`` (see below) |
+| tools | str | the names of the tools that an action calls, separated by commas; empty without tools |
+| action_tag | str | the tag of the action in a response (`EnvironmentSpec.action_tag`); empty if there is none |
+| response_form | str | how `EnvironmentSpec.format_response` writes ``your action``; empty without it |
 
 With ``prompt_style="chat"``, the first message of a conversation is this template without pairs. The messages after it
 show the new state and the admissible actions (``turn.j2``), unless the template uses the field `prompt_style`: then it
@@ -38,7 +41,7 @@ from collections.abc import Sequence
 from functools import cache, lru_cache
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import jinja2
 import jinja2.meta
@@ -55,6 +58,7 @@ from hgpo_envs.unicode_text import clean_text
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
+    from hgpo_envs.environment_spec import EnvironmentSpec
     from hgpo_envs.memory import Pair
 
 FIELDS: Final = (
@@ -70,10 +74,16 @@ FIELDS: Final = (
     "action_format",
     "info",
     "prompt_style",
+    "tools",
+    "action_tag",
+    "response_form",
 )
 """The fields that a template may use."""
 
 _NO_INFO: Final[Mapping[str, Any]] = {}
+
+PLACEHOLDER: Final = "your action"
+"""What stands for the action in the form of a response."""
 
 VERL_AGENT: Final = "verl-agent:"
 """The prefix of a template's name, before the path of a checkout of verl-agent."""
@@ -104,6 +114,17 @@ for _environment in (_JINJA, _SANDBOX):
     _environment.filters |= _FILTERS
 
 
+class Answer(NamedTuple):
+    """What a benchmark expects of a response: the template's fields of these names."""
+
+    tools: str = ""
+    action_tag: str = "action"
+    response_form: str = ""
+
+
+_TAGGED: Final = Answer()
+
+
 class PromptTemplate:
     """A compiled template.
 
@@ -111,13 +132,15 @@ class PromptTemplate:
         text: The template.
         name: Its origin, for error messages.
         trusted: Whether to render it without the sandbox. For the templates of installed benchmarks.
+        answer: What the benchmark expects of a response.
 
     Raises:
         InputError: The template is not valid Jinja, or uses a field that does not exist.
     """
 
-    def __init__(self, text: str, name: str, trusted: bool = False) -> None:
+    def __init__(self, text: str, name: str, trusted: bool = False, answer: Answer = _TAGGED) -> None:
         self.text, self.name, self.trusted, self.renders_turns = text, name, trusted, False
+        self.answer = answer
         environment = _JINJA if trusted else _SANDBOX
         if len(text) > LONGEST_TEMPLATE:
             raise InputError(
@@ -138,8 +161,8 @@ class PromptTemplate:
         for field in sorted(used - set(FIELDS) - set(environment.globals)):
             raise InputError(f"prompt template {name}: {unknown('field', field, FIELDS)}")
 
-    def __reduce__(self) -> tuple[Callable[..., PromptTemplate], tuple[str, str, bool]]:
-        return PromptTemplate, (self.text, self.name, self.trusted)
+    def __reduce__(self) -> tuple[Callable[..., PromptTemplate], tuple[str, str, bool, Answer]]:
+        return PromptTemplate, (self.text, self.name, self.trusted, self.answer)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PromptTemplate:
         return self
@@ -167,7 +190,7 @@ class PromptTemplate:
             InputError: The template fails.
         """
         history = as_text(pairs)
-        last = len(pairs), steps_taken, steps_taken + 1, max_steps, action_format, info, prompt_style
+        last = len(pairs), steps_taken, steps_taken + 1, max_steps, action_format, info, prompt_style, *self.answer
         try:
             if self._joined is not None:
                 joined = self._joined(task, observation, admissible_actions, history, pairs, *last)
@@ -280,11 +303,13 @@ def load_template(path: str | Path | None, benchmark: str) -> PromptTemplate:
     Raises:
         InputError: There is no such file or name, the file cannot be read, or it is not a valid template.
     """
+    spec = spec_named(benchmark)
+    answer = _TAGGED if spec is None else _answer(spec)
     if path is None:
-        spec = spec_named(benchmark)
         if spec is not None and spec.template is not None:
-            return _compiled(spec.template, f"of {benchmark}", trusted=True)
-        return _compiled((files("hgpo_envs") / "prompt.j2").read_text(encoding="utf-8"), "prompt.j2", trusted=True)
+            return _compiled(spec.template, f"of {benchmark}", trusted=True, answer=answer)
+        text = (files("hgpo_envs") / "prompt.j2").read_text(encoding="utf-8")
+        return _compiled(text, "prompt.j2", trusted=True, answer=answer)
     if isinstance(path, str) and path.startswith(VERL_AGENT):
         from hgpo_envs.verl_agent_prompts import VerlAgentTemplate, read_constants
 
@@ -300,4 +325,10 @@ def load_template(path: str | Path | None, benchmark: str) -> PromptTemplate:
             f"prompt_template: expected a readable UTF-8 file, received {str(path)!r} ({error})"
         ) from error
     bundled = Path(path).resolve() in bundled_templates().values()
-    return _compiled(text.replace("\r\n", "\n"), str(path), trusted=bundled)
+    return _compiled(text.replace("\r\n", "\n"), str(path), trusted=bundled, answer=answer)
+
+
+def _answer(spec: EnvironmentSpec) -> Answer:
+    """Return what a benchmark expects of a response."""
+    names = ", ".join([tool["function"]["name"] for tool in spec.tools]) if spec.takes_calls else ""
+    return Answer(names, spec.action_tag, spec.respond(PLACEHOLDER) if spec.format_response else "")

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 FALLBACK_CHARACTERS: Final = 30
 """Number of last characters that are the action if the tags are missing."""
 
-_OPEN, _CLOSE = "<action>", "</action>"
 _CALL, _CALL_END = "<tool_call>", "</tool_call>"
 _DIGITS: Final = 9
 """The greatest number of digits that is parsed."""
@@ -49,13 +48,16 @@ class Response(NamedTuple):
     flaw: str
 
 
-def parse(text: str, fallback_characters: int = FALLBACK_CHARACTERS, *, lowercase: bool = False) -> Response:
+def parse(
+    text: str, fallback_characters: int = FALLBACK_CHARACTERS, *, lowercase: bool = False, tag: str = "action"
+) -> Response:
     """Parse the action in a response.
 
     Args:
         text: The response.
         fallback_characters: Number of last characters that are the action if the tags are missing.
         lowercase: Whether the response is lowercased before action and tags are found in it.
+        tag: The tag of the action.
 
     >>> parse("<think>A fridge cools.</think><action> Open Fridge 1 </action>")
     Response(action='Open Fridge 1', valid=True, flaw='')
@@ -67,10 +69,11 @@ def parse(text: str, fallback_characters: int = FALLBACK_CHARACTERS, *, lowercas
     Response(action='the fridge', valid=False, flaw='no <action> tags')
     """
     searched = text.lower() if lowercase else text
-    start, end = searched.find(_OPEN), searched.find(_CLOSE)
+    opening, closing = f"<{tag}>", f"</{tag}>"
+    start, end = searched.find(opening), searched.find(closing)
     if start < 0 or end < 0:
-        return Response(searched[-fallback_characters:] if fallback_characters else "", False, "no <action> tags")
-    action = searched[start + len(_OPEN) : end].strip()
+        return Response(searched[-fallback_characters:] if fallback_characters else "", False, f"no <{tag}> tags")
+    action = searched[start + len(opening) : end].strip()
     if "<think>" not in text or "</think>" not in text:  # case matters here
         return Response(action, False, "no <think> tags")
     if _CJK.search(text):

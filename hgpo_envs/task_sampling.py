@@ -8,12 +8,13 @@
   depend on the number of tasks.
 - ``shuffled`` (the default of rollouts): each pass through the split is a new permutation, sorted by the text hash of
   ``"<seed>/<pass>/<task id>"``, ties by id. The order depends on these bytes alone, not on files, platform or library.
+  Splits of more than `SORTED` tasks are not read whole: their positions are permuted by a Feistel network of hashes.
 - ``verl-agent``: the order in which verl-agent's ALFWorld workers draw games (`verl_agent`).
 """
 
 from __future__ import annotations
 
-from itertools import chain, count, cycle, islice
+from itertools import chain, count, islice
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -23,6 +24,10 @@ from hgpo_envs.hashing import text_hash
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+
+
+SORTED: Final = 1 << 20
+"""The largest number of tasks that a pass of ``shuffled`` sorts, and that ``verl-agent`` accepts."""
 
 
 def shuffled(ids: Sequence[str], seed: int, epoch: int = 0) -> list[str]:
@@ -37,6 +42,37 @@ def shuffled(ids: Sequence[str], seed: int, epoch: int = 0) -> list[str]:
     True
     """
     return sorted(ids, key=lambda task: (text_hash(f"{seed}/{epoch}/{task}"), task))
+
+
+def permuted(ids: Sequence[str], seed: int, epoch: int = 0) -> Iterator[str]:
+    """Yield the tasks of one pass in seeded order, for splits that are too long to be sorted.
+
+    A position's two halves of bits are mixed in four rounds (a Feistel network), which permutes the positions below a
+    power of four; those that are not below the number of tasks are mixed again.
+
+    >>> sorted(permuted(["a", "b", "c", "d", "e"], seed=1))
+    ['a', 'b', 'c', 'd', 'e']
+    """
+    bits = (max(len(ids) - 1, 1).bit_length() + 1) // 2
+    low = (1 << bits) - 1
+
+    def mixed(position: int) -> int:
+        left, right = position >> bits, position & low
+        for turn in range(4):
+            left, right = right, left ^ (text_hash(f"{seed}/{epoch}/{turn}/{right}") & low)
+        return (left << bits) | right
+
+    for position in range(len(ids)):
+        place = mixed(position)
+        while place >= len(ids):
+            place = mixed(place)
+        yield ids[place]
+
+
+def _passes(ids: Sequence[str], seed: int) -> Iterator[str]:
+    """Yield the tasks of one pass after the other, each in another order."""
+    order = shuffled if len(ids) <= SORTED else permuted
+    return chain.from_iterable(order(ids, seed, epoch) for epoch in count())
 
 
 def independent(ids: Sequence[str], seed: int = 0) -> Iterator[str]:
@@ -55,17 +91,22 @@ def verl_agent(ids: Sequence[str], seed: int = 0) -> Iterator[str]:
     One difference: verl-agent's list has the order of the file system, so that a seed selects different games on
     different machines. Here the list is the split's sorted order.
     """
+    if len(ids) > SORTED:
+        raise InputError(f"sampling verl-agent: expected at most {SORTED:,} tasks, received {len(ids):,}; use shuffled")
     generator = np.random.RandomState(seed)
     order = list(ids)
-    while True:
-        generator.shuffle(order)
-        yield from order
+    return chain.from_iterable(_reshuffled(order, generator) for _ in count())
+
+
+def _reshuffled(order: list[str], generator: np.random.RandomState) -> list[str]:
+    generator.shuffle(order)
+    return list(order)
 
 
 TASK_SAMPLINGS: Final[dict[str, Callable[[Sequence[str], int], Iterator[str]]]] = {
     "random": independent,
-    "sweep": lambda ids, _: cycle(ids),
-    "shuffled": lambda ids, seed: chain.from_iterable(shuffled(ids, seed, epoch) for epoch in count()),
+    "sweep": lambda ids, _: (ids[draw % len(ids)] for draw in count()),
+    "shuffled": _passes,
     "verl-agent": verl_agent,
 }
 

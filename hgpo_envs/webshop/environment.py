@@ -99,6 +99,10 @@ WEBSHOP: Final = EnvironmentSpec(
     source=open_source,
     max_steps=15,
     template=(files("hgpo_envs.webshop") / "prompt.j2").read_text(encoding="utf-8"),
+    accepted={
+        "admissible actions": "the original lists click[search], which does nothing",
+        "after the end": "the original's pages can be clicked after a purchase; episodes end before",
+    },
     parse_response=partial(parse, fallback_characters=20, lowercase=True),
     players={
         "expert": "hgpo_envs.webshop.players.expert:ExpertPlayer",

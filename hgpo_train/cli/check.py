@@ -31,6 +31,9 @@ def check_env(
     split: common.Split = "train",
     data: common.Data = None,
     max_steps: common.MaxSteps = None,
+    policy: Annotated[
+        str | None, typer.Option(help="Play this policy's actions instead of random ones: expert, openai:MODEL, …")
+    ] = None,
     env_option: common.EnvOption = None,
     as_json: common.Json = False,
 ) -> None:
@@ -40,15 +43,36 @@ def check_env(
     """
     import gymnasium
 
-    from hgpo_envs.env_checker import check_environment
+    from hgpo_envs.env_checker import ROLLOUTS, check_environment
     from hgpo_envs.environment_spec import environment_ids
     from hgpo_train.rollout.env_handle import open_env
 
     options = common.environment_options(env_option, split=split, data=data, max_steps=max_steps)
     handle = open_env(env, **options)
     adapter = gymnasium.make(handle.env_id, **options).unwrapped if handle.env_id in environment_ids() else None
-    checks = check_environment(handle.shared, handle.settings, handle.tasks, episodes=episodes, seed=seed, env=adapter)
+    tasks = min(len(handle.tasks), max(1, episodes // ROLLOUTS))
+    commands = None if policy is None else _played(env, policy, tasks, ROLLOUTS, seed, options)
+    checks = check_environment(
+        handle.shared, handle.settings, handle.tasks, episodes=episodes, seed=seed, env=adapter, commands=commands
+    )
     _report(checks, lambda finding: f"{_MARKS[finding.verdict]} {finding.check:<19} {finding.message}", as_json=as_json)
+
+
+def _played(
+    env: str, policy: str, tasks: int, group_size: int, seed: int, options: dict[str, Any]
+) -> dict[str, list[list[str]]]:
+    """Return the commands of a policy's rollouts by task."""
+    from tempfile import TemporaryDirectory
+
+    from hgpo_train.rollout import collect
+
+    commands: dict[str, list[list[str]]] = {}
+    with TemporaryDirectory() as folder:
+        run = collect(env, policy, folder, tasks=tasks, group_size=group_size, seed=seed, max_failed=1, **options)
+        rows = run.steps.sort("task_id", "trajectory", "step").group_by("task_id", "trajectory", maintain_order=True)
+        for task_id, taken in rows.agg("action").select("task_id", "action").collect().iter_rows():
+            commands.setdefault(task_id, []).append(taken)
+    return commands
 
 
 @app.command("gpu")

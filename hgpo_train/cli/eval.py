@@ -14,6 +14,7 @@ from hgpo_train.rollout.failures import MAX_FAILED
 if TYPE_CHECKING:
     import polars as pl
 
+    from hgpo_envs.sources import Split
     from hgpo_train.evaluation import EvaluationReport
     from hgpo_train.evaluation.report import MeasureSummary
     from hgpo_train.rollout.collection import CollectedRun
@@ -77,7 +78,7 @@ def evaluate(
     other = None if against is None else episode_table(scan_steps(against))
     if other is not None:
         handle = open_env(env, **environment)
-        both = other.filter(pl.col("env_id") == handle.env_id, pl.col("task_id").is_in(list(handle.tasks)))
+        both = other.filter(pl.col("env_id") == handle.env_id, _is_listed(handle.tasks))
         if both.is_empty():
             raise InputError(f"--against {against}: it has no task of {handle.env_id} that would be evaluated")
     play = partial(
@@ -94,6 +95,15 @@ def evaluate(
         **environment,
     )
     common.play_and_report(play, partial(_report, against=against, other=other, as_json=as_json))
+
+
+def _is_listed(tasks: Split) -> pl.Expr:
+    """Return whether a task is of a split; any is of one that is too long to be read."""
+    import polars as pl
+
+    from hgpo_envs.task_sampling import SORTED
+
+    return pl.lit(value=True) if len(tasks) > SORTED else pl.col("task_id").is_in(list(tasks))
 
 
 def _report(run: CollectedRun, against: Path | None, other: pl.DataFrame | None, *, as_json: bool) -> None:

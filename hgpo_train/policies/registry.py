@@ -224,7 +224,7 @@ def check_admissible_actions(name: str, context: PolicyContext) -> None:
         InputError: The states of the benchmark do not list their admissible actions.
     """
     spec = spec_named(context.benchmark)
-    if spec is not None and not spec.admissible_actions:
+    if spec is not None and not spec.admissible_actions and not (spec.tools and name == "random"):
         players = ", ".join(spec.players)
         raise InputError(
             f"policy {name} chooses among admissible actions, which {context.benchmark} does not list; use a language "

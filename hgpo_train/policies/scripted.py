@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from hgpo_envs.environment_spec import make_player, spec_named
 from hgpo_envs.errors import InputError
 from hgpo_envs.hashing import text_hash
+from hgpo_envs.tools import random_call
 from hgpo_train.policies.base import BatchPolicy, Failure, Reply, Request
 from hgpo_train.policies.registry import PolicySpec, check_admissible_actions, make_policy, refuse_settings
 from hgpo_train.settings import read_value, split_assignment
@@ -31,18 +32,20 @@ _WORD: Final = re.compile(r"[^\W_]+")
 class RandomPolicy(BatchPolicy):
     """A policy that draws uniformly from the admissible actions, by the request's seed.
 
-    An open search query is filled with one to three words of the instruction.
+    An open search query is filled with one to three words of the instruction. Where the state lists no actions and
+    there are tools, it calls one with random arguments.
 
     Args:
         action_format: The format of the action: ``command``, ``response`` or ``number``.
+        benchmark: The benchmark's name, whose form responses have.
     """
 
     name = "random"
     reproducible = True
 
-    def __init__(self, action_format: str) -> None:
+    def __init__(self, action_format: str, benchmark: str = "") -> None:
         super().__init__()
-        self._action_format = action_format
+        self._action_format, self._benchmark = action_format, benchmark
 
     def respond(self, requests: Sequence[Request]) -> Sequence[Reply | Failure]:
         """See `Policy`."""
@@ -52,9 +55,11 @@ class RandomPolicy(BatchPolicy):
         action = self._choose(request)
         if action is None:
             return Failure("PolicyFailed", f"{self.name} draws from the admissible actions, and the state lists none")
-        return Reply(format_action(action, self._action_format, request.state.actions))
+        return Reply(format_action(action, self._action_format, request.state.actions, self._benchmark))
 
     def _choose(self, request: Request) -> str | None:
+        if request.tools and not request.state.actions:
+            return random_call(request.tools, request.rng, instruction_words(request.task.instruction))
         return _draw(request, "action", request.state.actions)
 
 
@@ -68,8 +73,8 @@ class OutdatedActionPolicy(RandomPolicy):
 
     name = "outdated"
 
-    def __init__(self, action_format: str) -> None:
-        super().__init__(action_format)
+    def __init__(self, action_format: str, benchmark: str = "") -> None:
+        super().__init__(action_format, benchmark)
         self._seen: dict[int, dict[str, None]] = {}
 
     def _choose(self, request: Request) -> str | None:
@@ -88,14 +93,14 @@ class ScriptedPolicy(BatchPolicy):
         name: The player's name.
         make: Creates the player of a trajectory.
         action_format: The format of the action: ``command``, ``response`` or ``number``.
-        tag: The tag of actions in responses (`EnvironmentSpec.action_tag`).
+        benchmark: The benchmark's name, whose form responses have.
     """
 
     reproducible = True
 
-    def __init__(self, name: str, make: Callable[[], Player], action_format: str, tag: str = "action") -> None:
+    def __init__(self, name: str, make: Callable[[], Player], action_format: str, benchmark: str = "") -> None:
         super().__init__()
-        self.name, self._make, self._action_format, self._tag = name, make, action_format, tag
+        self.name, self._make, self._action_format, self._benchmark = name, make, action_format, benchmark
         self._players: dict[int, Player] = {}  # by slot
 
     def respond(self, requests: Sequence[Request]) -> Sequence[Reply | Failure]:
@@ -114,7 +119,7 @@ class ScriptedPolicy(BatchPolicy):
             action = self._players[request.slot].act(request.state)
         except Exception as error:  # noqa: BLE001 - a player that raises aborts only its trajectory
             return Failure.of("PolicyFailed", error)
-        return Reply(format_action(action, self._action_format, request.state.actions, self._tag))
+        return Reply(format_action(action, self._action_format, request.state.actions, self._benchmark))
 
 
 class MixturePolicy(BatchPolicy):
@@ -170,14 +175,16 @@ def parse_weights(text: str) -> Mapping[str, float]:
     return {name: float(weight) for name, weight in weights.items()}
 
 
-def format_action(action: str, action_format: str, admissible: Sequence[str], tag: str = "action") -> str:
+def format_action(action: str, action_format: str, admissible: Sequence[str], benchmark: str = "") -> str:
     """Format an action as a policy would: as a response with empty thoughts, as its number, or unchanged.
+
+    The form of a response is the benchmark's (`EnvironmentSpec.respond`).
 
     Args:
         action: The action.
         action_format: ``command``, ``response`` or ``number``.
         admissible: The admissible actions, which are numbered from 1. An action that is not among them is unchanged.
-        tag: The tag of the action in a response; empty if there is none.
+        benchmark: The benchmark's name; without one, the action is in ``<action>`` tags.
 
     >>> format_action("look", "response", ["go", "look"])
     '<think></think><action>look</action>'
@@ -187,7 +194,8 @@ def format_action(action: str, action_format: str, admissible: Sequence[str], ta
     'search[shoes]'
     """
     if action_format == "response":
-        return f"<think></think><{tag}>{action}</{tag}>" if tag else f"<think></think>{action}"
+        spec = spec_named(benchmark) if benchmark else None
+        return f"<think></think><action>{action}</action>" if spec is None else spec.respond(action)
     if action_format == "number" and action in admissible:
         return str(admissible.index(action) + 1)
     return action
@@ -220,16 +228,14 @@ def _make_drawing(policy: type[RandomPolicy], argument: str, context: PolicyCont
     """Create a policy that draws from admissible actions."""
     refuse_settings(policy.name, argument, context)
     check_admissible_actions(policy.name, context)
-    return policy(context.action_format)
+    return policy(context.action_format, context.benchmark)
 
 
 def _make_player(name: str, argument: str, context: PolicyContext) -> ScriptedPolicy:
     """Create the policy of a benchmark's player of this name."""
     refuse_settings(name, argument, context)
     make_player(name, context.benchmark)  # raises for an unknown player before the run begins
-    spec = spec_named(context.benchmark)
-    tag = "action" if spec is None else spec.action_tag
-    return ScriptedPolicy(name, lambda: make_player(name, context.benchmark), context.action_format, tag)
+    return ScriptedPolicy(name, lambda: make_player(name, context.benchmark), context.action_format, context.benchmark)
 
 
 def _make_mixture(argument: str, context: PolicyContext) -> MixturePolicy:

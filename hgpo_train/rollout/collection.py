@@ -31,6 +31,7 @@ from hgpo_envs.env import TextEnv
 from hgpo_envs.errors import InputError
 from hgpo_envs.files.atomic import LOCK, FolderLock, missing_folders, remove_unused
 from hgpo_envs.files.secrets import redact_json
+from hgpo_envs.task_sampling import SORTED
 from hgpo_train.measures import measure
 from hgpo_train.policies.registry import PolicyContext, PolicySpec, find_policy, name_of, own_policy, source_hash
 from hgpo_train.rollout.collector import Tally
@@ -199,6 +200,8 @@ def collect(
         raise InputError(f"max_failed: expected a share from 0 to 1, received {max_failed}")
     maker, argument = find_policy(policy)
     handle, stored_options = _open(env, env_options, maker.action_format)
+    if tasks is None and len(handle.tasks) > SORTED:
+        raise InputError(f"tasks: expected a number, because the split has {len(handle.tasks):,} tasks; received none")
     one_seed = np.ndim(seed) == 0
     specs = [
         RolloutSpec(

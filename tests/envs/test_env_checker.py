@@ -12,19 +12,21 @@ from hgpo_envs import env_checker
 from hgpo_envs.engine import State, Task
 from hgpo_envs.env_checker import check_environment
 from hgpo_envs.episode import Episode, Settings, settings_for
-from hgpo_envs.errors import InputError
+from hgpo_envs.errors import InputError, UnknownTask
 from hgpo_envs.sources import SharedSource
 
 
 class Corridor:
     """A walk of three rooms to a goal: an engine without faults."""
 
+    task_id = ""
+
     def start(self, task_id):
-        self.place = 0
+        self.place, self.task_id = 0, task_id
         return self.state()
 
     def act(self, command):
-        if command not in ("go on", "go back", "Look"):
+        if command not in ("go on", "go back", "Look") or self.place == 3:
             return self.state(valid=False)
         self.place = max(0, self.place + {"go on": 1, "go back": -1}.get(command, 0))
         return self.state()
@@ -33,7 +35,9 @@ class Corridor:
         ended = self.place == 3
         actions = [] if ended else ["Look", "go back", "go on"]
         reward = float(ended)
-        return State(f"Room {self.place}.\nA lamp.", actions, valid, ended, ended, reward, reward)
+        return State(
+            f"Room {'abcdefghijklm'[self.place]}.\nLamp {self.task_id}.", actions, valid, ended, ended, reward, reward
+        )
 
 
 class Shuffled(Corridor):
@@ -158,16 +162,23 @@ class Source:
         self.engine = engine
 
     def ids(self, split):
+        if split not in ("train", "all"):
+            raise InputError(f"unknown split {split}")
         return [str(number) for number in range(20)]
 
     def task(self, task_id):
+        if task_id not in self.ids("all"):
+            raise UnknownTask(f"unknown task {task_id}")
         return Task(task_id, "train", "Walk on.", "walk")
 
 
 def findings(engine, tasks=None, **functions):
     settings: Settings = settings_for("Corridor", max_steps=12, **functions)
     source = SharedSource(Source(engine))
-    return {found.check: found for found in check_environment(source, settings, tasks or source.source.ids("train"))}
+    return {
+        found.check: found
+        for found in check_environment(source, settings, tasks or source.source.ids("train"), processes=False)
+    }
 
 
 def test_a_sound_environment_passes():
@@ -188,7 +199,7 @@ def test_a_sound_environment_passes():
         (Mute, "admissible actions", "warning", 'the environment lists none; list them in info["admissible_actions"]'),
         (Silent, "admissible actions", "fail", "step 1 after 'go on': no admissible"),
         (Counting, "repeated states", "warning", "set state_key='mask-numbers'"),
-        (Tagged, "parser", "fail", "'say </action>' is parsed as 'say'"),
+        (Tagged, "parser", "fail", "</action></action>', is parsed as 'say'"),
         (Unknown, "success", "warning", "do not say whether they were won"),
         (Limited, "step limit", "warning", "set max_steps=4 in the specification"),
         (Entangled, "fork", "fail", "after a copy played on"),
@@ -208,12 +219,99 @@ def test_faults_are_named_with_their_repair(engine, check, verdict, message, mon
     assert message in found.message
 
 
+class Faulty(Corridor):
+    """The corridor with one mistake, chosen by name."""
+
+    def __init__(self, fault):
+        self.fault, self.left, self.listed = fault, False, []
+
+    def start(self, task_id):
+        if self.fault == "one game":
+            task_id = "0"
+        state = super().start(task_id)
+        if self.fault == "keeps" and self.left:
+            self.place = 1
+            state = self.state()
+        return replace(state, reward=5.0) if self.fault == "reward at start" else state
+
+    def act(self, command):
+        self.left = True
+        if self.place == 3 and self.fault == "goes on after the end":
+            self.place = 0
+        if command == "dance":
+            return self.state(valid=False)
+        if self.fault == "moves by any text" and command not in ("go on", "go back", "Look") and self.place < 3:
+            self.place = 0
+        if self.fault == "long" and len(command) > 1000:
+            raise ValueError("too long")
+        return super().act(command)
+
+    def state(self, *, valid=True):
+        state = super().state(valid=valid)
+        ended, actions = state.terminated, list(state.actions)
+        self.listed[:] = actions
+        changes = {
+            "lists what it does not do": {"actions": [] if ended else [*actions, "dance"]},
+            "lists twice": {"actions": actions + actions[:1]},
+            "lists at the end": {"actions": actions or ["go on"]},
+            "changes a list": {"actions": self.listed},
+            "percent": {"score": state.score * 100},
+            "negative score": {"score": state.score - 1},
+            "terminated and truncated": {"truncated": ended},
+            "won without reward": {"reward": 0.0, "score": 0.0},
+            "never won": {"won": False},
+            "one key": {"key": "same"},
+            "always valid": {"valid": True},
+            "nan": {"reward": float("nan") if ended else 0.0},
+            "won early": {"won": self.place > 1},
+        }
+        return replace(state, **changes.get(self.fault, {}))
+
+
+@pytest.mark.parametrize(
+    ("fault", "check", "message"),
+    [
+        ("lists what it does not do", "admissible actions", "'dance' is listed, and not executed"),
+        ("lists twice", "admissible actions", "is listed twice"),
+        ("lists at the end", "admissible actions", "the last state lists actions"),
+        ("changes a list", "kept states", "return a new State and a new list"),
+        ("percent", "values", "score 100: expected a number in [0, 1]"),
+        ("negative score", "values", "score -1: expected a number in [0, 1]"),
+        ("terminated and truncated", "values", "expected one of them"),
+        ("nan", "values", "expected finite numbers"),
+        ("reward at start", "values", "the first state has the reward 5"),
+        ("won without reward", "success", "won with return 0"),
+        ("never won", "success", "ended with score 1, but not won"),
+        ("won early", "success", "won before the end"),
+        ("one key", "repeated states", "makes states equal that differ in"),
+        ("always valid", "odd commands", "is not listed, and yet valid"),
+        ("moves by any text", "odd commands", "should change nothing"),
+        ("long", "odd commands", "ValueError: too long"),
+        ("goes on after the end", "after the end", "goes on with the task"),
+        ("keeps", "one engine again", "start must reset everything"),
+        ("one game", "distinct tasks", "all 20 tasks that were compared are one"),
+    ],
+)
+def test_seeded_mistakes_are_found(fault, check, message):
+    found = findings(lambda: Faulty(fault))[check]
+    assert found.verdict != "pass"
+    assert message in found.message
+
+
+def test_numbers_that_are_the_state_are_not_masked():
+    class Countdown(Corridor):
+        def state(self, **flags):
+            return replace(super().state(**flags), text=f"{3 - self.place} left of {self.task_id}.")
+
+    assert findings(Countdown)["repeated states"].verdict == "pass"
+
+
 def test_an_engine_that_fails_ends_the_checks():
     class Broken(Corridor):
         def act(self, command):
             raise OSError("no such room")
 
-    assert list(findings(Broken)) == ["tasks", "plays"]
+    assert list(findings(Broken)) == ["tasks", "unknown tasks", "plays"]
     assert "OSError: no such room; every task and text" in findings(Broken)["plays"].message
 
 

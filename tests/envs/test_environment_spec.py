@@ -1,8 +1,11 @@
 """Benchmarks of other packages: by entry point, as module:object, in the process; broken ones harm no others."""
 
+import dataclasses
 import pickle
+import re
 import sys
 from contextlib import nullcontext
+from pathlib import Path
 
 import gymnasium
 import pytest
@@ -13,8 +16,10 @@ from doors import DoorsSource, solution
 from hgpo_envs import environment_spec
 from hgpo_envs.environment_spec import EnvironmentSpec, environment_ids, make_player
 from hgpo_envs.errors import InputError
+from hgpo_envs.prompts import load_template
 from hgpo_envs.registration import register, resolve_id
-from hgpo_envs.responses import Response
+from hgpo_envs.responses import Response, ToolCall
+from hgpo_train.policies.scripted import format_action
 from hgpo_train.rollout import RolloutError, collect
 
 HOUSE = """
@@ -153,3 +158,42 @@ def test_what_is_no_benchmark(nothing_added):
             attempt()
     register(spec_of("Mine/Doors-v0", max_steps=50))  # again
     assert environment_ids()[:3] == ["HGPO/ALFWorld-v0", "HGPO/WebShop-v0", "HGPO/AppWorld-v0"]
+
+
+FIND = {"type": "function", "function": {"name": "find", "description": "Find.", "parameters": {"type": "object"}}}
+
+
+def boxed(text):
+    found = re.search(r"\\boxed\{(.*)\}", text)
+    return Response(found[1], True, "") if found else Response("", False, "no box")
+
+
+def in_box(action):
+    return rf"\boxed{{{action}}}"
+
+
+@pytest.mark.parametrize(
+    ("fields", "asked", "action"),
+    [
+        ({}, "inside <action> </action> tags", "open red"),
+        ({"action_tag": "answer"}, "inside <answer> </answer> tags", "open red"),
+        ({"parse_response": boxed, "format_response": in_box}, r"in this form: \boxed{your action}", "open red"),
+        ({"tools": [FIND]}, "Then call one of the tools: find.", ToolCall("find", {}).text()),
+    ],
+)
+@pytest.mark.usefixtures("nothing_added")
+def test_prompt_parser_and_players_follow_the_specification(fields, asked, action):
+    spec = EnvironmentSpec(id="Mine/Doors-v0", source=DoorsSource, **fields)
+    register(spec)
+    prompt = load_template(None, "Doors").render("Go.", "A door.", ["open red"], [], 0, 9, "response")
+    assert asked in prompt
+    assert ("<action>" in prompt) == (not fields)
+    assert spec.parser(spec.respond(action)) == Response(action, True, "")
+    assert format_action(action, "response", [], "Doors") == spec.respond(action)
+
+
+def test_every_field_of_a_specification_is_documented():
+    page = (Path(__file__).parents[2] / "docs/environments.md").read_text("utf-8")
+    table = page[page.index("| field | meaning |") :].split("\n\n")[0]
+    named = {name for line in table.split("\n") for name in re.findall(r"`(\w+)`", line.split("|")[1])}
+    assert named == {field.name for field in dataclasses.fields(EnvironmentSpec)}

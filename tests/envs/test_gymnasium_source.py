@@ -48,7 +48,10 @@ class Odd(gymnasium.Env):
         (("x", 1.0, True, True, {}), None, (1.0, None, True, False, True)),
         (("x", 0.0, True, False, {"is_success": True}), None, (0.0, None, True, False, True)),
         (("x", 1.0, True, False, {"success": np.False_}), None, (1.0, None, True, False, False)),
-        (("x", 1.0, False, True, {"won": True}), None, (1.0, None, False, True, False)),
+        (("x", 1.0, False, True, {"won": True}), None, (1.0, None, False, True, True)),  # its own word
+        (("x", 0.0, True, False, {"final_info": {"is_solved": True}}), None, (0.0, None, True, False, True)),
+        (("x", 0.5, False, True, {}), 0.5, (0.5, None, False, True, True)),  # as a pole that is balanced to the end
+        (("x", -1.0, True, False, {}), -0.5, (-1.0, None, True, False, False)),
         (("x", 1.0, True, False, {"won": None}), None, (1.0, None, True, False, None)),
     ],
 )
@@ -60,6 +63,52 @@ def test_gymnasium_environments_are_played(step, threshold, expected):
     state = checked_state(engine.act("x"))  # as the collector validates it
     assert (state.reward, state.valid, state.terminated, state.truncated, state.won) == expected
     assert (state.text, type(state.reward), type(state.terminated)) == ("x", float, bool)
+
+
+@pytest.mark.parametrize(
+    ("rewards", "threshold", "won"),
+    [
+        ([0.25] * 4, 1.0, True),  # Gymnasium's threshold is one of the return
+        ([0.1] * 10, 1.0, True),  # whose sum is less by the last bit
+        ([1.0, 1.0, -1.5], 1.0, False),  # reached on the way, and lost again
+        ([-1.0, -1.0], -2.0, True),
+        ([-1.0, -1.0, -1.0], -2.0, False),
+        ([0.0, 1.0], None, True),
+        ([0.0, 0.0], None, False),
+    ],
+)
+def test_a_threshold_is_one_of_the_return(rewards, threshold, won):
+    env = Odd()
+    env.spec = EnvSpec("Odd-v0", reward_threshold=threshold)
+    engine = GymnasiumEngine(env)
+    for _ in range(2):  # the return begins anew with each episode
+        engine.start("0")
+        for number, reward in enumerate(rewards, 1):
+            env.given["step"] = "x", reward, number == len(rewards), False, {}
+            state = engine.act("x")
+        assert state.won is won
+        assert 0 <= state.score <= 1
+
+
+@pytest.mark.parametrize("rewards", [[0.82], [0.25] * 4, [-1.0, -1.0], [0.5, 0.0]])
+def test_success_that_no_reward_of_one_shows_is_warned_of(rewards):
+    env = Odd()
+    engine = GymnasiumEngine(env)
+    engine.start("0")
+    for reward in rewards[:-1]:
+        env.given["step"] = "x", reward, False, False, {}
+        engine.act("x")
+    env.given["step"] = "x", rewards[-1], True, False, {}
+    with pytest.warns(UserWarning, match="with rewards but without a reward of 1"):
+        engine.act("x")
+
+
+@pytest.mark.parametrize("key", ["instruction", "task", "mission"])
+def test_instructions_are_the_environments(key, monkeypatch):
+    for given in (("hello", {key: "Find it."}), ({"text": "hello", key: "Find it."}, {})):
+        spec = EnvSpec("Odd-v0", lambda given=given: Odd(given), disable_env_checker=True, order_enforce=False)
+        monkeypatch.setattr(gymnasium.envs.registration, "registry", {"Odd-v0": spec})
+        assert GymnasiumSource("Odd-v0").task("3").instruction == "Find it."
 
 
 def test_an_action_is_admissible_if_it_is_listed():

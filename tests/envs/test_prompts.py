@@ -56,6 +56,7 @@ def plain_jinja(template, fields):
 
     pairs, steps = fields["pairs"], fields["steps_taken"]
     derived = {"history": as_text(pairs), "history_length": len(pairs), "step": steps + 1}
+    derived |= template.answer._asdict()
     jinja = jinja2.Environment(undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     jinja.filters |= {"listed": listed, "numbered": numbered}
     return jinja.from_string(template.text).render(fields | derived).strip()

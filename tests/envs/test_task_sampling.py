@@ -4,6 +4,7 @@ import copy
 import json
 import pickle
 import subprocess
+from collections.abc import Sequence
 from itertools import islice
 
 import pytest
@@ -11,7 +12,7 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hgpo_envs.task_sampling import TASK_SAMPLINGS, TaskSampler, shuffled, task_stream, verl_agent
+from hgpo_envs.task_sampling import TASK_SAMPLINGS, TaskSampler, permuted, shuffled, task_stream, verl_agent
 
 IDS = [f"train/task-{i}/trial_{i:03d}" for i in range(37)]
 id_lists = st.lists(st.text(min_size=1, max_size=8), min_size=1, max_size=40, unique=True)
@@ -78,3 +79,26 @@ def test_copies_of_a_sampler_continue_at_the_same_draw(name):
     following = [draws.draw() for _ in range(10)]
     assert first + following == list(islice(task_stream(name, ids, 11), 20))
     assert all([twin.draw() for _ in range(10)] == following for twin in twins)
+
+
+class Endless(Sequence):
+    """2^62 ids, of which none is stored."""
+
+    def __len__(self):
+        return 1 << 62
+
+    def __getitem__(self, index):
+        return str(range(1 << 62)[index])
+
+
+@pytest.mark.parametrize("order", ["random", "sweep", "shuffled"])
+def test_endless_splits_are_not_read_whole(order):
+    drawn = list(islice(task_stream(order, Endless(), seed=1), 1000))
+    assert len(set(drawn)) == 1000
+    assert (drawn == [str(n) for n in range(1000)]) == (order == "sweep")
+
+
+@given(st.integers(1, 300), st.integers())
+def test_long_splits_are_permuted(count, seed):
+    ids = [str(n) for n in range(count)]
+    assert sorted(permuted(ids, seed), key=int) == ids

@@ -179,7 +179,7 @@ def _rows(steps: Sequence[_Step], file: Path, success_reward: float, limit: int)
     rows = []
     for number, (record, parsed) in enumerate(steps):
         spec = spec_named(parsed.benchmark) if parsed else None
-        response = (spec.parse_response if spec else partial(parse, lowercase=True))(record.output or "")
+        response = (spec.parser if spec else partial(parse, lowercase=True))(record.output or "")
         reward = record.rewards / success_reward
         last = number == len(steps) - 1
         won = last and reward >= 1.0

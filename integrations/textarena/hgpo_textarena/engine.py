@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
 import textarena
@@ -16,8 +17,13 @@ from hgpo_textarena.process_random import OwnRandom
 if TYPE_CHECKING:
     from collections.abc import Hashable
 
-SPLITS: Final = {"train": range(10_000), "test": range(10_000, 10_100)}
-"""The seeds of the games, by split."""
+SPLITS: Final = ("train", "test")
+"""The names of the splits."""
+
+SEEDS: Final = 1_100
+"""The number of seeds among which different games are searched."""
+
+_HELD_OUT: Final = 10  # every how many games one is held out for tests
 
 _WON: Final = 1.0  # the reward of a solved game; others are graded by how near the end was
 
@@ -96,8 +102,25 @@ class TextArenaEngine:
         )
 
 
+@cache
+def different_games(game_id: str) -> dict[str, tuple[str, ...]]:
+    """Return the ids of different games by split: of each beginning, the first seed that has it.
+
+    The seed changes nothing in some games (TowerOfHanoi), and a number of 20 in others. The last tenth of the games is
+    the split ``test``, which is empty where there are fewer than ten.
+    """
+    game, first = textarena.make(f"{game_id}-raw"), dict[str, str]()
+    for seed in range(SEEDS):
+        with OwnRandom(seed):
+            game.reset(num_players=1, seed=seed)
+        first.setdefault(str(game.state.game_state), f"{game_id}-{seed}")
+    ids = tuple(first.values())
+    kept = len(ids) - len(ids) // _HELD_OUT
+    return {"train": ids[:kept], "test": ids[kept:]}
+
+
 class TextArenaSource:
-    """The games of one kind: a task is a seed (`hgpo_envs.engine.TaskSource`).
+    """The games of one kind: a task is a seed whose game no smaller seed has (`hgpo_envs.engine.TaskSource`).
 
     Args:
         game: TextArena's id.
@@ -117,18 +140,20 @@ class TextArenaSource:
         """Return the ids, ``GAME-SEED``."""
         if split not in (*SPLITS, "all"):
             raise InputError(unknown("split", split, (*SPLITS, "all")))
-        return [f"{self._game_id}-{seed}" for name, seeds in SPLITS.items() if split in (name, "all") for seed in seeds]
+        games = different_games(self._game_id)
+        return [task_id for name in SPLITS if split in (name, "all") for task_id in games[name]]
 
     def task(self, task_id: str) -> Task:
         """Return a task's description: the game's rules."""
-        game, _, seed = task_id.rpartition("-")
-        split = next((name for name, seeds in SPLITS.items() if seed.isdecimal() and int(seed) in seeds), None)
-        if game != self._game_id or split is None:
+        split = next((name for name, ids in different_games(self._game_id).items() if task_id in ids), None)
+        if split is None:
             raise UnknownTask(f"expected a task such as {self._game_id}-0, received {task_id!r}")
         engine = self.engine()
         engine.start(task_id)
         rules = next(text for _, text in engine.game.state.logs)
-        return Task(task_id, split, rules.strip(), game.partition("-")[0], {"textarena": textarena.__version__})
+        return Task(
+            task_id, split, rules.strip(), self._game_id.partition("-")[0], {"textarena": textarena.__version__}
+        )
 
     def engine(self) -> TextArenaEngine:
         """Return a new engine."""

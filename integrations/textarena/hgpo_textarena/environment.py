@@ -13,5 +13,5 @@ TEXTARENA: Final = EnvironmentSpec(
     max_steps=254,  # the games have limits of their own, the longest this one
     players={"expert": "hgpo_textarena.expert:Expert"},
     evaluation_split="test",
-    splits=tuple(SPLITS),
+    splits=SPLITS,
 )

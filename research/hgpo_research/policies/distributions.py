@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from hgpo_envs.environment_spec import make_player, spec_named
+from hgpo_envs.environment_spec import make_player
 from hgpo_envs.errors import InputError
 from hgpo_train.policies.base import BatchPolicy
 from hgpo_train.policies.registry import make_policy
@@ -118,9 +118,9 @@ def known_policy(spec: str, context: PolicyContext) -> KnownPolicy:
         return KnownMixture([(known_policy(part, context), weight) for part, weight in weights.items()])
     policy = make_policy(spec, context)
     if name == "random":
-        return KnownRandom(context.action_format)
+        return KnownRandom(context.action_format, context.benchmark)
     if name == "outdated":
-        return KnownOutdated(context.action_format)
+        return KnownOutdated(context.action_format, context.benchmark)
     if name in ("expert", "explorer"):
         return KnownPlayer(name, context)
     if name == "transformers":
@@ -136,8 +136,8 @@ class KnownRandom(KnownPolicy):
     name = "random"
     history_read: int | None = 0
 
-    def __init__(self, action_format: str) -> None:
-        self._action_format = action_format
+    def __init__(self, action_format: str, benchmark: str = "") -> None:
+        self._action_format, self._benchmark = action_format, benchmark
 
     def distributions(self, requests: Sequence[Request]) -> list[Distribution]:
         """See `KnownPolicy`."""
@@ -151,7 +151,7 @@ class KnownRandom(KnownPolicy):
         probabilities: dict[str, float] = defaultdict(float)
         for action in actions or ("",):
             for filled, probability in _fillings(action, request.task.instruction):
-                response = format_action(filled, self._action_format, request.state.actions)
+                response = format_action(filled, self._action_format, request.state.actions, self._benchmark)
                 probabilities[response] += probability / max(len(actions), 1)
         return Distribution(tuple(probabilities), np.array(list(probabilities.values())))
 
@@ -163,8 +163,8 @@ class KnownOutdated(KnownRandom):
     memoryless = False
     history_read = None
 
-    def __init__(self, action_format: str) -> None:
-        super().__init__(action_format)
+    def __init__(self, action_format: str, benchmark: str = "") -> None:
+        super().__init__(action_format, benchmark)
         self._seen: dict[int, dict[str, None]] = {}
 
     def observe(self, request: Request) -> None:
@@ -191,8 +191,6 @@ class KnownPlayer(KnownPolicy):
 
     def __init__(self, name: str, context: PolicyContext) -> None:
         self.name, self._context = name, context
-        spec = spec_named(context.benchmark)
-        self._tag = "action" if spec is None else spec.action_tag
         self._players: dict[int, Player] = {}
 
     def distributions(self, requests: Sequence[Request]) -> list[Distribution]:
@@ -218,7 +216,8 @@ class KnownPlayer(KnownPolicy):
         return _forked(self._players[request.slot], request.engine) if request.step else self._new(request)
 
     def _act(self, player: Player, request: Request) -> str:
-        return format_action(player.act(request.state), self._context.action_format, request.state.actions, self._tag)
+        action, admissible = player.act(request.state), request.state.actions
+        return format_action(action, self._context.action_format, admissible, self._context.benchmark)
 
 
 def _forked(player: Player, engine: Engine | None) -> Player:

@@ -1,0 +1,146 @@
+"""Tools of an environment: JSON schemas of Python functions, and random calls of tools."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import typing
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from hgpo_envs.errors import InputError, one_line
+from hgpo_envs.responses import ToolCall
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Callable, Mapping, Sequence
+
+_NAMED: Final = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+_ARGUMENT: Final = re.compile(r"(\w+)\s*(?:\([^)]*\))?:\s*(.*)")
+_SECTION: Final = re.compile(r"^([A-Z][a-z]+):[ ]*$", re.MULTILINE)  # of a docstring
+_DEEPEST: Final = 8  # a schema that contains itself ends here
+
+
+def tool_schema(function: Callable[..., Any]) -> dict[str, Any]:
+    '''Return the JSON schema of a Python function as a tool, in OpenAI's form.
+
+    The annotations give the types of the arguments: int, float, str, bool, None, Literal, Optional and other unions,
+    list, dict, enums, dataclasses. Arguments with a default are optional. The description is the docstring's text, and
+    those of the arguments are its section ``Args:``, in Google's style.
+
+    Args:
+        function: The function. A first argument ``self`` is left out.
+
+    Raises:
+        InputError: An argument has no annotation or one that JSON cannot express, or cannot be given by name; or there
+            is no docstring.
+
+    >>> def ask(trait: str, times: int = 1) -> str:
+    ...     """Ask whether the thing has a trait.
+    ...
+    ...     Args:
+    ...         trait: An adjective.
+    ...     """
+    >>> tool_schema(ask)["function"]["parameters"]["properties"]
+    {'trait': {'type': 'string', 'description': 'An adjective.'}, 'times': {'type': 'integer', 'default': 1}}
+    '''
+    name = function.__name__
+    text, *sections = _SECTION.split(inspect.getdoc(function) or "")
+    described = _arguments(dict(zip(sections[::2], sections[1::2], strict=True)).get("Args", ""))
+    if not text.strip():
+        raise InputError(f"tool {name}: expected a docstring, which tells the model what the tool does")
+    parameters = [one for one in inspect.signature(function).parameters.values() if one.name != "self"]
+    try:
+        types = typing.get_type_hints(function, include_extras=True)
+    except Exception as error:  # an annotation is any expression
+        raise InputError(f"tool {name}: an annotation cannot be evaluated ({one_line(error)})") from error
+    properties: dict[str, Any] = {}
+    components: dict[str, Any] = {}
+    for one in parameters:
+        if one.kind not in _NAMED or one.name not in types:
+            raise InputError(f"tool {name}: expected an argument with a name and a type, received {one}")
+        try:
+            (schema,), parts = msgspec.json.schema_components((types[one.name],), ref_template="#/$defs/{name}")
+            default = {} if one.default is one.empty else {"default": msgspec.to_builtins(one.default)}
+        except (TypeError, NotImplementedError) as error:
+            raise InputError(f"tool {name}: {one} cannot be expressed as JSON ({one_line(error)})") from error
+        components |= parts
+        if "enum" in schema and all(isinstance(value, str) for value in schema["enum"]):
+            schema["type"] = "string"  # which some servers require
+        properties[one.name] = schema | described.get(one.name, {}) | default
+    body: dict[str, Any] = {"type": "object", "properties": properties}
+    body["required"] = [one.name for one in parameters if one.default is one.empty]
+    if components:
+        body["$defs"] = components
+    what = {"name": name, "description": text.strip(), "parameters": body}
+    return {"type": "function", "function": what}
+
+
+def _arguments(section: str) -> dict[str, dict[str, str]]:
+    """Return the descriptions in a docstring's section ``Args:`` by argument. Lines that are indented continue one."""
+    found: dict[str, str] = {}
+    name = ""
+    for line in inspect.cleandoc(f"\n{section}").split("\n"):
+        match = None if line.startswith(" ") else _ARGUMENT.match(line)
+        if match:
+            name = match[1]
+            found[name] = match[2]
+        elif name:
+            found[name] = f"{found[name]} {line.strip()}".strip()
+    return {argument: {"description": text} for argument, text in found.items()}
+
+
+def random_call(tools: Sequence[Mapping[str, Any]], rng: random.Random, words: Sequence[str] = ("look",)) -> str:
+    """Return a call of one of the tools with random arguments that fit its schema, as text.
+
+    Args:
+        tools: JSON schemas in OpenAI's form.
+        rng: Draws the tool and the arguments.
+        words: What texts are drawn from.
+    """
+    function = rng.choice(tools)["function"]
+    parameters = function.get("parameters") or {}
+    return ToolCall(function["name"], _drawn({"type": "object", **parameters}, parameters, rng, words)).text()
+
+
+def _drawn(  # noqa: C901 - one case a type
+    schema: Mapping[str, Any], root: Mapping[str, Any], rng: random.Random, words: Sequence[str], depth: int = 0
+) -> Any:  # noqa: ANN401 - a JSON value
+    """Return a random value of a JSON schema."""
+    if depth > _DEEPEST:
+        return None
+    if "$ref" in schema:
+        target: Any = root
+        for part in schema["$ref"].removeprefix("#/").split("/"):
+            target = target[part]
+        return _drawn(target, root, rng, words, depth + 1)
+    if "const" in schema:
+        return schema["const"]
+    if "enum" in schema:
+        return rng.choice(schema["enum"])
+    for union in ("anyOf", "oneOf"):
+        if union in schema:
+            return _drawn(rng.choice(schema[union]), root, rng, words, depth + 1)
+    kind = schema.get("type", "string")
+    match kind if isinstance(kind, str) else rng.choice(kind):
+        case "object":
+            required = schema.get("required", ())
+            properties = schema.get("properties", {})
+            given = [name for name in properties if name in required or rng.random() < 0.5]
+            return {name: _drawn(properties[name], root, rng, words, depth + 1) for name in given}
+        case "array":
+            count = rng.randint(schema.get("minItems", 0), schema.get("maxItems", schema.get("minItems", 0) + 2))
+            return [_drawn(schema.get("items", {}), root, rng, words, depth + 1) for _ in range(count)]
+        case "integer":
+            low = schema.get("minimum", schema.get("exclusiveMinimum", -1) + 1)
+            high = schema.get("maximum", schema.get("exclusiveMaximum", max(low, 0) + 10) - 1)
+            return rng.randint(low, max(low, high))
+        case "number":
+            return round(rng.uniform(schema.get("minimum", 0), schema.get("maximum", 10)), 2)
+        case "boolean":
+            return rng.random() < 0.5
+        case "null":
+            return None
+        case _:
+            return rng.choice([*schema.get("examples", ()), *words])
