@@ -224,6 +224,12 @@ def tool_calls(text: str) -> list[ToolCall] | None:
     return _calls(text, _after_thought(text)[1])
 
 
+def before_calls(text: str) -> str:
+    """Return what a response says before its tool calls, its thought included."""
+    starts = [block.start for block in _after_thought(text)[1] if block.value is not _NOT_JSON]
+    return text[: starts[0]] if starts else text
+
+
 def parse_tool_calls(text: str) -> Response:
     r"""Parse a response of a policy with tools: the action is its tool calls, or else its message to the user.
 
@@ -352,13 +358,11 @@ def action_text(message: Mapping[str, Any], *, tools: bool, thought: bool = True
     >>> action_text({"content": "<action>look</action>", "reasoning": "Not <action>."}, tools=False)
     '<think>\nNot ‹action>.\n</think>\n\n<action>look</action>'
     """
+    reasoning, text = _thought_and_text(message)
     entries = message_calls(message) if tools else []
-    if not entries:
-        reasoning, text = _thought_and_text(message)
-        return _with_thought(reasoning.replace("<", "‹") if thought else "", text)
     calls = []
     for entry in entries:
         call = call_of(entry, cut_off=cut_off and entry is entries[-1])
-        # A JSON text instead of an object is malformed, whatever the model wrote in it.
-        calls.append(f"{_CALL}\n{json.dumps(_written(entry))}\n{_CALL_END}" if call is None else call.text())
-    return "\n".join(calls)
+        # A JSON text in braces is malformed, whatever the model wrote in it.
+        calls.append(f"{_CALL}\n{{{json.dumps(_written(entry))}}}\n{_CALL_END}" if call is None else call.text())
+    return _with_thought(reasoning.replace("<", "‹") if thought else "", *(calls or [text]))

@@ -115,9 +115,16 @@ def test_other_limits_and_errors_are_not_taken_for_a_long_prompt(message: str) -
 
 
 def test_the_code_says_it_alone_and_a_repeated_request_says_nothing() -> None:
-    for code in ("context_length_exceeded", "exceed_context_size_error", "model_max_prompt_tokens_exceeded", "prompt_too_long"):
+    for code in (
+        "context_length_exceeded",
+        "exceed_context_size_error",
+        "model_max_prompt_tokens_exceeded",
+        "prompt_too_long",
+    ):
         assert read_error(json.dumps({"error": {"message": "Shorten it.", "code": code}}).encode(), 400).too_long
-    repeated = {"detail": [{"type": "missing", "msg": "Field required", "input": {"content": "the prompt is too long"}}]}
+    repeated = {
+        "detail": [{"type": "missing", "msg": "Field required", "input": {"content": "the prompt is too long"}}]
+    }
     assert not read_error(json.dumps(repeated).encode(), 422).too_long
     late = {"error": {"message": "A proxy failed. " * 300 + "The prompt exceeds the context length."}}
     assert read_error(json.dumps(late).encode(), 500).too_long
