@@ -42,14 +42,6 @@ class Turn(NamedTuple):
     reply: str | None = None
 
 
-def stored_message(message: Mapping[str, Any] | None, response: str) -> str | None:
-    """Return a server's message as JSON; None if the response says all of it."""
-    if message is None:
-        return None
-    more = any(value for name, value in message.items() if name not in ("role", "content"))
-    return json.dumps(message, ensure_ascii=False) if more or message.get("content") != response else None
-
-
 def chat_messages(
     system_prompt: str, turns: Sequence[Turn], prompt: str, tools: Sequence[Mapping[str, Any]] = ()
 ) -> list[dict[str, Any]]:
@@ -118,13 +110,14 @@ def _sendable(entry: Any) -> dict[str, Any]:  # noqa: ANN401 - whatever the serv
     Servers parse the arguments of past calls, and refuse the whole conversation if they are no object.
     """
     if call_of(entry) is not None:
-        return dict(entry)
+        arguments = entry["function"].get("arguments") or "{}"
+        return {**entry, "function": {**entry["function"], "arguments": arguments}}
     fields = entry if isinstance(entry, dict) else {"function": entry}
     function = fields.get("function")
     name, arguments = (function.get("name"), function.get("arguments")) if isinstance(function, dict) else (None, entry)
     written = arguments if isinstance(arguments, str) else json.dumps(arguments)
-    call = _function_call(name if isinstance(name, str) and name else "unknown", json.dumps({"malformed": written}))
-    return {**fields, **call}
+    known = name if isinstance(name, str) and name else "unknown"
+    return {**fields, **_function_call(known, json.dumps({"malformed": written}))}
 
 
 def _with_id(call: dict[str, Any], used: set[str]) -> str:

@@ -154,7 +154,7 @@ class ServerPolicy(AsyncPolicy):
             try:
                 completion = await self._client.request("POST", self._completions, _read, orjson.dumps(fields))
             except RequestError as error:
-                if self._drop_refused_limit(error):
+                if self._drop_refused_limit(error, fields):
                     continue
                 exhausted = len(turns) == 1 or shown == 0
                 too_long = error.reported is not None and error.reported.too_long
@@ -170,18 +170,18 @@ class ServerPolicy(AsyncPolicy):
                 self._note_ignored_limits(reply, messages)
                 return reply
 
-    def _drop_refused_limit(self, error: RequestError) -> bool:
+    def _drop_refused_limit(self, error: RequestError, sent: Mapping[str, Any]) -> bool:
         """Leave out one of the two names of the limit if the server refuses it. Return whether one was left out."""
         reason = "" if error.reported is None or error.reported.too_long else error.reported.message
         named = re.search(r"\bmax_(completion_)?tokens\b", reason)
         if (
             named is None
             or not _REFUSED.search(reason)
-            or not all(name in self._fields for name in _LIMITS)
+            or not all(name in sent for name in _LIMITS)
             or named[0] in self.options.extra
         ):
             return False
-        del self._fields[named[0]]
+        self._fields.pop(named[0], None)  # another request may have left it out already
         return True
 
     def _note_ignored_limits(self, reply: Reply, messages: Sequence[Mapping[str, Any]]) -> None:
@@ -308,9 +308,11 @@ def _reply(completion: Mapping[str, Any], prompt: str, cut_pairs: int) -> Reply:
     tokens: list[Any] | None = logprobs.get("content") if isinstance(logprobs, dict) else None
     usage = usage if isinstance(usage, dict) else {}
     finish_reason = choice.get("finish_reason")
+    response = message_text(message)
+    is_more = message.get("content") != response or any(message[name] for name in message.keys() - {"role", "content"})
     return Reply(
-        response=message_text(message),  # an empty one is an invalid action, not a failure
-        message=message,
+        response=response,  # an empty one is an invalid action, not a failure
+        message=message if is_more else None,
         prompt=prompt,
         prompt_token_ids=completion.get("prompt_token_ids"),
         response_token_ids=choice.get("token_ids"),

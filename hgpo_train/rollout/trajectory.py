@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from hgpo_envs.hashing import text_hash
 from hgpo_train.policies.base import Failure, Request
-from hgpo_train.policies.conversation import Turn, stored_message
+from hgpo_train.policies.conversation import Turn
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -138,11 +138,12 @@ class Trajectory:
         assert self._shown is not None
         cut_off = reply.finish_reason == "length"
         command, _ = self.action = self.episode.read(reply.response, reply.message, cut_off=cut_off)
+        message = None if reply.message is None else json.dumps(dict(reply.message), ensure_ascii=False)
         if reply.prompt is not None:
             state, _, actions = self._shown
             self._shown = (state, reply.prompt, actions)
         self._replied = (
-            *(version, reply.response, stored_message(reply.message, reply.response), command),
+            *(version, reply.response, message, command),
             *(reply.prompt_token_ids, reply.response_token_ids, reply.response_logprobs),
             *(reply.finish_reason, reply.cut_pairs, reply.cut_tokens),
             seconds if self._clocked else None,

@@ -68,6 +68,46 @@ def test_the_oldest_turns_after_the_first_are_left_out(tokenizer):
     assert fewest_dropped(turns, lambda turns: False) == 5
 
 
+CALL_IDS = st.sampled_from(["", "z", "aB3dE6gH9", "call00000"])
+KINDS = st.sampled_from(["text", "calls", "message"])
+
+
+@given(st.lists(st.tuples(KINDS, st.lists(CALL_IDS, min_size=1, max_size=3)), min_size=1, max_size=7), st.data())
+def test_every_result_that_is_kept_follows_its_call(kinds, data):
+    """The response of turn n is named n, and the message after it says so."""
+    turns = []
+    for number, (kind, ids) in enumerate(kinds):
+        calls = [ToolCall("find", {"turn": number}) for _ in ids]
+        response, reply = f"response {number}", None
+        if kind == "calls":
+            response = "\n".join(call.text() for call in calls)
+        if kind == "message":
+            entries = [{"id": name, "function": {"name": "find", "arguments": {"turn": number}}} for name in ids]
+            response, reply = "", json.dumps({"content": "", "tool_calls": entries})
+        turns.append(Turn(f"after {number - 1}" if number else "the task", response, None, None, reply))
+    dropped = 0
+    for _ in range(2):  # as for a server, which refuses the shorter conversation too
+        dropped += data.draw(st.integers(0, len(turns) - 1 - dropped))
+    kept = without_oldest(without_oldest(turns, dropped // 2), dropped - dropped // 2)
+    assert kept == without_oldest(turns, dropped)
+    first, *messages = chat_messages("", kept, f"after {len(turns) - 1}", [{"function": {"name": "find"}}])
+    assert first == {"role": "user", "content": "the task"}
+    answers = [at for at, message in enumerate(messages) if message["role"] == "assistant"]
+    assert len(answers) == len(kept)
+    used = [call["id"] for message in messages for call in message.get("tool_calls", ())]
+    assert len(used) == len(set(used))
+    for number, at in enumerate(answers, dropped):
+        answer, results = messages[at], messages[at + 1 : next((n for n in answers if n > at), None)]
+        assert results[-1]["content"] == f"after {number}"
+        assert all(message.get("content") != "" for message in (answer, *results))
+        if "tool_calls" not in answer:
+            assert (answer["content"], len(results), results[0]["role"]) == (f"response {number}", 1, "user")
+            continue
+        assert [result["tool_call_id"] for result in results] == [call["id"] for call in answer["tool_calls"]]
+        given = [call["function"]["arguments"] for call in answer["tool_calls"]]
+        assert all((json.loads(text) if isinstance(text, str) else text) == {"turn": number} for text in given)
+
+
 def test_calls_and_their_results_are_messages_of_their_own():
     calls = "\n".join(ToolCall("find", {"zip": zip_code}).text() for zip_code in ("10", "11"))
     turns = [Turn("Where am I?", f"<think>Two places.</think>\n{calls}"), Turn("Paris, Rome", "In Paris or Rome.")]
