@@ -150,6 +150,8 @@ def _no_constant(name: str) -> float:
 
 _DECODER: Final = json.JSONDecoder(parse_constant=_no_constant)
 _SPACE: Final = re.compile(r"\s*")
+_CUT_VALUE: Final = re.compile(r"[\w\\.+-]{0,8}\s*")
+"""The rest of a response that ends within a constant, a number or an escape of JSON."""
 
 
 def _skip_space(text: str, at: int) -> int:
@@ -164,13 +166,13 @@ def _block(text: str, start: int) -> _Block:
         value, end = _DECODER.raw_decode(text, body) if text.startswith("{", body) else (_NOT_JSON, body)
     except json.JSONDecodeError as error:
         # A response that ends within a JSON value was cut off there: the rest is a part of the value.
-        cut_off = error.msg.startswith("Unterminated string") or _skip_space(text, error.pos) == len(text)
+        cut_off = error.msg.startswith("Unterminated string") or _CUT_VALUE.fullmatch(text, error.pos)
         return _Block(start, len(text) if cut_off else start + len(_CALL), _NOT_JSON)
     except (ValueError, RecursionError):
         return _Block(start, start + len(_CALL), _NOT_JSON)
     end = _skip_space(text, end)
-    if value is _NOT_JSON or not text.startswith(_CALL_END, end):
-        return _Block(start, start + len(_CALL), _NOT_JSON)
+    if not text.startswith(_CALL_END, end):
+        return _Block(start, end, _NOT_JSON)
     return _Block(start, end + len(_CALL_END), value)
 
 
@@ -363,6 +365,7 @@ def action_text(message: Mapping[str, Any], *, tools: bool, thought: bool = True
     calls = []
     for entry in entries:
         call = call_of(entry, cut_off=cut_off and entry is entries[-1])
-        # A JSON text in braces is malformed, whatever the model wrote in it.
-        calls.append(f"{_CALL}\n{{{json.dumps(_written(entry))}}}\n{_CALL_END}" if call is None else call.text())
+        # Malformed, as it has no name, whatever the model wrote.
+        malformed = json.dumps({"malformed": _written(entry)}, ensure_ascii=False)
+        calls.append(f"{_CALL}\n{malformed}\n{_CALL_END}" if call is None else call.text())
     return _with_thought(reasoning.replace("<", "‹") if thought else "", *(calls or [text]))

@@ -64,8 +64,7 @@ TOO_LONG = {
 
 OTHER = (
     "Rate limit reached for gpt-4 on tokens per min (TPM): Limit 10000, Used 9000, Requested 4000.",
-    "Request too large for model `m` on tokens per minute (TPM): Limit 6000, Requested 7000, please reduce your message "
-    "size and try again.",
+    "Request too large for model `m` on tokens per minute (TPM): Limit 6000, Requested 7000, please reduce your message.",
     "Too many tokens per minute",
     "Too many tokens, please wait before trying again.",
     "Number of request tokens has exceeded your per-minute rate limit",
