@@ -5,11 +5,11 @@ import json
 import gymnasium
 import pytest
 from chat_server import Api, completion
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from hgpo_datasets import scan_steps
-from hgpo_envs.responses import ToolCall
+from hgpo_envs.responses import ToolCall, action_text, parse_tool_calls, tool_calls
 from hgpo_train.models.tiny import train_tokenizer
 from hgpo_train.policies.conversation import Turn, chat_messages, encode_conversation, fewest_dropped, without_oldest
 from hgpo_train.rollout import collect
@@ -66,6 +66,72 @@ def test_the_oldest_turns_after_the_first_are_left_out(tokenizer):
         most = length(shorter)
         assert fewest_dropped(turns, lambda turns, most=most: length(turns) <= most) == dropped
     assert fewest_dropped(turns, lambda turns: False) == 5
+
+
+TAGS = ["<tool_call>", "</tool_call>", "</think>", "<think>", "<action>", '{"name": "x", "arguments": {}}']
+ODD = st.lists(st.sampled_from([*'ab{}[]"\\\n <>/,:', *TAGS]), max_size=8).map("".join)
+VALUES = st.recursive(
+    st.none() | st.integers() | ODD, lambda parts: st.dictionaries(ODD, parts, max_size=3), max_leaves=5
+)
+CALLS = st.lists(
+    st.builds(ToolCall, ODD.filter(bool), st.dictionaries(ODD, VALUES, max_size=3)), min_size=1, max_size=3
+)
+
+
+@given(CALLS, ODD, ODD, st.booleans())
+@settings(deadline=None)
+def test_the_calls_of_a_message_are_executed_whatever_texts_they_contain(calls, thought, content, as_objects):
+    def entry(call: ToolCall) -> dict:
+        arguments = call.arguments if as_objects else json.dumps(call.arguments)
+        return {"id": "1", "type": "function", "function": {"name": call.name, "arguments": arguments}}
+
+    message = {"content": content, "reasoning": thought, "tool_calls": [entry(call) for call in calls]}
+    response = parse_tool_calls(action_text(message, tools=True))
+    assert response.valid
+    assert tool_calls(response.action) == calls
+
+
+@given(CALLS, st.data())
+@settings(deadline=None)
+def test_a_call_that_is_cut_off_is_malformed_wherever_it_ends(calls, data):
+    text = f"<think>\nHm.\n</think>\n{calls[0].text()}"
+    end = data.draw(st.integers(text.index("{") + 1, len(text) - 1))
+    assert not parse_tool_calls(text[:end]).valid
+
+
+@given(ODD, ODD)
+@settings(deadline=None)
+def test_other_arguments_than_objects_are_malformed_whatever_they_contain(name, arguments):
+    assume(arguments.strip())
+    response = parse_tool_calls(
+        action_text({"tool_calls": [{"function": {"name": name, "arguments": arguments}}]}, tools=True)
+    )
+    try:
+        is_object = isinstance(json.loads(arguments), dict) and name != ""
+    except ValueError:
+        is_object = False
+    assert response.valid is is_object
+    assert (tool_calls(response.action) is not None) is is_object
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ('I use <tool_call> for this.\n<tool_call>{"name": "find"}</tool_call>', ["find"]),
+        ('Tags: <tool_call>…</tool_call>.\n<tool_call>{"name": "find"}</tool_call>', ["find"]),
+        ("I use <tool_call> for this.", []),
+        ("<tool_call>", None),
+        ("<tool_call>find(10)</tool_call>", None),
+        ('<tool_call>{"name": "find"}</tool_call><tool_call>find()</tool_call>', None),
+        ('<tool_call>{"name": "find"}', None),
+        ('<tool_call>{"name": null}</tool_call>', None),
+        ('<tool_call>{"name": "find", "arguments": {"x": NaN}}</tool_call>', None),
+        ('A <tool_call>{"name": "no"}</tool_call> draft</think><tool_call>{"name": "find"}</tool_call>', ["find"]),
+    ],
+)
+def test_a_tag_that_is_mentioned_is_no_call(text, names):
+    calls = tool_calls(text)
+    assert (calls and [call.name for call in calls]) == names
 
 
 CALL_IDS = st.sampled_from(["", "z", "aB3dE6gH9", "call00000"])
