@@ -1,7 +1,7 @@
 """What servers and gateways report when they refuse a request, in their different forms.
 
-The report is an object, a list or a text, has the message under `error`, `message`, `detail` or deeper, and arrives with
-any status, also 200. What a request contained may be repeated in it, so only the fields of reports are read.
+The report is an object, a list or a text, has the message under `error`, `message`, `detail` or deeper, and arrives
+with any status, also 200. What a request contained may be repeated in it, so only the fields of reports are read.
 """
 
 from __future__ import annotations
@@ -46,16 +46,18 @@ _TOO_LONG: Final = re.compile(
     rf"""(?ix)
     context [ _-]? (length | window | size | limit | overflow | exceeded)
     | (exceed | overflow) \w* \W+ (\w+\W+){{0,3}}? context
-    | session_len | max_(seq | model | session | input | prompt)_len | maximum\ (model | sequence | prompt | input)\ length
+    | session_len | max_(seq | model | session | input | prompt)_len
+    | maximum\ (model | sequence | prompt | input)\ length
     | ({_PROMPT} | request | payload | entity | body) [\W_]+ ((?!model|image|file|audio)[^\W_]+[\W_]+){{0,8}}?
       too [ _-]? (long | large | big)
     | too [ _] (long | large | big) [\W_]+ (\w+\W+){{0,2}}? {_PROMPT} \b
     | \b ({_PROMPT} | input_\w+ | request) \b
       (?= .{{0,200}} (token | len) )
-      .{{0,120}}? (exceed | (longer | greater | larger | more) \ than | at\ most | up\ to | <= | cannot\ be | should\ not
-        | must\ (be | have) \ (less | fewer | at\ most | no\ more | shorter | under | <))
+      .{{0,120}}? (exceed | (longer | greater | larger | more) \ than | at\ most | up\ to | <= | cannot\ be
+        | should\ not | must\ (be | have) \ (less | fewer | at\ most | no\ more | shorter | under | <))
     | (reduce | shorten | decrease) \W+ (\w+\W+){{0,3}}? (length | {_PROMPT} | context) \b
-    | too\ many\ (input\ | prompt\ )? tokens | tokens?\ (limit\ | count\ )? exceed | exceed\w* \W+ (\w+\W+){{0,4}}? token\ limit
+    | too\ many\ (input\ | prompt\ )? tokens | tokens?\ (limit\ | count\ )? exceed
+    | exceed\w* \W+ (\w+\W+){{0,4}}? token\ limit
     | range\ of\ input\ length | current\ length\ is | tokens_exceeded | above_max_length | 超长 | 过长
     """
 )

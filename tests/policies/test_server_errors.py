@@ -9,17 +9,21 @@ from hgpo_train.policies.server_errors import read_error
 TOO_LONG = {
     "OpenAI": "This model's maximum context length is 4097 tokens. However, your messages resulted in 5000 tokens.",
     "OpenAI, Responses": "Your input exceeds the context window of this model. Please adjust your input and try again.",
-    "OpenAI, one message": "Invalid 'messages[0].content': string too long. Expected a string with maximum length 1048576, "
+    "OpenAI, one message": "Invalid 'messages[0].content': string too long. Expected a string with maximum "
+    "length 1048576, "
     "but got a string with length 1500000 instead.",
     "Azure": "Input tokens exceed the configured limit of 272000 tokens. Your messages resulted in 300000 tokens.",
-    "vLLM": "This model's maximum context length is 4096 tokens. However, you requested 5000 tokens (4500 in the messages, "
+    "vLLM": "This model's maximum context length is 4096 tokens. However, you requested 5000 tokens (4500 in "
+    "the messages, "
     "500 in the completion). Please reduce the length of the messages or completion.",
-    "vLLM, both limits": "'max_tokens' or 'max_completion_tokens' is too large: 512. This model's maximum context length is "
+    "vLLM, both limits": "'max_tokens' or 'max_completion_tokens' is too large: 512. This model's maximum "
+    "context length is "
     "4096 tokens and your request has 3800 input tokens (512 > 4096 - 3800).",
     "vLLM, decoder": "The decoder prompt (length 5000) is longer than the maximum model length of 4096. Make sure that "
     "`max_model_len` is no smaller than the number of text tokens.",
     "SGLang": "The input (5000 tokens) is longer than the model's context length (4096 tokens).",
-    "SGLang, allowed": "Input length (5000 tokens) exceeds the maximum allowed length (4090 tokens). Use a shorter input.",
+    "SGLang, allowed": "Input length (5000 tokens) exceeds the maximum allowed length (4090 tokens). Use a "
+    "shorter input.",
     "SGLang, total": "Requested token count exceeds the model's maximum context length of 4096 tokens.",
     "TGI": "Input validation error: `inputs` tokens + `max_new_tokens` must be <= 4096. Given: 5000 `inputs` tokens",
     "TGI, inputs": "Input validation error: `inputs` must have less than 1024 tokens. Given: 2000",
@@ -55,7 +59,8 @@ TOO_LONG = {
     "Copilot": "prompt token count of 140000 exceeds the limit of 128000",
     "Cerebras": "Current length is 10000 while limit is 8192",
     "watsonx": "the number of input tokens 9000 cannot exceed the total tokens limit 8192 for this model",
-    "Cloudflare": "The estimated number of input and maximum output tokens (9000) exceeded this model context window limit",
+    "Cloudflare": "The estimated number of input and maximum output tokens (9000) exceeded this model context "
+    "window limit",
     "TabbyAPI": "Prompt length 9000 is greater than max_seq_len 4096",
     "MLX": "Prompt has 9000 tokens, but the configured context size is 4096 tokens",
     "Volcengine": "Total tokens of image and text exceed max message tokens",
@@ -64,7 +69,7 @@ TOO_LONG = {
 
 OTHER = (
     "Rate limit reached for gpt-4 on tokens per min (TPM): Limit 10000, Used 9000, Requested 4000.",
-    "Request too large for model `m` on tokens per minute (TPM): Limit 6000, Requested 7000, please reduce your message.",
+    "Request too large for model `m` on tokens per minute (TPM): Limit 6000, Requested 7000. Please reduce it.",
     "Too many tokens per minute",
     "Too many tokens, please wait before trying again.",
     "Number of request tokens has exceeded your per-minute rate limit",
