@@ -131,8 +131,6 @@ def actions(rollouts: Sequence[Rollout], spec: EnvironmentSpec | None) -> Findin
             if not (ended or state.actions) and (spec is None or spec.admissible_actions):
                 message = "no admissible actions in a state that is not the end; list them, or set "
                 return Finding(check, "fail", f"{place}: {message}admissible_actions=False in the specification")
-            if state.terminated and state.actions:
-                return Finding(check, "warning", f"{place}: the last state lists actions; expected none after the end")
             twice = [action for action, times in Counter(state.actions).items() if times > 1]
             if twice:
                 return Finding(check, "warning", f"{place}: {twice[0]!r:.60} is listed twice; list each action once")

@@ -17,7 +17,7 @@ from hgpo_envs.hashing import DEFAULT_DEPTH, text_hash
 from hgpo_envs.memory import Pair
 from hgpo_envs.plugins import answer_of
 from hgpo_envs.prompts import PromptTemplate, load_template, turn_template
-from hgpo_envs.responses import Response, admissible, numbered, parse
+from hgpo_envs.responses import Response, action_text, admissible, numbered, parse
 from hgpo_envs.state_keys import state_key
 from hgpo_envs.unicode_text import clean_text
 
@@ -180,23 +180,34 @@ class Episode:
         command, well_formed = self.read(text)
         self.observe(command, well_formed, self.engine.act(command))
 
-    def read(self, text: str) -> tuple[str, bool | None]:
+    def read(
+        self, text: str, message: Mapping[str, Any] | None = None, *, cut_off: bool = False
+    ) -> tuple[str, bool | None]:
         """Parse a text by the action format.
 
         Lone surrogates are replaced (`hgpo_envs.unicode_text.clean_text`), and the command is truncated to
         `LONGEST_COMMAND` characters.
 
+        Args:
+            text: A command or a response.
+            message: The message of a server from which the action is read instead (`hgpo_envs.responses.action_text`).
+            cut_off: Whether the message ends at the token limit.
+
         Returns:
             The command, and whether the text has the form of a response (None for other action formats).
         """
+        settings = self.settings
+        if message is not None:
+            thought = settings.action_format == "response"
+            text = action_text(message, tools=bool(settings.tools), thought=thought, cut_off=cut_off)
         if not text.isascii():
             text = clean_text(text)
-        if self.settings.action_format == "response":
-            response = answer_of("parse_response", self.settings.parse_response, text, Response)
-            command = clean_text(response.action[:LONGEST_COMMAND])  # JSON's escapes may be lone surrogates
+        if settings.action_format == "response":
+            response = answer_of("parse_response", settings.parse_response, text, Response)
+            command = clean_text(response.action[:LONGEST_COMMAND])  # JSON can escape a lone surrogate
             return admissible(command, self.state.actions), response.valid
         text = text[:LONGEST_COMMAND]
-        return (numbered(text, self.state.actions) if self.settings.action_format == "number" else text), None
+        return (numbered(text, self.state.actions) if settings.action_format == "number" else text), None
 
     def observe(self, command: str, well_formed: bool | None, state: State) -> None:
         """Record an executed command and the state after it."""

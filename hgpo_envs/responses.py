@@ -9,7 +9,8 @@ In ALFWorld and WebShop, whose actions are lowercase, the response is lowercased
 case is kept, and an action that differs from an admissible one by case alone means that one (`admissible`).
 
 Environments with tools (`EnvironmentSpec.tools`) use `parse_tool_calls` instead: the action is the response's calls, in
-the form of Hermes and Qwen, whatever form a server has sent them in (`message_text`).
+the form of Hermes and Qwen. If a server has separated calls and reasoning from the text, they are taken from its
+message (`action_text`), and tags within them mean nothing.
 
 Every string has an action and a validity. Parsing takes time linear in the length.
 
@@ -29,6 +30,7 @@ FALLBACK_CHARACTERS: Final = 30
 """Number of last characters that are the action if the tags are missing."""
 
 _CALL, _CALL_END = "<tool_call>", "</tool_call>"
+_THOUGHT_END: Final = "</think>"
 _DIGITS: Final = 9
 """The greatest number of digits that is parsed."""
 _CJK = re.compile("[\u4e00-\u9fff]")
@@ -134,6 +136,88 @@ class ToolCall(NamedTuple):
         return f"{_CALL}\n{body}\n{_CALL_END}"
 
 
+class _Block(NamedTuple):
+    """A tag `<tool_call>` at ``start``, and its JSON value up to ``end``; `_NOT_JSON` if no complete value follows."""
+
+    start: int
+    end: int
+    value: Any
+
+
+_NOT_JSON: Final = object()
+
+
+def _no_constant(name: str) -> float:
+    raise ValueError(f"{name} is not JSON")
+
+
+_DECODER: Final = json.JSONDecoder(parse_constant=_no_constant)
+_SPACE: Final = re.compile(r"\s*")
+_CUT_VALUE: Final = re.compile(r"[\w\\.+-]{0,8}\s*")
+"""The rest of a response that ends within a constant, a number or an escape of JSON."""
+
+
+def _skip_space(text: str, at: int) -> int:
+    found = _SPACE.match(text, at)
+    return found.end() if found else at
+
+
+def _block(text: str, start: int) -> _Block:
+    """Return the block whose tag is at a position."""
+    body = _skip_space(text, start + len(_CALL))
+    try:
+        value, end = _DECODER.raw_decode(text, body) if text.startswith("{", body) else (_NOT_JSON, body)
+    except json.JSONDecodeError as error:
+        # A response that ends within a JSON value was cut off there: the rest is a part of the value.
+        cut_off = error.msg.startswith("Unterminated string") or _CUT_VALUE.fullmatch(text, error.pos)
+        return _Block(start, len(text) if cut_off else start + len(_CALL), _NOT_JSON)
+    except (ValueError, RecursionError):
+        return _Block(start, start + len(_CALL), _NOT_JSON)
+    end = _skip_space(text, end)
+    if not text.startswith(_CALL_END, end):
+        return _Block(start, end, _NOT_JSON)
+    return _Block(start, end + len(_CALL_END), value)
+
+
+def _after_thought(text: str) -> tuple[int, list[_Block]]:
+    """Return where the thought of a response ends, and the blocks after it. Tags in a JSON value are not tags."""
+    blocks = []
+    start = text.find(_CALL)
+    while start >= 0:
+        blocks.append(_block(text, start))
+        start = text.find(_CALL, blocks[-1].end)
+    end = text.rfind(_THOUGHT_END)
+    for block in reversed(blocks):
+        if block.start < end < block.end:
+            end = text.rfind(_THOUGHT_END, 0, block.start)
+    end = end + len(_THOUGHT_END) if end >= 0 else 0
+    return end, [block for block in blocks if block.start >= end]
+
+
+def _is_mention(text: str, block: _Block, *, calls_follow: bool) -> bool:
+    """Return whether a tag without a JSON value is only mentioned, as in "I use <tool_call> for this"."""
+    rest = text[block.start + len(_CALL) :].lstrip()
+    return rest != "" and not rest.startswith("{") and (calls_follow or _CALL_END not in rest)
+
+
+def _tool_call(name: object, arguments: object) -> ToolCall | None:
+    return ToolCall(name, arguments) if isinstance(name, str) and name and isinstance(arguments, dict) else None
+
+
+def _calls(text: str, blocks: list[_Block]) -> list[ToolCall] | None:
+    first = next((index for index, block in enumerate(blocks) if block.value is not _NOT_JSON), len(blocks))
+    calls = []
+    for index, block in enumerate(blocks):
+        if index < first and _is_mention(text, block, calls_follow=first < len(blocks)):
+            continue
+        value = block.value
+        call = _tool_call(value.get("name"), value.get("arguments", {})) if isinstance(value, dict) else None
+        if call is None:
+            return None
+        calls.append(call)
+    return calls
+
+
 def tool_calls(text: str) -> list[ToolCall] | None:
     """Return the tool calls in a response, several for parallel calls; None if one of them is malformed.
 
@@ -142,20 +226,13 @@ def tool_calls(text: str) -> list[ToolCall] | None:
     >>> tool_calls("Hello"), tool_calls("<tool_call>find(10)</tool_call>")
     ([], None)
     """
-    calls = []
-    for part in text.rpartition("</think>")[2].split(_CALL)[1:]:
-        body, end, _ = part.partition(_CALL_END)
-        try:
-            call = json.loads(body) if end else None
-        except (ValueError, RecursionError):
-            call = None
-        if not isinstance(call, dict) or not isinstance(call.get("name"), str):
-            return None
-        arguments = call.get("arguments", {})
-        if not isinstance(arguments, dict):
-            return None
-        calls.append(ToolCall(call["name"], arguments))
-    return calls
+    return _calls(text, _after_thought(text)[1])
+
+
+def before_calls(text: str) -> str:
+    """Return what a response says before its tool calls, its thought included."""
+    starts = [block.start for block in _after_thought(text)[1] if block.value is not _NOT_JSON]
+    return text[: starts[0]] if starts else text
 
 
 def parse_tool_calls(text: str) -> Response:
@@ -171,22 +248,94 @@ def parse_tool_calls(text: str) -> Response:
     >>> parse_tool_calls("<tool_call>find()</tool_call>").flaw
     'malformed tool call'
     """
-    calls = tool_calls(text)
+    start, blocks = _after_thought(text)
+    calls = _calls(text, blocks)
     if calls is None:
-        return Response(text.rpartition("</think>")[2].strip(), False, "malformed tool call")
+        return Response(text[start:].strip(), False, "malformed tool call")
     if not calls:
-        return Response(text.rpartition("</think>")[2].strip(), True, "")
+        return Response(text[start:].strip(), True, "")
     return Response("\n".join(call.text() for call in calls), True, "")
+
+
+def message_calls(message: Mapping[str, Any]) -> list[Any]:
+    """Return the tool calls of a server's message as it sent them."""
+    calls = message.get("tool_calls") or []
+    return calls if isinstance(calls, list) else [calls]
+
+
+def call_of(entry: object, *, cut_off: bool = False) -> ToolCall | None:
+    """Return a tool call of a server's message; None if it is malformed.
+
+    Args:
+        entry: An element of the message's ``tool_calls``. Its arguments are JSON, an object, or absent.
+        cut_off: Whether the message was cut off at the token limit: then absent arguments are malformed.
+
+    >>> call_of({"type": "function", "function": {"name": "find", "arguments": '{"zip": "10"}'}})
+    ToolCall(name='find', arguments={'zip': '10'})
+    """
+    if not isinstance(entry, dict) or entry.get("type") not in (None, "", "function"):
+        return None
+    function = entry.get("function")
+    if not isinstance(function, dict):
+        return None
+    arguments = function.get("arguments")
+    if isinstance(arguments, str) and arguments.strip():
+        try:
+            arguments = _DECODER.decode(arguments)
+        except (ValueError, RecursionError):
+            return None
+    elif arguments in (None, "") and not cut_off:
+        arguments = {}
+    return _tool_call(function.get("name"), arguments)
+
+
+def _written(entry: object) -> str:
+    """Return a malformed call as the model wrote it."""
+    function = entry.get("function") if isinstance(entry, dict) else None
+    if not isinstance(function, dict):
+        return f"{_CALL}\n{json.dumps(entry, ensure_ascii=False)}\n{_CALL_END}"
+    name, arguments = json.dumps(function.get("name"), ensure_ascii=False), function.get("arguments")
+    if not isinstance(arguments, str):
+        arguments = json.dumps(arguments, ensure_ascii=False)
+    return f'{_CALL}\n{{"name": {name}, "arguments": {arguments}}}\n{_CALL_END}'
+
+
+_TEXT_FIELDS: Final = ("text", "thinking", "reasoning", "refusal", "summary", "content")
+
+
+def _plain(value: object) -> str:
+    """Return the text of a part of a message: a text, a list of parts, or an object with one."""
+    if isinstance(value, dict):
+        return _plain(next((value[name] for name in _TEXT_FIELDS if value.get(name)), ""))
+    if isinstance(value, list):
+        return "".join(map(_plain, value))
+    return value if isinstance(value, str) else ""
+
+
+def _thought_and_text(message: Mapping[str, Any]) -> tuple[str, str]:
+    content = message.get("content")
+    parts = content if isinstance(content, list) else [content]
+    thoughts = [part for part in parts if isinstance(part, dict) and part.get("type") in ("thinking", "reasoning")]
+    thought = _plain(message.get("reasoning_content")) or _plain(message.get("reasoning")) or _plain(thoughts)
+    text = _plain([part for part in parts if part not in thoughts]) or _plain(message.get("refusal"))
+    before, closed, after = text.partition("</think>")
+    if closed and not thought and "<think>" not in before:  # the chat template has opened the thought
+        return before.strip("\n"), after.lstrip("\n")
+    return thought, text
+
+
+def _with_thought(thought: str, *parts: str) -> str:
+    return "\n".join([f"<think>\n{thought}\n</think>\n"] * bool(thought) + [part for part in parts if part])
 
 
 def message_text(message: Mapping[str, Any]) -> str:
     """Return the message of an OpenAI-compatible server as the text that a model with Hermes' template generates.
 
-    Args:
-        message: The reply's ``message``, with ``content``, ``tool_calls``, and ``reasoning_content`` or ``reasoning``.
+    The text is stored and shown. Actions are parsed from `action_text`.
 
-    Raises:
-        ValueError: The arguments of a tool call are not a JSON object.
+    Args:
+        message: The reply's ``message``, with ``content`` (a text or parts), ``tool_calls``, and ``reasoning_content``
+            or ``reasoning``.
 
     >>> call = {"type": "function", "function": {"name": "find", "arguments": '{"zip": "10"}'}}
     >>> print(message_text({"content": None, "tool_calls": [call], "reasoning_content": "First the user."}))
@@ -198,12 +347,32 @@ def message_text(message: Mapping[str, Any]) -> str:
     {"name": "find", "arguments": {"zip": "10"}}
     </tool_call>
     """
-    reasoning = message.get("reasoning_content") or message.get("reasoning") or ""
-    parts = [f"<think>\n{reasoning}\n</think>\n"] if reasoning else []
-    parts += [message["content"]] if message.get("content") else []
-    for call in message.get("tool_calls") or ():
-        arguments = json.loads(call["function"]["arguments"] or "{}")
-        if not isinstance(arguments, dict):
-            raise ValueError(f"arguments of {call['function']['name']}: expected a JSON object")  # noqa: TRY004
-        parts.append(ToolCall(call["function"]["name"], arguments).text())
-    return "\n".join(parts)
+    thought, text = _thought_and_text(message)
+    calls = []
+    for entry in message_calls(message):
+        call = call_of(entry)
+        calls.append(_written(entry) if call is None else call.text())
+    return _with_thought(thought, text, *calls)
+
+
+def action_text(message: Mapping[str, Any], *, tools: bool, thought: bool = True, cut_off: bool = False) -> str:
+    r"""Return what the action of a server's message is parsed from: its tool calls alone, or else its text.
+
+    Args:
+        message: As of `message_text`.
+        tools: Whether the environment has tools; otherwise calls are ignored.
+        thought: Whether the text begins with the reasoning, whose tags are made unreadable to parsers.
+        cut_off: Whether the message was cut off at the token limit.
+
+    >>> action_text({"content": "<action>look</action>", "reasoning": "Not <action>."}, tools=False)
+    '<think>\nNot ‹action>.\n</think>\n\n<action>look</action>'
+    """
+    reasoning, text = _thought_and_text(message)
+    entries = message_calls(message) if tools else []
+    calls = []
+    for entry in entries:
+        call = call_of(entry, cut_off=cut_off and entry is entries[-1])
+        # Malformed, as it has no name, whatever the model wrote.
+        malformed = json.dumps({"malformed": _written(entry)}, ensure_ascii=False)
+        calls.append(f"{_CALL}\n{malformed}\n{_CALL_END}" if call is None else call.text())
+    return _with_thought(reasoning.replace("<", "‹") if thought else "", *(calls or [text]))

@@ -22,7 +22,8 @@ FORBIDDEN = {
 }
 ROOMS = {
     "hgpo_train": [
-        {"settings", "lazy_names", "local_server", "proportions", "resampling"},  # shared by all layers
+        {"settings", "lazy_names", "local_server", "proportions"},  # shared by all layers
+        {"resampling"},
         {"measures"},
         {"advantages", "models"},
         {"policies"},

@@ -18,7 +18,7 @@ from hgpo_envs.hashing import DEFAULT_DEPTH
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-VERSION: Final = 2
+VERSION: Final = 3
 """The schema version of written files. A reader of version n reads all versions up to n and rejects later ones."""
 
 MAX_DEPTH: Final = 64
@@ -122,6 +122,14 @@ _TEXT: Final = _family(
     ),
     Column("prompt", TEXT, "Input of the policy.", f"the policy uses no prompt, or {_UNSTORED}"),
     Column("response", TEXT, "Output of the policy.", f"the policy chose an action directly, or {_UNSTORED}"),
+    Column(
+        "message",
+        TEXT,
+        "The assistant's message as the server sent it: tool calls with their ids, reasoning, further fields.",
+        f"`response` is the whole message, or {_UNSTORED}",
+        "JSON object",
+        since=3,
+    ),
     Column(
         "action",
         TEXT,

@@ -62,6 +62,7 @@ def compare(first: pl.DataFrame, second: pl.DataFrame, measure: str = "success")
     Raises:
         InputError: The evaluations have no task in common of which the measure is known.
 
+    >>> import polars as pl
     >>> values = {"env_id": "e", "task_id": ["a", "b", "c"], "task": "win", "success": [1.0, 1.0, 0.0]}
     >>> table = pl.DataFrame(values | {"aborted": False})
     >>> compare(table, table.with_columns(success=pl.lit(0.0))).p  # 2 of 3 differ: 2 of 4 sign flips are as extreme

@@ -130,6 +130,8 @@ class Reply:
         prompt_tokens: Number of tokens of the prompt, as the server counted them; None if `prompt_token_ids` is the
             count, or if it is unknown.
         response_tokens: Number of tokens of the response, likewise.
+        message: The assistant's message as a server sent it. The action is read from it
+            (`hgpo_envs.responses.action_text`), and a conversation sends it back. None if `response` is all there is.
     """
 
     response: str
@@ -142,6 +144,7 @@ class Reply:
     cut_tokens: int | None = None
     prompt_tokens: int | None = None
     response_tokens: int | None = None
+    message: Mapping[str, Any] | None = None
 
     @property
     def token_counts(self) -> tuple[int | None, int | None]:

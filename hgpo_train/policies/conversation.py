@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_left
-from typing import TYPE_CHECKING, Any, NamedTuple
+from itertools import count
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from hgpo_envs.errors import InputError
-from hgpo_envs.responses import tool_calls
+from hgpo_envs.responses import before_calls, call_of, message_calls, tool_calls
 from hgpo_train.models.chat_format import RESPONSE
 
 if TYPE_CHECKING:
@@ -29,12 +30,14 @@ class Turn(NamedTuple):
         response: What the policy wrote.
         prompt_token_ids: The tokens of the whole prompt, if it had all earlier turns; otherwise None.
         response_token_ids: The tokens of the response; None if they are unknown.
+        reply: The assistant's message as the server sent it, as JSON; None if `response` is all there is.
     """
 
     message: str
     response: str
     prompt_token_ids: Sequence[int] | None = None
     response_token_ids: Sequence[int] | None = None
+    reply: str | None = None
 
 
 def chat_messages(
@@ -42,7 +45,8 @@ def chat_messages(
 ) -> list[dict[str, Any]]:
     """Return a conversation as the messages of an OpenAI-compatible server.
 
-    With tools, a response's calls are sent as calls, and the message after them as their result.
+    A server's own messages go back as it sent them. Each of their calls is followed by a result with its id. With
+    tools, the calls in a response without such a message are sent as calls, too.
 
     Args:
         system_prompt: The system message; none if empty.
@@ -54,31 +58,73 @@ def chat_messages(
     ['system', 'user', 'assistant', 'user']
     """
     messages: list[dict[str, Any]] = [{"role": "system", "content": system_prompt}] if system_prompt else []
+    used: set[str] = set()
     results: list[str] = []  # the ids of the calls whose result is the next message
-    for number, turn in enumerate([*turns, Turn(prompt, "")]):
+    for turn in [*turns, None]:
+        shown = (prompt if turn is None else turn.message) or _NOTHING
         if results:  # a server expects one message for each call; the last one has the results of all
-            messages += [{"role": "tool", "tool_call_id": name, "content": ""} for name in results[:-1]]
-            messages.append({"role": "tool", "tool_call_id": results[-1], "content": turn.message})
+            messages += [{"role": "tool", "tool_call_id": name, "content": _IN_THE_LAST} for name in results[:-1]]
+            messages.append({"role": "tool", "tool_call_id": results[-1], "content": shown})
         else:
-            messages.append({"role": "user", "content": turn.message})
-        if number < len(turns):
-            message, results = _assistant(turn.response, number, with_tools=bool(tools))
+            messages.append({"role": "user", "content": shown})
+        if turn is not None:
+            message = _assistant(turn, with_tools=bool(tools))
+            results = [_with_id(call, used) for call in message.get("tool_calls", ())]
             messages.append(message)
     return messages
 
 
-def _assistant(response: str, number: int, *, with_tools: bool) -> tuple[dict[str, Any], list[str]]:
-    """Return a response as a message, and the ids of its tool calls."""
-    calls = (tool_calls(response) or []) if with_tools else []
-    if not calls:
-        return {"role": "assistant", "content": response}, []
-    names = [f"call_{number}_{index}" for index in range(len(calls))]
-    entries = [
-        {"id": name, "type": "function", "function": {"name": call.name, "arguments": json.dumps(call.arguments)}}
-        for name, call in zip(names, calls, strict=True)
-    ]
-    text = response.partition("<tool_call>")[0].strip()
-    return {"role": "assistant", "content": text or None, "tool_calls": entries}, names
+_NOTHING: Final = "(empty)"
+"""Stands for an empty text, which some servers refuse."""
+
+_IN_THE_LAST: Final = "The results of all calls are in the message of the last call."
+
+
+def _assistant(turn: Turn, *, with_tools: bool) -> dict[str, Any]:
+    """Return a response as a message: the server's own, or one made of the text."""
+    message: dict[str, Any] = json.loads(turn.reply) if turn.reply else {"content": turn.response}
+    # Servers send fields that are null, and refuse them.
+    message = {"role": "assistant", **{n: v for n, v in message.items() if v is not None or n == "content"}}
+    calls = [_sendable(call) for call in message_calls(message)]
+    message.pop("tool_calls", None)
+    content = message.get("content")
+    if with_tools and not calls and isinstance(content, str) and (written := tool_calls(content)):
+        message["content"] = before_calls(content).strip()
+        calls = [_function_call(call.name, json.dumps(call.arguments)) for call in written]
+    if calls and message.get("content") == "":
+        del message["content"]
+    elif not calls and not message.get("content"):
+        message["content"] = _NOTHING
+    return {**message, "tool_calls": calls} if calls else message
+
+
+def _function_call(name: str, arguments: str) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def _sendable(entry: Any) -> dict[str, Any]:  # noqa: ANN401 - whatever the server has sent
+    """Return a call of a server's message as it is; a malformed one as an argument of a call, which is an object.
+
+    Servers parse the arguments of past calls, and refuse the whole conversation if they are no object.
+    """
+    if call_of(entry) is not None:
+        arguments = entry["function"].get("arguments") or "{}"
+        return {**entry, "function": {**entry["function"], "arguments": arguments}}
+    fields = entry if isinstance(entry, dict) else {"function": entry}
+    function = fields.get("function")
+    name, arguments = (function.get("name"), function.get("arguments")) if isinstance(function, dict) else (None, entry)
+    written = arguments if isinstance(arguments, str) else json.dumps(arguments)
+    known = name if isinstance(name, str) and name else "unknown"
+    return {**fields, **_function_call(known, json.dumps({"malformed": written}))}
+
+
+def _with_id(call: dict[str, Any], used: set[str]) -> str:
+    """Return the id of a call. It gets one of nine letters and digits if it has none, or one that is used already."""
+    name = call.get("id")
+    if not isinstance(name, str) or not name or name in used:
+        name = call["id"] = next(f"call{number:05}" for number in count(len(used)) if f"call{number:05}" not in used)
+    used.add(name)
+    return name
 
 
 def encode_chats(
@@ -186,18 +232,22 @@ def fewest_dropped(turns: Sequence[Turn], fits: Callable[[Sequence[Turn]], bool]
         fits: Whether a conversation with these turns fits.
 
     Returns:
-        At most `len(turns) - 1`, the first turn stays: it has the task.
+        At most `len(turns) - 1`: the last response stays, and the first message, which has the task.
     """
     most = max(0, len(turns) - 1)
     return bisect_left(range(most), True, key=lambda dropped: fits(without_oldest(turns, dropped)))
 
 
 def without_oldest(turns: Sequence[Turn], dropped: int) -> list[Turn]:
-    """Return turns without the oldest ones after the first. Tokens of prompts that contained them are dropped too.
+    """Return turns without the oldest responses and what followed each of them. The first message stays.
 
-    >>> [turn.message for turn in without_oldest([Turn("task", ""), Turn("2", ""), Turn("3", "")], 1)]
-    ['task', '3']
+    So every message still follows the response that led to it, as a result follows its call. Tokens of prompts that
+    contained what is dropped are dropped too.
+
+    >>> without_oldest([Turn("task", "a"), Turn("after a", "b"), Turn("after b", "c")], 1)[0][:2]
+    ('task', 'b')
     """
     if not dropped:
         return list(turns)
-    return [turns[0], *(turn._replace(prompt_token_ids=None) for turn in turns[1 + dropped :])]
+    first = turns[dropped]._replace(message=turns[0].message, prompt_token_ids=turns[0].prompt_token_ids)
+    return [first, *(turn._replace(prompt_token_ids=None) for turn in turns[1 + dropped :])]

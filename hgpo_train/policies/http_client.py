@@ -13,19 +13,20 @@ import ssl
 import time
 from contextlib import suppress
 from email.utils import parsedate_to_datetime
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 from urllib.request import getproxies, proxy_bypass
-
-import orjson
 
 from hgpo_envs.errors import InputError, one_line
 from hgpo_envs.files.secrets import redact, register_url
+from hgpo_train.policies.server_errors import ServerError, read_error
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     import aiohttp
     from yarl import URL
+
+T = TypeVar("T")
 
 LARGEST_ANSWER: Final = 64 << 20
 """The largest answer, in bytes: that of a long prompt and response with the log-probabilities of alternatives."""
@@ -33,7 +34,6 @@ LARGEST_ANSWER: Final = 64 << 20
 LONGEST_PAUSE_S: Final = 60.0
 """The longest pause between two attempts, whatever the server asks for."""
 
-_TRANSIENT: Final = frozenset({408, 409, 425, 429})  # and 5xx
 _KEEP_ALIVE_S: Final = 4.0  # uvicorn closes idle connections after 5 s: a request sent at that moment would be lost
 
 
@@ -44,13 +44,20 @@ class RequestError(Exception):
         status: The HTTP status; None if there was no complete answer.
         transient: Whether another attempt may succeed.
         retry_after: The header `Retry-After`.
+        reported: What the server reports; None if there was no complete answer.
     """
 
     def __init__(
-        self, message: str, status: int | None = None, *, transient: bool = False, retry_after: str | None = None
+        self,
+        message: str,
+        status: int | None = None,
+        *,
+        transient: bool = False,
+        retry_after: str | None = None,
+        reported: ServerError | None = None,
     ) -> None:
         super().__init__(message)
-        self.status, self.transient, self.retry_after = status, transient, retry_after
+        self.status, self.transient, self.retry_after, self.reported = status, transient, retry_after, reported
 
 
 class HttpClient:
@@ -67,16 +74,22 @@ class HttpClient:
         self._headers, self._timeout_s, self._retries = headers, timeout_s, retries
         self._session: aiohttp.ClientSession | None = None
 
-    async def request(self, method: str, url: URL, body: bytes | None = None) -> bytes:
-        """Return the body of the answer.
+    async def request(self, method: str, url: URL, read: Callable[[bytes], T], body: bytes | None = None) -> T:
+        """Return what `read` makes of the body of the answer.
+
+        Args:
+            method: The HTTP method.
+            url: The address.
+            read: Reads the body. It raises `RequestError` if the server reports an error with a status of success.
+            body: The body of the request.
 
         Raises:
-            RequestError: There is no answer with a status of success, or it is too large.
+            RequestError: There is no answer with a status of success, it is too large, or it reports an error.
         """
         attempt = 0
         while True:
             try:
-                return await self._send(method, url, body)
+                return read(await self._send(method, url, body))
             except RequestError as error:
                 if not error.transient or attempt == self._retries:
                     raise
@@ -109,11 +122,13 @@ class HttpClient:
             return answer
         if 300 <= status < 400 and "Location" in headers:
             raise RequestError(f"HTTP {status}: redirected to {headers['Location']}; use that address", status)
+        reported = read_error(answer, status)
         raise RequestError(
-            f"HTTP {status}: {error_message(answer) or response.reason}",
+            f"HTTP {status}: {_line(reported.message) or response.reason}",
             status,
-            transient=status in _TRANSIENT or status >= 500,
+            transient=reported.transient,
             retry_after=headers.get("Retry-After"),
+            reported=reported,
         )
 
     def _open(self, proxy: str | None) -> aiohttp.ClientSession:
@@ -159,21 +174,6 @@ def pause_s(attempt: int, retry_after: str | None) -> float:
     if requested is None:
         return min(0.5 * 2.0**attempt, 8.0) * (1 - jitter)
     return min(max(0.0, requested) * (1 + jitter), LONGEST_PAUSE_S)
-
-
-def error_message(answer: bytes) -> str:
-    """Return the message in the answer of a server that refuses a request, or the start of another answer.
-
-    >>> error_message(b'{"error": {"message": "slow down", "code": 429}}'), error_message(b"<html>Oh</html>")
-    ('slow down', '<html>Oh</html>')
-    """
-    try:
-        value = orjson.loads(answer)
-    except orjson.JSONDecodeError:
-        return _line(answer.decode("utf-8", "replace"))
-    for name in ("error", "message", "detail"):
-        value = value.get(name, value) if isinstance(value, dict) else value
-    return _line(value if isinstance(value, str) else orjson.dumps(value).decode())
 
 
 def _line(text: str) -> str:

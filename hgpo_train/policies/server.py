@@ -9,8 +9,10 @@ The key is read only from the environment and appears in no log and no table (`h
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
+import warnings
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal
@@ -19,18 +21,20 @@ import msgspec
 import orjson
 from msgspec import Meta
 
-from hgpo_envs.errors import InputError, unknown
+from hgpo_envs.errors import InputError, one_line, unknown
 from hgpo_envs.files.secrets import names_variable, redact, redact_logging, register, register_url
 from hgpo_envs.plugins import install_command
 from hgpo_envs.responses import message_text
-from hgpo_train.models.chat_format import with_opened_thought
 from hgpo_train.policies.base import AsyncPolicy, Failure, Reply
 from hgpo_train.policies.conversation import chat_messages, without_oldest
-from hgpo_train.policies.http_client import HttpClient, RequestError, error_message
+from hgpo_train.policies.http_client import HttpClient, RequestError
 from hgpo_train.policies.registry import PolicySpec
+from hgpo_train.policies.server_errors import read_error
 from hgpo_train.settings import LARGEST_FLOAT, NonNegativeInt, PositiveInt, Temperature, build, check
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from yarl import URL
 
     from hgpo_train.policies.base import Request
@@ -39,7 +43,16 @@ if TYPE_CHECKING:
 LOCAL_URL: Final = "http://localhost:8000/v1"
 
 _LOCAL_HOSTS: Final = ("localhost", "127.0.0.1", "::1", "0.0.0.0")  # noqa: S104 - an address to connect to
-_TOO_LONG: Final = re.compile("(?i)context.(length|size)|maximum context|max_model_len|too (long|many tokens)")
+_OPENAI_HOSTS: Final = ("openai.com", "openai.azure.com")
+_LIMITS: Final = ("max_tokens", "max_completion_tokens")
+"""The limit of a response in tokens: the older name, which many servers know alone, and the newer one of OpenAI's."""
+
+_REFUSED: Final = re.compile(
+    "(?i)support|permit|allow|recogni|unknown|unexpected|extra|both|same time|exclusive|instead"
+)
+
+_CUT_PROMPT: Final = (1000, 8)
+"""A prompt is probably cut by a server that counts so many tokens, with more than so many characters each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,56 +98,8 @@ class ServerOptions:
         check(self, "policy option")
 
 
-# The parts of an answer that are read. All others are skipped.
-
-
-class _Function(msgspec.Struct):
-    name: str
-    arguments: str = ""  # JSON
-
-
-class _ToolCall(msgspec.Struct):
-    function: _Function
-
-
-class _Message(msgspec.Struct):
-    content: str | None = None
-    tool_calls: list[_ToolCall] | None = None
-    reasoning_content: str | None = None
-    reasoning: str | None = None  # the same, as other servers name it
-
-
-class _TokenLogprob(msgspec.Struct):
-    logprob: float
-
-
-class _Logprobs(msgspec.Struct):
-    content: list[_TokenLogprob] | None = None
-
-
-class _Choice(msgspec.Struct):
-    message: _Message
-    finish_reason: str | None = None
-    logprobs: _Logprobs | None = None
-    token_ids: list[int] | None = None
-
-
-class _Usage(msgspec.Struct):
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-
-
-class _Completion(msgspec.Struct):
-    choices: list[_Choice] = []
-    usage: _Usage | None = None
-    prompt_token_ids: list[int] | None = None
-
-
 class _ModelList(msgspec.Struct):
     data: list[Any]
-
-
-_COMPLETION: Final = msgspec.json.Decoder(_Completion)
 
 
 class ServerPolicy(AsyncPolicy):
@@ -156,9 +121,11 @@ class ServerPolicy(AsyncPolicy):
         self._completions = _below(self._url, "chat/completions")
         self._headers = {"Content-Type": "application/json", **_authorization(options, self._url)}
         self._client = HttpClient(self._headers, timeout_s=options.timeout_s, retries=options.retries)
+        # OpenAI's models refuse the older name of the limit, older servers ignore the newer one.
+        newer_alone = (self._url.host or "").endswith(_OPENAI_HOSTS)
         self._fields = {
             "model": model,
-            "max_completion_tokens": options.max_response_tokens,
+            **dict.fromkeys(_LIMITS[1:] if newer_alone else _LIMITS, options.max_response_tokens),
             "temperature": options.temperature,
             "top_p": options.top_p,
             **({"stop": options.stop} if options.stop else {}),
@@ -166,6 +133,7 @@ class ServerPolicy(AsyncPolicy):
             **({"return_token_ids": True} if options.token_ids else {}),
             **options.extra,
         }
+        self._noted: set[str] = set()
         super().__init__(options.concurrency)
 
     @property
@@ -185,10 +153,13 @@ class ServerPolicy(AsyncPolicy):
             if self.options.send_seed:
                 fields["seed"] = request.seed % (1 << 31)  # some servers accept only 31 bits
             try:
-                answer = await self._client.request("POST", self._completions, orjson.dumps(fields))
+                completion = await self._client.request("POST", self._completions, _read, orjson.dumps(fields))
             except RequestError as error:
+                if self._drop_refused_limit(error, fields):
+                    continue
                 exhausted = len(turns) == 1 or shown == 0
-                if self.options.overflow != "history" or exhausted or not _is_too_long(error):
+                too_long = error.reported is not None and error.reported.too_long
+                if self.options.overflow != "history" or exhausted or not too_long:
                     return Failure("PolicyFailed", str(error))
                 if turns:  # a quarter at a time: each try sends the whole conversation
                     turns = without_oldest(turns, max(1, len(turns) // 4))
@@ -196,7 +167,39 @@ class ServerPolicy(AsyncPolicy):
                 else:
                     shown, prompt = _shorten(request, shown, prompt)
             else:
-                return _read(answer, prompt, request.step - shown, has_tools="tools" in fields)
+                reply = _reply(completion, prompt, request.step - shown)
+                self._note_ignored_limits(reply, messages)
+                return reply
+
+    def _drop_refused_limit(self, error: RequestError, sent: Mapping[str, Any]) -> bool:
+        """Leave out one of the two names of the limit if the server refuses it. Return whether one was left out."""
+        reason = "" if error.reported is None or error.reported.too_long else error.reported.message
+        named = re.search(r"\bmax_(completion_)?tokens\b", reason)
+        if (
+            named is None
+            or not _REFUSED.search(reason)
+            or not all(name in sent for name in _LIMITS)
+            or named[0] in self.options.extra
+        ):
+            return False
+        self._fields.pop(named[0], None)  # another request may have left it out already
+        return True
+
+    def _note_ignored_limits(self, reply: Reply, messages: Sequence[Mapping[str, Any]]) -> None:
+        """Warn once if the server's counts show that it ignores the limit of responses, or that it cuts prompts."""
+        limit, count = self.options.max_response_tokens, reply.response_tokens
+        if count is not None and count > limit:
+            self._note("response", f"{count} tokens for a limit of {limit}: the server ignores max_response_tokens")
+        least, characters = _CUT_PROMPT
+        shown = sum(len(text) for message in messages if isinstance(text := message.get("content"), str))
+        if reply.prompt_tokens is not None and shown > characters * reply.prompt_tokens >= characters * least:
+            counts = f"{reply.prompt_tokens} tokens for a prompt of {shown} characters"
+            self._note("prompt", f"{counts}: the server probably cuts prompts; set a larger context in its options")
+
+    def _note(self, kind: str, text: str) -> None:
+        if kind not in self._noted:
+            self._noted.add(kind)
+            warnings.warn(f"{self.endpoint} counted {text}", stacklevel=2)
 
     async def release(self) -> None:
         """Close the connections."""
@@ -219,8 +222,8 @@ class ServerPolicy(AsyncPolicy):
         """Return the models that the server lists; empty if it has no such list."""
         client = HttpClient(self._headers, timeout_s=min(20.0, self.options.timeout_s), retries=2)
         try:
-            answer = await client.request("GET", _below(self._url, "models"))
-            entries = msgspec.json.decode(answer, type=_ModelList).data
+            models = await client.request("GET", _below(self._url, "models"), msgspec.json.Decoder(_ModelList).decode)
+            entries = models.data
         except RequestError as error:
             if error.status == 401:
                 raise InputError(f"{self.endpoint} rejects the key in {self.options.api_key_env} (401)") from None
@@ -261,40 +264,73 @@ def make(argument: str, context: PolicyContext) -> ServerPolicy:
     return policy
 
 
-def _read(answer: bytes, prompt: str, cut_pairs: int, *, has_tools: bool) -> Reply | Failure:
-    """Return the reply in an answer. Its text is what the model wrote: reasoning and tool calls are part of it."""
+def _read(answer: bytes) -> dict[str, Any]:
+    """Return a chat completion with a choice.
+
+    Raises:
+        RequestError: The answer is none, or it reports an error, as some gateways do with the status 200.
+    """
     try:
-        completion = _COMPLETION.decode(answer)
-    except (msgspec.DecodeError, RecursionError) as error:
-        return Failure("PolicyFailed", f"the answer is not a chat completion: {error}")
-    if not completion.choices:  # some gateways report errors with the status 200
-        return Failure("PolicyFailed", f"the server's reply contains no choice: {error_message(answer)}")
-    choice, usage = completion.choices[0], completion.usage or _Usage()
-    message = choice.message
-    if message.tool_calls and not has_tools:
-        name = message.tool_calls[0].function.name
-        return Failure("PolicyFailed", f"the reply calls the tool {name!r}, but the environment has no tools")
-    try:
-        # The chat template of some models opens the thought, and their servers return what follows.
-        response = with_opened_thought(message_text(msgspec.to_builtins(message)), "<think>\n")
-    except (ValueError, RecursionError) as error:
-        return Failure("PolicyFailed", f"the reply's tool calls have malformed arguments: {error}")
-    logprobs = None if choice.logprobs is None else choice.logprobs.content
+        completion = orjson.loads(answer)
+    except orjson.JSONDecodeError:
+        try:  # more lenient: byte order marks, lone surrogates, NaN
+            completion = json.loads(answer.decode("utf-8-sig", "replace"))
+        except (ValueError, RecursionError) as error:
+            raise RequestError(f"the answer is not a chat completion: {error}", 200, transient=True) from None
+    whole = completion if isinstance(completion, dict) else {}
+    choices = whole.get("choices")
+    choice = choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], dict) else {}
+    message, reason = choice.get("message"), choice.get("finish_reason")
+    fault: object = whole.get("error") or choice.get("error")
+    if not choice:
+        fault = completion
+    elif not fault and reason in ("error", "abort"):
+        fault = f"the choice ends with {reason!r}"
+    elif not fault and not _is_message(message) and (message is not None or reason is None):
+        fault = f"expected a message with a text or parts, received {one_line(repr(message), 60)}"
+    if fault or not choice:
+        reported = read_error(fault if isinstance(fault, dict | list | str) else answer, 200)
+        line = one_line(redact(reported.message), 200)
+        raise RequestError(
+            f"the answer contains no reply: {line}", 200, transient=reported.transient, reported=reported
+        )
+    return whole
+
+
+def _is_message(value: object) -> bool:
+    return isinstance(value, dict) and isinstance(value.get("content"), str | list | dict | None)
+
+
+def _reply(completion: Mapping[str, Any], prompt: str, cut_pairs: int) -> Reply:
+    """Return the reply in a chat completion. What servers leave out or send in another form is unknown (None)."""
+    choice = completion["choices"][0]
+    message, usage = choice.get("message") or {}, completion.get("usage")
+    logprobs = choice.get("logprobs")
+    tokens: list[Any] | None = logprobs.get("content") if isinstance(logprobs, dict) else None
+    usage = usage if isinstance(usage, dict) else {}
+    finish_reason = choice.get("finish_reason")
+    response = message_text(message)
+    is_more = message.get("content") != response or any(message[name] for name in message.keys() - {"role", "content"})
     return Reply(
         response=response,  # an empty one is an invalid action, not a failure
+        message=message if is_more else None,
         prompt=prompt,
-        prompt_token_ids=completion.prompt_token_ids,
-        response_token_ids=choice.token_ids,
-        response_logprobs=None if logprobs is None else [token.logprob for token in logprobs],
-        finish_reason=choice.finish_reason,
+        prompt_token_ids=completion.get("prompt_token_ids"),
+        response_token_ids=choice.get("token_ids"),
+        response_logprobs=None if tokens is None else [token.get("logprob") for token in tokens],
+        finish_reason=None if finish_reason is None else str(finish_reason),
         cut_pairs=cut_pairs,
-        prompt_tokens=usage.prompt_tokens,
-        response_tokens=usage.completion_tokens,
+        prompt_tokens=_count(usage.get("prompt_tokens")),
+        response_tokens=_count(usage.get("completion_tokens")),
     )
 
 
-def _is_too_long(error: RequestError) -> bool:
-    return error.status in (400, 413, 422) and bool(_TOO_LONG.search(str(error)))
+def _count(value: object) -> int | None:
+    """Return a number of tokens, which some servers write as a float or a text; None if it is none."""
+    try:
+        return int(float(value))  # type: ignore[arg-type]  # caught below
+    except (TypeError, ValueError, OverflowError):
+        return None
 
 
 def _shorten(request: Request, shown: int, prompt: str) -> tuple[int, str]:

@@ -195,6 +195,22 @@ def _versions(name: str, versions: object) -> Mapping[str, str]:
     return versions
 
 
+def _message(name: str, message: object) -> Mapping[str, Any]:
+    """Return a server's message as the step table stores it."""
+    if not isinstance(message, Mapping):
+        raise BadValueError(f"{name}: expected a mapping, received {preview(message)}")
+    return _cleaned(message)  # type: ignore[no-any-return]  # a mapping stays one
+
+
+def _cleaned(value: Any) -> Any:  # noqa: ANN401 - any JSON
+    """Return a value of JSON whose texts are checked (`checked_text`)."""
+    if isinstance(value, str):
+        return checked_text("message", value)
+    if isinstance(value, Mapping):
+        return {_cleaned(str(name)): _cleaned(part) for name, part in value.items()}
+    return [_cleaned(part) for part in value] if isinstance(value, list | tuple) else value
+
+
 Check = tuple[str, str, Callable[[str, object], Any], bool]
 """A field, its name in messages, its check, and whether it may be None."""
 
@@ -216,6 +232,7 @@ _TASK: Final[Sequence[Check]] = (
 )
 _REPLY: Final[Sequence[Check]] = (
     ("response", "response", checked_text, False),
+    ("message", "message", _message, True),
     ("prompt", "prompt", checked_text, True),
     ("prompt_token_ids", "prompt_token_ids", _token_ids, True),
     ("response_token_ids", "response_token_ids", _token_ids, True),

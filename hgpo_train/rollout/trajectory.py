@@ -40,6 +40,7 @@ class Row(NamedTuple):
     state_hash: int | None
     policy_version: int
     response: str | None
+    message: str | None
     action: str | None
     prompt_token_ids: Sequence[int] | None
     response_token_ids: Sequence[int] | None
@@ -115,7 +116,7 @@ class Trajectory:
         if settings.prompt_style == "chat":
             for row in self.rows:
                 tokens = None if row.cut_pairs or row.cut_tokens else row.prompt_token_ids
-                turns.append(Turn(row.prompt or "", row.response or "", tokens, row.response_token_ids))
+                turns.append(Turn(row.prompt or "", row.response or "", tokens, row.response_token_ids, row.message))
         return Request(
             id=number,
             prompt=prompt,
@@ -135,12 +136,14 @@ class Trajectory:
     def add_reply(self, reply: Reply, seconds: float, version: int) -> str:
         """Add the policy's reply to the row. Return the command that is parsed from it."""
         assert self._shown is not None
-        command, _ = self.action = self.episode.read(reply.response)
+        cut_off = reply.finish_reason == "length"
+        command, _ = self.action = self.episode.read(reply.response, reply.message, cut_off=cut_off)
+        message = None if reply.message is None else json.dumps(dict(reply.message), ensure_ascii=False)
         if reply.prompt is not None:
             state, _, actions = self._shown
             self._shown = (state, reply.prompt, actions)
         self._replied = (
-            *(version, reply.response, command),
+            *(version, reply.response, message, command),
             *(reply.prompt_token_ids, reply.response_token_ids, reply.response_logprobs),
             *(reply.finish_reason, reply.cut_pairs, reply.cut_tokens),
             seconds if self._clocked else None,
@@ -193,4 +196,4 @@ class Trajectory:
         return None if key is None else text_hash(key)
 
 
-_NO_REPLY: Final = (0, *(None,) * 9)
+_NO_REPLY: Final = (0, *(None,) * 10)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import polars as pl
 
 from hgpo_envs.errors import InputError
-from hgpo_envs.responses import parse
+from hgpo_envs.responses import parse, tool_calls
 from hgpo_train.advantages.input_columns import CHAINS
 from hgpo_train.view.tokens import texts_of
 
@@ -35,7 +35,7 @@ _ROW: Final = (
 )
 _STEP: Final = (
     *("trajectory", "step", "state", "action", "action_valid", "action_admissible", "admissible_actions", "prompt"),
-    *("response", "response_token_ids", "response_logprobs", "finish_reason", "cut_pairs", "cut_tokens"),
+    *("response", "message", "response_token_ids", "response_logprobs", "finish_reason", "cut_pairs", "cut_tokens"),
     *("policy_version", "environment_s", "policy_s"),
 )
 
@@ -143,6 +143,7 @@ def _step(step: dict[str, Any], row: int, tokenizer: Tokenizer | None) -> dict[s
         "action": shortened(step["action"]),
         "prompt": shortened(step["prompt"], STEP_CHARACTERS),
         "response": shortened(step["response"], STEP_CHARACTERS),
+        "message": shortened(step["message"], STEP_CHARACTERS),
         "admissible": is_admissible,
         "admissible_actions": None if admissible is None else [shortened(text) for text in admissible[:ACTIONS]],
         "admissible_count": None if admissible is None else len(admissible),
@@ -159,6 +160,8 @@ def why_invalid(valid: bool, action: str | None, response: str | None, admissibl
 
     >>> why_invalid(False, "look", "<action>look</action>", None)
     'the response has no <think> tags'
+    >>> why_invalid(False, "<tool_call>{", "<tool_call>{", None)
+    'the response has a malformed tool call'
     >>> why_invalid(False, "fly", "fly", False)
     'the action is not admissible in this state'
     """
@@ -166,6 +169,8 @@ def why_invalid(valid: bool, action: str | None, response: str | None, admissibl
         return None
     if action is None:
         return "there was no action"
+    if tool_calls(action) is None:
+        return "the response has a malformed tool call"
     parsed = None if response is None else parse(response, lowercase=True)
     if parsed is not None and parsed.flaw and response != action:
         has = "contains" if parsed.flaw.startswith("CJK") else "has"

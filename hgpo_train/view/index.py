@@ -82,7 +82,11 @@ class Index:
             InputError: There are no such rows, or they cannot be read.
         """
         with errors("the step table"):
-            return self.lazy(row, rows).select(columns).collect()
+            steps = self.lazy(row, rows)
+            stored = steps.collect_schema().names()  # files of an earlier version of the schema lack some
+            return steps.select(
+                [pl.col(name) if name in stored else pl.lit(None).alias(name) for name in columns]
+            ).collect()
 
     def lazy(self, row: int, rows: int) -> pl.LazyFrame:
         """Return neighbouring rows of one file as a LazyFrame.

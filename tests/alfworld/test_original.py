@@ -86,7 +86,7 @@ def test_the_same_games_are_listed(original_python: str, tmp_path: Path) -> None
 def test_the_error_without_the_original_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "alfworld", None)
     monkeypatch.setitem(sys.modules, "alfworld.agents.environment.alfred_tw_env", None)
-    with pytest.raises(InputError, match=r'needs the original program .*pip install "hgpo\[alfworld\]"') as caught:
+    with pytest.raises(InputError, match=r"needs the original program .*pip install .*\[alfworld\]") as caught:
         OriginalEngine()
     assert "\n" not in str(caught.value)
     monkeypatch.setattr(sys, "version_info", (3, 13, 1))

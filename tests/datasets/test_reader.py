@@ -54,7 +54,7 @@ def test_a_column_that_came_later_is_null_in_older_files(tmp_path: Path, monkeyp
     assert both.rows() == [("a", None), ("b", "calm")]
     for name in ("old", "new"):
         assert verify(tmp_path / name).problems == []
-    with pytest.raises(InputError, match="schema version 2, not 3"):
+    with pytest.raises(InputError, match="schema version 3, not 4"):
         StepWriter(tmp_path / "old")
 
 

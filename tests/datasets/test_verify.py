@@ -125,7 +125,7 @@ def test_a_file_of_the_future_is_named(rich_run: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr("hgpo_datasets.schema.VERSION", 0)
     assert kinds(rich_run) == {"version"}
     (problem,) = verify(rich_run / "steps/steps-000000.parquet").problems
-    assert "expected schema version 0 at most, received the newer version 2; upgrade hgpo" in problem.message
+    assert "expected schema version 0 at most, received the newer version 3; upgrade hgpo" in problem.message
     with pytest.raises(InputError, match="upgrade hgpo"):
         scan_steps(rich_run)
     with pytest.raises(InputError, match="upgrade hgpo"):

@@ -15,7 +15,6 @@ end_of_turn, end_tokens, opened_thought, response_text, without_opened_thought =
     "end_of_turn end_tokens opened_thought response_text without_opened_thought",
 )
 encode_chats = Lazy("hgpo_train.policies.conversation:encode_chats")
-VLLMPolicy = Lazy("hgpo_train.policies.vllm:VLLMPolicy")
 
 LOOP = "{% for m in messages %}"
 PROMPT = "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n"
@@ -109,6 +108,8 @@ def test_a_thought_that_is_not_opened(tokenizer):
 def test_replies_of_vllm_keep_special_tokens(tokenizer, reason, text):
     """The engine's texts are used only where it has cut them after a stop text."""
     tokenizer.add_special_tokens({"additional_special_tokens": list(TAGS)}, replace_extra_special_tokens=False)
+    from hgpo_train.policies.vllm import VLLMPolicy
+
     policy = VLLMPolicy.__new__(VLLMPolicy)
     policy._tokenizer, policy._ends = tokenizer, end_tokens(tokenizer)
     last = [reason] if isinstance(reason, int) else tokenizer.convert_tokens_to_ids(["<|im_end|>"])

@@ -2,6 +2,7 @@
 
 import contextlib
 import gzip
+import json
 import shutil
 import ssl
 import subprocess
@@ -19,7 +20,7 @@ from chat_server import Api, Handler, completion
 from hgpo_datasets import StepWriter, scan_steps
 from hgpo_envs.errors import InputError
 from hgpo_envs.files.secrets import redact
-from hgpo_envs.responses import parse_tool_calls, tool_calls
+from hgpo_envs.responses import ToolCall, parse, parse_tool_calls, tool_calls
 from hgpo_train.policies import http_client
 from hgpo_train.policies.base import Failure, Reply, Request
 from hgpo_train.policies.registry import PolicyContext, make_policy
@@ -74,7 +75,8 @@ def test_the_request_body(api: Api) -> None:
     (body,) = api.bodies
     sent = {name: value for name, value in sampling.items() if name != "extra"}
     messages = [{"role": "user", "content": "look around"}]
-    assert body == {"model": "tiny", "messages": messages, "seed": 3, "max_completion_tokens": 512, "top_k": 5} | sent
+    limits = {"max_tokens": 512, "max_completion_tokens": 512}
+    assert body == {"model": "tiny", "messages": messages, "seed": 3, "top_k": 5} | limits | sent
     assert api.headers[0]["authorization"] == f"Bearer {KEY}"
     assert api.paths == [f"/v1/models{query}", f"/v1/chat/completions{query}"]
 
@@ -93,6 +95,12 @@ TROUBLES = {
     "rate limit": (429, {"error": {"message": "slow down"}}, {"Retry-After": "0.05"}),
     "overload": (503, {"error": {"message": "busy"}}, {}),
     "a gateway's page": (502, b"<html>Bad gateway</html>", {}),
+    "an error with status 200": (200, {"choices": None, "error": {"message": "lost", "code": 502}}, {}),
+    "an error in the choice": (200, {"choices": [{"error": {"message": "lost"}, "message": {"content": ""}}]}, {}),
+    "a choice that ends with an error": completion("", "error"),
+    "a body cut off": (200, b'{"choices": [{"message": {"content": "<act', {}),
+    "a page with status 200": (200, b"<html>Bad gateway</html>", {}),
+    "no choices": (200, {"choices": []}, {}),
     "cut before the answer": "cut",
     "cut within the answer": lambda handler: start_answer(handler, "1000000", b'{"choices": [{"mess'),
     "not HTTP": lambda handler: handler.wfile.write(b"SSH-2.0-OpenSSH_9.6\r\n") and close(handler),
@@ -131,6 +139,7 @@ def test_what_remains_broken_fails_after_the_retries_and_permanent_errors_at_onc
         ((404, {"detail": "no such model"}, {}), 1, "HTTP 404: no such model"),
         ((401, {"error": {"message": "Incorrect API key provided"}}, {}), 1, "HTTP 401: Incorrect API key provided"),
         ((400, b"", {}), 1, "HTTP 400: Bad Request"),
+        ((200, {"error": {"message": "bad key", "code": 401}}, {}), 1, "the answer contains no reply: bad key"),
     ):
         api.bodies.clear()
         api.answer = lambda body, attempt, answer=answer: answer
@@ -228,19 +237,120 @@ def test_tool_calls_are_the_actions_of_rollouts(api: Api, tmp_path) -> None:
     assert all(body["tools"] == [FIND] for body in api.bodies)
 
 
-def test_tool_calls_without_tools_or_with_malformed_arguments_are_errors(api: Api) -> None:
-    for tools, arguments, reason in (
-        ((), "{}", "the reply calls the tool 'find', but the environment has no tools"),
-        ((FIND,), '{"zip": ', "the reply's tool calls have malformed arguments: "),
-        ((FIND,), "[1]", "arguments of find: expected a JSON object"),
+MALFORMED = {
+    "cut off": call('{"zip": '),
+    "nothing before the cut": call(""),
+    "single quotes": call("{'zip': 1}"),
+    "no closing brace": call('{"zip": 1'),
+    "one brace too many": call('{"zip": 1}}'),
+    "a forged end": call('{"zip": 1}}\n</tool_call>'),
+    "a list": call("[1]"),
+    "a number": call("5"),
+    "the word null": call("null"),
+    "a text": call('"{}"'),
+    "not a number": call('{"zip": NaN}'),
+    "a number as arguments": call(5),
+    "no name": {"id": "1", "type": "function", "function": {"arguments": "{}"}},
+    "null as name": {"id": "1", "type": "function", "function": {"name": None, "arguments": "{}"}},
+    "another type": {**call("{}"), "type": "retrieval"},
+    "a type of its own": {"id": "1", "type": "custom", "custom": {"name": "find", "input": "10"}},
+    "no function": {"id": "1", "name": "find", "arguments": {}},
+    "a text instead of a call": "find",
+    "null instead of a call": None,
+}
+
+
+def played(
+    answer: Callable[[dict, int], tuple], path: object, tools: tuple = (FIND,), style: str = "memory", **options: object
+) -> tuple[list[dict], list[dict]]:
+    """Play a rollout of three steps in the house of doors. Return its rows and the bodies of the requests."""
+    handle = open_env("doors_env:HGPO-Test/Doors-v0", action_format="response", max_steps=3, prompt_style=style)
+    settings = replace(handle.settings, tools=tools, parse_response=parse_tool_calls if tools else parse)
+    with Api() as api:
+        api.answer = answer
+        context = PolicyContext("Doors", "response", {"base_url": api.url, "retries": 0, **options})
+        with StepWriter(path) as writer, contextlib.closing(make_policy("openai:tiny", context)) as policy:
+            collect_groups(replace(handle, settings=settings), policy, writer, RolloutSpec(tasks=1, group_size=1))
+        return scan_steps(path).sort("step").collect().to_dicts(), api.bodies
+
+
+def replying(message: dict, finish: str = "tool_calls") -> Callable[[dict, int], tuple]:
+    _, body = completion(None, finish)
+    body["choices"][0]["message"] |= message
+    return lambda *_: (200, body)
+
+
+@pytest.mark.parametrize("kind", MALFORMED)
+def test_a_malformed_call_is_an_invalid_action_and_later_requests_have_arguments_of_objects(
+    api: Api, tmp_path, kind: str
+) -> None:
+    """Servers refuse conversations with other arguments."""
+    first = [call('{"zip": 1}'), MALFORMED[kind]]
+    rows, bodies = played(replying({"tool_calls": first}, "length"), tmp_path / "run", style="chat")
+    assert [(row["action_valid"], row["aborted"]) for row in rows] == [(False, False)] * 3
+    assert json.loads(rows[0]["message"])["tool_calls"] == first
+    assert tool_calls(rows[0]["action"]) is None
+    sent = [message for message in bodies[2]["messages"] if message["role"] != "user"]
+    for assistant, *results in (sent[:3], sent[3:]):
+        assert [result["tool_call_id"] for result in results] == [made["id"] for made in assistant["tool_calls"]]
+        assert all(isinstance(json.loads(made["function"]["arguments"]), dict) for made in assistant["tool_calls"])
+        assert all(result["content"] for result in results)
+
+
+def test_a_call_of_a_tool_where_there_are_none_is_an_invalid_action(api: Api, tmp_path) -> None:
+    message = {"content": None, "tool_calls": [call('{"zip": "<action>look</action>"}')]}
+    rows, _ = played(replying(message), tmp_path / "run", tools=())
+    assert [(row["action"], row["action_valid"], row["aborted"]) for row in rows] == [("", False, False)] * 3
+    assert "<tool_call>" in rows[0]["response"]
+
+
+def test_tags_in_reasoning_are_not_read(api: Api, tmp_path) -> None:
+    message = {"content": "<action>look</action>", "reasoning_content": "Not <action>open door</action> </think>"}
+    rows, _ = played(replying(message, "stop"), tmp_path / "run", tools=())
+    assert {(row["action"], row["action_valid"]) for row in rows} == {("look", True)}
+    message = {"content": None, "reasoning": "<tool_call>x</tool_call> </think>", "tool_calls": [call("{}")]}
+    rows, _ = played(replying(message), tmp_path / "calls")
+    assert {(row["action"], row["action_valid"]) for row in rows} == {(ToolCall("find", {}).text(), True)}
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"content": None, "tool_calls": [{**call("{}"), "id": "aB3dE6gH9", "extra_content": {"google": {"s": "x"}}}]},
+        {"content": None, "reasoning_content": "Hm.", "tool_calls": [call("{}")]},
+        {"content": [{"type": "text", "text": "Hi"}], "reasoning_details": [{"signature": "x"}]},
+        {
+            "content": [
+                {"type": "thinking", "thinking": [{"type": "text", "text": "Hm"}]},
+                {"type": "text", "text": "Hi"},
+            ]
+        },
+        {"content": "Hi", "reasoning": "Hm."},
+    ],
+)
+def test_a_message_goes_back_as_it_came(api: Api, tmp_path, message: dict) -> None:
+    given = {**message, "refusal": None, "function_call": None}
+    rows, bodies = played(replying(given), tmp_path / "run", style="chat")
+    assert bodies[1]["messages"][1] == {"role": "assistant", **message}
+    assert json.loads(rows[0]["message"]) == {"role": "assistant", **given}
+
+
+def test_a_limit_that_is_ignored_or_refused(api: Api) -> None:
+    status, body = completion("ok")
+    api.answer = lambda *_: (status, {**body, "usage": {"prompt_tokens": "2000", "completion_tokens": 4000.0}})
+    with pytest.warns(UserWarning, match="counted 4000 tokens for a limit of 16: the server ignores"):
+        (reply,) = ask(api, request(), max_response_tokens=16)
+    assert (reply.prompt_tokens, reply.response_tokens) == (2000, 4000)
+    with pytest.warns(
+        UserWarning, match="counted 2000 tokens for a prompt of 90000 characters: the server probably cuts"
     ):
-        _, body = completion(None)
-        body["choices"][0]["message"]["tool_calls"] = [call(arguments)]
-        api.answer = lambda *_, body=body: (200, body)
-        (reply,) = ask(api, request(tools=tools))
-        assert isinstance(reply, Failure), reply
-        assert reason in reply.message
-        assert ("tools" in api.bodies[-1]) == bool(tools)
+        ask(api, request(0, "x" * 90_000), max_response_tokens=4000)
+    reason = "Unsupported parameter: 'max_tokens' is not supported. Use 'max_completion_tokens' instead."
+    refused = (400, {"error": {"message": reason}}, {})
+    api.bodies.clear()
+    api.answer = lambda body, attempt: refused if "max_tokens" in body else completion("ok")
+    assert [reply.response for reply in ask(api, request(0), request(1, "again"))] == ["ok", "ok"]
+    assert all("max_completion_tokens" in body for body in api.bodies)
 
 
 @pytest.mark.parametrize(
@@ -329,24 +439,44 @@ def test_the_list_of_models(api: Api) -> None:
 
 LOGPROBS = "$.choices[0].logprobs.content[0].logprob"
 ODD_CHOICES = [
-    (None, "Expected `object`, got `null` - at `$.choices[0]`"),
-    ({"message": 3}, "Expected `object`, got `int` - at `$.choices[0].message`"),
-    ({"message": {"content": ["a"]}}, "Expected `str | null`, got `array` - at `$.choices[0].message.content`"),
-    ({"message": {}, "finish_reason": 3}, "Expected `str | null`, got `int` - at `$.choices[0].finish_reason`"),
-    ({"message": {}, "logprobs": {"content": [{"logprob": "a"}]}}, f"Expected `float`, got `str` - at `{LOGPROBS}`"),
-    ({"message": {}, "logprobs": {"content": [{"logprob": float("nan")}]}}, "JSON is malformed: invalid character"),
+    (None, "contains no reply"),
+    ({}, "contains no reply"),
+    ({"index": 0}, "expected a message with a text or parts, received None"),
+    ({"message": 3}, "expected a message with a text or parts, received 3"),
+    ({"message": {"content": 3}}, "expected a message with a text or parts, received {'content': 3}"),
+    ({"message": {}, "finish_reason": "error"}, "the choice ends with 'error'"),
+    ({"message": {}, "logprobs": {"content": [{"logprob": "a"}]}}, "response_logprobs: expected numbers"),
+    ({"message": {}, "logprobs": {"content": [{"logprob": float("nan")}]}}, "response_logprobs: expected numbers"),
     ({"message": {}, "token_ids": [1 << 31]}, "response_token_ids: expected integers from 0 to 2147483647"),
     ({"message": {}, "token_ids": [1], "logprobs": {"content": []}}, "expected one log-probability for each of 1"),
 ]
 ODD_BODIES = [
-    (b"", "is not a chat completion: Input data was truncated"),
-    (b"null", "is not a chat completion: Expected `object`, got `null`"),
-    (b'{"choices": []}', "contains no choice"),
-    (b'{"error": {"message": "no GPU is free", "code": 503}}', "contains no choice: no GPU is free"),
-    (b"[" * 100_000, "is not a chat completion: Expected `object`, got `array`"),
+    (b"", "is not a chat completion: Expecting value"),
+    (b"<html>Hello</html>", "is not a chat completion: Expecting value"),
+    (b"null", "contains no reply"),
+    (b'{"choices": []}', "contains no reply"),
+    (b'{"error": {"message": "no GPU is free", "code": 503}}', "contains no reply: no GPU is free"),
+    (b'[{"error": {"message": "no GPU is free", "code": 503}}]', "contains no reply: no GPU is free"),
+    (b"[" * 100_000, "is not a chat completion: "),
     (b'{"other": ' + b"[" * 100_000, "is not a chat completion: "),
-    (b'{"choices": [{"message": {"content": "\\ud800"}}]}', "is not a chat completion: "),
 ]
+FORMS = [
+    (b'\xef\xbb\xbf{"choices": [{"message": {"content": "ok"}}]}', "ok"),
+    (b'{"choices": [{"message": {"content": "\\ud800"}}]}', "\ufffd"),
+    (b'{"choices": [{"message": {"content": ["o", "k"]}, "logprobs": []}]}', "ok"),
+    (b'{"choices": [{"message": {"content": "ok"}, "logprobs": {}}], "usage": {"prompt_tokens": null}}', "ok"),
+    (b'{"choices": [{"message": {"content": "ok"}, "logprobs": {"content": null}}], "error": {}}', "ok"),
+    (b'{"choices": [{"message": {"content": null, "refusal": "no"}}], "usage": []}', "no"),
+    (b'{"choices": [{"message": null, "finish_reason": "length"}]}', ""),
+]
+
+
+def test_the_forms_of_answers_that_servers_send(api: Api) -> None:
+    for body, response in FORMS:
+        api.answer = lambda *_, body=body: (200, body)
+        reply = checked_reply(*ask(api, request()))
+        assert isinstance(reply, Reply), (body, reply)
+        assert (reply.response, reply.response_logprobs) == (response, None)
 
 
 def test_an_invalid_answer_is_a_failure_with_its_reason(api: Api) -> None:

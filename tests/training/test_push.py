@@ -78,9 +78,9 @@ def test_a_pushed_folder_is_a_model_with_a_card(run, config, hgpo, tmp_path):
 def evaluation_of(won: int, tasks: int) -> EvaluationReport:
     success = [1.0] * won + [0.0] * (tasks - won)
     episodes = pl.DataFrame({"task_id": [str(task) for task in range(tasks)], "success": success})
-    columns = {"seed": 0, "task_type": "", "aborted": False, "length": 3, "score": 0.0, "validity": 1.0}
+    columns = {"env_id": "", "seed": 0, "task_type": "", "aborted": False, "length": 3, "score": 0.0, "invalid": 0}
     table = episodes.with_columns(*(pl.lit(value).alias(name) for name, value in columns.items()))
-    return evaluation_reports(table.with_columns(admissibility=1.0, won=pl.col("success") == 1))[0]
+    return evaluation_reports(table.with_columns(admissible=3, judged=3, won=pl.col("success") == 1))[0]
 
 
 def test_the_highest_of_several_evaluations_is_called_so_and_the_last_one_is_given(config):

@@ -192,6 +192,7 @@ export type Step = {
   admissible: boolean | null;
   prompt: Text;
   response: Text;
+  message: Text;
   admissible_actions: Text[] | null;
   admissible_count: number | null;
   finish_reason: string | null;

@@ -253,6 +253,7 @@ function Turn({ run, group, one, step, row, texts, again, current, names, a, b }
           </Folded>
         )}
         {texts && texts.response !== null && texts.response !== texts.action && <Response text={texts.response} label={`Response of step ${step}`} />}
+        {texts?.message && <Folded title="Message as the server sent it">{() => <Block text={texts.message} label={`Message of step ${step}`} />}</Folded>}
         {texts?.tokens && texts.logprobs && <Tokens ids={texts.tokens} texts={texts.token_texts} logprobs={texts.logprobs} total={texts.response_tokens ?? 0} />}
         <p class="did">
           <span aria-hidden="true">→ </span>{action === null || action === undefined ? <span class="none">no action</span> : <Action text={group.actions[action] ?? null} />}{" "}

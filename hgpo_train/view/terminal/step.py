@@ -232,6 +232,8 @@ def _texts(step: dict[str, Any], group: dict[str, Any], row: int) -> Content:
         Content.assemble(action, "\n", block(step["action"]), "\n", Content.styled(about, "dim")),
         _titled("Response", block(step["response"])),
     ]
+    if step["message"] is not None:
+        parts.append(_titled("Message as the server sent it", block(step["message"])))
     last = steps["step"][row] + 1 == group["trajectories"][steps["trajectory"][row]]["length"]
     if last and steps["next"][row] is not None:
         parts.insert(2, _titled("State after the last step", block(group["states"][steps["next"][row]])))

@@ -90,17 +90,21 @@ class ServedUser:
             "temperature": 0,
         }
         with ThreadPoolExecutor(1) as thread:  # this one may have an event loop
-            answer = thread.submit(asyncio.run, self._post(orjson.dumps(body))).result()
-        try:
-            text: str = json.loads(answer)["choices"][0]["message"]["content"] or ""
-            return clean_text(text.rpartition("</think>")[2].strip())
-        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-            received = f"received another answer ({type(error).__name__}: {one_line(error)})"
-            raise RequestError(f"the customer's server: expected a chat completion, {received}") from None
+            return thread.submit(asyncio.run, self._post(orjson.dumps(body))).result()
 
-    async def _post(self, body: bytes) -> bytes:
+    async def _post(self, body: bytes) -> str:
         client = HttpClient(self._headers, timeout_s=_TIMEOUT_S, retries=_RETRIES)
         try:
-            return await client.request("POST", self._url, body)
+            return await client.request("POST", self._url, _said, body)
         finally:
             await client.close()
+
+
+def _said(answer: bytes) -> str:
+    """Return what the customer says in a chat completion, without thoughts."""
+    try:
+        text: str = json.loads(answer)["choices"][0]["message"]["content"] or ""
+        return clean_text(text.rpartition("</think>")[2].strip())
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        received = f"received another answer ({type(error).__name__}: {one_line(error)})"
+        raise RequestError(f"the customer's server: expected a chat completion, {received}") from None

@@ -7,7 +7,6 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import verifiers as vf
-from verifiers.errors import InvalidModelResponseError
 from verifiers.utils.message_utils import normalize_messages
 
 from hgpo_envs.episode import Episode
@@ -96,10 +95,11 @@ class StepEnv(vf.MultiTurnEnv):
         """Execute the model's response, and add the step with its reward."""
         trajectory = self._playing[state["trajectory_id"]]
         episode = trajectory.episode
-        response = _text(trajectory_step["completion"], has_tools=bool(self._handle.settings.tools))
+        message = _message(trajectory_step["completion"])
         tokens = trajectory_step["tokens"] or {}
         reply = Reply(
-            response=response,
+            response=message_text(message),
+            message=message,
             prompt_token_ids=tokens.get("prompt_ids"),
             response_token_ids=tokens.get("completion_ids"),
             response_logprobs=tokens.get("completion_logprobs"),
@@ -209,24 +209,14 @@ def load_environment(
     )
 
 
-def _text(completion: Any, *, has_tools: bool) -> str:  # noqa: ANN401 - verifiers' Messages
-    """Return what the model wrote: reasoning and tool calls that the server has separated are part of it.
-
-    Raises:
-        InvalidModelResponseError: It calls tools that the environment lacks, or their arguments are malformed.
-    """
-    message = completion[-1]
-    content, calls = message.content, message.tool_calls or ()
-    if calls and not has_tools:
-        raise InvalidModelResponseError(f"it calls the tool {calls[0].name!r}, but the environment has no tools")
-    if isinstance(content, list):
-        content = "".join(getattr(part, "text", "") for part in content)
-    functions = [{"function": {"name": call.name, "arguments": call.arguments}} for call in calls]
-    written = {"content": content, "reasoning_content": message.reasoning_content, "tool_calls": functions}
-    try:
-        return message_text(written)
-    except (ValueError, RecursionError) as error:
-        raise InvalidModelResponseError(f"its tool calls have malformed arguments: {error}") from None
+def _message(completion: Any) -> dict[str, Any]:  # noqa: ANN401 - verifiers' Messages
+    """Return what the model wrote in OpenAI's form: reasoning and tool calls that the server has separated too."""
+    message = completion[-1].model_dump()
+    calls = [
+        {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+        for call in completion[-1].tool_calls or ()
+    ]
+    return {**message, "tool_calls": calls} if calls else message
 
 
 def _tools(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -1,0 +1,134 @@
+"""What servers and gateways report when they refuse a request, in their different forms.
+
+The report is an object, a list or a text, has the message under `error`, `message`, `detail` or deeper, and arrives
+with any status, also 200. What a request contained may be repeated in it, so only the fields of reports are read.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import orjson
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+LONGEST_REPORT: Final = 20_000
+"""The number of characters in which a report is searched."""
+
+_TRANSIENT: Final = frozenset({408, 409, 425, 429})  # and 5xx
+_NEVER_TOO_LONG: Final = frozenset({401, 402, 403, 404, 429})
+
+_MESSAGES: Final = ("message", "msg", "detail", "error", "errors", "description", "title", "reason")
+_CODES: Final = ("code", "status", "status_code", "error_code", "type", "error_type")
+_FIELDS: Final = frozenset({*_MESSAGES, *_CODES, "details", "metadata", "raw", "cause"})
+
+_PERMANENT: Final = re.compile(
+    r"(?i)invalid|bad.?request|auth|permission|denied|not.?found|unsupported|quota|billing|content.?(filter|policy)"
+)
+"""Codes of errors that another attempt does not change, where the code is a word."""
+
+_OTHER_LIMIT: Final = re.compile(
+    r"(?i)per[ _-]?(min|sec|hour|day)|\b(tpm|rpm|tpd|rpd)\b|rate.?limit|quota|throttl|wait before|billing|credit"
+)
+"""Limits of use, whose messages name tokens, requests and lengths too."""
+
+_ABOUT_RESPONSE: Final = re.compile(
+    r"(?ix) \W? max_(new_|output_|completion_)?tokens \W+ (\w+\W+)?? (too\ \w+ | exceed\w* | must\ be | cannot\ be)"
+    r"| (tak\w+ | took | wait\w* | r[au]n\w* | queued) \ (for\ )? too\ long"
+    r"| invalid\ 'user' [^.]* [.]"
+)
+"""What limits something else than the prompt: the length of the response, or the time."""
+
+_PROMPT: Final = r"(prompt | input | message | conversation | chat | history | sequence | string | text | query)s?"
+_TOO_LONG: Final = re.compile(
+    rf"""(?ix)
+    context [ _-]? (length | window | size | limit | overflow | exceeded)
+    | (exceed | overflow) \w* \W+ (\w+\W+){{0,3}}? context
+    | session_len | max_(seq | model | session | input | prompt)_len
+    | maximum\ (model | sequence | prompt | input)\ length
+    | ({_PROMPT} | request | payload | entity | body) [\W_]+ ((?!model|image|file|audio)[^\W_]+[\W_]+){{0,8}}?
+      too [ _-]? (long | large | big)
+    | too [ _] (long | large | big) [\W_]+ (\w+\W+){{0,2}}? {_PROMPT} \b
+    | \b ({_PROMPT} | input_\w+ | request) \b
+      (?= .{{0,200}} (token | len) )
+      .{{0,120}}? (exceed | (longer | greater | larger | more) \ than | at\ most | up\ to | <= | cannot\ be
+        | should\ not | must\ (be | have) \ (less | fewer | at\ most | no\ more | shorter | under | <))
+    | (reduce | shorten | decrease) \W+ (\w+\W+){{0,3}}? (length | {_PROMPT} | context) \b
+    | too\ many\ (input\ | prompt\ )? tokens | tokens?\ (limit\ | count\ )? exceed
+    | exceed\w* \W+ (\w+\W+){{0,4}}? token\ limit
+    | range\ of\ input\ length | current\ length\ is | tokens_exceeded | above_max_length | 超长 | 过长
+    """
+)
+
+
+class ServerError(NamedTuple):
+    """An error that a server reports.
+
+    Attributes:
+        message: Its message, or the report itself.
+        transient: Whether another attempt may succeed.
+        too_long: Whether the prompt is too long.
+    """
+
+    message: str
+    transient: bool
+    too_long: bool
+
+
+def read_error(report: bytes | dict[str, Any] | list[Any] | str, status: int) -> ServerError:
+    """Read the report of an error.
+
+    Args:
+        report: The body of an answer, or a decoded part of it.
+        status: The HTTP status. With 200, the code in the report takes its place; an error without one is transient.
+
+    >>> read_error(b'{"error": {"message": "slow down", "code": 429}}', 200)
+    ServerError(message='slow down', transient=True, too_long=False)
+    >>> read_error(b"<html>Oh</html>", 400)
+    ServerError(message='<html>Oh</html>', transient=False, too_long=False)
+    """
+    value = _decoded(report) if isinstance(report, bytes) else report
+    fields = list(_fields(value))
+    first = dict(reversed(fields))
+    message = next((first[name] for name in _MESSAGES if name in first), "")
+    if not message and value:
+        message = value if isinstance(value, str) else orjson.dumps(value, default=str).decode()
+    codes = [text for name, text in fields if name in _CODES]
+    if status == 200:
+        numbers = [int(code) for code in codes if code.isdecimal() and 400 <= int(code[:4]) < 600]
+        permanent = any(_PERMANENT.search(code) for code in codes)
+        status = numbers[0] if numbers else 400 if permanent else 500
+    too_long = status not in _NEVER_TOO_LONG and _is_too_long("\n".join(text for _, text in fields), status)
+    return ServerError(message, (status in _TRANSIENT or status >= 500) and not too_long, too_long)
+
+
+def _decoded(report: bytes | str) -> Any:  # noqa: ANN401 - whatever the JSON is
+    """Return the JSON of a report; its text if it is none."""
+    try:
+        return orjson.loads(report)
+    except orjson.JSONDecodeError:
+        return report if isinstance(report, str) else report[: 4 * LONGEST_REPORT].decode("utf-8", "replace")
+
+
+def _fields(value: object, name: str = "message") -> Iterator[tuple[str, str]]:
+    """Yield the names and texts of a report's fields."""
+    if isinstance(value, dict):
+        for key, part in value.items():
+            if key in _FIELDS:
+                yield from _fields(part, key)
+    elif isinstance(value, list):
+        for part in value:
+            yield from _fields(part, name)
+    elif isinstance(value, str) and value.startswith(("{", "[")) and (inner := _decoded(value)) != value:
+        yield from _fields(inner, name)  # a gateway's report contains that of the server behind it
+    elif isinstance(value, str | int | float) and value != "":
+        yield name, str(value)
+
+
+def _is_too_long(texts: str, status: int) -> bool:
+    searched = _ABOUT_RESPONSE.sub(" ", texts[:LONGEST_REPORT])
+    if _OTHER_LIMIT.search(searched):
+        return False
+    return status == 413 or _TOO_LONG.search(searched) is not None
