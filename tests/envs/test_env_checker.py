@@ -253,7 +253,6 @@ class Faulty(Corridor):
         changes = {
             "lists what it does not do": {"actions": [] if ended else [*actions, "dance"]},
             "lists twice": {"actions": actions + actions[:1]},
-            "lists at the end": {"actions": actions or ["go on"]},
             "changes a list": {"actions": self.listed},
             "percent": {"score": state.score * 100},
             "negative score": {"score": state.score - 1},
@@ -273,7 +272,6 @@ class Faulty(Corridor):
     [
         ("lists what it does not do", "admissible actions", "'dance' is listed, and not executed"),
         ("lists twice", "admissible actions", "is listed twice"),
-        ("lists at the end", "admissible actions", "the last state lists actions"),
         ("changes a list", "kept states", "return a new State and a new list"),
         ("percent", "values", "score 100: expected a number in [0, 1]"),
         ("negative score", "values", "score -1: expected a number in [0, 1]"),
