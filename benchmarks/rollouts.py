@@ -37,13 +37,13 @@ from hgpo_train.policies.base import AsyncPolicy, BatchPolicy, Reply, Request
 from hgpo_train.policies.registry import PolicyContext, make_policy
 from hgpo_train.rollout import collect
 from hgpo_train.rollout.env_handle import EnvHandle, open_env
-from hgpo_train.rollout.groups import plan_groups
-from hgpo_train.rollout.run import ExecutionOptions, RolloutSpec, collect_groups
+from hgpo_train.rollout.plan import ExecutionOptions, RolloutSpec, plan_groups
+from hgpo_train.rollout.run import collect_groups
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from hgpo_train.rollout.collector import Tally
+    from hgpo_train.rollout.tally import Tally
 
 ALFWORLD, WEBSHOP = "HGPO/ALFWorld-v0", "HGPO/WebShop-v0"
 

@@ -39,7 +39,8 @@ from hgpo_envs.engine import State, Task
 from hgpo_train.policies.base import Request
 from hgpo_train.policies.registry import PolicyContext, make_policy
 from hgpo_train.rollout.env_handle import open_env
-from hgpo_train.rollout.run import ExecutionOptions, RolloutSpec, collect_groups
+from hgpo_train.rollout.plan import ExecutionOptions, RolloutSpec
+from hgpo_train.rollout.run import collect_groups
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine

@@ -27,7 +27,8 @@ from record import make_parser, print_table, store
 from hgpo_datasets import StepWriter, scan_steps, schema
 from hgpo_train.policies.registry import PolicyContext, make_policy
 from hgpo_train.rollout.env_handle import open_env
-from hgpo_train.rollout.run import RolloutSpec, collect_groups
+from hgpo_train.rollout.plan import RolloutSpec
+from hgpo_train.rollout.run import collect_groups
 
 if TYPE_CHECKING:
     from collections.abc import Callable

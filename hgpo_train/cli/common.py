@@ -149,13 +149,14 @@ def play_and_report(play: Callable[[], CollectedRun], report: Callable[[Collecte
     Raises:
         RolloutError: Too many rollouts failed.
     """
-    from hgpo_train.rollout.failures import RolloutError
+    from hgpo_train.rollout.collection import CollectedRun
+    from hgpo_train.rollout.outcomes import RolloutError
 
     try:
         with resumable("Finished groups are committed; run the same command again to resume."):
             run = play()
     except RolloutError as error:
-        if error.run is not None:
+        if isinstance(error.run, CollectedRun):
             report(error.run)
         raise
     report(run)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from hgpo_train.policies.base import Request
     from hgpo_train.policies.registry import PolicyContext
-    from hgpo_train.rollout.collector import Tally
+    from hgpo_train.rollout.tally import Tally
 
 DEPTHS: Final = (0, 1, 2, 4)
 """The values of K for which advantages are computed."""

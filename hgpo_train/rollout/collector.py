@@ -8,8 +8,7 @@ as they arrive (`hgpo_train.policies.validation`), and trusted from then on.
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING, NoReturn
 
@@ -18,7 +17,7 @@ from hgpo_envs.episode import Episode
 from hgpo_envs.errors import InputError
 from hgpo_train.policies.base import Failure, Reply, attempt, is_bug
 from hgpo_train.policies.validation import BadValueError, checked_count, checked_reply, checked_state, checked_task
-from hgpo_train.rollout.failures import FailureSummary, RolloutError, allowed_in_a_row, merged_reasons
+from hgpo_train.rollout.outcomes import RolloutError, allowed_in_a_row
 from hgpo_train.rollout.trajectory import Trajectory
 
 if TYPE_CHECKING:
@@ -26,64 +25,14 @@ if TYPE_CHECKING:
 
     from hgpo_train.policies.base import Policy, Request
     from hgpo_train.rollout.env_handle import EnvHandle
-    from hgpo_train.rollout.groups import GroupScheduler, PlannedGroup
-    from hgpo_train.rollout.run import ExecutionOptions, RolloutSpec
+    from hgpo_train.rollout.groups import GroupScheduler
+    from hgpo_train.rollout.plan import ExecutionOptions, PlannedGroup, RolloutSpec
     from hgpo_train.rollout.slots import Slots
+    from hgpo_train.rollout.tally import Tally
 
 _WAIT_S = 0.2  # the longest wait for either environments or the policy: bounds the delay of should_stop
 _FAILING_TASKS = 3
 _BOTH_WAIT_S = 0.002  # the longest wait for the policy while environments compute, whose results must not wait for it
-
-
-@dataclass
-class Tally:
-    """Counts of a collection so far.
-
-    Attributes:
-        steps: Number of steps.
-        tokens: Number of response tokens in replies whose policy reports them.
-        prompt_tokens: Number of prompt tokens in the same replies.
-        uncounted: Number of replies whose policy did not report both numbers of tokens.
-        trajectories: Number of rollouts that ended, including aborted ones.
-        aborted: Number of rollouts that failed.
-        won: Number of rollouts that solved their task.
-        unknown: Number of rollouts that ended without failure and whose environment does not say whether they did.
-        seconds: Seconds since the start.
-        reasons: Number of failures by reason.
-        failing: The task of each rollout that failed since the last step.
-    """
-
-    steps: int = 0
-    tokens: int = 0
-    prompt_tokens: int = 0
-    uncounted: int = 0
-    trajectories: int = 0
-    aborted: int = 0
-    won: int = 0
-    unknown: int = 0
-    seconds: float = 0.0
-    reasons: Counter[str] = field(default_factory=Counter)
-    failing: list[str] = field(default_factory=list)
-
-    @property
-    def failures(self) -> FailureSummary:
-        """The numbers of rollouts and of failed ones, with the reasons."""
-        return FailureSummary(self.trajectories, self.aborted, merged_reasons(self.reasons))
-
-    def describe(self) -> str:
-        """Return steps and tokens per second, and how many finished rollouts won, as one line.
-
-        It is no success rate: short rollouts finish first, and those that win are shorter.
-        """
-        seconds = max(self.seconds, 1e-9)
-        parts = [f"{self.steps / seconds:,.0f} steps/s"]
-        if self.tokens:
-            parts.append(f"{self.tokens / seconds:,.0f} tokens/s")
-        if known := self.trajectories - self.aborted - self.unknown:
-            parts.append(f"{self.won:,} of {known:,} finished solved")
-        if self.aborted:
-            parts.append(f"{self.aborted} failed")
-        return " · ".join(parts)
 
 
 @dataclass(slots=True)

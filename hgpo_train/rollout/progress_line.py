@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from hgpo_train.rollout.collector import Tally
+    from hgpo_train.rollout.tally import Tally
 
 INTERVAL_S: Final = 30.0
 """The seconds between two lines in a file."""

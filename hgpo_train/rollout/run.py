@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import gymnasium
-from msgspec import Meta
 
 import hgpo_envs
-from hgpo_envs.errors import InputError, unknown
-from hgpo_envs.task_sampling import TASK_SAMPLINGS
-from hgpo_train.rollout.collector import Collector, Tally
-from hgpo_train.rollout.groups import GroupScheduler, collected_groups, plan_groups
-from hgpo_train.rollout.outcomes import OUTCOMES
+from hgpo_train.rollout.collector import Collector
+from hgpo_train.rollout.groups import GroupScheduler, collected_groups
+from hgpo_train.rollout.plan import ExecutionOptions, plan_groups
+from hgpo_train.rollout.row import columns_of
 from hgpo_train.rollout.slots import Slots, ThreadSlots
-from hgpo_train.rollout.trajectory import columns_of
-from hgpo_train.settings import NonNegativeInt, PositiveFloat, PositiveInt, Settings
+from hgpo_train.rollout.tally import Tally
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -28,89 +23,10 @@ if TYPE_CHECKING:
     from hgpo_datasets import StepWriter
     from hgpo_train.policies.base import Policy
     from hgpo_train.rollout.env_handle import EnvHandle
-    from hgpo_train.rollout.trajectory import Row
+    from hgpo_train.rollout.plan import RolloutSpec
+    from hgpo_train.rollout.row import Row
 
 gymnasium.register_envs(hgpo_envs)
-
-
-@dataclass(frozen=True)
-class RolloutSpec(Settings):
-    """The content of a collection. The same values give the same step table.
-
-    Attributes:
-        tasks: Number of groups.
-        group_size: G, the number of rollouts per group.
-        seed: Seed of the task order and of every rollout.
-        order: The task order, one of `hgpo_envs.task_sampling`.
-        iteration: Training iteration, written to every row.
-        skip: Number of tasks to skip at the start of the order.
-        max_groups: Maximum number of groups to play with dynamic sampling, until `tasks` of them are informative. None
-            turns dynamic sampling off.
-        outcome: The outcome that must differ within an informative group (`hgpo_train.rollout.outcomes`).
-
-    Raises:
-        InputError: A value is out of range.
-    """
-
-    tasks: PositiveInt
-    group_size: PositiveInt = 1
-    seed: Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)] = 0
-    order: str = "shuffled"
-    iteration: NonNegativeInt = 0
-    skip: NonNegativeInt = 0
-    max_groups: PositiveInt | None = None
-    outcome: str = "reward"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.order not in TASK_SAMPLINGS:
-            raise InputError(unknown("task order", self.order, TASK_SAMPLINGS))
-        if self.outcome not in OUTCOMES:
-            raise InputError(unknown("outcome", self.outcome, OUTCOMES))
-        if self.max_groups is not None and self.max_groups < self.tasks:
-            raise InputError(f"max_groups: expected at least {self.tasks} wanted groups, received {self.max_groups}")
-
-    @property
-    def rollouts(self) -> int:
-        """The largest number of rollouts."""
-        return (self.max_groups or self.tasks) * self.group_size
-
-
-@dataclass(frozen=True)
-class ExecutionOptions(Settings):
-    """How a collection is executed. The values affect its duration, not its content.
-
-    Attributes:
-        slots: Number of environments that run concurrently. Default: 256, or one per processor with `workers`.
-        workers: Whether each environment runs in its own subprocess.
-        worker_timeout_s: Maximum seconds for a command in a worker; a worker that takes longer is killed.
-        policy_timeout_s: Maximum seconds for a reply of the policy; a request that takes longer fails.
-        groups_per_shard: Number of finished groups at which they are committed, as a shard.
-        shard_s: Seconds since the last commit after which finished groups are committed earlier, so that little is lost
-            if the process is killed, and a viewer sees them. None waits for the other limits.
-        shard_characters: Number of characters of their prompts and responses at which they are committed earlier. It
-            bounds the memory of a collection.
-        max_consecutive_failures: Number of rollouts that fail in a row, without a step in between, at which the run
-            stops (`hgpo_train.rollout.collector.Collector`). None derives it from the number of all rollouts
-            (`hgpo_train.rollout.failures.allowed_in_a_row`).
-
-    Raises:
-        InputError: A value is out of range.
-    """
-
-    slots: PositiveInt | None = None
-    workers: bool = False
-    worker_timeout_s: PositiveFloat = 300.0
-    policy_timeout_s: PositiveFloat = 3600.0
-    groups_per_shard: PositiveInt = 64
-    shard_s: PositiveFloat | None = 60.0
-    shard_characters: PositiveInt = 8 << 20
-    max_consecutive_failures: PositiveInt | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.slots is None:
-            object.__setattr__(self, "slots", max(2, os.cpu_count() or 1) if self.workers else 256)
 
 
 def collect_groups(

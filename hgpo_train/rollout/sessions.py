@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from hgpo_train.rollout.collector import Tally
+    from hgpo_train.rollout.tally import Tally
 
 NAME: Final = "sessions.json"
 FORMAT: Final = "hgpo sessions 1"

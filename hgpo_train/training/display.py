@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.status import Status
 
-    from hgpo_train.rollout.collector import Tally
+    from hgpo_train.rollout.tally import Tally
 
 _COLUMNS: Final = (
     ("success", "episode/success_rate", "{:.1%}"),

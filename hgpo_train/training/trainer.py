@@ -44,9 +44,14 @@ from hgpo_train.models.loading import check_context, load_model, load_tokenizer,
 from hgpo_train.policies.generation import GenerationOptions
 from hgpo_train.policies.registry import TrainableContext, trainable_factory
 from hgpo_train.rollout.collection import removed_if_unused
-from hgpo_train.rollout.failures import failures_of_steps, raise_if_too_long, raise_if_too_many
-from hgpo_train.rollout.outcomes import groups_with_mixed_outcomes
-from hgpo_train.rollout.run import ExecutionOptions, RolloutSpec, collect_groups
+from hgpo_train.rollout.outcomes import (
+    failures_of_steps,
+    groups_with_mixed_outcomes,
+    raise_if_too_long,
+    raise_if_too_many,
+)
+from hgpo_train.rollout.plan import ExecutionOptions, RolloutSpec
+from hgpo_train.rollout.run import collect_groups
 from hgpo_train.training.checkpoint import resume_checkpoint, save_checkpoint
 from hgpo_train.training.config import AdvantageConfig, configured_estimator, stored_config
 from hgpo_train.training.data import env_options, open_training_env
@@ -65,8 +70,8 @@ if TYPE_CHECKING:
     from hgpo_train.models.checkpoint_files import TrainingState
     from hgpo_train.models.hf import Model
     from hgpo_train.policies.generation import TrainablePolicy
-    from hgpo_train.rollout.collector import Tally
     from hgpo_train.rollout.env_handle import EnvHandle
+    from hgpo_train.rollout.tally import Tally
     from hgpo_train.training.config import Config, RolloutConfig
     from hgpo_train.training.display import Display
 

@@ -75,7 +75,7 @@ def test_statistics_are_the_same_wherever_they_are_asked(run: Path, tmp_path: Pa
 def test_results_are_the_same_wherever_they_are_asked(run: Path) -> None:
     """Of the last of 25 rollouts, which was aborted at an invalid action, only that it was is counted."""
     from hgpo_train.rollout.collection import CollectedRun
-    from hgpo_train.rollout.collector import Tally
+    from hgpo_train.rollout.tally import Tally
     from hgpo_train.view.overview import overview_document
     from hgpo_train.view.sources import open_sources
 

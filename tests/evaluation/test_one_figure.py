@@ -15,7 +15,7 @@ from hgpo_train.evaluation.report import MEASURES as NAMES
 from hgpo_train.evaluation.report import episode_table, evaluation_reports
 from hgpo_train.rollout import collect
 from hgpo_train.rollout.collection import CollectedRun
-from hgpo_train.rollout.collector import Tally
+from hgpo_train.rollout.tally import Tally
 from hgpo_train.view.encoding import encode
 from hgpo_train.view.overview import comparison_document, levels_document, overview_document
 from hgpo_train.view.sources import open_sources

@@ -116,8 +116,9 @@ def served() -> Any:
 def answer(data: bytes, folder: Path) -> None:
     """Collect rollouts with an arbitrary reply; each is in the run, either complete or aborted with a reason."""
     from hgpo_datasets import StepWriter, scan_steps, verify
-    from hgpo_train.rollout.failures import RolloutError
-    from hgpo_train.rollout.run import ExecutionOptions, RolloutSpec, collect_groups
+    from hgpo_train.rollout.outcomes import RolloutError
+    from hgpo_train.rollout.plan import ExecutionOptions, RolloutSpec
+    from hgpo_train.rollout.run import collect_groups
 
     server = served()
     spec = RolloutSpec(tasks=1, group_size=2)

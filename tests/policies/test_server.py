@@ -26,7 +26,8 @@ from hgpo_train.policies.base import Failure, Reply, Request
 from hgpo_train.policies.registry import PolicyContext, make_policy
 from hgpo_train.policies.validation import checked_reply
 from hgpo_train.rollout.env_handle import open_env
-from hgpo_train.rollout.run import RolloutSpec, collect_groups
+from hgpo_train.rollout.plan import RolloutSpec
+from hgpo_train.rollout.run import collect_groups
 
 KEY = "sk-secret-of-the-test"
 

@@ -9,7 +9,8 @@ from hgpo_envs.episode import settings_for
 from hgpo_envs.sources import Split, open_shared
 from hgpo_train.policies.registry import PolicyContext, make_policy
 from hgpo_train.rollout.env_handle import EnvHandle
-from hgpo_train.rollout.run import ExecutionOptions, RolloutSpec, collect_groups
+from hgpo_train.rollout.plan import ExecutionOptions, RolloutSpec
+from hgpo_train.rollout.run import collect_groups
 
 CONTEXT = PolicyContext("Doors", "response")
 

@@ -21,7 +21,8 @@ from hgpo_train.policies.base import BatchPolicy, Failure, Reply
 from hgpo_train.policies.scripted import RandomPolicy
 from hgpo_train.policies.validation import checked_reply, checked_state, checked_task
 from hgpo_train.rollout.env_handle import EnvHandle
-from hgpo_train.rollout.run import ExecutionOptions, RolloutSpec, collect_groups
+from hgpo_train.rollout.plan import ExecutionOptions, RolloutSpec
+from hgpo_train.rollout.run import collect_groups
 
 SPEC = RolloutSpec(tasks=6, group_size=2, seed=3)
 EXECUTION = ExecutionOptions(slots=5, groups_per_shard=4, max_consecutive_failures=64)

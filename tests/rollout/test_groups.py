@@ -7,8 +7,8 @@ from typing import NamedTuple
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hgpo_train.rollout.groups import FailedGroup, GroupScheduler, Key, PlannedGroup
-from hgpo_train.rollout.run import ExecutionOptions, RolloutSpec
+from hgpo_train.rollout.groups import GroupScheduler
+from hgpo_train.rollout.plan import ExecutionOptions, FailedGroup, Key, PlannedGroup, RolloutSpec
 
 SIZE = 3
 END = st.sampled_from([0.0, 0.0, 1.0])

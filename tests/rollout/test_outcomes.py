@@ -7,7 +7,7 @@ from asked import Failing
 from hgpo_envs.engine import State
 from hgpo_train.proportions import wilson_interval
 from hgpo_train.rollout.outcomes import groups_with_mixed_outcomes, rollout_table, success
-from hgpo_train.rollout.run import ExecutionOptions, RolloutSpec
+from hgpo_train.rollout.plan import ExecutionOptions, RolloutSpec
 
 SPEC = RolloutSpec(tasks=10, group_size=4, seed=3)
 

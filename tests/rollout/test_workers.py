@@ -22,7 +22,7 @@ from hgpo_envs.sources import SharedSource, Split
 from hgpo_train.policies.base import Failure
 from hgpo_train.rollout import collect, workers
 from hgpo_train.rollout.env_handle import EnvHandle, open_env
-from hgpo_train.rollout.run import ExecutionOptions, RolloutSpec
+from hgpo_train.rollout.plan import ExecutionOptions, RolloutSpec
 from hgpo_train.rollout.slots import SlotResult, ThreadSlots
 from hgpo_train.rollout.workers import WorkerSlots
 

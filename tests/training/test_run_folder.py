@@ -15,8 +15,8 @@ from hgpo_envs.errors import InputError
 from hgpo_envs.files.sealed import seal
 from hgpo_envs.files.secrets import register
 from hgpo_train.models.checkpoint_files import OPTIMISER, write_manifest
-from hgpo_train.rollout.collector import Tally
 from hgpo_train.rollout.sessions import Session, record_session
+from hgpo_train.rollout.tally import Tally
 from hgpo_train.training.checkpoint import _remove_superseded
 from hgpo_train.training.config import CheckpointConfig, Config, SftConfig, replace
 from hgpo_train.training.run_folder import CONFIG, FOLDERS, FREE, open_run, write_config

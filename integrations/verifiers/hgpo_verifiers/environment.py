@@ -17,7 +17,7 @@ from hgpo_train.policies.base import Failure, Reply, Request
 from hgpo_train.policies.conversation import chat_messages
 from hgpo_train.policies.validation import checked_state
 from hgpo_train.rollout.env_handle import open_env
-from hgpo_train.rollout.groups import PlannedGroup
+from hgpo_train.rollout.plan import PlannedGroup
 from hgpo_train.rollout.trajectory import Trajectory
 from hgpo_verifiers.step_advantages import StepRubric
 from hgpo_verifiers.step_table import STEPS

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from hgpo_datasets import StepWriter
 from hgpo_envs.errors import InputError
-from hgpo_train.rollout.groups import PlannedGroup
+from hgpo_train.rollout.plan import PlannedGroup
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput, register
 
 from hgpo_envs.episode import Episode
-from hgpo_train.rollout.groups import PlannedGroup
+from hgpo_train.rollout.plan import PlannedGroup
 from hgpo_train.rollout.trajectory import Trajectory
 from hgpo_train.training.data import open_training_env
 from hgpo_verl.episodes import Generated, play, with_retries
@@ -18,7 +18,7 @@ from hgpo_verl.run_settings import RunSettings, read_settings
 
 if TYPE_CHECKING:
     from hgpo_train.rollout.env_handle import EnvHandle
-    from hgpo_train.rollout.trajectory import Row
+    from hgpo_train.rollout.row import Row
 
 _TOKENS = ("prompt_token_ids", "response_token_ids", "response_logprobs")
 """Columns that are not sent with the row, because verl keeps the tokens."""

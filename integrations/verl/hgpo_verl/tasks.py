@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import DictConfig, OmegaConf
 from torch.utils.data import Dataset
 
-from hgpo_train.rollout.groups import PlannedGroup, plan_groups
-from hgpo_train.rollout.run import RolloutSpec
+from hgpo_train.rollout.plan import PlannedGroup, RolloutSpec, plan_groups
 from hgpo_train.training.data import open_training_env
 from hgpo_verl.run_settings import TRAINING, read_settings
 

@@ -16,8 +16,7 @@ from hgpo_train.models.tiny import train_tokenizer
 from hgpo_train.policies.base import Failure, Reply
 from hgpo_train.policies.generation import GenerationOptions
 from hgpo_train.rollout import collect
-from hgpo_train.rollout.groups import plan_groups
-from hgpo_train.rollout.run import RolloutSpec
+from hgpo_train.rollout.plan import RolloutSpec, plan_groups
 from hgpo_train.rollout.trajectory import Trajectory
 from hgpo_train.training.config import Config, replace
 from hgpo_train.training.data import open_training_env

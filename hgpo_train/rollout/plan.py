@@ -1,0 +1,159 @@
+"""The plan of a collection: what is played, how it is executed, and the groups in their order."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING, Annotated, NamedTuple
+
+from msgspec import Meta
+
+from hgpo_envs.errors import InputError, unknown
+from hgpo_envs.hashing import text_hash
+from hgpo_envs.task_sampling import TASK_SAMPLINGS, task_stream
+from hgpo_envs.unicode_text import clean_text
+from hgpo_train.rollout.outcomes import OUTCOMES
+from hgpo_train.settings import NonNegativeInt, PositiveFloat, PositiveInt, Settings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+
+@dataclass(frozen=True)
+class RolloutSpec(Settings):
+    """The content of a collection. The same values give the same step table.
+
+    Attributes:
+        tasks: Number of groups.
+        group_size: G, the number of rollouts per group.
+        seed: Seed of the task order and of every rollout.
+        order: The task order, one of `hgpo_envs.task_sampling`.
+        iteration: Training iteration, written to every row.
+        skip: Number of tasks to skip at the start of the order.
+        max_groups: Maximum number of groups to play with dynamic sampling, until `tasks` of them are informative. None
+            turns dynamic sampling off.
+        outcome: The outcome that must differ within an informative group (`hgpo_train.rollout.outcomes`).
+
+    Raises:
+        InputError: A value is out of range.
+    """
+
+    tasks: PositiveInt
+    group_size: PositiveInt = 1
+    seed: Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)] = 0
+    order: str = "shuffled"
+    iteration: NonNegativeInt = 0
+    skip: NonNegativeInt = 0
+    max_groups: PositiveInt | None = None
+    outcome: str = "reward"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.order not in TASK_SAMPLINGS:
+            raise InputError(unknown("task order", self.order, TASK_SAMPLINGS))
+        if self.outcome not in OUTCOMES:
+            raise InputError(unknown("outcome", self.outcome, OUTCOMES))
+        if self.max_groups is not None and self.max_groups < self.tasks:
+            raise InputError(f"max_groups: expected at least {self.tasks} wanted groups, received {self.max_groups}")
+
+    @property
+    def rollouts(self) -> int:
+        """The largest number of rollouts."""
+        return (self.max_groups or self.tasks) * self.group_size
+
+
+@dataclass(frozen=True)
+class ExecutionOptions(Settings):
+    """How a collection is executed. The values affect its duration, not its content.
+
+    Attributes:
+        slots: Number of environments that run concurrently. Default: 256, or one per processor with `workers`.
+        workers: Whether each environment runs in its own subprocess.
+        worker_timeout_s: Maximum seconds for a command in a worker; a worker that takes longer is killed.
+        policy_timeout_s: Maximum seconds for a reply of the policy; a request that takes longer fails.
+        groups_per_shard: Number of finished groups at which they are committed, as a shard.
+        shard_s: Seconds since the last commit after which finished groups are committed earlier, so that little is lost
+            if the process is killed, and a viewer sees them. None waits for the other limits.
+        shard_characters: Number of characters of their prompts and responses at which they are committed earlier. It
+            bounds the memory of a collection.
+        max_consecutive_failures: Number of rollouts that fail in a row, without a step in between, at which the run
+            stops (`hgpo_train.rollout.collector.Collector`). None derives it from the number of all rollouts
+            (`hgpo_train.rollout.outcomes.allowed_in_a_row`).
+
+    Raises:
+        InputError: A value is out of range.
+    """
+
+    slots: PositiveInt | None = None
+    workers: bool = False
+    worker_timeout_s: PositiveFloat = 300.0
+    policy_timeout_s: PositiveFloat = 3600.0
+    groups_per_shard: PositiveInt = 64
+    shard_s: PositiveFloat | None = 60.0
+    shard_characters: PositiveInt = 8 << 20
+    max_consecutive_failures: PositiveInt | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.slots is None:
+            object.__setattr__(self, "slots", max(2, os.cpu_count() or 1) if self.workers else 256)
+
+
+Key = tuple[int, str, int]
+"""The key of a group in a run: iteration, task id, group."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedGroup:
+    """A group of G rollouts of one task.
+
+    Attributes:
+        position: Position in the plan, from 0.
+        iteration: Training iteration; 0 outside training.
+        task_id: Id of the task.
+        group: Number of the group among those of this task in this iteration, from 0.
+        size: G, the number of rollouts.
+    """
+
+    position: int
+    iteration: int
+    task_id: str
+    group: int
+    size: int
+
+    @property
+    def key(self) -> Key:
+        """The key of the group in a step table."""
+        return self.iteration, self.task_id, self.group
+
+    def trajectory(self, member: int) -> str:
+        """Return the id of a member's trajectory. Ids are unique in a run and sort in the plan's order."""
+        return f"{self.iteration:05d}-{self.position:07d}-{member:04d}"
+
+    def seed(self, run_seed: int, member: int) -> int:
+        """Return a member's seed in [0, 2⁶³). It does not depend on other groups or on timing."""
+        return text_hash(f"{run_seed}/{self.iteration}/{self.task_id}/{self.group}/{member}") % (1 << 63)
+
+
+def plan_groups(ids: Sequence[str], spec: RolloutSpec) -> Iterator[PlannedGroup]:
+    """Yield groups of the tasks of a split without end, in the order of a collection.
+
+    Raises:
+        InputError: A task id is not text, or contains lone surrogates.
+    """
+    times: dict[str, int] = {}
+    for position, task_id in enumerate(islice(task_stream(spec.order, ids, spec.seed), spec.skip, None)):
+        value: object = task_id
+        if not isinstance(value, str) or clean_text(value) != value:
+            raise InputError(f"expected text without lone surrogates as a task id, received {task_id!r}")
+        group = times.get(task_id, 0)
+        times[task_id] = group + 1
+        yield PlannedGroup(position, spec.iteration, task_id, group, spec.group_size)
+
+
+class FailedGroup(NamedTuple):
+    """A committed group with failed rollouts, which are to be retried: their ids, and the outcomes of the others."""
+
+    trajectories: frozenset[str]
+    outcomes: Sequence[float | bool]
