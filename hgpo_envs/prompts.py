@@ -83,8 +83,8 @@ PLACEHOLDER: Final = "your action"
 VERL_AGENT: Final = "verl-agent:"
 """The prefix of a template's name, before the path of a checkout of verl-agent."""
 
-LONGEST_TEMPLATE: Final = 1 << 17
-"""The maximum length of a template in characters."""
+LARGEST_TEMPLATE: Final = 1 << 19
+"""The maximum size of a template's file in bytes."""
 
 _SANDBOX: Final = ImmutableSandboxedEnvironment(
     autoescape=False,  # prompts are plain text
@@ -137,10 +137,6 @@ class PromptTemplate:
     def __init__(self, text: str, name: str, trusted: bool = False, answer: Answer = _TAGGED) -> None:
         self.text, self.name, self.trusted, self.renders_turns = text, name, trusted, False
         self.answer = answer
-        if len(text) > LONGEST_TEMPLATE:
-            raise InputError(
-                f"prompt template {name}: has {len(text):,} characters; expected at most {LONGEST_TEMPLATE:,}"
-            )
         try:
             used = jinja2.meta.find_undeclared_variables(_SANDBOX.parse(text))
             self._template = _SANDBOX.from_string(text)
@@ -270,7 +266,7 @@ def load_template(path: str | Path | None, benchmark: str) -> PromptTemplate:
         raise InputError(f"prompt_template: expected the path of a file, received {path!r}")
     path = template_file(path)
     try:
-        text = read_bytes(Path(path), 4 * LONGEST_TEMPLATE, "prompt template").decode("utf-8")
+        text = read_bytes(Path(path), LARGEST_TEMPLATE, "prompt template").decode("utf-8")
     except (InputError, UnicodeDecodeError) as error:
         raise InputError(
             f"prompt_template: expected a readable UTF-8 file, received {str(path)!r} ({error})"
