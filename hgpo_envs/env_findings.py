@@ -5,23 +5,29 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter, defaultdict
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
 from functools import partial
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import numpy as np
 
 from hgpo_envs.engine import State
+from hgpo_envs.errors import InputError
 from hgpo_envs.plugins import answer_of
 from hgpo_envs.responses import Response, admissible, tool_calls
 from hgpo_envs.state_keys import STATE_KEYS, sort_lines
 from hgpo_envs.unicode_text import clean_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping
+
+    import gymnasium
 
     from hgpo_envs.environment_spec import EnvironmentSpec
     from hgpo_envs.episode import Settings
+    from hgpo_envs.sources import SharedSource
 
 Verdict = Literal["pass", "warning", "fail"]
 
@@ -44,12 +50,32 @@ class Finding:
     message: str
 
 
+class Flaw(Exception):  # noqa: N818 - what a check finds is no error of the check
+    """What a check has found, so that it fails."""
+
+    verdict: Verdict = "fail"
+
+
+class Doubt(Flaw):
+    """What a check has found that can be meant so: a warning."""
+
+    verdict = "warning"
+
+
 class Rollout(NamedTuple):
-    """The commands of one rollout, and its states: one more than commands."""
+    """The commands of one rollout, and its states: one more than commands.
+
+    Attributes:
+        task: The task's id.
+        commands: The commands.
+        states: Copies of the states, made when the engine returned them.
+        given: The states that the engine returned.
+    """
 
     task: str
     commands: list[str]
     states: list[State]
+    given: list[State]
 
     @property
     def reward(self) -> float:
@@ -57,18 +83,73 @@ class Rollout(NamedTuple):
         return math.fsum(state.reward for state in self.states[1:])
 
 
-def values(rollouts: Sequence[Rollout]) -> Finding:
+@dataclass
+class Play:
+    """What is checked: a task source, and the rollouts that were played.
+
+    Attributes:
+        shared: The task source.
+        settings: The settings of its episodes.
+        spec: Its specification, if it has one.
+        tasks: The task ids of the split.
+        chosen: The tasks that are played.
+        seed: Seed of the random actions.
+        commands: The commands of a policy by task; None plays random ones.
+        processes: Whether other processes play the commands too.
+        env: The Gymnasium environment.
+        rollouts: The rollouts that have commands.
+        drawn: The random generators of the process that engines have used.
+        where: What a check asks an engine at the moment.
+        since: Since when it asks, in seconds; infinite while it does not.
+    """
+
+    shared: SharedSource
+    settings: Settings
+    spec: EnvironmentSpec | None
+    tasks: Sequence[str]
+    chosen: Sequence[str]
+    seed: int
+    commands: Mapping[str, Sequence[Sequence[str]]] | None
+    processes: bool
+    env: gymnasium.Env[Any, Any] | None
+    rollouts: list[Rollout] = field(default_factory=list)
+    drawn: set[str] = field(default_factory=set)
+    where: str = ""
+    since: float = math.inf
+
+    @property
+    def stochastic(self) -> bool:
+        """Whether the same commands may lead to other states."""
+        return getattr(self.shared.source, "stochastic", False) if self.spec is None else self.spec.stochastic
+
+    @property
+    def tools(self) -> list[str]:
+        """The names of the tools."""
+        return [] if self.spec is None else [tool["function"]["name"] for tool in self.spec.tools]
+
+    def ask(self, where: str, call: Callable[[str], object], text: str) -> State:
+        """Return an engine's state. Raises InputError if it is not one that can be played on."""
+        self.where, self.since = where, perf_counter()
+        state = call(text)
+        self.since = math.inf
+        if not isinstance(state, State):
+            raise InputError(f"expected a State, received {type(state).__name__}")
+        if isinstance(state.actions, str) or not isinstance(state.actions, Sequence):
+            raise InputError(f"actions: expected a list of texts, received {type(state.actions).__name__}")
+        self.where = ""
+        return state
+
+
+def values(play: Play) -> str:
     """Check the types and ranges of every state's values."""
-    for rollout in rollouts:
+    for rollout in play.rollouts:
         for step, state in enumerate(rollout.states):
             if flaw := flaw_of(state):
-                return Finding("values", "fail", f"{where(rollout, step)}: {flaw}")
-        if rollout.states[0].reward:
-            message = (
-                f"task {rollout.task}: the first state has the reward {rollout.states[0].reward:g}, which no action"
-            )
-            return Finding("values", "warning", f"{message} earns and no table holds; give it with the first step")
-    return Finding("values", "pass", "texts, flags and numbers of every state have their types")
+                raise Flaw(f"{where(rollout, step)}: {flaw}")
+        if reward := rollout.states[0].reward:
+            message = f"task {rollout.task}: the first state has the reward {reward:g}, which no action earns"
+            raise Doubt(f"{message} and no table holds; give it with the first step")
+    return "texts, flags and numbers of every state have their types"
 
 
 def flaw_of(state: State) -> str:
@@ -95,7 +176,7 @@ def flaw_of(state: State) -> str:
 
 def difference_of(first: State, second: State) -> str:
     """Return the first field in which two states differ; empty if they are equal."""
-    for name in (field.name for field in fields(State)):
+    for name in (each.name for each in fields(State)):
         before, after = getattr(first, name), getattr(second, name)
         if name == "actions":
             before, after = list(before), list(after)
@@ -116,49 +197,46 @@ def _steps(rollouts: Sequence[Rollout]) -> Iterator[tuple[Rollout, int, State, s
             yield rollout, step, rollout.states[step], command, rollout.states[step + 1]
 
 
-def actions(rollouts: Sequence[Rollout], spec: EnvironmentSpec | None) -> Finding:
+def actions(play: Play) -> str:
     """Check the lists of admissible actions."""
-    check = "admissible actions"
-    lists = any(state.actions for rollout in rollouts for state in rollout.states)
-    if spec is not None and not spec.admissible_actions and not lists:
-        return Finding(check, "pass", "the specification says that there is no list")
-    if spec is None and not lists:
-        repair = 'list them in info["admissible_actions"] for policies that draw from them, such as random'
-        return Finding(check, "warning", f"the environment lists none; {repair}")
-    for rollout in rollouts:
+    listing = play.spec is None or play.spec.admissible_actions
+    if not any(state.actions for rollout in play.rollouts for state in rollout.states):
+        if not listing:
+            return "the specification says that there is no list"
+        if play.spec is None:
+            repair = 'list them in info["admissible_actions"] for policies that draw from them, such as random'
+            raise Doubt(f"the environment lists none; {repair}")
+    for rollout in play.rollouts:
         for step, state in enumerate(rollout.states):
-            place, ended = where(rollout, step), state.terminated or state.truncated
-            if not (ended or state.actions) and (spec is None or spec.admissible_actions):
+            place = where(rollout, step)
+            if listing and not (state.actions or state.terminated or state.truncated):
                 message = "no admissible actions in a state that is not the end; list them, or set "
-                return Finding(check, "fail", f"{place}: {message}admissible_actions=False in the specification")
+                raise Flaw(f"{place}: {message}admissible_actions=False in the specification")
             twice = [action for action, times in Counter(state.actions).items() if times > 1]
             if twice:
-                return Finding(check, "warning", f"{place}: {twice[0]!r:.60} is listed twice; list each action once")
-    for rollout, step, state, command, after in _steps(rollouts):
+                raise Doubt(f"{place}: {twice[0]!r:.60} is listed twice; list each action once")
+    for rollout, step, state, command, after in _steps(play.rollouts):
         if command in state.actions and after.valid is False:
             message = f"{command!r:.60} is listed, and not executed (valid=False); list only what can be done"
-            return Finding(check, "fail", f"{where(rollout, step)}: {message}")
-    return Finding(check, "pass", "every state before the end lists some, each once, and those played are executed")
+            raise Flaw(f"{where(rollout, step)}: {message}")
+    return "every state before the end lists some, each once, and those played are executed"
 
 
-def parsed(rollouts: Sequence[Rollout], settings: Settings, spec: EnvironmentSpec | None) -> Finding:
+def parsed(play: Play) -> str:
     """Check that actions written as responses are parsed as they were, also in the form that the prompt asks for."""
-    taken = {command: state.actions for _, _, state, command, after in _steps(rollouts) if after.valid is not False}
-    taken |= {action: state.actions for rollout in rollouts for state in rollout.states for action in state.actions}
-    texts = {
-        action: f"<think></think><action>{action}</action>" if spec is None else spec.respond(action)
-        for action in taken
+    states = [state for rollout in play.rollouts for state in rollout.states]
+    taken = {
+        command: state.actions for _, _, state, command, after in _steps(play.rollouts) if after.valid is not False
     }
-    for action, text in texts.items():
-        if flaw := _unread(action, text, taken[action], settings):
+    taken |= {action: state.actions for state in states for action in state.actions}
+    for action, listed in taken.items():
+        written = f"<think></think><action>{action}</action>" if play.spec is None else play.spec.respond(action)
+        if flaw := _unread(action, written, listed, play.settings):
             advice = "see parse_response, and format_response, its inverse"
-            return Finding("parser", "fail", f"{action!r:.60}, written as {text!r:.80}, {flaw}; {advice}")
-    for action in list(taken)[:1]:
-        if flaw := _disobeyed(action, taken[action], rollouts[0].states[0], settings, spec):
-            return Finding("parser", "fail", flaw)
-    return Finding(
-        "parser", "pass", f"{len(taken)} actions are parsed as they are written, as the prompt asks for them"
-    )
+            raise Flaw(f"{action!r:.60}, written as {written!r:.80}, {flaw}; {advice}")
+    if taken:
+        _obey(play, *next(iter(taken.items())))
+    return f"{len(taken)} actions are parsed as they are written, as the prompt asks for them"
 
 
 def _unread(action: str, text: str, listed: Sequence[str], settings: Settings) -> str:
@@ -170,82 +248,79 @@ def _unread(action: str, text: str, listed: Sequence[str], settings: Settings) -
     return "" if response.valid else f"makes a response invalid ({response.flaw})"
 
 
-def _disobeyed(
-    action: str, listed: Sequence[str], start: State, settings: Settings, spec: EnvironmentSpec | None
-) -> str:
-    """Return what is wrong with an answer that does what the prompt says; empty if nothing is."""
-    prompt = settings.template.render("Task.", "State.", [], [], 0, settings.max_steps, "response", start.info)
+def _obey(play: Play, action: str, listed: Sequence[str]) -> None:
+    """Check an answer that does what the prompt says."""
+    info = play.rollouts[0].states[0].info
+    prompt = play.settings.template.render("Task.", "State.", [], [], 0, play.settings.max_steps, "response", info)
     forms = [match for match in _ASKED.finditer(prompt) if match[1] not in ("think", "tool_call")]
-    calls = spec is not None and spec.takes_calls
+    calls = play.spec is not None and play.spec.takes_calls
     if not forms or (calls and not tool_calls(action)):
-        return ""
+        return
     asked = forms[-1]
     if calls:
-        return f"the prompt asks for {asked[0]!r}, and the environment takes calls of its tools; see template"
+        raise Flaw(f"the prompt asks for {asked[0]!r}, and the environment takes calls of its tools; see template")
     form = f"<{asked[1]}>{action}</{asked[1]}>" if asked[1] else f"\\boxed{{{action}}}"
-    flaw = _unread(action, f"<think>So.</think>{form}", listed, settings)
-    return (
-        f"the prompt asks for {asked[0]!r}, but {form!r:.80} {flaw}; see parse_response and action_tag" if flaw else ""
-    )
+    if flaw := _unread(action, f"<think>So.</think>{form}", listed, play.settings):
+        raise Flaw(f"the prompt asks for {asked[0]!r}, but {form!r:.80} {flaw}; see parse_response and action_tag")
 
 
-def success(rollouts: Sequence[Rollout]) -> Finding:
+def success(play: Play) -> str:
     """Check that solved episodes are known, and told from others."""
-    ended = [rollout for rollout in rollouts if rollout.states[-1].terminated]
+    ended = [rollout for rollout in play.rollouts if rollout.states[-1].terminated]
     unknown = sum(rollout.states[-1].won is None for rollout in ended)
     if unknown:
         message = f"{unknown} of {len(ended)} finished episodes do not say whether they were won"
-        return Finding("success", "warning", f"{message}; set State.won, or info['won'] in a Gymnasium environment")
+        raise Doubt(f"{message}; set State.won, or info['won'] in a Gymnasium environment")
+    others = [rollout.reward for rollout in play.rollouts if not rollout.states[-1].won]
     won = [rollout for rollout in ended if rollout.states[-1].won]
-    others = [rollout for rollout in rollouts if not rollout.states[-1].won]
-    early = [rollout for rollout in rollouts if any(state.won for state in rollout.states[:-1])]
-    full = [rollout for rollout in ended if not rollout.states[-1].won and rollout.states[-1].score >= 1]
-    idle = [rollout for rollout in won if not rollout.states[-1].score and not rollout.reward]
-    flaws = {
-        "won before the end; terminate when the task is solved": early,
-        "ended with score 1, but not won; set State.won": full,
-        "won with return 0 and score 0; give a solved task a reward": idle,
-    }
-    if won and others and max(each.reward for each in won) < min(each.reward for each in others):
-        flaws["won with a return below those of all episodes that were not won; see State.reward"] = won
-    for flaw, found in flaws.items():
-        if found:
-            return Finding("success", "warning", f"task {found[0].task}: {flaw}")
-    return Finding("success", "pass", f"{len(ended)} of {len(rollouts)} episodes ended, {len(won)} won")
+    worst = max([rollout.reward for rollout in won], default=math.inf) < min(others, default=-math.inf)
+    for rollout in play.rollouts:
+        last = rollout.states[-1]
+        flaws = {
+            "won before the end; terminate when the task is solved": any(state.won for state in rollout.states[:-1]),
+            "ended with score 1, but not won; set State.won": last.terminated and not last.won and last.score >= 1,
+            "won with return 0 and score 0; give a solved task a reward": (
+                last.won and last.terminated and not last.score and not rollout.reward
+            ),
+            "won with a return below those of all episodes that were not won; see State.reward": worst and last.won,
+        }
+        for flaw, found in flaws.items():
+            if found:
+                raise Doubt(f"task {rollout.task}: {flaw}")
+    return f"{len(ended)} of {len(play.rollouts)} episodes ended, {len(won)} won"
 
 
-def limit(rollouts: Sequence[Rollout], settings: Settings) -> Finding:
+def limit(play: Play) -> str:
     """Check that an environment's limit of its own is the specification's."""
-    lengths = [len(rollout.commands) for rollout in rollouts if rollout.states[-1].truncated]
-    own = [length for length in lengths if length < settings.max_steps]
-    if own:
-        message = f"the environment truncates after {max(own)} steps, the specification's limit is {settings.max_steps}"
-        return Finding("step limit", "warning", f"{message}; set max_steps={max(own)} in the specification")
-    return Finding("step limit", "pass", f"{settings.max_steps} steps")
+    most = play.settings.max_steps
+    lengths = [len(rollout.commands) for rollout in play.rollouts if rollout.states[-1].truncated]
+    longest = max([length for length in lengths if length < most], default=0)
+    if longest:
+        message = f"the environment truncates after {longest} steps, the specification's limit is {most}"
+        raise Doubt(f"{message}; set max_steps={longest} in the specification")
+    return f"{most} steps"
 
 
-def repetition(rollouts: Sequence[Rollout], settings: Settings) -> Finding:
+def repetition(play: Play) -> str:
     """Check that states of a task repeat, because a step whose state is unique is in no group."""
+    rollouts = play.rollouts
 
     def key(state: State) -> str:
-        of = settings.state_key or str
+        of = play.settings.state_key or str
         return answer_of("state key", of, state.text, str) if state.key is None else state.key
 
-    merged = _merged(rollouts, key)
-    if merged:
-        return Finding("repeated states", "warning", f"{merged}; give them different keys (State.key, state_key)")
-    own = _shared(rollouts, key)
-    seen = f"{own:.0%} of the steps share their state with another step of their task"
+    if merged := _merged(rollouts, key):
+        raise Doubt(f"{merged}; give them different keys (State.key, state_key)")
+    share = _shared(rollouts, key)
+    seen = f"{share:.0%} of the steps share their state with another step of their task"
     for name, function in STATE_KEYS.items():
         masked = partial(_of_text, function)
-        share = _shared(rollouts, masked)
-        if share > own + _GAIN and not _merged(rollouts, masked):
-            message = f"{seen}, {share:.0%} with {name}: set state_key={name!r}, or State.key"
-            return Finding("repeated states", "warning", message)
-    if own < _RARE:
-        message = f"{seen}; groups of one step have no advantage: give State.key without what changes at every step"
-        return Finding("repeated states", "warning", message)
-    return Finding("repeated states", "pass", seen)
+        more = _shared(rollouts, masked)
+        if more > share + _GAIN and not _merged(rollouts, masked):
+            raise Doubt(f"{seen}, {more:.0%} with {name}: set state_key={name!r}, or State.key")
+    if share < _RARE:
+        raise Doubt(f"{seen}; groups of one step have no advantage: give State.key without what changes at every step")
+    return seen
 
 
 def _of_text(function: Callable[[str], str], state: State) -> str:

@@ -24,17 +24,13 @@ With ``prompt_style="chat"``, the first message of a conversation is this templa
 show the new state and the admissible actions (``turn.j2``), unless the template uses the field `prompt_style`: then it
 renders all messages, and ``steps_taken`` is 0 in the first.
 
-A user's template is rendered in Jinja's sandbox, which keeps it from Python's internals. Two filters are added:
+Templates are rendered in Jinja's sandbox, which keeps them from Python's internals. Two filters are added:
 ``{{ admissible_actions | listed("help") }}`` quotes the actions, one per line, without the named ones; ``numbered``
 writes each action's number before it, as ``action_format="number"`` requires.
-
-The templates of this package and of installed benchmarks are trusted. Those that consist of text, fields, these filters
-and conditions are translated to one Python expression (`_translated`), which takes a fifth of Jinja's time.
 """
 
 from __future__ import annotations
 
-import ast
 import os
 import traceback
 from collections.abc import Sequence
@@ -46,7 +42,6 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import jinja2
 import jinja2.meta
 import xxhash
-from jinja2 import nodes
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from hgpo_envs.environment_spec import spec_named
@@ -88,13 +83,15 @@ PLACEHOLDER: Final = "your action"
 VERL_AGENT: Final = "verl-agent:"
 """The prefix of a template's name, before the path of a checkout of verl-agent."""
 
-LONGEST_TEMPLATE: Final = 1 << 17
-"""The maximum length of a template in characters."""
+LARGEST_TEMPLATE: Final = 1 << 19
+"""The maximum size of a template's file in bytes."""
 
-# Prompts are plain text, so nothing is escaped.
-_OPTIONS: Final[dict[str, Any]] = {"undefined": jinja2.StrictUndefined, "trim_blocks": True, "lstrip_blocks": True}
-_JINJA: Final = jinja2.Environment(autoescape=False, **_OPTIONS)  # noqa: S701
-_SANDBOX: Final = ImmutableSandboxedEnvironment(autoescape=False, **_OPTIONS)
+_SANDBOX: Final = ImmutableSandboxedEnvironment(
+    autoescape=False,  # prompts are plain text
+    undefined=jinja2.StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
 
 
 def _listed(actions: Sequence[str], *left_out: str) -> str:
@@ -109,9 +106,7 @@ def _numbered(actions: Iterable[str], *left_out: str) -> str:
     return "\n".join([f"{number}. {action}" for number, action in enumerate(actions, 1) if action not in left_out])
 
 
-_FILTERS: Final[dict[str, Callable[..., str]]] = {"listed": _listed, "numbered": _numbered}
-for _environment in (_JINJA, _SANDBOX):
-    _environment.filters |= _FILTERS
+_SANDBOX.filters |= {"listed": _listed, "numbered": _numbered}
 
 
 class Answer(NamedTuple):
@@ -131,7 +126,8 @@ class PromptTemplate:
     Args:
         text: The template.
         name: Its origin, for error messages.
-        trusted: Whether to render it without the sandbox. For the templates of installed benchmarks.
+        trusted: Whether it is one of this package or of an installed benchmark, which need no test before the first
+            episode.
         answer: What the benchmark expects of a response.
 
     Raises:
@@ -141,16 +137,9 @@ class PromptTemplate:
     def __init__(self, text: str, name: str, trusted: bool = False, answer: Answer = _TAGGED) -> None:
         self.text, self.name, self.trusted, self.renders_turns = text, name, trusted, False
         self.answer = answer
-        environment = _JINJA if trusted else _SANDBOX
-        if len(text) > LONGEST_TEMPLATE:
-            raise InputError(
-                f"prompt template {name}: has {len(text):,} characters; expected at most {LONGEST_TEMPLATE:,}"
-            )
         try:
-            tree = environment.parse(text)
-            used = jinja2.meta.find_undeclared_variables(tree)
-            self._template = environment.from_string(text)
-            self._joined = _translated(tree) if trusted else None
+            used = jinja2.meta.find_undeclared_variables(_SANDBOX.parse(text))
+            self._template = _SANDBOX.from_string(text)
         except jinja2.TemplateError as error:
             line = getattr(error, "lineno", None)
             reason = one_line(error.message or type(error).__name__, 300)
@@ -158,8 +147,11 @@ class PromptTemplate:
         except Exception as error:  # not checked by Jinja's parser: nesting, numbers of thousands of digits
             raise InputError(f"prompt template {name} cannot be compiled: {one_line(error, 300)}") from error
         self.renders_turns = "prompt_style" in used
-        for field in sorted(used - set(FIELDS) - set(environment.globals)):
+        for field in sorted(used - set(FIELDS) - set(_SANDBOX.globals)):
             raise InputError(f"prompt template {name}: {unknown('field', field, FIELDS)}")
+        # What no prompt changes. Jinja's chain of globals, copied for each prompt, would take most of its time.
+        self._constants = _SANDBOX.globals | answer._asdict()
+        self._template.globals = {}
 
     def __reduce__(self) -> tuple[Callable[..., PromptTemplate], tuple[str, str, bool, Answer]]:
         return PromptTemplate, (self.text, self.name, self.trusted, self.answer)
@@ -187,20 +179,29 @@ class PromptTemplate:
         """Render the prompt of one step. The arguments are fields of the template (see the module).
 
         Raises:
-            InputError: The template fails.
+            InputError: The template fails, or the actions are no list.
         """
-        history = as_text(pairs)
-        last = len(pairs), steps_taken, steps_taken + 1, max_steps, action_format, info, prompt_style, *self.answer
+        actions: object = admissible_actions
+        if not isinstance(actions, Sequence):
+            raise InputError(f"actions: expected a list of texts, received {type(actions).__name__}")
+        fields = {
+            **self._constants,
+            "task": task,
+            "observation": observation,
+            "admissible_actions": list(admissible_actions),
+            "history": as_text(pairs),
+            "pairs": pairs,
+            "history_length": len(pairs),
+            "steps_taken": steps_taken,
+            "step": steps_taken + 1,
+            "max_steps": max_steps,
+            "action_format": action_format,
+            "info": info,
+            "prompt_style": prompt_style,
+        }
         try:
-            if self._joined is not None:
-                joined = self._joined(task, observation, admissible_actions, history, pairs, *last)
-                return joined.strip()
-            values = task, observation, list(admissible_actions), history, pairs, *last
-            return clean_text(self._template.render(zip(FIELDS, values, strict=True)).strip())
+            return clean_text(self._template.render(fields).strip())
         except Exception as error:  # a template can raise any exception
-            actions: object = admissible_actions
-            if not isinstance(actions, Sequence):  # an array has no truth value
-                raise InputError(f"actions: expected a list of texts, received {type(actions).__name__}") from error
             frames = traceback.walk_tb(error.__traceback__)
             lines = [line for frame, line in frames if frame.f_code.co_filename == "<template>"]
             where = f" at line {lines[-1]}" if lines else ""
@@ -210,59 +211,6 @@ class PromptTemplate:
 
 _compiled = lru_cache(maxsize=64)(PromptTemplate)
 """A cache: templates are immutable, and compiling one takes most of the time of a second `gymnasium.make`."""
-
-
-_COMPARISONS: Final = {"eq": ast.Eq, "ne": ast.NotEq, "in": ast.In, "notin": ast.NotIn}
-
-
-def _translated(tree: nodes.Template) -> Callable[..., str] | None:
-    """Return a template as a function of the fields, in the order of `FIELDS`; None if it contains anything else."""
-    try:
-        body = _joined(tree.body)
-    except NotImplementedError:
-        return None
-    parameters = ast.arguments([], [ast.arg(field) for field in FIELDS], None, [], [], None, [])
-    expression = ast.fix_missing_locations(ast.Expression(ast.Lambda(parameters, body)))
-    function: Callable[..., str] = eval(compile(expression, "<template>", "eval"), dict(_FILTERS))  # noqa: S307
-    return function
-
-
-def _joined(body: Iterable[nodes.Node]) -> ast.JoinedStr:
-    """Return a Python f-string of the texts, fields, filtered fields and conditional parts of a template."""
-    parts: list[ast.expr] = []
-    for node in body:
-        match node:
-            case nodes.Output():
-                parts += [
-                    ast.Constant(child.data)
-                    if isinstance(child, nodes.TemplateData)
-                    else ast.FormattedValue(_expression(child), -1)
-                    for child in node.nodes
-                ]
-            case nodes.If():
-                choice: ast.expr = _joined(node.else_)
-                for condition in (*reversed(node.elif_), node):
-                    choice = ast.IfExp(_expression(condition.test), _joined(condition.body), choice)
-                parts.append(ast.FormattedValue(choice, -1))
-            case _:
-                raise NotImplementedError
-    return ast.JoinedStr(parts)
-
-
-def _expression(node: nodes.Node) -> ast.expr:
-    """Return the Python expression of a field, a filtered field, a constant or a comparison."""
-    match node:
-        case nodes.Name(name=name) if name in FIELDS:
-            return ast.Name(name, ast.Load())
-        case nodes.Const(value=str() | int() as value):
-            return ast.Constant(value)
-        case nodes.Filter(node=nodes.Name() as field, name=name, kwargs=[], dyn_args=None) if name in _FILTERS:
-            arguments = [_expression(argument) for argument in (field, *node.args)]
-            return ast.Call(ast.Name(name, ast.Load()), arguments, [])
-        case nodes.Compare(expr=left, ops=[nodes.Operand(op=op, expr=right)]) if op in _COMPARISONS:
-            return ast.Compare(_expression(left), [_COMPARISONS[op]()], [_expression(right)])
-        case _:
-            raise NotImplementedError
 
 
 def turn_template(template: PromptTemplate) -> PromptTemplate:
@@ -292,8 +240,7 @@ def template_file(name: str | Path) -> Path:
 def load_template(path: str | Path | None, benchmark: str) -> PromptTemplate:
     """Load a template.
 
-    A path of the form ``verl-agent:FOLDER`` means the prompts of a checkout of verl-agent in that folder. Files of this
-    package (`bundled_templates`) are rendered without the sandbox.
+    A path of the form ``verl-agent:FOLDER`` means the prompts of a checkout of verl-agent in that folder.
 
     Args:
         path: A file, or the name of a bundled template if there is no such file; None loads the benchmark's template,
@@ -319,7 +266,7 @@ def load_template(path: str | Path | None, benchmark: str) -> PromptTemplate:
         raise InputError(f"prompt_template: expected the path of a file, received {path!r}")
     path = template_file(path)
     try:
-        text = read_bytes(Path(path), 4 * LONGEST_TEMPLATE, "prompt template").decode("utf-8")
+        text = read_bytes(Path(path), LARGEST_TEMPLATE, "prompt template").decode("utf-8")
     except (InputError, UnicodeDecodeError) as error:
         raise InputError(
             f"prompt_template: expected a readable UTF-8 file, received {str(path)!r} ({error})"

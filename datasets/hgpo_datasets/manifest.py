@@ -17,7 +17,7 @@ import msgspec
 import orjson
 import xxhash
 
-from hgpo_datasets.schema import MAX_DEPTH, known_version
+from hgpo_datasets.schema import MAX_DEPTH, check_version
 from hgpo_envs.errors import InputError
 from hgpo_envs.files.untrusted_files import read_bytes
 
@@ -138,7 +138,7 @@ def read(folder: Path) -> Manifest:
     """Read a run's manifest up to the first invalid line, which is described in `problem`.
 
     Raises:
-        InputError: It is missing, not a regular file, too large, of another format, or written by a newer version.
+        InputError: It is missing, not a regular file, too large, of another format, or of another schema version.
     """
     return decode(read_bytes(folder / NAME, MOST_BYTES, "manifest of a run"))
 
@@ -183,7 +183,7 @@ def _content(line: bytes, manifest: Manifest) -> Header | Shard:
         if values.pop("format", None) != _FORMAT:
             raise InputError(f"{NAME} is not the manifest of a step table")
         if isinstance(version := values.get("schema_version"), int):
-            known_version(version, NAME)
+            check_version(version, NAME)
         content = msgspec.convert(values, Header)
     else:
         content = msgspec.convert(values, Shard)

@@ -76,7 +76,7 @@ def scan_steps(
 
     Raises:
         InputError: The source has no rows, or contains both runs and other Parquet files; a file is damaged, is no
-            step table or was written by a newer version; or plain files have different columns.
+            step table or has another schema version; or plain files have different columns.
 
     Warns:
         StepTableWarning: A damaged file, or a shard that is not in the manifest, because its writer is open or was
@@ -178,17 +178,17 @@ def shared_depth(files: Sequence[StepFile], options: Mapping[str, Any], *, plain
         InputError: A file is no step table, or files of other programs (`plain`) have different columns.
     """
     alone = [file.path for file in files if file.header is None]
-    headers = {(file.header.depth, file.header.schema_version) for file in files if file.header is not None}
+    depths = {file.header.depth for file in files if file.header is not None}
     plain_files = [path for path in alone if plain and is_plain(path)]
     seen = [_columns(path, options, versioned=path not in plain_files) for path in alone]
-    if seen and headers:
-        seen += [dict(schema.polars_schema(depth)) for depth, _ in headers]
-    if len(headers) < 2 and all(columns == seen[0] for columns in seen):
+    if seen:
+        seen += [dict(schema.polars_schema(depth)) for depth in depths]
+    if len(depths) < 2 and all(columns == seen[0] for columns in seen):
         return None
     if plain_files:
         other = next((path for path, columns in zip(alone, seen, strict=False) if columns != seen[0]), files[-1].path)
         raise InputError(f"{alone[0]} and {other} have different columns or types, and cannot be read together")
-    return min([depth for depth, _ in headers] + [schema.stored_depth(columns) for columns in seen])
+    return min([*depths] + [schema.stored_depth(columns) for columns in seen])
 
 
 def scan_files(files: Sequence[StepFile], depth: int | None, options: Mapping[str, Any]) -> pl.LazyFrame:

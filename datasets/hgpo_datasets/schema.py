@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 VERSION: Final = 3
-"""The schema version of written files. A reader of version n reads all versions up to n and rejects later ones."""
+"""The schema version of files, which is incremented when the columns change. Only this one is read."""
 
 MAX_DEPTH: Final = 64
 """Largest k of the history and context hashes that a run can store."""
@@ -51,7 +51,6 @@ class Column:
         unit: Unit of a number, or format of a text.
         default: Value for rows without the column. None means null, or required if the column is never null.
         derived: Whether the writer computes the column from other columns.
-        since: First schema version with the column; it is null for older files.
         family: One of `FAMILIES`.
     """
 
@@ -62,7 +61,6 @@ class Column:
     unit: str = ""
     default: object = None
     derived: bool = False
-    since: int = 1
     family: str = ""
 
 
@@ -128,7 +126,6 @@ _TEXT: Final = _family(
         "The assistant's message as the server sent it: tool calls with their ids, reasoning, further fields.",
         f"`response` is the whole message, or {_UNSTORED}",
         "JSON object",
-        since=3,
     ),
     Column(
         "action",
@@ -164,7 +161,6 @@ _FLAGS: Final = _family(
         pl.Boolean(),
         "Whether the environment could execute the action, whatever the form of the response.",
         "unknown, or the rollout was aborted at this step",
-        since=2,
     ),
     Column("terminated", pl.Boolean(), "Whether the task ended with this step; last rows only.", default=False),
     Column(
@@ -185,7 +181,6 @@ _FLAGS: Final = _family(
         "Whether a step of the trajectory solved the task; equal in all rows of the trajectory.",
         "`won` is null in the last row, and true in none",
         derived=True,
-        since=2,
     ),
     Column(
         "aborted",
@@ -325,17 +320,12 @@ def stored_depth(names: Iterable[str]) -> int:
 
 
 class VersionError(InputError):
-    """A file is no step table, or was written by a newer version of this package."""
+    """A file is no step table, or has another schema version."""
 
 
-def known_version(version: int, name: str) -> int:
-    """Return the schema version of a file, which is named in errors.
-
-    Raises:
-        VersionError: The version is newer than this reader.
-    """
-    if version > VERSION:
+def check_version(version: int, name: str) -> None:
+    """Raise VersionError unless a file, which is named in the error, has the schema version of this package."""
+    if version != VERSION:
         raise VersionError(
-            f"{name}: expected schema version {VERSION} at most, received the newer version {version}; upgrade hgpo"
+            f"{name}: expected schema version {VERSION}, received {version}; use the hgpo that wrote it; upgrade hgpo if the file is newer"
         )
-    return version

@@ -101,19 +101,15 @@ def damaged_columns(data: bytes) -> Iterator[str]:
                 yield f"row group {group}, column {name}"
 
 
-def check_version(metadata: Mapping[str, str], name: str) -> int:
-    """Return the schema version from a file's key-value metadata.
-
-    Raises:
-        VersionError: The version is missing, or newer than this reader.
-    """
+def check_version(metadata: Mapping[str, str], name: str) -> None:
+    """Raise VersionError unless a file's key-value metadata have the schema version of this package."""
     text = metadata.get(VERSION_KEY)
     if text is None or not re.fullmatch("[0-9]{1,9}", text):
         raise schema.VersionError(
             f"{name}: expected a step table, received a file without the metadata {VERSION_KEY}; hgpo view, "
             "hgpo stats and hgpo advantages read tables of other programs"
         )
-    return schema.known_version(int(text), name)
+    schema.check_version(int(text), name)
 
 
 def file_size(path: Path) -> int:

@@ -34,7 +34,7 @@ from hgpo_envs.unicode_text import clean_text
 from hgpo_envs.wording import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from hgpo_datasets.manifest import Header, Shard
 
@@ -295,24 +295,23 @@ def _damage(data: bytes) -> str:
 
 def _check_content(path: Path, data: bytes, header: Header | None, report: VerifyReport) -> list[tuple[Any, ...]]:
     """Check the columns and rows of a file whose bytes are intact. Return the keys of its groups and trajectories."""
-    version = shards.check_version(pl.read_parquet_metadata(io.BytesIO(data)), path.name)
+    shards.check_version(pl.read_parquet_metadata(io.BytesIO(data)), path.name)
     frame = pl.read_parquet(data)
     report.rows += len(frame)
     depth = header.depth if header else max(schema.stored_depth(frame.columns), 0)
     known = schema.columns(depth)
-    stored = {column.name: column.type for column in known if column.since <= version}
+    stored = schema.polars_schema(depth)
     types = dict(frame.schema)
     wrong = [f"{name} is {types.get(name)}, not {dtype}" for name, dtype in stored.items() if types.get(name) != dtype]
     if wrong:
         report.add("columns", path, "; ".join(wrong))
         return []
-    for name in (column.name for column in known if column.name in stored and not column.null):
-        if count := frame[name].null_count():
-            report.add("null", path, f"{name} must not be null, but is in {counted(count, 'row')}")
+    for column in known:
+        if not column.null and (count := frame[column.name].null_count()):
+            report.add("null", path, f"{column.name} must not be null, but is in {counted(count, 'row')}")
     if report.problems or frame.is_empty():
         return []
-    later = [pl.lit(None, column.type).alias(column.name) for column in known if column.since > version]
-    for kind, message in _row_problems(frame.with_columns(later), depth, stored):
+    for kind, message in _row_problems(frame, depth):
         report.add(kind, path, message)
     if header is not None and (frame["run"] != header.run).any():
         report.add("run", path, f"contains rows of another run than {header.run!r}")
@@ -321,7 +320,7 @@ def _check_content(path: Path, data: bytes, header: Header | None, report: Verif
     return groups.rows() + trajectories.rows()
 
 
-def _row_problems(frame: pl.DataFrame, depth: int, stored: Collection[str]) -> Iterator[tuple[str, str]]:
+def _row_problems(frame: pl.DataFrame, depth: int) -> Iterator[tuple[str, str]]:
     """Yield the kind and the message of each rule that rows violate."""
     if not is_sorted(frame):
         yield "order", f"rows are not sorted by {', '.join(schema.SORT_KEY)}"
@@ -332,7 +331,7 @@ def _row_problems(frame: pl.DataFrame, depth: int, stored: Collection[str]) -> I
         rules += [("value", *fault) for fault in value_faults(frame, first)]
         computed = derived(frame, first, depth)
         rules += [("derived", *fault) for fault in derived_faults(frame, computed, supplied=False)]
-    for kind, column, text, mask in rules:
-        if column in stored and mask.any():
+    for kind, _, text, mask in rules:
+        if mask.any():
             rows = frame.filter(mask)
             yield kind, f"{text} in {counted(len(rows), 'row')}; the first is {row_name(rows.row(0, named=True))}"

@@ -316,8 +316,8 @@ def _check_same(folder: Path, was: Header, now: Header, *, named: bool, configur
     """Raise unless an existing run can be resumed with the requested name, depth and configuration."""
     if named and was.run != now.run:
         raise InputError(f"{folder} contains the run {was.run!r}, not {now.run!r}; use another folder")
-    stored = {"depth": was.depth, "schema version": was.schema_version} | (_leaves(was.config) if configured else {})
-    asked = {"depth": now.depth, "schema version": now.schema_version} | (_leaves(now.config) if configured else {})
+    stored = {"depth": was.depth} | (_leaves(was.config) if configured else {})
+    asked = {"depth": now.depth} | (_leaves(now.config) if configured else {})
     for name in sorted(stored.keys() | asked.keys()):
         before, after = stored.get(name, "unset"), asked.get(name, "unset")
         if before != after:

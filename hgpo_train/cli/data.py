@@ -247,7 +247,7 @@ def export_delta(
     run: Annotated[Path, typer.Argument(help="The folder of a run.")],
     out: Annotated[str, typer.Option(help="The table's folder or URL (s3://, gs://, az://).")],
 ) -> None:
-    """Append the shards of a run that a Delta Lake table lacks. Requires the extra interchange.
+    """Write the rows of a run to a Delta Lake table, instead of those of an earlier export. Requires interchange.
 
     Object stores are configured with environment variables such as AWS_ENDPOINT_URL and AWS_ACCESS_KEY_ID.
     """
@@ -255,5 +255,4 @@ def export_delta(
     from hgpo_envs.wording import counted
 
     report = to_delta(run, out)
-    shards, rows = counted(report.shards, "shard"), counted(report.rows, "row")
-    typer.echo(f"{shards} with {rows} appended: version {report.version} of {out}")
+    typer.echo(f"{counted(report.rows, 'row')}: version {report.version} of {out}")

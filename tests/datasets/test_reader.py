@@ -39,23 +39,17 @@ def test_runs_of_other_depths_share_their_hashes(tmp_path: Path) -> None:
         assert_frame_equal(deep, scan_steps(tmp_path / "deep").select(deep.columns).collect())
 
 
-def test_a_column_that_came_later_is_null_in_older_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_of_another_schema_version_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with StepWriter(tmp_path / "old") as writer:
         writer.add_group(group("a"))
-    later = schema.Column("mood", schema.TEXT, "How it felt.", "unknown", since=schema.VERSION + 1, family="text")
-    original = schema.columns
     monkeypatch.setattr(schema, "VERSION", schema.VERSION + 1)
-    for module in ("schema", "rows", "derived_columns"):
-        monkeypatch.setattr(f"hgpo_datasets.{module}.columns", lambda depth=8: (*original(depth), later))
-    with StepWriter(tmp_path / "new") as writer:
-        writer.add_group(group("b", mood="calm"))
-    assert "mood" not in scan_steps(tmp_path / "old").collect_schema()
-    both = scan_steps([tmp_path / "old", tmp_path / "new"]).select("task_id", "mood").unique().sort("task_id").collect()
-    assert both.rows() == [("a", None), ("b", "calm")]
-    for name in ("old", "new"):
-        assert verify(tmp_path / name).problems == []
-    with pytest.raises(InputError, match="schema version 3, not 4"):
-        StepWriter(tmp_path / "old")
+    shard = next((tmp_path / "old/steps").iterdir())
+    for read in (scan_steps, StepWriter):
+        with pytest.raises(InputError, match="expected schema version 4, received 3"):
+            read(tmp_path / "old")
+    with pytest.raises(InputError, match="expected schema version 4, received 3"):
+        scan_steps(shard.rename(tmp_path / "alone.parquet"))
+    assert {problem.kind for problem in verify(tmp_path / "old").problems} == {"version"}
 
 
 def test_damaged_and_missing_files_are_named(rich_run: Path) -> None:

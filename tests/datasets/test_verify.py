@@ -121,11 +121,14 @@ def test_a_split_group_and_a_trajectory_met_twice(rich_run: Path, raw_run: Calla
     assert kinds(folder) == {"group", "trajectory"}
 
 
-def test_a_file_of_the_future_is_named(rich_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_of_another_schema_version_is_named(rich_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hgpo_datasets.schema.VERSION", 0)
     assert kinds(rich_run) == {"version"}
     (problem,) = verify(rich_run / "steps/steps-000000.parquet").problems
-    assert "expected schema version 0 at most, received the newer version 3; upgrade hgpo" in problem.message
+    assert (
+        "expected schema version 0, received 3; use the hgpo that wrote it; upgrade hgpo if the file is newer"
+        in problem.message
+    )
     with pytest.raises(InputError, match="upgrade hgpo"):
         scan_steps(rich_run)
     with pytest.raises(InputError, match="upgrade hgpo"):

@@ -1,50 +1,36 @@
 """Runs as Delta Lake tables, which Spark, Trino, DuckDB, Polars and other engines read (extra `interchange`).
 
-A table can contain many runs; it is partitioned by the column `run`. The column `shard` is added, the file of a row.
-Each commit appends a shard and records how many of the run's shards the table has (an application transaction of the
-Delta protocol), so that exporting a run again appends only its new shards, and a killed export continues. A commit is
-refused if another export of the run has committed since this one read the table.
+A table can contain many runs; it is partitioned by the column `run`.
 """
 
 from __future__ import annotations
 
 import os
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import polars as pl
 
 from hgpo_datasets import manifest
-from hgpo_datasets.reader import scan_files, source_files
+from hgpo_datasets.reader import scan_steps
 from hgpo_datasets.remote import uses_http
 from hgpo_datasets.shards import first_line
-from hgpo_datasets.sources import STEPS, parts_of
+from hgpo_datasets.sources import parts_of
 from hgpo_envs.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from hgpo_datasets.manifest import Header
-    from hgpo_datasets.reader import StepFile
-
-SHARD: Final = "shard"
-"""The column that is added: the name of the row's file in the run."""
+    from deltalake import DeltaTable
 
 
 class DeltaReport(NamedTuple):
-    """The table's version after an export, and the numbers of shards and rows that it appended."""
+    """The table's version after an export, and the number of rows of the run."""
 
     version: int
-    shards: int
     rows: int
 
 
 def to_delta(run: str | os.PathLike[str], table: str | os.PathLike[str]) -> DeltaReport:
-    """Append those shards of a run to a Delta Lake table that the table does not have.
-
-    Readers see the table before or after a commit. Rows of a shard that the run has replaced (retried rollouts) are
-    removed in a commit before that which adds the new ones.
+    """Write the rows of a run to a Delta Lake table in one commit, instead of those of an earlier export.
 
     Args:
         run: The folder of a run.
@@ -54,95 +40,51 @@ def to_delta(run: str | os.PathLike[str], table: str | os.PathLike[str]) -> Delt
     Raises:
         InputError: The run has no rows or is damaged, the table has another run of this name, or it cannot be written.
     """
-    from deltalake import CommitProperties, Transaction, WriterProperties, write_deltalake
+    from deltalake import CommitProperties, DeltaTable, Transaction
+    from deltalake.exceptions import DeltaError
 
     (part, *others) = parts_of([run])
     if others or part.kind != "run":
         raise InputError(f"{run}: expected the folder of one run; export several runs one after the other")
-    folder = Path(part.path)
-    files = source_files(folder, {})
-    listed = manifest.current(folder, folder / STEPS)
-    assert listed.header is not None  # `source_files` has read it
-    app = f"hgpo/{listed.header.run}/{manifest.encode_line(listed.header, '')[1]}"
+    steps = scan_steps(run)
+    header = manifest.read(Path(part.path)).header
+    assert header is not None  # `scan_steps` has read it
     url = os.fspath(table)
     if "://" not in url and set(url) & set("[]|^%\\"):  # the library makes a URL of the path and panics
         raise InputError(f"expected the path of a Delta table without the characters []|^%\\, received {url}")
     options = {"allow_http": "true"} if "://" in url and uses_http() else None
-    rows = appended = 0
-    with _errors(url):
-        existing = _table(url, files[0], options)
-        done = existing.transaction_version(app) or 0
-        _check_runs(existing, listed.header, known=done > 0)
-        _remove_replaced(existing, listed.header, listed.replaced, app)
-        for file in files:
-            number = int(Path(file.path).name.removeprefix("steps-").partition(".")[0])  # among all ever committed
-            if number < done:
-                continue
-            steps = _rows(file)
-            if (existing.transaction_version(app) or 0) != done:  # the last commit has also read those of others
-                raise InputError(f"{url}: another export of the run {listed.header.run!r} is writing it; wait for it")
-            write_deltalake(
-                existing,
-                steps.to_arrow(compat_level=pl.CompatLevel.oldest()),
-                mode="append",
-                schema_mode="merge",  # runs of other depths have other hashes
-                writer_properties=WriterProperties(compression="ZSTD"),
-                commit_properties=CommitProperties(app_transactions=[Transaction(app, number + 1)]),
-            )
-            done, rows, appended = number + 1, rows + steps.height, appended + 1
-        return DeltaReport(existing.version(), appended, rows)
-
-
-def _rows(file: StepFile) -> pl.DataFrame:
-    return scan_files([file], None, {}).with_columns(pl.lit(Path(file.path).name).alias(SHARD)).collect()
-
-
-def _table(url: str, file: StepFile, options: dict[str, str] | None) -> Any:  # noqa: ANN401 (a DeltaTable)
-    """Open a table, or create an empty one: a commit can only be refused for another after a version that both read."""
-    from deltalake import DeltaTable
-    from deltalake.exceptions import DeltaError
-
-    if not DeltaTable.is_deltatable(url, options):
-        schema = _rows(file).clear().to_arrow(compat_level=pl.CompatLevel.oldest()).schema
-        try:
-            return DeltaTable.create(url, schema, mode="error", partition_by=["run"], storage_options=options)
-        except DeltaError:
-            if not DeltaTable.is_deltatable(url, options):
-                raise
-    return DeltaTable(url, storage_options=options)
-
-
-def _check_runs(table: Any, header: Header, *, known: bool) -> None:  # noqa: ANN401 (a DeltaTable)
-    if not {SHARD, "run"} <= {field.name for field in table.schema().fields}:
-        raise InputError(f"{table.table_uri}: expected a table of `hgpo data export delta`; choose another table")
-    if not known and any(partition["run"] == header.run for partition in table.partitions()):
-        raise InputError(
-            f"{table.table_uri} has the rows of another run named {header.run!r}; choose another table or run name"
-        )
-
-
-def _remove_replaced(table: Any, header: Header, replaced: list[str], app: str) -> None:  # noqa: ANN401 (a DeltaTable)
-    """Remove the rows of shards that the run has replaced."""
-    from deltalake import CommitProperties, Transaction
-
-    transaction = Transaction(f"{app}/replaced", len(replaced))
-    if len(replaced) > (table.transaction_version(transaction.app_id) or 0):
-        run, files = header.run.replace("'", "''"), ", ".join(f"'{file}'" for file in replaced)
-        properties = CommitProperties(app_transactions=[transaction])
-        table.delete(f"run = '{run}' AND {SHARD} IN ({files})", commit_properties=properties)
-
-
-@contextmanager
-def _errors(table: str) -> Iterator[None]:
-    """Convert the errors of the table and of its store to one line."""
-    from deltalake.exceptions import CommitFailedError, DeltaError
-
+    # Runs are told apart by the check of their description: a name can be that of another run.
+    written = Transaction(f"hgpo/{header.run}/{manifest.encode_line(header, '')[1]}", 1)
+    name = header.run.replace("'", "''")
     try:
-        yield
-    except InputError:
-        raise
-    except CommitFailedError as error:
-        met = first_line(error)
-        raise InputError(f"{table}: another export has committed ({met}); run the command again") from error
-    except (DeltaError, OSError, ValueError) as error:
-        raise InputError(f"{table}: {first_line(error)}") from error
+        if not DeltaTable.is_deltatable(url, options):
+            # Only a commit after a version that both have read is refused if another export commits first.
+            empty = steps.head(0).collect().to_arrow(compat_level=pl.CompatLevel.oldest())
+            DeltaTable.create(url, empty.schema, mode="ignore", partition_by=["run"], storage_options=options)
+        target = DeltaTable(url, storage_options=options)
+        _check(target, header.run, written.app_id)
+        steps.sink_delta(
+            target,
+            mode="overwrite",
+            delta_write_options={
+                "predicate": f"run = '{name}'",
+                "schema_mode": "merge",  # runs of other depths have other hashes
+                "commit_properties": CommitProperties(app_transactions=[written]),
+            },
+        )
+        target.update_incremental()
+    except (DeltaError, OSError, ValueError, pl.exceptions.PolarsError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"{url}: {first_line(error)}") from error
+    return DeltaReport(target.version(), steps.select(pl.len()).collect().item())
+
+
+def _check(table: DeltaTable, run: str, app: str) -> None:
+    """Refuse a table of another program, and one with another run of this name."""
+    if "run" not in table.metadata().partition_columns:
+        raise InputError(f"{table.table_uri}: expected a table of `hgpo data export delta`; choose another table")
+    if table.transaction_version(app) is None and any(part["run"] == run for part in table.partitions()):
+        raise InputError(
+            f"{table.table_uri} has the rows of another run named {run!r}; choose another table or run name"
+        )
