@@ -176,25 +176,23 @@ class ServerPolicy(AsyncPolicy):
         """Leave out one of the two names of the limit if the server refuses it. Return whether one was left out."""
         reason = "" if error.reported is None or error.reported.too_long else error.reported.message
         named = re.search(r"\bmax_(completion_)?tokens\b", reason)
-        if (
-            named is None
-            or not _REFUSED.search(reason)
-            or not all(name in sent for name in _LIMITS)
-            or named[0] in self.options.extra
-        ):
+        refused = named is not None and _REFUSED.search(reason) and all(name in sent for name in _LIMITS)
+        if not named or not refused or named[0] in self.options.extra:
             return False
         self._fields.pop(named[0], None)  # another request may have left it out already
         return True
 
     def _note_ignored_limits(self, reply: Reply, messages: Sequence[Mapping[str, Any]]) -> None:
         """Warn once if the server's counts show that it ignores the limit of responses, or that it cuts prompts."""
-        limit, count = self.options.max_response_tokens, reply.response_tokens
-        if count is not None and count > limit:
+        limit = self.options.max_response_tokens
+        count = reply.response_tokens or 0
+        if count > limit:
             self._note("response", f"{count} tokens for a limit of {limit}: the server ignores max_response_tokens")
         least, characters = _CUT_PROMPT
         shown = sum(len(text) for message in messages if isinstance(text := message.get("content"), str))
-        if reply.prompt_tokens is not None and shown > characters * reply.prompt_tokens >= characters * least:
-            counts = f"{reply.prompt_tokens} tokens for a prompt of {shown} characters"
+        count = reply.prompt_tokens or 0
+        if shown / characters > count >= least:
+            counts = f"{count} tokens for a prompt of {shown} characters"
             self._note("prompt", f"{counts}: the server probably cuts prompts; set a larger context in its options")
 
     def _note(self, kind: str, text: str) -> None:
@@ -287,9 +285,7 @@ def _read(answer: bytes) -> dict[str, Any]:
         message = {"content": message}
     if isinstance(message, dict):
         message = {name: _shallow(value) for name, value in message.items()}
-    fault = _fault(choice, message)
-    if whole.get("error") or not choice:
-        fault = whole.get("error") or completion
+    fault = whole.get("error") or (_fault(choice, message) if choice else completion)
     if fault or not choice:
         reported = read_error(fault if isinstance(fault, dict | list | str) else answer, 200)
         line = one_line(redact(reported.message), 200)
@@ -324,7 +320,7 @@ def _reply(completion: Mapping[str, Any], prompt: str, cut_pairs: int, *, with_l
     choice = completion["choices"][0]
     message, usage, logprobs = choice["message"], completion.get("usage"), choice.get("logprobs")
     entries = logprobs.get("content") if with_logprobs and isinstance(logprobs, dict) else None
-    values = [one.get("logprob") if isinstance(one, dict) else one for one in entries or ()]
+    values: list[Any] = [one.get("logprob") if isinstance(one, dict) else one for one in entries or ()]
     usage = usage if isinstance(usage, dict) else {}
     finish_reason = choice.get("finish_reason")
     response = message_text(message)
