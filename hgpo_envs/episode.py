@@ -35,7 +35,7 @@ ACTION_FORMATS: Final = ("command", "response", "number")
 
 LONGEST_COMMAND: Final = 1 << 14
 """The maximum length of a command in characters. Longer commands are truncated, because the history, prompts and info
-contain commands and would otherwise use unlimited memory."""
+contain commands and would otherwise use unlimited memory. Tool calls are not: a part of a call is none."""
 
 
 @dataclass(frozen=True)
@@ -186,7 +186,7 @@ class Episode:
         """Parse a text by the action format.
 
         Lone surrogates are replaced (`hgpo_envs.unicode_text.clean_text`), and the command is truncated to
-        `LONGEST_COMMAND` characters.
+        `LONGEST_COMMAND` characters where there are no tools.
 
         Args:
             text: A command or a response.
@@ -197,6 +197,7 @@ class Episode:
             The command, and whether the text has the form of a response (None for other action formats).
         """
         settings = self.settings
+        longest = None if settings.tools else LONGEST_COMMAND
         if message is not None:
             thought = settings.action_format == "response"
             text = action_text(message, tools=bool(settings.tools), thought=thought, cut_off=cut_off)
@@ -204,9 +205,9 @@ class Episode:
             text = clean_text(text)
         if settings.action_format == "response":
             response = answer_of("parse_response", settings.parse_response, text, Response)
-            command = clean_text(response.action[:LONGEST_COMMAND])  # JSON can escape a lone surrogate
+            command = clean_text(response.action[:longest])  # JSON can escape a lone surrogate
             return admissible(command, self.state.actions), response.valid
-        text = text[:LONGEST_COMMAND]
+        text = text[:longest]
         return (numbered(text, self.state.actions) if settings.action_format == "number" else text), None
 
     def observe(self, command: str, well_formed: bool | None, state: State) -> None:

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import json
 import re
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 if TYPE_CHECKING:
@@ -33,6 +34,8 @@ _CALL, _CALL_END = "<tool_call>", "</tool_call>"
 _THOUGHT_END: Final = "</think>"
 _DIGITS: Final = 9
 """The greatest number of digits that is parsed."""
+DEEPEST: Final = 100
+"""The greatest depth of JSON in a message; code that recurses over deeper values fails at its own limit."""
 _CJK = re.compile("[\u4e00-\u9fff]")
 
 
@@ -200,8 +203,19 @@ def _is_mention(text: str, block: _Block, *, calls_follow: bool) -> bool:
     return rest != "" and not rest.startswith("{") and (calls_follow or _CALL_END not in rest)
 
 
+def is_deep(value: object) -> bool:
+    """Return whether lists and objects are nested in more than `DEEPEST` levels."""
+    level = [value] if isinstance(value, dict | list) else []
+    for _ in range(DEEPEST):
+        parts = chain.from_iterable(one.values() if isinstance(one, dict) else one for one in level)
+        level = [part for part in parts if isinstance(part, dict | list)]
+    return bool(level)
+
+
 def _tool_call(name: object, arguments: object) -> ToolCall | None:
-    return ToolCall(name, arguments) if isinstance(name, str) and name and isinstance(arguments, dict) else None
+    if not isinstance(name, str) or not name or not isinstance(arguments, dict) or is_deep(arguments):
+        return None
+    return ToolCall(name, arguments)
 
 
 def _calls(text: str, blocks: list[_Block]) -> list[ToolCall] | None:
@@ -211,7 +225,8 @@ def _calls(text: str, blocks: list[_Block]) -> list[ToolCall] | None:
         if index < first and _is_mention(text, block, calls_follow=first < len(blocks)):
             continue
         value = block.value
-        call = _tool_call(value.get("name"), value.get("arguments", {})) if isinstance(value, dict) else None
+        given = value if isinstance(value, dict) else {}
+        call = _tool_call(given.get("name"), given.get("arguments", given.get("parameters", {})))  # Llama's name
         if call is None:
             return None
         calls.append(call)
@@ -258,8 +273,10 @@ def parse_tool_calls(text: str) -> Response:
 
 
 def message_calls(message: Mapping[str, Any]) -> list[Any]:
-    """Return the tool calls of a server's message as it sent them."""
+    """Return the tool calls of a server's message as it sent them; older servers send one as ``function_call``."""
     calls = message.get("tool_calls") or []
+    if not calls and message.get("function_call"):
+        calls = {"type": "function", "function": message["function_call"]}
     return calls if isinstance(calls, list) else [calls]
 
 
@@ -300,7 +317,8 @@ def _written(entry: object) -> str:
     return f'{_CALL}\n{{"name": {name}, "arguments": {arguments}}}\n{_CALL_END}'
 
 
-_TEXT_FIELDS: Final = ("text", "thinking", "reasoning", "refusal", "summary", "content")
+_TEXT_FIELDS: Final = ("text", "thinking", "reasoning", "refusal", "summary", "content", "value")
+_THOUGHT_FIELDS: Final = ("reasoning_content", "reasoning", "reasoning_details")
 
 
 def _plain(value: object) -> str:
@@ -316,10 +334,12 @@ def _thought_and_text(message: Mapping[str, Any]) -> tuple[str, str]:
     content = message.get("content")
     parts = content if isinstance(content, list) else [content]
     thoughts = [part for part in parts if isinstance(part, dict) and part.get("type") in ("thinking", "reasoning")]
-    thought = _plain(message.get("reasoning_content")) or _plain(message.get("reasoning")) or _plain(thoughts)
+    named = (_plain(message.get(name)) for name in _THOUGHT_FIELDS)
+    thought = next(filter(None, named), _plain(thoughts))
     text = _plain([part for part in parts if part not in thoughts]) or _plain(message.get("refusal"))
-    before, closed, after = text.partition("</think>")
-    if closed and not thought and "<think>" not in before:  # the chat template has opened the thought
+    before, _, after = text.partition(_THOUGHT_END)
+    # The chat template has opened the thought. A tag within the arguments of a call does not end it.
+    if not thought and "<think>" not in before and _after_thought(text)[0]:
         return before.strip("\n"), after.lstrip("\n")
     return thought, text
 

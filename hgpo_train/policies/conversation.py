@@ -61,7 +61,8 @@ def chat_messages(
     used: set[str] = set()
     results: list[str] = []  # the ids of the calls whose result is the next message
     for turn in [*turns, None]:
-        shown = (prompt if turn is None else turn.message) or _NOTHING
+        shown = prompt if turn is None else turn.message
+        shown = shown if shown.strip() else _NOTHING
         if results:  # a server expects one message for each call; the last one has the results of all
             messages += [{"role": "tool", "tool_call_id": name, "content": _IN_THE_LAST} for name in results[:-1]]
             messages.append({"role": "tool", "tool_call_id": results[-1], "content": shown})
@@ -75,7 +76,7 @@ def chat_messages(
 
 
 _NOTHING: Final = "(empty)"
-"""Stands for an empty text, which some servers refuse."""
+"""Stands for an empty text or one of spaces, which some servers refuse."""
 
 _IN_THE_LAST: Final = "The results of all calls are in the message of the last call."
 
@@ -86,16 +87,25 @@ def _assistant(turn: Turn, *, with_tools: bool) -> dict[str, Any]:
     # Servers send fields that are null, and refuse them.
     message = {"role": "assistant", **{n: v for n, v in message.items() if v is not None or n == "content"}}
     calls = [_sendable(call) for call in message_calls(message)]
-    message.pop("tool_calls", None)
+    for name in ("tool_calls", "function_call"):
+        message.pop(name, None)
     content = message.get("content")
     if with_tools and not calls and isinstance(content, str) and (written := tool_calls(content)):
         message["content"] = before_calls(content).strip()
         calls = [_function_call(call.name, json.dumps(call.arguments)) for call in written]
-    if calls and message.get("content") == "":
+    content = message.get("content")
+    if isinstance(content, list):
+        content = message["content"] = [part for part in content if not _is_empty(part)]
+    if calls and isinstance(content, str | list) and _is_empty(content):
         del message["content"]
-    elif not calls and not message.get("content"):
+    elif not calls and _is_empty(content):
         message["content"] = _NOTHING
     return {**message, "tool_calls": calls} if calls else message
+
+
+def _is_empty(content: Any) -> bool:  # noqa: ANN401 - whatever the server has sent
+    text = content.get("text") if isinstance(content, dict) and content.get("type") == "text" else content
+    return not (text.strip() if isinstance(text, str) else text)
 
 
 def _function_call(name: str, arguments: str) -> dict[str, Any]:
@@ -109,7 +119,7 @@ def _sendable(entry: Any) -> dict[str, Any]:  # noqa: ANN401 - whatever the serv
     """
     if call_of(entry) is not None:
         arguments = entry["function"].get("arguments") or "{}"
-        return {**entry, "function": {**entry["function"], "arguments": arguments}}
+        return {**entry, "type": "function", "function": {**entry["function"], "arguments": arguments}}
     fields = entry if isinstance(entry, dict) else {"function": entry}
     function = fields.get("function")
     name, arguments = (function.get("name"), function.get("arguments")) if isinstance(function, dict) else (None, entry)

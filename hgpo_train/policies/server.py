@@ -24,12 +24,13 @@ from msgspec import Meta
 from hgpo_envs.errors import InputError, one_line, unknown
 from hgpo_envs.files.secrets import names_variable, redact, redact_logging, register, register_url
 from hgpo_envs.plugins import install_command
-from hgpo_envs.responses import message_text
+from hgpo_envs.responses import is_deep, message_text
 from hgpo_train.policies.base import AsyncPolicy, Failure, Reply
 from hgpo_train.policies.conversation import chat_messages, without_oldest
 from hgpo_train.policies.http_client import HttpClient, RequestError
 from hgpo_train.policies.registry import PolicySpec
 from hgpo_train.policies.server_errors import read_error
+from hgpo_train.policies.validation import INT32
 from hgpo_train.settings import LARGEST_FLOAT, NonNegativeInt, PositiveInt, Temperature, build, check
 
 if TYPE_CHECKING:
@@ -167,7 +168,7 @@ class ServerPolicy(AsyncPolicy):
                 else:
                     shown, prompt = _shorten(request, shown, prompt)
             else:
-                reply = _reply(completion, prompt, request.step - shown)
+                reply = _reply(completion, prompt, request.step - shown, with_logprobs="logprobs" in self._fields)
                 self._note_ignored_limits(reply, messages)
                 return reply
 
@@ -175,25 +176,23 @@ class ServerPolicy(AsyncPolicy):
         """Leave out one of the two names of the limit if the server refuses it. Return whether one was left out."""
         reason = "" if error.reported is None or error.reported.too_long else error.reported.message
         named = re.search(r"\bmax_(completion_)?tokens\b", reason)
-        if (
-            named is None
-            or not _REFUSED.search(reason)
-            or not all(name in sent for name in _LIMITS)
-            or named[0] in self.options.extra
-        ):
+        refused = named is not None and _REFUSED.search(reason) and all(name in sent for name in _LIMITS)
+        if not named or not refused or named[0] in self.options.extra:
             return False
         self._fields.pop(named[0], None)  # another request may have left it out already
         return True
 
     def _note_ignored_limits(self, reply: Reply, messages: Sequence[Mapping[str, Any]]) -> None:
         """Warn once if the server's counts show that it ignores the limit of responses, or that it cuts prompts."""
-        limit, count = self.options.max_response_tokens, reply.response_tokens
-        if count is not None and count > limit:
+        limit = self.options.max_response_tokens
+        count = reply.response_tokens or 0
+        if count > limit:
             self._note("response", f"{count} tokens for a limit of {limit}: the server ignores max_response_tokens")
         least, characters = _CUT_PROMPT
         shown = sum(len(text) for message in messages if isinstance(text := message.get("content"), str))
-        if reply.prompt_tokens is not None and shown > characters * reply.prompt_tokens >= characters * least:
-            counts = f"{reply.prompt_tokens} tokens for a prompt of {shown} characters"
+        count = reply.prompt_tokens or 0
+        if shown / characters > count >= least:
+            counts = f"{count} tokens for a prompt of {shown} characters"
             self._note("prompt", f"{counts}: the server probably cuts prompts; set a larger context in its options")
 
     def _note(self, kind: str, text: str) -> None:
@@ -278,35 +277,50 @@ def _read(answer: bytes) -> dict[str, Any]:
         except (ValueError, RecursionError) as error:
             raise RequestError(f"the answer is not a chat completion: {error}", 200, transient=True) from None
     whole = completion if isinstance(completion, dict) else {}
-    choices = whole.get("choices")
-    choice = choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], dict) else {}
-    message, reason = choice.get("message"), choice.get("finish_reason")
-    fault: object = whole.get("error") or choice.get("error")
-    if not choice:
-        fault = completion
-    elif not fault and reason in ("error", "abort"):
-        fault = f"the choice ends with {reason!r}"
-    elif not fault and not _is_message(message) and (message is not None or reason is None):
-        fault = f"expected a message with a text or parts, received {one_line(repr(message), 60)}"
+    listed = whole.get("choices")
+    choices = [one for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
+    choice = next((one for one in choices if one.get("index") == 0), choices[0] if choices else {})
+    message = choice.get("message", choice.get("text"))  # the text of older servers
+    if isinstance(message, str):
+        message = {"content": message}
+    if isinstance(message, dict):
+        message = {name: _shallow(value) for name, value in message.items()}
+    fault = whole.get("error") or (_fault(choice, message) if choice else completion)
     if fault or not choice:
         reported = read_error(fault if isinstance(fault, dict | list | str) else answer, 200)
         line = one_line(redact(reported.message), 200)
         raise RequestError(
             f"the answer contains no reply: {line}", 200, transient=reported.transient, reported=reported
         )
-    return whole
+    return {**whole, "choices": [{**choice, "message": message or {}}]}
 
 
-def _is_message(value: object) -> bool:
-    return isinstance(value, dict) and isinstance(value.get("content"), str | list | dict | None)
+def _fault(choice: Mapping[str, Any], message: object) -> object:
+    """Return why a choice is not an answer of the model; an empty value if it is one."""
+    fields, reason = message if isinstance(message, dict) else {}, choice.get("finish_reason")
+    reported = choice.get("error") or fields.get("error")
+    if reported or reason in ("error", "abort"):
+        return reported or f"the choice ends with {reason!r}"
+    is_message = message is fields and isinstance(fields.get("content"), str | list | dict | None)
+    # The model may answer nothing, for a reason: it was stopped at once, by the limit or by a filter.
+    if "delta" in choice or (message is not None and not is_message) or (reason is None and not message_text(fields)):
+        return f"expected a message with a text or parts, received {one_line(repr(message), 60)}"
+    return None
 
 
-def _reply(completion: Mapping[str, Any], prompt: str, cut_pairs: int) -> Reply:
+def _shallow(value: object) -> object:
+    """Return a field of a message, whose parts that are nested too deeply are replaced by a text."""
+    if isinstance(value, list) and is_deep(value):
+        return ["(nested too deeply)" if is_deep(part) else part for part in value]
+    return "(nested too deeply)" if is_deep(value) else value
+
+
+def _reply(completion: Mapping[str, Any], prompt: str, cut_pairs: int, *, with_logprobs: bool) -> Reply:
     """Return the reply in a chat completion. What servers leave out or send in another form is unknown (None)."""
     choice = completion["choices"][0]
-    message, usage = choice.get("message") or {}, completion.get("usage")
-    logprobs = choice.get("logprobs")
-    tokens: list[Any] | None = logprobs.get("content") if isinstance(logprobs, dict) else None
+    message, usage, logprobs = choice["message"], completion.get("usage"), choice.get("logprobs")
+    entries = logprobs.get("content") if with_logprobs and isinstance(logprobs, dict) else None
+    values: list[Any] = [one.get("logprob") if isinstance(one, dict) else one for one in entries or ()]
     usage = usage if isinstance(usage, dict) else {}
     finish_reason = choice.get("finish_reason")
     response = message_text(message)
@@ -317,7 +331,7 @@ def _reply(completion: Mapping[str, Any], prompt: str, cut_pairs: int) -> Reply:
         prompt=prompt,
         prompt_token_ids=completion.get("prompt_token_ids"),
         response_token_ids=choice.get("token_ids"),
-        response_logprobs=None if tokens is None else [token.get("logprob") for token in tokens],
+        response_logprobs=values if isinstance(entries, list) else None,
         finish_reason=None if finish_reason is None else str(finish_reason),
         cut_pairs=cut_pairs,
         prompt_tokens=_count(usage.get("prompt_tokens")),
@@ -328,9 +342,10 @@ def _reply(completion: Mapping[str, Any], prompt: str, cut_pairs: int) -> Reply:
 def _count(value: object) -> int | None:
     """Return a number of tokens, which some servers write as a float or a text; None if it is none."""
     try:
-        return int(float(value))  # type: ignore[arg-type]  # caught below
+        number = int(float(value))  # type: ignore[arg-type]  # caught below
     except (TypeError, ValueError, OverflowError):
         return None
+    return number if 0 <= number < INT32 else None
 
 
 def _shorten(request: Request, shown: int, prompt: str) -> tuple[int, str]:

@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 LONGEST_REPORT: Final = 20_000
 """The number of characters in which a report is searched."""
 
-_TRANSIENT: Final = frozenset({408, 409, 425, 429})  # and 5xx
-_NEVER_TOO_LONG: Final = frozenset({401, 402, 403, 404, 429})
+_TRANSIENT: Final = frozenset({408, 409, 424, 425, 429, 499})  # and 5xx
+_NEVER_TOO_LONG: Final = frozenset({401, 402, 403, 404, 414, 429, 431, 503, 504})
 
-_MESSAGES: Final = ("message", "msg", "detail", "error", "errors", "description", "title", "reason")
+_MESSAGES: Final = ("message", "msg", "detail", "error", "errors", "description", "title", "reason", "status_msg")
 _CODES: Final = ("code", "status", "status_code", "error_code", "type", "error_type")
-_FIELDS: Final = frozenset({*_MESSAGES, *_CODES, "details", "metadata", "raw", "cause"})
+_FIELDS: Final = frozenset({*_MESSAGES, *_CODES, "details", "metadata", "raw", "cause", "base_resp"})
 
 _PERMANENT: Final = re.compile(
     r"(?i)invalid|bad.?request|auth|permission|denied|not.?found|unsupported|quota|billing|content.?(filter|policy)"
@@ -37,9 +37,9 @@ _OTHER_LIMIT: Final = re.compile(
 _ABOUT_RESPONSE: Final = re.compile(
     r"(?ix) \W? max_(new_|output_|completion_)?tokens \W+ (\w+\W+)?? (too\ \w+ | exceed\w* | must\ be | cannot\ be)"
     r"| (tak\w+ | took | wait\w* | r[au]n\w* | queued) \ (for\ )? too\ long"
-    r"| invalid\ 'user' [^.]* [.]"
+    r"| (invalid\ '(?!(input|prompt|messages\[\d+\]\.content)\b) | stop\ (sequence|string)) (?s:.*)"
 )
-"""What limits something else than the prompt: the length of the response, or the time."""
+"""What limits something else than the prompt: the length of the response or of another field, or the time."""
 
 _PROMPT: Final = r"(prompt | input | message | conversation | chat | history | sequence | string | text | query)s?"
 _TOO_LONG: Final = re.compile(
@@ -53,12 +53,12 @@ _TOO_LONG: Final = re.compile(
     | too [ _] (long | large | big) [\W_]+ (\w+\W+){{0,2}}? {_PROMPT} \b
     | \b ({_PROMPT} | input_\w+ | request) \b
       (?= .{{0,200}} (token | len) )
-      .{{0,120}}? (exceed | (longer | greater | larger | more) \ than | at\ most | up\ to | <= | cannot\ be
-        | should\ not | must\ (be | have) \ (less | fewer | at\ most | no\ more | shorter | under | <))
+      .{{0,120}}? (exceed | (longer | greater | larger | more) \ than | at\ most | up\ to | <= | maximum\ is
+        | cannot\ be | should\ not | must\ (be | have) \ (less | fewer | at\ most | no\ more | shorter | under | <))
     | (reduce | shorten | decrease) \W+ (\w+\W+){{0,3}}? (length | {_PROMPT} | context) \b
     | too\ many\ (input\ | prompt\ )? tokens | tokens?\ (limit\ | count\ )? exceed
     | exceed\w* \W+ (\w+\W+){{0,4}}? token\ limit
-    | range\ of\ input\ length | current\ length\ is | tokens_exceeded | above_max_length | 超长 | 过长
+    | range\ of\ input\ length | current\ length\ is | tokens_exceeded | above_max_length | 超长 | 过长 | 最大上下文
     """
 )
 
@@ -129,6 +129,4 @@ def _fields(value: object, name: str = "message") -> Iterator[tuple[str, str]]:
 
 def _is_too_long(texts: str, status: int) -> bool:
     searched = _ABOUT_RESPONSE.sub(" ", texts[:LONGEST_REPORT])
-    if _OTHER_LIMIT.search(searched):
-        return False
-    return status == 413 or _TOO_LONG.search(searched) is not None
+    return status == 413 or (not _OTHER_LIMIT.search(searched) and _TOO_LONG.search(searched) is not None)

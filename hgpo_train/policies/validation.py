@@ -6,7 +6,7 @@ the reason, and no other.
 - Any text is valid. Lone surrogates, which UTF-8 cannot encode, are replaced by U+FFFD, as in the step table: otherwise
   the next prompt, which contains the text, could not be sent. Registered secrets (`hgpo_envs.files.secrets`) are
   replaced, because a server may repeat the key that it received.
-- Token ids are integers in [0, 2³¹). Log-probabilities are numbers, neither NaN nor +∞, one for each token id.
+- Token ids are integers in [0, 2³¹). Log-probabilities are numbers of at most 0, one for each token id.
 - Rewards and scores are finite numbers of at most `LARGEST` in magnitude, so that their sum, the return, is finite.
 """
 
@@ -28,8 +28,8 @@ from hgpo_train.policies.base import Failure, Reply
 LARGEST: Final = 1e300
 """The largest magnitude of a reward or score."""
 
-_INT32: Final = 1 << 31
-_FLOAT32: Final = 3.4e38
+INT32: Final = 1 << 31
+_ROUNDING: Final = 1e-3  # of the log-probability of a certain token
 _SHOWN: Final = 60
 _NUMBERS: Final = (int, float, np.integer, np.floating)
 
@@ -129,8 +129,8 @@ def checked_count(name: str, value: object) -> int:
     Raises:
         BadValueError: The value is not an integer in [0, 2³¹).
     """
-    if not isinstance(value, int | np.integer) or isinstance(value, bool) or not 0 <= (plain := int(value)) < _INT32:
-        raise BadValueError(f"{name}: expected an integer from 0 to {_INT32 - 1}, received {preview(value)}")
+    if not isinstance(value, int | np.integer) or isinstance(value, bool) or not 0 <= (plain := int(value)) < INT32:
+        raise BadValueError(f"{name}: expected an integer from 0 to {INT32 - 1}, received {preview(value)}")
     return plain
 
 
@@ -168,11 +168,11 @@ def _flag(name: str, value: object) -> bool:
 
 
 def _token_ids(name: str, values: object) -> list[int]:
-    return _numbers(name, values, "iu", 0, _INT32 - 1)
+    return _numbers(name, values, "iu", 0, INT32 - 1)
 
 
 def _logprobs(name: str, values: object) -> list[float]:
-    return _numbers(name, values, "iuf", -np.inf, _FLOAT32)
+    return _numbers(name, values, "iuf", -np.inf, _ROUNDING)
 
 
 def _numbers(name: str, values: object, kinds: str, least: float, most: float) -> list[Any]:

@@ -256,6 +256,7 @@ MALFORMED = {
     "another type": {**call("{}"), "type": "retrieval"},
     "a type of its own": {"id": "1", "type": "custom", "custom": {"name": "find", "input": "10"}},
     "no function": {"id": "1", "name": "find", "arguments": {}},
+    "nested in 101 levels": call('{"a": ' + "[" * 100 + "]" * 100 + "}"),
     "a text instead of a call": "find",
     "null instead of a call": None,
 }
@@ -334,6 +335,40 @@ def test_a_message_goes_back_as_it_came(api: Api, tmp_path, message: dict) -> No
     rows, bodies = played(replying(given), tmp_path / "run", style="chat")
     assert bodies[1]["messages"][1] == {"role": "assistant", **message}
     assert json.loads(rows[0]["message"]) == {"role": "assistant", **given}
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"tool_calls": [call(json.dumps({"note": "x" * 20_000}))]},
+        {"tool_calls": [call({"note": "x" * 20_000})]},
+        {"function_call": {"name": "find", "arguments": json.dumps({"note": "x" * 20_000})}},
+        {"content": ToolCall("find", {"note": "x" * 20_000}).text()},
+        {"content": ToolCall("find", {"note": "x" * 20_000}).text().replace("arguments", "parameters")},
+        {"content": ToolCall("find", {"note": "</think>" + "x" * 19_992}).text()},
+    ],
+)
+def test_the_whole_call_is_the_command(tmp_path, message: dict) -> None:
+    rows, bodies = played(replying(message), tmp_path / "run", style="chat")
+    (made,) = tool_calls(rows[0]["action"])
+    assert (made.name, len(made.arguments["note"]), rows[0]["action_valid"]) == ("find", 20_000, True)
+    assert [sent["role"] for sent in bodies[1]["messages"]] == ["user", "assistant", "tool"]
+
+
+@pytest.mark.parametrize("level", [2, 900])
+def test_a_call_that_is_nested_too_deeply_is_an_invalid_action(tmp_path, level: int) -> None:
+    arguments = json.loads('{"a": ' * level + "{}" + "}" * level)
+    (row, *_), _ = played(replying({"tool_calls": [call(arguments)]}), tmp_path / "run")
+    assert (row["action_valid"], row["aborted"]) == (level == 2, False)
+
+
+def test_empty_texts_are_not_sent_back(tmp_path) -> None:
+    """Some servers send them, and refuse them."""
+    for number, content in enumerate(("", "\n\n", [], [{"type": "text", "text": ""}])):
+        for calls in ([], [call("{}")]):
+            message = {"content": content, "tool_calls": calls}
+            _, bodies = played(replying(message, "stop"), tmp_path / f"{number}{len(calls)}", style="chat")
+            assert bodies[1]["messages"][1].get("content") == (None if calls else "(empty)")
 
 
 def test_a_limit_that_is_ignored_or_refused(api: Api) -> None:
@@ -439,17 +474,23 @@ def test_the_list_of_models(api: Api) -> None:
 
 
 LOGPROBS = "$.choices[0].logprobs.content[0].logprob"
+TEXT = {"content": "a"}
 ODD_CHOICES = [
     (None, "contains no reply"),
     ({}, "contains no reply"),
     ({"index": 0}, "expected a message with a text or parts, received None"),
     ({"message": 3}, "expected a message with a text or parts, received 3"),
     ({"message": {"content": 3}}, "expected a message with a text or parts, received {'content': 3}"),
+    ({"message": {}}, "expected a message with a text or parts, received {}"),
+    ({"delta": {"content": "a"}, "finish_reason": "stop"}, "expected a message with a text or parts, received None"),
+    ({"message": {"content": "", "error": {"message": "lost"}}, "finish_reason": "stop"}, "no reply: lost"),
+    ({"message": TEXT, "logprobs": {"content": [None]}}, "response_logprobs: expected numbers"),
+    ({"message": TEXT, "logprobs": {"content": [{"logprob": 0.5}]}}, "response_logprobs: expected numbers"),
     ({"message": {}, "finish_reason": "error"}, "the choice ends with 'error'"),
-    ({"message": {}, "logprobs": {"content": [{"logprob": "a"}]}}, "response_logprobs: expected numbers"),
-    ({"message": {}, "logprobs": {"content": [{"logprob": float("nan")}]}}, "response_logprobs: expected numbers"),
-    ({"message": {}, "token_ids": [1 << 31]}, "response_token_ids: expected integers from 0 to 2147483647"),
-    ({"message": {}, "token_ids": [1], "logprobs": {"content": []}}, "expected one log-probability for each of 1"),
+    ({"message": TEXT, "logprobs": {"content": [{"logprob": "a"}]}}, "response_logprobs: expected numbers"),
+    ({"message": TEXT, "logprobs": {"content": [{"logprob": float("nan")}]}}, "response_logprobs: expected numbers"),
+    ({"message": TEXT, "token_ids": [1 << 31]}, "response_token_ids: expected integers from 0 to 2147483647"),
+    ({"message": TEXT, "token_ids": [1], "logprobs": {"content": []}}, "expected one log-probability for each of 1"),
 ]
 ODD_BODIES = [
     (b"", "is not a chat completion: Expecting value"),
@@ -469,6 +510,11 @@ FORMS = [
     (b'{"choices": [{"message": {"content": "ok"}, "logprobs": {"content": null}}], "error": {}}', "ok"),
     (b'{"choices": [{"message": {"content": null, "refusal": "no"}}], "usage": []}', "no"),
     (b'{"choices": [{"message": null, "finish_reason": "length"}]}', ""),
+    (b'{"choices": [{"message": {"content": ""}, "finish_reason": "content_filter"}]}', ""),
+    (b'{"choices": [{"text": "ok", "finish_reason": "stop"}]}', "ok"),
+    (b'{"choices": [null, {"index": 1, "message": {"content": "no"}}, {"index": 0, "message": "ok"}]}', "ok"),
+    (b'{"choices": [{"message": {"content": {"value": "ok"}}}], "usage": {"prompt_tokens": -1}}', "ok"),
+    (b'{"choices": [{"message": "ok", "logprobs": {"content": [null]}}], "usage": {"completion_tokens": 1e30}}', "ok"),
 ]
 
 

@@ -64,10 +64,16 @@ TOO_LONG = {
     "TabbyAPI": "Prompt length 9000 is greater than max_seq_len 4096",
     "MLX": "Prompt has 9000 tokens, but the configured context size is 4096 tokens",
     "Volcengine": "Total tokens of image and text exceed max message tokens",
+    "AI21": "Prompt has 300000 tokens, but the maximum is 262144",
+    "a model in Chinese": "输入长度超过模型最大上下文",
+    "OpenAI, text": "Invalid 'messages[1].content': string too long. Expected a string with maximum length 1048576.",
     "nginx": "<html><head><title>413 Request Entity Too Large</title></head></html>",
 }
 
 OTHER = (
+    "Invalid 'messages[2].tool_calls[0].id': string too long. Expected a string with maximum length 40.",
+    "Invalid 'tools': array too long. Expected an array with maximum length 128, but got 200 instead.",
+    "stop sequence length must be at most 16 tokens",
     "Rate limit reached for gpt-4 on tokens per min (TPM): Limit 10000, Used 9000, Requested 4000.",
     "Request too large for model `m` on tokens per minute (TPM): Limit 6000, Requested 7000. Please reduce it.",
     "Too many tokens per minute",
