@@ -27,7 +27,7 @@ from hgpo_envs.plugins import install_command
 from hgpo_envs.responses import message_text
 from hgpo_train.policies.base import AsyncPolicy, Failure, Reply
 from hgpo_train.policies.conversation import chat_messages, without_oldest
-from hgpo_train.policies.http_client import HttpClient, RequestError
+from hgpo_train.policies.http_client import LOCAL_HOSTS, HttpClient, RequestError
 from hgpo_train.policies.registry import PolicySpec
 from hgpo_train.policies.server_errors import read_error
 from hgpo_train.settings import LARGEST_FLOAT, NonNegativeInt, PositiveInt, Temperature, build, check
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 
 LOCAL_URL: Final = "http://localhost:8000/v1"
 
-_LOCAL_HOSTS: Final = ("localhost", "127.0.0.1", "::1", "0.0.0.0")  # noqa: S104 - an address to connect to
 _OPENAI_HOSTS: Final = ("openai.com", "openai.azure.com")
 _LIMITS: Final = ("max_tokens", "max_completion_tokens")
 """The limit of a response in tokens: the older name, which many servers know alone, and the newer one of OpenAI's."""
@@ -307,6 +306,7 @@ def _reply(completion: Mapping[str, Any], prompt: str, cut_pairs: int) -> Reply:
     message, usage = choice.get("message") or {}, completion.get("usage")
     logprobs = choice.get("logprobs")
     tokens: list[Any] | None = logprobs.get("content") if isinstance(logprobs, dict) else None
+    values = None if tokens is None else [token.get("logprob") for token in tokens]
     usage = usage if isinstance(usage, dict) else {}
     finish_reason = choice.get("finish_reason")
     response = message_text(message)
@@ -317,7 +317,7 @@ def _reply(completion: Mapping[str, Any], prompt: str, cut_pairs: int) -> Reply:
         prompt=prompt,
         prompt_token_ids=completion.get("prompt_token_ids"),
         response_token_ids=choice.get("token_ids"),
-        response_logprobs=None if tokens is None else [token.get("logprob") for token in tokens],
+        response_logprobs=None if values is None or None in values else values,  # servers write NaN as null
         finish_reason=None if finish_reason is None else str(finish_reason),
         cut_pairs=cut_pairs,
         prompt_tokens=_count(usage.get("prompt_tokens")),
@@ -388,7 +388,7 @@ def _authorization(options: ServerOptions, url: URL) -> dict[str, str]:
         )
     key = os.environ.get(options.api_key_env, "").strip()
     register(key)
-    if not key and url.host not in _LOCAL_HOSTS:
+    if not key and url.host not in LOCAL_HOSTS:
         raise InputError(
             f"{redact(str(url))} needs a key: expected it in the environment variable {options.api_key_env}"
         )
