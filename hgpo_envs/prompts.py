@@ -266,7 +266,7 @@ def load_template(path: str | Path | None, benchmark: str) -> PromptTemplate:
         raise InputError(f"prompt_template: expected the path of a file, received {path!r}")
     path = template_file(path)
     try:
-        text = read_bytes(Path(path), LARGEST_TEMPLATE, "prompt template").decode("utf-8")
+        text = read_bytes(Path(path), LARGEST_TEMPLATE, "prompt template").decode("utf-8-sig")
     except (InputError, UnicodeDecodeError) as error:
         raise InputError(
             f"prompt_template: expected a readable UTF-8 file, received {str(path)!r} ({error})"

@@ -98,7 +98,7 @@ def read_constants(checkout: Path, benchmark: str) -> tuple[str, str]:
     """
     path = checkout / _FOLDER / f"{benchmark.lower()}.py"
     try:
-        source = read_bytes(path, _LONGEST_FILE, "prompt file of verl-agent").decode("utf-8")
+        source = read_bytes(path, _LONGEST_FILE, "prompt file of verl-agent").decode("utf-8-sig")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of invalid escapes in the other constants
             tree = ast.parse(source)

@@ -12,6 +12,7 @@ import random
 import ssl
 import time
 from contextlib import suppress
+from datetime import UTC
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Final, TypeVar
 from urllib.request import getproxies, proxy_bypass
@@ -33,6 +34,9 @@ LARGEST_ANSWER: Final = 64 << 20
 
 LONGEST_PAUSE_S: Final = 60.0
 """The longest pause between two attempts, whatever the server asks for."""
+
+LOCAL_HOSTS: Final = ("localhost", "127.0.0.1", "::1", "0.0.0.0")  # noqa: S104 - an address to connect to
+"""The names of this machine: no key is needed, and no proxy is used."""
 
 _KEEP_ALIVE_S: Final = 4.0  # uvicorn closes idle connections after 5 s: a request sent at that moment would be lost
 
@@ -157,23 +161,27 @@ async def _read(response: aiohttp.ClientResponse) -> bytes:
 def pause_s(attempt: int, retry_after: str | None) -> float:
     """Return the seconds to wait after a failed attempt.
 
-    That is what the server asks for; otherwise 0.5, 1, 2, 4, 8, 8, … seconds. A random quarter separates requests that
-    failed together.
+    That is what the server asks for, if it is more than 0; otherwise 0.5, 1, 2, 4, 8, 8, … seconds. A random quarter
+    separates requests that failed together.
 
     Args:
         attempt: The number of attempts before the failed one.
         retry_after: The header `Retry-After`: seconds, or a date.
     """
     jitter = random.random() / 4
-    requested: float | None = None
+    requested = 0.0
     if retry_after is not None:
         with suppress(ValueError, OverflowError):
-            requested = parsedate_to_datetime(retry_after).timestamp() - time.time()
+            date = parsedate_to_datetime(retry_after)
+            if date.tzinfo is None:  # a form of RFC 9110 without a zone, or with -0000
+                date = date.replace(tzinfo=UTC)
+            requested = date.timestamp() - time.time()
         with suppress(ValueError):
             requested = float(retry_after)
-    if requested is None:
-        return min(0.5 * 2.0**attempt, 8.0) * (1 - jitter)
-    return min(max(0.0, requested) * (1 + jitter), LONGEST_PAUSE_S)
+    if requested > 0:
+        return min(requested * (1 + jitter), LONGEST_PAUSE_S)
+    # A date in the past is that of a clock that differs: without a pause, all attempts would be used up at once.
+    return min(0.5 * 2.0**attempt, 8.0) * (1 - jitter)
 
 
 def _line(text: str) -> str:
@@ -188,7 +196,8 @@ def environment_proxy(url: URL) -> str | None:
     """
     proxies = getproxies()
     proxy = proxies.get(url.scheme) or proxies.get("all")
-    if not proxy or proxy_bypass(url.host or ""):
+    # A proxy on another machine cannot reach this one. Entries of NO_PROXY can have a port.
+    if not proxy or url.host in LOCAL_HOSTS or proxy_bypass(url.host_port_subcomponent or ""):
         return None
     proxy = proxy if "://" in proxy else f"http://{proxy}"
     register_url(proxy)

@@ -27,7 +27,7 @@ from hgpo_envs.plugins import install_command
 from hgpo_envs.responses import is_deep, message_text
 from hgpo_train.policies.base import AsyncPolicy, Failure, Reply
 from hgpo_train.policies.conversation import chat_messages, without_oldest
-from hgpo_train.policies.http_client import HttpClient, RequestError
+from hgpo_train.policies.http_client import LOCAL_HOSTS, HttpClient, RequestError
 from hgpo_train.policies.registry import PolicySpec
 from hgpo_train.policies.server_errors import read_error
 from hgpo_train.policies.validation import INT32
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 
 LOCAL_URL: Final = "http://localhost:8000/v1"
 
-_LOCAL_HOSTS: Final = ("localhost", "127.0.0.1", "::1", "0.0.0.0")  # noqa: S104 - an address to connect to
 _OPENAI_HOSTS: Final = ("openai.com", "openai.azure.com")
 _LIMITS: Final = ("max_tokens", "max_completion_tokens")
 """The limit of a response in tokens: the older name, which many servers know alone, and the newer one of OpenAI's."""
@@ -331,7 +330,8 @@ def _reply(completion: Mapping[str, Any], prompt: str, cut_pairs: int, *, with_l
         prompt=prompt,
         prompt_token_ids=completion.get("prompt_token_ids"),
         response_token_ids=choice.get("token_ids"),
-        response_logprobs=values if isinstance(entries, list) else None,
+        # Servers write NaN as null.
+        response_logprobs=values if isinstance(entries, list) and None not in values else None,
         finish_reason=None if finish_reason is None else str(finish_reason),
         cut_pairs=cut_pairs,
         prompt_tokens=_count(usage.get("prompt_tokens")),
@@ -403,7 +403,7 @@ def _authorization(options: ServerOptions, url: URL) -> dict[str, str]:
         )
     key = os.environ.get(options.api_key_env, "").strip()
     register(key)
-    if not key and url.host not in _LOCAL_HOSTS:
+    if not key and url.host not in LOCAL_HOSTS:
         raise InputError(
             f"{redact(str(url))} needs a key: expected it in the environment variable {options.api_key_env}"
         )

@@ -75,9 +75,9 @@ def episode(number: int, length: int, won: bool, benchmark="ALFWorld", task="put
     return steps
 
 
-def write(folder: Path, records: list[dict[str, Any]], name: str = "7.jsonl") -> Path:
+def write(folder: Path, records: list[dict[str, Any]], name: str = "7.jsonl", encoding: str = "utf-8") -> Path:
     folder.mkdir(exist_ok=True)
-    (folder / name).write_text("".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records), "utf-8")
+    (folder / name).write_text("".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records), encoding)
     return folder
 
 
@@ -125,7 +125,7 @@ def test_records_without_whole_prompts_are_in_the_order_of_the_file(tmp_path: Pa
         record["input"] = "cut"
         del record["step"]
     mixed = [records[i] for i in (0, 3, 1, 4, 2)]
-    imported = import_rollouts(write(tmp_path / "dump", mixed, "12.jsonl"), tmp_path / "run")
+    imported = import_rollouts(write(tmp_path / "dump", mixed, "12.jsonl", "utf-8-sig"), tmp_path / "run")
     assert (imported.steps, imported.trajectories, imported.groups, imported.left_out) == (5, 2, 1, 0)
     steps = scan_steps(tmp_path / "run").collect()
     assert steps["trajectory"].to_list() == ["t0"] * 3 + ["t1"] * 2

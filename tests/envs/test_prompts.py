@@ -108,6 +108,12 @@ def test_bad_templates_are_refused_before_the_first_episode(tmp_path, text, line
         load_template(str(tmp_path / "t.j2"), "ALFWorld")
 
 
+def test_what_editors_on_windows_write_is_not_in_the_prompt(tmp_path):
+    (tmp_path / "t.j2").write_bytes("{{ task }}\r\n{{ observation }}".encode("utf-8-sig"))
+    template = load_template(str(tmp_path / "t.j2"), "ALFWorld")
+    assert render(template, task="cool an apple") == "cool an apple\nYou see a fridge 1."
+
+
 def test_further_fields_of_the_state():
     template = PromptTemplate("{{ info.moves }} of {{ info['limit'] }}: {{ observation }}", "counter")
     assert render(template, info={"moves": 3, "limit": 9}) == "3 of 9: You see a fridge 1."

@@ -16,6 +16,7 @@ import asked
 import pytest
 from asked import request
 from chat_server import Api, Handler, completion
+from yarl import URL
 
 from hgpo_datasets import StepWriter, scan_steps
 from hgpo_envs.errors import InputError
@@ -90,6 +91,10 @@ def test_tokens_and_log_probabilities_are_read(api: Api) -> None:
     assert reply.response_logprobs == [-0.5]
     assert (reply.prompt_token_ids, reply.response_token_ids, reply.finish_reason) == ([1, 2], [7], "length")
     assert api.bodies[0]["return_token_ids"] is True
+    body["choices"][0]["logprobs"] = {"content": [{"token": "a", "logprob": None}]}
+    (reply,) = ask(api, request(), logprobs=True, token_ids=True)
+    assert isinstance(reply, Reply), reply
+    assert (reply.response_token_ids, reply.response_logprobs) == ([7], None)
 
 
 TROUBLES = {
@@ -148,6 +153,17 @@ def test_what_remains_broken_fails_after_the_retries_and_permanent_errors_at_onc
         assert (reply, len(api.bodies)) == (Failure("PolicyFailed", line), attempts)
 
 
+@pytest.fixture
+def tokyo() -> Iterator[None]:
+    """The time zone of this process."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TZ", "Asia/Tokyo")
+        time.tzset()
+        yield
+    time.tzset()
+
+
+@pytest.mark.usefixtures("tokyo")
 def test_pauses_are_those_that_the_server_asks_for_and_grow_otherwise() -> None:
     for attempt, header, least, most in (
         (0, None, 0.375, 0.5),
@@ -159,15 +175,18 @@ def test_pauses_are_those_that_the_server_asks_for_and_grow_otherwise() -> None:
         (0, "9" * 20, 60.0, 60.0),
         (0, "9" * 400, 60.0, 60.0),
         (0, f"Thu, 01 Jan {'9' * 20} 00:00:00 GMT", 0.375, 0.5),
-        (0, "-5", 0.0, 0.0),
-        (0, "nan", 0.0, 60.0),
+        (0, "-5", 0.375, 0.5),
+        (1, "0", 0.75, 1.0),
+        (0, "nan", 0.375, 0.5),
         (0, "soon", 0.375, 0.5),
         (0, formatdate(time.time() + 30, usegmt=True), 20.0, 38.0),
-        (0, formatdate(0), 0.0, 0.0),
+        (0, formatdate(time.time() + 30), 20.0, 38.0),  # with -0000
+        (0, time.asctime(time.gmtime(time.time() + 30)), 20.0, 38.0),  # the third form of RFC 9110
+        (0, formatdate(0), 0.375, 0.5),
     ):
         pauses = {http_client.pause_s(attempt, header) for _ in range(20)}
         assert all(least <= pause <= most for pause in pauses), (attempt, header, pauses)
-        assert len(pauses) > 1 or least == most or header == "nan"  # requests that failed together return apart
+        assert len(pauses) > 1 or least == most  # requests that failed together return apart
 
 
 def too_long(limit: int) -> Callable[[dict, int], tuple]:
@@ -593,13 +612,13 @@ def test_the_proxy_of_the_environment_is_used(api: Api, monkeypatch: pytest.Monk
     assert redact("no-scheme-secret") == "***"
     assert api.paths[-1] == "http://served.invalid/v1/chat/completions"
     assert api.headers[-1]["proxy-authorization"].startswith("Basic ")
-    monkeypatch.setenv("no_proxy", "127.0.0.1")
     ask(api, request())
-    assert api.paths[-1] == "/v1/chat/completions"
-    monkeypatch.delenv("no_proxy")
+    assert api.paths[-1] == "/v1/chat/completions"  # of this machine: without the proxy
+    monkeypatch.setenv("no_proxy", "served.invalid:8000")
+    assert http_client.environment_proxy(URL("http://served.invalid:8000/v1")) is None
     monkeypatch.setenv("http_proxy", "socks5://me:proxy-secret@127.0.0.1:1")
     with pytest.raises(InputError, match=r"expected an HTTP proxy in the environment, received socks5://\*\*\*@"):
-        ask(api, request())
+        ask(api, request(), base_url="http://served.invalid/v1")
 
 
 def test_certificates_are_verified_against_those_of_the_environment(api: Api, tmp_path, monkeypatch) -> None:

@@ -12,6 +12,7 @@ agent_system/environments/prompts/{alfworld,webshop}.py, and the projections tha
 
 from __future__ import annotations
 
+import codecs
 import math
 import os
 import re
@@ -143,7 +144,7 @@ def _trajectories(file: Path, summary: ImportSummary) -> list[list[_Step]]:
             if not line.strip():
                 continue
             try:
-                record = decoder.decode(line)
+                record = decoder.decode(line.removeprefix(codecs.BOM_UTF8))
             except (msgspec.DecodeError, UnicodeDecodeError) as error:
                 raise InputError(f"{file}, line {number}: {error} (docs/interchange.md lists the fields)") from error
             parsed = read_prompt(record.input) if record.input else None
