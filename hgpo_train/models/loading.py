@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from hgpo_envs.errors import InputError
+from hgpo_train.models.chat_format import use_chat_template
 from hgpo_train.models.checkpoint_files import BUNDLED, resolve_model
 from hgpo_train.models.forward_check import check_logits, disable_dropout
 from hgpo_train.models.hf import no_progress_bars, unwrap_peft
@@ -52,11 +53,12 @@ def compute_dtype(config: ModelConfig) -> torch.dtype:
     return torch.bfloat16 if config.compute_dtype == "bfloat16" else torch.float32
 
 
-def load_tokenizer(path: str) -> Tokenizer:
+def load_tokenizer(path: str, chat_template: str = "") -> Tokenizer:
     """Load a tokenizer that can render a chat.
 
     Args:
         path: A model's folder, a run's folder (its newest checkpoint is used), or a Hugging Face name.
+        chat_template: A Jinja file with another chat template; the model's own if empty.
 
     Raises:
         InputError: The tokenizer cannot be found or loaded, or it has no chat template or no end-of-turn token.
@@ -75,10 +77,11 @@ def load_tokenizer(path: str) -> Tokenizer:
             f"cannot load a tokenizer from {path!r} ({why}): expected a model's folder, a run's folder, a Hugging "
             f"Face name, or a bundled model ({', '.join(BUNDLED)})"
         ) from error
+    use_chat_template(tokenizer, chat_template)
     if not getattr(tokenizer, "chat_template", None):
         raise InputError(
-            f"the tokenizer of {path!r} has no chat template; use the -Instruct variant of the model, or add "
-            "a chat_template.jinja to its folder"
+            f"the tokenizer of {path!r} has no chat template; use the -Instruct variant of the model, or set "
+            "rollout.chat_template to a Jinja file"
         )
     if tokenizer.eos_token_id is None:
         raise InputError(f"the tokenizer of {path!r} has no end-of-turn token (eos_token), so no response would end")
@@ -239,7 +242,7 @@ def check_context(model: Model, longest: int) -> None:
     Raises:
         InputError: They are longer.
     """
-    positions = getattr(model.config, "max_position_embeddings", None)
+    positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     if positions is not None and longest > positions:
         raise InputError(
             f"rollout.max_prompt_tokens + rollout.max_response_tokens is {longest}, but the model accepts at most "

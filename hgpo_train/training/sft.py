@@ -156,7 +156,7 @@ def run_sft(config: SftConfig, source: str | Path, folder: Path, display: Displa
     # With a schedule that falls to 0, every epoch's learning rate depends on the number of epochs.
     free = FREE | {"update.epochs"} if config.optimiser.schedule == "constant" else FREE
     checkpoints = folder / "checkpoints"
-    with removed_if_unused(folder), open_run(folder, config, inputs, free):
+    with removed_if_unused(folder, CONFIG), open_run(folder, config, inputs, free):
         model = load_model(config.model, config.seed)
         check_rows(rows, vocabulary(model))
         train_rows, held_out_rows = split_held_out(rows, config.held_out, config.seed)

@@ -41,7 +41,7 @@ from hgpo_train.advantages import compute
 from hgpo_train.advantages.advantage_tables import fingerprint, join_advantages, read_metadata
 from hgpo_train.models.checkpoint_files import list_checkpoints, stored_model
 from hgpo_train.models.loading import check_context, load_model, load_tokenizer, vocabulary
-from hgpo_train.policies.generation import GenerationOptions
+from hgpo_train.policies.generation import GenerationOptions, generation_options
 from hgpo_train.policies.registry import TrainableContext, trainable_factory
 from hgpo_train.rollout.collection import removed_if_unused
 from hgpo_train.rollout.failures import failures_of_steps, raise_if_too_long, raise_if_too_many
@@ -116,12 +116,14 @@ class Trainer:
         self._env = open_training_env(config, config.environment.split)
         if config.evaluation.every:
             _ = self._held_out  # a split that does not exist is an error before training
-        self.tokenizer = load_tokenizer(config.model.path)
+        self.tokenizer = load_tokenizer(config.model.path, config.rollout.chat_template)
         inputs = {
             **self._env.identity(env_options(config, config.environment.split)),
             "model": stored_model(config.model.path),
+            # The path is a setting; the file behind it must be the same, too, when the run is resumed.
+            **({"chat_template": self.tokenizer.chat_template} if config.rollout.chat_template else {}),
         }
-        with removed_if_unused(folder), ExitStack() as resources:
+        with removed_if_unused(folder, CONFIG), ExitStack() as resources:
             self._table = resources.enter_context(open_run(folder, config, inputs, free_settings(config)))
             with display.stage("load the model"):
                 self.model, self.learner, self.state = load_policy(self.config, folder)
@@ -496,9 +498,9 @@ def update_alone(
     _check_sampling(config, steps, folder)
     used = metadata["columns"]["advantage"]
     config = replace(config, advantage=AdvantageConfig(estimator=used["estimator"], parameters=used["parameters"]))
-    tokenizer = load_tokenizer(config.model.path)
+    tokenizer = load_tokenizer(config.model.path, config.rollout.chat_template)
     inputs = {"model": stored_model(config.model.path)}
-    with removed_if_unused(folder), open_run(folder, config, inputs, free_settings(config)):
+    with removed_if_unused(folder, CONFIG), open_run(folder, config, inputs, free_settings(config)):
         model, learner, state = load_policy(config, folder)
         write_config(folder, config)
         with closing(Trackers(config, folder, state.iteration + 1)) as trackers:
@@ -547,16 +549,9 @@ def load_policy(config: Config, folder: Path) -> tuple[Model, Learner, TrainingS
 
 
 def _engine_context(config: Config, engine_options: dict[str, Any]) -> TrainableContext:
-    rollout = config.rollout
-    options = GenerationOptions(
-        temperature=rollout.temperature,
-        max_prompt_tokens=rollout.max_prompt_tokens,
-        max_response_tokens=rollout.max_response_tokens,
-        overflow=rollout.overflow,
-    )
-    if rollout.sleep and rollout.engine == "vllm":
+    if config.rollout.sleep and config.rollout.engine == "vllm":
         engine_options["enable_sleep_mode"] = True
-    return TrainableContext(config.model, options, engine_options)
+    return TrainableContext(config.model, generation_options(config.rollout), engine_options)
 
 
 def _outcome(config: Config) -> str:
