@@ -214,14 +214,15 @@ def add_adapters(model: Model, config: LoraConfig, seed: int = 0) -> Model:
     from peft import LoraConfig as PeftLoraConfig
     from peft import get_peft_model
 
+    targets = config.targets if isinstance(config.targets, str) else list(config.targets)
     peft_config = PeftLoraConfig(
         task_type="CAUSAL_LM",
         r=config.rank,
         lora_alpha=config.alpha,
         lora_dropout=config.dropout,
-        target_modules=list(config.targets),
+        target_modules=targets,
     )
-    tied = _has_tied_layers(model)
+    plain, tied = model, _has_tied_layers(model)
     try:
         with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
             warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated")  # peft still reads it
@@ -230,9 +231,19 @@ def add_adapters(model: Model, config: LoraConfig, seed: int = 0) -> Model:
             adapted = get_peft_model(model, peft_config)
     except ValueError as error:
         raise InputError(
-            f"cannot add adapters to model.lora.targets {list(config.targets)}: {_first_line(error)}"
+            f"cannot add adapters to model.lora.targets {targets}: {_first_line(error)}"
         ) from error
     _check_adapted(adapted, "model.lora.targets", tied=tied)
+    adapted_names = [f".{name}" for name in adapted.targeted_module_names]
+    listed = [] if isinstance(targets, str) else targets
+    unknown_names = [name for name in listed if not any(layer.endswith(f".{name}") for layer in adapted_names)]
+    if unknown_names:
+        linear = {name.rpartition(".")[2] for name, part in plain.named_modules() if type(part) is torch.nn.Linear}
+        warnings.warn(
+            f"model.lora.targets: {type(plain).__name__} has no layers {', '.join(unknown_names)}, so they get no "
+            f'adapters (its other linear layers: {", ".join(sorted(linear))}); name others, or set "all-linear"',
+            stacklevel=2,
+        )
     return adapted
 
 

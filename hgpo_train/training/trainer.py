@@ -495,7 +495,8 @@ def update_alone(
         )
     if rows["response_token_ids"].is_null().all():
         raise InputError(f"{steps} has no token ids, which training needs; collect it with transformers:MODEL")
-    _check_sampling(config, steps, folder)
+    if _check_sampling(config, steps, folder):
+        rows = rows.with_columns(response_logprobs=pl.lit(None, pl.List(pl.Float32)))
     used = metadata["columns"]["advantage"]
     config = replace(config, advantage=AdvantageConfig(estimator=used["estimator"], parameters=used["parameters"]))
     tokenizer = load_tokenizer(config.model.path, config.rollout.chat_template)
@@ -512,12 +513,16 @@ def update_alone(
         save_checkpoint(folder / "checkpoints", state, model, tokenizer, learner.optimiser, config.checkpoint)
 
 
-def _check_sampling(config: Config, steps: Path, folder: Path) -> None:
-    """Raise `InputError` if a run was sampled at another temperature, and warn if it names another model."""
+def _check_sampling(config: Config, steps: Path, folder: Path) -> bool:
+    """Check a run's temperature, and warn if it names another model. Return whether its log-probabilities are raw.
+
+    Raises:
+        InputError: It was sampled at another temperature, or the update would use raw log-probabilities.
+    """
     run = run_at(steps) or run_of_file(steps)
     header = None if run is None else manifest.read(run).header
     if header is None:
-        return
+        return False
     policy, training = header.config.get("policy", {}), header.config.get("training", {})
     temperature = training.get("rollout.temperature", policy.get("temperature", GenerationOptions().temperature))
     if temperature != config.rollout.temperature:
@@ -529,6 +534,15 @@ def _check_sampling(config: Config, steps: Path, folder: Path) -> None:
     expected = {config.model.path, stored_model(config.model.path), stored_model(str(folder))}
     if model is not None and Path(model).resolve() not in {Path(name).resolve() for name in expected}:
         _warn(f"{steps} was sampled from {model}, and {config.model.path} is updated; if it is another, set model.path")
+    is_server = str(policy.get("name")).startswith("openai:") and policy.get("logprobs_mode", "raw") == "raw"
+    is_raw = is_server and (temperature != 1 or policy.get("top_p", 1) != 1)
+    if is_raw and (config.update.old_logprobs == "rollout" or config.update.rollout_is):
+        raise InputError(
+            f"{steps} has a server's log-probabilities at temperature 1, of responses that were sampled otherwise; set "
+            'update.old_logprobs = "recompute" and update.rollout_is = "none", or collect it from vllm serve with '
+            "--logprobs-mode processed_logprobs and the policy option logprobs_mode=processed"
+        )
+    return is_raw
 
 
 def free_settings(config: Config) -> frozenset[str]:
