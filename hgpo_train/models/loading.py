@@ -222,7 +222,8 @@ def add_adapters(model: Model, config: LoraConfig, seed: int = 0) -> Model:
         lora_dropout=config.dropout,
         target_modules=targets,
     )
-    plain, tied = model, _has_tied_layers(model)
+    name, tied = type(model).__name__, _has_tied_layers(model)
+    linear = {layer.rpartition(".")[2] for layer, part in model.named_modules() if isinstance(part, torch.nn.Linear)}
     try:
         with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
             warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated")  # peft still reads it
@@ -230,18 +231,14 @@ def add_adapters(model: Model, config: LoraConfig, seed: int = 0) -> Model:
             torch.manual_seed(seed)
             adapted = get_peft_model(model, peft_config)
     except ValueError as error:
-        raise InputError(
-            f"cannot add adapters to model.lora.targets {targets}: {_first_line(error)}"
-        ) from error
+        raise InputError(f"cannot add adapters to model.lora.targets {targets}: {_first_line(error)}") from error
     _check_adapted(adapted, "model.lora.targets", tied=tied)
-    adapted_names = [f".{name}" for name in adapted.targeted_module_names]
+    layers = [f".{layer}" for layer in adapted.targeted_module_names]
     listed = [] if isinstance(targets, str) else targets
-    unknown_names = [name for name in listed if not any(layer.endswith(f".{name}") for layer in adapted_names)]
-    if unknown_names:
-        linear = {name.rpartition(".")[2] for name, part in plain.named_modules() if type(part) is torch.nn.Linear}
+    if missing := [target for target in listed if not any(layer.endswith(f".{target}") for layer in layers)]:
         warnings.warn(
-            f"model.lora.targets: {type(plain).__name__} has no layers {', '.join(unknown_names)}, so they get no "
-            f'adapters (its other linear layers: {", ".join(sorted(linear))}); name others, or set "all-linear"',
+            f"model.lora.targets: {name} has no layers {', '.join(missing)}, so they get no adapters (its linear layers: "
+            f'{", ".join(sorted(linear))}); name others, or set "all-linear"',
             stacklevel=2,
         )
     return adapted

@@ -216,7 +216,9 @@ def _after_response(
         {"role": "assistant", "content": RESPONSE},
         {"role": role, "content": message},
     ]
-    text = tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False, **(chat_template_options or {}))
+    text = tokenizer.apply_chat_template(
+        chat, add_generation_prompt=True, tokenize=False, **(chat_template_options or {})
+    )
     _, found, after = text.partition(RESPONSE)
     if not found:
         raise InputError("the model's chat template does not render earlier responses; use prompt_style = 'memory'")

@@ -138,7 +138,9 @@ def fit_prompts(
         same = list(group)
         encoded: Sequence[list[int] | None] = [None] * len(same)
         if not has_turns:
-            encoded = encode_chats(tokenizer, [request.messages for request in same], options.chat_template_options, tools)
+            encoded = encode_chats(
+                tokenizer, [request.messages for request in same], options.chat_template_options, tools
+            )
         prompts += [_fit(tokenizer, request, tokens, options) for request, tokens in zip(same, encoded, strict=True)]
     return prompts
 

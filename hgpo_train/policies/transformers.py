@@ -90,9 +90,10 @@ class TransformersPolicy(BatchPolicy):
             return sample_responses(self.model, prompts, seeds, self.sampling())
 
     def _reply(self, fitted: FittedPrompt, sampled: SampledResponse) -> Reply:
-        count = stop_length(self.tokenizer, sampled.tokens, self.options.stop)
-        is_stopped = count is not None or int(sampled.tokens[-1]) in self.ends
-        tokens, logprobs = sampled.tokens[:count].tolist(), sampled.logprobs[:count].tolist()
+        tokens = sampled.tokens.tolist()
+        count = stop_length(self.tokenizer, tokens, self.options.stop)
+        is_stopped = count is not None or tokens[-1] in self.ends
+        tokens, logprobs = tokens[:count], sampled.logprobs[:count].tolist()
         response = response_text(self.tokenizer, tokens, self.ends)
         return fitted.reply(response, tokens, logprobs, "stop" if is_stopped else "length")
 

@@ -218,7 +218,8 @@ def collect(
     execution = ExecutionOptions(slots, workers, max_consecutive_failures=allowed)
     context = PolicyContext(handle.shared.source.name, handle.settings.action_format, options)
     player = own_policy(maker.make(argument, context))
-    opened = nullcontext() if player is policy else closing(player)  # the caller's own stays open
+    is_callers = player.close == getattr(policy, "close", None)  # which stays open
+    opened = nullcontext() if is_callers else closing(player)
     name = policy if isinstance(policy, str) else name_of(player)
     unstored = getattr(maker.options, "EXECUTION", ())
     identity = {"name": name, **{key: value for key, value in options.items() if key not in unstored}}

@@ -97,7 +97,7 @@ class RolloutConfig(Settings):
     engine: str = "transformers"
     """The generation engine: transformers (in the same process) or vllm."""
     engine_options: dict[str, Any] = field(default_factory=dict)
-    """Other keyword arguments of the engine, for example { tensor_parallel_size = 2 }, which cannot change what settings
+    """Other keyword arguments of the engine, for example { tensor_parallel_size = 2 }; they cannot change what settings
     determine. vllm also accepts request_seeds (sample each request with its own seed; slower) and enable_lora = false
     (merge adapters into the served weights)."""
     tasks: PositiveInt = 16

@@ -24,7 +24,7 @@ from hgpo_train.policies.conversation import Turn, chat_messages, encode_chats, 
 from hgpo_train.rollout.collection import removed_if_unused
 from hgpo_train.training.checkpoint import resume_checkpoint, save_checkpoint
 from hgpo_train.training.config import CheckpointConfig
-from hgpo_train.training.run_folder import FREE, open_run, write_config
+from hgpo_train.training.run_folder import CONFIG, FREE, open_run, write_config
 from hgpo_train.training.tracking import Trackers
 from hgpo_train.training.update.batches import Samples, check_rows, mini_batches, samples_from_steps
 from hgpo_train.training.update.learner import Fixed, Learner
