@@ -237,7 +237,7 @@ def add_adapters(model: Model, config: LoraConfig, seed: int = 0) -> Model:
     listed = [] if isinstance(targets, str) else targets
     if missing := [target for target in listed if not any(layer.endswith(f".{target}") for layer in layers)]:
         warnings.warn(
-            f"model.lora.targets: {name} has no layers {', '.join(missing)}, so they get no adapters (its linear layers: "
+            f"model.lora.targets: {name} has no layers {', '.join(missing)}, so they get no adapters (linear layers: "
             f'{", ".join(sorted(linear))}); name others, or set "all-linear"',
             stacklevel=2,
         )

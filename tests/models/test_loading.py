@@ -108,7 +108,7 @@ def test_targets_that_match_no_layer_are_named_and_all_linear_layers_can_be_take
         return {name.rpartition(".")[2] for name in model.targeted_module_names}
 
     with pytest.warns(
-        UserWarning, match=r"targets: Qwen3ForCausalLM has no layers k, qkv_proj, so .*, v_proj\)"
+        UserWarning, match=r"targets: Qwen3ForCausalLM has no layers k, qkv_proj, so .*linear layers: .*, v_proj\)"
     ) as noted:
         assert adapted(("q_proj", "k", "qkv_proj")) == {"q_proj"}
     assert not any("\n" in str(warning.message) for warning in noted)
