@@ -17,11 +17,12 @@ from hgpo_train.settings import PositiveInt, StopTexts, Temperature, build, chec
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from _typeshed import DataclassInstance
+
     from hgpo_train.models.hf import Model, Tokenizer
     from hgpo_train.policies.base import Request
     from hgpo_train.policies.conversation import Turn
     from hgpo_train.policies.registry import PolicyContext
-    from hgpo_train.training.config import RolloutConfig
 
 Options = TypeVar("Options", bound="GenerationOptions")
 
@@ -57,7 +58,7 @@ class GenerationOptions:
         check(self, "policy option")
 
 
-def generation_options(rollout: RolloutConfig) -> GenerationOptions:
+def generation_options(rollout: DataclassInstance) -> GenerationOptions:
     """Return the options of a training run: the settings of `rollout` with the same names."""
     names = {each.name for each in fields(GenerationOptions)} & {each.name for each in fields(rollout)}
     return GenerationOptions(**{name: getattr(rollout, name) for name in names})

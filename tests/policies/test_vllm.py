@@ -19,7 +19,7 @@ pytest.importorskip("vllm", reason="vLLM is not installed (extra `vllm`)")
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from hgpo_envs.errors import InputError
 from hgpo_train.models.loading import load_model
