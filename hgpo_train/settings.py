@@ -48,6 +48,7 @@ NonNegativeFloat = Annotated[float, Meta(ge=0, le=LARGEST_FLOAT)]
 PositiveFloat = Annotated[float, Meta(gt=0, le=LARGEST_FLOAT)]
 Temperature = NonNegativeFloat
 """A sampling temperature; 0 selects the most likely token."""
+StopTexts = tuple[Annotated[str, Meta(min_length=1)], ...]
 
 _FAULT: Final = re.compile(r"(?:Expected )?(.*?)(?:, got .*?)?(?: - at `\$(.*)`)?")
 """An error message of msgspec: the expected type or range, and the path below the value."""

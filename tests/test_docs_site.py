@@ -20,10 +20,11 @@ import yaml
 from command import every_command
 
 from hgpo_envs.environment_spec import environment_spec
+from hgpo_envs.errors import InputError
 from hgpo_envs.registration import default_arguments
 from hgpo_train.advantages import get
-from hgpo_train.policies.registry import policy_spec
-from hgpo_train.training.config import Config, SftConfig
+from hgpo_train.policies.registry import policy_spec, trainable_factory
+from hgpo_train.training.config import Config, SftConfig, replace
 from tools import docs_notebooks, docs_reference, docs_site
 
 ROOT = Path(__file__).parent.parent
@@ -83,6 +84,32 @@ def test_every_setting_is_described_with_its_default() -> None:
             assert meaning
             written = build_toml(default) if default != "none" else None
             assert written == (list(values[name]) if isinstance(values[name], tuple) else values[name])
+
+
+def test_every_setting_of_rollouts_the_update_and_the_model_has_a_row_of_engines() -> None:
+    rows_of = docs_reference.capabilities()
+    sections = ("rollout", "update", "model")
+    assert rows_of.keys() == {name for name, _ in leaves(Config(), "") if name.split(".")[0] in sections}
+    assert docs_reference.ENGINES.keys() <= rows_of.keys()
+    assert docs_reference.engines_page().count("\n| <code>") == len(rows_of)
+    with pytest.raises(InputError, match=r"unknown rollout\.engine 'openai'"):
+        trainable_factory("openai")
+    for engine, column in (("transformers", 0), ("vllm", 1)):
+        for name, cells in rows_of.items():
+            section, _, field = name.partition(".")
+            if field in ("ahead", "compile"):
+                others = {"engine": engine} if section == "rollout" else {}
+                changes = {"rollout": {"engine": engine}, "update": {"rollout_is": "token"}}
+                changes[section] = {**others, field: True}
+                if cells[column] == "refused":
+                    with pytest.raises(InputError, match=rf"setting {section}\.{field}"):
+                        replace(Config(), **changes)
+                else:
+                    replace(Config(), **changes)
+            else:
+                assert cells[column] != "refused"
+    assert rows_of["rollout.temperature"][2] == "policy option"
+    assert rows_of["rollout.filter_groups"][3].startswith("refused: unless false")
 
 
 def leaves(settings: object, prefix: str) -> Iterator[tuple[str, object]]:

@@ -8,8 +8,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import sys
 import typing
+from importlib import import_module
 from inspect import Parameter, cleandoc, signature
+from pathlib import Path
 from types import UnionType
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
@@ -24,6 +27,7 @@ from hgpo_envs.vector import TextVectorEnv
 from hgpo_train.advantages.parameters import Parameters
 from hgpo_train.advantages.registry import get, names
 from hgpo_train.policies.registry import ENTRY_POINTS, policy_names, policy_spec
+from hgpo_train.policies.server import ServerOptions
 from hgpo_train.settings import field_docs, types_of
 from hgpo_train.training.config import Config, SftConfig
 from tools.docs_markup import code, plain
@@ -171,6 +175,66 @@ def policies_page() -> str:
             trained = ["It can be trained (`rollout.engine`)."] if spec.make_trainable else []
             parts += [f"## {name}", *trained, table("option", dataclass_values(spec.options))]
     return "\n\n".join(parts) + "\n"
+
+
+# Engines
+
+_PLAYED: Final = "policy option"
+_TRAINED: Final = "works (`hgpo train --steps`)"
+_NOT_RAW: Final = 'at temperature 1 and top-p 1, or with the policy option `logprobs_mode = "processed"`; else refused'
+_UPDATE: Final = "of the update; the engine has its own"
+ENGINES: Final = {
+    "rollout.engine": ("works", "works", "refused: a policy of `hgpo rollout` alone"),
+    "rollout.engine_options": ("`max_batch_tokens`", "arguments of `vllm.LLM`, `request_seeds`", "`extra`"),
+    "rollout.overflow": ("works", "works", "policy option, `history` or `error`"),
+    "rollout.stop": ("works", "works", "policy option; most servers leave the stop text out"),
+    "rollout.chat_template": ("works", "works", "the server's, as `vllm serve --chat-template`"),
+    "rollout.tasks": ("works", "works", "`hgpo rollout --tasks`"),
+    "rollout.group_size": ("works", "works", "`hgpo rollout --group-size`"),
+    "rollout.slots": ("works", "works", "`hgpo rollout --slots`"),
+    "rollout.filter_groups": ("works", "works", "`hgpo rollout --dynamic`"),
+    "rollout.max_failed": ("works", "works", "`hgpo rollout --max-failed`"),
+    "rollout.sleep": ("no effect", "works", "no effect"),
+    "rollout.ahead": ("refused", "works", "no effect"),
+    "model.device": ("works", _UPDATE, _TRAINED),
+    "model.compute_dtype": ("works", "of the update; the engine's is the option `dtype`", _TRAINED),
+    "model.attention": ("works", _UPDATE, _TRAINED),
+    "model.compile": ("refused", "works", _TRAINED),
+    "update.old_logprobs": ("works", "works", f"`rollout`: {_NOT_RAW}"),
+    "update.rollout_is": ("works", "works", _NOT_RAW),
+    "update.gap_warning": ("works", "works", "works; raw log-probabilities are left out"),
+}
+"""What becomes of settings with transformers, vllm and openai, where it is not `capabilities`' rule."""
+
+
+def engines_page() -> str:
+    """Return the page of what every engine does with the settings of rollouts, the update and the model."""
+    parts = [
+        "# Engines",
+        (
+            "What becomes of the settings of [`hgpo train`](settings.md) with each engine: `transformers` and `vllm` "
+            "(`rollout.engine`), rollouts of an `openai` server, and [verl](../scaling.md). A refusal is one line, "
+            "before anything is loaded."
+        ),
+        "| setting | transformers | vllm | openai | verl |\n|---|---|---|---|---|",
+    ]
+    lines = [f"| {code(name)} | {' | '.join(map(plain, cells))} |" for name, cells in capabilities().items()]
+    return "\n\n".join(parts) + "\n" + "\n".join(lines) + "\n"
+
+
+def capabilities() -> dict[str, tuple[str, str, str, str]]:
+    """Return what becomes of each setting with transformers, vllm, openai and verl (the plug-in's rules)."""
+    sys.path.append(str(Path(__file__).parents[1] / "integrations/verl"))
+    rules = import_module("hgpo_verl.translate").RULES
+    options = {each.name for each in dataclasses.fields(ServerOptions)}
+    found = {}
+    for name, rule in rules.items():
+        section, _, field = name.partition(".")
+        if section in ("rollout", "update", "model"):
+            played = _PLAYED if field in options else "no effect"
+            others = ENGINES.get(name, ("works", "works", played if section == "rollout" else _TRAINED))
+            found[name] = (*others, f"{rule.kind}: {rule.how}")
+    return found
 
 
 # Docstrings and types

@@ -94,6 +94,7 @@ def sources() -> dict[str, str | Path]:
     files["reference/commands.md"] = commands_page()
     files["reference/environments.md"] = docs_reference.environments_page()
     files["reference/settings.md"] = docs_reference.settings_page()
+    files["reference/engines.md"] = docs_reference.engines_page()
     files["reference/estimators.md"] = docs_reference.estimators_page()
     files["reference/policies.md"] = docs_reference.policies_page()
     return files | {f"reference/{package}.md": page for package, page in api_pages().items()}

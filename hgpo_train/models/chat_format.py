@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+
+from hgpo_envs.errors import InputError, one_line
+from hgpo_envs.files.untrusted_files import read_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -52,6 +57,43 @@ def end_tokens(tokenizer: Tokenizer, model: Model | None = None) -> tuple[int, .
     tokens = configured if isinstance(configured, list) else [configured]
     tokens = [tokenizer.eos_token_id, end_of_turn(tokenizer), *tokens]
     return tuple(dict.fromkeys(token for token in tokens if token is not None))
+
+
+def use_chat_template(tokenizer: Tokenizer, path: str) -> None:
+    """Replace the chat template of a tokenizer by that of a Jinja file; an empty path keeps it.
+
+    Transformers renders chat templates in Jinja's sandbox, so a stranger's file is text and not code.
+
+    Raises:
+        InputError: The file cannot be read, or does not render a message.
+    """
+    if not path:
+        return
+    text = read_bytes(Path(path), 1 << 20, "chat template")
+    try:
+        tokenizer.chat_template = text.decode()
+        tokenizer.apply_chat_template([{"role": "user", "content": "?"}], add_generation_prompt=True, tokenize=False)
+    except Exception as error:  # a template can raise any exception
+        raise InputError(
+            f"chat template {path}: expected a Jinja file in UTF-8 that renders a message, received one that fails "
+            f"({type(error).__name__}: {one_line(error, 200)})"
+        ) from error
+
+
+def stop_length(tokenizer: Tokenizer, tokens: Sequence[int], stop: Sequence[str]) -> int | None:
+    """Return the number of a response's tokens up to the first stop text; None if it has none.
+
+    A stop text can begin and end inside of a token. Tokens are sampled whole, so the one that completes the stop text
+    is the last one, with all of its text.
+    """
+
+    def contains_stop(count: int) -> bool:
+        text = tokenizer.decode(tokens[:count], skip_special_tokens=False)
+        return any(each in text for each in stop)
+
+    if not stop or not contains_stop(len(tokens)):
+        return None
+    return bisect_left(range(len(tokens)), True, key=contains_stop)
 
 
 def response_text(tokenizer: Tokenizer, tokens: Sequence[int], ends: Sequence[int]) -> str:

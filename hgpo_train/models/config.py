@@ -25,8 +25,11 @@ class LoraConfig(Settings):
     """The adapters' output is scaled by alpha / rank."""
     dropout: Annotated[float, Meta(ge=0, lt=1)] = 0.0
     """Dropout before the adapters. Any but 0 makes rollout and update disagree."""
-    targets: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-    """Names of the linear layers that get an adapter."""
+    targets: tuple[str, ...] | Literal["all-linear"] = (
+        *("q_proj", "k_proj", "v_proj", "o_proj"),
+        *("gate_proj", "up_proj", "down_proj"),
+    )
+    """Names of the linear layers that get an adapter; "all-linear" takes all but the output layer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

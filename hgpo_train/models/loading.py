@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from hgpo_envs.errors import InputError
+from hgpo_train.models.chat_format import use_chat_template
 from hgpo_train.models.checkpoint_files import BUNDLED, resolve_model
 from hgpo_train.models.forward_check import check_logits, disable_dropout
 from hgpo_train.models.hf import no_progress_bars, unwrap_peft
@@ -52,11 +53,12 @@ def compute_dtype(config: ModelConfig) -> torch.dtype:
     return torch.bfloat16 if config.compute_dtype == "bfloat16" else torch.float32
 
 
-def load_tokenizer(path: str) -> Tokenizer:
+def load_tokenizer(path: str, chat_template: str = "") -> Tokenizer:
     """Load a tokenizer that can render a chat.
 
     Args:
         path: A model's folder, a run's folder (its newest checkpoint is used), or a Hugging Face name.
+        chat_template: A Jinja file with another chat template; the model's own if empty.
 
     Raises:
         InputError: The tokenizer cannot be found or loaded, or it has no chat template or no end-of-turn token.
@@ -75,10 +77,11 @@ def load_tokenizer(path: str) -> Tokenizer:
             f"cannot load a tokenizer from {path!r} ({why}): expected a model's folder, a run's folder, a Hugging "
             f"Face name, or a bundled model ({', '.join(BUNDLED)})"
         ) from error
+    use_chat_template(tokenizer, chat_template)
     if not getattr(tokenizer, "chat_template", None):
         raise InputError(
-            f"the tokenizer of {path!r} has no chat template; use the -Instruct variant of the model, or add "
-            "a chat_template.jinja to its folder"
+            f"the tokenizer of {path!r} has no chat template; use the -Instruct variant of the model, or set "
+            "rollout.chat_template to a Jinja file"
         )
     if tokenizer.eos_token_id is None:
         raise InputError(f"the tokenizer of {path!r} has no end-of-turn token (eos_token), so no response would end")
@@ -211,14 +214,16 @@ def add_adapters(model: Model, config: LoraConfig, seed: int = 0) -> Model:
     from peft import LoraConfig as PeftLoraConfig
     from peft import get_peft_model
 
+    targets = config.targets if isinstance(config.targets, str) else list(config.targets)
     peft_config = PeftLoraConfig(
         task_type="CAUSAL_LM",
         r=config.rank,
         lora_alpha=config.alpha,
         lora_dropout=config.dropout,
-        target_modules=list(config.targets),
+        target_modules=targets,
     )
-    tied = _has_tied_layers(model)
+    name, tied = type(model).__name__, _has_tied_layers(model)
+    linear = {layer.rpartition(".")[2] for layer, part in model.named_modules() if isinstance(part, torch.nn.Linear)}
     try:
         with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
             warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated")  # peft still reads it
@@ -226,10 +231,16 @@ def add_adapters(model: Model, config: LoraConfig, seed: int = 0) -> Model:
             torch.manual_seed(seed)
             adapted = get_peft_model(model, peft_config)
     except ValueError as error:
-        raise InputError(
-            f"cannot add adapters to model.lora.targets {list(config.targets)}: {_first_line(error)}"
-        ) from error
+        raise InputError(f"cannot add adapters to model.lora.targets {targets}: {_first_line(error)}") from error
     _check_adapted(adapted, "model.lora.targets", tied=tied)
+    layers = [f".{layer}" for layer in adapted.targeted_module_names]
+    listed = [] if isinstance(targets, str) else targets
+    if missing := [target for target in listed if not any(layer.endswith(f".{target}") for layer in layers)]:
+        warnings.warn(
+            f"model.lora.targets: {name} has no layers {', '.join(missing)}, so they get no adapters (linear layers: "
+            f'{", ".join(sorted(linear))}); name others, or set "all-linear"',
+            stacklevel=2,
+        )
     return adapted
 
 
@@ -239,7 +250,7 @@ def check_context(model: Model, longest: int) -> None:
     Raises:
         InputError: They are longer.
     """
-    positions = getattr(model.config, "max_position_embeddings", None)
+    positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     if positions is not None and longest > positions:
         raise InputError(
             f"rollout.max_prompt_tokens + rollout.max_response_tokens is {longest}, but the model accepts at most "

@@ -140,7 +140,7 @@ def _with_id(call: dict[str, Any], used: set[str]) -> str:
 def encode_chats(
     tokenizer: Tokenizer,
     chats: Sequence[Sequence[Mapping[str, Any]]],
-    chat_template: Mapping[str, Any] | None = None,
+    chat_template_options: Mapping[str, Any] | None = None,
     tools: Sequence[Mapping[str, Any]] = (),
 ) -> list[list[int]]:
     """Render messages by the chat template, with the start of the assistant's turn, and tokenize them.
@@ -148,7 +148,7 @@ def encode_chats(
     Args:
         tokenizer: A tokenizer with a chat template.
         chats: The messages of each prompt.
-        chat_template: Further arguments of the chat template.
+        chat_template_options: Further arguments of the chat template.
         tools: The tools that a response may call, as JSON schemas, which the chat template renders.
 
     Returns:
@@ -157,7 +157,7 @@ def encode_chats(
     Raises:
         InputError: There are tools, and the chat template does not render them.
     """
-    arguments = {**({"tools": list(tools)} if tools else {}), **(chat_template or {})}
+    arguments = {**({"tools": list(tools)} if tools else {}), **(chat_template_options or {})}
     texts = tokenizer.apply_chat_template(
         [list(chat) for chat in chats], add_generation_prompt=True, tokenize=False, **arguments
     )
@@ -174,7 +174,7 @@ def encode_conversation(
     system_prompt: str,
     turns: Sequence[Turn],
     prompt: str,
-    chat_template: Mapping[str, Any] | None = None,
+    chat_template_options: Mapping[str, Any] | None = None,
     tools: Sequence[Mapping[str, Any]] = (),
 ) -> list[int]:
     """Return the tokens of a conversation, of which those of past turns are not encoded again if they are known.
@@ -184,7 +184,7 @@ def encode_conversation(
         system_prompt: The system message; none if empty.
         turns: The past turns, oldest first.
         prompt: The new message.
-        chat_template: Further arguments of the chat template.
+        chat_template_options: Further arguments of the chat template.
         tools: The tools that a response may call.
 
     Raises:
@@ -193,7 +193,7 @@ def encode_conversation(
     known = next((n for n in reversed(range(len(turns))) if turns[n].prompt_token_ids is not None), None)
     if known is None:
         first = chat_messages(system_prompt, (), turns[0].message if turns else prompt)
-        tokens, known = encode_chats(tokenizer, [first], chat_template, tools)[0], 0
+        tokens, known = encode_chats(tokenizer, [first], chat_template_options, tools)[0], 0
     else:
         tokens = list(turns[known].prompt_token_ids or ())
     messages = [turn.message for turn in turns[1:]] + [prompt]
@@ -202,7 +202,7 @@ def encode_conversation(
         if response is None:
             response = tokenizer([turn.response], add_special_tokens=False)["input_ids"][0]
         role = "tool" if tools and tool_calls(turn.response) else "user"
-        between = _after_response(tokenizer, message, role, chat_template)
+        between = _after_response(tokenizer, message, role, chat_template_options)
         tokens = [*tokens, *response, *_not_written(tokenizer, response, between)]
     return tokens
 
@@ -218,7 +218,7 @@ def _not_written(tokenizer: Tokenizer, response: Sequence[int], between: list[in
 
 
 def _after_response(
-    tokenizer: Tokenizer, message: str, role: str, chat_template: Mapping[str, Any] | None
+    tokenizer: Tokenizer, message: str, role: str, chat_template_options: Mapping[str, Any] | None
 ) -> list[int]:
     """Return the tokens from the end of a response to the start of the next one, with a message between them."""
     chat = [
@@ -226,7 +226,9 @@ def _after_response(
         {"role": "assistant", "content": RESPONSE},
         {"role": role, "content": message},
     ]
-    text = tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False, **(chat_template or {}))
+    text = tokenizer.apply_chat_template(
+        chat, add_generation_prompt=True, tokenize=False, **(chat_template_options or {})
+    )
     _, found, after = text.partition(RESPONSE)
     if not found:
         raise InputError("the model's chat template does not render earlier responses; use prompt_style = 'memory'")

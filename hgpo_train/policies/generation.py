@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from itertools import groupby
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, Protocol, TypeVar
 
@@ -12,10 +12,12 @@ from hgpo_envs.errors import InputError
 from hgpo_train.models.chat_format import opened_thought, with_opened_thought
 from hgpo_train.policies.base import Failure, Policy, Reply
 from hgpo_train.policies.conversation import encode_chats, encode_conversation, fewest_dropped, without_oldest
-from hgpo_train.settings import PositiveInt, Temperature, build, check
+from hgpo_train.settings import PositiveInt, StopTexts, Temperature, build, check
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from _typeshed import DataclassInstance
 
     from hgpo_train.models.hf import Model, Tokenizer
     from hgpo_train.policies.base import Request
@@ -36,8 +38,8 @@ class GenerationOptions:
     """Sampling temperature; 0 selects the most likely token."""
     top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
     """Nucleus sampling: the smallest set of most likely tokens that reaches this probability; 1 includes all."""
-    stop: tuple[str, ...] = ()
-    """Texts that end a response; the response includes the one that ended it."""
+    stop: StopTexts = ()
+    """Texts that end a response, which includes the one that ended it, up to the end of that token."""
     max_prompt_tokens: PositiveInt = 4096
     """Maximum length of a prompt, in tokens; see overflow for longer ones."""
     max_response_tokens: PositiveInt = 512
@@ -47,11 +49,19 @@ class GenerationOptions:
     steps, in a conversation without its oldest turns after the first; error fails the rollout."""
     max_batch_tokens: PositiveInt = 131_072
     """Maximum number of tokens in memory at a time."""
-    chat_template: dict[str, Any] = field(default_factory=dict)
+    chat_template: str = ""
+    """A Jinja file that replaces the model's chat template; rendered in Jinja's sandbox."""
+    chat_template_options: dict[str, Any] = field(default_factory=dict)
     """Further arguments of the chat template, for example { enable_thinking = false }."""
 
     def __post_init__(self) -> None:
         check(self, "policy option")
+
+
+def generation_options(rollout: DataclassInstance) -> GenerationOptions:
+    """Return the options of a training run: the settings of `rollout` with the same names."""
+    names = {each.name for each in fields(GenerationOptions)} & {each.name for each in fields(rollout)}
+    return GenerationOptions(**{name: getattr(rollout, name) for name in names})
 
 
 class TrainablePolicy(Policy, Protocol):
@@ -129,7 +139,9 @@ def fit_prompts(
         same = list(group)
         encoded: Sequence[list[int] | None] = [None] * len(same)
         if not has_turns:
-            encoded = encode_chats(tokenizer, [request.messages for request in same], options.chat_template, tools)
+            encoded = encode_chats(
+                tokenizer, [request.messages for request in same], options.chat_template_options, tools
+            )
         prompts += [_fit(tokenizer, request, tokens, options) for request, tokens in zip(same, encoded, strict=True)]
     return prompts
 
@@ -142,7 +154,7 @@ def _fit(
 
     def encode(turns: Sequence[Turn], prompt: str) -> list[int]:
         return encode_conversation(
-            tokenizer, request.system_prompt, turns, prompt, options.chat_template, request.tools
+            tokenizer, request.system_prompt, turns, prompt, options.chat_template_options, request.tools
         )
 
     if tokens is None:

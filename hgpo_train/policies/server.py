@@ -13,7 +13,7 @@ import json
 import os
 import re
 import warnings
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal
 
@@ -31,7 +31,7 @@ from hgpo_train.policies.http_client import LOCAL_HOSTS, HttpClient, RequestErro
 from hgpo_train.policies.registry import PolicySpec
 from hgpo_train.policies.server_errors import read_error
 from hgpo_train.policies.validation import INT32
-from hgpo_train.settings import LARGEST_FLOAT, NonNegativeInt, PositiveInt, Temperature, build, check
+from hgpo_train.settings import LARGEST_FLOAT, NonNegativeInt, PositiveInt, StopTexts, Temperature, build, check
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -73,12 +73,18 @@ class ServerOptions:
     """Nucleus sampling; 1 includes all tokens."""
     max_response_tokens: PositiveInt = 512
     """Maximum length of a response, in tokens."""
-    stop: tuple[str, ...] = ()
-    """Texts that end a response."""
+    stop: StopTexts = ()
+    """Texts that end a response. Most servers leave them out of it."""
+    chat_template_options: dict[str, Any] = field(default_factory=dict)
+    """Further arguments of the server's chat template, for example { enable_thinking = false } (chat_template_kwargs
+    of vLLM, SGLang and llama.cpp)."""
     send_seed: bool = True
     """Send each step's seed; some servers reject the field."""
     logprobs: bool = False
     """Request the log-probabilities of the response tokens."""
+    logprobs_mode: Literal["raw", "processed"] = "raw"
+    """Which log-probabilities the server returns: raw, at temperature 1, as most do; or processed, of the distribution
+    that it samples from, as vllm serve with --logprobs-mode processed_logprobs."""
     token_ids: bool = False
     """Request prompt and response token ids (return_token_ids of vLLM's server)."""
     overflow: Literal["history", "error"] = "history"
@@ -96,6 +102,8 @@ class ServerOptions:
 
     def __post_init__(self) -> None:
         check(self, "policy option")
+        for name in self.extra.keys() & {each.name for each in fields(self)}:
+            raise InputError(f"policy option extra: expected fields that are no options, received {name}; set {name}")
 
 
 class _ModelList(msgspec.Struct):
@@ -130,6 +138,7 @@ class ServerPolicy(AsyncPolicy):
             "top_p": options.top_p,
             **({"stop": options.stop} if options.stop else {}),
             **({"logprobs": True} if options.logprobs else {}),
+            **({"chat_template_kwargs": options.chat_template_options} if options.chat_template_options else {}),
             **({"return_token_ids": True} if options.token_ids else {}),
             **options.extra,
         }

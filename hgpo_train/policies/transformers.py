@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from hgpo_train.models.chat_format import end_tokens, response_text
+from hgpo_train.models.chat_format import end_tokens, response_text, stop_length
 from hgpo_train.policies.base import BatchPolicy, Failure, Reply, Request
 from hgpo_train.policies.generation import FittedPrompt, GenerationOptions, fit_prompts, model_options
 from hgpo_train.policies.registry import PolicySpec
 from hgpo_train.policies.token_sampling import SampledResponse, SamplingOptions, check_sampling, sample_responses
-from hgpo_train.settings import build, merge
+from hgpo_train.settings import build
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -90,20 +90,12 @@ class TransformersPolicy(BatchPolicy):
             return sample_responses(self.model, prompts, seeds, self.sampling())
 
     def _reply(self, fitted: FittedPrompt, sampled: SampledResponse) -> Reply:
-        count, stopped = len(sampled.tokens), int(sampled.tokens[-1]) in self.ends
-        if self.options.stop and (early := self._stop_at(sampled)) is not None:
-            count, stopped = early, True
-        tokens, logprobs = sampled.tokens[:count].tolist(), sampled.logprobs[:count].tolist()
+        tokens = sampled.tokens.tolist()
+        count = stop_length(self.tokenizer, tokens, self.options.stop)
+        is_stopped = count is not None or tokens[-1] in self.ends
+        tokens, logprobs = tokens[:count], sampled.logprobs[:count].tolist()
         response = response_text(self.tokenizer, tokens, self.ends)
-        return fitted.reply(response, tokens, logprobs, "stop" if stopped else "length")
-
-    def _stop_at(self, sampled: SampledResponse) -> int | None:
-        """Return the number of tokens up to the first stop text; None if there is no stop text."""
-        for count in range(1, len(sampled.tokens) + 1):
-            text = self.tokenizer.decode(sampled.tokens[:count], skip_special_tokens=False)
-            if any(stop in text for stop in self.options.stop):
-                return count
-        return None
+        return fitted.reply(response, tokens, logprobs, "stop" if is_stopped else "length")
 
     @contextlib.contextmanager
     def computing(self) -> Iterator[None]:
@@ -133,7 +125,7 @@ def make(argument: str, context: PolicyContext) -> TransformersPolicy:
     config = ModelConfig(
         path=argument, device=options.device, compute_dtype=options.compute_dtype, gradient_checkpointing=False
     )
-    tokenizer, model = load_tokenizer(argument), load_model(config)
+    tokenizer, model = load_tokenizer(argument, options.chat_template), load_model(config)
     check_sampling(model)
     return TransformersPolicy(model, tokenizer, options, compute_dtype(config))
 
@@ -142,20 +134,14 @@ def make_trainable(model: Model, tokenizer: Tokenizer, context: TrainableContext
     """Create a policy that samples from the model object that is trained, so publishing copies no weights."""
     from hgpo_train.models.loading import compute_dtype
 
-    options = _with_engine_options(context.generation, context.engine_options)
+    options = replace(context.generation, **context.engine_options)
     check_sampling(model)
     return TransformersPolicy(model, tokenizer, options, compute_dtype(context.model))
 
 
-def _with_engine_options(options: GenerationOptions, engine_options: Mapping[str, Any]) -> GenerationOptions:
-    """Return options with those of the engine; raise `InputError` if one is unknown or has an invalid value."""
-    values = merge(asdict(options), engine_options)
-    return build(GenerationOptions, values, "setting", "rollout.engine_options.")
-
-
 def check_engine(engine_options: Mapping[str, Any]) -> None:
     """Raise `InputError` if an engine option is unknown or has an invalid value."""
-    _with_engine_options(GenerationOptions(), engine_options)
+    build(GenerationOptions, engine_options, "setting", "rollout.engine_options.")
 
 
 TRANSFORMERS = PolicySpec(make, make_trainable, TransformersOptions, check_engine=check_engine)

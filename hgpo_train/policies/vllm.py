@@ -22,7 +22,7 @@ import msgspec
 from hgpo_envs.errors import InputError, one_line, unknown
 from hgpo_envs.files.untrusted_files import read_bytes
 from hgpo_envs.plugins import install_command
-from hgpo_train.models.chat_format import end_tokens, response_text
+from hgpo_train.models.chat_format import end_tokens, response_text, use_chat_template
 from hgpo_train.models.checkpoint_files import resolve_model
 from hgpo_train.models.preflight import ADAPTER_SETTINGS, check_loads_no_code, check_model_source
 from hgpo_train.policies.base import Failure, Reply, attempt
@@ -104,6 +104,7 @@ class VLLMPolicy:
         self._llm = LLM(model, **arguments)
         self._engine: Any = self._llm.llm_engine
         self._tokenizer = self._llm.get_tokenizer()
+        use_chat_template(self._tokenizer, options.chat_template)
         self._ends = end_tokens(self._tokenizer)  # vLLM adds those of the model's generation settings
         self._running: dict[str, tuple[int, FittedPrompt]] = {}
         self._refused: list[tuple[int, Failure]] = []
@@ -168,9 +169,8 @@ class VLLMPolicy:
         (completion,) = output.outputs
         tokens, reason = list(completion.token_ids), completion.stop_reason
         logprobs = [at[token].logprob for at, token in zip(completion.logprobs or [], tokens, strict=True)]
-        # The reason is the text that ended the response, after which vLLM cuts it, or a token of the model's settings.
-        is_cut = isinstance(reason, str)
-        text = completion.text if is_cut else response_text(self._tokenizer, tokens, (*self._ends, reason))
+        # The reason is a stop text, or a token of the model's settings. vLLM's own text ends within the last token.
+        text = response_text(self._tokenizer, tokens, (*self._ends, reason))
         return fitted.reply(text, tokens, logprobs, completion.finish_reason or "stop")
 
     def publish(self, model: Model, version: int) -> None:
@@ -301,11 +301,14 @@ def make(argument: str, context: PolicyContext) -> VLLMPolicy:
         InputError: The model is missing, or is an adapter that vLLM does not support; an option is not valid; or vLLM
             is not installed or finds no device. Nothing is downloaded if that can be known before.
     """
+    from hgpo_train.models.loading import load_tokenizer
+
     options = model_options("vllm", argument, VLLMOptions, context)
     check_vllm()
     check_model_source(argument)
     folder = resolve_model(argument)
     check_loads_no_code(folder)
+    load_tokenizer(folder, options.chat_template)  # an error of it before the engine starts
     path = Path(folder) / ADAPTER_SETTINGS
     if not path.is_file():
         return VLLMPolicy(folder, options, options.engine, request_seeds=options.request_seeds)

@@ -222,6 +222,8 @@ def collect(
     execution = ExecutionOptions(slots, workers, max_consecutive_failures=allowed)
     context = PolicyContext(handle.shared.source.name, handle.settings.action_format, options)
     player = own_policy(maker.make(argument, context))
+    is_callers = player.close == getattr(policy, "close", None)  # which stays open
+    opened = nullcontext() if is_callers else closing(player)
     name = policy if isinstance(policy, str) else name_of(player)
     unstored = getattr(maker.options, "EXECUTION", ())
     identity = {"name": name, **{key: value for key, value in options.items() if key not in unstored}}
@@ -230,7 +232,7 @@ def collect(
 
         identity["weights"] = stored_model(argument)  # of a run that goes on, the newest checkpoint
     tally = Tally()
-    with closing(player):
+    with opened:
         earlier = read_sessions(folder)
         session = Session(
             endpoint=getattr(player, "endpoint", None),
@@ -328,10 +330,10 @@ def _changes(folder: Path, earlier: Sequence[Session], session: Session, name: s
 
 
 @contextmanager
-def removed_if_unused(folder: Path) -> Iterator[None]:
+def removed_if_unused(folder: Path, *worthless: str) -> Iterator[None]:
     """Remove a run's folder if the block raises before anything is stored, and with it the parents that are new.
 
-    A folder that existed before the block is unchanged.
+    A folder that existed before the block is unchanged. `worthless` names further files that are written at the start.
     """
     new = missing_folders(folder)
     try:
@@ -339,5 +341,5 @@ def removed_if_unused(folder: Path) -> Iterator[None]:
     except BaseException:
         if new and folder.is_dir():
             with suppress(OSError, InputError), FolderLock(folder, "removing an empty run"):  # unless it is in use
-                remove_unused(new, {LOCK, manifest.NAME, SESSIONS})
+                remove_unused(new, {LOCK, manifest.NAME, SESSIONS, *worthless})
         raise

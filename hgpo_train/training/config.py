@@ -6,10 +6,10 @@ complete configuration, after all overrides, is stored in the run's folder as `c
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar
 
 from msgspec import Meta
 
@@ -26,6 +26,7 @@ from hgpo_train.settings import (
     PositiveFloat,
     PositiveInt,
     Settings,
+    StopTexts,
     annotation_of,
     build,
     check,
@@ -44,6 +45,19 @@ if TYPE_CHECKING:
 C = TypeVar("C", "Config", "SftConfig")
 Decay = Annotated[float, Meta(ge=0, lt=1)]
 Seed = Annotated[int, Meta(ge=0, lt=1 << 62)]  # the sum of two is below 2⁶³
+
+_WHOLE: Final = "the update computes the probabilities of the whole distribution at rollout.temperature"
+_NO_OPTIONS: Final = {
+    "model": "model.path",
+    "tokenizer": "model.path",
+    "hf_config_path": "model.path",
+    "max_tokens": "rollout.max_response_tokens",
+    "enable_sleep_mode": "rollout.sleep",
+    "logprobs_mode": "it is processed_logprobs",
+    **dict.fromkeys(("generation_config", "override_generation_config"), "rollout.temperature and rollout.stop"),
+    **dict.fromkeys(("top_p", "top_k", "min_p", "repetition_penalty", "logits_processors"), _WHOLE),
+}
+"""Arguments of engines that cannot be options, because a setting determines them, and what does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,8 +97,9 @@ class RolloutConfig(Settings):
     engine: str = "transformers"
     """The generation engine: transformers (in the same process) or vllm."""
     engine_options: dict[str, Any] = field(default_factory=dict)
-    """Other keyword arguments of the engine, for example { tensor_parallel_size = 2 }. vllm also accepts request_seeds
-    (sample each request with its own seed; slower) and enable_lora = false (merge adapters into the served weights)."""
+    """Other keyword arguments of the engine, for example { tensor_parallel_size = 2 }; they cannot change what settings
+    determine. vllm also accepts request_seeds (sample each request with its own seed; slower) and enable_lora = false
+    (merge adapters into the served weights)."""
     tasks: PositiveInt = 16
     """Tasks per iteration."""
     group_size: PositiveInt = 8
@@ -98,6 +113,12 @@ class RolloutConfig(Settings):
     overflow: Literal["left", "history", "error"] = "left"
     """What happens to a prompt that is too long: left drops its beginning, history first removes past steps, error
     stops the run."""
+    stop: StopTexts = ()
+    """Texts that end a response, which includes the one that ended it, up to the end of that token."""
+    chat_template: str = ""
+    """A Jinja file that replaces the model's chat template; rendered in Jinja's sandbox. Empty keeps the model's."""
+    chat_template_options: dict[str, Any] = field(default_factory=dict)
+    """Further arguments of the chat template, for example { enable_thinking = false }."""
     slots: PositiveInt = 1024
     """Number of environments that run at the same time; affects only the speed."""
     filter_groups: bool = False
@@ -117,6 +138,17 @@ class RolloutConfig(Settings):
     max_failed: Annotated[float, Meta(ge=0, le=1)] = MAX_FAILED
     """Stop if more than this share of the rollouts of an iteration or evaluation failed; resuming repeats the failed
     ones. 1 stops only if all of them failed."""
+
+    def __post_init__(self) -> None:
+        check(self)
+        own = {each.name: f"rollout.{each.name}" for each in fields(RolloutConfig)}
+        for name, value in self.engine_options.items():
+            is_harmless = name == "generation_config" and value in ("auto", "vllm")
+            if (instead := (own | _NO_OPTIONS).get(name)) and not is_harmless:
+                raise InputError(
+                    f"setting rollout.engine_options.{name}: expected an option that no setting determines, received "
+                    f"{value!r}, with which rollouts would not be what is trained on; remove it ({instead})"
+                )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

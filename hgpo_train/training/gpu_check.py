@@ -355,7 +355,7 @@ def _step(device: torch.device, config: Config | None) -> Result:
     rollout, update = config.rollout, config.update
     longest = rollout.max_prompt_tokens + rollout.max_response_tokens
     rows = 2 * max(1, update.micro_batch_tokens // longest)
-    samples = _samples([longest] * rows, rollout.max_response_tokens, meta.config.vocab_size)
+    samples = _samples([longest] * rows, rollout.max_response_tokens, meta.config.get_text_config().vocab_size)
     learner = Learner(model, replace(config, update={"epochs": 1, "mini_batch_size": rows}))
     learner.update(samples, np.random.default_rng(0), rate=0.0)
     metrics = learner.update(samples, np.random.default_rng(0), rate=0.0)

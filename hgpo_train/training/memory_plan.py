@@ -140,7 +140,7 @@ def meta_model(path: str) -> Model:
             config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         with torch.device("meta"):
             model: Model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)  # type: ignore[no-untyped-call]
-        [getattr(model.config, name) for name in _SIZES]
+        [getattr(model.config.get_text_config(), name) for name in _SIZES]
     except Exception as error:  # damaged files and the hub's client can raise any exception
         raise InputError(
             f"cannot plan the memory of {path!r} ({type(error).__name__}): expected the config.json of a causal "
@@ -249,11 +249,15 @@ def plan_memory(config: Config, model: Model, card: Card) -> MemoryPlan:
 
 
 def _plan(config: Config, model: Model, card: Card) -> MemoryPlan:
-    rollout, lora, sizes = config.rollout, config.model.lora, model.config
+    rollout, lora, sizes = config.rollout, config.model.lora, model.config.get_text_config()
     half = 2 if config.model.compute_dtype == "bfloat16" else 4
     parameters = sum(weight.numel() for weight in model.parameters())
-    linear = [(name.rpartition(".")[2], part) for name, part in model.named_modules() if isinstance(part, nn.Linear)]
-    adapters = lora.rank * sum(part.in_features + part.out_features for name, part in linear if name in lora.targets)
+    linear = {name: part for name, part in model.named_modules() if isinstance(part, nn.Linear)}
+    if lora.targets == "all-linear":
+        adapted = [part for part in linear.values() if part is not model.get_output_embeddings()]
+    else:
+        adapted = [part for name, part in linear.items() if name.rpartition(".")[2] in lora.targets]
+    adapters = lora.rank * sum(part.in_features + part.out_features for part in adapted)
     trained = adapters or parameters
     weights = 4 * trained + (half * parameters if lora.rank else 0)  # float32, and the frozen base of adapters
     reference = half * parameters if config.update.kl_weight > 0 and not lora.rank else 0
@@ -294,7 +298,7 @@ def activation_bytes(config: Config, model: Model) -> int:
     in the compute dtype until then), the output layer's backward pass, the backward pass of the last layer, and that
     of the input embedding.
     """
-    update, sizes, rank = config.update, model.config, config.model.lora.rank
+    update, sizes, rank = config.update, model.config.get_text_config(), config.model.lora.rank
     tokens, full, half = update.micro_batch_tokens, not rank, config.model.compute_dtype == "bfloat16"
     hidden, intermediate, layers = sizes.hidden_size, sizes.intermediate_size, sizes.num_hidden_layers
     trained = sum(weight.numel() for weight in model.parameters()) if full else 0

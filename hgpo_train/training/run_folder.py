@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from hgpo_datasets import StepWriter, manifest
 from hgpo_datasets.sources import is_run
 from hgpo_envs.errors import InputError
-from hgpo_envs.files.atomic import refuse_link, remove_abandoned, write_file
+from hgpo_envs.files.atomic import make_folder, refuse_link, remove_abandoned, write_file
 from hgpo_envs.files.sealed import seal
 from hgpo_envs.files.secrets import redact_json
 from hgpo_train.settings import build, to_toml
@@ -62,6 +62,9 @@ def open_run(folder: Path, config: Config | SftConfig, inputs: Mapping[str, Any]
     """
     for name in FOLDERS:
         refuse_link(folder / name)
+    if not is_run(folder):  # first, so that a run that is killed before its engine has started can be resumed
+        make_folder(folder)
+        write_config(folder, config)
     writer = StepWriter(folder, run=config.name, config={**inputs, "training": fixed_values(config, free)})
     remove_abandoned(folder / "checkpoints")
     return writer

@@ -24,7 +24,7 @@ from hgpo_train.policies.conversation import Turn, chat_messages, encode_chats, 
 from hgpo_train.rollout.collection import removed_if_unused
 from hgpo_train.training.checkpoint import resume_checkpoint, save_checkpoint
 from hgpo_train.training.config import CheckpointConfig
-from hgpo_train.training.run_folder import FREE, open_run, write_config
+from hgpo_train.training.run_folder import CONFIG, FREE, open_run, write_config
 from hgpo_train.training.tracking import Trackers
 from hgpo_train.training.update.batches import Samples, check_rows, mini_batches, samples_from_steps
 from hgpo_train.training.update.learner import Fixed, Learner
@@ -156,7 +156,7 @@ def run_sft(config: SftConfig, source: str | Path, folder: Path, display: Displa
     # With a schedule that falls to 0, every epoch's learning rate depends on the number of epochs.
     free = FREE | {"update.epochs"} if config.optimiser.schedule == "constant" else FREE
     checkpoints = folder / "checkpoints"
-    with removed_if_unused(folder), open_run(folder, config, inputs, free):
+    with removed_if_unused(folder, CONFIG), open_run(folder, config, inputs, free):
         model = load_model(config.model, config.seed)
         check_rows(rows, vocabulary(model))
         train_rows, held_out_rows = split_held_out(rows, config.held_out, config.seed)

@@ -41,7 +41,7 @@ from hgpo_train.advantages import compute
 from hgpo_train.advantages.advantage_tables import fingerprint, join_advantages, read_metadata
 from hgpo_train.models.checkpoint_files import list_checkpoints, stored_model
 from hgpo_train.models.loading import check_context, load_model, load_tokenizer, vocabulary
-from hgpo_train.policies.generation import GenerationOptions
+from hgpo_train.policies.generation import GenerationOptions, generation_options
 from hgpo_train.policies.registry import TrainableContext, trainable_factory
 from hgpo_train.rollout.collection import removed_if_unused
 from hgpo_train.rollout.outcomes import (
@@ -121,12 +121,14 @@ class Trainer:
         self._env = open_training_env(config, config.environment.split)
         if config.evaluation.every:
             _ = self._held_out  # a split that does not exist is an error before training
-        self.tokenizer = load_tokenizer(config.model.path)
+        self.tokenizer = load_tokenizer(config.model.path, config.rollout.chat_template)
         inputs = {
             **self._env.identity(env_options(config, config.environment.split)),
             "model": stored_model(config.model.path),
+            # The path is a setting; the file behind it must be the same, too, when the run is resumed.
+            **({"chat_template": self.tokenizer.chat_template} if config.rollout.chat_template else {}),
         }
-        with removed_if_unused(folder), ExitStack() as resources:
+        with removed_if_unused(folder, CONFIG), ExitStack() as resources:
             self._table = resources.enter_context(open_run(folder, config, inputs, free_settings(config)))
             with display.stage("load the model"):
                 self.model, self.learner, self.state = load_policy(self.config, folder)
@@ -498,12 +500,13 @@ def update_alone(
         )
     if rows["response_token_ids"].is_null().all():
         raise InputError(f"{steps} has no token ids, which training needs; collect it with transformers:MODEL")
-    _check_sampling(config, steps, folder)
+    if _check_sampling(config, steps, folder):
+        rows = rows.with_columns(response_logprobs=pl.lit(None, pl.List(pl.Float32)))
     used = metadata["columns"]["advantage"]
     config = replace(config, advantage=AdvantageConfig(estimator=used["estimator"], parameters=used["parameters"]))
-    tokenizer = load_tokenizer(config.model.path)
+    tokenizer = load_tokenizer(config.model.path, config.rollout.chat_template)
     inputs = {"model": stored_model(config.model.path)}
-    with removed_if_unused(folder), open_run(folder, config, inputs, free_settings(config)):
+    with removed_if_unused(folder, CONFIG), open_run(folder, config, inputs, free_settings(config)):
         model, learner, state = load_policy(config, folder)
         write_config(folder, config)
         with closing(Trackers(config, folder, state.iteration + 1)) as trackers:
@@ -515,12 +518,16 @@ def update_alone(
         save_checkpoint(folder / "checkpoints", state, model, tokenizer, learner.optimiser, config.checkpoint)
 
 
-def _check_sampling(config: Config, steps: Path, folder: Path) -> None:
-    """Raise `InputError` if a run was sampled at another temperature, and warn if it names another model."""
+def _check_sampling(config: Config, steps: Path, folder: Path) -> bool:
+    """Check a run's temperature, and warn if it names another model. Return whether its log-probabilities are raw.
+
+    Raises:
+        InputError: It was sampled at another temperature, or the update would use raw log-probabilities.
+    """
     run = run_at(steps) or run_of_file(steps)
     header = None if run is None else manifest.read(run).header
     if header is None:
-        return
+        return False
     policy, training = header.config.get("policy", {}), header.config.get("training", {})
     temperature = training.get("rollout.temperature", policy.get("temperature", GenerationOptions().temperature))
     if temperature != config.rollout.temperature:
@@ -532,6 +539,15 @@ def _check_sampling(config: Config, steps: Path, folder: Path) -> None:
     expected = {config.model.path, stored_model(config.model.path), stored_model(str(folder))}
     if model is not None and Path(model).resolve() not in {Path(name).resolve() for name in expected}:
         _warn(f"{steps} was sampled from {model}, and {config.model.path} is updated; if it is another, set model.path")
+    is_server = str(policy.get("name")).startswith("openai:") and policy.get("logprobs_mode", "raw") == "raw"
+    is_raw = is_server and (temperature != 1 or policy.get("top_p", 1) != 1)
+    if is_raw and (config.update.old_logprobs == "rollout" or config.update.rollout_is):
+        raise InputError(
+            f"{steps} has a server's log-probabilities at temperature 1, of responses that were sampled otherwise; set "
+            'update.old_logprobs = "recompute" and update.rollout_is = "none", or collect it from vllm serve with '
+            "--logprobs-mode processed_logprobs and the policy option logprobs_mode=processed"
+        )
+    return is_raw
 
 
 def free_settings(config: Config) -> frozenset[str]:
@@ -552,16 +568,9 @@ def load_policy(config: Config, folder: Path) -> tuple[Model, Learner, TrainingS
 
 
 def _engine_context(config: Config, engine_options: dict[str, Any]) -> TrainableContext:
-    rollout = config.rollout
-    options = GenerationOptions(
-        temperature=rollout.temperature,
-        max_prompt_tokens=rollout.max_prompt_tokens,
-        max_response_tokens=rollout.max_response_tokens,
-        overflow=rollout.overflow,
-    )
-    if rollout.sleep and rollout.engine == "vllm":
+    if config.rollout.sleep and config.rollout.engine == "vllm":
         engine_options["enable_sleep_mode"] = True
-    return TrainableContext(config.model, options, engine_options)
+    return TrainableContext(config.model, generation_options(config.rollout), engine_options)
 
 
 def _outcome(config: Config) -> str:

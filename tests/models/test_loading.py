@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import warnings
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -98,6 +99,22 @@ def test_adapters_of_tied_layers_are_refused(tiny, targets):
     ) as caught:
         load_model(config)
     assert "\n" not in str(caught.value)
+
+
+def test_targets_that_match_no_layer_are_named_and_all_linear_layers_can_be_taken(tiny):
+    def adapted(targets):
+        lora = LoraConfig(rank=2, targets=targets)
+        model = load_model(ModelConfig(path=str(tiny), device="cpu", compute_dtype="float32", lora=lora))
+        return {name.rpartition(".")[2] for name in model.targeted_module_names}
+
+    with pytest.warns(
+        UserWarning, match=r"targets: Qwen3ForCausalLM has no layers k, qkv_proj, so .*linear layers: .*, v_proj\)"
+    ) as noted:
+        assert adapted(("q_proj", "k", "qkv_proj")) == {"q_proj"}
+    assert not any("\n" in str(warning.message) for warning in noted)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        assert adapted("all-linear") == adapted(LoraConfig().targets) == {*LoraConfig().targets}
 
 
 @pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`", "ignore:Setting `save_embedding_layers`")

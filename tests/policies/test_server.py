@@ -81,6 +81,10 @@ def test_the_request_body(api: Api) -> None:
     assert body == {"model": "tiny", "messages": messages, "seed": 3, "top_k": 5} | limits | sent
     assert api.headers[0]["authorization"] == f"Bearer {KEY}"
     assert api.paths == [f"/v1/models{query}", f"/v1/chat/completions{query}"]
+    ask(api, request(), chat_template_options={"enable_thinking": False})
+    assert api.bodies[1]["chat_template_kwargs"] == {"enable_thinking": False}
+    with pytest.raises(InputError, match=r"option extra: .* received temperature; set temperature"):
+        ask(api, request(), extra={"temperature": 0.3})
 
 
 def test_tokens_and_log_probabilities_are_read(api: Api) -> None:

@@ -1,6 +1,7 @@
 """In-process sampling: correct distribution and log-probabilities, independent of the rest of the batch."""
 
 import copy
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,11 +12,12 @@ from hypothesis import strategies as st
 from lazily import Lazy, lazily
 
 from hgpo_envs.errors import InputError
+from hgpo_train.models.chat_format import stop_length
 from hgpo_train.models.config import ModelConfig
 from hgpo_train.models.tiny import TinyShape, save_tiny
 from hgpo_train.policies.base import Failure
 from hgpo_train.policies.conversation import encode_conversation
-from hgpo_train.policies.generation import GenerationOptions, fit_prompts
+from hgpo_train.policies.generation import FittedPrompt, GenerationOptions, fit_prompts
 
 torch = Lazy("torch")
 Qwen2Config, Qwen2ForCausalLM = lazily("transformers", "Qwen2Config Qwen2ForCausalLM")
@@ -248,6 +250,50 @@ def test_stop_texts_end_a_response(model, tokenizer):
     assert stopped.response_token_ids == free.response_token_ids[:count]
     assert letter in stopped.response
     assert letter not in tokenizer.decode(stopped.response_token_ids[: count - 1])
+
+
+def test_a_stop_text_can_begin_and_end_inside_of_tokens(model, tokenizer):
+    def reply(*stop, ids):
+        sampled = SimpleNamespace(tokens=np.array(ids), logprobs=np.linspace(-1, -2, len(ids)))
+        policy = TransformersPolicy(model, tokenizer, GenerationOptions(stop=stop))
+        return policy._reply(FittedPrompt([1]), sampled)
+
+    ids = tokenizer(["Go on, open door and go on"])["input_ids"][0]
+    pieces = [tokenizer.decode([token]) for token in ids]
+    number = next(n for n in range(len(ids) - 1) if len(pieces[n]) > 1 < len(pieces[n + 1]))
+    stop = pieces[number][1:] + pieces[number + 1][:1]  # from within one token to within the next
+    stopped = reply(stop, ids=ids)
+    count = len(stopped.response_token_ids)
+    assert count <= number + 2
+    assert stopped.response_token_ids == ids[:count]
+    assert len(stopped.response_logprobs) == count
+    assert stopped.response == tokenizer.decode(stopped.response_token_ids)
+    assert stop in stopped.response
+    assert stop not in tokenizer.decode(ids[: count - 1])
+    assert stopped.finish_reason == "stop"
+
+
+@given(tokens=st.lists(st.integers(0, 383), max_size=20), stop=st.text("abcdego <|", min_size=1, max_size=2))
+def test_the_first_stop_text_ends_a_response(tokenizer, tokens, stop):
+    ends = [n for n in range(1, len(tokens) + 1) if stop in tokenizer.decode(tokens[:n], skip_special_tokens=False)]
+    assert stop_length(tokenizer, tokens, (stop,)) == (ends[0] if ends else None)
+
+
+def test_a_file_replaces_the_chat_template_and_is_text_for_a_sandbox(tiny, tmp_path):
+    path = tmp_path / "chat.jinja"
+    path.write_text("{{ messages[0].content }}{% if not enable_thinking %}.{% endif %}")
+    theirs = load_tokenizer(str(tiny), str(path))
+    for thinking, text in ((True, "go"), (False, "go.")):
+        options = GenerationOptions(chat_template_options={"enable_thinking": thinking})
+        (fitted,) = fit_prompts(theirs, [request(1, "go")], options)
+        assert theirs.decode(fitted.tokens) == text
+    for bad in ("{{ messages.__class__.__mro__[1].__subclasses__() }}", "{% if %}", "{{ 1 / 0 }}", b"\xff", None):
+        path = tmp_path / ("missing.jinja" if bad is None else "bad.jinja")
+        if bad is not None:
+            path.write_bytes(bad if isinstance(bad, bytes) else bad.encode())
+        with pytest.raises(InputError, match=r"(bad|missing)\.jinja") as caught:
+            load_tokenizer(str(tiny), str(path))
+        assert "\n" not in str(caught.value)
 
 
 def test_the_chat_template_renders_the_tools_of_the_environment(tokenizer):

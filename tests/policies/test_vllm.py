@@ -10,6 +10,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ pytest.importorskip("vllm", reason="vLLM is not installed (extra `vllm`)")
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
 
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from hgpo_envs.errors import InputError
 from hgpo_train.models.loading import load_model
@@ -101,6 +102,28 @@ def test_log_probabilities_agree_with_transformers(
     assert all(isinstance(reply, Reply) for reply in replies.values())
     assert all(len(r.response_logprobs) == len(r.response_token_ids) > 0 for r in replies.values())
     assert gap(loaded(model_folder), replies) < 0.01
+
+
+def test_a_stop_text_ends_a_response_after_the_token_that_completes_it(
+    policy: VLLMPolicy, requests: list[Request], model_folder: Path
+) -> None:
+    decode = AutoTokenizer.from_pretrained(model_folder).decode
+    free = answers(policy, requests[:1])[0]
+    pieces = [decode([token]) for token in free.response_token_ids]
+    number = next(n for n in range(1, len(pieces)) if len(pieces[n]) > 2 and pieces[n].isascii())
+    stop = pieces[number][1:-1]
+    policy.options = replace(OPTIONS, stop=(stop,))
+    try:
+        stopped = answers(policy, requests[:1])[0]
+    finally:
+        policy.options = OPTIONS
+    count = len(stopped.response_token_ids)
+    assert stopped.response_token_ids == free.response_token_ids[:count]
+    assert stopped.response == decode(stopped.response_token_ids)
+    assert len(stopped.response_logprobs) == count
+    assert stop in stopped.response
+    assert stop not in decode(stopped.response_token_ids[:-1])
+    assert stopped.finish_reason == "stop"
 
 
 def test_responses_depend_on_seeds_and_length_limits_are_reported(policy: VLLMPolicy, requests: list[Request]) -> None:

@@ -183,6 +183,32 @@ class Direct:
         pass
 
 
+class Counting:
+    """An object with `respond` that counts how often it is closed."""
+
+    closed = 0
+
+    def respond(self, requests):
+        return ["look"] * len(requests)
+
+    def close(self):
+        self.closed += 1
+
+
+class CountingPolicy(Counting, BatchPolicy):
+    name, reproducible = "counting", True
+
+
+@pytest.mark.parametrize("kind", [Counting, CountingPolicy])
+def test_a_policy_of_the_caller_stays_open(tmp_path, kind):
+    policy = kind()
+    for number in range(2):
+        play(policy, tmp_path / str(number))
+    assert policy.closed == 0
+    play(PolicySpec(lambda argument, context: policy), tmp_path / "made")
+    assert policy.closed == 1
+
+
 async def raises_soon(request: Request) -> str:
     await asyncio.sleep(0)
     raise KeyError("mine")

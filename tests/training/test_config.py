@@ -109,6 +109,35 @@ def test_invalid_values_are_reported_in_one_line():
         assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("engine", ["transformers", "vllm", "first"])
+@pytest.mark.parametrize(
+    ("option", "setting"),
+    [
+        ({"temperature": 0.3}, "rollout.temperature"),
+        ({"max_prompt_tokens": 9}, "rollout.max_prompt_tokens"),
+        ({"stop": ["x"]}, "rollout.stop"),
+        ({"chat_template": "x.jinja"}, "rollout.chat_template"),
+        ({"max_tokens": 9}, "rollout.max_response_tokens"),
+        ({"override_generation_config": {"temperature": 0.3}}, "rollout.temperature"),
+        ({"generation_config": "folder"}, "rollout.temperature"),
+        ({"enable_sleep_mode": True}, "rollout.sleep"),
+        ({"model": "other"}, "model.path"),
+        ({"logprobs_mode": "raw_logprobs"}, "it is processed_logprobs"),
+        ({"top_p": 0.9}, "the update computes"),
+    ],
+)
+def test_engine_options_do_not_change_what_settings_determine(engine, option, setting):
+    (name,) = option
+    with pytest.raises(InputError, match=rf"^setting rollout\.engine_options\.{name}: .*\({setting}") as caught:
+        replace(Config(), rollout={"engine": engine, "engine_options": option})
+    assert "\n" not in str(caught.value)
+
+
+def test_engine_options_of_the_engine_alone_are_accepted():
+    options = {"max_model_len": 4096, "generation_config": "vllm", "max_batch_tokens": 9, "request_seeds": True}
+    assert replace(Config(), rollout={"engine_options": options}).rollout.engine_options == options
+
+
 def test_invalid_values_are_rejected_in_python_as_well():
     get_hgpo = get("hgpo").with_parameters
     for make, line in (

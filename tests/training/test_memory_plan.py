@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
+from architectures import ARCHITECTURES, SIZES
 from lazily import Lazy
 from rich.console import Console
 
@@ -53,6 +54,21 @@ def planned(config):
     """Return the plan's configuration, and the bytes of the learner during the update without the reference."""
     plan = memory_plan.plan_memory(config, memory_plan.meta_model(config.model.path), memory_plan.CARDS[0])
     return plan.config, sum(plan.parts[name][1] for name in ("weights", "gradients", "optimiser", "activations"))
+
+
+def test_a_multimodal_model_has_the_plan_and_flops_of_its_text(tmp_path):
+    """What its image tower adds are weights, which are loaded."""
+    text = {**SIZES, **ARCHITECTURES["gemma3_text"]}
+    vision = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    both = transformers.Gemma3Config(text_config=text, vision_config=vision)
+    plans = []
+    for config in (both, both.text_config):
+        config.save_pretrained(tmp_path)
+        of_it = replace(Config(), model={"path": str(tmp_path), "lora": {"rank": 2, "targets": "all-linear"}})
+        plans.append(memory_plan.plan_memory(of_it, memory_plan.meta_model(str(tmp_path)), memory_plan.CARDS[0]))
+    assert plans[0].sequence == plans[1].sequence == (4096 + 512) * 2 * 2 * 2 * 8 * 2
+    assert plans[0].parts["activations"] == plans[1].parts["activations"]
+    assert plans[0].parts["weights"] > plans[1].parts["weights"]
 
 
 @pytest.mark.slow

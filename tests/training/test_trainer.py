@@ -51,6 +51,48 @@ def test_a_resumed_run_ends_in_the_same_bytes(small, runs, whole):
     assert [line["iteration"] for line in lines] == [1, 2]
 
 
+def test_a_run_killed_while_its_engine_starts_can_be_resumed(small, runs, whole, monkeypatch):
+    """What is on the disk while the engine starts is what a kill leaves there."""
+    from hgpo_train.training import trainer
+
+    def starting(*_):
+        shutil.copytree(runs.folder / "run", runs.folder / "killed")
+        raise InputError("no engine")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(trainer, "trainable_factory", lambda *_: starting)
+        with pytest.raises(InputError, match="no engine"):
+            runs.train(small)
+    assert not (runs.folder / "run").exists()
+    stored = load_config(runs.folder / "killed" / "config.toml", allow=["doors_env:HGPO-Test/Doors-v0"])
+    runs.train(stored, "killed", resume=True)
+    assert runs.weights("killed") == runs.weights("whole")
+
+
+@pytest.mark.parametrize(
+    ("policy", "is_raw"),
+    [
+        ({"name": "openai:m", "temperature": 0.7}, True),
+        ({"name": "openai:m", "temperature": 0.7, "logprobs_mode": "processed"}, False),
+        ({"name": "openai:m", "temperature": 1.0}, False),
+        ({"name": "openai:m", "temperature": 1.0, "top_p": 0.9}, True),
+        ({"name": "transformers:m", "temperature": 0.7}, False),
+    ],
+)
+@pytest.mark.parametrize("update", [{}, {"old_logprobs": "rollout"}, {"rollout_is": "token"}])
+def test_raw_log_probabilities_of_a_server_are_not_used(small, tmp_path, policy, is_raw, update):
+    from hgpo_train.training.trainer import _check_sampling
+
+    with StepWriter(tmp_path / "run", config={"policy": policy}):
+        pass
+    config = replace(small, rollout={"temperature": policy["temperature"]}, update=update)
+    if is_raw and update:
+        with pytest.raises(InputError, match=r"--logprobs-mode processed_logprobs"):
+            _check_sampling(config, tmp_path / "run", tmp_path)
+    else:
+        assert _check_sampling(config, tmp_path / "run", tmp_path) == is_raw
+
+
 @pytest.mark.parametrize(("every", "sentence"), [(1, "Kept: checkpoint 1, "), (5, "updates of iterations 1 to 1 from")])
 def test_an_interrupted_run_says_what_is_repeated(small, runs, every, sentence, monkeypatch):
     """Ctrl-C in the second update."""

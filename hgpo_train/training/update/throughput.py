@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 _DENSE_BF16: Final = {"H200": 989e12, "H100": 989e12, "H20": 148e12, "B200": 2250e12, "A100": 312e12, "A800": 312e12}
 """Dense bfloat16 peak in FLOP/s by a substring of the device's name, from the manufacturers' data sheets."""
+_EXPERTS: Final = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+_CHOSEN: Final = ("num_experts_per_tok", "moe_k", "moe_topk")
+"""The names of the number of experts, and of those that a token takes, in configurations of Transformers."""
 
 
 def peak_flops(device: torch.device, dtype: torch.dtype) -> float | None:
@@ -31,7 +34,7 @@ def model_flops(model: Model, length: NDArray[np.int64], response_length: NDArra
 
     Per token: 6 · (weights of the layers), and 12 · layers · heads · head_dim · length / 2 for causal attention. Per
     *response* token: 6 · (weights of the head), because the head runs only there. With adapters the factor 6 of weights
-    is 4, because frozen weights need no gradient.
+    is 4, because frozen weights need no gradient. Of a mixture, the share of experts that a token takes is counted.
 
     Args:
         model: A causal language model, bare or wrapped by peft.
@@ -39,13 +42,23 @@ def model_flops(model: Model, length: NDArray[np.int64], response_length: NDArra
         response_length: int64, response tokens of any parts of them.
     """
     plain = unwrap_peft(model)
-    config = plain.config
+    config = plain.config.get_text_config()
     head, embedding = plain.get_output_embeddings().weight, plain.get_input_embeddings().weight
-    total = sum(parameter.numel() for parameter in plain.parameters())
-    layers = total - embedding.numel() - (0 if head is embedding else head.numel())
+    experts = next((size for name in _EXPERTS if (size := getattr(config, name, None))), 0)
+    chosen = next((size for name in _CHOSEN if isinstance(size := getattr(config, name, None), int)), experts)
+    layers = -embedding.numel()
+    for name, parameter in plain.get_decoder().named_parameters():
+        # Transformers stores the experts of a layer as one tensor whose first dimension is their number.
+        is_expert = experts and (".experts." in name or (parameter.dim() == 3 and len(parameter) == experts))
+        layers += parameter.numel() * (chosen / experts if is_expert else 1)
+    # Of latent attention (DeepSeek), keys and values have different widths.
+    value_dim = getattr(config, "v_head_dim", None)
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    if value_dim is not None and (key_dim := getattr(config, "qk_head_dim", None)) is not None:
+        head_dim = (key_dim + value_dim) / 2
     squared = float((length.astype("float64") ** 2).sum())
     attention = 6.0 * config.num_hidden_layers * config.num_attention_heads * head_dim * squared
+    total = sum(parameter.numel() for parameter in plain.parameters())
     trained = sum(parameter.numel() for parameter in plain.parameters() if parameter.requires_grad)
     per_weight = 6.0 if trained > 0.5 * total else 4.0
     weights = layers * float(length.sum()) + head.numel() * float(response_length.sum())

@@ -50,6 +50,8 @@ class StepsAgentLoop(AgentLoopBase):
         config, is_evaluation, member = settings.config, bool(task["evaluation"]), int(task["session_id"])
         handle = evaluation if is_evaluation else train
         sampling = {**sampling_params, "max_tokens": config.rollout.max_response_tokens}
+        if config.rollout.stop:
+            sampling["stop"] = list(config.rollout.stop)
         request_id = uuid4().hex  # one for the whole rollout: its prompts share a prefix, and verl keeps it on a server
 
         async def generate(tokens: list[int]) -> Generated:

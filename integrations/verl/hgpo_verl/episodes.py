@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING, Final
 
-from hgpo_train.models.chat_format import end_tokens, response_text
+from hgpo_train.models.chat_format import end_tokens, response_text, stop_length
 from hgpo_train.policies.base import Failure, Reply, attempt
 from hgpo_train.policies.generation import fit_prompts
 from hgpo_train.policies.validation import checked_state
@@ -103,9 +103,10 @@ async def _step(
     if isinstance(generated, Failure):
         return generated
     ends = end_tokens(tokenizer)
-    ended = len(generated.tokens) < options.max_response_tokens or generated.tokens[-1] in ends
-    response = response_text(tokenizer, generated.tokens, ends)
-    reply = fitted.reply(response, generated.tokens, generated.logprobs, "stop" if ended else "length")
+    count = stop_length(tokenizer, generated.tokens, options.stop)
+    tokens, logprobs = generated.tokens[:count], generated.logprobs and generated.logprobs[:count]
+    is_whole = len(tokens) == options.max_response_tokens and tokens[-1] not in ends and count is None
+    reply = fitted.reply(response_text(tokenizer, tokens, ends), tokens, logprobs, "length" if is_whole else "stop")
     return attempt("EnvironmentFailed", _act, trajectory, reply, perf_counter() - began, generated.version or 0)
 
 

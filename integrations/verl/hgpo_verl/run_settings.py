@@ -6,12 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from hgpo_train.policies.generation import GenerationOptions
+from hgpo_train.policies.generation import generation_options
 from hgpo_train.settings import build
 from hgpo_train.training.config import Config
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from hgpo_train.policies.generation import GenerationOptions
 
 TRAINING: Final = "training"
 EVALUATION: Final = "evaluation"
@@ -33,13 +35,7 @@ class RunSettings:
     @property
     def generation(self) -> GenerationOptions:
         """Options of tokenization."""
-        rollout = self.config.rollout
-        return GenerationOptions(
-            temperature=rollout.temperature,
-            max_prompt_tokens=rollout.max_prompt_tokens,
-            max_response_tokens=rollout.max_response_tokens,
-            overflow=rollout.overflow,
-        )
+        return generation_options(self.config.rollout)
 
 
 def read_settings(section: Mapping[str, Any]) -> RunSettings:

@@ -12,6 +12,7 @@ import dataclasses
 import math
 from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import gymnasium
@@ -19,12 +20,12 @@ from gymnasium.envs.registration import find_highest_version, parse_env_id
 
 from hgpo_envs.environment_spec import environment_ids
 from hgpo_envs.errors import InputError, unknown
+from hgpo_envs.files.untrusted_files import read_bytes
 from hgpo_envs.registration import resolve_id
 from hgpo_verl.run_settings import EVALUATION, TRAINING
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from pathlib import Path
 
     from _typeshed import DataclassInstance
 
@@ -137,6 +138,13 @@ def _engine_options(options: Mapping[str, Any], _: Config) -> Values:
     return {f"{_ROLLOUT}.{known[name]}": value for name, value in options.items()}
 
 
+def _chat_template(path: str, _: Config) -> Values:
+    if not path:
+        return {}
+    text = read_bytes(Path(path), 1 << 20, "chat template").decode(errors="replace")
+    return {f"{_MODEL}.custom_chat_template": text.replace("${", r"\${")}  # which OmegaConf would replace
+
+
 def _lora(rank: int, config: Config) -> Values:
     if not rank:
         return {}
@@ -144,7 +152,7 @@ def _lora(rank: int, config: Config) -> Values:
     return {
         f"{_MODEL}.lora_rank": rank,
         f"{_MODEL}.lora_alpha": lora.alpha,
-        f"{_MODEL}.target_modules": list(lora.targets),
+        f"{_MODEL}.target_modules": lora.targets if isinstance(lora.targets, str) else list(lora.targets),
     }
 
 
@@ -228,6 +236,9 @@ RULES: Final[dict[str, Rule]] = {
     "rollout.max_prompt_tokens": _to("data.max_prompt_length"),
     "rollout.max_response_tokens": _to("data.max_response_length"),
     "rollout.overflow": _read("agent loop, which shortens prompts before verl sees them"),
+    "rollout.stop": _read("agent loop, which sends it to verl's engine"),
+    "rollout.chat_template": _by(f"the file's text as {_MODEL}.custom_chat_template", _chat_template),
+    "rollout.chat_template_options": _read("agent loop"),
     "rollout.slots": _unused("speed only: verl plays all rollouts of an iteration at once"),
     "rollout.filter_groups": _only(False, "verl's own filter refills from a stream of tasks, in another order"),
     "rollout.max_generation_batches": _unused("belongs to rollout.filter_groups"),

@@ -27,7 +27,6 @@ pytestmark = pytest.mark.slow
 
 HERE = Path(__file__).parent
 PLUGINS = "verl_cpu_platform,hgpo_verl.plugin,verl_on_cpu"
-TIMEOUT_S = 1500
 KILL_AFTER = 20
 PARAMETERS = {"history_length": 2, "reward": "score", "invalid_action_penalty": 0.1, "gamma": 0.95}
 CONFIG = """
@@ -115,6 +114,14 @@ ON_A_CPU = {
 }
 """What differs from a run on a GPU."""
 
+PATIENCE = {
+    "RAY_worker_register_timeout_seconds": "3600",
+    "RAY_raylet_start_wait_time_s": "3600",
+    "RAY_health_check_timeout_ms": "3600000",
+    "RAY_memory_monitor_refresh_ms": "0",
+}
+"""Ray's own clocks, which kill processes that a busy machine starts or answers late, and its monitor of memory."""
+
 
 @pytest.fixture(scope="module")
 def python() -> str:
@@ -131,10 +138,10 @@ def run(python, tmp_path_factory) -> Path:
     folder = base / "run"
     texts = collect("HGPO/ALFWorld-v0", "random", base / "random", tasks=6, group_size=2, max_steps=8, progress=False)
     (base / "texts.json").write_text(json.dumps(texts.steps.collect()["prompt"].to_list()))
-    subprocess.run([python, "-c", MODEL, base / "model", base / "texts.json"], check=True, timeout=300)
+    subprocess.run([python, "-c", MODEL, base / "model", base / "texts.json"], check=True)
     (base / "tiny.toml").write_text(CONFIG.format(model=base / "model"))
     launch = [python, "-m", "hgpo_verl.command", base / "tiny.toml", "--gpus", "1", "--out", folder]
-    command = subprocess.run(launch, check=True, capture_output=True, text=True, timeout=300).stdout
+    command = subprocess.run(launch, check=True, capture_output=True, text=True).stdout
     assert "-m verl.trainer.main_ppo" in command
     environment = {
         **os.environ,
@@ -147,6 +154,7 @@ def run(python, tmp_path_factory) -> Path:
         "TOKENIZERS_PARALLELISM": "false",
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_DEDUP_LOGS": "0",
+        **PATIENCE,
     }
     arguments = [python, "-m", "verl.trainer.main_ppo", "--config-dir", folder, "--config-name", "verl"]
     with (folder / "log").open("w") as log:
@@ -173,10 +181,9 @@ def run(python, tmp_path_factory) -> Path:
 
 
 def wait_for(condition, process, folder: Path) -> None:
-    until = time.monotonic() + TIMEOUT_S
+    """Wait without a limit: how long Ray and verl take depends on the load, and CI ends a job that hangs."""
     while not condition():
         assert process is None or process.poll() is None, end_of(folder)
-        assert time.monotonic() < until, end_of(folder)
         time.sleep(0.2)
 
 
@@ -311,7 +318,6 @@ for file in sorted(Path(sys.argv[1]).glob("*.yaml")):
         [python, "-c", code, str(HERE.parents[1] / "integrations/verl/launch")],
         capture_output=True,
         text=True,
-        timeout=600,
         env=environment,
     )
     assert done.returncode == 0, done.stderr[-3000:]

@@ -37,6 +37,7 @@ OTHER = {
     "rollout.temperature": 0.7,
     "rollout.max_prompt_tokens": 999,
     "rollout.max_response_tokens": 99,
+    "rollout.chat_template": str(ROOT / "hgpo_train/models/bundled/tiny-alfworld/chat_template.jinja"),
     "rollout.offload_optimiser": True,
     "update.mini_batch_size": 512,
     "update.epochs": 2,

@@ -6,6 +6,7 @@ import re
 
 import numpy as np
 import pytest
+from architectures import ARCHITECTURES, SIZES
 from lazily import Lazy, lazily
 
 from hgpo_envs.errors import InputError
@@ -58,6 +59,31 @@ def test_flops_match_values_by_hand():
     adapted = add_adapters(model, LoraConfig(rank=1))
     adapters = (8 + 8) + 2 * (8 + 4) + (8 + 8) + 3 * (8 + 16)
     assert model_flops(adapted, length, response) == 4 * ((layer + adapters) * 12 + 80 * 5) + attention
+
+
+MIXTURES = {
+    # Each of 2 layers: q and o 32·32, k and v 32·16, a gate of 4·32, 2 of 4 experts of 3·32·48, 2 norms; a last norm.
+    "mixtral": (2 * (2 * 32 * 32 + 2 * 32 * 16 + 4 * 32 + 2 * 3 * 32 * 48 + 2 * 32) + 32, 8),
+    # The same with experts of 3·32·16, and norms of queries and keys.
+    "qwen3_moe": (2 * (2 * 32 * 32 + 2 * 32 * 16 + 4 * 32 + 2 * 3 * 32 * 16 + 2 * 32 + 2 * 8) + 32, 8),
+    # Latent attention, of keys of 16 and values of 8; a dense layer of 3·32·48, and one with a shared expert.
+    "deepseek_v3": (
+        2 * (32 * 16 + 16 + 16 * 64 + 32 * 24 + 16 + 16 * 64 + 32 * 32 + 2 * 32) + 32
+        + 3 * 32 * 48 + 4 * 32 + 3 * 3 * 32 * 16,
+        12,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", MIXTURES)
+def test_flops_of_a_mixture_count_the_experts_that_a_token_takes(kind):
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **{**SIZES, **ARCHITECTURES[kind]}))
+    layers, width = MIXTURES[kind]
+    attention = 6 * 2 * 4 * width * (25 + 49)
+    flops = model_flops(model, np.array([5, 7]), np.array([2, 3]))
+    assert flops == 6 * layers * 12 + attention + 6 * 96 * 32 * 5
 
 
 def stepped(model, seed, steps):
