@@ -133,7 +133,7 @@ def columns_used(schema: pl.Schema, p: Parameters, reads: Sequence[str], name: s
             f"the table has no {listed([f'`{column}`' for column in missing])}, which {name} reads; it has "
             f"{', '.join(schema) or 'no columns'}. Rename or add columns (docs/estimators.md describes them)"
         )
-    if not schema["step"].is_integer():
+    if not schema["step"].is_integer() or schema["step"] in (pl.Int128, pl.UInt128):  # NumPy has none of 128 bits
         raise InputError(f"column step: expected integers, received {schema['step']}; convert it with cast")
     for column, expected in {**dict.fromkeys(_FLAGS, "booleans"), reward: "numbers"}.items():
         dtype = schema.get(column, pl.Null())
@@ -225,6 +225,11 @@ def _in_order(steps: pl.DataFrame) -> pl.DataFrame:
     )
 
 
+def no_flag(numbers: pl.Series) -> pl.Series:
+    """Return which numbers are neither 0, 1 nor null, and so no value of a flag."""
+    return ((numbers != 0) & (numbers != 1)).fill_null(value=False)
+
+
 def _with_outcomes(steps: pl.DataFrame, p: Parameters, checked: Sequence[str]) -> pl.LazyFrame:
     """Check ordered rows, and add the columns that depend on complete trajectories, such as discounted sums."""
     names = ("trajectory_key", "task_key", "step", "(reward)", "penalty")
@@ -244,8 +249,8 @@ def _with_outcomes(steps: pl.DataFrame, p: Parameters, checked: Sequence[str]) -
         (f"a finite number as {column}", column): ~np.isfinite(rewards) & ~aborted,
     }
     for name in _FLAGS:
-        if name in steps.columns and steps[name].dtype.is_float():
-            checks[f"true, false, 0 or 1 as {name}", name] = steps[name].is_nan().to_numpy()
+        if name in steps.columns and steps[name].dtype.is_numeric():
+            checks[f"true, false, 0 or 1 as {name}", name] = no_flag(steps[name]).to_numpy()
     for name in checked:
         if steps[name].null_count():
             checks[f"a value as {name}", name] = steps[name].is_null().to_numpy() & ~aborted

@@ -26,6 +26,7 @@ from polars import selectors
 
 from hgpo_datasets.partitions import in_processes
 from hgpo_envs.errors import InputError
+from hgpo_envs.plugins import install_command
 from hgpo_envs.wording import listed
 from hgpo_train.advantages.estimators.hgpo import hgpo
 from hgpo_train.advantages.parameters import STATISTICS_HISTORY_LENGTH
@@ -106,7 +107,7 @@ class Statistics(NamedTuple):
         try:
             from hgpo_train.analysis.charts import statistics_chart
         except ModuleNotFoundError as error:
-            raise InputError(f"chart needs {error.name}: pip install 'hgpo[notebooks]'") from None
+            raise InputError(f"chart needs {error.name}: {install_command('notebooks')}") from None
         if len(self.by) > 1:
             raise InputError(f"chart: expected statistics split by one column at most, received {self.by}")
         return statistics_chart(self.intervals, by=next(iter(self.by), None))

@@ -88,8 +88,7 @@ def _write(sources: list[Source], out: Path, *, max_mb: float, overwrite: bool, 
         page = write_page(
             sources, out, max_mb=max_mb, progress=lambda done, total: bars.show("tasks", done, total), **selection
         )
-    for source in sources:
-        if problem := source.problem():
-            typer.echo(f"{source.path} is left out: {problem}", err=True)
+    for problem in page.problems:
+        typer.echo(f"warning: {problem}", err=True)
     left_out = f"; {counted(page.left_out, 'task')} did not fit into {max_mb:g} MB (--max-mb)" if page.left_out else ""
     typer.echo(f"{out}: {counted(page.tasks, 'task')}, {page.bytes / MB:.1f} MB{left_out}. Open it in a browser.")

@@ -6,20 +6,20 @@ import contextlib
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-import torch
-
 from hgpo_train.models.chat_format import end_tokens, response_text, stop_length
 from hgpo_train.policies.base import BatchPolicy, Failure, Reply, Request
 from hgpo_train.policies.generation import FittedPrompt, GenerationOptions, fit_prompts, model_options
 from hgpo_train.policies.registry import PolicySpec
-from hgpo_train.policies.token_sampling import SampledResponse, SamplingOptions, check_sampling, sample_responses
 from hgpo_train.settings import build
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    import torch
+
     from hgpo_train.models.hf import Model, Tokenizer
     from hgpo_train.policies.registry import PolicyContext, TrainableContext
+    from hgpo_train.policies.token_sampling import SampledResponse, SamplingOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +42,7 @@ class TransformersPolicy(BatchPolicy):
         model: The model. Each call uses its current weights.
         tokenizer: The model's tokenizer, with a chat template.
         options: Options of tokenization and sampling; may be replaced between calls.
-        dtype: The dtype that autocast computes in.
+        dtype: The dtype that autocast computes in; None for float32.
     """
 
     name = "transformers"
@@ -52,7 +52,7 @@ class TransformersPolicy(BatchPolicy):
         model: Model,
         tokenizer: Tokenizer,
         options: GenerationOptions,
-        dtype: torch.dtype = torch.float32,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         self.options = options
@@ -76,6 +76,8 @@ class TransformersPolicy(BatchPolicy):
 
     def sampling(self) -> SamplingOptions:
         """Return the options of sampling."""
+        from hgpo_train.policies.token_sampling import SamplingOptions
+
         return SamplingOptions(
             max_new_tokens=self.options.max_response_tokens,
             temperature=self.options.temperature,
@@ -86,6 +88,8 @@ class TransformersPolicy(BatchPolicy):
 
     def sampled(self, prompts: list[list[int]], seeds: list[int]) -> list[SampledResponse]:
         """Sample a response to each prompt, of token ids, with a seed each."""
+        from hgpo_train.policies.token_sampling import sample_responses
+
         with self.computing():
             return sample_responses(self.model, prompts, seeds, self.sampling())
 
@@ -100,7 +104,9 @@ class TransformersPolicy(BatchPolicy):
     @contextlib.contextmanager
     def computing(self) -> Iterator[None]:
         """Compute in the policy's dtype."""
-        with torch.autocast(self._device.type, self._dtype, enabled=self._dtype != torch.float32):
+        import torch
+
+        with torch.autocast(self._device.type, self._dtype, enabled=self._dtype not in (None, torch.float32)):
             yield
 
 
@@ -118,6 +124,7 @@ def make(argument: str, context: PolicyContext) -> TransformersPolicy:
     from hgpo_train.models.config import ModelConfig
     from hgpo_train.models.loading import choose_device, compute_dtype, load_model, load_tokenizer
     from hgpo_train.models.preflight import check_model_source
+    from hgpo_train.policies.token_sampling import check_sampling
 
     options = model_options("transformers", argument, TransformersOptions, context)
     choose_device(options.device)
@@ -133,6 +140,7 @@ def make(argument: str, context: PolicyContext) -> TransformersPolicy:
 def make_trainable(model: Model, tokenizer: Tokenizer, context: TrainableContext) -> TransformersPolicy:
     """Create a policy that samples from the model object that is trained, so publishing copies no weights."""
     from hgpo_train.models.loading import compute_dtype
+    from hgpo_train.policies.token_sampling import check_sampling
 
     options = replace(context.generation, **context.engine_options)
     check_sampling(model)

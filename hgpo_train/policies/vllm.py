@@ -28,7 +28,6 @@ from hgpo_train.models.preflight import ADAPTER_SETTINGS, check_loads_no_code, c
 from hgpo_train.policies.base import Failure, Reply, attempt
 from hgpo_train.policies.generation import FittedPrompt, GenerationOptions, fit_prompts, model_options
 from hgpo_train.policies.registry import PolicySpec
-from hgpo_train.policies.weight_handover import checkpoint_weights, shared
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -185,12 +184,16 @@ class VLLMPolicy:
         if self._serves_adapters and hasattr(model, "disable_adapter"):
             self._publish_adapter(model, version)
         else:
+            from hgpo_train.policies.weight_handover import checkpoint_weights  # with torch
+
             self._publish_weights(checkpoint_weights(model, self._engine.vllm_config.model_config.dtype))
         self._llm.reset_prefix_cache()
         self.version = version
 
     def _publish_weights(self, weights: Mapping[str, Tensor]) -> None:
         """Hand weights to the engine's processes: on a GPU in place, or else, after a failure, in the host's memory."""
+        from hgpo_train.policies.weight_handover import shared
+
         try:
             with shared(weights, by_device=self._by_device) as handle:
                 self._llm.collective_rpc("take_weights", kwargs={"handle": handle})

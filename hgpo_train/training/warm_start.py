@@ -11,7 +11,7 @@ settings or data have changed.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 import polars as pl
 
@@ -60,6 +60,10 @@ class WarmStart:
     seed: int = 0
 
 
+_MARK: Final = ".warm-start"
+"""An empty file in a model of this module, which a later call may replace."""
+
+
 def warm_start(folder: Path, config: Config, start: WarmStart, display: Display, model: Path | None = None) -> Path:
     """Create a small model and train it by imitation.
 
@@ -82,10 +86,11 @@ def warm_start(folder: Path, config: Config, start: WarmStart, display: Display,
         _demonstrate(steps, config, start, display)
     if model is None:
         model = folder / "model"
-        with display.stage("create the model"), new_folder(model, replace=lambda _: True) as scratch:
+        with display.stage("create the model"), new_folder(model, replace=_is_ours) as scratch:
             # The same demonstrations, sizes and seed give the same bytes, which `run_sft` compares when it resumes.
             rows = scan_steps(steps).sort("run", "trajectory", "step").select(pl.format("{}\n{}", "prompt", "action"))
             save_tiny(scratch, rows.collect().to_series().to_list(), start.shape, start.seed)
+            (scratch / _MARK).touch()
     settings = replace(
         SftConfig(),
         seed=start.seed,
@@ -109,6 +114,10 @@ def warm_start(folder: Path, config: Config, start: WarmStart, display: Display,
     )
     run_sft(settings, steps, folder / "sft", display)
     return folder / "sft"
+
+
+def _is_ours(model: Path) -> bool:
+    return (model / _MARK).is_file()
 
 
 def _demonstrate(folder: Path, config: Config, start: WarmStart, display: Display) -> None:

@@ -81,8 +81,8 @@ class Index:
         Raises:
             InputError: There are no such rows, or they cannot be read.
         """
-        with errors("the step table"):
-            steps = self.lazy(row, rows)
+        steps = self.lazy(row, rows)
+        with errors(self.files[bisect_right(self.starts, row) - 1]):
             stored = steps.collect_schema().names()  # files of an earlier version of the schema lack some
             return steps.select(
                 [pl.col(name) if name in stored else pl.lit(None).alias(name) for name in columns]

@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from contextlib import contextmanager
 from itertools import count, islice, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import polars as pl
 
+from hgpo_datasets.reader import errors
 from hgpo_envs.errors import InputError, unknown
 from hgpo_envs.files.atomic import write_file
+from hgpo_envs.files.secrets import redact
+from hgpo_envs.unicode_text import clean_text
 from hgpo_train.advantages import registry
 from hgpo_train.view.documents import STEPS, group_document, step_documents
 from hgpo_train.view.encoding import encode_redacted
@@ -41,11 +45,12 @@ STATIC: Final = Path(__file__).parent / "static"
 
 
 class Page(NamedTuple):
-    """What was written: the number of tasks in the file, of those that did not fit, and the size of the file."""
+    """What was written: the numbers of tasks in the file and left out, its size, and what could not be read."""
 
     tasks: int
     left_out: int
     bytes: int
+    problems: list[str]
 
 
 def write_page(
@@ -61,7 +66,7 @@ def write_page(
     """Write a page.
 
     Args:
-        sources: The runs. Those that cannot be read or have no rows are left out.
+        sources: The runs. Those that cannot be read or have no rows are left out, and tasks that are damaged.
         path: The file.
         tasks: The number of tasks, the first of each run. Default: all that fit.
         task_ids: Ids of tasks; if there are any, `tasks` is ignored.
@@ -78,23 +83,24 @@ def write_page(
         raise InputError(f"--tasks: expected a positive number, received {tasks}")
     if not max_mb > 0:
         raise InputError(f"--max-mb: expected a positive number, received {max_mb:g}")
-    sources = [source for source in sources if source.problem() is None]
-    indices = [source.index() for source in sources]
+    answers: dict[str, Any] = {}
+    problems: list[str] = []
+    opened = []
+    for source in sources:
+        with _noting(source, problems):
+            opened.append((source, source.index(), _overview(source, f"runs/{len(opened)}", answers)))
+    sources = [source for source, *_ in opened]
+    indices = [index for _, index, _ in opened]
     trained = [source.trained() for source in sources]
     names = list(dict.fromkeys([*(name for name, _ in filter(None, trained)), *(estimators or ESTIMATORS)]))
     specs = [_specs(names, dict(parameters)) for _, parameters in (each or ("", {}) for each in trained)]
     known = {task for index in indices for task in index.groups["task_id"]}
     if missing := set(task_ids) - known:
         raise InputError(unknown("task", min(missing), sorted(known), limit=5))
-    answers: dict[str, Any] = {}
-    runs: list[dict[str, Any]] = []
-    for run, (source, index) in enumerate(zip(sources, indices, strict=True)):
-        answers[f"runs/{run}/overview"] = overview_document(source, index)
-        answers[f"runs/{run}/curves"] = curves_document(source, index)
-        answers[f"runs/{run}/levels"] = levels_document(index, chance=True)
-        answers[f"runs/{run}/tasks"] = {"total": 0, "groups": 0, "offset": 0, "tasks": []}
-        of = answers[f"runs/{run}/overview"]["total"]["tasks"]
-        runs.append({**source.document(), "path": source.name, "version": "", "selection": {"tasks": 0, "of": of}})
+    runs = [
+        {**source.document(), "path": source.name, "version": "", "selection": {"tasks": 0, "of": of}}
+        for source, _, of in opened
+    ]
     head = {"runs": runs, "estimators": estimator_documents(names), "opened": [*estimators]}
     head["definitions"] = definitions_document()
     totals, in_order = [], []
@@ -104,8 +110,14 @@ def write_page(
         totals.append(selected if task_ids or tasks is None else min(tasks, selected))
         in_order.append(islice(_tasks(index, numbers), totals[-1]))
     size, kept = len(_page(head, answers)), 0
+    damaged = 0
     for run, task in _in_turns(in_order):
-        added = _answers(run, indices[run], sources[run].tokenizer(), task, specs[run])
+        added: dict[str, Any] = {}
+        with _noting(sources[run], problems):
+            added = _answers(run, indices[run], sources[run].tokenizer(), task, specs[run])
+        if not added:
+            damaged += 1
+            continue
         size += len(_data(task)) + 1 + sum(len(key) + len(_data(value)) + 4 for key, value in added.items())
         if size > max_mb * MB:
             break
@@ -118,10 +130,35 @@ def write_page(
         kept += 1
         progress(kept, sum(totals))
     if not kept:
-        raise InputError(f"the first task alone does not fit into {max_mb:g} MB; increase --max-mb")
+        fits_not = f"the first task alone does not fit into {max_mb:g} MB; increase --max-mb"
+        raise InputError(problems[0] if problems else fits_not)
     page = _page(head, answers)
     write_file(path, page)
-    return Page(kept, sum(totals) - kept, len(page))
+    return Page(kept, sum(totals) - kept - damaged, len(page), list(dict.fromkeys(problems)))
+
+
+@contextmanager
+def _noting(source: Source, problems: list[str]) -> Iterator[None]:
+    """Add the error of the block to the problems: one damaged run does not spoil the page of others."""
+    try:
+        with errors(source.path):
+            yield
+    except InputError as error:
+        problems.append(f"{source.path}: {redact(clean_text(str(error)))}; left out")
+
+
+def _overview(source: Source, address: str, answers: dict[str, Any]) -> int:
+    """Add the documents of a whole run, and return its number of tasks."""
+    index = source.index()
+    overview = overview_document(source, index)
+    answers |= {
+        f"{address}/overview": overview,
+        f"{address}/curves": curves_document(source, index),
+        f"{address}/levels": levels_document(index, chance=True),
+        f"{address}/tasks": {"total": 0, "groups": 0, "offset": 0, "tasks": []},
+    }
+    tasks: int = overview["total"]["tasks"]
+    return tasks
 
 
 def _tasks(index: Index, numbers: pl.Series | None) -> Iterator[dict[str, Any]]:

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Final
 import polars as pl
 
 from hgpo_datasets import StepWriter, scan_steps
-from hgpo_datasets.schema import columns
-from hgpo_envs.errors import InputError, one_line
+from hgpo_datasets.schema import TEXT, columns
+from hgpo_envs.errors import InputError
 from hgpo_train.advantages import registry
-from hgpo_train.advantages.input_columns import group_keys, row_keys
+from hgpo_train.advantages.input_columns import group_keys, no_flag, row_keys
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -62,6 +62,15 @@ def import_table(files: Sequence[str], folder: Path) -> None:
             writer.add_group(table.filter(parts == part))  # whole groups
 
 
+def _converted(series: pl.Series, kind: pl.DataType) -> pl.Series:
+    """Return keys as texts and numbers as flags, as estimators read them. The writer checks all other types."""
+    if kind == pl.Boolean and series.dtype.is_numeric():
+        if (wrong := series.filter(no_flag(series))).len():
+            raise InputError(f"column {series.name}: expected true, false, 0 or 1, received {wrong[0]}")
+        return series.cast(kind)
+    return series.cast(kind) if kind == TEXT and series.dtype.is_numeric() else series
+
+
 def _step_table(table: pl.DataFrame, schema: pl.Schema) -> pl.DataFrame:
     """Return the columns of a step table that a plain table has, in their types."""
     if "task_id" not in schema:
@@ -69,11 +78,7 @@ def _step_table(table: pl.DataFrame, schema: pl.Schema) -> pl.DataFrame:
     if "run" in schema and table["run"].n_unique() > 1:  # a run has one name: trajectories of several are kept apart
         names = {name: pl.format("{}/{}", "run", name) for name in ("task_id", "trajectory")}
         table = table.with_columns(**names)
-    kept = [pl.col(name).cast(kind) for name, kind in _KEPT.items() if name in table.columns]
-    try:
-        table = table.select(kept)
-    except pl.exceptions.PolarsError as error:
-        raise InputError(f"expected the types of a step table (docs/step_table.md): {one_line(str(error))}") from error
+    table = table.select(_converted(table[name], kind) for name, kind in _KEPT.items() if name in table.columns)
     within = [*group_keys(table.columns), "trajectory"]
     last = pl.col("step") == pl.col("step").max().over(within)
     at_end: dict[str, pl.Expr] = {

@@ -1,6 +1,7 @@
 """The forms of a step table that `compute` and `statistics` accept."""
 
 import math
+from decimal import Decimal
 from pathlib import Path
 
 import polars as pl
@@ -75,8 +76,9 @@ def test_other_forms_are_refused_in_one_line(function, steps):
 
 
 @pytest.mark.parametrize("flag", ["aborted", "action_valid", "won"])
-def test_a_flag_that_is_no_number_is_refused_by_row(flag):
-    """NaN is true as a boolean: pandas writes it for a missing value."""
+@pytest.mark.parametrize("value", [math.nan, 0.5, Decimal("0.5")])
+def test_a_flag_that_is_no_truth_value_is_refused_by_row(flag, value):
+    """NaN is true as a boolean: pandas writes it for a missing value. So is every other number."""
     steps = pl.DataFrame(
         {
             "task": "a",
@@ -86,9 +88,11 @@ def test_a_flag_that_is_no_number_is_refused_by_row(flag):
             "reward": [1.0, 0.0],
             "action_valid": True,
             "won": False,
-            flag: [0.0, math.nan],
+            flag: [type(value)(0), value],
         }
     )
     options = {"reward": "success"} if flag == "won" else {}
-    with pytest.raises(InputError, match=f"expected .* as {flag}, received nan at task='a', trajectory='y', step=0"):
+    with pytest.raises(
+        InputError, match=f"expected .* as {flag}, received {value} at task='a', trajectory='y', step=0"
+    ):
         hgpo.compute(steps.lazy(), "grpo", **options).collect()

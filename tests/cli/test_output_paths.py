@@ -48,12 +48,15 @@ def tree(folder: Path) -> list[Path]:
 def test_a_path_that_cannot_be_written_is_one_line_before_any_work(run, monkeypatch) -> None:
     Path("file").touch()
     Path("locked").mkdir()
+    os.mkfifo("pipe")
+    Path("to a device").symlink_to("/dev/null")
     access = os.access  # the superuser, who may run these tests, has every permission
     monkeypatch.setattr(os, "access", lambda path, mode: Path(path).name != "locked" and access(path, mode))
     before = tree(Path())
     assert len(WITH_OUT) > 10
     cases = [(words, out) for words in WITH_OUT for out in ("file/x", "file/x/deep/y", "/proc/x/y")]
     cases += [(("rollout",), out) for out in ("locked/x", "x" * 5000)]
+    cases += [(words, out) for words in (("view",), ("advantages",)) for out in ("pipe", "to a device")]
     for words, out in cases:
         code, lines = run(*words, *arguments_of(WITH_OUT[words], out))
         assert (code, len(lines)) == (2, 1), (words, lines)

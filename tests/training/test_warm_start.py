@@ -44,6 +44,9 @@ def test_stages_continue_and_parts_are_reused_only_with_equal_settings(tmp_path)
     ):
         with pytest.raises(InputError, match=message):
             warm_start(tmp_path / "first", config, dataclasses.replace(start, **change), display)
+    (tmp_path / "first" / "model" / ".warm-start").unlink()
+    with pytest.raises(InputError, match="model was not created by this command and cannot be replaced"):
+        warm_start(tmp_path / "first", config, start, display)
     second = warm_start(tmp_path / "second", config, dataclasses.replace(start, epochs=1), display, first)
     assert not (tmp_path / "second" / "model").exists()
     losses = [read_metrics(folder / "metrics.jsonl")[-1]["train/loss"] for folder in (first, second)]

@@ -4,8 +4,10 @@ import base64
 import hashlib
 import json
 import re
+import shutil
 from pathlib import Path
 
+import pyarrow.parquet as parquet
 import pytest
 from command import python
 from viewed import HOSTILE
@@ -55,6 +57,22 @@ def test_the_size_is_limited(rich_run, tmp_path) -> None:
     with pytest.raises(InputError, match="increase --max-mb"):
         write_page(sources, file, max_mb=150_000 / MB)
     assert file.read_bytes() == before
+
+
+@pytest.mark.parametrize("column", ["trajectory", "state", "prompt"])
+def test_a_damaged_run_does_not_spoil_the_page_of_others(rich_run, small_run, tmp_path, column) -> None:
+    shutil.copytree(small_run, tmp_path / "damaged")
+    shard = tmp_path / "damaged" / "steps" / "steps-000000.parquet"
+    group = parquet.read_metadata(shard).row_group(0)
+    chunks = {chunk.path_in_schema: chunk for chunk in map(group.column, range(group.num_columns))}
+    at, size = chunks[column].data_page_offset, chunks[column].total_compressed_size
+    data = shard.read_bytes()
+    shard.write_bytes(data[:at] + bytes(size) + data[at + size :])
+    page = write_page(open_sources([str(rich_run), str(tmp_path / "damaged")]), tmp_path / "page.html")
+    assert page.tasks >= 6
+    assert page.left_out == 0
+    (problem,) = page.problems
+    assert re.fullmatch(r".*damaged: .*cannot be read: .*; left out", problem)
 
 
 def test_the_policy_of_a_page_allows_its_own_script_alone(hostile_run, tmp_path) -> None:

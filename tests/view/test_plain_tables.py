@@ -1,5 +1,6 @@
 """Tables of other programs in the viewer: the same steps and advantages as in the table, and what is refused."""
 
+import math
 import shutil
 from pathlib import Path
 
@@ -105,8 +106,24 @@ def test_the_flags_and_columns_of_a_table(tmp_path: Path) -> None:
         (TABLE.with_columns(reward=pl.lit("much")), "column reward: expected numbers"),
         (pl.concat([TABLE, TABLE]), "several rows of one step"),
         (TABLE[:0], "without rows"),
+        (TABLE.with_columns(won=pl.lit(math.nan)), "column won: expected true, false, 0 or 1, received nan"),
+        (TABLE.with_columns(aborted=pl.lit(0.5)), "true, false, 0 or 1"),
+        (TABLE.with_columns(iteration=pl.lit(0.5)), "column iteration: expected Int32, received 0.5"),
+        (TABLE.with_columns(response_token_ids=pl.lit([1.5])), "column response_token_ids: expected List(Int32)"),
+        (TABLE.with_columns(step=pl.col("step").cast(pl.Int128)), "column step: expected integers, received Int128"),
     ],
-    ids=["no reward", "hashes alone", "reward is text", "twice", "empty"],
+    ids=[
+        "no reward",
+        "hashes alone",
+        "reward is text",
+        "twice",
+        "empty",
+        "nan",
+        "half",
+        "iteration",
+        "ids",
+        "128 bits",
+    ],
 )
 def test_what_cannot_be_shown_is_refused_in_one_line(tmp_path: Path, table: pl.DataFrame, line: str) -> None:
     table.write_parquet(tmp_path / "mine.parquet")

@@ -175,7 +175,7 @@ function OneGroup({ path, run, at, version, chosen }: { path: string; run: strin
   return (
     <section aria-label={`The task in ${run}`} class="level">
       <p class="note">{run}</p>
-      <GroupHead run={run} group={group.value} />
+      <GroupHead {...{ path, run, version }} group={group.value} />
       <Strips run={run} group={group.value} estimate={estimate.value} />
     </section>
   );

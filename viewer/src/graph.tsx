@@ -123,9 +123,10 @@ type Props = {
   group: Group;
   estimate: Estimate | null;
   iterations?: number[]; // of each trajectory, if the group is several groups of one task
+  unit?: string; // what iterations count
 };
 
-export function Graph({ run, group, estimate, iterations }: Props) {
+export function Graph({ run, group, estimate, iterations, unit = "iteration" }: Props) {
   const states = useMemo(() => statesOf(group, estimate), [group, estimate]);
   const [selected, setSelected] = useState<number | null>(null);
   const [whole, setWhole] = useState(true);
@@ -156,10 +157,10 @@ export function Graph({ run, group, estimate, iterations }: Props) {
         its mean R, the discounted and scaled return that advantages are made of. A transition has the colour of the mean advantage of its steps.
       </p>
       <label>
-        Highlight {iterations ? "an iteration" : "a trajectory"}{" "}
+        Highlight {iterations ? (unit === "seed" ? "a seed" : "an iteration") : "a trajectory"}{" "}
         <select value={overlay} onChange={(event) => setOverlay(event.currentTarget.value)}>
           <option value="">all</option>
-          {iterations ? iterationOptions(group, iterations) : group.trajectories.map((one, place) => <option value={String(place)}>{one.won ? "✓" : one.aborted ? "!" : one.won === null ? "?" : "✗"} {one.trajectory.slice(0, 60)}</option>)}
+          {iterations ? iterationOptions(group, iterations, unit) : group.trajectories.map((one, place) => <option value={String(place)}>{one.won ? "✓" : one.aborted ? "!" : one.won === null ? "?" : "✗"} {one.trajectory.slice(0, 60)}</option>)}
         </select>
       </label>
       {" "}<label><input type="checkbox" checked={whole} onChange={(event) => setWhole(event.currentTarget.checked)} /> fit the window</label>
@@ -218,10 +219,10 @@ export function Graph({ run, group, estimate, iterations }: Props) {
   );
 }
 
-function iterationOptions(group: Group, iterations: number[]) {
+function iterationOptions(group: Group, iterations: number[], unit: string) {
   return [...new Set(iterations)].map((iteration) => {
     const own = group.trajectories.filter((_, place) => iterations[place] === iteration);
-    return <option value={String(iteration)}>iteration {iteration}: {own.filter((one) => one.won).length} of {own.length} won</option>;
+    return <option value={String(iteration)}>{unit} {iteration}: {own.filter((one) => one.won).length} of {own.length} won</option>;
   });
 }
 

@@ -9,12 +9,13 @@ import { Graph } from "./graph";
 import { onKey } from "./keys";
 import { change, go, links, type Tab } from "./route";
 import { Line, Marked, plain, Wide } from "./texts";
-import { Outcome, shortNames } from "./tree";
+import { Outcome, shortNames, useUnit } from "./tree";
 import { useGroupsOfTask, useWholeTask } from "./whole_task";
 
 type Props = { path: string; run: string; version: number; number: number; tab: Tab; chosen: Chosen[]; colours: number };
 
 export function GroupPage({ path, run, version, number: at, tab, chosen, colours: which }: Props) {
+  const unit = useUnit(path, version);
   const group = useDocument<Group>(`${path}/groups/${at}`, {}, version);
   const estimate = useEstimate(path, at, chosen[which] as Chosen, version);
   const groups = useGroupsOfTask(path, group.value, version);
@@ -33,7 +34,7 @@ export function GroupPage({ path, run, version, number: at, tab, chosen, colours
   const problem = estimate.error ?? whole.error;
   return (
     <article class="page">
-      <GroupHead run={run} group={found} />
+      <GroupHead path={path} run={run} version={version} group={found} />
       <div class="row tools">
         <nav class="tabs" aria-label="Of this group">
           <a href={links.group(run, at)} aria-current={tab === "trajectories" ? "page" : undefined}>Trajectories</a>
@@ -60,21 +61,24 @@ export function GroupPage({ path, run, version, number: at, tab, chosen, colours
             {whole.value.combined < whole.value.total ? `${whole.value.combined} of the ${whole.value.total}` : `All ${whole.value.total}`} groups of this
             task in the run, {counted(whole.value.group.trajectories.length, "rollout")}. Advantages are those in each group.
           </p>
-          <Graph run={run} group={whole.value.group} estimate={whole.value.estimate} iterations={whole.value.iterations} />
+          <Graph run={run} group={whole.value.group} estimate={whole.value.estimate} iterations={whole.value.iterations} unit={unit} />
         </>
       )}
     </article>
   );
 }
 
-export function GroupHead({ run, group, inner }: { run: string; group: Group; inner?: preact.ComponentChildren }) {
+type HeadProps = { path: string; run: string; version: number; group: Group; inner?: preact.ComponentChildren };
+
+export function GroupHead({ path, run, version, group, inner }: HeadProps) {
+  const unit = useUnit(path, version);
   const whole = group.size - group.aborted;
   return (
     <div class="head">
       <p class="crumbs">
         <span class="back"><a href={links.tasks(run)}>Tasks</a> › </span>
         <a href={links.group(run, group.number)}>
-          iteration {group.iteration}{group.group > 0 && `, group ${group.group}`}
+          {unit} {group.iteration}{group.group > 0 && `, group ${group.group}`}
         </a>
         {inner}
       </p>

@@ -91,7 +91,7 @@ export function TranscriptPage({ path, run, version, trajectory, step, estimator
     <article class="page transcript" ref={page}>
       <div class="turns">
         <GroupHead
-          run={run} group={group.value}
+          {...{ path, run, version }} group={group.value}
           inner={<> › <Outcome of={one} /> <Line text={trajectory} most={60} /> › step {current} of {one.length}</>}
         />
         <p class="note">Bars of A and B have one scale: half a bar is {number(Math.max(largest(a.value), largest(b.value)))}, the group's largest advantage.</p>

@@ -137,6 +137,13 @@ export function TaskTree({ path, run, version, route, selection }: Props) {
 
 // ------------------------------------------------------------------------------------------------------------ filters
 
+/** What the column iteration counts in a run. */
+export function useUnit(path: string, version: number) {
+  return unitOf(useDocument<Overview>(`${path}/overview`, {}, version).value);
+}
+
+const unitOf = (overview: Overview | null) => (overview?.evaluation ? "seed" : "iteration");
+
 function Filters({ filter, setFilter, overview }: {
   filter: Filter; setFilter: (changes: Partial<Filter>) => void; overview: Overview | null;
 }) {
@@ -187,8 +194,8 @@ function Filters({ filter, setFilter, overview }: {
         </select>
         {(overview?.iterations.length ?? 0) > 1 && (
           <select aria-label="Iteration" value={filter.iteration} onChange={(event) => set({ iteration: event.currentTarget.value })}>
-            <option value="">any {overview?.evaluation ? "seed" : "iteration"}</option>
-            {overview?.iterations.map((one) => <option value={String(one)}>{overview.evaluation ? "seed" : "iteration"} {one}</option>)}
+            <option value="">any {unitOf(overview)}</option>
+            {overview?.iterations.map((one) => <option value={String(one)}>{unitOf(overview)} {one}</option>)}
           </select>
         )}
         <select
@@ -379,7 +386,7 @@ function Grid({ path, run, route, version, tasks, open, toggle }: {
               <Fragment key={group.number}>
                 {!single && (
                   <div {...common(groupId(group), 2, open.has(groupId(group)), links.group(run, group.number), route.view === "group" && route.group === group.number)}>
-                    <span role="gridcell" class="name"><Arrow open={open.has(groupId(group))} />iteration {group.iteration}{group.group > 0 && `, group ${group.group}`}</span>
+                    <span role="gridcell" class="name"><Arrow open={open.has(groupId(group))} />{unitOf(overview)} {group.iteration}{group.group > 0 && `, group ${group.group}`}</span>
                     <Figures of={group} />
                   </div>
                 )}
