@@ -149,8 +149,8 @@ def trainable_factory(name: str, engine_options: Mapping[str, Any] | None = None
         return spec.make_trainable
     if name == "openai":
         raise InputError(
-            "setting rollout.engine: openai cannot be trained with: an OpenAI server has no call that replaces its "
-            'weights, so it would play with those of the start; use "vllm", which serves them in process'
+            "setting rollout.engine: openai cannot be trained with, because OpenAI's protocol has no call that "
+            'replaces weights: all rollouts would be those of the first model; use "vllm", which runs in one process'
         )
     trainable = []
     for other in policy_names():

@@ -361,7 +361,7 @@ def update(config: Config, learner: Learner, rows: pl.DataFrame, iteration: int,
         raise InputError(f"the engine {config.rollout.engine!r} reported no token ids, which training needs")
     truncated = (rows["prompt_token_ids"].list.len() >= config.rollout.max_prompt_tokens).mean()
     rows = rows.filter(pl.col("advantage").is_not_null() & (pl.col("response_token_ids").list.len() > 0))
-    rows, left_out = _trained_rows(config.update, rows, iteration)
+    rows, left_out = trained_rows(config.update, rows, iteration)
     check_rows(rows, vocabulary(learner.model))
     rate = learning_rate(config.optimiser, iteration, config.iterations)
     # The last number separates this stream from others that are derived from the same seed.
@@ -385,7 +385,7 @@ def update(config: Config, learner: Learner, rows: pl.DataFrame, iteration: int,
     return metrics
 
 
-def _trained_rows(config: UpdateConfig, rows: pl.DataFrame, iteration: int) -> tuple[pl.DataFrame, dict[str, float]]:
+def trained_rows(config: UpdateConfig, rows: pl.DataFrame, iteration: int) -> tuple[pl.DataFrame, dict[str, float]]:
     """Return the rows that are neither overlong nor stale, and the shares of those that are left out as metrics."""
     reasons: dict[str, pl.Expr] = {}
     if config.overlong == "mask":
