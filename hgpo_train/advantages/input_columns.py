@@ -127,7 +127,9 @@ def columns_used(schema: pl.Schema, p: Parameters, reads: Sequence[str], name: s
     reward = _REWARDS[p.reward]
     flags = ["action_valid"] if p.invalid_action_penalty else []
     sources = {column: _sources(column, stored, p) for column in [*reads, *flags] if column != "next_state"}
-    needed = dict.fromkeys([*rows, reward, *(source for several in sources.values() for source in several)])
+    needed = dict.fromkeys(
+        [*rows, reward, *_added_columns(p), *(source for several in sources.values() for source in several)]
+    )
     if missing := [column for column in needed if column not in schema]:
         raise InputError(
             f"the table has no {listed([f'`{column}`' for column in missing])}, which {name} reads; it has "
@@ -135,7 +137,10 @@ def columns_used(schema: pl.Schema, p: Parameters, reads: Sequence[str], name: s
         )
     if not schema["step"].is_integer() or schema["step"] in (pl.Int128, pl.UInt128):  # NumPy has none of 128 bits
         raise InputError(f"column step: expected integers, received {schema['step']}; convert it with cast")
-    for column, expected in {**dict.fromkeys(_FLAGS, "booleans"), reward: "numbers"}.items():
+    for column, expected in {
+        **dict.fromkeys(_FLAGS, "booleans"),
+        **dict.fromkeys([reward, *p.rewards], "numbers"),
+    }.items():
         dtype = schema.get(column, pl.Null())
         if not (dtype.is_numeric() or dtype in (pl.Boolean, pl.Null)):
             raise InputError(f"column {column}: expected {expected}, received {dtype}; convert it with cast")
@@ -188,6 +193,7 @@ def prepare(
         key(group_keys(schema)).alias("task_key"),
         key(name for name in ("run", "trajectory") if name in schema).alias("trajectory_key"),
         rounded(pl.col(_REWARDS[p.reward]).cast(pl.Float64) * p.reward_scale, p.precision).alias("(reward)"),
+        rounded(_added_rewards(p), p.precision).alias("(added)"),
         (rounded(penalty, p.precision) if p.penalty_at == "reward" else penalty).alias("penalty"),
         pl.int_range(pl.len()).alias("(row)"),
     )
@@ -208,6 +214,21 @@ def prepare(
     )
     derived = {name for name in reads if _HASH.fullmatch(name) and (name not in stored or name == "next_state_hash")}
     return _with_hashes(inputs, stored, p, derived) if derived else inputs
+
+
+def _added_columns(p: Parameters) -> list[str]:
+    return [*p.rewards, *(["response_token_ids"] if p.overlong_penalty else [])]
+
+
+def _added_rewards(p: Parameters) -> pl.Expr:
+    """Return what `Parameters.rewards` and the penalty of long responses add to a step's scaled reward."""
+    added = pl.lit(0.0)
+    for column, weight in p.rewards.items():
+        added += weight * pl.col(column).cast(pl.Float64)
+    if p.overlong_penalty:
+        above = pl.col("response_token_ids").list.len().cast(pl.Float64) - (p.overlong_limit - p.overlong_buffer)
+        added -= p.overlong_penalty * (above / p.overlong_buffer).clip(0.0, 1.0)
+    return added
 
 
 # --------------------------------------------------------------------------------------------- returns and invalid rows
@@ -232,8 +253,8 @@ def no_flag(numbers: pl.Series) -> pl.Series:
 
 def _with_outcomes(steps: pl.DataFrame, p: Parameters, checked: Sequence[str]) -> pl.LazyFrame:
     """Check ordered rows, and add the columns that depend on complete trajectories, such as discounted sums."""
-    names = ("trajectory_key", "task_key", "step", "(reward)", "penalty")
-    keys, task, step, rewards, penalty = (steps[name].to_numpy() for name in names)
+    names = ("trajectory_key", "task_key", "step", "(reward)", "(added)", "penalty")
+    keys, task, step, rewards, added, penalty = (steps[name].to_numpy() for name in names)
     column, height = _REWARDS[p.reward], steps.height
     first = np.append(True, keys[1:] != keys[:-1])
     starts = np.flatnonzero(first)
@@ -247,6 +268,7 @@ def _with_outcomes(steps: pl.DataFrame, p: Parameters, checked: Sequence[str]) -
         (_UNIQUE, "trajectory"): ~first & (task != np.roll(task, 1)),
         ("each step of a trajectory once", "step"): ~first & (step == np.roll(step, 1)),
         (f"a finite number as {column}", column): ~np.isfinite(rewards) & ~aborted,
+        (f"finite numbers as {listed(_added_columns(p))}", "(added)"): ~np.isfinite(added) & ~aborted,
     }
     for name in _FLAGS:
         if name in steps.columns and steps[name].dtype.is_numeric():
@@ -261,6 +283,7 @@ def _with_outcomes(steps: pl.DataFrame, p: Parameters, checked: Sequence[str]) -
             value = f"step {value} again" if about == "step" else value
             raise StepTableError(f"expected {expected}, received {'null' if value is None else value}", row)
     outcomes = {"first": first, "(aborted)": aborted}
+    rewards = rewards + added
     if p.penalty_at == "reward":
         rewards, outcomes["penalty"] = rewards - penalty, np.zeros(height)
     # bincount adds in the order of steps, so the sums do not depend on the row order

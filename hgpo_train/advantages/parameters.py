@@ -7,13 +7,13 @@ use them, and results contain the values that they were computed with.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Final, Literal
 
 from msgspec import Meta
 
 from hgpo_envs.errors import InputError
-from hgpo_train.settings import NonNegativeFloat
+from hgpo_train.settings import NonNegativeFloat, PositiveInt
 
 Mode = Literal["mean_std_norm", "mean_norm"]
 Ddof = Literal[0, 1]
@@ -42,6 +42,12 @@ class Parameters:
         gamma: γ, the discount per step, in [0, 1].
         returns: ``per_step``: R_t = Σ_j γ^(j-t) r_j. ``from_end``: R_t = γ^(T-t) Σ_j r_j, where T is the last step.
         invalid_action_penalty: The penalty of an invalid action, in the scale of scaled rewards.
+        rewards: Other columns of numbers or flags of the table, each with its weight, which are added to the scaled
+            reward of each step: ``{"action_valid": 0.1}`` rewards well-formed responses.
+        overlong_penalty: What is subtracted from the scaled reward of a step with a response of `overlong_limit` tokens
+            or more; it rises linearly over the `overlong_buffer` tokens before (DAPO, arXiv 2503.14476 equation 13).
+        overlong_limit: The tokens of the longest response, such as `rollout.max_response_tokens` of training.
+        overlong_buffer: The number of tokens below the limit from which on there is a penalty.
         penalty_at: ``return`` subtracts the penalty from that step's return and that row's episode score, after
             discounting, as verl-agent does. ``reward`` subtracts it from the step's reward: it is then discounted to
             earlier steps, and part of the score of all rows.
@@ -67,6 +73,10 @@ class Parameters:
     returns: Literal["per_step", "from_end"] = "per_step"
     invalid_action_penalty: float = INVALID_ACTION_PENALTY
     penalty_at: Literal["return", "reward"] = "return"
+    rewards: dict[str, float] = field(default_factory=dict)
+    overlong_penalty: NonNegativeFloat = 0.0
+    overlong_limit: PositiveInt = 512
+    overlong_buffer: PositiveInt = 128
     epsilon: Epsilon = 1e-6
     precision: Precision = "mixed"
     state_key: str | None = None

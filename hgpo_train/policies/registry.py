@@ -147,6 +147,11 @@ def trainable_factory(name: str, engine_options: Mapping[str, Any] | None = None
         if spec.check_engine is not None:
             spec.check_engine(engine_options or {})
         return spec.make_trainable
+    if name == "openai":
+        raise InputError(
+            "setting rollout.engine: openai cannot be trained with, because OpenAI's protocol has no call that "
+            'replaces weights: all rollouts would be those of the first model; use "vllm", which runs in one process'
+        )
     trainable = []
     for other in policy_names():
         with suppress(InputError):  # of a package that is broken

@@ -187,6 +187,9 @@ class UpdateConfig(Settings):
     the memory plan of a GPU has room for it, otherwise 128."""
     aggregation: Literal["token_mean", "sequence_mean", "sequence_sum"] = "token_mean"
     """How token losses are averaged; see hgpo_train.training.update.losses.token_weights."""
+    ratio: Literal["token", "sequence"] = "token"
+    """The ratio that is clipped: of each token, or the geometric mean over the response (GSPO, whose paper uses
+    aggregation = "sequence_mean", clip_low = 3e-4 and clip_high = 4e-4)."""
     clip_low: Annotated[float, Meta(ge=0, lt=1)] = 0.2
     """Lower clipping bound of the ratio, 1 - clip_low."""
     clip_high: NonNegativeFloat = 0.2
@@ -195,15 +198,25 @@ class UpdateConfig(Settings):
     """Upper bound of the loss of a negative advantage, as a multiple of its absolute value; none disables the bound."""
     kl_weight: NonNegativeFloat = 0.01
     """Weight of the KL divergence (low-variance estimate) from the initial model; 0 uses no reference model."""
+    unbiased_kl: bool = False
+    """Multiply the estimate of the divergence by the token's ratio, which makes its gradient unbiased, as TRL does."""
     entropy_weight: float = 0.001
     """Weight of the entropy bonus."""
     old_logprobs: Literal["recompute", "rollout"] = "recompute"
     """Source of the ratio's denominator: recomputed by the trainer before the update, or reported by the engine."""
-    rollout_is: Literal["token", "sequence"] | None = None
-    """Truncated importance sampling: multiply policy losses by min(trainer's / engine's probability, threshold), of
-    each token or of each response (sequence). none applies no correction; requires old_logprobs = "recompute"."""
+    rollout_is: Literal["token", "sequence", "token_mask", "sequence_mask"] | None = None
+    """Importance sampling: multiply policy losses by min(trainer's / engine's probability, threshold), of each token or
+    of each response (sequence); with _mask by 0 instead, where the quotient is outside of least and threshold (IcePop,
+    MIS). none applies no correction; requires old_logprobs = "recompute"."""
     rollout_is_threshold: PositiveFloat = 2.0
     """With rollout_is: the largest weight."""
+    rollout_is_least: NonNegativeFloat = 0.0
+    """With a mask: the smallest quotient that is trained on."""
+    overlong: Literal["keep", "mask"] = "keep"
+    """What happens to a response that reached max_response_tokens before its end: mask does not train on it (DAPO's
+    filter). The estimator's overlong_penalty lowers the reward of long ones."""
+    max_policy_lag: NonNegativeInt | None = None
+    """Do not train on steps whose weights are more than this number of updates old; none trains on all."""
     gap_warning: float = 0.05
     """Warn if the engine's log-probabilities differ from the trainer's by more than this on average."""
 

@@ -72,7 +72,7 @@ if TYPE_CHECKING:
     from hgpo_train.policies.generation import TrainablePolicy
     from hgpo_train.rollout.env_handle import EnvHandle
     from hgpo_train.rollout.tally import Tally
-    from hgpo_train.training.config import Config, RolloutConfig
+    from hgpo_train.training.config import Config, RolloutConfig, UpdateConfig
     from hgpo_train.training.display import Display
 
 _FREE: Final = FREE | {
@@ -368,12 +368,14 @@ def update(config: Config, learner: Learner, rows: pl.DataFrame, iteration: int,
         raise InputError(f"the engine {config.rollout.engine!r} reported no token ids, which training needs")
     truncated = (rows["prompt_token_ids"].list.len() >= config.rollout.max_prompt_tokens).mean()
     rows = rows.filter(pl.col("advantage").is_not_null() & (pl.col("response_token_ids").list.len() > 0))
+    rows, left_out = trained_rows(config.update, rows, iteration)
     check_rows(rows, vocabulary(learner.model))
     rate = learning_rate(config.optimiser, iteration, config.iterations)
     # The last number separates this stream from others that are derived from the same seed.
     rng = np.random.default_rng([config.seed, iteration, 2])
     samples = samples_from_steps(rows, share_prefixes=config.update.share_prefixes)
     metrics = learner.update(samples, rng, rate, display.progress)
+    metrics |= left_out
     metrics["perf/total_num_tokens"] = float(samples.start[-1])
     metrics |= batch_metrics(rows, config.rollout.max_prompt_tokens, config.rollout.max_response_tokens)
     gap = 0.0 if config.rollout.ahead else metrics.get("training/rollout_logprobs_abs_diff_mean", 0.0)
@@ -388,6 +390,20 @@ def update(config: Config, learner: Learner, rows: pl.DataFrame, iteration: int,
     if isinstance(truncated, float) and truncated > 0.01:
         _warn(f"{truncated:.1%} of prompts are as long as rollout.max_prompt_tokens and were probably truncated")
     return metrics
+
+
+def trained_rows(config: UpdateConfig, rows: pl.DataFrame, iteration: int) -> tuple[pl.DataFrame, dict[str, float]]:
+    """Return the rows that are neither overlong nor stale, and the shares of those that are left out as metrics."""
+    reasons: dict[str, pl.Expr] = {}
+    if config.overlong == "mask":
+        reasons["overlong"] = pl.col("finish_reason").eq_missing("length")
+    if config.max_policy_lag is not None:
+        reasons["stale"] = iteration - pl.col("policy_version") > config.max_policy_lag
+    if not reasons:
+        return rows, {}
+    flags = rows.select(flag.fill_null(value=False).alias(name) for name, flag in reasons.items())
+    shares = {f"training/{name}_ratio": float(flags[name].cast(pl.Float64).mean() or 0.0) for name in flags.columns}
+    return rows.filter(~flags.select(pl.any_horizontal(pl.all())).to_series()), shares
 
 
 def free_gpu(config: RolloutConfig, optimiser: torch.optim.Optimizer) -> None:

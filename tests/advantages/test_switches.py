@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hgpo_envs.errors import InputError
 from hgpo_envs.hashing import chain_columns, text_hashes
 from hgpo_train.advantages import compute
 from hgpo_train.advantages.alfworld_nodes import with_alfworld_nodes
@@ -83,6 +84,42 @@ def test_returns_are_discounted_sums(rows, penalty_at, returns, gamma, penalty):
                 if name == "episode_score":
                     expected = sum(reward)
                 assert computed[i] == pytest.approx(expected - after[t], rel=1e-9, abs=1e-9)
+
+
+def rewards_of(steps, **parameters):
+    """Return the rewards of steps of different trajectories, with γ = 0 and no penalty of invalid actions."""
+    p = Parameters(gamma=0.0, invalid_action_penalty=0.0, precision="float64", **parameters)
+    return prepare(steps, p, ()).collect().sort("(row)")["return"].to_list()
+
+
+def test_other_columns_and_long_responses_change_rewards():
+    lengths = [383, 384, 448, 512, 600]
+    steps = pl.DataFrame(
+        {
+            "task": "a",
+            "trajectory": list("abcde"),
+            "step": 0,
+            "reward": [1.0, 1.0, 0.0, 0.0, 0.0],
+            "won": [True, False, False, False, False],
+            "well_formed": [True, False, True, False, True],
+            "shorter": [0.5, 0.0, -1.0, 0.0, 0.0],
+            "response_token_ids": [list(range(length)) for length in lengths],
+        }
+    )
+    weights = {"well_formed": 0.25, "shorter": 2.0}
+    assert rewards_of(steps, rewards=weights) == [11.25, 10.0, -1.75, 0.0, 0.25]
+    assert rewards_of(steps, rewards=weights, reward="success") == [11.25, 0.0, -1.75, 0.0, 0.25]
+    # DAPO, equation 13: 0 up to L_max - L_cache tokens, then linear, and -1 from L_max on
+    long = {"overlong_penalty": 3.0, "overlong_limit": 512, "overlong_buffer": 128}
+    assert rewards_of(steps, reward_scale=1.0, **long) == [1.0, 1.0, -1.5, -3.0, -3.0]
+    for column, values, line in (
+        ("shorter", [0.5, None, 0.0, 0.0, 0.0], "expected finite numbers as well_formed and shorter, received null"),
+        ("shorter", list("abcde"), "column shorter: expected numbers"),
+    ):
+        with pytest.raises(InputError, match=line):
+            rewards_of(steps.with_columns(pl.Series(column, values)), rewards=weights)
+    with pytest.raises(InputError, match="the table has no `shorter`, which grpo reads"):
+        compute(steps.drop("shorter"), "grpo", rewards=weights, invalid_action_penalty=0).collect()
 
 
 @SOME

@@ -180,7 +180,9 @@ def test_policies_of_other_distributions_and_broken_ones(tmp_path: Path, monkeyp
 def test_the_registry_lists_policies_that_can_be_trained() -> None:
     pytest.importorskip("torch")
     assert {name for name in policy_names() if policy_spec(name).make_trainable} == {"transformers", "vllm"}
-    for name in ("random", "openai", "no-such-policy"):
+    with pytest.raises(InputError, match=r"rollout.engine: openai cannot be trained with, because .* use \"vllm\""):
+        trainable_factory("openai")
+    for name in ("random", "no-such-policy"):
         with pytest.raises(InputError, match=r"unknown rollout.engine .*transformers"):
             trainable_factory(name)
 

@@ -22,11 +22,13 @@ from hgpo_envs.errors import InputError
 from hgpo_train.advantages import compute, estimator, names
 from hgpo_train.models.checkpoint_files import OPTIMISER, list_checkpoints
 from hgpo_train.settings import to_toml
-from hgpo_train.training.config import load_config, replace
+from hgpo_train.training.config import UpdateConfig, load_config, replace
 from hgpo_train.training.display import Display
 from hgpo_train.training.tracking import read_metrics
 
-describe_interrupted, update_alone = lazily("hgpo_train.training.trainer", "describe_interrupted update_alone")
+describe_interrupted, trained_rows, update_alone = lazily(
+    "hgpo_train.training.trainer", "describe_interrupted trained_rows update_alone"
+)
 AutoModelForCausalLM, AutoTokenizer = lazily("transformers", "AutoModelForCausalLM AutoTokenizer")
 
 
@@ -424,6 +426,37 @@ def test_an_iteration_warns_about_truncated_prompts_and_a_wide_gap(config, runs)
     with pytest.warns(UserWarning, match="prompts are as long as") as shown:
         runs.train(replace(config, update={"gap_warning": 0.0}))
     assert any("log-probabilities differ from the trainer's by" in str(warning.message) for warning in shown)
+
+
+@pytest.mark.parametrize(
+    ("settings", "trained", "metrics"),
+    [
+        ({}, "abcd", {}),
+        ({"overlong": "mask"}, "acd", {"training/overlong_ratio": 0.25}),
+        ({"max_policy_lag": 1}, "abc", {"training/stale_ratio": 0.25}),
+        ({"max_policy_lag": 0}, "ab", {"training/stale_ratio": 0.5}),
+        (
+            {"max_policy_lag": 0, "overlong": "mask"},
+            "a",
+            {"training/overlong_ratio": 0.25, "training/stale_ratio": 0.5},
+        ),
+    ],
+)
+def test_overlong_and_stale_rows_are_not_trained_on(settings, trained, metrics):
+    reasons = ["stop", "length", None, "stop"]
+    rows = pl.DataFrame({"id": list("abcd"), "finish_reason": reasons, "policy_version": [7, 7, 6, 5]})
+    kept, found = trained_rows(UpdateConfig(**settings), rows, 7)
+    assert "".join(kept["id"]) == trained
+    assert found == metrics
+
+
+@pytest.mark.slow
+def test_an_update_without_rows_is_no_update(config, runs):
+    config = replace(config, iterations=1, evaluation={"every": 0}, rollout={"max_response_tokens": 1})
+    runs.train(replace(config, update={"overlong": "mask", "rollout_is": "token_mask"}))
+    line = read_metrics(runs.folder / "run" / "metrics.jsonl")[-1]
+    assert line["training/overlong_ratio"] == 1.0
+    assert line["actor/optimiser_steps"] == 0.0
 
 
 @pytest.mark.slow

@@ -117,7 +117,12 @@ class Learner:
         if config.rollout_is is not None:
             reported = _reported(samples, "set update.rollout_is to none")
             correction, statistics = rollout_correction(
-                old, reported, samples.response_start, config.rollout_is, config.rollout_is_threshold
+                old,
+                reported,
+                samples.response_start,
+                config.rollout_is,
+                config.rollout_is_threshold,
+                config.rollout_is_least,
             )
             metrics |= statistics
         if rate is not None:
@@ -201,6 +206,7 @@ class Learner:
                     self._tensor(row_weight[micro.row]),
                     config,
                     rollout_is,
+                    torch.from_numpy(micro.row).to(self.device),
                 )
                 loss.backward()  # type: ignore[no-untyped-call]
             for name, value in (parts | {name: total / tokens for name, total in totals.items()}).items():

@@ -8,15 +8,18 @@ Notation: π is the policy being trained, π_old the policy that the ratio compa
 a response token of a step, and A the step's advantage, which is the same for all its tokens.
 
     r(y)      = π(y) / π_old(y)                                              the ratio
+    s(y)      = exp(mean over the response's tokens z of log r(z))           that of GSPO, in the place of r
     L_clip(y) = max(−A r, −A clip(r, 1 − ε_low, 1 + ε_high))                 PPO, asymmetric
     L(y)      = min(L_clip, −A c)  where A < 0                               dual clip, c > 1
     L(y)     ← ρ(y) L(y)                                                     rollout correction, if used
     KL(y)     = exp(d) − d − 1,  d = log π_ref(y) − log π(y)                 low-variance estimate
+    KL(y)    ← r(y) KL(y)                                                    unbiased, also its gradient
     loss      = Σ_y w(y) (L(y) + β KL(y) − η H(y))                           H the entropy of π at y
 
 Sources: PPO, arXiv 1707.06347 equation 7; asymmetric clip and token mean, DAPO, arXiv 2503.14476 equations 8 to 12;
-dual clip, arXiv 1912.09729 equation 5; the KL estimate, J. Schulman 2020, "Approximating KL Divergence", estimator k3,
-limited as verl limits it.
+dual clip, arXiv 1912.09729 equation 5; GSPO, arXiv 2507.18071 equations 7 and 14; the KL estimate, J. Schulman 2020,
+"Approximating KL Divergence", estimator k3, limited as verl limits it; the unbiased one, DeepSeek-V3.2, arXiv
+2512.02556, as TRL's `use_bias_correction_kl`.
 """
 
 from __future__ import annotations
@@ -79,6 +82,23 @@ def clipped_policy_loss(
     return loss, ratio.detach(), clipped, dual_clipped
 
 
+def sequence_old_logprob(logprob: Tensor, old_logprob: Tensor, response: Tensor) -> Tensor:
+    """Return the values in the place of log π_old with which the ratio of each token is s, the ratio of its response.
+
+    As in GSPO-token, the gradient of a token's ratio is s ∇ log π(y). With equal weights of a response's tokens, the
+    gradient of the loss is GSPO's.
+
+    Args:
+        logprob: log π(y), float of shape (tokens,).
+        old_logprob: log π_old(y), of the same shape.
+        response: int of the same shape, the response of each token. Tokens of a response are next to each other.
+    """
+    present = logprob.detach()
+    _, place, length = torch.unique_consecutive(response, return_inverse=True, return_counts=True)
+    sums = torch.zeros_like(length, dtype=present.dtype).index_add(0, place, present - old_logprob)
+    return present - (sums / length)[place]
+
+
 def low_variance_kl(logprob: Tensor, reference_logprob: Tensor) -> Tensor:
     """Return Schulman's k3 estimate of KL(π ‖ π_ref) from sampled tokens: exp(d) − d − 1, d = log π_ref − log π.
 
@@ -122,6 +142,7 @@ def policy_loss(
     weight: Tensor,
     terms: UpdateConfig,
     rollout_is: Tensor | None = None,
+    response: Tensor | None = None,
 ) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
     """Return the loss of one micro-batch, a sum over its tokens: Σ w (ρ L + β KL − η H).
 
@@ -133,15 +154,20 @@ def policy_loss(
         advantage: A of each token's step, of the same shape.
         weight: w of each token, of the same shape, from `token_weights` over the whole *mini-batch*.
         terms: The settings with the clipping bounds and the weights of the terms.
-        rollout_is: ρ, the truncated importance weight of each token (`rollout_correction`), of the same shape; None
-            for 1.
+        rollout_is: ρ, the importance weight of each token (`rollout_correction`), of the same shape; None for 1.
+        response: int of the same shape, the response of each token, whose tokens are adjacent and all in this
+            micro-batch; needed for the ratio of sequences.
 
     Returns:
         The loss, a scalar with a gradient; its parts, weighted sums over tokens; and sums over tokens without weights,
         which divided by the number of tokens are means.
     """
+    compared = old_logprob
+    if terms.ratio == "sequence":
+        assert response is not None
+        compared = sequence_old_logprob(logprob, old_logprob, response)
     clipped_loss, ratio, clipped, dual_clipped = clipped_policy_loss(
-        logprob, old_logprob, advantage, clip_low=terms.clip_low, clip_high=terms.clip_high, dual_clip=terms.dual_clip
+        logprob, compared, advantage, clip_low=terms.clip_low, clip_high=terms.clip_high, dual_clip=terms.dual_clip
     )
     policy = (weight * (clipped_loss if rollout_is is None else rollout_is * clipped_loss)).sum()
     mean_entropy = (weight * entropy).sum()
@@ -155,7 +181,10 @@ def policy_loss(
         "approx_kl": (old_logprob - logprob).sum(),
     }
     if reference_logprob is not None:
-        divergence = (weight * low_variance_kl(logprob, reference_logprob)).sum()
+        estimate = low_variance_kl(logprob, reference_logprob)
+        if terms.unbiased_kl:
+            estimate = estimate * (logprob - old_logprob).clamp(-_LOG_LIMIT, _LOG_LIMIT).exp()
+        divergence = (weight * estimate).sum()
         loss = loss + terms.kl_weight * divergence
         parts["kl_loss"] = divergence
     parts["loss"] = loss

@@ -1,20 +1,24 @@
-"""Truncated importance sampling: correct the update for rollouts that another policy has sampled.
+"""Importance sampling: correct the update for rollouts that another policy has sampled.
 
 The rollout engine's probabilities differ from the trainer's: other kernels, another dtype, or weights of before. The
-gradient of tokens sampled from μ is then not the policy's. Each token's policy loss is multiplied by a truncated
-importance weight, which depends on the policy before the update and has no gradient.
+gradient of tokens sampled from μ is then not the policy's. Each token's policy loss is multiplied by an importance
+weight, truncated or masked, which depends on the policy before the update and has no gradient.
 
 Notation: π_old is the trainer's policy before the update, μ the engine's, y_t the t-th token of a step's response y.
 
     ρ(y_t) = π_old(y_t) / μ(y_t)
     token       w(y_t) = min(ρ(y_t), C)                per token: less variance, but biased for longer responses
     sequence    w(y_t) = min(Π_s ρ(y_s), C)            per response: without bias if C is never reached
+    …_mask      w(y_t) = 0 where ρ, or its product, is not in [c, C]: those that differ most are not trained on. The
+                loss is still divided by all tokens, and the terms of KL and entropy stay.
 
-An engine that reports μ(y_t) = 0 for a token that it has sampled gives the weight C, as any other large ratio does.
-Where either probability is unknown (NaN), or π_old(y_t) is 0, the weight is practically 0.
+An engine that reports μ(y_t) = 0 for a token that it has sampled has a large ratio like any other. Where either
+probability is unknown (NaN), or π_old(y_t) is 0, the weight is practically 0.
 
-Source: F. Yao et al. 2025, "Your Efficient RL Framework Secretly Brings You Off-Policy RL Training"; levels, names of
-the metrics and the limit of log ρ to ±20 as in verl 0.9.1 (`verl.trainer.ppo.rollout_corr_helper`).
+Sources: F. Yao et al. 2025, "Your Efficient RL Framework Secretly Brings You Off-Policy RL Training"; masks of tokens,
+IcePop, arXiv 2510.18855; masks of responses, MIS, J. Liu et al. 2025, "When Speed Kills Stability"; both as TRL's modes
+of these names. Levels, names of the metrics and the limit of log ρ to ±20 as in verl 0.9.1
+(`verl.trainer.ppo.rollout_corr_helper`).
 """
 
 from __future__ import annotations
@@ -26,7 +30,7 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-Level = Literal["token", "sequence"]
+Level = Literal["token", "sequence", "token_mask", "sequence_mask"]
 
 _LOG_LIMIT: Final = 20.0
 _FAR: Final = 1e6
@@ -39,20 +43,22 @@ def rollout_correction(
     response_start: NDArray[np.int64],
     level: Level,
     threshold: float = 2.0,
+    least: float = 0.0,
 ) -> tuple[NDArray[np.float64], dict[str, float]]:
-    """Return the truncated importance weight of each response token, and statistics under verl's names.
+    """Return the importance weight of each response token, and statistics under verl's names.
 
     Means are over tokens; `rollout_is_ratio_fraction_high` and `_low` are the shares of ratios above C and below 1 / C:
-    of tokens, or of responses at the level of sequences. `rollout_is_max` and `_min` are those of the truncated
-    weights, and at the level of sequences of the ratios, as in verl. `rollout_is_eff_sample_size` is the effective
-    sample size as a share of the tokens.
+    of tokens, or of responses at the level of sequences. `rollout_is_max` and `_min` are those of the weights, and at
+    the level of sequences of the ratios, as in verl. `rollout_is_eff_sample_size` is the effective sample size as a
+    share of the tokens, and `rollout_is_masked`, with a mask, the share of tokens that are left out.
 
     Args:
         old_logprob: log π_old, float of shape (tokens,), the tokens of all responses, at least one.
         rollout_logprob: log μ, of the same shape.
         response_start: int64 of shape (responses + 1,), the index of each response's first token.
-        level: ``token`` or ``sequence``.
+        level: ``token`` or ``sequence``, or one of these with ``_mask``.
         threshold: The largest weight C.
+        least: c, the smallest ratio that a mask leaves.
 
     Returns:
         The weights, float64 of shape (tokens,), between 0 and `threshold`; and the statistics by name.
@@ -70,15 +76,19 @@ def rollout_correction(
     log_ratio = log_ratio.clip(-_LOG_LIMIT, _LOG_LIMIT)
     tokens: NDArray[np.float64] = np.exp(log_ratio)
     responses = np.exp(sums.clip(-_LOG_LIMIT, _LOG_LIMIT))
-    weight = (tokens if level == "token" else np.repeat(responses, lengths)).clip(max=threshold)
+    by_token = level.startswith("token")
+    weight = tokens if by_token else np.repeat(responses, lengths)
+    masks = level.endswith("_mask")
+    masked = masks & ((weight < least) | (weight > threshold))
+    weight = np.where(masked, 0.0, weight.clip(max=threshold))
     sequences = responses[lengths > 0]
-    ratio, extreme = (tokens, weight) if level == "token" else (sequences, sequences)
+    ratio, extreme = (tokens, weight) if by_token else (sequences, sequences)
     values = {
         "rollout_is_mean": weight.mean(),
         "rollout_is_max": extreme.max(),
         "rollout_is_min": extreme.min(),
         "rollout_is_std": weight.std(),
-        "rollout_is_eff_sample_size": weight.mean() ** 2 / (weight**2).mean(),
+        "rollout_is_eff_sample_size": weight.mean() ** 2 / max((weight**2).mean(), np.finfo(float).tiny),
         "rollout_is_ratio_fraction_high": (ratio > threshold).mean(),
         "rollout_is_ratio_fraction_low": (ratio < 1.0 / threshold).mean(),
         "kl": -log_ratio.mean(),
@@ -86,4 +96,6 @@ def rollout_correction(
         "chi2_token": (tokens**2).mean() - 1.0,
         "chi2_seq": (sequences**2).mean() - 1.0,
     }
+    if masks:
+        values["rollout_is_masked"] = masked.mean()
     return weight, {f"rollout_corr/{name}": float(value) for name, value in values.items()}

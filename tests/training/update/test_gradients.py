@@ -37,6 +37,9 @@ OPTIONS = {
     "sequence mean": {"aggregation": "sequence_mean"},
     "sequence sum, accumulated": {"aggregation": "sequence_sum", "micro_batch_tokens": 40},
     "no dual clip": {"dual_clip": None},
+    "GSPO": {"ratio": "sequence", "aggregation": "sequence_mean", "clip_low": 3e-4, "clip_high": 4e-4},
+    "GSPO, packed and accumulated": {"ratio": "sequence", "layout": "packed", "micro_batch_tokens": 45},
+    "unbiased KL": {"unbiased_kl": True, "kl_weight": 0.5},
     "no reference": {"kl_weight": 0.0},
     "no entropy": {"entropy_weight": 0.0},
     "all at once": {"layout": "packed", "logit_chunk": 2, "micro_batch_tokens": 50, "aggregation": "sequence_mean"},
@@ -59,17 +62,23 @@ def slow_gradient(model, reference_model, samples, rows, old, config):
         with torch.no_grad():
             logits = reference_model(tokens).logits[0, :-1].double()
             reference_table = torch.log_softmax(logits / config.rollout.temperature, -1)
+        answer = tokens[0, -n:]
+        logprobs = table[torch.arange(len(table) - n, len(table)), answer]
+        first = samples.response_start[row]
+        token_ratio = (logprobs - torch.from_numpy(old[first : first + n]).double()).exp()
+        ratios = token_ratio
+        if update.ratio == "sequence":  # GSPO, equation 7
+            ratios = token_ratio.prod().pow(1 / n).expand(n)
         for i in range(n):
-            place, token = tokens.shape[1] - 1 - n + i, tokens[0, tokens.shape[1] - n + i]
-            logprob = table[place, token]
-            ratio = (logprob - float(old[samples.response_start[row] + i])).exp()
+            place, token, logprob, ratio = len(table) - n + i, answer[i], logprobs[i], ratios[i]
             advantage = float(samples.advantage[row])
             term = -torch.minimum(ratio * advantage, ratio.clamp(1 - update.clip_low, 1 + update.clip_high) * advantage)
             if advantage < 0 and update.dual_clip is not None:
                 term = term.clamp(max=-advantage * update.dual_clip)
             if update.kl_weight:
                 d = reference_table[place, token] - logprob
-                term = term + update.kl_weight * (d.exp() - d - 1).clamp(max=10.0)
+                estimate = (d.exp() - d - 1).clamp(max=10.0)
+                term = term + update.kl_weight * estimate * (token_ratio[i] if update.unbiased_kl else 1.0)
             term = term + update.entropy_weight * (table[place].exp() * table[place]).sum()
             weight = {
                 "token_mean": 1 / lengths.sum(),

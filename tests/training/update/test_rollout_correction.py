@@ -1,4 +1,4 @@
-"""Truncated importance sampling: weights by hand, and the exact bias of the gradient with and without it."""
+"""Importance sampling: weights by hand, and the exact bias of the gradient with and without it."""
 
 import copy
 import importlib
@@ -32,20 +32,26 @@ def flat(rows):
     return np.array([value for row in rows for value in row]), np.cumsum([0, *map(len, rows)])
 
 
-@given(ratios, st.sampled_from([0.5, 2.0, 1e9]))
-def test_weights_match_a_loop_over_tokens(rows, threshold):
+@given(ratios, st.sampled_from([0.5, 2.0, 1e9]), st.sampled_from([0.0, 0.4]))
+def test_weights_match_a_loop_over_tokens(rows, threshold, least):
     values, start = flat(rows)
     token = [min(np.exp(value), threshold) for row in rows for value in row]
     sequence = [min(np.exp(sum(row)), threshold) for row in rows for _ in row]
     old, rollout = values - 5.0, np.full(len(values), -5.0)
     np.testing.assert_allclose(rollout_correction(old, rollout, start, "token", threshold)[0], token)
     np.testing.assert_allclose(rollout_correction(old, rollout, start, "sequence", threshold)[0], sequence, rtol=1e-9)
+    for level, whole in (("token_mask", False), ("sequence_mask", True)):
+        quotients = [np.exp(sum(row) if whole else value) for row in rows for value in row]
+        kept = [quotient if least <= quotient <= threshold else 0.0 for quotient in quotients]
+        weight, statistics = rollout_correction(old, rollout, start, level, threshold, least)
+        np.testing.assert_allclose(weight, kept, rtol=1e-9)
+        assert statistics["rollout_corr/rollout_is_masked"] == np.mean(np.array(kept) == 0.0)
 
 
 IMPOSSIBLE = st.sampled_from([-np.inf, np.inf, np.nan, -1e30, 1e30, 3.0])
 
 
-@given(ratios, st.sampled_from(["token", "sequence"]), IMPOSSIBLE, IMPOSSIBLE, st.data())
+@given(ratios, st.sampled_from(["token", "sequence", "token_mask", "sequence_mask"]), IMPOSSIBLE, IMPOSSIBLE, st.data())
 def test_impossible_values_change_no_other_response(rows, level, reported, own, data):
     values, start = flat(rows)
     old, rollout = values - 5.0, np.full(len(values), -5.0)
@@ -61,6 +67,7 @@ def test_impossible_values_change_no_other_response(rows, level, reported, own, 
         assert np.isfinite(weight).all()
         assert (weight >= 0).all()
         assert np.isfinite(list(statistics.values())).all()
+        assert (weight <= 2.0).all()
 
 
 @pytest.mark.parametrize("level", ["token", "sequence"])

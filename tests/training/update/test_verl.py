@@ -1,4 +1,4 @@
-"""The loss and the rollout correction against verl's own functions, where verl is installed."""
+"""The loss and the rollout correction against functions of verl and TRL, where these are installed."""
 
 import os
 import subprocess
@@ -19,13 +19,19 @@ CASES, RESPONSES, TOKENS = 200, 6, 12
 MODES = {"token-mean": "token_mean", "seq-mean-token-mean": "sequence_mean", "seq-mean-token-sum": "sequence_sum"}
 
 
-@pytest.fixture(scope="module")
-def verl_python() -> str:
-    """Return a Python with verl: this one, or the one in HGPO_VERL_PYTHON."""
-    python = os.environ.get("HGPO_VERL_PYTHON", sys.executable)
-    if subprocess.run([python, "-c", "import verl.trainer.ppo.core_algos"], capture_output=True).returncode:
-        pytest.skip("needs verl 0.9, or HGPO_VERL_PYTHON set to a Python that has it")
+def python_with(module: str, variable: str) -> str:
+    """Return a Python that imports a module: this one, or the one in an environment variable."""
+    python = os.environ.get(variable, sys.executable)
+    if subprocess.run([python, "-c", f"import {module}"], capture_output=True).returncode:
+        pytest.skip(f"needs {module.partition('.')[0]}, or {variable} set to a Python that has it")
     return python
+
+
+def results_of(script: str, python: str, cases: dict[str, np.ndarray], folder: Path) -> dict[str, np.ndarray]:
+    np.savez(folder / "cases.npz", **cases)
+    command = [python, str(Path(__file__).parent / script), str(folder / "cases.npz"), str(folder / "results.npz")]
+    subprocess.run(command, check=True, cwd=folder)
+    return dict(np.load(folder / "results.npz"))
 
 
 @pytest.fixture(scope="module")
@@ -51,13 +57,14 @@ def cases() -> dict[str, np.ndarray]:
 
 
 @pytest.fixture(scope="module")
-def expected(verl_python, cases, tmp_path_factory) -> dict[str, np.ndarray]:
-    folder = tmp_path_factory.mktemp("verl")
-    np.savez(folder / "cases.npz", **cases)
-    script = Path(__file__).parent / "verl_reference.py"
-    command = [verl_python, str(script), str(folder / "cases.npz"), str(folder / "results.npz")]
-    subprocess.run(command, check=True, cwd=folder)
-    return dict(np.load(folder / "results.npz"))
+def expected(cases, tmp_path_factory) -> dict[str, np.ndarray]:
+    python = python_with("verl.trainer.ppo.core_algos", "HGPO_VERL_PYTHON")
+    return results_of("verl_reference.py", python, cases, tmp_path_factory.mktemp("verl"))
+
+
+@pytest.fixture(scope="module")
+def expected_by_trl(cases, tmp_path_factory) -> dict[str, np.ndarray]:
+    return results_of("trl_reference.py", python_with("trl", "HGPO_TRL_PYTHON"), cases, tmp_path_factory.mktemp("trl"))
 
 
 def flat(cases, name, case):
@@ -114,3 +121,57 @@ def test_the_weights_and_metrics_of_the_rollout_correction_are_verls(cases, expe
         np.testing.assert_allclose(weights, weight, rtol=1e-5)
         for name, value in statistics.items():
             assert value == pytest.approx(expected[f"{level} {name}"][case], rel=1e-4, abs=2e-6), name
+
+
+@pytest.mark.parametrize("level", ["token_mask", "sequence_mask"])
+def test_masked_weights_are_zero_where_verl_rejects(cases, expected, level):
+    for case in range(CASES):
+        given = flat(cases, "old", case), flat(cases, "rollout", case), starts(cases, case)
+        weights, _ = rollout_correction(*given, level, 2.0, 0.5)
+        verls = expected[f"weight {level}"][case][cases["mask"][case] > 0]
+        np.testing.assert_allclose(weights, verls, rtol=1e-5)
+
+
+def check_loss(cases, case, loss, gradient, aggregation, **settings):
+    """Check the loss of a case, in float64 and without dual clip, and its gradient."""
+    length = np.diff(starts(cases, case))
+    clips = {name: float(cases[name][case]) for name in ("clip_low", "clip_high")}
+    logprob, *given = (
+        torch.from_numpy(flat(cases, name, case)).double() for name in ("logprob", "entropy", "old", "reference")
+    )
+    logprob.requires_grad_()
+    advantage, weight, response = (
+        torch.from_numpy(np.repeat(values, length))
+        for values in (cases["advantage"][case], token_weights(length, aggregation), np.arange(RESPONSES))
+    )
+    terms = UpdateConfig(**clips, dual_clip=None, entropy_weight=0.0, **settings)
+    found, *_ = policy_loss(logprob, *given, advantage, weight, terms, response=response)
+    found.backward()
+    scale = max(1.0, abs(float(loss)), float(np.abs(gradient).max()))
+    assert found.item() == pytest.approx(loss, abs=2e-6 * scale)
+    np.testing.assert_allclose(logprob.grad, gradient[cases["mask"][case] > 0], atol=2e-6 * scale)
+
+
+def test_the_loss_of_gspo_is_verls(cases, expected):
+    for case in range(CASES):
+        given = expected["loss GSPO"][case], expected["gradient GSPO"][case]
+        check_loss(cases, case, *given, "sequence_mean", ratio="sequence", kl_weight=0.0)
+
+
+TRL = {
+    "GSPO": ("sequence_mean", {"ratio": "sequence", "kl_weight": 0.0}),
+    "GSPO, token mean": ("token_mean", {"ratio": "sequence", "kl_weight": 0.0}),
+    "KL": ("token_mean", {"kl_weight": 0.05}),
+    "unbiased KL": ("token_mean", {"kl_weight": 0.05, "unbiased_kl": True}),
+}
+
+
+@pytest.mark.parametrize("name", TRL)
+def test_the_loss_and_its_gradient_are_trls(cases, expected_by_trl, name):
+    aggregation, settings = TRL[name]
+    estimate = np.exp(gap := cases["reference"] - cases["logprob"]) - gap - 1
+    compared = [case for case in range(CASES) if "KL" not in name or estimate[case].max() < 10]  # TRL has no limit
+    assert len(compared) > CASES / 2
+    for case in compared:
+        given = expected_by_trl[f"loss {name}"][case], expected_by_trl[f"gradient {name}"][case]
+        check_loss(cases, case, *given, aggregation, **settings)

@@ -13,7 +13,12 @@ import numpy as np
 
 def losses(case, given):
     import torch
-    from verl.trainer.ppo.core_algos import agg_loss, compute_policy_loss_vanilla, kl_penalty
+    from verl.trainer.ppo.core_algos import (
+        agg_loss,
+        compute_policy_loss_gspo,
+        compute_policy_loss_vanilla,
+        kl_penalty,
+    )
     from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_rejection_mask
     from verl.workers.config import FSDPActorConfig
 
@@ -46,6 +51,16 @@ def losses(case, given):
             loss.backward()
             found |= {f"loss {mode} {level}": loss.item(), f"gradient {mode} {level}": logprob.grad.numpy()}
             found |= {name: clips[f"actor/{name}"] for name in ("pg_clipfrac", "pg_clipfrac_lower")}
+    logprob = torch.from_numpy(given["logprob"][case]).requires_grad_()
+    loss, _ = compute_policy_loss_gspo(old, logprob, advantage, mask, "seq-mean-token-mean", config)
+    loss.backward()
+    found |= {"loss GSPO": loss.item(), "gradient GSPO": logprob.grad.numpy()}
+    for level, statistic in (("token", "token_k1"), ("sequence", "seq_sum_k1")):
+        bounds = {"rollout_is_threshold": 2.0, "rollout_rs": statistic, "rollout_rs_threshold": "0.5_2.0"}
+        proto, kept, _ = compute_rollout_correction_and_rejection_mask(
+            old.double(), rollout.double(), mask, rollout_is=level, **bounds
+        )
+        found[f"weight {level}_mask"] = (proto.batch["rollout_is_weights"] * kept).numpy()
     return found
 
 
