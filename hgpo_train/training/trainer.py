@@ -122,6 +122,7 @@ class Trainer:
             "model": stored_model(config.model.path),
         }
         with removed_if_unused(folder), ExitStack() as resources:
+            resources.callback(self._close_environments)
             self._table = resources.enter_context(open_run(folder, config, inputs, free_settings(config)))
             with display.stage("load the model"):
                 self.model, self.learner, self.state = load_policy(self.config, folder)
@@ -159,6 +160,11 @@ class Trainer:
             while not self._is_finished():
                 self.iterate()
         return self.state
+
+    def _close_environments(self) -> None:
+        self._env.close()
+        if "_held_out" in vars(self):
+            self._held_out.close()
 
     def close(self) -> None:
         """End the engine and the trackers, and unlock the folder; `run` does this in any case."""
