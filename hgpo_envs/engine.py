@@ -112,6 +112,9 @@ class TaskSource(Protocol):
     A source whose engines wait for other processes may have the attribute ``concurrent``, an integer: rollouts call
     its engines in threads, at most this many at the same time. The engines may then have a method ``close``, which may
     be called during a call and ends it.
+
+    A source that holds something outside this process, such as a server, may have a method ``close``, which is called
+    once, after its last environment was closed (`hgpo_envs.sources.SharedSource`).
     """
 
     name: str

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from hgpo_envs.engine import TaskSource
     from hgpo_envs.episode import Settings
+    from hgpo_envs.memory import Memory
 
 RENDER_MODES: Final = ("human", "ansi")
 
@@ -144,6 +145,8 @@ class TextEnv(gymnasium.Env[dict[str, Any], str]):
         prompt_style: ``memory`` or ``chat``: whether ``prompt`` is complete and shows the last pairs, or is the next
             message of a conversation, whose earlier messages and responses the caller keeps.
         system_prompt: The system message for policies of this package; the observation does not contain it.
+        memory: What stands for the past in the prompt instead of the last K pairs: a function (`hgpo_envs.memory`), or
+            ``module:function``.
         render_mode: ``human`` prints every step (`render_step`) to standard output; with ``ansi``, `render` returns the
             last one; None renders nothing.
 
@@ -182,6 +185,7 @@ class TextEnv(gymnasium.Env[dict[str, Any], str]):
         prompt_template: str | None = None,
         prompt_style: str = "memory",
         system_prompt: str = "",
+        memory: Memory | str | None = None,
         render_mode: str | None = None,
     ) -> None:
         self.shared, self.tasks, settings = open_tasks(
@@ -197,6 +201,7 @@ class TextEnv(gymnasium.Env[dict[str, Any], str]):
             max_steps=max_steps,
             prompt_style=prompt_style,
             system_prompt=system_prompt,
+            memory=memory,
         )
         self._draws: TaskSampler | None = None
         self.split, self.sampling, self.render_mode = split, sampling, render_mode
@@ -262,7 +267,7 @@ class TextEnv(gymnasium.Env[dict[str, Any], str]):
         return observation, state.reward, episode.terminated, episode.truncated, episode.info()
 
     def close(self) -> None:
-        """End what the engine has outside this process, such as AppWorld's worlds."""
+        """End what the engine has outside this process, such as AppWorld's worlds, and close a source without users."""
         self.episode.close()
 
     def fork(self) -> TextEnv:

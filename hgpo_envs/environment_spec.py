@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from hgpo_envs.engine import Player, TaskSource
+    from hgpo_envs.memory import Memory
     from hgpo_envs.responses import Response
     from hgpo_envs.sources import SharedSource
 
@@ -64,6 +65,9 @@ class EnvironmentSpec:
         state_key: What is compared of a state's text when steps are grouped: a function from text to text, or its name
             (`hgpo_envs.state_keys`); None compares the whole text. The policy reads the text in any case. States that
             have a key of their own (`hgpo_envs.engine.State.key`) keep it.
+        memory: A function of the past pairs and the current state, or ``module:function``, which returns the text that
+            stands for the past in the prompt (`hgpo_envs.memory.Memory`); None shows the last K pairs. Groups compare
+            states, with or without it.
         action_tag: The tag around the action in a response, in which scripted players write theirs; empty if there is
             none.
         players: The scripted players ``expert`` and ``explorer``, each as a class (`hgpo_envs.engine.Player`) or as
@@ -97,6 +101,7 @@ class EnvironmentSpec:
     parse_response: Callable[[str], Response] = parse
     format_response: Callable[[str], str] | None = None
     state_key: Callable[[str], str] | str | None = None
+    memory: Memory | str | None = None
     action_tag: str = "action"
     players: Mapping[str, Callable[[], Player] | str] = field(default_factory=dict)
     stochastic: bool = False

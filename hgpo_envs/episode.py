@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from hgpo_envs.environment_spec import spec_named
 from hgpo_envs.errors import InputError, unknown
 from hgpo_envs.hashing import DEFAULT_DEPTH, text_hash
 from hgpo_envs.memory import Pair
-from hgpo_envs.plugins import answer_of
+from hgpo_envs.plugins import answer_of, import_object
 from hgpo_envs.prompts import PromptTemplate, load_template, turn_template
 from hgpo_envs.responses import Response, action_text, admissible, numbered, parse
 from hgpo_envs.state_keys import state_key
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 
     from hgpo_envs.engine import Engine, State, Task
+    from hgpo_envs.memory import Memory
     from hgpo_envs.sources import SharedSource
 
 PROMPT_STYLES: Final = ("memory", "chat")
@@ -48,6 +50,7 @@ class Settings:
             argument of `hgpo_envs.env.TextEnv`.
         parse_response: `EnvironmentSpec.parse_response`; likewise `state_key` and `tools`.
         turn_template: Renders the messages after the first one in a conversation; None uses `template`.
+        memory: `EnvironmentSpec.memory`; None shows the last `history_length` pairs.
 
     Raises:
         InputError: If a value is out of range.
@@ -64,6 +67,7 @@ class Settings:
     prompt_style: str = "memory"
     turn_template: PromptTemplate | None = None
     system_prompt: str = ""
+    memory: Memory | None = None
 
     def __post_init__(self) -> None:
         for name, least in (("history_length", 0), ("history_depth", 0), ("max_steps", 1)):
@@ -76,14 +80,19 @@ class Settings:
             raise InputError(f"system_prompt: expected a text, received {self.system_prompt!r}")
         if self.prompt_style not in PROMPT_STYLES:
             raise InputError(unknown("prompt_style", self.prompt_style, PROMPT_STYLES))
+        if not (self.memory is None or callable(self.memory)):
+            raise InputError(f"memory: expected a function of the past pairs and the state, received {self.memory!r}")
 
 
-def settings_for(benchmark: str, *, prompt_template: str | None = None, **values: Any) -> Settings:
+def settings_for(
+    benchmark: str, *, prompt_template: str | None = None, memory: Memory | str | None = None, **values: Any
+) -> Settings:
     """Return the settings of a benchmark's environments, with its template and response rules as defaults.
 
     Args:
         benchmark: The task source's name.
         prompt_template: What replaces the benchmark's prompt template (`hgpo_envs.env.TextEnv`).
+        memory: What replaces the benchmark's memory, as a function or as ``module:function``.
         values: Other attributes of `Settings`.
 
     Raises:
@@ -98,8 +107,10 @@ def settings_for(benchmark: str, *, prompt_template: str | None = None, **values
     if spec is not None:
         key = state_key(spec.state_key) if isinstance(spec.state_key, str) else spec.state_key
         values = {"parse_response": spec.parser, "state_key": key, "tools": spec.tools} | values
+        memory = spec.memory if memory is None else memory
+    remember: Any = import_object(memory, "a memory function") if isinstance(memory, str) else memory
     template = load_template(prompt_template, benchmark)
-    return Settings(template=template, turn_template=turn_template(template), **values)
+    return Settings(template=template, turn_template=turn_template(template), memory=remember, **values)
 
 
 class Episode:
@@ -131,8 +142,10 @@ class Episode:
 
     def __init__(self, shared: SharedSource, settings: Settings, engine: Engine | None = None) -> None:
         self.shared, self.settings = shared, settings
+        shared.add_user(self)
         self._engine = engine
-        self._pairs: deque[Pair] = deque(maxlen=settings.history_length)
+        shown = settings.history_length if settings.memory is None else None
+        self._pairs: deque[Pair] = deque(maxlen=shown)
         self._journal: list[tuple[str, bool | None]] = []
         self.steps_taken = 0
         self.action, self.action_valid = "", True
@@ -225,16 +238,19 @@ class Episode:
         """Return the prompt for the current state; in a conversation, the next message to the policy.
 
         Args:
-            history_length: The maximum number of past pairs, to shorten a prompt. None uses all K.
+            history_length: The maximum number of past pairs, to shorten a prompt. None uses all of `history`.
         """
         state, settings, template = self.state, self.settings, self.settings.template
         pairs = list(self._pairs)
         if history_length is not None:
             pairs = pairs[max(0, len(pairs) - history_length) :]
-        if settings.prompt_style == "chat":
-            pairs = []  # the conversation has them
-            if self.steps_taken and settings.turn_template is not None:
-                template = settings.turn_template
+        past: str | None = None
+        if settings.memory is not None and self.steps_taken:
+            past = clean_text(answer_of("memory", partial(settings.memory, pairs), state, str))
+        if past is not None or settings.prompt_style == "chat":
+            pairs = []  # the memory's text stands for them, or the conversation has them
+        if settings.prompt_style == "chat" and self.steps_taken and settings.turn_template is not None:
+            template = settings.turn_template
         return template.render(
             self.task.instruction,
             state.text,
@@ -245,10 +261,11 @@ class Episode:
             settings.action_format,
             state.info,
             settings.prompt_style,
+            past=past,
         )
 
     def history(self) -> list[Pair]:
-        """Return the last K past pairs, oldest first."""
+        """Return the past pairs that the prompt shows, oldest first: the last K, or all that a memory summarises."""
         return list(self._pairs)
 
     def info(self) -> dict[str, Any]:
@@ -271,9 +288,13 @@ class Episode:
         }
 
     def close(self) -> None:
-        """End what the engine has outside this process, also during a call; `start` may be called again."""
+        """End what the engine has outside this process, also during a call; `start` may be called again.
+
+        The last one of a task source closes it, too (`hgpo_envs.sources.SharedSource`).
+        """
         if (close := getattr(self._engine, "close", None)) is not None:
             close()
+        self.shared.remove_user(self)
 
     def fork(self) -> Episode:
         """Return an independent episode in the same state.

@@ -83,6 +83,7 @@ class GymnasiumEngine:
         won = _flag(_first(known, _WON_KEYS, _UNKNOWN))
         if won is _UNKNOWN:
             won = self._solved(ended=ended, stopped=stopped, last=gain)
+        score, earned = known.get("score"), min(max(self._return, 0.0), 1.0)
         actions: Any = _first(info, _ACTION_KEYS, ())
         text: Any = _first(observation, _TEXT_KEYS) if isinstance(observation, Mapping) else observation
         return State(
@@ -92,7 +93,7 @@ class GymnasiumEngine:
             terminated=ended,
             won=won,
             reward=gain,
-            score=known.get("score", min(max(self._return, 0.0), 1.0)),
+            score=earned if score is None or _exceeds(score) else score,
             truncated=stopped,
         )
 
@@ -114,6 +115,11 @@ class GymnasiumEngine:
 def _first(values: Mapping[str, Any], keys: Iterable[str], default: object = None) -> Any:  # noqa: ANN401 - any value
     """Return the value of the first key that is there."""
     return next((values[key] for key in keys if key in values), default)
+
+
+def _exceeds(score: object) -> bool:
+    """Return whether a score is a number of points, as of many games, rather than one from 0 to 1."""
+    return isinstance(score, int | float | np.number) and bool(score < 0 or score > 1)
 
 
 def _flag(value: object) -> Any:  # noqa: ANN401 - validated later

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple, TypeAlias
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
+from hgpo_envs.engine import State
 
 
 class Pair(NamedTuple):
@@ -14,6 +14,11 @@ class Pair(NamedTuple):
     number: int
     observation: str
     action: str
+
+
+Memory: TypeAlias = Callable[[Sequence[Pair], State], str]
+"""A function of all past pairs, oldest first, and of the current state, which returns the text that stands for the past
+in the prompt, such as a summary. It is called from the second state on."""
 
 
 def as_text(pairs: Iterable[Pair]) -> str:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
     from importlib.metadata import EntryPoint
 
+A = TypeVar("A")
 T = TypeVar("T")
 
 
@@ -140,11 +141,11 @@ def check_code_in_file(named: Mapping[str, object], file: object, allow: Collect
             )
 
 
-def answer_of(name: str, function: Callable[[str], object], text: str, kind: type[T]) -> T:
-    """Return a user's function of a text. Raises InputError if it fails, or returns anything but a `kind`."""
+def answer_of(name: str, function: Callable[[A], object], argument: A, kind: type[T]) -> T:
+    """Return a user's function of a value. Raises InputError if it fails, or returns anything but a `kind`."""
     cause: Exception | None = None
     try:
-        value = function(text)
+        value = function(argument)
     except Exception as error:  # noqa: BLE001 - of a function of the user
         reason, cause = f"raised {type(error).__name__}: {one_line(error)}", error
     else:
@@ -152,7 +153,13 @@ def answer_of(name: str, function: Callable[[str], object], text: str, kind: typ
             return value
         reason = f"returned {one_line(repr(value))}"
     expected = "text" if kind is str else f"a {kind.__name__}"
-    raise InputError(f"{name}: expected a function from text to {expected}, which {reason}") from cause
+    raise InputError(f"{name}: expected a function that returns {expected}, which {reason}") from cause
+
+
+def name_of(function: Callable[..., object]) -> str:
+    """Return a function as ``module:name``, and an object that can be called by its class."""
+    named = function if hasattr(function, "__qualname__") else type(function)
+    return f"{named.__module__}:{named.__qualname__}"
 
 
 def find_in_working_directory() -> None:

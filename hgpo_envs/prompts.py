@@ -7,8 +7,8 @@ A template may use only these fields:
 | task | str | the instruction, in the benchmark's words |
 | observation | str | the state text |
 | admissible_actions | list[str] | in the benchmark's order |
-| history | str | the last pairs as text, one line ``[Observation n: '…', Action n: '…']`` each; empty without pairs |
-| pairs | list of (number, observation, action) | the same pairs, for other formats |
+| history | str | the last pairs, one line ``[Observation n: '…', Action n: '…']`` each, or the memory's text |
+| pairs | list of (number, observation, action) | the same pairs, for other formats; none with a memory |
 | history_length | int | the number of these pairs |
 | steps_taken | int | the number of actions so far |
 | step | int | the number of this step, from 1 |
@@ -175,6 +175,7 @@ class PromptTemplate:
         action_format: str,
         info: Mapping[str, Any] = _NO_INFO,
         prompt_style: str = "memory",
+        past: str | None = None,
     ) -> str:
         """Render the prompt of one step. The arguments are fields of the template (see the module).
 
@@ -189,7 +190,7 @@ class PromptTemplate:
             "task": task,
             "observation": observation,
             "admissible_actions": list(admissible_actions),
-            "history": as_text(pairs),
+            "history": as_text(pairs) if past is None else past,
             "pairs": pairs,
             "history_length": len(pairs),
             "steps_taken": steps_taken,

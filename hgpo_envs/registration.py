@@ -74,6 +74,7 @@ def code_of(environment: object, options: Mapping[str, Any]) -> dict[str, object
     """Return what `hgpo_envs.plugins.check_code_in_file` checks of an environment and its arguments."""
     return {
         "the environment": environment if ":" in str(environment) else None,
+        "the memory": options.get("memory"),
         "the interpreter": options.get("python"),
         "the backend": options.get("backend") if options.get("backend") != "native" else None,
     }

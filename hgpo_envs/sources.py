@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from threading import RLock
 from typing import TYPE_CHECKING, Any, Final
+from weakref import WeakSet, finalize
 
 from hgpo_envs.errors import InputError
 
@@ -21,11 +21,16 @@ KEPT: Final = 8
 """Number of task sources that a process shares: those that were asked for last."""
 
 _opening: Final = RLock()  # opening one source may open another
+_kept: Final[dict[Hashable, SharedSource]] = {}  # the one that was asked for last is at the end
 
 
 @dataclass(frozen=True, eq=False)
 class SharedSource:
     """A task source. Copies share it, and unpickling opens it again.
+
+    A source that has a method ``close`` is closed once: when the last of its users is closed, or when the process no
+    longer keeps it and nobody refers to it, at the end of the process at the latest. Its users are episodes, those of
+    environments among them, and `hgpo_train.rollout.env_handle.EnvHandle`.
 
     Attributes:
         source: The task source.
@@ -37,6 +42,32 @@ class SharedSource:
     source: TaskSource
     factory: str = ""
     arguments: tuple[tuple[str, Any], ...] = ()
+    _users: WeakSet[Any] = field(default_factory=WeakSet, init=False, repr=False)
+    _close: finalize[Any, Any] | None = field(default=None, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if (close := getattr(self.source, "close", None)) is not None:
+            object.__setattr__(self, "_close", finalize(self, close))
+
+    def add_user(self, user: object) -> None:
+        """Keep the source open until this object is removed, or no longer exists."""
+        if self._close is not None:  # most sources have nothing to close, and forks take microseconds
+            self._users.add(user)
+
+    def remove_user(self, user: object) -> None:
+        """Close the source if this was its last user."""
+        self._users.discard(user)
+        if not self._users:
+            self.close()
+
+    def close(self) -> None:
+        """Close the source, if it can be closed. The next `open_shared` opens it again."""
+        if self._close is None:
+            return
+        with _opening:
+            for key in [key for key, shared in _kept.items() if shared is self]:
+                del _kept[key]
+        self._close()
 
     def __copy__(self) -> SharedSource:
         return self
@@ -67,12 +98,16 @@ def open_shared(factory: str, **arguments: Any) -> SharedSource:
     for name, value in items:
         if not isinstance(value, Hashable):
             raise InputError(f"{name}: expected text, a number, true, false or null, received {value!r:.60}")
+    key = factory, tuple([(name, type(value), value, _file_version(value)) for name, value in items])
     with _opening:  # one thread opens a source while the others wait
-        return _opened(factory, items, tuple((type(value), _file_version(value)) for _, value in items))
+        shared = _kept.pop(key, None) or _open(factory, items)
+        _kept[key] = shared
+        if len(_kept) > KEPT:
+            del _kept[next(iter(_kept))]
+    return shared
 
 
-@lru_cache(KEPT)
-def _opened(factory: str, items: tuple[tuple[str, Any], ...], _versions: Hashable) -> SharedSource:
+def _open(factory: str, items: tuple[tuple[str, Any], ...]) -> SharedSource:
     module, _, name = factory.partition(":")
     source: TaskSource = getattr(import_module(module), name)(**dict(items))
     return SharedSource(source, factory, items)

@@ -224,7 +224,7 @@ class TextVectorEnv(VectorEnv[dict[str, Any], "Sequence[str]", "NDArray[Any]"]):
         raise InputError(f"actions: expected {self.num_envs} texts, one for each slot, received {one_line(actions)}")
 
     def close_extras(self) -> None:
-        """End what the engines have outside this process."""
+        """End what the engines have outside this process, and close a task source without users."""
         for episode in self.episodes:
             episode.close()
 

@@ -61,6 +61,7 @@ class VerlAgentTemplate(PromptTemplate):
         pairs: list[Pair],
         steps_taken: int,
         *_: Any,
+        past: str | None = None,
         **__: Any,
     ) -> str:
         """See `PromptTemplate.render`. Line breaks at the start and at the end remain, as in verl-agent."""
@@ -69,18 +70,19 @@ class VerlAgentTemplate(PromptTemplate):
             actions = "\n".join(f"'{action}'," for action in admissible_actions)
         else:
             actions = "\n ".join(f"'{action}'" for action in admissible_actions if action != "help")
+        history = as_text(pairs) if past is None else past
         values = {
             "task_description": task,
             "step_count": steps_taken,
-            "history_length": len(pairs),
-            "action_history": as_text(pairs),
+            "history_length": len(pairs) or steps_taken,  # a memory's text stands for all steps
+            "action_history": history,
             "current_step": steps_taken + 1,
             "current_observation": observation,
             "admissible_actions": actions,
             "available_actions": actions,
         }
         with_history, without = self._texts
-        prompt = (with_history if pairs else without).format(**values)
+        prompt = (with_history if history else without).format(**values)
         if webshop and len(prompt) > _LONGEST_WEBSHOP:
             prompt = without.format(**values)
         return clean_text(prompt)

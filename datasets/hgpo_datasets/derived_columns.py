@@ -85,7 +85,8 @@ def value_faults(frame: pl.DataFrame, first: NDArray[np.bool_]) -> Iterator[Faul
     stateless = pl.col("state").is_null() & pl.col("state_hash").is_null()
     other_next = (pl.col("next_state") != pl.col("state").shift(-1)) & inner
     rules = [
-        *((name, f"{name} is not finite", ~pl.col(name).is_finite()) for name in ("reward", "score", "episode_return")),
+        *((name, f"{name} is not finite", ~pl.col(name).is_finite()) for name in ("reward", "episode_return")),
+        ("score", "expected a score in [0, 1]", ~pl.col("score").is_between(0, 1)),
         *((name, f"{name} is NaN", pl.col(name).is_nan()) for name in ("environment_s", "policy_s")),
         *((flag, f"{flag} before the last row", pl.col(flag) & inner) for flag in ends),
         ("state", "expected `state`, or `state_hash` where texts are not stored", stateless),

@@ -327,5 +327,6 @@ def check_version(version: int, name: str) -> None:
     """Raise VersionError unless a file, which is named in the error, has the schema version of this package."""
     if version != VERSION:
         raise VersionError(
-            f"{name}: expected schema version {VERSION}, received {version}; use the hgpo that wrote it; upgrade hgpo if the file is newer"
+            f"{name}: expected schema version {VERSION}, received {version}; use the hgpo that wrote it, or "
+            "a newer one if the file is newer"
         )

@@ -12,7 +12,7 @@ from typing import Annotated, Final
 
 import typer
 
-from hgpo_train.cli import check, data
+from hgpo_train.cli import check, data, new
 from hgpo_train.cli.advantages import advantages
 from hgpo_train.cli.command_types import RedactedApp
 from hgpo_train.cli.envs import envs
@@ -71,7 +71,7 @@ def hgpo(
 for command in (quickstart, envs, advantages, stats, verify, view, play, sft, train, push, rollout):
     app.command()(command)
 app.command("eval")(evaluate)
-for group in (data.app, check.app):
+for group in (data.app, check.app, new.app):
     app.add_typer(group)
 
 

@@ -55,7 +55,10 @@ def check_env(
     checks = check_environment(
         handle.shared, handle.settings, handle.tasks, episodes=episodes, seed=seed, env=adapter, commands=commands
     )
-    _report(checks, lambda finding: f"{_MARKS[finding.verdict]} {finding.check:<19} {finding.message}", as_json=as_json)
+    with handle:
+        _report(
+            checks, lambda finding: f"{_MARKS[finding.verdict]} {finding.check:<19} {finding.message}", as_json=as_json
+        )
 
 
 def _played(

@@ -77,8 +77,8 @@ def evaluate(
     )
     other = None if against is None else episode_table(scan_steps(against))
     if other is not None:
-        handle = open_env(env, **environment)
-        both = other.filter(pl.col("env_id") == handle.env_id, _is_listed(handle.tasks))
+        with open_env(env, **environment) as handle:
+            both = other.filter(pl.col("env_id") == handle.env_id, _is_listed(handle.tasks))
         if both.is_empty():
             raise InputError(f"--against {against}: it has no task of {handle.env_id} that would be evaluated")
     play = partial(

@@ -7,7 +7,8 @@ the reason, and no other.
   the next prompt, which contains the text, could not be sent. Registered secrets (`hgpo_envs.files.secrets`) are
   replaced, because a server may repeat the key that it received.
 - Token ids are integers in [0, 2³¹). Log-probabilities are numbers of at most 0, one for each token id.
-- Rewards and scores are finite numbers of at most `LARGEST` in magnitude, so that their sum, the return, is finite.
+- Rewards are finite numbers of at most `LARGEST` in magnitude, so that their sum, the return, is finite. Scores are in
+  [0, 1].
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from hgpo_envs.unicode_text import clean_text
 from hgpo_train.policies.base import Failure, Reply
 
 LARGEST: Final = 1e300
-"""The largest magnitude of a reward or score."""
+"""The largest magnitude of a reward."""
 
 INT32: Final = 1 << 31
 _ROUNDING: Final = 1e-3  # of the log-probability of a certain token
@@ -120,6 +121,14 @@ def checked_number(name: str, value: object) -> float:
     is_number = isinstance(value, _NUMBERS) and not isinstance(value, bool)
     if not is_number or not abs(plain := float(value)) <= LARGEST:  # type: ignore[arg-type]  # a number
         raise BadValueError(f"{name}: expected a finite number, received {preview(value)}")
+    return plain
+
+
+def checked_score(name: str, value: object) -> float:
+    """Return a score as a float. Raises BadValueError if it is not a number in [0, 1]."""
+    plain = checked_number(name, value)
+    if not 0 <= plain <= 1:
+        raise BadValueError(f"{name}: expected a number in [0, 1], received {preview(value)}")
     return plain
 
 
@@ -221,7 +230,7 @@ _STATE: Final[Sequence[Check]] = (
     ("terminated", "terminated", _flag, False),
     ("won", "won", _flag, True),
     ("reward", "reward", checked_number, False),
-    ("score", "score", checked_number, False),
+    ("score", "score", checked_score, False),
     ("truncated", "truncated", _flag, False),
     ("key", "state key", checked_text, True),
 )

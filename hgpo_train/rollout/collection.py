@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from contextlib import closing, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cached_property
@@ -222,8 +222,6 @@ def collect(
     execution = ExecutionOptions(slots, workers, max_consecutive_failures=allowed)
     context = PolicyContext(handle.shared.source.name, handle.settings.action_format, options)
     player = own_policy(maker.make(argument, context))
-    is_callers = player.close == getattr(policy, "close", None)  # which stays open
-    opened = nullcontext() if is_callers else closing(player)
     name = policy if isinstance(policy, str) else name_of(player)
     unstored = getattr(maker.options, "EXECUTION", ())
     identity = {"name": name, **{key: value for key, value in options.items() if key not in unstored}}
@@ -232,7 +230,11 @@ def collect(
 
         identity["weights"] = stored_model(argument)  # of a run that goes on, the newest checkpoint
     tally = Tally()
-    with opened:
+    with ExitStack() as opened:  # what the caller opened stays open
+        if isinstance(env, str):
+            opened.enter_context(handle)
+        if player.close != getattr(policy, "close", None):
+            opened.enter_context(closing(player))
         earlier = read_sessions(folder)
         session = Session(
             endpoint=getattr(player, "endpoint", None),

@@ -115,6 +115,11 @@ class Collector:
             self.tally.seconds = perf_counter() - began
             self._groups.flush()
 
+    def release(self) -> None:
+        """End the use of the task source. The slots have closed the engines."""
+        for seat in self._seats:
+            seat.episode.shared.remove_user(seat.episode)
+
     def _fill(self) -> bool:
         """Start rollouts in free slots. Return False if no rollout is running."""
         while self._free:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import gymnasium
 
@@ -12,6 +12,7 @@ from hgpo_envs.env import TextEnv
 from hgpo_envs.environment_spec import environment_ids, environment_spec
 from hgpo_envs.episode import Settings, check_template, settings_for
 from hgpo_envs.errors import InputError, one_line, unknown
+from hgpo_envs.plugins import name_of
 from hgpo_envs.registration import make_env, resolve_id
 from hgpo_envs.sources import SharedSource, Split, open_shared
 
@@ -19,9 +20,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class EnvHandle:
-    """An environment that is open for rollouts.
+    """An environment that is open for rollouts. Close it after the last one, or use it as a context manager.
 
     Attributes:
         env_id: The Gymnasium id.
@@ -35,18 +36,33 @@ class EnvHandle:
     settings: Settings
     tasks: Split
 
+    def __post_init__(self) -> None:
+        self.shared.add_user(self)
+
+    def close(self) -> None:
+        """Close the task source if nobody else uses it (`hgpo_envs.sources.SharedSource`)."""
+        self.shared.remove_user(self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def identity(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """Return what a run stores of its environment, and compares when it is resumed.
 
         Args:
             options: The environment's keyword arguments.
         """
-        key = self.settings.state_key
+        functions = {"state_key": self.settings.state_key, "memory": self.settings.memory}
+        named = {name: name_of(function) for name, function in functions.items() if function is not None}
+        plain = {name: name_of(value) if callable(value) else value for name, value in options.items()}
         return {
-            "env": {"id": self.env_id, **options},
+            "env": {"id": self.env_id, **plain},
             "tasks": {"count": len(self.tasks), **self.shared.source.task(self.tasks[0]).versions},
             "prompt_template": self.settings.template.fingerprint,
-            **({} if key is None else {"state_key": f"{key.__module__}:{key.__qualname__}"}),
+            **named,
         }
 
 
@@ -104,5 +120,5 @@ def evaluation_split(env_id: str) -> str:
 
 _EPISODE_OPTIONS: Final = (
     *("history_length", "history_depth", "action_format", "max_steps"),
-    *("prompt_template", "prompt_style", "system_prompt"),
+    *("prompt_template", "prompt_style", "system_prompt", "memory"),
 )

@@ -83,10 +83,12 @@ def collect_groups(
         slots = ThreadSlots([handle.shared.source.engine() for _ in range(min(count, concurrent))])
     else:
         slots = Slots([handle.shared.source.engine() for _ in range(count)])
+    collector = Collector(handle, slots, policy, groups, spec, execution, tally)
     try:
-        Collector(handle, slots, policy, groups, spec, execution, tally).run(progress, should_stop)
+        collector.run(progress, should_stop)
     finally:
         slots.close()
+        collector.release()
     return tally
 
 

@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 _SPAWN: Final = multiprocessing.get_context("spawn")
 _PDEATHSIG: Final = 1
 """Linux's PR_SET_PDEATHSIG. The signal is sent when the thread that started the process ends."""
+_CLOSING_S: Final = 10.0
+"""The time in which the processes must have closed their task sources."""
 
 
 @dataclass(eq=False, slots=True)
@@ -80,6 +82,7 @@ class WorkerSlots(Slots):
             )
         super().__init__([None] * count)
         self._pickled, self._timeout_s = bytes(pickled), timeout_s
+        self._closes = hasattr(shared.source, "close")
         self._workers: dict[int, _Worker] = {}
         self._selector = selectors.DefaultSelector()
 
@@ -119,9 +122,16 @@ class WorkerSlots(Slots):
         return results
 
     def close(self) -> None:
-        """See `Slots`. Engines have nothing to close, and a process may be stopped or hang."""
+        """See `Slots`. A process may be stopped or hang, so it has little time to close its task source."""
         for worker in self._workers.values():
-            worker.process.kill()
+            if self._closes and worker.called_at is None:
+                with contextlib.suppress(OSError):  # it has died
+                    worker.connection.send(None)
+            else:
+                worker.process.kill()
+        until = perf_counter() + _CLOSING_S
+        for worker in self._workers.values():
+            worker.process.join(timeout=max(0.0, until - perf_counter()))
         for worker in list(self._workers.values()):
             self._discard(worker)
         self._selector.close()
@@ -168,20 +178,24 @@ def _serve(pickled: bytes, connection: Connection) -> None:
         if parent is not None and os.getppid() != parent.pid:  # the parent ended before the call
             os._exit(1)
     with contextlib.suppress(OSError, EOFError), connection:
-        engine: Engine | Failure | None = None
-        while True:
-            method, text = connection.recv()
-            if engine is None or isinstance(engine, Failure):  # the source could not be opened so far
-                engine = attempt("EnvironmentFailed", _engine, pickled)
-            failed = isinstance(engine, Failure)
-            outcome = engine if failed else attempt("EnvironmentFailed", getattr(engine, method), text)
+        opened: tuple[SharedSource, Engine] | Failure | None = None
+        while (call := connection.recv()) is not None:
+            method, text = call
+            if opened is None or isinstance(opened, Failure):  # the source could not be opened so far
+                opened = attempt("EnvironmentFailed", _opened, pickled)
+            outcome: Any = opened
+            if not isinstance(opened, Failure):
+                outcome = attempt("EnvironmentFailed", getattr(opened[1], method), text)
             data = attempt("EnvironmentFailed", ForkingPickler.dumps, outcome)
             if isinstance(data, Failure):
                 reason = f"its state cannot be sent between processes: {data.message}"
                 data = ForkingPickler.dumps(Failure(data.category, reason))
             connection.send_bytes(data)
+        if isinstance(opened, tuple):
+            opened[0].close()
 
 
-def _engine(pickled: bytes) -> Engine:
+def _opened(pickled: bytes) -> tuple[SharedSource, Engine]:
+    """Return the task source, which stays open as long as it is referred to, and its engine."""
     shared: SharedSource = pickle.loads(pickled)  # noqa: S301 - pickled by the parent process
-    return shared.source.engine()
+    return shared, shared.source.engine()

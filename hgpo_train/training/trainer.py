@@ -129,6 +129,7 @@ class Trainer:
             **({"chat_template": self.tokenizer.chat_template} if config.rollout.chat_template else {}),
         }
         with removed_if_unused(folder, CONFIG), ExitStack() as resources:
+            resources.callback(self._close_environments)
             self._table = resources.enter_context(open_run(folder, config, inputs, free_settings(config)))
             with display.stage("load the model"):
                 self.model, self.learner, self.state = load_policy(self.config, folder)
@@ -166,6 +167,11 @@ class Trainer:
             while not self._is_finished():
                 self.iterate()
         return self.state
+
+    def _close_environments(self) -> None:
+        self._env.close()
+        if "_held_out" in vars(self):
+            self._held_out.close()
 
     def close(self) -> None:
         """End the engine and the trackers, and unlock the folder; `run` does this in any case."""
@@ -402,7 +408,7 @@ def trained_rows(config: UpdateConfig, rows: pl.DataFrame, iteration: int) -> tu
     if not reasons:
         return rows, {}
     flags = rows.select(flag.fill_null(value=False).alias(name) for name, flag in reasons.items())
-    shares = {f"training/{name}_ratio": float(flags[name].cast(pl.Float64).mean() or 0.0) for name in flags.columns}
+    shares = {f"training/{name}_ratio": flags[name].sum() / max(1, len(rows)) for name in flags.columns}
     return rows.filter(~flags.select(pl.any_horizontal(pl.all())).to_series()), shares
 
 

@@ -10,7 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import hgpo_train as hgpo
+from hgpo_envs import environment_spec
 from hgpo_envs.engine import State, Task
+from hgpo_envs.environment_spec import EnvironmentSpec
 from hgpo_envs.episode import Episode
 from hgpo_envs.errors import InputError
 from hgpo_envs.memory import Pair
@@ -339,3 +341,13 @@ def test_softmax_writes_the_same_table_with_any_number_of_environments(tmp_path)
 def test_the_house_of_doors_has_the_features_of_words():
     assert DoorsSource().name == "Doors"
     assert isinstance(policy("softmax")._features, WordFeatures)
+
+
+@pytest.mark.parametrize("spec", ["random", "outdated", "softmax"])
+def test_responses_have_the_form_of_the_specification(spec, monkeypatch):
+    boxed = EnvironmentSpec(
+        id="Test/Boxed-v0", source=DoorsSource, format_response=lambda action: f"\\boxed{{{action}}}"
+    )
+    monkeypatch.setitem(environment_spec._added, boxed.id, boxed)
+    (found,) = known(spec, "Boxed", "response").distributions([request()])
+    assert set(found.responses) >= {"\\boxed{a}", "\\boxed{b}", "\\boxed{c}"}

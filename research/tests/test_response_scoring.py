@@ -175,7 +175,7 @@ def test_sampled_replies_have_the_stated_frequencies(taught, tokenizer, temperat
 ])  # fmt: skip
 def test_actions_are_scored_in_the_format_of_the_environment(model, tokenizer, action_format, wrap):
     policy = TransformersPolicy(model, tokenizer, GenerationOptions(max_response_tokens=60))
-    known = ScoredModel(policy, action_format)
+    known = ScoredModel(policy, action_format, "Doors")
     assert known.memoryless
     first, second, again = known.distributions([request(1), request(2, ACTIONS[:2], "A wall."), request(3)])
     assert again.probabilities.tolist() == first.probabilities.tolist()

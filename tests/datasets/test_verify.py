@@ -94,7 +94,7 @@ def change(name: str, row: int, value: object) -> Callable[[pl.DataFrame], pl.Da
         (change("action", 3, "another"), "derived", "action_hash"),
         (change("episode_return", 3, 5.0), "derived", "episode_return"),
         (change("reward", 2, math.nan), "value", "reward is not finite"),
-        (change("score", 2, math.inf), "value", "score is not finite"),
+        *((change("score", 2, bad), "value", "expected a score in [0, 1]") for bad in (math.inf, math.nan, 1.5, -0.5)),
         (change("environment_s", 2, math.nan), "value", "environment_s is NaN"),
         (change("response_logprobs", 2, [math.nan] * 3), "value", "NaN"),
         (change("terminated", 2, True), "value", "terminated before the last row"),

@@ -1,19 +1,24 @@
 """`hgpo_envs.env_checker`: a sound environment passes, and each of several faults is named, with its repair."""
 
 import random
+import re
 import time
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 import pytest
 from command import invoke
 
-from hgpo_envs import env_checker
+from hgpo_envs import env_checker, environment_spec
 from hgpo_envs.engine import State, Task
 from hgpo_envs.env_checker import check_environment
+from hgpo_envs.environment_spec import EnvironmentSpec
 from hgpo_envs.episode import Episode, Settings, settings_for
 from hgpo_envs.errors import InputError, UnknownTask
-from hgpo_envs.sources import SharedSource
+from hgpo_envs.responses import Response, tool_calls
+from hgpo_envs.sources import SharedSource, Split
 
 
 class Corridor:
@@ -294,6 +299,152 @@ def test_seeded_mistakes_are_found(fault, check, message):
     found = findings(lambda: Faulty(fault))[check]
     assert found.verdict != "pass"
     assert message in found.message
+
+
+class Endless(Sequence):
+    """More ids than memory could hold; iterating over all of them never ends."""
+
+    def __len__(self):
+        return 1 << 62
+
+    def __getitem__(self, place):
+        return [str(number) for number in range(1 << 62)[place]] if isinstance(place, slice) else str(place)
+
+
+class EndlessSource(Source):
+    def ids(self, split):
+        return Endless() if super().ids(split) else ()
+
+    def task(self, task_id):
+        if not task_id.isdecimal():
+            raise UnknownTask(f"unknown task {task_id}")
+        return Task(task_id, "train", "Walk on.", "walk")
+
+
+class Slippery(Corridor):
+    """Steps fail at random."""
+
+    def act(self, command):
+        return super().act("Look" if command == "go on" and random.SystemRandom().random() < 0.3 else command)
+
+
+class Graded(Corridor):
+    def state(self, **flags):
+        state = super().state(**flags)
+        return replace(state, reward=self.place / 3 if state.terminated else 0.0, score=self.place / 3)
+
+
+class Unlisted(Mute):
+    """Reads its commands from calls where there are any."""
+
+    def act(self, command):
+        calls = tool_calls(command)
+        return super().act(calls[0].arguments.get("where", "") if calls else command)
+
+
+class Walker:
+    def reset(self, task, state, engine=None):
+        self.next = iter(["Look", "go back", "go on", "go on", "go back", "go on", "go on"])
+
+    def act(self, state):
+        return next(self.next)
+
+
+def boxed(text):
+    found = re.search(r"\\boxed\{(.*?)\}", text)
+    return Response(found[1], True, "") if found else Response("", False, "no box")
+
+
+def walk(where: Literal["go on", "go back", "Look"]) -> str:
+    """Walk, or look.
+
+    Args:
+        where: What to do.
+    """
+
+
+def rooms_seen(past, state):
+    return f"{len(past)} rooms."
+
+
+CORRIDOR = EnvironmentSpec(id="Test/Corridor-v0", source=Source, max_steps=12)
+
+
+def checked(engine, source=Source, *, processes=False, **changes):
+    """The findings of a corridor with a specification."""
+    spec = replace(CORRIDOR, **changes)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(environment_spec._added, spec.id, spec)
+        shared = SharedSource(source(engine))
+        settings = settings_for("Corridor", max_steps=12)
+        found = check_environment(shared, settings, Split(shared, "train"), processes=processes)
+        return {each.check: each for each in found}
+
+
+UNLISTED = {"admissible_actions": False}
+
+
+@pytest.mark.parametrize(
+    ("engine", "source", "changes"),
+    [
+        (Slippery, Source, {"stochastic": True}),
+        (Corridor, Source, {"parse_response": boxed, "format_response": lambda action: f"\\boxed{{{action}}}"}),
+        (Corridor, EndlessSource, {}),
+        (Unlisted, Source, {"tools": [walk], **UNLISTED}),
+        (Graded, Source, {}),
+        (Unlisted, Source, {"players": {"explorer": Walker}, **UNLISTED}),
+        (Corridor, Source, {"memory": rooms_seen}),
+    ],
+    ids=["stochastic", "boxed", "endless", "tools", "graded", "no list", "memory"],
+)
+def test_right_environments_of_other_kinds_pass(engine, source, changes):
+    found = checked(engine, source, **changes)
+    assert {name: each.message for name, each in found.items() if each.verdict != "pass"} == {}
+    assert set(found) >= {"plays", "values", "success", "parser"}
+
+
+class OtherSplit(Source):
+    def task(self, task_id):
+        return replace(super().task(task_id), split="test")
+
+
+class AcceptsAll(Source):
+    def task(self, task_id):
+        return Task(task_id, "train", "Walk on.", "walk")
+
+
+@pytest.mark.parametrize(
+    ("source", "changes", "check", "message"),
+    [
+        (OtherSplit, {}, "tasks", "the task '0' of split 'train' says that it is of 'test'"),
+        (AcceptsAll, {}, "unknown tasks", "an unknown task is accepted"),
+        (
+            Source,
+            {"template": "{{ observation }} Write <answer>move</answer>."},
+            "parser",
+            "the prompt asks for '<answer>",
+        ),
+        (Source, {"template": "Answer in \\boxed{move}."}, "parser", "the prompt asks for '\\\\boxed{move}'"),
+    ],
+)
+def test_mistakes_of_sources_and_prompts_are_found(source, changes, check, message):
+    found = checked(Corridor, source, **changes)[check]
+    assert found.verdict != "pass"
+    assert message in found.message
+
+
+class Unsorted(Corridor):
+    """Shows a set, whose order is another one in every process."""
+
+    def state(self, **flags):
+        return replace(super().state(**flags), text=" ".join({"a lamp", "a door", "a chair", "a bed", "a rug"}))
+
+
+@pytest.mark.slow
+def test_the_order_of_sets_is_found_in_other_processes():
+    found = checked(Unsorted, processes=True)
+    assert (found["replay"].verdict, found["other processes"].verdict) == ("pass", "fail")
+    assert "sort them" in found["other processes"].message
 
 
 def test_numbers_that_are_the_state_are_not_masked():

@@ -66,6 +66,13 @@ def test_gymnasium_environments_are_played(step, threshold, expected):
     assert (state.text, type(state.reward), type(state.terminated)) == ("x", float, bool)
 
 
+@pytest.mark.parametrize(("given", "score"), [(0.25, 0.25), (1, 1), (40, 0.5), (-2.0, 0.5), (None, 0.5)])
+def test_points_are_no_score(given, score):
+    engine = GymnasiumEngine(Odd(step=("x", 0.5, True, False, {"score": given})))
+    engine.start("0")
+    assert checked_state(engine.act("x")).score == score
+
+
 @pytest.mark.parametrize(
     ("rewards", "threshold", "won"),
     [

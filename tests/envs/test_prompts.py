@@ -10,11 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import hgpo_envs
-from hgpo_datasets import scan_steps
+from hgpo_datasets import manifest, scan_steps
 from hgpo_envs.episode import ACTION_FORMATS
 from hgpo_envs.errors import InputError
 from hgpo_envs.memory import Pair, as_text
+from hgpo_envs.plugins import check_code_in_file
 from hgpo_envs.prompts import PromptTemplate, bundled_templates, load_template
+from hgpo_envs.registration import code_of
+from hgpo_train.rollout import collect
 from hgpo_train.rollout.env_handle import open_env
 
 
@@ -262,3 +265,65 @@ def test_every_way_of_naming_a_template_accepts_the_same_names(tmp_path: Path, m
     (tmp_path / "compact").rmdir()
     written(tmp_path / "compact", "mine: {{ task }}")
     assert prompt_of("compact").startswith("mine: ")
+
+
+def places(past, state):
+    """A memory: the actions so far, and how many can follow."""
+    return f"Done: {', '.join(pair.action for pair in past)}. Open: {len(state.actions)}."
+
+
+def broken(past, state):
+    return len(past)
+
+
+MEMORY = f"{__name__}:places"
+
+
+@pytest.mark.parametrize("style", ["memory", "chat"])
+@pytest.mark.parametrize("env_id", ["HGPO/ALFWorld-v0", "HGPO/WebShop-v0"])
+def test_a_memory_stands_for_the_past_in_the_prompt_and_nowhere_else(env_id, style):
+    usual, remembering = (
+        gymnasium.make(env_id, history_length=1, prompt_style=style, **more)
+        for more in ({}, {"memory": places if style == "chat" else MEMORY})
+    )
+    first, info = usual.reset(seed=3)
+    assert remembering.reset(seed=3)[0]["prompt"] == first["prompt"]
+    taken = []
+    for _ in range(3):
+        taken.append(info["admissible_actions"][0].replace("<your query>", "shoes"))
+        expected, _, _, _, info = usual.step(taken[-1])
+        observation = remembering.step(taken[-1])[0]
+        assert observation["state"] == expected["state"]
+        assert (observation["history_hash"] == expected["history_hash"]).all()
+        summary = f"Done: {', '.join(taken)}. Open: {len(info['admissible_actions'])}."
+        assert summary in observation["prompt"]
+        assert "Action 1" not in observation["prompt"]
+        assert "of them, oldest first" not in observation["prompt"]
+    assert pickle.loads(pickle.dumps(remembering.unwrapped)).episode.prompt() == observation["prompt"]
+    assert "Done: ." in remembering.unwrapped.episode.prompt(0), "a shortened prompt has fewer pairs"
+    usual.close()
+
+
+@pytest.mark.parametrize("given", [places, MEMORY])
+def test_a_memory_is_stored_by_its_name_which_a_file_may_not_start(given, tmp_path):
+    run = collect("HGPO/ALFWorld-v0", "random", tmp_path, tasks=1, group_size=1, memory=given, progress=False)
+    env = manifest.read(run.path).header.config["env"]
+    assert env["memory"] == MEMORY
+    with pytest.raises(InputError, match=r"names the memory .* add --allow"):
+        check_code_in_file(code_of(env["id"], env), tmp_path, ())
+    check_code_in_file(code_of(env["id"], env), tmp_path, [MEMORY])
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [(broken, "memory: expected a function that returns text, which returned 1"), (3, "memory: expected a function")],
+)
+def test_a_memory_that_is_wrong_is_named(given, message):
+    with pytest.raises(InputError, match=message):
+        play_a_step(given)
+
+
+def play_a_step(memory):
+    env = gymnasium.make("HGPO/ALFWorld-v0", memory=memory)
+    env.reset(seed=1)
+    env.step("look")

@@ -1,14 +1,21 @@
 """Task sources that a process shares: opened once, a bounded number, by any thread, and again when data change."""
 
+import gc
 import os
+import pickle
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from hgpo_envs.engine import State, Task
+from hgpo_envs.env import TextEnv
 from hgpo_envs.errors import InputError
 from hgpo_envs.sources import KEPT, open_shared
+from hgpo_envs.vector import TextVectorEnv
+from hgpo_train.rollout import collect
+from hgpo_train.rollout.env_handle import EnvHandle
 
 opened: list[object] = []
 
@@ -75,3 +82,96 @@ def test_a_changed_file_and_a_changed_list_of_files_are_noticed(tmp_path: Path, 
     os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns + (change == "time")))
     assert counted(str(file)) is not before[1]
     assert (counted(str(folder)) is before[0]) == (change != "replaced")
+
+
+class Closing:
+    """A source that writes a line to a file when it is closed, in whatever process."""
+
+    name = "Closing"
+
+    def __init__(self, log: str) -> None:
+        self.log = Path(log)
+
+    def ids(self, _split: str) -> list[str]:
+        return ["a", "b"]
+
+    def task(self, task_id: str) -> Task:
+        return Task(task_id, "train", "Look.", "")
+
+    def engine(self) -> "Hall":
+        return Hall()
+
+    def close(self) -> None:
+        with self.log.open("a") as file:
+            file.write("closed\n")
+
+
+class Hall:
+    def start(self, _task_id: str) -> State:
+        return State("A hall.", ["look"])
+
+    def act(self, _command: str) -> State:
+        return State("A hall.", [], terminated=True, won=True, reward=1.0, score=1.0)
+
+
+class Log:
+    """The file of a `Closing`, and its source as a process shares it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "log"
+
+    @property
+    def shared(self):
+        return open_shared(f"{__name__}:Closing", log=str(self.path))
+
+    @property
+    def closed(self) -> int:
+        return len(self.path.read_text().splitlines()) if self.path.exists() else 0
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Log:
+    return Log(tmp_path)
+
+
+def test_a_source_is_closed_once_after_its_last_environment(log: Log) -> None:
+    shared = log.shared
+    env, vector = TextEnv(shared), TextVectorEnv(shared, 2)
+    env.reset(seed=1)
+    copies = [env.fork(), pickle.loads(pickle.dumps(env))]
+    for user in (env, vector, *copies):
+        assert log.closed == 0
+        assert log.shared is shared
+        user.close()
+    env.close()
+    assert log.closed == 1
+    assert log.shared is not shared, "the next user opens it again"
+
+
+def test_a_source_is_closed_when_the_process_drops_it(log: Log) -> None:
+    TextEnv(log.shared)  # which is not closed
+    for number in range(KEPT):
+        counted(("another", number))
+    gc.collect()
+    assert log.closed == 1
+
+
+def handle_of(log: Log) -> EnvHandle:
+    env = TextEnv(log.shared)
+    return EnvHandle("Test/Closing-v0", env.shared, env.episode.settings, env.tasks)
+
+
+def test_rollouts_leave_a_source_to_whoever_opened_it(log: Log, tmp_path: Path) -> None:
+    with handle_of(log) as handle:
+        for number in range(2):
+            collect(handle, "random", tmp_path / f"run{number}", tasks=2, group_size=1, progress=False)
+            assert log.closed == 0
+    assert log.closed == 1
+
+
+@pytest.mark.slow
+def test_every_worker_closes_its_source(log: Log, tmp_path: Path) -> None:
+    with handle_of(log) as handle:
+        collect(handle, "random", tmp_path / "run", tasks=2, group_size=2, slots=2, workers=True, progress=False)
+        assert log.closed == 2
+    assert log.closed == 3

@@ -39,7 +39,7 @@ def test_a_key_that_is_no_text_is_an_error(key: Callable[[str], object], reason:
     """With the key None, all states were equal."""
     episode = Episode(SharedSource(CounterSource()), settings_for("None", state_key=key))
     episode.begin(Task("a", "train", "", ""), State("a corner", []))
-    with pytest.raises(InputError, match=f"^state key: expected a function from text to text, which {reason}"):
+    with pytest.raises(InputError, match=f"^state key: expected a function that returns text, which {reason}"):
         _ = episode.state_hash
 
 

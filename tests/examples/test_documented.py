@@ -4,10 +4,14 @@ import re
 from pathlib import Path
 
 import pytest
-from command import ROOT, environment, python
+from command import ROOT, environment, invoke, python
 from distribution import write_distribution
 
 from hgpo_datasets import scan_steps
+from hgpo_envs.errors import InputError
+from hgpo_train.cli.new import filled
+
+KINDS = ("environment", "estimator", "policy")
 
 
 def documented(page: str, module: str) -> str:
@@ -37,6 +41,41 @@ def hgpo(folder: Path, *lines: str, path: tuple[Path, ...] = ()) -> None:
     safe = environment(*path, PYTHONSAFEPATH="1")  # as the installed command, without the working directory
     done = python(script, *lines, env=safe, cwd=folder)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_page_shows_what_hgpo_new_writes():
+    assert filled("environment", "guess") == "# guess.py\n" + documented("environments.md", "guess")
+
+
+@pytest.mark.slow
+def test_what_hgpo_new_writes_passes_its_tests_and_is_played(tmp_path):
+    hgpo(tmp_path, *(f"new {kind} my_{kind}" for kind in KINDS))
+    tests = [f"test_my_{kind}.py" for kind in KINDS]
+    done = python("import pytest, sys; sys.exit(pytest.main(sys.argv[1:]))", *tests, cwd=tmp_path)
+    assert "4 passed" in done.stdout, done.stdout
+    hgpo(
+        tmp_path,
+        "check env my_environment:MY_ENVIRONMENT",
+        "rollout --env my_environment:MY_ENVIRONMENT --policy my_policy:my_policy --tasks 3 --out runs/mine",
+        "advantages runs/mine -e my_estimator:my_estimator",
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_hgpo_new_prints_the_next_command_and_overwrites_nothing(tmp_path, kind):
+    printed = invoke("new", kind, "my_own", "--out", tmp_path)
+    assert "pytest test_my_own.py\n    hgpo " in printed
+    (tmp_path / "my_own.py").unlink()
+    with pytest.raises(InputError, match=r"test_my_own.py exists already"):
+        invoke("new", kind, "my_own", "--out", tmp_path)
+    assert not (tmp_path / "my_own.py").exists()
+
+
+@pytest.mark.parametrize("name", ["class", "2d", "Maze", "my-maze", "random", "../maze", "_"])
+def test_hgpo_new_refuses_names_that_cannot_be_imported(tmp_path, name):
+    with pytest.raises(InputError, match=f"NAME: .*{name}"):
+        invoke("new", "policy", name, "--out", tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.slow

@@ -218,6 +218,7 @@ def test_invalid_states_name_the_value():
         ({"actions": ["look", 3]}, "admissible actions: expected text, received int 3"),
         ({"reward": 1e308}, "reward: expected a finite number, received float 1e+308"),
         ({"score": math.nan}, "score: expected a finite number, received float nan"),
+        ({"score": 100}, "score: expected a number in [0, 1], received int 100"),
         ({"won": 1}, "won: expected true or false, received int 1"),
     ):
         assert checked_state(State(**{"text": "here", "actions": [], **fields})) == Failure("EnvironmentFailed", line)

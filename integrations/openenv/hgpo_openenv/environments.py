@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
-from hgpo_envs.env import TextEnv
+from hgpo_envs.env import TextEnv, checked_task
 from hgpo_envs.environment_spec import environment_ids, name_in, provider
 from hgpo_envs.errors import InputError, one_line
 from hgpo_train.rollout.env_handle import open_env
@@ -43,13 +42,13 @@ class ServedEnvironment:
         """Return a new environment over the shared data."""
         return self._env.fork()
 
-    @cached_property
-    def _tasks(self) -> frozenset[str]:
-        return frozenset(self._env.tasks)
-
     def has_task(self, task: str) -> bool:
-        """Return whether the split has a task."""
-        return task in self._tasks
+        """Return whether the split has a task, without reading the split, which may be endless."""
+        try:
+            checked_task(self._env.shared, self._env.split, task)
+        except InputError:
+            return False
+        return True
 
     def unknown_task(self, task: str) -> str:
         """Return the error line for a task that the split lacks."""
@@ -171,6 +170,7 @@ def open_environments(
             prompt_template=options.get("prompt_template"),
             prompt_style=settings.prompt_style,
             system_prompt=settings.system_prompt,
+            memory=settings.memory,
         )
         served = ServedEnvironment(handle.env_id, env, _threads(handle))
         if served.name in opened:

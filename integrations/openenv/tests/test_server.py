@@ -2,6 +2,7 @@
 
 import socket
 import threading
+from collections.abc import Sequence
 from contextlib import closing
 from functools import partial
 from http.client import HTTPConnection
@@ -18,7 +19,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from hgpo_envs.engine import State, Task
 from hgpo_envs.env import TextEnv
-from hgpo_envs.errors import InputError
+from hgpo_envs.errors import InputError, UnknownTask
 from hgpo_openenv.environments import ServedEnvironment, open_environments
 from hgpo_openenv.remote import RemoteEnv, RemoteError
 from hgpo_openenv.server import Limits
@@ -429,3 +430,32 @@ def test_a_stopping_server_tells_its_clients() -> None:
             end.join(30)
         with pytest.raises(ConnectionRefusedError):
             run.connect()
+
+
+class Tasks(Sequence):
+    """More ids than memory could hold; iterating over all of them never ends."""
+
+    def __len__(self) -> int:
+        return 1 << 62
+
+    def __getitem__(self, place: int) -> str:
+        return str(range(1 << 62)[place])
+
+
+class EndlessSource:
+    name = "Endless"
+
+    def ids(self, _split: str) -> Tasks:
+        return Tasks()
+
+    def task(self, task_id: str) -> Task:
+        if not task_id.isdecimal():
+            raise UnknownTask(f"expected a number, received {task_id!r}")
+        return Task(task_id, "train", "Look.", "")
+
+
+def test_tasks_of_an_endless_split_are_found() -> None:
+    served = ServedEnvironment("Test/Endless-v0", TextEnv(EndlessSource()))
+    assert served.has_task(str(1 << 61))
+    assert not served.has_task("no such task")
+    assert "4,611,686,018,427,387,904 ids" in served.unknown_task("no such task")

@@ -126,7 +126,7 @@ def known_policy(spec: str, context: PolicyContext) -> KnownPolicy:
     if name == "transformers":
         from hgpo_research.policies.scored_model import ScoredModel
 
-        return ScoredModel(policy, context.action_format)  # type: ignore[arg-type]  # the policy of this name
+        return ScoredModel(policy, context.action_format, context.benchmark)  # type: ignore[arg-type]  # the policy of this name
     return own_policy(policy)
 
 
@@ -319,7 +319,9 @@ def own_policy(policy: object) -> OwnPolicy:
     return OwnPolicy(policy)
 
 
-def formatted_actions(chosen: Iterable[str], action_format: str, admissible: Sequence[str]) -> list[str]:
+def formatted_actions(
+    chosen: Iterable[str], action_format: str, admissible: Sequence[str], benchmark: str = ""
+) -> list[str]:
     """Format many actions, as `format_action` does.
 
     >>> formatted_actions(["look", "go", "search[shoes]"], "number", ["go", "look"])
@@ -328,7 +330,7 @@ def formatted_actions(chosen: Iterable[str], action_format: str, admissible: Seq
     if action_format == "number":
         numbers = {action: str(number) for number, action in reversed(list(enumerate(admissible, 1)))}
         return [numbers.get(action, action) for action in chosen]
-    return [format_action(action, action_format, admissible) for action in chosen]
+    return [format_action(action, action_format, admissible, benchmark) for action in chosen]
 
 
 def inadmissible_action(admissible: Sequence[str]) -> str:

@@ -36,13 +36,14 @@ class ScoredModel(KnownPolicy):
     Args:
         policy: The policy.
         action_format: ``command``, ``response`` or ``number``.
+        benchmark: The benchmark's name, whose form responses have.
     """
 
     name = "transformers"
     prompt_read = True
 
-    def __init__(self, policy: TransformersPolicy, action_format: str) -> None:
-        self._policy, self._action_format = policy, action_format
+    def __init__(self, policy: TransformersPolicy, action_format: str, benchmark: str = "") -> None:
+        self._policy, self._action_format, self._benchmark = policy, action_format, benchmark
         self._encodings: dict[str, tuple[int, ...]] = {}
 
     def distributions(self, requests: Sequence[Request]) -> list[Distribution]:
@@ -103,7 +104,7 @@ class ScoredModel(KnownPolicy):
         """Return the tokens of the responses to score, and the responses."""
         closed = [action for action in actions if OPEN_QUERY not in action]
         found: dict[tuple[int, ...], str] = {}
-        for text in formatted_actions(closed, self._action_format, actions):
+        for text in formatted_actions(closed, self._action_format, actions, self._benchmark):
             found.setdefault(self._encoded(text), text)
         for sampled in queries:
             tokens = tuple(int(token) for token in sampled.tokens)

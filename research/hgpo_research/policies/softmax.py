@@ -75,6 +75,7 @@ class SoftmaxPolicy(BatchPolicy):
         features: Features and weights of the benchmark.
         action_format: ``command``, ``response`` or ``number``.
         options: The options.
+        benchmark: The benchmark's name, whose form responses have.
     """
 
     name = "softmax"
@@ -82,8 +83,11 @@ class SoftmaxPolicy(BatchPolicy):
     memoryless = True
     prompt_read = False
 
-    def __init__(self, features: ActionFeatures, action_format: str, options: SoftmaxOptions) -> None:
+    def __init__(
+        self, features: ActionFeatures, action_format: str, options: SoftmaxOptions, benchmark: str = ""
+    ) -> None:
         super().__init__()
+        self._benchmark = benchmark
         self.history_read = None if options.memory == "all" else options.memory
         self._features, self._action_format, self._options = features, action_format, options
         scale = options.skill / options.temperature
@@ -164,7 +168,7 @@ class SoftmaxPolicy(BatchPolicy):
             here = text_hash(f"{self._options.variant}/{instruction}/{observation}")
             noise = [taste * _noise(f"{here}/{choice}") for choice in choices]
         logits = [offset + self._score(values) for offset, values in zip(noise, choices.values(), strict=True)]
-        responses = formatted_actions(choices, self._action_format, actions)
+        responses = formatted_actions(choices, self._action_format, actions, self._benchmark)
         if self._options.invalid or not responses:
             responses.append(inadmissible_action(actions))
             logits.append(log(self._options.invalid or 1.0))
@@ -225,7 +229,7 @@ def make(argument: str, context: PolicyContext) -> SoftmaxPolicy:
         raise InputError(f"policy softmax: expected nothing after its name, received {argument!r}; use --policy-option")
     options = build(SoftmaxOptions, context.options, "policy option")
     features = FEATURES.get(context.benchmark, WordFeatures)()
-    return SoftmaxPolicy(features, context.action_format, options)
+    return SoftmaxPolicy(features, context.action_format, options, context.benchmark)
 
 
 SOFTMAX = PolicySpec(make, options=SoftmaxOptions)

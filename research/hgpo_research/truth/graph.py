@@ -191,6 +191,8 @@ class Graph:
     ) -> None:
         if settings.prompt_style == "chat" and (policy.prompt_read or not policy.memoryless):
             raise InputError("expected prompt_style = 'memory' for a policy that reads prompts, received 'chat'")
+        if settings.memory is not None and (policy.prompt_read or policy.history_read != 0):
+            raise InputError("expected an environment without a memory function, whose text depends on the whole past")
         self._settings, self._policy, self._rewards = settings, policy, rewards
         self.tree = not policy.memoryless
         self._count_steps = policy.prompt_read or self.tree

@@ -247,10 +247,10 @@ def _in_processes(plan: TruthPlan, tasks: Sequence[str], processes: int) -> Iter
 
 @contextmanager
 def _open(plan: TruthPlan) -> Iterator[tuple[EnvHandle, KnownPolicy]]:
-    handle = open_env(plan.env_id, **plan.env_options)
-    context = PolicyContext(handle.shared.source.name, handle.settings.action_format, plan.policy_options)
-    with closing(known_policy(plan.policy, context)) as policy:
-        yield handle, policy
+    with open_env(plan.env_id, **plan.env_options) as handle:
+        context = PolicyContext(handle.shared.source.name, handle.settings.action_format, plan.policy_options)
+        with closing(known_policy(plan.policy, context)) as policy:
+            yield handle, policy
 
 
 _worker: Callable[[str], tuple[pl.DataFrame, int]]

@@ -1,0 +1,88 @@
+"""`hgpo new environment | estimator | policy`: a minimal file of one's own, with a test that passes."""
+
+from __future__ import annotations
+
+import keyword
+import re
+import shlex
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from hgpo_train.cli.command_types import RedactedApp
+
+app = RedactedApp(name="new", no_args_is_help=True)
+
+Name = Annotated[str, typer.Argument(help="Name of the module and of what is in it, such as my_maze.")]
+Out = Annotated[Path, typer.Option(help="The folder for the two files.")]
+
+_NEXT: Final = {
+    "environment": (
+        "hgpo check env {name}:{upper}",
+        "hgpo rollout --env {name}:{upper} --tasks 10 --out runs/{name}",
+    ),
+    "estimator": ("hgpo quickstart", "hgpo advantages runs/quickstart -e {name}:{name}"),
+    "policy": ("hgpo rollout --env HGPO/ALFWorld-v0 --policy {name}:{name} --tasks 10 --out runs/{name}",),
+}
+"""What can be done with each kind of file once its test passes."""
+
+
+@app.callback()
+def new() -> None:
+    """Write a minimal environment, estimator or policy of your own, with a test that passes."""
+
+
+@app.command()
+def environment(name: Name, out: Out = Path()) -> None:
+    """Write NAME.py, a number-guessing game as an environment, and its test."""
+    _write("environment", name, out)
+
+
+@app.command()
+def estimator(name: Name, out: Out = Path()) -> None:
+    """Write NAME.py, an estimator with a median baseline, and its test."""
+    _write("estimator", name, out)
+
+
+@app.command()
+def policy(name: Name, out: Out = Path()) -> None:
+    """Write NAME.py, a policy that looks around and then acts at random, and its test."""
+    _write("policy", name, out)
+
+
+def _write(kind: str, name: str, out: Path) -> None:
+    """Write the file and its test, and print the next commands.
+
+    Raises:
+        InputError: The name cannot be that of a new module, or a file exists.
+    """
+    from hgpo_envs.errors import InputError
+    from hgpo_envs.files.atomic import write_file
+
+    module, test = out / f"{name}.py", out / f"test_{name}.py"
+    for path in (module, test):
+        if path.exists():
+            raise InputError(f"{path} exists already; choose another name, or another folder with --out")
+    if not re.fullmatch("[a-z][a-z0-9_]*", name) or keyword.iskeyword(name):
+        raise InputError(f"NAME: expected a Python name in lower case, such as my_maze, received {name!r}")
+    if find_spec(name) is not None:
+        raise InputError(f"NAME: {name!r} is an installed module, which would be imported instead; choose another name")
+    out.mkdir(parents=True, exist_ok=True)
+    write_file(module, filled(kind, name).encode())
+    write_file(test, filled(f"{kind}_test", name).encode())
+    typer.echo(f"Written: {module}, {test}. Next:")
+    folder = () if out.resolve() == Path.cwd() else (f"cd {shlex.quote(str(out))}",)
+    commands = [command.format(name=name, upper=name.upper()) for command in _NEXT[kind]]
+    for command in (*folder, f"pytest {test.name}", *commands):
+        typer.echo(f"    {command}")
+
+
+def filled(template: str, name: str) -> str:
+    """Return a template of `hgpo_train/scaffold` with a name in it, in its three spellings."""
+    from importlib.resources import files
+    from string import Template
+
+    text = (files("hgpo_train") / "scaffold" / f"{template}.txt").read_text(encoding="utf-8")
+    return Template(text).substitute(name=name, NAME=name.upper(), Name=name.title().replace("_", ""))
