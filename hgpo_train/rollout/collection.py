@@ -226,7 +226,7 @@ def collect(
 
         identity["weights"] = stored_model(argument)  # of a run that goes on, the newest checkpoint
     tally = Tally()
-    with handle if isinstance(env, str) else nullcontext(), closing(player):
+    with closing(handle) if isinstance(env, str) else nullcontext(), closing(player):
         earlier = read_sessions(folder)
         session = Session(
             endpoint=getattr(player, "endpoint", None),
