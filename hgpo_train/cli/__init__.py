@@ -12,11 +12,12 @@ from typing import Annotated, Final
 
 import typer
 
-from hgpo_train.cli import check, data, new
+from hgpo_train.cli import check, data
 from hgpo_train.cli.advantages import advantages
 from hgpo_train.cli.command_types import RedactedApp
 from hgpo_train.cli.envs import envs
 from hgpo_train.cli.eval import evaluate
+from hgpo_train.cli.new import new
 from hgpo_train.cli.play import play
 from hgpo_train.cli.push import push
 from hgpo_train.cli.quickstart import quickstart
@@ -68,10 +69,10 @@ def hgpo(
     """Roll out LLM agents on ALFWorld and WebShop, keep every step, and compute group advantages from any saved run."""
 
 
-for command in (quickstart, envs, advantages, stats, verify, view, play, sft, train, push, rollout):
+for command in (quickstart, envs, advantages, stats, verify, view, play, sft, train, push, rollout, new):
     app.command()(command)
 app.command("eval")(evaluate)
-for group in (data.app, check.app, new.app):
+for group in (data.app, check.app):
     app.add_typer(group)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -55,7 +56,7 @@ def check_env(
     checks = check_environment(
         handle.shared, handle.settings, handle.tasks, episodes=episodes, seed=seed, env=adapter, commands=commands
     )
-    with handle:
+    with closing(handle):
         _report(
             checks, lambda finding: f"{_MARKS[finding.verdict]} {finding.check:<19} {finding.message}", as_json=as_json
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from functools import partial
 from pathlib import Path  # noqa: TC003 - typer reads the annotations
 from typing import TYPE_CHECKING, Annotated
@@ -77,7 +78,7 @@ def evaluate(
     )
     other = None if against is None else episode_table(scan_steps(against))
     if other is not None:
-        with open_env(env, **environment) as handle:
+        with closing(open_env(env, **environment)) as handle:
             both = other.filter(pl.col("env_id") == handle.env_id, _is_listed(handle.tasks))
         if both.is_empty():
             raise InputError(f"--against {against}: it has no task of {handle.env_id} that would be evaluated")

@@ -7,16 +7,9 @@ import re
 import shlex
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 import typer
-
-from hgpo_train.cli.command_types import RedactedApp
-
-app = RedactedApp(name="new", no_args_is_help=True)
-
-Name = Annotated[str, typer.Argument(help="Name of the module and of what is in it, such as my_maze.")]
-Out = Annotated[Path, typer.Option(help="The folder for the two files.")]
 
 _NEXT: Final = {
     "environment": (
@@ -29,35 +22,12 @@ _NEXT: Final = {
 """What can be done with each kind of file once its test passes."""
 
 
-@app.callback()
-def new() -> None:
-    """Write a minimal environment, estimator or policy of your own, with a test that passes."""
-
-
-@app.command()
-def environment(name: Name, out: Out = Path()) -> None:
-    """Write NAME.py, a number-guessing game as an environment, and its test."""
-    _write("environment", name, out)
-
-
-@app.command()
-def estimator(name: Name, out: Out = Path()) -> None:
-    """Write NAME.py, an estimator with a median baseline, and its test."""
-    _write("estimator", name, out)
-
-
-@app.command()
-def policy(name: Name, out: Out = Path()) -> None:
-    """Write NAME.py, a policy that looks around and then acts at random, and its test."""
-    _write("policy", name, out)
-
-
-def _write(kind: str, name: str, out: Path) -> None:
-    """Write the file and its test, and print the next commands.
-
-    Raises:
-        InputError: The name cannot be that of a new module, or a file exists.
-    """
+def new(
+    kind: Annotated[Literal["environment", "estimator", "policy"], typer.Argument(help="What to write.")],
+    name: Annotated[str, typer.Argument(help="Name of the module and of what is in it, such as my_maze.")],
+    out: Annotated[Path, typer.Option(help="The folder for the two files.")] = Path(),
+) -> None:
+    """Write NAME.py, a minimal environment, estimator or policy of your own, and a test that passes."""
     from hgpo_envs.errors import InputError
     from hgpo_envs.files.atomic import write_file
 

@@ -232,7 +232,7 @@ def collect(
     tally = Tally()
     with ExitStack() as opened:  # what the caller opened stays open
         if isinstance(env, str):
-            opened.enter_context(handle)
+            opened.enter_context(closing(handle))
         if player.close != getattr(policy, "close", None):
             opened.enter_context(closing(player))
         earlier = read_sessions(folder)

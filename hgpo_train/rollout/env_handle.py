@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final
 
 import gymnasium
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class EnvHandle:
-    """An environment that is open for rollouts. Close it after the last one, or use it as a context manager.
+    """An environment that is open for rollouts. Close it after the last one.
 
     Attributes:
         env_id: The Gymnasium id.
@@ -42,12 +42,6 @@ class EnvHandle:
     def close(self) -> None:
         """Close the task source if nobody else uses it (`hgpo_envs.sources.SharedSource`)."""
         self.shared.remove_user(self)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def identity(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """Return what a run stores of its environment, and compares when it is resumed.

@@ -5,6 +5,7 @@ import os
 import pickle
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -162,7 +163,7 @@ def handle_of(log: Log) -> EnvHandle:
 
 
 def test_rollouts_leave_a_source_to_whoever_opened_it(log: Log, tmp_path: Path) -> None:
-    with handle_of(log) as handle:
+    with closing(handle_of(log)) as handle:
         for number in range(2):
             collect(handle, "random", tmp_path / f"run{number}", tasks=2, group_size=1, progress=False)
             assert log.closed == 0
@@ -171,7 +172,7 @@ def test_rollouts_leave_a_source_to_whoever_opened_it(log: Log, tmp_path: Path) 
 
 @pytest.mark.slow
 def test_every_worker_closes_its_source(log: Log, tmp_path: Path) -> None:
-    with handle_of(log) as handle:
+    with closing(handle_of(log)) as handle:
         collect(handle, "random", tmp_path / "run", tasks=2, group_size=2, slots=2, workers=True, progress=False)
         assert log.closed == 2
     assert log.closed == 3

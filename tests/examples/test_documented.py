@@ -80,10 +80,9 @@ def test_hgpo_new_refuses_names_that_cannot_be_imported(tmp_path, name):
 
 @pytest.mark.slow
 def test_the_commands_of_the_page(tmp_path):
-    (tmp_path / "guess.py").write_text(documented("environments.md", "guess"))
     page = (ROOT / "docs/environments.md").read_text("utf-8")
     commands = re.findall(r"^    hgpo (.*guess.*)$", page, re.MULTILINE)
-    assert [command.split()[0] for command in commands] == ["rollout", "advantages", "eval"]
+    assert [command.split()[0] for command in commands] == ["new", "rollout", "advantages", "eval"]
     hgpo(tmp_path, *commands, "rollout --env guess:GUESS --workers 1 --tasks 2 --out runs/workers")
     steps = scan_steps(tmp_path / "runs/guess").collect()
     assert steps["env_id"].unique().to_list() == ["Mine/Guess-v0"]

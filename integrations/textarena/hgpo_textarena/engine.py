@@ -97,7 +97,7 @@ class TextArenaEngine:
             terminated=done,
             won=done and reward >= _WON,
             reward=reward,
-            score=reward,
+            score=min(max(reward, 0.0), 1.0),  # an invalid move costs a point
             key=f"{boards[-1]}\n{done}" if boards else None,
         )
 

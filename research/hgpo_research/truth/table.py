@@ -247,7 +247,7 @@ def _in_processes(plan: TruthPlan, tasks: Sequence[str], processes: int) -> Iter
 
 @contextmanager
 def _open(plan: TruthPlan) -> Iterator[tuple[EnvHandle, KnownPolicy]]:
-    with open_env(plan.env_id, **plan.env_options) as handle:
+    with closing(open_env(plan.env_id, **plan.env_options)) as handle:
         context = PolicyContext(handle.shared.source.name, handle.settings.action_format, plan.policy_options)
         with closing(known_policy(plan.policy, context)) as policy:
             yield handle, policy
