@@ -326,7 +326,5 @@ class VersionError(InputError):
 def check_version(version: int, name: str) -> None:
     """Raise VersionError unless a file, which is named in the error, has the schema version of this package."""
     if version != VERSION:
-        raise VersionError(
-            f"{name}: expected schema version {VERSION}, received {version}; use the hgpo that wrote it, or "
-            "a newer one if the file is newer"
-        )
+        repair = "use the hgpo that wrote it, or upgrade hgpo if it is newer"
+        raise VersionError(f"{name}: expected schema version {VERSION}, received {version}; {repair}")

@@ -52,6 +52,14 @@ def test_engines_read_the_rows_of_the_run(run: Path, tmp_path: Path) -> None:
     assert table.partitions() == [{"run": "run"}]
 
 
+def test_the_documented_line_writes_the_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (Path(__file__).parents[2] / "docs/interchange.md").read_text("utf-8").partition("## Delta Lake")[2]
+    add(tmp_path / "runs/first", range(2))
+    monkeypatch.chdir(tmp_path)
+    exec(page.partition("```python\n")[2].partition("```")[0], {})
+    same(pl.read_delta("first_table"), tmp_path / "runs/first")
+
+
 def test_paths_that_are_no_urls_are_refused(run: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="without the characters"):
         to_delta(run, tmp_path / "table[1]")
