@@ -20,6 +20,7 @@ Source: verl-agent, ``agent_system/environments/env_package/{alfworld,webshop}/p
 from __future__ import annotations
 
 import json
+import math
 import re
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -150,11 +151,14 @@ class _Block(NamedTuple):
 _NOT_JSON: Final = object()
 
 
-def _no_constant(name: str) -> float:
-    raise ValueError(f"{name} is not JSON")
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text} is not JSON, or is written as what is not")
+    return number
 
 
-_DECODER: Final = json.JSONDecoder(parse_constant=_no_constant)
+_DECODER: Final = json.JSONDecoder(parse_float=_finite, parse_constant=_finite)
 _SPACE: Final = re.compile(r"\s*")
 _CUT_VALUE: Final = re.compile(r"[\w\\.+-]{0,8}\s*")
 """The rest of a response that ends within a constant, a number or an escape of JSON."""

@@ -127,6 +127,7 @@ def test_other_arguments_than_objects_are_malformed_whatever_they_contain(name, 
         ('<tool_call>{"name": null}</tool_call>', None),
         ('<tool_call>{"name": "find", "arguments": {"x": ' + "[" * 100 + "]" * 100 + "}}</tool_call>", None),
         ('<tool_call>{"name": "find", "arguments": {"x": NaN}}</tool_call>', None),
+        ('<tool_call>{"name": "find", "arguments": {"x": -1e999}}</tool_call>', None),
         ('A <tool_call>{"name": "no"}</tool_call> draft</think><tool_call>{"name": "find"}</tool_call>', ["find"]),
     ],
 )

@@ -106,6 +106,8 @@ WRONG = {
     "900 levels": "[" * 900 + "]" * 900,
     "as many levels as JSON's encoder takes": "[" * 252 + "]" * 252,
     "an object": '{"a": {}}',
+    "not a number": "NaN",
+    "an infinite number": "1e999",
 }
 
 
@@ -120,7 +122,7 @@ def test_a_wrong_argument_is_the_agents_mistake(wrong):
         assert not state.valid
 
 
-@pytest.mark.parametrize("value", ["null", "true", "NaN", "1e999", '["a", 1]', r'"\u0000"', r'"\ud83d\ude00"'])
+@pytest.mark.parametrize("value", ["null", "true", '["a", 1]', r'"\u0000"', r'"\ud83d\ude00"'])
 def test_other_arguments_are_the_shops_to_judge(value):
     assert play("modify_user_address", ADDRESS % value).valid
 
