@@ -6,6 +6,7 @@ import os
 from contextlib import ExitStack
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NoReturn
+from urllib.parse import urlsplit
 
 import gymnasium
 import numpy as np
@@ -15,6 +16,7 @@ from hgpo_envs.env import check_options, checked_action, observation_space
 from hgpo_envs.errors import InputError, one_line
 from hgpo_envs.spaces import STATE_CHARACTERS, UnicodeText
 from hgpo_envs.unicode_text import clean_text
+from hgpo_train.policies.http_client import LOCAL_HOSTS
 
 if TYPE_CHECKING:
     from gymnasium import spaces
@@ -143,10 +145,12 @@ def _connect(session: ExitStack, url: str, token: str | None, timeout: float) ->
                 additional_headers={"Authorization": f"Bearer {token}"} if token else {},
                 compression=None,
                 open_timeout=timeout,
+                # A proxy of the environment, on another machine, cannot reach this one.
+                proxy=None if urlsplit(url).hostname in LOCAL_HOSTS else True,
                 max_size=MOST_BYTES,
             )
         )
-    except (InvalidURI, KeyError):
+    except (InvalidURI, KeyError, ValueError):
         example = "http://127.0.0.1:8000/TOKEN/ALFWorld"
         raise InputError(f"url: expected an address of `hgpo serve` such as {example}") from None
     except InvalidStatus as error:

@@ -68,7 +68,8 @@ def test_a_remote_environment_is_the_local_one(server, name) -> None:
         remote.close()
 
 
-def test_a_remote_environment_passes_gymnasiums_checker(server, recwarn) -> None:
+def test_a_remote_environment_passes_gymnasiums_checker(server, recwarn, monkeypatch) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # which is not used for this machine
     with RemoteEnv(server.url("WebShop")) as env:
         check_env(env, skip_render_check=True)
     assert not [one for one in recwarn if "gym" in str(one.category).lower()]
