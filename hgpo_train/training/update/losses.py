@@ -96,7 +96,8 @@ def sequence_old_logprob(logprob: Tensor, old_logprob: Tensor, response: Tensor)
     present = logprob.detach()
     _, place, length = torch.unique_consecutive(response, return_inverse=True, return_counts=True)
     sums = torch.zeros_like(length, dtype=present.dtype).index_add(0, place, present - old_logprob)
-    return present - (sums / length)[place]
+    mean: Tensor = (sums / length)[place]
+    return present - mean
 
 
 def low_variance_kl(logprob: Tensor, reference_logprob: Tensor) -> Tensor:
