@@ -408,7 +408,7 @@ def trained_rows(config: UpdateConfig, rows: pl.DataFrame, iteration: int) -> tu
     if not reasons:
         return rows, {}
     flags = rows.select(flag.fill_null(value=False).alias(name) for name, flag in reasons.items())
-    shares = {f"training/{name}_ratio": float(flags[name].to_numpy().mean()) for name in flags.columns}
+    shares = {f"training/{flag.name}_ratio": float(flag.sum()) / max(len(flag), 1) for flag in flags}
     return rows.filter(~flags.select(pl.any_horizontal(pl.all())).to_series()), shares
 
 

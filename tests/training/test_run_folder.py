@@ -44,8 +44,8 @@ CHOICES = {
     "action_format": "number", "prompt_style": "chat", "compute_dtype": "float32", "attention": "eager",
     "overflow": "history", "layout": "packed", "aggregation": "sequence_sum", "old_logprobs": "rollout",
     "schedule": "linear", "rows": "all", "checkpoint.optimiser": "last", "betas": (0.5, 0.25), "targets": ("q_proj",),
-    "rollout_is": "token", "environment_steps": 5, "dual_clip": 5, "gradient_checkpointing": True, "logit_chunk": 64,
-    "stop": ("x",),
+    "rollout_is": "token", "ratio": "sequence", "overlong": "mask", "max_policy_lag": 3, "environment_steps": 5,
+    "dual_clip": 5, "gradient_checkpointing": True, "logit_chunk": 64, "stop": ("x",),
 }  # fmt: skip
 
 

@@ -69,6 +69,8 @@ OTHER = {
     "update.share_prefixes": False,
     "update.logit_chunk": 3,
     "update.rollout_is_threshold": 3.0,
+    "update.rollout_is_least": 0.5,
+    "update.max_policy_lag": 2,
     "update.gap_warning": 1.0,
     "checkpoint.optimiser": "all",
     # refused
@@ -82,6 +84,9 @@ OTHER = {
     "update.aggregation": "sequence_mean",
     "update.old_logprobs": "rollout",
     "update.rollout_is": "token",
+    "update.ratio": "sequence",
+    "update.unbiased_kl": True,
+    "update.overlong": "mask",
     "optimiser.schedule": "cosine",
     "optimiser.warmup_iterations": 3,
 }
