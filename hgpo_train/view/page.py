@@ -85,7 +85,7 @@ def write_page(
         raise InputError(f"--max-mb: expected a positive number, received {max_mb:g}")
     answers: dict[str, Any] = {}
     problems: list[str] = []
-    opened = []
+    opened: list[tuple[Source, Index, int]] = []
     for source in sources:
         with _noting(source, problems):
             opened.append((source, source.index(), _overview(source, f"runs/{len(opened)}", answers)))
@@ -97,7 +97,7 @@ def write_page(
     known = {task for index in indices for task in index.groups["task_id"]}
     if missing := set(task_ids) - known:
         raise InputError(unknown("task", min(missing), sorted(known), limit=5))
-    runs = [
+    runs: list[dict[str, Any]] = [
         {**source.document(), "path": source.name, "version": "", "selection": {"tasks": 0, "of": of}}
         for source, _, of in opened
     ]
