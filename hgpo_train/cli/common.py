@@ -100,9 +100,7 @@ def check_output_path(out: Path, option: str = "--out") -> None:
             reason = getattr(error, "strerror", None) or error
             raise InputError(f"{option} {str(out)[:100]!r}: {reason}; choose another path") from None
         if path == out.absolute() and path.exists() and not (path.is_file() or path.is_dir()):
-            raise InputError(
-                f"{option} {out}: found a pipe or a device, which a file would replace; choose another path"
-            )
+            raise InputError(f"{option} {out}: found a pipe or a device, not a file; choose another path")
         if path.is_dir() and not os.access(path, os.W_OK | os.X_OK):
             raise InputError(f"{option} {out}: {path} is read-only or without permission to write; choose another path")
         if path.is_dir() and path != out.absolute():

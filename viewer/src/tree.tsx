@@ -301,6 +301,7 @@ function Grid({ path, run, route, version, tasks, open, toggle }: {
   const body = useRef<HTMLDivElement>(null);
   const [members, setMembers] = useState<Map<number, Trajectory[]>>(new Map());
 
+  const unit = useUnit(path, version);
   useEffect(() => setMembers(new Map()), [path, version]);
   const wanted = tasks.flatMap((task) => task.groups.filter((group) =>
     task.groups.length === 1 ? open.has(taskId(task)) : open.has(taskId(task)) && open.has(groupId(group))));
@@ -386,7 +387,7 @@ function Grid({ path, run, route, version, tasks, open, toggle }: {
               <Fragment key={group.number}>
                 {!single && (
                   <div {...common(groupId(group), 2, open.has(groupId(group)), links.group(run, group.number), route.view === "group" && route.group === group.number)}>
-                    <span role="gridcell" class="name"><Arrow open={open.has(groupId(group))} />{unitOf(overview)} {group.iteration}{group.group > 0 && `, group ${group.group}`}</span>
+                    <span role="gridcell" class="name"><Arrow open={open.has(groupId(group))} />{unit} {group.iteration}{group.group > 0 && `, group ${group.group}`}</span>
                     <Figures of={group} />
                   </div>
                 )}
