@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from hgpo_train.policies.base import Failure, Reply, Request
     from hgpo_train.rollout.collection import CollectedRun, collect
     from hgpo_train.rollout.env_handle import open_env
-    from hgpo_train.rollout.outcomes import RolloutError
+    from hgpo_train.rollout.failures import RolloutError
 
 __all__ = [
     "CollectedRun",
@@ -46,6 +46,6 @@ __getattr__, __dir__ = lazy_names(
         "hgpo_train.policies.base": ("Failure", "Reply", "Request"),
         "hgpo_train.rollout.collection": ("CollectedRun", "collect"),
         "hgpo_train.rollout.env_handle": ("open_env",),
-        "hgpo_train.rollout.outcomes": ("RolloutError",),
+        "hgpo_train.rollout.failures": ("RolloutError",),
     },
 )

@@ -33,8 +33,8 @@ ROOMS = {
         {"cli"},
     ],
     "hgpo_train/rollout": [
-        {"row", "slots", "env_handle"}, {"outcomes", "workers"}, {"plan", "tally"}, {"trajectory"}, {"groups"},
-        {"collector"}, {"run"}, {"sessions", "progress_line"}, {"collection"},
+        {"row", "slots", "env_handle"}, {"outcomes", "workers"}, {"plan", "failures"}, {"tally"}, {"trajectory"},
+        {"groups"}, {"collector"}, {"run"}, {"sessions", "progress_line"}, {"collection"},
     ],
     "hgpo_envs/alfworld": [{"engine"}, {"data"}, {"players"}, {"generation"}, {"reference"}, {"environment"}],
     "integrations/appworld/hgpo_appworld": [

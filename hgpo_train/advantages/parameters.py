@@ -73,7 +73,7 @@ class Parameters:
     returns: Literal["per_step", "from_end"] = "per_step"
     invalid_action_penalty: float = INVALID_ACTION_PENALTY
     penalty_at: Literal["return", "reward"] = "return"
-    rewards: dict[str, float] = field(default_factory=dict)
+    rewards: dict[str, float] = field(default_factory=dict, hash=False)
     overlong_penalty: NonNegativeFloat = 0.0
     overlong_limit: PositiveInt = 512
     overlong_buffer: PositiveInt = 128

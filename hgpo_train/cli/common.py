@@ -152,7 +152,7 @@ def play_and_report(play: Callable[[], CollectedRun], report: Callable[[Collecte
         RolloutError: Too many rollouts failed.
     """
     from hgpo_train.rollout.collection import CollectedRun
-    from hgpo_train.rollout.outcomes import RolloutError
+    from hgpo_train.rollout.failures import RolloutError
 
     try:
         with resumable("Finished groups are committed; run the same command again to resume."):

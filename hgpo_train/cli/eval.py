@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hgpo_train.cli import common  # typer reads the annotations
-from hgpo_train.rollout.outcomes import MAX_FAILED
+from hgpo_train.rollout.failures import MAX_FAILED
 
 if TYPE_CHECKING:
     import polars as pl

@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from hgpo_envs.errors import InputError, ProcessError
-from hgpo_train.rollout.outcomes import RolloutError
+from hgpo_train.rollout.failures import RolloutError
 
 if TYPE_CHECKING:
     from types import TracebackType

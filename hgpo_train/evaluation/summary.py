@@ -16,7 +16,7 @@ from hgpo_envs.files.atomic import write_file
 from hgpo_envs.files.sealed import seal
 from hgpo_envs.files.secrets import redact_json
 from hgpo_train.evaluation.report import episode_table, evaluation_reports
-from hgpo_train.rollout.outcomes import failures_of_steps
+from hgpo_train.rollout.failures import failures_of_steps
 from hgpo_train.rollout.sessions import read_sessions
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from hgpo_train.policies.registry import PolicyContext, PolicySpec, make_policy
     from hgpo_train.rollout.collection import CollectedRun, collect
     from hgpo_train.rollout.env_handle import EnvHandle, open_env
-    from hgpo_train.rollout.outcomes import RolloutError
+    from hgpo_train.rollout.failures import RolloutError
     from hgpo_train.rollout.plan import ExecutionOptions, RolloutSpec
     from hgpo_train.rollout.run import collect_groups
 
@@ -43,7 +43,7 @@ __getattr__, __dir__ = lazy_names(
         "hgpo_train.policies.registry": ("PolicyContext", "PolicySpec", "make_policy"),
         "hgpo_train.rollout.collection": ("CollectedRun", "collect"),
         "hgpo_train.rollout.env_handle": ("EnvHandle", "open_env"),
-        "hgpo_train.rollout.outcomes": ("RolloutError",),
+        "hgpo_train.rollout.failures": ("RolloutError",),
         "hgpo_train.rollout.plan": ("ExecutionOptions", "RolloutSpec"),
         "hgpo_train.rollout.run": ("collect_groups",),
     },

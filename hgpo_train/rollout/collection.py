@@ -35,18 +35,15 @@ from hgpo_envs.task_sampling import SORTED
 from hgpo_train.measures import measure
 from hgpo_train.policies.registry import PolicyContext, PolicySpec, find_policy, name_of, own_policy, source_hash
 from hgpo_train.rollout.env_handle import EnvHandle, open_env
-from hgpo_train.rollout.outcomes import (
-    GROUP,
+from hgpo_train.rollout.failures import (
     MAX_FAILED,
     FailureSummary,
     RolloutError,
-    Success,
     allowed_in_a_row,
     failures_of,
     raise_if_too_many,
-    rollout_table,
-    success,
 )
+from hgpo_train.rollout.outcomes import GROUP, Success, rollout_table, success
 from hgpo_train.rollout.plan import ExecutionOptions, RolloutSpec
 from hgpo_train.rollout.progress_line import live_progress
 from hgpo_train.rollout.run import collect_groups, stop_on_interrupt

@@ -17,7 +17,7 @@ from hgpo_envs.episode import Episode
 from hgpo_envs.errors import InputError
 from hgpo_train.policies.base import Failure, Reply, attempt, is_bug
 from hgpo_train.policies.validation import BadValueError, checked_count, checked_reply, checked_state, checked_task
-from hgpo_train.rollout.outcomes import RolloutError, allowed_in_a_row
+from hgpo_train.rollout.failures import RolloutError, allowed_in_a_row
 from hgpo_train.rollout.trajectory import Trajectory
 
 if TYPE_CHECKING:

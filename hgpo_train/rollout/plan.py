@@ -79,7 +79,7 @@ class ExecutionOptions(Settings):
             bounds the memory of a collection.
         max_consecutive_failures: Number of rollouts that fail in a row, without a step in between, at which the run
             stops (`hgpo_train.rollout.collector.Collector`). None derives it from the number of all rollouts
-            (`hgpo_train.rollout.outcomes.allowed_in_a_row`).
+            (`hgpo_train.rollout.failures.allowed_in_a_row`).
 
     Raises:
         InputError: A value is out of range.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from hgpo_train.rollout.outcomes import FailureSummary, merged_reasons
+from hgpo_train.rollout.failures import FailureSummary, merged_reasons
 
 
 @dataclass

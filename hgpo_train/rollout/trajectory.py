@@ -59,10 +59,11 @@ class Trajectory:
         episode, settings, step = self.episode, self.episode.settings, len(self.rows)
         if not step:
             self._versions = json.dumps(dict(episode.task.versions), sort_keys=True, ensure_ascii=False)
+        prompt = episode.prompt()  # first: without a prompt the step has not begun
+        self._prompt = prompt
         self._text = episode.state.text
         self._actions = tuple(episode.state.actions)
         self._state_hash = self._key_hash()
-        self._prompt = episode.prompt()
         turns: list[Turn] = []
         if settings.prompt_style == "chat":
             for row in self.rows:
@@ -70,7 +71,7 @@ class Trajectory:
                 turns.append(Turn(row.prompt or "", row.response or "", tokens, row.response_token_ids, row.message))
         return Request(
             id=number,
-            prompt=self._prompt,
+            prompt=prompt,
             seed=text_hash(f"{self.seed}/{step}") % (1 << 63),
             slot=slot,
             step=step,

@@ -19,7 +19,7 @@ from hgpo_envs.plugins import check_code_in_file
 from hgpo_envs.registration import code_of
 from hgpo_train.advantages import get
 from hgpo_train.models.config import ModelConfig
-from hgpo_train.rollout.outcomes import MAX_FAILED
+from hgpo_train.rollout.failures import MAX_FAILED
 from hgpo_train.settings import (
     NonNegativeFloat,
     NonNegativeInt,

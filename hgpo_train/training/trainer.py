@@ -44,12 +44,8 @@ from hgpo_train.models.loading import check_context, load_model, load_tokenizer,
 from hgpo_train.policies.generation import GenerationOptions, generation_options
 from hgpo_train.policies.registry import TrainableContext, trainable_factory
 from hgpo_train.rollout.collection import removed_if_unused
-from hgpo_train.rollout.outcomes import (
-    failures_of_steps,
-    groups_with_mixed_outcomes,
-    raise_if_too_long,
-    raise_if_too_many,
-)
+from hgpo_train.rollout.failures import failures_of_steps, raise_if_too_long, raise_if_too_many
+from hgpo_train.rollout.outcomes import groups_with_mixed_outcomes
 from hgpo_train.rollout.plan import ExecutionOptions, RolloutSpec
 from hgpo_train.rollout.run import collect_groups
 from hgpo_train.training.checkpoint import resume_checkpoint, save_checkpoint

@@ -45,8 +45,9 @@ def estimator_documents(names: Sequence[str]) -> list[dict[str, Any]]:
 def _parameters(of: type) -> list[dict[str, Any]]:
     """Describe each parameter: its type, its default, its choices or range, and its meaning."""
     meanings = _meanings(of)
+    defaults = of()
     return [
-        {"name": name, "default": _plain(getattr(of, name)), "meaning": meanings.get(name, ""), **_type(hint)}
+        {"name": name, "default": _plain(getattr(defaults, name)), "meaning": meanings.get(name, ""), **_type(hint)}
         for name, hint in types_of(of).items()
     ]
 

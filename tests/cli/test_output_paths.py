@@ -37,8 +37,11 @@ def run(hgpo, monkeypatch, tmp_path):
 def arguments_of(command, out: str) -> list[str]:
     """Values for all required arguments; `out` for the option `--out`."""
     needed = [option for option in command.params if option.required and option.name != "out"]
-    values = [["7"] if option.param_type_name == "argument" else [option.opts[0], "7"] for option in needed]
-    return ["--out", out, *(word for words in values for word in words)]
+    words = ["--out", out]
+    for option in needed:
+        words += [] if option.param_type_name == "argument" else [option.opts[0]]
+        words.append("environment" if option.name == "kind" else "7")
+    return words
 
 
 def tree(folder: Path) -> list[Path]:

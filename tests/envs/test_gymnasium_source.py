@@ -17,7 +17,7 @@ from hgpo_train.policies.registry import PolicyContext, make_policy
 from hgpo_train.policies.validation import checked_state
 from hgpo_train.rollout.collection import collect
 from hgpo_train.rollout.env_handle import open_env
-from hgpo_train.rollout.outcomes import RolloutError
+from hgpo_train.rollout.failures import RolloutError
 from hgpo_train.rollout.plan import ExecutionOptions, RolloutSpec
 from hgpo_train.rollout.run import collect_groups
 from hgpo_train.view.index import read_index

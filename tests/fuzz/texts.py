@@ -116,7 +116,7 @@ def served() -> Any:
 def answer(data: bytes, folder: Path) -> None:
     """Collect rollouts with an arbitrary reply; each is in the run, either complete or aborted with a reason."""
     from hgpo_datasets import StepWriter, scan_steps, verify
-    from hgpo_train.rollout.outcomes import RolloutError
+    from hgpo_train.rollout.failures import RolloutError
     from hgpo_train.rollout.plan import ExecutionOptions, RolloutSpec
     from hgpo_train.rollout.run import collect_groups
 

@@ -196,9 +196,9 @@ def test_invalid_replies_name_the_value():
     for fields, line in (
         ({"response": 3}, "response: expected text, received int 3"),
         ({"prompt": b"x"}, "prompt: expected text, received bytes b'x'"),
-        ({"response_logprobs": [math.nan]}, "response_logprobs: expected numbers from -inf to 3.4e+38, received list"),
-        ({"response_logprobs": [0, math.inf]}, "response_logprobs: expected numbers from -inf to 3.4e+38, received"),
-        ({"response_logprobs": "-0.5"}, "response_logprobs: expected numbers from -inf to 3.4e+38, received str"),
+        ({"response_logprobs": [math.nan]}, "response_logprobs: expected numbers from -inf to 0.001, received list"),
+        ({"response_logprobs": [0, math.inf]}, "response_logprobs: expected numbers from -inf to 0.001, received"),
+        ({"response_logprobs": "-0.5"}, "response_logprobs: expected numbers from -inf to 0.001, received str"),
         ({"response_token_ids": [1.5]}, "response_token_ids: expected integers from 0 to 2147483647, received list"),
         ({"response_token_ids": [True]}, "response_token_ids: expected integers from 0 to 2147483647, received list"),
         ({"prompt_token_ids": [2**31]}, "prompt_token_ids: expected integers from 0 to 2147483647, received list"),

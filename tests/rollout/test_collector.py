@@ -14,7 +14,7 @@ from hgpo_train.policies.base import AsyncPolicy, Reply
 from hgpo_train.policies.registry import PolicyContext, make_policy
 from hgpo_train.policies.scripted import RandomPolicy
 from hgpo_train.rollout.env_handle import open_env
-from hgpo_train.rollout.outcomes import RolloutError, allowed_in_a_row
+from hgpo_train.rollout.failures import RolloutError, allowed_in_a_row
 from hgpo_train.rollout.plan import ExecutionOptions, RolloutSpec
 from hgpo_train.rollout.run import collect_groups
 

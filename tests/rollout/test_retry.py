@@ -11,7 +11,7 @@ from chat_server import Api, by_seed
 from command import DOORS, finished, hgpo
 
 from hgpo_datasets import scan_steps, verify
-from hgpo_train.rollout.outcomes import MAX_FAILED, FailureSummary, RolloutError, failures_of_steps, raise_if_too_many
+from hgpo_train.rollout.failures import MAX_FAILED, FailureSummary, RolloutError, failures_of_steps, raise_if_too_many
 from hgpo_train.rollout.plan import ExecutionOptions, RolloutSpec
 
 MACHINE = ExecutionOptions(slots=7, groups_per_shard=3, max_consecutive_failures=64)

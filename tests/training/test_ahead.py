@@ -9,7 +9,7 @@ from lazily import Lazy
 
 from hgpo_datasets import scan_steps
 from hgpo_envs.errors import InputError
-from hgpo_train.rollout.outcomes import RolloutError
+from hgpo_train.rollout.failures import RolloutError
 from hgpo_train.training.config import Config, replace
 from hgpo_train.training.tracking import read_metrics
 

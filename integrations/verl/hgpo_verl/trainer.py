@@ -11,7 +11,7 @@ from tensordict import TensorDict
 from verl.trainer.ppo.v1 import register_trainer
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
-from hgpo_train.rollout.outcomes import failures_of_steps, raise_if_too_long, raise_if_too_many
+from hgpo_train.rollout.failures import failures_of_steps, raise_if_too_long, raise_if_too_many
 from hgpo_train.training.metrics import episode_metrics
 from hgpo_verl.run_settings import read_settings
 from hgpo_verl.step_rows import StepTable, advantages
