@@ -137,6 +137,7 @@ def test_exports_at_the_same_time_write_each_row_once(run: Path, tmp_path: Path,
         same(pl.read_delta(str(tmp_path / table)).filter(run="run"), run)
 
 
+@pytest.mark.slow
 def test_a_table_in_an_object_store(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with s3_server() as environment:
         for name, value in environment.items():

@@ -54,6 +54,7 @@ def test_a_manifest_of_odd_values_is_refused(rich_run: Path, line: int, key: str
             reader()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::hgpo_datasets.StepTableWarning")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(

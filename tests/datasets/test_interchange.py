@@ -27,6 +27,7 @@ def test_pandas_reads_and_gives_rows(tmp_path: Path, rich_run: Path) -> None:
     assert_frame_equal(scan_steps(tmp_path / "copy").drop("run").collect(), steps.drop("run"))
 
 
+@pytest.mark.slow
 def test_hugging_face_plain_streaming_and_torch(
     tmp_path: Path, rich_run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -120,6 +120,7 @@ def test_partitions_are_consecutive_shards(run: Path) -> None:
         partitions(run, 0)
 
 
+@pytest.mark.slow
 def test_results_are_in_order_with_any_number_of_processes(run: Path) -> None:
     parts = partitions(run, 6)
     expected = [[f"t{number}"] for number in range(6)]

@@ -166,6 +166,7 @@ def test_an_endless_manifest_is_refused_at_the_limit(monkeypatch: pytest.MonkeyP
         scan_steps(f"{address}/run")
 
 
+@pytest.mark.slow
 def test_a_server_that_is_not_there_is_one_line() -> None:
     for address in ("http://127.0.0.1:9/run", "http://", "https://[/run"):
         with pytest.raises(InputError, match=r"^.*cannot be read.*$"):
@@ -231,6 +232,7 @@ HOSTILE_NAMES = st.lists(
 ).map("".join)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=25)
 @given(HOSTILE_NAMES)
 @example("lr[1]")

@@ -69,6 +69,7 @@ def test_show_prints_json_and_tables(run: Path, hgpo: Command) -> None:
     assert "1 episode; success is 20.0% of all episodes if they are lost, 60.0% if they are won" in text
 
 
+@pytest.mark.slow
 def test_verify_says_so_with_its_exit_code(run: Path, hgpo: Command) -> None:
     code, shown, _ = hgpo("verify", run, "--json")
     assert (code, json.loads(shown)[0]["ok"]) == (0, True)

@@ -481,6 +481,7 @@ def test_functions_and_tasks_that_fail_are_named():
     assert "the split all lacks" in findings(Corridor, ["1", "99"])["tasks"].message
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("env", ["HGPO/ALFWorld-v0", "HGPO/WebShop-v0"])
 def test_the_own_environments_pass(env):
     printed = invoke("check", "env", env, "--episodes", 8, "--split", "train")

@@ -104,6 +104,7 @@ def near(episode, chance):
     return chosen.replace("<your query>", chance.choice(QUERIES))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("env_id", "options"), [variant for variant in VARIANTS if "action_format" not in variant[1]])
 def test_equal_keys_mean_equal_futures(env_id, options):
     """Random walks that return to states on different ways; all reactions there must be equal, and so on from there."""

@@ -81,6 +81,7 @@ def test_any_exception_of_a_coroutine_becomes_a_failure(concurrency):
     assert lines == ["a", *reasons[:2], "b", *reasons[2:], "GeneratorExit", "c"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prompts", [[], ["wait"] * 300, ["refuse to end"], ["block"]])
 def test_closing_is_bounded_with_running_coroutines(monkeypatch, prompts):
     monkeypatch.setattr(base, "CLOSING_S", 1.0)

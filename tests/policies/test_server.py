@@ -385,6 +385,7 @@ def test_a_call_that_is_nested_too_deeply_is_an_invalid_action(tmp_path, level: 
     assert (row["action_valid"], row["aborted"]) == (level == 2, False)
 
 
+@pytest.mark.slow
 def test_empty_texts_are_not_sent_back(tmp_path) -> None:
     """Some servers send them, and refuse them."""
     for number, content in enumerate(("", "\n\n", [], [{"type": "text", "text": ""}])):
@@ -449,6 +450,7 @@ def flood(handler: Handler) -> None:
             handler.wfile.write(b" " * 65536)
 
 
+@pytest.mark.slow
 def test_a_reply_sent_byte_by_byte_times_out_and_is_retried(api: Api) -> None:
     api.answer = lambda body, attempt: drip if attempt < 3 else completion("ok")
     (reply,) = ask(api, request(), timeout_s=0.3)
@@ -465,6 +467,7 @@ def test_an_endless_answer_fails_at_the_limit(api: Api, monkeypatch: pytest.Monk
     assert reply == Failure("PolicyFailed", "the answer is larger than 3 MB")
 
 
+@pytest.mark.slow
 def test_a_compressed_answer_does_not_expand(api: Api) -> None:
     api.answer = lambda *_: (200, gzip.compress(bytes(50 << 20)), {"Content-Encoding": "gzip"})
     (reply,) = ask(api, request())
@@ -547,6 +550,7 @@ def test_the_forms_of_answers_that_servers_send(api: Api) -> None:
         assert (reply.response, reply.response_logprobs) == (response, None)
 
 
+@pytest.mark.slow
 def test_an_invalid_answer_is_a_failure_with_its_reason(api: Api) -> None:
     choices = [({**completion("")[1], "choices": [choice]}, reason) for choice, reason in ODD_CHOICES]
     for body, reason in (*ODD_BODIES, *choices):

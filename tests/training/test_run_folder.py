@@ -132,6 +132,7 @@ def test_no_file_of_a_run_contains_secrets(config, runs, monkeypatch):
             assert value not in path.read_bytes(), path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", [*FOLDERS, METRICS, CONFIG, "checkpoints/000001", "checkpoints/000001/trainer"])
 def test_what_is_planted_in_a_training_run_is_never_followed(tmp_path, name, kind):

@@ -158,6 +158,7 @@ def test_steps_that_were_committed_before_a_kill_are_not_collected_again(small, 
     assert runs.weights("run") == runs.weights("whole")
 
 
+@pytest.mark.slow
 def test_an_evaluation_after_the_checkpoint_is_repeated_only_with_changed_settings(small, runs, monkeypatch):
     config = replace(small, evaluation={"every": 1, "tasks": 2}, checkpoint={"every": 1})
     runs.train(replace(config, iterations=1))

@@ -97,6 +97,7 @@ async def test_a_person_walks_to_a_step_and_follows_a_member(small_run: Path, si
     assert app.return_code == 0
 
 
+@pytest.mark.slow
 async def test_the_advantages_are_those_of_the_estimators(small_run: Path) -> None:
     steps = scan_steps(small_run).filter(pl.col("task_id") == "alpha")
     app = viewer(small_run, estimators=("hgpo:history_length=1", "grpo"))
@@ -130,6 +131,7 @@ async def test_estimators_are_chosen_and_refused(small_run: Path) -> None:
         assert isinstance(app.screen, StepScreen)
 
 
+@pytest.mark.slow
 async def test_the_tree_finds_tasks_and_follows_several_runs(small_run: Path, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr("hgpo_train.view.terminal.tree.PAGE", 1)
     training = tmp_path / "training"

@@ -63,6 +63,7 @@ def test_the_mirror_is_used_if_drive_refuses(tmp_path, server, first):
     assert not (tmp_path / "none").exists()
 
 
+@pytest.mark.slow
 def test_without_a_network_one_line_says_what_to_do_and_nothing_is_left(tmp_path):
     sources = ("http://no-such-host.invalid/?id=", "http://127.0.0.1:9/")
     with pytest.raises(NoConnection) as caught:
@@ -114,6 +115,7 @@ def test_the_bundled_catalogue_is_small_and_has_goals_for_every_split(shop):
     shop.verify()
 
 
+@pytest.mark.slow
 def test_the_bundled_catalogue_is_reproduced_by_its_seed(shop, tmp_path):
     make_bundled_catalogue(tmp_path / "again")
     again = Catalogue.open(tmp_path / "again")
