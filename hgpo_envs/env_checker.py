@@ -141,7 +141,8 @@ def _guarded(name: str, check: Check, play: Play) -> Finding:
 def _tasks(play: Play) -> str:
     """Check the ids of the split, and the descriptions of some tasks."""
     play.where = "the source's split all and its descriptions of tasks"
-    source, tasks = play.shared.source, play.tasks
+    source = play.shared.source
+    tasks = play.tasks
     every, split = source.ids("all"), getattr(tasks, "name", "all")
     ids = list(islice(tasks, LISTED))
     flaws = [f"{task_id} is listed twice" for task_id, times in Counter(ids).items() if times > 1]
@@ -251,7 +252,8 @@ def _chooser(
     if plan is not None:
         planned = iter(plan)
         return lambda _: next(planned, None)
-    spec, task = play.spec, play.shared.source.task(task_id)
+    spec = play.spec
+    task = play.shared.source.task(task_id)
     if spec is None or spec.admissible_actions or not spec.players or (spec.tools and number % 2):
         tools: Sequence[Any] = () if spec is None else spec.tools
         words: list[str] = _WORD.findall(task.instruction) or ["look"]
@@ -478,7 +480,7 @@ def _after_the_end(play: Play) -> str:
         place = f"task {rollout.task}, {command!r:.40} after the end"
         after = play.ask(place, engine.act, command)
         if not after.terminated or after.won != state.won:
-            raise Doubt(f"{place} goes on with the task; a task that has ended stays so")
+            raise Doubt(f"{place} continues after the end; expected the same last state")
     return "a task that has ended stays so"
 
 

@@ -264,7 +264,8 @@ def _alike(found: pl.DataType, wanted: pl.DataType) -> bool:
     if isinstance(wanted, pl.List):
         if not isinstance(found, pl.List):
             return False
-        found, wanted = found.inner, wanted.inner  # type: ignore[assignment]
+        found = found.inner  # type: ignore[assignment]
+        wanted = wanted.inner  # type: ignore[assignment]
         return _alike(found, wanted) and not (found.is_float() and wanted.is_integer())
     if found == pl.Null:
         return True

@@ -290,7 +290,7 @@ class Faulty(Corridor):
         ("always valid", "odd commands", "is not listed, and yet valid"),
         ("moves by any text", "odd commands", "should change nothing"),
         ("long", "odd commands", "ValueError: too long"),
-        ("goes on after the end", "after the end", "goes on with the task"),
+        ("goes on after the end", "after the end", "continues after the end"),
         ("keeps", "one engine again", "start must reset everything"),
         ("one game", "distinct tasks", "all 20 tasks that were compared are one"),
     ],

@@ -53,7 +53,7 @@ def to_delta(run: str | os.PathLike[str], table: str | os.PathLike[str]) -> Delt
     if "://" not in url and set(url) & set("[]|^%\\"):  # the library makes a URL of the path and panics
         raise InputError(f"expected the path of a Delta table without the characters []|^%\\, received {url}")
     options = {"allow_http": "true"} if "://" in url and uses_http() else None
-    # Runs are told apart by the check of their description: a name can be that of another run.
+    # Runs are distinguished by the check of their description: a name can be that of another run.
     written = Transaction(f"hgpo/{header.run}/{manifest.encode_line(header, '')[1]}", 1)
     name = header.run.replace("'", "''")
     try:
