@@ -37,6 +37,8 @@ _COLUMNS: Final = (
     ("s", "timing_s/step", "{:.0f}"),
     ("env steps", "training/environment_steps", "{:,.0f}"),
 )
+_INTERVALS: Final = {"success": "episode/success_95_", "held out": "val/success_95_"}
+"""The metrics that have an interval, by their titles: the beginning of the names of its bounds."""
 _EVERY_S: Final = 0.2  # between two updates of the status line
 _LINES_S: Final = 30.0  # between two lines about a stage, off a terminal
 _SHORT_S: Final = 1.0  # stages that end earlier have no line
@@ -95,7 +97,10 @@ class Display:
     def row(self, iteration: int, metrics: Mapping[str, float]) -> None:
         """Print an iteration's metrics as a line."""
         known = [(title, metrics[name], form) for title, name, form in _COLUMNS if name in metrics]
-        parts = [f"{title} {form.format(value)}" for title, value, form in known if not math.isnan(value)]
+        parts = []
+        for title, value, form in known:
+            if not math.isnan(value):
+                parts.append(f"{title} {form.format(value)}{_interval(metrics, title)}")
         if metrics.get("actor/optimiser_steps") == 0:
             parts.append("no informative groups: no update")
         of = f"/{self._iterations}" if self._iterations else ""
@@ -110,3 +115,11 @@ class Display:
             self._status.update(f"{self._stage}  {progress}")
         elif not self._console.is_terminal:
             self.show(f"   {self._stage}: {progress}")
+
+
+def _interval(metrics: Mapping[str, float], title: str) -> str:
+    """Return the 95% interval of a metric, to be printed after it; empty if it has none."""
+    name = _INTERVALS.get(title)
+    if name is None or f"{name}low" not in metrics:
+        return ""
+    return f" ({metrics[f'{name}low']:.1%} to {metrics[f'{name}high']:.1%})"

@@ -7,11 +7,15 @@ from typing import Any
 
 import polars as pl
 
+from hgpo_train.proportions import wilson_interval
+
 _LEVEL = re.compile(r"advantage_(size|weight)_(\w+)")
 
 
 def episode_metrics(steps: pl.DataFrame, prefix: str = "episode") -> dict[str, float]:
     """Return success rate, reward, score, length and valid actions of trajectories, and the success rate per task type.
+
+    ``success_95_low`` and ``success_95_high`` are the 95% interval of the success rate: Wilson's, with tasks as trials.
 
     Aborted trajectories count only in `trajectories`, `aborted` and `valid_action_ratio`.
 
@@ -25,6 +29,7 @@ def episode_metrics(steps: pl.DataFrame, prefix: str = "episode") -> dict[str, f
     if steps.is_empty():
         return {}
     episodes = steps.group_by("trajectory", maintain_order=True).agg(
+        pl.col("task_id").first(),
         pl.col("won").any(ignore_nulls=False),
         pl.col("aborted").any(),
         pl.col("score").last(),
@@ -42,6 +47,10 @@ def episode_metrics(steps: pl.DataFrame, prefix: str = "episode") -> dict[str, f
         f"{prefix}/trajectories": float(len(episodes)),
         f"{prefix}/aborted": float(episodes["aborted"].sum()),
     }
+    known = whole.filter(pl.col("won").is_not_null())
+    if len(known):
+        low, high = wilson_interval(metrics[f"{prefix}/success_rate"], known["task_id"].n_unique())
+        metrics |= {f"{prefix}/success_95_low": low, f"{prefix}/success_95_high": high}
     for (task_type,), rows in sorted(whole.group_by("task_type"), key=str):
         if task_type is not None and whole["task_type"].n_unique() > 1:
             metrics[f"{prefix}/{task_type}_success_rate"] = _mean(rows["won"])

@@ -28,6 +28,8 @@ def test_episode_metrics_match_values_by_hand(steps):
     expected |= {"length/mean": 1.5, "valid_action_ratio": 0.75, "trajectories": 3, "aborted": 1}
     found = episode_metrics(steps)
     assert {name: found[f"episode/{name}"] for name in expected} == expected
+    interval = [found["episode/success_95_low"], found["episode/success_95_high"]]
+    assert interval == pytest.approx([0.0945, 0.9055], abs=1e-4)  # Wilson's, of one of two tasks
     assert episode_metrics(steps.clear()) == {}
 
 
