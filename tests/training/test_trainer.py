@@ -22,7 +22,7 @@ from hgpo_envs.errors import InputError
 from hgpo_train.advantages import compute, estimator, names
 from hgpo_train.models.checkpoint_files import OPTIMISER, list_checkpoints
 from hgpo_train.settings import to_toml
-from hgpo_train.training.config import UpdateConfig, load_config, replace
+from hgpo_train.training.config import UpdateConfig, load_config, replace, stored_config
 from hgpo_train.training.display import Display
 from hgpo_train.training.tracking import read_metrics
 
@@ -277,7 +277,7 @@ def test_stages_alone_on_what_the_one_before_left_on_disk_end_in_the_same_weight
     other = replace(config, model={"path": str(runs.folder / "whole")})
     with pytest.warns(UserWarning, match="was sampled from"):
         update_alone(other, shard, table, runs.folder / "other", Display(Console(file=io.StringIO()), 0))
-    assert load_config(runs.folder / "other" / "config.toml").advantage.estimator == "grpo"
+    assert stored_config(runs.folder / "other" / "config.toml").advantage.estimator == "grpo"
     with StepWriter(runs.folder / "bare", without=["tokens"]) as writer:
         writer.add_group(scan_steps(shard).drop("run").collect())
     assert hgpo("advantages", writer.folder, "--overwrite", "--out", table)[0] == 0
@@ -584,7 +584,7 @@ def test_training_with_a_custom_estimator(config, runs, tmp_path, monkeypatch):
     extremes = [lines[0][f"critic/advantages/{name}"] for name in ("max", "min")]
     assert extremes == pytest.approx([advantage.max(), advantage.min()])
     assert advantage.n_unique() > 5
-    assert load_config(runs.folder / "run" / "config.toml") == config
+    assert stored_config(runs.folder / "run" / "config.toml") == config
     runs.train(replace(config, iterations=3), resume=True)
     other = replace(config, advantage={"parameters": {**parameters, "gamma": 0.5}})
     with pytest.raises(InputError, match=r"was written with training\.advantage\.parameters"):
