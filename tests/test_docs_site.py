@@ -244,7 +244,7 @@ SEARCHES = {
     "compare two models": "questions/",
     "tool calling": "questions/",
     "install": "#install-and-run",
-    "train with LoRA": "how_to/#train-adapters-lora",
+    "train with LoRA": "questions/",
     "W&B": "how_to/#track-with-weights--biases",
     "OOM": "training/#gpu-memory-oom",
     "context inconsistency": "questions/",

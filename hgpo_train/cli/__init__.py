@@ -84,6 +84,7 @@ def main() -> None:
     """
     open_streams()
     sys.stderr = RedactedStream(sys.stderr)
+    is_reported = False
     try:
         app(prog_name="hgpo")
     except BaseException as error:
@@ -91,9 +92,10 @@ def main() -> None:
             raise
         from hgpo_train.cli.exit_status import exit_with_error
 
+        is_reported = True
         exit_with_error(error)
     finally:
         if (failed := flush_streams()) is not None:
-            if not isinstance(failed, BrokenPipeError):  # as of `| head`
+            if not isinstance(failed, BrokenPipeError) and not is_reported:  # the first as of `| head`
                 print(f"error: standard output: {failed.strerror}", file=sys.stderr)
             sys.exit(1)

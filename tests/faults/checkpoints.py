@@ -148,13 +148,14 @@ def check_trained(root: Path, noted: Sequence[str], whole: bool) -> None:
 
     from hgpo_datasets import manifest, verify
     from hgpo_train.models.checkpoint_files import list_checkpoints
-    from hgpo_train.training.config import load_config
+    from hgpo_train.training.config import stored_config
     from hgpo_train.training.tracking import read_metrics
 
     run = root / "run"
     whole = whole or bool(noted)
     if whole or (run / "config.toml").exists():
-        assert asdict(load_config(run / "config.toml")) == asdict(configuration())
+        assert asdict(stored_config(run / "config.toml")) == asdict(configuration())
+    if whole or (run / "manifest.jsonl").exists():  # written after the configuration
         assert manifest.read(run).header.config["model"]
     lines = read_metrics(run / "metrics.jsonl")
     numbers = [line["iteration"] for line in lines]
