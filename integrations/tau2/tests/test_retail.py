@@ -173,7 +173,7 @@ def test_a_served_model_calls_the_tools(tmp_path):
     """The server gets the schemas, and answers in OpenAI's form with the solution's calls: the task is solved."""
 
     def answer(body, attempt):
-        assert body["tools"] == TAU2_RETAIL.tools
+        assert body["tools"] == list(TAU2_RETAIL.tools)
         prompt = body["messages"][0]["content"]
         gold = retail.gold_calls(next(task for task in SOURCE.ids("test") if customer(task) in prompt))
         made = prompt.count("<tool_response>")
