@@ -50,6 +50,9 @@ Temperature = NonNegativeFloat
 """A sampling temperature; 0 selects the most likely token."""
 StopTexts = tuple[Annotated[str, Meta(min_length=1)], ...]
 
+MAY_CHANGE: Final = {"may_change": True}
+"""Metadata of fields that may change when a run is resumed; they affect its weights only by rounding, or not at all."""
+
 _FAULT: Final = re.compile(r"(?:Expected )?(.*?)(?:, got .*?)?(?: - at `\$(.*)`)?")
 """An error message of msgspec: the expected type or range, and the path below the value."""
 

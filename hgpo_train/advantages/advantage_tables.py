@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
     from hgpo_train.advantages.tables import StepTable
 
+FOLDER: Final = "advantages"
+"""The folder of a training run with the advantages that each iteration was trained on."""
 METADATA: Final = "hgpo.advantages"
 ROW_GROUP_ROWS: Final = 50_000
 
@@ -76,10 +78,8 @@ def write_advantages(
     parts = table_parts(steps, chunk_rows, whole=whole)
     if isinstance(parts[0], pl.LazyFrame):  # chunks of one table, which this process reads
         processes, ray = 1, False
-    columns = {each.column: {"estimator": each.name, "parameters": asdict(each.parameters)} for each in estimators}
     local = isinstance(steps, str | os.PathLike) and "://" not in str(steps)
-    metadata = {"run_fingerprint": fingerprint(Path(steps)) if local else "", "columns": columns}
-    metadata |= {"hgpo_version": installed_version("hgpo") or ""}
+    metadata = description(estimators, fingerprint(Path(steps)) if local else "")
     work = partial(_advantages, estimators=estimators)
     rows, writer = 0, None
     with ExitStack() as stack:
@@ -96,6 +96,13 @@ def write_advantages(
         if not rows:
             raise InputError("the step table has no rows")
     return rows
+
+
+def description(estimators: Sequence[Estimator], run_fingerprint: str = "") -> dict[str, Any]:
+    """Return what the columns of estimators were computed with, as `read_metadata` returns it."""
+    columns = {each.column: {"estimator": each.name, "parameters": asdict(each.parameters)} for each in estimators}
+    version = installed_version("hgpo") or ""
+    return {"run_fingerprint": run_fingerprint, "columns": columns, "hgpo_version": version}
 
 
 @contextmanager

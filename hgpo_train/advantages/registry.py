@@ -35,11 +35,10 @@ if TYPE_CHECKING:
     Names = Sequence[str] | Callable[[Any], Sequence[str]]
     """Names of columns, or a function from parameters to them."""
 
-    Estimate = Callable[[pl.DataFrame], tuple[pl.DataFrame, dict[str, float]]]
-    """A function that adds the advantages to an iteration's steps, and returns metrics."""
-
-    InTraining = Callable[[Any, Any, Sequence[Mapping[str, float]]], Estimate]
-    """A function of parameters, the trained model and the metrics of earlier iterations."""
+    InTraining = Callable[
+        [pl.DataFrame, Any, Any, Sequence[Mapping[str, float]]], tuple[pl.DataFrame, dict[str, float]]
+    ]
+    """A function of steps, parameters, the trained model and the metrics of earlier iterations; see `estimator`."""
 
 ENTRY_POINTS: Final = "hgpo.estimators"
 
@@ -58,7 +57,8 @@ class Estimator:
         name: Its name in the registry.
         function: Its function of a table with the columns of `hgpo_train.advantages.input_columns`.
         parameters: Its parameters: the keyword arguments of the function, and those of `Parameters`.
-        reads, optional, scope, in_training: As of the decorator `estimator`; the first two are functions of parameters.
+        reads, optional, scores, scope, in_training, smallest_group: As of the decorator `estimator`; the first two are
+            functions of parameters.
         column, details: As of `compute`.
     """
 
@@ -67,8 +67,10 @@ class Estimator:
     parameters: Any  # of a class with these fields, a subclass of `Parameters`
     reads: Callable[[Any], Sequence[str] | None] = lambda _: None
     optional: Callable[[Any], Sequence[str]] = lambda _: ()
+    scores: tuple[str, ...] = ()
     scope: str = "group"
     in_training: InTraining | None = None
+    smallest_group: int = 1
     column: str = "advantage"
     details: bool = False
 
@@ -231,8 +233,10 @@ def estimator(
     *,
     reads: Names | None = None,
     details: Names = (),
+    scores: Sequence[str] = (),
     scope: str = "group",
     in_training: InTraining | None = None,
+    smallest_group: int = 1,
 ) -> Callable[[Callable[..., pl.LazyFrame]], Estimator]:
     """Return a decorator that registers a function as an estimator: ``@estimator("mine")``.
 
@@ -246,11 +250,14 @@ def estimator(
         reads: The hashes (`history_hash_2`) and columns of texts that the function reads, or a function from parameters
             to them. None for all that can be derived from a table, which is then read completely.
         details: Names of optional columns that the function adds; `compute` returns them with ``details=True``.
+        scores: The names of scores (`hgpo_train.scores`) whose columns the function reads, such as ``entropy``. Training
+            computes them; the scores of a saved run are those of `hgpo score`.
         scope: ``group`` if an advantage depends only on its group of rollouts, ``batch`` if it depends on all rows of
             one run and iteration.
-        in_training: What `hgpo train` calls instead of the function, for an estimator that needs the policy: it
-            receives the parameters, the model and the metrics of earlier iterations, and returns a function that adds
-            `advantage` to an iteration's steps and returns metrics with them.
+        in_training: What `hgpo train` calls instead of the function, for an estimator that needs gradients: it receives
+            an iteration's steps, the parameters, the model and the metrics of earlier iterations, and returns the steps
+            with `advantage` and its own metrics.
+        smallest_group: The number of rollouts of a group that `in_training` needs.
 
     Raises:
         InputError: Another estimator is registered under this name.
@@ -259,7 +266,15 @@ def estimator(
     def decorate(function: Callable[..., pl.LazyFrame]) -> Estimator:
         columns, optional = (names if callable(names) else lambda _, names=names: names for names in (reads, details))
         new = as_estimator(function, name)
-        new = replace(new, reads=columns, optional=optional, scope=scope, in_training=in_training)
+        new = replace(
+            new,
+            reads=columns,
+            optional=optional,
+            scores=tuple(scores),
+            scope=scope,
+            in_training=in_training,
+            smallest_group=smallest_group,
+        )
         if _registered.setdefault(new.name, new) is not new:
             raise InputError(f"an estimator {new.name!r} is registered already; choose another name")
         return new

@@ -86,7 +86,9 @@ def _run(
     from hgpo_train.training.config import code_named, configured_estimator
     from hgpo_train.training.display import Display
     from hgpo_train.training.push import evaluation_command, evaluation_result, evaluations
-    from hgpo_train.training.trainer import Trainer, describe_interrupted, update_alone
+    from hgpo_train.training.run_folder import describe_interrupted
+    from hgpo_train.training.saved_tables import train_on_table
+    from hgpo_train.training.trainer import Trainer
 
     if (steps is None) != (advantages is None):
         raise InputError("--steps: expected it together with --advantages, the table that `hgpo advantages` wrote")
@@ -97,7 +99,7 @@ def _run(
     with common.resumable(lambda: f"{describe_interrupted(folder)} Resume with: {command}"):
         if steps is not None and advantages is not None:
             with display.live():
-                update_alone(settings, steps, advantages, folder, display, resume=resume)
+                train_on_table(settings, steps, advantages, folder, display, resume=resume)
         else:
             if settings.environment.prompt_style == "memory":
                 common.note_memory(settings.environment.history_length, [configured_estimator(settings)])

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from msgspec import Meta
 
 from hgpo_envs.errors import InputError
-from hgpo_train.settings import (
-    NonNegativeInt,
-    Settings,
-    check,
-)
+from hgpo_train.settings import MAY_CHANGE, NonNegativeInt, Settings, check
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,16 +35,16 @@ class ModelConfig(Settings):
     path: str = "Qwen/Qwen2.5-1.5B-Instruct"
     """A folder or a Hugging Face name of a causal language model with a chat template; the folder of a run of
     hgpo sft or hgpo train stands for its newest checkpoint; tiny-alfworld and tiny-webshop are in the package."""
-    device: str = "auto"
+    device: str = field(default="auto", metadata=MAY_CHANGE)
     """A torch device; auto takes an accelerator if there is one."""
     compute_dtype: Literal["float32", "bfloat16"] = "bfloat16"
     """What autocast computes in. Trained weights are always float32: at rates of 1e-6 bfloat16 loses updates."""
     attention: Literal["sdpa", "flash_attention_2", "flex_attention", "eager"] = "sdpa"
     """Transformers' attention implementation. flash_attention_2 needs the package flash-attn, a GPU and bfloat16."""
-    gradient_checkpointing: bool | Literal["auto"] = "auto"
+    gradient_checkpointing: bool | Literal["auto"] = field(default="auto", metadata=MAY_CHANGE)
     """Recompute layers in the backward pass: a third more time for much less memory. auto does so unless the memory
     plan of a GPU has room for all activations beside the engine's cache."""
-    compile: bool = False
+    compile: bool = field(default=False, metadata=MAY_CHANGE)
     """Compile each layer of the update with torch.compile, which fuses its elementwise kernels. The first iteration
     takes a minute or more longer. Needs an engine with weights of its own."""
     lora: LoraConfig = LoraConfig()

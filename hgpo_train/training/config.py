@@ -21,6 +21,7 @@ from hgpo_train.advantages import get
 from hgpo_train.models.config import ModelConfig
 from hgpo_train.rollout.failures import MAX_FAILED
 from hgpo_train.settings import (
+    MAY_CHANGE,
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
@@ -96,7 +97,7 @@ class RolloutConfig(Settings):
 
     engine: str = "transformers"
     """The generation engine: transformers (in the same process) or vllm."""
-    engine_options: dict[str, Any] = field(default_factory=dict)
+    engine_options: dict[str, Any] = field(default_factory=dict, metadata=MAY_CHANGE)
     """Other keyword arguments of the engine, for example { tensor_parallel_size = 2 }; they cannot change what settings
     determine. vllm also accepts request_seeds (sample each request with its own seed; slower) and enable_lora = false
     (merge adapters into the served weights)."""
@@ -119,7 +120,7 @@ class RolloutConfig(Settings):
     """A Jinja file that replaces the model's chat template; rendered in Jinja's sandbox. Empty keeps the model's."""
     chat_template_options: dict[str, Any] = field(default_factory=dict)
     """Further arguments of the chat template, for example { enable_thinking = false }."""
-    slots: PositiveInt = 1024
+    slots: PositiveInt = field(default=1024, metadata=MAY_CHANGE)
     """Number of environments that run at the same time; affects only the speed."""
     filter_groups: bool = False
     """Dynamic sampling (DAPO): leave out groups in which all trajectories have the same outcome (the estimator's
@@ -127,15 +128,15 @@ class RolloutConfig(Settings):
     max_generation_batches: PositiveInt = 10
     """With filter_groups: how many times tasks are drawn per iteration at most; training then uses the groups that
     were collected."""
-    sleep: bool = False
+    sleep: bool = field(default=False, metadata=MAY_CHANGE)
     """With vllm: free the engine's memory on the GPU during the update, and allocate it again for the rollout. Its
     weights are kept in the memory of the host meanwhile."""
-    offload_optimiser: bool = False
+    offload_optimiser: bool = field(default=False, metadata=MAY_CHANGE)
     """Keep the optimiser's state in the memory of the host during the rollout."""
     ahead: bool = False
     """Collect the next iteration's rollouts during the update, with the weights before it (one step off-policy). Needs
     an engine with weights of its own, and a correction: update.rollout_is, or update.old_logprobs = "rollout"."""
-    max_failed: Annotated[float, Meta(ge=0, le=1)] = MAX_FAILED
+    max_failed: Annotated[float, Meta(ge=0, le=1)] = field(default=MAX_FAILED, metadata=MAY_CHANGE)
     """Stop if more than this share of the rollouts of an iteration or evaluation failed; resuming repeats the failed
     ones. 1 stops only if all of them failed."""
 
@@ -171,7 +172,7 @@ class UpdateConfig(Settings):
     possible, of nearly equal size."""
     epochs: PositiveInt = 1
     """Passes over the rows of an iteration."""
-    micro_batch_tokens: PositiveInt = 16384
+    micro_batch_tokens: PositiveInt = field(default=16384, metadata=MAY_CHANGE)
     """Maximum number of tokens per forward pass, including padding; does not affect the result."""
     layout: Literal["auto", "padded", "packed"] = "auto"
     """How the rows of a micro-batch are arranged: padded to one length, or packed into one sequence, without padding.
@@ -182,7 +183,7 @@ class UpdateConfig(Settings):
     """Whether the steps of a conversation (prompt_style = "chat") are computed as one sequence, with the advantage of
     each step on its own tokens. The loss is the same as that of separate rows, with fewer tokens. Mini-batches then
     contain whole conversations."""
-    logit_chunk: NonNegativeInt | Literal["auto"] = "auto"
+    logit_chunk: NonNegativeInt | Literal["auto"] = field(default="auto", metadata=MAY_CHANGE)
     """Number of positions whose logits are in memory at a time; 0 computes all logits together. auto takes 1024 where
     the memory plan of a GPU has room for it, otherwise 128."""
     aggregation: Literal["token_mean", "sequence_mean", "sequence_sum"] = "token_mean"
@@ -217,7 +218,7 @@ class UpdateConfig(Settings):
     filter). The estimator's overlong_penalty lowers the reward of long ones."""
     max_policy_lag: NonNegativeInt | None = None
     """Do not train on steps whose weights are more than this number of updates old; none trains on all."""
-    gap_warning: float = 0.05
+    gap_warning: float = field(default=0.05, metadata=MAY_CHANGE)
     """Warn if the engine's log-probabilities differ from the trainer's by more than this on average."""
 
     @property
@@ -259,17 +260,17 @@ class OptimiserConfig(Settings):
 class EvaluationConfig(Settings):
     """How the policy is evaluated on held-out tasks."""
 
-    every: NonNegativeInt = 5
+    every: NonNegativeInt = field(default=5, metadata=MAY_CHANGE)
     """Iterations between evaluations; 0 disables them, also that before training."""
     split: str = "valid_seen"
     """The held-out split."""
     tasks: PositiveInt = 128
     """Maximum number of tasks; all tasks of a smaller split are evaluated."""
-    before_training: bool = True
+    before_training: bool = field(default=True, metadata=MAY_CHANGE)
     """Evaluate the initial policy as well."""
     group_size: PositiveInt = 1
     """Trajectories per task."""
-    patience: NonNegativeInt = 0
+    patience: NonNegativeInt = field(default=0, metadata=MAY_CHANGE)
     """Stop after this number of evaluations in a row whose success is not above the best before; 0 never stops."""
     temperature: NonNegativeFloat = 0.4
     """Sampling temperature."""
@@ -281,13 +282,13 @@ class EvaluationConfig(Settings):
 class CheckpointConfig(Settings):
     """When checkpoints are written and how many are kept."""
 
-    every: PositiveInt = 5
+    every: PositiveInt = field(default=5, metadata=MAY_CHANGE)
     """Iterations between checkpoints; the last iteration always writes one. An interrupted run repeats at most this
     many iterations."""
-    keep: NonNegativeInt = 2
+    keep: NonNegativeInt = field(default=2, metadata=MAY_CHANGE)
     """Number of checkpoints to keep, the newest ones; 0 keeps all. The iteration with the highest success on held-out
     tasks is kept as well, without the optimiser's state."""
-    optimiser: Literal["all", "last"] = "all"
+    optimiser: Literal["all", "last"] = field(default="all", metadata=MAY_CHANGE)
     """Which checkpoints contain the optimiser's state, two thirds of a checkpoint's size. A run can only be resumed
     from a checkpoint that contains it."""
 
@@ -296,11 +297,11 @@ class CheckpointConfig(Settings):
 class TrackingConfig(Settings):
     """Trackers that receive the metrics; metrics.jsonl is always written."""
 
-    tensorboard: bool = True
+    tensorboard: bool = field(default=True, metadata=MAY_CHANGE)
     """Write TensorBoard events, if tensorboard is installed."""
-    wandb: str | None = None
+    wandb: str | None = field(default=None, metadata=MAY_CHANGE)
     """A Weights & Biases project."""
-    trackio: str | None = None
+    trackio: str | None = field(default=None, metadata=MAY_CHANGE)
     """A trackio project."""
 
 
@@ -314,9 +315,9 @@ class Config(Settings):
     """Seed of the task order, sampling and mini-batches."""
     iterations: PositiveInt = 160
     """Number of iterations; each collects rollouts, computes advantages and updates the policy."""
-    environment_steps: PositiveInt | None = None
+    environment_steps: PositiveInt | None = field(default=None, metadata=MAY_CHANGE)
     """Stop after the iteration that reaches this number of environment steps, to compare runs of equal length."""
-    check_memory: bool = True
+    check_memory: bool = field(default=True, metadata=MAY_CHANGE)
     """On a GPU, refuse to start if the memory plan (hgpo train --plan) does not fit."""
     environment: EnvironmentConfig = EnvironmentConfig()
     """The environment that rollouts are collected in."""
@@ -471,10 +472,12 @@ def configured_estimator(config: Config) -> Estimator:
     Raises:
         InputError: There is no such estimator, a parameter is unknown or not valid, or groups are too small for it.
     """
-    estimator, size = get(config.advantage.estimator), config.rollout.group_size
-    if size < (smallest := getattr(estimator.in_training, "smallest_group", 1)):
-        expected = f"expected at least {smallest} for the estimator {config.advantage.estimator!r}, received {size}"
-        raise InputError(f"setting rollout.group_size: {expected}")
+    estimator = get(config.advantage.estimator)
+    if config.rollout.group_size < estimator.smallest_group:
+        raise InputError(
+            f"setting rollout.group_size: expected at least {estimator.smallest_group} for the estimator "
+            f"{config.advantage.estimator!r}, received {config.rollout.group_size}"
+        )
     try:
         return estimator.with_parameters(**config.advantage.parameters)
     except InputError as error:

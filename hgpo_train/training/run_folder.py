@@ -1,60 +1,73 @@
-"""A training run's folder: that of a run of rollouts (`hgpo_datasets.StepWriter`), with a configuration."""
+"""The folder of a training run: which file means what, and what an interrupted run goes on with.
+
+    RUN/config.toml             all settings after all overrides; `hgpo train --resume` reads it
+    RUN/manifest.jsonl          the committed shards, and what the run was started with: its settings, and fingerprints
+                                of the tasks, the prompt template and the model
+    RUN/steps/                  collect: the rollouts; `iteration` is the number of iterations trained before
+    RUN/scores/000012.parquet   score: of iteration 12, if its estimator or its loss reads scores
+    RUN/advantages/000012.parquet   estimate: the advantages that iteration 12 is trained on
+    RUN/checkpoints/000012/     update: weights, optimiser and progress after 12 iterations
+    RUN/evaluation/             evaluate: the step table of held-out tasks, with `iteration` as in steps/
+    RUN/metrics.jsonl           one line per iteration, written before its checkpoint
+
+A run goes on from its newest valid checkpoint, by one rule: the stages of the next iteration are run in order, and one
+whose output is there reads it. The lines of metrics of iterations after the checkpoint are written again. All random
+numbers are derived from the seed and the iteration, so on a CPU the weights are those of an uninterrupted run.
+docs/run_folder.md says how to repair each file.
+"""
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, fields, is_dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from hgpo_datasets import StepWriter, manifest
+import polars as pl
+
+from hgpo_datasets import StepWriter, manifest, scan_steps
+from hgpo_datasets.reader import step_files
 from hgpo_datasets.sources import is_run
 from hgpo_envs.errors import InputError
 from hgpo_envs.files.atomic import make_folder, refuse_link, remove_abandoned, write_file
 from hgpo_envs.files.sealed import seal
 from hgpo_envs.files.secrets import redact_json
+from hgpo_train.advantages.advantage_tables import FOLDER as ADVANTAGES
+from hgpo_train.models.checkpoint_files import list_checkpoints
+from hgpo_train.scores.tables import FOLDER as SCORES
 from hgpo_train.settings import build, to_toml
+from hgpo_train.training.config import Config
+from hgpo_train.training.tracking import METRICS, read_metrics
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Mapping
     from pathlib import Path
 
-    from hgpo_train.training.config import Config, SftConfig
+    from hgpo_train.training.config import SftConfig
 
 CONFIG: Final = "config.toml"
-FOLDERS: Final = ("checkpoints", "advantages", "scores", "evaluation", "tensorboard")
+CHECKPOINTS: Final = "checkpoints"
+EVALUATION: Final = "evaluation"
+FOLDERS: Final = (CHECKPOINTS, ADVANTAGES, SCORES, EVALUATION, "tensorboard")
 """The folders in which training writes, besides that of the step table."""
-FREE: Final = frozenset(
-    {
-        "tracking",
-        "update.micro_batch_tokens",
-        "update.logit_chunk",
-        "update.gap_warning",
-        "model.device",
-        "model.gradient_checkpointing",
-        "model.compile",
-    }
-)
-"""Settings that may change when a run is resumed; they affect the weights only by rounding."""
 
 
-def check_new(folder: Path, *, resume: bool, alone: bool = False) -> None:
-    """Raise `InputError` if a folder contains a run, unless it is to be resumed, as updates alone (--steps) or not."""
+def check_new(folder: Path, *, resume: bool, from_table: bool = False) -> None:
+    """Raise `InputError` if a folder contains a run, unless it is to be resumed, with tables (--steps) or without."""
     header = manifest.read(folder).header if is_run(folder) else None
     if header is not None and not resume:
         raise InputError(f"{folder} already contains a run; resume it with --resume, or choose another --out")
-    if header is not None and header.config.keys() == {"model", "training"} and not alone:
+    if header is not None and header.config.keys() == {"model", "training"} and not from_table:
         raise InputError(
-            f"{folder} has updates alone; resume it with --steps and --advantages, or choose another --out"
+            f"{folder} was trained on saved tables; resume it with --steps and --advantages, or choose another --out"
         )
 
 
-def open_run(folder: Path, config: Config | SftConfig, inputs: Mapping[str, Any], free: Collection[str]) -> StepWriter:
+def open_run(folder: Path, config: Config | SftConfig, inputs: Mapping[str, Any]) -> StepWriter:
     """Open a training run's folder, locked until the writer of its step table is closed.
 
     Args:
         folder: The folder; created if it is missing.
         config: The run's configuration.
         inputs: What the configuration refers to by name: tasks, prompt template, model.
-        free: Settings (`section` or `section.field`) that may change when a run is resumed.
 
     Raises:
         InputError: Another process has the run open, or the folder contains a run with other settings or inputs. Its
@@ -65,8 +78,9 @@ def open_run(folder: Path, config: Config | SftConfig, inputs: Mapping[str, Any]
     if not is_run(folder):  # first, so that a run that is killed before its engine has started can be resumed
         make_folder(folder)
         write_config(folder, config)
-    writer = StepWriter(folder, run=config.name, config={**inputs, "training": fixed_values(config, free)})
-    remove_abandoned(folder / "checkpoints")
+    writer = StepWriter(folder, run=config.name, config={**inputs, "training": fixed_settings(config)})
+    for name in (CHECKPOINTS, ADVANTAGES, SCORES):
+        remove_abandoned(folder / name)
     return writer
 
 
@@ -80,14 +94,42 @@ def without_secrets(config: Config | SftConfig) -> Config | SftConfig:
     return build(type(config), redact_json(asdict(config)))
 
 
-def fixed_values(config: Config | SftConfig, free: Collection[str]) -> dict[str, Any]:
-    """Return all settings except the free ones, by `section.field`."""
+def fixed_settings(config: Config | SftConfig) -> dict[str, Any]:
+    """Return the settings that a run is resumed with unchanged, by `section.field`.
+
+    These are all but the fields marked with `MAY_CHANGE`. The length of the training may change, too, unless the
+    learning rate falls to 0 by its end.
+    """
+    length = "iterations" if isinstance(config, Config) else "update.epochs"
+    free = {length} if config.optimiser.schedule == "constant" else set()
     values: dict[str, Any] = {}
-    for section, value in asdict(config).items():
-        fields = {f"{section}.{name}": item for name, item in value.items()} if isinstance(value, dict) else {}
-        values |= {
-            name: item
-            for name, item in (fields or {section: value}).items()
-            if section not in free and name not in free
-        }
+    for section in fields(config):
+        settings = getattr(config, section.name)
+        prefix = ""
+        parts = [section]
+        if is_dataclass(settings):
+            prefix = f"{section.name}."
+            parts = list(fields(settings))
+        for each in parts:
+            name = f"{prefix}{each.name}"
+            if not each.metadata and name not in free:
+                value = getattr(settings, each.name) if prefix else settings
+                values[name] = asdict(value) if is_dataclass(value) else value
     return values
+
+
+def describe_interrupted(folder: Path) -> str:
+    """Return what an interrupted run has kept, and what is repeated when it is resumed, as sentences."""
+    checkpoints, steps = list_checkpoints(folder / CHECKPOINTS), folder / "steps"
+    saved = int(checkpoints[-1].name) if checkpoints else 0
+    trained = max((line["iteration"] for line in read_metrics(folder / METRICS)), default=0)
+    running = max(saved, trained)
+    kept = 0
+    if steps.is_dir() and step_files(steps):
+        here = scan_steps(steps).filter(pl.col("iteration") == running)  # its number in the table, from 0
+        kept = here.select("trajectory", "group", "task_id").unique().collect().height
+    updates = f"the updates of iterations {saved + 1} to {running} from their rollouts, and " if running > saved else ""
+    return (
+        f"Kept: {f'checkpoint {saved}, ' if saved else ''}the rollouts of finished groups, {kept} of iteration "
+        f"{running + 1}. Resuming repeats {updates}the rest of iteration {running + 1}."
+    )

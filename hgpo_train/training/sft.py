@@ -24,7 +24,7 @@ from hgpo_train.policies.conversation import Turn, chat_messages, encode_chats, 
 from hgpo_train.rollout.collection import removed_if_unused
 from hgpo_train.training.checkpoint import resume_checkpoint, save_checkpoint
 from hgpo_train.training.config import CheckpointConfig
-from hgpo_train.training.run_folder import CONFIG, FREE, open_run, write_config
+from hgpo_train.training.run_folder import CONFIG, open_run, write_config
 from hgpo_train.training.tracking import Trackers
 from hgpo_train.training.update.batches import Samples, check_rows, mini_batches, samples_from_steps
 from hgpo_train.training.update.learner import Fixed, Learner
@@ -153,10 +153,8 @@ def run_sft(config: SftConfig, source: str | Path, folder: Path, display: Displa
     inputs = {"demonstrations": {"path": str(source), "rows": len(rows)}, "model": stored_model(config.model.path)}
     rows = tokenise(rows, tokenizer, config.max_prompt_tokens, _environment(source))
     rows = rows.filter("imitated")
-    # With a schedule that falls to 0, every epoch's learning rate depends on the number of epochs.
-    free = FREE | {"update.epochs"} if config.optimiser.schedule == "constant" else FREE
     checkpoints = folder / "checkpoints"
-    with removed_if_unused(folder, CONFIG), open_run(folder, config, inputs, free):
+    with removed_if_unused(folder, CONFIG), open_run(folder, config, inputs):
         model = load_model(config.model, config.seed)
         check_rows(rows, vocabulary(model))
         train_rows, held_out_rows = split_held_out(rows, config.held_out, config.seed)
@@ -176,7 +174,7 @@ def run_sft(config: SftConfig, source: str | Path, folder: Path, display: Displa
             while state.iteration < config.update.epochs:
                 with display.stage("train"):
                     metrics = _epoch(learner, config, train, state.iteration, display)
-                metrics["val/loss"] = -float(learner.logprobs(held_out).mean())
+                metrics["val/loss"] = -float(learner.score_samples(held_out).logprobs.mean())
                 state = replace(state, iteration=state.iteration + 1)
                 trackers.log(metrics, state.iteration)
                 display.row(state.iteration, metrics)

@@ -2,37 +2,32 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
-import warnings
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
 
 from hgpo_envs.errors import InputError
-from hgpo_train.models.forward_check import can_pack
-from hgpo_train.models.hf import unwrap_peft
 from hgpo_train.models.loading import compile_layers, compute_dtype
-from hgpo_train.models.packed_attention import disable_packed_kernel, enable_packed_kernel
 from hgpo_train.models.reference import frozen_copy
 from hgpo_train.training.memory_plan import memory_advice
-from hgpo_train.training.update.batches import micro_batches, mini_batches
-from hgpo_train.training.update.logprobs import response_logprobs
+from hgpo_train.training.update.batches import mini_batches
 from hgpo_train.training.update.losses import policy_loss, token_weights
 from hgpo_train.training.update.optimiser import clip_gradient, make_optimiser
 from hgpo_train.training.update.rollout_correction import rollout_correction
+from hgpo_train.training.update.scorer import TokenScorer
 from hgpo_train.training.update.throughput import model_flops, peak_flops
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from numpy.typing import NDArray
     from torch import Tensor
 
     from hgpo_train.models.hf import Model
     from hgpo_train.training.config import Config, SftConfig
-    from hgpo_train.training.update.batches import Layout, MicroBatch, Samples
+    from hgpo_train.training.update.batches import Samples
 
 
 class Fixed(NamedTuple):
@@ -50,7 +45,7 @@ class Fixed(NamedTuple):
     rollout_is: NDArray[np.float64] | None = None
 
 
-class Learner:
+class Learner(TokenScorer):
     """A policy with its optimiser and, for the KL term, a frozen reference model.
 
     Args:
@@ -64,25 +59,29 @@ class Learner:
     def __init__(
         self, model: Model, config: Config | SftConfig, *, temperature: float = 1.0, reference: bool | None = None
     ) -> None:
-        self.config, self.temperature, self.model = config, temperature, model
-        self.device = next(model.parameters()).device
-        self._autocast_dtype = compute_dtype(config.model)
+        super().__init__(model, config, temperature=temperature)
         keep = config.update.kl_weight > 0 if reference is None else reference
-        self._adapted = hasattr(model, "disable_adapter")
-        self._layout = _layout_of(model, config.update.layout, self._autocast_dtype)
-        self.reference: Model = model if keep and self._adapted else None
         with memory_advice(config):
             self.optimiser = make_optimiser(model, config.optimiser)
-            if keep and not self._adapted:
-                self.reference = frozen_copy(model, self._autocast_dtype)
+            if keep:
+                is_adapted = hasattr(model, "disable_adapter")
+                self.reference = model if is_adapted else frozen_copy(model, compute_dtype(config.model))
         if config.model.compile:
             compile_layers(model)
             if self.reference not in (None, model):
                 compile_layers(self.reference)
 
+    def fixed_scores(self, samples: Samples) -> Fixed:
+        """Score samples by what the configured loss takes as given, before the update changes the policy."""
+        old = self.score_samples(samples).logprobs if self.config.update.old_logprobs == "recompute" else None
+        has_reference = self.config.update.kl_weight > 0
+        reference = self.score_samples(samples, reference=True).logprobs if has_reference else None
+        return Fixed(old, reference)
+
     def update(
         self,
         samples: Samples,
+        scores: Fixed,
         rng: np.random.Generator,
         rate: float | None = None,
         progress: Callable[[int, int], None] | None = None,
@@ -91,6 +90,8 @@ class Learner:
 
         Args:
             samples: Rows with advantages.
+            scores: Their log-probabilities before the update (`fixed_scores`); those of the engine replace `old` with
+                `old_logprobs = "rollout"`.
             rng: Random generator that draws the mini-batches.
             rate: The learning rate; None leaves it unchanged.
             progress: Called after each optimiser step with the number of finished steps and of all steps.
@@ -102,29 +103,12 @@ class Learner:
             InputError: The device ran out of memory, or the configuration uses the engine's log-probabilities and some
                 are missing.
         """
-        begin, config = time.perf_counter(), self.config.update
+        begin = time.perf_counter()
+        config = self.config.update
         rows = np.flatnonzero(samples.response_length > 0)
         if not len(rows):
             return {"actor/optimiser_steps": 0.0}
-        if config.old_logprobs == "recompute":
-            old = self.logprobs(samples)
-        else:
-            old = _reported(samples, 'set update.old_logprobs = "recompute"')
-        scored = time.perf_counter()
-        reference = None if self.reference is None else self.reference_logprobs(samples)
-        metrics = {"timing_s/old_log_prob": scored - begin, "timing_s/ref": time.perf_counter() - scored}
-        correction = None
-        if config.rollout_is is not None:
-            reported = _reported(samples, "set update.rollout_is to none")
-            correction, statistics = rollout_correction(
-                old,
-                reported,
-                samples.response_start,
-                config.rollout_is,
-                config.rollout_is_threshold,
-                config.rollout_is_least,
-            )
-            metrics |= statistics
+        fixed, metrics = self._fixed(samples, scores)
         if rate is not None:
             self.set_learning_rate(rate)
         batches = [
@@ -132,26 +116,45 @@ class Learner:
             for _ in range(config.epochs)
             for batch in mini_batches(rows, config.mini_batch_size, rng, samples.sequence)
         ]
-        steps, update_begin = [], time.perf_counter()
+        steps = []
         for done, batch in enumerate(batches):
-            steps.append(self.step(samples, batch, Fixed(old, reference, correction)))
+            steps.append(self.step(samples, batch, fixed))
             if progress is not None:
                 progress(done + 1, len(batches))
-        update_seconds = time.perf_counter() - update_begin
         metrics |= {name: float(np.mean([step[name] for step in steps])) for name in steps[0]}
         metrics |= {"actor/lr": self.optimiser.param_groups[0]["lr"], "actor/optimiser_steps": float(len(steps))}
+        seconds = time.perf_counter() - begin
+        computed = float(samples.sequence_length.sum())
+        metrics |= {"perf/computed_tokens": computed, "perf/shared_tokens": 1.0 - computed / float(samples.start[-1])}
+        if (peak := peak_flops(self.device, self.dtype)) is not None:
+            flops = model_flops(self.model, samples.sequence_length, samples.response_length) * config.epochs
+            metrics["perf/mfu/actor"] = flops / seconds / peak  # as verl's, without the scoring passes before
+        return metrics
+
+    def _fixed(self, samples: Samples, scores: Fixed) -> tuple[Fixed, dict[str, float]]:
+        """Return what the loss takes as given, and how far the engine's log-probabilities are from the policy's."""
+        config = self.config.update
+        if config.old_logprobs == "rollout":
+            return scores._replace(old=_reported(samples, 'set update.old_logprobs = "recompute"')), {}
+        if scores.old is None:
+            raise ValueError("expected the log-probabilities of the policy before the update")
+        metrics = {}
+        if config.rollout_is is not None:
+            weights, metrics = rollout_correction(
+                scores.old,
+                _reported(samples, "set update.rollout_is to none"),
+                samples.response_start,
+                config.rollout_is,
+                config.rollout_is_threshold,
+                config.rollout_is_least,
+            )
+            scores = scores._replace(rollout_is=weights)
         known = ~np.isnan(samples.rollout_logprob)
-        if config.old_logprobs == "recompute" and known.any():
-            gap = np.abs(old[known] - samples.rollout_logprob[known])
+        if known.any():
+            gap = np.abs(scores.old[known] - samples.rollout_logprob[known])
             metrics["training/rollout_logprobs_abs_diff_mean"] = float(gap.mean())
             metrics["training/rollout_logprobs_abs_diff_max"] = float(gap.max())
-        seconds = time.perf_counter() - begin
-        computed, total = float(samples.sequence_length.sum()), float(samples.start[-1])
-        metrics |= {"perf/update_tokens_per_s": computed / seconds, "perf/shared_tokens": 1.0 - computed / total}
-        if (peak := peak_flops(self.device, self._autocast_dtype)) is not None:
-            flops = model_flops(self.model, samples.sequence_length, samples.response_length) * config.epochs
-            metrics["perf/mfu/actor"] = flops / update_seconds / peak  # as verl's, without the scoring passes before
-        return metrics
+        return scores, metrics
 
     def set_learning_rate(self, rate: float) -> None:
         """Set the learning rate of the following optimiser steps."""
@@ -191,9 +194,9 @@ class Learner:
         self.model.train()
         sums: dict[str, float] = {}
         tokens = int(samples.response_length[rows].sum())
-        for micro in self._micro_batches(samples, rows):
+        for micro in self.micro_batches(samples, rows):
             with memory_advice(self.config):
-                logprob, entropy = self._forward(self.model, micro, entropy_gradient=config.entropy_weight != 0)
+                logprob, entropy = self.forward(self.model, micro, entropy_gradient=config.entropy_weight != 0)
                 old, reference, rollout_is = (
                     None if values is None else self._tensor(values[micro.token]) for values in fixed
                 )
@@ -213,59 +216,8 @@ class Learner:
                 sums[name] = sums.get(name, 0.0) + float(value)
         return sums
 
-    def logprobs(self, samples: Samples) -> NDArray[np.float32]:
-        """Return log π of all response tokens under the present policy, float32 of shape (response tokens,)."""
-        return self._logprobs(self.model, samples)
-
-    def reference_logprobs(self, samples: Samples) -> NDArray[np.float32]:
-        """Return log π_ref of all response tokens, float32 of shape (response tokens,)."""
-        with self.model.disable_adapter() if self._adapted else contextlib.nullcontext():
-            return self._logprobs(self.reference, samples)
-
-    def _logprobs(self, model: Model, samples: Samples) -> NDArray[np.float32]:
-        model.eval()
-        values = np.zeros(len(samples.rollout_logprob), np.float32)
-        with torch.no_grad(), memory_advice(self.config):
-            for micro in self._micro_batches(samples, np.arange(len(samples))):
-                values[micro.token] = self._forward(model, micro, entropy_gradient=False)[0].cpu().numpy()
-        return values
-
-    def _forward(self, model: Model, micro: MicroBatch, *, entropy_gradient: bool) -> tuple[Tensor, Tensor]:
-        inputs = (part.to(self.device) for part in (micro.input_ids, micro.position_ids, micro.source, micro.target))
-        half = self._autocast_dtype != torch.float32
-        with torch.autocast(self.device.type, self._autocast_dtype, enabled=half):
-            return response_logprobs(
-                model,
-                *inputs,
-                temperature=self.temperature,
-                entropy_gradient=entropy_gradient,
-                chunk=self.config.update.logits_at_a_time,
-            )
-
-    def _micro_batches(self, samples: Samples, rows: NDArray[np.int64]) -> Iterator[MicroBatch]:
-        return micro_batches(samples, rows, max_tokens=self.config.update.micro_batch_tokens, layout=self._layout)
-
     def _tensor(self, values: NDArray[np.floating]) -> Tensor:
         return torch.from_numpy(values.astype(np.float32)).to(self.device)
-
-
-def _layout_of(model: Model, wanted: Literal["auto"] | Layout, dtype: torch.dtype) -> Layout:
-    """Return how rows are laid out: packed if asked for, or if a kernel computes packed rows and the model can.
-
-    Raises:
-        InputError: Packed rows are asked for, and those of the model see one another.
-    """
-    has_kernel = enable_packed_kernel(model, dtype)
-    if wanted == "padded" or (wanted == "auto" and not has_kernel):
-        return "padded"
-    if can_pack(model):
-        return "packed"
-    problem = f"rows of {type(unwrap_peft(model)).__name__} see one another when they are packed"
-    if wanted == "packed":
-        raise InputError(f'update.layout: {problem}; set update.layout = "padded"')
-    warnings.warn(f"{problem}, so they are padded (update.layout)", stacklevel=2)
-    disable_packed_kernel(model)
-    return "padded"
 
 
 def _reported(samples: Samples, otherwise: str) -> NDArray[np.float32]:

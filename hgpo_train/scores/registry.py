@@ -1,0 +1,125 @@
+"""The registry of scores. A score is one function; others add theirs by the entry point group `hgpo.scores`."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from hgpo_envs.errors import InputError, unknown
+from hgpo_envs.plugins import import_object, installed, load
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    import polars as pl
+
+    from hgpo_train.scores.rows import ScoredRows
+
+ENTRY_POINTS: Final = "hgpo.scores"
+
+_registered: dict[str, Score] = {}
+
+
+@dataclass(frozen=True)
+class Score:
+    """A registered score.
+
+    Attributes:
+        name: Its name in the registry.
+        function: Returns its columns, one value per row.
+        columns: The dtypes of its columns by name.
+    """
+
+    name: str
+    function: Callable[[ScoredRows], Mapping[str, pl.Series]]
+    columns: Mapping[str, pl.DataType]
+
+    @property
+    def summary(self) -> str:
+        """The first line of the function's docstring."""
+        return (inspect.getdoc(self.function) or self.name).splitlines()[0].rstrip(".")
+
+    def __call__(self, rows: ScoredRows) -> dict[str, pl.Series]:
+        """Return the score's columns.
+
+        Raises:
+            InputError: The function returned other columns, or another number of rows.
+        """
+        found = dict(self.function(rows))
+        if found.keys() != self.columns.keys():
+            raise InputError(
+                f"score {self.name}: expected the columns {sorted(self.columns)}, received {sorted(found)}"
+            )
+        for name, values in found.items():
+            if len(values) != len(rows.steps):
+                expected = f"{len(rows.steps)} values of {name}, one per row"
+                raise InputError(f"score {self.name}: expected {expected}, received {len(values)}")
+        return {name: found[name].cast(dtype).alias(name) for name, dtype in self.columns.items()}
+
+
+def score(
+    name: str, *, columns: Mapping[str, pl.DataType]
+) -> Callable[[Callable[[ScoredRows], Mapping[str, pl.Series]]], Score]:
+    """Return a decorator that registers a function as a score.
+
+    Args:
+        name: The name in the registry.
+        columns: The dtypes of the columns that the function returns, by name: a number per step, or a list with a
+            number per response token.
+
+    Raises:
+        InputError: Another score is registered under this name.
+    """
+
+    def decorate(function: Callable[[ScoredRows], Mapping[str, pl.Series]]) -> Score:
+        new = Score(name, function, dict(columns))
+        if _registered.setdefault(name, new) is not new:
+            raise InputError(f"a score {name!r} is registered already; choose another name")
+        return new
+
+    return decorate
+
+
+def get(name: str) -> Score:
+    """Return a score by its registered name, or one as ``module:object``, which is imported.
+
+    Raises:
+        InputError: It is unknown, or is no score.
+    """
+    import hgpo_train.scores.builtin  # noqa: F401 - registers the scores of this package
+
+    if name not in _registered and ":" in name:
+        return _as_score(import_object(name, "a score"), name)
+    if name not in _registered and name in installed(ENTRY_POINTS):
+        _registered.setdefault(name, _as_score(load(installed(ENTRY_POINTS)[name]), name))
+    if name not in _registered:
+        raise InputError(unknown("score", name, names()))
+    return _registered[name]
+
+
+def names() -> list[str]:
+    """Return the names of all scores. Warn if an entry point cannot be imported."""
+    import hgpo_train.scores.builtin  # noqa: F401
+
+    for name in installed(ENTRY_POINTS):
+        try:
+            get(name)
+        except InputError as error:
+            warnings.warn(str(error), stacklevel=2)
+    return list(_registered)
+
+
+def columns_of(scores: Iterable[str]) -> dict[str, pl.DataType]:
+    """Return the dtypes of the columns of several scores by name."""
+    columns: dict[str, pl.DataType] = {}
+    for name in scores:
+        columns |= get(name).columns
+    return columns
+
+
+def _as_score(found: object, name: str) -> Score:
+    if not isinstance(found, Score):
+        raise InputError(f"{name}: expected a function with the decorator `score`, received {type(found).__name__}")
+    return found

@@ -1,0 +1,110 @@
+"""Training on saved rollouts: one update on a step table with the advantages that `hgpo advantages` wrote."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import polars as pl
+
+from hgpo_datasets import manifest, scan_steps
+from hgpo_datasets.sources import run_at, run_of_file
+from hgpo_envs.errors import InputError
+from hgpo_train.advantages.advantage_tables import fingerprint, join_advantages, read_metadata
+from hgpo_train.models.checkpoint_files import stored_model
+from hgpo_train.models.loading import load_tokenizer
+from hgpo_train.policies.generation import GenerationOptions
+from hgpo_train.rollout.collection import removed_if_unused
+from hgpo_train.training import stages
+from hgpo_train.training.checkpoint import save_checkpoint
+from hgpo_train.training.config import AdvantageConfig, configured_estimator
+from hgpo_train.training.run_folder import CHECKPOINTS, CONFIG, check_new, open_run, write_config
+from hgpo_train.training.tracking import Trackers
+from hgpo_train.training.trainer import advanced, load_policy
+
+if TYPE_CHECKING:
+    from hgpo_train.training.config import Config
+    from hgpo_train.training.display import Display
+
+
+def train_on_table(
+    config: Config, steps: Path, advantages: Path, folder: Path, display: Display, *, resume: bool = False
+) -> None:
+    """Update the policy on a table with its advantages, as `hgpo advantages` writes them, and save a checkpoint.
+
+    These are the stages score and update of one iteration; `hgpo rollout` and `hgpo advantages` are those before. With
+    `resume` it continues from the folder's checkpoint. The configuration's environment is not used, and the estimator
+    that is stored is that of the advantages.
+
+    Raises:
+        InputError: The advantages are of another table or several estimators, the rollouts have no token ids or were
+            sampled at another temperature, or as `Trainer`.
+    """
+    check_new(folder, resume=resume, from_table=True)
+    metadata = read_metadata(advantages)
+    if metadata["run_fingerprint"] != fingerprint(steps):
+        raise InputError(f"{advantages} has the advantages of another table than {steps}")
+    estimated = pl.scan_parquet(advantages, glob=False)
+    rows = join_advantages(scan_steps(steps), estimated).sort("trajectory", "step").collect()
+    if "advantage" not in rows.columns:
+        raise InputError(
+            f"{advantages} has the columns of several estimators; write one with `hgpo advantages {steps}`"
+        )
+    if rows["response_token_ids"].is_null().all():
+        raise InputError(f"{steps} has no token ids, which training needs; collect it with transformers:MODEL")
+    if has_raw_logprobs(config, steps, folder):
+        rows = rows.with_columns(response_logprobs=pl.lit(None, pl.List(pl.Float32)))
+    used = metadata["columns"]["advantage"]
+    config = replace(config, advantage=AdvantageConfig(estimator=used["estimator"], parameters=used["parameters"]))
+    tokenizer = load_tokenizer(config.model.path, config.rollout.chat_template)
+    inputs = {"model": stored_model(config.model.path)}
+    with removed_if_unused(folder, CONFIG), open_run(folder, config, inputs):
+        learner, state = load_policy(config, folder)
+        run = stages.Run(config, folder, display, learner, tokenizer, configured_estimator(config), state)
+        write_config(folder, config)
+        with closing(Trackers(config, folder, run.number)) as trackers:
+            with display.stage("score"):
+                scored = stages.score(run, stages.trained_groups(config, rows))
+            with display.stage("update"):
+                metrics = stages.update(run, scored)
+            run.state = advanced(state, rows)
+            trackers.log(metrics, run.state.iteration)
+            display.row(run.state.iteration, metrics)
+        weights = learner.model, tokenizer, learner.optimiser
+        save_checkpoint(folder / CHECKPOINTS, run.state, *weights, config.checkpoint)
+
+
+def has_raw_logprobs(config: Config, steps: Path, folder: Path) -> bool:
+    """Check a run's temperature, and warn if it names another model. Return whether its log-probabilities are raw.
+
+    Raises:
+        InputError: It was sampled at another temperature, or the update would use raw log-probabilities.
+    """
+    run = run_at(steps) or run_of_file(steps)
+    header = None if run is None else manifest.read(run).header
+    if header is None:
+        return False
+    policy, training = header.config.get("policy", {}), header.config.get("training", {})
+    temperature = training.get("rollout.temperature", policy.get("temperature", GenerationOptions().temperature))
+    if temperature != config.rollout.temperature:
+        raise InputError(
+            f"{steps} was sampled at temperature {temperature}, and rollout.temperature is "
+            f"{config.rollout.temperature}; add --set rollout.temperature={temperature}"
+        )
+    model = policy.get("weights", header.config.get("model"))
+    expected = {config.model.path, stored_model(config.model.path), stored_model(str(folder))}
+    if model is not None and Path(model).resolve() not in {Path(name).resolve() for name in expected}:
+        stages.warn(
+            f"{steps} was sampled from {model}, and {config.model.path} is updated; if it is another, set model.path"
+        )
+    is_server = str(policy.get("name")).startswith("openai:") and policy.get("logprobs_mode", "raw") == "raw"
+    is_raw = is_server and (temperature != 1 or policy.get("top_p", 1) != 1)
+    if is_raw and (config.update.old_logprobs == "rollout" or config.update.rollout_is):
+        raise InputError(
+            f"{steps} has a server's log-probabilities at temperature 1, of responses that were sampled otherwise; set "
+            'update.old_logprobs = "recompute" and update.rollout_is = "none", or collect it from vllm serve with '
+            "--logprobs-mode processed_logprobs and the policy option logprobs_mode=processed"
+        )
+    return is_raw

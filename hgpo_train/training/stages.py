@@ -1,0 +1,337 @@
+"""The stages of an iteration. Each is a function that reads files of the run and writes one, or is skipped.
+
+    collect  ->  score  ->  estimate  ->  update  ->  publish  ->  evaluate
+
+`hgpo train` is a loop over them (`trainer.py`); which file each writes is in `run_folder.py`. A stage whose output is
+there reads it instead of computing it, so that an interrupted iteration goes on where it was interrupted.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import polars as pl
+
+from hgpo_datasets import scan_steps
+from hgpo_datasets.row_tables import KEYS, path_of, read_metadata, read_table, write_table
+from hgpo_envs.errors import InputError
+from hgpo_train.advantages import advantage_tables as advantages
+from hgpo_train.advantages import compute
+from hgpo_train.advantages.input_columns import row_keys
+from hgpo_train.models.loading import vocabulary
+from hgpo_train.rollout.failures import failures_of_steps, raise_if_too_long, raise_if_too_many
+from hgpo_train.rollout.outcomes import groups_with_mixed_outcomes
+from hgpo_train.rollout.plan import ExecutionOptions, RolloutSpec
+from hgpo_train.rollout.run import collect_groups
+from hgpo_train.scores import tables as scores
+from hgpo_train.training.metrics import batch_metrics, episode_metrics
+from hgpo_train.training.tracking import METRICS, read_metrics
+from hgpo_train.training.update.batches import check_rows, samples_from_steps
+from hgpo_train.training.update.learner import Fixed
+from hgpo_train.training.update.optimiser import learning_rate
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from hgpo_datasets import StepWriter
+    from hgpo_train.advantages import Estimator
+    from hgpo_train.models.checkpoint_files import TrainingState
+    from hgpo_train.models.hf import Tokenizer
+    from hgpo_train.policies.generation import TrainablePolicy
+    from hgpo_train.rollout.env_handle import EnvHandle
+    from hgpo_train.rollout.tally import Tally
+    from hgpo_train.training.config import Config, UpdateConfig
+    from hgpo_train.training.display import Display
+    from hgpo_train.training.update.learner import Learner
+
+MINI_BATCHES: Final = 2
+"""Separates the random numbers of mini-batches from others that are derived from the same seed."""
+SCORES: Final = {"logprobs": "old_log_prob", "reference_logprobs": "ref"}
+"""verl's names of the durations of scores."""
+
+
+class TrainingWarning(UserWarning):
+    """A problem that does not stop training."""
+
+
+@dataclass
+class Run:
+    """What the stages of a training run share.
+
+    Attributes:
+        config: The run's configuration.
+        folder: The run's folder.
+        display: Shows the progress.
+        learner: The policy and its optimiser.
+        tokenizer: The policy's tokenizer.
+        estimator: The estimator with its parameters.
+        state: The progress, which the trainer advances after each iteration.
+        seconds: The durations of the current iteration, under verl's names.
+    """
+
+    config: Config
+    folder: Path
+    display: Display
+    learner: Learner
+    tokenizer: Tokenizer
+    estimator: Estimator
+    state: TrainingState
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def number(self) -> int:
+        """The number of the current iteration, from 1."""
+        return self.state.iteration + 1
+
+
+# -------------------------------------------------------------------------------------------------- collect, evaluate
+
+
+def collect(
+    run: Run,
+    state: TrainingState,
+    env: EnvHandle,
+    policy: TrainablePolicy,
+    table: StepWriter,
+    progress: Callable[[Tally], None] = lambda _: None,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> pl.DataFrame:
+    """Collect the groups of the iteration after a state, commit them as a shard, and return its steps.
+
+    Raises:
+        RolloutError: Too many rollouts failed. They are committed, and repeated on the next call.
+    """
+    rollout = run.config.rollout
+    spec = RolloutSpec(
+        tasks=rollout.tasks,
+        group_size=rollout.group_size,
+        seed=run.config.seed,
+        iteration=state.iteration,
+        skip=state.tasks_drawn,
+        max_groups=rollout.tasks * rollout.max_generation_batches if rollout.filter_groups else None,
+        outcome=outcome_of(run.config),
+    )
+    # The failed rollouts of an iteration with advantages were accepted, and are not repeated.
+    if path_of(run.folder, advantages.FOLDER, state.iteration + 1).exists():
+        return _rows(table, state.iteration)
+    return _play(run, env, policy, table, spec, progress, should_stop)
+
+
+def evaluate(run: Run, env: EnvHandle, policy: TrainablePolicy, table: StepWriter) -> dict[str, float]:
+    """Evaluate the policy on held-out tasks, commit the rollouts, and return metrics named ``val/…``.
+
+    Raises:
+        RolloutError: As `collect`.
+    """
+    config = run.config.evaluation
+    spec = RolloutSpec(
+        tasks=min(config.tasks, len(env.tasks)),
+        group_size=config.group_size,
+        seed=run.config.seed + config.seed,
+        order="sweep",
+        iteration=run.state.iteration,
+    )
+    training = policy.options
+    policy.options = replace(training, temperature=config.temperature)
+    try:
+        return episode_metrics(_play(run, env, policy, table, spec, run.display.tally), "val")
+    finally:
+        policy.options = training
+
+
+def _play(
+    run: Run,
+    env: EnvHandle,
+    policy: TrainablePolicy,
+    table: StepWriter,
+    spec: RolloutSpec,
+    progress: Callable[[Tally], None],
+    should_stop: Callable[[], bool] = lambda: False,
+) -> pl.DataFrame:
+    """Collect an iteration's missing or failed rollouts into a table, and return all rows of the iteration."""
+    rollout = run.config.rollout
+    # One shard per iteration: an interrupted collection is repeated completely, so its batches have the same shapes
+    # and its log-probabilities the same bytes.
+    groups = max(spec.tasks, spec.max_groups or 0)
+    execution = ExecutionOptions(slots=rollout.slots, groups_per_shard=groups, shard_s=None, shard_characters=128 << 20)
+    collect_groups(env, policy, table, spec, execution, retry_failed=True, progress=progress, should_stop=should_stop)
+    steps = _rows(table, spec.iteration)
+    if rollout.overflow == "error":
+        raise_if_too_long(steps)
+    advice = f"Repeat them with: hgpo train --resume --out {run.folder}"
+    raise_if_too_many(failures_of_steps(steps.lazy()), rollout.max_failed, advice)
+    return steps
+
+
+def _rows(table: StepWriter, iteration: int) -> pl.DataFrame:
+    """Return an iteration's steps. Groups are stored in the order in which they finished, so they are sorted."""
+    rows = scan_steps(table.folder).filter(pl.col("iteration") == iteration)
+    return rows.sort("trajectory", "step").collect()
+
+
+# ---------------------------------------------------------------------------------------------------- score, estimate
+
+
+def outcome_of(config: Config) -> str:
+    """Return the name of the outcome that the estimator uses as reward; informative groups differ in it."""
+    return str(config.advantage.parameters.get("reward", "reward"))
+
+
+def trained_groups(config: Config, steps: pl.DataFrame) -> pl.DataFrame:
+    """Return the steps of the groups that are trained on: with `rollout.filter_groups`, those with different outcomes.
+
+    Scores and advantages are computed of these steps alone, because some estimators normalise over the batch.
+    """
+    if not config.rollout.filter_groups:
+        return steps
+    mixed = groups_with_mixed_outcomes(steps.lazy(), outcome_of(config)).collect()
+    return steps.join(mixed, on=mixed.columns, how="semi", maintain_order="left")
+
+
+def needed_scores(config: Config, estimator: Estimator) -> list[str]:
+    """Return the scores that the estimator and the loss read."""
+    needed = list(estimator.scores)
+    if config.update.old_logprobs == "recompute":
+        needed.append("logprobs")
+    if config.update.kl_weight > 0:
+        needed.append("reference_logprobs")
+    return list(dict.fromkeys(needed))
+
+
+def score(run: Run, steps: pl.DataFrame) -> pl.DataFrame:
+    """Add the scores that the estimator and the loss read, and store them in `RUN/scores`.
+
+    Raises:
+        InputError: The rows have no token ids or some that the model lacks, or the device ran out of memory.
+    """
+    needed = needed_scores(run.config, run.estimator)
+    if not needed:
+        return steps
+    path = path_of(run.folder, scores.FOLDER, run.number)
+    if path.exists():
+        return _joined(steps, read_table(path))
+    tokens = steps.filter(~pl.col("aborted"))["response_token_ids"]
+    if len(tokens) and tokens.is_null().all():
+        engine = run.config.rollout.engine
+        raise InputError(f"the engine {engine!r} reported no token ids, which training needs")
+    scored, seconds = scores.score_table(steps, needed, run.learner)
+    about = scores.description(needed, model="the policy", temperature=run.learner.temperature)
+    write_table(path, scored, {scores.METADATA: about})
+    run.seconds |= {SCORES.get(name, f"score_{name}"): duration for name, duration in seconds.items()}
+    return _joined(steps, scored)
+
+
+def estimate(run: Run, steps: pl.DataFrame) -> tuple[pl.DataFrame, dict[str, float]]:
+    """Add the advantages, and store them in `RUN/advantages`. Return the steps, and the estimator's metrics.
+
+    The steps of aborted trajectories have no advantage.
+
+    Raises:
+        InputError: The estimator refuses the steps.
+    """
+    path = path_of(run.folder, advantages.FOLDER, run.number)
+    if path.exists():
+        estimated = read_table(path)
+        metrics = read_metadata(path, "metrics")
+    else:
+        estimated, metrics = _estimated(run, steps)
+        write_table(path, estimated, {advantages.METADATA: advantages.description([run.estimator]), "metrics": metrics})
+    added = [name for name in estimated.columns if name not in steps.columns]
+    return _joined(steps, estimated.select(*KEYS, *added)), metrics
+
+
+def _estimated(run: Run, steps: pl.DataFrame) -> tuple[pl.DataFrame, dict[str, float]]:
+    """Return the keys of the rows with what the estimator adds, and its metrics."""
+    keys = row_keys(steps.columns)
+    if steps.is_empty():  # all groups were left out
+        return steps.select(*keys, advantage=pl.lit(None, pl.Float64)), {}
+    if run.estimator.in_training is None:
+        return compute(steps, run.estimator, details=True).select(*keys, *run.estimator.added).collect(), {}
+    earlier = read_metrics(run.folder / METRICS)
+    return run.estimator.in_training(steps, run.estimator.parameters, run.learner.model, earlier)
+
+
+def _joined(steps: pl.DataFrame, table: pl.DataFrame) -> pl.DataFrame:
+    return steps.join(table, on=list(KEYS), how="left", maintain_order="left")
+
+
+# ------------------------------------------------------------------------------------------------------------- update
+
+
+def update(run: Run, steps: pl.DataFrame) -> dict[str, float]:
+    """Update the policy on scored steps with advantages; return metrics, and warn where they tell of a problem.
+
+    Raises:
+        InputError: The rows do not fit the model, or the device ran out of memory.
+    """
+    config, iteration = run.config, run.state.iteration
+    rows = steps.filter(pl.col("advantage").is_not_null() & (pl.col("response_token_ids").list.len() > 0))
+    rows, left_out = trained_rows(config.update, rows, iteration)
+    check_rows(rows, vocabulary(run.learner.model))
+    samples = samples_from_steps(rows, share_prefixes=config.update.share_prefixes)
+    given = Fixed(_flat(rows, "logprobs"), _flat(rows, "reference_logprobs") if config.update.kl_weight > 0 else None)
+    rng = np.random.default_rng([config.seed, iteration, MINI_BATCHES])
+    rate = learning_rate(config.optimiser, iteration, config.iterations)
+    begin = time.perf_counter()
+    metrics = run.learner.update(samples, given, rng, rate, run.display.progress)
+    seconds = time.perf_counter() - begin + sum(run.seconds.get(name, 0.0) for name in SCORES.values())
+    if computed := metrics.pop("perf/computed_tokens", 0.0):
+        metrics["perf/update_tokens_per_s"] = computed / seconds  # with the scoring passes before
+    metrics |= left_out
+    metrics["perf/total_num_tokens"] = float(samples.start[-1])
+    metrics |= batch_metrics(rows, config.rollout.max_prompt_tokens, config.rollout.max_response_tokens)
+    _warn_of(run, steps, metrics)
+    return metrics
+
+
+def _flat(rows: pl.DataFrame, column: str) -> NDArray[np.float32] | None:
+    """Return a score of the response tokens, one row after another; None without the column."""
+    if column not in rows.columns:
+        return None
+    values = rows.select(pl.col(column).explode()).to_series()
+    if values.null_count() or len(values) != rows["response_token_ids"].list.len().sum():
+        raise InputError(f"expected {column} for every response token, received none for some; delete the run's scores")
+    return values.to_numpy()
+
+
+def _warn_of(run: Run, steps: pl.DataFrame, metrics: dict[str, float]) -> None:
+    """Warn where metrics tell of a problem."""
+    rollout = run.config.rollout
+    gap = 0.0 if rollout.ahead else metrics.get("training/rollout_logprobs_abs_diff_mean", 0.0)
+    if gap > run.config.update.gap_warning:
+        warn(
+            f"the engine's log-probabilities differ from the trainer's by {gap:.3f} on average (update.gap_warning = "
+            f"{run.config.update.gap_warning}), so the update is off-policy; check the dtypes and whether the engine "
+            "uses the current weights"
+        )
+    if metrics.get("actor/skipped", 0.0) > 0:
+        warn("skipped an optimiser step whose loss or gradient was not finite")
+    truncated = (steps["prompt_token_ids"].list.len() >= rollout.max_prompt_tokens).mean()
+    if isinstance(truncated, float) and truncated > 0.01:
+        warn(f"{truncated:.1%} of prompts are as long as rollout.max_prompt_tokens and were probably truncated")
+
+
+def trained_rows(config: UpdateConfig, rows: pl.DataFrame, iteration: int) -> tuple[pl.DataFrame, dict[str, float]]:
+    """Return the rows that are neither overlong nor stale, and the shares of those that are left out as metrics."""
+    reasons: dict[str, pl.Expr] = {}
+    if config.overlong == "mask":
+        reasons["overlong"] = pl.col("finish_reason").eq_missing("length")
+    if config.max_policy_lag is not None:
+        reasons["stale"] = iteration - pl.col("policy_version") > config.max_policy_lag
+    if not reasons:
+        return rows, {}
+    flags = rows.select(flag.fill_null(value=False).alias(name) for name, flag in reasons.items())
+    shares = {f"training/{flag.name}_ratio": float(flag.sum()) / max(len(flag), 1) for flag in flags}
+    return rows.filter(~flags.select(pl.any_horizontal(pl.all())).to_series()), shares
+
+
+def warn(message: str) -> None:
+    """Emit a `TrainingWarning`."""
+    warnings.warn(message, TrainingWarning, stacklevel=3)

@@ -1,0 +1,120 @@
+"""Forward passes over responses: log-probabilities and entropies of their tokens, under a policy and its reference."""
+
+from __future__ import annotations
+
+import warnings
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import torch
+
+from hgpo_envs.errors import InputError
+from hgpo_train.models.forward_check import can_pack
+from hgpo_train.models.hf import unwrap_peft
+from hgpo_train.models.loading import compute_dtype, vocabulary
+from hgpo_train.models.packed_attention import disable_packed_kernel, enable_packed_kernel
+from hgpo_train.scores.rows import TokenScores
+from hgpo_train.training.memory_plan import memory_advice
+from hgpo_train.training.update.batches import check_rows, micro_batches, samples_from_steps
+from hgpo_train.training.update.logprobs import response_logprobs
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import polars as pl
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+    from hgpo_train.models.hf import Model
+    from hgpo_train.training.config import Config, SftConfig
+    from hgpo_train.training.update.batches import Layout, MicroBatch, Samples
+
+
+class TokenScorer:
+    """A causal language model that scores the tokens of responses.
+
+    Args:
+        model: The model, bare or wrapped by peft.
+        config: The settings, of which the sections `update` and `model` are used.
+        temperature: The sampling temperature of the scored distribution.
+        reference: The model of reference log-probabilities. A model with adapters can be its own: it is then used
+            without them. None if there is none.
+    """
+
+    def __init__(
+        self, model: Model, config: Config | SftConfig, *, temperature: float = 1.0, reference: Model | None = None
+    ) -> None:
+        self.config = config
+        self.temperature = temperature
+        self.model = model
+        self.reference = reference
+        self.device = next(model.parameters()).device
+        self.dtype = compute_dtype(config.model)
+        self.layout = _layout_of(model, config.update.layout, self.dtype)
+
+    def score(self, steps: pl.DataFrame, *, reference: bool = False) -> TokenScores:
+        """Score the response tokens of rows; see `hgpo_train.scores.Scorer`."""
+        check_rows(steps, vocabulary(self.model))
+        samples = samples_from_steps(steps, share_prefixes=self.config.update.share_prefixes)
+        return self.score_samples(samples, reference=reference)
+
+    def score_samples(self, samples: Samples, *, reference: bool = False) -> TokenScores:
+        """Score the response tokens of samples, under the present policy or under the reference model.
+
+        Raises:
+            InputError: There is no reference model, or the device ran out of memory.
+        """
+        if not reference:
+            return self._scores(self.model, samples)
+        if self.reference is None:
+            raise InputError("expected a reference model for reference_logprobs, received none; name one (--reference)")
+        is_adapted = self.reference is self.model
+        with self.model.disable_adapter() if is_adapted else nullcontext():
+            return self._scores(self.reference, samples)
+
+    def _scores(self, model: Model, samples: Samples) -> TokenScores:
+        model.eval()
+        scores = TokenScores(*(np.zeros(len(samples.rollout_logprob), np.float32) for _ in range(2)))
+        with torch.no_grad(), memory_advice(self.config):
+            for micro in self.micro_batches(samples, np.arange(len(samples))):
+                found = self.forward(model, micro, entropy_gradient=False)
+                for values, part in zip(scores, found, strict=True):
+                    values[micro.token] = part.cpu().numpy()
+        return scores
+
+    def forward(self, model: Model, micro: MicroBatch, *, entropy_gradient: bool) -> tuple[Tensor, Tensor]:
+        """Return the log-probabilities and entropies of a micro-batch's tokens, float32 of shape (tokens,)."""
+        inputs = (part.to(self.device) for part in (micro.input_ids, micro.position_ids, micro.source, micro.target))
+        half = self.dtype != torch.float32
+        with torch.autocast(self.device.type, self.dtype, enabled=half):
+            return response_logprobs(
+                model,
+                *inputs,
+                temperature=self.temperature,
+                entropy_gradient=entropy_gradient,
+                chunk=self.config.update.logits_at_a_time,
+            )
+
+    def micro_batches(self, samples: Samples, rows: NDArray[np.int64]) -> Iterator[MicroBatch]:
+        """Split rows into micro-batches of the configured size."""
+        return micro_batches(samples, rows, max_tokens=self.config.update.micro_batch_tokens, layout=self.layout)
+
+
+def _layout_of(model: Model, wanted: Literal["auto"] | Layout, dtype: torch.dtype) -> Layout:
+    """Return how rows are laid out: packed if asked for, or if a kernel computes packed rows and the model can.
+
+    Raises:
+        InputError: Packed rows are asked for, and those of the model see one another.
+    """
+    has_kernel = enable_packed_kernel(model, dtype)
+    if wanted == "padded" or (wanted == "auto" and not has_kernel):
+        return "padded"
+    if can_pack(model):
+        return "packed"
+    problem = f"rows of {type(unwrap_peft(model)).__name__} see one another when they are packed"
+    if wanted == "packed":
+        raise InputError(f'update.layout: {problem}; set update.layout = "padded"')
+    warnings.warn(f"{problem}, so they are padded (update.layout)", stacklevel=2)
+    disable_packed_kernel(model)
+    return "padded"
