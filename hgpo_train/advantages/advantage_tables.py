@@ -29,7 +29,8 @@ from hgpo_envs.files.untrusted_files import open_regular, read_bytes
 from hgpo_envs.plugins import installed_version
 from hgpo_train.advantages.input_columns import row_keys
 from hgpo_train.advantages.registry import Estimator, compute_many
-from hgpo_train.advantages.tables import ROWS, table_parts
+from hgpo_train.advantages.tables import ROWS, is_path, table_parts
+from hgpo_train.scores.tables import with_scores
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -80,7 +81,7 @@ def write_advantages(
         processes, ray = 1, False
     local = isinstance(steps, str | os.PathLike) and "://" not in str(steps)
     metadata = description(estimators, fingerprint(Path(steps)) if local else "")
-    work = partial(_advantages, estimators=estimators)
+    work = partial(_advantages, estimators=estimators, source=steps if is_path(steps) else None)
     rows, writer = 0, None
     with ExitStack() as stack:
         file = stack.enter_context(_opened(out))
@@ -119,8 +120,10 @@ def _opened(out: Path | str) -> Iterator[IO[bytes]]:
         remote.put(str(out), Path(copy.name))
 
 
-def _advantages(steps: pl.LazyFrame, estimators: Sequence[Estimator]) -> pl.DataFrame:
-    """Return the columns that identify a row, and those of the estimators."""
+def _advantages(steps: pl.LazyFrame, estimators: Sequence[Estimator], source: StepTable | None) -> pl.DataFrame:
+    """Return the columns that identify a row, and those of the estimators; `source` is where the steps are from."""
+    if source is not None:
+        steps = with_scores(steps, source, [score for each in estimators for score in each.scores])
     added = [column for estimator in estimators for column in estimator.added]
     steps = steps.drop(added, strict=False)  # advantages that the table has already are no input
     computed = compute_many(steps, estimators).select(*row_keys(steps.collect_schema()), *added)

@@ -23,6 +23,7 @@ from hgpo_envs.wording import listed
 from hgpo_train.advantages.input_columns import StepTableError, columns_used, prepare
 from hgpo_train.advantages.parameters import Parameters
 from hgpo_train.advantages.tables import step_table
+from hgpo_train.scores.registry import columns_of
 from hgpo_train.settings import build, types_of
 
 if TYPE_CHECKING:
@@ -99,9 +100,14 @@ class Estimator:
         optional = self.optional(self.parameters) if self.details else ()
         return {self.column: "advantage"} | {f"{self.column}_{name}": name for name in optional}
 
+    def all_reads(self) -> list[str] | None:
+        """Return the hashes, columns of texts and of scores that the function reads; None if it does not say."""
+        reads = self.reads(self.parameters)
+        return None if reads is None else [*reads, *columns_of(self.scores)]
+
     def columns(self, schema: pl.Schema) -> list[str]:
         """Return the columns of a table that are read; all if the estimator does not say. None may be missing."""
-        reads = self.reads(self.parameters)
+        reads = self.all_reads()
         used, _ = columns_used(schema, self.parameters, reads or (), self.name)
         return list(schema) if reads is None else used
 
@@ -160,7 +166,8 @@ def compute(
     [5.0, -5.0]
     """
     estimator = get(estimator) if isinstance(estimator, str) else as_estimator(estimator)
-    return _add(step_table(steps), estimator.with_parameters(column=column, details=details, **parameters))
+    estimator = estimator.with_parameters(column=column, details=details, **parameters)
+    return _add(step_table(steps, estimator.scores), estimator)
 
 
 def compute_many(steps: StepTable, estimators: Iterable[str | Estimator]) -> pl.LazyFrame:
@@ -173,10 +180,11 @@ def compute_many(steps: StepTable, estimators: Iterable[str | Estimator]) -> pl.
     >>> compute_many(table, ["grpo", "rloo"]).select("advantage_grpo", "advantage_rloo").collect().rows()
     [(0.707..., 10.0), (-0.707..., -10.0)]
     """
-    named = (
+    named = [
         get(each).with_parameters(column=f"advantage_{each}") if isinstance(each, str) else each for each in estimators
-    )
-    return reduce(_add, named, step_table(steps))
+    ]
+    scores = [score for each in named for score in each.scores]
+    return reduce(_add, named, step_table(steps, scores))
 
 
 def _add(steps: pl.LazyFrame, estimator: Estimator) -> pl.LazyFrame:
@@ -201,7 +209,7 @@ def _estimates(columns: Sequence[pl.Series], estimator: Estimator) -> pl.Series:
     # windows over many groups are twice as fast in the streaming engine, which takes longer to start
     engine: EngineType = "streaming" if steps.height > LARGE else "in-memory"
     try:
-        prepared = prepare(steps, p, estimator.reads(p), estimator.name)
+        prepared = prepare(steps, p, estimator.all_reads(), estimator.name)
         table = estimator.apply(prepared).select("(row)", "(aborted)", *added).collect(engine=engine)
     except InputError as error:  # of a query that is part of this one
         raise StepTableError(str(error)) from None
@@ -250,8 +258,8 @@ def estimator(
         reads: The hashes (`history_hash_2`) and columns of texts that the function reads, or a function from parameters
             to them. None for all that can be derived from a table, which is then read completely.
         details: Names of optional columns that the function adds; `compute` returns them with ``details=True``.
-        scores: The names of scores (`hgpo_train.scores`) whose columns the function reads, such as ``entropy``. Training
-            computes them; the scores of a saved run are those of `hgpo score`.
+        scores: The names of scores (`hgpo_train.scores`) whose columns the function reads, such as ``entropy``.
+            Training computes them; the scores of a saved run are those of `hgpo score`.
         scope: ``group`` if an advantage depends only on its group of rollouts, ``batch`` if it depends on all rows of
             one run and iteration.
         in_training: What `hgpo train` calls instead of the function, for an estimator that needs gradients: it receives

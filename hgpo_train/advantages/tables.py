@@ -12,9 +12,10 @@ import polars as pl
 
 from hgpo_envs.errors import InputError, one_line
 from hgpo_train.advantages.input_columns import BATCH_KEYS, batch_keys, group_keys
+from hgpo_train.scores.tables import with_scores
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from hgpo_datasets.partitions import Partition
 
@@ -25,16 +26,17 @@ ROWS: Final = 250_000
 """The approximate number of rows of a chunk."""
 
 
-def step_table(steps: StepTable) -> pl.LazyFrame:
+def step_table(steps: StepTable, scores: Sequence[str] = ()) -> pl.LazyFrame:
     """Return a step table as a LazyFrame.
 
     Args:
         steps: A Polars LazyFrame or DataFrame; the path, pattern or URL of a run or a Parquet file, or a list of them
             (`hgpo_datasets.scan_steps`); or a table of pandas, pyarrow or another library with Arrow's C stream
             interface. A pandas index is dropped.
+        scores: The names of scores, whose columns are added to the steps of runs (`hgpo score`).
 
     Raises:
-        InputError: It is none of these, or the path contains no steps.
+        InputError: It is none of these, the path contains no steps, or a run has no such scores.
 
     >>> step_table({"task": ["a"]})
     Traceback (most recent call last):
@@ -43,10 +45,10 @@ def step_table(steps: StepTable) -> pl.LazyFrame:
     """
     if isinstance(steps, pl.LazyFrame | pl.DataFrame):
         return steps.lazy()
-    if _is_path(steps):
+    if is_path(steps):
         from hgpo_datasets import scan_steps  # tables in memory need none of the package, whose import takes as long
 
-        return scan_steps(steps, plain=True)
+        return with_scores(scan_steps(steps, plain=True), steps, scores)
     if not hasattr(steps, "__arrow_c_stream__") or isinstance(steps, pl.Series):
         raise InputError(
             "expected a step table (a Polars LazyFrame or DataFrame, a path or URL, a pandas or pyarrow table), "
@@ -70,7 +72,7 @@ def table_parts(steps: StepTable, rows: int, *, whole: str = "group") -> list[Pa
     Raises:
         InputError: The rows of a group are not next to each other in a larger table.
     """
-    if not _is_path(steps):
+    if not is_path(steps):
         return list(_chunks(step_table(steps), rows, whole))
     from hgpo_datasets.partitions import partitions
 
@@ -81,7 +83,7 @@ def table_parts(steps: StepTable, rows: int, *, whole: str = "group") -> list[Pa
     return list(parts)
 
 
-def _is_path(steps: object) -> bool:
+def is_path(steps: object) -> bool:
     """Return whether this is a path, or a list of paths."""
     paths = steps if isinstance(steps, list | tuple) else [steps]
     return bool(paths) and all(isinstance(path, str | os.PathLike) for path in paths)

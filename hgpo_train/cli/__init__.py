@@ -23,6 +23,7 @@ from hgpo_train.cli.push import push
 from hgpo_train.cli.quickstart import quickstart
 from hgpo_train.cli.redaction import RedactedStream, flush_streams, open_streams
 from hgpo_train.cli.rollout import rollout
+from hgpo_train.cli.score import score
 from hgpo_train.cli.sft import sft
 from hgpo_train.cli.stats import stats
 from hgpo_train.cli.train import train
@@ -69,7 +70,7 @@ def hgpo(
     """Roll out LLM agents on ALFWorld and WebShop, keep every step, and compute group advantages from any saved run."""
 
 
-for command in (quickstart, envs, advantages, stats, verify, view, play, sft, train, push, rollout, new):
+for command in (quickstart, envs, score, advantages, stats, verify, view, play, sft, train, push, rollout, new):
     app.command()(command)
 app.command("eval")(evaluate)
 for group in (data.app, check.app):

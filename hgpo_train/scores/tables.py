@@ -34,8 +34,8 @@ def score_table(steps: pl.DataFrame, scores: Sequence[str], scorer: Scorer) -> t
         scorer: The model.
 
     Returns:
-        The scored rows, with the columns of `KEYS` and of the scores; and the seconds of each score. A forward pass that
-        several scores share is in the seconds of the first.
+        The scored rows, with the columns of `KEYS` and of the scores; and the seconds of each score. A forward pass
+        that several scores share is in the seconds of the first.
 
     Raises:
         InputError: A score is unknown, or the model cannot score the rows.

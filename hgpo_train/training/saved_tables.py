@@ -66,7 +66,7 @@ def train_on_table(
         write_config(folder, config)
         with closing(Trackers(config, folder, run.number)) as trackers:
             with display.stage("score"):
-                scored = stages.score(run, stages.trained_groups(config, rows))
+                scored = stages.score(run, rows)
             with display.stage("update"):
                 metrics = stages.update(run, scored)
             run.state = advanced(state, rows)

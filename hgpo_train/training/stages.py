@@ -206,17 +206,19 @@ def needed_scores(config: Config, estimator: Estimator) -> list[str]:
 
 
 def score(run: Run, steps: pl.DataFrame) -> pl.DataFrame:
-    """Add the scores that the estimator and the loss read, and store them in `RUN/scores`.
+    """Return the steps that are trained on with the scores that the estimator and the loss read, stored in `RUN/scores`.
 
     Raises:
         InputError: The rows have no token ids or some that the model lacks, or the device ran out of memory.
     """
     needed = needed_scores(run.config, run.estimator)
+    if not run.estimator.scores:  # one that reads scores can later be computed of all groups (`hgpo advantages`)
+        steps = trained_groups(run.config, steps)
     if not needed:
         return steps
     path = path_of(run.folder, scores.FOLDER, run.number)
     if path.exists():
-        return _joined(steps, read_table(path))
+        return trained_groups(run.config, _joined(steps, read_table(path)))
     tokens = steps.filter(~pl.col("aborted"))["response_token_ids"]
     if len(tokens) and tokens.is_null().all():
         engine = run.config.rollout.engine
@@ -225,7 +227,7 @@ def score(run: Run, steps: pl.DataFrame) -> pl.DataFrame:
     about = scores.description(needed, model="the policy", temperature=run.learner.temperature)
     write_table(path, scored, {scores.METADATA: about})
     run.seconds |= {SCORES.get(name, f"score_{name}"): duration for name, duration in seconds.items()}
-    return _joined(steps, scored)
+    return trained_groups(run.config, _joined(steps, scored))
 
 
 def estimate(run: Run, steps: pl.DataFrame) -> tuple[pl.DataFrame, dict[str, float]]:

@@ -169,10 +169,9 @@ class Trainer:
         steps = self._collected()
 
         # 2. Score, estimate and update, while the engine sleeps if it can.
-        rows = stages.trained_groups(config, steps)
         with memory_advice(config), gpu_for_update(config.rollout, self.policy, learner):
             with self._stage("score", "score"):
-                rows = stages.score(run, rows)
+                rows = stages.score(run, steps)
             with self._stage("estimate", "adv"):
                 rows, estimated = stages.estimate(run, rows)
             with self._stage("update", "update_actor"):

@@ -17,6 +17,7 @@ from hgpo_envs.state_keys import STATE_KEYS
 from hgpo_train.advantages import registry
 from hgpo_train.advantages.alfworld_nodes import ALFWORLD_NODES
 from hgpo_train.advantages.input_columns import prepare
+from hgpo_train.scores.tables import with_scores
 from hgpo_train.settings import read_assignments, types_of
 
 if TYPE_CHECKING:
@@ -118,7 +119,8 @@ def estimate(index: Index, number: int, estimator: Estimator) -> dict[str, Any]:
         numbers, columns = _batch(index, estimator, group["run"], group["iteration"])
         columns = columns.slice(int(numbers.search_sorted(group["row"])), group["rows"])
     else:
-        columns = _columns(index.lazy(group["row"], group["rows"]), estimator)
+        steps = with_scores(index.lazy(group["row"], group["rows"]), list(index.files), estimator.scores)
+        columns = _columns(steps, estimator)
     return {
         "estimator": estimator.name,
         "parameters": {key: _plain(value) for key, value in parameters.items()},
@@ -141,4 +143,4 @@ def _batch(index: Index, estimator: Estimator, run: str, iteration: int) -> tupl
     with errors("the step table"):
         steps = scan_steps(index.files)
         numbers = steps.select("run", "iteration").with_row_index("row").filter(own).select("row").collect()["row"]
-    return numbers, _columns(steps.filter(own), estimator)
+    return numbers, _columns(with_scores(steps.filter(own), list(index.files), estimator.scores), estimator)

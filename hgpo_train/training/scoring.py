@@ -1,0 +1,132 @@
+"""The scores of a saved run, by any model: the stage `score` alone (`hgpo score`)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import polars as pl
+
+from hgpo_datasets import manifest, scan_steps
+from hgpo_datasets.row_tables import KEYS, path_of, read_metadata, read_table, write_table
+from hgpo_datasets.sources import run_at
+from hgpo_envs.errors import InputError
+from hgpo_train.models.checkpoint_files import stored_model
+from hgpo_train.models.loading import load_model
+from hgpo_train.models.reference import frozen_copy
+from hgpo_train.policies.generation import GenerationOptions
+from hgpo_train.scores import tables
+from hgpo_train.training.config import replace
+from hgpo_train.training.run_folder import SCORES
+from hgpo_train.training.update.scorer import TokenScorer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from hgpo_datasets.manifest import Header
+    from hgpo_train.training.config import Config
+
+ROWS: Final = 4096
+"""The number of steps that are scored at a time."""
+
+
+def score_run(
+    run: Path,
+    scores: Sequence[str],
+    config: Config,
+    *,
+    temperature: float | None = None,
+    reference: str | None = None,
+    overwrite: bool = False,
+    progress: Callable[[int], object] = lambda _: None,
+) -> int:
+    """Score the steps of a saved run that have token ids, and store the scores in its folder.
+
+    Iterations that have these scores already, of the same model and temperature, are left as they are.
+
+    Args:
+        run: The run's folder.
+        scores: The names of scores.
+        config: The settings, of which the sections `model` and `update` are used.
+        temperature: The temperature of the scored distribution; by default that at which the run was sampled.
+        reference: The path of the reference model; by default the model without its adapters, if it has some.
+        overwrite: Whether to replace scores of another model or temperature.
+        progress: Called with a number of finished steps.
+
+    Returns:
+        The number of scored steps.
+
+    Raises:
+        InputError: `run` is no run or has no token ids, a score is unknown or there with another model, or the model
+            cannot score the rows.
+    """
+    folder = run_at(run)
+    header = None if folder is None else manifest.read(folder).header
+    if folder is None or header is None:
+        raise InputError(f"{run}: expected the folder of a run, to which scores can be added")
+    if temperature is None:
+        temperature = sampling_temperature(header)
+    model = stored_model(config.model.path)
+    about = tables.description(scores, model=model, temperature=temperature)
+    if reference is not None and "reference_logprobs" in about:
+        about["reference_logprobs"]["model"] = stored_model(reference)
+    steps = scan_steps(folder)
+    iterations = steps.select(pl.col("iteration").unique().sort()).collect().to_series().to_list()
+    wanted = [number for number in iterations if _is_wanted(path_of(folder, SCORES, number + 1), about, overwrite)]
+    if not wanted:
+        return 0
+    scorer = _scorer(config, reference, temperature)
+    total = 0
+    for iteration in wanted:
+        rows = steps.filter(pl.col("iteration") == iteration).sort("trajectory", "step").collect()
+        if rows["response_token_ids"].is_null().all():
+            raise InputError(f"{run} has no token ids, which scores need; collect it with transformers:MODEL")
+        scored = []
+        for part in rows.iter_slices(ROWS):
+            scored.append(tables.score_table(part, scores, scorer)[0])
+            progress(part.height)
+        table = pl.concat(scored)
+        _store(path_of(folder, SCORES, iteration + 1), table, about)
+        total += table.height
+    return total
+
+
+def sampling_temperature(header: Header) -> float:
+    """Return the temperature at which a run was sampled; the default of policies if it is not stored."""
+    policy = header.config.get("policy", {})
+    stored = header.config.get("training", {}).get("rollout.temperature", policy.get("temperature"))
+    return GenerationOptions().temperature if stored is None else float(stored)
+
+
+def _scorer(config: Config, reference: str | None, temperature: float) -> TokenScorer:
+    model = load_model(config.model, config.seed)
+    other = model if hasattr(model, "disable_adapter") else None
+    if reference is not None:
+        other = load_model(replace(config, model={"path": reference}).model, config.seed)
+    scorer = TokenScorer(model, config, temperature=temperature)
+    scorer.reference = other if other in (None, model) else frozen_copy(other, scorer.dtype)
+    return scorer
+
+
+def _is_wanted(path: Path, about: dict[str, dict[str, object]], overwrite: bool) -> bool:
+    """Return whether an iteration is to be scored: scores are missing, or are to be replaced."""
+    if not path.exists():
+        return True
+    stored: dict[str, Any] = read_metadata(path, tables.METADATA) or {}
+    known = {column: stored[column] for column in about if column in stored}
+    others = {column: value for column, value in known.items() if value != about[column]}
+    if others and not overwrite:
+        column, value = next(iter(others.items()))
+        raise InputError(
+            f"{path} has {column} of {value['model']} at temperature {value['temperature']}; replace it with --overwrite"
+        )
+    return bool(others) or len(known) < len(about)
+
+
+def _store(path: Path, table: pl.DataFrame, about: dict[str, dict[str, object]]) -> None:
+    """Write an iteration's scores, beside those of other columns that are there."""
+    if path.exists():
+        kept = read_table(path).drop(*about, strict=False)
+        table = kept.join(table, on=list(KEYS), how="full", coalesce=True).sort(KEYS)
+        about = (read_metadata(path, tables.METADATA) or {}) | about
+    write_table(path, table, {tables.METADATA: about})
