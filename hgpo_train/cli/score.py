@@ -47,10 +47,8 @@ def score(
 
     config = load_config(None, [f"model.path={model}", *(overrides or ())])
     total = int(scan_steps(run).select(pl.len()).collect().item())
-    with (
-        common.resumable("Finished iterations are stored; run the same command again for the rest."),
-        ProgressBars() as bars,
-    ):
+    advice = "Finished iterations are stored; run the same command again for the rest."
+    with common.resumable(advice), ProgressBars() as bars:
         rows = score_run(
             run,
             scores or ["logprobs"],

@@ -117,9 +117,8 @@ def _is_wanted(path: Path, about: dict[str, dict[str, object]], overwrite: bool)
     others = {column: value for column, value in known.items() if value != about[column]}
     if others and not overwrite:
         column, value = next(iter(others.items()))
-        raise InputError(
-            f"{path} has {column} of {value['model']} at temperature {value['temperature']}; replace it with --overwrite"
-        )
+        other = f"{column} of {value['model']} at temperature {value['temperature']}"
+        raise InputError(f"{path} has {other}; replace it with --overwrite")
     return bool(others) or len(known) < len(about)
 
 

@@ -174,7 +174,7 @@ def run_sft(config: SftConfig, source: str | Path, folder: Path, display: Displa
             while state.iteration < config.update.epochs:
                 with display.stage("train"):
                     metrics = _epoch(learner, config, train, state.iteration, display)
-                metrics["val/loss"] = -float(learner.score_samples(held_out).logprobs.mean())
+                metrics["val/loss"] = -float(learner.logprobs(held_out).mean())
                 state = replace(state, iteration=state.iteration + 1)
                 trackers.log(metrics, state.iteration)
                 display.row(state.iteration, metrics)

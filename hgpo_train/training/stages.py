@@ -206,7 +206,7 @@ def needed_scores(config: Config, estimator: Estimator) -> list[str]:
 
 
 def score(run: Run, steps: pl.DataFrame) -> pl.DataFrame:
-    """Return the steps that are trained on with the scores that the estimator and the loss read, stored in `RUN/scores`.
+    """Return the steps that are trained on, with the scores that the estimator and the loss read, stored in RUN/scores.
 
     Raises:
         InputError: The rows have no token ids or some that the model lacks, or the device ran out of memory.
@@ -282,10 +282,11 @@ def update(run: Run, steps: pl.DataFrame) -> dict[str, float]:
     rng = np.random.default_rng([config.seed, iteration, MINI_BATCHES])
     rate = learning_rate(config.optimiser, iteration, config.iterations)
     begin = time.perf_counter()
-    metrics = run.learner.update(samples, given, rng, rate, run.display.progress)
-    seconds = time.perf_counter() - begin + sum(run.seconds.get(name, 0.0) for name in SCORES.values())
-    if computed := metrics.pop("perf/computed_tokens", 0.0):
-        metrics["perf/update_tokens_per_s"] = computed / seconds  # with the scoring passes before
+    metrics = run.learner.update(samples, rng, rate, run.display.progress, scores=given)
+    seconds = time.perf_counter() - begin
+    if "perf/update_tokens_per_s" in metrics:  # with the passes that scored the tokens before
+        scoring = sum(run.seconds.get(name, 0.0) for name in SCORES.values())
+        metrics["perf/update_tokens_per_s"] *= seconds / (seconds + scoring)
     metrics |= left_out
     metrics["perf/total_num_tokens"] = float(samples.start[-1])
     metrics |= batch_metrics(rows, config.rollout.max_prompt_tokens, config.rollout.max_response_tokens)

@@ -11,12 +11,15 @@ import orjson
 
 import hgpo_datasets
 from hgpo_datasets import VerifyReport
+from hgpo_datasets.row_tables import verify_tables
 from hgpo_datasets.sources import PARQUET, folders_below, is_pattern, matching, run_at
 from hgpo_envs.errors import InputError
 from hgpo_envs.files.sealed import is_sealed
 from hgpo_envs.files.untrusted_files import read_bytes
 from hgpo_envs.wording import counted
+from hgpo_train.advantages.advantage_tables import FOLDER as ADVANTAGES
 from hgpo_train.models.checkpoint_files import MANIFEST, STATE, list_checkpoints, verify_checkpoint
+from hgpo_train.scores.tables import FOLDER as SCORES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -99,7 +102,9 @@ def _has(folder: Path, *names: str) -> bool:
 
 
 def _verify_files(folder: Path, report: VerifyReport) -> VerifyReport:
-    """Verify a run's files other than its tables and checkpoints, which have their checks inside."""
+    """Verify a run's files other than its step table and checkpoints, which have their checks inside."""
+    for name in (SCORES, ADVANTAGES):
+        verify_tables(folder, name, report)
     for name in _SEALED:
         path = folder / name
         if not os.path.lexists(path):

@@ -73,28 +73,28 @@ class Learner(TokenScorer):
 
     def fixed_scores(self, samples: Samples) -> Fixed:
         """Score samples by what the configured loss takes as given, before the update changes the policy."""
-        old = self.score_samples(samples).logprobs if self.config.update.old_logprobs == "recompute" else None
-        has_reference = self.config.update.kl_weight > 0
-        reference = self.score_samples(samples, reference=True).logprobs if has_reference else None
+        old = self.logprobs(samples) if self.config.update.old_logprobs == "recompute" else None
+        reference = None if self.reference is None else self.reference_logprobs(samples)
         return Fixed(old, reference)
 
     def update(
         self,
         samples: Samples,
-        scores: Fixed,
         rng: np.random.Generator,
         rate: float | None = None,
         progress: Callable[[int, int], None] | None = None,
+        *,
+        scores: Fixed | None = None,
     ) -> dict[str, float]:
         """Update the policy on samples: one optimiser step per mini-batch, over all epochs.
 
         Args:
             samples: Rows with advantages.
-            scores: Their log-probabilities before the update (`fixed_scores`); those of the engine replace `old` with
-                `old_logprobs = "rollout"`.
             rng: Random generator that draws the mini-batches.
             rate: The learning rate; None leaves it unchanged.
             progress: Called after each optimiser step with the number of finished steps and of all steps.
+            scores: The samples' log-probabilities before the update; None computes them (`fixed_scores`). The engine's
+                replace `old` with `old_logprobs = "rollout"`.
 
         Returns:
             Metrics under verl's names (`actor/…`, `perf/…`), averaged over optimiser steps.
@@ -108,7 +108,8 @@ class Learner(TokenScorer):
         rows = np.flatnonzero(samples.response_length > 0)
         if not len(rows):
             return {"actor/optimiser_steps": 0.0}
-        fixed, metrics = self._fixed(samples, scores)
+        fixed, metrics = self._fixed(samples, self.fixed_scores(samples) if scores is None else scores)
+        update_begin = time.perf_counter()
         if rate is not None:
             self.set_learning_rate(rate)
         batches = [
@@ -123,12 +124,14 @@ class Learner(TokenScorer):
                 progress(done + 1, len(batches))
         metrics |= {name: float(np.mean([step[name] for step in steps])) for name in steps[0]}
         metrics |= {"actor/lr": self.optimiser.param_groups[0]["lr"], "actor/optimiser_steps": float(len(steps))}
-        seconds = time.perf_counter() - begin
-        computed = float(samples.sequence_length.sum())
-        metrics |= {"perf/computed_tokens": computed, "perf/shared_tokens": 1.0 - computed / float(samples.start[-1])}
+        end = time.perf_counter()
+        computed, total = float(samples.sequence_length.sum()), float(samples.start[-1])
+        metrics |= {"perf/update_tokens_per_s": computed / (end - begin), "perf/shared_tokens": 1.0 - computed / total}
         if (peak := peak_flops(self.device, self.dtype)) is not None:
             flops = model_flops(self.model, samples.sequence_length, samples.response_length) * config.epochs
-            metrics["perf/mfu/actor"] = flops / seconds / peak  # as verl's, without the scoring passes before
+            metrics["perf/mfu/actor"] = (
+                flops / (end - update_begin) / peak
+            )  # as verl's, without the scoring passes before
         return metrics
 
     def _fixed(self, samples: Samples, scores: Fixed) -> tuple[Fixed, dict[str, float]]:

@@ -73,6 +73,14 @@ class TokenScorer:
         with self.model.disable_adapter() if is_adapted else nullcontext():
             return self._scores(self.reference, samples)
 
+    def logprobs(self, samples: Samples) -> NDArray[np.float32]:
+        """Return log π of all response tokens under the present policy, float32 of shape (response tokens,)."""
+        return self.score_samples(samples).logprobs
+
+    def reference_logprobs(self, samples: Samples) -> NDArray[np.float32]:
+        """Return log π_ref of all response tokens, float32 of shape (response tokens,)."""
+        return self.score_samples(samples, reference=True).logprobs
+
     def _scores(self, model: Model, samples: Samples) -> TokenScores:
         model.eval()
         scores = TokenScores(*(np.zeros(len(samples.rollout_logprob), np.float32) for _ in range(2)))

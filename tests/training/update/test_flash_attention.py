@@ -193,7 +193,7 @@ def test_the_operator_of_torch_takes_the_arguments(model, monkeypatch):
 def test_without_a_kernel_rows_are_padded(model):
     assert not enable_packed_kernel(model, torch.bfloat16)
     assert model.config._attn_implementation == "sdpa"
-    assert Learner(model, config_of("auto"))._layout == "padded"
+    assert Learner(model, config_of("auto")).layout == "padded"
 
 
 def test_flash_attention_in_float32_is_rejected():
