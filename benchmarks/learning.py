@@ -46,9 +46,9 @@ from hgpo_train.models.tiny import TinyShape
 from hgpo_train.settings import to_toml
 from hgpo_train.training.config import Config, load_config, replace
 from hgpo_train.training.display import Display
-from hgpo_train.training.run_folder import CONFIG, fixed_values
+from hgpo_train.training.run_folder import CONFIG, fixed_settings
 from hgpo_train.training.tracking import read_metrics
-from hgpo_train.training.trainer import free_settings, is_finished
+from hgpo_train.training.trainer import is_finished
 from hgpo_train.training.warm_start import WarmStart, warm_start
 from tools.webshop_catalogue import make_bundled_catalogue
 
@@ -256,7 +256,7 @@ def train(folder: Path, config: Config, work: Work) -> bool:
     """
     lines = read_metrics(folder / "metrics.jsonl")
     if lines and is_finished(config, lines[-1]["iteration"], lines[-1]["training/environment_steps"]):
-        stored, asked = (fixed_values(run, free_settings(run)) for run in (load_config(folder / CONFIG), config))
+        stored, asked = (fixed_settings(run) for run in (load_config(folder / CONFIG), config))
         if stored != asked:
             raise InputError(f"{folder} has another configuration; use another --folder or --name")
         return True

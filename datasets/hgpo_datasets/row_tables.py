@@ -10,7 +10,7 @@ A file appears whole or not at all, after its checksum. It can be deleted at any
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING, Any, BinaryIO, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 import polars as pl
@@ -21,6 +21,7 @@ from hgpo_envs.files.untrusted_files import open_regular, read_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from io import BufferedReader
     from pathlib import Path
 
     from hgpo_datasets.verification import VerifyReport
@@ -110,7 +111,7 @@ def verify_tables(run: Path, name: str, report: VerifyReport) -> None:
             report.add("bytes", path, f"its SHA-256 is not the one in {checksum.name}: one of them was changed")
 
 
-def _line(file: BinaryIO, path: Path) -> bytes:
+def _line(file: BufferedReader, path: Path) -> bytes:
     """Return the checksum of an open file as `sha256sum` prints it."""
     return f"{hashlib.file_digest(file, 'sha256').hexdigest()}  {path.name}\n".encode()
 

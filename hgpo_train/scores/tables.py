@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -18,6 +19,7 @@ from hgpo_train.scores.rows import ScoredRows
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from hgpo_datasets.sources import Source
     from hgpo_train.scores.rows import Scorer
 
 FOLDER: Final = "scores"
@@ -61,7 +63,7 @@ def description(scores: Sequence[str], *, model: str, temperature: float) -> dic
     }
 
 
-def with_scores(steps: pl.LazyFrame, source: object, scores: Sequence[str]) -> pl.LazyFrame:
+def with_scores(steps: pl.LazyFrame, source: Source | Sequence[Source], scores: Sequence[str]) -> pl.LazyFrame:
     """Add the columns of scores to the steps of saved runs.
 
     Args:
@@ -80,7 +82,7 @@ def with_scores(steps: pl.LazyFrame, source: object, scores: Sequence[str]) -> p
     missing = [column for column in columns_of(scores) if column not in present]
     if not missing:
         return steps
-    sources = source if isinstance(source, list | tuple) else [source]
+    sources = [source] if isinstance(source, str | os.PathLike) else source
     runs = dict.fromkeys(filter(None, (_run_of(Path(part.path)) for part in parts_of(sources))))
     if not runs:
         raise InputError(f"expected a saved run with the columns {listed(missing)}, received a table without them")

@@ -18,7 +18,7 @@ docs/run_folder.md says how to repair each file.
 
 from __future__ import annotations
 
-from dataclasses import asdict, fields, is_dataclass
+from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any, Final
 
 import polars as pl
@@ -100,22 +100,20 @@ def fixed_settings(config: Config | SftConfig) -> dict[str, Any]:
     These are all but the fields marked with `MAY_CHANGE`. The length of the training may change, too, unless the
     learning rate falls to 0 by its end.
     """
-    length = "iterations" if isinstance(config, Config) else "update.epochs"
-    free = {length} if config.optimiser.schedule == "constant" else set()
-    values: dict[str, Any] = {}
+    stored = asdict(config)
+    fixed: dict[str, Any] = {}
     for section in fields(config):
-        settings = getattr(config, section.name)
-        prefix = ""
-        parts = [section]
-        if is_dataclass(settings):
-            prefix = f"{section.name}."
-            parts = list(fields(settings))
-        for each in parts:
-            name = f"{prefix}{each.name}"
-            if not each.metadata and name not in free:
-                value = getattr(settings, each.name) if prefix else settings
-                values[name] = asdict(value) if is_dataclass(value) else value
-    return values
+        if isinstance(stored[section.name], dict):
+            for each in fields(getattr(config, section.name)):
+                if not each.metadata:
+                    fixed[f"{section.name}.{each.name}"] = stored[section.name][each.name]
+        elif not section.metadata:
+            fixed[section.name] = stored[section.name]
+    length = "iterations" if isinstance(config, Config) else "update.epochs"
+    number = fixed.pop(length)
+    if config.optimiser.schedule != "constant":
+        fixed[length] = number
+    return fixed
 
 
 def describe_interrupted(folder: Path) -> str:

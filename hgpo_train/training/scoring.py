@@ -16,7 +16,6 @@ from hgpo_train.models.reference import frozen_copy
 from hgpo_train.policies.generation import GenerationOptions
 from hgpo_train.scores import tables
 from hgpo_train.training.config import replace
-from hgpo_train.training.run_folder import SCORES
 from hgpo_train.training.update.scorer import TokenScorer
 
 if TYPE_CHECKING:
@@ -72,7 +71,8 @@ def score_run(
         about["reference_logprobs"]["model"] = stored_model(reference)
     steps = scan_steps(folder)
     iterations = steps.select(pl.col("iteration").unique().sort()).collect().to_series().to_list()
-    wanted = [number for number in iterations if _is_wanted(path_of(folder, SCORES, number + 1), about, overwrite)]
+    paths = {number: path_of(folder, tables.FOLDER, number + 1) for number in iterations}
+    wanted = [number for number, path in paths.items() if _is_wanted(path, about, overwrite)]
     if not wanted:
         return 0
     scorer = _scorer(config, reference, temperature)
@@ -86,7 +86,7 @@ def score_run(
             scored.append(tables.score_table(part, scores, scorer)[0])
             progress(part.height)
         table = pl.concat(scored)
-        _store(path_of(folder, SCORES, iteration + 1), table, about)
+        _store(paths[iteration], table, about)
         total += table.height
     return total
 

@@ -254,10 +254,14 @@ def _estimated(run: Run, steps: pl.DataFrame) -> tuple[pl.DataFrame, dict[str, f
     keys = row_keys(steps.columns)
     if steps.is_empty():  # all groups were left out
         return steps.select(*keys, advantage=pl.lit(None, pl.Float64)), {}
+    metrics: dict[str, float] = {}
     if run.estimator.in_training is None:
-        return compute(steps, run.estimator, details=True).select(*keys, *run.estimator.added).collect(), {}
-    earlier = read_metrics(run.folder / METRICS)
-    return run.estimator.in_training(steps, run.estimator.parameters, run.learner.model, earlier)
+        rows = compute(steps, run.estimator, details=True).collect(engine="in-memory")
+    else:
+        earlier = read_metrics(run.folder / METRICS)
+        rows, metrics = run.estimator.in_training(steps, run.estimator.parameters, run.learner.model, earlier)
+    added = [name for name in rows.columns if name not in steps.columns]
+    return rows.select(*keys, *added), metrics
 
 
 def _joined(steps: pl.DataFrame, table: pl.DataFrame) -> pl.DataFrame:

@@ -55,11 +55,7 @@ class Mixing:
         model: The policy, whose parameters change between calls.
         metrics: Those of the run's earlier iterations.
 
-    Attributes:
-        smallest_group: The number of rollouts of a group that the folds need; `hgpo train` checks it before it begins.
     """
-
-    smallest_group: Final = 2 * FOLDS
 
     def __init__(self, parameters: Parameters, model: Model, metrics: Sequence[Mapping[str, float]] = ()) -> None:
         given = asdict(parameters)
@@ -106,7 +102,7 @@ class Mixing:
         unknown = np.zeros(len(_NAMES)), np.eye(len(_NAMES)), np.zeros(len(_NAMES))
         mixed = groups_with_mixed_outcomes(steps.lazy(), "success").collect()
         complete = steps.filter(~pl.col("aborted")).join(mixed, on=mixed.columns, how="semi", maintain_order="left")
-        complete = complete.filter(pl.col("trajectory").n_unique().over(mixed.columns) >= self.smallest_group)
+        complete = complete.filter(pl.col("trajectory").n_unique().over(mixed.columns) >= 2 * FOLDS)
         if complete.is_empty():
             return unknown
         training = self._model.training
@@ -122,7 +118,19 @@ class Mixing:
         return slopes, products / np.sqrt(np.outer(square, square)), lengths[0] / lengths
 
 
-@estimator(reads=[f"history_hash_{k}" for k in range(HISTORY_LENGTH + 1)], scope="batch", in_training=Mixing)
+def mixed_in_training(
+    steps: pl.DataFrame, parameters: Parameters, model: Model, metrics: Sequence[Mapping[str, float]]
+) -> tuple[pl.DataFrame, dict[str, float]]:
+    """Mix the advantages of an iteration of training; see `Mixing`."""
+    return Mixing(parameters, model, metrics)(steps)
+
+
+@estimator(
+    reads=[f"history_hash_{k}" for k in range(HISTORY_LENGTH + 1)],
+    scope="batch",
+    in_training=mixed_in_training,
+    smallest_group=2 * FOLDS,
+)
 def adaptive(steps: pl.LazyFrame, *, gamma: Discount = GAMMA) -> pl.LazyFrame:  # noqa: ARG001 - of the partners
     """Experimental: mix advantages by what their gradients are worth; in `hgpo train`."""
     raise InputError(

@@ -36,18 +36,19 @@ def ahead(config, monkeypatch) -> Config:
 def test_rollouts_run_during_the_update_one_version_behind(ahead, runs, monkeypatch):
     begun: dict[int, Event] = defaultdict(Event)
     module = trainer_module._target()
-    collect, update, overlaps = module.Trainer.collect, module.update, []
+    collect, update, overlaps = module.Trainer.collect, module.stages.update, []
 
     def announced(self, state, *progress):
         begun[state.iteration].set()
         return collect(self, state, *progress)
 
-    def waits(config, learner, rows, iteration, display):
+    def waits(run, rows):
+        iteration = run.state.iteration
         overlaps.append(begun[iteration + 1].wait(60 if iteration < 2 else 0))
-        return update(config, learner, rows, iteration, display)
+        return update(run, rows)
 
     monkeypatch.setattr(module.Trainer, "collect", announced)
-    monkeypatch.setattr(module, "update", waits)
+    monkeypatch.setattr(module.stages, "update", waits)
     trainer = runs.train(ahead)
     assert overlaps == [True, True, False]  # nothing is collected after the last iteration
     steps = scan_steps(trainer.folder / "steps").collect()
@@ -63,7 +64,7 @@ def test_rollouts_run_during_the_update_one_version_behind(ahead, runs, monkeypa
 def test_a_run_that_fails_keeps_the_rollouts_beside_the_update(ahead, runs, monkeypatch, failing):
     """The rollouts end before the folder is unlocked, and a resumed run trains on each group once."""
     module = trainer_module._target()
-    collect, update = module.Trainer.collect, module.update
+    collect, update = module.Trainer.collect, module.stages.update
 
     def fails(self, state, *progress):
         steps = collect(self, state, *progress)
@@ -71,13 +72,13 @@ def test_a_run_that_fails_keeps_the_rollouts_beside_the_update(ahead, runs, monk
             raise RolloutError("too many failures")
         return steps
 
-    def stops(config, learner, rows, iteration, display):
-        if failing == "update" and iteration == 1:
+    def stops(run, rows):
+        if failing == "update" and run.state.iteration == 1:
             raise RuntimeError("the update failed")
-        return update(config, learner, rows, iteration, display)
+        return update(run, rows)
 
     with monkeypatch.context() as patch:
-        patch.setattr(module, "update", stops)
+        patch.setattr(module.stages, "update", stops)
         patch.setattr(module.Trainer, "collect", fails)
         with pytest.raises((RolloutError, RuntimeError), match=r"the update failed|too many failures"):
             runs.train(ahead)

@@ -187,14 +187,15 @@ def test_the_engine_sleeps_and_the_state_returns_for_the_update(monkeypatch):
     plain = load_config("alfworld-1.5b-grpo").rollout
     rollout, calls = dataclasses.replace(plain, sleep=True, offload_optimiser=True), []
     policy = SimpleNamespace(sleep=lambda: calls.append("sleep"), wake_up=lambda: calls.append("wake_up"))
+    learner = SimpleNamespace(optimiser=None, device=torch.device("cuda"))
     moved = "hgpo_train.training.trainer.move_state"
     monkeypatch.setattr(moved, lambda optimiser, device: calls.append(f"state to {device}"))
     trainer.free_gpu(rollout, None)
-    with trainer.gpu_for_update(rollout, policy, None, torch.device("cuda")):
+    with trainer.gpu_for_update(rollout, policy, learner):
         calls.append("update")
     assert calls == ["state to cpu", "sleep", "state to cuda", "update", "state to cpu", "wake_up"]
     calls.clear()
-    with trainer.gpu_for_update(plain, policy, None, torch.device("cuda")):
+    with trainer.gpu_for_update(plain, policy, learner):
         assert calls == []
 
 

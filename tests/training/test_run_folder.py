@@ -19,7 +19,7 @@ from hgpo_train.rollout.sessions import Session, record_session
 from hgpo_train.rollout.tally import Tally
 from hgpo_train.training.checkpoint import _remove_superseded
 from hgpo_train.training.config import CheckpointConfig, Config, SftConfig, replace
-from hgpo_train.training.run_folder import CONFIG, FOLDERS, FREE, open_run, write_config
+from hgpo_train.training.run_folder import CONFIG, FOLDERS, open_run, write_config
 from hgpo_train.training.tracking import METRICS, Trackers
 from hgpo_train.training.verify_run import verify_run
 
@@ -60,7 +60,8 @@ def changed(config, name, value):
 
 
 FREE_OF_TRAINING = (
-    "iterations", "environment_steps", "evaluation.", "checkpoint.", "tracking.", "check_memory", "rollout.sleep",
+    "iterations", "environment_steps", "evaluation.every", "evaluation.before", "evaluation.patience",
+    "checkpoint.", "tracking.", "check_memory", "rollout.sleep",
     "rollout.offload_optimiser",
 )  # fmt: skip
 FREE_OF_BOTH = (
@@ -75,11 +76,8 @@ IN_TURNS = replace(Config(), rollout={"engine": "vllm"}, update={"rollout_is": "
 
 @pytest.mark.parametrize("config", [Config(), IN_TURNS, SftConfig()], ids=["train", "ahead", "sft"])
 def test_every_setting_is_either_compared_or_listed_as_free(tmp_path, config):
-    from hgpo_train.training.trainer import free_settings
-
     is_training = isinstance(config, Config)
-    free = free_settings(config) if is_training else FREE
-    open_run(tmp_path, config, {}, free).close()
+    open_run(tmp_path, config, {}).close()
     before = contents(tmp_path)
     for name, value in leaves(config):
         if is_training and (name in ("rollout.ahead", "model.compile")) != (config is IN_TURNS):
@@ -87,11 +85,11 @@ def test_every_setting_is_either_compared_or_listed_as_free(tmp_path, config):
         other = changed(config, name, value)
         assert other != config
         if name.startswith(FREE_OF_BOTH + FREE_OF_TRAINING * is_training):
-            open_run(tmp_path, other, {}, free).close()
+            open_run(tmp_path, other, {}).close()
         else:
             expected = "contains the run" if name == "name" else rf"was written with training\.{name}"
             with pytest.raises(InputError, match=expected) as caught:
-                open_run(tmp_path, other, {}, free)
+                open_run(tmp_path, other, {})
             assert "\n" not in str(caught.value)
         assert contents(tmp_path) == before
 
@@ -142,12 +140,12 @@ def test_what_is_planted_in_a_training_run_is_never_followed(tmp_path, name, kin
     (outside / "000001/trainer").mkdir(parents=True)
     (outside / "000001" / OPTIMISER).write_text("mine")
     write_manifest(outside / "000001")
-    open_run(run, config, {}, FREE).close()
+    open_run(run, config, {}).close()
     shutil.copytree(outside / "000001", run / "checkpoints/000001")
     (target / "precious.txt").write_text("mine")
     before = contents(outside)
     plant(run / name, kind, target)
-    with contextlib.suppress(InputError, OSError), open_run(run, config, {}, FREE):
+    with contextlib.suppress(InputError, OSError), open_run(run, config, {}):
         write_config(run, config)
         Trackers(config, run, 0).close()
         for best, kept in ((1, CheckpointConfig(keep=1)), (0, CheckpointConfig(keep=1, optimiser="last"))):
@@ -158,7 +156,7 @@ def test_what_is_planted_in_a_training_run_is_never_followed(tmp_path, name, kin
 def test_every_flipped_bit_of_a_runs_small_files_is_found(tmp_path):
     """Of the configuration, metrics, sessions and summary; an incomplete last line of the metrics is no damage."""
     run, config = tmp_path / "run", Config()
-    open_run(run, config, {}, FREE).close()
+    open_run(run, config, {}).close()
     write_config(run, config)
     trackers = Trackers(replace(config, tracking={"tensorboard": False}), run, 0)
     for iteration in range(2):

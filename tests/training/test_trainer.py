@@ -26,9 +26,9 @@ from hgpo_train.training.config import UpdateConfig, load_config, replace, store
 from hgpo_train.training.display import Display
 from hgpo_train.training.tracking import read_metrics
 
-describe_interrupted, trained_rows, update_alone = lazily(
-    "hgpo_train.training.trainer", "describe_interrupted trained_rows update_alone"
-)
+(describe_interrupted,) = lazily("hgpo_train.training.run_folder", "describe_interrupted")
+(trained_rows,) = lazily("hgpo_train.training.stages", "trained_rows")
+has_raw_logprobs, train_on_table = lazily("hgpo_train.training.saved_tables", "has_raw_logprobs train_on_table")
 AutoModelForCausalLM, AutoTokenizer = lazily("transformers", "AutoModelForCausalLM AutoTokenizer")
 
 
@@ -83,16 +83,14 @@ def test_a_run_killed_while_its_engine_starts_can_be_resumed(small, runs, whole,
 )
 @pytest.mark.parametrize("update", [{}, {"old_logprobs": "rollout"}, {"rollout_is": "token"}])
 def test_raw_log_probabilities_of_a_server_are_not_used(small, tmp_path, policy, is_raw, update):
-    from hgpo_train.training.trainer import _check_sampling
-
     with StepWriter(tmp_path / "run", config={"policy": policy}):
         pass
     config = replace(small, rollout={"temperature": policy["temperature"]}, update=update)
     if is_raw and update:
         with pytest.raises(InputError, match=r"--logprobs-mode processed_logprobs"):
-            _check_sampling(config, tmp_path / "run", tmp_path)
+            has_raw_logprobs(config, tmp_path / "run", tmp_path)
     else:
-        assert _check_sampling(config, tmp_path / "run", tmp_path) == is_raw
+        assert has_raw_logprobs(config, tmp_path / "run", tmp_path) == is_raw
 
 
 @pytest.mark.parametrize(("every", "sentence"), [(1, "Kept: checkpoint 1, "), (5, "updates of iterations 1 to 1 from")])
@@ -101,7 +99,7 @@ def test_an_interrupted_run_says_what_is_repeated(small, runs, every, sentence, 
     from hgpo_train.training.update.learner import Learner
 
     updates = Mock(side_effect=[Learner.update, KeyboardInterrupt])
-    monkeypatch.setattr(Learner, "update", lambda *given: updates()(*given))
+    monkeypatch.setattr(Learner, "update", lambda *given, **named: updates()(*given, **named))
     with pytest.raises(KeyboardInterrupt):
         runs.train(replace(small, checkpoint={"every": every}))
     said = describe_interrupted(runs.folder / "run")
@@ -110,17 +108,11 @@ def test_an_interrupted_run_says_what_is_repeated(small, runs, every, sentence, 
     assert said.endswith("the rest of iteration 2.")
 
 
-def in_training(parameters, model, metrics):
+def in_training(steps, parameters, model, metrics):
     """Count the iterations so far, and store the policy's first weight."""
-    seen = [line["counted/iterations"] for line in metrics]
-
-    def estimate(steps):
-        seen.append(len(seen) + 1)
-        weight = next(iter(model.parameters())).flatten()[0].item()
-        rows = steps.with_columns(advantage=parameters.gamma * (pl.col("step") - 0.5))
-        return rows, {"counted/iterations": seen[-1], "counted/weight": weight}
-
-    return estimate
+    weight = next(iter(model.parameters())).flatten()[0].item()
+    rows = steps.with_columns(advantage=parameters.gamma * (pl.col("step") - 0.5))
+    return rows, {"counted/iterations": len(metrics) + 1, "counted/weight": weight}
 
 
 @estimator("counted", reads=(), in_training=in_training)
@@ -159,7 +151,7 @@ def test_steps_that_were_committed_before_a_kill_are_not_collected_again(small, 
 
 
 @pytest.mark.slow
-def test_an_evaluation_after_the_checkpoint_is_repeated_only_with_changed_settings(small, runs, monkeypatch):
+def test_an_evaluation_after_the_checkpoint_is_not_repeated(small, runs, monkeypatch):
     config = replace(small, evaluation={"every": 1, "tasks": 2}, checkpoint={"every": 1})
     runs.train(replace(config, iterations=1))
     folder = runs.folder / "run"
@@ -170,13 +162,8 @@ def test_an_evaluation_after_the_checkpoint_is_repeated_only_with_changed_settin
     before = scan_steps(folder / "evaluation").collect()
     assert runs.train(config, resume=True).state.iteration == 2
     assert_frame_equal(scan_steps(folder / "evaluation").collect(), before)
-    for path in list_checkpoints(folder / "checkpoints")[1:]:
-        shutil.rmtree(path)
-    runs.train(replace(config, evaluation={"split": "train", "tasks": 3}), resume=True)
-    after = scan_steps(folder / "evaluation").collect()
-    assert_frame_equal(after.filter(pl.col("iteration") < 2), before.filter(pl.col("iteration") < 2))
-    repeated = after.filter(iteration=2)
-    assert (set(repeated["split"]), repeated["task_id"].n_unique()) == ({"train"}, 3)
+    with pytest.raises(InputError, match=r"was written with training\.evaluation\.split"):
+        runs.trainer(replace(config, evaluation={"split": "train"}), resume=True)
     with pytest.raises(InputError, match="unknown split 'tset'"):
         runs.trainer(replace(config, evaluation={"split": "tset"}), resume=True)
 
@@ -269,14 +256,14 @@ def test_stages_alone_on_what_the_one_before_left_on_disk_end_in_the_same_weight
     for shown, update in (
         ("of another table than", ("--steps", runs.folder / "whole", "--advantages", table)),
         ("was sampled at temperature 1.0", ("--steps", shard, "--advantages", table, "--set", "rollout.temperature=2")),
-        ("has updates alone", ()),
+        ("was trained on saved tables", ()),
     ):
         code, _, errors = hgpo("train", path, "--out", alone, "--resume", *update)
         assert (code, shown in " ".join(errors.split())) == (2, True), errors
     assert hgpo("advantages", shard, "--estimator", "grpo", "--overwrite", "--out", table)[0] == 0
     other = replace(config, model={"path": str(runs.folder / "whole")})
     with pytest.warns(UserWarning, match="was sampled from"):
-        update_alone(other, shard, table, runs.folder / "other", Display(Console(file=io.StringIO()), 0))
+        train_on_table(other, shard, table, runs.folder / "other", Display(Console(file=io.StringIO()), 0))
     assert stored_config(runs.folder / "other" / "config.toml").advantage.estimator == "grpo"
     with StepWriter(runs.folder / "bare", without=["tokens"]) as writer:
         writer.add_group(scan_steps(shard).drop("run").collect())

@@ -129,22 +129,19 @@ class Learner(TokenScorer):
         metrics |= {"perf/update_tokens_per_s": computed / (end - begin), "perf/shared_tokens": 1.0 - computed / total}
         if (peak := peak_flops(self.device, self.dtype)) is not None:
             flops = model_flops(self.model, samples.sequence_length, samples.response_length) * config.epochs
-            metrics["perf/mfu/actor"] = (
-                flops / (end - update_begin) / peak
-            )  # as verl's, without the scoring passes before
+            metrics["perf/mfu/actor"] = flops / (end - update_begin) / peak  # as verl's: without scoring
         return metrics
 
     def _fixed(self, samples: Samples, scores: Fixed) -> tuple[Fixed, dict[str, float]]:
         """Return what the loss takes as given, and how far the engine's log-probabilities are from the policy's."""
         config = self.config.update
-        if config.old_logprobs == "rollout":
+        old = scores.old
+        if config.old_logprobs == "rollout" or old is None:
             return scores._replace(old=_reported(samples, 'set update.old_logprobs = "recompute"')), {}
-        if scores.old is None:
-            raise ValueError("expected the log-probabilities of the policy before the update")
-        metrics = {}
+        metrics: dict[str, float] = {}
         if config.rollout_is is not None:
             weights, metrics = rollout_correction(
-                scores.old,
+                old,
                 _reported(samples, "set update.rollout_is to none"),
                 samples.response_start,
                 config.rollout_is,
@@ -154,7 +151,7 @@ class Learner(TokenScorer):
             scores = scores._replace(rollout_is=weights)
         known = ~np.isnan(samples.rollout_logprob)
         if known.any():
-            gap = np.abs(scores.old[known] - samples.rollout_logprob[known])
+            gap = np.abs(old[known] - samples.rollout_logprob[known])
             metrics["training/rollout_logprobs_abs_diff_mean"] = float(gap.mean())
             metrics["training/rollout_logprobs_abs_diff_max"] = float(gap.max())
         return scores, metrics

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
@@ -10,16 +10,13 @@ from hgpo_datasets import StepWriter, scan_steps
 from hgpo_datasets.schema import GROUP_KEY
 from hgpo_train.advantages import compute
 from hgpo_train.training.data import env_options
-from hgpo_train.training.run_folder import FREE, fixed_values
+from hgpo_train.training.run_folder import fixed_settings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
     from hgpo_train.training.config import AdvantageConfig, Config
-
-_FREE: Final = FREE | {"check_memory", "checkpoint", "evaluation", "iterations", "rollout.slots", "rollout.max_failed"}
-"""Settings that may change when a run is resumed."""
 
 
 class StepTable:
@@ -33,7 +30,7 @@ class StepTable:
 
     def __init__(self, folder: Path, config: Config, split: str) -> None:
         environment = {"id": config.environment.id, **env_options(config, split)}  # as `hgpo rollout` stores it
-        stored = {"env": environment, "training": fixed_values(config, _FREE)}
+        stored = {"env": environment, "training": fixed_settings(config)}
         self._writer = StepWriter(folder, run=config.name, config=stored)
         self._env_id = config.environment.id
 

@@ -237,7 +237,7 @@ def test_missing_rollout_logprobs_are_reported(model, steps):
 def test_out_of_memory_gives_advice(model, steps, monkeypatch):
     learner = make_learner(model, BASE)
     full = Mock(side_effect=torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"))
-    monkeypatch.setattr("hgpo_train.training.update.learner.response_logprobs", full)
+    monkeypatch.setattr("hgpo_train.training.update.scorer.response_logprobs", full)
     advice = r"^.*micro_batch_tokens = 1000000; set .*update.micro_batch_tokens = 500000.*$"
     with pytest.raises(InputError, match=advice) as caught:
         learner.update(samples_from_steps(steps), rng(0))
