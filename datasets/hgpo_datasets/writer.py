@@ -318,7 +318,9 @@ def _check_same(folder: Path, was: Header, now: Header, *, named: bool, configur
         raise InputError(f"{folder} contains the run {was.run!r}, not {now.run!r}; use another folder")
     stored = {"depth": was.depth} | (_leaves(was.config) if configured else {})
     asked = {"depth": now.depth} | (_leaves(now.config) if configured else {})
-    for name in sorted(stored.keys() | asked.keys()):
+    # A setting that only one of them has can follow from another that differs, which is named instead.
+    shared = sorted(stored.keys() & asked.keys())
+    for name in shared + sorted(stored.keys() ^ asked.keys()):
         before, after = stored.get(name, "unset"), asked.get(name, "unset")
         if before != after:
             raise InputError(f"{folder} was written with {name} {before}, not {after}; use another folder")

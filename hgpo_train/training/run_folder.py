@@ -110,9 +110,8 @@ def fixed_settings(config: Config | SftConfig) -> dict[str, Any]:
         elif not section.metadata:
             fixed[section.name] = stored[section.name]
     length = "iterations" if isinstance(config, Config) else "update.epochs"
-    number = fixed.pop(length)
-    if config.optimiser.schedule != "constant":
-        fixed[length] = number
+    if config.optimiser.schedule == "constant":
+        del fixed[length]
     return fixed
 
 

@@ -1,0 +1,169 @@
+"""Scores: equal to those computed from all logits, stored beside the run, and found where they are read."""
+
+import polars as pl
+import pytest
+from lazily import Lazy
+
+from hgpo_datasets import StepWriter, VerifyReport, scan_steps
+from hgpo_datasets.row_tables import files_of, path_of, read_metadata, read_table, verify_tables, write_table
+from hgpo_envs.errors import InputError
+from hgpo_train.advantages import compute, estimator
+from hgpo_train.scores import get, names, score
+from hgpo_train.scores.tables import METADATA, with_scores
+from hgpo_train.training.config import Config, replace
+
+torch = Lazy("torch")
+score_run = Lazy("hgpo_train.training.scoring:score_run")
+load_model = Lazy("hgpo_train.models.loading:load_model")
+
+
+@score("mean_logprob", columns={"mean_logprob": pl.Float64()})
+def mean_logprob(rows):
+    """Score each response by its mean log-probability."""
+    return {"mean_logprob": rows.per_token(rows.policy.logprobs).list.mean()}
+
+
+@score("wrong", columns={"wrong": pl.Float64()})
+def wrong(rows):
+    """Return one value for all rows."""
+    return {"wrong": pl.Series([1.0])}
+
+
+@estimator("likely", reads=(), scores=("mean_logprob",))
+def likely(steps: pl.LazyFrame) -> pl.LazyFrame:
+    """Take the score as the advantage."""
+    return steps.with_columns(advantage="mean_logprob")
+
+
+@pytest.fixture(scope="module")
+def settings(tiny) -> Config:
+    model = {"path": str(tiny), "compute_dtype": "float32", "gradient_checkpointing": False, "device": "cpu"}
+    return replace(Config(), model=model, update={"micro_batch_tokens": 64, "logit_chunk": 2})
+
+
+ROWS = [([3, 4, 5], [6, 7]), ([3, 4], [8]), ([9, 9, 9, 9], [1, 2, 3])]
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run of two iterations; its last trajectory is aborted."""
+    rows = []
+    for iteration in range(2):
+        for number, (prompt, response) in enumerate(ROWS):
+            rows.append(
+                {
+                    "iteration": iteration, "task_id": "a", "group": iteration, "trajectory": f"{iteration}-{number}",
+                    "step": 0, "task": "t", "state": "s", "prompt": "p", "response": "r", "action": "x",
+                    "reward": 1.0, "action_valid": True, "terminated": True, "truncated": False, "won": True,
+                    "aborted": number == 2, "prompt_token_ids": prompt, "response_token_ids": response,
+                }
+            )  # fmt: skip
+    with StepWriter(tmp_path / "run", config={"policy": {"temperature": 0.5}}) as writer:
+        for iteration in range(2):
+            writer.add_group([row for row in rows if row["iteration"] == iteration])
+    return tmp_path / "run"
+
+
+def test_scores_are_those_of_all_logits(run, settings):
+    """log softmax(logits / temperature), one row at a time, without batches and chunks."""
+    assert score_run(run, ["logprobs", "entropy", "mean_logprob"], settings) == 4
+    model = load_model(settings.model, 0).eval()
+    first, second = map(read_table, files_of(run, "scores"))
+    assert (first["trajectory"].to_list(), second["trajectory"].to_list()) == (["0-0", "0-1"], ["1-0", "1-1"])
+    for row, (prompt, response) in zip(first.iter_rows(named=True), ROWS, strict=False):
+        with torch.no_grad():
+            logits = model(torch.tensor([prompt + response])).logits[0, len(prompt) - 1 : -1].double() / 0.5
+        expected = logits.log_softmax(-1)
+        logprobs = expected[range(len(response)), response]
+        entropies = -(expected.exp() * expected).sum(-1)
+        assert row["logprobs"] == pytest.approx(logprobs.tolist(), abs=1e-5)
+        assert row["entropies"] == pytest.approx(entropies.tolist(), abs=1e-5)
+        assert row["entropy"] == pytest.approx(entropies.mean().item(), abs=1e-5)
+        assert row["mean_logprob"] == pytest.approx(logprobs.mean().item(), abs=1e-5)
+    about = read_metadata(path_of(run, "scores", 1), METADATA)
+    assert (about["entropy"]["temperature"], about["entropies"]["score"]) == (0.5, "entropy")
+
+
+def test_scores_are_added_kept_and_replaced(run, settings, tiny, tmp_path):
+    assert score_run(run, ["entropy"], settings) == 4
+    before = read_table(path_of(run, "scores", 2))
+    assert score_run(run, ["entropy"], settings) == 0  # they are there
+    path_of(run, "scores", 1).unlink()
+    assert score_run(run, ["entropy"], settings) == 2
+    assert score_run(run, ["reference_logprobs"], settings, reference=str(tiny)) == 4
+    after = read_table(path_of(run, "scores", 2))
+    assert after.select(before.columns).equals(before)
+    with pytest.raises(InputError, match=r"entropy of .* at temperature 0.5; replace it with --overwrite"):
+        score_run(run, ["entropy"], settings, temperature=2.0)
+    assert score_run(run, ["entropy"], settings, temperature=2.0, overwrite=True) == 4
+    hot = read_table(path_of(run, "scores", 2))
+    assert (hot["entropy"] > before["entropy"]).all()
+    assert hot["reference_logprobs"].equals(after["reference_logprobs"])
+    report = VerifyReport(str(run))
+    verify_tables(run, "scores", report)
+    assert (report.files, report.problems) == (2, [])
+
+
+def test_an_estimator_finds_the_scores_of_a_run(run, settings, hgpo):
+    with pytest.raises(InputError, match=r"no scores mean_logprob; add them with: hgpo score .* -s mean_logprob"):
+        compute(run, "likely")
+    score_run(run, ["mean_logprob"], settings)
+    expected = pl.concat(map(read_table, files_of(run, "scores")))["mean_logprob"]
+    for source in (run, run / "steps", [run], run / "steps" / "steps-000000.parquet"):
+        found = compute(source, "likely").filter(pl.col("advantage").is_not_null()).collect()
+        assert found["advantage"].to_list() == expected.to_list()[: found.height]
+        assert found.height in (2, 4)
+    table = with_scores(scan_steps(run), run, ["mean_logprob"])
+    assert compute(table.collect(), "likely").collect()["advantage"].null_count() == 2
+    with pytest.raises(InputError, match="the table has no `mean_logprob`, which likely reads"):
+        compute(scan_steps(run).collect(), "likely").collect()
+    code, output, errors = hgpo("advantages", run, "-e", "likely", "--out", run.parent / "table.parquet")
+    assert (code, "6 rows" in output) == (0, True), errors
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"scores": ["nothing"]}, "unknown score 'nothing'. Known: .*logprobs, entropy"),
+        ({"scores": ["wrong"]}, "score wrong: expected 2 values of wrong, one per row, received 1"),
+        ({"scores": ["reference_logprobs"]}, "expected a reference model for reference_logprobs"),
+        ({"scores": ["hgpo_train.advantages:hgpo"]}, "expected a function with the decorator `score`"),
+        ({"run": "steps/steps-000000.parquet"}, "expected the folder of a run"),
+    ],
+)
+def test_what_cannot_be_scored_is_an_error_and_leaves_nothing(run, settings, change, message):
+    with pytest.raises(InputError, match=message):
+        score_run(run / change.get("run", ""), change.get("scores", ["entropy"]), settings)
+    assert not (run / "scores").exists()
+    assert {"logprobs", "entropy", "reference_logprobs"} <= set(names())
+    assert get("entropy").summary.startswith("Score each response by the entropy")
+
+
+def test_the_command_scores_and_says_what_is_next(run, tiny, hgpo):
+    settings = ("--set", "model.compute_dtype=float32", "--set", "model.device=cpu")
+    code, output, errors = hgpo("score", run, "--model", tiny, "-s", "entropy", *settings)
+    assert code == 0, errors
+    assert "4 scored steps" in output
+    assert "Next: hgpo advantages" in output
+    code, output, _ = hgpo("score", run, "--model", tiny, "--list")
+    assert (code, "reference_logprobs" in output) == (0, True)
+
+
+def test_every_flipped_byte_of_a_table_is_found(tmp_path):
+    path = path_of(tmp_path, "scores", 1)
+    rows = pl.DataFrame({"run": ["r"], "trajectory": ["t"], "step": [0], "entropy": [0.5]})
+    write_table(path, rows, {"about": {"a": 1}})
+    assert (read_metadata(path, "about"), read_metadata(path, "other")) == ({"a": 1}, None)
+    for file in (path, path.with_name(path.name + ".sha256")):
+        data = file.read_bytes()
+        for place in range(0, len(data), 7):
+            changed = bytearray(data)
+            changed[place] ^= 1 << place % 8
+            file.write_bytes(changed)
+            report = VerifyReport("run")
+            verify_tables(tmp_path, "scores", report)
+            assert len(report.problems) == 1, place
+        file.write_bytes(data)
+    path.write_bytes(b"PAR1")
+    with pytest.raises(InputError, match=r"cannot be read .* delete it, and it is computed again"):
+        read_table(path)

@@ -1,0 +1,135 @@
+"""The stages of an iteration: an interrupted run goes on with the first one whose output is missing."""
+
+import shutil
+
+import polars as pl
+import pytest
+from lazily import Lazy
+
+from hgpo_datasets import scan_steps
+from hgpo_datasets.reader import step_files
+from hgpo_datasets.row_tables import files_of, read_metadata, read_table
+from hgpo_train.advantages import compute, estimator, get, grpo
+from hgpo_train.advantages.advantage_tables import METADATA
+from hgpo_train.training.config import replace
+from hgpo_train.training.tracking import read_metrics
+from hgpo_train.training.verify_run import verify_run
+from hgpo_train.view.estimates import estimate
+from hgpo_train.view.index import read_index
+
+stages = Lazy("hgpo_train.training.stages")
+
+ORDER = ("collect", "score", "estimate", "update", "evaluate")
+
+
+@estimator("entropy_weighted", reads=(), scores=("entropy",))
+def entropy_weighted(steps: pl.LazyFrame, *, strength: float = 0.5) -> pl.LazyFrame:
+    """Weight GRPO's advantage by the entropy of the response."""
+    steps = grpo.function(steps)
+    return steps.with_columns(advantage=pl.col("advantage") + strength * pl.col("entropy"))
+
+
+@pytest.fixture
+def small(config):
+    rollout = {"tasks": 2, "group_size": 2, "max_response_tokens": 3}
+    evaluation = {"every": 1, "tasks": 2, "before_training": False}
+    changes = {"environment": {"max_steps": 3}, "rollout": rollout, "evaluation": evaluation}
+    advantage = {"estimator": "entropy_weighted", "parameters": {}}
+    return replace(config, iterations=2, advantage=advantage, checkpoint={"every": 2}, **changes)
+
+
+class Killed(BaseException):
+    """What ends the process, as far as the trainer can see."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", ["before", "after"])
+@pytest.mark.parametrize("stage", [*ORDER, "publish", "checkpoint"])
+def test_a_run_killed_at_a_stages_boundary_ends_in_the_same_bytes(small, runs, monkeypatch, stage, moment):
+    """In the second iteration, whose first one has no checkpoint yet."""
+    runs.train(small, "whole")
+    with monkeypatch.context() as patched:
+        kill_at(patched, stage, moment)
+        with pytest.raises(Killed):
+            runs.train(small)
+    runs.train(small, resume=True)
+    assert runs.weights("run") == runs.weights("whole")
+    for name in ("scores", "advantages"):
+        for one, other in zip(*(files_of(runs.folder / run, name) for run in ("run", "whole")), strict=True):
+            assert read_table(one).equals(read_table(other))
+    lines = [read_metrics(runs.folder / run / "metrics.jsonl") for run in ("run", "whole")]
+    for one, other in zip(*lines, strict=True):
+        names = [name for name in one if not name.startswith(("timing_s", "perf"))]
+        assert {name: one[name] for name in names} == {name: other[name] for name in names}
+    assert not [problem for report in verify_run(runs.folder / "run") for problem in report.problems]
+
+
+def kill_at(patched, stage, moment):
+    """Let the second call of a stage end the process, before or after its work."""
+    from hgpo_train.policies.transformers import TransformersPolicy
+    from hgpo_train.training import trainer
+
+    owner, name = {
+        "publish": (TransformersPolicy, "publish"),
+        "checkpoint": (trainer, "save_checkpoint"),
+    }.get(stage, (stages._target(), stage))
+    work = getattr(owner, name)
+    calls = []
+
+    def killed(*given, **named):
+        calls.append(stage)
+        last = len(calls) == {"publish": 3, "checkpoint": 1}.get(stage, 2)  # weights are published before training, too
+        if last and moment == "before":
+            raise Killed
+        result = work(*given, **named)
+        if last:
+            raise Killed
+        return result
+
+    patched.setattr(owner, name, killed)
+
+
+def test_what_a_stage_left_is_read_again(small, runs, monkeypatch):
+    """A run that is killed in its first update scores and estimates nothing again, and repeats no failed rollout."""
+    config = replace(small, iterations=1, evaluation={"every": 0})
+    with monkeypatch.context() as patched:
+        patched.setattr(stages._target(), "update", lambda *_: (_ for _ in ()).throw(Killed))
+        with pytest.raises(Killed):
+            runs.train(config)
+    folder = runs.folder / "run"
+    (scores,), (advantages,) = files_of(folder, "scores"), files_of(folder, "advantages")
+    before = [path.stat().st_mtime_ns for path in (scores, advantages)]
+    assert set(read_table(scores).columns) == {
+        "run", "trajectory", "step", "entropy", "entropies", "logprobs", "reference_logprobs"
+    }  # fmt: skip
+    with monkeypatch.context() as patched:
+        patched.setattr(stages._target().scores, "score_table", None)
+        patched.setattr(stages._target(), "compute", None)
+        patched.setattr(stages._target(), "collect_groups", None)
+        runs.train(config, resume=True)
+    assert [path.stat().st_mtime_ns for path in (scores, advantages)] == before
+    shutil.rmtree(folder)
+
+
+def test_an_estimator_of_scores_gives_the_trained_advantages_everywhere(small, runs, hgpo, tmp_path):
+    """In training, in Python, on the command line and in the viewer."""
+    runs.train(replace(small, iterations=1, evaluation={"every": 0}))
+    folder = runs.folder / "run"
+    (path,) = files_of(folder, "advantages")
+    trained = read_table(path).sort("trajectory", "step")["advantage"]
+    about = read_metadata(path, METADATA)["columns"]["advantage"]
+    assert (about["estimator"], about["parameters"]["strength"]) == ("entropy_weighted", 0.5)
+    steps = scan_steps(folder).sort("trajectory", "step").collect()
+    entropy = read_table(files_of(folder, "scores")[0]).sort("trajectory", "step")["entropy"]
+    plain = compute(steps, "grpo").collect()["advantage"]
+    assert trained.to_list() == pytest.approx((plain + 0.5 * entropy).to_list())
+
+    computed = compute(folder, "entropy_weighted").collect().sort("trajectory", "step")["advantage"]
+    assert computed.to_list() == trained.to_list()
+    table = tmp_path / "table.parquet"
+    code, _, errors = hgpo("advantages", folder, "-e", "entropy_weighted", "--out", table)
+    assert code == 0, errors
+    assert pl.read_parquet(table).sort("trajectory", "step")["advantage"].to_list() == trained.to_list()
+    index = read_index(step_files(folder))
+    shown = [estimate(index, number, get("entropy_weighted"))["columns"]["advantage"] for number in range(2)]
+    assert sorted(shown[0] + shown[1]) == sorted(trained.to_list())
