@@ -210,6 +210,19 @@ def field_docs(cls: type) -> dict[str, str]:
     }
 
 
+def descriptions(cls: type) -> dict[str, str]:
+    """Return what the fields of a dataclass mean: the docstring below each, or the `Meta.description` of its type."""
+    meanings: dict[str, str] = {}
+    for base in reversed(cls.__mro__):
+        with suppress(OSError, TypeError):  # a class that was made by a function is in no file
+            meanings |= field_docs(base)
+    for name, hint in types_of(cls).items():
+        notes = [note.description for note in getattr(hint, "__metadata__", ()) if isinstance(note, Meta)]
+        if described := [note for note in notes if note]:
+            meanings[name] = described[-1]  # an alias of an alias says the last word
+    return meanings
+
+
 def to_toml(settings: DataclassInstance, *, docs: bool = False) -> str:
     """Return settings as TOML, from which `read_toml` and `build` create an equal object.
 

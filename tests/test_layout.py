@@ -24,7 +24,7 @@ ROOMS = {
     "hgpo_train": [
         {"settings", "lazy_names", "local_server", "proportions"},  # shared by all layers
         {"resampling"},
-        {"measures"},
+        {"measures", "scores"},
         {"advantages", "models"},
         {"policies"},
         {"rollout"},
@@ -35,6 +35,11 @@ ROOMS = {
     "hgpo_train/rollout": [
         {"row", "slots", "env_handle"}, {"outcomes", "workers"}, {"plan", "failures"}, {"tally"}, {"trajectory"},
         {"groups"}, {"collector"}, {"run"}, {"sessions", "progress_line"}, {"collection"},
+    ],
+    "hgpo_train/training": [
+        {"config", "display", "metrics", "verify_run"}, {"data", "memory_plan", "tracking"}, {"run_folder", "update"},
+        {"checkpoint", "push", "scoring", "stages"}, {"gpu_check", "sft"}, {"trainer", "warm_start"},
+        {"first_training", "saved_tables"},
     ],
     "hgpo_envs/alfworld": [{"engine"}, {"data"}, {"players"}, {"generation"}, {"reference"}, {"environment"}],
     "integrations/appworld/hgpo_appworld": [

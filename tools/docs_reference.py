@@ -5,7 +5,6 @@ Names, types, defaults and meanings are those of signatures, dataclasses and the
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import sys
@@ -28,7 +27,7 @@ from hgpo_train.advantages.parameters import Parameters
 from hgpo_train.advantages.registry import get, names
 from hgpo_train.policies.registry import ENTRY_POINTS, policy_names, policy_spec
 from hgpo_train.policies.server import ServerOptions
-from hgpo_train.settings import field_docs, types_of
+from hgpo_train.settings import descriptions, field_docs, types_of
 from hgpo_train.training.config import Config, SftConfig
 from tools.docs_markup import code, plain
 
@@ -254,10 +253,7 @@ def dataclass_values(cls: type, settings: object = None) -> Iterator[Value]:
 
     Meanings are the docstrings below the fields, or the attributes in the docstrings of the class and its bases.
     """
-    meanings: dict[str, str] = {}
-    for base in reversed(cls.__mro__[:-1]):
-        with contextlib.suppress(OSError):  # the parameters of an estimator are no class in a file
-            meanings |= documented(base) or (field_docs(base) if dataclasses.is_dataclass(base) else {})
+    meanings = documented(cls) or descriptions(cls)
     for field in dataclasses.fields(cls):
         default = getattr(settings, field.name) if settings else _default(field)
         yield Value(field.name, kind_of(types_of(cls)[field.name]), _toml(default), meanings[field.name])

@@ -12,7 +12,7 @@ import re
 import warnings
 from dataclasses import asdict, dataclass, field, make_dataclass, replace
 from functools import partial, reduce
-from typing import TYPE_CHECKING, Any, Final, get_type_hints
+from typing import TYPE_CHECKING, Any, Concatenate, Final, Generic, ParamSpec, cast, get_type_hints
 
 import numpy as np
 import polars as pl
@@ -40,6 +40,8 @@ if TYPE_CHECKING:
         [pl.DataFrame, Any, Any, Sequence[Mapping[str, float]]], tuple[pl.DataFrame, dict[str, float]]
     ]
     """A function of steps, parameters, the trained model and the metrics of earlier iterations; see `estimator`."""
+
+P = ParamSpec("P")
 
 ENTRY_POINTS: Final = "hgpo.estimators"
 
@@ -79,6 +81,16 @@ class Estimator:
         """Add each step's advantage to a step table; see `compute`."""
         return compute(steps, self, **options)
 
+    @property
+    def __signature__(self) -> inspect.Signature:
+        """The signature of a call: the estimator's parameters with their values, those of returns, and two options."""
+        first = inspect.Parameter("steps", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation="StepTable")
+        values = {**vars(self.parameters), "column": self.column, "details": self.details}
+        named = [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=value) for name, value in values.items()
+        ]
+        return inspect.Signature([first, *named], return_annotation="LazyFrame")
+
     def with_parameters(
         self, *, column: str | None = None, details: bool | None = None, **parameters: object
     ) -> Estimator:
@@ -113,7 +125,8 @@ class Estimator:
 
     def apply(self, steps: pl.LazyFrame) -> pl.LazyFrame:
         """Call the function on a table with the input columns."""
-        names = list(inspect.signature(self.function).parameters)[1:]
+        given = list(inspect.signature(self.function).parameters.values())[1:]
+        names = [each.name for each in given if each.kind is not inspect.Parameter.VAR_KEYWORD]
         return self.function(steps, **{name: getattr(self.parameters, name) for name in names})
 
     def __reduce__(self) -> tuple[Callable[..., Estimator], tuple[object, ...]]:
@@ -121,6 +134,16 @@ class Estimator:
         own = self.function.__module__.startswith("hgpo_train.")
         name = self.name if own else f"{self.function.__module__}:{self.function.__qualname__}"
         return _unpickled, (name, {"column": self.column, "details": self.details, **asdict(self.parameters)})
+
+
+if TYPE_CHECKING:
+
+    class TypedEstimator(Estimator, Generic[P]):
+        """An estimator as editors and type checkers see it: a call has the parameters that its function declares."""
+
+        def __call__(self, steps: StepTable, *_: P.args, **options: P.kwargs) -> pl.LazyFrame:
+            """Add each step's advantage to a step table; see `compute`."""
+            ...
 
 
 def _unpickled(name: str, values: dict[str, Any]) -> Estimator:
@@ -245,7 +268,7 @@ def estimator(
     scope: str = "group",
     in_training: InTraining | None = None,
     smallest_group: int = 1,
-) -> Callable[[Callable[..., pl.LazyFrame]], Estimator]:
+) -> Callable[[Callable[Concatenate[pl.LazyFrame, P], pl.LazyFrame]], TypedEstimator[P]]:
     """Return a decorator that registers a function as an estimator: ``@estimator("mine")``.
 
     The function receives a LazyFrame with the columns of `hgpo_train.advantages.input_columns` and returns it with a
@@ -271,7 +294,7 @@ def estimator(
         InputError: Another estimator is registered under this name.
     """
 
-    def decorate(function: Callable[..., pl.LazyFrame]) -> Estimator:
+    def decorate(function: Callable[Concatenate[pl.LazyFrame, P], pl.LazyFrame]) -> TypedEstimator[P]:
         columns, optional = (names if callable(names) else lambda _, names=names: names for names in (reads, details))
         new = as_estimator(function, name)
         new = replace(
@@ -285,7 +308,7 @@ def estimator(
         )
         if _registered.setdefault(new.name, new) is not new:
             raise InputError(f"an estimator {new.name!r} is registered already; choose another name")
-        return new
+        return cast("TypedEstimator[P]", new)
 
     return decorate
 
@@ -303,20 +326,22 @@ def as_estimator(function: object, name: str | None = None) -> Estimator:
     types = get_type_hints(function, include_extras=True) | types_of(Parameters)
     fields = []
     for parameter in list(inspect.signature(function).parameters.values())[1:]:
+        if parameter.kind is inspect.Parameter.VAR_KEYWORD:  # SharedOptions
+            continue
         if parameter.kind is not inspect.Parameter.KEYWORD_ONLY or parameter.default is inspect.Parameter.empty:
             expected = "keyword-only parameters with defaults after the first one"
             raise InputError(f"the estimator {name!r}: expected {expected}, received {parameter.name!r}")
         annotation = types.get(parameter.name, Any if parameter.default is None else type(parameter.default))
         fields.append((parameter.name, annotation, field(default=parameter.default)))
-    documentation = (inspect.getdoc(function) or "").replace("Args:\n", "Attributes:\n")
-    own = {"__module__": function.__module__, "__doc__": documentation}
+    own = {"__module__": function.__module__, "__doc__": inspect.getdoc(function)}
     parameters = make_dataclass(name, fields, bases=(Parameters,), frozen=True, kw_only=True, namespace=own)
     return Estimator(name, function, parameters())
 
 
 def get(name: str) -> Estimator:
     """Return an estimator by its registered name, or one as ``module:function``, which is imported."""
-    if (known := name.partition(":")[0]) != name and known in _registered:
+    known, _, rest = name.partition(":")
+    if "=" in rest:
         raise InputError(f"estimator: expected a name without parameters, such as {known!r}, received {name!r}")
     if ":" in name:
         return as_estimator(import_object(name, "an estimator"))

@@ -88,8 +88,6 @@ def get(name: str) -> Score:
     Raises:
         InputError: It is unknown, or is no score.
     """
-    import hgpo_train.scores.builtin  # noqa: F401 - registers the scores of this package
-
     if name not in _registered and ":" in name:
         return _as_score(import_object(name, "a score"), name)
     if name not in _registered and name in installed(ENTRY_POINTS):
@@ -101,8 +99,6 @@ def get(name: str) -> Score:
 
 def names() -> list[str]:
     """Return the names of all scores. Warn if an entry point cannot be imported."""
-    import hgpo_train.scores.builtin  # noqa: F401
-
     for name in installed(ENTRY_POINTS):
         try:
             get(name)

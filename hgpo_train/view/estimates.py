@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
-import re
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args, get_origin
 
@@ -18,7 +16,7 @@ from hgpo_train.advantages import registry
 from hgpo_train.advantages.alfworld_nodes import ALFWORLD_NODES
 from hgpo_train.advantages.input_columns import prepare
 from hgpo_train.scores.tables import with_scores
-from hgpo_train.settings import read_assignments, types_of
+from hgpo_train.settings import descriptions, read_assignments, types_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,7 +43,7 @@ def estimator_documents(names: Sequence[str]) -> list[dict[str, Any]]:
 
 def _parameters(of: type) -> list[dict[str, Any]]:
     """Describe each parameter: its type, its default, its choices or range, and its meaning."""
-    meanings = _meanings(of)
+    meanings = descriptions(of)
     defaults = of()
     return [
         {"name": name, "default": _plain(getattr(defaults, name)), "meaning": meanings.get(name, ""), **_type(hint)}
@@ -69,16 +67,6 @@ def _type(hint: Any) -> dict[str, Any]:  # noqa: ANN401 (any annotation)
         return {"kind": "choice", "choices": list(get_args(hint))}
     names = {bool: "bool", int: "int", float: "float"}
     return {"kind": names.get(hint, "text"), **limits}
-
-
-def _meanings(of: type) -> dict[str, str]:
-    """Return the meaning of each parameter, from the `Attributes` of the docstrings of a class and its bases."""
-    meanings: dict[str, str] = {}
-    for each in reversed(of.__mro__):
-        _, _, attributes = (inspect.cleandoc(each.__doc__ or "")).partition("Attributes:\n")
-        for name, text in re.findall(r"^ {4}(\w+): (.+(?:\n {8}.+)*)", attributes, re.MULTILINE):
-            meanings[name] = " ".join(text.replace("`", "").split())
-    return meanings
 
 
 def estimator_with(name: str, settings: Sequence[str], known: Sequence[str]) -> Estimator:

@@ -24,34 +24,49 @@ official scripts use w = 1; the paper's best value on WebShop is 0.8.
 
 from __future__ import annotations
 
+from typing import Annotated, Unpack
+
 import polars as pl
+from msgspec import Meta
 
 from hgpo_train.advantages.estimators.grpo import grpo
 from hgpo_train.advantages.input_columns import rounded
-from hgpo_train.advantages.parameters import GAMMA, Ddof, Discount, Epsilon, Mode, Precision
+from hgpo_train.advantages.parameters import (
+    GAMMA,
+    CallOptions,
+    CrossSteps,
+    Ddof,
+    Discount,
+    EpisodeWeight,
+    Epsilon,
+    Mode,
+    Precision,
+    StepWeight,
+)
 from hgpo_train.advantages.registry import estimator
 from hgpo_train.advantages.windows import mean, neighbour, normalise, within
 
+SuccessReward = Annotated[
+    float, Meta(description="The episode reward of a success, and the value of the state after it.")
+]
+
 
 @estimator(reads=("history_hash_0",), details=("episode", "node", "edge", "value"))
-def g2po(  # noqa: D417 - the other parameters are those of several estimators, parameters.py
+def g2po(
     steps: pl.LazyFrame,
     *,
     gamma: Discount = GAMMA,
     mode: Mode = "mean_std_norm",
-    step_weight: float = 1.0,
-    episode_weight: float = 1.0,
-    cross_steps: bool = True,
-    success_reward: float = 10.0,
+    step_weight: StepWeight = 1.0,
+    episode_weight: EpisodeWeight = 1.0,
+    cross_steps: CrossSteps = True,
+    success_reward: SuccessReward = 10.0,
     ddof: Ddof = 1,
     epsilon: Epsilon = 1e-6,
     precision: Precision = "mixed",
+    **_: Unpack[CallOptions],
 ) -> pl.LazyFrame:
-    """Compare episode scores of a task, and gains along the edges of its state graph.
-
-    Args:
-        success_reward: The episode reward of a success, and the value of the state after it.
-    """
+    """Compare episode scores of a task, and gains along the edges of its state graph."""
     node, reward = within("history_hash_0"), pl.col("episode_return")
     discount = rounded(gamma ** (pl.col("steps_left") + 1).cast(pl.Float64), precision)
     steps = mean(steps, "value", rounded(discount * reward, precision), node)  # rounded as in the official code

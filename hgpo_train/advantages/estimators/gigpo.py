@@ -15,11 +15,24 @@ the table. This module sorts them by trajectory name and step, so that the resul
 
 from __future__ import annotations
 
+from typing import Unpack
+
 import polars as pl
 
 from hgpo_train.advantages.estimators.grpo import grpo
 from hgpo_train.advantages.estimators.similarity import clusters
-from hgpo_train.advantages.parameters import Ddof, Epsilon, Mode, Precision  # noqa: TC001 - evaluated annotations
+from hgpo_train.advantages.parameters import (  # noqa: TC001 - evaluated annotations
+    CrossSteps,
+    Ddof,
+    EpisodeWeight,
+    Epsilon,
+    Mode,
+    Precision,
+    SharedOptions,
+    Similarity,
+    SimilarityThreshold,
+    StepWeight,
+)
 from hgpo_train.advantages.registry import estimator
 from hgpo_train.advantages.windows import normalise, within
 
@@ -29,14 +42,15 @@ def gigpo(
     steps: pl.LazyFrame,
     *,
     mode: Mode = "mean_std_norm",
-    step_weight: float = 1.0,
-    episode_weight: float = 1.0,
-    cross_steps: bool = True,
-    similarity: bool = False,
-    similarity_threshold: float = 0.95,
+    step_weight: StepWeight = 1.0,
+    episode_weight: EpisodeWeight = 1.0,
+    cross_steps: CrossSteps = True,
+    similarity: Similarity = False,
+    similarity_threshold: SimilarityThreshold = 0.95,
     ddof: Ddof = 1,
     epsilon: Epsilon = 1e-6,
     precision: Precision = "mixed",
+    **_: Unpack[SharedOptions],
 ) -> pl.LazyFrame:
     """Compare episode scores of a task, and steps in the same state."""
     steps = grpo.function(steps, mode=mode, cross_steps=cross_steps, ddof=ddof, epsilon=epsilon, precision=precision)

@@ -25,17 +25,30 @@ The official code represents the goal by the text "success", so a state with thi
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Final, Literal, Unpack
 
 import numpy as np
 import polars as pl
+from msgspec import Meta
 
 from hgpo_envs import hashing
 from hgpo_envs.errors import InputError
 from hgpo_train.advantages.estimators.grpo import grpo
 from hgpo_train.advantages.estimators.similarity import clusters
 from hgpo_train.advantages.input_columns import rounded
-from hgpo_train.advantages.parameters import Ddof, Discount, Epsilon, Mode, Precision  # noqa: TC001 - evaluated
+from hgpo_train.advantages.parameters import (
+    CallOptions,
+    CrossSteps,
+    Ddof,
+    Discount,
+    EpisodeWeight,
+    Epsilon,
+    Mode,
+    Precision,
+    Similarity,
+    SimilarityThreshold,
+    StepWeight,
+)
 from hgpo_train.advantages.registry import estimator
 from hgpo_train.advantages.windows import chain, neighbour, normalise, within
 
@@ -46,37 +59,48 @@ _DISTANCES: Final = pl.Struct({"from": pl.Float64, "to": pl.Float64})
 """Distances from each step's state and next state to the goal; null if no path leads there, or the state is unknown."""
 
 
+EdgeDiscount = Annotated[
+    Discount,
+    Meta(description="γ, the discount per edge; the official scripts use 0.10 for ALFWorld and 0.20 for WebShop."),
+]
+NormalizeDistance = Annotated[
+    bool, Meta(description="Whether returns depend on the reduction of the distance instead of the distance.")
+]
+Success = Annotated[
+    Literal["positive", "full"],
+    Meta(
+        description="Which episodes end in the goal: those with a positive reward, or those whose reward is the full "
+        "success_reward."
+    ),
+]
+GoalReward = Annotated[float, Meta(description="The return of a step to the goal.")]
+GoalText = Annotated[str, Meta(description="The text of the goal. A state with this text is the goal.")]
+
+
 @estimator(
     reads=lambda p: ["state_hash", *(["state", "next_state"] if p.similarity else ["next_state_hash"])],
     details=("episode", "step", "distance"),
 )
-def graphgpo(  # noqa: D417 - the other parameters are those of several estimators, parameters.py
+def graphgpo(
     steps: pl.LazyFrame,
     *,
-    gamma: Discount = 0.1,
+    gamma: EdgeDiscount = 0.1,
     mode: Mode = "mean_std_norm",
-    step_weight: float = 1.0,
-    episode_weight: float = 1.0,
-    normalize_distance: bool = False,
-    cross_steps: bool = True,
-    similarity: bool = False,
-    similarity_threshold: float = 0.95,
-    success: Literal["positive", "full"] = "positive",
-    success_reward: float = 10.0,
-    goal_text: str = "success",
+    step_weight: StepWeight = 1.0,
+    episode_weight: EpisodeWeight = 1.0,
+    normalize_distance: NormalizeDistance = False,
+    cross_steps: CrossSteps = True,
+    similarity: Similarity = False,
+    similarity_threshold: SimilarityThreshold = 0.95,
+    success: Success = "positive",
+    success_reward: GoalReward = 10.0,
+    goal_text: GoalText = "success",
     ddof: Ddof = 1,
     epsilon: Epsilon = 1e-6,
     precision: Precision = "mixed",
+    **_: Unpack[CallOptions],
 ) -> pl.LazyFrame:
     """Compare episode scores of a task, and distances to the goal in its state graph.
-
-    Args:
-        gamma: γ, the discount per edge; the official scripts use 0.10 for ALFWorld and 0.20 for WebShop.
-        normalize_distance: Whether returns depend on the reduction of the distance instead of the distance.
-        success: Which episodes end in the goal: those with a ``positive`` reward, or those whose reward is the ``full``
-            `success_reward`.
-        success_reward: The return of a step to the goal.
-        goal_text: The text of the goal. A state with this text is the goal.
 
     Raises:
         InputError: `gamma` is 0 with `normalize_distance`, or the threshold is out of range.

@@ -16,10 +16,19 @@ This is also the episode term of GiGPO, G2PO and GraphGPO, and HGPO's `base_grou
 
 from __future__ import annotations
 
+from typing import Unpack
+
 import numpy as np
 import polars as pl
 
-from hgpo_train.advantages.parameters import Ddof, Epsilon, Mode, Precision  # noqa: TC001 - evaluated annotations
+from hgpo_train.advantages.parameters import (  # noqa: TC001 - evaluated annotations
+    CrossSteps,
+    Ddof,
+    Epsilon,
+    Mode,
+    Precision,
+    SharedOptions,
+)
 from hgpo_train.advantages.registry import estimator
 from hgpo_train.advantages.windows import normalise, within
 
@@ -29,10 +38,11 @@ def grpo(
     steps: pl.LazyFrame,
     *,
     mode: Mode = "mean_std_norm",
-    cross_steps: bool = True,
+    cross_steps: CrossSteps = True,
     ddof: Ddof = 1,
     epsilon: Epsilon = 1e-6,
     precision: Precision = "mixed",
+    **_: Unpack[SharedOptions],
 ) -> pl.LazyFrame:
     """Compare episode scores of a task."""
     score, sample = pl.col("episode_score"), None if cross_steps else pl.col("first")

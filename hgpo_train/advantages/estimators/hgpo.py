@@ -21,19 +21,43 @@ returns are often slightly different from 0, so that these levels are included; 
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, Unpack
 
 import polars as pl
+from msgspec import Meta
 
 from hgpo_train.advantages.estimators.grpo import grpo
 from hgpo_train.advantages.input_columns import CHAINS
-from hgpo_train.advantages.parameters import HISTORY_LENGTH, Context, Ddof, Epsilon, Mode, Precision
+from hgpo_train.advantages.parameters import (
+    HISTORY_LENGTH,
+    Context,
+    Ddof,
+    Epsilon,
+    HistoryLength,
+    Mode,
+    Precision,
+    SharedOptions,
+)
 from hgpo_train.advantages.registry import estimator
 from hgpo_train.advantages.windows import normalise, weighted_mean, within
-from hgpo_train.settings import NonNegativeInt  # noqa: TC001 - evaluated with the annotations
+
+Alpha = Annotated[
+    float, Meta(description="α, the exponent of the weights. Larger values give more weight to deeper levels.")
+]
+BaseGroup = Annotated[bool, Meta(description="Whether the episode's advantage is an additional level.")]
+Weights = Annotated[
+    Literal["code", "paper"],
+    Meta(
+        description="code for (k + 2)^α, paper for (k + 1)^α. With base_group both are (k + 2)^α, because the "
+        "episode's level has the weight 1."
+    ),
+]
+SkipZeroAdvantages = Annotated[
+    bool, Meta(description="Whether levels with an advantage of 0 are excluded from the weights.")
+]
 
 
-def details(p: Any) -> list[str]:  # noqa: ANN401 (the parameters of `hgpo`)
+def details(p: Any) -> list[str]:  # noqa: ANN401 - of a class that is made of the signature below
     """Return the names of the optional columns.
 
     These are each level's advantage `k0` … (and `episode`), null in singleton groups; its effective weight,
@@ -45,35 +69,22 @@ def details(p: Any) -> list[str]:  # noqa: ANN401 (the parameters of `hgpo`)
 
 
 @estimator(reads=lambda p: [f"{CHAINS[p.context]}{k}" for k in range(p.history_length + 1)], details=details)
-def hgpo(  # noqa: D417 - the other parameters are those of several estimators, parameters.py
+def hgpo(
     steps: pl.LazyFrame,
     *,
-    history_length: NonNegativeInt = HISTORY_LENGTH,
-    alpha: float = 1.0,
+    history_length: HistoryLength = HISTORY_LENGTH,
+    alpha: Alpha = 1.0,
     mode: Mode = "mean_std_norm",
-    base_group: bool = False,
+    base_group: BaseGroup = False,
     context: Context = "states",
-    weights: Literal["code", "paper"] = "code",
-    skip_zero_advantages: bool = True,
+    weights: Weights = "code",
+    skip_zero_advantages: SkipZeroAdvantages = True,
     ddof: Ddof = 0,
     epsilon: Epsilon = 1e-6,
     precision: Precision = "mixed",
+    **_: Unpack[SharedOptions],
 ) -> pl.LazyFrame:
-    """Compare steps with equal histories of states.
-
-    Args:
-        history_length: K, the maximum depth of contexts.
-        alpha: α, the exponent of the weights. Larger values give more weight to deeper levels.
-        mode: ``mean_std_norm`` divides deviations by the group's standard deviation, ``mean_norm`` does not. The
-            official scripts use ``mean_std_norm`` for ALFWorld and ``mean_norm`` for WebShop.
-        base_group: Whether the episode's advantage is an additional level.
-        context: ``states`` groups steps by states, ``states_actions`` by states and the actions between them, which is
-            what the prompt shows.
-        weights: ``code`` for (k + 2)^α, ``paper`` for (k + 1)^α. With `base_group` both are (k + 2)^α, because the
-            episode's level has the weight 1.
-        skip_zero_advantages: Whether levels with an advantage of 0 are excluded from the weights.
-        epsilon: ε, added to standard deviations and to the sum of weights.
-    """
+    """Compare steps with equal histories of states."""
     first = 1 if weights == "paper" and not base_group else 2
     levels = {}
     if base_group:

@@ -17,23 +17,33 @@ step tables have no tokens.
 
 from __future__ import annotations
 
-import polars as pl
+from typing import Annotated, Unpack
 
+import polars as pl
+from msgspec import Meta
+
+from hgpo_train.advantages.parameters import (  # noqa: TC001 - evaluated annotations
+    CrossSteps,
+    SharedOptions,
+)
 from hgpo_train.advantages.registry import estimator
 from hgpo_train.advantages.windows import mean, normalise, within
-from hgpo_train.settings import NonNegativeFloat  # noqa: TC001 - evaluated with the annotations
+from hgpo_train.settings import NonNegativeFloat
+
+Baseline = Annotated[bool, Meta(description="Whether the task's mean score is subtracted first.")]
+BatchEpsilon = Annotated[NonNegativeFloat, Meta(description="ε, added to the variance and to the number of rows.")]
 
 
 @estimator(reads=(), scope="batch")
-def reinforce_pp(  # noqa: D417 - the other parameters are those of several estimators, parameters.py
-    steps: pl.LazyFrame, *, baseline: bool = False, cross_steps: bool = True, epsilon: NonNegativeFloat = 1e-8
+def reinforce_pp(
+    steps: pl.LazyFrame,
+    *,
+    baseline: Baseline = False,
+    cross_steps: CrossSteps = True,
+    epsilon: BatchEpsilon = 1e-8,
+    **_: Unpack[SharedOptions],
 ) -> pl.LazyFrame:
-    """Whiten episode scores over the batch.
-
-    Args:
-        baseline: Whether the task's mean score is subtracted first.
-        epsilon: ε, added to the variance and to the number of rows.
-    """
+    """Whiten episode scores over the batch."""
     x = pl.col("episode_score")
     if baseline:
         sample = None if cross_steps else pl.col("first")

@@ -11,14 +11,20 @@ advantage of a task's only score is the score itself.
 
 from __future__ import annotations
 
+from typing import Unpack
+
 import polars as pl
 
+from hgpo_train.advantages.parameters import (  # noqa: TC001 - evaluated annotations
+    CrossSteps,
+    SharedOptions,
+)
 from hgpo_train.advantages.registry import estimator
 from hgpo_train.advantages.windows import normalise, within
 
 
 @estimator(reads=())
-def rloo(steps: pl.LazyFrame, *, cross_steps: bool = True) -> pl.LazyFrame:
+def rloo(steps: pl.LazyFrame, *, cross_steps: CrossSteps = True, **_: Unpack[SharedOptions]) -> pl.LazyFrame:
     """Compare each episode score with the mean of the task's others."""
     score, centred, n = pl.col("episode_score"), pl.col("centred"), pl.col("size_centred")
     sample = None if cross_steps else pl.col("first")
