@@ -13,7 +13,7 @@
 A run goes on from its newest valid checkpoint, by one rule: the stages of the next iteration are run in order, and one
 whose output is there reads it. The lines of metrics of iterations after the checkpoint are written again. All random
 numbers are derived from the seed and the iteration, so on a CPU the weights are those of an uninterrupted run.
-docs/run_folder.md says how to repair each file.
+docs/run_folder.md says how to repair each.
 """
 
 from __future__ import annotations

@@ -1,15 +1,17 @@
 """The stages of an iteration: an interrupted run goes on with the first one whose output is missing."""
 
 import shutil
+from pathlib import Path
 
 import polars as pl
 import pytest
 from lazily import Lazy
 
+from examples.entropy_estimator import entropy_grpo
 from hgpo_datasets import scan_steps
 from hgpo_datasets.reader import step_files
 from hgpo_datasets.row_tables import files_of, read_metadata, read_table
-from hgpo_train.advantages import compute, estimator, get, grpo
+from hgpo_train.advantages import compute
 from hgpo_train.advantages.advantage_tables import METADATA
 from hgpo_train.training.config import replace
 from hgpo_train.training.tracking import read_metrics
@@ -22,19 +24,12 @@ stages = Lazy("hgpo_train.training.stages")
 ORDER = ("collect", "score", "estimate", "update", "evaluate")
 
 
-@estimator("entropy_weighted", reads=(), scores=("entropy",))
-def entropy_weighted(steps: pl.LazyFrame, *, strength: float = 0.5) -> pl.LazyFrame:
-    """Weight GRPO's advantage by the entropy of the response."""
-    steps = grpo.function(steps)
-    return steps.with_columns(advantage=pl.col("advantage") + strength * pl.col("entropy"))
-
-
 @pytest.fixture
 def small(config):
     rollout = {"tasks": 2, "group_size": 2, "max_response_tokens": 3}
     evaluation = {"every": 1, "tasks": 2, "before_training": False}
     changes = {"environment": {"max_steps": 3}, "rollout": rollout, "evaluation": evaluation}
-    advantage = {"estimator": "entropy_weighted", "parameters": {}}
+    advantage = {"estimator": "entropy_grpo", "parameters": {}}
     return replace(config, iterations=2, advantage=advantage, checkpoint={"every": 2}, **changes)
 
 
@@ -118,18 +113,22 @@ def test_an_estimator_of_scores_gives_the_trained_advantages_everywhere(small, r
     (path,) = files_of(folder, "advantages")
     trained = read_table(path).sort("trajectory", "step")["advantage"]
     about = read_metadata(path, METADATA)["columns"]["advantage"]
-    assert (about["estimator"], about["parameters"]["strength"]) == ("entropy_weighted", 0.5)
+    assert (about["estimator"], about["parameters"]["strength"]) == ("entropy_grpo", 0.5)
     steps = scan_steps(folder).sort("trajectory", "step").collect()
     entropy = read_table(files_of(folder, "scores")[0]).sort("trajectory", "step")["entropy"]
     plain = compute(steps, "grpo").collect()["advantage"]
-    assert trained.to_list() == pytest.approx((plain + 0.5 * entropy).to_list())
+    mean = steps.select("task_id", "group", entropy=entropy).select(pl.col("entropy").mean().over("task_id", "group"))
+    expected = plain * (1 + 0.5 * (entropy / mean["entropy"] - 1))
+    assert trained.to_list() == pytest.approx(expected.to_list())
+    source = (Path(__file__).parents[2] / "examples/entropy_estimator.py").read_text().partition('"""\n\n')[2]
+    assert source in (Path(__file__).parents[2] / "docs/estimators.md").read_text()
 
-    computed = compute(folder, "entropy_weighted").collect().sort("trajectory", "step")["advantage"]
+    computed = compute(folder, "entropy_grpo").collect().sort("trajectory", "step")["advantage"]
     assert computed.to_list() == trained.to_list()
     table = tmp_path / "table.parquet"
-    code, _, errors = hgpo("advantages", folder, "-e", "entropy_weighted", "--out", table)
+    code, _, errors = hgpo("advantages", folder, "-e", "entropy_grpo", "--out", table)
     assert code == 0, errors
     assert pl.read_parquet(table).sort("trajectory", "step")["advantage"].to_list() == trained.to_list()
     index = read_index(step_files(folder))
-    shown = [estimate(index, number, get("entropy_weighted"))["columns"]["advantage"] for number in range(2)]
+    shown = [estimate(index, number, entropy_grpo)["columns"]["advantage"] for number in range(2)]
     assert sorted(shown[0] + shown[1]) == sorted(trained.to_list())
