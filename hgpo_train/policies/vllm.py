@@ -71,6 +71,9 @@ class VLLMPolicy:
         engine: Further arguments of `vllm.LLM` (tensor_parallel_size, gpu_memory_utilization, enforce_eager, …).
         request_seeds: Whether requests are sampled with their own seeds (`VLLMOptions`).
         adapter: A folder with an adapter of the model to serve; None serves the model itself.
+
+    Attributes:
+        by_device: Whether weights on a GPU are published in place, by CUDA IPC.
     """
 
     name = "vllm"
@@ -110,7 +113,7 @@ class VLLMPolicy:
         self._request_seeds = request_seeds
         self._serves_adapters = bool(arguments.get("enable_lora"))
         # A process cannot open its own CUDA IPC handles.
-        self._by_device = not isinstance(self._engine.engine_core, InprocClient)
+        self.by_device = not isinstance(self._engine.engine_core, InprocClient)
         self._adapter: Any = None  # a LoRARequest
         self._adapter_folder: tempfile.TemporaryDirectory[str] | None = None
         if adapter is not None:
@@ -195,12 +198,12 @@ class VLLMPolicy:
         from hgpo_train.policies.weight_handover import shared
 
         try:
-            with shared(weights, by_device=self._by_device) as handle:
+            with shared(weights, by_device=self.by_device) as handle:
                 self._llm.collective_rpc("take_weights", kwargs={"handle": handle})
         except Exception as error:  # of vLLM, which wraps that of its worker
-            if not self._by_device:
+            if not self.by_device:
                 raise
-            self._by_device = False
+            self.by_device = False
             warnings.warn(
                 f"the engine cannot map the trainer's memory on the GPU ({one_line(error, 200)}): weights now go "
                 "through the host's memory, which is slower; in a container, remove expandable_segments from "

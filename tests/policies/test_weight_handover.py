@@ -87,7 +87,7 @@ def test_weights_go_through_the_hosts_memory_if_the_gpu_cannot_be_shared() -> No
                 raise RuntimeError("Call to collective_rpc method failed: pidfd_getfd: Operation not permitted")
 
     policy = VLLMPolicy.__new__(VLLMPolicy)
-    policy._llm, policy._by_device = Engine(), True
+    policy._llm, policy.by_device = Engine(), True
     with pytest.warns(RuntimeWarning, match="pidfd_getfd: Operation not permitted.*through the host's memory"):
         policy._publish_weights({"weight": torch.ones(2)})
     policy._publish_weights({"weight": torch.ones(2)})
