@@ -1,8 +1,9 @@
 """Checks of a GPU, a minute before a run depends on it: `hgpo check gpu`.
 
-The device, its memory, log-probabilities, one update of a configuration, and vLLM with the publication of weights. Every
-check returns a value, its bound and, if it fails, the repair. The models have random weights; nothing is downloaded.
-What needs CUDA or vLLM is skipped without it, with the reason. `tests/gpu` compares the numbers of all kernels.
+The device, its memory, log-probabilities, one update of a configuration, and vLLM with the publication of weights.
+Every check returns a value, its bound and, if it fails, the repair. The models have random weights; nothing is
+downloaded. What needs CUDA or vLLM is skipped without it, with the reason. `tests/gpu` compares the numbers of all
+kernels.
 """
 
 from __future__ import annotations
@@ -281,7 +282,7 @@ def _vllm(device: torch.device) -> Result:
         return published_gap(policy, model)
 
 
-def small_engine(device: torch.device, model: Model, folder: str, **options: Any) -> VLLMPolicy:  # noqa: ANN401
+def small_engine(device: torch.device, model: Model, folder: str, **options: Any) -> VLLMPolicy:
     """Return vLLM's engine with a small model, which is saved to a folder.
 
     Args:
@@ -309,7 +310,7 @@ def published_gap(policy: VLLMPolicy, model: Model) -> Result:
     with torch.no_grad():
         for weights in model.parameters():
             # As large as the weights themselves: an engine that keeps one of the old tensors shows.
-            weights += 0.1 * torch.randn(weights.shape, generator=generator).to(weights)
+            weights.add_(0.1 * torch.randn(weights.shape, generator=generator).to(weights))
     policy.publish(model, 1)
     second = logprob_gap(policy, model)
     bound = Config().update.gap_warning
@@ -344,5 +345,5 @@ def generated(policy: VLLMPolicy) -> list[Reply]:
         answers |= dict(policy.collect(None))
     for answer in answers.values():
         if isinstance(answer, Failure):
-            raise RuntimeError(str(answer))
+            raise RuntimeError(str(answer))  # noqa: TRY004 - the engine failed, not a type
     return [answers[number] for number in range(len(prompts))]
