@@ -49,10 +49,12 @@ def checkpoint_weights(model: Model, merged_dtype: torch.dtype = torch.float32) 
         if ".lora_" in name or id(tensor) in seen:
             continue
         seen.add(id(tensor))
-        layer, _, parameter = name.rpartition(".base_layer.")
         value = tensor.detach()
+        # peft keeps the weights of a layer with adapters one level below it.
+        layer, _, parameter = name.rpartition(".base_layer.")
         if layer in adapted and parameter == "weight":
-            value = (value.float() + adapted[layer].get_delta_weight("default").float()).to("cpu", merged_dtype)
+            change = adapted[layer].get_delta_weight("default")
+            value = (value.float() + change.float()).to("cpu", merged_dtype)
         weights[name.replace(".base_layer.", ".")] = value
     named: dict[str, Tensor] = revert_weight_conversion(plain, weights)
     return named
@@ -71,15 +73,19 @@ def shared(weights: Mapping[str, Tensor], *, by_device: bool) -> Iterator[dict[s
     """
     from torch.multiprocessing.reductions import reduce_tensor
 
-    in_place = {name: tensor for name, tensor in weights.items() if by_device and tensor.is_cuda}
+    in_place: dict[str, Tensor] = {}
+    staged: dict[str, Tensor] = {}
+    for name, tensor in weights.items():
+        if by_device and tensor.is_cuda:
+            in_place[name] = tensor.contiguous()  # a copy, if it is one, lives until the block ends
+        else:
+            staged[name] = tensor
     if in_place:
-        torch.cuda.synchronize()
-    kept = [tensor.contiguous() for tensor in in_place.values()]
-    reductions = (reduce_tensor(tensor) for tensor in kept)  # type: ignore[no-untyped-call]
-    handles = {name: pickle.dumps(reduction) for name, reduction in zip(in_place, reductions, strict=True)}
+        torch.cuda.synchronize()  # the other process reads what has been computed by now
+    handles = {name: pickle.dumps(reduce_tensor(tensor)) for name, tensor in in_place.items()}  # type: ignore[no-untyped-call]
     file = os.memfd_create("hgpo-weights")
     try:
-        layouts = _write(file, {name: tensor for name, tensor in weights.items() if name not in in_place})
+        layouts = _write(file, staged)
         yield {"path": f"/proc/{os.getpid()}/fd/{file}", "layouts": layouts, "handles": handles}
     finally:
         os.close(file)
@@ -120,16 +126,14 @@ class WeightUpdate:
         """
         self.reload_weights(weights_iterator=iter(opened(handle).items()))
         model = self.model_runner.model
-        head, embedding = getattr(model, "lm_head", None), getattr(getattr(model, "model", None), "embed_tokens", None)
-        if not (head is None or embedding is None or head is embedding) and model.config.tie_word_embeddings:
+        head = getattr(model, "lm_head", None)
+        embedding = getattr(getattr(model, "model", None), "embed_tokens", None)
+        are_two = head is not None and embedding is not None and head is not embedding
+        if are_two and model.config.tie_word_embeddings:
             head.tie_weights(embedding)
             head.quant_method.process_weights_after_loading(head)
         if torch.accelerator.is_available():
             torch.accelerator.synchronize()  # the trainer may change its tensors once this method has returned
-
-    def runner_name(self) -> str:
-        """Return the class of vLLM's model runner: which one it is depends on the device and on Triton."""
-        return f"{type(self.model_runner).__module__}.{type(self.model_runner).__name__}"
 
 
 def _write(file: int, weights: Mapping[str, Tensor]) -> dict[str, tuple[str, list[int], int, int]]:
