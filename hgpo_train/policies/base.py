@@ -149,7 +149,8 @@ class Reply:
     @property
     def token_counts(self) -> tuple[int | None, int | None]:
         """The numbers of tokens of prompt and response; None where they are unknown."""
-        prompt, response = self.prompt_tokens, self.response_tokens
+        prompt = self.prompt_tokens
+        response = self.response_tokens
         if prompt is None and self.prompt_token_ids is not None:
             prompt = len(self.prompt_token_ids)
         if response is None and self.response_token_ids is not None:
@@ -210,9 +211,10 @@ def is_bug(failure: Failure) -> bool:
     Transient are `ConnectionError` and `TimeoutError`, and exceptions of other types that one of them has caused, as
     those of HTTP clients.
     """
-    error, seen = failure.error, set()
+    error = failure.error
     if error is None:
         return False
+    seen: set[int] = set()  # a chain of causes can be a ring
     while error is not None and id(error) not in seen:
         if isinstance(error, ConnectionError | TimeoutError):
             return False
@@ -279,9 +281,14 @@ class BatchPolicy(Policy):
     def collect(self, timeout: float | None) -> Sequence[tuple[int, str | Reply | Failure]]:
         """See `Policy`."""
         del timeout
-        size = len(self._waiting) if self.batch_size is None else min(self.batch_size, len(self._waiting))
+        size = len(self._waiting)
+        if self.batch_size is not None:
+            size = min(size, self.batch_size)
         batch = [self._waiting.popleft() for _ in range(size)]
-        return list(zip((request.id for request in batch), self._answer(batch), strict=True)) if batch else []
+        if not batch:
+            return []
+        ids = [request.id for request in batch]
+        return list(zip(ids, self._answer(batch), strict=True))
 
     def close(self) -> None:
         """See `Policy`."""
@@ -291,8 +298,9 @@ class BatchPolicy(Policy):
         replies = attempt("PolicyFailed", self._respond, batch)
         if not isinstance(replies, Failure):
             return replies
-        alone = len(batch) == 1 or (self.raise_errors and is_bug(replies))
-        return [replies] * len(batch) if alone else [self._answer([request])[0] for request in batch]
+        if len(batch) == 1 or (self.raise_errors and is_bug(replies)):
+            return [replies] * len(batch)
+        return [self._answer([request])[0] for request in batch]
 
     def _respond(self, batch: Sequence[Request]) -> Sequence[str | Reply | Failure]:
         result: object = self.respond(batch)

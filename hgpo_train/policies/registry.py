@@ -143,7 +143,8 @@ def trainable_factory(name: str, engine_options: Mapping[str, Any] | None = None
     Raises:
         InputError: The name is unknown, the policy cannot be trained, or it has no such engine options.
     """
-    if name in policy_names() and (spec := policy_spec(name)).make_trainable is not None:
+    spec = policy_spec(name) if name in policy_names() else None
+    if spec is not None and spec.make_trainable is not None:
         if spec.check_engine is not None:
             spec.check_engine(engine_options or {})
         return spec.make_trainable
@@ -155,7 +156,8 @@ def trainable_factory(name: str, engine_options: Mapping[str, Any] | None = None
     trainable = []
     for other in policy_names():
         with suppress(InputError):  # of a package that is broken
-            trainable += [other] if policy_spec(other).make_trainable else []
+            if policy_spec(other).make_trainable is not None:
+                trainable.append(other)
     raise InputError(unknown("rollout.engine", name, trainable))
 
 
@@ -229,12 +231,13 @@ def check_admissible_actions(name: str, context: PolicyContext) -> None:
         InputError: The states of the benchmark do not list their admissible actions.
     """
     spec = spec_named(context.benchmark)
-    if spec is not None and not spec.admissible_actions and not (spec.tools and name == "random"):
-        players = ", ".join(spec.players)
-        raise InputError(
-            f"policy {name} chooses among admissible actions, which {context.benchmark} does not list; use a language "
-            f"model{f' or a player: {players}' if players else ''}"
-        )
+    if spec is None or spec.admissible_actions or (spec.tools and name == "random"):
+        return
+    players = f" or a player: {', '.join(spec.players)}" if spec.players else ""
+    raise InputError(
+        f"policy {name} chooses among admissible actions, which {context.benchmark} does not list; use a language "
+        f"model{players}"
+    )
 
 
 class OwnBatchPolicy(BatchPolicy):
@@ -245,8 +248,10 @@ class OwnBatchPolicy(BatchPolicy):
 
     def __init__(self, own: Any) -> None:  # noqa: ANN401 (any function or object)
         super().__init__()
-        self.name, self.reproducible = name_of(own), bool(getattr(own, "reproducible", False))
-        self._own, self._respond_to = own, getattr(own, "respond", None)
+        self.name = name_of(own)
+        self.reproducible = bool(getattr(own, "reproducible", False))
+        self._own = own
+        self._respond_to = getattr(own, "respond", None)
         self.raise_errors = getattr(own, "raise_errors", True)
         self.batch_size = getattr(own, "batch_size", None if self._respond_to else 1)
         self.close = getattr(own, "close", super().close)  # type: ignore[method-assign]
@@ -265,7 +270,8 @@ class OwnAsyncPolicy(AsyncPolicy):
 
     def __init__(self, function: Any) -> None:  # noqa: ANN401 (any async function or object)
         super().__init__()
-        self.name, self.reproducible = name_of(function), bool(getattr(function, "reproducible", False))
+        self.name = name_of(function)
+        self.reproducible = bool(getattr(function, "reproducible", False))
         self._function = function
 
     async def reply(self, request: Request) -> str | Reply | Failure:
@@ -287,16 +293,16 @@ def own_policy(policy: Any, origin: str = "policy") -> Policy:  # noqa: ANN401 (
     >>> own_policy(lambda request: "look").name
     '<lambda>'
     """
-    if isinstance(policy, type) or not (callable(policy) or _has_protocol(policy) or hasattr(policy, "respond")):
-        raise InputError(
-            f"{origin}: expected a PolicySpec, a function of one request, an object with `respond`, or a Policy, "
-            f"received {preview(policy)}"
-        )
-    if _has_protocol(policy):
+    if _has_protocol(policy) and not isinstance(policy, type):
         if getattr(policy, "raise_errors", None) is None and not type(policy).__module__.startswith("hgpo_train."):
             policy.raise_errors = True  # bugs of the user's own policy end the collection
         own: Policy = policy
         return own
+    if isinstance(policy, type) or not (callable(policy) or hasattr(policy, "respond")):
+        raise InputError(
+            f"{origin}: expected a PolicySpec, a function of one request, an object with `respond`, or a Policy, "
+            f"received {preview(policy)}"
+        )
     if inspect.iscoroutinefunction(policy) or inspect.iscoroutinefunction(getattr(policy, "__call__", None)):  # noqa: B004
         return OwnAsyncPolicy(policy)
     return OwnBatchPolicy(policy)

@@ -56,7 +56,9 @@ class TransformersPolicy(BatchPolicy):
     ) -> None:
         super().__init__()
         self.options = options
-        self.model, self.tokenizer, self._dtype = model, tokenizer, dtype
+        self.model = model
+        self.tokenizer = tokenizer
+        self._dtype = dtype
         self._device: torch.device = next(model.parameters()).device
         self.reproducible = self._device.type == "cpu"
         self.ends = end_tokens(tokenizer, model)
@@ -69,9 +71,13 @@ class TransformersPolicy(BatchPolicy):
     def respond(self, requests: Sequence[Request]) -> Sequence[Reply | Failure]:
         """See `BatchPolicy`."""
         prompts = fit_prompts(self.tokenizer, requests, self.options)
-        pairs = zip(requests, prompts, strict=True)
-        fitted = [(request, prompt) for request, prompt in pairs if not isinstance(prompt, Failure)]
-        responses = iter(self.sampled([prompt.tokens for _, prompt in fitted], [request.seed for request, _ in fitted]))
+        tokens: list[list[int]] = []
+        seeds: list[int] = []
+        for request, prompt in zip(requests, prompts, strict=True):
+            if not isinstance(prompt, Failure):
+                tokens.append(prompt.tokens)
+                seeds.append(request.seed)
+        responses = iter(self.sampled(tokens, seeds))
         return [prompt if isinstance(prompt, Failure) else self._reply(prompt, next(responses)) for prompt in prompts]
 
     def sampling(self) -> SamplingOptions:
@@ -97,7 +103,8 @@ class TransformersPolicy(BatchPolicy):
         tokens = sampled.tokens.tolist()
         count = stop_length(self.tokenizer, tokens, self.options.stop)
         is_stopped = count is not None or tokens[-1] in self.ends
-        tokens, logprobs = tokens[:count], sampled.logprobs[:count].tolist()
+        tokens = tokens[:count]
+        logprobs = sampled.logprobs[:count].tolist()
         response = response_text(self.tokenizer, tokens, self.ends)
         return fitted.reply(response, tokens, logprobs, "stop" if is_stopped else "length")
 
@@ -132,7 +139,8 @@ def make(argument: str, context: PolicyContext) -> TransformersPolicy:
     config = ModelConfig(
         path=argument, device=options.device, compute_dtype=options.compute_dtype, gradient_checkpointing=False
     )
-    tokenizer, model = load_tokenizer(argument, options.chat_template), load_model(config)
+    tokenizer = load_tokenizer(argument, options.chat_template)
+    model = load_model(config)
     check_sampling(model)
     return TransformersPolicy(model, tokenizer, options, compute_dtype(config))
 

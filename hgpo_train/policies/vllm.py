@@ -14,17 +14,13 @@ import secrets
 import tempfile
 import warnings
 from dataclasses import dataclass, field, fields
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, get_args
-
-import msgspec
+from typing import TYPE_CHECKING, Any, get_args
 
 from hgpo_envs.errors import InputError, one_line, unknown
-from hgpo_envs.files.untrusted_files import read_bytes
 from hgpo_envs.plugins import install_command
 from hgpo_train.models.chat_format import end_tokens, response_text, use_chat_template
 from hgpo_train.models.checkpoint_files import resolve_model
-from hgpo_train.models.preflight import ADAPTER_SETTINGS, check_loads_no_code, check_model_source
+from hgpo_train.models.preflight import ADAPTER_SETTINGS, check_loads_no_code, check_model_source, read_settings
 from hgpo_train.policies.base import Failure, Reply, attempt
 from hgpo_train.policies.generation import FittedPrompt, GenerationOptions, fit_prompts, model_options
 from hgpo_train.policies.registry import PolicySpec
@@ -49,14 +45,6 @@ class VLLMOptions(GenerationOptions):
     """Sample each response with a generator of its own, seeded by the run. Replies still depend on the composition of
     batches, so they are not reproducible. vLLM draws the tokens of such requests one request at a time, without its
     samplers for GPUs."""
-
-
-_ADAPTER_BYTES: Final = 1 << 20
-
-
-class _AdapterSettings(msgspec.Struct):
-    base_model_name_or_path: str
-    r: int
 
 
 class VLLMPolicy:
@@ -169,10 +157,10 @@ class VLLMPolicy:
 
     def _reply(self, output: Any, fitted: FittedPrompt) -> Reply:  # noqa: ANN401 - mypy treats vLLM as untyped
         (completion,) = output.outputs
-        tokens, reason = list(completion.token_ids), completion.stop_reason
+        tokens = list(completion.token_ids)
         logprobs = [at[token].logprob for at, token in zip(completion.logprobs or [], tokens, strict=True)]
         # The reason is a stop text, or a token of the model's settings. vLLM's own text ends within the last token.
-        text = response_text(self._tokenizer, tokens, (*self._ends, reason))
+        text = response_text(self._tokenizer, tokens, (*self._ends, completion.stop_reason))
         return fitted.reply(text, tokens, logprobs, completion.finish_reason or "stop")
 
     def publish(self, model: Model, version: int) -> None:
@@ -226,9 +214,9 @@ class VLLMPolicy:
         folder = tempfile.TemporaryDirectory(prefix="hgpo-adapter-")
         model.save_pretrained(folder.name, save_embedding_layers=False)
         self._serve_adapter(folder.name, version)
-        previous, self._adapter_folder = self._adapter_folder, folder
-        if previous is not None:
-            previous.cleanup()
+        if self._adapter_folder is not None:
+            self._adapter_folder.cleanup()
+        self._adapter_folder = folder
 
     def _serve_adapter(self, folder: str, version: int) -> None:
         """Load an adapter and use it for all requests from now on.
@@ -238,10 +226,11 @@ class VLLMPolicy:
         """
         from vllm.lora.request import LoRARequest
 
-        previous, self._adapter = self._adapter, LoRARequest(f"hgpo-{version}", version + 1, folder)
-        self._engine.add_lora(self._adapter)
-        if previous is not None:
-            self._engine.remove_lora(previous.lora_int_id)
+        adapter = LoRARequest(f"hgpo-{version}", version + 1, folder)
+        self._engine.add_lora(adapter)
+        if self._adapter is not None:
+            self._engine.remove_lora(self._adapter.lora_int_id)
+        self._adapter = adapter
 
     def close(self) -> None:
         """Abort running requests and shut the engine down, even if it has died."""
@@ -313,23 +302,20 @@ def make(argument: str, context: PolicyContext) -> VLLMPolicy:
     check_vllm()
     check_model_source(argument)
     folder = resolve_model(argument)
-    check_loads_no_code(folder)
+    base = check_loads_no_code(folder)
     load_tokenizer(folder, options.chat_template)  # an error of it before the engine starts
-    path = Path(folder) / ADAPTER_SETTINGS
-    if not path.is_file():
+    if base is None:
         return VLLMPolicy(folder, options, options.engine, request_seeds=options.request_seeds)
-    try:
-        adapter = msgspec.json.decode(read_bytes(path, _ADAPTER_BYTES), type=_AdapterSettings)
-    except msgspec.ValidationError as error:  # JSON it is: checked above
-        raise InputError(f"{path}: expected the settings of a low-rank adapter (LoRA) of peft ({error})") from error
-    if not (lora := adapter_arguments(adapter.r)):
+    rank = (read_settings(folder, ADAPTER_SETTINGS) or {}).get("r")
+    lora = adapter_arguments(rank) if isinstance(rank, int) else {}
+    if not lora:
         raise InputError(
-            f"{path}: vLLM does not support adapters of rank {adapter.r}; use the policy transformers:{folder}"
+            f"{folder}: vLLM serves no adapters of rank {rank} (r in {ADAPTER_SETTINGS}); use the policy "
+            f"transformers:{folder}"
         )
-    base = adapter.base_model_name_or_path
     check_model_source(base)
     engine = {**lora, "tokenizer": folder, **options.engine}
-    return VLLMPolicy(resolve_model(base), options, engine, request_seeds=options.request_seeds, adapter=folder)
+    return VLLMPolicy(base, options, engine, request_seeds=options.request_seeds, adapter=folder)
 
 
 def make_trainable(model: Model, tokenizer: Tokenizer, context: TrainableContext) -> VLLMPolicy:
@@ -346,10 +332,9 @@ def make_trainable(model: Model, tokenizer: Tokenizer, context: TrainableContext
     path = resolve_model(getattr(model, "name_or_path", "") or context.model.path)
     options = dict(context.engine_options)
     request_seeds = bool(options.pop("request_seeds", False))
-    lora = adapter_arguments(context.model.lora.rank) if context.model.lora.rank else {}
-    if options.get("enable_lora") is False:
-        lora = {}
-    engine = {"trust_remote_code": False, **lora, **options}
+    rank = context.model.lora.rank
+    serves_adapters = rank > 0 and options.get("enable_lora") is not False
+    engine = {**(adapter_arguments(rank) if serves_adapters else {}), **options}
     try:
         return VLLMPolicy(path, context.generation, engine, request_seeds=request_seeds)
     except InputError:
@@ -373,10 +358,11 @@ def check_engine(engine_options: Mapping[str, Any]) -> None:
     from vllm.engine.arg_utils import EngineArgs
 
     names = {*inspect.signature(LLM).parameters, *(each.name for each in fields(EngineArgs)), "request_seeds"}
-    known = {name for name in names if not name.startswith("_")}
     where = "rollout.engine_options."
-    for name in engine_options.keys() - known:
-        raise InputError(unknown("setting", f"{where}{name}", [f"{where}{each}" for each in sorted(known)], limit=4))
+    known = [f"{where}{name}" for name in sorted(names) if not name.startswith("_")]
+    for name in engine_options:
+        if f"{where}{name}" not in known:
+            raise InputError(unknown("setting", f"{where}{name}", known, limit=4))
 
 
 VLLM = PolicySpec(make, make_trainable, VLLMOptions, check_engine=check_engine)
