@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from itertools import groupby
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Annotated, Final, Literal, NamedTuple, Protocol, TypeVar
 
 from msgspec import Meta
 
 from hgpo_envs.errors import InputError
 from hgpo_train.models.chat_format import opened_thought, with_opened_thought
+from hgpo_train.models.config import ChatTemplate
 from hgpo_train.policies.base import Failure, Policy, Reply
 from hgpo_train.policies.conversation import encode_chats, encode_conversation, fewest_dropped, without_oldest
 from hgpo_train.settings import PositiveInt, StopTexts, Temperature, build, check
@@ -31,7 +32,7 @@ PROMPT_TOO_LONG: Final = "PromptTooLong"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GenerationOptions:
+class GenerationOptions(ChatTemplate):
     """Options of tokenization and sampling."""
 
     temperature: Temperature = 1.0
@@ -49,10 +50,6 @@ class GenerationOptions:
     steps, in a conversation without its oldest turns after the first; error fails the rollout."""
     max_batch_tokens: PositiveInt = 131_072
     """Maximum number of tokens in memory at a time."""
-    chat_template: str = ""
-    """A Jinja file that replaces the model's chat template; rendered in Jinja's sandbox."""
-    chat_template_options: dict[str, Any] = field(default_factory=dict)
-    """Further arguments of the chat template, for example { enable_thinking = false }."""
 
     def __post_init__(self) -> None:
         check(self, "policy option")

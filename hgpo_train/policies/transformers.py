@@ -6,7 +6,7 @@ import contextlib
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from hgpo_train.models.chat_format import end_tokens, response_text, stop_length
+from hgpo_train.models.chat_format import chat_template_hash, end_tokens, response_text, stop_length
 from hgpo_train.policies.base import BatchPolicy, Failure, Reply, Request
 from hgpo_train.policies.generation import FittedPrompt, GenerationOptions, fit_prompts, model_options
 from hgpo_train.policies.registry import PolicySpec
@@ -43,6 +43,10 @@ class TransformersPolicy(BatchPolicy):
         tokenizer: The model's tokenizer, with a chat template.
         options: Options of tokenization and sampling; may be replaced between calls.
         dtype: The dtype that autocast computes in; None for float32.
+
+    Attributes:
+        ends: Ids of the tokens that end a response.
+        chat_template_hash: A fingerprint of the chat template, which the run stores.
     """
 
     name = "transformers"
@@ -62,6 +66,7 @@ class TransformersPolicy(BatchPolicy):
         self._device: torch.device = next(model.parameters()).device
         self.reproducible = self._device.type == "cpu"
         self.ends = end_tokens(tokenizer, model)
+        self.chat_template_hash = chat_template_hash(tokenizer)
 
     def publish(self, model: Model, version: int) -> None:
         """See `TrainablePolicy`. If the model is the same object, it has the new weights already."""

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from hgpo_envs.errors import InputError, one_line, unknown
 from hgpo_envs.plugins import install_command
-from hgpo_train.models.chat_format import end_tokens, response_text, use_chat_template
+from hgpo_train.models.chat_format import chat_template_hash, end_tokens, response_text, use_chat_template
 from hgpo_train.models.checkpoint_files import resolve_model
 from hgpo_train.models.preflight import ADAPTER_SETTINGS, check_loads_no_code, check_model_source, read_settings
 from hgpo_train.policies.base import Failure, Reply, attempt
@@ -61,6 +61,7 @@ class VLLMPolicy:
         adapter: A folder with an adapter of the model to serve; None serves the model itself.
 
     Attributes:
+        chat_template_hash: A fingerprint of the chat template, which the run stores.
         by_device: Whether weights on a GPU are published in place, by CUDA IPC.
     """
 
@@ -95,6 +96,7 @@ class VLLMPolicy:
         self._engine: Any = self._llm.llm_engine
         self._tokenizer = self._llm.get_tokenizer()
         use_chat_template(self._tokenizer, options.chat_template)
+        self.chat_template_hash = chat_template_hash(self._tokenizer)
         self._ends = end_tokens(self._tokenizer)  # vLLM adds those of the model's generation settings
         self._running: dict[str, tuple[int, FittedPrompt]] = {}
         self._refused: list[tuple[int, Failure]] = []

@@ -148,6 +148,8 @@ def test_what_remains_broken_fails_after_the_retries_and_permanent_errors_at_onc
         (TROUBLES["cut before the answer"], 3, "the connection failed: ServerDisconnectedError: Server disconnected"),
         ((404, {"detail": "no such model"}, {}), 1, "HTTP 404: no such model"),
         ((401, {"error": {"message": "Incorrect API key provided"}}, {}), 1, "HTTP 401: Incorrect API key provided"),
+        ((429, {"error": {"message": "no money", "code": "insufficient_quota"}}, {}), 1, "HTTP 429: no money"),
+        ((501, {"error": {"message": "no such method"}}, {}), 1, "HTTP 501: no such method"),
         ((400, b"", {}), 1, "HTTP 400: Bad Request"),
         ((200, {"error": {"message": "bad key", "code": 401}}, {}), 1, "the answer contains no reply: bad key"),
     ):

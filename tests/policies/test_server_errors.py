@@ -141,6 +141,25 @@ def test_the_code_says_it_alone_and_a_repeated_request_says_nothing() -> None:
 
 
 @pytest.mark.parametrize(
+    ("status", "error", "transient"),
+    [
+        (429, {"message": "You exceeded your current quota, check your billing.", "type": "insufficient_quota"}, False),
+        (429, {"message": "Your account balance is empty.", "type": "exceeded_current_quota_error"}, False),
+        (
+            429,
+            {"message": "You exceeded your current quota, check your billing.", "status": "RESOURCE_EXHAUSTED"},
+            True,
+        ),
+        (429, {"message": "slow down", "code": "rate_limit_exceeded"}, True),
+        (501, {"message": "not implemented"}, False),
+        (503, {"message": "busy"}, True),
+    ],
+)
+def test_an_account_without_money_and_what_is_not_implemented_are_no_outage(status, error, transient) -> None:
+    assert read_error(json.dumps({"error": error}).encode(), status).transient is transient
+
+
+@pytest.mark.parametrize(
     ("error", "transient"),
     [
         ({"message": "lost", "code": 502}, True),
