@@ -53,7 +53,8 @@ def check_model_source(path: str) -> None:
         raise InputError(f"the model {path!r} is not in the cache and cannot be downloaded: {reason}") from error
     cache = Path(constants.HF_HUB_CACHE)
     needed = sum(file.file_size or 0 for file in files if file.will_download)
-    free = shutil.disk_usage(next(path for path in (cache, *cache.absolute().parents) if path.exists())).free
+    disk = next(path for path in (cache, *cache.absolute().parents) if path.exists())
+    free = shutil.disk_usage(disk).free
     if needed > free:
         raise InputError(
             f"the download of {path} needs {needed / 1e9:,.1f} GB in {cache}, where {free / 1e9:,.1f} GB are free; "
