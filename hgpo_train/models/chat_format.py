@@ -89,7 +89,11 @@ def chat_template_hash(tokenizer: Tokenizer) -> str:
     return f"{text_hash(str(tokenizer.chat_template)) % (1 << 64):016x}"
 
 
-def stop_length(tokenizer: Tokenizer, tokens: Sequence[int], stop: Sequence[str]) -> int | None:
+def stop_length(
+    tokenizer: Tokenizer,
+    tokens: Sequence[int],
+    stop: Sequence[str],
+) -> int | None:
     """Return the number of a response's tokens up to the first stop text; None if it has none.
 
     A stop text can begin and end inside of a token. Tokens are sampled whole, so the one that completes the stop text
@@ -105,7 +109,11 @@ def stop_length(tokenizer: Tokenizer, tokens: Sequence[int], stop: Sequence[str]
     return bisect_left(range(len(tokens)), True, key=contains_stop)
 
 
-def response_text(tokenizer: Tokenizer, tokens: Sequence[int], ends: Sequence[int]) -> str:
+def response_text(
+    tokenizer: Tokenizer,
+    tokens: Sequence[int],
+    ends: Sequence[int],
+) -> str:
     """Return the text of a response without the tokens that end it. Other special tokens are part of the text.
 
     Args:

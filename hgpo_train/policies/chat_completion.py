@@ -58,7 +58,9 @@ def _decoded(answer: bytes) -> Any:  # noqa: ANN401 - any JSON
 
 def _choice(listed: object) -> dict[str, Any]:
     """Return the choice number 0, or else the first one; an empty object if there is none."""
-    choices = [each for each in listed if isinstance(each, dict)] if isinstance(listed, list) else []
+    if not isinstance(listed, list):
+        return {}
+    choices = [each for each in listed if isinstance(each, dict)]
     for choice in choices:
         if choice.get("index") == 0:
             return choice

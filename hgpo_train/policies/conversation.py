@@ -82,10 +82,9 @@ def _shown(text: str, calls: Sequence[str]) -> list[dict[str, Any]]:
     if not calls:
         return [{"role": "user", "content": text}]
     # A server expects one message for each call; the last one has the results of all.
-    results = [_IN_THE_LAST] * (len(calls) - 1) + [text]
-    return [
-        {"role": "tool", "tool_call_id": call, "content": result} for call, result in zip(calls, results, strict=True)
-    ]
+    messages = [{"role": "tool", "tool_call_id": call, "content": _IN_THE_LAST} for call in calls]
+    messages[-1]["content"] = text
+    return messages
 
 
 def _assistant(turn: Turn, *, with_tools: bool) -> dict[str, Any]:
@@ -117,8 +116,11 @@ def _assistant(turn: Turn, *, with_tools: bool) -> dict[str, Any]:
 
 
 def _is_empty(content: Any) -> bool:  # noqa: ANN401 - whatever the server has sent
-    text = content.get("text") if isinstance(content, dict) and content.get("type") == "text" else content
-    return not (text.strip() if isinstance(text, str) else text)
+    if isinstance(content, dict) and content.get("type") == "text":
+        content = content.get("text")
+    if isinstance(content, str):
+        content = content.strip()
+    return not content
 
 
 def _function_call(name: str, arguments: str) -> dict[str, Any]:
@@ -239,7 +241,11 @@ def encode_conversation(
     return tokens
 
 
-def _not_written(tokenizer: Tokenizer, response: Sequence[int], between: list[int]) -> list[int]:
+def _not_written(
+    tokenizer: Tokenizer,
+    response: Sequence[int],
+    between: list[int],
+) -> list[int]:
     """Return the tokens between a response and the next one, without the end-of-turn token if the response has it.
 
     Templates may write a space before that token.
@@ -294,5 +300,7 @@ def without_oldest(turns: Sequence[Turn], dropped: int) -> list[Turn]:
     """
     if not dropped:
         return list(turns)
-    first = turns[dropped]._replace(message=turns[0].message, prompt_token_ids=turns[0].prompt_token_ids)
-    return [first, *(turn._replace(prompt_token_ids=None) for turn in turns[1 + dropped :])]
+    task = turns[0]
+    first = turns[dropped]._replace(message=task.message, prompt_token_ids=task.prompt_token_ids)
+    later = [turn._replace(prompt_token_ids=None) for turn in turns[1 + dropped :]]
+    return [first, *later]

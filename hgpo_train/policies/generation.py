@@ -57,8 +57,9 @@ class GenerationOptions(ChatTemplate):
 
 def generation_options(rollout: DataclassInstance) -> GenerationOptions:
     """Return the options of a training run: the settings of `rollout` with the same names."""
-    names = {each.name for each in fields(GenerationOptions)} & {each.name for each in fields(rollout)}
-    return GenerationOptions(**{name: getattr(rollout, name) for name in names})
+    names = {each.name for each in fields(rollout)}
+    same = [each.name for each in fields(GenerationOptions) if each.name in names]
+    return GenerationOptions(**{name: getattr(rollout, name) for name in same})
 
 
 class TrainablePolicy(Policy, Protocol):
@@ -116,7 +117,12 @@ class FittedPrompt(NamedTuple):
         )
 
 
-def model_options(policy: str, model: str, options: type[Options], context: PolicyContext) -> Options:
+def model_options(
+    policy: str,
+    model: str,
+    options: type[Options],
+    context: PolicyContext,
+) -> Options:
     """Return the options of a policy that runs a model in this process.
 
     Raises:

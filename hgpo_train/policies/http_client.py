@@ -77,13 +77,25 @@ class HttpClient:
             limit, or another status that stands for a temporary condition.
     """
 
-    def __init__(self, headers: Mapping[str, str], *, timeout_s: float, retries: int) -> None:
+    def __init__(
+        self,
+        headers: Mapping[str, str],
+        *,
+        timeout_s: float,
+        retries: int,
+    ) -> None:
         self._headers = headers
         self._timeout_s = timeout_s
         self._retries = retries
         self._session: aiohttp.ClientSession | None = None
 
-    async def request(self, method: str, url: URL, read: Callable[[bytes], T], body: bytes | None = None) -> T:
+    async def request(
+        self,
+        method: str,
+        url: URL,
+        read: Callable[[bytes], T],
+        body: bytes | None = None,
+    ) -> T:
         """Return what `read` makes of the body of the answer.
 
         Args:

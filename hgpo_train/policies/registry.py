@@ -26,7 +26,7 @@ from hgpo_envs.environment_spec import spec_named
 from hgpo_envs.errors import InputError, unknown
 from hgpo_envs.hashing import text_hash
 from hgpo_envs.plugins import distribution, import_object, installed, load
-from hgpo_train.policies.base import AsyncPolicy, BatchPolicy, Failure, Reply, Request
+from hgpo_train.policies.base import AsyncPolicy, BatchPolicy, Request
 from hgpo_train.policies.validation import preview
 from hgpo_train.settings import types_of
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from hgpo_train.models.config import ModelConfig
     from hgpo_train.models.hf import Model, Tokenizer
-    from hgpo_train.policies.base import Policy
+    from hgpo_train.policies.base import Answer, Policy
     from hgpo_train.policies.generation import GenerationOptions, TrainablePolicy
 
     Factory = Callable[[str, "PolicyContext"], Policy]
@@ -256,11 +256,15 @@ class OwnBatchPolicy(BatchPolicy):
         self.batch_size = getattr(own, "batch_size", None if self._respond_to else 1)
         self.close = getattr(own, "close", super().close)  # type: ignore[method-assign]
 
-    def respond(self, requests: Sequence[Request]) -> Sequence[str | Reply | Failure]:
+    def respond(self, requests: Sequence[Request]) -> Sequence[Answer]:
         """See `BatchPolicy`."""
-        replies = self._respond_to(requests) if self._respond_to else [self._own(request) for request in requests]
+        respond = self._respond_to or self._one_by_one
+        replies: Sequence[Answer] = respond(requests)
         self.version = getattr(self._own, "version", 0)
         return replies
+
+    def _one_by_one(self, requests: Sequence[Request]) -> Sequence[Answer]:
+        return [self._own(request) for request in requests]
 
 
 class OwnAsyncPolicy(AsyncPolicy):
@@ -274,9 +278,9 @@ class OwnAsyncPolicy(AsyncPolicy):
         self.reproducible = bool(getattr(function, "reproducible", False))
         self._function = function
 
-    async def reply(self, request: Request) -> str | Reply | Failure:
+    async def reply(self, request: Request) -> Answer:
         """See `AsyncPolicy`."""
-        answer: str | Reply | Failure = await self._function(request)
+        answer: Answer = await self._function(request)
         return answer
 
 
@@ -294,7 +298,8 @@ def own_policy(policy: Any, origin: str = "policy") -> Policy:  # noqa: ANN401 (
     '<lambda>'
     """
     if _has_protocol(policy) and not isinstance(policy, type):
-        if getattr(policy, "raise_errors", None) is None and not type(policy).__module__.startswith("hgpo_train."):
+        is_own = not type(policy).__module__.startswith("hgpo_train.")
+        if is_own and getattr(policy, "raise_errors", None) is None:
             policy.raise_errors = True  # bugs of the user's own policy end the collection
         own: Policy = policy
         return own

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from hgpo_envs.engine import Player
+    from hgpo_train.policies.base import Answer
     from hgpo_train.policies.registry import PolicyContext
 
 OPEN_QUERY: Final = "<your query>"
@@ -100,7 +101,13 @@ class ScriptedPolicy(BatchPolicy):
 
     reproducible = True
 
-    def __init__(self, name: str, make: Callable[[], Player], action_format: str, benchmark: str = "") -> None:
+    def __init__(
+        self,
+        name: str,
+        make: Callable[[], Player],
+        action_format: str,
+        benchmark: str = "",
+    ) -> None:
         super().__init__()
         self.name = name
         self._make = make
@@ -142,7 +149,7 @@ class MixturePolicy(BatchPolicy):
         self.reproducible = all(policy.reproducible for policy, _ in parts)
         self.raise_errors = any(policy.raise_errors for policy, _ in parts)
 
-    def respond(self, requests: Sequence[Request]) -> Sequence[str | Reply | Failure]:
+    def respond(self, requests: Sequence[Request]) -> Sequence[Answer]:
         """See `Policy`."""
         answers = [policy._answer(requests) for policy, _ in self._parts]  # noqa: SLF001 - a part that fails is one part
         drawn = [self._drawn(request.seed) for request in requests]
@@ -182,7 +189,12 @@ def parse_weights(text: str) -> Mapping[str, float]:
     return weights
 
 
-def format_action(action: str, action_format: str, admissible: Sequence[str], benchmark: str = "") -> str:
+def format_action(
+    action: str,
+    action_format: str,
+    admissible: Sequence[str],
+    benchmark: str = "",
+) -> str:
     """Format an action as a policy would: as a response with empty thoughts, as its number, or unchanged.
 
     The form of a response is the benchmark's (`EnvironmentSpec.respond`).
@@ -243,8 +255,9 @@ def _make_drawing(policy: type[RandomPolicy], argument: str, context: PolicyCont
 def _make_player(name: str, argument: str, context: PolicyContext) -> ScriptedPolicy:
     """Create the policy of a benchmark's player of this name."""
     refuse_settings(name, argument, context)
-    make_player(name, context.benchmark)  # raises for an unknown player before the run begins
-    return ScriptedPolicy(name, lambda: make_player(name, context.benchmark), context.action_format, context.benchmark)
+    make = partial(make_player, name, context.benchmark)
+    make()  # raises for an unknown player before the run begins
+    return ScriptedPolicy(name, make, context.action_format, context.benchmark)
 
 
 def _make_mixture(argument: str, context: PolicyContext) -> MixturePolicy:

@@ -139,8 +139,13 @@ def _fields(value: object, name: str = "message") -> Iterator[tuple[str, str]]:
     elif isinstance(value, list):
         for part in value:
             yield from _fields(part, name)
-    elif isinstance(value, str) and value.startswith(("{", "[")) and (inner := _decoded(value)) != value:
-        yield from _fields(inner, name)  # a gateway's report contains that of the server behind it
+    elif isinstance(value, str) and value.startswith(("{", "[")):
+        # A gateway's report contains that of the server behind it, as a text.
+        inner = _decoded(value)
+        if inner == value:
+            yield name, value
+        else:
+            yield from _fields(inner, name)
     elif isinstance(value, str | int | float) and value != "":
         yield name, str(value)
 
@@ -151,4 +156,6 @@ def _is_too_long(texts: list[str], status: int) -> bool:
         return False
     # What limits the response is taken out first: it names tokens and lengths as well.
     searched = _ABOUT_RESPONSE.sub(" ", "\n".join(texts)[:LONGEST_REPORT])
-    return status == 413 or (not _OTHER_LIMIT.search(searched) and _TOO_LONG.search(searched) is not None)
+    if _OTHER_LIMIT.search(searched):
+        return status == 413
+    return status == 413 or _TOO_LONG.search(searched) is not None

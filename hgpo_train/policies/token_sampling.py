@@ -128,7 +128,10 @@ def sample_responses(
             # 3. Rows that have ended leave the batch; the others compute the hidden state of their new token.
             running = ~np.isin(tokens[rows, step], options.stop) & (lengths[rows] < longest)
             batch = _next(decoder, batch, token, running) if running.any() else None
-    return [SampledResponse(tokens[row, :count], logprobs[row, :count]) for row, count in enumerate(lengths)]
+    responses = []
+    for row, count in enumerate(lengths):
+        responses.append(SampledResponse(tokens[row, :count], logprobs[row, :count]))
+    return responses
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +212,11 @@ def prompt_chunks(
     return chunks
 
 
-def _fits(parts: list[NDArray[np.int64]], prompts: Sequence[Sequence[int]], options: SamplingOptions) -> bool:
+def _fits(
+    parts: list[NDArray[np.int64]],
+    prompts: Sequence[Sequence[int]],
+    options: SamplingOptions,
+) -> bool:
     """Return whether the rows of all parts fit into memory when they have their maximum length; a single part does."""
     if len(parts) == 1:
         return True
@@ -218,7 +225,12 @@ def _fits(parts: list[NDArray[np.int64]], prompts: Sequence[Sequence[int]], opti
     return len(rows) * longest <= options.max_batch_tokens
 
 
-def prefill(decoder: Model, prompts: Sequence[Sequence[int]], rows: NDArray[np.int64], device: torch.device) -> _Batch:
+def prefill(
+    decoder: Model,
+    prompts: Sequence[Sequence[int]],
+    rows: NDArray[np.int64],
+    device: torch.device,
+) -> _Batch:
     """Compute the keys and values of a chunk's prompts, and the hidden state of each prompt's last token."""
     from transformers import DynamicCache
 
@@ -278,8 +290,11 @@ def _joined(parts: list[_Batch]) -> _Batch:
     width = max(int(part.length.max()) for part in parts)
 
     def join(states: tuple[Tensor, ...]) -> Tensor:
-        # A negative amount of padding removes columns.
-        return torch.cat([torch.nn.functional.pad(part, (0, 0, width - part.shape[2], 0)) for part in states])
+        padded = []
+        for part in states:
+            missing = width - part.shape[2]  # a negative amount of padding removes columns
+            padded.append(torch.nn.functional.pad(part, (0, 0, missing, 0)))
+        return torch.cat(padded)
 
     layers = []
     for of_parts in zip(*(part.cache for part in parts), strict=True):
@@ -293,7 +308,12 @@ def _joined(parts: list[_Batch]) -> _Batch:
     )
 
 
-def _next(decoder: Model, batch: _Batch, token: Tensor, running: NDArray[np.bool_]) -> _Batch:
+def _next(
+    decoder: Model,
+    batch: _Batch,
+    token: Tensor,
+    running: NDArray[np.bool_],
+) -> _Batch:
     """Remove the rows that have ended, append each other row's token and compute its hidden state."""
     rows = batch.rows
     length = batch.length
@@ -315,7 +335,12 @@ def _next(decoder: Model, batch: _Batch, token: Tensor, running: NDArray[np.bool
     return _Batch(rows, length, hidden, batch.cache)
 
 
-def sample_tokens(logits: Tensor, uniform: Tensor, temperature: float, top_p: float = 1.0) -> tuple[Tensor, Tensor]:
+def sample_tokens(
+    logits: Tensor,
+    uniform: Tensor,
+    temperature: float,
+    top_p: float = 1.0,
+) -> tuple[Tensor, Tensor]:
     """Draw one token per row by inverting the cumulative distribution of softmax(logits / temperature).
 
     Args:
@@ -340,7 +365,8 @@ def sample_tokens(logits: Tensor, uniform: Tensor, temperature: float, top_p: fl
     else:
         total = logprob.double().exp().cumsum(-1)
         # right=True skips all cumulative values ≤ u · total, so a token of probability zero is never drawn.
-        token = torch.searchsorted(total, (uniform * total[:, -1])[:, None], right=True)
+        drawn = uniform * total[:, -1]
+        token = torch.searchsorted(total, drawn[:, None], right=True)
         token = token.clamp(max=logits.shape[-1] - 1)
     return token.squeeze(-1), logprob.gather(-1, token).squeeze(-1)
 
@@ -348,6 +374,8 @@ def sample_tokens(logits: Tensor, uniform: Tensor, temperature: float, top_p: fl
 def nucleus(logprob: Tensor, top_p: float) -> Tensor:
     """Return normalized log-probabilities of the most likely tokens that reach `top_p`, minus infinity elsewhere."""
     ordered, order = logprob.sort(-1, descending=True)
-    before = ordered.exp().cumsum(-1) - ordered.exp()
-    kept = torch.zeros_like(logprob, dtype=torch.bool).scatter(-1, order, before < top_p)
+    probability = ordered.exp()
+    before = probability.cumsum(-1) - probability  # of all more likely tokens
+    none = torch.zeros_like(logprob, dtype=torch.bool)
+    kept = none.scatter(-1, order, before < top_p)
     return torch.log_softmax(logprob.masked_fill(~kept, -torch.inf), -1)

@@ -118,7 +118,8 @@ class TransformersPolicy(BatchPolicy):
         """Compute in the policy's dtype."""
         import torch
 
-        with torch.autocast(self._device.type, self._dtype, enabled=self._dtype not in (None, torch.float32)):
+        is_half = self._dtype not in (None, torch.float32)
+        with torch.autocast(self._device.type, self._dtype, enabled=is_half):
             yield
 
 

@@ -59,7 +59,11 @@ def checked_task(task: object) -> Task | Failure:
     return _checked("EnvironmentFailed", _plain_task, task)
 
 
-def _checked(category: str, check: Callable[[object], T], value: object) -> T | Failure:
+def _checked(
+    category: str,
+    check: Callable[[object], T],
+    value: object,
+) -> T | Failure:
     if isinstance(value, Failure):
         return value
     try:
@@ -90,7 +94,12 @@ def _plain_task(task: object) -> Task:
     return _plain("a Task", Task, _TASK, task)
 
 
-def _plain(expected: str, kind: type[T], checks: Sequence[Check], value: object) -> T:
+def _plain(
+    expected: str,
+    kind: type[T],
+    checks: Sequence[Check],
+    value: object,
+) -> T:
     """Check the fields of a reply, state or task. Return the same object unless a field had to be converted."""
     if not isinstance(value, kind):
         raise BadValueError(f"expected {expected}, received {preview(value)}")
@@ -203,7 +212,13 @@ def _logprobs(name: str, values: object) -> list[float]:
     return _numbers(name, values, "iuf", -np.inf, _ROUNDING)
 
 
-def _numbers(name: str, values: object, kinds: str, least: float, most: float) -> list[Any]:
+def _numbers(
+    name: str,
+    values: object,
+    kinds: str,
+    least: float,
+    most: float,
+) -> list[Any]:
     """Return a list, tuple or array of numbers of NumPy's `kinds`, in a range, as a list of Python's numbers."""
     numbers = np.asarray(values)
     if numbers.shape == (0,):

@@ -105,7 +105,8 @@ def opened(handle: Mapping[str, Any]) -> dict[str, Tensor]:
         size = Path(handle["path"]).stat().st_size
         memory = torch.from_file(handle["path"], shared=False, size=size, dtype=torch.uint8)
         for name, (dtype, shape, begin, length) in layouts.items():
-            weights[name] = memory[begin : begin + length].view(getattr(torch, dtype)).view(shape)
+            data = memory[begin : begin + length]
+            weights[name] = data.view(getattr(torch, dtype)).view(shape)
     for name, pickled in handle["handles"].items():
         rebuild, arguments = pickle.loads(pickled)  # noqa: S301 - written by the parent process, in `shared`
         weights[name] = rebuild(*arguments)
@@ -149,5 +150,6 @@ def _write(file: int, weights: Mapping[str, Tensor]) -> dict[str, tuple[str, lis
         written = 0
         while written < len(view):  # one call writes at most 2 GiB
             written += os.pwrite(file, view[written:], begin + written)
-        layouts[name] = (str(tensor.dtype).removeprefix("torch."), list(tensor.shape), begin, len(data))
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        layouts[name] = (dtype, list(tensor.shape), begin, len(data))
     return layouts

@@ -184,7 +184,11 @@ def small_model(device: torch.device, attention: str = "sdpa") -> Model:
     return model.to(device)
 
 
-def random_samples(lengths: list[int], response: int = RESPONSE, vocabulary: int = VOCABULARY) -> Samples:
+def random_samples(
+    lengths: list[int],
+    response: int = RESPONSE,
+    vocabulary: int = VOCABULARY,
+) -> Samples:
     """Return random rows of these numbers of tokens, of which the last `response` are the response."""
     rng = np.random.default_rng(0)
     prompts = [max(1, length - response) for length in lengths]
@@ -282,7 +286,12 @@ def _vllm(device: torch.device) -> Result:
         return published_gap(policy, model)
 
 
-def small_engine(device: torch.device, model: Model, folder: str, **options: Any) -> VLLMPolicy:
+def small_engine(
+    device: torch.device,
+    model: Model,
+    folder: str,
+    **options: Any,
+) -> VLLMPolicy:
     """Return vLLM's engine with a small model, which is saved to a folder.
 
     Args:

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from lazily import Lazy, lazily
 
-from hgpo_train.models.config import LoraConfig
 from hgpo_train.training.config import Config, OptimiserConfig, replace
 
 pytestmark = pytest.mark.slow
@@ -19,7 +18,7 @@ pytestmark = pytest.mark.slow
 torch = Lazy("torch")
 varlen_attn = Lazy("torch.nn.attention.varlen:varlen_attn")
 gpu_check = Lazy("hgpo_train.training.gpu_check")
-add_adapters, checkpoint_layers = lazily("hgpo_train.models.loading", "add_adapters checkpoint_layers")
+checkpoint_layers = Lazy("hgpo_train.models.loading:checkpoint_layers")
 train_tokenizer = Lazy("hgpo_train.models.tiny:train_tokenizer")
 load_checkpoint, save_checkpoint = lazily("hgpo_train.training.checkpoint", "load_checkpoint save_checkpoint")
 TrainingState = Lazy("hgpo_train.models.checkpoint_files:TrainingState")
@@ -165,18 +164,3 @@ def test_an_engine_sleeps_and_serves_the_weights_that_are_published_when_it_wake
     policy.wake_up()
     policy.publish(model, 0)
     assert [reply.response_token_ids for reply in gpu_check.generated(policy)] == expected
-
-
-@pytest.mark.vllm
-def test_adapters_are_served_as_adapters(device, tmp_path):
-    pytest.importorskip("vllm")
-    lora = {"enable_lora": True, "max_loras": 1, "max_lora_rank": 8, "enforce_eager": True}
-    base = gpu_check.small_model(device)
-    with closing(gpu_check.small_engine(device, base, str(tmp_path), **lora)) as policy:
-        model = add_adapters(base, LoraConfig(rank=8))
-        with torch.no_grad():
-            for name, parameter in model.named_parameters():
-                if ".lora_B." in name:
-                    parameter.normal_(std=0.05)
-        policy.publish(model, 1)
-        assert gpu_check.logprob_gap(policy, model) <= Config().update.gap_warning

@@ -189,6 +189,7 @@ def test_calls_and_their_results_are_messages_of_their_own():
     assert [message["role"] for message in chat_messages("", turns, "Thanks.")][2] == "user"
 
 
+@pytest.mark.slow
 def test_a_server_receives_the_growing_conversation(tmp_path, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "sk-test")
     with Api() as api:

@@ -229,6 +229,7 @@ def test_random_fills_searches_with_words_of_the_instruction():
     assert {word for query in queries for word in query.split()} == {"find", "a", "red", "shoe"}
 
 
+@pytest.mark.slow
 @given(st.integers(0, 2**63 - 1), st.text(max_size=20), st.lists(st.text(max_size=9), max_size=4))
 def test_random_answers_anything(seed, instruction, actions):
     reply = RandomPolicy("command").respond([request(seed, actions=actions, instruction=instruction)])[0]

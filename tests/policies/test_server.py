@@ -235,32 +235,12 @@ def test_reasoning_and_tool_calls_become_the_text_that_the_model_wrote(api: Api)
         ({"content": "Hi", "reasoning_content": "A guest.", "tool_calls": None}, "<think>\nA guest.\n</think>\n\nHi"),
         ({"reasoning": "Hm.", "tool_calls": [call('{"zip": "20"}')]}, f"<think>\nHm.\n</think>\n\n{second}"),
     ):
-        _, body = completion("")
-        body["choices"][0] |= {"message": {"role": "assistant", **message}, "finish_reason": "tool_calls"}
-        api.answer = lambda *_, body=body: (200, body)
+        api.answer = replying(message)
         (reply,) = ask(api, request(tools=(FIND,)))
         assert isinstance(reply, Reply), reply
         assert (reply.response, reply.finish_reason) == (expected, "tool_calls")
         assert tool_calls(reply.response) is not None
         assert api.bodies[-1]["tools"] == [FIND]
-
-
-def test_tool_calls_are_the_actions_of_rollouts(api: Api, tmp_path) -> None:
-    """From the environment's tools to the request, and from the reply to the row."""
-    handle = open_env("doors_env:HGPO-Test/Doors-v0", action_format="response", max_steps=3)
-    settings = replace(handle.settings, tools=(FIND,), parse_response=parse_tool_calls)
-    _, body = completion(None)
-    body["choices"][0]["message"] |= {"tool_calls": [call("{}")], "reasoning_content": "Where is it?"}
-    api.answer = lambda *_: (200, body)
-    policy = make_policy("openai:tiny", PolicyContext("Doors", "response", {"base_url": api.url}))
-    with StepWriter(tmp_path / "run") as writer, contextlib.closing(policy):
-        collect_groups(replace(handle, settings=settings), policy, writer, RolloutSpec(tasks=1, group_size=2))
-    steps = scan_steps(tmp_path / "run").collect()
-    action = '<tool_call>\n{"name": "find", "arguments": {}}\n</tool_call>'
-    assert set(steps["response"]) == {f"<think>\nWhere is it?\n</think>\n\n{action}"}
-    assert set(steps["action"]) == {action}
-    assert len(api.bodies) == len(steps) == 6
-    assert all(body["tools"] == [FIND] for body in api.bodies)
 
 
 MALFORMED = {
@@ -303,8 +283,18 @@ def played(
 
 def replying(message: dict, finish: str = "tool_calls") -> Callable[[dict, int], tuple]:
     _, body = completion(None, finish)
-    body["choices"][0]["message"] |= message
+    body["choices"][0]["message"] = {"role": "assistant", **message}
     return lambda *_: (200, body)
+
+
+def test_tool_calls_are_the_actions_of_rollouts(api: Api, tmp_path) -> None:
+    """From the environment's tools to the request, and from the reply to the row."""
+    message = {"content": None, "tool_calls": [call("{}")], "reasoning_content": "Where is it?"}
+    rows, bodies = played(replying(message), tmp_path / "run")
+    action = '<tool_call>\n{"name": "find", "arguments": {}}\n</tool_call>'
+    response = f"<think>\nWhere is it?\n</think>\n\n{action}"
+    assert [(row["response"], row["action"]) for row in rows] == [(response, action)] * 3
+    assert [body["tools"] for body in bodies] == [[FIND]] * 3
 
 
 @pytest.mark.parametrize("kind", MALFORMED)
