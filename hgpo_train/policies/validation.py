@@ -188,8 +188,8 @@ def _texts(name: str, values: object) -> tuple[str, ...]:
     if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable):
         raise BadValueError(f"{name}: expected a list of texts, received {preview(values)}")
     texts = values if type(values) is tuple else tuple(values)
-    if all(type(text) is str for text in texts):
-        # A state has dozens of actions, nearly always valid: one check of the joined text instead of one for each.
+    # A state has dozens of actions, nearly always valid: one check of the joined text instead of one for each.
+    if list(map(type, texts)).count(str) == len(texts):
         joined = "".join(texts)
         if checked_text(name, joined) == joined:
             return texts
