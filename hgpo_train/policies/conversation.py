@@ -99,20 +99,23 @@ def _assistant(turn: Turn, *, with_tools: bool) -> dict[str, Any]:
     message.pop("tool_calls", None)
     message.pop("function_call", None)
     content = message.get("content")
-    if with_tools and not calls and isinstance(content, str) and (written := tool_calls(content)):
-        content = before_calls(content).strip()
-        calls = [_function_call(call.name, json.dumps(call.arguments)) for call in written]
+    if with_tools and not calls and isinstance(content, str):
+        calls = [_function_call(call.name, json.dumps(call.arguments)) for call in tool_calls(content) or ()]
+        if calls:
+            content = before_calls(content).strip()
 
     # The text. Servers refuse an empty one; beside calls it can be left out.
     if isinstance(content, list):
         content = [part for part in content if not _is_empty(part)]
     if not calls:
-        return {**message, "content": _NOTHING if _is_empty(content) else content}
+        message["content"] = _NOTHING if _is_empty(content) else content
+        return message
     if isinstance(content, str | list) and _is_empty(content):
         message.pop("content")
     elif "content" in message:
         message["content"] = content
-    return {**message, "tool_calls": calls}
+    message["tool_calls"] = calls
+    return message
 
 
 def _is_empty(content: Any) -> bool:  # noqa: ANN401 - whatever the server has sent
