@@ -45,9 +45,11 @@ def end_of_turn(tokenizer: Tokenizer) -> int:
             continue
         (tokens,) = tokenizer([text.partition(RESPONSE)[2]], add_special_tokens=False)["input_ids"]
         found.append(next((token for token in tokens if token in added), None))
-    is_same = len({*found}) == 1 and found[0] is not None
-    end: int = found[0] if is_same else tokenizer.eos_token_id
-    return end
+    if len({*found}) == 1 and found[0] is not None:
+        end: int = found[0]
+        return end
+    eos: int = tokenizer.eos_token_id
+    return eos
 
 
 def end_tokens(tokenizer: Tokenizer, model: Model | None = None) -> tuple[int, ...]:

@@ -127,8 +127,8 @@ class WeightUpdate:
         """
         self.reload_weights(weights_iterator=iter(opened(handle).items()))
         model = self.model_runner.model
-        head = getattr(model, "lm_head", None)
-        embedding = getattr(getattr(model, "model", None), "embed_tokens", None)
+        head: Any = getattr(model, "lm_head", None)
+        embedding: Any = getattr(getattr(model, "model", None), "embed_tokens", None)
         are_two = head is not None and embedding is not None and head is not embedding
         if are_two and model.config.tie_word_embeddings:
             head.tie_weights(embedding)

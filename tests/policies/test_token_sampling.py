@@ -241,18 +241,6 @@ def test_prompts_over_the_budget_are_truncated(model, tokenizer):
     assert answered.response_token_ids
 
 
-def test_stop_texts_end_a_response(model, tokenizer):
-    free = TransformersPolicy(model, tokenizer, GenerationOptions(max_response_tokens=8)).respond([request(1, "go")])[0]
-    letter = next(character for character in free.response if character.isascii())
-    options = GenerationOptions(max_response_tokens=8, stop=(letter,))
-    stopped = TransformersPolicy(model, tokenizer, options).respond([request(1, "go")])[0]
-    count = len(stopped.response_token_ids)
-    assert stopped.finish_reason == "stop"
-    assert stopped.response_token_ids == free.response_token_ids[:count]
-    assert letter in stopped.response
-    assert letter not in tokenizer.decode(stopped.response_token_ids[: count - 1])
-
-
 def test_a_stop_text_can_begin_and_end_inside_of_tokens(model, tokenizer):
     def reply(*stop, ids):
         sampled = SimpleNamespace(tokens=np.array(ids), logprobs=np.linspace(-1, -2, len(ids)))
