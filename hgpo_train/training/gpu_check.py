@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 import numpy as np
 import polars as pl
@@ -87,6 +87,9 @@ class Skipped(Exception):  # noqa: N818 - it is no error
 Result = tuple[bool, str, str]
 """Whether a check passed, the value and its bound."""
 
+Check: TypeAlias = "tuple[str, str, Callable[[], Result]]"
+"""The name of a check, the repair if it fails, and what runs it."""
+
 
 def check_gpu(config: Config | None = None, *, short: bool = False) -> Iterator[Finding]:
     """Check the device of a configuration, or the one that ``auto`` selects.
@@ -100,7 +103,7 @@ def check_gpu(config: Config | None = None, *, short: bool = False) -> Iterator[
     """
     settings = config or Config()
     device = choose_device(settings.model.device)
-    checks: list[tuple[str, str, Callable[[], Result]]] = [
+    checks: list[Check] = [
         ("device", "use an Ampere GPU or newer, and a torch and a driver that agree", partial(_device, device)),
         (FREE_MEMORY, "end other programs on the GPU, or see --plan", partial(_free_memory, device, config)),
         (str(_SHARED_MEMORY), "start the container with --shm-size=16g or --ipc=host", _shared_memory),
@@ -116,7 +119,7 @@ def check_gpu(config: Config | None = None, *, short: bool = False) -> Iterator[
     yield from _findings(checks)
 
 
-def _findings(checks: list[tuple[str, str, Callable[[], Result]]]) -> Iterator[Finding]:
+def _findings(checks: list[Check]) -> Iterator[Finding]:
     for name, repair, check in checks:
         try:
             passed, value, bound = check()
@@ -191,11 +194,15 @@ def random_samples(
 ) -> Samples:
     """Return random rows of these numbers of tokens, of which the last `response` are the response."""
     rng = np.random.default_rng(0)
-    prompts = [max(1, length - response) for length in lengths]
+
+    def tokens(count: int) -> list[int]:
+        drawn: list[int] = rng.integers(0, vocabulary, count).tolist()
+        return drawn
+
     steps = {
-        "prompt_token_ids": [rng.integers(0, vocabulary, number).tolist() for number in prompts],
-        "response_token_ids": [rng.integers(0, vocabulary, response).tolist() for _ in prompts],
-        "response_logprobs": [[-1.0] * response for _ in prompts],
+        "prompt_token_ids": [tokens(max(1, length - response)) for length in lengths],
+        "response_token_ids": [tokens(response) for _ in lengths],
+        "response_logprobs": [[-1.0] * response for _ in lengths],
         "advantage": rng.normal(size=len(lengths)),
     }
     return samples_from_steps(pl.DataFrame(steps))
@@ -348,7 +355,21 @@ def generated(policy: VLLMPolicy) -> list[Reply]:
     task = Task("check", "train", "", "")
     state = State("", ())
     prompts = [f"{text} {number}" for number, text in enumerate(TEXTS)]
-    policy.submit([Request(n, prompt, n, n, 0, task, state, None, str) for n, prompt in enumerate(prompts)])
+    requests = []
+    for number, prompt in enumerate(prompts):
+        request = Request(
+            id=number,
+            prompt=prompt,
+            seed=number,
+            slot=number,
+            step=0,
+            task=task,
+            state=state,
+            engine=None,
+            with_shorter_history=str,
+        )
+        requests.append(request)
+    policy.submit(requests)
     answers: dict[int, Any] = {}
     while len(answers) < len(prompts):
         answers |= dict(policy.collect(None))

@@ -237,7 +237,8 @@ class MemoryPlan:
 
     def verdict(self) -> str:
         """Return whether the run fits, and otherwise what it needs and which settings need less, as one line."""
-        name, card = self.config.name, self.card
+        name = self.config.name
+        card = self.card
         if self.fits:
             return f"{name} fits on {card.name}"
         needed = self.parts | {"engine": (max(self.share, self.least), 0)}
@@ -303,11 +304,14 @@ def _plan(config: Config, model: Model, card: Card) -> MemoryPlan:
     # vLLM: its weights in 16 bits, one step's activations and logits, and a share of the rest for its cache.
     step = _ENGINE_TOKENS * 2 * (2 * sizes.intermediate_size + 2 * sizes.hidden_size)
     engine = 2 * (parameters + adapters) + step + _ENGINE_SEQUENCES * sizes.vocab_size * 8 + _ENGINE_OTHERS
-    at_rollout, at_update = (sum(bytes_of) for bytes_of in zip(*parts.values(), strict=True))
-    free = card.memory - (at_rollout if rollout.sleep else max(at_rollout, at_update))
+    others = sum(at_rollout for at_rollout, _ in parts.values())
+    if not rollout.sleep:  # its memory is taken during the update, too
+        others = max(others, sum(at_update for _, at_update in parts.values()))
+    free = card.memory - others
     percent = card.memory // 100  # the share is given in percent
     useful = engine + concurrent * sequence + percent
-    share = max(0, min(free, int(_LARGEST_SHARE * card.memory), useful) // percent * percent)
+    share = min(free, int(_LARGEST_SHARE * card.memory), useful)
+    share = max(0, share // percent * percent)
     if _UTILIZATION in rollout.engine_options:
         share = int(float(rollout.engine_options[_UTILIZATION]) * card.memory)
     parts["engine"] = (share, 0 if rollout.sleep else share)
@@ -349,10 +353,14 @@ def activation_bytes(config: Config, model: Model) -> int:
     embedding = 0 if rank else sizes.vocab_size * hidden
     tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
 
+    query = sizes.num_attention_heads * _head_width(sizes)
+    units = (hidden, sizes.intermediate_size, query, rank, 1)
+    kind = "adapters" if rank else "weights"
+
     def layer_bytes(moment: str) -> float:
-        per_unit = _LAYER_BYTES[moment, "adapters" if rank else "weights", config.model.compute_dtype]
-        units = (hidden, sizes.intermediate_size, sizes.num_attention_heads * _head_width(sizes), rank, 1)
-        return float(tokens * sum(size * unit for size, unit in zip(per_unit, units, strict=True)))
+        per_unit = _LAYER_BYTES[moment, kind, config.model.compute_dtype]
+        products = [size * unit for size, unit in zip(per_unit, units, strict=True)]
+        return float(tokens * sum(products))
 
     if config.model.gradient_checkpointing:
         residual = 2 if half and rank else 4  # the input of each layer, which is stored
@@ -368,9 +376,11 @@ def activation_bytes(config: Config, model: Model) -> int:
     # The gradient of tied embeddings waits for its second part until the end of the backward pass.
     last_layer = stored + layer + (4 * embedding if tied else 0)
     first_layer = (12 if tied else 8) * embedding
-    # In float32 there is no kernel for packed rows, whose mask is then a matrix: booleans, and the additive mask.
-    mask = 3 * tokens**2 if update.layout == "packed" and config.model.attention == "sdpa" and not half else 0
-    return int(max(forward, head, last_layer, first_layer) + mask)
+    peak = max(forward, head, last_layer, first_layer)
+    if update.layout == "packed" and config.model.attention == "sdpa" and not half:
+        # In float32 there is no kernel for packed rows, whose mask is then a matrix: booleans, and the additive mask.
+        peak += 3 * tokens**2
+    return int(peak)
 
 
 def _head_width(sizes: Any) -> int:  # noqa: ANN401 (a configuration class of Transformers)
