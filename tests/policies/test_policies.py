@@ -178,6 +178,7 @@ def test_policies_of_other_distributions_and_broken_ones(tmp_path: Path, monkeyp
         installed.cache_clear()
 
 
+@pytest.mark.slow
 def test_the_registry_lists_policies_that_can_be_trained() -> None:
     pytest.importorskip("torch")
     assert {name for name in policy_names() if policy_spec(name).make_trainable} == {"transformers", "vllm"}

@@ -541,20 +541,24 @@ FORMS = [
 
 
 def test_the_forms_of_answers_that_servers_send(api: Api) -> None:
-    for body, response in FORMS:
-        reply = checked_reply(asked_once(api, 200, body))
-        assert isinstance(reply, Reply), (body, reply)
-        assert (reply.response, reply.response_logprobs) == (response, None)
+    with contextlib.closing(policy_of(api)) as policy:
+        for body, response in FORMS:
+            api.answer = lambda *_, body=body: (200, body)
+            reply = checked_reply(*asked.ask(policy, [request()]))
+            assert isinstance(reply, Reply), (body, reply)
+            assert (reply.response, reply.response_logprobs) == (response, None)
 
 
 @pytest.mark.slow
 def test_an_invalid_answer_is_a_failure_with_its_reason(api: Api) -> None:
     choices = [({**completion("")[1], "choices": [choice]}, reason) for choice, reason in ODD_CHOICES]
-    for body, reason in (*ODD_BODIES, *choices):
-        checked = checked_reply(asked_once(api, 200, body, logprobs=True, token_ids=True))
-        assert isinstance(checked, Failure), body
-        assert checked.category == "PolicyFailed"
-        assert reason in checked.message
+    with contextlib.closing(policy_of(api, logprobs=True, token_ids=True, retries=0)) as policy:
+        for body, reason in (*ODD_BODIES, *choices):
+            api.answer = lambda *_, body=body: (200, body)
+            checked = checked_reply(*asked.ask(policy, [request()]))
+            assert isinstance(checked, Failure), body
+            assert checked.category == "PolicyFailed"
+            assert reason in checked.message
 
 
 @pytest.mark.parametrize("key", ["sk-first\nsecond-half", "sk-schlüssel-lang", "sk-with\x1bescape-in-it"])
