@@ -339,6 +339,7 @@ class AsyncPolicy(Policy):
 
     def __init__(self, concurrency: int = 128) -> None:
         self._ready: queue.SimpleQueue[tuple[int, Answer]] = queue.SimpleQueue()
+        # A thread of its own: the collector steps environments in its thread while requests are under way.
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self.loop.run_forever, name="hgpo-policy", daemon=True)
         self._thread.start()
@@ -373,6 +374,7 @@ class AsyncPolicy(Policy):
         """Cancel running requests and stop the event loop. Returns within `CLOSING_S`, even if a coroutine blocks."""
         if self.loop.is_closed():
             return
+        # Coroutines are cancelled in their own thread, which is the only one that may touch them.
         if self._thread.is_alive():
             self.loop.call_soon_threadsafe(lambda: self.loop.create_task(self._end()))
             self._thread.join(CLOSING_S)

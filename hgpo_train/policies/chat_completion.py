@@ -29,6 +29,7 @@ def read_completion(answer: bytes) -> dict[str, Any]:
         RequestError: The answer is none, or it reports an error.
     """
     completion = _decoded(answer)
+    # Whatever the form is, the message becomes an object, and the error a value.
     whole = completion if isinstance(completion, dict) else {}
     choice = _choice(whole.get("choices"))
     message = choice.get("message", choice.get("text"))  # the text of older servers

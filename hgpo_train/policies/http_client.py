@@ -107,6 +107,7 @@ class HttpClient:
         Raises:
             RequestError: There is no answer with a status of success, it is too large, or it reports an error.
         """
+        # `read` is part of the attempt: an error that arrives with a status of success is tried again like any other.
         attempt = 0
         while True:
             try:
@@ -170,6 +171,7 @@ class HttpClient:
 
 
 async def _read(response: aiohttp.ClientResponse) -> bytes:
+    # The header Content-Length may be missing or wrong: what arrives is counted.
     answer = bytearray()
     async for part in response.content.iter_any():
         answer += part
@@ -189,6 +191,7 @@ def pause_s(attempt: int, retry_after: str | None) -> float:
         retry_after: The header `Retry-After`: seconds, or a date.
     """
     jitter = random.random() / 4
+    # A header that cannot be read asks for nothing.
     requested = 0.0
     if retry_after is not None:
         with suppress(ValueError, OverflowError):

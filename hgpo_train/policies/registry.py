@@ -186,6 +186,7 @@ def find_policy(policy: object) -> tuple[PolicySpec, str]:
         return getattr(import_module(module), attribute), rest
     if (point := installed(ENTRY_POINTS).get(name)) is not None:
         return _as_spec(load(point), f"{ENTRY_POINTS} {name!r} of the distribution {distribution(point)}"), rest
+    # Not a registered name: perhaps a module and an object of it.
     attribute, _, argument = rest.partition(":")
     if attribute.isidentifier():
         address = f"{name}:{attribute}"

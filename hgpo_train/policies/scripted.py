@@ -151,6 +151,7 @@ class MixturePolicy(BatchPolicy):
 
     def respond(self, requests: Sequence[Request]) -> Sequence[Answer]:
         """See `Policy`."""
+        # Every part sees every request: a player follows the episode also where another part acts.
         answers = [policy._answer(requests) for policy, _ in self._parts]  # noqa: SLF001 - a part that fails is one part
         drawn = [self._drawn(request.seed) for request in requests]
         return [answers[part][number] for number, part in enumerate(drawn)]

@@ -145,7 +145,7 @@ class ServerPolicy(AsyncPolicy):
             **{name: value for name, value in optional.items() if value},
             **options.extra,
         }
-        self._noted: set[str] = set()
+        self._noted: set[str] = set()  # the kinds of warnings that were given
         super().__init__(options.concurrency)
 
     @property

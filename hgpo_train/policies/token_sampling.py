@@ -357,12 +357,14 @@ def sample_tokens(
     >>> token.item(), round(logprob.exp().item(), 4)
     (1, 0.75)
     """
+    # In float32, whatever the model computes in: the eight bits of bfloat16 are too few for log-probabilities.
     logprob = torch.log_softmax(logits.float() / (temperature or 1.0), -1)
     if top_p < 1.0:
         logprob = nucleus(logprob, top_p)
     if temperature == 0:
         token = logprob.argmax(-1, keepdim=True)
     else:
+        # In float64, because the error of a sum over 150,000 tokens would move the bounds between unlikely ones.
         total = logprob.double().exp().cumsum(-1)
         # right=True skips all cumulative values ≤ u · total, so a token of probability zero is never drawn.
         drawn = uniform * total[:, -1]

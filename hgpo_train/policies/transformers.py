@@ -106,6 +106,7 @@ class TransformersPolicy(BatchPolicy):
 
     def _reply(self, fitted: FittedPrompt, sampled: SampledResponse) -> Reply:
         tokens = sampled.tokens.tolist()
+        # Stop texts are found after sampling: they may begin and end within tokens.
         count = stop_length(self.tokenizer, tokens, self.options.stop)
         is_stopped = count is not None or tokens[-1] in self.ends
         tokens = tokens[:count]

@@ -103,6 +103,7 @@ def _plain(
     """Check the fields of a reply, state or task. Return the same object unless a field had to be converted."""
     if not isinstance(value, kind):
         raise BadValueError(f"expected {expected}, received {preview(value)}")
+    # Nearly every value is valid as it is, so the same object is returned and nothing is copied.
     changed = {}
     for field, name, check, optional in checks:
         present = getattr(value, field)
@@ -220,6 +221,7 @@ def _numbers(
     most: float,
 ) -> list[Any]:
     """Return a list, tuple or array of numbers of NumPy's `kinds`, in a range, as a list of Python's numbers."""
+    # One array instead of a check of each number: a reply can have thousands.
     numbers = np.asarray(values)
     if numbers.shape == (0,):
         return []

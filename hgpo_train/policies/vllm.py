@@ -139,6 +139,7 @@ class VLLMPolicy:
 
     def collect(self, timeout: float | None) -> Sequence[tuple[int, Reply | Failure]]:
         """See `Policy`. Steps the engine until a response is finished."""
+        # What was refused at once needs no step of the engine.
         answers: list[tuple[int, Reply | Failure]] = list(self._refused)
         self._refused.clear()
         while self._running and not answers:
@@ -180,6 +181,7 @@ class VLLMPolicy:
             from hgpo_train.policies.weight_handover import checkpoint_weights  # with torch
 
             self._publish_weights(checkpoint_weights(model, self._engine.vllm_config.model_config.dtype))
+        # Its keys and values are those of the old weights.
         self._llm.reset_prefix_cache()
         self.version = version
 
@@ -193,6 +195,7 @@ class VLLMPolicy:
         except Exception as error:  # of vLLM, which wraps that of its worker
             if not self.by_device:
                 raise
+            # A worker that could not map the memory is not asked to again: the way is changed for good.
             self.by_device = False
             warnings.warn(
                 f"the engine cannot map the trainer's memory on the GPU ({one_line(error, 200)}): weights now go "
@@ -216,6 +219,7 @@ class VLLMPolicy:
         folder = tempfile.TemporaryDirectory(prefix="hgpo-adapter-")
         model.save_pretrained(folder.name, save_embedding_layers=False)
         self._serve_adapter(folder.name, version)
+        # The engine has loaded the new version by now, and reads the files of the old one no more.
         if self._adapter_folder is not None:
             self._adapter_folder.cleanup()
         self._adapter_folder = folder
@@ -237,6 +241,7 @@ class VLLMPolicy:
     def close(self) -> None:
         """Abort running requests and shut the engine down, even if it has died."""
         try:
+            # An engine that has died answers nothing, and its processes must end all the same.
             with contextlib.suppress(Exception):
                 self._engine.abort_request(list(self._running))
             self._running.clear()

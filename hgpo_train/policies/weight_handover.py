@@ -45,6 +45,7 @@ def checkpoint_weights(model: Model, merged_dtype: torch.dtype = torch.float32) 
     adapted = {name: module for name, module in plain.named_modules() if hasattr(module, "get_delta_weight")}
     weights: dict[str, Tensor] = {}
     seen: set[int] = set()
+    # `keep_vars` returns the parameters themselves, so that tied ones are recognised by their identity.
     for name, tensor in plain.state_dict(keep_vars=True).items():
         if ".lora_" in name or id(tensor) in seen:
             continue
@@ -100,6 +101,7 @@ def opened(handle: Mapping[str, Any]) -> dict[str, Tensor]:
         handle: What `shared` yielded.
     """
     weights: dict[str, Tensor] = {}
+    # One mapping for all tensors in the host's memory. Private pages: a worker that writes would not change the file.
     layouts = handle["layouts"]
     if layouts:
         size = Path(handle["path"]).stat().st_size
