@@ -201,9 +201,13 @@ def _choices(hint: object) -> tuple[object, ...]:
 
 @cache
 def field_docs(cls: type) -> dict[str, str]:
-    """Return the docstring of each field of a settings class, as one line each."""
+    """Return the docstring of each field of a settings class and of its bases, as one line each."""
+    docs: dict[str, str] = {}
+    for base in cls.__bases__:
+        if dataclasses.is_dataclass(base):
+            docs |= field_docs(base)
     body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0].body  # type: ignore[attr-defined]  # a class
-    return {
+    return docs | {
         ast.unparse(field.target): " ".join(ast.literal_eval(text.value).split())
         for field, text in pairwise(body)
         if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr)

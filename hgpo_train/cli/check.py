@@ -85,9 +85,9 @@ def check_gpu(
     overrides: common.Overrides = None,
     as_json: common.Json = False,
 ) -> None:
-    """Check the GPU, the update's numbers, the engine, and a configuration's memory, with random weights.
+    """Check the GPU, its memory, log-probabilities, one update and vLLM, with random weights.
 
-    It takes about a minute, and three with vLLM, and downloads nothing. The exit code is 1 if a check fails.
+    It takes about a minute, and two with vLLM, and downloads nothing. The exit code is 1 if a check fails.
     """
     from hgpo_envs.unicode_text import clean_text
     from hgpo_train.training import gpu_check

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from hgpo_envs.errors import InputError, one_line
 from hgpo_envs.files.untrusted_files import read_bytes
+from hgpo_envs.hashing import text_hash
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
 RESPONSE: Final = "\N{SYMBOL FOR RECORD SEPARATOR}"
 """A response that chat templates render as it is, to find what they write after one."""
 
-_OPEN, _CLOSE = "<think>", "</think>"
+_OPEN: Final = "<think>"
+_CLOSE: Final = "</think>"
 _OPENED: Final = re.compile(rf"{_OPEN}\s*\Z")
 _TAIL: Final = 16
 """Number of a prompt's last tokens that contain an opened thought, also if each of its letters is a token."""
@@ -32,7 +34,8 @@ def end_of_turn(tokenizer: Tokenizer) -> int:
     """
     from jinja2 import TemplateError
 
-    question, answer = {"role": "user", "content": "?"}, {"role": "assistant", "content": RESPONSE}
+    question = {"role": "user", "content": "?"}
+    answer = {"role": "assistant", "content": RESPONSE}
     added = tokenizer.added_tokens_decoder
     found = []
     for chat in ([question, answer], [question, answer, question]):
@@ -42,8 +45,11 @@ def end_of_turn(tokenizer: Tokenizer) -> int:
             continue
         (tokens,) = tokenizer([text.partition(RESPONSE)[2]], add_special_tokens=False)["input_ids"]
         found.append(next((token for token in tokens if token in added), None))
-    end: int = found[0] if len({*found}) == 1 and found[0] is not None else tokenizer.eos_token_id
-    return end
+    if len({*found}) == 1 and found[0] is not None:
+        end: int = found[0]
+        return end
+    eos: int = tokenizer.eos_token_id
+    return eos
 
 
 def end_tokens(tokenizer: Tokenizer, model: Model | None = None) -> tuple[int, ...]:
@@ -80,7 +86,16 @@ def use_chat_template(tokenizer: Tokenizer, path: str) -> None:
         ) from error
 
 
-def stop_length(tokenizer: Tokenizer, tokens: Sequence[int], stop: Sequence[str]) -> int | None:
+def chat_template_hash(tokenizer: Tokenizer) -> str:
+    """Return a fingerprint of a tokenizer's chat template."""
+    return f"{text_hash(str(tokenizer.chat_template)) % (1 << 64):016x}"
+
+
+def stop_length(
+    tokenizer: Tokenizer,
+    tokens: Sequence[int],
+    stop: Sequence[str],
+) -> int | None:
     """Return the number of a response's tokens up to the first stop text; None if it has none.
 
     A stop text can begin and end inside of a token. Tokens are sampled whole, so the one that completes the stop text
@@ -96,7 +111,11 @@ def stop_length(tokenizer: Tokenizer, tokens: Sequence[int], stop: Sequence[str]
     return bisect_left(range(len(tokens)), True, key=contains_stop)
 
 
-def response_text(tokenizer: Tokenizer, tokens: Sequence[int], ends: Sequence[int]) -> str:
+def response_text(
+    tokenizer: Tokenizer,
+    tokens: Sequence[int],
+    ends: Sequence[int],
+) -> str:
     """Return the text of a response without the tokens that end it. Other special tokens are part of the text.
 
     Args:
@@ -104,7 +123,8 @@ def response_text(tokenizer: Tokenizer, tokens: Sequence[int], ends: Sequence[in
         tokens: Token ids of the response.
         ends: Ids of the tokens that end a response (`end_tokens`).
     """
-    dropped, count = {*ends, tokenizer.pad_token_id}, len(tokens)
+    dropped = {*ends, tokenizer.pad_token_id}
+    count = len(tokens)
     while count and tokens[count - 1] in dropped:
         count -= 1
     text: str = tokenizer.decode(tokens[:count], skip_special_tokens=False)

@@ -102,19 +102,22 @@ def newest_valid_checkpoint(folder: Path, *, to_resume: bool = False) -> Path | 
     for path in reversed(list_checkpoints(folder)):
         fault = _fault(path, weights_only=not to_resume)
         if fault is None:
-            if damaged:
-                message = f"{'; '.join(damaged.values())}: checkpoint {path} is used instead"
-                warnings.warn(message, CheckpointWarning, stacklevel=2)
-            for newer in damaged if to_resume else ():
-                rename_damaged(newer)
-            return path
+            break
         damaged[path] = f"checkpoint {path.name} cannot be used ({fault})"
+    else:
+        if damaged:
+            raise InputError(
+                f"{folder} has no checkpoint that can be used: {'; '.join(damaged.values())}; restore one from a "
+                "backup, or start again in another folder"
+            )
+        return None
     if damaged:
-        raise InputError(
-            f"{folder} has no checkpoint that can be used: {'; '.join(damaged.values())}; restore one from a backup, "
-            "or start again in another folder"
-        )
-    return None
+        message = f"{'; '.join(damaged.values())}: checkpoint {path} is used instead"
+        warnings.warn(message, CheckpointWarning, stacklevel=2)
+    if to_resume:
+        for newer in damaged:
+            rename_damaged(newer)
+    return path
 
 
 def resolve_model(path: str) -> str:
@@ -129,8 +132,10 @@ def resolve_model(path: str) -> str:
     newest = newest_valid_checkpoint(folder / "checkpoints")
     if newest is not None:
         return str(newest)
-    if os.path.lexists(folder / MANIFEST) and (fault := _fault(folder, weights_only=True)) is not None:
-        raise InputError(f"checkpoint {path} is damaged ({fault}); use another one")
+    if os.path.lexists(folder / MANIFEST):
+        fault = _fault(folder, weights_only=True)
+        if fault is not None:
+            raise InputError(f"checkpoint {path} is damaged ({fault}); use another one")
     return path
 
 
@@ -141,12 +146,12 @@ def stored_model(path: str) -> str:
 
 def rename_damaged(path: Path) -> Path:
     """Rename a path to `NAME.damaged`, `NAME.damaged-2` …, the first that is free, and return the new path."""
+    target = path.with_name(f"{path.name}.damaged")
     number = 1
-    while True:
-        target = path.with_name(f"{path.name}.damaged" + (f"-{number}" if number > 1 else ""))
-        if not os.path.lexists(target):
-            return path.rename(target)
+    while os.path.lexists(target):
         number += 1
+        target = path.with_name(f"{path.name}.damaged-{number}")
+    return path.rename(target)
 
 
 def is_removable(folder: Path) -> bool:
@@ -210,8 +215,9 @@ def verify_checkpoint(folder: Path, *, weights_only: bool = False) -> VerifyRepo
         except (InputError, OSError) as error:
             report.add("unreadable", folder / name, str(error))
     for name in {*_files(folder)} - {*expected, MANIFEST}:
-        harmless = (folder / name).is_file() and Path(name).suffix not in _LOADED
-        (report.note if harmless else report.add)("foreign", folder / name, "training did not write it")
+        is_harmless = (folder / name).is_file() and Path(name).suffix not in _LOADED
+        tell = report.note if is_harmless else report.add
+        tell("foreign", folder / name, "training did not write it")
     return report
 
 
@@ -219,7 +225,8 @@ def _fault(folder: Path, *, weights_only: bool) -> str | None:
     """Return why a checkpoint cannot be used, or resumed from, or None."""
     problems = verify_checkpoint(folder, weights_only=weights_only).problems
     if problems:
-        name, message = os.path.relpath(problems[0].file, folder), problems[0].message
+        name = os.path.relpath(problems[0].file, folder)
+        message = problems[0].message
         return message if name in message else f"{name}: {message}"
     try:
         iteration = read_json(folder / STATE, TrainingState).iteration
@@ -234,7 +241,8 @@ def _fault(folder: Path, *, weights_only: bool) -> str | None:
 
 def _sha256(path: Path) -> str:
     stat = path.stat()
-    return _digest(path.resolve(), (stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns))
+    stamp = (stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
+    return _digest(path.resolve(), stamp)
 
 
 @functools.lru_cache(maxsize=256)

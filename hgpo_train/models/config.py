@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
 from hgpo_envs.errors import InputError
 from hgpo_train.settings import MAY_CHANGE, NonNegativeInt, Settings, check
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatTemplate(Settings):
+    """The chat template, which renders the messages of a prompt; part of several settings."""
+
+    chat_template: str = ""
+    """A Jinja file that replaces the model's chat template; rendered in Jinja's sandbox. Empty keeps the model's."""
+    chat_template_options: dict[str, Any] = field(default_factory=dict)
+    """Further arguments of the chat template, for example { enable_thinking = false }."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

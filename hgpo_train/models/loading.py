@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,6 +17,8 @@ from hgpo_train.models.hf import no_progress_bars, unwrap_peft
 from hgpo_train.models.preflight import check_loads_no_code, check_model_source
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from hgpo_train.models.config import LoraConfig, ModelConfig
     from hgpo_train.models.hf import Model, Tokenizer
 
@@ -131,10 +134,12 @@ def load_model(config: ModelConfig, seed: int = 0) -> Model:
             reason = f'it has no attention "{config.attention}"; set model.attention = "eager"'
         raise InputError(f"cannot load a causal language model from {config.path!r}: {reason}") from error
     model: Model = loaded[0]
-    if missing := sorted(loaded[1]["missing_keys"]):  # Transformers initializes them with random numbers
+    missing = sorted(loaded[1]["missing_keys"])
+    if missing:  # Transformers initializes them with random numbers
+        more = f" and {len(missing) - 1} more" if missing[1:] else ""
         raise InputError(
-            f"cannot load a causal language model from {config.path!r}: its files contain no weights for {missing[0]!r}"
-            + (f" and {len(missing) - 1} more" if missing[1:] else "")
+            f"cannot load a causal language model from {config.path!r}: its files contain no weights for "
+            f"{missing[0]!r}{more}"
         )
     if base is not None:
         model = _merged(model, folder)
@@ -159,8 +164,7 @@ def _merged(model: Model, adapters: str) -> Model:
 
     tied = _has_tied_layers(model)
     try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated")  # peft still reads it
+        with _quiet_peft():
             adapted = PeftModel.from_pretrained(model, adapters)
             _check_adapted(adapted, f"the adapters of {adapters!r}", tied=tied)
             merged: Model = adapted.merge_and_unload()
@@ -169,6 +173,14 @@ def _merged(model: Model, adapters: str) -> Model:
     except Exception as error:  # damaged files can raise any exception of their parsers
         raise InputError(f"cannot load the adapters of {adapters!r}: {_first_line(error)}") from error
     return merged.requires_grad_(True)
+
+
+@contextmanager
+def _quiet_peft() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated")  # peft still reads it
+        warnings.filterwarnings("ignore", "Model has `tie_word_embeddings=True`")  # refused by `_check_adapted`
+        yield
 
 
 def _has_tied_layers(model: Model) -> bool:
@@ -222,12 +234,11 @@ def add_adapters(model: Model, config: LoraConfig, seed: int = 0) -> Model:
         lora_dropout=config.dropout,
         target_modules=targets,
     )
-    name, tied = type(model).__name__, _has_tied_layers(model)
+    name = type(model).__name__
+    tied = _has_tied_layers(model)
     linear = {layer.rpartition(".")[2] for layer, part in model.named_modules() if isinstance(part, torch.nn.Linear)}
     try:
-        with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated")  # peft still reads it
-            warnings.filterwarnings("ignore", "Model has `tie_word_embeddings=True`")  # refused below
+        with torch.random.fork_rng(devices=[]), _quiet_peft():
             torch.manual_seed(seed)
             adapted = get_peft_model(model, peft_config)
     except ValueError as error:
@@ -235,7 +246,8 @@ def add_adapters(model: Model, config: LoraConfig, seed: int = 0) -> Model:
     _check_adapted(adapted, "model.lora.targets", tied=tied)
     layers = [f".{layer}" for layer in adapted.targeted_module_names]
     listed = [] if isinstance(targets, str) else targets
-    if missing := [target for target in listed if not any(layer.endswith(f".{target}") for layer in layers)]:
+    missing = [target for target in listed if not any(layer.endswith(f".{target}") for layer in layers)]
+    if missing:
         warnings.warn(
             f"model.lora.targets: {name} has no layers {', '.join(missing)}, so they get no adapters (linear layers: "
             f'{", ".join(sorted(linear))}); name others, or set "all-linear"',

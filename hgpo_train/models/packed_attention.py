@@ -116,7 +116,8 @@ def _attention(
         return output, None
     # Rotary embeddings are float32 under autocast, which casts the arguments of `sdpa` but not of this kernel.
     query, key, value = (part[0].transpose(0, 1).to(value.dtype) for part in (query, key, value))
-    longest, window = options["max_length_q"], options.get("sliding_window")
+    longest = options["max_length_q"]
+    window = options.get("sliding_window")
     if not _GROUPED:
         key, value = (part.repeat_interleave(query.shape[1] // part.shape[1], dim=1) for part in (key, value))
     attended: Any = varlen_attn(

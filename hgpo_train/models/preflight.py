@@ -53,7 +53,8 @@ def check_model_source(path: str) -> None:
         raise InputError(f"the model {path!r} is not in the cache and cannot be downloaded: {reason}") from error
     cache = Path(constants.HF_HUB_CACHE)
     needed = sum(file.file_size or 0 for file in files if file.will_download)
-    free = shutil.disk_usage(next(path for path in (cache, *cache.absolute().parents) if path.exists())).free
+    disk = next(path for path in (cache, *cache.absolute().parents) if path.exists())
+    free = shutil.disk_usage(disk).free
     if needed > free:
         raise InputError(
             f"the download of {path} needs {needed / 1e9:,.1f} GB in {cache}, where {free / 1e9:,.1f} GB are free; "
@@ -77,30 +78,35 @@ def check_loads_no_code(path: str) -> str | None:
     Raises:
         InputError: It names such code, or contains both a model and an adapter.
     """
-    settings, adapter, base = *(_read_settings(path, name) for name in ("config.json", ADAPTER_SETTINGS)), None
+    settings = read_settings(path, "config.json")
+    adapter = read_settings(path, ADAPTER_SETTINGS)
+    base = None
     if adapter is not None:
         if settings is not None:
             raise InputError(f"{path} contains a model and {ADAPTER_SETTINGS}; remove the file of what you do not load")
-        if not isinstance(base := adapter.get("base_model_name_or_path"), str):
+        name = adapter.get("base_model_name_or_path")
+        if not isinstance(name, str):
             raise InputError(f"{path}: expected the model's name as base_model_name_or_path in {ADAPTER_SETTINGS}")
-        base = resolve_model(base)
-        settings = _read_settings(base, "config.json")
+        base = resolve_model(name)
+        settings = read_settings(base, "config.json")
+
+    # Sections of a configuration have attention of their own.
     parts: list[Any] = [settings]
-    for part in parts:  # sections of a configuration have attention of their own
+    for part in parts:
         if isinstance(part, dict):
-            named = [value for name, value in part.items() if "attn_implementation" in name and "/" in str(value)]
-            if named:
-                raise InputError(
-                    f"the config.json of {path} names attention code on the hub, {named[0]!r}; remove the entry, and "
-                    "set model.attention"
-                )
+            for name, value in part.items():
+                if "attn_implementation" in name and "/" in str(value):
+                    raise InputError(
+                        f"the config.json of {path} names attention code on the hub, {value!r}; remove the entry, and "
+                        "set model.attention"
+                    )
             parts += part.values()
         elif isinstance(part, list):
             parts += part
     return base
 
 
-def _read_settings(path: str, name: str) -> dict[str, Any] | None:
+def read_settings(path: str, name: str) -> dict[str, Any] | None:
     """Return a JSON file of a model's folder or repository; None if there is none.
 
     It is decoded as Transformers decodes it: what another decoder refuses, such as NaN, could hide an entry.

@@ -102,7 +102,11 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int) -> Tokenizer:
     return fast
 
 
-def make_model(tokenizer: Tokenizer, shape: TinyShape | None = None, seed: int = 0) -> Model:
+def make_model(
+    tokenizer: Tokenizer,
+    shape: TinyShape | None = None,
+    seed: int = 0,
+) -> Model:
     """Create a Qwen3 model with random float32 weights for a tokenizer; global random state is unchanged."""
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
@@ -127,7 +131,12 @@ def make_model(tokenizer: Tokenizer, shape: TinyShape | None = None, seed: int =
         return Qwen3ForCausalLM(config)
 
 
-def save_tiny(folder: Path, texts: Iterable[str], shape: TinyShape | None = None, seed: int = 0) -> Path:
+def save_tiny(
+    folder: Path,
+    texts: Iterable[str],
+    shape: TinyShape | None = None,
+    seed: int = 0,
+) -> Path:
     """Train a tokenizer on texts, create a model, and save both to a folder, which is returned."""
     shape = shape or TinyShape()
     tokenizer = train_tokenizer(texts, shape.vocabulary)

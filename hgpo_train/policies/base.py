@@ -22,7 +22,7 @@ from abc import abstractmethod
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar
 
 from hgpo_envs.errors import InputError, one_line
 from hgpo_envs.files.secrets import redact
@@ -149,7 +149,8 @@ class Reply:
     @property
     def token_counts(self) -> tuple[int | None, int | None]:
         """The numbers of tokens of prompt and response; None where they are unknown."""
-        prompt, response = self.prompt_tokens, self.response_tokens
+        prompt = self.prompt_tokens
+        response = self.response_tokens
         if prompt is None and self.prompt_token_ids is not None:
             prompt = len(self.prompt_token_ids)
         if response is None and self.response_token_ids is not None:
@@ -175,7 +176,8 @@ class Failure:
     def __post_init__(self) -> None:
         for name, length in (("category", 50), ("message", 500)):
             text = getattr(self, name).encode("utf-8", "replace").decode()
-            object.__setattr__(self, name, " ".join(redact(text).split())[:length])
+            line = " ".join(redact(text).split())
+            object.__setattr__(self, name, line[:length])
 
     def __str__(self) -> str:
         return f"{self.category}: {self.message}"
@@ -190,7 +192,15 @@ class Failure:
         return cls(category, f"{type(error).__name__}: {error}")
 
 
-def attempt(category: str, call: Callable[..., T], *arguments: Any) -> T | Failure:
+Answer: TypeAlias = str | Reply | Failure
+"""What a policy answers to a request. A text is the response of a `Reply`."""
+
+
+def attempt(
+    category: str,
+    call: Callable[..., T],
+    *arguments: Any,
+) -> T | Failure:
     """Call third-party code and return its result, or a `Failure` if it raises.
 
     `SystemExit`, `asyncio.CancelledError` and panics of extensions do not derive from `Exception`. They are caught as
@@ -210,9 +220,10 @@ def is_bug(failure: Failure) -> bool:
     Transient are `ConnectionError` and `TimeoutError`, and exceptions of other types that one of them has caused, as
     those of HTTP clients.
     """
-    error, seen = failure.error, set()
+    error = failure.error
     if error is None:
         return False
+    seen: set[int] = set()  # a chain of causes can be a ring
     while error is not None and id(error) not in seen:
         if isinstance(error, ConnectionError | TimeoutError):
             return False
@@ -239,7 +250,7 @@ class Policy(Protocol):
         """Add requests. Returns without waiting for replies."""
         ...
 
-    def collect(self, timeout: float | None) -> Sequence[tuple[int, str | Reply | Failure]]:
+    def collect(self, timeout: float | None) -> Sequence[tuple[int, Answer]]:
         """Return the replies that are ready, with their request ids. Wait for the first one.
 
         Args:
@@ -269,32 +280,38 @@ class BatchPolicy(Policy):
         self._waiting: deque[Request] = deque()
 
     @abstractmethod
-    def respond(self, requests: Sequence[Request]) -> Sequence[str | Reply | Failure]:
+    def respond(self, requests: Sequence[Request]) -> Sequence[Answer]:
         """Return one reply per request, in the order of the requests. A text is the response of a `Reply`."""
 
     def submit(self, requests: Sequence[Request]) -> None:
         """See `Policy`."""
         self._waiting.extend(requests)
 
-    def collect(self, timeout: float | None) -> Sequence[tuple[int, str | Reply | Failure]]:
+    def collect(self, timeout: float | None) -> Sequence[tuple[int, Answer]]:
         """See `Policy`."""
         del timeout
-        size = len(self._waiting) if self.batch_size is None else min(self.batch_size, len(self._waiting))
+        size = len(self._waiting)
+        if self.batch_size is not None:
+            size = min(size, self.batch_size)
         batch = [self._waiting.popleft() for _ in range(size)]
-        return list(zip((request.id for request in batch), self._answer(batch), strict=True)) if batch else []
+        if not batch:
+            return []
+        ids = [request.id for request in batch]
+        return list(zip(ids, self._answer(batch), strict=True))
 
     def close(self) -> None:
         """See `Policy`."""
 
-    def _answer(self, batch: Sequence[Request]) -> Sequence[str | Reply | Failure]:
+    def _answer(self, batch: Sequence[Request]) -> Sequence[Answer]:
         """Return the replies to a batch. If the call fails, retry each request alone, so that only the cause fails."""
         replies = attempt("PolicyFailed", self._respond, batch)
         if not isinstance(replies, Failure):
             return replies
-        alone = len(batch) == 1 or (self.raise_errors and is_bug(replies))
-        return [replies] * len(batch) if alone else [self._answer([request])[0] for request in batch]
+        if len(batch) == 1 or (self.raise_errors and is_bug(replies)):
+            return [replies] * len(batch)
+        return [self._answer([request])[0] for request in batch]
 
-    def _respond(self, batch: Sequence[Request]) -> Sequence[str | Reply | Failure]:
+    def _respond(self, batch: Sequence[Request]) -> Sequence[Answer]:
         result: object = self.respond(batch)
         iterable = isinstance(result, Iterable) and not isinstance(result, str | bytes)
         replies = list(result) if iterable else []  # type: ignore[call-overload]  # it is iterable
@@ -321,7 +338,8 @@ class AsyncPolicy(Policy):
     raise_errors: bool | None = None
 
     def __init__(self, concurrency: int = 128) -> None:
-        self._ready: queue.SimpleQueue[tuple[int, str | Reply | Failure]] = queue.SimpleQueue()
+        self._ready: queue.SimpleQueue[tuple[int, Answer]] = queue.SimpleQueue()
+        # A thread of its own: the collector steps environments in its thread while requests are under way.
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self.loop.run_forever, name="hgpo-policy", daemon=True)
         self._thread.start()
@@ -329,7 +347,7 @@ class AsyncPolicy(Policy):
         self._tasks: set[asyncio.Task[None]] = set()  # the loop keeps only weak references to tasks
 
     @abstractmethod
-    async def reply(self, request: Request) -> str | Reply | Failure:
+    async def reply(self, request: Request) -> Answer:
         """Return the reply to one request. An exception becomes a `Failure`."""
 
     async def release(self) -> None:
@@ -339,14 +357,15 @@ class AsyncPolicy(Policy):
         """See `Policy`."""
         self.loop.call_soon_threadsafe(self._begin, list(requests))
 
-    def collect(self, timeout: float | None) -> Sequence[tuple[int, str | Reply | Failure]]:
+    def collect(self, timeout: float | None) -> Sequence[tuple[int, Answer]]:
         """See `Policy`."""
         if not self._thread.is_alive() and self._ready.empty():
             raise RuntimeError("the policy's event loop has ended")
         try:
-            ready = [self._ready.get(timeout=timeout) if timeout != 0 else self._ready.get_nowait()]
+            first = self._ready.get_nowait() if timeout == 0 else self._ready.get(timeout=timeout)
         except queue.Empty:
             return []
+        ready = [first]
         while not self._ready.empty():
             ready.append(self._ready.get())
         return ready
@@ -355,6 +374,7 @@ class AsyncPolicy(Policy):
         """Cancel running requests and stop the event loop. Returns within `CLOSING_S`, even if a coroutine blocks."""
         if self.loop.is_closed():
             return
+        # Coroutines are cancelled in their own thread, which is the only one that may touch them.
         if self._thread.is_alive():
             self.loop.call_soon_threadsafe(lambda: self.loop.create_task(self._end()))
             self._thread.join(CLOSING_S)
@@ -369,7 +389,7 @@ class AsyncPolicy(Policy):
 
     async def _run(self, request: Request) -> None:
         """Reply to one request. Every exception becomes a reply: the collector waits for each request."""
-        answer: str | Reply | Failure
+        answer: Answer
         try:
             async with self._gate:
                 answer = await self.reply(request)

@@ -57,22 +57,17 @@ def chat_messages(
     >>> [message["role"] for message in chat_messages("Be brief.", [Turn("You are in a hall.", "look")], "A door.")]
     ['system', 'user', 'assistant', 'user']
     """
-    messages: list[dict[str, Any]] = [{"role": "system", "content": system_prompt}] if system_prompt else []
+    messages: list[dict[str, Any]] = []
+    if system_prompt:
+        messages.append({"role": "system", "content": system_prompt})
     used: set[str] = set()
-    results: list[str] = []  # the ids of the calls whose result is the next message
-    for turn in [*turns, None]:
-        shown = prompt if turn is None else turn.message
-        shown = shown if shown.strip() else _NOTHING
-        if results:  # a server expects one message for each call; the last one has the results of all
-            messages += [{"role": "tool", "tool_call_id": name, "content": _IN_THE_LAST} for name in results[:-1]]
-            messages.append({"role": "tool", "tool_call_id": results[-1], "content": shown})
-        else:
-            messages.append({"role": "user", "content": shown})
-        if turn is not None:
-            message = _assistant(turn, with_tools=bool(tools))
-            results = [_with_id(call, used) for call in message.get("tool_calls", ())]
-            messages.append(message)
-    return messages
+    calls: list[str] = []  # the ids of the calls whose result is the next message
+    for turn in turns:
+        messages += _shown(turn.message, calls)
+        message = _assistant(turn, with_tools=bool(tools))
+        calls = [_with_id(call, used) for call in message.get("tool_calls", ())]
+        messages.append(message)
+    return messages + _shown(prompt, calls)
 
 
 _NOTHING: Final = "(empty)"
@@ -81,31 +76,54 @@ _NOTHING: Final = "(empty)"
 _IN_THE_LAST: Final = "The results of all calls are in the message of the last call."
 
 
+def _shown(text: str, calls: Sequence[str]) -> list[dict[str, Any]]:
+    """Return what the environment shows: a message of the user, or the results of calls with these ids."""
+    text = text if text.strip() else _NOTHING
+    if not calls:
+        return [{"role": "user", "content": text}]
+    # A server expects one message for each call; the last one has the results of all.
+    messages = [{"role": "tool", "tool_call_id": call, "content": _IN_THE_LAST} for call in calls]
+    messages[-1]["content"] = text
+    return messages
+
+
 def _assistant(turn: Turn, *, with_tools: bool) -> dict[str, Any]:
     """Return a response as a message: the server's own, or one made of the text."""
-    message: dict[str, Any] = json.loads(turn.reply) if turn.reply else {"content": turn.response}
+    sent: dict[str, Any] = json.loads(turn.reply) if turn.reply else {"content": turn.response}
     # Servers send fields that are null, and refuse them.
-    message = {"role": "assistant", **{n: v for n, v in message.items() if v is not None or n == "content"}}
+    fields = {name: value for name, value in sent.items() if value is not None or name == "content"}
+    message = {"role": "assistant", **fields}
+
+    # The calls, in a form that servers accept: those of the message, or those written in its text.
     calls = [_sendable(call) for call in message_calls(message)]
-    for name in ("tool_calls", "function_call"):
-        message.pop(name, None)
+    message.pop("tool_calls", None)
+    message.pop("function_call", None)
     content = message.get("content")
-    if with_tools and not calls and isinstance(content, str) and (written := tool_calls(content)):
-        message["content"] = before_calls(content).strip()
-        calls = [_function_call(call.name, json.dumps(call.arguments)) for call in written]
-    content = message.get("content")
+    if with_tools and not calls and isinstance(content, str):
+        calls = [_function_call(call.name, json.dumps(call.arguments)) for call in tool_calls(content) or ()]
+        if calls:
+            content = before_calls(content).strip()
+
+    # The text. Servers refuse an empty one; beside calls it can be left out.
     if isinstance(content, list):
-        content = message["content"] = [part for part in content if not _is_empty(part)]
-    if calls and isinstance(content, str | list) and _is_empty(content):
-        del message["content"]
-    elif not calls and _is_empty(content):
-        message["content"] = _NOTHING
-    return {**message, "tool_calls": calls} if calls else message
+        content = [part for part in content if not _is_empty(part)]
+    if not calls:
+        message["content"] = _NOTHING if _is_empty(content) else content
+        return message
+    if isinstance(content, str | list) and _is_empty(content):
+        message.pop("content")
+    elif "content" in message:
+        message["content"] = content
+    message["tool_calls"] = calls
+    return message
 
 
 def _is_empty(content: Any) -> bool:  # noqa: ANN401 - whatever the server has sent
-    text = content.get("text") if isinstance(content, dict) and content.get("type") == "text" else content
-    return not (text.strip() if isinstance(text, str) else text)
+    if isinstance(content, dict) and content.get("type") == "text":
+        content = content.get("text")
+    if isinstance(content, str):
+        content = content.strip()
+    return not content
 
 
 def _function_call(name: str, arguments: str) -> dict[str, Any]:
@@ -122,7 +140,11 @@ def _sendable(entry: Any) -> dict[str, Any]:  # noqa: ANN401 - whatever the serv
         return {**entry, "type": "function", "function": {**entry["function"], "arguments": arguments}}
     fields = entry if isinstance(entry, dict) else {"function": entry}
     function = fields.get("function")
-    name, arguments = (function.get("name"), function.get("arguments")) if isinstance(function, dict) else (None, entry)
+    name = None
+    arguments = entry
+    if isinstance(function, dict):
+        name = function.get("name")
+        arguments = function.get("arguments")
     written = arguments if isinstance(arguments, str) else json.dumps(arguments)
     known = name if isinstance(name, str) and name else "unknown"
     return {**fields, **_function_call(known, json.dumps({"malformed": written}))}
@@ -132,7 +154,9 @@ def _with_id(call: dict[str, Any], used: set[str]) -> str:
     """Return the id of a call. It gets one of nine letters and digits if it has none, or one that is used already."""
     name = call.get("id")
     if not isinstance(name, str) or not name or name in used:
-        name = call["id"] = next(f"call{number:05}" for number in count(len(used)) if f"call{number:05}" not in used)
+        numbered = (f"call{number:05}" for number in count(len(used)))
+        name = next(new for new in numbered if new not in used)
+        call["id"] = name
     used.add(name)
     return name
 
@@ -157,7 +181,9 @@ def encode_chats(
     Raises:
         InputError: There are tools, and the chat template does not render them.
     """
-    arguments = {**({"tools": list(tools)} if tools else {}), **(chat_template_options or {})}
+    arguments = dict(chat_template_options or {})
+    if tools:
+        arguments = {"tools": list(tools), **arguments}
     texts = tokenizer.apply_chat_template(
         [list(chat) for chat in chats], add_generation_prompt=True, tokenize=False, **arguments
     )
@@ -165,6 +191,10 @@ def encode_chats(
         raise InputError(
             "the environment has tools, which the model's chat template does not render; use another model"
         )
+    return _token_ids(tokenizer, texts)
+
+
+def _token_ids(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
     tokens: list[list[int]] = tokenizer(texts, add_special_tokens=False)["input_ids"]
     return tokens
 
@@ -190,31 +220,44 @@ def encode_conversation(
     Raises:
         InputError: The chat template does not render responses, or not the tools.
     """
-    known = next((n for n in reversed(range(len(turns))) if turns[n].prompt_token_ids is not None), None)
-    if known is None:
-        first = chat_messages(system_prompt, (), turns[0].message if turns else prompt)
-        tokens, known = encode_chats(tokenizer, [first], chat_template_options, tools)[0], 0
+    # Begin with the longest prompt whose tokens are known, of turn number `first`; or with that of the first turn.
+    messages = [turn.message for turn in turns] + [prompt]
+    first = len(turns) - 1
+    while first >= 0 and turns[first].prompt_token_ids is None:
+        first -= 1
+    if first >= 0:
+        tokens = list(turns[first].prompt_token_ids or ())
     else:
-        tokens = list(turns[known].prompt_token_ids or ())
-    messages = [turn.message for turn in turns[1:]] + [prompt]
-    for turn, message in zip(turns[known:], messages[known:], strict=False):
+        first = 0
+        (tokens,) = encode_chats(
+            tokenizer, [chat_messages(system_prompt, (), messages[0])], chat_template_options, tools
+        )
+
+    # Append each later response, as it was generated, and what the template writes from there to the next one.
+    for turn, message in zip(turns[first:], messages[first + 1 :], strict=True):
         response = turn.response_token_ids
         if response is None:
-            response = tokenizer([turn.response], add_special_tokens=False)["input_ids"][0]
+            (response,) = _token_ids(tokenizer, [turn.response])
         role = "tool" if tools and tool_calls(turn.response) else "user"
         between = _after_response(tokenizer, message, role, chat_template_options)
-        tokens = [*tokens, *response, *_not_written(tokenizer, response, between)]
+        tokens += [*response, *_not_written(tokenizer, response, between)]
     return tokens
 
 
-def _not_written(tokenizer: Tokenizer, response: Sequence[int], between: list[int]) -> list[int]:
+def _not_written(
+    tokenizer: Tokenizer,
+    response: Sequence[int],
+    between: list[int],
+) -> list[int]:
     """Return the tokens between a response and the next one, without the end-of-turn token if the response has it.
 
     Templates may write a space before that token.
     """
-    end = between.index(response[-1]) if len(response) and response[-1] in between else len(between)
-    ended = end < len(between) and not tokenizer.decode(between[:end]).strip()
-    return between[end + 1 :] if ended else between
+    if not len(response) or response[-1] not in between:
+        return between
+    end = between.index(response[-1])
+    is_end_of_turn = not tokenizer.decode(between[:end]).strip()
+    return between[end + 1 :] if is_end_of_turn else between
 
 
 def _after_response(
@@ -232,8 +275,7 @@ def _after_response(
     _, found, after = text.partition(RESPONSE)
     if not found:
         raise InputError("the model's chat template does not render earlier responses; use prompt_style = 'memory'")
-    tokens: list[int] = tokenizer([after], add_special_tokens=False)["input_ids"][0]
-    return tokens
+    return _token_ids(tokenizer, [after])[0]
 
 
 def fewest_dropped(turns: Sequence[Turn], fits: Callable[[Sequence[Turn]], bool]) -> int:
@@ -261,5 +303,7 @@ def without_oldest(turns: Sequence[Turn], dropped: int) -> list[Turn]:
     """
     if not dropped:
         return list(turns)
-    first = turns[dropped]._replace(message=turns[0].message, prompt_token_ids=turns[0].prompt_token_ids)
-    return [first, *(turn._replace(prompt_token_ids=None) for turn in turns[1 + dropped :])]
+    task = turns[0]
+    first = turns[dropped]._replace(message=task.message, prompt_token_ids=task.prompt_token_ids)
+    later = [turn._replace(prompt_token_ids=None) for turn in turns[1 + dropped :]]
+    return [first, *later]

@@ -42,7 +42,7 @@ _KEEP_ALIVE_S: Final = 4.0  # uvicorn closes idle connections after 5 s: a reque
 
 
 class RequestError(Exception):
-    """A request without a usable answer, described in one line.
+    """A request without a usable answer, described in one line of at most 300 characters, without secrets.
 
     Attributes:
         status: The HTTP status; None if there was no complete answer.
@@ -60,8 +60,11 @@ class RequestError(Exception):
         retry_after: str | None = None,
         reported: ServerError | None = None,
     ) -> None:
-        super().__init__(message)
-        self.status, self.transient, self.retry_after, self.reported = status, transient, retry_after, reported
+        super().__init__(one_line(redact(message), 300))  # in this order: half a secret would not be found
+        self.status = status
+        self.transient = transient
+        self.retry_after = retry_after
+        self.reported = reported
 
 
 class HttpClient:
@@ -74,11 +77,25 @@ class HttpClient:
             limit, or another status that stands for a temporary condition.
     """
 
-    def __init__(self, headers: Mapping[str, str], *, timeout_s: float, retries: int) -> None:
-        self._headers, self._timeout_s, self._retries = headers, timeout_s, retries
+    def __init__(
+        self,
+        headers: Mapping[str, str],
+        *,
+        timeout_s: float,
+        retries: int,
+    ) -> None:
+        self._headers = headers
+        self._timeout_s = timeout_s
+        self._retries = retries
         self._session: aiohttp.ClientSession | None = None
 
-    async def request(self, method: str, url: URL, read: Callable[[bytes], T], body: bytes | None = None) -> T:
+    async def request(
+        self,
+        method: str,
+        url: URL,
+        read: Callable[[bytes], T],
+        body: bytes | None = None,
+    ) -> T:
         """Return what `read` makes of the body of the answer.
 
         Args:
@@ -90,6 +107,7 @@ class HttpClient:
         Raises:
             RequestError: There is no answer with a status of success, it is too large, or it reports an error.
         """
+        # `read` is part of the attempt: an error that arrives with a status of success is tried again like any other.
         attempt = 0
         while True:
             try:
@@ -118,20 +136,23 @@ class HttpClient:
             message = f"timed out: no complete answer within {self._timeout_s:g} s"
             raise RequestError(message, transient=True) from None
         except (aiohttp.ClientError, OSError) as error:
+            # A certificate or an address that is wrong stays wrong.
             transient = not isinstance(error, aiohttp.ClientSSLError | aiohttp.InvalidURL)
-            message = f"the connection failed: {type(error).__name__}: {_line(str(error))}"
+            message = f"the connection failed: {type(error).__name__}: {error}"
             raise RequestError(message, transient=transient) from None
-        status, headers = response.status, response.headers
+
+        status = response.status
         if 200 <= status < 300:
             return answer
-        if 300 <= status < 400 and "Location" in headers:
-            raise RequestError(f"HTTP {status}: redirected to {headers['Location']}; use that address", status)
+        if 300 <= status < 400 and "Location" in response.headers:
+            address = response.headers["Location"]
+            raise RequestError(f"HTTP {status}: redirected to {address}; use that address", status)
         reported = read_error(answer, status)
         raise RequestError(
-            f"HTTP {status}: {_line(reported.message) or response.reason}",
+            f"HTTP {status}: {reported.message or response.reason}",
             status,
             transient=reported.transient,
-            retry_after=headers.get("Retry-After"),
+            retry_after=response.headers.get("Retry-After"),
             reported=reported,
         )
 
@@ -150,6 +171,7 @@ class HttpClient:
 
 
 async def _read(response: aiohttp.ClientResponse) -> bytes:
+    # The header Content-Length may be missing or wrong: what arrives is counted.
     answer = bytearray()
     async for part in response.content.iter_any():
         answer += part
@@ -169,6 +191,7 @@ def pause_s(attempt: int, retry_after: str | None) -> float:
         retry_after: The header `Retry-After`: seconds, or a date.
     """
     jitter = random.random() / 4
+    # A header that cannot be read asks for nothing.
     requested = 0.0
     if retry_after is not None:
         with suppress(ValueError, OverflowError):
@@ -182,10 +205,6 @@ def pause_s(attempt: int, retry_after: str | None) -> float:
         return min(requested * (1 + jitter), LONGEST_PAUSE_S)
     # A date in the past is that of a clock that differs: without a pause, all attempts would be used up at once.
     return min(0.5 * 2.0**attempt, 8.0) * (1 - jitter)
-
-
-def _line(text: str) -> str:
-    return one_line(redact(text), 200)  # in this order: half a secret would not be found
 
 
 def environment_proxy(url: URL) -> str | None:

@@ -26,7 +26,7 @@ from hgpo_envs.environment_spec import spec_named
 from hgpo_envs.errors import InputError, unknown
 from hgpo_envs.hashing import text_hash
 from hgpo_envs.plugins import distribution, import_object, installed, load
-from hgpo_train.policies.base import AsyncPolicy, BatchPolicy, Failure, Reply, Request
+from hgpo_train.policies.base import AsyncPolicy, BatchPolicy, Request
 from hgpo_train.policies.validation import preview
 from hgpo_train.settings import types_of
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from hgpo_train.models.config import ModelConfig
     from hgpo_train.models.hf import Model, Tokenizer
-    from hgpo_train.policies.base import Policy
+    from hgpo_train.policies.base import Answer, Policy
     from hgpo_train.policies.generation import GenerationOptions, TrainablePolicy
 
     Factory = Callable[[str, "PolicyContext"], Policy]
@@ -143,7 +143,8 @@ def trainable_factory(name: str, engine_options: Mapping[str, Any] | None = None
     Raises:
         InputError: The name is unknown, the policy cannot be trained, or it has no such engine options.
     """
-    if name in policy_names() and (spec := policy_spec(name)).make_trainable is not None:
+    spec = policy_spec(name) if name in policy_names() else None
+    if spec is not None and spec.make_trainable is not None:
         if spec.check_engine is not None:
             spec.check_engine(engine_options or {})
         return spec.make_trainable
@@ -155,7 +156,8 @@ def trainable_factory(name: str, engine_options: Mapping[str, Any] | None = None
     trainable = []
     for other in policy_names():
         with suppress(InputError):  # of a package that is broken
-            trainable += [other] if policy_spec(other).make_trainable else []
+            if policy_spec(other).make_trainable is not None:
+                trainable.append(other)
     raise InputError(unknown("rollout.engine", name, trainable))
 
 
@@ -184,6 +186,7 @@ def find_policy(policy: object) -> tuple[PolicySpec, str]:
         return getattr(import_module(module), attribute), rest
     if (point := installed(ENTRY_POINTS).get(name)) is not None:
         return _as_spec(load(point), f"{ENTRY_POINTS} {name!r} of the distribution {distribution(point)}"), rest
+    # Not a registered name: perhaps a module and an object of it.
     attribute, _, argument = rest.partition(":")
     if attribute.isidentifier():
         address = f"{name}:{attribute}"
@@ -229,12 +232,13 @@ def check_admissible_actions(name: str, context: PolicyContext) -> None:
         InputError: The states of the benchmark do not list their admissible actions.
     """
     spec = spec_named(context.benchmark)
-    if spec is not None and not spec.admissible_actions and not (spec.tools and name == "random"):
-        players = ", ".join(spec.players)
-        raise InputError(
-            f"policy {name} chooses among admissible actions, which {context.benchmark} does not list; use a language "
-            f"model{f' or a player: {players}' if players else ''}"
-        )
+    if spec is None or spec.admissible_actions or (spec.tools and name == "random"):
+        return
+    players = f" or a player: {', '.join(spec.players)}" if spec.players else ""
+    raise InputError(
+        f"policy {name} chooses among admissible actions, which {context.benchmark} does not list; use a language "
+        f"model{players}"
+    )
 
 
 class OwnBatchPolicy(BatchPolicy):
@@ -245,17 +249,23 @@ class OwnBatchPolicy(BatchPolicy):
 
     def __init__(self, own: Any) -> None:  # noqa: ANN401 (any function or object)
         super().__init__()
-        self.name, self.reproducible = name_of(own), bool(getattr(own, "reproducible", False))
-        self._own, self._respond_to = own, getattr(own, "respond", None)
+        self.name = name_of(own)
+        self.reproducible = bool(getattr(own, "reproducible", False))
+        self._own = own
+        self._respond_to = getattr(own, "respond", None)
         self.raise_errors = getattr(own, "raise_errors", True)
         self.batch_size = getattr(own, "batch_size", None if self._respond_to else 1)
         self.close = getattr(own, "close", super().close)  # type: ignore[method-assign]
 
-    def respond(self, requests: Sequence[Request]) -> Sequence[str | Reply | Failure]:
+    def respond(self, requests: Sequence[Request]) -> Sequence[Answer]:
         """See `BatchPolicy`."""
-        replies = self._respond_to(requests) if self._respond_to else [self._own(request) for request in requests]
+        respond = self._respond_to or self._one_by_one
+        replies: Sequence[Answer] = respond(requests)
         self.version = getattr(self._own, "version", 0)
         return replies
+
+    def _one_by_one(self, requests: Sequence[Request]) -> Sequence[Answer]:
+        return [self._own(request) for request in requests]
 
 
 class OwnAsyncPolicy(AsyncPolicy):
@@ -265,12 +275,13 @@ class OwnAsyncPolicy(AsyncPolicy):
 
     def __init__(self, function: Any) -> None:  # noqa: ANN401 (any async function or object)
         super().__init__()
-        self.name, self.reproducible = name_of(function), bool(getattr(function, "reproducible", False))
+        self.name = name_of(function)
+        self.reproducible = bool(getattr(function, "reproducible", False))
         self._function = function
 
-    async def reply(self, request: Request) -> str | Reply | Failure:
+    async def reply(self, request: Request) -> Answer:
         """See `AsyncPolicy`."""
-        answer: str | Reply | Failure = await self._function(request)
+        answer: Answer = await self._function(request)
         return answer
 
 
@@ -287,16 +298,17 @@ def own_policy(policy: Any, origin: str = "policy") -> Policy:  # noqa: ANN401 (
     >>> own_policy(lambda request: "look").name
     '<lambda>'
     """
-    if isinstance(policy, type) or not (callable(policy) or _has_protocol(policy) or hasattr(policy, "respond")):
+    if _has_protocol(policy) and not isinstance(policy, type):
+        is_own = not type(policy).__module__.startswith("hgpo_train.")
+        if is_own and getattr(policy, "raise_errors", None) is None:
+            policy.raise_errors = True  # bugs of the user's own policy end the collection
+        own: Policy = policy
+        return own
+    if isinstance(policy, type) or not (callable(policy) or hasattr(policy, "respond")):
         raise InputError(
             f"{origin}: expected a PolicySpec, a function of one request, an object with `respond`, or a Policy, "
             f"received {preview(policy)}"
         )
-    if _has_protocol(policy):
-        if getattr(policy, "raise_errors", None) is None and not type(policy).__module__.startswith("hgpo_train."):
-            policy.raise_errors = True  # bugs of the user's own policy end the collection
-        own: Policy = policy
-        return own
     if inspect.iscoroutinefunction(policy) or inspect.iscoroutinefunction(getattr(policy, "__call__", None)):  # noqa: B004
         return OwnAsyncPolicy(policy)
     return OwnBatchPolicy(policy)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from hgpo_envs.engine import Player
+    from hgpo_train.policies.base import Answer
     from hgpo_train.policies.registry import PolicyContext
 
 OPEN_QUERY: Final = "<your query>"
@@ -45,7 +46,8 @@ class RandomPolicy(BatchPolicy):
 
     def __init__(self, action_format: str, benchmark: str = "") -> None:
         super().__init__()
-        self._action_format, self._benchmark = action_format, benchmark
+        self._action_format = action_format
+        self._benchmark = benchmark
 
     def respond(self, requests: Sequence[Request]) -> Sequence[Reply | Failure]:
         """See `Policy`."""
@@ -80,7 +82,8 @@ class OutdatedActionPolicy(RandomPolicy):
     def _choose(self, request: Request) -> str | None:
         if request.step == 0:
             self._seen[request.slot] = {}
-        seen, now = self._seen[request.slot], request.state.actions
+        seen = self._seen[request.slot]
+        now = request.state.actions
         outdated = [action for action in seen if action not in now]
         seen.update(dict.fromkeys(now))
         return _draw(request, "stale action", outdated or now)
@@ -98,9 +101,18 @@ class ScriptedPolicy(BatchPolicy):
 
     reproducible = True
 
-    def __init__(self, name: str, make: Callable[[], Player], action_format: str, benchmark: str = "") -> None:
+    def __init__(
+        self,
+        name: str,
+        make: Callable[[], Player],
+        action_format: str,
+        benchmark: str = "",
+    ) -> None:
         super().__init__()
-        self.name, self._make, self._action_format, self._benchmark = name, make, action_format, benchmark
+        self.name = name
+        self._make = make
+        self._action_format = action_format
+        self._benchmark = benchmark
         self._players: dict[int, Player] = {}  # by slot
 
     def respond(self, requests: Sequence[Request]) -> Sequence[Reply | Failure]:
@@ -137,10 +149,12 @@ class MixturePolicy(BatchPolicy):
         self.reproducible = all(policy.reproducible for policy, _ in parts)
         self.raise_errors = any(policy.raise_errors for policy, _ in parts)
 
-    def respond(self, requests: Sequence[Request]) -> Sequence[str | Reply | Failure]:
+    def respond(self, requests: Sequence[Request]) -> Sequence[Answer]:
         """See `Policy`."""
+        # Every part sees every request: a player follows the episode also where another part acts.
         answers = [policy._answer(requests) for policy, _ in self._parts]  # noqa: SLF001 - a part that fails is one part
-        return [answers[self._drawn(request.seed)][n] for n, request in enumerate(requests)]
+        drawn = [self._drawn(request.seed) for request in requests]
+        return [answers[part][number] for number, part in enumerate(drawn)]
 
     def close(self) -> None:
         """See `Policy`."""
@@ -167,15 +181,21 @@ def parse_weights(text: str) -> Mapping[str, float]:
     """
     form = "name=weight,name=weight with different names and positive weights"
     parts = [split_assignment(part, "policy mixture", form) for part in text.split(",")]
-    weights = {name: read_value(value, float) for name, value in parts}
-    if len(weights) < len(parts) or not all(
-        type(weight) in (int, float) and 0 < weight < math.inf for weight in weights.values()
-    ):
-        raise InputError(f"policy mixture: expected {form}, received {text!r}")
-    return {name: float(weight) for name, weight in weights.items()}
+    weights = {}
+    for name, text_of_weight in parts:
+        weight = read_value(text_of_weight, float)
+        if name in weights or type(weight) not in (int, float) or not 0 < weight < math.inf:
+            raise InputError(f"policy mixture: expected {form}, received {text!r}")
+        weights[name] = float(weight)
+    return weights
 
 
-def format_action(action: str, action_format: str, admissible: Sequence[str], benchmark: str = "") -> str:
+def format_action(
+    action: str,
+    action_format: str,
+    admissible: Sequence[str],
+    benchmark: str = "",
+) -> str:
     """Format an action as a policy would: as a response with empty thoughts, as its number, or unchanged.
 
     The form of a response is the benchmark's (`EnvironmentSpec.respond`).
@@ -195,7 +215,9 @@ def format_action(action: str, action_format: str, admissible: Sequence[str], be
     """
     if action_format == "response":
         spec = spec_named(benchmark) if benchmark else None
-        return f"<think></think><action>{action}</action>" if spec is None else spec.respond(action)
+        if spec is None:
+            return f"<think></think><action>{action}</action>"
+        return spec.respond(action)
     if action_format == "number" and action in admissible:
         return str(admissible.index(action) + 1)
     return action
@@ -215,8 +237,8 @@ def _draw(request: Request, purpose: str, actions: Sequence[str]) -> str | None:
         return action
     words = instruction_words(request.task.instruction)
     count = 1 + _seeded_choice(request.seed, "words", MOST_WORDS)
-    query = " ".join(words[_seeded_choice(request.seed, f"word {n}", len(words))] for n in range(count))
-    return action.replace(OPEN_QUERY, query)
+    chosen = [words[_seeded_choice(request.seed, f"word {number}", len(words))] for number in range(count)]
+    return action.replace(OPEN_QUERY, " ".join(chosen))
 
 
 def _seeded_choice(seed: int, purpose: str, choices: int) -> int:
@@ -234,17 +256,20 @@ def _make_drawing(policy: type[RandomPolicy], argument: str, context: PolicyCont
 def _make_player(name: str, argument: str, context: PolicyContext) -> ScriptedPolicy:
     """Create the policy of a benchmark's player of this name."""
     refuse_settings(name, argument, context)
-    make_player(name, context.benchmark)  # raises for an unknown player before the run begins
-    return ScriptedPolicy(name, lambda: make_player(name, context.benchmark), context.action_format, context.benchmark)
+    make = partial(make_player, name, context.benchmark)
+    make()  # raises for an unknown player before the run begins
+    return ScriptedPolicy(name, make, context.action_format, context.benchmark)
 
 
 def _make_mixture(argument: str, context: PolicyContext) -> MixturePolicy:
     """Create the policy `mixture:NAME=WEIGHT,NAME=WEIGHT`."""
-    parts = [(make_policy(name, context), weight) for name, weight in parse_weights(argument).items()]
-    batch = [(policy, weight) for policy, weight in parts if isinstance(policy, BatchPolicy)]
-    if len(batch) != len(parts):
-        raise InputError(f"policy mixture: expected policies that run in this process, received {argument!r}")
-    return MixturePolicy(batch)
+    parts = []
+    for name, weight in parse_weights(argument).items():
+        policy = make_policy(name, context)
+        if not isinstance(policy, BatchPolicy):
+            raise InputError(f"policy mixture: expected policies that run in this process, received {argument!r}")
+        parts.append((policy, weight))
+    return MixturePolicy(parts)
 
 
 RANDOM = PolicySpec(partial(_make_drawing, RandomPolicy))

@@ -2,6 +2,7 @@
 
 Transient errors (rate limits, timeouts, broken connections, 5xx) are retried (`http_client.py`); a request that still
 fails aborts one trajectory. Permanent errors (no key, unknown model, no server) are detected before the first rollout.
+`chat_completion.py` reads the answers, `server_errors.py` the errors.
 
 The key is read only from the environment and appears in no log and no table (`hgpo_envs.files.secrets`).
 """
@@ -9,11 +10,10 @@ The key is read only from the environment and appears in no log and no table (`h
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import re
 import warnings
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal
 
@@ -21,16 +21,14 @@ import msgspec
 import orjson
 from msgspec import Meta
 
-from hgpo_envs.errors import InputError, one_line, unknown
+from hgpo_envs.errors import InputError, unknown
 from hgpo_envs.files.secrets import names_variable, redact, redact_logging, register, register_url
 from hgpo_envs.plugins import install_command
-from hgpo_envs.responses import is_deep, message_text
 from hgpo_train.policies.base import AsyncPolicy, Failure, Reply
+from hgpo_train.policies.chat_completion import completion_reply, read_completion
 from hgpo_train.policies.conversation import chat_messages, without_oldest
 from hgpo_train.policies.http_client import LOCAL_HOSTS, HttpClient, RequestError
 from hgpo_train.policies.registry import PolicySpec
-from hgpo_train.policies.server_errors import read_error
-from hgpo_train.policies.validation import INT32
 from hgpo_train.settings import LARGEST_FLOAT, NonNegativeInt, PositiveInt, StopTexts, Temperature, build, check
 
 if TYPE_CHECKING:
@@ -123,7 +121,8 @@ class ServerPolicy(AsyncPolicy):
 
     def __init__(self, model: str, options: ServerOptions) -> None:
         redact_logging()
-        self.name, self.options = f"openai:{model}", options
+        self.name = f"openai:{model}"
+        self.options = options
         self._model = model
         self._url = _url(options)
         self._completions = _below(self._url, "chat/completions")
@@ -131,18 +130,22 @@ class ServerPolicy(AsyncPolicy):
         self._client = HttpClient(self._headers, timeout_s=options.timeout_s, retries=options.retries)
         # OpenAI's models refuse the older name of the limit, older servers ignore the newer one.
         newer_alone = (self._url.host or "").endswith(_OPENAI_HOSTS)
+        limits = _LIMITS[1:] if newer_alone else _LIMITS
+        optional = {
+            "stop": options.stop,
+            "logprobs": options.logprobs,
+            "chat_template_kwargs": options.chat_template_options,
+            "return_token_ids": options.token_ids,
+        }
         self._fields = {
             "model": model,
-            **dict.fromkeys(_LIMITS[1:] if newer_alone else _LIMITS, options.max_response_tokens),
+            **dict.fromkeys(limits, options.max_response_tokens),
             "temperature": options.temperature,
             "top_p": options.top_p,
-            **({"stop": options.stop} if options.stop else {}),
-            **({"logprobs": True} if options.logprobs else {}),
-            **({"chat_template_kwargs": options.chat_template_options} if options.chat_template_options else {}),
-            **({"return_token_ids": True} if options.token_ids else {}),
+            **{name: value for name, value in optional.items() if value},
             **options.extra,
         }
-        self._noted: set[str] = set()
+        self._noted: set[str] = set()  # the kinds of warnings that were given
         super().__init__(options.concurrency)
 
     @property
@@ -152,23 +155,21 @@ class ServerPolicy(AsyncPolicy):
 
     async def reply(self, request: Request) -> Reply | Failure:
         """See `AsyncPolicy`."""
-        prompt, turns, shown = request.prompt, request.turns, request.step
+        prompt = request.prompt
+        turns = request.turns
+        shown = request.step
         while True:
             messages = chat_messages(request.system_prompt, turns, prompt, request.tools)
-            fields: dict[str, Any] = {"messages": messages}
-            if request.tools:
-                fields["tools"] = request.tools
-            fields |= self._fields
-            if self.options.send_seed:
-                fields["seed"] = request.seed % (1 << 31)  # some servers accept only 31 bits
+            body = self._body(request, messages)
             try:
-                completion = await self._client.request("POST", self._completions, _read, orjson.dumps(fields))
+                completion = await self._client.request("POST", self._completions, read_completion, orjson.dumps(body))
             except RequestError as error:
-                if self._drop_refused_limit(error, fields):
+                if self._drop_refused_limit(error, body):
                     continue
-                exhausted = len(turns) == 1 or shown == 0
+                # Only a prompt that is too long can be shortened, and only while there is history to leave out.
+                is_shortest = len(turns) == 1 or shown == 0
                 too_long = error.reported is not None and error.reported.too_long
-                if self.options.overflow != "history" or exhausted or not too_long:
+                if self.options.overflow != "history" or is_shortest or not too_long:
                     return Failure("PolicyFailed", str(error))
                 if turns:  # a quarter at a time: each try sends the whole conversation
                     turns = without_oldest(turns, max(1, len(turns) // 4))
@@ -176,17 +177,30 @@ class ServerPolicy(AsyncPolicy):
                 else:
                     shown, prompt = _shorten(request, shown, prompt)
             else:
-                reply = _reply(completion, prompt, request.step - shown, with_logprobs="logprobs" in self._fields)
+                reply = completion_reply(completion, with_logprobs="logprobs" in self._fields)
                 self._note_ignored_limits(reply, messages)
-                return reply
+                shorter = None if prompt == request.prompt else prompt
+                return replace(reply, prompt=shorter, cut_pairs=request.step - shown)
+
+    def _body(self, request: Request, messages: list[dict[str, Any]]) -> dict[str, Any]:
+        body: dict[str, Any] = {"messages": messages}
+        if request.tools:
+            body["tools"] = request.tools
+        body |= self._fields
+        if self.options.send_seed:
+            body["seed"] = request.seed % (1 << 31)  # some servers accept only 31 bits
+        return body
 
     def _drop_refused_limit(self, error: RequestError, sent: Mapping[str, Any]) -> bool:
         """Leave out one of the two names of the limit if the server refuses it. Return whether one was left out."""
-        reason = "" if error.reported is None or error.reported.too_long else error.reported.message
-        named = re.search(r"\bmax_(completion_)?tokens\b", reason)
-        refused = named is not None and _REFUSED.search(reason) and all(name in sent for name in _LIMITS)
-        if not named or not refused or named[0] in self.options.extra:
+        if error.reported is None or error.reported.too_long:
             return False
+        reason = error.reported.message
+        named = re.search(r"\bmax_(completion_)?tokens\b", reason)
+        if named is None or named[0] in self.options.extra or not _REFUSED.search(reason):
+            return False
+        if not all(name in sent for name in _LIMITS):
+            return False  # the other name is all that is left
         self._fields.pop(named[0], None)  # another request may have left it out already
         return True
 
@@ -196,8 +210,9 @@ class ServerPolicy(AsyncPolicy):
         count = reply.response_tokens or 0
         if count > limit:
             self._note("response", f"{count} tokens for a limit of {limit}: the server ignores max_response_tokens")
+        texts = [message.get("content") for message in messages]
+        shown = sum(len(text) for text in texts if isinstance(text, str))
         least, characters = _CUT_PROMPT
-        shown = sum(len(text) for message in messages if isinstance(text := message.get("content"), str))
         count = reply.prompt_tokens or 0
         if shown / characters > count >= least:
             counts = f"{count} tokens for a prompt of {shown} characters"
@@ -228,9 +243,9 @@ class ServerPolicy(AsyncPolicy):
     async def _models(self) -> list[str]:
         """Return the models that the server lists; empty if it has no such list."""
         client = HttpClient(self._headers, timeout_s=min(20.0, self.options.timeout_s), retries=2)
+        decode = msgspec.json.Decoder(_ModelList).decode
         try:
-            models = await client.request("GET", _below(self._url, "models"), msgspec.json.Decoder(_ModelList).decode)
-            entries = models.data
+            models = await client.request("GET", _below(self._url, "models"), decode)
         except RequestError as error:
             if error.status == 401:
                 raise InputError(f"{self.endpoint} rejects the key in {self.options.api_key_env} (401)") from None
@@ -247,7 +262,8 @@ class ServerPolicy(AsyncPolicy):
             ) from None
         finally:
             await client.close()
-        return [entry["id"] for entry in entries if isinstance(entry, dict) and isinstance(entry.get("id"), str)]
+        names = [entry.get("id") for entry in models.data if isinstance(entry, dict)]
+        return [name for name in names if isinstance(name, str)]
 
 
 def make(argument: str, context: PolicyContext) -> ServerPolicy:
@@ -269,92 +285,6 @@ def make(argument: str, context: PolicyContext) -> ServerPolicy:
         policy.close()
         raise
     return policy
-
-
-def _read(answer: bytes) -> dict[str, Any]:
-    """Return a chat completion with a choice.
-
-    Raises:
-        RequestError: The answer is none, or it reports an error, as some gateways do with the status 200.
-    """
-    try:
-        completion = orjson.loads(answer)
-    except orjson.JSONDecodeError:
-        try:  # more lenient: byte order marks, lone surrogates, NaN
-            completion = json.loads(answer.decode("utf-8-sig", "replace"))
-        except (ValueError, RecursionError) as error:
-            raise RequestError(f"the answer is not a chat completion: {error}", 200, transient=True) from None
-    whole = completion if isinstance(completion, dict) else {}
-    listed = whole.get("choices")
-    choices = [one for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
-    choice = next((one for one in choices if one.get("index") == 0), choices[0] if choices else {})
-    message = choice.get("message", choice.get("text"))  # the text of older servers
-    if isinstance(message, str):
-        message = {"content": message}
-    if isinstance(message, dict):
-        message = {name: _shallow(value) for name, value in message.items()}
-    fault = whole.get("error") or (_fault(choice, message) if choice else completion)
-    if fault or not choice:
-        reported = read_error(fault if isinstance(fault, dict | list | str) else answer, 200)
-        line = one_line(redact(reported.message), 200)
-        raise RequestError(
-            f"the answer contains no reply: {line}", 200, transient=reported.transient, reported=reported
-        )
-    return {**whole, "choices": [{**choice, "message": message or {}}]}
-
-
-def _fault(choice: Mapping[str, Any], message: object) -> object:
-    """Return why a choice is not an answer of the model; an empty value if it is one."""
-    fields, reason = message if isinstance(message, dict) else {}, choice.get("finish_reason")
-    reported = choice.get("error") or fields.get("error")
-    if reported or reason in ("error", "abort"):
-        return reported or f"the choice ends with {reason!r}"
-    is_message = message is fields and isinstance(fields.get("content"), str | list | dict | None)
-    # The model may answer nothing, for a reason: it was stopped at once, by the limit or by a filter.
-    if "delta" in choice or (message is not None and not is_message) or (reason is None and not message_text(fields)):
-        return f"expected a message with a text or parts, received {one_line(repr(message), 60)}"
-    return None
-
-
-def _shallow(value: object) -> object:
-    """Return a field of a message, whose parts that are nested too deeply are replaced by a text."""
-    if isinstance(value, list) and is_deep(value):
-        return ["(nested too deeply)" if is_deep(part) else part for part in value]
-    return "(nested too deeply)" if is_deep(value) else value
-
-
-def _reply(completion: Mapping[str, Any], prompt: str, cut_pairs: int, *, with_logprobs: bool) -> Reply:
-    """Return the reply in a chat completion. What servers leave out or send in another form is unknown (None)."""
-    choice = completion["choices"][0]
-    message, usage, logprobs = choice["message"], completion.get("usage"), choice.get("logprobs")
-    entries = logprobs.get("content") if with_logprobs and isinstance(logprobs, dict) else None
-    values: list[Any] = [one.get("logprob") if isinstance(one, dict) else one for one in entries or ()]
-    usage = usage if isinstance(usage, dict) else {}
-    finish_reason = choice.get("finish_reason")
-    response = message_text(message)
-    is_more = message.get("content") != response or any(message[name] for name in message.keys() - {"role", "content"})
-    return Reply(
-        response=response,  # an empty one is an invalid action, not a failure
-        message=message if is_more else None,
-        prompt=prompt,
-        prompt_token_ids=completion.get("prompt_token_ids"),
-        response_token_ids=choice.get("token_ids"),
-        # Servers write NaN as null.
-        response_logprobs=values if isinstance(entries, list) and None not in values else None,
-        finish_reason=None if finish_reason is None else str(finish_reason),
-        cut_pairs=cut_pairs,
-        prompt_tokens=_count(usage.get("prompt_tokens")),
-        response_tokens=_count(usage.get("completion_tokens")),
-    )
-
-
-def _count(value: object) -> int | None:
-    """Return a number of tokens, which some servers write as a float or a text; None if it is none."""
-    try:
-        number = int(float(value))  # type: ignore[arg-type]  # caught below
-    except (TypeError, ValueError, OverflowError):
-        return None
-    return number if 0 <= number < INT32 else None
 
 
 def _shorten(request: Request, shown: int, prompt: str) -> tuple[int, str]:

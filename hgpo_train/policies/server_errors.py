@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 LONGEST_REPORT: Final = 20_000
 """The number of characters in which a report is searched."""
 
-_TRANSIENT: Final = frozenset({408, 409, 424, 425, 429, 499})  # and 5xx
+_TRANSIENT: Final = frozenset({408, 409, 424, 425, 429, 499, *range(500, 600)} - {501})
+"""Statuses of requests that may succeed later; what a server does not implement (501) it will not."""
+
 _NEVER_TOO_LONG: Final = frozenset({401, 402, 403, 404, 414, 429, 431, 503, 504})
 
 _MESSAGES: Final = ("message", "msg", "detail", "error", "errors", "description", "title", "reason", "status_msg")
@@ -27,7 +29,11 @@ _FIELDS: Final = frozenset({*_MESSAGES, *_CODES, "details", "metadata", "raw", "
 _PERMANENT: Final = re.compile(
     r"(?i)invalid|bad.?request|auth|permission|denied|not.?found|unsupported|quota|billing|content.?(filter|policy)"
 )
-"""Codes of errors that another attempt does not change, where the code is a word."""
+"""Codes of errors that another attempt does not change, where the code is a word and not a status."""
+
+_EXHAUSTED: Final = re.compile(r"(?i)insufficient.?(quota|balance|credit|fund)|exceeded.?current.?quota|billing|arrear")
+"""Codes of accounts without money, which servers also send as a rate limit (429). Messages are no guide: Gemini's rate
+limit speaks of the quota and of billing too."""
 
 _OTHER_LIMIT: Final = re.compile(
     r"(?i)per[ _-]?(min|sec|hour|day)|\b(tpm|rpm|tpd|rpd)\b|rate.?limit|quota|throttl|wait before|billing|credit"
@@ -91,17 +97,29 @@ def read_error(report: bytes | dict[str, Any] | list[Any] | str, status: int) ->
     """
     value = _decoded(report) if isinstance(report, bytes) else report
     fields = list(_fields(value))
-    first = dict(reversed(fields))
-    message = next((first[name] for name in _MESSAGES if name in first), "")
-    if not message and value:
-        message = value if isinstance(value, str) else orjson.dumps(value, default=str).decode()
     codes = [text for name, text in fields if name in _CODES]
     if status == 200:
-        numbers = [int(code) for code in codes if code.isdecimal() and 400 <= int(code[:4]) < 600]
-        permanent = any(_PERMANENT.search(code) for code in codes)
-        status = numbers[0] if numbers else 400 if permanent else 500
-    too_long = status not in _NEVER_TOO_LONG and _is_too_long("\n".join(text for _, text in fields), status)
-    return ServerError(message, (status in _TRANSIENT or status >= 500) and not too_long, too_long)
+        status = _status_of(codes)
+
+    too_long = _is_too_long([text for _, text in fields], status)
+    is_exhausted = any(_EXHAUSTED.search(code) for code in codes)
+    transient = status in _TRANSIENT and not too_long and not is_exhausted
+
+    # The outermost field of the most telling name is the message; without one, the whole report is.
+    for name in _MESSAGES:
+        for field, text in fields:
+            if field == name:
+                return ServerError(text, transient, too_long)
+    whole = value if isinstance(value, str) else orjson.dumps(value, default=str).decode()
+    return ServerError(whole if value else "", transient, too_long)
+
+
+def _status_of(codes: list[str]) -> int:
+    """Return the status that stands among the codes of a report; that of a temporary failure if there is none."""
+    for code in codes:
+        if code.isdecimal() and 400 <= int(code[:4]) < 600:
+            return int(code)
+    return 400 if any(_PERMANENT.search(code) for code in codes) else 500
 
 
 def _decoded(report: bytes | str) -> Any:  # noqa: ANN401 - whatever the JSON is
@@ -121,12 +139,23 @@ def _fields(value: object, name: str = "message") -> Iterator[tuple[str, str]]:
     elif isinstance(value, list):
         for part in value:
             yield from _fields(part, name)
-    elif isinstance(value, str) and value.startswith(("{", "[")) and (inner := _decoded(value)) != value:
-        yield from _fields(inner, name)  # a gateway's report contains that of the server behind it
+    elif isinstance(value, str) and value.startswith(("{", "[")):
+        # A gateway's report contains that of the server behind it, as a text.
+        inner = _decoded(value)
+        if inner == value:
+            yield name, value
+        else:
+            yield from _fields(inner, name)
     elif isinstance(value, str | int | float) and value != "":
         yield name, str(value)
 
 
-def _is_too_long(texts: str, status: int) -> bool:
-    searched = _ABOUT_RESPONSE.sub(" ", texts[:LONGEST_REPORT])
-    return status == 413 or (not _OTHER_LIMIT.search(searched) and _TOO_LONG.search(searched) is not None)
+def _is_too_long(texts: list[str], status: int) -> bool:
+    """Return whether a report says that the prompt is too long."""
+    if status in _NEVER_TOO_LONG:
+        return False
+    # What limits the response is taken out first: it names tokens and lengths as well.
+    searched = _ABOUT_RESPONSE.sub(" ", "\n".join(texts)[:LONGEST_REPORT])
+    if _OTHER_LIMIT.search(searched):
+        return status == 413
+    return status == 413 or _TOO_LONG.search(searched) is not None

@@ -91,29 +91,47 @@ def sample_responses(
     """
     plain = unwrap_peft(model)
     plain.eval()
-    decoder, head, device = plain.get_decoder(), plain.get_output_embeddings(), plain.device
+    decoder = plain.get_decoder()
+    head = plain.get_output_embeddings()
+    device = plain.device
+
+    # Every request has numbers of its own, drawn before anything is computed: which requests share a batch, and when a
+    # request joins one, changes none of them.
     longest = options.max_new_tokens
     uniform = np.zeros((len(prompts), longest))
     for row, seed in enumerate(seeds):
         uniform[row] = np.random.Generator(np.random.PCG64(seed)).random(longest)
-    tokens, logprobs = np.zeros((len(prompts), longest), np.int32), np.zeros((len(prompts), longest), np.float32)
+
+    tokens = np.zeros((len(prompts), longest), np.int32)
+    logprobs = np.zeros((len(prompts), longest), np.float32)
     lengths = np.zeros(len(prompts), np.int64)
-    waiting = deque(prompt_chunks(prompts, PREFILL_TOKENS_CPU if device.type == "cpu" else PREFILL_TOKENS, options))
+    prefill_tokens = PREFILL_TOKENS_CPU if device.type == "cpu" else PREFILL_TOKENS
+    waiting = deque(prompt_chunks(prompts, prefill_tokens, options))
     batch: _Batch | None = None
     with torch.inference_mode():
         while waiting or batch is not None:
+            # 1. Waiting chunks join the running rows as soon as there is room for them.
             parts = [] if batch is None else [batch]
             while waiting and _fits([*(part.rows for part in parts), waiting[0]], prompts, options):
                 parts.append(prefill(decoder, prompts, waiting.popleft(), device))
             batch = _joined(parts)
-            rows, step = batch.rows, lengths[batch.rows]
+            rows = batch.rows
+            step = lengths[rows]
+
+            # 2. Draw the next token of every row.
             uniforms = torch.from_numpy(uniform[rows, step]).to(device)
             token, logprob = sample_tokens(head(batch.hidden), uniforms, options.temperature, options.top_p)
-            tokens[rows, step], logprobs[rows, step] = token.cpu().numpy(), logprob.cpu().numpy()
+            tokens[rows, step] = token.cpu().numpy()
+            logprobs[rows, step] = logprob.cpu().numpy()
             lengths[rows] += 1
+
+            # 3. Rows that have ended leave the batch; the others compute the hidden state of their new token.
             running = ~np.isin(tokens[rows, step], options.stop) & (lengths[rows] < longest)
             batch = _next(decoder, batch, token, running) if running.any() else None
-    return [SampledResponse(tokens[row, :count], logprobs[row, :count]) for row, count in enumerate(lengths)]
+    responses = []
+    for row, count in enumerate(lengths):
+        responses.append(SampledResponse(tokens[row, :count], logprobs[row, :count]))
+    return responses
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +162,8 @@ def check_sampling(model: Model) -> None:
     """
     prompts = [ids.tolist() for ids in sequences_to_try(model)]
     options = SamplingOptions(max_new_tokens=4, temperature=1.0, stop=())
-    name = type(unwrap_peft(model)).__name__
+    plain = unwrap_peft(model)
+    name = type(plain).__name__
     expected = "expected a model whose layers keep keys and values alone"
     advice = "which in-process sampling does not support; use rollout.engine = 'vllm', or another model"
     with computing(model):
@@ -154,9 +173,10 @@ def check_sampling(model: Model) -> None:
             reason = f"{type(error).__name__}: {one_line(error, 200)}"
             raise InputError(f"{expected}, received {name} ({reason}), {advice}") from error
         for prompt, response in zip(prompts, sampled, strict=True):
+            # The same tokens in one forward pass without a cache.
             ids = torch.tensor([[*prompt, *response.tokens]], device=model.device)
             states = last_hidden_states(model, ids)[0, len(prompt) - 1 : -1]
-            whole = unwrap_peft(model).get_output_embeddings()(states).float().log_softmax(-1)
+            whole = plain.get_output_embeddings()(states).float().log_softmax(-1)
             logprobs = whole.gather(1, ids[0, len(prompt) :, None])[:, 0].cpu()
             difference = (torch.from_numpy(response.logprobs) - logprobs).abs().max()
             if not difference < tolerance(model) * logprobs.abs().max():
@@ -172,48 +192,71 @@ def prompt_chunks(
     take at most a quarter of the memory, so that it can join a batch of which some rows have ended. Equal prompts, such
     as the first ones of a group, are adjacent and computed once per chunk.
     """
-    memory = options.max_batch_tokens // 4
+    # Equal prompts are adjacent in this order, and have the same rank: the number of distinct prompts before them.
     keys = [tuple(prompt) for prompt in prompts]
     order = sorted(range(len(keys)), key=lambda row: (-len(keys[row]), keys[row]))
     ranks = {key: rank for rank, key in enumerate(dict.fromkeys(keys[row] for row in order))}
     rank = np.array([ranks[keys[row]] for row in order])
-    chunks, first = [], 0
+
+    memory = options.max_batch_tokens // 4
+    chunks = []
+    first = 0
     while first < len(order):
-        width = len(keys[order[first]])
-        last = int(np.searchsorted(rank, rank[first] + max(1, max_tokens // width)))
-        last = min(last, first + max(1, memory // (width + options.max_new_tokens)))
+        width = len(keys[order[first]])  # the longest of the chunk
+        most_prompts = max(1, max_tokens // width)
+        most_rows = max(1, memory // (width + options.max_new_tokens))
+        last = int(np.searchsorted(rank, rank[first] + most_prompts))
+        last = min(last, first + most_rows)
         chunks.append(np.array(order[first:last]))
         first = last
     return chunks
 
 
-def _fits(parts: list[NDArray[np.int64]], prompts: Sequence[Sequence[int]], options: SamplingOptions) -> bool:
+def _fits(
+    parts: list[NDArray[np.int64]],
+    prompts: Sequence[Sequence[int]],
+    options: SamplingOptions,
+) -> bool:
     """Return whether the rows of all parts fit into memory when they have their maximum length; a single part does."""
+    if len(parts) == 1:
+        return True
     rows = np.concatenate(parts)
     longest = max(len(prompts[row]) for row in rows) + options.max_new_tokens
-    return len(parts) == 1 or len(rows) * longest <= options.max_batch_tokens
+    return len(rows) * longest <= options.max_batch_tokens
 
 
-def prefill(decoder: Model, prompts: Sequence[Sequence[int]], rows: NDArray[np.int64], device: torch.device) -> _Batch:
+def prefill(
+    decoder: Model,
+    prompts: Sequence[Sequence[int]],
+    rows: NDArray[np.int64],
+    device: torch.device,
+) -> _Batch:
     """Compute the keys and values of a chunk's prompts, and the hidden state of each prompt's last token."""
     from transformers import DynamicCache
 
-    distinct = {prompt: index for index, prompt in enumerate(dict.fromkeys(tuple(prompts[row]) for row in rows))}
-    source = np.array([distinct[tuple(prompts[row])] for row in rows])
-    length = np.array([len(prompt) for prompt in distinct])
+    # Each distinct prompt is computed once; `source` is the number of each row's prompt.
+    keys = [tuple(prompts[row]) for row in rows]
+    distinct = {key: index for index, key in enumerate(dict.fromkeys(keys))}
+    source = np.array([distinct[key] for key in keys])
+    length = np.array([len(key) for key in distinct])
     width = int(length.max())
     padded = np.zeros((len(distinct), width), np.int64)
-    padded[np.arange(width) < length[:, None]] = np.concatenate([np.asarray(prompt, np.int64) for prompt in distinct])
+    is_token = np.arange(width) < length[:, None]
+    padded[is_token] = np.concatenate([np.asarray(key, np.int64) for key in distinct])
+
     # Here padding is on the right, where the causal mask hides it: attention is faster without another mask.
     cache = DynamicCache()
     hidden = decoder(input_ids=torch.from_numpy(padded).to(device), **cache_argument(decoder, cache))[0]
-    hidden = hidden[torch.from_numpy(source).to(device), torch.from_numpy(length[source] - 1).to(device)]
+    last = torch.from_numpy(length[source] - 1).to(device)
+    row_source = torch.from_numpy(source).to(device)
+    hidden = hidden[row_source, last]
+
+    # In the cache it is on the left: a column that is moved to the right of the first one repeats it, and is masked.
     if (length < width).any():
-        cache = _align_right(
-            cache, torch.from_numpy(np.maximum(np.arange(width) - (width - length)[:, None], 0)).to(device)
-        )
+        present = np.maximum(np.arange(width) - (width - length)[:, None], 0)
+        cache = _align_right(cache, torch.from_numpy(present).to(device))
     if len(distinct) < len(rows):
-        cache.batch_select_indices(torch.from_numpy(source).to(device))
+        cache.batch_select_indices(row_source)
     return _Batch(rows, length[source], hidden, cache)
 
 
@@ -247,39 +290,57 @@ def _joined(parts: list[_Batch]) -> _Batch:
     width = max(int(part.length.max()) for part in parts)
 
     def join(states: tuple[Tensor, ...]) -> Tensor:
-        # A negative amount of padding removes columns.
-        return torch.cat([torch.nn.functional.pad(part, (0, 0, width - part.shape[2], 0)) for part in states])
+        padded = []
+        for part in states:
+            missing = width - part.shape[2]  # a negative amount of padding removes columns
+            padded.append(torch.nn.functional.pad(part, (0, 0, missing, 0)))
+        return torch.cat(padded)
 
-    layers = zip(*(part.cache for part in parts), strict=True)
+    layers = []
+    for of_parts in zip(*(part.cache for part in parts), strict=True):
+        keys, values, *_ = zip(*of_parts, strict=True)
+        layers.append((join(keys), join(values)))
     return _Batch(
         np.concatenate([part.rows for part in parts]),
         np.concatenate([part.length for part in parts]),
         torch.cat([part.hidden for part in parts]),
-        DynamicCache(
-            [(join(keys), join(values)) for keys, values, *_ in (zip(*layer, strict=True) for layer in layers)]
-        ),
+        DynamicCache(layers),
     )
 
 
-def _next(decoder: Model, batch: _Batch, token: Tensor, running: NDArray[np.bool_]) -> _Batch:
+def _next(
+    decoder: Model,
+    batch: _Batch,
+    token: Tensor,
+    running: NDArray[np.bool_],
+) -> _Batch:
     """Remove the rows that have ended, append each other row's token and compute its hidden state."""
-    rows, length = batch.rows, batch.length
+    rows = batch.rows
+    length = batch.length
     if not running.all():
         kept = torch.from_numpy(np.flatnonzero(running)).to(token.device)
-        rows, length, token = rows[running], length[running], token[kept]
+        rows = rows[running]
+        length = length[running]
+        token = token[kept]
         batch.cache.batch_select_indices(kept)
     length = length + 1
-    width = batch.cache.get_seq_length() + 1
+    width = batch.cache.get_seq_length() + 1  # all columns, also those that only ended rows have used
+    is_used = np.arange(width) >= width - length[:, None]
     hidden = decoder(
         input_ids=token[:, None],
-        attention_mask=torch.from_numpy(np.arange(width) >= width - length[:, None]).to(token.device),
+        attention_mask=torch.from_numpy(is_used).to(token.device),
         position_ids=torch.from_numpy(length - 1)[:, None].to(token.device),
         **cache_argument(decoder, batch.cache),
     )[0][:, -1]
     return _Batch(rows, length, hidden, batch.cache)
 
 
-def sample_tokens(logits: Tensor, uniform: Tensor, temperature: float, top_p: float = 1.0) -> tuple[Tensor, Tensor]:
+def sample_tokens(
+    logits: Tensor,
+    uniform: Tensor,
+    temperature: float,
+    top_p: float = 1.0,
+) -> tuple[Tensor, Tensor]:
     """Draw one token per row by inverting the cumulative distribution of softmax(logits / temperature).
 
     Args:
@@ -296,15 +357,18 @@ def sample_tokens(logits: Tensor, uniform: Tensor, temperature: float, top_p: fl
     >>> token.item(), round(logprob.exp().item(), 4)
     (1, 0.75)
     """
+    # In float32, whatever the model computes in: the eight bits of bfloat16 are too few for log-probabilities.
     logprob = torch.log_softmax(logits.float() / (temperature or 1.0), -1)
     if top_p < 1.0:
         logprob = nucleus(logprob, top_p)
     if temperature == 0:
         token = logprob.argmax(-1, keepdim=True)
     else:
+        # In float64, because the error of a sum over 150,000 tokens would move the bounds between unlikely ones.
         total = logprob.double().exp().cumsum(-1)
         # right=True skips all cumulative values ≤ u · total, so a token of probability zero is never drawn.
-        token = torch.searchsorted(total, (uniform * total[:, -1])[:, None], right=True)
+        drawn = uniform * total[:, -1]
+        token = torch.searchsorted(total, drawn[:, None], right=True)
         token = token.clamp(max=logits.shape[-1] - 1)
     return token.squeeze(-1), logprob.gather(-1, token).squeeze(-1)
 
@@ -312,6 +376,8 @@ def sample_tokens(logits: Tensor, uniform: Tensor, temperature: float, top_p: fl
 def nucleus(logprob: Tensor, top_p: float) -> Tensor:
     """Return normalized log-probabilities of the most likely tokens that reach `top_p`, minus infinity elsewhere."""
     ordered, order = logprob.sort(-1, descending=True)
-    before = ordered.exp().cumsum(-1) - ordered.exp()
-    kept = torch.zeros_like(logprob, dtype=torch.bool).scatter(-1, order, before < top_p)
+    probability = ordered.exp()
+    before = probability.cumsum(-1) - probability  # of all more likely tokens
+    none = torch.zeros_like(logprob, dtype=torch.bool)
+    kept = none.scatter(-1, order, before < top_p)
     return torch.log_softmax(logprob.masked_fill(~kept, -torch.inf), -1)

@@ -6,7 +6,7 @@ import contextlib
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from hgpo_train.models.chat_format import end_tokens, response_text, stop_length
+from hgpo_train.models.chat_format import chat_template_hash, end_tokens, response_text, stop_length
 from hgpo_train.policies.base import BatchPolicy, Failure, Reply, Request
 from hgpo_train.policies.generation import FittedPrompt, GenerationOptions, fit_prompts, model_options
 from hgpo_train.policies.registry import PolicySpec
@@ -43,6 +43,10 @@ class TransformersPolicy(BatchPolicy):
         tokenizer: The model's tokenizer, with a chat template.
         options: Options of tokenization and sampling; may be replaced between calls.
         dtype: The dtype that autocast computes in; None for float32.
+
+    Attributes:
+        ends: Ids of the tokens that end a response.
+        chat_template_hash: A fingerprint of the chat template, which the run stores.
     """
 
     name = "transformers"
@@ -56,10 +60,13 @@ class TransformersPolicy(BatchPolicy):
     ) -> None:
         super().__init__()
         self.options = options
-        self.model, self.tokenizer, self._dtype = model, tokenizer, dtype
+        self.model = model
+        self.tokenizer = tokenizer
+        self._dtype = dtype
         self._device: torch.device = next(model.parameters()).device
         self.reproducible = self._device.type == "cpu"
         self.ends = end_tokens(tokenizer, model)
+        self.chat_template_hash = chat_template_hash(tokenizer)
 
     def publish(self, model: Model, version: int) -> None:
         """See `TrainablePolicy`. If the model is the same object, it has the new weights already."""
@@ -69,9 +76,13 @@ class TransformersPolicy(BatchPolicy):
     def respond(self, requests: Sequence[Request]) -> Sequence[Reply | Failure]:
         """See `BatchPolicy`."""
         prompts = fit_prompts(self.tokenizer, requests, self.options)
-        pairs = zip(requests, prompts, strict=True)
-        fitted = [(request, prompt) for request, prompt in pairs if not isinstance(prompt, Failure)]
-        responses = iter(self.sampled([prompt.tokens for _, prompt in fitted], [request.seed for request, _ in fitted]))
+        tokens: list[list[int]] = []
+        seeds: list[int] = []
+        for request, prompt in zip(requests, prompts, strict=True):
+            if not isinstance(prompt, Failure):
+                tokens.append(prompt.tokens)
+                seeds.append(request.seed)
+        responses = iter(self.sampled(tokens, seeds))
         return [prompt if isinstance(prompt, Failure) else self._reply(prompt, next(responses)) for prompt in prompts]
 
     def sampling(self) -> SamplingOptions:
@@ -95,9 +106,11 @@ class TransformersPolicy(BatchPolicy):
 
     def _reply(self, fitted: FittedPrompt, sampled: SampledResponse) -> Reply:
         tokens = sampled.tokens.tolist()
+        # Stop texts are found after sampling: they may begin and end within tokens.
         count = stop_length(self.tokenizer, tokens, self.options.stop)
         is_stopped = count is not None or tokens[-1] in self.ends
-        tokens, logprobs = tokens[:count], sampled.logprobs[:count].tolist()
+        tokens = tokens[:count]
+        logprobs = sampled.logprobs[:count].tolist()
         response = response_text(self.tokenizer, tokens, self.ends)
         return fitted.reply(response, tokens, logprobs, "stop" if is_stopped else "length")
 
@@ -106,7 +119,8 @@ class TransformersPolicy(BatchPolicy):
         """Compute in the policy's dtype."""
         import torch
 
-        with torch.autocast(self._device.type, self._dtype, enabled=self._dtype not in (None, torch.float32)):
+        is_half = self._dtype not in (None, torch.float32)
+        with torch.autocast(self._device.type, self._dtype, enabled=is_half):
             yield
 
 
@@ -132,7 +146,8 @@ def make(argument: str, context: PolicyContext) -> TransformersPolicy:
     config = ModelConfig(
         path=argument, device=options.device, compute_dtype=options.compute_dtype, gradient_checkpointing=False
     )
-    tokenizer, model = load_tokenizer(argument, options.chat_template), load_model(config)
+    tokenizer = load_tokenizer(argument, options.chat_template)
+    model = load_model(config)
     check_sampling(model)
     return TransformersPolicy(model, tokenizer, options, compute_dtype(config))
 

@@ -46,48 +46,73 @@ def checked_reply(reply: object) -> Reply | Failure:
 
     A text is the response of a reply without token ids and with an unknown finish reason.
     """
-    if isinstance(reply, str):
-        reply = Reply(reply, finish_reason=None)
-    checked = _checked("PolicyFailed", "a text (str) or a Reply", Reply, _REPLY, reply)
-    if isinstance(checked, Reply) and checked.response_logprobs is not None and checked.response_token_ids is not None:
-        tokens, logprobs = len(checked.response_token_ids), len(checked.response_logprobs)
-        if tokens != logprobs:
-            error = BadValueError(f"expected one log-probability for each of {tokens} tokens, received {logprobs}")
-            return Failure("PolicyFailed", str(error), error)
-    return checked
+    return _checked("PolicyFailed", _plain_reply, reply)
 
 
 def checked_state(state: object) -> State | Failure:
     """Return an environment's state with values of the declared types; a `Failure` if one is invalid."""
-    return _checked("EnvironmentFailed", "a State", State, _STATE, state)
+    return _checked("EnvironmentFailed", _plain_state, state)
 
 
 def checked_task(task: object) -> Task | Failure:
     """Return a task with values of the declared types; a `Failure` ``EnvironmentFailed`` if one is invalid."""
-    return _checked("EnvironmentFailed", "a Task", Task, _TASK, task)
+    return _checked("EnvironmentFailed", _plain_task, task)
 
 
-def _checked(category: str, expected: str, kind: type[T], checks: Sequence[Check], value: object) -> T | Failure:
-    """Check the fields of a reply, state or task. Return the same object unless a field had to be converted."""
+def _checked(
+    category: str,
+    check: Callable[[object], T],
+    value: object,
+) -> T | Failure:
     if isinstance(value, Failure):
         return value
-    if not isinstance(value, kind):
-        error = BadValueError(f"expected {expected}, received {preview(value)}")
-        return Failure(category, str(error), error)
-    changed = {}
     try:
-        for field, name, check, optional in checks:
-            present = getattr(value, field)
-            if present is None and optional:
-                continue
-            plain = check(name, present)
-            if plain is not present:
-                changed[field] = plain
-        return replace(value, **changed) if changed else value  # type: ignore[type-var]  # a dataclass
+        return check(value)
     except BadValueError as error:
         return Failure(category, str(error), error)
     except Exception as error:  # noqa: BLE001 - a value may be of any type, and its methods may raise
         return Failure.of(category, error)
+
+
+def _plain_reply(reply: object) -> Reply:
+    if isinstance(reply, str):
+        reply = Reply(reply, finish_reason=None)
+    checked = _plain("a text (str) or a Reply", Reply, _REPLY, reply)
+    if checked.response_logprobs is not None and checked.response_token_ids is not None:
+        tokens = len(checked.response_token_ids)
+        logprobs = len(checked.response_logprobs)
+        if tokens != logprobs:
+            raise BadValueError(f"expected one log-probability for each of {tokens} tokens, received {logprobs}")
+    return checked
+
+
+def _plain_state(state: object) -> State:
+    return _plain("a State", State, _STATE, state)
+
+
+def _plain_task(task: object) -> Task:
+    return _plain("a Task", Task, _TASK, task)
+
+
+def _plain(
+    expected: str,
+    kind: type[T],
+    checks: Sequence[Check],
+    value: object,
+) -> T:
+    """Check the fields of a reply, state or task. Return the same object unless a field had to be converted."""
+    if not isinstance(value, kind):
+        raise BadValueError(f"expected {expected}, received {preview(value)}")
+    # Nearly every value is valid as it is, so the same object is returned and nothing is copied.
+    changed = {}
+    for field, name, check, optional in checks:
+        present = getattr(value, field)
+        if present is None and optional:
+            continue
+        plain = check(name, present)
+        if plain is not present:
+            changed[field] = plain
+    return replace(value, **changed) if changed else value  # type: ignore[type-var]  # a dataclass
 
 
 def checked_text(name: str, value: object) -> str:
@@ -118,10 +143,11 @@ def checked_number(name: str, value: object) -> float:
     """
     if type(value) is float and -LARGEST <= value <= LARGEST:
         return value
-    is_number = isinstance(value, _NUMBERS) and not isinstance(value, bool)
-    if not is_number or not abs(plain := float(value)) <= LARGEST:  # type: ignore[arg-type]  # a number
-        raise BadValueError(f"{name}: expected a finite number, received {preview(value)}")
-    return plain
+    if isinstance(value, _NUMBERS) and not isinstance(value, bool):
+        plain = float(value)
+        if abs(plain) <= LARGEST:
+            return plain
+    raise BadValueError(f"{name}: expected a finite number, received {preview(value)}")
 
 
 def checked_score(name: str, value: object) -> float:
@@ -138,9 +164,11 @@ def checked_count(name: str, value: object) -> int:
     Raises:
         BadValueError: The value is not an integer in [0, 2³¹).
     """
-    if not isinstance(value, int | np.integer) or isinstance(value, bool) or not 0 <= (plain := int(value)) < INT32:
-        raise BadValueError(f"{name}: expected an integer from 0 to {INT32 - 1}, received {preview(value)}")
-    return plain
+    if isinstance(value, int | np.integer) and not isinstance(value, bool):
+        plain = int(value)
+        if 0 <= plain < INT32:
+            return plain
+    raise BadValueError(f"{name}: expected an integer from 0 to {INT32 - 1}, received {preview(value)}")
 
 
 def preview(value: object) -> str:
@@ -161,11 +189,12 @@ def _texts(name: str, values: object) -> tuple[str, ...]:
     if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable):
         raise BadValueError(f"{name}: expected a list of texts, received {preview(values)}")
     texts = values if type(values) is tuple else tuple(values)
-    if list(map(type, texts)).count(str) == len(texts):  # fast path: one check of the joined text, not one per action
+    # A state has dozens of actions, nearly always valid: one check of the joined text instead of one for each.
+    if list(map(type, texts)).count(str) == len(texts):
         joined = "".join(texts)
         if checked_text(name, joined) == joined:
             return texts
-    return tuple([checked_text(name, value) for value in texts])
+    return tuple([checked_text(name, text) for text in texts])
 
 
 def _flag(name: str, value: object) -> bool:
@@ -184,13 +213,20 @@ def _logprobs(name: str, values: object) -> list[float]:
     return _numbers(name, values, "iuf", -np.inf, _ROUNDING)
 
 
-def _numbers(name: str, values: object, kinds: str, least: float, most: float) -> list[Any]:
+def _numbers(
+    name: str,
+    values: object,
+    kinds: str,
+    least: float,
+    most: float,
+) -> list[Any]:
     """Return a list, tuple or array of numbers of NumPy's `kinds`, in a range, as a list of Python's numbers."""
+    # One array instead of a check of each number: a reply can have thousands.
     numbers = np.asarray(values)
     if numbers.shape == (0,):
         return []
-    # NaN is in no range.
-    if numbers.ndim != 1 or numbers.dtype.kind not in kinds or not least <= numbers.min() <= numbers.max() <= most:
+    is_list = numbers.ndim == 1 and numbers.dtype.kind in kinds
+    if not (is_list and least <= numbers.min() <= numbers.max() <= most):  # NaN is in no range
         noun = "numbers" if "f" in kinds else "integers"
         raise BadValueError(f"{name}: expected {noun} from {least:g} to {most:.10g}, received {preview(values)}")
     listed: list[Any] = (numbers.astype(float) if "f" in kinds else numbers).tolist()

@@ -14,17 +14,13 @@ import secrets
 import tempfile
 import warnings
 from dataclasses import dataclass, field, fields
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, get_args
-
-import msgspec
+from typing import TYPE_CHECKING, Any, get_args
 
 from hgpo_envs.errors import InputError, one_line, unknown
-from hgpo_envs.files.untrusted_files import read_bytes
 from hgpo_envs.plugins import install_command
-from hgpo_train.models.chat_format import end_tokens, response_text, use_chat_template
+from hgpo_train.models.chat_format import chat_template_hash, end_tokens, response_text, use_chat_template
 from hgpo_train.models.checkpoint_files import resolve_model
-from hgpo_train.models.preflight import ADAPTER_SETTINGS, check_loads_no_code, check_model_source
+from hgpo_train.models.preflight import ADAPTER_SETTINGS, check_loads_no_code, check_model_source, read_settings
 from hgpo_train.policies.base import Failure, Reply, attempt
 from hgpo_train.policies.generation import FittedPrompt, GenerationOptions, fit_prompts, model_options
 from hgpo_train.policies.registry import PolicySpec
@@ -51,14 +47,6 @@ class VLLMOptions(GenerationOptions):
     samplers for GPUs."""
 
 
-_ADAPTER_BYTES: Final = 1 << 20
-
-
-class _AdapterSettings(msgspec.Struct):
-    base_model_name_or_path: str
-    r: int
-
-
 class VLLMPolicy:
     """A policy that runs vLLM's engine in the caller's thread (`hgpo_train.policies.base.Policy`).
 
@@ -71,6 +59,10 @@ class VLLMPolicy:
         engine: Further arguments of `vllm.LLM` (tensor_parallel_size, gpu_memory_utilization, enforce_eager, …).
         request_seeds: Whether requests are sampled with their own seeds (`VLLMOptions`).
         adapter: A folder with an adapter of the model to serve; None serves the model itself.
+
+    Attributes:
+        chat_template_hash: A fingerprint of the chat template, which the run stores.
+        by_device: Whether weights on a GPU are published in place, by CUDA IPC.
     """
 
     name = "vllm"
@@ -104,13 +96,14 @@ class VLLMPolicy:
         self._engine: Any = self._llm.llm_engine
         self._tokenizer = self._llm.get_tokenizer()
         use_chat_template(self._tokenizer, options.chat_template)
+        self.chat_template_hash = chat_template_hash(self._tokenizer)
         self._ends = end_tokens(self._tokenizer)  # vLLM adds those of the model's generation settings
         self._running: dict[str, tuple[int, FittedPrompt]] = {}
         self._refused: list[tuple[int, Failure]] = []
         self._request_seeds = request_seeds
         self._serves_adapters = bool(arguments.get("enable_lora"))
         # A process cannot open its own CUDA IPC handles.
-        self._by_device = not isinstance(self._engine.engine_core, InprocClient)
+        self.by_device = not isinstance(self._engine.engine_core, InprocClient)
         self._adapter: Any = None  # a LoRARequest
         self._adapter_folder: tempfile.TemporaryDirectory[str] | None = None
         if adapter is not None:
@@ -146,6 +139,7 @@ class VLLMPolicy:
 
     def collect(self, timeout: float | None) -> Sequence[tuple[int, Reply | Failure]]:
         """See `Policy`. Steps the engine until a response is finished."""
+        # What was refused at once needs no step of the engine.
         answers: list[tuple[int, Reply | Failure]] = list(self._refused)
         self._refused.clear()
         while self._running and not answers:
@@ -166,10 +160,10 @@ class VLLMPolicy:
 
     def _reply(self, output: Any, fitted: FittedPrompt) -> Reply:  # noqa: ANN401 - mypy treats vLLM as untyped
         (completion,) = output.outputs
-        tokens, reason = list(completion.token_ids), completion.stop_reason
+        tokens = list(completion.token_ids)
         logprobs = [at[token].logprob for at, token in zip(completion.logprobs or [], tokens, strict=True)]
         # The reason is a stop text, or a token of the model's settings. vLLM's own text ends within the last token.
-        text = response_text(self._tokenizer, tokens, (*self._ends, reason))
+        text = response_text(self._tokenizer, tokens, (*self._ends, completion.stop_reason))
         return fitted.reply(text, tokens, logprobs, completion.finish_reason or "stop")
 
     def publish(self, model: Model, version: int) -> None:
@@ -187,6 +181,7 @@ class VLLMPolicy:
             from hgpo_train.policies.weight_handover import checkpoint_weights  # with torch
 
             self._publish_weights(checkpoint_weights(model, self._engine.vllm_config.model_config.dtype))
+        # Its keys and values are those of the old weights.
         self._llm.reset_prefix_cache()
         self.version = version
 
@@ -195,12 +190,13 @@ class VLLMPolicy:
         from hgpo_train.policies.weight_handover import shared
 
         try:
-            with shared(weights, by_device=self._by_device) as handle:
+            with shared(weights, by_device=self.by_device) as handle:
                 self._llm.collective_rpc("take_weights", kwargs={"handle": handle})
         except Exception as error:  # of vLLM, which wraps that of its worker
-            if not self._by_device:
+            if not self.by_device:
                 raise
-            self._by_device = False
+            # A worker that could not map the memory is not asked to again: the way is changed for good.
+            self.by_device = False
             warnings.warn(
                 f"the engine cannot map the trainer's memory on the GPU ({one_line(error, 200)}): weights now go "
                 "through the host's memory, which is slower; in a container, remove expandable_segments from "
@@ -223,9 +219,10 @@ class VLLMPolicy:
         folder = tempfile.TemporaryDirectory(prefix="hgpo-adapter-")
         model.save_pretrained(folder.name, save_embedding_layers=False)
         self._serve_adapter(folder.name, version)
-        previous, self._adapter_folder = self._adapter_folder, folder
-        if previous is not None:
-            previous.cleanup()
+        # The engine has loaded the new version by now, and reads the files of the old one no more.
+        if self._adapter_folder is not None:
+            self._adapter_folder.cleanup()
+        self._adapter_folder = folder
 
     def _serve_adapter(self, folder: str, version: int) -> None:
         """Load an adapter and use it for all requests from now on.
@@ -235,14 +232,16 @@ class VLLMPolicy:
         """
         from vllm.lora.request import LoRARequest
 
-        previous, self._adapter = self._adapter, LoRARequest(f"hgpo-{version}", version + 1, folder)
-        self._engine.add_lora(self._adapter)
-        if previous is not None:
-            self._engine.remove_lora(previous.lora_int_id)
+        adapter = LoRARequest(f"hgpo-{version}", version + 1, folder)
+        self._engine.add_lora(adapter)
+        if self._adapter is not None:
+            self._engine.remove_lora(self._adapter.lora_int_id)
+        self._adapter = adapter
 
     def close(self) -> None:
         """Abort running requests and shut the engine down, even if it has died."""
         try:
+            # An engine that has died answers nothing, and its processes must end all the same.
             with contextlib.suppress(Exception):
                 self._engine.abort_request(list(self._running))
             self._running.clear()
@@ -310,23 +309,20 @@ def make(argument: str, context: PolicyContext) -> VLLMPolicy:
     check_vllm()
     check_model_source(argument)
     folder = resolve_model(argument)
-    check_loads_no_code(folder)
+    base = check_loads_no_code(folder)
     load_tokenizer(folder, options.chat_template)  # an error of it before the engine starts
-    path = Path(folder) / ADAPTER_SETTINGS
-    if not path.is_file():
+    if base is None:
         return VLLMPolicy(folder, options, options.engine, request_seeds=options.request_seeds)
-    try:
-        adapter = msgspec.json.decode(read_bytes(path, _ADAPTER_BYTES), type=_AdapterSettings)
-    except msgspec.ValidationError as error:  # JSON it is: checked above
-        raise InputError(f"{path}: expected the settings of a low-rank adapter (LoRA) of peft ({error})") from error
-    if not (lora := adapter_arguments(adapter.r)):
+    rank = (read_settings(folder, ADAPTER_SETTINGS) or {}).get("r")
+    lora = adapter_arguments(rank) if isinstance(rank, int) else {}
+    if not lora:
         raise InputError(
-            f"{path}: vLLM does not support adapters of rank {adapter.r}; use the policy transformers:{folder}"
+            f"{folder}: vLLM serves no adapters of rank {rank} (r in {ADAPTER_SETTINGS}); use the policy "
+            f"transformers:{folder}"
         )
-    base = adapter.base_model_name_or_path
     check_model_source(base)
     engine = {**lora, "tokenizer": folder, **options.engine}
-    return VLLMPolicy(resolve_model(base), options, engine, request_seeds=options.request_seeds, adapter=folder)
+    return VLLMPolicy(base, options, engine, request_seeds=options.request_seeds, adapter=folder)
 
 
 def make_trainable(model: Model, tokenizer: Tokenizer, context: TrainableContext) -> VLLMPolicy:
@@ -343,10 +339,9 @@ def make_trainable(model: Model, tokenizer: Tokenizer, context: TrainableContext
     path = resolve_model(getattr(model, "name_or_path", "") or context.model.path)
     options = dict(context.engine_options)
     request_seeds = bool(options.pop("request_seeds", False))
-    lora = adapter_arguments(context.model.lora.rank) if context.model.lora.rank else {}
-    if options.get("enable_lora") is False:
-        lora = {}
-    engine = {"trust_remote_code": False, **lora, **options}
+    rank = context.model.lora.rank
+    serves_adapters = rank > 0 and options.get("enable_lora") is not False
+    engine = {**(adapter_arguments(rank) if serves_adapters else {}), **options}
     try:
         return VLLMPolicy(path, context.generation, engine, request_seeds=request_seeds)
     except InputError:
@@ -370,10 +365,11 @@ def check_engine(engine_options: Mapping[str, Any]) -> None:
     from vllm.engine.arg_utils import EngineArgs
 
     names = {*inspect.signature(LLM).parameters, *(each.name for each in fields(EngineArgs)), "request_seeds"}
-    known = {name for name in names if not name.startswith("_")}
     where = "rollout.engine_options."
-    for name in engine_options.keys() - known:
-        raise InputError(unknown("setting", f"{where}{name}", [f"{where}{each}" for each in sorted(known)], limit=4))
+    known = [f"{where}{name}" for name in sorted(names) if not name.startswith("_")]
+    for name in engine_options:
+        if f"{where}{name}" not in known:
+            raise InputError(unknown("setting", f"{where}{name}", known, limit=4))
 
 
 VLLM = PolicySpec(make, make_trainable, VLLMOptions, check_engine=check_engine)

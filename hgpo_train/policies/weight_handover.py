@@ -45,14 +45,17 @@ def checkpoint_weights(model: Model, merged_dtype: torch.dtype = torch.float32) 
     adapted = {name: module for name, module in plain.named_modules() if hasattr(module, "get_delta_weight")}
     weights: dict[str, Tensor] = {}
     seen: set[int] = set()
+    # `keep_vars` returns the parameters themselves, so that tied ones are recognised by their identity.
     for name, tensor in plain.state_dict(keep_vars=True).items():
         if ".lora_" in name or id(tensor) in seen:
             continue
         seen.add(id(tensor))
-        layer, _, parameter = name.rpartition(".base_layer.")
         value = tensor.detach()
+        # peft keeps the weights of a layer with adapters one level below it.
+        layer, _, parameter = name.rpartition(".base_layer.")
         if layer in adapted and parameter == "weight":
-            value = (value.float() + adapted[layer].get_delta_weight("default").float()).to("cpu", merged_dtype)
+            change = adapted[layer].get_delta_weight("default")
+            value = (value.float() + change.float()).to("cpu", merged_dtype)
         weights[name.replace(".base_layer.", ".")] = value
     named: dict[str, Tensor] = revert_weight_conversion(plain, weights)
     return named
@@ -71,15 +74,19 @@ def shared(weights: Mapping[str, Tensor], *, by_device: bool) -> Iterator[dict[s
     """
     from torch.multiprocessing.reductions import reduce_tensor
 
-    in_place = {name: tensor for name, tensor in weights.items() if by_device and tensor.is_cuda}
+    in_place: dict[str, Tensor] = {}
+    staged: dict[str, Tensor] = {}
+    for name, tensor in weights.items():
+        if by_device and tensor.is_cuda:
+            in_place[name] = tensor.contiguous()  # a copy, if it is one, lives until the block ends
+        else:
+            staged[name] = tensor
     if in_place:
-        torch.cuda.synchronize()
-    kept = [tensor.contiguous() for tensor in in_place.values()]
-    reductions = (reduce_tensor(tensor) for tensor in kept)  # type: ignore[no-untyped-call]
-    handles = {name: pickle.dumps(reduction) for name, reduction in zip(in_place, reductions, strict=True)}
+        torch.cuda.synchronize()  # the other process reads what has been computed by now
+    handles = {name: pickle.dumps(reduce_tensor(tensor)) for name, tensor in in_place.items()}  # type: ignore[no-untyped-call]
     file = os.memfd_create("hgpo-weights")
     try:
-        layouts = _write(file, {name: tensor for name, tensor in weights.items() if name not in in_place})
+        layouts = _write(file, staged)
         yield {"path": f"/proc/{os.getpid()}/fd/{file}", "layouts": layouts, "handles": handles}
     finally:
         os.close(file)
@@ -94,12 +101,14 @@ def opened(handle: Mapping[str, Any]) -> dict[str, Tensor]:
         handle: What `shared` yielded.
     """
     weights: dict[str, Tensor] = {}
+    # One mapping for all tensors in the host's memory. Private pages: a worker that writes would not change the file.
     layouts = handle["layouts"]
     if layouts:
         size = Path(handle["path"]).stat().st_size
         memory = torch.from_file(handle["path"], shared=False, size=size, dtype=torch.uint8)
         for name, (dtype, shape, begin, length) in layouts.items():
-            weights[name] = memory[begin : begin + length].view(getattr(torch, dtype)).view(shape)
+            data = memory[begin : begin + length]
+            weights[name] = data.view(getattr(torch, dtype)).view(shape)
     for name, pickled in handle["handles"].items():
         rebuild, arguments = pickle.loads(pickled)  # noqa: S301 - written by the parent process, in `shared`
         weights[name] = rebuild(*arguments)
@@ -120,16 +129,14 @@ class WeightUpdate:
         """
         self.reload_weights(weights_iterator=iter(opened(handle).items()))
         model = self.model_runner.model
-        head, embedding = getattr(model, "lm_head", None), getattr(getattr(model, "model", None), "embed_tokens", None)
-        if not (head is None or embedding is None or head is embedding) and model.config.tie_word_embeddings:
+        head: Any = getattr(model, "lm_head", None)
+        embedding: Any = getattr(getattr(model, "model", None), "embed_tokens", None)
+        are_two = head is not None and embedding is not None and head is not embedding
+        if are_two and model.config.tie_word_embeddings:
             head.tie_weights(embedding)
             head.quant_method.process_weights_after_loading(head)
         if torch.accelerator.is_available():
             torch.accelerator.synchronize()  # the trainer may change its tensors once this method has returned
-
-    def runner_name(self) -> str:
-        """Return the class of vLLM's model runner: which one it is depends on the device and on Triton."""
-        return f"{type(self.model_runner).__module__}.{type(self.model_runner).__name__}"
 
 
 def _write(file: int, weights: Mapping[str, Tensor]) -> dict[str, tuple[str, list[int], int, int]]:
@@ -145,5 +152,6 @@ def _write(file: int, weights: Mapping[str, Tensor]) -> dict[str, tuple[str, lis
         written = 0
         while written < len(view):  # one call writes at most 2 GiB
             written += os.pwrite(file, view[written:], begin + written)
-        layouts[name] = (str(tensor.dtype).removeprefix("torch."), list(tensor.shape), begin, len(data))
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        layouts[name] = (dtype, list(tensor.shape), begin, len(data))
     return layouts

@@ -226,6 +226,7 @@ def collect(
         from hgpo_train.models.checkpoint_files import stored_model
 
         identity["weights"] = stored_model(argument)  # of a run that goes on, the newest checkpoint
+        identity["chat_template_hash"] = getattr(player, "chat_template_hash", None)
     tally = Tally()
     with ExitStack() as opened:  # what the caller opened stays open
         if isinstance(env, str):

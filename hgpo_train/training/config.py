@@ -18,7 +18,7 @@ from hgpo_envs.errors import InputError, unknown
 from hgpo_envs.plugins import check_code_in_file
 from hgpo_envs.registration import code_of
 from hgpo_train.advantages import get
-from hgpo_train.models.config import ModelConfig
+from hgpo_train.models.config import ChatTemplate, ModelConfig
 from hgpo_train.rollout.failures import MAX_FAILED
 from hgpo_train.settings import (
     MAY_CHANGE,
@@ -92,7 +92,7 @@ class EnvironmentConfig(Settings):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RolloutConfig(Settings):
+class RolloutConfig(ChatTemplate):
     """How trajectories are collected."""
 
     engine: str = "transformers"
@@ -116,10 +116,6 @@ class RolloutConfig(Settings):
     stops the run."""
     stop: StopTexts = ()
     """Texts that end a response, which includes the one that ended it, up to the end of that token."""
-    chat_template: str = ""
-    """A Jinja file that replaces the model's chat template; rendered in Jinja's sandbox. Empty keeps the model's."""
-    chat_template_options: dict[str, Any] = field(default_factory=dict)
-    """Further arguments of the chat template, for example { enable_thinking = false }."""
     slots: PositiveInt = field(default=1024, metadata=MAY_CHANGE)
     """Number of environments that run at the same time; affects only the speed."""
     filter_groups: bool = False
@@ -372,7 +368,7 @@ class Config(Settings):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SftConfig(Settings):
+class SftConfig(ChatTemplate):
     """Supervised training on a step table (`hgpo sft`)."""
 
     name: str = "sft"

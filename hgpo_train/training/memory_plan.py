@@ -11,6 +11,7 @@ an H100 (docs/first_gpu_hour.md). The reserve is assumed.
 from __future__ import annotations
 
 import contextlib
+import itertools
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -27,6 +28,7 @@ from hgpo_train.training.config import replace, shipped
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from hgpo_train.models.config import LoraConfig
     from hgpo_train.models.hf import Model
     from hgpo_train.training.config import Config, SftConfig
     from hgpo_train.training.display import Display
@@ -72,26 +74,39 @@ other estimates, which are a little too high, have 0.2."""
 _LOGIT_BYTES: Final = 20
 """Bytes per logit of a chunk in the backward pass: five float32 tensors."""
 
+# Bytes per token of a layer, per unit of (hidden, intermediate, query, adapters' rank), and further bytes.
+#
+# "stored" is what a layer keeps for the backward pass without gradient checkpointing. Counted by operation, where a
+# tensor of float32 has 4 bytes a unit and one of bfloat16, which autocast makes for each product, 2:
+#
+#   all weights, bfloat16   hidden: two norms keep their input (4) and the normalised input (4), and five products a
+#                           cast of the norm's output (2): 26, and 2 for rotary embeddings, statistics and small casts
+#                           intermediate: gate, its SiLU, up, and their product, the input of down (2 each): 8
+#                           query: queries, keys, values and the output of attention (2 each): 8
+#   all weights, float32    nothing is cast: the norm's output is kept once (4), and every tensor has 4 bytes
+#   adapters, bfloat16      norms are frozen and keep their input alone (4); casts as above (2 each): 18. The inputs of
+#                           the adapters of o and down are cast once more: 10. Seven adapters, with copies for autocast
+#   adapters, float32       two norms keep their input and output (4 each): 16
+#
+# "working" is what the layer at work needs beyond that at the peak of the backward pass, and "recomputed" what it needs
+# there with gradient checkpointing, recomputed values included. Which gradients are alive together depends on the order
+# in which autograd frees them; these rows were measured with fake tensors, for models of other proportions than those
+# that `benchmarks/memory_plan.py` prints, with attention that stores no matrix of length x length. The whole plan is
+# within 3% of the fake peak for layers of 512 to 1,024 units with 2 to 12 heads of keys.
 _LAYER_BYTES: Final = {
     ("stored", "weights", "bfloat16"): (28, 8, 8, 0, 0),
-    ("stored", "adapters", "bfloat16"): (18, 8, 10, 144, 0),
     ("stored", "weights", "float32"): (28, 16, 16, 0, 0),
-    ("stored", "adapters", "float32"): (18, 16, 16, 144, 0),
+    ("stored", "adapters", "bfloat16"): (18, 8, 10, 144, 0),
+    ("stored", "adapters", "float32"): (16, 16, 16, 144, 0),
     ("working", "weights", "bfloat16"): (25, 0.5, 0, 0, 0),
-    ("working", "adapters", "bfloat16"): (16, 6, 0, 0, 0),
     ("working", "weights", "float32"): (8, 8, 0, 0, 0),
+    ("working", "adapters", "bfloat16"): (16, 6, 0, 0, 0),
     ("working", "adapters", "float32"): (8, 8, 0, 0, 0),
     ("recomputed", "weights", "bfloat16"): (30, 12, 8, 0, 0),
-    ("recomputed", "adapters", "bfloat16"): (28, 14, 10, 14, 3640),
     ("recomputed", "weights", "float32"): (30, 24, 16, 0, 0),
+    ("recomputed", "adapters", "bfloat16"): (28, 14, 10, 14, 3640),
     ("recomputed", "adapters", "float32"): (16, 24, 16, 24, 6200),
 }
-"""Bytes per token that a layer needs per unit of (hidden, intermediate, query, adapters' rank), and further bytes:
-what each layer stores for the backward pass without gradient checkpointing, what the layer at work needs beyond that
-at the peak of the backward pass, and what it needs there with gradient checkpointing, recomputed values included.
-
-They were determined by counting the storages that are alive in a pass of `response_logprobs` with fake tensors, for
-models of other widths than the benchmark prints, with attention that stores no matrix of length × length."""
 
 
 def named_card(name: str) -> Card:
@@ -100,9 +115,9 @@ def named_card(name: str) -> Card:
     >>> named_card("H200-141").memory // GIB, round(named_card("64").memory / GIB, 1)
     (139, 63.0)
     """
-    known = {card.name.lower(): card for card in CARDS}
-    if name.lower() in known:
-        return known[name.lower()]
+    for card in CARDS:
+        if card.name.lower() == name.lower():
+            return card
     size = name.lower().removesuffix("gb")
     if not size.isdecimal() or not 1 <= int(size) <= 10_000:
         expected = ", ".join(card.name for card in CARDS)
@@ -199,26 +214,31 @@ class MemoryPlan:
 
     def table(self) -> str:
         """Return the parts during the rollout and during the update, and the verdict, in lines."""
-        lines = [f"{self.config.name} on {self.card.name}, {_gib(self.card.memory)} GiB"]
-        lines.append(f"{'GiB':<12}  rollout   update")
+        config = self.config
+        lines = [
+            f"{config.name} on {self.card.name}, {_gib(self.card.memory)} GiB",
+            f"{'GiB':<12}  rollout   update",
+        ]
         for name, (rollout, update) in {**self.parts, "total": self.totals}.items():
             lines.append(f"{name:<12}{_gib(rollout):>9}{_gib(update):>9}")
-        if self.config.rollout.engine == "vllm":
+        if config.rollout.engine == "vllm":
             cached = max(0, self.share - self.engine) // self.sequence
             lines.append(
                 f"gpu_memory_utilization = {self.share / self.card.memory:.2f}; the cache holds {cached} sequences of "
                 f"the greatest length, of {self.concurrent} that run at the same time"
             )
-        is_recomputed = str(self.config.model.gradient_checkpointing).lower()
-        lines.append(
-            f"model.gradient_checkpointing = {is_recomputed}, update.logit_chunk = {self.config.update.logit_chunk}"
-        )
-        lines.append("the reserve is an assumption; learner and engine were measured with a model of 1.5B on an H100")
-        return "\n".join([*lines, self.verdict()])
+        is_recomputed = str(config.model.gradient_checkpointing).lower()
+        lines += [
+            f"model.gradient_checkpointing = {is_recomputed}, update.logit_chunk = {config.update.logit_chunk}",
+            "the reserve is an assumption; learner and engine were measured with a model of 1.5B on an H100",
+            self.verdict(),
+        ]
+        return "\n".join(lines)
 
     def verdict(self) -> str:
         """Return whether the run fits, and otherwise what it needs and which settings need less, as one line."""
-        name, card = self.config.name, self.card
+        name = self.config.name
+        card = self.card
         if self.fits:
             return f"{name} fits on {card.name}"
         needed = self.parts | {"engine": (max(self.share, self.least), 0)}
@@ -237,58 +257,82 @@ def plan_memory(config: Config, model: Model, card: Card) -> MemoryPlan:
     The plan's configuration has the fastest of the settings that are "auto" with which the run fits, and which take
     nothing from the engine's cache.
     """
-    model_settings = [{"gradient_checkpointing": value} for value in (False, True)]
-    update_settings = [{"logit_chunk": value} for value in (1024, 128)]
-    plans = [
-        _plan(replace(config, model=recomputed, update=chunk), model, card)
-        for recomputed in (model_settings if config.model.gradient_checkpointing == "auto" else [{}])
-        for chunk in (update_settings if config.update.logit_chunk == "auto" else [{}])
-    ]
+    # From the fastest to the smallest: what is recomputed, or computed in smaller chunks, takes longer.
+    recomputed = (False, True) if config.model.gradient_checkpointing == "auto" else (None,)
+    chunks = (1024, 128) if config.update.logit_chunk == "auto" else (None,)
+    plans = []
+    for recompute, chunk in itertools.product(recomputed, chunks):
+        model_settings = {} if recompute is None else {"gradient_checkpointing": recompute}
+        update_settings = {} if chunk is None else {"logit_chunk": chunk}
+        plans.append(_plan(replace(config, model=model_settings, update=update_settings), model, card))
     smallest = plans[-1]
     return next((plan for plan in plans if plan.fits and plan.share >= smallest.share), smallest)
 
 
 def _plan(config: Config, model: Model, card: Card) -> MemoryPlan:
-    rollout, lora, sizes = config.rollout, config.model.lora, model.config.get_text_config()
+    rollout = config.rollout
+    sizes = model.config.get_text_config()
+
+    # The learner. Trained weights, gradients and AdamW's two moments are float32; a frozen base has the compute dtype.
     half = 2 if config.model.compute_dtype == "bfloat16" else 4
     parameters = sum(weight.numel() for weight in model.parameters())
-    linear = {name: part for name, part in model.named_modules() if isinstance(part, nn.Linear)}
-    if lora.targets == "all-linear":
-        adapted = [part for part in linear.values() if part is not model.get_output_embeddings()]
-    else:
-        adapted = [part for name, part in linear.items() if name.rpartition(".")[2] in lora.targets]
-    adapters = lora.rank * sum(part.in_features + part.out_features for part in adapted)
+    adapters = _adapter_weights(config.model.lora, model)
     trained = adapters or parameters
-    weights = 4 * trained + (half * parameters if lora.rank else 0)  # float32, and the frozen base of adapters
-    reference = half * parameters if config.update.kl_weight > 0 and not lora.rank else 0
+    weights = 4 * trained + (half * parameters if adapters else 0)
+    moments = 8 * trained
+    reference = half * parameters if config.update.kl_weight > 0 and not adapters else 0
     reserve = _CONTEXTS + int(_FRAGMENTED * card.memory)
     parts = {
         "weights": (weights, weights),
         "gradients": (0, 4 * trained),
-        "optimiser": (0 if rollout.offload_optimiser else 8 * trained, 8 * trained),
+        "optimiser": (0 if rollout.offload_optimiser else moments, moments),
         "reference": (reference, reference),
         "activations": (0, activation_bytes(config, model)),
         "reserve": (reserve, reserve),
     }
+
+    # A sequence's keys and values, in 16 bits.
     longest = rollout.max_prompt_tokens + rollout.max_response_tokens
     heads = getattr(sizes, "num_key_value_heads", None) or sizes.num_attention_heads
-    sequence = longest * sizes.num_hidden_layers * 2 * heads * _head_width(sizes) * 2  # keys and values in 16 bits
+    sequence = longest * sizes.num_hidden_layers * 2 * heads * _head_width(sizes) * 2
     concurrent = min(rollout.slots, rollout.tasks * rollout.group_size)
     if rollout.engine != "vllm":  # it generates with the learner's weights, in batches of a configured size
         batch = int(rollout.engine_options.get("max_batch_tokens", 131_072))
         concurrent = max(1, min(concurrent, batch // longest))
         return MemoryPlan(config, card, parts | {"engine": (concurrent * sequence, 0)}, 0, sequence, concurrent)
+
+    # vLLM: its weights in 16 bits, one step's activations and logits, and a share of the rest for its cache.
     step = _ENGINE_TOKENS * 2 * (2 * sizes.intermediate_size + 2 * sizes.hidden_size)
     engine = 2 * (parameters + adapters) + step + _ENGINE_SEQUENCES * sizes.vocab_size * 8 + _ENGINE_OTHERS
-    at_rollout, at_update = (sum(bytes_of) for bytes_of in zip(*parts.values(), strict=True))
-    free = card.memory - (at_rollout if rollout.sleep else max(at_rollout, at_update))
+    others = sum(at_rollout for at_rollout, _ in parts.values())
+    if not rollout.sleep:  # its memory is taken during the update, too
+        others = max(others, sum(at_update for _, at_update in parts.values()))
+    free = card.memory - others
     percent = card.memory // 100  # the share is given in percent
     useful = engine + concurrent * sequence + percent
-    share = max(0, min(free, int(_LARGEST_SHARE * card.memory), useful) // percent * percent)
+    share = min(free, int(_LARGEST_SHARE * card.memory), useful)
+    share = max(0, share // percent * percent)
     if _UTILIZATION in rollout.engine_options:
         share = int(float(rollout.engine_options[_UTILIZATION]) * card.memory)
     parts["engine"] = (share, 0 if rollout.sleep else share)
     return MemoryPlan(config, card, parts, engine, sequence, concurrent)
+
+
+def _adapter_weights(lora: LoraConfig, model: Model) -> int:
+    """Return the number of weights of the adapters; 0 without adapters."""
+    if not lora.rank:
+        return 0
+    count = 0
+    for name, layer in model.named_modules():
+        if not isinstance(layer, nn.Linear):
+            continue
+        if lora.targets == "all-linear":
+            is_adapted = layer is not model.get_output_embeddings()
+        else:
+            is_adapted = name.rpartition(".")[2] in lora.targets
+        if is_adapted:
+            count += lora.rank * (layer.in_features + layer.out_features)
+    return count
 
 
 def activation_bytes(config: Config, model: Model) -> int:
@@ -298,31 +342,45 @@ def activation_bytes(config: Config, model: Model) -> int:
     in the compute dtype until then), the output layer's backward pass, the backward pass of the last layer, and that
     of the input embedding.
     """
-    update, sizes, rank = config.update, model.config.get_text_config(), config.model.lora.rank
-    tokens, full, half = update.micro_batch_tokens, not rank, config.model.compute_dtype == "bfloat16"
-    hidden, intermediate, layers = sizes.hidden_size, sizes.intermediate_size, sizes.num_hidden_layers
-    trained = sum(weight.numel() for weight in model.parameters()) if full else 0
-    embedding = sizes.vocab_size * hidden if full else 0
+    update = config.update
+    sizes = model.config.get_text_config()
+    rank = config.model.lora.rank
+    half = config.model.compute_dtype == "bfloat16"
+    tokens = update.micro_batch_tokens
+    hidden = sizes.hidden_size
+    layers = sizes.num_hidden_layers
+    trained = 0 if rank else sum(weight.numel() for weight in model.parameters())
+    embedding = 0 if rank else sizes.vocab_size * hidden
     tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
 
+    query = sizes.num_attention_heads * _head_width(sizes)
+    units = (hidden, sizes.intermediate_size, query, rank, 1)
+    kind = "adapters" if rank else "weights"
+
     def layer_bytes(moment: str) -> float:
-        per_unit = _LAYER_BYTES[moment, "weights" if full else "adapters", config.model.compute_dtype]
-        units = (hidden, intermediate, sizes.num_attention_heads * _head_width(sizes), rank, 1)
-        return float(tokens * sum(size * unit for size, unit in zip(per_unit, units, strict=True)))
+        per_unit = _LAYER_BYTES[moment, kind, config.model.compute_dtype]
+        products = [size * unit for size, unit in zip(per_unit, units, strict=True)]
+        return float(tokens * sum(products))
 
     if config.model.gradient_checkpointing:
-        residual = 2 if half and not full else 4  # the input of each layer, which is stored
-        stored, layer = float(tokens * layers * hidden * residual), layer_bytes("recomputed")
+        residual = 2 if half and rank else 4  # the input of each layer, which is stored
+        stored = float(tokens * layers * hidden * residual)
+        layer = layer_bytes("recomputed")
     else:
-        stored, layer = layers * layer_bytes("stored"), layer_bytes("working")
-    forward = stored + tokens * (10 * hidden + (6 if half else 12) * intermediate) + (2 * trained if half else 0)
+        stored = layers * layer_bytes("stored")
+        layer = layer_bytes("working")
+    of_last_layer = 10 * hidden + (6 if half else 12) * sizes.intermediate_size
+    forward = stored + tokens * of_last_layer + (2 * trained if half else 0)
     logits = _LOGIT_BYTES * sizes.vocab_size * (min(update.logits_at_a_time, tokens) or tokens)
     head = stored + tokens * 4 * hidden + logits + 8 * embedding
     # The gradient of tied embeddings waits for its second part until the end of the backward pass.
     last_layer = stored + layer + (4 * embedding if tied else 0)
-    # In float32 there is no kernel for packed rows, whose mask is then a matrix: booleans, and the additive mask.
-    mask = 3 * tokens**2 if update.layout == "packed" and config.model.attention == "sdpa" and not half else 0
-    return int(max(forward, head, last_layer, (12 if tied else 8) * embedding) + mask)
+    first_layer = (12 if tied else 8) * embedding
+    peak = max(forward, head, last_layer, first_layer)
+    if update.layout == "packed" and config.model.attention == "sdpa" and not half:
+        # In float32 there is no kernel for packed rows, whose mask is then a matrix: booleans, and the additive mask.
+        peak += 3 * tokens**2
+    return int(peak)
 
 
 def _head_width(sizes: Any) -> int:  # noqa: ANN401 (a configuration class of Transformers)
@@ -338,7 +396,9 @@ def smaller_settings(config: Config | SftConfig) -> list[str]:
     >>> smaller_settings(replace(Config(), rollout={"engine": "vllm", "sleep": True}))
     ['rollout.offload_optimiser = true', 'update.micro_batch_tokens = 8192', 'adapters: model.lora.rank = 64']
     """
-    model, update, rollout = config.model, config.update, getattr(config, "rollout", None)
+    model = config.model
+    update = config.update
+    rollout = getattr(config, "rollout", None)  # None in supervised training
     settings = {
         "model.gradient_checkpointing = true": not model.gradient_checkpointing,
         "update.logit_chunk = 128": not 0 < update.logits_at_a_time <= 128,

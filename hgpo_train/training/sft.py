@@ -72,7 +72,11 @@ def demonstrations(source: str | Path, config: SftConfig) -> pl.DataFrame:
 
 
 def tokenise(
-    rows: pl.DataFrame, tokenizer: Tokenizer, max_prompt_tokens: int, environment: Mapping[str, Any]
+    rows: pl.DataFrame,
+    tokenizer: Tokenizer,
+    max_prompt_tokens: int,
+    environment: Mapping[str, Any],
+    chat_template_options: Mapping[str, Any] | None = None,
 ) -> pl.DataFrame:
     """Add token columns: `prompt_token_ids`, `response_token_ids`, and `context_tokens`, those of past turns.
 
@@ -84,11 +88,14 @@ def tokenise(
         max_prompt_tokens: Maximum prompt length; longer prompts lose their beginning.
         environment: The environment's options as the run stores them; ``id``, ``prompt_style`` and ``system_prompt``
             are used.
+        chat_template_options: Further arguments of the chat template.
     """
-    system_prompt, chat = environment.get("system_prompt", ""), environment.get("prompt_style") == "chat"
+    system_prompt = environment.get("system_prompt", "")
+    chat = environment.get("prompt_style") == "chat"
     known = environment.get("id") in environment_ids()
     tools = environment_spec(environment["id"]).tools if known else ()
-    opened = opened_thought(tokenizer, encode_chats(tokenizer, [chat_messages("", (), "?")])[0])
+    (shortest,) = encode_chats(tokenizer, [chat_messages("", (), "?")], chat_template_options)
+    opened = opened_thought(tokenizer, shortest)
     texts = [without_opened_thought(text, opened) for text in rows["response"]]
     end = end_of_turn(tokenizer)
     ended = [[*tokens, end] for tokens in tokenizer(texts, add_special_tokens=False)["input_ids"]]
@@ -96,13 +103,13 @@ def tokenise(
     context = []
     if not chat:
         chats = [chat_messages(system_prompt, (), prompt) for prompt in rows["prompt"]]
-        prompts += encode_chats(tokenizer, chats, tools=tools)
+        prompts += encode_chats(tokenizer, chats, chat_template_options, tools)
         context = [1] * len(rows)
     else:
         turn: Turn | None = None
         for step, prompt, response, tokens in zip(*rows["step", "prompt", "response"], ended, strict=True):
             past = [] if turn is None or step == 0 else [turn]
-            encoded = encode_conversation(tokenizer, system_prompt, past, prompt, tools=tools)
+            encoded = encode_conversation(tokenizer, system_prompt, past, prompt, chat_template_options, tools)
             context.append(sum(len(each.prompt_token_ids or ()) + len(each.response_token_ids or ()) for each in past))
             prompts.append(np.array(encoded, np.int32))  # a conversation's tokens are stored for each of its steps
             turn = Turn(prompt, response, encoded, tokens)
@@ -148,10 +155,16 @@ def run_sft(config: SftConfig, source: str | Path, folder: Path, display: Displa
         InputError: The demonstrations or the model cannot be used, another process trains in the folder, or the folder
             contains a run with another configuration, other demonstrations or another model.
     """
-    tokenizer = load_tokenizer(config.model.path)
+    tokenizer = load_tokenizer(config.model.path, config.chat_template)
     rows = demonstrations(source, config)
-    inputs = {"demonstrations": {"path": str(source), "rows": len(rows)}, "model": stored_model(config.model.path)}
-    rows = tokenise(rows, tokenizer, config.max_prompt_tokens, _environment(source))
+    inputs = {
+        "demonstrations": {"path": str(source), "rows": len(rows)},
+        "model": stored_model(config.model.path),
+        # The path is a setting; the file behind it must be the same, too, when the run is resumed.
+        **({"chat_template": tokenizer.chat_template} if config.chat_template else {}),
+    }
+    environment = _environment(source)
+    rows = tokenise(rows, tokenizer, config.max_prompt_tokens, environment, config.chat_template_options)
     rows = rows.filter("imitated")
     checkpoints = folder / "checkpoints"
     with removed_if_unused(folder, CONFIG), open_run(folder, config, inputs):

@@ -2,7 +2,7 @@
 
 import contextlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -105,8 +105,8 @@ def served() -> Any:
         handle = open_env("doors_env:HGPO-Test/Doors-v0", max_steps=2)
         policy = ServerPolicy("m", ServerOptions(token_ids=True, logprobs=True, retries=0))
 
-        async def request(self, *_: object, **__: object) -> bytes:
-            return self.answer
+        async def request(self, method: str, url: object, read: Callable[[bytes], Any], body: bytes) -> Any:
+            return read(self.answer)
 
     asked = Asked()
     asked.policy._client.request = asked.request

@@ -178,6 +178,7 @@ def test_policies_of_other_distributions_and_broken_ones(tmp_path: Path, monkeyp
         installed.cache_clear()
 
 
+@pytest.mark.slow
 def test_the_registry_lists_policies_that_can_be_trained() -> None:
     pytest.importorskip("torch")
     assert {name for name in policy_names() if policy_spec(name).make_trainable} == {"transformers", "vllm"}
@@ -229,6 +230,7 @@ def test_random_fills_searches_with_words_of_the_instruction():
     assert {word for query in queries for word in query.split()} == {"find", "a", "red", "shoe"}
 
 
+@pytest.mark.slow
 @given(st.integers(0, 2**63 - 1), st.text(max_size=20), st.lists(st.text(max_size=9), max_size=4))
 def test_random_answers_anything(seed, instruction, actions):
     reply = RandomPolicy("command").respond([request(seed, actions=actions, instruction=instruction)])[0]

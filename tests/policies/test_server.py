@@ -25,6 +25,7 @@ from hgpo_envs.responses import ToolCall, parse, parse_tool_calls, tool_calls
 from hgpo_train.policies import http_client
 from hgpo_train.policies.base import Failure, Reply, Request
 from hgpo_train.policies.registry import PolicyContext, make_policy
+from hgpo_train.policies.server import ServerPolicy
 from hgpo_train.policies.validation import checked_reply
 from hgpo_train.rollout.env_handle import open_env
 from hgpo_train.rollout.plan import RolloutSpec
@@ -42,10 +43,20 @@ def api(monkeypatch: pytest.MonkeyPatch) -> Iterator[Api]:
         yield running
 
 
+def policy_of(api: Api, name: str = "openai:tiny", **options: object) -> ServerPolicy:
+    return make_policy(name, PolicyContext("ALFWorld", "response", {"base_url": api.url, "timeout_s": 5.0, **options}))
+
+
 def ask(api: Api, *requests: Request, **options: object) -> list[Reply | Failure]:
-    context = PolicyContext("ALFWorld", "response", {"base_url": api.url, "timeout_s": 5.0, **options})
-    with contextlib.closing(make_policy("openai:tiny", context)) as policy:
+    with contextlib.closing(policy_of(api, **options)) as policy:
         return asked.ask(policy, requests)
+
+
+def asked_once(api: Api, *answer: object, **options: object) -> Reply | Failure:
+    """Return the answer to one request, of a server that always sends this answer."""
+    api.answer = lambda *_: answer
+    (reply,) = ask(api, request(), **options)
+    return reply
 
 
 def test_each_request_gets_its_reply_without_waiting_for_the_slowest(api: Api) -> None:
@@ -58,7 +69,7 @@ def test_each_request_gets_its_reply_without_waiting_for_the_slowest(api: Api) -
         return completion(f"<action>{prompt}</action>")
 
     api.answer = echo
-    policy = make_policy("openai:tiny", PolicyContext("ALFWorld", "response", {"base_url": api.url}))
+    policy = policy_of(api)
     policy.submit([request(i, str(i)) for i in range(60)])
     answers: dict[int, Reply | Failure] = {}
     while len(answers) < 59:
@@ -90,14 +101,13 @@ def test_the_request_body(api: Api) -> None:
 def test_tokens_and_log_probabilities_are_read(api: Api) -> None:
     told = {"content": [{"token": "a", "logprob": -0.5, "bytes": None, "top_logprobs": []}]}
     status, body = completion("a", finish="length", logprobs=told, token_ids=[7])
-    api.answer = lambda *_: (status, {**body, "prompt_token_ids": [1, 2]})
-    (reply,) = ask(api, request(), logprobs=True, token_ids=True)
+    body["prompt_token_ids"] = [1, 2]
+    reply = asked_once(api, status, body, logprobs=True, token_ids=True)
     assert reply.response_logprobs == [-0.5]
     assert (reply.prompt_token_ids, reply.response_token_ids, reply.finish_reason) == ([1, 2], [7], "length")
     assert api.bodies[0]["return_token_ids"] is True
     body["choices"][0]["logprobs"] = {"content": [{"token": "a", "logprob": None}]}
-    (reply,) = ask(api, request(), logprobs=True, token_ids=True)
-    assert isinstance(reply, Reply), reply
+    reply = asked_once(api, status, body, logprobs=True, token_ids=True)
     assert (reply.response_token_ids, reply.response_logprobs) == ([7], None)
 
 
@@ -148,6 +158,8 @@ def test_what_remains_broken_fails_after_the_retries_and_permanent_errors_at_onc
         (TROUBLES["cut before the answer"], 3, "the connection failed: ServerDisconnectedError: Server disconnected"),
         ((404, {"detail": "no such model"}, {}), 1, "HTTP 404: no such model"),
         ((401, {"error": {"message": "Incorrect API key provided"}}, {}), 1, "HTTP 401: Incorrect API key provided"),
+        ((429, {"error": {"message": "no money", "code": "insufficient_quota"}}, {}), 1, "HTTP 429: no money"),
+        ((501, {"error": {"message": "no such method"}}, {}), 1, "HTTP 501: no such method"),
         ((400, b"", {}), 1, "HTTP 400: Bad Request"),
         ((200, {"error": {"message": "bad key", "code": 401}}, {}), 1, "the answer contains no reply: bad key"),
     ):
@@ -233,32 +245,12 @@ def test_reasoning_and_tool_calls_become_the_text_that_the_model_wrote(api: Api)
         ({"content": "Hi", "reasoning_content": "A guest.", "tool_calls": None}, "<think>\nA guest.\n</think>\n\nHi"),
         ({"reasoning": "Hm.", "tool_calls": [call('{"zip": "20"}')]}, f"<think>\nHm.\n</think>\n\n{second}"),
     ):
-        _, body = completion("")
-        body["choices"][0] |= {"message": {"role": "assistant", **message}, "finish_reason": "tool_calls"}
-        api.answer = lambda *_, body=body: (200, body)
+        api.answer = replying(message)
         (reply,) = ask(api, request(tools=(FIND,)))
         assert isinstance(reply, Reply), reply
         assert (reply.response, reply.finish_reason) == (expected, "tool_calls")
         assert tool_calls(reply.response) is not None
         assert api.bodies[-1]["tools"] == [FIND]
-
-
-def test_tool_calls_are_the_actions_of_rollouts(api: Api, tmp_path) -> None:
-    """From the environment's tools to the request, and from the reply to the row."""
-    handle = open_env("doors_env:HGPO-Test/Doors-v0", action_format="response", max_steps=3)
-    settings = replace(handle.settings, tools=(FIND,), parse_response=parse_tool_calls)
-    _, body = completion(None)
-    body["choices"][0]["message"] |= {"tool_calls": [call("{}")], "reasoning_content": "Where is it?"}
-    api.answer = lambda *_: (200, body)
-    policy = make_policy("openai:tiny", PolicyContext("Doors", "response", {"base_url": api.url}))
-    with StepWriter(tmp_path / "run") as writer, contextlib.closing(policy):
-        collect_groups(replace(handle, settings=settings), policy, writer, RolloutSpec(tasks=1, group_size=2))
-    steps = scan_steps(tmp_path / "run").collect()
-    action = '<tool_call>\n{"name": "find", "arguments": {}}\n</tool_call>'
-    assert set(steps["response"]) == {f"<think>\nWhere is it?\n</think>\n\n{action}"}
-    assert set(steps["action"]) == {action}
-    assert len(api.bodies) == len(steps) == 6
-    assert all(body["tools"] == [FIND] for body in api.bodies)
 
 
 MALFORMED = {
@@ -301,8 +293,18 @@ def played(
 
 def replying(message: dict, finish: str = "tool_calls") -> Callable[[dict, int], tuple]:
     _, body = completion(None, finish)
-    body["choices"][0]["message"] |= message
+    body["choices"][0]["message"] = {"role": "assistant", **message}
     return lambda *_: (200, body)
+
+
+def test_tool_calls_are_the_actions_of_rollouts(api: Api, tmp_path) -> None:
+    """From the environment's tools to the request, and from the reply to the row."""
+    message = {"content": None, "tool_calls": [call("{}")], "reasoning_content": "Where is it?"}
+    rows, bodies = played(replying(message), tmp_path / "run")
+    action = '<tool_call>\n{"name": "find", "arguments": {}}\n</tool_call>'
+    response = f"<think>\nWhere is it?\n</think>\n\n{action}"
+    assert [(row["response"], row["action"]) for row in rows] == [(response, action)] * 3
+    assert [body["tools"] for body in bodies] == [[FIND]] * 3
 
 
 @pytest.mark.parametrize("kind", MALFORMED)
@@ -397,9 +399,9 @@ def test_empty_texts_are_not_sent_back(tmp_path) -> None:
 
 def test_a_limit_that_is_ignored_or_refused(api: Api) -> None:
     status, body = completion("ok")
-    api.answer = lambda *_: (status, {**body, "usage": {"prompt_tokens": "2000", "completion_tokens": 4000.0}})
+    body["usage"] = {"prompt_tokens": "2000", "completion_tokens": 4000.0}
     with pytest.warns(UserWarning, match="counted 4000 tokens for a limit of 16: the server ignores"):
-        (reply,) = ask(api, request(), max_response_tokens=16)
+        reply = asked_once(api, status, body, max_response_tokens=16)
     assert (reply.prompt_tokens, reply.response_tokens) == (2000, 4000)
     with pytest.warns(
         UserWarning, match="counted 2000 tokens for a prompt of 90000 characters: the server probably cuts"
@@ -427,7 +429,7 @@ def test_a_limit_that_is_ignored_or_refused(api: Api) -> None:
 )
 def test_permanent_errors_are_raised_before_the_first_rollout(api: Api, spec: str, options: dict, line: str) -> None:
     with pytest.raises(InputError, match=line) as caught:
-        make_policy(spec, PolicyContext("ALFWorld", "response", {"base_url": api.url, **options}))
+        policy_of(api, spec, **options)
     assert "\n" not in str(caught.value)
 
 
@@ -454,7 +456,7 @@ def flood(handler: Handler) -> None:
 def test_a_reply_sent_byte_by_byte_times_out_and_is_retried(api: Api) -> None:
     api.answer = lambda body, attempt: drip if attempt < 3 else completion("ok")
     (reply,) = ask(api, request(), timeout_s=0.3)
-    assert reply == Reply("ok", prompt="look around", cut_pairs=0)
+    assert reply == Reply("ok", cut_pairs=0)
     (reply,) = ask(api, request(1, "again"), timeout_s=0.3, retries=1)
     assert reply == Failure("PolicyFailed", "timed out: no complete answer within 0.3 s")
     assert len(api.bodies) == 5
@@ -469,14 +471,12 @@ def test_an_endless_answer_fails_at_the_limit(api: Api, monkeypatch: pytest.Monk
 
 @pytest.mark.slow
 def test_a_compressed_answer_does_not_expand(api: Api) -> None:
-    api.answer = lambda *_: (200, gzip.compress(bytes(50 << 20)), {"Content-Encoding": "gzip"})
-    (reply,) = ask(api, request())
+    reply = asked_once(api, 200, gzip.compress(bytes(50 << 20)), {"Content-Encoding": "gzip"})
     assert "is not a chat completion" in str(reply)
     assert api.headers[0]["accept-encoding"] == "identity"
 
 
 def test_the_list_of_models(api: Api) -> None:
-    context = PolicyContext("ALFWorld", "response", {"base_url": api.url, "timeout_s": 0.3})
     for models, reason in (
         ((200, b"<html>Hello</html>"), r"returned no list of models .*check_model=false"),
         ((200, b'{"data": 3}'), r"returned no list of models .*check_model=false"),
@@ -486,20 +486,18 @@ def test_the_list_of_models(api: Api) -> None:
     ):
         api.models = models
         with pytest.raises(InputError, match=reason) as caught:
-            make_policy("openai:tiny", context)
+            policy_of(api, timeout_s=0.3)
         assert "\n" not in str(caught.value)
-    unchecked = {"base_url": api.url, "check_model": False}
-    make_policy("openai:tiny", PolicyContext("ALFWorld", "response", unchecked)).close()
+    policy_of(api, check_model=False).close()
     for models in (
         (404, {"error": {"message": "no such page"}}),  # the first request shows whether the server has the model
         (200, {"data": []}),
         (200, {"data": [{"id": "tiny"}, 3, None, {}, {"id": 5}]}),
     ):
         api.models = models
-        make_policy("openai:tiny", context).close()
+        policy_of(api).close()
 
 
-LOGPROBS = "$.choices[0].logprobs.content[0].logprob"
 TEXT = {"content": "a"}
 ODD_CHOICES = [
     (None, "contains no reply"),
@@ -543,23 +541,24 @@ FORMS = [
 
 
 def test_the_forms_of_answers_that_servers_send(api: Api) -> None:
-    for body, response in FORMS:
-        api.answer = lambda *_, body=body: (200, body)
-        reply = checked_reply(*ask(api, request()))
-        assert isinstance(reply, Reply), (body, reply)
-        assert (reply.response, reply.response_logprobs) == (response, None)
+    with contextlib.closing(policy_of(api)) as policy:
+        for body, response in FORMS:
+            api.answer = lambda *_, body=body: (200, body)
+            reply = checked_reply(*asked.ask(policy, [request()]))
+            assert isinstance(reply, Reply), (body, reply)
+            assert (reply.response, reply.response_logprobs) == (response, None)
 
 
 @pytest.mark.slow
 def test_an_invalid_answer_is_a_failure_with_its_reason(api: Api) -> None:
     choices = [({**completion("")[1], "choices": [choice]}, reason) for choice, reason in ODD_CHOICES]
-    for body, reason in (*ODD_BODIES, *choices):
-        api.answer = lambda *_, body=body: (200, body)
-        (reply,) = ask(api, request(), logprobs=True, token_ids=True)
-        checked = checked_reply(reply)
-        assert isinstance(checked, Failure), body
-        assert checked.category == "PolicyFailed"
-        assert reason in checked.message
+    with contextlib.closing(policy_of(api, logprobs=True, token_ids=True, retries=0)) as policy:
+        for body, reason in (*ODD_BODIES, *choices):
+            api.answer = lambda *_, body=body: (200, body)
+            checked = checked_reply(*asked.ask(policy, [request()]))
+            assert isinstance(checked, Failure), body
+            assert checked.category == "PolicyFailed"
+            assert reason in checked.message
 
 
 @pytest.mark.parametrize("key", ["sk-first\nsecond-half", "sk-schlüssel-lang", "sk-with\x1bescape-in-it"])
@@ -595,7 +594,7 @@ def test_an_invalid_address_is_one_line_without_its_password(api: Api) -> None:
         ("tiny", "http://[::1/v1", "base_url: expected the address of a server"),
     ):
         with pytest.raises(InputError) as caught:
-            make_policy(f"openai:{model}", PolicyContext("ALFWorld", "response", {"base_url": url}))
+            policy_of(api, f"openai:{model}", base_url=url)
         assert line in str(caught.value)
         assert "hunter" not in str(caught.value)
         assert "\n" not in str(caught.value)
@@ -605,8 +604,7 @@ def test_a_redirect_is_an_error_and_the_key_is_sent_nowhere_else(api: Api) -> No
     with Api() as other:
         for status in (301, 302, 303, 307, 308):
             address = f"{other.url}/chat/completions"
-            api.answer = lambda *_, status=status, address=address: (status, {}, {"Location": address})
-            (reply,) = ask(api, request())
+            reply = asked_once(api, status, {}, {"Location": address})
             assert reply == Failure("PolicyFailed", f"HTTP {status}: redirected to {address}; use that address")
         assert not other.paths
 

@@ -141,19 +141,31 @@ def test_the_code_says_it_alone_and_a_repeated_request_says_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "transient"),
+    ("status", "error", "transient"),
     [
-        ({"message": "lost", "code": 502}, True),
-        ({"message": "slow down", "code": "429"}, True),
-        ({"message": "overloaded", "type": "overloaded_error"}, True),
-        ("upstream failed", True),
-        ({"message": "no such region", "code": 400}, False),
-        ({"message": "bad key", "code": 401}, False),
-        ({"message": "bad key", "code": "invalid_api_key"}, False),
-        ({"message": "no money", "type": "insufficient_quota"}, False),
+        # With the status 200, an error is as lasting as its code.
+        (200, {"message": "lost", "code": 502}, True),
+        (200, {"message": "slow down", "code": "429"}, True),
+        (200, {"message": "overloaded", "type": "overloaded_error"}, True),
+        (200, "upstream failed", True),
+        (200, {"message": "no such region", "code": 400}, False),
+        (200, {"message": "bad key", "code": 401}, False),
+        (200, {"message": "bad key", "code": "invalid_api_key"}, False),
+        (200, {"message": "no money", "type": "insufficient_quota"}, False),
+        # An account without money is no outage, whatever the status; the message alone does not say so.
+        (429, {"message": "You exceeded your quota, check your billing.", "type": "insufficient_quota"}, False),
+        (429, {"message": "Your account balance is empty.", "type": "exceeded_current_quota_error"}, False),
+        (
+            429,
+            {"message": "You exceeded your quota, check your billing.", "status": "RESOURCE_EXHAUSTED"},
+            True,
+        ),
+        (429, {"message": "slow down", "code": "rate_limit_exceeded"}, True),
+        (501, {"message": "not implemented"}, False),
+        (503, {"message": "busy"}, True),
     ],
 )
-def test_an_error_with_the_status_200_is_as_lasting_as_its_code(error: object, transient: bool) -> None:
-    found = read_error(json.dumps({"error": error, "choices": None}).encode(), 200)
+def test_what_is_lasting_is_not_asked_again(status: int, error: object, transient: bool) -> None:
+    found = read_error(json.dumps({"error": error, "choices": None}).encode(), status)
     assert found.transient is transient
     assert found.message == (error if isinstance(error, str) else error["message"])

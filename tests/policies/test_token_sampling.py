@@ -18,6 +18,7 @@ from hgpo_train.models.tiny import TinyShape, save_tiny
 from hgpo_train.policies.base import Failure
 from hgpo_train.policies.conversation import encode_conversation
 from hgpo_train.policies.generation import FittedPrompt, GenerationOptions, fit_prompts
+from hgpo_train.rollout import collect
 
 torch = Lazy("torch")
 Qwen2Config, Qwen2ForCausalLM = lazily("transformers", "Qwen2Config Qwen2ForCausalLM")
@@ -240,18 +241,6 @@ def test_prompts_over_the_budget_are_truncated(model, tokenizer):
     assert answered.response_token_ids
 
 
-def test_stop_texts_end_a_response(model, tokenizer):
-    free = TransformersPolicy(model, tokenizer, GenerationOptions(max_response_tokens=8)).respond([request(1, "go")])[0]
-    letter = next(character for character in free.response if character.isascii())
-    options = GenerationOptions(max_response_tokens=8, stop=(letter,))
-    stopped = TransformersPolicy(model, tokenizer, options).respond([request(1, "go")])[0]
-    count = len(stopped.response_token_ids)
-    assert stopped.finish_reason == "stop"
-    assert stopped.response_token_ids == free.response_token_ids[:count]
-    assert letter in stopped.response
-    assert letter not in tokenizer.decode(stopped.response_token_ids[: count - 1])
-
-
 def test_a_stop_text_can_begin_and_end_inside_of_tokens(model, tokenizer):
     def reply(*stop, ids):
         sampled = SimpleNamespace(tokens=np.array(ids), logprobs=np.linspace(-1, -2, len(ids)))
@@ -294,6 +283,22 @@ def test_a_file_replaces_the_chat_template_and_is_text_for_a_sandbox(tiny, tmp_p
         with pytest.raises(InputError, match=r"(bad|missing)\.jinja") as caught:
             load_tokenizer(str(tiny), str(path))
         assert "\n" not in str(caught.value)
+
+
+def test_a_rollout_is_not_resumed_with_another_chat_template(tiny, tmp_path):
+    path = tmp_path / "chat.jinja"
+    options = {"chat_template": str(path), "max_response_tokens": 1, "device": "cpu"}
+
+    def play():
+        game = {"tasks": 1, "group_size": 1, "max_steps": 1, "policy_options": options, "progress": False}
+        collect("doors_env:HGPO-Test/Doors-v0", f"transformers:{tiny}", tmp_path / "run", **game)
+
+    path.write_text("{{ messages[0].content }}")
+    play()
+    play()
+    path.write_text("{{ messages[0].content }}!")
+    with pytest.raises(InputError, match="chat_template_hash"):
+        play()
 
 
 def test_the_chat_template_renders_the_tools_of_the_environment(tokenizer):

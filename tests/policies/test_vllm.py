@@ -213,8 +213,9 @@ def test_adapters_are_served_as_adapters_and_replaced(model_folder: Path, reques
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        ('{"peft_type": "PREFIX_TUNING"}', "expected the settings of a low-rank adapter"),
-        ('{"r": 4096, "base_model_name_or_path": "base"}', "vLLM does not support adapters of rank 4096"),
+        ('{"peft_type": "PREFIX_TUNING"}', "expected the model's name as base_model_name_or_path"),
+        ('{"peft_type": "PREFIX_TUNING", "base_model_name_or_path": "base"}', "vLLM serves no adapters of rank None"),
+        ('{"r": 4096, "base_model_name_or_path": "base"}', "vLLM serves no adapters of rank 4096"),
         ('{"r": 4, "base_model_name_or_path": "/no/such/folder"}', "no folder '/no/such/folder'"),
     ],
 )

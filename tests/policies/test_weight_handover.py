@@ -26,50 +26,35 @@ def model() -> Any:
 def received(handle: dict[str, Any]) -> dict[str, torch.Tensor]:
     from hgpo_train.policies.weight_handover import opened
 
-    return {name: tensor.clone() for name, tensor in opened(handle).items()}
-
-
-def received_on_the_host(handle: dict[str, Any]) -> dict[str, torch.Tensor]:
-    from hgpo_train.policies.weight_handover import opened
-
-    return {name: tensor.cpu() for name, tensor in opened(handle).items()}
+    return {name: tensor.cpu().clone() for name, tensor in opened(handle).items()}
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="vLLM and anonymous memory require Linux")
-def test_another_process_receives_equal_tensors(model: Any) -> None:
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_another_process_receives_equal_tensors(model: Any, device: str) -> None:
     import torch
 
     from hgpo_train.policies.weight_handover import checkpoint_weights, shared
 
-    weights = checkpoint_weights(model)
-    weights |= {
-        "half": torch.arange(7, dtype=torch.bfloat16),
-        "scalar": torch.tensor(2.5, dtype=torch.float64),
-        "transposed": torch.arange(6).reshape(2, 3).T,
-        "empty": torch.empty(0, 4),
-    }
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("requires a GPU")
+    weights = checkpoint_weights(model.to(device))
+    weights["transposed"] = torch.arange(6, device=device).reshape(2, 3).T
+    if device == "cpu":
+        weights |= {
+            "half": torch.arange(7, dtype=torch.bfloat16),
+            "scalar": torch.tensor(2.5, dtype=torch.float64),
+            "empty": torch.empty(0, 4),
+        }
     with shared(weights, by_device=True) as handle, multiprocessing.get_context("spawn").Pool(1) as pool:
+        assert bool(handle["layouts"]) == (device == "cpu")  # on a GPU nothing is staged
         found = pool.apply(received, (handle,))
     assert found.keys() == weights.keys()
-    assert all(torch.equal(found[name], value) and found[name].dtype == value.dtype for name, value in weights.items())
+    for name, value in weights.items():
+        assert torch.equal(found[name], value.cpu())
+        assert found[name].dtype == value.dtype
     assert not Path(handle["path"]).exists()  # nothing remains
-
-
-@pytest.mark.slow
-def test_another_process_maps_the_tensors_of_a_gpu(model: Any) -> None:
-    import torch
-
-    from hgpo_train.policies.weight_handover import checkpoint_weights, shared
-
-    if not torch.cuda.is_available():
-        pytest.skip("requires a GPU")
-    weights = checkpoint_weights(model.cuda()) | {"transposed": torch.arange(6, device="cuda").reshape(2, 3).T}
-    with shared(weights, by_device=True) as handle, multiprocessing.get_context("spawn").Pool(1) as pool:
-        assert handle["layouts"] == {}  # nothing is staged
-        found = pool.apply(received_on_the_host, (handle,))
-    assert found.keys() == weights.keys()
-    assert all(torch.equal(found[name], value.cpu()) for name, value in weights.items())
 
 
 def test_weights_go_through_the_hosts_memory_if_the_gpu_cannot_be_shared() -> None:
@@ -87,7 +72,7 @@ def test_weights_go_through_the_hosts_memory_if_the_gpu_cannot_be_shared() -> No
                 raise RuntimeError("Call to collective_rpc method failed: pidfd_getfd: Operation not permitted")
 
     policy = VLLMPolicy.__new__(VLLMPolicy)
-    policy._llm, policy._by_device = Engine(), True
+    policy._llm, policy.by_device = Engine(), True
     with pytest.warns(RuntimeWarning, match="pidfd_getfd: Operation not permitted.*through the host's memory"):
         policy._publish_weights({"weight": torch.ones(2)})
     policy._publish_weights({"weight": torch.ones(2)})

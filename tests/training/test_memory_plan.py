@@ -79,7 +79,7 @@ def test_a_multimodal_model_has_the_plan_and_flops_of_its_text(tmp_path):
 def test_planned_peaks_are_those_of_fake_tensors(fake_peak, tmp_path, dtype, rank, checkpointing):
     model = {"compute_dtype": dtype, "gradient_checkpointing": checkpointing, "lora": {"rank": rank}}
     config, expected = planned(replace(small(tmp_path, tie_word_embeddings=bool(rank)), model=model))
-    assert 0.98 < expected / fake_peak(config, 8) < 1.06
+    assert 0.98 < expected / fake_peak(config, 8) < 1.03
 
 
 @pytest.mark.slow

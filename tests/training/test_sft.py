@@ -117,6 +117,19 @@ def test_responses_end_as_the_template_ends_a_turn(demos, sft, tiny):
                 assert "<think>\n<think>" not in prompt + response
 
 
+def test_the_chat_template_and_its_arguments_are_settings(demos, sft, tiny, tmp_path):
+    path = tmp_path / "chat.jinja"
+    path.write_text(
+        "{% if short %}{{ messages[0].content }}{% else %}{{ raise_exception('long') }}{% endif %}<|im_end|>"
+    )
+    with pytest.raises(InputError, match=r"chat template .*chat\.jinja: .*long"):
+        train(replace(sft, chat_template=str(path)), demos, tmp_path / "run")
+    path.write_text("{{ messages[0].content }}{% if short %}.{% endif %}")
+    tokenizer = load_tokenizer(str(tiny), str(path))
+    row = tokenise(demonstrations(demos, sft).head(1), tokenizer, 4096, {}, {"short": True}).row(0, named=True)
+    assert tokenizer.decode(row["prompt_token_ids"]) == f"{row['prompt']}."
+
+
 def test_held_out_trajectories_are_not_trained_on(demos, sft):
     rows = demonstrations(demos, sft)
     train_rows, held_out = split_held_out(rows, 0.3, seed=1)
