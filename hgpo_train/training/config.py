@@ -475,9 +475,18 @@ def configured_estimator(config: Config) -> Estimator:
             f"{config.advantage.estimator!r}, received {config.rollout.group_size}"
         )
     try:
-        return estimator.with_parameters(**config.advantage.parameters)
+        estimator = estimator.with_parameters(**config.advantage.parameters)
     except InputError as error:
         raise InputError(f"advantage.parameters of {config.advantage.estimator}: {error}") from None
+    # The penalty begins below the longest response: with another limit it would fall on none, or on most of them.
+    limit = estimator.parameters.overlong_limit
+    longest = config.rollout.max_response_tokens
+    if estimator.parameters.overlong_penalty and limit != longest:
+        raise InputError(
+            f"advantage.parameters: expected overlong_limit = {longest}, the value of rollout.max_response_tokens, "
+            f"received {limit}; set it with --set advantage.parameters.overlong_limit={longest}"
+        )
+    return estimator
 
 
 def _merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

@@ -264,6 +264,9 @@ def test_another_estimator_drops_the_parameters_that_it_does_not_have(tmp_path):
     for override in ("advantage.parameters.history_length=1", "advantage.parameters.gama=1"):
         with pytest.raises(InputError, match=r"advantage\.parameters of rloo: unknown parameter"):
             configured_estimator(load_config(own, [override]))
+    penalty = ["advantage.parameters.overlong_penalty=1", "rollout.max_response_tokens=8"]
+    with pytest.raises(InputError, match="expected overlong_limit = 8, the value of rollout.max_response_tokens"):
+        configured_estimator(load_config(own, penalty))
     own.write_text('[advantage]\nestimator = "elsewhere:mine"\n')  # a run of another machine can be read
     assert load_config(own).advantage.estimator == "elsewhere:mine"
 
