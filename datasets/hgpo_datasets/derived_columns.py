@@ -80,7 +80,8 @@ def order_faults(frame: pl.DataFrame, first: NDArray[np.bool_]) -> Iterator[Faul
 def value_faults(frame: pl.DataFrame, first: NDArray[np.bool_]) -> Iterator[Fault]:
     """Yield the rules of values, with the rows that violate them. A null in a mask is no violation."""
     inner = pl.lit(pl.Series(np.append(~first[1:], False)))
-    logprobs, tokens = pl.col("response_logprobs"), pl.col("response_token_ids")
+    logprobs = pl.col("response_logprobs")
+    tokens = pl.col("response_token_ids")
     ends = ("terminated", "truncated", "aborted")
     stateless = pl.col("state").is_null() & pl.col("state_hash").is_null()
     other_next = (pl.col("next_state") != pl.col("state").shift(-1)) & inner
@@ -112,7 +113,8 @@ def derived_faults(frame: pl.DataFrame, computed: pl.DataFrame, *, supplied: boo
     for column in computed:
         if supplied and frame[column.name].null_count() == len(frame):
             continue
-        values, expected = pl.col(column.name), pl.lit(column)
+        values = pl.col(column.name)
+        expected = pl.lit(column)
         differs = values.ne_missing(expected)
         if column.dtype.is_float():
             differs &= ~((values - expected).abs() <= _ROUNDING).fill_null(value=False)

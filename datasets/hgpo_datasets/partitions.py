@@ -248,7 +248,8 @@ def borders(sizes: Sequence[int], values: Sequence[set[Any]], most: int) -> list
     last = {value: number for number, some in enumerate(values) for value in some}
     reach = accumulate((max((last[value] for value in some), default=0) for some in values), max)
     rows = [0, *accumulate(sizes)]
-    firsts, previous = [0], 0
+    firsts = [0]
+    previous = 0
     for end in (number for number, farthest in enumerate(reach, 1) if farthest < number):
         if rows[end] - rows[firsts[-1]] > most and previous > firsts[-1]:
             firsts.append(previous)

@@ -100,7 +100,8 @@ def source_files(
             received = f"{type(path).__name__} {path!r}"
             raise InputError(f"expected the path or URL of a run or Parquet file, received {received}")
     parts = [_files(part, damaged, options) for part in parts_of(sources)]
-    empty, names = parts.count([]), ", ".join(map(str, sources)) or "an empty list"
+    empty = parts.count([])
+    names = ", ".join(map(str, sources)) or "an empty list"
     if empty == len(parts):
         more = f": found {empty} runs, none of them with committed rows" if empty > 1 else ""
         raise InputError(f"no committed rows in {names}{more}")

@@ -38,8 +38,10 @@ class ShardFolder:
 
     def __init__(self, folder: Path, header: Header) -> None:
         check_text(folder)
-        self._folder, self.steps = folder, folder / STEPS
-        self._descriptor, self._lock = -1, None
+        self._folder = folder
+        self.steps = folder / STEPS
+        self._descriptor = -1
+        self._lock = None
         try:
             atomic.make_folder(folder)
             self._lock = atomic.FolderLock(folder, "writing a run")
@@ -94,7 +96,8 @@ class ShardFolder:
     def close(self) -> None:
         """Close the manifest and release the lock. Further calls have no effect."""
         if self._descriptor >= 0:
-            descriptor, self._descriptor = self._descriptor, -1
+            descriptor = self._descriptor
+            self._descriptor = -1
             os.close(descriptor)
         if self._lock is not None:
             self._lock.release()
@@ -133,7 +136,8 @@ class ShardFolder:
         if listed.problem or listed.header is None:
             raise InputError(f"{self._folder}: {listed.problem}; run `hgpo verify {self._folder}` for details")
         os.ftruncate(self._descriptor, listed.size)
-        self.manifest, self.header = listed, listed.header
+        self.manifest = listed
+        self.header = listed.header
         return listed
 
     def _remove_replaced(self) -> None:

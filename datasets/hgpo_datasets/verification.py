@@ -259,7 +259,8 @@ def _check_file(file: _File, *, header: Header | None, run: Path | None, isolate
                 report.add("missing", path, "listed in the manifest, but missing")
             return report, keys
         data = read_bytes(path, shards.MOST_BYTES, shards.WHAT)
-        report.files, report.bytes = 1, len(data)
+        report.files = 1
+        report.bytes = len(data)
         if shard is not None and len(data) != shard.bytes:
             report.add("size", path, f"expected {shard.bytes:,} bytes (as committed), received {len(data):,}")
         elif shard is not None and hashlib.sha256(data).hexdigest() != shard.sha256:

@@ -113,7 +113,8 @@ class StepWriter:
         header = _header(run or self.folder.resolve().name, depth, config)
         if defaults:
             rows.table([defaults], {column.name: column for column in schema.columns(depth)})
-        self._dropped, self._limits = _columns_to_drop(without, depth), (shard_rows, shard_bytes)
+        self._dropped = _columns_to_drop(without, depth)
+        self._limits = (shard_rows, shard_bytes)
         self._ready: list[_Batch] = []
         self._writing: tuple[Shard, list[_Batch]] | None = None
         self._run = ShardFolder(self.folder, header)
@@ -250,7 +251,8 @@ class StepWriter:
 
     def _completed(self, steps: rows.Rows) -> pl.DataFrame:
         """Convert rows to their stored form, with every column."""
-        depth, run = self.header.depth, self.header.run
+        depth = self.header.depth
+        run = self.header.run
         frame = complete(rows.frame(steps, depth, self._defaults), depth)
         rows.refuse(frame, [("run", f"expected run {run!r}; drop the column to copy rows", frame["run"] != run)])
         if frame["error"].null_count() < len(frame):
@@ -319,7 +321,8 @@ def _check_same(folder: Path, was: Header, now: Header, *, named: bool, configur
     stored = {"depth": was.depth} | (_leaves(was.config) if configured else {})
     asked = {"depth": now.depth} | (_leaves(now.config) if configured else {})
     for name in sorted(stored.keys() | asked.keys()):
-        before, after = stored.get(name, "unset"), asked.get(name, "unset")
+        before = stored.get(name, "unset")
+        after = asked.get(name, "unset")
         if before != after:
             raise InputError(f"{folder} was written with {name} {before}, not {after}; use another folder")
 

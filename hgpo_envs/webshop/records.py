@@ -104,7 +104,8 @@ class Records:
     def __getitem__(self, index: int) -> Any:  # noqa: ANN401 - JSON
         if not 0 <= index < len(self):
             raise IndexError(f"record {index} of {len(self)}")
-        start, end = int(self._starts[index]), int(self._starts[index + 1])
+        start = int(self._starts[index])
+        end = int(self._starts[index + 1])
         if not 0 <= end - start <= LONGEST_RECORD:
             raise ValueError(f"record {index} has {end - start} bytes")
         return self._decode(self._text[start:end])

@@ -196,7 +196,8 @@ def collect(
     ...     run.summary["rollouts"], run.summary["steps"], run.steps.collect()["action"].unique().to_list()
     (6, 30, ['look'])
     """
-    folder, options = Path(out), dict(policy_options or {})
+    folder = Path(out)
+    options = dict(policy_options or {})
     if not 0 <= max_failed <= 1:
         raise InputError(f"max_failed: expected a share from 0 to 1, received {max_failed}")
     maker, argument = find_policy(policy)
@@ -317,7 +318,8 @@ def _changes(folder: Path, earlier: Sequence[Session], session: Session, name: s
     """Return warnings of what differs from the earlier sessions of a run without being part of its configuration."""
     if not earlier:
         return []
-    last, texts = earlier[-1], []
+    last = earlier[-1]
+    texts = []
     if last.endpoint != session.endpoint:
         texts.append(f"{folder} was played with {last.endpoint} and is now resumed with {session.endpoint}")
     if None not in (last.policy_code, session.policy_code) and last.policy_code != session.policy_code:

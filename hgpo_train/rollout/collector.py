@@ -68,8 +68,13 @@ class Collector:
         execution: ExecutionOptions,
         tally: Tally,
     ) -> None:
-        self._source, self._slots, self._policy, self._groups = handle.shared.source, slots, policy, groups
-        self._seed, self._policy_timeout_s, self.tally = spec.seed, execution.policy_timeout_s, tally
+        self._source = handle.shared.source
+        self._slots = slots
+        self._policy = policy
+        self._groups = groups
+        self._seed = spec.seed
+        self._policy_timeout_s = execution.policy_timeout_s
+        self.tally = tally
         self._failures_allowed = execution.max_consecutive_failures or allowed_in_a_row(spec.rollouts)
         self._raises_bugs = bool(getattr(policy, "raise_errors", False))
         self._failing_act_loses = bool(getattr(self._source, "failing_act_loses", False))
@@ -138,7 +143,8 @@ class Collector:
 
     def _exchange(self) -> list[tuple[int, Reply | Failure]]:
         """Submit waiting requests. Return the policy's replies, and failures for requests over the time limit."""
-        requests, self._requests = self._requests, []
+        requests = self._requests
+        self._requests = []
         if requests:
             self._policy.submit(requests)
         if not self._asked:
@@ -243,7 +249,8 @@ class Collector:
         A task that always fails, a few requests that fail faster than others succeed, or one broken connection of all
         slots does not stop a run.
         """
-        failing, allowed = self.tally.failing, self._failures_allowed
+        failing = self.tally.failing
+        allowed = self._failures_allowed
         if len(failing) < max(allowed, 2 * len(self._seats)) or len(set(failing)) < min(_FAILING_TASKS, allowed):
             return
         raise RolloutError(

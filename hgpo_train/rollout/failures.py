@@ -107,7 +107,8 @@ def raise_if_too_many(failures: FailureSummary, most: float = MAX_FAILED, advice
     Raises:
         RolloutError: More failed. The message contains the counts, the most frequent reasons and the advice.
     """
-    failed, rollouts = failures.failed, failures.rollouts
+    failed = failures.failed
+    rollouts = failures.rollouts
     if failed and (failed > most * rollouts or failed == rollouts):
         raise RolloutError(f"{failures.describe()}. {advice}".rstrip())
 

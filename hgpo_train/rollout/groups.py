@@ -72,8 +72,13 @@ class GroupScheduler:
         done: Mapping[Key, bool],
         failed: Mapping[Key, FailedGroup],
     ) -> None:
-        self._plan, self._spec, self._execution, self._commit = plan, spec, execution, commit
-        self._outcome, self._done, self._failed = OUTCOMES[spec.outcome], done, failed
+        self._plan = plan
+        self._spec = spec
+        self._execution = execution
+        self._commit = commit
+        self._outcome = OUTCOMES[spec.outcome]
+        self._done = done
+        self._failed = failed
         self._to_retry = Counter(iteration for iteration, _, _ in failed)
         self._iteration = 0
         self._active: dict[int, _ActiveGroup] = {}
@@ -85,7 +90,8 @@ class GroupScheduler:
 
     def begin(self) -> tuple[PlannedGroup, Sequence[int]] | None:
         """Start the next group. Return it with the members to play, or None if no group may begin now."""
-        dynamic, most = self._spec.max_groups is not None, self._spec.max_groups or self._spec.tasks
+        dynamic = self._spec.max_groups is not None
+        most = self._spec.max_groups or self._spec.tasks
         while self.begun < most:
             wanted = not dynamic or self.informative + len(self._active) < self._spec.tasks
             # An earlier run may have played more groups than this one needs, because failures hid that groups were
@@ -132,8 +138,12 @@ class GroupScheduler:
 
     def flush(self) -> None:
         """Commit every finished group. Active groups are kept."""
-        new, again = self._new, self._again
-        self._new, self._again, self._finished, self._characters = [], [], 0, 0
+        new = self._new
+        again = self._again
+        self._new = []
+        self._again = []
+        self._finished = 0
+        self._characters = 0
         self._flushed_at = monotonic()
         if new or again:
             self._commit(new, again)

@@ -62,7 +62,8 @@ def collect_groups(
         RolloutError: Too many rollouts failed in a row. Finished groups are committed.
         Exception: A bug in a user's own policy (`hgpo_train.policies.registry`). Finished groups are committed.
     """
-    execution, tally = execution or ExecutionOptions(), tally or Tally()
+    execution = execution or ExecutionOptions()
+    tally = tally or Tally()
     done, failed = collected_groups(writer, spec.outcome, retry_failed=retry_failed)
 
     def commit(new: list[Row], again: list[Row]) -> None:

@@ -55,7 +55,9 @@ class Slots:
     def collect(self, timeout: float) -> Sequence[SlotResult]:
         """Return the results that are ready. Wait at most `timeout` seconds for the first one."""
         del timeout
-        results, self._results, self.busy = self._results, [], 0
+        results = self._results
+        self._results = []
+        self.busy = 0
         return results
 
     def close(self) -> None:

@@ -56,7 +56,9 @@ class Trajectory:
 
     def request(self, number: int = 0, slot: int = 0, engine: Engine | None = None) -> Request:
         """Begin the row of a step with its state and prompt. Return the request to the policy, with this number."""
-        episode, settings, step = self.episode, self.episode.settings, len(self.rows)
+        episode = self.episode
+        settings = self.episode.settings
+        step = len(self.rows)
         if not step:
             self._versions = json.dumps(dict(episode.task.versions), sort_keys=True, ensure_ascii=False)
         prompt = episode.prompt()  # first: without a prompt the step has not begun
@@ -100,7 +102,8 @@ class Trajectory:
         ``lost`` in the state's info says that the action ended the world: the rollout is lost, not aborted.
         """
         assert self.action is not None
-        action, self.action = self.action, None
+        action = self.action
+        self.action = None
         self.episode.observe(*action, state)
         lost = state.info.get("lost")
         error = str(Failure("Lost", str(lost))) if lost else None
@@ -111,7 +114,8 @@ class Trajectory:
         self.aborted = True
         error = str(failure)
         if self._text is None and self.rows:  # between two steps
-            text, key = self.episode.state.text, self._key_hash()
+            text = self.episode.state.text
+            key = self._key_hash()
             self.rows[-1] = self.rows[-1]._replace(aborted=True, error=error, next_state=text, next_state_hash=key)
             return
         command = None if self.action is None else self.action[0]
@@ -129,7 +133,8 @@ class Trajectory:
             aborted: Whether the rollout failed.
             environment_s: Seconds that the command took.
         """
-        episode, reply = self.episode, self._reply
+        episode = self.episode
+        reply = self._reply
         task = episode.task if self._versions is not None else None  # None if the rollout failed before its first state
         ended = state is not None and episode.done
         message = None

@@ -81,7 +81,8 @@ class WorkerSlots(Slots):
                 f"the environment cannot be sent to worker processes ({pickled.message}); remove --workers"
             )
         super().__init__([None] * count)
-        self._pickled, self._timeout_s = bytes(pickled), timeout_s
+        self._pickled = bytes(pickled)
+        self._timeout_s = timeout_s
         self._closes = hasattr(shared.source, "close")
         self._workers: dict[int, _Worker] = {}
         self._selector = selectors.DefaultSelector()
@@ -102,7 +103,8 @@ class WorkerSlots(Slots):
     def collect(self, timeout: float) -> Sequence[SlotResult]:
         """See `Slots`. Kill processes that exceed the time limit."""
         ready = {key.data.slot for key, _ in self._selector.select(timeout if self.busy else 0)}
-        now, results = perf_counter(), []
+        now = perf_counter()
+        results = []
         for worker in list(self._workers.values()):
             if worker.called_at is None:
                 if worker.slot in ready:  # it died after its last rollout, which is complete
@@ -116,7 +118,8 @@ class WorkerSlots(Slots):
                 self._discard(worker)
             else:
                 continue
-            worker.called_at, worker.limit_s = None, self._timeout_s
+            worker.called_at = None
+            worker.limit_s = self._timeout_s
             self.busy -= 1
             results.append(SlotResult(worker.slot, outcome, seconds))
         return results

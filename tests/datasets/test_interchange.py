@@ -133,7 +133,9 @@ def test_minari_recovers_the_environment(env_id: str, option: str, tmp_path, mon
     env = dataset.recover_environment()
     for episode, about in zip(dataset, dataset.storage.get_episode_metadata(range(6)), strict=True):
         observation, _ = env.reset(options=about["options"])
-        states, rewards, ends = [observation["state"]], [], []
+        states = [observation["state"]]
+        rewards = []
+        ends = []
         for action in episode.actions:
             observation, reward, *end, _ = env.step(action)
             states.append(observation["state"])

@@ -78,7 +78,8 @@ def test_hashes_of_keys_are_kept(tmp_path: Path) -> None:
         writer.add_group(rows)
     with StepWriter(tmp_path / "texts", depth=1) as writer:
         writer.add_group(group("t", 2, 3))
-    keys, texts = scan_steps(tmp_path / "keys").collect(), scan_steps(tmp_path / "texts").collect()
+    keys = scan_steps(tmp_path / "keys").collect()
+    texts = scan_steps(tmp_path / "texts").collect()
     hashes = [name for name in keys.columns if "_hash" in name and name != "next_state_hash"]
     assert keys.select(hashes).equals(texts.select(hashes))
     following = [*keys["state_hash"][1:3], None, *keys["state_hash"][4:], text_hash("the end")]

@@ -98,7 +98,8 @@ class RangeHandler(Files):
             self.send_error(404)
             return
         data = path.read_bytes()
-        begin, end = 0, len(data)
+        begin = 0
+        end = len(data)
         if (wanted := self.headers.get("Range")) is not None:
             first, _, last = wanted.removeprefix("bytes=").partition("-")
             begin = int(first) if first else max(0, len(data) - int(last))

@@ -167,7 +167,8 @@ def forged(schema: list[bytes], rows: int) -> bytes:
     return b"PAR1" + footer + len(footer).to_bytes(4, "little") + b"PAR1"
 
 
-ROOT_ELEMENT, GROUP = b"\x48\x04root\x15\x02\x00", b"\x35\x02\x18\x01g\x15\x02\x00"
+ROOT_ELEMENT = b"\x48\x04root\x15\x02\x00"
+GROUP = b"\x35\x02\x18\x01g\x15\x02\x00"
 LEAF = b"\x15\x02\x25\x02\x18\x01x\x00"
 FORGED = {
     "10,000 levels of groups": forged([ROOT_ELEMENT, *[GROUP] * 10_000, LEAF], 0),

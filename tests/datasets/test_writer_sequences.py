@@ -113,7 +113,8 @@ class Writing(RuleBasedStateMachine):
 
     @rule(value=st.sampled_from([float("nan"), "much", None, 2**2000]))
     def add_groups_of_which_one_is_wrong(self, value: object) -> None:
-        (_, wrong), (name, right) = self.new_rows(), self.new_rows()
+        (_, wrong) = self.new_rows()
+        (name, right) = self.new_rows()
         wrong[0]["reward"] = value
         with pytest.raises(RowError) as refused:
             self.writer.add_group(wrong + right)

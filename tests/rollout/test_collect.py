@@ -171,7 +171,9 @@ class Raising(RaisingResponder, BatchPolicy):
 class Direct:
     """The policy protocol without a base class."""
 
-    name, reproducible, version = "direct", False, 0
+    name = "direct"
+    reproducible = False
+    version = 0
 
     def submit(self, requests):
         self.requests = requests
@@ -196,7 +198,8 @@ class Counting:
 
 
 class CountingPolicy(Counting, BatchPolicy):
-    name, reproducible = "counting", True
+    name = "counting"
+    reproducible = True
 
 
 @pytest.mark.parametrize("kind", [Counting, CountingPolicy])

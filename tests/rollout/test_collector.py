@@ -132,7 +132,8 @@ def test_a_failing_call_aborts_only_its_trajectory(runs, how, slots):
     runs.collect("sound", "random")
     policy = Failing(lambda request: how if request.seed % 11 == 0 else None)
     tally = runs.collect("faulty", policy, execution=ExecutionOptions(slots=slots))
-    sound, faulty = runs.steps("sound"), runs.steps("faulty")
+    sound = runs.steps("sound")
+    faulty = runs.steps("faulty")
     broken = faulty.filter("aborted")
     assert 3 < broken.height == tally.aborted < 40
     assert broken["action"].null_count() == broken.height
@@ -168,7 +169,8 @@ def test_a_failing_environment_aborts_only_its_trajectory(runs):
     spec = RolloutSpec(tasks=50, group_size=2, seed=3)
     runs.collect("sound", spec=spec)
     tally = runs.collect("fragile", handle=runs.handle("fragile:FragileSource", plan=plan), spec=spec)
-    sound, fragile = runs.steps("sound"), runs.steps("fragile")
+    sound = runs.steps("sound")
+    fragile = runs.steps("fragile")
     assert tally.aborted == 4
     broken = fragile.filter("aborted").sort("task_id")
     assert broken["task_id"].to_list() == ["train-3"] * 2 + ["train-5"] * 2
@@ -181,7 +183,8 @@ def test_a_failing_environment_aborts_only_its_trajectory(runs):
 
 def test_the_run_stops_after_consecutive_failures(runs):
     calls = iter(range(10_000))
-    policy, spec = Failing(lambda _: "said so" if next(calls) > 400 else None), RolloutSpec(40, 4, seed=3)
+    policy = Failing(lambda _: "said so" if next(calls) > 400 else None)
+    spec = RolloutSpec(40, 4, seed=3)
     execution = ExecutionOptions(slots=4, max_consecutive_failures=20, groups_per_shard=3)
     with pytest.raises(RolloutError, match=r"stopped after 2[0-3] failures in a row: .* × PolicyFailed: sa"):
         runs.collect("run", policy, spec=spec, execution=execution)
@@ -307,7 +310,8 @@ def test_a_collection_against_a_dead_policy_stops_after_few_tries(runs, tasks, s
     """Beyond the smallest number of failures, at most as many rollouts are tried as run concurrently, twice."""
     policy = Failing(lambda _: "down", batch_size=slots)  # as a server that answers a few at a time
     spec = RolloutSpec(tasks=tasks, group_size=1, seed=1)
-    handle, execution = runs.handle(count=2 * tasks), ExecutionOptions(slots=slots)
+    handle = runs.handle(count=2 * tasks)
+    execution = ExecutionOptions(slots=slots)
     if 2 * slots >= tasks:  # the second rollout of each slot is the last
         assert runs.collect("run", policy, handle, spec=spec, execution=execution).aborted == tasks
         return
@@ -330,6 +334,7 @@ def test_a_task_that_always_fails_does_not_stop_a_collection(runs, slots):
 
 def test_one_broken_connection_of_all_slots_does_not_stop_a_collection(runs):
     calls = iter(range(10**9))
-    policy, spec = Failing(lambda _: 8 <= next(calls) < 16), RolloutSpec(tasks=40, group_size=1, seed=1)
+    policy = Failing(lambda _: 8 <= next(calls) < 16)
+    spec = RolloutSpec(tasks=40, group_size=1, seed=1)
     tally = runs.collect("run", policy, spec=spec, execution=ExecutionOptions(slots=8))
     assert (tally.trajectories, tally.aborted) == (40, 8)

@@ -49,7 +49,8 @@ def test_an_engine_that_fails_for_an_unknown_reason_aborts(runs):
 
 def test_the_success_of_rollouts_that_did_not_abort_is_biased_and_the_bounds_hold(runs):
     """Requests fail with a fixed probability, so that long rollouts, which are lost more often, fail more often."""
-    spec, policy = RolloutSpec(tasks=50, group_size=8, seed=3), Failing(lambda request: request.seed % 20 == 0)
+    spec = RolloutSpec(tasks=50, group_size=8, seed=3)
+    policy = Failing(lambda request: request.seed % 20 == 0)
     runs.collect("sound", spec=spec)
     runs.collect("flaky", policy, spec=spec, execution=ExecutionOptions(max_consecutive_failures=400))
     truth, flaky = (success(rollout_table(runs.steps(name).lazy()).collect()) for name in ("sound", "flaky"))
@@ -64,7 +65,8 @@ def test_the_success_of_rollouts_that_did_not_abort_is_biased_and_the_bounds_hol
 
 
 def test_the_bounds_by_hand():
-    won, aborted = [True, True, False, None, False, False], [False] * 4 + [True] * 2
+    won = [True, True, False, None, False, False]
+    aborted = [False] * 4 + [True] * 2
     tasks = {"env_id": "e", "task_id": [*"aabbcd"]}
     table = pl.DataFrame({**tasks, "won": won, "aborted": aborted, "length": [3, 8, 9, 16, 17, 40]})
     found = success(table)

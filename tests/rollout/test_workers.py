@@ -42,7 +42,8 @@ def test_a_crash_at_any_step_aborts_only_its_trajectory(runs):
     runs.collect("sound", spec=SPEC)
     handle = runs.handle("fragile:FragileSource", plan=tuple(reasons))
     tally = runs.collect("run", handle=handle, spec=SPEC, execution=ExecutionOptions(slots=4, workers=True))
-    sound, run = runs.steps("sound"), runs.steps("run")
+    sound = runs.steps("sound")
+    run = runs.steps("run")
     broken = run.filter("aborted")
     assert tally.aborted == len(broken) == 8
     for (task, step, _), reason in reasons.items():
@@ -183,12 +184,15 @@ def test_sources_tasks_and_states_of_every_shipped_environment_round_trip(env_id
     there = pickle.loads(pickle.dumps(handle.shared))
     for task_id in handle.tasks[:3]:
         assert pickle.loads(pickle.dumps(handle.shared.source.task(task_id))) == there.source.task(task_id)
-        ours, theirs = handle.shared.source.engine(), there.source.engine()
-        state, same = ours.start(task_id), theirs.start(task_id)
+        ours = handle.shared.source.engine()
+        theirs = there.source.engine()
+        state = ours.start(task_id)
+        same = theirs.start(task_id)
         for step in range(8):
             assert pickle.loads(pickle.dumps(state)) == state == same
             action = state.actions[step % len(state.actions)].replace("<your query>", "red shoe")
-            state, same = ours.act(action), theirs.act(action)
+            state = ours.act(action)
+            same = theirs.act(action)
 
 
 @pytest.mark.slow

@@ -40,7 +40,8 @@ def write(folder, *texts):
 
 
 def test_recorded_products(shared, recorded):
-    raw, catalogue = shared / "golden/webshop/catalogue", Catalogue.open(recorded)
+    raw = shared / "golden/webshop/catalogue"
+    catalogue = Catalogue.open(recorded)
     nouns = json.loads(gzip.decompress((raw / "nouns.json.gz").read_bytes()))
     documents = list(map(json.loads, gzip.decompress((raw / "documents_1000.jsonl.gz").read_bytes()).splitlines()))
     assert len(documents) == len(catalogue) == catalogue.manifest["products"]

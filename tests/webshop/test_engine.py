@@ -110,8 +110,10 @@ def test_after_done(awkward):
 
 
 def test_reward_scale():
-    source, player = WebShopSource(goals="human", reward_scale="success"), make_player("explorer", "WebShop")
-    engine, rewards = source.engine(), set()
+    source = WebShopSource(goals="human", reward_scale="success")
+    player = make_player("explorer", "WebShop")
+    engine = source.engine()
+    rewards = set()
     for task in source.ids("test")[:25]:
         state = engine.start(task)
         player.reset(source.task(task), state)

@@ -12,7 +12,8 @@ from hgpo_envs.webshop.engine.reward import reward
 
 
 def play(source, name, task_id, limit=40):
-    engine, player = source.engine(), make_player(name, "WebShop")
+    engine = source.engine()
+    player = make_player(name, "WebShop")
     state = engine.start(task_id)
     player.reset(source.task(task_id), state, engine if name == "expert" else None)
     for _ in range(limit):

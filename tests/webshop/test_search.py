@@ -41,7 +41,8 @@ def write_index(folder, documents: list[str], ranks=None) -> search_index.Index:
 def test_early_termination_misses_no_result(tmp_path, monkeypatch):
     """On 8,000 documents, a search with thresholds returns the same as scoring all postings."""
     random = np.random.default_rng(3)
-    vocabulary, chances = np.array([f"w{n}x" for n in range(300)]), 1 / np.arange(1, 301)
+    vocabulary = np.array([f"w{n}x" for n in range(300)])
+    chances = 1 / np.arange(1, 301)
 
     def text(most):
         return " ".join(random.choice(vocabulary, random.integers(1, most), p=chances / chances.sum()))

@@ -214,7 +214,9 @@ def read_prompt(prompt: str) -> ParsedPrompt | None:
         The contents; None if the prompt is truncated or of another template.
     """
     benchmark = next((name for name, opening in _BENCHMARKS.items() if opening in prompt), None)
-    state, actions, taken = _STATE.search(prompt), _ACTIONS.search(prompt), _TAKEN.search(prompt)
+    state = _STATE.search(prompt)
+    actions = _ACTIONS.search(prompt)
+    taken = _TAKEN.search(prompt)
     if benchmark is None or state is None or actions is None:
         return None
     dot = "." if benchmark == "WebShop" else ""  # its template adds one after the task and the observation

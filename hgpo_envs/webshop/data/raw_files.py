@@ -35,8 +35,10 @@ class _Stream:
     """A decoder of successive JSON values from a file that is larger than memory."""
 
     def __init__(self, path: Path, advance: Callable[[int], None] | None) -> None:
-        self.path, self.advance = path, advance
-        self.text, self.at = "", 0
+        self.path = path
+        self.advance = advance
+        self.text = ""
+        self.at = 0
         self.passed = 0  # characters of the file before `text`
         self.element = "before the first record"
         self.source = open_unpacked(path, "file of WebShop's official data")
@@ -61,7 +63,8 @@ class _Stream:
         if self.advance:
             self.advance(os.lseek(self.source.fileno(), 0, os.SEEK_CUR) - before)
         self.passed += self.at
-        self.text, self.at = self.text[self.at :] + piece, 0
+        self.text = self.text[self.at :] + piece
+        self.at = 0
         return bool(piece)
 
     def peek(self) -> str:

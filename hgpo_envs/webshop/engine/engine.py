@@ -162,7 +162,9 @@ class WebShopEngine:
         if session.purchase and self.quirks.after_done == "freeze":
             return replace(self._state(session, valid=False), terminated=True)
         name, argument = pages.parse_action(command)
-        before, error, bought = session.page, None, False
+        before = session.page
+        error = None
+        bought = False
         try:
             if name == "search" and argument:
                 self._search(session, tuple(argument.split(" ")), 1)
@@ -180,7 +182,9 @@ class WebShopEngine:
         """Return an independent engine in the same state of the same task. Takes 1 to 2 microseconds."""
         other = WebShopEngine(self.shop, self.observation_mode, self.show_attributes, self.quirks)
         if self._current is not None:
-            other._current, other._view, other._task = self._current.fork(), self._view, self._task
+            other._current = self._current.fork()
+            other._view = self._view
+            other._task = self._task
         return other
 
     def key(self) -> Hashable:
@@ -207,9 +211,13 @@ class WebShopEngine:
     # Actions
 
     def _search(self, session: _Session, keywords: tuple[str, ...], number: int) -> None:
-        session.keywords, session.number, session.asin, session.options = keywords, number, None, {}
+        session.keywords = keywords
+        session.number = number
+        session.asin = None
+        session.options = {}
         selection = self._select(session, keywords)
-        size, product = pages.PAGE_SIZE, self.shop.catalogue.product
+        size = pages.PAGE_SIZE
+        product = self.shop.catalogue.product
         products = [product(int(row)) for row in selection[(number - 1) * size : number * size]]
         session.url = f"{_ADDRESS}/search_results/{session.goal.index}/{'+'.join(keywords)}/{number}"
         session.page = pages.results_page(session.goal.instruction, number, len(selection), products)
@@ -251,13 +259,17 @@ class WebShopEngine:
             self._buy(session)
             return True
         if name == _BACK:
-            session.keywords, session.asin, session.options, session.visited = (), None, {}, set()
+            session.keywords = ()
+            session.asin = None
+            session.options = {}
+            session.visited = set()
             session.url = f"{_ADDRESS}/{session.goal.index}"
             session.page = pages.index_page(session.goal.instruction)
         elif turn is not None:
             self._search(session, session.keywords, session.number + turn)
         elif name in _TABS:
-            product, tab = self._product(session), _TABS[name]
+            product = self._product(session)
+            tab = _TABS[name]
             session.url = f"{self._item_address(session, 'item_sub_page')}/{tab}/{session.options}"
             session.page = pages.sub_page(session.goal.instruction, product, tab)
         else:
@@ -309,7 +321,9 @@ class WebShopEngine:
         return _View(observation, text, pages.action_list(page.search_bar, clickables), clickables)
 
     def _state(self, session: _Session, *, valid: bool, bought: bool = False, error: str | None = None) -> State:
-        view, page, purchase = self._view, session.page, session.purchase
+        view = self._view
+        page = session.page
+        purchase = session.purchase
         score = purchase.score if purchase else 0.0
         info: dict[str, Any] = {
             "page": view.observation,

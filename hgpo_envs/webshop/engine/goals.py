@@ -99,20 +99,24 @@ class GoalSet:
     ) -> None:
         if kind not in ("synthetic", "human"):
             raise InputError(unknown("kind of goals", kind, ("synthetic", "human")))
-        price_seed, shuffle_seed = checked_seed("price_seed", price_seed), checked_seed("shuffle_seed", shuffle_seed)
+        price_seed = checked_seed("price_seed", price_seed)
+        shuffle_seed = checked_seed("shuffle_seed", shuffle_seed)
         self.catalogue: Final = catalogue
         self.kind: Final = kind
         with report_damage(catalogue.folder):
             if kind == "human":
                 products, attributes = catalogue.human_products()
                 sources = np.flatnonzero(attributes)  # the original skips instructions without attributes
-                rows, counts = products[sources].astype(np.int64), np.ones(len(sources), np.int64)
+                rows = products[sources].astype(np.int64)
+                counts = np.ones(len(sources), np.int64)
             else:
                 sources = rows = np.array(catalogue.instructed, np.int64)
                 counts = np.array(catalogue.combinations[rows], np.int64)
             if len(rows) and not (rows.min() >= 0 and rows.max() < len(catalogue)):
                 raise ValueError("a goal of a product that does not exist")
-        self._sources, self._rows = sources, rows  # of each instruction with goals: its position, its product
+        # of each instruction with goals: its position, its product
+        self._sources = sources
+        self._rows = rows
         self._ends = np.cumsum(counts, dtype=np.int64)
         total = int(self._ends[-1]) if len(self._ends) else 0
         if not total:
@@ -183,9 +187,11 @@ def split_ranges(goals: int) -> dict[str, range]:
     >>> split_ranges(12_087)["train"], split_ranges(505)
     (range(1500, 12087), {'test': range(0, 50), 'eval': range(50, 151), 'train': range(151, 505)})
     """
-    first, second = PUBLISHED_TEST, PUBLISHED_EVAL
+    first = PUBLISHED_TEST
+    second = PUBLISHED_EVAL
     if goals < PUBLISHED_LEAST:
-        first, second = goals // 10, goals // 10 + goals // 5
+        first = goals // 10
+        second = goals // 10 + goals // 5
     return {"test": range(first), "eval": range(first, second), "train": range(second, goals)}
 
 

@@ -86,7 +86,8 @@ def write_synthetic(
             attributes.write(b"{")
             human.write(b"{")
             for number in range(products):
-                product, comma = SyntheticProduct(seed, number, text=text), b", " if number else b""
+                product = SyntheticProduct(seed, number, text=text)
+                comma = b", " if number else b""
                 items.write(comma + orjson.dumps(product.record))
                 attributes.write(comma + _entry(product.asin, product.attribute_entry()))
                 if instructions := product.human_entries(rate):
@@ -112,7 +113,8 @@ def identifier(number: int) -> str:
     >>> len({identifier(number) for number in range(1000)}), len(identifier(7))
     (1000, 10)
     """
-    value, digits = number * 1_234_567_890_121 % _IDENTIFIERS, ""
+    value = number * 1_234_567_890_121 % _IDENTIFIERS
+    digits = ""
     for _ in range(8):
         value, digit = divmod(value, 36)
         digits += "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"[digit]
@@ -121,7 +123,8 @@ def identifier(number: int) -> str:
 
 def rare_word(rank: int) -> str:
     """Return the invented word of a frequency rank. Frequent words are short."""
-    word, rest = "", rank + len(SYLLABLES)
+    word = ""
+    rest = rank + len(SYLLABLES)
     while rest:
         rest, syllable = divmod(rest, len(SYLLABLES))
         word = SYLLABLES[syllable] + word
@@ -208,7 +211,8 @@ class SyntheticProduct:
         return _GAP.sub(lambda gap: values.get(gap[1]) or str(_DRAWN[gap[1]](self)), form)
 
     def _record(self, text: float) -> dict[str, Any]:
-        kind, number = self.kind, self.random.randint(10**8, 10**9)
+        kind = self.kind
+        number = self.random.randint(10**8, 10**9)
         sentences = self.random.sample(SENTENCES, max(1, min(len(SENTENCES), round(self.random.uniform(5, 13) * text))))
         features = [FIRST_POINT, *self.random.sample(POINTS, max(1, min(len(POINTS), round(4 * text))))]
         bullets = [self._filled(form) for form in features]

@@ -65,7 +65,8 @@ class ExpertPlayer:
         """Return an independent copy. The engine is not used: the plan is complete."""
         del engine
         player = ExpertPlayer()
-        player.plan, player._done = self.plan, self._done
+        player.plan = self.plan
+        player._done = self._done
         return player
 
     def act(self, state: State) -> str:
@@ -86,7 +87,8 @@ def plan_purchase(engine: WebShopEngine) -> PurchasePlan:
 
 def _purchase(engine: WebShopEngine, product: Product) -> PurchasePlan:
     """Return the best plan to buy a product: a search that finds it and the options to choose."""
-    goal, shop = engine.goal, engine.shop
+    goal = engine.goal
+    shop = engine.shop
     choices = best_choices(product, goal, engine)
     chosen = {name: value for value, name in choices.items()}
     path = _path(engine, product)
@@ -137,7 +139,8 @@ def _clickable_values(engine: WebShopEngine, product: Product) -> dict[str, list
 
 def _others(engine: WebShopEngine) -> Iterable[Product]:
     """Yield other products that may satisfy the goal, judged by price, type and attributes."""
-    shop, goal = engine.shop, engine.goal
+    shop = engine.shop
+    goal = engine.goal
     small = len(shop.catalogue) <= EXAMINED
     rows = range(len(shop.catalogue)) if small else shop.catalogue.search(_clean(goal.instruction))
     for row in rows:

@@ -49,14 +49,21 @@ class ExplorerPlayer:
         self._bound = float(bound[1]) if bound else float("inf")
         self._instruction = BOUND.sub("", task.instruction).lower()
         self._wanted = Counter(words(self._instruction))
-        self._offers, self._opened, self._pages, self._choices = [], set(), 0, None
+        self._offers = []
+        self._opened = set()
+        self._pages = 0
+        self._choices = None
 
     def fork(self, engine: Engine | None) -> ExplorerPlayer:
         """Return an independent copy. The engine is not used."""
         del engine
         player = ExplorerPlayer()
-        player._instruction, player._bound, player._wanted = self._instruction, self._bound, self._wanted
-        player._offers, player._opened, player._pages = list(self._offers), set(self._opened), self._pages
+        player._instruction = self._instruction
+        player._bound = self._bound
+        player._wanted = self._wanted
+        player._offers = list(self._offers)
+        player._opened = set(self._opened)
+        player._pages = self._pages
         player._choices = None if self._choices is None else list(self._choices)
         return player
 

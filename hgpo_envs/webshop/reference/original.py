@@ -144,7 +144,8 @@ class OriginalEngine:
         index = self._source.index(task_id)
         self._instruction = self._source.task(task_id).instruction
         answer = self._source.process.ask({"environment": self._number, "goal": index})
-        self._number, self._score = answer["environment"], 0.0
+        self._number = answer["environment"]
+        self._score = 0.0
         self._part = pages.task_part(answer["page"])
         return self._state(answer, valid=True)
 
@@ -157,7 +158,8 @@ class OriginalEngine:
         return self._state(answer, valid=(listed or (name == "search" and argument != "")) and "error" not in answer)
 
     def _state(self, answer: dict[str, Any], *, valid: bool) -> State:
-        text, available = answer["page"], answer["available_actions"]
+        text = answer["page"]
+        available = answer["available_actions"]
         self._clickables = frozenset(available["clickables"])
         if answer["done"]:
             self._score = answer["reward"]
@@ -167,7 +169,8 @@ class OriginalEngine:
         if "error" in answer:
             info["error"] = answer["error"]
         actions = pages.action_list(available["has_search_bar"], available["clickables"])
-        done, reward = answer["done"], answer["reward"]
+        done = answer["done"]
+        reward = answer["reward"]
         return State(state, actions, valid, done, self._score == 1.0, reward, self._score, info)
 
 
@@ -211,7 +214,8 @@ class OriginalProcess:
 
     def ask(self, request: dict[str, Any]) -> dict[str, Any]:
         """Send a request and return the answer. Raises RuntimeError if the process has died."""
-        sink, source = self._process.stdin, self._process.stdout
+        sink = self._process.stdin
+        source = self._process.stdout
         assert sink
         assert source
         try:

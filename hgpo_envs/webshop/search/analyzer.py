@@ -55,10 +55,15 @@ def _with_marks(characters: str) -> str:
 def _words() -> str:
     """Return the expression of runs of letters, numbers and katakana with their joining characters (WB5 to WB13b)."""
     ex = _with_marks
-    letter, hebrew = ex(_set("letters", "hebrew")), ex(_set("hebrew"))
-    number, katakana, joiner = ex(_set("numbers")), ex(_set("katakana")), ex(_set("joiners"))
-    in_word, in_number = ex(_set("mid_letter", "mid_both", "quote")), ex(_set("mid_number", "mid_both", "quote"))
-    quoted, single = hebrew + ex('"') + hebrew, hebrew + ex("'")
+    letter = ex(_set("letters", "hebrew"))
+    hebrew = ex(_set("hebrew"))
+    number = ex(_set("numbers"))
+    katakana = ex(_set("katakana"))
+    joiner = ex(_set("joiners"))
+    in_word = ex(_set("mid_letter", "mid_both", "quote"))
+    in_number = ex(_set("mid_number", "mid_both", "quote"))
+    quoted = hebrew + ex('"') + hebrew
+    single = hebrew + ex("'")
     item = (
         f"(?:{katakana}(?:{joiner}*{katakana})*"
         f"|(?:{quoted}|{single}"
@@ -70,7 +75,8 @@ def _words() -> str:
 
 def _pictures() -> tuple[str, str]:
     """Return the expressions of joined emoji and of single emoji (Unicode Technical Standard 51)."""
-    tones, pictures = "[\U0001f3fb-\U0001f3ff]", _set("pictures")
+    tones = "[\U0001f3fb-\U0001f3ff]"
+    pictures = _set("pictures")
     join = f"\u200d(?=\u200d*(?:{tones}|{pictures}))"
     mark = f"(?![\ufe0e\ufe0f]){_set('marks')}"
     marks = f"(?:(?!{join}){mark})*"

@@ -170,7 +170,8 @@ class Index:
         for term, count in Counter(terms(query)).items():
             number = self.number(term)
             if number is not None:
-                begin, end = int(self._starts[number]), int(self._starts[number + 1])
+                begin = int(self._starts[number])
+                end = int(self._starts[number + 1])
                 if not 0 <= begin < end or not self._documents[end - 1] < self._products:
                     raise ValueError(f"the postings of {term!r} are damaged")
                 table = bm25.scores(bm25.weight(self.size, end - begin, count), self._saturation)
@@ -202,7 +203,9 @@ class Index:
 
 def _number(names: NDArray[np.uint8], ends: NDArray[np.uint32], numbers: NDArray[np.int32], term: str) -> int | None:
     """Find a term's number by bisection of the sorted names."""
-    wanted, low, high = term.encode("utf-8", "surrogatepass"), 0, len(ends)
+    wanted = term.encode("utf-8", "surrogatepass")
+    low = 0
+    high = len(ends)
     while low < high:
         middle = (low + high) // 2
         begin = int(ends[middle - 1]) if middle else 0
@@ -238,7 +241,8 @@ def _reached(lists: list[_Postings], documents: NDArray[Any], totals: NDArray[np
         totals = totals + postings.scores(documents)
         kept = max(results, len(documents) // 2)  # to save time, keep the better half after each list
         best = np.sort(np.argpartition(totals, len(totals) - kept)[len(totals) - kept :])
-        documents, totals = documents[best], totals[best]
+        documents = documents[best]
+        totals = totals[best]
     return float(np.partition(totals, len(totals) - results)[len(totals) - results]) * _CAREFUL
 
 
@@ -255,7 +259,8 @@ def _candidates(lists: list[_Postings], threshold: float) -> NDArray[Any]:
 
 def _cuts(lists: list[_Postings], threshold: float, share: float) -> list[float]:
     """Return cuts whose sum is below the threshold: a fraction of the bound, starting with the smallest bounds."""
-    left, cuts = threshold, []
+    left = threshold
+    cuts = []
     for postings in reversed(lists):
         cut = min(left, postings.bound * share)
         left -= cut
@@ -292,5 +297,6 @@ def _scored(
             threshold = max(threshold, _reached(lists[place + 1 :], documents[best], totals[best], results))
         if threshold > 0:
             able = totals >= threshold - rest * (2 - _CAREFUL)
-            documents, totals = documents[able], totals[able]
+            documents = documents[able]
+            totals = totals[able]
     return documents, totals

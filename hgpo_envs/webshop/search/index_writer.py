@@ -58,7 +58,9 @@ class IndexWriter:
 
     def add(self, text: str) -> None:
         """Add the next document."""
-        before, known, tokens = len(self.tokens), self.pieces, self.tokens
+        before = len(self.tokens)
+        known = self.pieces
+        tokens = self.tokens
         for piece in text.split(" "):
             terms = known.get(piece)
             tokens += self._learn(piece) if terms is None else terms
@@ -108,7 +110,8 @@ class IndexWriter:
         if len(self.lengths) > self.flushed:
             self._flush()
         lengths = np.array(self.lengths, np.int64)
-        documents, total = int(np.count_nonzero(lengths)), int(lengths.sum())
+        documents = int(np.count_nonzero(lengths))
+        total = int(lengths.sum())
         (self.folder / "index.json").write_text(json.dumps({"documents": documents, "tokens": total}))
         codes = self._codes(documents, total)
         starts = self._starts()
@@ -150,7 +153,8 @@ class IndexWriter:
             code of each.
         """
         pairs = np.array(sorted(self.pairs), np.int64)
-        frequencies, lengths = (pairs >> 8).astype(np.int32), (pairs & 0xFF).astype(np.uint8)
+        frequencies = (pairs >> 8).astype(np.int32)
+        lengths = (pairs & 0xFF).astype(np.uint8)
         order = np.argsort(saturation(frequencies, lengths, documents, total), kind="stable")
         np.save(self.folder / "code_frequencies.npy", frequencies[order])
         np.save(self.folder / "code_lengths.npy", lengths[order])
