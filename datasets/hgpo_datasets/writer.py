@@ -112,7 +112,10 @@ class StepWriter:
         self.folder = Path(folder).absolute()
         header = _header(run or self.folder.resolve().name, depth, config)
         if defaults:
-            rows.table([defaults], {column.name: column for column in schema.columns(depth)})
+            known = {column.name: column for column in schema.columns(depth)}
+            rows.check_names(defaults, known)
+            for name, value in defaults.items():
+                rows.series_of([value], known[name])
         self._dropped = _columns_to_drop(without, depth)
         self._limits = (shard_rows, shard_bytes)
         self._ready: list[_Batch] = []
@@ -130,12 +133,14 @@ class StepWriter:
         self._trajectories = frozenset(starts["trajectory"])
         self._defaults = {**(defaults or {}), "run": self.header.run}
 
-    def add_group(self, steps: rows.Rows) -> None:
+    def add_group(self, steps: rows.Rows, *, checked: bool = False) -> None:
         """Add one or more complete groups of rollouts. Either all rows of a call are added, or none.
 
         Args:
             steps: Rows in any order: mappings, a Polars frame, or a table with Arrow's C stream interface (pyarrow,
                 pandas). docs/step_table.md lists the columns and their defaults.
+            checked: Whether the rows are known to be complete trajectories with valid values, as those of a collection.
+                Only their types are checked then.
 
         Raises:
             RowError: Rows violate the schema, or belong to another run. No row is added. Correct or remove the
@@ -146,7 +151,7 @@ class StepWriter:
                 again.
         """
         self._check_open()
-        frame = self._completed(steps)
+        frame = self._completed(steps, checked=checked)
         if frame.is_empty():
             return
         groups = frozenset(GroupKey(*row) for row in frame.select(schema.GROUP_KEY).unique().iter_rows())
@@ -179,7 +184,7 @@ class StepWriter:
         self._settle()
         return self._write_shard(list(self._ready)) if self._ready else None
 
-    def replace(self, steps: rows.Rows) -> list[Shard]:
+    def replace(self, steps: rows.Rows, *, checked: bool = False) -> list[Shard]:
         """Replace committed trajectories, for example aborted ones, by complete trajectories of the same names.
 
         Accepted groups are committed first. Each file with one of the trajectories is written again under a new name;
@@ -188,6 +193,7 @@ class StepWriter:
 
         Args:
             steps: Rows of the trajectories, as in `add_group`.
+            checked: As in `add_group`.
 
         Raises:
             RowError: Rows violate the schema, or belong to another run. Nothing is replaced.
@@ -196,7 +202,7 @@ class StepWriter:
         """
         self.commit()
         self._check_open()
-        frame = self._completed(steps)
+        frame = self._completed(steps, checked=checked)
         wanted = frame.select(TRAJECTORY_KEY).unique()
         names = {
             shard: wanted.join(self._committed(shard).select(TRAJECTORY_KEY).collect(), TRAJECTORY_KEY, "semi")
@@ -249,11 +255,11 @@ class StepWriter:
         files = [self._run.steps / shard.file for shard in some or self._run.manifest.shards.values()]
         return pl.scan_parquet(files, glob=False) if files else pl.LazyFrame(schema=schema.polars_schema(0))
 
-    def _completed(self, steps: rows.Rows) -> pl.DataFrame:
+    def _completed(self, steps: rows.Rows, *, checked: bool) -> pl.DataFrame:
         """Convert rows to their stored form, with every column."""
         depth = self.header.depth
         run = self.header.run
-        frame = complete(rows.frame(steps, depth, self._defaults), depth)
+        frame = complete(rows.frame(steps, depth, self._defaults), depth, checked=checked)
         rows.refuse(frame, [("run", f"expected run {run!r}; drop the column to copy rows", frame["run"] != run)])
         if frame["error"].null_count() < len(frame):
             # states, prompts and responses stay as they are, because hashes and token ids refer to these texts

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Iterable
 from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -24,7 +25,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import gymnasium
-import numpy as np
 
 from hgpo_datasets import StepWriter, manifest, scan_steps
 from hgpo_envs.env import TextEnv
@@ -52,7 +52,7 @@ from hgpo_train.rollout.sessions import Session, read_sessions, record_session
 from hgpo_train.rollout.tally import Tally
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     import polars as pl
 
@@ -204,17 +204,18 @@ def collect(
     handle, stored_options = _open(env, env_options, maker.action_format)
     if tasks is None and len(handle.tasks) > SORTED:
         raise InputError(f"tasks: expected a number, because the split has {len(handle.tasks):,} tasks; received none")
-    one_seed = np.ndim(seed) == 0
+    several_seeds = isinstance(seed, Iterable)
+    seeds = list(seed) if isinstance(seed, Iterable) else [seed]
     specs = [
         RolloutSpec(
             tasks=len(handle.tasks) if tasks is None else tasks,
             group_size=group_size,
             seed=number,
             order=order,
-            iteration=0 if one_seed else number,
+            iteration=number if several_seeds else 0,
             max_groups=dynamic,
         )
-        for number in np.atleast_1d(seed).tolist()
+        for number in seeds
     ]
     allowed = allowed_in_a_row(sum(spec.rollouts for spec in specs), max_failed)
     execution = ExecutionOptions(slots, workers, max_consecutive_failures=allowed)
@@ -246,16 +247,13 @@ def collect(
                 **handle.identity(stored_options),
                 "policy": identity,
                 "group_size": group_size,
-                **({"seed": seed} if one_seed else {"evaluation": True}),  # further seeds can be added
+                **({"evaluation": True} if several_seeds else {"seed": seed}),  # further seeds can be added
                 "order": order,
                 "dynamic": dynamic is not None,
             }
         )
         columns = [without] if isinstance(without, str) else list(without)
-        with (
-            removed_if_unused(folder),
-            StepWriter(folder, config=config, without=columns) as writer,
-        ):
+        with removed_if_unused(folder), StepWriter(folder, config=config, without=columns) as writer:
             for text in _changes(folder, earlier, session, name):
                 warnings.warn(text, stacklevel=2)  # names the line that calls `collect`
             session.groups_before = len(writer.committed)

@@ -69,7 +69,8 @@ def collect_groups(
     def commit(new: list[Row], again: list[Row]) -> None:
         for rows, store in ((again, writer.replace), (new, writer.add_group)):
             if rows:
-                store({"env_id": [handle.env_id] * len(rows), **columns_of(rows)})
+                # The values were checked when they arrived (`hgpo_train.policies.validation`).
+                store({"env_id": [handle.env_id] * len(rows), **columns_of(rows)}, checked=True)
         writer.commit()
 
     groups = GroupScheduler(plan_groups(handle.tasks, spec), spec, execution, commit, done, failed)
