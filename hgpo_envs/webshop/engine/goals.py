@@ -103,29 +103,27 @@ class GoalSet:
         shuffle_seed = checked_seed("shuffle_seed", shuffle_seed)
         self.catalogue: Final = catalogue
         self.kind: Final = kind
-        with report_damage(catalogue.folder):
-            if kind == "human":
-                products, attributes = catalogue.human_products()
-                sources = np.flatnonzero(attributes)  # the original skips instructions without attributes
-                rows = products[sources].astype(np.int64)
-                counts = np.ones(len(sources), np.int64)
-            else:
-                sources = rows = np.array(catalogue.instructed, np.int64)
-                counts = np.array(catalogue.combinations[rows], np.int64)
-            if len(rows) and not (rows.min() >= 0 and rows.max() < len(catalogue)):
-                raise ValueError("a goal of a product that does not exist")
-        # of each instruction with goals: its position, its product
+        # Of each instruction with goals: its position, its product, and the number of goals.
+        if kind == "human":
+            products, attributes = catalogue.human_products()
+            sources = np.flatnonzero(attributes)  # the original skips instructions without attributes
+            rows = products[sources].astype(np.int64)
+            counts = np.ones(len(sources), np.int64)
+        else:
+            sources = rows = np.array(catalogue.instructed, np.int64)
+            counts = np.array(catalogue.combinations[rows], np.int64)
         self._sources = sources
         self._rows = rows
         self._ends = np.cumsum(counts, dtype=np.int64)
         total = int(self._ends[-1]) if len(self._ends) else 0
         if not total:
             raise InputError(f"the catalogue in {catalogue.folder} has no {kind} goals; try the other kind of goals")
-        if not (counts >= 0).all() or counts.max() > MOST_GOALS or not 0 < total <= MOST_GOALS:
+        if counts.min() < 0 or counts.max() > MOST_GOALS or total > MOST_GOALS:
             raise InputError(f"the catalogue in {catalogue.folder} has more than {MOST_GOALS:,} {kind} goals, or none")
+        # The original's draws, in its order: prices, then bounds; the order has its own seed.
         draw = random.Random(price_seed)
         self.prices = _prices(catalogue.prices, draw)
-        self._bounds = _bounds(self.prices[self._rows], draw)
+        self._bounds = _bounds(self.prices[rows], draw)
         self._order = _shuffled(total, shuffle_seed)
         self.goal = bounded_cache(self._goal, KEPT_GOALS, LONGEST_GOAL, _length)
 
