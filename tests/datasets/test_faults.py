@@ -125,6 +125,7 @@ def test_leaving_with_a_full_disk_raises_the_first_error_with_a_note(
         writer.add_group(group("a"))
 
 
+@pytest.mark.slow
 def test_two_writers_are_refused(tmp_path: Path) -> None:
     with StepWriter(tmp_path) as writer:
         with pytest.raises(InputError, match=rf"in use: process {os.getpid()} on \S+ is writing a run there"):

@@ -134,6 +134,7 @@ def test_results_are_in_order_with_any_number_of_processes(run: Path) -> None:
         list(map_partitions(tasks, parts, processes=0))
 
 
+@pytest.mark.slow
 def test_a_process_that_is_killed_is_an_error(run: Path) -> None:
     with pytest.raises(ProcessError, match="a process was killed"):
         list(map_partitions(partial(tasks, die="t3"), partitions(run, 6), processes=2))

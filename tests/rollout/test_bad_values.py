@@ -152,12 +152,14 @@ def check_spared(tally, steps: pl.DataFrame, sound: pl.DataFrame, tasks: set[str
     assert tally.aborted == len(aborted)
 
 
+@pytest.mark.slow
 @settings(max_examples=settings.default.max_examples // 10)
 @given(st.dictionaries(WHERE, parts_of(Reply), max_size=6))
 def test_any_reply(sound, garbage):
     check_spared(*play(Wild(garbage)), sound, {task for task, _ in garbage})
 
 
+@pytest.mark.slow
 @settings(max_examples=settings.default.max_examples // 10)
 @given(
     st.dictionaries(WHERE, parts_of(State), max_size=6),
@@ -245,7 +247,7 @@ def test_valid_values_are_unchanged_and_lone_surrogates_become_replacement_chara
 
 def test_errors_not_caused_by_a_trajectory_are_raised(tmp_path):
     class Full(StepWriter):
-        def add_group(self, steps):
+        def add_group(self, steps, *, checked):
             raise InputError("this run is finished")
 
     with Full(tmp_path / "run") as writer, pytest.raises(InputError, match="this run is finished"):

@@ -291,6 +291,7 @@ def test_changed_code_of_a_function_is_reported(tmp_path):
         assert play(last, tmp_path / "run", tasks=4).summary["groups"] == 4
 
 
+@pytest.mark.slow
 def test_another_server_is_reported_at_the_line_that_calls_collect(tmp_path):
     pytest.importorskip("aiohttp")
     for again in (False, True):

@@ -39,6 +39,7 @@ class Slow(AsyncPolicy):
         return self._play.respond([request])[0]
 
 
+@pytest.mark.slow
 def test_the_same_rows_from_any_number_of_environments_and_in_any_order_of_replies(runs):
     spec = RolloutSpec(tasks=40, group_size=4, seed=1)
     for slots in (1, 13, 1024):
@@ -181,6 +182,7 @@ def test_a_failing_environment_aborts_only_its_trajectory(runs):
     assert fragile.filter(spared).equals(sound.filter(spared))
 
 
+@pytest.mark.slow
 def test_the_run_stops_after_consecutive_failures(runs):
     calls = iter(range(10_000))
     policy = Failing(lambda _: "said so" if next(calls) > 400 else None)
@@ -193,6 +195,7 @@ def test_the_run_stops_after_consecutive_failures(runs):
     assert runs.steps("run").select("task_id", "group").n_unique() == 40
 
 
+@pytest.mark.slow
 def test_stopping_commits_finished_groups_and_resuming_repeats_none(runs):
     spec = RolloutSpec(tasks=30, group_size=4, seed=3)
     turns = iter(range(10_000))
@@ -222,6 +225,7 @@ def test_iterations_continue_the_task_order(runs):
     assert steps["task_id"].n_unique() == 15
 
 
+@pytest.mark.slow
 def test_dynamic_sampling_refills_and_does_not_depend_on_the_order_of_ends(runs):
     spec = RolloutSpec(tasks=6, group_size=3, seed=2, max_groups=100)
     slow = Slow()
@@ -249,6 +253,7 @@ def test_dynamic_sampling_refills_and_does_not_depend_on_the_order_of_ends(runs)
     assert told("bounded").height == bounded.max_groups
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("env_id", ["HGPO/ALFWorld-v0", "HGPO/WebShop-v0"])
 def test_scripted_policies_play_the_same_in_every_action_format(runs, env_id):
     for action_format in ACTION_FORMATS:
@@ -263,32 +268,6 @@ def test_scripted_policies_play_the_same_in_every_action_format(runs, env_id):
     written = played["number"]["response"]
     assert (played["command"]["response"] == played["command"]["action"]).all()
     assert 0.5 < written.str.contains(r"^\d+$").mean() < 1  # searches and outdated actions have no number
-
-
-ENDS = {"reward": pl.col("reward").sum(), "success": pl.col("won").any(), "score": pl.col("score").max()}
-
-
-@pytest.mark.parametrize("outcome", ENDS)
-def test_informative_groups_depend_on_the_outcome(runs, outcome):
-    """In WebShop a rollout without success can have a score: by success alone its group is not informative."""
-    handle = open_env("HGPO/WebShop-v0", split="train", action_format="command", max_steps=12, goals="human")
-    policy = make_policy("mixture:explorer=0.6,random=0.4", PolicyContext(handle.shared.source.name, "command"))
-    spec = RolloutSpec(tasks=6, group_size=3, seed=2, max_groups=200, outcome=outcome)
-
-    def told(name: str) -> pl.DataFrame:
-        trajectories = runs.steps(name).group_by("task_id", "trajectory").agg(ENDS[outcome].alias("end"))
-        groups = trajectories.group_by("task_id").agg(said=pl.col("end").n_unique() > 1, at=pl.col("trajectory").min())
-        return groups.sort("at")
-
-    turns = iter(range(10_000))
-    stops = {"execution": ExecutionOptions(slots=3), "should_stop": lambda: next(turns) > 60}
-    runs.collect("resumed", policy, handle, spec=spec, **stops)
-    assert told("resumed").height > 0
-    for name in ("whole", "resumed"):
-        runs.collect(name, policy, handle, spec=spec)
-    assert told("whole").equals(told("resumed"))
-    assert told("whole")["said"].sum() == 6
-    assert told("whole")["said"][-1]
 
 
 def test_bad_collections():

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import NamedTuple
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -99,6 +100,7 @@ FAILING = st.frozensets(st.tuples(st.integers(0, 16), st.integers(0, SIZE - 1)),
 CUT = st.one_of(st.just(10_000), st.integers(0, 30))
 
 
+@pytest.mark.slow
 @given(ENDS, st.integers(1, 5), st.integers(0, 12), FAILING, CUT, st.data())
 def test_a_retried_run_contains_what_an_undisturbed_one_does(ends, wanted, spare, failing, cut, data):
     """With dynamic sampling, a resumed run may contain surplus groups, but never more than `max_groups`."""
@@ -124,6 +126,7 @@ def test_a_retried_run_contains_what_an_undisturbed_one_does(ends, wanted, spare
     assert run.ends == before, "a run that is whole is left as it is"
 
 
+@pytest.mark.slow
 @given(ENDS, st.integers(1, 12), FAILING, CUT, st.data())
 def test_without_dynamic_sampling_a_retried_run_is_the_undisturbed_one(ends, wanted, failing, cut, data):
     def choose(number: int) -> int:

@@ -130,6 +130,7 @@ def test_the_piece_size_does_not_matter(tmp_path, monkeypatch, piece):
     assert list(raw_files.elements(tmp_path / "c.json", "[")) == []
 
 
+@pytest.mark.slow
 def test_a_catalogue_deleted_while_open_stays_usable(tmp_path):
     records = [record(f"B{n}", name=f"Shoes word{n}x") for n in range(3_000)]
     catalogue = made(tmp_path, records)

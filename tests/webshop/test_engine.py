@@ -42,6 +42,7 @@ def source(awkward, request):
     return WebShopSource(awkward, observation_mode=mode, show_attributes=tab)
 
 
+@pytest.mark.slow
 @given(data=st.data())
 def test_any_text_is_an_action(source, data):
     task = data.draw(st.integers(0, len(source.ids("all")) - 1))

@@ -58,6 +58,7 @@ def best_possible(source, task_id):
     return best
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("goals", ["human", "synthetic"])
 def test_no_purchase_beats_the_experts(awkward, goals):
     """In a shop of edge cases: if the expert's purchase does not score 1, none does."""
@@ -71,6 +72,7 @@ def test_no_purchase_beats_the_experts(awkward, goals):
     assert 0 < fell_short < 60
 
 
+@pytest.mark.slow
 def test_the_expert_on_the_recorded_catalogue(recorded):
     """Every human goal except those whose options are named like buttons."""
     source = WebShopSource(recorded, goals="human")
@@ -79,6 +81,7 @@ def test_the_expert_on_the_recorded_catalogue(recorded):
     assert sum(not play(source, "expert", task_id)[0].won for task_id in source.ids("all")) <= 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("goals", ["human", "synthetic"])
 def test_the_explorer_scores_well_with_observations_only(awkward, goals):
     source = WebShopSource(goals=goals)
