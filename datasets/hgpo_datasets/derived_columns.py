@@ -149,7 +149,12 @@ def derived(frame: pl.DataFrame, first: NDArray[np.bool_], depth: int) -> pl.Dat
     following = frame["next_state_hash"].fill_null(_text_hashes(frame["next_state"]))
     last = pl.Series(np.append(first[1:], True))
     history, exists = hashing.chain_columns(state.to_numpy(), first, depth)
-    context, _ = hashing.chain_columns(state.to_numpy(), first, depth, action.fill_null(0).to_numpy())
+    context, _ = hashing.chain_columns(
+        state.to_numpy(),
+        first,
+        depth,
+        action.fill_null(0).to_numpy(),
+    )
     context_exists = exists if not action.has_nulls() else _all_known_between(exists, action.is_not_null().to_numpy())
     return pl.DataFrame(
         [
@@ -182,7 +187,12 @@ def _spans(first: NDArray[np.bool_]) -> tuple[NDArray[np.intp], NDArray[np.intp]
 def _text_hashes(texts: pl.Series) -> pl.Series:
     """Return the hashes of texts; null where the text is. Each distinct text is hashed once."""
     distinct = texts.drop_nulls().unique()
-    return texts.replace_strict(distinct, hashing.text_hashes(distinct), default=None, return_dtype=pl.Int64)
+    return texts.replace_strict(
+        distinct,
+        hashing.text_hashes(distinct),
+        default=None,
+        return_dtype=pl.Int64,
+    )
 
 
 def _all_known_between(exists: NDArray[np.bool_], known: NDArray[np.bool_]) -> NDArray[np.bool_]:

@@ -76,7 +76,11 @@ def partitions(
     limits = [0, len(files)]
     sizes = [file.shard.rows for file in files if file.shard is not None]
     if len(sizes) == len(files):
-        limits = borders(sizes, [_values(file, whole, depth) for file in files], rows)
+        limits = borders(
+            sizes,
+            [_values(file, whole, depth) for file in files],
+            rows,
+        )
     return [Partition(tuple(files[start:end]), depth) for start, end in pairwise(limits)]
 
 

@@ -198,7 +198,12 @@ def scan_files(files: Sequence[StepFile], depth: int | None, options: Mapping[st
     if depth is not None:
         schemas = {"schema": schema.polars_schema(depth), "missing_columns": "insert", "extra_columns": "ignore"}
     paths = [file.path for file in files]
-    steps = pl.scan_parquet(paths, storage_options=dict(options) or None, glob=False, **schemas)
+    steps = pl.scan_parquet(
+        paths,
+        storage_options=dict(options) or None,
+        glob=False,
+        **schemas,
+    )
     if any(file.header is not None for file in files):
         return steps
     # other writers do not mark texts as UTF-8

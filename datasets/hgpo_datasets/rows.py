@@ -204,7 +204,11 @@ def _strict(column: Column, values: Sequence[Any]) -> pl.Series:
         pl.Series(lengths, dtype=pl.Int64) < 0,
     )
     offsets, flat, nulls = (part.to_arrow(compat_level=pl.CompatLevel.newest()) for part in parts)
-    return pl.Series(column.name, pa.LargeListArray.from_arrays(offsets, flat, mask=nulls), dtype=column.type)
+    return pl.Series(
+        column.name,
+        pa.LargeListArray.from_arrays(offsets, flat, mask=nulls),
+        dtype=column.type,
+    )
 
 
 def _flat(name: str, values: Sequence[Any], dtype: Any) -> pl.Series:  # noqa: ANN401 (a type of Polars)

@@ -155,7 +155,13 @@ def _verify_file(path: Path, report: VerifyReport, processes: int | None) -> Non
     """Verify a single file, as a shard if it is one."""
     listed = manifest.read(run) if (run := run_of_file(path)) is not None else manifest.Manifest()
     shard = listed.shards.get(path.name)
-    _check_files([(path, shard)], listed.header if shard is not None else None, run, report, processes)
+    _check_files(
+        [(path, shard)],
+        listed.header if shard is not None else None,
+        run,
+        report,
+        processes,
+    )
 
 
 def _verify_run(run: Path, report: VerifyReport, processes: int | None) -> None:
@@ -317,7 +323,11 @@ def _check_content(path: Path, data: bytes, header: Header | None, report: Verif
     if header is not None and (frame["run"] != header.run).any():
         report.add("run", path, f"contains rows of another run than {header.run!r}")
     groups = frame.select(pl.lit("group"), "run", *schema.GROUP_KEY).unique(maintain_order=True)
-    trajectories = frame.filter(step=0).select(pl.lit("trajectory"), "run", "trajectory")
+    trajectories = frame.filter(step=0).select(
+        pl.lit("trajectory"),
+        "run",
+        "trajectory",
+    )
     return groups.rows() + trajectories.rows()
 
 

@@ -124,7 +124,13 @@ class StepWriter:
         self.header = self._run.header
         try:
             if self.header != header:
-                _check_same(self.folder, self.header, header, named=run is not None, configured=config is not None)
+                _check_same(
+                    self.folder,
+                    self.header,
+                    header,
+                    named=run is not None,
+                    configured=config is not None,
+                )
             starts = self._committed().filter(step=0).select(TRAJECTORY_KEY).collect()
         except BaseException:
             self._run.close()
@@ -208,7 +214,11 @@ class StepWriter:
             shard: wanted.join(self._committed(shard).select(TRAJECTORY_KEY).collect(), TRAJECTORY_KEY, "semi")
             for shard in self._run.manifest.shards.values()
         }
-        missing = wanted.join(pl.concat([wanted.clear(), *names.values()]), TRAJECTORY_KEY, "anti")
+        missing = wanted.join(
+            pl.concat([wanted.clear(), *names.values()]),
+            TRAJECTORY_KEY,
+            "anti",
+        )
         if not missing.is_empty():
             *group, name = missing.row(0)
             raise InputError(f"trajectory {preview(name, 200)} of group {preview(group, 200)} is not in the run")
@@ -259,7 +269,11 @@ class StepWriter:
         """Convert rows to their stored form, with every column."""
         depth = self.header.depth
         run = self.header.run
-        frame = complete(rows.frame(steps, depth, self._defaults), depth, checked=checked)
+        frame = complete(
+            rows.frame(steps, depth, self._defaults),
+            depth,
+            checked=checked,
+        )
         rows.refuse(frame, [("run", f"expected run {run!r}; drop the column to copy rows", frame["run"] != run)])
         if frame["error"].null_count() < len(frame):
             # states, prompts and responses stay as they are, because hashes and token ids refer to these texts
@@ -317,7 +331,13 @@ def _header(run: object, depth: object, config: object) -> Header:
         values = redact_json(orjson.loads(manifest.canonical(config or {})))
     except TypeError as error:
         raise InputError(f"expected a configuration of JSON values: {error}") from error
-    return Header(clean_text(run), depth, schema.VERSION, installed_version("hgpo") or "not installed", values)
+    return Header(
+        clean_text(run),
+        depth,
+        schema.VERSION,
+        installed_version("hgpo") or "not installed",
+        values,
+    )
 
 
 def _check_same(folder: Path, was: Header, now: Header, *, named: bool, configured: bool) -> None:

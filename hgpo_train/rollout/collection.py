@@ -307,7 +307,12 @@ def _open(env: AnyEnv, options: Mapping[str, Any], action_format: str) -> tuple[
         text_env = env.unwrapped
         if not isinstance(text_env, TextEnv) or env.spec is None:
             raise InputError(f"env: expected a Gymnasium id, or a text environment of gymnasium.make, received {env}")
-        env = EnvHandle(env.spec.id, text_env.shared, text_env.episode.settings, text_env.tasks)
+        env = EnvHandle(
+            env.spec.id,
+            text_env.shared,
+            text_env.episode.settings,
+            text_env.tasks,
+        )
     names = ("history_length", "action_format", "max_steps")
     return env, {"split": env.tasks.name, **{name: getattr(env.settings, name) for name in names}}
 

@@ -137,7 +137,13 @@ class Collector:
             group, member = self._members.pop()
             seat = self._free.pop()
             seed = group.seed(self._seed, member)
-            seat.trajectory = Trajectory(group, member, seed, seat.episode, clocked=not self._policy.reproducible)
+            seat.trajectory = Trajectory(
+                group,
+                member,
+                seed,
+                seat.episode,
+                clocked=not self._policy.reproducible,
+            )
             self._slots.call(seat.slot, "start", group.task_id)
         return len(self._free) < len(self._seats)
 
@@ -163,7 +169,12 @@ class Collector:
         trajectory = seat.trajectory
         assert trajectory is not None
         if isinstance(outcome, Failure) and self._failing_act_loses and trajectory.action is not None:
-            outcome = State("", (), terminated=True, info={"lost": str(outcome)})
+            outcome = State(
+                "",
+                (),
+                terminated=True,
+                info={"lost": str(outcome)},
+            )
         failure = attempt("EnvironmentFailed", self._advance, seat, trajectory, outcome, seconds)
         if failure is not None or seat.episode.done:
             self._end(seat, trajectory, failure)
@@ -186,7 +197,11 @@ class Collector:
             self.tally.steps += 1
             self.tally.failing.clear()
         if not episode.done:
-            request = trajectory.request(self._next_id, seat.slot, self._slots.engines[seat.slot])
+            request = trajectory.request(
+                self._next_id,
+                seat.slot,
+                self._slots.engines[seat.slot],
+            )
             self._next_id += 1
             seat.asked_at = perf_counter()
             self._asked[request.id] = seat

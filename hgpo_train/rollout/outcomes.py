@@ -117,7 +117,16 @@ def success(rollouts: pl.DataFrame) -> Success:
     found = measure(rollouts.with_columns(success="won"), ["success"])[None]["success"]
     share, interval = (found.value, found.interval) if found else (None, None)
     lengths = by_length(rollouts).select("steps", "episodes", "aborted").rows() if aborted else []
-    return Success(len(rollouts), aborted, unknown, share, interval, lost, most, tuple(lengths))
+    return Success(
+        len(rollouts),
+        aborted,
+        unknown,
+        share,
+        interval,
+        lost,
+        most,
+        tuple(lengths),
+    )
 
 
 def group_table(steps: pl.LazyFrame, outcome: str) -> pl.LazyFrame:

@@ -97,7 +97,11 @@ class ExecutionOptions(Settings):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.slots is None:
-            object.__setattr__(self, "slots", max(2, os.cpu_count() or 1) if self.workers else 256)
+            object.__setattr__(
+                self,
+                "slots",
+                max(2, os.cpu_count() or 1) if self.workers else 256,
+            )
 
 
 Key = tuple[int, str, int]

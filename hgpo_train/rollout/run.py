@@ -73,7 +73,14 @@ def collect_groups(
                 store({"env_id": [handle.env_id] * len(rows), **columns_of(rows)}, checked=True)
         writer.commit()
 
-    groups = GroupScheduler(plan_groups(handle.tasks, spec), spec, execution, commit, done, failed)
+    groups = GroupScheduler(
+        plan_groups(handle.tasks, spec),
+        spec,
+        execution,
+        commit,
+        done,
+        failed,
+    )
     count = min(execution.slots or 1, spec.rollouts)
     concurrent: int | None = getattr(handle.shared.source, "concurrent", None)
     slots: Slots

@@ -100,7 +100,11 @@ class Trajectory:
     def add_reply(self, reply: Reply, seconds: float, version: int) -> str:
         """Add the policy's reply to the row. Return the command that is parsed from it."""
         cut_off = reply.finish_reason == "length"
-        command, _ = self.action = self.episode.read(reply.response, reply.message, cut_off=cut_off)
+        command, _ = self.action = self.episode.read(
+            reply.response,
+            reply.message,
+            cut_off=cut_off,
+        )
         columns = self._columns
         columns["policy_version"] = version
         columns["response"] = reply.response
@@ -153,7 +157,12 @@ class Trajectory:
         if self.rows and not self._columns:  # between two steps
             text = self.episode.state.text
             key = self._key_hash()
-            self.rows[-1] = self.rows[-1]._replace(aborted=True, error=error, next_state=text, next_state_hash=key)
+            self.rows[-1] = self.rows[-1]._replace(
+                aborted=True,
+                error=error,
+                next_state=text,
+                next_state_hash=key,
+            )
             return
         if not self._columns:  # before the first step
             self._columns = {**self._identity, "step": 0, "state": ""}

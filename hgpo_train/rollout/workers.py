@@ -143,9 +143,19 @@ class WorkerSlots(Slots):
         """Start the process of a slot."""
         ours, theirs = _SPAWN.Pipe()
         with theirs:
-            process = _SPAWN.Process(target=_serve, args=(self._pickled, theirs), name="hgpo-environment", daemon=True)
+            process = _SPAWN.Process(
+                target=_serve,
+                args=(self._pickled, theirs),
+                name="hgpo-environment",
+                daemon=True,
+            )
             process.start()
-        worker = self._workers[slot] = _Worker(slot, process, ours, 3 * self._timeout_s + 60)
+        worker = self._workers[slot] = _Worker(
+            slot,
+            process,
+            ours,
+            3 * self._timeout_s + 60,
+        )
         self._selector.register(ours, selectors.EVENT_READ, worker)
         return worker
 

@@ -116,7 +116,12 @@ def import_rollouts(
             limit = max(map(len, trajectories), default=0)
             groups: dict[str, list[dict[str, Any]]] = defaultdict(list)
             for steps in trajectories:
-                groups[str(steps[0][0].uid)] += _rows(steps, file, success_reward, limit)
+                groups[str(steps[0][0].uid)] += _rows(
+                    steps,
+                    file,
+                    success_reward,
+                    limit,
+                )
             for rows in groups.values():
                 writer.add_group(rows)
                 summary.steps += len(rows)

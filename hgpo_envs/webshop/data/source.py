@@ -119,7 +119,13 @@ class WebShopSource:
         """
         goal = self.shop.goal(task_id)
         split = next(name for name, places in self.splits.items() if goal.index in places)
-        return Task(str(goal.index), split, goal.instruction, goal.product.category, self._versions)
+        return Task(
+            str(goal.index),
+            split,
+            goal.instruction,
+            goal.product.category,
+            self._versions,
+        )
 
     def engine(self) -> WebShopEngine:
         """Return a new engine over this catalogue."""

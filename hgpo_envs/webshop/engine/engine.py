@@ -87,7 +87,13 @@ class _Session:
             chance = random.Random()
             chance.setstate(self.chance.getstate())
         now = self.goal, self.url, self.page, self.keywords, self.number, self.asin
-        return _Session(*now, self.options.copy(), self.visited.copy(), chance, self.purchase)
+        return _Session(
+            *now,
+            self.options.copy(),
+            self.visited.copy(),
+            chance,
+            self.purchase,
+        )
 
 
 class _View(NamedTuple):
@@ -220,7 +226,12 @@ class WebShopEngine:
         product = self.shop.catalogue.product
         products = [product(int(row)) for row in selection[(number - 1) * size : number * size]]
         session.url = f"{_ADDRESS}/search_results/{session.goal.index}/{'+'.join(keywords)}/{number}"
-        session.page = pages.results_page(session.goal.instruction, number, len(selection), products)
+        session.page = pages.results_page(
+            session.goal.instruction,
+            number,
+            len(selection),
+            products,
+        )
 
     def rank(self, product: int, query: str) -> int | None:
         """Return the position of a product in the results of `search[query]`, from 0, or None. For experts.
@@ -292,9 +303,19 @@ class WebShopEngine:
     def _buy(self, session: _Session) -> None:
         product = self._product(session)
         price = self.shop.price(product.index)
-        session.purchase = reward(product, session.goal, price, session.options, self.quirks.option_colours)
+        session.purchase = reward(
+            product,
+            session.goal,
+            price,
+            session.options,
+            self.quirks.option_colours,
+        )
         session.url = f"{_ADDRESS}/done/{session.goal.index}/{product.asin}/{session.options}"
-        session.page = pages.done_page(product.asin, session.options, session.purchase.score)
+        session.page = pages.done_page(
+            product.asin,
+            session.options,
+            session.purchase.score,
+        )
 
     def _product(self, session: _Session) -> Product:
         """Return the current product."""
@@ -337,4 +358,13 @@ class WebShopEngine:
             info["error"] = error
         won = score == 1.0
         gain = 0.0 if not bought else (_SUCCESS if won else 0.0) if self.quirks.reward_scale == "success" else score
-        return State(view.text, view.actions, valid, bought, won, gain, score, info)
+        return State(
+            view.text,
+            view.actions,
+            valid,
+            bought,
+            won,
+            gain,
+            score,
+            info,
+        )

@@ -94,7 +94,13 @@ def _purchase(engine: WebShopEngine, product: Product) -> PurchasePlan:
     path = _path(engine, product)
     if path is None:
         return PurchasePlan((), 0.0)
-    result = reward(product, goal, shop.price(product.index), chosen, engine.quirks.option_colours)
+    result = reward(
+        product,
+        goal,
+        shop.price(product.index),
+        chosen,
+        engine.quirks.option_colours,
+    )
     clicks = [product.asin.lower(), *choices, pages.BUY.lower()]
     actions = (*path, *(f"click[{name}]" for name in clicks))
     return PurchasePlan(actions, result.score)

@@ -171,7 +171,16 @@ class OriginalEngine:
         actions = pages.action_list(available["has_search_bar"], available["clickables"])
         done = answer["done"]
         reward = answer["reward"]
-        return State(state, actions, valid, done, self._score == 1.0, reward, self._score, info)
+        return State(
+            state,
+            actions,
+            valid,
+            done,
+            self._score == 1.0,
+            reward,
+            self._score,
+            info,
+        )
 
 
 class OriginalProcess:

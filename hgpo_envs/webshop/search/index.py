@@ -161,7 +161,12 @@ class Index:
             names = np.memmap(file, np.uint8, "r") if fits and terms_size else np.empty(0, np.uint8)
         # The cache gets the arrays, not the index: a reference cycle would delay unmapping the files.
         find = partial(_number, names.view(np.ndarray), ends, numbers)  # a view, because slicing a memmap is slow
-        self.number: Final = bounded_cache(find, KEPT_TERMS, LONGEST_TERM, lambda _, term: len(term))
+        self.number: Final = bounded_cache(
+            find,
+            KEPT_TERMS,
+            LONGEST_TERM,
+            lambda _, term: len(term),
+        )
         """The number of a term, or None if no document contains it."""
         # 2. The postings of each number.
         self._starts = mapped(folder / "starts.npy", np.int64)
@@ -300,7 +305,11 @@ def _union(lists: list[NDArray[Any]]) -> NDArray[Any]:
     if sum(map(len, lists)) < _FEW:
         documents = np.sort(np.concatenate(lists), kind="stable")  # merges sorted runs, which np.unique does not
         first = np.ones(len(documents), np.bool_)
-        np.not_equal(documents[1:], documents[:-1], out=first[1:])
+        np.not_equal(
+            documents[1:],
+            documents[:-1],
+            out=first[1:],
+        )
         return documents[first]
     flags = np.zeros(1 + max(int(documents[-1]) for documents in lists if len(documents)), np.bool_)
     for documents in lists:
