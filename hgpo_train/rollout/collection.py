@@ -200,10 +200,12 @@ def collect(
     options = dict(policy_options or {})
     if not 0 <= max_failed <= 1:
         raise InputError(f"max_failed: expected a share from 0 to 1, received {max_failed}")
+    # 1. The policy's specification and the environment, whose default of `action_format` depends on it.
     maker, argument = find_policy(policy)
     handle, stored_options = _open(env, env_options, maker.action_format)
     if tasks is None and len(handle.tasks) > SORTED:
         raise InputError(f"tasks: expected a number, because the split has {len(handle.tasks):,} tasks; received none")
+    # 2. What is played, once for each seed.
     several_seeds = isinstance(seed, Iterable)
     seeds = list(seed) if isinstance(seed, Iterable) else [seed]
     specs = [
@@ -219,6 +221,7 @@ def collect(
     ]
     allowed = allowed_in_a_row(sum(spec.rollouts for spec in specs), max_failed)
     execution = ExecutionOptions(slots, workers, max_consecutive_failures=allowed)
+    # 3. The policy, and what a run stores of it: not the options that affect only the execution.
     context = PolicyContext(handle.shared.source.name, handle.settings.action_format, options)
     player = own_policy(maker.make(argument, context))
     name = policy if isinstance(policy, str) else name_of(player)
@@ -228,8 +231,9 @@ def collect(
         from hgpo_train.models.checkpoint_files import stored_model
 
         identity["weights"] = stored_model(argument)  # of a run that goes on, the newest checkpoint
+    # 4. The run's folder, in which everything is played. What the caller opened stays open.
     tally = Tally()
-    with ExitStack() as opened:  # what the caller opened stays open
+    with ExitStack() as opened:
         if isinstance(env, str):
             opened.enter_context(closing(handle))
         if player.close != getattr(policy, "close", None):
@@ -277,6 +281,7 @@ def collect(
                     )
                     if should_stop():
                         raise KeyboardInterrupt(f"finished groups are in {folder}; run it again to resume")
+    # 5. The verdict is about the whole run, with the rollouts of earlier calls.
     run = CollectedRun(folder, tally)
     try:
         raise_if_too_many(run.failures, max_failed, "Run it again with the same arguments to retry them.")

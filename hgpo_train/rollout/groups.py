@@ -102,6 +102,8 @@ class GroupScheduler:
         dynamic = self._spec.max_groups is not None
         most = self._spec.max_groups or self._spec.tasks
         while self.begun < most:
+            # Without dynamic sampling every group is wanted. With it, active groups count as informative until they
+            # end: otherwise more groups would begin than are needed.
             wanted = not dynamic or self.informative + len(self._active) < self._spec.tasks
             # An earlier run may have played more groups than this one needs, because failures hid that groups were
             # informative. While groups are active, it is unknown whether the next one is wanted.
@@ -134,6 +136,7 @@ class GroupScheduler:
             active.outcomes.append(outcome)
         if active.missing:
             return
+        # The group is complete: its members are committed together.
         del self._active[group.position]
         self.informative += len(set(active.outcomes)) > 1
         self._characters += active.characters
@@ -147,6 +150,7 @@ class GroupScheduler:
 
     def flush(self) -> None:
         """Commit every finished group. Active groups are kept."""
+        # Emptied before the commit: if it fails, the writer keeps the rows, and a second call must not add them again.
         new = self._new
         again = self._again
         self._new = []

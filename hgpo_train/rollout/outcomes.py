@@ -108,6 +108,7 @@ def success(rollouts: pl.DataFrame) -> Success:
     Args:
         rollouts: Rows of `rollout_table`, of which `env_id`, `task_id`, `won`, `aborted` and `length` are read.
     """
+    # The bounds count every rollout whose result is not known, aborted or not, as lost or as won.
     whole = rollouts.filter(~pl.col("aborted"))
     aborted = len(rollouts) - len(whole)
     won = int(whole["won"].sum())

@@ -146,6 +146,7 @@ def plan_groups(ids: Sequence[str], spec: RolloutSpec) -> Iterator[PlannedGroup]
     Raises:
         InputError: A task id is not text, or contains lone surrogates.
     """
+    # Orders with replacement draw a task several times: each time it is another group.
     times: dict[str, int] = {}
     for position, task_id in enumerate(islice(task_stream(spec.order, ids, spec.seed), spec.skip, None)):
         value: object = task_id

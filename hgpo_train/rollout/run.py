@@ -81,6 +81,7 @@ def collect_groups(
         done,
         failed,
     )
+    # More slots than rollouts would only cost memory.
     count = min(execution.slots or 1, spec.rollouts)
     concurrent: int | None = getattr(handle.shared.source, "concurrent", None)
     slots: Slots

@@ -122,6 +122,7 @@ def record_session(run: Path, before: Sequence[Session], session: Session, tally
         values = redact_json(msgspec.to_builtins(_Record(FORMAT, [*before, session])))
         write_file(run / NAME, seal(msgspec.json.format(msgspec.json.encode(values), indent=1)))
 
+    # The first write says "killed": it stays if the process is.
     write()
     ended = "complete"
     try:

@@ -90,6 +90,7 @@ class ThreadSlots(Slots):
     def collect(self, timeout: float) -> Sequence[SlotResult]:
         """See `Slots`."""
         results: list[SlotResult] = []
+        # Wait for the first result only; the others are taken if they are ready.
         with contextlib.suppress(queue.Empty):
             if timeout > 0 and self.busy:
                 results.append(self._ready.get(timeout=timeout))
@@ -100,6 +101,7 @@ class ThreadSlots(Slots):
 
     def close(self) -> None:
         """See `Slots`."""
+        # Calls that have begun end when their engine is closed; those that have not are cancelled.
         self._threads.shutdown(wait=False, cancel_futures=True)
         for engine in self.engines:
             if (close := getattr(engine, "close", None)) is not None:

@@ -89,6 +89,8 @@ class WorkerSlots(Slots):
 
     def call(self, slot: int, method: str, text: str) -> None:
         """See `Slots`."""
+        # A process that ended after its last rollout costs nobody anything: the next start gets a new one. During a
+        # rollout a dead process stays, so that `collect` reports it.
         worker = self._workers.get(slot)
         if worker is not None and method == "start" and not worker.process.is_alive():
             self._discard(worker)
@@ -106,10 +108,12 @@ class WorkerSlots(Slots):
         now = perf_counter()
         results = []
         for worker in list(self._workers.values()):
+            # 1. Idle processes: only their end makes a connection readable.
             if worker.called_at is None:
                 if worker.slot in ready:  # it died after its last rollout, which is complete
                     self._discard(worker)
                 continue
+            # 2. A result, or a call that takes too long; the others are still at work.
             seconds = now - worker.called_at
             if worker.slot in ready:
                 outcome = self._receive(worker)
@@ -132,6 +136,7 @@ class WorkerSlots(Slots):
                     worker.connection.send(None)
             else:
                 worker.process.kill()
+        # All share one deadline, so that closing does not take longer with more processes.
         until = perf_counter() + _CLOSING_S
         for worker in self._workers.values():
             worker.process.join(timeout=max(0.0, until - perf_counter()))
@@ -191,6 +196,7 @@ def _serve(pickled: bytes, connection: Connection) -> None:
         if parent is not None and os.getppid() != parent.pid:  # the parent ended before the call
             os._exit(1)
     with contextlib.suppress(OSError, EOFError), connection:
+        # The source is opened at the first call, whose result can then say why it failed; the next call tries again.
         opened: tuple[SharedSource, Engine] | Failure | None = None
         while (call := connection.recv()) is not None:
             method, text = call
