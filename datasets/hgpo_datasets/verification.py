@@ -165,12 +165,13 @@ def _verify_file(path: Path, report: VerifyReport, processes: int | None) -> Non
 
 
 def _verify_run(run: Path, report: VerifyReport, processes: int | None) -> None:
-    # the lock and the listing are read before the manifest, so that a commit in between is not taken for a problem
+    # 1. The lock and the listing, before the manifest: a commit in between is then not taken for a problem.
     at_work = seems_locked(run)
     steps = run / STEPS
     present = sorted(steps.iterdir()) if steps.is_dir() else []
     for scratch in scratch_folders(run):
         report.note("leftover", scratch, "scratch folder of a writer that was killed or is still open")
+    # 2. The manifest. Its damaged end may hide shards; those before it are verified all the same.
     try:
         listed = manifest.current(run, steps)
     except InputError as error:
@@ -184,6 +185,7 @@ def _verify_run(run: Path, report: VerifyReport, processes: int | None) -> None:
     elif listed.size < size and not at_work:
         message = "its last line is incomplete; open the run for writing to repair it"
         report.add("manifest", run / manifest.NAME, message)
+    # 3. The shards, and 4. everything else in their folder.
     files = [(steps / name, shard) for name, shard in listed.shards.items()]
     _check_files(files, listed.header, run, report, processes)
     _check_others(present, listed, report, at_work=at_work)
