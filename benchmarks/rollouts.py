@@ -217,7 +217,7 @@ class Lengths(Nowhere):
     def __init__(self) -> None:
         self.lengths: dict[str, int] = {}
 
-    def add_group(self, rows: Mapping[str, Sequence[Any]], *, checked: bool = False) -> None:
+    def add_group(self, rows: Mapping[str, Sequence[Any]], *, checked: bool = False) -> None:  # noqa: ARG002
         """Count steps."""
         for trajectory, step in zip(rows["trajectory"], rows["step"], strict=True):
             self.lengths[trajectory] = max(self.lengths.get(trajectory, 0), step + 1)

@@ -112,6 +112,7 @@ def derived_faults(frame: pl.DataFrame, computed: pl.DataFrame, *, supplied: boo
 
     If `supplied`, nulls are values that were not supplied, and no differences.
     """
+    # Rewards are finite; a sum that is not has no column of its own to be refused in.
     infinite = ~computed["episode_return"].is_finite()
     yield "reward", "the sum of the trajectory's rewards is too large for a float", infinite
     rules = []
@@ -148,7 +149,11 @@ def derived(frame: pl.DataFrame, first: NDArray[np.bool_], depth: int) -> pl.Dat
     action = _text_hashes(frame["action"]).fill_null(frame["action_hash"])
     following = frame["next_state_hash"].fill_null(_text_hashes(frame["next_state"]))
     last = pl.Series(np.append(first[1:], True))
-    history, exists = hashing.chain_columns(state.to_numpy(), first, depth)
+    history, exists = hashing.chain_columns(
+        state.to_numpy(),
+        first,
+        depth,
+    )
     context, _ = hashing.chain_columns(
         state.to_numpy(),
         first,
@@ -197,6 +202,7 @@ def _text_hashes(texts: pl.Series) -> pl.Series:
 
 def _all_known_between(exists: NDArray[np.bool_], known: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """Return the mask of steps whose k previous states and actions are known, bool of shape (depth + 1, rows)."""
+    # Context k reaches one action further back than context k - 1.
     whole = exists.copy()
     for k in range(1, len(exists)):
         before = np.ones_like(known)

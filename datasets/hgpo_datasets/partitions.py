@@ -249,6 +249,8 @@ def borders(sizes: Sequence[int], values: Sequence[set[Any]], most: int) -> list
     >>> borders([4, 4, 4, 9, 1], [{1}, {2}, {2}, set(), {3}], 8)
     [0, 1, 3, 4, 5]
     """
+    # A border after a file is possible if no value in it or before it occurs later (`reach`). Among the possible ones,
+    # each partition takes as many files as fit.
     last = {value: number for number, some in enumerate(values) for value in some}
     reach = accumulate((max((last[value] for value in some), default=0) for some in values), max)
     rows = [0, *accumulate(sizes)]

@@ -34,7 +34,10 @@ _REFUSALS: Final = (
 )
 """Exceptions raised when values do not fit a column."""
 
-_BYTES: Final = {TEXT: pl.Binary(), TEXTS: pl.List(pl.Binary())}
+_BYTES: Final = {
+    TEXT: pl.Binary(),
+    TEXTS: pl.List(pl.Binary()),
+}
 """The types of texts, and those of their bytes. Arrow's texts can be any bytes, and Polars does not check them."""
 
 _WHOLE: Final = 2**53
@@ -260,7 +263,13 @@ def _cast(series: pl.Series, column: Column, trajectories: pl.Series | None) -> 
     except _REFUSALS:  # a text is no UTF-8
         series = series if series.dtype == _BYTES[wanted] else series.cast(wanted).cast(_BYTES[wanted])
         wrong = pl.Series([not _is_utf8(value) for value in series])
-    raise _row_error(column, wrong.arg_true().to_list(), series, trajectories, f"expected {wanted}")
+    raise _row_error(
+        column,
+        wrong.arg_true().to_list(),
+        series,
+        trajectories,
+        f"expected {wanted}",
+    )
 
 
 def _alike(found: pl.DataType, wanted: pl.DataType) -> bool:
@@ -282,7 +291,11 @@ def _changed(series: pl.Series, fitting: pl.Series) -> pl.Series:
     """Return the mask of values that a cast to numbers has changed."""
     inner = [dtype.inner if isinstance(dtype, pl.List) else dtype for dtype in (series.dtype, fitting.dtype)]
     if all(dtype.is_float() for dtype in inner):
-        return pl.repeat(value=False, n=len(series), eager=True)
+        return pl.repeat(
+            value=False,
+            n=len(series),
+            eager=True,
+        )
     changed = fitting.cast(series.dtype, strict=False).ne_missing(series)
     return changed | (series.abs() >= _WHOLE) if series.dtype.is_float() else changed
 

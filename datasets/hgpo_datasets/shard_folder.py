@@ -74,7 +74,11 @@ class ShardFolder:
 
         Call `check_free` before, and `settle` after any exception.
         """
-        atomic.write_file(self.steps / shard.file, data, scratch_in=self._folder)
+        atomic.write_file(
+            self.steps / shard.file,
+            data,
+            scratch_in=self._folder,
+        )
         line, _ = manifest.encode_line(shard, self.manifest.check)
         atomic.append(self._descriptor, line)
         self.manifest.add(shard)

@@ -213,11 +213,20 @@ def _check_files(
 ) -> None:
     """Check each file by itself, then that no group and no trajectory is in two files."""
     owners: dict[tuple[Any, ...], str] = {}
-    check = partial(_check_file, header=header, run=run, isolated=processes is not None)
+    check = partial(
+        _check_file,
+        header=header,
+        run=run,
+        isolated=processes is not None,
+    )
     results = _in_processes(check, files, processes) if processes else map(check, files)
     for (path, _), (checked, keys) in zip(files, results, strict=True):
         for name in ("problems", "notes", "files", "rows", "bytes"):
-            setattr(report, name, getattr(report, name) + getattr(checked, name))
+            setattr(
+                report,
+                name,
+                getattr(report, name) + getattr(checked, name),
+            )
         for key in keys:
             if (owner := owners.setdefault(key, path.name)) != path.name:
                 noun, _, *value = key

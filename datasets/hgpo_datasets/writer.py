@@ -110,7 +110,11 @@ class StepWriter:
         without: Collection[str] = (),
     ) -> None:
         self.folder = Path(folder).absolute()
-        header = _header(run or self.folder.resolve().name, depth, config)
+        header = _header(
+            run or self.folder.resolve().name,
+            depth,
+            config,
+        )
         if defaults:
             known = {column.name: column for column in schema.columns(depth)}
             rows.check_names(defaults, known)
@@ -137,7 +141,10 @@ class StepWriter:
             raise
         self.committed = frozenset(GroupKey(*row) for row in starts.select(schema.GROUP_KEY).unique().iter_rows())
         self._trajectories = frozenset(starts["trajectory"])
-        self._defaults = {**(defaults or {}), "run": self.header.run}
+        self._defaults = {
+            **(defaults or {}),
+            "run": self.header.run,
+        }
 
     def add_group(self, steps: rows.Rows, *, checked: bool = False) -> None:
         """Add one or more complete groups of rollouts. Either all rows of a call are added, or none.
@@ -162,6 +169,7 @@ class StepWriter:
             return
         groups = frozenset(GroupKey(*row) for row in frame.select(schema.GROUP_KEY).unique().iter_rows())
         trajectories = frozenset(frame["trajectory"].unique())
+        # Both committed and accepted groups count: none may come a second time.
         known_groups = self.committed.union(*(batch.groups for batch in self._ready))
         known_trajectories = self._trajectories.union(*(batch.trajectories for batch in self._ready))
         already = f"is already in run {self.header.run!r}"
@@ -229,7 +237,11 @@ class StepWriter:
         data = read_bytes(path, shards.MOST_BYTES, shards.WHAT)
         if hashlib.sha256(data).hexdigest() != shard.sha256:
             raise InputError(f"{path} is damaged; run `hgpo verify {path}` for details")
-        kept = pl.read_parquet(data).join(names, on="trajectory", how="anti")
+        kept = pl.read_parquet(data).join(
+            names,
+            on="trajectory",
+            how="anti",
+        )
         new = frame.join(names, on="trajectory", how="semi")
         return self._write_shard([_Batch(kept), _Batch(new)], replaces=shard.file)
 
@@ -294,6 +306,7 @@ class StepWriter:
             groups=frame.select(schema.GROUP_KEY).n_unique(),
             replaces=replaces,
         )
+        # From here on, `_settle` knows what was begun, whatever interrupts it.
         self._run.check_free()
         self._writing = shard, batches
         try:
@@ -366,7 +379,10 @@ def _columns_to_drop(without: Collection[str], depth: int) -> list[str]:
     """Return the columns that are not stored. Columns that readers do not compute again, and `won`, must be."""
     every = schema.columns(depth)
     optional = [column for column in every if column.null and not column.derived and column.name != "won"]
-    known = {*schema.FAMILIES, *(column.name for column in every)}
+    known = {
+        *schema.FAMILIES,
+        *(column.name for column in every),
+    }
     accepted = {name for column in optional for name in (column.name, column.family)}
     for name in without:
         if name not in known:

@@ -58,7 +58,12 @@ def to_dataset(
     for column in (column for column in columns or () if column not in known):
         raise InputError(unknown("column", column, known))
     patterns = [glob.escape(os.path.abspath(file)) for file in files]  # noqa: PTH100 (it takes patterns, not names)
-    named = {"data_files": patterns, "split": "train", "streaming": streaming, "columns": columns}
+    named = {
+        "data_files": patterns,
+        "split": "train",
+        "streaming": streaming,
+        "columns": columns,
+    }
     loaded = datasets.load_dataset("parquet", **named, **options)
     arrow = loaded.with_format("arrow").map(
         _define_hashes,

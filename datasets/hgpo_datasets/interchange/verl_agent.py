@@ -164,6 +164,7 @@ def _in_order(numbered: dict[int, _Step], file: Path) -> list[_Step]:
 
     If no prompt has a step number, the order is unchanged. If a number is missing, the result is empty.
     """
+    # 1. Without step numbers, or with gaps in an order that is right, the file's order is all there is.
     steps = list(numbered.values())
     known = [parsed.step for _, parsed in steps if parsed is not None]
     if not any(known) or (len(known) < len(steps) and known == sorted(set(known))):
@@ -173,6 +174,7 @@ def _in_order(numbered: dict[int, _Step], file: Path) -> list[_Step]:
         raise InputError(
             f"{file}, line {line}: expected a complete prompt, because the steps of its trajectory are out of order"
         )
+    # 2. Otherwise the numbers are the order. A number that is missing makes the trajectory incomplete.
     by_step = dict(zip(reversed(known), reversed(steps), strict=True))  # reversed: the first copy is kept
     return [by_step[number] for number in sorted(by_step)] if max(by_step) < len(by_step) else []
 

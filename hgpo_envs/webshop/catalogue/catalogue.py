@@ -104,7 +104,10 @@ class Catalogue:
             np.int32,
             columns=2,
         )
-        self._labels: Final = {"category": Labels(folder, "categories"), "query": Labels(folder, "queries")}
+        self._labels: Final = {
+            "category": Labels(folder, "categories"),
+            "query": Labels(folder, "queries"),
+        }
         records = Records(folder, "products", dict[str, Any])
         # Rows of products are checked once, here, and trusted from then on.
         lengths = {len(values) for values in (records, self.asins, self.order, self.prices, self.combinations)}
@@ -219,7 +222,12 @@ def _product(folder: Path, records: Records, index: int) -> Product:
         row = records[index]
         prices = tuple([math.inf if price is None else price for price in row["prices"]])  # JSON has no infinity
         options = {option["name"]: option["values"] for option in row["options"]}
-        derived = {"index": index, "prices": prices, "price_text": price_text(prices), "options": options}
+        derived = {
+            "index": index,
+            "prices": prices,
+            "price_text": price_text(prices),
+            "options": options,
+        }
         return msgspec.convert(row | derived, Product)
 
 

@@ -170,6 +170,7 @@ class _Maker:
         if asin in self.seen:
             self.skipped["duplicate asin"] += 1
             return
+        # Everything that can refuse the record comes first: what follows must not be half done.
         row = self._row(asin, record)
         people = list(self._people(asin))
         combinations = math.prod(len(values) for values in row["options"].values())
@@ -238,7 +239,12 @@ class _Maker:
         self.products.close()
         self.categories.save(self.folder, "categories")
         self.queries.save(self.folder, "queries")
-        write_records(self.folder, "human", self.people, compress=self.compress)
+        write_records(
+            self.folder,
+            "human",
+            self.people,
+            compress=self.compress,
+        )
         counts = [(person["product"], len(person["attributes"])) for person in self.people]
         asins = np.array([asin.encode() for asin in self.seen], dtype=np.bytes_)
         order = np.argsort(asins, kind="stable").astype(np.int32)

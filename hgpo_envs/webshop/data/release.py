@@ -94,7 +94,13 @@ def fetch_release(
             if local is not None:
                 _copy(file, local / file.name, content)
             else:
-                _download(file, content, sources, tries, progress(file.name) if progress else None)
+                _download(
+                    file,
+                    content,
+                    sources,
+                    tries,
+                    progress(file.name) if progress else None,
+                )
     return [out / file.name for file in FILES[size]]
 
 

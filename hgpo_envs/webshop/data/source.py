@@ -129,7 +129,12 @@ class WebShopSource:
 
     def engine(self) -> WebShopEngine:
         """Return a new engine over this catalogue."""
-        return WebShopEngine(self.shop, self.observation_mode, self.show_attributes, self.quirks)
+        return WebShopEngine(
+            self.shop,
+            self.observation_mode,
+            self.show_attributes,
+            self.quirks,
+        )
 
 
 _QUIRKS: Final[dict[str, Collection[object]]] = {

@@ -38,7 +38,11 @@ _ADDRESS: Final = "http://127.0.0.1:3000"
 _PAGE_NAMES: Final = ("search_results", "item_page", "item_sub_page", "done")
 _TABS: Final = {tab.lower(): tab for tab in pages.SUB_PAGES}
 _BUY, _BACK, _NEXT, _PREVIOUS = (text.lower() for text in (pages.BUY, pages.BACK, pages.NEXT, pages.PREVIOUS))
-_TURNS: Final = {("search_results", _NEXT): 1, ("search_results", _PREVIOUS): -1, ("item_page", _PREVIOUS): 0}
+_TURNS: Final = {
+    ("search_results", _NEXT): 1,
+    ("search_results", _PREVIOUS): -1,
+    ("item_page", _PREVIOUS): 0,
+}
 _SUCCESS: Final = 10.0
 RANDOM_QUERY_SEED: Final = 77
 """The seed of `<r>` in each task. The original uses Python's global generator without a seed."""
@@ -167,13 +171,18 @@ class WebShopEngine:
         session = self._session
         if session.purchase and self.quirks.after_done == "freeze":
             return replace(self._state(session, valid=False), terminated=True)
+        # An error of the original leaves the page, but may have changed the session.
         name, argument = pages.parse_action(command)
         before = session.page
         error = None
         bought = False
         try:
             if name == "search" and argument:
-                self._search(session, tuple(argument.split(" ")), 1)
+                self._search(
+                    session,
+                    tuple(argument.split(" ")),
+                    1,
+                )
             elif name == "click" and argument in self._view.clickables and argument != "search":
                 bought = self._click(session, argument)
             else:
@@ -182,11 +191,21 @@ class WebShopEngine:
             error = str(raised)
         if session.page is not before:
             self._view = self._look(session)
-        return self._state(session, valid=error is None, bought=bought, error=error)
+        return self._state(
+            session,
+            valid=error is None,
+            bought=bought,
+            error=error,
+        )
 
     def fork(self) -> WebShopEngine:
         """Return an independent engine in the same state of the same task. Takes 1 to 2 microseconds."""
-        other = WebShopEngine(self.shop, self.observation_mode, self.show_attributes, self.quirks)
+        other = WebShopEngine(
+            self.shop,
+            self.observation_mode,
+            self.show_attributes,
+            self.quirks,
+        )
         if self._current is not None:
             other._current = self._current.fork()
             other._view = self._view
@@ -282,7 +301,11 @@ class WebShopEngine:
             product = self._product(session)
             tab = _TABS[name]
             session.url = f"{self._item_address(session, 'item_sub_page')}/{tab}/{session.options}"
-            session.page = pages.sub_page(session.goal.instruction, product, tab)
+            session.page = pages.sub_page(
+                session.goal.instruction,
+                product,
+                tab,
+            )
         else:
             self._open_item(session, name)
         return False
@@ -337,9 +360,18 @@ class WebShopEngine:
             observation = pages.text_observation(page.nodes)
             text = pages.state_text(observation, self._task)
         else:
-            observation = pages.text_rich_observation(page.nodes, session.url, session.visited)
+            observation = pages.text_rich_observation(
+                page.nodes,
+                session.url,
+                session.visited,
+            )
             text = pages.rich_state_text(observation, session.goal.instruction)
-        return _View(observation, text, pages.action_list(page.search_bar, clickables), clickables)
+        return _View(
+            observation,
+            text,
+            pages.action_list(page.search_bar, clickables),
+            clickables,
+        )
 
     def _state(self, session: _Session, *, valid: bool, bought: bool = False, error: str | None = None) -> State:
         view = self._view

@@ -138,6 +138,7 @@ class GoalSet:
             return self._compose(index)
 
     def _compose(self, index: int) -> Goal:
+        # From the shuffled order to the place in the original's list, its instruction, and the choice of options.
         place = int(self._order[index])
         source = int(np.searchsorted(self._ends, place, side="right"))
         number = place - (int(self._ends[source - 1]) if source else 0)
@@ -147,7 +148,14 @@ class GoalSet:
         if self.kind == "human":
             human = self.catalogue.human_instruction(int(self._sources[source]))
             text = human.instruction.strip(".") + price
-            return Goal(index, product, text, human.attributes, human.options, bound)
+            return Goal(
+                index,
+                product,
+                text,
+                human.attributes,
+                human.options,
+                bound,
+            )
         if not product.instruction_attributes:
             raise InputError(f"the instruction of {product.asin} has no attributes; the original fails here too")
         options = combination(product.options, number)
@@ -190,7 +198,11 @@ def split_ranges(goals: int) -> dict[str, range]:
     if goals < PUBLISHED_LEAST:
         first = goals // 10
         second = goals // 10 + goals // 5
-    return {"test": range(first), "eval": range(first, second), "train": range(second, goals)}
+    return {
+        "test": range(first),
+        "eval": range(first, second),
+        "train": range(second, goals),
+    }
 
 
 def combination(options: Mapping[str, Sequence[str]], number: int) -> dict[str, str]:

@@ -155,7 +155,11 @@ class SyntheticProduct:
         self.brand = self.rare()
         self.name = self.pick(self.kind.names)
         self.material = self.pick(self.kind.materials)
-        self.attributes = self.some(self.kind.attributes, 2, 5)
+        self.attributes = self.some(
+            self.kind.attributes,
+            2,
+            5,
+        )
         self.known = {
             "brand": self.brand,
             "name": self.name,
@@ -207,14 +211,22 @@ class SyntheticProduct:
     def _filled(self, form: str) -> str:
         """Fill the gaps of a sentence. Random values are drawn only for the gaps it has."""
         attribute, other = self.random.sample(self.attributes, 2)
-        values = {"attribute": attribute, "Attribute": attribute.capitalize(), "other": other, **self.known}
+        values = {
+            "attribute": attribute,
+            "Attribute": attribute.capitalize(),
+            "other": other,
+            **self.known,
+        }
         return _GAP.sub(lambda gap: values.get(gap[1]) or str(_DRAWN[gap[1]](self)), form)
 
     def _record(self, text: float) -> dict[str, Any]:
         kind = self.kind
         number = self.random.randint(10**8, 10**9)
         sentences = self.random.sample(SENTENCES, max(1, min(len(SENTENCES), round(self.random.uniform(5, 13) * text))))
-        features = [FIRST_POINT, *self.random.sample(POINTS, max(1, min(len(POINTS), round(4 * text))))]
+        features = [
+            FIRST_POINT,
+            *self.random.sample(POINTS, max(1, min(len(POINTS), round(4 * text)))),
+        ]
         bullets = [self._filled(form) for form in features]
         bullets += [f"{attribute.capitalize()} {self.name.lower()}" for attribute in self.attributes]
         price = max(1.99, kind.price * math.exp(self.random.gauss(0, 0.55)))

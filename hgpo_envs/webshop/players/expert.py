@@ -101,7 +101,11 @@ def _purchase(engine: WebShopEngine, product: Product) -> PurchasePlan:
         chosen,
         engine.quirks.option_colours,
     )
-    clicks = [product.asin.lower(), *choices, pages.BUY.lower()]
+    clicks = [
+        product.asin.lower(),
+        *choices,
+        pages.BUY.lower(),
+    ]
     actions = (*path, *(f"click[{name}]" for name in clicks))
     return PurchasePlan(actions, result.score)
 
@@ -113,7 +117,9 @@ def best_choices(product: Product, goal: Goal, engine: WebShopEngine) -> dict[st
         The option name of each value to click.
     """
     wanted = wanted_options(goal, engine.quirks.option_colours)
-    found: dict[int, dict[str, str]] = {0: {}}  # which wanted options (bits) -> the clicks that satisfy them
+    # A goal's options are bits. Option by option, `found` keeps for each set of satisfied ones the fewest clicks that
+    # satisfy it: one value can satisfy several, and only one value of an option can be chosen.
+    found: dict[int, dict[str, str]] = {0: {}}
     for name, values in _clickable_values(engine, product).items():
         counted = {value: _satisfied(value, wanted) for value in values}
         for mask, clicks in list(found.items()):
@@ -135,7 +141,13 @@ def _clickable_values(engine: WebShopEngine, product: Product) -> dict[str, list
     Some values cannot be chosen: a button has the same text, or an action cannot contain the text.
     """
     page = pages.item_page("", engine.shop.item_nodes(product.index, engine.show_attributes))
-    taken = {"search", pages.BUY.lower(), pages.BACK.lower(), pages.PREVIOUS.lower(), *map(str.lower, pages.SUB_PAGES)}
+    taken = {
+        "search",
+        pages.BUY.lower(),
+        pages.BACK.lower(),
+        pages.PREVIOUS.lower(),
+        *map(str.lower, pages.SUB_PAGES),
+    }
     values: dict[str, list[str]] = {}
     for value, node in pages.clickables(page).items():
         if node.kind == "option" and value not in taken and pages.parse_action(f"click[{value}]") == ("click", value):

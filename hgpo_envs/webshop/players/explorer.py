@@ -79,6 +79,7 @@ class ExplorerPlayer:
         return f"click[{clicks[0]}]" if clicks else f"click[{pages.BACK.lower()}]"
 
     def _on_results(self, state: State, clicks: Sequence[str]) -> str:
+        # An offer that was opened is not opened again: it may have had no page.
         here = list(offers(page_parts(state.text), set(clicks) - BUTTONS - self._opened))
         self._offers += here
         self._pages += 1

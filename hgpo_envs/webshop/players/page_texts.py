@@ -87,5 +87,9 @@ def named_value(instruction: str, name: str, values: Sequence[str]) -> str | Non
             return max(named, key=len)
     wanted = set(words(instruction))
     overlap = {value: len(wanted.intersection(words(value))) for value in values}
-    best = max(values, key=lambda value: overlap[value], default=None)
+    best = max(
+        values,
+        key=lambda value: overlap[value],
+        default=None,
+    )
     return best if best is not None and overlap[best] else None

@@ -26,7 +26,12 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 ORIGINAL_SHUFFLE: Final = 233
-INDEXES: Final = {None: "indexes", 100: "indexes_100", 1000: "indexes_1k", 100_000: "indexes_100k"}
+INDEXES: Final = {
+    None: "indexes",
+    100: "indexes_100",
+    1000: "indexes_1k",
+    100_000: "indexes_100k",
+}
 _CODE: Final = "web_agent_site/envs/web_agent_text_env.py"
 _WORKER: Final = Path(__file__).with_name("original_worker.py")
 _FIXES: Final = {
@@ -105,7 +110,10 @@ class OriginalSource:
 
     def ids(self, split: str) -> Sequence[str]:
         """Return the split's task ids; see `hgpo_envs.webshop.data.source.WebShopSource.ids`."""
-        places = {**self.splits, "all": range(len(self._goals))}
+        places = {
+            **self.splits,
+            "all": range(len(self._goals)),
+        }
         if split not in places:
             raise InputError(unknown("split", split, places))
         return TaskIds(places[split])
@@ -122,7 +130,13 @@ class OriginalSource:
         index = self.index(task_id)
         instruction, category = self._goals[index]
         split = next(name for name, places in self.splits.items() if index in places)
-        return Task(str(index), split, instruction, category, self._versions)
+        return Task(
+            str(index),
+            split,
+            instruction,
+            category,
+            self._versions,
+        )
 
     def engine(self) -> OriginalEngine:
         """Return an engine that uses a new environment in the original's process."""
@@ -165,7 +179,12 @@ class OriginalEngine:
             self._score = answer["reward"]
         plain = self._source.observation_mode == "text"
         state = pages.state_text(text, self._part) if plain else pages.rich_state_text(text, self._instruction)
-        info = {"page": text, "available_actions": available, "url": answer["url"], **(answer["parts"] or {})}
+        info = {
+            "page": text,
+            "available_actions": available,
+            "url": answer["url"],
+            **(answer["parts"] or {}),
+        }
         if "error" in answer:
             info["error"] = answer["error"]
         actions = pages.action_list(available["has_search_bar"], available["clickables"])
@@ -211,7 +230,12 @@ class OriginalProcess:
                 f"cannot run {python}: {error.strerror}; name the original's interpreter with python=…"
             ) from None
         self.pid: Final = self._process.pid
-        self.close = weakref.finalize(self, _end, self._process, self._complaints)
+        self.close = weakref.finalize(
+            self,
+            _end,
+            self._process,
+            self._complaints,
+        )
         try:
             self.answer: Final = self.ask(settings)
             failure = self.answer.get("failed")

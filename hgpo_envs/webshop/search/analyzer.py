@@ -129,6 +129,8 @@ def _cut_words(text: str) -> Iterator[str]:
     """Yield the words of a text with possibly too long words, matching in a window of 255 UTF-16 units."""
     at = core = 0
     while at < len(text):
+        # Lucene reads a window at a time. A search for a word takes long where there is none, and every word has a
+        # core: without one in the window, there is nothing to search for.
         seen = _seen_from(text, at)
         if core < at or core == 0:
             match = _core().search(text, at)

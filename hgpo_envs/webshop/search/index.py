@@ -160,7 +160,12 @@ class Index:
             fits = os.fstat(file.fileno()).st_size == terms_size
             names = np.memmap(file, np.uint8, "r") if fits and terms_size else np.empty(0, np.uint8)
         # The cache gets the arrays, not the index: a reference cycle would delay unmapping the files.
-        find = partial(_number, names.view(np.ndarray), ends, numbers)  # a view, because slicing a memmap is slow
+        find = partial(
+            _number,
+            names.view(np.ndarray),
+            ends,
+            numbers,
+        )  # a view, because slicing a memmap is slow
         self.number: Final = bounded_cache(
             find,
             KEPT_TERMS,
@@ -170,8 +175,16 @@ class Index:
         """The number of a term, or None if no document contains it."""
         # 2. The postings of each number.
         self._starts = mapped(folder / "starts.npy", np.int64)
-        self._documents = mapped(folder / "documents.npy", np.uint16, np.uint32)
-        self._codes = mapped(folder / "codes.npy", np.uint16, np.uint32)
+        self._documents = mapped(
+            folder / "documents.npy",
+            np.uint16,
+            np.uint32,
+        )
+        self._codes = mapped(
+            folder / "codes.npy",
+            np.uint16,
+            np.uint32,
+        )
         postings = int(self._starts[-1]) if len(self._starts) else -1
         # 3. The frequency and length of each code, from which the score of a posting is computed.
         frequencies = mapped(folder / "code_frequencies.npy", np.int32)
@@ -180,7 +193,12 @@ class Index:
         fits = fits and len(numbers) == len(ends) == len(self._starts) - 1
         if not fits or not len(self._codes) == len(self._documents) == postings:
             raise InputError(f"the files of {folder} do not match each other; build the catalogue again")
-        self._saturation = bm25.saturation(frequencies, lengths, self.size, counts.tokens)
+        self._saturation = bm25.saturation(
+            frequencies,
+            lengths,
+            self.size,
+            counts.tokens,
+        )
 
     def lists(self, query: str) -> list[_Postings]:
         """Return the lists of a query's terms in descending order of their bounds."""
@@ -250,7 +268,12 @@ def _threshold(lists: list[_Postings], results: int) -> float:
         if len(documents) >= max(results, _PROMISING // 4):
             break
         documents = _union([documents, other.best(_PROMISING)])
-    return _reached(lists, documents, np.zeros(len(documents)), results)
+    return _reached(
+        lists,
+        documents,
+        np.zeros(len(documents)),
+        results,
+    )
 
 
 def _reached(lists: list[_Postings], documents: NDArray[Any], totals: NDArray[np.float64], results: int) -> float:
@@ -279,7 +302,10 @@ def _candidates(lists: list[_Postings], threshold: float) -> NDArray[Any]:
         return _union([postings.documents for postings in lists])
     # Cuts at the same share of all bounds, or at larger ones of the smallest bounds: which leaves the fewest documents?
     least = threshold / sum(postings.bound for postings in lists)
-    shares = [least, *(share for share in _SHARES if share > least)]
+    shares = [
+        least,
+        *(share for share in _SHARES if share > least),
+    ]
     choices = [_cuts(lists, threshold, share) for share in shares]
     counts = [sum(map(_Postings.count_above, lists, cuts)) for cuts in choices]
     cuts = choices[int(np.argmin(counts))]
