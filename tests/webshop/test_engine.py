@@ -177,14 +177,10 @@ def test_blank_texts():
 
 
 def test_an_options_value_hides_a_button_of_the_same_name():
-    nodes = (
-        Node("Buy Now", "button"),
-        Node("Search", "text"),
-        Node("B01", "product"),
-        Node("buy now", "option", "size"),
-    )
-    found = pages.clickables(pages.Page("item", (), nodes))
-    assert found == {"buy now": option, "b01": nodes[2]}
+    option = Node("buy now", "option", "size")
+    product = Node("B01", "product")
+    found = pages.clickables(pages.Page("item", (), (Node("Buy Now", "button"), Node("Search"), product, option)))
+    assert found == {"buy now": option, "b01": product}
     assert list(found) == ["buy now", "b01"]
 
 
