@@ -120,7 +120,7 @@ class WebShopEngine:
         shop: The catalogue, goals and cached pages.
         observation_mode: `text` or `text_rich`, the original's two text observations.
         show_attributes: Whether item pages have the tab `Attributes`.
-        quirks: Which of the original's quirks to reproduce. None reproduces all.
+        quirks: Which of the original's quirks to reproduce.
     """
 
     _view: _View
@@ -128,14 +128,14 @@ class WebShopEngine:
     def __init__(
         self,
         shop: Shop,
-        observation_mode: ObservationMode = "text",
-        show_attributes: bool = False,
-        quirks: Quirks | None = None,
+        observation_mode: ObservationMode,
+        show_attributes: bool,
+        quirks: Quirks,
     ) -> None:
         self.shop: Final = shop
         self.observation_mode: Final = observation_mode
         self.show_attributes: Final = show_attributes
-        self.quirks: Final = quirks or Quirks()
+        self.quirks: Final = quirks
         self._current: _Session | None = None
         self._task = ""
 

@@ -50,9 +50,8 @@ PUBLISHED_LEAST: Final = 2000
 """Smaller sets of goals are split in proportion, because the published ranges would leave too few for training."""
 
 
-PRICE_SEED: Final = 0
 SHUFFLE_SEED: Final = 233
-"""The original's shuffle seed. `PRICE_SEED` is this package's default; the original draws prices without a seed."""
+"""The original's seed of the order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +92,9 @@ class GoalSet:
     def __init__(
         self,
         catalogue: Catalogue,
-        kind: GoalKind = "synthetic",
-        price_seed: int = PRICE_SEED,
-        shuffle_seed: int = SHUFFLE_SEED,
+        kind: GoalKind,
+        price_seed: int,
+        shuffle_seed: int,
     ) -> None:
         if kind not in ("synthetic", "human"):
             raise InputError(unknown("kind of goals", kind, ("synthetic", "human")))

@@ -20,12 +20,11 @@ from hgpo_envs.errors import InputError, UnknownTask, unknown
 from hgpo_envs.webshop.data.source import TaskIds
 from hgpo_envs.webshop.engine import pages
 from hgpo_envs.webshop.engine.engine import RANDOM_QUERY_SEED, ObservationMode
-from hgpo_envs.webshop.engine.goals import GoalKind, checked_seed, split_ranges
+from hgpo_envs.webshop.engine.goals import SHUFFLE_SEED, GoalKind, checked_seed, split_ranges
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-ORIGINAL_SHUFFLE: Final = 233
 INDEXES: Final = {
     None: "indexes",
     100: "indexes_100",
@@ -71,7 +70,7 @@ class OriginalSource:
         observation_mode: ObservationMode = "text",
         show_attributes: bool = False,
         price_seed: int = 0,
-        shuffle_seed: int = ORIGINAL_SHUFFLE,
+        shuffle_seed: int = SHUFFLE_SEED,
         *,
         python: str | None = None,
         num_products: int | None = None,
@@ -84,7 +83,7 @@ class OriginalSource:
         ):
             if value not in known:
                 raise InputError(unknown(kind, value, map(str, known)))
-        if shuffle_seed != ORIGINAL_SHUFFLE:
+        if shuffle_seed != SHUFFLE_SEED:
             raise InputError(f"shuffle_seed: expected 233 with the original, received {shuffle_seed!r}; omit it")
         price_seed = checked_seed("price_seed", price_seed)
         folder = checked_checkout(data, num_products)
