@@ -302,7 +302,7 @@ def _changed(series: pl.Series, fitting: pl.Series) -> pl.Series:
 
 def _is_utf8(value: bytes | pl.Series | None) -> bool:
     """Return whether bytes, or all of a list of them, are UTF-8."""
-    items = [value] if isinstance(value, bytes) else () if value is None else value
+    items = value if isinstance(value, pl.Series) else [value]
     try:
         for item in items:
             (item or b"").decode()

@@ -389,7 +389,11 @@ class WebShopEngine:
         if error:
             info["error"] = error
         won = score == 1.0
-        gain = 0.0 if not bought else (_SUCCESS if won else 0.0) if self.quirks.reward_scale == "success" else score
+        gain = 0.0
+        if bought:
+            gain = score
+            if self.quirks.reward_scale == "success":
+                gain = _SUCCESS * won
         return State(
             view.text,
             view.actions,

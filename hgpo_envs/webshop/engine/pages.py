@@ -219,12 +219,13 @@ def clickables(page: Page) -> dict[str, Node]:
     A name that occurs twice keeps its first position but maps to its last node. An option's value may therefore hide a
     button or the same value of another option.
     """
-    nodes = [node for node in page.body if node.kind != "text"]
-    return {
-        **{_collapsed(node.text).lower(): node for node in nodes if node.kind == "button"},
-        **{_collapsed(node.text).lower(): node for node in nodes if node.kind == "product"},
-        **{node.text: node for node in nodes if node.kind == "option"},
-    }
+    found: dict[str, Node] = {}
+    for kind in ("button", "product", "option"):
+        for node in page.body:
+            if node.kind == kind:
+                name = node.text if kind == "option" else _collapsed(node.text).lower()
+                found[name] = node
+    return found
 
 
 def _collapsed(text: str) -> str:

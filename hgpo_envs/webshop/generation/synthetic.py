@@ -271,14 +271,19 @@ class SyntheticProduct:
         asked = self.some(self.attributes, 1, 2)
         choices = {label: self.pick(values) for label, values in self._offered().items() if self.chance(0.8)}
         name = self.name.lower()
-        noun = name if name.endswith(_PLURAL) else f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
+        article = "an" if name[0] in "aeiou" else "a"
+        noun = name if name.endswith(_PLURAL) else f"{article} {name}"
         opening = self.pick(
             ("i am looking for", "i need", "find me", "i would like to buy", "im shopping for", "i want")
         )
         is_so = [attribute for attribute in asked if attribute.split()[-1] in DESCRIBING]
         has = [attribute for attribute in asked if attribute not in is_so]
         verb = "are" if noun == name else "is"
-        clauses = [f"that {verb} {' and '.join(is_so)}"] * bool(is_so) + [f"with {' and '.join(has)}"] * bool(has)
+        clauses = []
+        if is_so:
+            clauses.append(f"that {verb} {' and '.join(is_so)}")
+        if has:
+            clauses.append(f"with {' and '.join(has)}")
         wishes = [
             self.pick(("{} {}", "the {} should be {}", "i prefer {} {}", "and {} {}")).format(label, value)
             for label, value in itertools.islice(choices.items(), 3)

@@ -43,8 +43,14 @@ def _classes() -> dict[str, Any]:
 
 def _set(*names: str) -> str:
     """Return the regular expression of the code points in some classes of `word_break.json`."""
-    parts = [part.split("-") for name in names for line in _classes()[name]["ranges"] for part in line.split()]
-    return "[" + "".join("-".join(re.escape(chr(int(end, 16))) for end in part) for part in parts) + "]"
+    lines = [line for name in names for line in _classes()[name]["ranges"]]
+    ranges = " ".join(lines).split()
+    return f"[{''.join(map(_range, ranges))}]"
+
+
+def _range(part: str) -> str:
+    """Return a range in a regular expression, of hexadecimal numbers: `41` or `41-5A`."""
+    return "-".join(re.escape(chr(int(end, 16))) for end in part.split("-"))
 
 
 def _with_marks(characters: str) -> str:
@@ -165,7 +171,8 @@ def term(word: str) -> str | None:
     """
     if len(word) >= 2 and word[-1] in "sS" and word[-2] in "'\u2019\uff07":
         word = word[:-2]
-    word = word.lower() if word.isascii() else "".join("i" if letter == "İ" else letter.lower() for letter in word)
+    word = word.replace("İ", "i")  # of which Python makes two characters
+    word = word.lower() if word.isascii() else "".join(map(str.lower, word))  # alone, so that no letter sees another
     return None if word in STOP_WORDS else stem(word)
 
 
