@@ -3,6 +3,7 @@
 import itertools
 
 import pytest
+from command import environment, python
 
 from hgpo_envs.environment_spec import make_player
 from hgpo_envs.errors import InputError
@@ -91,3 +92,30 @@ def test_the_explorer_scores_well_with_observations_only(awkward, goals):
     assert scores == [play(source, "explorer", task_id)[0].score for task_id in ids]
     strange = WebShopSource(awkward, goals, observation_mode="text_rich", show_attributes=True)
     assert all(play(strange, "explorer", task_id)[0].terminated for task_id in strange.ids("all")[:60])
+
+
+ACTIONS = """
+from hgpo_envs.environment_spec import make_player
+from hgpo_envs.webshop.data.source import WebShopSource
+
+source = WebShopSource(goals="human")
+engine = source.engine()
+player = make_player("explorer", "WebShop")
+for task in source.ids("train")[:300]:
+    state = engine.start(task)
+    player.reset(source.task(task), state)
+    for _ in range(6):
+        action = player.act(state)
+        state = engine.act(action)
+        print(action)
+        if state.terminated:
+            break
+"""
+
+
+@pytest.mark.slow
+def test_the_explorer_plays_the_same_in_every_process():
+    """Whatever the order of sets, which Python's hash seed determines."""
+    played = {python(ACTIONS, env=environment(PYTHONHASHSEED=seed)).stdout for seed in "012"}
+    assert len(played) == 1
+    assert played.pop().count("click[buy now]") == 300

@@ -94,8 +94,9 @@ class ExplorerPlayer:
 
     def _worth(self, title: str) -> float:
         """Return how well a title matches the instruction. Words that are rare in the titles seen count more."""
-        often = Counter(word for offer in self._offers for word in set(words(offer.title)))
-        return sum(1.0 / often[word] for word in set(words(title)) & self._wanted.keys())
+        often = Counter(word for offer in self._offers for word in words(offer.title))
+        # In the title's order: in that of a set, which differs between processes, the sum would be rounded differently.
+        return sum(1.0 / often[word] for word in words(title) if word in self._wanted)
 
     def _on_item(self, state: State, clicks: Sequence[str]) -> str:
         if self._choices is None:
