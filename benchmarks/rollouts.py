@@ -76,7 +76,7 @@ class Nowhere:
 
     committed: frozenset[Any] = frozenset()
 
-    def add_group(self, rows: Mapping[str, Sequence[Any]]) -> None:
+    def add_group(self, rows: Mapping[str, Sequence[Any]], *, checked: bool = False) -> None:
         """Discard rows."""
 
     replace = add_group
@@ -217,7 +217,7 @@ class Lengths(Nowhere):
     def __init__(self) -> None:
         self.lengths: dict[str, int] = {}
 
-    def add_group(self, rows: Mapping[str, Sequence[Any]]) -> None:
+    def add_group(self, rows: Mapping[str, Sequence[Any]], *, checked: bool = False) -> None:  # noqa: ARG002
         """Count steps."""
         for trajectory, step in zip(rows["trajectory"], rows["step"], strict=True):
             self.lengths[trajectory] = max(self.lengths.get(trajectory, 0), step + 1)

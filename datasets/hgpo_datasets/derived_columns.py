@@ -29,13 +29,14 @@ _ROUNDING: Final = 1e-9
 """Largest accepted difference between a supplied return and the computed sum."""
 
 
-def complete(frame: pl.DataFrame, depth: int) -> pl.DataFrame:
+def complete(frame: pl.DataFrame, depth: int, *, checked: bool = False) -> pl.DataFrame:
     """Sort the rows and compute every derived column.
 
     Args:
         frame: Complete trajectories with all columns of the schema. Derived columns may be null or equal to the
             computed values; supplied hashes of states are used.
         depth: Largest k of the history and context hashes in the schema.
+        checked: Whether the rows are known to follow the rules, as those of a collection.
 
     Raises:
         RowError: Rows violate the schema.
@@ -45,10 +46,12 @@ def complete(frame: pl.DataFrame, depth: int) -> pl.DataFrame:
     if frame.is_empty():
         return frame
     first = first_rows(frame)
-    refuse(frame, order_faults(frame, first))
-    refuse(frame, value_faults(frame, first))
+    if not checked:
+        refuse(frame, order_faults(frame, first))
+        refuse(frame, value_faults(frame, first))
     computed = derived(frame, first, depth)
-    refuse(frame, derived_faults(frame, computed))
+    if not checked:
+        refuse(frame, derived_faults(frame, computed))
     last = pl.lit(pl.Series(np.append(first[1:], True)))
     return frame.with_columns(*computed, pl.when(last).then("next_state")).select(c.name for c in columns(depth))
 
@@ -80,22 +83,25 @@ def order_faults(frame: pl.DataFrame, first: NDArray[np.bool_]) -> Iterator[Faul
 def value_faults(frame: pl.DataFrame, first: NDArray[np.bool_]) -> Iterator[Fault]:
     """Yield the rules of values, with the rows that violate them. A null in a mask is no violation."""
     inner = pl.lit(pl.Series(np.append(~first[1:], False)))
-    logprobs, tokens = pl.col("response_logprobs"), pl.col("response_token_ids")
-    ends = ("terminated", "truncated", "aborted")
     stateless = pl.col("state").is_null() & pl.col("state_hash").is_null()
     other_next = (pl.col("next_state") != pl.col("state").shift(-1)) & inner
     rules = [
-        *((name, f"{name} is not finite", ~pl.col(name).is_finite()) for name in ("reward", "episode_return")),
         ("score", "expected a score in [0, 1]", ~pl.col("score").is_between(0, 1)),
-        *((name, f"{name} is NaN", pl.col(name).is_nan()) for name in ("environment_s", "policy_s")),
-        *((flag, f"{flag} before the last row", pl.col(flag) & inner) for flag in ends),
         ("state", "expected `state`, or `state_hash` where texts are not stored", stateless),
         ("next_state", "next_state is not the state of the next step", other_next),
     ]
-    if frame["response_logprobs"].null_count() < len(frame):
-        name = "response_logprobs"
+    returns = ("reward", "episode_return")
+    timings = ("environment_s", "policy_s")
+    ends = ("terminated", "truncated", "aborted")
+    rules += [(name, f"{name} is not finite", ~pl.col(name).is_finite()) for name in returns]
+    rules += [(name, f"{name} is NaN", pl.col(name).is_nan()) for name in timings]
+    rules += [(name, f"{name} before the last row", pl.col(name) & inner) for name in ends]
+    name = "response_logprobs"
+    if frame[name].null_count() < len(frame):
+        logprobs = pl.col(name)
+        other_length = logprobs.list.len() != pl.col("response_token_ids").list.len()
         rules.append((name, f"{name} contains NaN", logprobs.list.eval(pl.element().is_nan()).list.any()))
-        rules.append((name, f"{name} has not one value per token", logprobs.list.len() != tokens.list.len()))
+        rules.append((name, f"{name} has not one value per token", other_length))
     masks = frame.select(rule.alias(str(number)) for number, (_, _, rule) in enumerate(rules))
     for (column, text, _), mask in zip(rules, masks, strict=True):
         yield column, text, mask
@@ -106,13 +112,15 @@ def derived_faults(frame: pl.DataFrame, computed: pl.DataFrame, *, supplied: boo
 
     If `supplied`, nulls are values that were not supplied, and no differences.
     """
+    # Rewards are finite; a sum that is not has no column of its own to be refused in.
     infinite = ~computed["episode_return"].is_finite()
     yield "reward", "the sum of the trajectory's rewards is too large for a float", infinite
     rules = []
     for column in computed:
         if supplied and frame[column.name].null_count() == len(frame):
             continue
-        values, expected = pl.col(column.name), pl.lit(column)
+        values = pl.col(column.name)
+        expected = pl.lit(column)
         differs = values.ne_missing(expected)
         if column.dtype.is_float():
             differs &= ~((values - expected).abs() <= _ROUNDING).fill_null(value=False)
@@ -130,21 +138,28 @@ def derived(frame: pl.DataFrame, first: NDArray[np.bool_], depth: int) -> pl.Dat
     """
     starts, lengths = _spans(first)
     rewards = frame["reward"].to_list()
-    ends = (starts + lengths).tolist()
-    try:
-        returns = [math.fsum(rewards[start:end]) for start, end in zip(starts.tolist(), ends, strict=True)]
-    except (OverflowError, ValueError):  # the sum of some trajectory is no number
-        with np.errstate(over="ignore", invalid="ignore"):
-            returns = np.add.reduceat(frame["reward"].to_numpy(), starts).tolist()
+    ends = starts + lengths
+    returns = [_sum(rewards[start:end]) for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
+    # A trajectory is won if one of its steps is, and the result is unknown if the last one is.
     won = frame["won"]
     any_won = np.logical_or.reduceat(won.fill_null(value=False).to_numpy(), starts)
-    won_known = any_won | won.is_not_null().to_numpy()[starts + lengths - 1]
+    won_known = any_won | won.is_not_null().to_numpy()[ends - 1]
+    # The chains of states and, with actions mixed in, of contexts.
     state = frame["state_hash"].fill_null(_text_hashes(frame["state"]))
     action = _text_hashes(frame["action"]).fill_null(frame["action_hash"])
     following = frame["next_state_hash"].fill_null(_text_hashes(frame["next_state"]))
     last = pl.Series(np.append(first[1:], True))
-    history, exists = hashing.chain_columns(state.to_numpy(), first, depth)
-    context, _ = hashing.chain_columns(state.to_numpy(), first, depth, action.fill_null(0).to_numpy())
+    history, exists = hashing.chain_columns(
+        state.to_numpy(),
+        first,
+        depth,
+    )
+    context, _ = hashing.chain_columns(
+        state.to_numpy(),
+        first,
+        depth,
+        action.fill_null(0).to_numpy(),
+    )
     context_exists = exists if not action.has_nulls() else _all_known_between(exists, action.is_not_null().to_numpy())
     return pl.DataFrame(
         [
@@ -160,6 +175,14 @@ def derived(frame: pl.DataFrame, first: NDArray[np.bool_], depth: int) -> pl.Dat
     )
 
 
+def _sum(rewards: list[float]) -> float:
+    """Return the exact sum, rounded once, so that the order of equal rewards does not matter; infinity if too large."""
+    try:
+        return math.fsum(rewards)
+    except (OverflowError, ValueError):
+        return math.inf
+
+
 def _spans(first: NDArray[np.bool_]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     """Return the index of each trajectory's first row, and the trajectories' lengths in steps."""
     starts = np.flatnonzero(first)
@@ -169,11 +192,17 @@ def _spans(first: NDArray[np.bool_]) -> tuple[NDArray[np.intp], NDArray[np.intp]
 def _text_hashes(texts: pl.Series) -> pl.Series:
     """Return the hashes of texts; null where the text is. Each distinct text is hashed once."""
     distinct = texts.drop_nulls().unique()
-    return texts.replace_strict(distinct, hashing.text_hashes(distinct), default=None, return_dtype=pl.Int64)
+    return texts.replace_strict(
+        distinct,
+        hashing.text_hashes(distinct),
+        default=None,
+        return_dtype=pl.Int64,
+    )
 
 
 def _all_known_between(exists: NDArray[np.bool_], known: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """Return the mask of steps whose k previous states and actions are known, bool of shape (depth + 1, rows)."""
+    # Context k reaches one action further back than context k - 1.
     whole = exists.copy()
     for k in range(1, len(exists)):
         before = np.ones_like(known)

@@ -76,7 +76,11 @@ def partitions(
     limits = [0, len(files)]
     sizes = [file.shard.rows for file in files if file.shard is not None]
     if len(sizes) == len(files):
-        limits = borders(sizes, [_values(file, whole, depth) for file in files], rows)
+        limits = borders(
+            sizes,
+            [_values(file, whole, depth) for file in files],
+            rows,
+        )
     return [Partition(tuple(files[start:end]), depth) for start, end in pairwise(limits)]
 
 
@@ -245,10 +249,13 @@ def borders(sizes: Sequence[int], values: Sequence[set[Any]], most: int) -> list
     >>> borders([4, 4, 4, 9, 1], [{1}, {2}, {2}, set(), {3}], 8)
     [0, 1, 3, 4, 5]
     """
+    # A border after a file is possible if no value in it or before it occurs later (`reach`). Among the possible ones,
+    # each partition takes as many files as fit.
     last = {value: number for number, some in enumerate(values) for value in some}
     reach = accumulate((max((last[value] for value in some), default=0) for some in values), max)
     rows = [0, *accumulate(sizes)]
-    firsts, previous = [0], 0
+    firsts = [0]
+    previous = 0
     for end in (number for number, farthest in enumerate(reach, 1) if farthest < number):
         if rows[end] - rows[firsts[-1]] > most and previous > firsts[-1]:
             firsts.append(previous)

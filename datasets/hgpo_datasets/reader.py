@@ -86,7 +86,11 @@ def scan_steps(
         raise InputError(unknown("choice for damaged", damaged, get_args(Choice)))
     options = dict(storage_options or {})
     files = source_files(source, options, damaged)
-    return scan_files(files, shared_depth(files, options, plain=plain), options)
+    return scan_files(
+        files,
+        shared_depth(files, options, plain=plain),
+        options,
+    )
 
 
 def source_files(
@@ -100,7 +104,8 @@ def source_files(
             received = f"{type(path).__name__} {path!r}"
             raise InputError(f"expected the path or URL of a run or Parquet file, received {received}")
     parts = [_files(part, damaged, options) for part in parts_of(sources)]
-    empty, names = parts.count([]), ", ".join(map(str, sources)) or "an empty list"
+    empty = parts.count([])
+    names = ", ".join(map(str, sources)) or "an empty list"
     if empty == len(parts):
         more = f": found {empty} runs, none of them with committed rows" if empty > 1 else ""
         raise InputError(f"no committed rows in {names}{more}")
@@ -195,13 +200,25 @@ def scan_files(files: Sequence[StepFile], depth: int | None, options: Mapping[st
     """Return one frame over files, with the columns of this depth if it is not None."""
     schemas: dict[str, Any] = {}
     if depth is not None:
-        schemas = {"schema": schema.polars_schema(depth), "missing_columns": "insert", "extra_columns": "ignore"}
+        schemas = {
+            "schema": schema.polars_schema(depth),
+            "missing_columns": "insert",
+            "extra_columns": "ignore",
+        }
     paths = [file.path for file in files]
-    steps = pl.scan_parquet(paths, storage_options=dict(options) or None, glob=False, **schemas)
+    steps = pl.scan_parquet(
+        paths,
+        storage_options=dict(options) or None,
+        glob=False,
+        **schemas,
+    )
     if any(file.header is not None for file in files):
         return steps
     # other writers do not mark texts as UTF-8
-    texts = {pl.Binary(): schema.TEXT, pl.List(pl.Binary()): schema.TEXTS}
+    texts = {
+        pl.Binary(): schema.TEXT,
+        pl.List(pl.Binary()): schema.TEXTS,
+    }
     return steps.cast({name: texts[dtype] for name, dtype in steps.collect_schema().items() if dtype in texts})
 
 

@@ -58,7 +58,11 @@ def put(url: str, file: Path) -> None:
 
     folder, _, name = url.rpartition("/")
     try:
-        obstore.put(from_url(folder, client_options={"allow_http": uses_http()}), name, file)
+        obstore.put(
+            from_url(folder, client_options={"allow_http": uses_http()}),
+            name,
+            file,
+        )
     except (BaseError, OSError, ValueError) as error:
         raise InputError(f"{url}: {first_line(error)}") from error
 

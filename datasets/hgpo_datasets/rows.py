@@ -34,7 +34,10 @@ _REFUSALS: Final = (
 )
 """Exceptions raised when values do not fit a column."""
 
-_BYTES: Final = {TEXT: pl.Binary(), TEXTS: pl.List(pl.Binary())}
+_BYTES: Final = {
+    TEXT: pl.Binary(),
+    TEXTS: pl.List(pl.Binary()),
+}
 """The types of texts, and those of their bytes. Arrow's texts can be any bytes, and Polars does not check them."""
 
 _WHOLE: Final = 2**53
@@ -102,79 +105,77 @@ def frame(rows: Rows, depth: int, defaults: Mapping[str, object]) -> pl.DataFram
         InputError: The input is not a table of rows, or a column is unknown or missing.
     """
     known = {column.name: column for column in columns(depth)}
-    steps = table(rows, known)
-    trajectories = None
-    if "trajectory" in steps.columns:  # for errors of other columns
-        trajectories = _cast(steps["trajectory"], known["trajectory"], None)
-    values = []
+    given = _by_column(rows)
+    check_names(given, known)
+    lengths = {len(values) for values in given.values()}
+    if len(lengths) > 1:
+        raise InputError(f"expected columns of one length, received {sorted(lengths)}")
+    height = max(lengths, default=0)
+    # The names of trajectories come first: errors of other columns contain them.
+    trajectories = given.get("trajectory")
+    if isinstance(trajectories, pl.Series):
+        trajectories = _cast(trajectories, known["trajectory"], None)
+    found = []
     for column in known.values():
         filler = defaults.get(column.name, column.default)
-        if column.name not in steps.columns:
-            if filler is None and not (column.null or column.derived):
+        optional = column.null or column.derived
+        if column.name not in given:
+            if filler is None and not optional:
                 meaning = column.meaning[0].lower() + column.meaning[1:-1]
                 raise InputError(f"expected a column {column.name!r} ({meaning}), received rows without it")
-            values.append(pl.Series(column.name, [filler], column.type).new_from_index(0, len(steps)))
+            found.append(_constant(column, filler, height))
             continue
-        series = steps[column.name]
-        if series.dtype != column.type or column.type in _BYTES:
-            series = _cast(series, column, trajectories)
-        if series.has_nulls() and not (column.null or column.derived):
+        values = given[column.name]
+        convert = _cast if isinstance(values, pl.Series) else series_of
+        series = convert(values, column, trajectories)
+        if series.has_nulls() and not optional:
             if filler is None:
                 indices = series.is_null().arg_true().to_list()
                 raise _row_error(column, indices, series, trajectories, "expected a value in every row")
             series = series.fill_null(pl.lit(filler, column.type))
-        values.append(series)
-    return pl.DataFrame(values)
+        found.append(series)
+    return pl.DataFrame(found)
 
 
-def table(rows: Rows, known: Mapping[str, Column]) -> pl.DataFrame:
-    """Return the rows as a table of known columns. Those of mappings have the types of the schema.
-
-    Raises:
-        InputError: A name is unknown, or a value of a mapping does not fit its column.
-    """
+def _by_column(rows: Rows) -> Mapping[str, Any]:
+    """Return the values of each column: a series of a table with Arrow's types, or a sequence of Python's values."""
     if hasattr(rows, "__arrow_c_stream__"):  # Polars, pyarrow, pandas
         try:
-            frame = pl.DataFrame(rows)
+            return {series.name: series for series in pl.DataFrame(rows)}
         except _REFUSALS as error:
             raise InputError(f"expected a table of steps, received {preview(rows)}: {first_line(error)}") from error
-        _check_names(frame.columns, known)
-        return frame
-    values = rows if isinstance(rows, Mapping) else _by_column(rows)
-    _check_names(values, known)
-    if len(lengths := {len(some) for some in values.values()}) > 1:
-        raise InputError(f"expected columns of one length, received {sorted(lengths)}")
-    names = values.get("trajectory")
-    return pl.DataFrame(
-        [
-            some.alias(name) if isinstance(some, pl.Series) else _series(known[name], list(some), names)
-            for name, some in values.items()
-        ]
-    )
-
-
-def _by_column(rows: object) -> dict[str, list[Any]]:
+    if isinstance(rows, Mapping):
+        return rows
     if isinstance(rows, str | bytes) or not isinstance(rows, Iterable):
         raise InputError(f"expected rows (mappings) or a table, received {type(rows).__name__}")
     mappings = list(rows)
-    if wrong := [row for row in mappings if not isinstance(row, Mapping)]:
-        raise InputError(f"expected rows that are mappings, received {type(wrong[0]).__name__}")
+    for row in mappings:
+        if not isinstance(row, Mapping):
+            raise InputError(f"expected rows that are mappings, received {type(row).__name__}")
     names = dict.fromkeys(itertools.chain.from_iterable(mappings))
     return {name: [row.get(name) for row in mappings] for name in names}
 
 
-def _check_names(names: Iterable[object], known: Mapping[str, Column]) -> None:
+def check_names(names: Iterable[object], known: Mapping[str, Column]) -> None:
+    """Raise InputError for a name that is no column."""
     for name in names:
         if name not in known:
             raise InputError(unknown("step table column", name, known))
 
 
-def _series(column: Column, values: Sequence[Any], trajectories: Sequence[Any] | None) -> pl.Series:
-    """Create a column from values. The trajectories of the rows are for errors."""
+def _constant(column: Column, value: object, height: int) -> pl.Series:
+    return pl.Series(column.name, [value], column.type).new_from_index(0, height)
+
+
+def series_of(
+    values: Iterable[Any], column: Column, trajectories: Sequence[Any] | pl.Series | None = None
+) -> pl.Series:
+    """Create a column from Python's values. The trajectories of the rows are for errors."""
+    values = list(values)
     try:
         try:
             return _strict(column, values)
-        except UnicodeEncodeError:
+        except UnicodeEncodeError:  # lone surrogates
             return _strict(column, [_cleaned(value) for value in values])
     except _REFUSALS as error:
         indices = [index for index, value in enumerate(values) if not _fits(column, value)]
@@ -187,9 +188,9 @@ def _series(column: Column, values: Sequence[Any], trajectories: Sequence[Any] |
 def _strict(column: Column, values: Sequence[Any]) -> pl.Series:
     """Create a column, or raise one of `_REFUSALS`."""
     if not isinstance(column.type, pl.List):
-        return pl.Series(column.name, _numbers(values, column.type), dtype=column.type, strict=True)
-    # one flat column and its offsets, which is seven times faster than list by list; pyarrow can also create lists
-    # directly, but then it accepts 0.5 as the integer 0
+        return _flat(column.name, values, column.type)
+    # Lists become one flat column and its offsets, which is seven times faster than list by list. pyarrow can also
+    # create lists directly, but then it accepts 0.5 as the integer 0.
     import pyarrow as pa
 
     if any(issubclass(cls, str | bytes | Mapping) for cls in set(map(type, values))):
@@ -199,23 +200,25 @@ def _strict(column: Column, values: Sequence[Any]) -> pl.Series:
     ends = np.cumsum(np.maximum(lengths, 0), dtype=np.int64)
     if len(items) != ends[-1]:
         raise ValueError(column.name)  # a container whose len() differs from its number of items
-    # passed as Polars series, because pyarrow imports pandas to inspect arrays of other types
-    offsets, flat, nulls = (
-        part.to_arrow(compat_level=pl.CompatLevel.newest())
-        for part in (
-            pl.Series(np.append(0, ends)),
-            pl.Series(_numbers(items, column.type.inner), dtype=column.type.inner, strict=True),
-            pl.Series(lengths, dtype=pl.Int64) < 0,
-        )
+    # Passed as Polars series, because pyarrow imports pandas to inspect arrays of other types.
+    parts = (
+        pl.Series(np.append(0, ends)),
+        _flat("", items, column.type.inner),
+        pl.Series(lengths, dtype=pl.Int64) < 0,
     )
-    return pl.Series(column.name, pa.LargeListArray.from_arrays(offsets, flat, mask=nulls), dtype=column.type)
+    offsets, flat, nulls = (part.to_arrow(compat_level=pl.CompatLevel.newest()) for part in parts)
+    return pl.Series(
+        column.name,
+        pa.LargeListArray.from_arrays(offsets, flat, mask=nulls),
+        dtype=column.type,
+    )
 
 
-def _numbers(values: Sequence[Any], dtype: Any) -> Sequence[Any]:  # noqa: ANN401 (a type of Polars)
-    """Return the values. Raise TypeError for booleans among integers, which Polars makes 0 and 1."""
+def _flat(name: str, values: Sequence[Any], dtype: Any) -> pl.Series:  # noqa: ANN401 (a type of Polars)
+    """Create a series. Raise TypeError for booleans among integers, which Polars makes 0 and 1."""
     if dtype.is_integer() and bool in set(map(type, values)):
         raise TypeError("bool")
-    return values
+    return pl.Series(name, values, dtype=dtype, strict=True)
 
 
 def _cleaned(value: object) -> object:
@@ -238,12 +241,16 @@ def _fits(column: Column, value: object) -> bool:
 def _cast(series: pl.Series, column: Column, trajectories: pl.Series | None) -> pl.Series:
     """Return a column of a table with the type of the schema. No value changes, but for the precision of floats."""
     wanted = column.type
+    if series.dtype == wanted and wanted not in _BYTES:
+        return series
+    # 1. What pandas does to columns with missing values.
     if series.dtype.is_float() and not wanted.is_float() and (column.null or column.derived):
-        series = series.fill_nan(None)  # pandas makes floats of integers with nulls
+        series = series.fill_nan(None)  # it makes floats of integers with nulls
         if "_hash_" in column.name:  # and of the hashes of contexts, which are computed again
             series = series.clear(len(series))
-    if series.null_count() == len(series):  # it has no type, and pandas makes texts of it
-        return pl.Series(column.name, [None], wanted).new_from_index(0, len(series))
+    if series.null_count() == len(series):  # an empty column has no type, and it makes texts of it
+        return _constant(column, None, len(series))
+    # 2. The cast, with a mask of the values that it would change.
     wrong = series.is_not_null()
     try:
         if _alike(series.dtype, wanted):
@@ -253,10 +260,16 @@ def _cast(series: pl.Series, column: Column, trajectories: pl.Series | None) -> 
             wrong = _changed(series, fitting)
             if not wrong.any():
                 return fitting
-    except _REFUSALS:
+    except _REFUSALS:  # a text is no UTF-8
         series = series if series.dtype == _BYTES[wanted] else series.cast(wanted).cast(_BYTES[wanted])
         wrong = pl.Series([not _is_utf8(value) for value in series])
-    raise _row_error(column, wrong.arg_true().to_list(), series, trajectories, f"expected {wanted}")
+    raise _row_error(
+        column,
+        wrong.arg_true().to_list(),
+        series,
+        trajectories,
+        f"expected {wanted}",
+    )
 
 
 def _alike(found: pl.DataType, wanted: pl.DataType) -> bool:
@@ -278,14 +291,18 @@ def _changed(series: pl.Series, fitting: pl.Series) -> pl.Series:
     """Return the mask of values that a cast to numbers has changed."""
     inner = [dtype.inner if isinstance(dtype, pl.List) else dtype for dtype in (series.dtype, fitting.dtype)]
     if all(dtype.is_float() for dtype in inner):
-        return pl.repeat(value=False, n=len(series), eager=True)
+        return pl.repeat(
+            value=False,
+            n=len(series),
+            eager=True,
+        )
     changed = fitting.cast(series.dtype, strict=False).ne_missing(series)
     return changed | (series.abs() >= _WHOLE) if series.dtype.is_float() else changed
 
 
 def _is_utf8(value: bytes | pl.Series | None) -> bool:
     """Return whether bytes, or all of a list of them, are UTF-8."""
-    items = [value] if isinstance(value, bytes) else () if value is None else value
+    items = value if isinstance(value, pl.Series) else [value]
     try:
         for item in items:
             (item or b"").decode()

@@ -44,6 +44,7 @@ def summarize_run(source: str | os.PathLike[str]) -> dict[str, Any]:
     files = source_files(source, {})
     header = files[0].header if len({Path(file.path).parent for file in files}) == 1 else None
     run_group = ("run", *schema.GROUP_KEY)
+    # 1. One row per episode; only these columns are read.
     with errors(source):
         steps = scan_files(files, shared_depth(files, {}), {})
         depth = schema.stored_depth(steps.collect_schema().names())
@@ -59,6 +60,7 @@ def summarize_run(source: str | os.PathLike[str]) -> dict[str, Any]:
         )
     if episodes.is_empty():
         raise InputError(f"no rows in {source}")
+    # 2. What is counted over all of them.
     names = episodes.select(pl.col("run", "env_id", "split").unique().sort().drop_nulls().implode())
     lengths = pl.col("episode_length")
     sizes = Counter(sorted(episodes.group_by(run_group).len()["len"]))
@@ -82,6 +84,7 @@ def summarize_run(source: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def _results(episodes: pl.DataFrame) -> list[dict[str, Any]]:
+    # Rates are of the whole episodes; the bounds count the aborted ones as lost and as won.
     whole = ~pl.col("aborted")
     won = pl.col("episode_won").filter(whole)
     length = pl.col("episode_length").filter(whole)

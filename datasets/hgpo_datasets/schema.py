@@ -262,7 +262,13 @@ _TIMINGS: Final = _family(
 )
 
 
-_hash = partial(Column, type=HASH, unit="xxh3_64 bits as int64", derived=True, family="hashes")
+_hash = partial(
+    Column,
+    type=HASH,
+    unit="xxh3_64 bits as int64",
+    derived=True,
+    family="hashes",
+)
 _STATE_HASH: Final = _hash("state_hash", meaning="Hash of `state`, or of the key that is compared instead of it.")
 _ACTION_HASH: Final = _hash("action_hash", meaning="Hash of `action`.", null="there was no action")
 _NEXT_HASH: Final = _hash(

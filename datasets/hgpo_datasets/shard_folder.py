@@ -38,8 +38,10 @@ class ShardFolder:
 
     def __init__(self, folder: Path, header: Header) -> None:
         check_text(folder)
-        self._folder, self.steps = folder, folder / STEPS
-        self._descriptor, self._lock = -1, None
+        self._folder = folder
+        self.steps = folder / STEPS
+        self._descriptor = -1
+        self._lock = None
         try:
             atomic.make_folder(folder)
             self._lock = atomic.FolderLock(folder, "writing a run")
@@ -72,7 +74,11 @@ class ShardFolder:
 
         Call `check_free` before, and `settle` after any exception.
         """
-        atomic.write_file(self.steps / shard.file, data, scratch_in=self._folder)
+        atomic.write_file(
+            self.steps / shard.file,
+            data,
+            scratch_in=self._folder,
+        )
         line, _ = manifest.encode_line(shard, self.manifest.check)
         atomic.append(self._descriptor, line)
         self.manifest.add(shard)
@@ -94,7 +100,8 @@ class ShardFolder:
     def close(self) -> None:
         """Close the manifest and release the lock. Further calls have no effect."""
         if self._descriptor >= 0:
-            descriptor, self._descriptor = self._descriptor, -1
+            descriptor = self._descriptor
+            self._descriptor = -1
             os.close(descriptor)
         if self._lock is not None:
             self._lock.release()
@@ -133,7 +140,8 @@ class ShardFolder:
         if listed.problem or listed.header is None:
             raise InputError(f"{self._folder}: {listed.problem}; run `hgpo verify {self._folder}` for details")
         os.ftruncate(self._descriptor, listed.size)
-        self.manifest, self.header = listed, listed.header
+        self.manifest = listed
+        self.header = listed.header
         return listed
 
     def _remove_replaced(self) -> None:

@@ -76,7 +76,10 @@ def encode(frame: pl.DataFrame, metadata: Mapping[str, str]) -> bytes:
 
 def metadata_of(header: Header) -> dict[str, str]:
     """Return the key-value metadata of each file of a run, without the version."""
-    return {RUN_KEY: header.run, CONFIG_KEY: canonical(header.config).decode()}
+    return {
+        RUN_KEY: header.run,
+        CONFIG_KEY: canonical(header.config).decode(),
+    }
 
 
 def damaged_columns(data: bytes) -> Iterator[str]:

@@ -114,6 +114,7 @@ def parts_of(sources: Iterable[Source]) -> list[Part]:
     Raises:
         InputError: A source does not exist, contains no runs, or contains both runs and other Parquet files.
     """
+    # A file is left out if its run is read anyway; two names of one place are read once.
     every = [part for source in sources for part in _parts(os.fspath(source))]
     runs = {str(real(Path(part.path))) for part in every if part.kind == "run"}
     parts: dict[str, Part] = {}

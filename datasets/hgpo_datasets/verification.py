@@ -155,16 +155,23 @@ def _verify_file(path: Path, report: VerifyReport, processes: int | None) -> Non
     """Verify a single file, as a shard if it is one."""
     listed = manifest.read(run) if (run := run_of_file(path)) is not None else manifest.Manifest()
     shard = listed.shards.get(path.name)
-    _check_files([(path, shard)], listed.header if shard is not None else None, run, report, processes)
+    _check_files(
+        [(path, shard)],
+        listed.header if shard is not None else None,
+        run,
+        report,
+        processes,
+    )
 
 
 def _verify_run(run: Path, report: VerifyReport, processes: int | None) -> None:
-    # the lock and the listing are read before the manifest, so that a commit in between is not taken for a problem
+    # 1. The lock and the listing, before the manifest: a commit in between is then not taken for a problem.
     at_work = seems_locked(run)
     steps = run / STEPS
     present = sorted(steps.iterdir()) if steps.is_dir() else []
     for scratch in scratch_folders(run):
         report.note("leftover", scratch, "scratch folder of a writer that was killed or is still open")
+    # 2. The manifest. Its damaged end may hide shards; those before it are verified all the same.
     try:
         listed = manifest.current(run, steps)
     except InputError as error:
@@ -178,6 +185,7 @@ def _verify_run(run: Path, report: VerifyReport, processes: int | None) -> None:
     elif listed.size < size and not at_work:
         message = "its last line is incomplete; open the run for writing to repair it"
         report.add("manifest", run / manifest.NAME, message)
+    # 3. The shards, and 4. everything else in their folder.
     files = [(steps / name, shard) for name, shard in listed.shards.items()]
     _check_files(files, listed.header, run, report, processes)
     _check_others(present, listed, report, at_work=at_work)
@@ -205,11 +213,20 @@ def _check_files(
 ) -> None:
     """Check each file by itself, then that no group and no trajectory is in two files."""
     owners: dict[tuple[Any, ...], str] = {}
-    check = partial(_check_file, header=header, run=run, isolated=processes is not None)
+    check = partial(
+        _check_file,
+        header=header,
+        run=run,
+        isolated=processes is not None,
+    )
     results = _in_processes(check, files, processes) if processes else map(check, files)
     for (path, _), (checked, keys) in zip(files, results, strict=True):
         for name in ("problems", "notes", "files", "rows", "bytes"):
-            setattr(report, name, getattr(report, name) + getattr(checked, name))
+            setattr(
+                report,
+                name,
+                getattr(report, name) + getattr(checked, name),
+            )
         for key in keys:
             if (owner := owners.setdefault(key, path.name)) != path.name:
                 noun, _, *value = key
@@ -259,7 +276,8 @@ def _check_file(file: _File, *, header: Header | None, run: Path | None, isolate
                 report.add("missing", path, "listed in the manifest, but missing")
             return report, keys
         data = read_bytes(path, shards.MOST_BYTES, shards.WHAT)
-        report.files, report.bytes = 1, len(data)
+        report.files = 1
+        report.bytes = len(data)
         if shard is not None and len(data) != shard.bytes:
             report.add("size", path, f"expected {shard.bytes:,} bytes (as committed), received {len(data):,}")
         elif shard is not None and hashlib.sha256(data).hexdigest() != shard.sha256:
@@ -316,7 +334,11 @@ def _check_content(path: Path, data: bytes, header: Header | None, report: Verif
     if header is not None and (frame["run"] != header.run).any():
         report.add("run", path, f"contains rows of another run than {header.run!r}")
     groups = frame.select(pl.lit("group"), "run", *schema.GROUP_KEY).unique(maintain_order=True)
-    trajectories = frame.filter(step=0).select(pl.lit("trajectory"), "run", "trajectory")
+    trajectories = frame.filter(step=0).select(
+        pl.lit("trajectory"),
+        "run",
+        "trajectory",
+    )
     return groups.rows() + trajectories.rows()
 
 

@@ -110,31 +110,50 @@ class StepWriter:
         without: Collection[str] = (),
     ) -> None:
         self.folder = Path(folder).absolute()
-        header = _header(run or self.folder.resolve().name, depth, config)
+        header = _header(
+            run or self.folder.resolve().name,
+            depth,
+            config,
+        )
         if defaults:
-            rows.table([defaults], {column.name: column for column in schema.columns(depth)})
-        self._dropped, self._limits = _columns_to_drop(without, depth), (shard_rows, shard_bytes)
+            known = {column.name: column for column in schema.columns(depth)}
+            rows.check_names(defaults, known)
+            for name, value in defaults.items():
+                rows.series_of([value], known[name])
+        self._dropped = _columns_to_drop(without, depth)
+        self._limits = (shard_rows, shard_bytes)
         self._ready: list[_Batch] = []
         self._writing: tuple[Shard, list[_Batch]] | None = None
         self._run = ShardFolder(self.folder, header)
         self.header = self._run.header
         try:
             if self.header != header:
-                _check_same(self.folder, self.header, header, named=run is not None, configured=config is not None)
+                _check_same(
+                    self.folder,
+                    self.header,
+                    header,
+                    named=run is not None,
+                    configured=config is not None,
+                )
             starts = self._committed().filter(step=0).select(TRAJECTORY_KEY).collect()
         except BaseException:
             self._run.close()
             raise
         self.committed = frozenset(GroupKey(*row) for row in starts.select(schema.GROUP_KEY).unique().iter_rows())
         self._trajectories = frozenset(starts["trajectory"])
-        self._defaults = {**(defaults or {}), "run": self.header.run}
+        self._defaults = {
+            **(defaults or {}),
+            "run": self.header.run,
+        }
 
-    def add_group(self, steps: rows.Rows) -> None:
+    def add_group(self, steps: rows.Rows, *, checked: bool = False) -> None:
         """Add one or more complete groups of rollouts. Either all rows of a call are added, or none.
 
         Args:
             steps: Rows in any order: mappings, a Polars frame, or a table with Arrow's C stream interface (pyarrow,
                 pandas). docs/step_table.md lists the columns and their defaults.
+            checked: Whether the rows are known to be complete trajectories with valid values, as those of a collection.
+                Only their types are checked then.
 
         Raises:
             RowError: Rows violate the schema, or belong to another run. No row is added. Correct or remove the
@@ -145,11 +164,12 @@ class StepWriter:
                 again.
         """
         self._check_open()
-        frame = self._completed(steps)
+        frame = self._completed(steps, checked=checked)
         if frame.is_empty():
             return
         groups = frozenset(GroupKey(*row) for row in frame.select(schema.GROUP_KEY).unique().iter_rows())
         trajectories = frozenset(frame["trajectory"].unique())
+        # Both committed and accepted groups count: none may come a second time.
         known_groups = self.committed.union(*(batch.groups for batch in self._ready))
         known_trajectories = self._trajectories.union(*(batch.trajectories for batch in self._ready))
         already = f"is already in run {self.header.run!r}"
@@ -178,7 +198,7 @@ class StepWriter:
         self._settle()
         return self._write_shard(list(self._ready)) if self._ready else None
 
-    def replace(self, steps: rows.Rows) -> list[Shard]:
+    def replace(self, steps: rows.Rows, *, checked: bool = False) -> list[Shard]:
         """Replace committed trajectories, for example aborted ones, by complete trajectories of the same names.
 
         Accepted groups are committed first. Each file with one of the trajectories is written again under a new name;
@@ -187,6 +207,7 @@ class StepWriter:
 
         Args:
             steps: Rows of the trajectories, as in `add_group`.
+            checked: As in `add_group`.
 
         Raises:
             RowError: Rows violate the schema, or belong to another run. Nothing is replaced.
@@ -195,13 +216,17 @@ class StepWriter:
         """
         self.commit()
         self._check_open()
-        frame = self._completed(steps)
+        frame = self._completed(steps, checked=checked)
         wanted = frame.select(TRAJECTORY_KEY).unique()
         names = {
             shard: wanted.join(self._committed(shard).select(TRAJECTORY_KEY).collect(), TRAJECTORY_KEY, "semi")
             for shard in self._run.manifest.shards.values()
         }
-        missing = wanted.join(pl.concat([wanted.clear(), *names.values()]), TRAJECTORY_KEY, "anti")
+        missing = wanted.join(
+            pl.concat([wanted.clear(), *names.values()]),
+            TRAJECTORY_KEY,
+            "anti",
+        )
         if not missing.is_empty():
             *group, name = missing.row(0)
             raise InputError(f"trajectory {preview(name, 200)} of group {preview(group, 200)} is not in the run")
@@ -212,7 +237,11 @@ class StepWriter:
         data = read_bytes(path, shards.MOST_BYTES, shards.WHAT)
         if hashlib.sha256(data).hexdigest() != shard.sha256:
             raise InputError(f"{path} is damaged; run `hgpo verify {path}` for details")
-        kept = pl.read_parquet(data).join(names, on="trajectory", how="anti")
+        kept = pl.read_parquet(data).join(
+            names,
+            on="trajectory",
+            how="anti",
+        )
         new = frame.join(names, on="trajectory", how="semi")
         return self._write_shard([_Batch(kept), _Batch(new)], replaces=shard.file)
 
@@ -248,10 +277,15 @@ class StepWriter:
         files = [self._run.steps / shard.file for shard in some or self._run.manifest.shards.values()]
         return pl.scan_parquet(files, glob=False) if files else pl.LazyFrame(schema=schema.polars_schema(0))
 
-    def _completed(self, steps: rows.Rows) -> pl.DataFrame:
+    def _completed(self, steps: rows.Rows, *, checked: bool) -> pl.DataFrame:
         """Convert rows to their stored form, with every column."""
-        depth, run = self.header.depth, self.header.run
-        frame = complete(rows.frame(steps, depth, self._defaults), depth)
+        depth = self.header.depth
+        run = self.header.run
+        frame = complete(
+            rows.frame(steps, depth, self._defaults),
+            depth,
+            checked=checked,
+        )
         rows.refuse(frame, [("run", f"expected run {run!r}; drop the column to copy rows", frame["run"] != run)])
         if frame["error"].null_count() < len(frame):
             # states, prompts and responses stay as they are, because hashes and token ids refer to these texts
@@ -272,6 +306,7 @@ class StepWriter:
             groups=frame.select(schema.GROUP_KEY).n_unique(),
             replaces=replaces,
         )
+        # From here on, `_settle` knows what was begun, whatever interrupts it.
         self._run.check_free()
         self._writing = shard, batches
         try:
@@ -309,7 +344,13 @@ def _header(run: object, depth: object, config: object) -> Header:
         values = redact_json(orjson.loads(manifest.canonical(config or {})))
     except TypeError as error:
         raise InputError(f"expected a configuration of JSON values: {error}") from error
-    return Header(clean_text(run), depth, schema.VERSION, installed_version("hgpo") or "not installed", values)
+    return Header(
+        clean_text(run),
+        depth,
+        schema.VERSION,
+        installed_version("hgpo") or "not installed",
+        values,
+    )
 
 
 def _check_same(folder: Path, was: Header, now: Header, *, named: bool, configured: bool) -> None:
@@ -321,7 +362,8 @@ def _check_same(folder: Path, was: Header, now: Header, *, named: bool, configur
     # A setting that only one of them has can follow from another that differs, which is named instead.
     shared = sorted(stored.keys() & asked.keys())
     for name in shared + sorted(stored.keys() ^ asked.keys()):
-        before, after = stored.get(name, "unset"), asked.get(name, "unset")
+        before = stored.get(name, "unset")
+        after = asked.get(name, "unset")
         if before != after:
             raise InputError(f"{folder} was written with {name} {before}, not {after}; use another folder")
 
@@ -339,7 +381,10 @@ def _columns_to_drop(without: Collection[str], depth: int) -> list[str]:
     """Return the columns that are not stored. Columns that readers do not compute again, and `won`, must be."""
     every = schema.columns(depth)
     optional = [column for column in every if column.null and not column.derived and column.name != "won"]
-    known = {*schema.FAMILIES, *(column.name for column in every)}
+    known = {
+        *schema.FAMILIES,
+        *(column.name for column in every),
+    }
     accepted = {name for column in optional for name in (column.name, column.family)}
     for name in without:
         if name not in known:

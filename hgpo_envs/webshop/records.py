@@ -104,7 +104,8 @@ class Records:
     def __getitem__(self, index: int) -> Any:  # noqa: ANN401 - JSON
         if not 0 <= index < len(self):
             raise IndexError(f"record {index} of {len(self)}")
-        start, end = int(self._starts[index]), int(self._starts[index + 1])
+        start = int(self._starts[index])
+        end = int(self._starts[index + 1])
         if not 0 <= end - start <= LONGEST_RECORD:
             raise ValueError(f"record {index} has {end - start} bytes")
         return self._decode(self._text[start:end])
@@ -204,7 +205,12 @@ def report_damage(folder: Path) -> Iterator[None]:
 def _text(path: Path) -> bytes | mmap.mmap:
     """Return a file's bytes, memory-mapped unless it is empty, or decompressed if there is only a gzipped file."""
     if not os.path.lexists(path):
-        return read_bytes(path.with_name(path.name + ".gz"), LONGEST_UNPACKED, "catalogue's file", unpack=True)
+        return read_bytes(
+            path.with_name(path.name + ".gz"),
+            LONGEST_UNPACKED,
+            "catalogue's file",
+            unpack=True,
+        )
     with open_regular(path, "catalogue's file") as file:
         size = os.fstat(file.fileno()).st_size
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Iterable
 from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -24,7 +25,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import gymnasium
-import numpy as np
 
 from hgpo_datasets import StepWriter, manifest, scan_steps
 from hgpo_envs.env import TextEnv
@@ -52,7 +52,7 @@ from hgpo_train.rollout.sessions import Session, read_sessions, record_session
 from hgpo_train.rollout.tally import Tally
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     import polars as pl
 
@@ -196,27 +196,32 @@ def collect(
     ...     run.summary["rollouts"], run.summary["steps"], run.steps.collect()["action"].unique().to_list()
     (6, 30, ['look'])
     """
-    folder, options = Path(out), dict(policy_options or {})
+    folder = Path(out)
+    options = dict(policy_options or {})
     if not 0 <= max_failed <= 1:
         raise InputError(f"max_failed: expected a share from 0 to 1, received {max_failed}")
+    # 1. The policy's specification and the environment, whose default of `action_format` depends on it.
     maker, argument = find_policy(policy)
     handle, stored_options = _open(env, env_options, maker.action_format)
     if tasks is None and len(handle.tasks) > SORTED:
         raise InputError(f"tasks: expected a number, because the split has {len(handle.tasks):,} tasks; received none")
-    one_seed = np.ndim(seed) == 0
+    # 2. What is played, once for each seed.
+    several_seeds = isinstance(seed, Iterable)
+    seeds = list(seed) if isinstance(seed, Iterable) else [seed]
     specs = [
         RolloutSpec(
             tasks=len(handle.tasks) if tasks is None else tasks,
             group_size=group_size,
             seed=number,
             order=order,
-            iteration=0 if one_seed else number,
+            iteration=number if several_seeds else 0,
             max_groups=dynamic,
         )
-        for number in np.atleast_1d(seed).tolist()
+        for number in seeds
     ]
     allowed = allowed_in_a_row(sum(spec.rollouts for spec in specs), max_failed)
     execution = ExecutionOptions(slots, workers, max_consecutive_failures=allowed)
+    # 3. The policy, and what a run stores of it: not the options that affect only the execution.
     context = PolicyContext(handle.shared.source.name, handle.settings.action_format, options)
     player = own_policy(maker.make(argument, context))
     name = policy if isinstance(policy, str) else name_of(player)
@@ -227,8 +232,9 @@ def collect(
 
         identity["weights"] = stored_model(argument)  # of a run that goes on, the newest checkpoint
         identity["chat_template_hash"] = getattr(player, "chat_template_hash", None)
+    # 4. The run's folder, in which everything is played. What the caller opened stays open.
     tally = Tally()
-    with ExitStack() as opened:  # what the caller opened stays open
+    with ExitStack() as opened:
         if isinstance(env, str):
             opened.enter_context(closing(handle))
         if player.close != getattr(policy, "close", None):
@@ -246,16 +252,13 @@ def collect(
                 **handle.identity(stored_options),
                 "policy": identity,
                 "group_size": group_size,
-                **({"seed": seed} if one_seed else {"evaluation": True}),  # further seeds can be added
+                **({"evaluation": True} if several_seeds else {"seed": seed}),  # further seeds can be added
                 "order": order,
                 "dynamic": dynamic is not None,
             }
         )
         columns = [without] if isinstance(without, str) else list(without)
-        with (
-            removed_if_unused(folder),
-            StepWriter(folder, config=config, without=columns) as writer,
-        ):
+        with removed_if_unused(folder), StepWriter(folder, config=config, without=columns) as writer:
             for text in _changes(folder, earlier, session, name):
                 warnings.warn(text, stacklevel=2)  # names the line that calls `collect`
             session.groups_before = len(writer.committed)
@@ -279,6 +282,7 @@ def collect(
                     )
                     if should_stop():
                         raise KeyboardInterrupt(f"finished groups are in {folder}; run it again to resume")
+    # 5. The verdict is about the whole run, with the rollouts of earlier calls.
     run = CollectedRun(folder, tally)
     try:
         raise_if_too_many(run.failures, max_failed, "Run it again with the same arguments to retry them.")
@@ -309,7 +313,12 @@ def _open(env: AnyEnv, options: Mapping[str, Any], action_format: str) -> tuple[
         text_env = env.unwrapped
         if not isinstance(text_env, TextEnv) or env.spec is None:
             raise InputError(f"env: expected a Gymnasium id, or a text environment of gymnasium.make, received {env}")
-        env = EnvHandle(env.spec.id, text_env.shared, text_env.episode.settings, text_env.tasks)
+        env = EnvHandle(
+            env.spec.id,
+            text_env.shared,
+            text_env.episode.settings,
+            text_env.tasks,
+        )
     names = ("history_length", "action_format", "max_steps")
     return env, {"split": env.tasks.name, **{name: getattr(env.settings, name) for name in names}}
 
@@ -318,7 +327,8 @@ def _changes(folder: Path, earlier: Sequence[Session], session: Session, name: s
     """Return warnings of what differs from the earlier sessions of a run without being part of its configuration."""
     if not earlier:
         return []
-    last, texts = earlier[-1], []
+    last = earlier[-1]
+    texts = []
     if last.endpoint != session.endpoint:
         texts.append(f"{folder} was played with {last.endpoint} and is now resumed with {session.endpoint}")
     if None not in (last.policy_code, session.policy_code) and last.policy_code != session.policy_code:

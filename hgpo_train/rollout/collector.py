@@ -68,8 +68,13 @@ class Collector:
         execution: ExecutionOptions,
         tally: Tally,
     ) -> None:
-        self._source, self._slots, self._policy, self._groups = handle.shared.source, slots, policy, groups
-        self._seed, self._policy_timeout_s, self.tally = spec.seed, execution.policy_timeout_s, tally
+        self._source = handle.shared.source
+        self._slots = slots
+        self._policy = policy
+        self._groups = groups
+        self._seed = spec.seed
+        self._policy_timeout_s = execution.policy_timeout_s
+        self.tally = tally
         self._failures_allowed = execution.max_consecutive_failures or allowed_in_a_row(spec.rollouts)
         self._raises_bugs = bool(getattr(policy, "raise_errors", False))
         self._failing_act_loses = bool(getattr(self._source, "failing_act_loses", False))
@@ -80,7 +85,8 @@ class Collector:
         self._asked: dict[int, _Seat] = {}  # by request id, oldest first, which _exchange relies on
         self._requests: list[Request] = []  # not yet submitted to the policy
         self._members: list[tuple[PlannedGroup, int]] = []  # members of the newest group that have not started
-        self._next_id = self._version = 0
+        self._next_id = 0
+        self._version = 0
 
     def run(self, progress: Callable[[Tally], None], should_stop: Callable[[], bool]) -> None:
         """Play until every wanted group is finished. Finished groups are committed, also after an error.
@@ -95,20 +101,25 @@ class Collector:
         """
         began = perf_counter() - self.tally.seconds
         try:
+            # 1. Free slots start the next rollouts.
             while self._fill() and not should_stop():
                 self._stop_if_all_fail()
+                # 2. States that have arrived become requests. A start may arrive at once, so this is repeated, without
+                # waiting: the policy, which has requests, should not wait for environments either.
                 wait = 0 if self._asked else _WAIT_S
                 while arrivals := self._slots.collect(wait):
                     for slot, outcome, seconds in arrivals:
                         self._arrived(self._seats[slot], outcome, seconds)
                     self._fill()
                     wait = 0
+                # 3. The policy receives the requests, and those that it has answered become commands.
                 replies = attempt("PolicyFailed", self._exchange)
                 if isinstance(replies, Failure):  # the policy raised: all open requests fail
                     replies = [(request_id, replies) for request_id in self._asked]
                 for request_id, reply in replies:
                     if seat := self._asked.pop(request_id, None):
                         self._replied(seat, reply)
+                # 4. The counts are reported.
                 self.tally.seconds = perf_counter() - began
                 progress(self.tally)
         finally:
@@ -132,13 +143,20 @@ class Collector:
             group, member = self._members.pop()
             seat = self._free.pop()
             seed = group.seed(self._seed, member)
-            seat.trajectory = Trajectory(group, member, seed, seat.episode, clocked=not self._policy.reproducible)
+            seat.trajectory = Trajectory(
+                group,
+                member,
+                seed,
+                seat.episode,
+                clocked=not self._policy.reproducible,
+            )
             self._slots.call(seat.slot, "start", group.task_id)
         return len(self._free) < len(self._seats)
 
     def _exchange(self) -> list[tuple[int, Reply | Failure]]:
         """Submit waiting requests. Return the policy's replies, and failures for requests over the time limit."""
-        requests, self._requests = self._requests, []
+        requests = self._requests
+        self._requests = []
         if requests:
             self._policy.submit(requests)
         if not self._asked:
@@ -146,6 +164,7 @@ class Collector:
         collected = self._policy.collect(_BOTH_WAIT_S if self._slots.busy else _WAIT_S)
         self._version = checked_count("the policy's version", self._policy.version)
         replies = [(int(request_id), checked_reply(reply)) for request_id, reply in collected]
+        # The oldest requests come first, so the search for late ones ends at the first that is in time.
         late = perf_counter() - self._policy_timeout_s
         for request_id, seat in self._asked.items():
             if seat.asked_at > late:
@@ -156,8 +175,15 @@ class Collector:
     def _arrived(self, seat: _Seat, outcome: object, seconds: float) -> None:
         trajectory = seat.trajectory
         assert trajectory is not None
+        # Where an action of the policy can end its world, a failure counts as lost: otherwise a policy could raise its
+        # measured success by ending the worlds in which it would fail.
         if isinstance(outcome, Failure) and self._failing_act_loses and trajectory.action is not None:
-            outcome = State("", (), terminated=True, info={"lost": str(outcome)})
+            outcome = State(
+                "",
+                (),
+                terminated=True,
+                info={"lost": str(outcome)},
+            )
         failure = attempt("EnvironmentFailed", self._advance, seat, trajectory, outcome, seconds)
         if failure is not None or seat.episode.done:
             self._end(seat, trajectory, failure)
@@ -168,6 +194,7 @@ class Collector:
         if isinstance(state, Failure):
             return state
         episode = seat.episode
+        # Without an action the state is the first one: the task is known from here on.
         if trajectory.action is None:
             task = checked_task(self._source.task(trajectory.group.task_id))
             if isinstance(task, Failure):
@@ -179,8 +206,13 @@ class Collector:
             trajectory.add_state(state, seconds)
             self.tally.steps += 1
             self.tally.failing.clear()
+        # Not submitted here: a batch is larger if all states that have arrived are in it.
         if not episode.done:
-            request = trajectory.request(self._next_id, seat.slot, self._slots.engines[seat.slot])
+            request = trajectory.request(
+                self._next_id,
+                seat.slot,
+                self._slots.engines[seat.slot],
+            )
             self._next_id += 1
             seat.asked_at = perf_counter()
             self._asked[request.id] = seat
@@ -243,7 +275,8 @@ class Collector:
         A task that always fails, a few requests that fail faster than others succeed, or one broken connection of all
         slots does not stop a run.
         """
-        failing, allowed = self.tally.failing, self._failures_allowed
+        failing = self.tally.failing
+        allowed = self._failures_allowed
         if len(failing) < max(allowed, 2 * len(self._seats)) or len(set(failing)) < min(_FAILING_TASKS, allowed):
             return
         raise RolloutError(

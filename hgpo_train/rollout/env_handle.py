@@ -92,7 +92,12 @@ def open_env(env_id: str, **options: Any) -> EnvHandle:
     own = {name: value for name, value in options.items() if name not in (*_EPISODE_OPTIONS, "split")}
     shell = {name: options[name] for name in _EPISODE_OPTIONS if name in options}
     shared = open_shared("hgpo_envs.gymnasium_source:GymnasiumSource", env_id=env_id, options=json.dumps(own))
-    handle = EnvHandle(env_id, shared, settings_for(env_id, **shell), Split(shared, options.get("split", "train")))
+    handle = EnvHandle(
+        env_id,
+        shared,
+        settings_for(env_id, **shell),
+        Split(shared, options.get("split", "train")),
+    )
     check_template(shared, handle.settings, handle.tasks[0])
     return handle
 

@@ -98,7 +98,11 @@ def failures_of(rollouts: pl.DataFrame) -> FailureSummary:
     """Summarize the failures in a table of rollouts, of which the columns `aborted` and `error` are read."""
     failed = rollouts.filter("aborted")
     counts = failed["error"].fill_null("no reason is stored").value_counts(name="times").sort("times", "error")[::-1]
-    return FailureSummary(len(rollouts), len(failed), merged_reasons(dict(counts.iter_rows())))
+    return FailureSummary(
+        len(rollouts),
+        len(failed),
+        merged_reasons(dict(counts.iter_rows())),
+    )
 
 
 def raise_if_too_many(failures: FailureSummary, most: float = MAX_FAILED, advice: str = "") -> None:
@@ -107,7 +111,8 @@ def raise_if_too_many(failures: FailureSummary, most: float = MAX_FAILED, advice
     Raises:
         RolloutError: More failed. The message contains the counts, the most frequent reasons and the advice.
     """
-    failed, rollouts = failures.failed, failures.rollouts
+    failed = failures.failed
+    rollouts = failures.rollouts
     if failed and (failed > most * rollouts or failed == rollouts):
         raise RolloutError(f"{failures.describe()}. {advice}".rstrip())
 

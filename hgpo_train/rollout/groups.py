@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import TYPE_CHECKING
@@ -39,10 +38,19 @@ def collected_groups(
 
 @dataclass
 class _ActiveGroup:
+    """A group that is being played.
+
+    Attributes:
+        missing: Number of members that have not finished.
+        outcomes: The known outcomes of the others.
+        rows: Their rows, which the writer sorts.
+        characters: Number of characters in the prompts and responses of these rows.
+    """
+
     missing: int
     outcomes: list[float | bool]
+    rows: list[Row] = field(default_factory=list)
     characters: int = 0
-    rows: dict[int, list[Row]] = field(default_factory=dict)
 
 
 class GroupScheduler:
@@ -72,35 +80,45 @@ class GroupScheduler:
         done: Mapping[Key, bool],
         failed: Mapping[Key, FailedGroup],
     ) -> None:
-        self._plan, self._spec, self._execution, self._commit = plan, spec, execution, commit
-        self._outcome, self._done, self._failed = OUTCOMES[spec.outcome], done, failed
-        self._to_retry = Counter(iteration for iteration, _, _ in failed)
-        self._iteration = 0
+        self._plan = plan
+        self._spec = spec
+        self._execution = execution
+        self._commit = commit
+        self._outcome = OUTCOMES[spec.outcome]
+        self._done = done
+        self._failed = failed
+        self._to_retry = sum(iteration == spec.iteration for iteration, _, _ in failed)
         self._active: dict[int, _ActiveGroup] = {}
         self._new: list[Row] = []
         self._again: list[Row] = []
-        self._finished = self._characters = 0
+        self._finished = 0
+        self._characters = 0
         self._flushed_at = monotonic()
-        self.begun = self.informative = 0
+        self.begun = 0
+        self.informative = 0
 
     def begin(self) -> tuple[PlannedGroup, Sequence[int]] | None:
         """Start the next group. Return it with the members to play, or None if no group may begin now."""
-        dynamic, most = self._spec.max_groups is not None, self._spec.max_groups or self._spec.tasks
+        dynamic = self._spec.max_groups is not None
+        most = self._spec.max_groups or self._spec.tasks
         while self.begun < most:
+            # Without dynamic sampling every group is wanted. With it, active groups count as informative until they
+            # end: otherwise more groups would begin than are needed.
             wanted = not dynamic or self.informative + len(self._active) < self._spec.tasks
             # An earlier run may have played more groups than this one needs, because failures hid that groups were
             # informative. While groups are active, it is unknown whether the next one is wanted.
-            if not wanted and (self._active or not self._to_retry[self._iteration]):
+            if not wanted and (self._active or not self._to_retry):
                 break
             group = next(self._plan)
             self.begun += 1
-            self._iteration = group.iteration
+            # 1. A committed group with failed rollouts: only those are played again, whether it is wanted or not.
             failed = self._failed.get(group.key)
             if failed is not None:
-                self._to_retry[group.iteration] -= 1
+                self._to_retry -= 1
                 members = [n for n in range(group.size) if group.trajectory(n) in failed.trajectories]
                 self._active[group.position] = _ActiveGroup(len(members), list(failed.outcomes))
                 return group, members
+            # 2. A new group. 3. Otherwise it is committed or not wanted, and counts if it is known to be informative.
             if wanted and group.key not in self._done:
                 self._active[group.position] = _ActiveGroup(group.size, [])
                 return group, range(group.size)
@@ -111,19 +129,19 @@ class GroupScheduler:
         """Add a finished trajectory. Commit finished groups if there are enough of them."""
         group = trajectory.group
         active = self._active[group.position]
-        active.rows[trajectory.member] = trajectory.rows
+        active.rows += trajectory.rows
         active.missing -= 1
         active.characters += trajectory.characters
         if not trajectory.aborted and (outcome := self._outcome(trajectory.rows)) is not None:
             active.outcomes.append(outcome)
         if active.missing:
             return
+        # The group is complete: its members are committed together.
         del self._active[group.position]
         self.informative += len(set(active.outcomes)) > 1
         self._characters += active.characters
         rows = self._again if group.key in self._failed else self._new
-        for _, member_rows in sorted(active.rows.items()):
-            rows += member_rows
+        rows += active.rows
         self._finished += 1
         limits = self._execution
         is_late = limits.shard_s is not None and monotonic() - self._flushed_at >= limits.shard_s
@@ -132,8 +150,13 @@ class GroupScheduler:
 
     def flush(self) -> None:
         """Commit every finished group. Active groups are kept."""
-        new, again = self._new, self._again
-        self._new, self._again, self._finished, self._characters = [], [], 0, 0
+        # Emptied before the commit: if it fails, the writer keeps the rows, and a second call must not add them again.
+        new = self._new
+        again = self._again
+        self._new = []
+        self._again = []
+        self._finished = 0
+        self._characters = 0
         self._flushed_at = monotonic()
         if new or again:
             self._commit(new, again)

@@ -108,13 +108,26 @@ def success(rollouts: pl.DataFrame) -> Success:
     Args:
         rollouts: Rows of `rollout_table`, of which `env_id`, `task_id`, `won`, `aborted` and `length` are read.
     """
+    # The bounds count every rollout whose result is not known, aborted or not, as lost or as won.
     whole = rollouts.filter(~pl.col("aborted"))
-    aborted, won, unknown = len(rollouts) - len(whole), int(whole["won"].sum()), whole["won"].null_count()
-    lost, most = won / len(rollouts), (won + aborted + unknown) / len(rollouts)
+    aborted = len(rollouts) - len(whole)
+    won = int(whole["won"].sum())
+    unknown = whole["won"].null_count()
+    lost = won / len(rollouts)
+    most = (won + aborted + unknown) / len(rollouts)
     found = measure(rollouts.with_columns(success="won"), ["success"])[None]["success"]
     share, interval = (found.value, found.interval) if found else (None, None)
     lengths = by_length(rollouts).select("steps", "episodes", "aborted").rows() if aborted else []
-    return Success(len(rollouts), aborted, unknown, share, interval, lost, most, tuple(lengths))
+    return Success(
+        len(rollouts),
+        aborted,
+        unknown,
+        share,
+        interval,
+        lost,
+        most,
+        tuple(lengths),
+    )
 
 
 def group_table(steps: pl.LazyFrame, outcome: str) -> pl.LazyFrame:

@@ -97,7 +97,11 @@ class ExecutionOptions(Settings):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.slots is None:
-            object.__setattr__(self, "slots", max(2, os.cpu_count() or 1) if self.workers else 256)
+            object.__setattr__(
+                self,
+                "slots",
+                max(2, os.cpu_count() or 1) if self.workers else 256,
+            )
 
 
 Key = tuple[int, str, int]
@@ -142,6 +146,7 @@ def plan_groups(ids: Sequence[str], spec: RolloutSpec) -> Iterator[PlannedGroup]
     Raises:
         InputError: A task id is not text, or contains lone surrogates.
     """
+    # Orders with replacement draw a task several times: each time it is another group.
     times: dict[str, int] = {}
     for position, task_id in enumerate(islice(task_stream(spec.order, ids, spec.seed), spec.skip, None)):
         value: object = task_id

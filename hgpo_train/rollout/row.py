@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 class Row(NamedTuple):
     """One step: the columns of the step table that the collector fills in; the writer computes the others.
 
+    The defaults are those of a step that failed before the policy replied.
+
     A tuple takes a fifth of a dictionary's memory, and the garbage collector does not scan it: it contains only texts,
     numbers and tuples of texts.
     """
@@ -19,42 +21,42 @@ class Row(NamedTuple):
     task_id: str
     group: int
     trajectory: str
-    task: str | None
-    task_type: str | None
-    split: str | None
-    env_version: str | None
     step: int
     state: str
-    prompt: str | None
-    admissible_actions: Sequence[str] | None
-    state_hash: int | None
-    policy_version: int
-    response: str | None
-    message: str | None
-    action: str | None
-    prompt_token_ids: Sequence[int] | None
-    response_token_ids: Sequence[int] | None
-    response_logprobs: Sequence[float] | None
-    finish_reason: str | None
-    cut_pairs: int | None
-    cut_tokens: int | None
-    policy_s: float | None
-    action_valid: bool
-    action_admissible: bool | None
-    terminated: bool
-    truncated: bool
-    won: bool | None
-    reward: float
-    score: float | None
-    next_state: str | None
-    next_state_hash: int | None
-    aborted: bool
-    error: str | None
-    environment_s: float | None
+    task: str | None = None
+    task_type: str | None = None
+    split: str | None = None
+    env_version: str | None = None
+    prompt: str | None = None
+    admissible_actions: Sequence[str] | None = None
+    state_hash: int | None = None
+    policy_version: int = 0
+    response: str | None = None
+    message: str | None = None
+    action: str | None = None
+    prompt_token_ids: Sequence[int] | None = None
+    response_token_ids: Sequence[int] | None = None
+    response_logprobs: Sequence[float] | None = None
+    finish_reason: str | None = None
+    cut_pairs: int | None = None
+    cut_tokens: int | None = None
+    policy_s: float | None = None
+    action_valid: bool = True
+    action_admissible: bool | None = None
+    terminated: bool = False
+    truncated: bool = False
+    won: bool | None = False
+    reward: float = 0.0
+    score: float | None = None
+    next_state: str | None = None
+    next_state_hash: int | None = None
+    aborted: bool = False
+    error: str | None = None
+    environment_s: float | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Return the columns that have a value."""
-        return {name: value for name, value in zip(self._fields, self, strict=True) if value is not None}
+        return {name: value for name, value in self._asdict().items() if value is not None}
 
 
 def columns_of(rows: Sequence[Row]) -> dict[str, Sequence[Any]]:

@@ -62,16 +62,26 @@ def collect_groups(
         RolloutError: Too many rollouts failed in a row. Finished groups are committed.
         Exception: A bug in a user's own policy (`hgpo_train.policies.registry`). Finished groups are committed.
     """
-    execution, tally = execution or ExecutionOptions(), tally or Tally()
+    execution = execution or ExecutionOptions()
+    tally = tally or Tally()
     done, failed = collected_groups(writer, spec.outcome, retry_failed=retry_failed)
 
     def commit(new: list[Row], again: list[Row]) -> None:
         for rows, store in ((again, writer.replace), (new, writer.add_group)):
             if rows:
-                store({"env_id": [handle.env_id] * len(rows), **columns_of(rows)})
+                # The values were checked when they arrived (`hgpo_train.policies.validation`).
+                store({"env_id": [handle.env_id] * len(rows), **columns_of(rows)}, checked=True)
         writer.commit()
 
-    groups = GroupScheduler(plan_groups(handle.tasks, spec), spec, execution, commit, done, failed)
+    groups = GroupScheduler(
+        plan_groups(handle.tasks, spec),
+        spec,
+        execution,
+        commit,
+        done,
+        failed,
+    )
+    # More slots than rollouts would only cost memory.
     count = min(execution.slots or 1, spec.rollouts)
     concurrent: int | None = getattr(handle.shared.source, "concurrent", None)
     slots: Slots

@@ -122,6 +122,7 @@ def record_session(run: Path, before: Sequence[Session], session: Session, tally
         values = redact_json(msgspec.to_builtins(_Record(FORMAT, [*before, session])))
         write_file(run / NAME, seal(msgspec.json.format(msgspec.json.encode(values), indent=1)))
 
+    # The first write says "killed": it stays if the process is.
     write()
     ended = "complete"
     try:
@@ -130,9 +131,13 @@ def record_session(run: Path, before: Sequence[Session], session: Session, tally
         ended = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
         raise
     finally:
-        session.ended, session.seconds = ended, round(tally.seconds, 3)
-        session.rollouts, session.failed, session.steps = tally.trajectories, tally.aborted, tally.steps
+        session.ended = ended
+        session.seconds = round(tally.seconds, 3)
+        session.rollouts = tally.trajectories
+        session.failed = tally.aborted
+        session.steps = tally.steps
         if not tally.uncounted:
-            session.prompt_tokens, session.response_tokens = tally.prompt_tokens, tally.tokens
+            session.prompt_tokens = tally.prompt_tokens
+            session.response_tokens = tally.tokens
         with suppress(OSError) if ended == "failed" else nullcontext():  # the error of the block is more important
             write()

@@ -55,7 +55,9 @@ class Slots:
     def collect(self, timeout: float) -> Sequence[SlotResult]:
         """Return the results that are ready. Wait at most `timeout` seconds for the first one."""
         del timeout
-        results, self._results, self.busy = self._results, [], 0
+        results = self._results
+        self._results = []
+        self.busy = 0
         return results
 
     def close(self) -> None:
@@ -88,6 +90,7 @@ class ThreadSlots(Slots):
     def collect(self, timeout: float) -> Sequence[SlotResult]:
         """See `Slots`."""
         results: list[SlotResult] = []
+        # Wait for the first result only; the others are taken if they are ready.
         with contextlib.suppress(queue.Empty):
             if timeout > 0 and self.busy:
                 results.append(self._ready.get(timeout=timeout))
@@ -98,6 +101,7 @@ class ThreadSlots(Slots):
 
     def close(self) -> None:
         """See `Slots`."""
+        # Calls that have begun end when their engine is closed; those that have not are cancelled.
         self._threads.shutdown(wait=False, cancel_futures=True)
         for engine in self.engines:
             if (close := getattr(engine, "close", None)) is not None:

@@ -81,13 +81,16 @@ class WorkerSlots(Slots):
                 f"the environment cannot be sent to worker processes ({pickled.message}); remove --workers"
             )
         super().__init__([None] * count)
-        self._pickled, self._timeout_s = bytes(pickled), timeout_s
+        self._pickled = bytes(pickled)
+        self._timeout_s = timeout_s
         self._closes = hasattr(shared.source, "close")
         self._workers: dict[int, _Worker] = {}
         self._selector = selectors.DefaultSelector()
 
     def call(self, slot: int, method: str, text: str) -> None:
         """See `Slots`."""
+        # A process that ended after its last rollout costs nobody anything: the next start gets a new one. During a
+        # rollout a dead process stays, so that `collect` reports it.
         worker = self._workers.get(slot)
         if worker is not None and method == "start" and not worker.process.is_alive():
             self._discard(worker)
@@ -102,12 +105,15 @@ class WorkerSlots(Slots):
     def collect(self, timeout: float) -> Sequence[SlotResult]:
         """See `Slots`. Kill processes that exceed the time limit."""
         ready = {key.data.slot for key, _ in self._selector.select(timeout if self.busy else 0)}
-        now, results = perf_counter(), []
+        now = perf_counter()
+        results = []
         for worker in list(self._workers.values()):
+            # 1. Idle processes: only their end makes a connection readable.
             if worker.called_at is None:
                 if worker.slot in ready:  # it died after its last rollout, which is complete
                     self._discard(worker)
                 continue
+            # 2. A result, or a call that takes too long; the others are still at work.
             seconds = now - worker.called_at
             if worker.slot in ready:
                 outcome = self._receive(worker)
@@ -116,7 +122,8 @@ class WorkerSlots(Slots):
                 self._discard(worker)
             else:
                 continue
-            worker.called_at, worker.limit_s = None, self._timeout_s
+            worker.called_at = None
+            worker.limit_s = self._timeout_s
             self.busy -= 1
             results.append(SlotResult(worker.slot, outcome, seconds))
         return results
@@ -129,6 +136,7 @@ class WorkerSlots(Slots):
                     worker.connection.send(None)
             else:
                 worker.process.kill()
+        # All share one deadline, so that closing does not take longer with more processes.
         until = perf_counter() + _CLOSING_S
         for worker in self._workers.values():
             worker.process.join(timeout=max(0.0, until - perf_counter()))
@@ -140,9 +148,19 @@ class WorkerSlots(Slots):
         """Start the process of a slot."""
         ours, theirs = _SPAWN.Pipe()
         with theirs:
-            process = _SPAWN.Process(target=_serve, args=(self._pickled, theirs), name="hgpo-environment", daemon=True)
+            process = _SPAWN.Process(
+                target=_serve,
+                args=(self._pickled, theirs),
+                name="hgpo-environment",
+                daemon=True,
+            )
             process.start()
-        worker = self._workers[slot] = _Worker(slot, process, ours, 3 * self._timeout_s + 60)
+        worker = self._workers[slot] = _Worker(
+            slot,
+            process,
+            ours,
+            3 * self._timeout_s + 60,
+        )
         self._selector.register(ours, selectors.EVENT_READ, worker)
         return worker
 
@@ -178,6 +196,7 @@ def _serve(pickled: bytes, connection: Connection) -> None:
         if parent is not None and os.getppid() != parent.pid:  # the parent ended before the call
             os._exit(1)
     with contextlib.suppress(OSError, EOFError), connection:
+        # The source is opened at the first call, whose result can then say why it failed; the next call tries again.
         opened: tuple[SharedSource, Engine] | Failure | None = None
         while (call := connection.recv()) is not None:
             method, text = call

@@ -40,6 +40,7 @@ def same(table: pl.DataFrame, run: Path) -> None:
     assert_frame_equal(table.sort(KEY).select(steps.columns), steps)
 
 
+@pytest.mark.slow
 def test_engines_read_the_rows_of_the_run(run: Path, tmp_path: Path) -> None:
     duckdb = pytest.importorskip("duckdb")
     report = to_delta(run, tmp_path / "table")

@@ -1,8 +1,11 @@
 """What an interrupted or killed process and a second writer leave behind: whole shards, each once."""
 
 import contextlib
+import errno
+import itertools
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +60,72 @@ def test_an_interrupt_at_any_line_of_a_commit(tmp_path: Path) -> None:
         interrupted(tmp_path / str(at), at)
 
 
+CALLS = ("fsync", "write", "open", "mkdir", "replace", "ftruncate", "unlink", "rmdir")
+
+
+@contextlib.contextmanager
+def failing(at: int, *, full: bool) -> Iterator[list[str]]:
+    """Let the n-th of the system calls that write fail, and all later ones if the disk is full. Yield their names."""
+    seen: list[str] = []
+
+    def wrap(name: str) -> Any:
+        call = getattr(os, name)
+
+        def wrapped(*arguments: Any, **options: Any) -> Any:
+            seen.append(name)
+            if len(seen) == at or (full and len(seen) > at):
+                raise OSError(errno.ENOSPC, "No space left on device (injected)")
+            return call(*arguments, **options)
+
+        return wrapped
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in CALLS:
+            patch.setattr(os, name, wrap(name))
+        yield seen
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::hgpo_datasets.StepTableWarning")
+@pytest.mark.parametrize("full", [False, True])
+def test_a_commit_that_failed_at_any_call_is_repeated(tmp_path: Path, full: bool) -> None:
+    """In the same process, whose groups stay in memory; tests/faults kills the process."""
+    for at in itertools.count(1):
+        folder = tmp_path / str(at)
+        with StepWriter(folder) as writer:
+            writer.add_group(group("before"))
+            writer.commit()
+            writer.add_group(group("now"))
+            with failing(at, full=full) as calls, contextlib.suppress(OSError):
+                writer.commit()
+            assert verify(folder).ok, calls
+            assert rows(folder) in (6 * len(writer.committed), 12), calls  # an `fsync` may fail after the last write
+            writer.add_group(group("later"))
+        assert rows(folder) == 18, calls
+        assert verify(folder).ok
+        if len(calls) < at:
+            break
+    assert at > 8
+
+
+@pytest.mark.parametrize("raised", [None, ValueError("a bug"), BrokenPipeError(), KeyboardInterrupt()], ids=repr)
+def test_leaving_with_a_full_disk_raises_the_first_error_with_a_note(
+    tmp_path: Path, raised: BaseException | None
+) -> None:
+    writer = StepWriter(tmp_path)
+    writer.add_group(group("a"))
+    expected = OSError if raised is None else type(raised)
+    with pytest.raises(expected) as caught, failing(1, full=True), writer:  # noqa: PT012
+        if raised is not None:
+            raise raised
+    assert caught.value is raised or raised is None
+    assert "1 finished groups could not be committed" in " ".join(caught.value.__notes__)
+    with StepWriter(tmp_path) as writer:
+        assert not writer.committed
+        writer.add_group(group("a"))
+
+
+@pytest.mark.slow
 def test_two_writers_are_refused(tmp_path: Path) -> None:
     with StepWriter(tmp_path) as writer:
         with pytest.raises(InputError, match=rf"in use: process {os.getpid()} on \S+ is writing a run there"):

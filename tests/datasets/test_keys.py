@@ -78,7 +78,8 @@ def test_hashes_of_keys_are_kept(tmp_path: Path) -> None:
         writer.add_group(rows)
     with StepWriter(tmp_path / "texts", depth=1) as writer:
         writer.add_group(group("t", 2, 3))
-    keys, texts = scan_steps(tmp_path / "keys").collect(), scan_steps(tmp_path / "texts").collect()
+    keys = scan_steps(tmp_path / "keys").collect()
+    texts = scan_steps(tmp_path / "texts").collect()
     hashes = [name for name in keys.columns if "_hash" in name and name != "next_state_hash"]
     assert keys.select(hashes).equals(texts.select(hashes))
     following = [*keys["state_hash"][1:3], None, *keys["state_hash"][4:], text_hash("the end")]
@@ -133,6 +134,7 @@ def test_results_are_in_order_with_any_number_of_processes(run: Path) -> None:
         list(map_partitions(tasks, parts, processes=0))
 
 
+@pytest.mark.slow
 def test_a_process_that_is_killed_is_an_error(run: Path) -> None:
     with pytest.raises(ProcessError, match="a process was killed"):
         list(map_partitions(partial(tasks, die="t3"), partitions(run, 6), processes=2))

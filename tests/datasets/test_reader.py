@@ -45,7 +45,7 @@ def test_files_of_another_schema_version_are_refused(tmp_path: Path, monkeypatch
     monkeypatch.setattr(schema, "VERSION", schema.VERSION + 1)
     shard = next((tmp_path / "old/steps").iterdir())
     for read in (scan_steps, StepWriter):
-        with pytest.raises(InputError, match="expected schema version 4, received 3"):
+        with pytest.raises(InputError, match=r"expected schema version 4, received 3; .* or upgrade hgpo"):
             read(tmp_path / "old")
     with pytest.raises(InputError, match="expected schema version 4, received 3"):
         scan_steps(shard.rename(tmp_path / "alone.parquet"))
@@ -98,7 +98,8 @@ class RangeHandler(Files):
             self.send_error(404)
             return
         data = path.read_bytes()
-        begin, end = 0, len(data)
+        begin = 0
+        end = len(data)
         if (wanted := self.headers.get("Range")) is not None:
             first, _, last = wanted.removeprefix("bytes=").partition("-")
             begin = int(first) if first else max(0, len(data) - int(last))
@@ -117,6 +118,7 @@ def served(tmp_path: Path) -> Iterator[str]:
         yield address
 
 
+@pytest.mark.slow
 def test_a_run_over_http(tmp_path: Path, rich_run: Path, served: str) -> None:
     here = scan_steps(rich_run).collect()
     for url in ("rich", "rich/", "rich/steps", "rich/steps/"):
@@ -157,6 +159,7 @@ class Endless(QuietHandler):
                 left -= self.wfile.write(piece[:left])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("line", [b"x", b'{"check":"0"}\n'], ids=["one line", "lines"])
 def test_an_endless_manifest_is_refused_at_the_limit(monkeypatch: pytest.MonkeyPatch, line: bytes) -> None:
     monkeypatch.setattr(manifest, "MOST_BYTES", 1 << 20)

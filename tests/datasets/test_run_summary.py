@@ -85,6 +85,7 @@ def test_verify_says_so_with_its_exit_code(run: Path, hgpo: Command) -> None:
     assert [report["ok"] for report in json.loads(shown)] == [False], "the other report is printed all the same"
 
 
+@pytest.mark.slow
 def test_names_from_a_run_are_shown_as_they_are(tmp_path: Path, hgpo: Command) -> None:
     """Neither markup nor a terminal's control characters in them are obeyed."""
     with StepWriter(tmp_path / "run", run="[/red]\x1b[2J") as writer:
@@ -95,6 +96,7 @@ def test_names_from_a_run_are_shown_as_they_are(tmp_path: Path, hgpo: Command) -
     assert "[bold]steps.parquet" in hgpo("verify", tmp_path / "run")[1]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="other file systems refuse such names")
 def test_a_path_that_is_no_text_is_refused_in_one_line(tmp_path: Path, hgpo: Command) -> None:
     """Polars cannot open it."""
@@ -110,6 +112,7 @@ def test_a_path_that_is_no_text_is_refused_in_one_line(tmp_path: Path, hgpo: Com
             call(tmp_path / f"run{odd}")
 
 
+@pytest.mark.slow
 def test_verify_when_the_process_that_decodes_ends(run: Path, hgpo: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     """As by a forged file: then each file is decoded in a process of its own."""
     expected = hgpo("verify", run, "--json")

@@ -28,7 +28,8 @@ Episode = list[dict[str, Any]]
 def prompt(benchmark: str, task: str, past: list[tuple[str, str]], state: str, actions: list[str]) -> str:
     """The marks of verl-agent's prompts around the values, between what a chat template leaves."""
     shop = benchmark == "WebShop"
-    dot, quoted = ("." if shop else ""), [f"'{action}'" for action in actions]
+    dot = "." if shop else ""
+    quoted = [f"'{action}'" for action in actions]
     listed = "\n[\n" + "".join(f"{one},\n" for one in quoted) + "]" if shop else f"[{chr(10).join(quoted)}]"
     listed = listed if shop else listed.replace("\n", "\n ")
     told = f" Your task is to: {task}{dot}\n" if shop or past else "\n"
@@ -65,7 +66,8 @@ def episode(number: int, length: int, won: bool, benchmark="ALFWorld", task="put
     begin = f"You are in a room.\n\nYour task is to: {task}" if benchmark == "ALFWorld" else "'Search'"
     steps = []
     for t in range(length):
-        action, valid = f"go to shelf {number}", (number + t) % 5 > 0
+        action = f"go to shelf {number}"
+        valid = (number + t) % 5 > 0
         if benchmark == "WebShop" and t == length - 1:
             action = "click[buy now]"
         tags = f"<think>{number} {t}</think>" if valid else ""

@@ -18,7 +18,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from nightly import sample_or_all
 from polars.testing import assert_frame_equal
-from polars.testing.parametric import dataframes
 
 from hgpo_datasets import GroupKey, StepWriter, scan_steps, schema, shards, verify
 from hgpo_datasets.rows import RowError
@@ -198,6 +197,7 @@ def test_texts_left_out_keep_their_hashes(tmp_path: Path) -> None:
     assert_frame_equal(scan_steps(tmp_path / "again").drop("run").collect(), bare.drop("run"))
 
 
+@pytest.mark.slow
 def test_what_is_left_out_is_not_missed(tmp_path: Path) -> None:
     always = {"hashes", "won", *(column.name for column in schema.columns() if column.derived or not column.null)}
     for name in (*schema.FAMILIES, *(column.name for column in schema.columns())):
@@ -230,20 +230,7 @@ def test_no_secret_is_written(tmp_path: Path) -> None:
     assert "other-pw" not in str(refused.value)
 
 
-KINDS = [pl.Int64, pl.Int32, pl.String, pl.Boolean, pl.Float32, pl.List(pl.Int32), pl.List(pl.String)]
-
-
-@settings(deadline=None, max_examples=sample_or_all(25, 500))
-@given(dataframes(min_cols=1, max_cols=6, max_size=40, allowed_dtypes=KINDS), st.integers(1, 9))
-def test_every_frame_comes_back_whatever_its_chunks(frame: pl.DataFrame, rows: int) -> None:
-    data = shards.encode(frame, {"a key": "ü"})
-    assert_frame_equal(pl.read_parquet(data), frame)
-    assert list(shards.damaged_columns(data)) == []
-    assert pl.read_parquet_metadata(io.BytesIO(data))["a key"] == "ü"
-    pieces = pl.concat([*frame.iter_slices(rows), frame.clear()], rechunk=False)
-    assert shards.encode(pieces, {"a key": "ü"}) == data
-
-
+@pytest.mark.slow
 def test_rows_texts_and_columns_are_stored_as_promised(rich_run: Path) -> None:
     frame = scan_steps(rich_run).collect()
     frame = pl.concat([frame] * (60_000 // len(frame)))
@@ -303,6 +290,7 @@ def refused_in_one_line(error: InputError) -> None:
     assert len(str(error)) < 1_000
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=EXAMPLES)
 @given(odd_rows)
 @example([("u", "a", 0, {}), ("u", "a", 1, {"iteration": True})])
@@ -333,6 +321,7 @@ BAD_VALUES: list[tuple[str, Any]] = [
 ]
 
 
+@pytest.mark.slow
 def test_one_bad_value_names_its_trajectory_alone(tmp_path: Path) -> None:
     """So that whoever collects can turn that trajectory into an aborted one, and keep the other groups."""
     for number, (column, value) in enumerate(BAD_VALUES):

@@ -57,11 +57,13 @@ def spoilt(value, garbage: dict):
 class Wild(BatchPolicy):
     """Random play whose replies are spoilt by `garbage[task, step]`."""
 
-    name, reproducible = "wild", True
+    name = "wild"
+    reproducible = True
 
     def __init__(self, garbage) -> None:
         super().__init__()
-        self._garbage, self._play = garbage, RandomPolicy("response")
+        self._garbage = garbage
+        self._play = RandomPolicy("response")
 
     def respond(self, requests):
         replies = self._play.respond(requests)
@@ -73,7 +75,8 @@ class WildEngine(DoorsEngine):
     garbage: dict
 
     def start(self, task_id):
-        self.task_id, self.taken = task_id, 0
+        self.task_id = task_id
+        self.taken = 0
         return spoilt(super().start(task_id), self.garbage.get((task_id, 0), {}))
 
     def act(self, command):
@@ -84,7 +87,8 @@ class WildEngine(DoorsEngine):
 class WildSource(DoorsSource):
     def __init__(self, garbage=None, tasks=None) -> None:
         super().__init__(20)
-        self.garbage, self.spoilt_tasks = garbage or {}, tasks or {}
+        self.garbage = garbage or {}
+        self.spoilt_tasks = tasks or {}
 
     def task(self, task_id):
         return spoilt(super().task(task_id), self.spoilt_tasks.get(task_id, {}))
@@ -148,12 +152,14 @@ def check_spared(tally, steps: pl.DataFrame, sound: pl.DataFrame, tasks: set[str
     assert tally.aborted == len(aborted)
 
 
+@pytest.mark.slow
 @settings(max_examples=settings.default.max_examples // 10)
 @given(st.dictionaries(WHERE, parts_of(Reply), max_size=6))
 def test_any_reply(sound, garbage):
     check_spared(*play(Wild(garbage)), sound, {task for task, _ in garbage})
 
 
+@pytest.mark.slow
 @settings(max_examples=settings.default.max_examples // 10)
 @given(
     st.dictionaries(WHERE, parts_of(State), max_size=6),
@@ -166,7 +172,8 @@ def test_any_state_and_any_task(sound, garbage, tasks):
 class Odd(BatchPolicy):
     """Returns a given value as what it has collected."""
 
-    name, reproducible = "odd", True
+    name = "odd"
+    reproducible = True
 
     def __init__(self, collected) -> None:
         super().__init__()
@@ -240,7 +247,7 @@ def test_valid_values_are_unchanged_and_lone_surrogates_become_replacement_chara
 
 def test_errors_not_caused_by_a_trajectory_are_raised(tmp_path):
     class Full(StepWriter):
-        def add_group(self, steps):
+        def add_group(self, steps, *, checked):
             raise InputError("this run is finished")
 
     with Full(tmp_path / "run") as writer, pytest.raises(InputError, match="this run is finished"):

@@ -33,7 +33,8 @@ def test_a_run_and_its_resumption(tmp_path, hgpo, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
 def test_interrupted_and_resumed(tmp_path, how):
-    out, straight = tmp_path / "run", tmp_path / "straight"
+    out = tmp_path / "run"
+    straight = tmp_path / "straight"
     command = [*DOORS, "--tasks", "500", "--group-size", "8", "--seed", "5", "--max-steps", "40"]
     process = start(*command, "--out", str(out))
     until = time.monotonic() + 60

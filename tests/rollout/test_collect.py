@@ -171,7 +171,9 @@ class Raising(RaisingResponder, BatchPolicy):
 class Direct:
     """The policy protocol without a base class."""
 
-    name, reproducible, version = "direct", False, 0
+    name = "direct"
+    reproducible = False
+    version = 0
 
     def submit(self, requests):
         self.requests = requests
@@ -196,7 +198,8 @@ class Counting:
 
 
 class CountingPolicy(Counting, BatchPolicy):
-    name, reproducible = "counting", True
+    name = "counting"
+    reproducible = True
 
 
 @pytest.mark.parametrize("kind", [Counting, CountingPolicy])
@@ -288,6 +291,7 @@ def test_changed_code_of_a_function_is_reported(tmp_path):
         assert play(last, tmp_path / "run", tasks=4).summary["groups"] == 4
 
 
+@pytest.mark.slow
 def test_another_server_is_reported_at_the_line_that_calls_collect(tmp_path):
     pytest.importorskip("aiohttp")
     for again in (False, True):

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import NamedTuple
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -74,7 +75,8 @@ def group(position: int) -> PlannedGroup:
 def play(table, ends, wanted, most, *, failing=frozenset(), choose=lambda _: 0, turns=10_000, slots=5) -> None:
     """Simulate one run of the command: rollouts end in the order of `choose`, or the run stops after some turns."""
     done, failed = table.earlier()
-    spec, execution = RolloutSpec(wanted, SIZE, max_groups=most), ExecutionOptions(groups_per_shard=2)
+    spec = RolloutSpec(wanted, SIZE, max_groups=most)
+    execution = ExecutionOptions(groups_per_shard=2)
     groups = GroupScheduler(map(group, count()), spec, execution, table.commit, done, failed)
     members: list[tuple[PlannedGroup, int]] = []
     going: list[tuple[PlannedGroup, int]] = []
@@ -98,6 +100,7 @@ FAILING = st.frozensets(st.tuples(st.integers(0, 16), st.integers(0, SIZE - 1)),
 CUT = st.one_of(st.just(10_000), st.integers(0, 30))
 
 
+@pytest.mark.slow
 @given(ENDS, st.integers(1, 5), st.integers(0, 12), FAILING, CUT, st.data())
 def test_a_retried_run_contains_what_an_undisturbed_one_does(ends, wanted, spare, failing, cut, data):
     """With dynamic sampling, a resumed run may contain surplus groups, but never more than `max_groups`."""
@@ -106,7 +109,8 @@ def test_a_retried_run_contains_what_an_undisturbed_one_does(ends, wanted, spare
         return data.draw(st.integers(0, number - 1))
 
     most = wanted + spare
-    sound, run = Table(), Table()
+    sound = Table()
+    run = Table()
     play(sound, ends, wanted, most)
     play(run, ends, wanted, most, failing=failing, choose=choose, turns=cut)
     play(run, ends, wanted, most, choose=choose)
@@ -122,12 +126,14 @@ def test_a_retried_run_contains_what_an_undisturbed_one_does(ends, wanted, spare
     assert run.ends == before, "a run that is whole is left as it is"
 
 
+@pytest.mark.slow
 @given(ENDS, st.integers(1, 12), FAILING, CUT, st.data())
 def test_without_dynamic_sampling_a_retried_run_is_the_undisturbed_one(ends, wanted, failing, cut, data):
     def choose(number: int) -> int:
         return data.draw(st.integers(0, number - 1))
 
-    sound, run = Table(), Table()
+    sound = Table()
+    run = Table()
     play(sound, ends, wanted, None)
     play(run, ends, wanted, None, failing=failing, choose=choose, turns=cut)
     play(run, ends, wanted, None, choose=choose)
@@ -137,7 +143,8 @@ def test_without_dynamic_sampling_a_retried_run_is_the_undisturbed_one(ends, wan
 def test_a_failure_that_hides_a_difference_adds_one_group():
     """Group 0 differs in its last rollout, which fails at first: group 1 is played instead, and both are stored."""
     ends = [(0.0, 0.0, 1.0), (0.0, 1.0, 0.0), (1.0, 1.0, 1.0)]
-    sound, run = Table(), Table()
+    sound = Table()
+    run = Table()
     play(sound, ends, 1, 9)
     play(run, ends, 1, 9, failing={(0, 2)})
     assert (set(sound.ends), set(run.ends)) == ({0}, {0, 1})

@@ -1,12 +1,17 @@
 """Outcomes: success with its bounds when rollouts abort, losses by the agent's own action, unknown results."""
 
+from collections import defaultdict
+from types import SimpleNamespace
+
 import polars as pl
 import pytest
 from asked import Failing
 
 from hgpo_envs.engine import State
+from hgpo_train.policies.registry import PolicyContext, make_policy
 from hgpo_train.proportions import wilson_interval
-from hgpo_train.rollout.outcomes import groups_with_mixed_outcomes, rollout_table, success
+from hgpo_train.rollout.env_handle import open_env
+from hgpo_train.rollout.outcomes import OUTCOMES, groups_with_mixed_outcomes, rollout_table, success
 from hgpo_train.rollout.plan import ExecutionOptions, RolloutSpec
 
 SPEC = RolloutSpec(tasks=10, group_size=4, seed=3)
@@ -47,9 +52,11 @@ def test_an_engine_that_fails_for_an_unknown_reason_aborts(runs):
     assert tally.aborted > 5
 
 
+@pytest.mark.slow
 def test_the_success_of_rollouts_that_did_not_abort_is_biased_and_the_bounds_hold(runs):
     """Requests fail with a fixed probability, so that long rollouts, which are lost more often, fail more often."""
-    spec, policy = RolloutSpec(tasks=50, group_size=8, seed=3), Failing(lambda request: request.seed % 20 == 0)
+    spec = RolloutSpec(tasks=50, group_size=8, seed=3)
+    policy = Failing(lambda request: request.seed % 20 == 0)
     runs.collect("sound", spec=spec)
     runs.collect("flaky", policy, spec=spec, execution=ExecutionOptions(max_consecutive_failures=400))
     truth, flaky = (success(rollout_table(runs.steps(name).lazy()).collect()) for name in ("sound", "flaky"))
@@ -64,7 +71,8 @@ def test_the_success_of_rollouts_that_did_not_abort_is_biased_and_the_bounds_hol
 
 
 def test_the_bounds_by_hand():
-    won, aborted = [True, True, False, None, False, False], [False] * 4 + [True] * 2
+    won = [True, True, False, None, False, False]
+    aborted = [False] * 4 + [True] * 2
     tasks = {"env_id": "e", "task_id": [*"aabbcd"]}
     table = pl.DataFrame({**tasks, "won": won, "aborted": aborted, "length": [3, 8, 9, 16, 17, 40]})
     found = success(table)
@@ -76,6 +84,24 @@ def test_the_bounds_by_hand():
     assert (aborted.share, aborted.interval, aborted.if_aborted_lost, aborted.if_aborted_won) == (None, None, 0.0, 1.0)
     unknown = success(table.filter(pl.col("won").is_null()))
     assert (unknown.share, unknown.describe()) == (None, "unknown")
+
+
+@pytest.mark.slow
+def test_outcomes_of_rows_and_of_tables_are_the_same(runs):
+    """In WebShop a rollout without success can have a score: by success alone its group is not informative."""
+    handle = open_env("HGPO/WebShop-v0", split="train", action_format="command", max_steps=12, goals="human")
+    policy = make_policy("mixture:explorer=0.6,random=0.4", PolicyContext(handle.shared.source.name, "command"))
+    runs.collect("run", policy, handle, spec=RolloutSpec(tasks=6, group_size=3, seed=2))
+    steps = runs.steps("run")
+    informative = {}
+    for name, outcome in OUTCOMES.items():
+        ends = defaultdict(set)
+        for (task, _), rows in steps.group_by("task_id", "trajectory"):
+            ends[task].add(outcome([SimpleNamespace(**row) for row in rows.sort("step").iter_rows(named=True)]))
+        informative[name] = {task for task, values in ends.items() if len(values) > 1}
+        found = groups_with_mixed_outcomes(steps.lazy(), name).collect()["task_id"]
+        assert set(found) == informative[name]
+    assert informative["success"] < informative["score"] == informative["reward"]
 
 
 def test_unknown_results_flow_to_the_tables_and_are_no_outcome(runs, monkeypatch):

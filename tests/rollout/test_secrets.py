@@ -101,7 +101,8 @@ def test_a_planted_secret_is_nowhere(tmp_path, kind, where):
     secret = "".join(draw.choice(AWKWARD if where in ("key", "password") else PLAIN) for _ in range(24))
     environment = {"OPENAI_API_KEY": "none", "OPENAI_LOG": "debug"}
     with Api() as api:
-        api.answer, url = echo(api, kind), api.url
+        api.answer = echo(api, kind)
+        url = api.url
         if where.startswith("key"):
             environment["OPENAI_API_KEY"] = secret + "\n" * (where != "key")
         elif where == "query":

@@ -27,7 +27,9 @@ AWKWARD = [
 
 def awkward_records() -> tuple[list[dict], dict, dict]:
     """Return the products of edge cases in the official raw formats: items, attributes, human instructions."""
-    items, attributes, human = [], {}, {}
+    items = []
+    attributes = {}
+    human = {}
     for number, (title, description, bullets, price, options, own) in enumerate(AWKWARD * 12):
         asin = f"B0{number:08d}" if number % 17 else f"b0low{number:05d}"
         choices = {name: [{"value": value} for value in values] for name, values in options.items()}
@@ -81,6 +83,7 @@ def golden(tmp_path_factory) -> Path:
 @pytest.fixture(scope="session")
 def recorded(golden, tmp_path_factory) -> Path:
     """Return the catalogue of the recordings, with the recorded nouns."""
-    raw, out = golden / "catalogue", tmp_path_factory.mktemp("recorded") / "catalogue"
+    raw = golden / "catalogue"
+    out = tmp_path_factory.mktemp("recorded") / "catalogue"
     build(*(raw / name for name in NAMES), out, nouns=raw / "nouns.json")
     return out

@@ -40,7 +40,8 @@ def write(folder, *texts):
 
 
 def test_recorded_products(shared, recorded):
-    raw, catalogue = shared / "golden/webshop/catalogue", Catalogue.open(recorded)
+    raw = shared / "golden/webshop/catalogue"
+    catalogue = Catalogue.open(recorded)
     nouns = json.loads(gzip.decompress((raw / "nouns.json.gz").read_bytes()))
     documents = list(map(json.loads, gzip.decompress((raw / "documents_1000.jsonl.gz").read_bytes()).splitlines()))
     assert len(documents) == len(catalogue) == catalogue.manifest["products"]
@@ -129,6 +130,7 @@ def test_the_piece_size_does_not_matter(tmp_path, monkeypatch, piece):
     assert list(raw_files.elements(tmp_path / "c.json", "[")) == []
 
 
+@pytest.mark.slow
 def test_a_catalogue_deleted_while_open_stays_usable(tmp_path):
     records = [record(f"B{n}", name=f"Shoes word{n}x") for n in range(3_000)]
     catalogue = made(tmp_path, records)

@@ -42,6 +42,7 @@ def source(awkward, request):
     return WebShopSource(awkward, observation_mode=mode, show_attributes=tab)
 
 
+@pytest.mark.slow
 @given(data=st.data())
 def test_any_text_is_an_action(source, data):
     task = data.draw(st.integers(0, len(source.ids("all")) - 1))
@@ -110,8 +111,10 @@ def test_after_done(awkward):
 
 
 def test_reward_scale():
-    source, player = WebShopSource(goals="human", reward_scale="success"), make_player("explorer", "WebShop")
-    engine, rewards = source.engine(), set()
+    source = WebShopSource(goals="human", reward_scale="success")
+    player = make_player("explorer", "WebShop")
+    engine = source.engine()
+    rewards = set()
     for task in source.ids("test")[:25]:
         state = engine.start(task)
         player.reset(source.task(task), state)
@@ -173,6 +176,14 @@ def test_blank_texts():
     assert pages.text_rich_observation(nodes, "", ()) == "a \n \n \n\u00a0\nb\n"
 
 
+def test_an_options_value_hides_a_button_of_the_same_name():
+    option = Node("buy now", "option", "size")
+    product = Node("B01", "product")
+    found = pages.clickables(pages.Page("item", (), (Node("Buy Now", "button"), Node("Search"), product, option)))
+    assert found == {"buy now": option, "b01": product}
+    assert list(found) == ["buy now", "b01"]
+
+
 PIECES = st.sampled_from(["a", "[", "]", "\n", "search", "click", " ", "]]", "[[", "B0", "é", "\r", "\x85"])
 
 
@@ -180,34 +191,3 @@ PIECES = st.sampled_from(["a", "[", "]", "\n", "search", "click", " ", "]]", "[[
 def test_actions_are_parsed_as_in_the_original(command):
     match = re.compile(r"(.+)\[(.+)\]").match(command)
     assert pages.parse_action(command) == ((match[1], match[2].lower()) if match else (command, ""))
-
-
-PARTS = st.text(alphabet=" \t\n\x0b\xa0aB'[SEP]", max_size=6) | st.sampled_from([" [SEP] ", "Buy Now"])
-NODES = st.lists(st.builds(pages.Node, PARTS, st.sampled_from(["text", "button", "product", "option"])), max_size=6)
-
-
-@given(NODES, PARTS)
-def test_views_of_any_page(nodes, task):
-    text = pages.text_observation(nodes)
-    assert text == " [SEP] ".join(part.strip() for node in nodes if (part := pages.visible_text(node.text)))
-    parts = text.split(" [SEP] ")
-    after = parts[parts.index(task) + 1 :] if task in parts else None
-    assert pages.state_text(text, task) == (text if after is None else " [SEP] ".join(f"'{part}'" for part in after))
-    found = pages.clickables(pages.Page("item", (), tuple(nodes)))
-    for name, node in found.items():
-        group = ["button", "product", "option"].index(node.kind)
-        assert node in nodes
-        assert all(
-            ["button", "product", "option"].index(other.kind) <= group for other in nodes if named(other) == name
-        )
-    assert set(found) == {named(node) for node in nodes} - {None}
-
-
-def named(node):
-    """Return a node's name in actions, or None for plain text."""
-    if node.kind == "text":
-        return None
-    if node.kind == "option":  # by its input's value, not by its element's text
-        return node.text
-    blank = "\n" if "\n" in node.text else " "
-    return node.text.lower() if node.text.strip(" \t\n\f\r") or not node.text else blank

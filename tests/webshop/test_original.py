@@ -82,7 +82,9 @@ def test_both_backends_agree(tmp_path, name):
     folder = os.environ.get("HGPO_WEBSHOP_CHECKOUT")
     if not folder:
         pytest.skip("needs a checkout of the original (HGPO_WEBSHOP_CHECKOUT)")
-    nouns, data, arguments = os.environ.get("HGPO_WEBSHOP_NOUNS"), Path(folder) / "data", ARGUMENTS[name]
+    nouns = os.environ.get("HGPO_WEBSHOP_NOUNS")
+    data = Path(folder) / "data"
+    arguments = ARGUMENTS[name]
     items, attributes = (next(data.glob(f"{pattern}*.json")) for pattern in ("items_shuffle", "items_ins_v2"))
     build(items, attributes, data / "items_human_ins.json", tmp_path / "catalogue", nouns=nouns or "spacy")
     native = WebShopSource(tmp_path / "catalogue", **arguments)

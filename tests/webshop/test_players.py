@@ -3,6 +3,7 @@
 import itertools
 
 import pytest
+from command import environment, python
 
 from hgpo_envs.environment_spec import make_player
 from hgpo_envs.errors import InputError
@@ -12,7 +13,8 @@ from hgpo_envs.webshop.engine.reward import reward
 
 
 def play(source, name, task_id, limit=40):
-    engine, player = source.engine(), make_player(name, "WebShop")
+    engine = source.engine()
+    player = make_player(name, "WebShop")
     state = engine.start(task_id)
     player.reset(source.task(task_id), state, engine if name == "expert" else None)
     for _ in range(limit):
@@ -57,6 +59,7 @@ def best_possible(source, task_id):
     return best
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("goals", ["human", "synthetic"])
 def test_no_purchase_beats_the_experts(awkward, goals):
     """In a shop of edge cases: if the expert's purchase does not score 1, none does."""
@@ -70,6 +73,7 @@ def test_no_purchase_beats_the_experts(awkward, goals):
     assert 0 < fell_short < 60
 
 
+@pytest.mark.slow
 def test_the_expert_on_the_recorded_catalogue(recorded):
     """Every human goal except those whose options are named like buttons."""
     source = WebShopSource(recorded, goals="human")
@@ -78,6 +82,7 @@ def test_the_expert_on_the_recorded_catalogue(recorded):
     assert sum(not play(source, "expert", task_id)[0].won for task_id in source.ids("all")) <= 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("goals", ["human", "synthetic"])
 def test_the_explorer_scores_well_with_observations_only(awkward, goals):
     source = WebShopSource(goals=goals)
@@ -87,3 +92,30 @@ def test_the_explorer_scores_well_with_observations_only(awkward, goals):
     assert scores == [play(source, "explorer", task_id)[0].score for task_id in ids]
     strange = WebShopSource(awkward, goals, observation_mode="text_rich", show_attributes=True)
     assert all(play(strange, "explorer", task_id)[0].terminated for task_id in strange.ids("all")[:60])
+
+
+ACTIONS = """
+from hgpo_envs.environment_spec import make_player
+from hgpo_envs.webshop.data.source import WebShopSource
+
+source = WebShopSource(goals="human")
+engine = source.engine()
+player = make_player("explorer", "WebShop")
+for task in source.ids("train")[:300]:
+    state = engine.start(task)
+    player.reset(source.task(task), state)
+    for _ in range(6):
+        action = player.act(state)
+        state = engine.act(action)
+        print(action)
+        if state.terminated:
+            break
+"""
+
+
+@pytest.mark.slow
+def test_the_explorer_plays_the_same_in_every_process():
+    """Whatever the order of sets, which Python's hash seed determines."""
+    played = {python(ACTIONS, env=environment(PYTHONHASHSEED=seed)).stdout for seed in "012"}
+    assert len(played) == 1
+    assert played.pop().count("click[buy now]") == 300

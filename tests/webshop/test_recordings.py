@@ -38,7 +38,9 @@ def differences(line, state, task_id):
 @pytest.mark.parametrize("name", RECORDINGS)
 def test_every_recorded_line(golden, recorded, name):
     source = WebShopSource(recorded, **RECORDINGS[name])
-    engine, task_id, purchases = source.engine(), "", 0
+    engine = source.engine()
+    task_id = ""
+    purchases = 0
     by_text = {f"Instruction: {source.task(task).instruction}": task for task in source.ids("all")}
     for number, line in enumerate(lines_of(golden, name)):
         if line["step"] == 0:
@@ -59,7 +61,8 @@ def test_goals_and_prices_in_order(golden, recorded, name):
     expected = json.loads((golden / f"{name}.goals.json").read_text("utf-8"))
     seed = expected["config"]["python_random_seed_before_init"]
     shop = WebShopSource(recorded, goals=RECORDINGS[name]["goals"], price_seed=seed).shop
-    goals, catalogue = shop.goals, shop.catalogue
+    goals = shop.goals
+    catalogue = shop.catalogue
     found = [
         {name: getattr(goal.product, name) for name in ("asin", "category", "query", "product_category")}
         | {"name": goal.product.title, "instruction_text": goal.instruction, "attributes": list(goal.attributes)}

@@ -52,6 +52,7 @@ def test_from_a_folder(tmp_path):
         release.fetch_release("huge", tmp_path / "other")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", ["page", "none"])
 def test_the_mirror_is_used_if_drive_refuses(tmp_path, server, first):
     root, _ = server
@@ -86,6 +87,7 @@ def test_synthesis_and_build(hgpo, tmp_path):
     assert "stand-in 1" in out
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_bytes_and_a_larger_catalogue_starts_with_the_smaller_one(tmp_path):
     for name, products, seed in (("one", 300, 3), ("two", 300, 3), ("three", 300, 4), ("four", 500, 3)):
         synthetic.write_synthetic(tmp_path / name, products, seed)
@@ -125,6 +127,7 @@ def test_the_bundled_catalogue_is_reproduced_by_its_seed(shop, tmp_path):
         assert path.read_bytes() == (again.folder / "index" / path.name).read_bytes()
 
 
+@pytest.mark.slow
 def test_bundled_goals_can_be_satisfied(shop):
     """A goal's product has the requested properties and is found by its own words."""
     for human in shop.human_instructions():

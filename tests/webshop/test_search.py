@@ -41,7 +41,8 @@ def write_index(folder, documents: list[str], ranks=None) -> search_index.Index:
 def test_early_termination_misses_no_result(tmp_path, monkeypatch):
     """On 8,000 documents, a search with thresholds returns the same as scoring all postings."""
     random = np.random.default_rng(3)
-    vocabulary, chances = np.array([f"w{n}x" for n in range(300)]), 1 / np.arange(1, 301)
+    vocabulary = np.array([f"w{n}x" for n in range(300)])
+    chances = 1 / np.arange(1, 301)
 
     def text(most):
         return " ".join(random.choice(vocabulary, random.integers(1, most), p=chances / chances.sum()))
@@ -56,6 +57,7 @@ def test_early_termination_misses_no_result(tmp_path, monkeypatch):
             assert [values.tolist() for values in index.search(query)] == [values.tolist() for values in whole], query
 
 
+@pytest.mark.slow
 def test_runs_merge_to_the_same_index(tmp_path, monkeypatch):
     documents = [f"a{n % 7}b c{n % 3}d word word e{n}f" for n in range(500)]
     write_index(tmp_path / "whole", documents)
@@ -77,6 +79,7 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("records")
 
 
+@pytest.mark.slow
 @settings(max_examples=20)
 @given(st.lists(JSON), st.booleans())
 def test_records_are_unchanged_to_the_bit(folder, values, compress):
@@ -91,6 +94,7 @@ def test_records_are_unchanged_to_the_bit(folder, values, compress):
             read[outside]
 
 
+@pytest.mark.slow
 @given(st.lists(TEXT), TEXT)
 def test_labels_find_every_row(folder, texts, other):
     writer = LabelWriter()

@@ -60,7 +60,13 @@ def to_delta(run: str | os.PathLike[str], table: str | os.PathLike[str]) -> Delt
         if not DeltaTable.is_deltatable(url, options):
             # Only a commit after a version that both have read is refused if another export commits first.
             empty = steps.head(0).collect().to_arrow(compat_level=pl.CompatLevel.oldest())
-            DeltaTable.create(url, empty.schema, mode="ignore", partition_by=["run"], storage_options=options)
+            DeltaTable.create(
+                url,
+                empty.schema,
+                mode="ignore",
+                partition_by=["run"],
+                storage_options=options,
+            )
         target = DeltaTable(url, storage_options=options)
         _check(target, header.run, written.app_id)
         steps.sink_delta(

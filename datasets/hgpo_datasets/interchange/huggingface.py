@@ -58,9 +58,18 @@ def to_dataset(
     for column in (column for column in columns or () if column not in known):
         raise InputError(unknown("column", column, known))
     patterns = [glob.escape(os.path.abspath(file)) for file in files]  # noqa: PTH100 (it takes patterns, not names)
-    named = {"data_files": patterns, "split": "train", "streaming": streaming, "columns": columns}
+    named = {
+        "data_files": patterns,
+        "split": "train",
+        "streaming": streaming,
+        "columns": columns,
+    }
     loaded = datasets.load_dataset("parquet", **named, **options)
-    arrow = loaded.with_format("arrow").map(_define_hashes, batched=True, features=loaded.features)
+    arrow = loaded.with_format("arrow").map(
+        _define_hashes,
+        batched=True,
+        features=loaded.features,
+    )
     return arrow.with_format(None)
 
 
@@ -69,5 +78,9 @@ def _define_hashes(table: pa.Table) -> pa.Table:
 
     for place, name in enumerate(table.column_names):
         if "_hash" in name and table.column(place).null_count:
-            table = table.set_column(place, table.schema.field(name), pc.fill_null(table.column(place), UNDEFINED))
+            table = table.set_column(
+                place,
+                table.schema.field(name),
+                pc.fill_null(table.column(place), UNDEFINED),
+            )
     return table

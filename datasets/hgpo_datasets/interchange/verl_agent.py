@@ -116,7 +116,12 @@ def import_rollouts(
             limit = max(map(len, trajectories), default=0)
             groups: dict[str, list[dict[str, Any]]] = defaultdict(list)
             for steps in trajectories:
-                groups[str(steps[0][0].uid)] += _rows(steps, file, success_reward, limit)
+                groups[str(steps[0][0].uid)] += _rows(
+                    steps,
+                    file,
+                    success_reward,
+                    limit,
+                )
             for rows in groups.values():
                 writer.add_group(rows)
                 summary.steps += len(rows)
@@ -159,6 +164,7 @@ def _in_order(numbered: dict[int, _Step], file: Path) -> list[_Step]:
 
     If no prompt has a step number, the order is unchanged. If a number is missing, the result is empty.
     """
+    # 1. Without step numbers, or with gaps in an order that is right, the file's order is all there is.
     steps = list(numbered.values())
     known = [parsed.step for _, parsed in steps if parsed is not None]
     if not any(known) or (len(known) < len(steps) and known == sorted(set(known))):
@@ -168,6 +174,7 @@ def _in_order(numbered: dict[int, _Step], file: Path) -> list[_Step]:
         raise InputError(
             f"{file}, line {line}: expected a complete prompt, because the steps of its trajectory are out of order"
         )
+    # 2. Otherwise the numbers are the order. A number that is missing makes the trajectory incomplete.
     by_step = dict(zip(reversed(known), reversed(steps), strict=True))  # reversed: the first copy is kept
     return [by_step[number] for number in sorted(by_step)] if max(by_step) < len(by_step) else []
 
@@ -214,7 +221,9 @@ def read_prompt(prompt: str) -> ParsedPrompt | None:
         The contents; None if the prompt is truncated or of another template.
     """
     benchmark = next((name for name, opening in _BENCHMARKS.items() if opening in prompt), None)
-    state, actions, taken = _STATE.search(prompt), _ACTIONS.search(prompt), _TAKEN.search(prompt)
+    state = _STATE.search(prompt)
+    actions = _ACTIONS.search(prompt)
+    taken = _TAKEN.search(prompt)
     if benchmark is None or state is None or actions is None:
         return None
     dot = "." if benchmark == "WebShop" else ""  # its template adds one after the task and the observation

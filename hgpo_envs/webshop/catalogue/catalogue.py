@@ -90,29 +90,45 @@ class Catalogue:
         self._size: Final = int(manifest["products"])
         self.asins: Final[NDArray[np.bytes_]] = mapped(folder / "asins.npy", np.bytes_)
         self.order: Final[NDArray[np.int32]] = mapped(folder / "order.npy", np.int32)
-        self.prices: Final[NDArray[np.float64]] = mapped(folder / "prices.npy", np.float64, columns=2)
+        self.prices: Final[NDArray[np.float64]] = mapped(
+            folder / "prices.npy",
+            np.float64,
+            columns=2,
+        )
         self.combinations: Final[NDArray[np.int64]] = mapped(folder / "combinations.npy", np.int64)
         self.instructed: Final[NDArray[np.int32]] = mapped(folder / "instructed.npy", np.int32)
         self.index: Final = Index(folder / "index", self._size)
         self._human: Final = Records(folder, "human", HumanInstruction)
-        self._human_counts: Final[NDArray[np.int32]] = mapped(folder / "human.counts.npy", np.int32, columns=2)
-        self._labels: Final = {"category": Labels(folder, "categories"), "query": Labels(folder, "queries")}
+        self._human_counts: Final[NDArray[np.int32]] = mapped(
+            folder / "human.counts.npy",
+            np.int32,
+            columns=2,
+        )
+        self._labels: Final = {
+            "category": Labels(folder, "categories"),
+            "query": Labels(folder, "queries"),
+        }
         records = Records(folder, "products", dict[str, Any])
+        # Rows of products are checked once, here, and trusted from then on.
         lengths = {len(values) for values in (records, self.asins, self.order, self.prices, self.combinations)}
-        if lengths != {self._size} or len(self._human) != len(self._human_counts):
+        rows = np.concatenate([self.order, self.instructed, self._human_counts[:, 0]])
+        inside = not len(rows) or 0 <= rows.min() <= rows.max() < self._size
+        if lengths != {self._size} or len(self._human) != len(self._human_counts) or not inside:
             raise InputError(f"the files of {folder} do not match each other; build the catalogue again")
         # the caches must not refer to the catalogue: a reference cycle would delay unmapping the files
         self._make_product = partial(_product, folder, records)
-        self._kept_products = bounded_cache(
+        self.product = bounded_cache(
             self._make_product, KEPT_PRODUCTS, LONGEST_KEPT, lambda _, index: records.size(index)
         )
+        """The product at an index. Raises InputError outside 0 … len - 1, because only a damaged file has such one."""
         self.index_of = bounded_cache(
             partial(_index_of, folder, self.asins, self.order), KEPT_ASINS, LONGEST_ASIN, lambda _, asin: len(asin)
         )
         """The index of the product with an identifier. Raises KeyError if there is none."""
-        self._kept_searches = bounded_cache(
+        self.search = bounded_cache(
             partial(_search, folder, self.index, self.order), KEPT_SEARCHES, LONGEST_QUERY, lambda _, query: len(query)
         )
+        """The best 50 products for a query by Lucene's ranking. Fewer if fewer contain any of its terms."""
 
     def __reduce__(self) -> tuple[Callable[[Path], Catalogue], tuple[Path]]:
         """Pickle the folder, which the other process opens again."""
@@ -147,18 +163,8 @@ class Catalogue:
     def __len__(self) -> int:
         return self._size
 
-    def product(self, index: int) -> Product:
-        """Return the product at an index. Raises IndexError outside 0 … len - 1."""
-        if not 0 <= index < len(self):
-            raise IndexError(f"product {index} of {len(self)}")
-        return self._kept_products(index)
-
     def __iter__(self) -> Iterator[Product]:
         return map(self._make_product, range(len(self)))
-
-    def search(self, query: str) -> tuple[int, ...]:
-        """Return the best 50 products for a query by Lucene's ranking. Fewer if fewer contain any of its terms."""
-        return self._kept_searches(query)
 
     def products_where(self, field: Literal["category", "query"], text: str) -> NDArray[np.int64]:
         """Return the products with exactly this text in a field, ascending (the original's searches `<c>`, `<q>`)."""
@@ -208,10 +214,7 @@ def _index_of(folder: Path, asins: NDArray[np.bytes_], order: NDArray[np.int32],
     at = int(np.searchsorted(asins, np.bytes_(wanted)))
     if at == len(asins) or asins[at] != wanted:
         raise KeyError(f"no product {asin!r} in {folder}")
-    index = int(order[at])
-    if not 0 <= index < len(order):
-        raise InputError(f"the catalogue in {folder} is damaged (order.npy); build it again")
-    return index
+    return int(order[at])
 
 
 def _product(folder: Path, records: Records, index: int) -> Product:
@@ -219,14 +222,16 @@ def _product(folder: Path, records: Records, index: int) -> Product:
         row = records[index]
         prices = tuple([math.inf if price is None else price for price in row["prices"]])  # JSON has no infinity
         options = {option["name"]: option["values"] for option in row["options"]}
-        derived = {"index": index, "prices": prices, "price_text": price_text(prices), "options": options}
+        derived = {
+            "index": index,
+            "prices": prices,
+            "price_text": price_text(prices),
+            "options": options,
+        }
         return msgspec.convert(row | derived, Product)
 
 
 def _search(folder: Path, index: Index, order: NDArray[np.int32], query: str) -> tuple[int, ...]:
     with report_damage(folder):
         documents, _ = index.search(query)
-        rows = order[documents]
-        if len(rows) and not (rows.min() >= 0 and rows.max() < len(order)):
-            raise ValueError("a row that no product has")
-        return tuple(rows.tolist())
+        return tuple(order[documents].tolist())

@@ -98,7 +98,8 @@ def build(
 
 
 def _share(report_progress: Progress, stage: str, path: Path) -> Callable[[int], None]:
-    total, done = path.stat().st_size if path.exists() else 0, 0
+    total = path.stat().st_size if path.exists() else 0
+    done = 0
 
     def advance(count: int) -> None:
         nonlocal done
@@ -138,7 +139,10 @@ class _Maker:
         *,
         compress: bool,
     ) -> None:
-        self.folder, self.known, self.human, self.nouns = folder, known, human, nouns
+        self.folder = folder
+        self.known = known
+        self.human = human
+        self.nouns = nouns
         self.compress = compress
         self.seen: dict[str, None] = {}
         self.skipped = {"nan or long asin": 0, "duplicate asin": 0, "unusable": 0}
@@ -149,7 +153,8 @@ class _Maker:
         self.price: list[tuple[float, float]] = []
         self.combinations: list[int] = []
         self.instructed: list[int] = []
-        self.categories, self.queries = LabelWriter(), LabelWriter()
+        self.categories = LabelWriter()
+        self.queries = LabelWriter()
         self.products = RecordWriter(folder, "products", compress=compress)
         self.index = IndexWriter(folder / "index")
 
@@ -165,6 +170,7 @@ class _Maker:
         if asin in self.seen:
             self.skipped["duplicate asin"] += 1
             return
+        # Everything that can refuse the record comes first: what follows must not be half done.
         row = self._row(asin, record)
         people = list(self._people(asin))
         combinations = math.prod(len(values) for values in row["options"].values())
@@ -225,14 +231,20 @@ class _Maker:
             # a list: with an object, table readers would create a column for every option name
             row["options"] = [{"name": name, "values": values} for name, values in row["options"].items()]
             self.products.write(row)
-        self.rows, self.size = [], 0
+        self.rows = []
+        self.size = 0
 
     def finish(self, report_progress: Progress) -> dict[str, Any]:
         self.flush()
         self.products.close()
         self.categories.save(self.folder, "categories")
         self.queries.save(self.folder, "queries")
-        write_records(self.folder, "human", self.people, compress=self.compress)
+        write_records(
+            self.folder,
+            "human",
+            self.people,
+            compress=self.compress,
+        )
         counts = [(person["product"], len(person["attributes"])) for person in self.people]
         asins = np.array([asin.encode() for asin in self.seen], dtype=np.bytes_)
         order = np.argsort(asins, kind="stable").astype(np.int32)

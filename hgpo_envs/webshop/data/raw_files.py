@@ -35,12 +35,18 @@ class _Stream:
     """A decoder of successive JSON values from a file that is larger than memory."""
 
     def __init__(self, path: Path, advance: Callable[[int], None] | None) -> None:
-        self.path, self.advance = path, advance
-        self.text, self.at = "", 0
+        self.path = path
+        self.advance = advance
+        self.text = ""
+        self.at = 0
         self.passed = 0  # characters of the file before `text`
         self.element = "before the first record"
         self.source = open_unpacked(path, "file of WebShop's official data")
-        self.characters = io.TextIOWrapper(self.source, "utf-8", newline="")
+        self.characters = io.TextIOWrapper(
+            self.source,
+            "utf-8",
+            newline="",
+        )
         self.close = self.characters.close
 
     def fault(self, reason: str, at: int) -> InputError:
@@ -51,7 +57,11 @@ class _Stream:
 
     def more(self) -> bool:
         """Read another piece. Returns False at the end of the file."""
-        before = os.lseek(self.source.fileno(), 0, os.SEEK_CUR)
+        before = os.lseek(
+            self.source.fileno(),
+            0,
+            os.SEEK_CUR,
+        )
         try:
             piece = self.characters.read(PIECE)
         except UnicodeDecodeError as error:
@@ -60,8 +70,10 @@ class _Stream:
             raise InputError(f"{self.path}: cannot be read to its end ({error}; {self.element})") from None
         if self.advance:
             self.advance(os.lseek(self.source.fileno(), 0, os.SEEK_CUR) - before)
+        # What is decoded is dropped, so that the text never grows beyond a record and a piece.
         self.passed += self.at
-        self.text, self.at = self.text[self.at :] + piece, 0
+        self.text = self.text[self.at :] + piece
+        self.at = 0
         return bool(piece)
 
     def peek(self) -> str:

@@ -94,7 +94,13 @@ def fetch_release(
             if local is not None:
                 _copy(file, local / file.name, content)
             else:
-                _download(file, content, sources, tries, progress(file.name) if progress else None)
+                _download(
+                    file,
+                    content,
+                    sources,
+                    tries,
+                    progress(file.name) if progress else None,
+                )
     return [out / file.name for file in FILES[size]]
 
 
@@ -116,7 +122,8 @@ def _download(file: OfficialFile, path: Path, sources: tuple[str, ...], tries: i
             return _check(file, path, file.name)
         except InputError as error:
             refusals.append(error)
-    reasons, drive = "; ".join(map(str, refusals)), f"https://drive.google.com/uc?id={file.drive}"
+    reasons = "; ".join(map(str, refusals))
+    drive = f"https://drive.google.com/uc?id={file.drive}"
     if all(isinstance(error, NoConnection) for error in refusals):
         raise NoConnection(
             f"{reasons}. Without a network, copy the official files ({drive} for {file.name}, …) from elsewhere and "

@@ -13,7 +13,7 @@ from hgpo_envs.webshop.bundled import bundled_folder
 from hgpo_envs.webshop.catalogue import Catalogue
 from hgpo_envs.webshop.engine import WebShopEngine
 from hgpo_envs.webshop.engine.engine import AfterDone, ObservationMode, Quirks, RewardScale
-from hgpo_envs.webshop.engine.goals import checked_seed, split_ranges
+from hgpo_envs.webshop.engine.goals import split_ranges
 from hgpo_envs.webshop.engine.reward import OptionColours
 from hgpo_envs.webshop.engine.shop import Shop
 
@@ -77,7 +77,6 @@ class WebShopSource:
         _one_of("observation_mode", observation_mode, get_args(ObservationMode))
         _one_of("show_attributes", show_attributes, (True, False))
         self._arguments = (data, goals, observation_mode, show_attributes, price_seed, shuffle_seed), quirks
-        price_seed, shuffle_seed = checked_seed("price_seed", price_seed), checked_seed("shuffle_seed", shuffle_seed)
         catalogue = Catalogue.open(bundled_folder() if data is None else data)
         self.shop: Final = Shop(catalogue, goals, price_seed, shuffle_seed)
         self.observation_mode: Final = observation_mode
@@ -120,11 +119,22 @@ class WebShopSource:
         """
         goal = self.shop.goal(task_id)
         split = next(name for name, places in self.splits.items() if goal.index in places)
-        return Task(str(goal.index), split, goal.instruction, goal.product.category, self._versions)
+        return Task(
+            str(goal.index),
+            split,
+            goal.instruction,
+            goal.product.category,
+            self._versions,
+        )
 
     def engine(self) -> WebShopEngine:
         """Return a new engine over this catalogue."""
-        return WebShopEngine(self.shop, self.observation_mode, self.show_attributes, self.quirks)
+        return WebShopEngine(
+            self.shop,
+            self.observation_mode,
+            self.show_attributes,
+            self.quirks,
+        )
 
 
 _QUIRKS: Final[dict[str, Collection[object]]] = {

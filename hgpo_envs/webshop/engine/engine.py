@@ -38,7 +38,11 @@ _ADDRESS: Final = "http://127.0.0.1:3000"
 _PAGE_NAMES: Final = ("search_results", "item_page", "item_sub_page", "done")
 _TABS: Final = {tab.lower(): tab for tab in pages.SUB_PAGES}
 _BUY, _BACK, _NEXT, _PREVIOUS = (text.lower() for text in (pages.BUY, pages.BACK, pages.NEXT, pages.PREVIOUS))
-_TURNS: Final = {("search_results", _NEXT): 1, ("search_results", _PREVIOUS): -1, ("item_page", _PREVIOUS): 0}
+_TURNS: Final = {
+    ("search_results", _NEXT): 1,
+    ("search_results", _PREVIOUS): -1,
+    ("item_page", _PREVIOUS): 0,
+}
 _SUCCESS: Final = 10.0
 RANDOM_QUERY_SEED: Final = 77
 """The seed of `<r>` in each task. The original uses Python's global generator without a seed."""
@@ -87,7 +91,13 @@ class _Session:
             chance = random.Random()
             chance.setstate(self.chance.getstate())
         now = self.goal, self.url, self.page, self.keywords, self.number, self.asin
-        return _Session(*now, self.options.copy(), self.visited.copy(), chance, self.purchase)
+        return _Session(
+            *now,
+            self.options.copy(),
+            self.visited.copy(),
+            chance,
+            self.purchase,
+        )
 
 
 class _View(NamedTuple):
@@ -110,7 +120,7 @@ class WebShopEngine:
         shop: The catalogue, goals and cached pages.
         observation_mode: `text` or `text_rich`, the original's two text observations.
         show_attributes: Whether item pages have the tab `Attributes`.
-        quirks: Which of the original's quirks to reproduce. None reproduces all.
+        quirks: Which of the original's quirks to reproduce.
     """
 
     _view: _View
@@ -118,14 +128,14 @@ class WebShopEngine:
     def __init__(
         self,
         shop: Shop,
-        observation_mode: ObservationMode = "text",
-        show_attributes: bool = False,
-        quirks: Quirks | None = None,
+        observation_mode: ObservationMode,
+        show_attributes: bool,
+        quirks: Quirks,
     ) -> None:
         self.shop: Final = shop
         self.observation_mode: Final = observation_mode
         self.show_attributes: Final = show_attributes
-        self.quirks: Final = quirks or Quirks()
+        self.quirks: Final = quirks
         self._current: _Session | None = None
         self._task = ""
 
@@ -161,11 +171,18 @@ class WebShopEngine:
         session = self._session
         if session.purchase and self.quirks.after_done == "freeze":
             return replace(self._state(session, valid=False), terminated=True)
+        # An error of the original leaves the page, but may have changed the session.
         name, argument = pages.parse_action(command)
-        before, error, bought = session.page, None, False
+        before = session.page
+        error = None
+        bought = False
         try:
             if name == "search" and argument:
-                self._search(session, tuple(argument.split(" ")), 1)
+                self._search(
+                    session,
+                    tuple(argument.split(" ")),
+                    1,
+                )
             elif name == "click" and argument in self._view.clickables and argument != "search":
                 bought = self._click(session, argument)
             else:
@@ -174,13 +191,25 @@ class WebShopEngine:
             error = str(raised)
         if session.page is not before:
             self._view = self._look(session)
-        return self._state(session, valid=error is None, bought=bought, error=error)
+        return self._state(
+            session,
+            valid=error is None,
+            bought=bought,
+            error=error,
+        )
 
     def fork(self) -> WebShopEngine:
         """Return an independent engine in the same state of the same task. Takes 1 to 2 microseconds."""
-        other = WebShopEngine(self.shop, self.observation_mode, self.show_attributes, self.quirks)
+        other = WebShopEngine(
+            self.shop,
+            self.observation_mode,
+            self.show_attributes,
+            self.quirks,
+        )
         if self._current is not None:
-            other._current, other._view, other._task = self._current.fork(), self._view, self._task
+            other._current = self._current.fork()
+            other._view = self._view
+            other._task = self._task
         return other
 
     def key(self) -> Hashable:
@@ -207,12 +236,21 @@ class WebShopEngine:
     # Actions
 
     def _search(self, session: _Session, keywords: tuple[str, ...], number: int) -> None:
-        session.keywords, session.number, session.asin, session.options = keywords, number, None, {}
+        session.keywords = keywords
+        session.number = number
+        session.asin = None
+        session.options = {}
         selection = self._select(session, keywords)
-        size, product = pages.PAGE_SIZE, self.shop.catalogue.product
+        size = pages.PAGE_SIZE
+        product = self.shop.catalogue.product
         products = [product(int(row)) for row in selection[(number - 1) * size : number * size]]
         session.url = f"{_ADDRESS}/search_results/{session.goal.index}/{'+'.join(keywords)}/{number}"
-        session.page = pages.results_page(session.goal.instruction, number, len(selection), products)
+        session.page = pages.results_page(
+            session.goal.instruction,
+            number,
+            len(selection),
+            products,
+        )
 
     def rank(self, product: int, query: str) -> int | None:
         """Return the position of a product in the results of `search[query]`, from 0, or None. For experts.
@@ -251,15 +289,23 @@ class WebShopEngine:
             self._buy(session)
             return True
         if name == _BACK:
-            session.keywords, session.asin, session.options, session.visited = (), None, {}, set()
+            session.keywords = ()
+            session.asin = None
+            session.options = {}
+            session.visited = set()
             session.url = f"{_ADDRESS}/{session.goal.index}"
             session.page = pages.index_page(session.goal.instruction)
         elif turn is not None:
             self._search(session, session.keywords, session.number + turn)
         elif name in _TABS:
-            product, tab = self._product(session), _TABS[name]
+            product = self._product(session)
+            tab = _TABS[name]
             session.url = f"{self._item_address(session, 'item_sub_page')}/{tab}/{session.options}"
-            session.page = pages.sub_page(session.goal.instruction, product, tab)
+            session.page = pages.sub_page(
+                session.goal.instruction,
+                product,
+                tab,
+            )
         else:
             self._open_item(session, name)
         return False
@@ -280,9 +326,19 @@ class WebShopEngine:
     def _buy(self, session: _Session) -> None:
         product = self._product(session)
         price = self.shop.price(product.index)
-        session.purchase = reward(product, session.goal, price, session.options, self.quirks.option_colours)
+        session.purchase = reward(
+            product,
+            session.goal,
+            price,
+            session.options,
+            self.quirks.option_colours,
+        )
         session.url = f"{_ADDRESS}/done/{session.goal.index}/{product.asin}/{session.options}"
-        session.page = pages.done_page(product.asin, session.options, session.purchase.score)
+        session.page = pages.done_page(
+            product.asin,
+            session.options,
+            session.purchase.score,
+        )
 
     def _product(self, session: _Session) -> Product:
         """Return the current product."""
@@ -304,12 +360,23 @@ class WebShopEngine:
             observation = pages.text_observation(page.nodes)
             text = pages.state_text(observation, self._task)
         else:
-            observation = pages.text_rich_observation(page.nodes, session.url, session.visited)
+            observation = pages.text_rich_observation(
+                page.nodes,
+                session.url,
+                session.visited,
+            )
             text = pages.rich_state_text(observation, session.goal.instruction)
-        return _View(observation, text, pages.action_list(page.search_bar, clickables), clickables)
+        return _View(
+            observation,
+            text,
+            pages.action_list(page.search_bar, clickables),
+            clickables,
+        )
 
     def _state(self, session: _Session, *, valid: bool, bought: bool = False, error: str | None = None) -> State:
-        view, page, purchase = self._view, session.page, session.purchase
+        view = self._view
+        page = session.page
+        purchase = session.purchase
         score = purchase.score if purchase else 0.0
         info: dict[str, Any] = {
             "page": view.observation,
@@ -322,5 +389,18 @@ class WebShopEngine:
         if error:
             info["error"] = error
         won = score == 1.0
-        gain = 0.0 if not bought else (_SUCCESS if won else 0.0) if self.quirks.reward_scale == "success" else score
-        return State(view.text, view.actions, valid, bought, won, gain, score, info)
+        gain = 0.0
+        if bought:
+            gain = score
+            if self.quirks.reward_scale == "success":
+                gain = _SUCCESS * won
+        return State(
+            view.text,
+            view.actions,
+            valid,
+            bought,
+            won,
+            gain,
+            score,
+            info,
+        )

@@ -50,9 +50,8 @@ PUBLISHED_LEAST: Final = 2000
 """Smaller sets of goals are split in proportion, because the published ranges would leave too few for training."""
 
 
-PRICE_SEED: Final = 0
 SHUFFLE_SEED: Final = 233
-"""The original's shuffle seed. `PRICE_SEED` is this package's default; the original draws prices without a seed."""
+"""The original's seed of the order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,35 +92,37 @@ class GoalSet:
     def __init__(
         self,
         catalogue: Catalogue,
-        kind: GoalKind = "synthetic",
-        price_seed: int = PRICE_SEED,
-        shuffle_seed: int = SHUFFLE_SEED,
+        kind: GoalKind,
+        price_seed: int,
+        shuffle_seed: int,
     ) -> None:
         if kind not in ("synthetic", "human"):
             raise InputError(unknown("kind of goals", kind, ("synthetic", "human")))
-        price_seed, shuffle_seed = checked_seed("price_seed", price_seed), checked_seed("shuffle_seed", shuffle_seed)
+        price_seed = checked_seed("price_seed", price_seed)
+        shuffle_seed = checked_seed("shuffle_seed", shuffle_seed)
         self.catalogue: Final = catalogue
         self.kind: Final = kind
-        with report_damage(catalogue.folder):
-            if kind == "human":
-                products, attributes = catalogue.human_products()
-                sources = np.flatnonzero(attributes)  # the original skips instructions without attributes
-                rows, counts = products[sources].astype(np.int64), np.ones(len(sources), np.int64)
-            else:
-                sources = rows = np.array(catalogue.instructed, np.int64)
-                counts = np.array(catalogue.combinations[rows], np.int64)
-            if len(rows) and not (rows.min() >= 0 and rows.max() < len(catalogue)):
-                raise ValueError("a goal of a product that does not exist")
-        self._sources, self._rows = sources, rows  # of each instruction with goals: its position, its product
+        # Of each instruction with goals: its position, its product, and the number of goals.
+        if kind == "human":
+            products, attributes = catalogue.human_products()
+            sources = np.flatnonzero(attributes)  # the original skips instructions without attributes
+            rows = products[sources].astype(np.int64)
+            counts = np.ones(len(sources), np.int64)
+        else:
+            sources = rows = np.array(catalogue.instructed, np.int64)
+            counts = np.array(catalogue.combinations[rows], np.int64)
+        self._sources = sources
+        self._rows = rows
         self._ends = np.cumsum(counts, dtype=np.int64)
         total = int(self._ends[-1]) if len(self._ends) else 0
         if not total:
             raise InputError(f"the catalogue in {catalogue.folder} has no {kind} goals; try the other kind of goals")
-        if not (counts >= 0).all() or counts.max() > MOST_GOALS or not 0 < total <= MOST_GOALS:
+        if counts.min() < 0 or counts.max() > MOST_GOALS or total > MOST_GOALS:
             raise InputError(f"the catalogue in {catalogue.folder} has more than {MOST_GOALS:,} {kind} goals, or none")
+        # The original's draws, in its order: prices, then bounds; the order has its own seed.
         draw = random.Random(price_seed)
         self.prices = _prices(catalogue.prices, draw)
-        self._bounds = _bounds(self.prices[self._rows], draw)
+        self._bounds = _bounds(self.prices[rows], draw)
         self._order = _shuffled(total, shuffle_seed)
         self.goal = bounded_cache(self._goal, KEPT_GOALS, LONGEST_GOAL, _length)
 
@@ -136,6 +137,7 @@ class GoalSet:
             return self._compose(index)
 
     def _compose(self, index: int) -> Goal:
+        # From the shuffled order to the place in the original's list, its instruction, and the choice of options.
         place = int(self._order[index])
         source = int(np.searchsorted(self._ends, place, side="right"))
         number = place - (int(self._ends[source - 1]) if source else 0)
@@ -145,7 +147,14 @@ class GoalSet:
         if self.kind == "human":
             human = self.catalogue.human_instruction(int(self._sources[source]))
             text = human.instruction.strip(".") + price
-            return Goal(index, product, text, human.attributes, human.options, bound)
+            return Goal(
+                index,
+                product,
+                text,
+                human.attributes,
+                human.options,
+                bound,
+            )
         if not product.instruction_attributes:
             raise InputError(f"the instruction of {product.asin} has no attributes; the original fails here too")
         options = combination(product.options, number)
@@ -183,10 +192,16 @@ def split_ranges(goals: int) -> dict[str, range]:
     >>> split_ranges(12_087)["train"], split_ranges(505)
     (range(1500, 12087), {'test': range(0, 50), 'eval': range(50, 151), 'train': range(151, 505)})
     """
-    first, second = PUBLISHED_TEST, PUBLISHED_EVAL
+    first = PUBLISHED_TEST
+    second = PUBLISHED_EVAL
     if goals < PUBLISHED_LEAST:
-        first, second = goals // 10, goals // 10 + goals // 5
-    return {"test": range(first), "eval": range(first, second), "train": range(second, goals)}
+        first = goals // 10
+        second = goals // 10 + goals // 5
+    return {
+        "test": range(first),
+        "eval": range(first, second),
+        "train": range(second, goals),
+    }
 
 
 def combination(options: Mapping[str, Sequence[str]], number: int) -> dict[str, str]:

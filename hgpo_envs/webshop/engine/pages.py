@@ -79,7 +79,12 @@ _NEXT_NODE: Final = Node(NEXT, "button")
 def index_page(instruction: str) -> Page:
     """Return the first page, with the instruction and the search bar."""
     head = (Node("WebShop"), Node("Instruction: "), Node(instruction))
-    return Page("index", head, (Node("Search", "button"),), search_bar=True)
+    return Page(
+        "index",
+        head,
+        (Node("Search", "button"),),
+        search_bar=True,
+    )
 
 
 def _head(instruction: str) -> tuple[Node, ...]:
@@ -123,7 +128,11 @@ def sub_page(instruction: str, product: Product, tab: str) -> Page:
         body += [Node(f" {bullet}") for bullet in product.bullet_points]
     elif tab == "Attributes":
         body += [Node(f" {attribute}") for attribute in product.attributes]
-        body += [Node(product.category), Node(product.query), Node(product.product_category)]
+        body += [
+            Node(product.category),
+            Node(product.query),
+            Node(product.product_category),
+        ]
     name: PageName = tab.lower()  # type: ignore[assignment]
     return Page(name, _head(instruction), tuple(body))
 
@@ -149,7 +158,11 @@ def done_page(asin: str, options: Mapping[str, str], score: float) -> Page:
         *("Target", "asin", "options", "attrs", "price upper", "instuction text", "category", "product category"),
         *("query", "Goal ", "None", "Reward", "Your score (min 0.0, max 1.0)", str(score), "Reward Details ", "None"),
     )
-    return Page("done", (), tuple(Node(text) for text in texts))
+    return Page(
+        "done",
+        (),
+        tuple(Node(text) for text in texts),
+    )
 
 
 def visible_text(text: str) -> str:
@@ -206,12 +219,13 @@ def clickables(page: Page) -> dict[str, Node]:
     A name that occurs twice keeps its first position but maps to its last node. An option's value may therefore hide a
     button or the same value of another option.
     """
-    nodes = [node for node in page.body if node.kind != "text"]
-    return {
-        **{_collapsed(node.text).lower(): node for node in nodes if node.kind == "button"},
-        **{_collapsed(node.text).lower(): node for node in nodes if node.kind == "product"},
-        **{node.text: node for node in nodes if node.kind == "option"},
-    }
+    found: dict[str, Node] = {}
+    for kind in ("button", "product", "option"):
+        for node in page.body:
+            if node.kind == kind:
+                name = node.text if kind == "option" else _collapsed(node.text).lower()
+                found[name] = node
+    return found
 
 
 def _collapsed(text: str) -> str:
@@ -231,7 +245,11 @@ def parse_action(command: str) -> tuple[str, str]:
     """
     line, _, _ = command.partition("\n")
     end = line.rfind("]")
-    start = line.rfind("[", 1, max(end - 1, 0))  # not a regular expression, which would try every pair of brackets
+    start = line.rfind(
+        "[",
+        1,
+        max(end - 1, 0),
+    )  # not a regular expression, which would try every pair of brackets
     return (line[:start], line[start + 1 : end].lower()) if start > 0 else (command, "")
 
 

@@ -80,7 +80,12 @@ def _process(text: str) -> str:
     return utils.default_process(text.translate(_LATIN_1))
 
 
-_processed = bounded_cache(_process, 1 << 14, 1 << 10, lambda _, text: len(text))
+_processed = bounded_cache(
+    _process,
+    1 << 14,
+    1 << 10,
+    lambda _, text: len(text),
+)
 
 
 def same(first: str, second: str) -> bool:

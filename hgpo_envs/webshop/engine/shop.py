@@ -39,9 +39,7 @@ class Shop:
         shuffle_seed: The seed of the goals' order.
     """
 
-    def __init__(
-        self, catalogue: Catalogue, goals: GoalKind = "synthetic", price_seed: int = 0, shuffle_seed: int = 233
-    ) -> None:
+    def __init__(self, catalogue: Catalogue, goals: GoalKind, price_seed: int, shuffle_seed: int) -> None:
         self.catalogue: Final = catalogue
         self.goals: Final = GoalSet(catalogue, goals, price_seed, shuffle_seed)
         self.item_nodes = bounded_cache(

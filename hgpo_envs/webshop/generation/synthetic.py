@@ -86,7 +86,8 @@ def write_synthetic(
             attributes.write(b"{")
             human.write(b"{")
             for number in range(products):
-                product, comma = SyntheticProduct(seed, number, text=text), b", " if number else b""
+                product = SyntheticProduct(seed, number, text=text)
+                comma = b", " if number else b""
                 items.write(comma + orjson.dumps(product.record))
                 attributes.write(comma + _entry(product.asin, product.attribute_entry()))
                 if instructions := product.human_entries(rate):
@@ -112,7 +113,8 @@ def identifier(number: int) -> str:
     >>> len({identifier(number) for number in range(1000)}), len(identifier(7))
     (1000, 10)
     """
-    value, digits = number * 1_234_567_890_121 % _IDENTIFIERS, ""
+    value = number * 1_234_567_890_121 % _IDENTIFIERS
+    digits = ""
     for _ in range(8):
         value, digit = divmod(value, 36)
         digits += "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"[digit]
@@ -121,7 +123,8 @@ def identifier(number: int) -> str:
 
 def rare_word(rank: int) -> str:
     """Return the invented word of a frequency rank. Frequent words are short."""
-    word, rest = "", rank + len(SYLLABLES)
+    word = ""
+    rest = rank + len(SYLLABLES)
     while rest:
         rest, syllable = divmod(rest, len(SYLLABLES))
         word = SYLLABLES[syllable] + word
@@ -152,7 +155,11 @@ class SyntheticProduct:
         self.brand = self.rare()
         self.name = self.pick(self.kind.names)
         self.material = self.pick(self.kind.materials)
-        self.attributes = self.some(self.kind.attributes, 2, 5)
+        self.attributes = self.some(
+            self.kind.attributes,
+            2,
+            5,
+        )
         self.known = {
             "brand": self.brand,
             "name": self.name,
@@ -204,13 +211,22 @@ class SyntheticProduct:
     def _filled(self, form: str) -> str:
         """Fill the gaps of a sentence. Random values are drawn only for the gaps it has."""
         attribute, other = self.random.sample(self.attributes, 2)
-        values = {"attribute": attribute, "Attribute": attribute.capitalize(), "other": other, **self.known}
+        values = {
+            "attribute": attribute,
+            "Attribute": attribute.capitalize(),
+            "other": other,
+            **self.known,
+        }
         return _GAP.sub(lambda gap: values.get(gap[1]) or str(_DRAWN[gap[1]](self)), form)
 
     def _record(self, text: float) -> dict[str, Any]:
-        kind, number = self.kind, self.random.randint(10**8, 10**9)
+        kind = self.kind
+        number = self.random.randint(10**8, 10**9)
         sentences = self.random.sample(SENTENCES, max(1, min(len(SENTENCES), round(self.random.uniform(5, 13) * text))))
-        features = [FIRST_POINT, *self.random.sample(POINTS, max(1, min(len(POINTS), round(4 * text))))]
+        features = [
+            FIRST_POINT,
+            *self.random.sample(POINTS, max(1, min(len(POINTS), round(4 * text)))),
+        ]
         bullets = [self._filled(form) for form in features]
         bullets += [f"{attribute.capitalize()} {self.name.lower()}" for attribute in self.attributes]
         price = max(1.99, kind.price * math.exp(self.random.gauss(0, 0.55)))
@@ -255,14 +271,19 @@ class SyntheticProduct:
         asked = self.some(self.attributes, 1, 2)
         choices = {label: self.pick(values) for label, values in self._offered().items() if self.chance(0.8)}
         name = self.name.lower()
-        noun = name if name.endswith(_PLURAL) else f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
+        article = "an" if name[0] in "aeiou" else "a"
+        noun = name if name.endswith(_PLURAL) else f"{article} {name}"
         opening = self.pick(
             ("i am looking for", "i need", "find me", "i would like to buy", "im shopping for", "i want")
         )
         is_so = [attribute for attribute in asked if attribute.split()[-1] in DESCRIBING]
         has = [attribute for attribute in asked if attribute not in is_so]
         verb = "are" if noun == name else "is"
-        clauses = [f"that {verb} {' and '.join(is_so)}"] * bool(is_so) + [f"with {' and '.join(has)}"] * bool(has)
+        clauses = []
+        if is_so:
+            clauses.append(f"that {verb} {' and '.join(is_so)}")
+        if has:
+            clauses.append(f"with {' and '.join(has)}")
         wishes = [
             self.pick(("{} {}", "the {} should be {}", "i prefer {} {}", "and {} {}")).format(label, value)
             for label, value in itertools.islice(choices.items(), 3)

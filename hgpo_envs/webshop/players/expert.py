@@ -65,7 +65,8 @@ class ExpertPlayer:
         """Return an independent copy. The engine is not used: the plan is complete."""
         del engine
         player = ExpertPlayer()
-        player.plan, player._done = self.plan, self._done
+        player.plan = self.plan
+        player._done = self._done
         return player
 
     def act(self, state: State) -> str:
@@ -86,14 +87,25 @@ def plan_purchase(engine: WebShopEngine) -> PurchasePlan:
 
 def _purchase(engine: WebShopEngine, product: Product) -> PurchasePlan:
     """Return the best plan to buy a product: a search that finds it and the options to choose."""
-    goal, shop = engine.goal, engine.shop
+    goal = engine.goal
+    shop = engine.shop
     choices = best_choices(product, goal, engine)
     chosen = {name: value for value, name in choices.items()}
     path = _path(engine, product)
     if path is None:
         return PurchasePlan((), 0.0)
-    result = reward(product, goal, shop.price(product.index), chosen, engine.quirks.option_colours)
-    clicks = [product.asin.lower(), *choices, pages.BUY.lower()]
+    result = reward(
+        product,
+        goal,
+        shop.price(product.index),
+        chosen,
+        engine.quirks.option_colours,
+    )
+    clicks = [
+        product.asin.lower(),
+        *choices,
+        pages.BUY.lower(),
+    ]
     actions = (*path, *(f"click[{name}]" for name in clicks))
     return PurchasePlan(actions, result.score)
 
@@ -105,7 +117,9 @@ def best_choices(product: Product, goal: Goal, engine: WebShopEngine) -> dict[st
         The option name of each value to click.
     """
     wanted = wanted_options(goal, engine.quirks.option_colours)
-    found: dict[int, dict[str, str]] = {0: {}}  # which wanted options (bits) -> the clicks that satisfy them
+    # A goal's options are bits. Option by option, `found` keeps for each set of satisfied ones the fewest clicks that
+    # satisfy it: one value can satisfy several, and only one value of an option can be chosen.
+    found: dict[int, dict[str, str]] = {0: {}}
     for name, values in _clickable_values(engine, product).items():
         counted = {value: _satisfied(value, wanted) for value in values}
         for mask, clicks in list(found.items()):
@@ -127,7 +141,13 @@ def _clickable_values(engine: WebShopEngine, product: Product) -> dict[str, list
     Some values cannot be chosen: a button has the same text, or an action cannot contain the text.
     """
     page = pages.item_page("", engine.shop.item_nodes(product.index, engine.show_attributes))
-    taken = {"search", pages.BUY.lower(), pages.BACK.lower(), pages.PREVIOUS.lower(), *map(str.lower, pages.SUB_PAGES)}
+    taken = {
+        "search",
+        pages.BUY.lower(),
+        pages.BACK.lower(),
+        pages.PREVIOUS.lower(),
+        *map(str.lower, pages.SUB_PAGES),
+    }
     values: dict[str, list[str]] = {}
     for value, node in pages.clickables(page).items():
         if node.kind == "option" and value not in taken and pages.parse_action(f"click[{value}]") == ("click", value):
@@ -137,7 +157,8 @@ def _clickable_values(engine: WebShopEngine, product: Product) -> dict[str, list
 
 def _others(engine: WebShopEngine) -> Iterable[Product]:
     """Yield other products that may satisfy the goal, judged by price, type and attributes."""
-    shop, goal = engine.shop, engine.goal
+    shop = engine.shop
+    goal = engine.goal
     small = len(shop.catalogue) <= EXAMINED
     rows = range(len(shop.catalogue)) if small else shop.catalogue.search(_clean(goal.instruction))
     for row in rows:

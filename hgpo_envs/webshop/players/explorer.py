@@ -49,14 +49,21 @@ class ExplorerPlayer:
         self._bound = float(bound[1]) if bound else float("inf")
         self._instruction = BOUND.sub("", task.instruction).lower()
         self._wanted = Counter(words(self._instruction))
-        self._offers, self._opened, self._pages, self._choices = [], set(), 0, None
+        self._offers = []
+        self._opened = set()
+        self._pages = 0
+        self._choices = None
 
     def fork(self, engine: Engine | None) -> ExplorerPlayer:
         """Return an independent copy. The engine is not used."""
         del engine
         player = ExplorerPlayer()
-        player._instruction, player._bound, player._wanted = self._instruction, self._bound, self._wanted
-        player._offers, player._opened, player._pages = list(self._offers), set(self._opened), self._pages
+        player._instruction = self._instruction
+        player._bound = self._bound
+        player._wanted = self._wanted
+        player._offers = list(self._offers)
+        player._opened = set(self._opened)
+        player._pages = self._pages
         player._choices = None if self._choices is None else list(self._choices)
         return player
 
@@ -72,6 +79,7 @@ class ExplorerPlayer:
         return f"click[{clicks[0]}]" if clicks else f"click[{pages.BACK.lower()}]"
 
     def _on_results(self, state: State, clicks: Sequence[str]) -> str:
+        # An offer that was opened is not opened again: it may have had no page.
         here = list(offers(page_parts(state.text), set(clicks) - BUTTONS - self._opened))
         self._offers += here
         self._pages += 1
@@ -86,8 +94,9 @@ class ExplorerPlayer:
 
     def _worth(self, title: str) -> float:
         """Return how well a title matches the instruction. Words that are rare in the titles seen count more."""
-        often = Counter(word for offer in self._offers for word in set(words(offer.title)))
-        return sum(1.0 / often[word] for word in set(words(title)) & self._wanted.keys())
+        often = Counter(word for offer in self._offers for word in words(offer.title))
+        # In the title's order: in that of a set, which differs between processes, the sum would be rounded differently.
+        return sum(1.0 / often[word] for word in words(title) if word in self._wanted)
 
     def _on_item(self, state: State, clicks: Sequence[str]) -> str:
         if self._choices is None:

@@ -62,7 +62,8 @@ def offers(parts: Sequence[str], asins: Iterable[str]) -> Iterable[Offer]:
 
 def option_groups(parts: Sequence[str], values: Sequence[str]) -> list[tuple[str, list[str]]]:
     """Return the options of an item page: names with the values that can be clicked."""
-    known, groups = set(values), list[tuple[str, list[str]]]()
+    known = set(values)
+    groups = list[tuple[str, list[str]]]()
     for before, part in pairwise(parts):
         if part not in known:
             continue
@@ -86,5 +87,9 @@ def named_value(instruction: str, name: str, values: Sequence[str]) -> str | Non
             return max(named, key=len)
     wanted = set(words(instruction))
     overlap = {value: len(wanted.intersection(words(value))) for value in values}
-    best = max(values, key=lambda value: overlap[value], default=None)
+    best = max(
+        values,
+        key=lambda value: overlap[value],
+        default=None,
+    )
     return best if best is not None and overlap[best] else None

@@ -20,13 +20,17 @@ from hgpo_envs.errors import InputError, UnknownTask, unknown
 from hgpo_envs.webshop.data.source import TaskIds
 from hgpo_envs.webshop.engine import pages
 from hgpo_envs.webshop.engine.engine import RANDOM_QUERY_SEED, ObservationMode
-from hgpo_envs.webshop.engine.goals import GoalKind, checked_seed, split_ranges
+from hgpo_envs.webshop.engine.goals import SHUFFLE_SEED, GoalKind, checked_seed, split_ranges
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-ORIGINAL_SHUFFLE: Final = 233
-INDEXES: Final = {None: "indexes", 100: "indexes_100", 1000: "indexes_1k", 100_000: "indexes_100k"}
+INDEXES: Final = {
+    None: "indexes",
+    100: "indexes_100",
+    1000: "indexes_1k",
+    100_000: "indexes_100k",
+}
 _CODE: Final = "web_agent_site/envs/web_agent_text_env.py"
 _WORKER: Final = Path(__file__).with_name("original_worker.py")
 _FIXES: Final = {
@@ -66,7 +70,7 @@ class OriginalSource:
         observation_mode: ObservationMode = "text",
         show_attributes: bool = False,
         price_seed: int = 0,
-        shuffle_seed: int = ORIGINAL_SHUFFLE,
+        shuffle_seed: int = SHUFFLE_SEED,
         *,
         python: str | None = None,
         num_products: int | None = None,
@@ -79,7 +83,7 @@ class OriginalSource:
         ):
             if value not in known:
                 raise InputError(unknown(kind, value, map(str, known)))
-        if shuffle_seed != ORIGINAL_SHUFFLE:
+        if shuffle_seed != SHUFFLE_SEED:
             raise InputError(f"shuffle_seed: expected 233 with the original, received {shuffle_seed!r}; omit it")
         price_seed = checked_seed("price_seed", price_seed)
         folder = checked_checkout(data, num_products)
@@ -105,7 +109,10 @@ class OriginalSource:
 
     def ids(self, split: str) -> Sequence[str]:
         """Return the split's task ids; see `hgpo_envs.webshop.data.source.WebShopSource.ids`."""
-        places = {**self.splits, "all": range(len(self._goals))}
+        places = {
+            **self.splits,
+            "all": range(len(self._goals)),
+        }
         if split not in places:
             raise InputError(unknown("split", split, places))
         return TaskIds(places[split])
@@ -122,7 +129,13 @@ class OriginalSource:
         index = self.index(task_id)
         instruction, category = self._goals[index]
         split = next(name for name, places in self.splits.items() if index in places)
-        return Task(str(index), split, instruction, category, self._versions)
+        return Task(
+            str(index),
+            split,
+            instruction,
+            category,
+            self._versions,
+        )
 
     def engine(self) -> OriginalEngine:
         """Return an engine that uses a new environment in the original's process."""
@@ -144,7 +157,8 @@ class OriginalEngine:
         index = self._source.index(task_id)
         self._instruction = self._source.task(task_id).instruction
         answer = self._source.process.ask({"environment": self._number, "goal": index})
-        self._number, self._score = answer["environment"], 0.0
+        self._number = answer["environment"]
+        self._score = 0.0
         self._part = pages.task_part(answer["page"])
         return self._state(answer, valid=True)
 
@@ -157,18 +171,34 @@ class OriginalEngine:
         return self._state(answer, valid=(listed or (name == "search" and argument != "")) and "error" not in answer)
 
     def _state(self, answer: dict[str, Any], *, valid: bool) -> State:
-        text, available = answer["page"], answer["available_actions"]
+        text = answer["page"]
+        available = answer["available_actions"]
         self._clickables = frozenset(available["clickables"])
         if answer["done"]:
             self._score = answer["reward"]
         plain = self._source.observation_mode == "text"
         state = pages.state_text(text, self._part) if plain else pages.rich_state_text(text, self._instruction)
-        info = {"page": text, "available_actions": available, "url": answer["url"], **(answer["parts"] or {})}
+        info = {
+            "page": text,
+            "available_actions": available,
+            "url": answer["url"],
+            **(answer["parts"] or {}),
+        }
         if "error" in answer:
             info["error"] = answer["error"]
         actions = pages.action_list(available["has_search_bar"], available["clickables"])
-        done, reward = answer["done"], answer["reward"]
-        return State(state, actions, valid, done, self._score == 1.0, reward, self._score, info)
+        done = answer["done"]
+        reward = answer["reward"]
+        return State(
+            state,
+            actions,
+            valid,
+            done,
+            self._score == 1.0,
+            reward,
+            self._score,
+            info,
+        )
 
 
 class OriginalProcess:
@@ -199,7 +229,12 @@ class OriginalProcess:
                 f"cannot run {python}: {error.strerror}; name the original's interpreter with python=…"
             ) from None
         self.pid: Final = self._process.pid
-        self.close = weakref.finalize(self, _end, self._process, self._complaints)
+        self.close = weakref.finalize(
+            self,
+            _end,
+            self._process,
+            self._complaints,
+        )
         try:
             self.answer: Final = self.ask(settings)
             failure = self.answer.get("failed")
@@ -211,7 +246,8 @@ class OriginalProcess:
 
     def ask(self, request: dict[str, Any]) -> dict[str, Any]:
         """Send a request and return the answer. Raises RuntimeError if the process has died."""
-        sink, source = self._process.stdin, self._process.stdout
+        sink = self._process.stdin
+        source = self._process.stdout
         assert sink
         assert source
         try:

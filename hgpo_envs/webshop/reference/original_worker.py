@@ -81,7 +81,10 @@ class Original:
         try:
             self._pages[number], reward, done, _ = environment.step(command)
         except Exception as error:  # noqa: BLE001 - any error of the original is part of the answer
-            return {**self._answer(number, reward=0.0, done=False), "error": f"{type(error).__name__}: {error}"}
+            return {
+                **self._answer(number, reward=0.0, done=False),
+                "error": f"{type(error).__name__}: {error}",
+            }
         return self._answer(number, reward=reward, done=done)
 
     def _answer(self, number: int, *, reward: float, done: bool) -> dict[str, Any]:
@@ -100,7 +103,11 @@ class Original:
 
 def main() -> None:
     """Read the settings and then requests from standard input, and write answers to the original standard output."""
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    answers = os.fdopen(
+        os.dup(1),
+        "w",
+        encoding="utf-8",
+    )
     os.dup2(2, 1)  # because the original prints while it loads
     try:
         original = Original(json.loads(sys.stdin.readline()))

@@ -43,8 +43,14 @@ def _classes() -> dict[str, Any]:
 
 def _set(*names: str) -> str:
     """Return the regular expression of the code points in some classes of `word_break.json`."""
-    parts = [part.split("-") for name in names for line in _classes()[name]["ranges"] for part in line.split()]
-    return "[" + "".join("-".join(re.escape(chr(int(end, 16))) for end in part) for part in parts) + "]"
+    lines = [line for name in names for line in _classes()[name]["ranges"]]
+    ranges = " ".join(lines).split()
+    return f"[{''.join(map(_range, ranges))}]"
+
+
+def _range(part: str) -> str:
+    """Return a range in a regular expression, of hexadecimal numbers: `41` or `41-5A`."""
+    return "-".join(re.escape(chr(int(end, 16))) for end in part.split("-"))
 
 
 def _with_marks(characters: str) -> str:
@@ -55,10 +61,15 @@ def _with_marks(characters: str) -> str:
 def _words() -> str:
     """Return the expression of runs of letters, numbers and katakana with their joining characters (WB5 to WB13b)."""
     ex = _with_marks
-    letter, hebrew = ex(_set("letters", "hebrew")), ex(_set("hebrew"))
-    number, katakana, joiner = ex(_set("numbers")), ex(_set("katakana")), ex(_set("joiners"))
-    in_word, in_number = ex(_set("mid_letter", "mid_both", "quote")), ex(_set("mid_number", "mid_both", "quote"))
-    quoted, single = hebrew + ex('"') + hebrew, hebrew + ex("'")
+    letter = ex(_set("letters", "hebrew"))
+    hebrew = ex(_set("hebrew"))
+    number = ex(_set("numbers"))
+    katakana = ex(_set("katakana"))
+    joiner = ex(_set("joiners"))
+    in_word = ex(_set("mid_letter", "mid_both", "quote"))
+    in_number = ex(_set("mid_number", "mid_both", "quote"))
+    quoted = hebrew + ex('"') + hebrew
+    single = hebrew + ex("'")
     item = (
         f"(?:{katakana}(?:{joiner}*{katakana})*"
         f"|(?:{quoted}|{single}"
@@ -70,7 +81,8 @@ def _words() -> str:
 
 def _pictures() -> tuple[str, str]:
     """Return the expressions of joined emoji and of single emoji (Unicode Technical Standard 51)."""
-    tones, pictures = "[\U0001f3fb-\U0001f3ff]", _set("pictures")
+    tones = "[\U0001f3fb-\U0001f3ff]"
+    pictures = _set("pictures")
     join = f"\u200d(?=\u200d*(?:{tones}|{pictures}))"
     mark = f"(?![\ufe0e\ufe0f]){_set('marks')}"
     marks = f"(?:(?!{join}){mark})*"
@@ -123,6 +135,8 @@ def _cut_words(text: str) -> Iterator[str]:
     """Yield the words of a text with possibly too long words, matching in a window of 255 UTF-16 units."""
     at = core = 0
     while at < len(text):
+        # Lucene reads a window at a time. A search for a word takes long where there is none, and every word has a
+        # core: without one in the window, there is nothing to search for.
         seen = _seen_from(text, at)
         if core < at or core == 0:
             match = _core().search(text, at)
@@ -157,7 +171,8 @@ def term(word: str) -> str | None:
     """
     if len(word) >= 2 and word[-1] in "sS" and word[-2] in "'\u2019\uff07":
         word = word[:-2]
-    word = word.lower() if word.isascii() else "".join("i" if letter == "İ" else letter.lower() for letter in word)
+    word = word.replace("İ", "i")  # of which Python makes two characters
+    word = word.lower() if word.isascii() else "".join(map(str.lower, word))  # alone, so that no letter sees another
     return None if word in STOP_WORDS else stem(word)
 
 

@@ -108,11 +108,22 @@ class _Postings:
         """Return approximately `count` of the best documents, or all if there are fewer."""
         if len(self.documents) <= count:
             return self.documents
+        # The codes of a sample tell which code about so many postings reach.
         sample = self.codes[:: max(1, len(self.codes) // 8192)]
         rank = max(1, len(sample) * count // len(self.codes))
-        code = np.partition(sample, len(sample) - rank)[len(sample) - rank]
+        code = _ranked(sample, rank)
         documents: NDArray[Any] = self.documents[self.codes >= code][: 4 * count]
         return documents
+
+
+def _ranked(values: NDArray[Any], rank: int) -> Any:  # noqa: ANN401 (a number of NumPy)
+    """Return the value at a rank, from 1 for the largest."""
+    return np.partition(values, len(values) - rank)[len(values) - rank]
+
+
+def _largest(values: NDArray[Any], count: int) -> NDArray[np.intp]:
+    """Return the positions of the largest values, ascending."""
+    return np.sort(np.argpartition(values, len(values) - count)[len(values) - count :])
 
 
 class _Counts(msgspec.Struct):
@@ -141,41 +152,71 @@ class Index:
             raise InputError(f"{folder / 'index.json'}: {one_line(error)}; build the catalogue again") from None
         self.size: Final[int] = counts.documents
         self._products: Final = products
+        # 1. The terms: their names, one after the other, and the number of each.
         ends = mapped(folder / "term_ends.npy", np.uint32)
         numbers = mapped(folder / "term_numbers.npy", np.int32)
-        self._starts = mapped(folder / "starts.npy", np.int64)
-        self._documents = mapped(folder / "documents.npy", np.uint16, np.uint32)
-        self._codes = mapped(folder / "codes.npy", np.uint16, np.uint32)
         terms_size = int(ends[-1]) if len(ends) else 0
         with open_regular(folder / "terms.bin", "catalogue's file") as file:
             fits = os.fstat(file.fileno()).st_size == terms_size
             names = np.memmap(file, np.uint8, "r") if fits and terms_size else np.empty(0, np.uint8)
-        # bind the arrays, not the index: a reference cycle would delay unmapping the files
-        find = partial(_number, names.view(np.ndarray), ends, numbers)  # a view, because slicing a memmap is slow
-        self.number: Final = bounded_cache(find, KEPT_TERMS, LONGEST_TERM, lambda _, term: len(term))
+        # The cache gets the arrays, not the index: a reference cycle would delay unmapping the files.
+        find = partial(
+            _number,
+            names.view(np.ndarray),
+            ends,
+            numbers,
+        )  # a view, because slicing a memmap is slow
+        self.number: Final = bounded_cache(
+            find,
+            KEPT_TERMS,
+            LONGEST_TERM,
+            lambda _, term: len(term),
+        )
         """The number of a term, or None if no document contains it."""
+        # 2. The postings of each number.
+        self._starts = mapped(folder / "starts.npy", np.int64)
+        self._documents = mapped(
+            folder / "documents.npy",
+            np.uint16,
+            np.uint32,
+        )
+        self._codes = mapped(
+            folder / "codes.npy",
+            np.uint16,
+            np.uint32,
+        )
         postings = int(self._starts[-1]) if len(self._starts) else -1
+        # 3. The frequency and length of each code, from which the score of a posting is computed.
+        frequencies = mapped(folder / "code_frequencies.npy", np.int32)
+        lengths = mapped(folder / "code_lengths.npy", np.uint8)
+        fits = fits and len(frequencies) == len(lengths)
         fits = fits and len(numbers) == len(ends) == len(self._starts) - 1
         if not fits or not len(self._codes) == len(self._documents) == postings:
             raise InputError(f"the files of {folder} do not match each other; build the catalogue again")
-        frequencies = mapped(folder / "code_frequencies.npy", np.int32)
-        lengths = mapped(folder / "code_lengths.npy", np.uint8)
-        if len(frequencies) != len(lengths):
-            raise InputError(f"the codes of {folder} do not match each other; build the catalogue again")
-        self._saturation = bm25.saturation(frequencies, lengths, self.size, counts.tokens)
+        self._saturation = bm25.saturation(
+            frequencies,
+            lengths,
+            self.size,
+            counts.tokens,
+        )
 
     def lists(self, query: str) -> list[_Postings]:
         """Return the lists of a query's terms in descending order of their bounds."""
         lists = []
         for term, count in Counter(terms(query)).items():
             number = self.number(term)
-            if number is not None:
-                begin, end = int(self._starts[number]), int(self._starts[number + 1])
-                if not 0 <= begin < end or not self._documents[end - 1] < self._products:
-                    raise ValueError(f"the postings of {term!r} are damaged")
-                table = bm25.scores(bm25.weight(self.size, end - begin, count), self._saturation)
-                codes = self._codes[begin:end]
-                lists.append(_Postings(self._documents[begin:end], codes, table, float(table[codes.max()])))
+            if number is None:
+                continue
+            begin = int(self._starts[number])
+            end = int(self._starts[number + 1])
+            # A document beyond the last product would make `_union` take memory for it.
+            if not 0 <= begin < end or not self._documents[end - 1] < self._products:
+                raise ValueError(f"the postings of {term!r} are damaged")
+            documents = self._documents[begin:end]
+            codes = self._codes[begin:end]
+            table = bm25.scores(bm25.weight(self.size, end - begin, count), self._saturation)
+            bound = float(table[codes.max()])
+            lists.append(_Postings(documents, codes, table, bound))
         return sorted(lists, key=lambda postings: -postings.bound)
 
     def search(self, query: str, results: int = RESULTS) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
@@ -188,13 +229,18 @@ class Index:
         Returns:
             The document numbers (int64), best first and ties by number, and their scores (float32).
         """
+        # 1. The list of each term, the one with the best score first.
         lists = self.lists(query)
         if not lists:
             return np.empty(0, np.int64), np.empty(0, np.float32)
+        # 2. A score that every result reaches. Without it (0), all documents of the lists are candidates.
         threshold = 0.0
         if sum(len(postings.documents) for postings in lists) > _SHORT:
             threshold = _threshold(lists, results)
-        documents, totals = _scored(lists, _candidates(lists, threshold), threshold, results)
+        # 3. The documents that can reach it, and 4. their scores.
+        candidates = _candidates(lists, threshold)
+        documents, totals = _scored(lists, candidates, threshold, results)
+        # 5. Lucene compares sums that are rounded to float32.
         scores = totals.astype(np.float32)
         order = np.lexsort((documents, -scores))[:results]
         return documents[order].astype(np.int64), scores[order]
@@ -202,7 +248,9 @@ class Index:
 
 def _number(names: NDArray[np.uint8], ends: NDArray[np.uint32], numbers: NDArray[np.int32], term: str) -> int | None:
     """Find a term's number by bisection of the sorted names."""
-    wanted, low, high = term.encode("utf-8", "surrogatepass"), 0, len(ends)
+    wanted = term.encode("utf-8", "surrogatepass")
+    low = 0
+    high = len(ends)
     while low < high:
         middle = (low + high) // 2
         begin = int(ends[middle - 1]) if middle else 0
@@ -220,7 +268,12 @@ def _threshold(lists: list[_Postings], results: int) -> float:
         if len(documents) >= max(results, _PROMISING // 4):
             break
         documents = _union([documents, other.best(_PROMISING)])
-    return _reached(lists, documents, np.zeros(len(documents)), results)
+    return _reached(
+        lists,
+        documents,
+        np.zeros(len(documents)),
+        results,
+    )
 
 
 def _reached(lists: list[_Postings], documents: NDArray[Any], totals: NDArray[np.float64], results: int) -> float:
@@ -236,26 +289,34 @@ def _reached(lists: list[_Postings], documents: NDArray[Any], totals: NDArray[np
         return 0.0
     for postings in lists:
         totals = totals + postings.scores(documents)
-        kept = max(results, len(documents) // 2)  # to save time, keep the better half after each list
-        best = np.sort(np.argpartition(totals, len(totals) - kept)[len(totals) - kept :])
-        documents, totals = documents[best], totals[best]
-    return float(np.partition(totals, len(totals) - results)[len(totals) - results]) * _CAREFUL
+        # Any documents give a valid score. To save time, only the better half is kept after each list.
+        best = _largest(totals, max(results, len(documents) // 2))
+        documents = documents[best]
+        totals = totals[best]
+    return float(_ranked(totals, results)) * _CAREFUL
 
 
 def _candidates(lists: list[_Postings], threshold: float) -> NDArray[Any]:
     """Return all documents that can reach the threshold, ascending: those above some list's cut."""
     if threshold <= 0:
         return _union([postings.documents for postings in lists])
+    # Cuts at the same share of all bounds, or at larger ones of the smallest bounds: which leaves the fewest documents?
     least = threshold / sum(postings.bound for postings in lists)
-    choices = [_cuts(lists, threshold, share) for share in (least, *(share for share in _SHARES if share > least))]
-    cuts = min(choices, key=lambda cuts: sum(map(_Postings.count_above, lists, cuts)))
+    shares = [
+        least,
+        *(share for share in _SHARES if share > least),
+    ]
+    choices = [_cuts(lists, threshold, share) for share in shares]
+    counts = [sum(map(_Postings.count_above, lists, cuts)) for cuts in choices]
+    cuts = choices[int(np.argmin(counts))]
     parts = [postings.above(cut) for postings, cut in zip(lists, cuts, strict=True)]
     return _union(parts)
 
 
 def _cuts(lists: list[_Postings], threshold: float, share: float) -> list[float]:
     """Return cuts whose sum is below the threshold: a fraction of the bound, starting with the smallest bounds."""
-    left, cuts = threshold, []
+    left = threshold
+    cuts = []
     for postings in reversed(lists):
         cut = min(left, postings.bound * share)
         left -= cut
@@ -270,7 +331,11 @@ def _union(lists: list[NDArray[Any]]) -> NDArray[Any]:
     if sum(map(len, lists)) < _FEW:
         documents = np.sort(np.concatenate(lists), kind="stable")  # merges sorted runs, which np.unique does not
         first = np.ones(len(documents), np.bool_)
-        np.not_equal(documents[1:], documents[:-1], out=first[1:])
+        np.not_equal(
+            documents[1:],
+            documents[:-1],
+            out=first[1:],
+        )
         return documents[first]
     flags = np.zeros(1 + max(int(documents[-1]) for documents in lists if len(documents)), np.bool_)
     for documents in lists:
@@ -287,10 +352,13 @@ def _scored(
     for place, postings in enumerate(lists):
         totals += postings.scores(documents)
         rest -= postings.bound
+        # The best documents so far give a higher threshold.
         if place in _LOOK_AGAIN and len(documents) > _FEW:
-            best = np.sort(np.argpartition(totals, len(totals) - _FEW)[len(totals) - _FEW :])
+            best = _largest(totals, _FEW)
             threshold = max(threshold, _reached(lists[place + 1 :], documents[best], totals[best], results))
+        # Documents that cannot reach it with the bounds of the other lists are dropped.
         if threshold > 0:
             able = totals >= threshold - rest * (2 - _CAREFUL)
-            documents, totals = documents[able], totals[able]
+            documents = documents[able]
+            totals = totals[able]
     return documents, totals

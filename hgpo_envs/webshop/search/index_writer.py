@@ -58,7 +58,9 @@ class IndexWriter:
 
     def add(self, text: str) -> None:
         """Add the next document."""
-        before, known, tokens = len(self.tokens), self.pieces, self.tokens
+        before = len(self.tokens)
+        known = self.pieces
+        tokens = self.tokens
         for piece in text.split(" "):
             terms = known.get(piece)
             tokens += self._learn(piece) if terms is None else terms
@@ -77,16 +79,19 @@ class IndexWriter:
 
     def _flush(self) -> None:
         """Write one run: sorted (term, document) pairs with their frequencies."""
+        # 1. A term and its document in one integer, so that one sort groups the tokens of each pair.
         lengths = np.array(self.lengths[self.flushed :], np.int64)
         documents = np.repeat(np.arange(self.flushed, len(self.lengths), dtype=np.int64), lengths)
         keys = np.array(self.tokens, np.int64) << 32
         keys |= documents
         keys.sort()
+        # 2. The first token of each pair; the distance to the next one is the frequency.
         first = np.flatnonzero(np.diff(keys, prepend=-1))
         frequencies = np.diff(first, append=len(keys)).astype(np.int32)
         keys = keys[first]
         document = (keys & 0xFFFFFFFF).astype(np.int32)
-        short = np.array([length_byte(length) for length in lengths.tolist()], np.uint8)[document - self.flushed]
+        # 3. The pairs of frequency and length, which get their codes when all are known.
+        short = _length_bytes(lengths.tolist())[document - self.flushed]
         self.pairs.update(np.unique(frequencies.astype(np.int64) << 8 | short).tolist())
         for name, values in (
             ("terms", (keys >> 32).astype(np.int32)),
@@ -107,13 +112,16 @@ class IndexWriter:
         """
         if len(self.lengths) > self.flushed:
             self._flush()
+        # 1. What depends on all documents: the counts, and the code of each pair of frequency and length.
         lengths = np.array(self.lengths, np.int64)
-        documents, total = int(np.count_nonzero(lengths)), int(lengths.sum())
+        documents = int(np.count_nonzero(lengths))
+        total = int(lengths.sum())
         (self.folder / "index.json").write_text(json.dumps({"documents": documents, "tokens": total}))
         codes = self._codes(documents, total)
         starts = self._starts()
         np.save(self.folder / "starts.npy", starts)
-        short = np.array([length_byte(length) for length in self.lengths], np.uint8)
+        short = _length_bytes(self.lengths)
+        # 2. The postings, merged for as many terms at a time as fit into memory, but at least one.
         with (self.folder / "documents.npy").open("wb") as out, (self.folder / "codes.npy").open("wb") as out_codes:
             document_type = np.uint16 if len(ranks) <= 1 << 16 else np.uint32
             code_type = np.uint16 if len(codes) <= 1 << 16 else np.uint32
@@ -123,7 +131,13 @@ class IndexWriter:
             while first < len(starts) - 1:
                 last = int(np.searchsorted(starts, starts[first] + TOKENS_AT_ONCE, side="right")) - 1
                 last = max(last, first + 1)
-                document, code = self._merged(first, last, ranks, short, codes)
+                document, code = self._merged(
+                    first,
+                    last,
+                    ranks,
+                    short,
+                    codes,
+                )
                 out.write(document.astype(document_type).tobytes())
                 out_codes.write(code.astype(code_type).tobytes())
                 first = last
@@ -150,7 +164,8 @@ class IndexWriter:
             code of each.
         """
         pairs = np.array(sorted(self.pairs), np.int64)
-        frequencies, lengths = (pairs >> 8).astype(np.int32), (pairs & 0xFF).astype(np.uint8)
+        frequencies = (pairs >> 8).astype(np.int32)
+        lengths = (pairs & 0xFF).astype(np.uint8)
         order = np.argsort(saturation(frequencies, lengths, documents, total), kind="stable")
         np.save(self.folder / "code_frequencies.npy", frequencies[order])
         np.save(self.folder / "code_lengths.npy", lengths[order])
@@ -180,6 +195,10 @@ class IndexWriter:
         (self.folder / "terms.bin").write_bytes(b"".join(term for term, _ in encoded))
         np.save(self.folder / "term_ends.npy", np.cumsum([len(term) for term, _ in encoded], dtype=np.uint32))
         np.save(self.folder / "term_numbers.npy", np.array([number for _, number in encoded], np.int32))
+
+
+def _length_bytes(lengths: list[int]) -> NDArray[np.uint8]:
+    return np.array([length_byte(length) for length in lengths], np.uint8)
 
 
 def _write_header(file: Any, kind: type[np.generic], length: int) -> None:  # noqa: ANN401 - any binary file
