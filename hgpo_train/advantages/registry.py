@@ -353,10 +353,13 @@ def get(name: str) -> Estimator:
 
 
 def names() -> list[str]:
-    """Return the names of registered estimators that need a table only. Warn if an entry point cannot be imported."""
+    """Return the names of registered estimators that need a step table only, neither scores nor a model.
+
+    Warn if an entry point cannot be imported.
+    """
     for name in installed(ENTRY_POINTS):
         try:
             get(name)
         except InputError as error:
             warnings.warn(str(error), stacklevel=2)
-    return [name for name, registered in _registered.items() if registered.in_training is None]
+    return [name for name, each in _registered.items() if each.in_training is None and not each.scores]
