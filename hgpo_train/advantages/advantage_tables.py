@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from hgpo_train.advantages.tables import StepTable
 
 METADATA: Final = "hgpo.advantages"
+TRAINED: Final = "advantages"
+"""The folder of a training run with an advantage table of each iteration, named by its number: `000012.parquet`."""
 ROW_GROUP_ROWS: Final = 50_000
 
 
@@ -132,6 +134,26 @@ def read_metadata(path: Path) -> dict[str, Any]:
     if METADATA not in metadata:
         raise InputError(f"{path}: expected an advantage table, received a file without the metadata {METADATA}")
     return dict(orjson.loads(metadata[METADATA]))
+
+
+def trained_advantages(run: Path) -> pl.LazyFrame | None:
+    """Return the advantages that a run was trained on (`TRAINED`); None if it has no such table.
+
+    Steps that were not trained on, such as those of aborted rollouts and of filtered groups, have no row or null.
+
+    Raises:
+        InputError: A file is no advantage table, or the tables have columns of different types.
+    """
+    files = sorted((run / TRAINED).glob("*.parquet"))
+    if not files:
+        return None
+    read_metadata(files[0])
+    try:
+        steps = pl.scan_parquet(files, missing_columns="insert", extra_columns="ignore")
+        steps.collect_schema()
+    except (OSError, pl.exceptions.PolarsError) as error:
+        raise InputError(f"{run / TRAINED}: expected advantage tables ({one_line(error)})") from error
+    return steps
 
 
 def join_advantages(steps: pl.LazyFrame, advantages: pl.LazyFrame) -> pl.LazyFrame:

@@ -27,7 +27,7 @@ from hgpo_train.settings import build, read_assignments, types_of
 from hgpo_train.view.connections import BACKLOG, Connection
 from hgpo_train.view.documents import group_document, step_documents
 from hgpo_train.view.encoding import encode
-from hgpo_train.view.estimates import estimate, estimator_documents, estimator_with
+from hgpo_train.view.estimates import AS_TRAINED, estimate, estimator_documents, estimator_with, trained_estimate
 from hgpo_train.view.overview import (
     comparison_document,
     curves_document,
@@ -105,10 +105,12 @@ def make_app(
     def runs(_: Request) -> Response:
         return _json({"runs": [source.document() for source in sources], **head})
 
-    def estimated(_: Source, index: Index, request: Request) -> object:
-        query = request.query_params
-        estimator = estimator_with(query.get("estimator", "hgpo"), query.getlist("set"), names)
-        return estimate(index, request.path_params["group"], estimator)
+    def estimated(source: Source, index: Index, request: Request) -> object:
+        query, number = request.query_params, request.path_params["group"]
+        name = query.get("estimator", "hgpo")
+        if name == AS_TRAINED:
+            return trained_estimate(source.folder or source.path, index, number)
+        return estimate(index, number, estimator_with(name, query.getlist("set"), names))
 
     paths = {**DOCUMENTS, "groups/{group:digits}/estimates": estimated, "against/{other:digits}": compared}
     routes = [

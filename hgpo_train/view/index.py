@@ -10,6 +10,7 @@ from bisect import bisect_right
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import polars as pl
@@ -59,6 +60,11 @@ class Index:
     def rows(self) -> int:
         """The number of steps."""
         return self.starts[-1]
+
+    @property
+    def place(self) -> str:
+        """What an error of reading names: the file, or the folder of several."""
+        return self.files[0] if len(self.files) == 1 else str(Path(self.files[0]).parent)
 
     def group(self, number: int) -> dict[str, Any]:
         """Return a group's row of `groups`.

@@ -23,14 +23,12 @@ from hgpo_envs.unicode_text import clean_text
 from hgpo_train.advantages import registry
 from hgpo_train.view.documents import STEPS, group_document, step_documents
 from hgpo_train.view.encoding import encode_redacted
-from hgpo_train.view.estimates import estimate, estimator_documents
+from hgpo_train.view.estimates import AS_TRAINED, estimate, estimator_documents, trained_estimate
 from hgpo_train.view.overview import curves_document, definitions_document, levels_document, overview_document
 from hgpo_train.view.tasks import PAGE, TaskFilter, tasks_document
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
-
-    from tokenizers import Tokenizer
 
     from hgpo_train.advantages.registry import Estimator
     from hgpo_train.view.index import Index
@@ -79,46 +77,64 @@ def write_page(
     Raises:
         InputError: A task or an estimator is unknown, or not a single task fits into the size.
     """
-    if tasks is not None and tasks < 1:
-        raise InputError(f"--tasks: expected a positive number, received {tasks}")
-    if not max_mb > 0:
-        raise InputError(f"--max-mb: expected a positive number, received {max_mb:g}")
+    check_positive = {"--tasks": 1 if tasks is None else tasks, "--max-mb": max_mb}
+    for option, value in check_positive.items():
+        if not value > 0:
+            raise InputError(f"{option}: expected a positive number, received {value:g}")
+
+    # 1. The documents of whole runs.
     answers: dict[str, Any] = {}
     problems: list[str] = []
-    opened: list[tuple[Source, Index, int]] = []
+    opened: list[tuple[Source, Index]] = []
+    totals_of_runs: list[int] = []
     for source in sources:
         with _noting(source, problems):
-            opened.append((source, source.index(), _overview(source, f"runs/{len(opened)}", answers)))
-    sources = [source for source, *_ in opened]
-    indices = [index for _, index, _ in opened]
-    trained = [source.trained() for source in sources]
-    names = list(dict.fromkeys([*(name for name, _ in filter(None, trained)), *(estimators or ESTIMATORS)]))
-    specs = [_specs(names, dict(parameters)) for _, parameters in (each or ("", {}) for each in trained)]
-    known = {task for index in indices for task in index.groups["task_id"]}
+            index = source.index()
+            totals_of_runs.append(_add_overview(source, index, f"runs/{len(opened)}", answers))
+            opened.append((source, index))
+
+    # 2. The estimators: those of training runs, and the chosen ones with the parameters of training.
+    trained = [source.trained() or ("", {}) for source, _ in opened]
+    names = [name for name, _ in trained if name]
+    names = list(dict.fromkeys([*names, *(estimators or ESTIMATORS)]))
+    specs = [_specs(names, parameters) for _, parameters in trained]
+
+    # 3. The tasks of each run that are wanted.
+    known = {task for _, index in opened for task in index.groups["task_id"]}
     if missing := set(task_ids) - known:
         raise InputError(unknown("task", min(missing), sorted(known), limit=5))
+    wanted: list[int] = []
+    selected: list[Iterator[dict[str, Any]]] = []
+    for _, index in opened:
+        numbers = index.groups.filter(pl.col("task_id").is_in(task_ids))["number"] if task_ids else None
+        found = tasks_document(index, TaskFilter(limit=0), numbers)["total"]
+        wanted.append(found if task_ids or tasks is None else min(tasks, found))
+        selected.append(islice(_tasks(index, numbers), wanted[-1]))
+
+    # 4. Tasks are added in turns, until the next one would exceed the size.
     runs: list[dict[str, Any]] = [
         {**source.document(), "path": source.name, "version": "", "selection": {"tasks": 0, "of": of}}
-        for source, _, of in opened
+        for (source, _), of in zip(opened, totals_of_runs, strict=True)
     ]
-    head = {"runs": runs, "estimators": estimator_documents(names), "opened": [*estimators]}
-    head["definitions"] = definitions_document()
-    totals, in_order = [], []
-    for index in indices:
-        numbers = index.groups.filter(pl.col("task_id").is_in(task_ids))["number"] if task_ids else None
-        selected = tasks_document(index, TaskFilter(limit=0), numbers)["total"]
-        totals.append(selected if task_ids or tasks is None else min(tasks, selected))
-        in_order.append(islice(_tasks(index, numbers), totals[-1]))
-    size, kept = len(_page(head, answers)), 0
+    head = {
+        "runs": runs,
+        "estimators": estimator_documents(names),
+        "opened": [*estimators],
+        "definitions": definitions_document(),
+    }
+    size = len(_page(head, answers))
+    kept = 0
     damaged = 0
-    for run, task in _in_turns(in_order):
+    for run, task in _in_turns(selected):
+        source, index = opened[run]
         added: dict[str, Any] = {}
-        with _noting(sources[run], problems):
-            added = _answers(run, indices[run], sources[run].tokenizer(), task, specs[run])
+        with _noting(source, problems):
+            added = _answers(f"runs/{run}", source, index, task, specs[run])
         if not added:
             damaged += 1
             continue
-        size += len(_data(task)) + 1 + sum(len(key) + len(_data(value)) + 4 for key, value in added.items())
+        size += len(_data(task)) + 1
+        size += sum(len(key) + len(_data(value)) + 4 for key, value in added.items())
         if size > max_mb * MB:
             break
         answers |= added
@@ -128,13 +144,14 @@ def write_page(
         listed["groups"] += len(task["groups"])
         runs[run]["selection"]["tasks"] += 1
         kept += 1
-        progress(kept, sum(totals))
+        progress(kept, sum(wanted))
+
     if not kept:
-        fits_not = f"the first task alone does not fit into {max_mb:g} MB; increase --max-mb"
-        raise InputError(problems[0] if problems else fits_not)
+        too_large = f"the first task alone does not fit into {max_mb:g} MB; increase --max-mb"
+        raise InputError(problems[0] if problems else too_large)
     page = _page(head, answers)
     write_file(path, page)
-    return Page(kept, sum(totals) - kept - damaged, len(page), list(dict.fromkeys(problems)))
+    return Page(kept, sum(wanted) - kept - damaged, len(page), list(dict.fromkeys(problems)))
 
 
 @contextmanager
@@ -147,9 +164,8 @@ def _noting(source: Source, problems: list[str]) -> Iterator[None]:
         problems.append(f"{source.path}: {redact(clean_text(str(error)))}; left out")
 
 
-def _overview(source: Source, address: str, answers: dict[str, Any]) -> int:
+def _add_overview(source: Source, index: Index, address: str, answers: dict[str, Any]) -> int:
     """Add the documents of a whole run, and return its number of tasks."""
-    index = source.index()
     overview = overview_document(source, index)
     answers |= {
         f"{address}/overview": overview,
@@ -157,8 +173,7 @@ def _overview(source: Source, address: str, answers: dict[str, Any]) -> int:
         f"{address}/levels": levels_document(index, chance=True),
         f"{address}/tasks": {"total": 0, "groups": 0, "offset": 0, "tasks": []},
     }
-    tasks: int = overview["total"]["tasks"]
-    return tasks
+    return int(overview["total"]["tasks"])
 
 
 def _tasks(index: Index, numbers: pl.Series | None) -> Iterator[dict[str, Any]]:
@@ -178,26 +193,31 @@ def _in_turns(runs: Sequence[Iterator[dict[str, Any]]]) -> Iterator[tuple[int, d
 
 def _specs(names: Sequence[str], parameters: Mapping[str, Any]) -> dict[str, Estimator]:
     """Return estimators with those of some parameters that they have."""
-    found = {name: registry.get(name) for name in names}
-    return {
-        name: each.with_parameters(**{key: value for key, value in parameters.items() if hasattr(each.parameters, key)})
-        for name, each in found.items()
-    }
+    specs = {}
+    for name in names:
+        estimator = registry.get(name)
+        own = {key: value for key, value in parameters.items() if hasattr(estimator.parameters, key)}
+        specs[name] = estimator.with_parameters(**own)
+    return specs
 
 
 def _answers(
-    run: int, index: Index, tokenizer: Tokenizer | None, task: dict[str, Any], specs: Mapping[str, Estimator]
+    address: str, source: Source, index: Index, task: dict[str, Any], specs: Mapping[str, Estimator]
 ) -> dict[str, Any]:
     """Return the documents of a task's groups and steps by their addresses."""
     answers: dict[str, Any] = {}
-    for group in (group["number"] for group in task["groups"]):
-        address = f"runs/{run}/groups/{group}"
-        answers[address] = document = group_document(index, group)
-        answers |= {f"{address}/estimates/{name}": estimate(index, group, spec) for name, spec in specs.items()}
+    tokenizer = source.tokenizer()
+    for number in (group["number"] for group in task["groups"]):
+        group = f"{address}/groups/{number}"
+        answers[group] = document = group_document(index, number)
+        for name, spec in specs.items():
+            answers[f"{group}/estimates/{name}"] = estimate(index, number, spec)
+        if source.stored():
+            answers[f"{group}/estimates/{AS_TRAINED}"] = trained_estimate(source.folder or source.path, index, number)
         for trajectory in document["trajectories"]:
             end = trajectory["row"] + trajectory["length"]
             for row in range(trajectory["row"], end, STEPS):
-                answers[f"runs/{run}/steps/{row}"] = step_documents(index, row, min(STEPS, end - row), tokenizer)
+                answers[f"{address}/steps/{row}"] = step_documents(index, row, min(STEPS, end - row), tokenizer)
     return answers
 
 

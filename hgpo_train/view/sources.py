@@ -15,10 +15,10 @@ from hgpo_datasets.reader import errors, is_plain, step_files
 from hgpo_datasets.sources import PARQUET, is_run, parts_of, runs_below
 from hgpo_envs.errors import InputError
 from hgpo_envs.files.secrets import redact
-from hgpo_envs.state_keys import STATE_KEYS
 from hgpo_envs.unicode_text import clean_text
 from hgpo_train.advantages import registry
-from hgpo_train.advantages.alfworld_nodes import ALFWORLD_NODES
+from hgpo_train.advantages.advantage_tables import TRAINED
+from hgpo_train.view.estimates import is_safe_state_key
 from hgpo_train.view.index import Index, read_index
 from hgpo_train.view.plain_tables import import_table
 from hgpo_train.view.tokens import find_tokenizer
@@ -105,6 +105,7 @@ class Source:
             "version": self.version,
             "training": self.training() is not None,
             "trained": trained and {"name": trained[0], "set": trained[1]},
+            "stored": self.stored(),
             "problem": self.problem(),
         }
 
@@ -125,9 +126,14 @@ class Source:
         except (InputError, msgspec.ValidationError):  # deleted, damaged, or written by another program
             return None
         name, parameters = training.estimator, training.parameters
-        if name not in registry.names() or parameters.get("state_key") not in (None, ALFWORLD_NODES, *STATE_KEYS):
-            return None  # a foreign run must not name a module to import
+        # A foreign run must not name a module to import.
+        if name not in registry.names() or not is_safe_state_key(parameters.get("state_key")):
+            return None
         return name, parameters
+
+    def stored(self) -> bool:
+        """Return whether the run has the advantages that it was trained on."""
+        return self.folder is not None and any((self.folder / TRAINED).glob(f"*{PARQUET}"))
 
     def tokenizer(self) -> Tokenizer | None:
         """Return the run's tokenizer, if it is on this machine."""

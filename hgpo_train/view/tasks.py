@@ -194,7 +194,7 @@ def find_steps(index: Index, text: str) -> pl.DataFrame:
     column = pl.coalesce(pl.when(match).then(pl.lit(name)) for name, match in matches.items())
     around = f"(?is)(.{{0,60}}{pattern}.{{0,120}})"
     snippet = pl.coalesce(pl.when(match).then(pl.col(name).str.extract(around)) for name, match in matches.items())
-    with errors("the step table"):
+    with errors(index.place):
         steps = scan_steps(index.files).select("step", *SEARCHED).with_row_index("row")
         steps = steps.with_columns(pl.col("row").cast(pl.Int64), column=column).filter(pl.col("column").is_not_null())
         hits = steps.select("row", "step", "column", snippet=snippet).collect()

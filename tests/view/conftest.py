@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from groups import write_rich_run
-from viewed import hostile_rows, small_rows, write_token_run, write_training
+from viewed import hostile_rows, small_rows, write_token_run, write_trained, write_training
 
 from hgpo_datasets import StepWriter
 
@@ -60,3 +60,10 @@ def training_run(tmp_path: Path) -> Path:
     """Write a training run."""
     write_training(tmp_path / "training")
     return tmp_path / "training"
+
+
+@pytest.fixture
+def trained_run(tmp_path: Path) -> Path:
+    """Write a training run with the advantages that it was trained on."""
+    write_trained(tmp_path / "trained")
+    return tmp_path / "trained"
