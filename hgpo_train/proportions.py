@@ -67,7 +67,8 @@ def paired_interval(differences: Sequence[float]) -> tuple[float, float]:
     count = len(differences) + 2
     mean = math.fsum(differences) / count
     variance = (math.fsum(value**2 for value in differences) + 1) / count - mean**2
-    half, observed = Z * math.sqrt(variance / count), math.fsum(differences) / len(differences)
+    half = Z * math.sqrt(variance / count)
+    observed = math.fsum(differences) / len(differences)
     return max(-1.0, min(observed, mean - half)), min(1.0, max(observed, mean + half))
 
 

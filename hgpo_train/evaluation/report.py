@@ -125,7 +125,8 @@ def evaluation_reports(table: pl.DataFrame) -> list[EvaluationReport]:
 
 def _report(name: str, table: pl.DataFrame) -> EvaluationReport:
     whole = table.filter(~pl.col("aborted"))
-    scenarios, scenario_success = None, None
+    scenarios = None
+    scenario_success = None
     if "scenario" in table.columns:
         scenarios = table["scenario"].n_unique()
         solved = table.group_by("seed", "scenario").agg(pl.col("success").min(), pl.col("aborted").any())

@@ -405,6 +405,9 @@ def test_invalid_input_is_reported() -> None:
     for name in ("permutations", "seed"):
         with pytest.raises(InputError, match=f"{name}: expected an integer of at least"):
             statistics(table, **{name: -1})
+    for name in ("permutations", "history_length"):
+        with pytest.raises(InputError, match=f"{name}: expected an integer of at most 1,000, received 10,000,000"):
+            statistics(table, **{name: 10**7})
     with pytest.raises(InputError, match="no rows"):
         statistics(table.clear())
 

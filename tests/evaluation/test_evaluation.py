@@ -97,6 +97,9 @@ def test_unknown_success_is_none() -> None:
     assert everything.success.share is None
     with pytest.raises(InputError, match="no task in common"):
         compare(unknown, unknown)
+    played = table([(1, "a", 1.0), (1, "b", 0.0)])
+    nan = table([(1, "a", float("nan")), (1, "b", 1.0)])  # as pandas writes what is not known
+    assert (compare(nan, played).tasks, compare(played, nan).difference) == (1, -1.0)
 
 
 @given(st.lists(st.tuples(st.sampled_from([0.0, 0.5, 1.0]), st.sampled_from([0.0, 0.5, 1.0])), min_size=1, max_size=8))

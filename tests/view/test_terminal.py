@@ -45,7 +45,6 @@ async def press(pilot: Pilot, *keys: str) -> str:
     """Press keys and return what the terminal shows."""
     await pilot.press(*keys)
     await pilot.pause()
-    await pilot.pause()  # a message is drawn after what it is about
     return screen_text(pilot.app)
 
 
@@ -111,7 +110,7 @@ async def test_a_training_run_begins_with_what_it_was_trained_on(trained_run: Pa
 @pytest.mark.slow
 async def test_estimators_are_chosen_and_refused(small_run: Path) -> None:
     app = viewer(small_run)
-    async with app.run_test(size=(80, 24)) as pilot:
+    async with app.run_test(size=(80, 24), notifications=True) as pilot:
         await press(pilot, "enter", "down", "enter", "down", "down", "e")
         await write(pilot, "rlooo")
         shown = await press(pilot, "enter")
