@@ -36,7 +36,7 @@ from hgpo_train.view.overview import (
     overview_document,
 )
 from hgpo_train.view.page import STATIC
-from hgpo_train.view.tasks import TaskFilter, find_steps, search_document, tasks_document, trajectories_document
+from hgpo_train.view.tasks import TaskFilter, search_document, tasks_document, trajectories_document
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -123,12 +123,10 @@ def make_app(
     return _Guard(Starlette(routes=routes, exception_handlers=handlers), token, hosts)
 
 
-def _listed(document: Callable[..., object], column: str) -> Document:
+def _listed(document: Callable[[Index, TaskFilter], object]) -> Document:
     def listed(_: Source, index: Index, request: Request) -> object:
-        query = [f"{name}={value}" for name, value in request.query_params.items() if name != "search"]
-        chosen = build(TaskFilter, read_assignments("filter", query, types_of(TaskFilter)), "filter")
-        text = request.query_params.get("search", "")
-        return document(index, chosen, find_steps(index, text)[column] if text else None)
+        query = [f"{name}={value}" for name, value in request.query_params.items()]
+        return document(index, build(TaskFilter, read_assignments("filter", query, types_of(TaskFilter)), "filter"))
 
     return listed
 
@@ -184,8 +182,8 @@ DOCUMENTS: Final[dict[str, Document]] = {
     "overview": lambda source, index, _: overview_document(source, index),
     "curves": lambda source, index, _: curves_document(source, index),
     "levels": lambda _, index, request: levels_document(index, chance="chance" in request.query_params),
-    "tasks": _listed(tasks_document, "number"),
-    "trajectories": _listed(trajectories_document, "first"),
+    "tasks": _listed(tasks_document),
+    "trajectories": _listed(trajectories_document),
     "search": lambda _, index, request: search_document(index, request.query_params.get("text", "")),
     "find": _find,
     "groups/{group:digits}": lambda _, index, request: group_document(index, request.path_params["group"]),

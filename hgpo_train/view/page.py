@@ -13,8 +13,6 @@ from itertools import count, islice, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-import polars as pl
-
 from hgpo_datasets.reader import errors
 from hgpo_envs.errors import InputError, unknown
 from hgpo_envs.files.atomic import write_file
@@ -106,10 +104,9 @@ def write_page(
     wanted: list[int] = []
     selected: list[Iterator[dict[str, Any]]] = []
     for _, index in opened:
-        numbers = index.groups.filter(pl.col("task_id").is_in(task_ids))["number"] if task_ids else None
-        found = tasks_document(index, TaskFilter(limit=0), numbers)["total"]
+        found = tasks_document(index, TaskFilter(limit=0, task_ids=tuple(task_ids)))["total"]
         wanted.append(found if task_ids or tasks is None else min(tasks, found))
-        selected.append(islice(_tasks(index, numbers), wanted[-1]))
+        selected.append(islice(_tasks(index, tuple(task_ids)), wanted[-1]))
 
     # 4. Tasks are added in turns, until the next one would exceed the size.
     runs: list[dict[str, Any]] = [
@@ -176,10 +173,10 @@ def _add_overview(source: Source, index: Index, address: str, answers: dict[str,
     return int(overview["total"]["tasks"])
 
 
-def _tasks(index: Index, numbers: pl.Series | None) -> Iterator[dict[str, Any]]:
-    """Yield the tasks of a run, or those with the groups at some positions."""
+def _tasks(index: Index, task_ids: tuple[str, ...]) -> Iterator[dict[str, Any]]:
+    """Yield the tasks of a run, or some of them."""
     for offset in count(0, PAGE):
-        found = tasks_document(index, TaskFilter(offset=offset, limit=PAGE), numbers)["tasks"]
+        found = tasks_document(index, TaskFilter(offset=offset, limit=PAGE, task_ids=task_ids))["tasks"]
         if not found:
             return
         yield from found

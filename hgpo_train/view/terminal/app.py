@@ -38,7 +38,6 @@ DEFAULT: Final = ("hgpo", "gigpo")
 # The next step is usually of the same group.
 _estimate = lru_cache(16)(estimate)
 _trained_estimate = lru_cache(16)(trained_estimate)
-_group = lru_cache(16)(group_document)
 
 
 class Compared(NamedTuple):
@@ -49,11 +48,11 @@ class Compared(NamedTuple):
 
 
 class Step(NamedTuple):
-    """A step of the tree: the row of a group."""
+    """A step of the tree: a row of a group's document."""
 
     source: Source
-    index: Index
-    group: int
+    run: Index
+    group: dict[str, Any]
     row: int
 
 
@@ -173,24 +172,21 @@ class TerminalViewer(App[None]):
             parent.add(_label(Content(name) + _figures(group)), load)
 
     def _add_trajectories(self, source: Source, index: Index, number_of_group: int, parent: Node) -> None:
-        trajectories = _group(index, number_of_group)["trajectories"]
-        names = short_names([trajectory["trajectory"] for trajectory in trajectories])
-        for trajectory, name in zip(trajectories, names, strict=True):
+        group = group_document(index, number_of_group)
+        names = short_names([trajectory["trajectory"] for trajectory in group["trajectories"]])
+        for trajectory, name in zip(group["trajectories"], names, strict=True):
             about = f" · return {number(trajectory['episode_return'])} · {counted(trajectory['length'], 'step')}"
-            load = partial(self._add_steps, source, index, number_of_group, trajectory)
+            first = Step(source, index, group, trajectory["row"] - group["row"])
+            load = partial(self._add_steps, first, trajectory["length"])
             parent.add(_label(outcome(trajectory) + " " + line(name) + about), load)
 
-    def _add_steps(
-        self, source: Source, index: Index, number_of_group: int, trajectory: dict[str, Any], parent: Node
-    ) -> None:
-        group = _group(index, number_of_group)
-        first = trajectory["row"] - group["row"]
-        for row in range(first, first + trajectory["length"]):
-            position = group["steps"]["action"][row]
-            action = "no action" if position is None else line(group["actions"][position], 100)
-            mark = "" if group["steps"]["valid"][row] else " (invalid)"
-            title = Content.assemble(f"{row - first} ", action, mark)
-            parent.add_leaf(_label(title), Step(source, index, number_of_group, row))
+    def _add_steps(self, first: Step, length: int, parent: Node) -> None:
+        steps = first.group["steps"]
+        for row in range(first.row, first.row + length):
+            position = steps["action"][row]
+            action = "no action" if position is None else line(first.group["actions"][position], 100)
+            mark = "" if steps["valid"][row] else " (invalid)"
+            parent.add_leaf(_label(Content.assemble(f"{row - first.row} ", action, mark)), first._replace(row=row))
 
     def on_tree_node_expanded(self, event: Tree.NodeExpanded[Any]) -> None:
         """Add the children of a node that is opened for the first time."""
@@ -211,38 +207,22 @@ class TerminalViewer(App[None]):
         """Show the step with the estimators that are compared."""
         if self.step is None:
             return
-        source, index, number_of_group, row = self.step
+        step = self.step
         with self._reporting():
-            group = _group(index, number_of_group)
-            (document,) = step_documents(index, group["row"] + row)
+            (document,) = step_documents(step.run, step.group["row"] + step.row)
             estimates = []
             lines = []
             for letter, compared in zip("AB", self.compared, strict=False):
-                estimated, about = self._estimated(source, compared)
+                estimated, about = _estimated(step, compared)
                 estimates.append(estimated)
                 lines.append(Content.assemble((f"{letter} ", "bold"), visible(compared.name), " ", about))
             parts = [
-                _head(group, row),
+                _head(step.group, step.row),
                 Content("\n").join(lines),
-                _levels(estimates, row),
-                *_texts(document, group, row),
+                _levels(estimates, step.row),
+                *_texts(document, step.group, step.row),
             ]
             self.query_one("#step", Static).update(Content("\n\n").join(parts))
-
-    def _estimated(self, source: Source, compared: Compared) -> tuple[dict[str, Any], Content]:
-        """Return the document of an estimate, and a line about the step; empty if it is refused."""
-        assert self.step is not None
-        _, index, number_of_group, row = self.step
-        try:
-            if compared.estimator is not None:
-                found = _estimate(index, number_of_group, compared.estimator)
-            else:
-                found = _trained_estimate(source.folder or source.path, index, number_of_group)
-        except InputError as error:
-            return {"columns": {}, "parameters": {}}, visible(str(error), "$text-error")
-        columns = found["columns"]
-        value = signed(columns["advantage"][row], 3).stylize("bold")
-        return found, Content.assemble(value, f"  R {number(columns['return'][row], 3)}")
 
     # ------------------------------------------------------------------------------------------------- the questions
 
@@ -290,6 +270,21 @@ class TerminalViewer(App[None]):
         self.show()
 
 
+def _estimated(step: Step, compared: Compared) -> tuple[dict[str, Any], Content]:
+    """Return the document of an estimate, and a line about the step; empty if it is refused."""
+    number_of_group = step.group["number"]
+    try:
+        if compared.estimator is not None:
+            found = _estimate(step.run, number_of_group, compared.estimator)
+        else:
+            found = _trained_estimate(step.source.folder or step.source.path, step.run, number_of_group)
+    except InputError as error:
+        return {"columns": {}}, visible(str(error), "$text-error")
+    columns = found["columns"]
+    value = signed(columns["advantage"][step.row], 3).stylize("bold")
+    return found, Content.assemble(value, f"  R {number(columns['return'][step.row], 3)}")
+
+
 def _label(content: Content) -> Text:
     """Return a label of the tree, which reads markup in a plain string."""
     return Text(content.plain, no_wrap=True, overflow="ellipsis")
@@ -307,29 +302,26 @@ def _head(group: dict[str, Any], row: int) -> Content:
     trajectory = group["trajectories"][group["steps"]["trajectory"][row]]
     about = f" · step {group['steps']['step'][row]} of {trajectory['length']}"
     about += f" · return {number(trajectory['episode_return'])}"
-    parts = [line(group.get("task", group["task_id"]), 150, "bold"), "\n", outcome(trajectory), " "]
-    parts += [line(trajectory["trajectory"], 40), about]
+    task = line(group.get("task", group["task_id"]), 150, "bold")
+    title = Content.assemble(task, "\n", outcome(trajectory), " ", line(trajectory["trajectory"], 40), about)
     if trajectory["error"] is not None:
-        parts += [("\nAborted: " if trajectory["aborted"] else "\n", "$text-error"), line(trajectory["error"])]
-    return Content.assemble(*parts)
+        title += Content.styled("\nAborted: " if trajectory["aborted"] else "\n", "$text-error")
+        title += line(trajectory["error"])
+    return title
 
 
 def _levels(estimates: Sequence[dict[str, Any]], row: int) -> Content:
     """Return the levels of context of the first estimate that has some: size of the group, advantage and weight."""
-    columns = next((each["columns"] for each in estimates if "k0" in each["columns"]), {})
+    columns: dict[str, Any] = next((each["columns"] for each in estimates if "size_k0" in each["columns"]), {})
     lines = []
     for k in range(len(columns)):
-        size = columns[f"size_k{k}"][row] if f"size_k{k}" in columns else None
+        size = columns.get(f"size_k{k}", [None] * (row + 1))[row]
         if size is None:
             break
         before = f"and the same {counted(k, 'state')} before" if k else "same state"
-        weight = number(columns[f"weight_k{k}"][row])
-        figures = [
-            f" {before}: {counted(int(size), 'step')} · A{k} ",
-            signed(columns[f"k{k}"][row]),
-            f" · weight {weight}",
-        ]
-        lines.append(Content.assemble((f"k = {k}", "bold"), *figures))
+        title = Content.assemble((f"k = {k}", "bold"), f" {before}: {counted(int(size), 'step')} · A{k} ")
+        weight = f" · weight {number(columns[f'weight_k{k}'][row])}"
+        lines.append(title + signed(columns[f"k{k}"][row]) + weight)
     return Content("\n").join(lines)
 
 
