@@ -106,7 +106,8 @@ def make_app(
         return _json({"runs": [source.document() for source in sources], **head})
 
     def estimated(source: Source, index: Index, request: Request) -> object:
-        query, number = request.query_params, request.path_params["group"]
+        query = request.query_params
+        number = request.path_params["group"]
         name = query.get("estimator", "hgpo")
         if name == AS_TRAINED:
             return trained_estimate(source.folder or source.path, index, number)
@@ -200,7 +201,9 @@ class _Guard:
     """An application that answers only requests with the token, to a known host, and adds `HEADERS` to every answer."""
 
     def __init__(self, app: ASGIApp, token: str, hosts: Sequence[str]) -> None:
-        self._app, self._token, self._hosts = app, token.encode(), known_hosts(hosts)
+        self._app = app
+        self._token = token.encode()
+        self._hosts = known_hosts(hosts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""

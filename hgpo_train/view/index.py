@@ -63,8 +63,8 @@ class Index:
 
     @property
     def place(self) -> str:
-        """What an error of reading names: the file, or the folder of several."""
-        return self.files[0] if len(self.files) == 1 else str(Path(self.files[0]).parent)
+        """What an error of reading names."""
+        return _place(self.files)
 
     def group(self, number: int) -> dict[str, Any]:
         """Return a group's row of `groups`.
@@ -88,11 +88,10 @@ class Index:
             InputError: There are no such rows, or they cannot be read.
         """
         steps = self.lazy(row, rows)
-        with errors(self.files[bisect_right(self.starts, row) - 1]):
-            stored = steps.collect_schema().names()  # files of an earlier version of the schema lack some
-            return steps.select(
-                [pl.col(name) if name in stored else pl.lit(None).alias(name) for name in columns]
-            ).collect()
+        with errors(self.files[self._file(row)]):
+            stored = steps.collect_schema()  # files of an earlier version of the schema lack some
+            missing = [pl.lit(None).alias(name) for name in columns if name not in stored]
+            return steps.with_columns(missing).select(columns).collect()
 
     def lazy(self, row: int, rows: int) -> pl.LazyFrame:
         """Return neighbouring rows of one file as a LazyFrame.
@@ -102,8 +101,16 @@ class Index:
         """
         if not 0 <= row < self.rows:
             raise InputError(f"row: expected a number from 0 to {self.rows - 1}, received {row}")
-        file = bisect_right(self.starts, row) - 1
+        file = self._file(row)
         return _scan(self.files[file]).slice(row - self.starts[file], rows)
+
+    def _file(self, row: int) -> int:
+        return bisect_right(self.starts, row) - 1
+
+
+def _place(files: Sequence[str]) -> str:
+    """Return the file, or the folder of several."""
+    return files[0] if len(files) == 1 else str(Path(files[0]).parent)
 
 
 @lru_cache(1024)
@@ -120,7 +127,7 @@ def read_index(files: Sequence[str]) -> Index:
     """
     steps = scan_steps(files)
     names = steps.collect_schema().names()
-    with errors(files[0]):
+    with errors(_place(files)):
         lengths = [int(scan_steps(file).select(pl.len()).collect().item()) for file in files]
         judged = pl.col("action_admissible") if "action_admissible" in names else pl.lit(None, pl.Boolean)
         flags = steps.select(*_FLAGS, judged.alias("admissible")).collect()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import count, islice, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -75,46 +76,33 @@ def write_page(
     Raises:
         InputError: A task or an estimator is unknown, or not a single task fits into the size.
     """
-    check_positive = {"--tasks": 1 if tasks is None else tasks, "--max-mb": max_mb}
-    for option, value in check_positive.items():
-        if not value > 0:
+    for option, value in (("--tasks", tasks), ("--max-mb", max_mb)):
+        if value is not None and not value > 0:
             raise InputError(f"{option}: expected a positive number, received {value:g}")
-
-    # 1. The documents of whole runs.
     answers: dict[str, Any] = {}
     problems: list[str] = []
-    opened: list[tuple[Source, Index]] = []
-    totals_of_runs: list[int] = []
-    for source in sources:
-        with _noting(source, problems):
-            index = source.index()
-            totals_of_runs.append(_add_overview(source, index, f"runs/{len(opened)}", answers))
-            opened.append((source, index))
+    runs = _open(sources, answers, problems)
+    known = {task for run in runs for task in run.index.groups["task_id"]}
+    if missing := set(task_ids) - known:
+        raise InputError(unknown("task", min(missing), sorted(known), limit=5))
 
-    # 2. The estimators: those of training runs, and the chosen ones with the parameters of training.
-    trained = [source.trained() or ("", {}) for source, _ in opened]
+    # The estimators: those of training runs, and the chosen ones with the parameters of training.
+    trained = [run.source.trained() or ("", {}) for run in runs]
     names = [name for name, _ in trained if name]
     names = list(dict.fromkeys([*names, *(estimators or ESTIMATORS)]))
     specs = [_specs(names, parameters) for _, parameters in trained]
 
-    # 3. The tasks of each run that are wanted.
-    known = {task for _, index in opened for task in index.groups["task_id"]}
-    if missing := set(task_ids) - known:
-        raise InputError(unknown("task", min(missing), sorted(known), limit=5))
+    # The tasks of each run that are wanted.
     wanted: list[int] = []
     selected: list[Iterator[dict[str, Any]]] = []
-    for _, index in opened:
-        found = tasks_document(index, TaskFilter(limit=0, task_ids=tuple(task_ids)))["total"]
+    for run in runs:
+        found = tasks_document(run.index, TaskFilter(limit=0, task_ids=tuple(task_ids)))["total"]
         wanted.append(found if task_ids or tasks is None else min(tasks, found))
-        selected.append(islice(_tasks(index, tuple(task_ids)), wanted[-1]))
+        selected.append(islice(_tasks(run.index, tuple(task_ids)), wanted[-1]))
 
-    # 4. Tasks are added in turns, until the next one would exceed the size.
-    runs: list[dict[str, Any]] = [
-        {**source.document(), "path": source.name, "version": "", "selection": {"tasks": 0, "of": of}}
-        for (source, _), of in zip(opened, totals_of_runs, strict=True)
-    ]
+    # Tasks are added in turns, until the next one would exceed the size.
     head = {
-        "runs": runs,
+        "runs": [run.document for run in runs],
         "estimators": estimator_documents(names),
         "opened": [*estimators],
         "definitions": definitions_document(),
@@ -122,11 +110,10 @@ def write_page(
     size = len(_page(head, answers))
     kept = 0
     damaged = 0
-    for run, task in _in_turns(selected):
-        source, index = opened[run]
+    for number, task in _in_turns(selected):
         added: dict[str, Any] = {}
-        with _noting(source, problems):
-            added = _answers(f"runs/{run}", source, index, task, specs[run])
+        with _noting(runs[number].source, problems):
+            added = _answers(f"runs/{number}", runs[number], task, specs[number])
         if not added:
             damaged += 1
             continue
@@ -135,20 +122,48 @@ def write_page(
         if size > max_mb * MB:
             break
         answers |= added
-        listed = answers[f"runs/{run}/tasks"]
+        listed = answers[f"runs/{number}/tasks"]
         listed["tasks"].append(task)
         listed["total"] += 1
         listed["groups"] += len(task["groups"])
-        runs[run]["selection"]["tasks"] += 1
+        runs[number].document["selection"]["tasks"] += 1
         kept += 1
         progress(kept, sum(wanted))
-
     if not kept:
         too_large = f"the first task alone does not fit into {max_mb:g} MB; increase --max-mb"
         raise InputError(problems[0] if problems else too_large)
     page = _page(head, answers)
     write_file(path, page)
     return Page(kept, sum(wanted) - kept - damaged, len(page), list(dict.fromkeys(problems)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """A run that can be read, and its document in the list of runs."""
+
+    source: Source
+    index: Index
+    document: dict[str, Any]
+
+
+def _open(sources: Sequence[Source], answers: dict[str, Any], problems: list[str]) -> list[_Run]:
+    """Return the runs that can be read, and add the documents of the whole runs."""
+    runs: list[_Run] = []
+    for source in sources:
+        address = f"runs/{len(runs)}"
+        with _noting(source, problems):
+            index = source.index()
+            overview = overview_document(source, index)
+            answers |= {
+                f"{address}/overview": overview,
+                f"{address}/curves": curves_document(source, index),
+                f"{address}/levels": levels_document(index, chance=True),
+                f"{address}/tasks": {"total": 0, "groups": 0, "offset": 0, "tasks": []},
+            }
+            selection = {"tasks": 0, "of": overview["total"]["tasks"]}
+            document = {**source.document(), "path": source.name, "version": "", "selection": selection}
+            runs.append(_Run(source, index, document))
+    return runs
 
 
 @contextmanager
@@ -159,18 +174,6 @@ def _noting(source: Source, problems: list[str]) -> Iterator[None]:
             yield
     except InputError as error:
         problems.append(f"{source.path}: {redact(clean_text(str(error)))}; left out")
-
-
-def _add_overview(source: Source, index: Index, address: str, answers: dict[str, Any]) -> int:
-    """Add the documents of a whole run, and return its number of tasks."""
-    overview = overview_document(source, index)
-    answers |= {
-        f"{address}/overview": overview,
-        f"{address}/curves": curves_document(source, index),
-        f"{address}/levels": levels_document(index, chance=True),
-        f"{address}/tasks": {"total": 0, "groups": 0, "offset": 0, "tasks": []},
-    }
-    return int(overview["total"]["tasks"])
 
 
 def _tasks(index: Index, task_ids: tuple[str, ...]) -> Iterator[dict[str, Any]]:
@@ -198,11 +201,11 @@ def _specs(names: Sequence[str], parameters: Mapping[str, Any]) -> dict[str, Est
     return specs
 
 
-def _answers(
-    address: str, source: Source, index: Index, task: dict[str, Any], specs: Mapping[str, Estimator]
-) -> dict[str, Any]:
+def _answers(address: str, run: _Run, task: dict[str, Any], specs: Mapping[str, Estimator]) -> dict[str, Any]:
     """Return the documents of a task's groups and steps by their addresses."""
     answers: dict[str, Any] = {}
+    source = run.source
+    index = run.index
     tokenizer = source.tokenizer()
     for number in (group["number"] for group in task["groups"]):
         group = f"{address}/groups/{number}"
@@ -224,7 +227,8 @@ def _data(value: object) -> bytes:
 
 
 def _page(head: dict[str, Any], answers: dict[str, Any]) -> bytes:
-    script, style = ((STATIC / name).read_bytes() for name in ("app.js", "app.css"))
+    script = (STATIC / "app.js").read_bytes()
+    style = (STATIC / "app.css").read_bytes()
     policy = (
         f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'; img-src data:; "
         "base-uri 'none'; form-action 'none'"

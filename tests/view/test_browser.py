@@ -359,6 +359,35 @@ def test_the_graph_of_all_groups_of_a_task(viewer, page, training_run, tmp_path)
         expect(page).to_have_url(re.compile("step/alpha%2F2%2F"))
 
 
+def test_a_training_run_begins_with_what_it_was_trained_on(viewer, page, trained_run, small_run, tmp_path) -> None:
+    """From a server with another run, and in a file; a filtered group has no advantage."""
+    expect = playwright.expect
+    file = tmp_path / "page.html"
+    write_page(open_sources([str(trained_run)]), file)
+    address = viewer(trained_run, small_run)
+    for start in (address, file.as_uri()):
+        page.goto(f"{start}#/trained/step/alpha%2F0%2Fw/1")
+        advantages = page.locator(".advantages > div")
+        expect(advantages.nth(0)).to_contain_text("A: trained")
+        expect(advantages.nth(0).locator("dd").first).to_have_text("+1.250")
+        expect(advantages.nth(0)).to_contain_text("R 5")  # discounted as in training
+        expect(advantages.nth(1)).to_contain_text("B: hgpo")
+        expect(page.get_by_role("region", name="Level 1")).to_contain_text("2 steps of 2 rollouts")
+        page.goto(f"{start}#/trained/step/omega%2F0%2Fw/1")
+        expect(advantages.nth(0).locator("dd").first).to_have_text("–")
+    page.goto(f"{address}#/trained/step/alpha%2F0%2Fw/1?a=gigpo")
+    expect(page.locator(".advantages")).to_contain_text("A: gigpo")
+    page.get_by_text("Estimators and their parameters").click()
+    page.get_by_label("A: estimator").select_option("trained")
+    expect(page.locator(".advantages > div").nth(0).locator("dd").first).to_have_text("+1.250")
+    page.goto(f"{address}#/small/step/alpha%2F0%2Fw/1")
+    expect(page.locator(".advantages")).to_contain_text("A: hgpo")
+    expect(page.get_by_label("A: estimator").get_by_role("option", name="trained")).to_have_count(0)
+    page.goto(f"{address}#/small/compare?with=trained")
+    page.get_by_role("region", name="Tasks of two runs").get_by_role("button", name="find the key of alpha").click()
+    expect(page.locator(".strips").nth(1).get_by_label("step 1, advantage +1.25").first).to_be_attached()
+
+
 def test_the_tokens_of_a_response_as_text(viewer, page, token_run) -> None:
     expect = playwright.expect
     address = viewer(token_run)
