@@ -340,16 +340,6 @@ def test_a_run_that_is_deleted_is_missing_alone(small_run, six_tasks) -> None:
         assert (answer.status_code, "\n" in answer.text) == (status, False), answer.text
 
 
-def test_two_runs_have_two_names(small_run, tmp_path) -> None:
-    again = tmp_path / "other" / "small"
-    again.parent.mkdir()
-    small_run.rename(again)
-    with StepWriter(small_run) as writer:
-        writer.add_group(small_rows("beta"))
-    runs = client_of(small_run, again).get(f"/{TOKEN}/api/runs").json()["runs"]
-    assert [run["name"] for run in runs] == [f"{tmp_path.name}/small", "other/small"]
-
-
 def test_hostile_texts_are_json(hostile_run) -> None:
     """Nothing of a run is ever sent as a page."""
     client = client_of(hostile_run)

@@ -1,13 +1,11 @@
 """A training run is shown with the advantages it was trained on, or else with the estimator that it used."""
 
-import json
-import re
 import shutil
 from pathlib import Path
 
 import polars as pl
 import pytest
-from viewed import small_rows
+from viewed import data_of, small_rows
 
 from hgpo_datasets import StepWriter
 from hgpo_envs.errors import InputError
@@ -23,11 +21,6 @@ def run_with(folder: Path, training: dict[str, object]) -> Path:
     with StepWriter(folder, config={"training": training}) as writer:
         writer.add_group(small_rows("alpha"))
     return folder
-
-
-def data_of(page: Path) -> dict:
-    (data,) = re.findall(r'id="data">(.*?)</script>', page.read_text())
-    return json.loads(data)
 
 
 def test_the_stored_advantages_are_those_of_the_run(trained_run: Path) -> None:

@@ -1,6 +1,9 @@
 """Runs to look at: a small one whose figures are known, a hostile one, and a training run."""
 
+import json
+import re
 from pathlib import Path
+from typing import Any
 
 import orjson
 
@@ -58,6 +61,12 @@ def small_rows(task: str, iteration: int = 0) -> list[dict[str, object]]:
                 row["next_state"] = "the end"
             rows.append(row | {"aborted": row.get("aborted", False), "error": row.get("error")})
     return rows
+
+
+def data_of(page: Path) -> dict[str, Any]:
+    """Return the documents in a page that is a file."""
+    (data,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', page.read_text(), re.DOTALL)
+    return dict(json.loads(data))
 
 
 def write_training(folder: Path, iterations: int = 3) -> None:
