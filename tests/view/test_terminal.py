@@ -66,7 +66,7 @@ async def test_a_person_walks_to_a_step(small_run: Path, size: tuple[int, int]) 
     app = viewer(small_run)
     async with app.run_test(size=size) as pilot:
         shown = await press(pilot)
-        for text in ("find the key of alpha", "67% won"):
+        for text in ("67% won  find the key of alpha", "return 0.67"):
             assert text in shown
         shown = await press(pilot, "enter")
         assert [row.split(" · ")[2].split()[:2] for row in shown.splitlines() if "…x" in row] == [["3", "steps"]]
@@ -172,7 +172,7 @@ async def test_a_hostile_run_is_shown(hostile_run: Path) -> None:
     async with app.run_test(size=(80, 24)) as pilot:
         await press(pilot, "enter")
         task = app.screen.query_one(Tree).root.children[0]
-        assert task.label.plain.startswith(HOSTILE["script"])
+        assert HOSTILE["script"] in task.label.plain
         for number in range(len(HOSTILE)):
             rollout = task.children[number]
             rollout.expand()

@@ -93,7 +93,7 @@ class TerminalViewer(App[None]):
     ]
     CSS = """
     #body { layout: horizontal; height: 1fr; }
-    Tree { width: 2fr; background: $background; scrollbar-size-vertical: 1; }
+    Tree { width: 2fr; background: $background; scrollbar-size-vertical: 1; overflow-x: hidden; }
     #text { width: 3fr; padding: 0 1; border-left: solid $panel; scrollbar-size-vertical: 1; }
     #text:focus { border-left: solid $accent; }
     .-narrow #body { layout: vertical; }
@@ -158,7 +158,10 @@ class TerminalViewer(App[None]):
         found = tasks_document(index, TaskFilter(text=self.searched, limit=PAGE))
         for task in found["tasks"]:
             title = line(task["task_id"] if task["task"] is None else task["task"])
-            parent.add(_label(title + _figures(task)), partial(self._add_groups, source, index, task["groups"]))
+            parent.add(
+                _label(_share_won(task) + title + _figures(task)),
+                partial(self._add_groups, source, index, task["groups"]),
+            )
         if found["total"] > PAGE:
             parent.add_leaf(Text(f"… {found['total'] - PAGE:,} more: find a task"))
 
@@ -169,7 +172,7 @@ class TerminalViewer(App[None]):
         for group in groups:
             name = f"iteration {group['iteration']}" + (f", group {group['group']}" if group["group"] else "")
             load = partial(self._add_trajectories, source, index, group["number"])
-            parent.add(_label(Content(name) + _figures(group)), load)
+            parent.add(_label(_share_won(group) + name + _figures(group)), load)
 
     def _add_trajectories(self, source: Source, index: Index, number_of_group: int, parent: Node) -> None:
         group = group_document(index, number_of_group)
@@ -290,11 +293,16 @@ def _label(content: Content) -> Text:
     return Text(content.plain, no_wrap=True, overflow="ellipsis")
 
 
-def _figures(of: dict[str, Any]) -> Content:
-    """Return the figures of a task or a group."""
+def _share_won(of: dict[str, Any]) -> Content:
+    """Return the share of a task's or group's rollouts that won, of one width."""
     whole = of["size"] - of["aborted"]
     won = f"{of['won'] / whole:.0%}" if whole and of["won"] is not None else "–"
-    return Content(f" · {won} won · return {number(of['mean_return'])} · {number(of['mean_length'], 1)} steps")
+    return Content(f"{won:>4} won  ")
+
+
+def _figures(of: dict[str, Any]) -> str:
+    """Return the other figures of a task or a group."""
+    return f" · return {number(of['mean_return'])} · {number(of['mean_length'], 1)} steps"
 
 
 def _head(group: dict[str, Any], row: int) -> Content:
