@@ -46,6 +46,7 @@ def histories(rows):
     return found
 
 
+@pytest.mark.slow
 @settings(max_examples=10)
 @given(tables())
 def test_levels_match_plain_counting(rows):
@@ -91,6 +92,7 @@ def test_levels_match_plain_counting(rows):
             assert level["weight"] == pytest.approx(detailed[f"advantage_weight_k{k}"].mean())
 
 
+@pytest.mark.slow
 @settings(max_examples=8)
 @given(tables())
 def test_replies_to_actions_that_changed_nothing_are_left_out(rows):
@@ -144,6 +146,7 @@ def test_the_states_that_carry_the_pairs_are_named_with_their_shares():
     assert "Without them, none differ in the state before" in text
 
 
+@pytest.mark.slow
 def test_a_counter_in_states_is_reported_and_can_be_masked():
     rows = [(task, f"{task}/{one}", step, f"{name}. Moves: {step}, seed {one}", 0.0, True)
             for task in "ab" for one in range(2) for step, name in enumerate(("a hall", "a kitchen"))]  # fmt: skip
@@ -158,6 +161,7 @@ def test_a_counter_in_states_is_reported_and_can_be_masked():
     assert "mask-numbers" not in "\n".join(describe(masked))
 
 
+@pytest.mark.slow
 @settings(max_examples=5)
 @given(tables(), st.integers(1, 12))
 def test_chunks_and_columns_to_split_by(rows, chunk_rows):
@@ -170,6 +174,7 @@ def test_chunks_and_columns_to_split_by(rows, chunk_rows):
         pl.testing.assert_frame_equal(one.filter(task_type="even").drop("task_type"), part, rel_tol=1e-12)
 
 
+@pytest.mark.slow
 @settings(max_examples=15)
 @given(tables(), st.integers(0, 3), st.booleans())
 def test_every_table_is_described_truthfully(rows, depth, some_aborted):
@@ -199,6 +204,7 @@ def spread(values: list[float]) -> float:
     return sum((value - mean) ** 2 for value in values) * len(values) / (len(values) - 1)
 
 
+@pytest.mark.slow
 @settings(max_examples=10)
 @given(tables())
 def test_explained_variance_matches_plain_counting(rows):
@@ -261,6 +267,7 @@ def test_histories_that_decide_are_told_from_chance_and_others_are_not() -> None
         assert "; by chance it would be " in text
 
 
+@pytest.mark.slow
 @settings(max_examples=5)
 @given(tables(), st.integers(0, 2))
 def test_intervals_are_about_the_statistics(rows, seed):

@@ -42,7 +42,7 @@ def write_unequal(run: Path, shift: int = 0) -> Path:
     return run
 
 
-@pytest.fixture(params=["alfworld", pytest.param("webshop", marks=pytest.mark.slow), "unequal"])
+@pytest.fixture(params=["unequal", *(pytest.param(name, marks=pytest.mark.slow) for name in ("alfworld", "webshop"))])
 def pair(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, Path]:
     """Return two runs of the same tasks."""
     if request.param == "unequal":

@@ -175,7 +175,7 @@ def test_a_group_is_its_rows(rich_run, get) -> None:
     assert row == table.height
 
 
-@pytest.mark.parametrize("env_id", ["HGPO/ALFWorld-v0", "HGPO/WebShop-v0"])
+@pytest.mark.parametrize("env_id", ["HGPO/ALFWorld-v0", pytest.param("HGPO/WebShop-v0", marks=pytest.mark.slow)])
 def test_a_step_is_its_row(rich_run, get, tmp_path: Path, env_id: str) -> None:
     run = rich_run if env_id == "HGPO/ALFWorld-v0" else tmp_path / "run"
     if run != rich_run:

@@ -121,6 +121,7 @@ def test_what_cannot_be_shown_is_refused_in_one_line(tmp_path: Path, table: pl.D
     assert line in str(caught.value)
 
 
+@pytest.mark.slow
 def test_texts_without_the_utf8_mark(tmp_path: Path, hgpo) -> None:
     """As Spark, Impala and Go write them: every command reads them, or says in one line what is no text."""
     texts = ["task", "trajectory", "state"]

@@ -68,6 +68,7 @@ def test_damaged_advantages_are_one_line_with_their_place(trained_run: Path, dam
     assert "\n" not in str(raised.value)
 
 
+@pytest.mark.slow
 def test_a_page_begins_with_what_was_trained_on(trained_run: Path, tmp_path: Path) -> None:
     write_page(open_sources([str(trained_run)]), tmp_path / "page.html")
     data = data_of(tmp_path / "page.html")
@@ -99,6 +100,7 @@ def test_an_estimator_that_needs_the_policy_or_a_module_is_not_taken(tmp_path: P
     assert source.trained() is None
 
 
+@pytest.mark.slow
 def test_runs_of_one_name_have_their_folders_and_runs_without_rows_are_left_out(tmp_path: Path) -> None:
     runs = [run_with(tmp_path / folder / "seed0", TRAINING) for folder in "ab"]
     with StepWriter(tmp_path / "empty"):
