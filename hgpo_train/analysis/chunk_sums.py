@@ -29,8 +29,17 @@ TEXTS: Final = 100
 """The number of states of a chunk whose texts are kept."""
 
 _READ: Final = (
-    *("state_hash", "state", "action_hash", "action", "admissible_actions", "action_admissible", "aborted"),
-    *("action_valid", "won", "reward", "score"),
+    "state_hash",
+    "state",
+    "action_hash",
+    "action",
+    "admissible_actions",
+    "action_admissible",
+    "aborted",
+    "action_valid",
+    "won",
+    "reward",
+    "score",
 )
 
 
@@ -203,6 +212,7 @@ def _episode_sums(steps: pl.DataFrame, units: pl.DataFrame) -> pl.DataFrame:
 
 def _groups(steps: pl.DataFrame, context: pl.Expr, count: int) -> Groups:
     """Return the groups of the steps of a unit with an equal context; steps whose context is null are in none."""
+    # One key of task, context and unit is faster to sort than three; it is null where the context is.
     keys = steps.select(chain(chain(pl.col("task_key"), context), pl.col("(unit)"))).to_series()
     units = steps["(unit)"].to_numpy()
     return Groups.of(keys.fill_null(0).to_numpy(), keys.is_not_null().to_numpy(), units, count)
@@ -246,6 +256,7 @@ def _compared(
     # 2. Each level's advantages are compared with those of the deepest one.
     name = f"k{estimator.parameters.history_length}"
     deepest = columns[name]
+    # Levels without advantages, as the oracle's, have NaN, and count as not compared.
     units = steps["(unit)"].to_numpy()
     nothing = np.full(returns.shape, np.nan)
     sums = {}
@@ -275,6 +286,7 @@ def _framed(sums: Mapping[str, Mapping[str, Floats]], units: pl.DataFrame) -> pl
 
 def _sizes(level: str, groups: Groups, units: pl.DataFrame) -> pl.DataFrame:
     """Return the number of groups of each size."""
+    # Sizes are counted over all tasks, so that these do not become rows.
     by = units.drop("(unit)", "(task)")
     frame = by[groups.units].with_columns(pl.lit(level).alias("level"), pl.Series("size", groups.sizes))
     sizes = frame.group_by(*by.columns, "level", "size", maintain_order=True)

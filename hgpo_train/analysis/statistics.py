@@ -233,6 +233,7 @@ def _check(name: str, number: int, least: int, most: int | None = None) -> None:
 
 
 def _from_sums(sums: dict[str, pl.DataFrame], by: list[str]) -> Statistics:
+    # Levels are sorted as they came, since "10" is not before "2", and the oracle is last.
     order = pl.Enum(sums["levels"]["level"].unique(maintain_order=True))
     sizes = sums["sizes"].group_by(*by, "level", "size", maintain_order=True).agg(pl.col("groups").sum())
     sizes = sizes.with_columns(steps=pl.col("size") * pl.col("groups")).sort(*by, pl.col("level").cast(order), "size")
@@ -263,12 +264,14 @@ def _levels(sums: pl.DataFrame, permuted: pl.DataFrame | None, by: list[str]) ->
         found = level_statistics(whole)
         keys = [pl.lit(value, sums.schema[name]).alias(name) for name, value in zip(by, values, strict=True)]
 
+        # Sums are floats; the numbers that are shown are integers, and the oracle has no advantages to compare.
         numbers = {"steps": whole["rows"], "groups": whole["groups"], "compared": whole["compared"]}
         integers = [pl.Series(name, array.astype(np.int64)) for name, array in numbers.items()]
         table = pl.DataFrame({"level": levels} | found).with_columns(integers)
         compared = pl.when(pl.col("level") != ORACLE).then("compared")
         tables.append(table.with_columns(compared).select(*keys, pl.all()))
 
+        # Chance is the mean of a statistic over the permutations, not the statistic of their sums.
         chance = level_statistics(of_chance[values]) if of_chance else {}
         for name, (low, high) in _intervals(arrays, found).items():
             frame = pl.DataFrame({"level": levels, "statistic": name, "value": found[name], "low": low, "high": high})
@@ -293,6 +296,7 @@ def _by_value(sums: pl.DataFrame, by: list[str], levels: int) -> dict[tuple[obje
 
 def _intervals(tasks: dict[str, Floats], values: dict[str, Floats]) -> dict[str, tuple[Floats, Floats]]:
     """Return the bounds of each statistic's interval, one per level; NaN where there is none."""
+    # The jackknife: the same statistics without each task in turn.
     without = level_statistics({name: array.sum(0) - array for name, array in tasks.items()})
     weights = tasks | {"pairs": np.broadcast_to(tasks["pairs"][:, :1], tasks["pairs"].shape)}
     bounds = {}

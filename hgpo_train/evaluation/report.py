@@ -51,7 +51,9 @@ def episode_table(steps: pl.LazyFrame) -> pl.DataFrame:
             (pl.col("admissible") / pl.col("judged")).fill_nan(None).alias("admissibility"),
             "aborted",
             "won",
-            *("invalid", "judged", "admissible"),
+            "invalid",
+            "judged",
+            "admissible",
         )
         .sort("seed", "task_id")
         .collect()

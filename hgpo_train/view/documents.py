@@ -30,16 +30,41 @@ TOKENS: Final = 20_000
 """Tokens that a step's document contains."""
 
 TRAJECTORY: Final = (
-    *("trajectory", "row", "length", "episode_return", "score", "won", "aborted", "truncated", "invalid"),
+    "trajectory",
+    "row",
+    "length",
+    "episode_return",
+    "score",
+    "won",
+    "aborted",
+    "truncated",
+    "invalid",
 )
 """Columns of `Index.episodes` that documents contain."""
 _ROW: Final = (
-    *("trajectory", "step", "state", "next_state", "action", "action_valid", "reward", "score", "won"),
-    *("state_hash", "next_state_hash", "action_hash"),
+    "trajectory",
+    "step",
+    "state",
+    "next_state",
+    "action",
+    "action_valid",
+    "reward",
+    "score",
+    "won",
+    "state_hash",
+    "next_state_hash",
+    "action_hash",
 )
 _COPIED: Final = (
-    *("trajectory", "step", "action_valid", "finish_reason", "cut_pairs", "cut_tokens", "policy_version"),
-    *("environment_s", "policy_s"),
+    "trajectory",
+    "step",
+    "action_valid",
+    "finish_reason",
+    "cut_pairs",
+    "cut_tokens",
+    "policy_version",
+    "environment_s",
+    "policy_s",
 )
 _TEXTS: Final = {
     "state": STATE_CHARACTERS,
@@ -49,7 +74,11 @@ _TEXTS: Final = {
     "message": STEP_CHARACTERS,
 }
 _LISTS: Final = (
-    *("admissible_actions", "action_admissible", "prompt_token_ids", "response_token_ids", "response_logprobs"),
+    "admissible_actions",
+    "action_admissible",
+    "prompt_token_ids",
+    "response_token_ids",
+    "response_logprobs",
 )
 
 STEPS: Final = 50

@@ -43,7 +43,16 @@ _TASKS: Final = 200
 """Tasks that a comparison lists."""
 
 _LEVEL_COLUMNS: Final = (
-    *("level", "eligible", "shared", "cross", "mean_size", "step_size", "differing", "flat", "weight", "explained"),
+    "level",
+    "eligible",
+    "shared",
+    "cross",
+    "mean_size",
+    "step_size",
+    "differing",
+    "flat",
+    "weight",
+    "explained",
     "sign_disagreement",
 )
 

@@ -88,7 +88,7 @@ class Source:
                 files = step_files(self.folder or self.path)
                 if not files:
                     raise NoRowsError(f"no committed rows in {self.path}")
-                self._read = version, read_index(files)
+                self._read = (version, read_index(files))
             return self._read[1]
 
     def config(self) -> dict[str, Any]:
@@ -125,11 +125,11 @@ class Source:
             training = msgspec.convert(self.config().get("training", {}), _Trained)
         except (InputError, msgspec.ValidationError):  # deleted, damaged, or written by another program
             return None
-        name, parameters = training.estimator, training.parameters
         # A foreign run must not name a module to import.
-        if name not in registry.names() or not is_safe_state_key(parameters.get("state_key")):
+        name = training.estimator
+        if name not in registry.names() or not is_safe_state_key(training.parameters.get("state_key")):
             return None
-        return name, parameters
+        return name, training.parameters
 
     def stored(self) -> bool:
         """Return whether the run has the advantages that it was trained on."""
@@ -155,6 +155,7 @@ def open_sources(paths: Iterable[str], *, wait: bool = False) -> list[Source]:
     Raises:
         InputError: A path does not exist, is a URL, or contains no run; or no run has rows.
     """
+    # 1. Parquet files of other programs that one path means are one table; anything else is a run or a file of one.
     names = list(paths)
     sources: list[Source] = []
     tables: dict[str, list[str]] = {}
@@ -168,6 +169,8 @@ def open_sources(paths: Iterable[str], *, wait: bool = False) -> list[Source]:
             sources.append(Source(Path(part.path)))
     for pattern, files in tables.items():
         sources.append(Source(Path(files[0] if len(files) == 1 else patterns[pattern]), files))
+
+    # 2. At least one run can be shown, or is waited for.
     refused: InputError | None = None
     waits = False
     for source in sources:
@@ -180,9 +183,11 @@ def open_sources(paths: Iterable[str], *, wait: bool = False) -> list[Source]:
     else:
         if not waits:
             raise refused or InputError(f"no runs in {', '.join(names) or 'an empty list'}; name a run")
+
+    # 3. Names differ, also of a run that is named twice.
     counts: dict[str, int] = {}
     names = [_name_among(source, sources) for source in sources]
-    for source, name in zip(sources, names, strict=True):  # a run that is named twice is numbered
+    for source, name in zip(sources, names, strict=True):
         count = counts[name] = counts.get(name, 0) + 1
         source.name = name + (f" ({count})" if count > 1 else "")
     return sources

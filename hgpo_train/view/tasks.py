@@ -28,8 +28,18 @@ SEARCHED: Final = ("state", "action", "response", "error")
 HITS: Final = 1_000
 """The largest number of steps that an answer lists."""
 _GROUP: Final = (
-    *("number", "iteration", "group", "run", "size", "won", "aborted", "truncated", "invalid", "rows"),
-    *("mean_return", "mean_length"),
+    "number",
+    "iteration",
+    "group",
+    "run",
+    "size",
+    "won",
+    "aborted",
+    "truncated",
+    "invalid",
+    "rows",
+    "mean_return",
+    "mean_length",
 )
 
 Outcome = Literal["any", "partly", "none", "all", "won", "lost", "unknown"]

@@ -99,7 +99,8 @@ def _folders(config: Mapping[str, Any], training: Path | None) -> Iterator[Path]
 
 def _models(config: Mapping[str, Any]) -> Iterator[str]:
     """Yield the names of models in a configuration: of rollouts, and of training."""
-    policy, model = config.get("policy"), config.get("model")
+    policy = config.get("policy")
+    model = config.get("model")
     name = policy.get("name") if isinstance(policy, dict) else policy
     if isinstance(name, str) and name.partition(":")[0] in _POLICIES:
         yield name.partition(":")[2]
