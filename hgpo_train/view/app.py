@@ -110,7 +110,7 @@ def make_app(
         number = request.path_params["group"]
         name = query.get("estimator", "hgpo")
         if name == AS_TRAINED:
-            return trained_estimate(source.folder or source.path, index, number)
+            return trained_estimate(source.run, index, number)
         return estimate(index, number, estimator_with(name, query.getlist("set"), names))
 
     paths = {**DOCUMENTS, "groups/{group:digits}/estimates": estimated, "against/{other:digits}": compared}

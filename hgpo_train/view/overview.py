@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from functools import lru_cache
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import polars as pl
@@ -34,11 +34,7 @@ _METRICS: Final = 1_000
 """Names of metrics that are shown: a damaged file can have one in each line."""
 
 
-class _Line(msgspec.Struct):
-    iteration: Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
-
-
-_LINE: Final = msgspec.json.Decoder(_Line)
+_LINE: Final = msgspec.json.Decoder(dict[str, float | None])
 _TASKS: Final = 200
 """Tasks that a comparison lists."""
 
@@ -185,9 +181,10 @@ def _metrics(path: Path) -> list[dict[str, Any]]:
     metrics: dict[int, dict[str, Any]] = {}
     for line in read_bytes(path, _METRICS_BYTES, "metrics").splitlines():
         with suppress(ValueError, RecursionError):
-            found = _LINE.decode(line)
-            values = msgspec.json.decode(line, type=dict[str, float | None])
-            metrics[found.iteration] = {**values, "iteration": found.iteration}
+            values = _LINE.decode(line)
+            iteration = values.get("iteration")
+            if iteration is not None and iteration.is_integer() and 0 <= iteration <= 1 << 53:
+                metrics[int(iteration)] = {**values, "iteration": int(iteration)}
     return [metrics[iteration] for iteration in sorted(metrics)]
 
 

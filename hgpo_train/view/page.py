@@ -213,7 +213,7 @@ def _answers(address: str, run: _Run, task: dict[str, Any], specs: Mapping[str, 
         for name, spec in specs.items():
             answers[f"{group}/estimates/{name}"] = estimate(index, number, spec)
         if source.stored():
-            answers[f"{group}/estimates/{AS_TRAINED}"] = trained_estimate(source.folder or source.path, index, number)
+            answers[f"{group}/estimates/{AS_TRAINED}"] = trained_estimate(source.run, index, number)
         for trajectory in document["trajectories"]:
             end = trajectory["row"] + trajectory["length"]
             for row in range(trajectory["row"], end, STEPS):

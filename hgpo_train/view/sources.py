@@ -53,6 +53,7 @@ class Source:
         place: The absolute path, without `steps`.
         name: Its last part, for people.
         folder: The folder of the run; None for a file.
+        run: The folder, or the file.
     """
 
     def __init__(self, path: Path, table: Sequence[str] = ()) -> None:
@@ -62,6 +63,7 @@ class Source:
             self._copy = tempfile.TemporaryDirectory(prefix="hgpo-view-", ignore_cleanup_errors=True)
             self.folder = Path(self._copy.name) / "run"
             import_table(table, self.folder)
+        self.run = self.folder or path
         self.place = (path.parent if path.name == "steps" else path).resolve()
         self.name = clean_text(self.place.name or str(path))
         self._lock = threading.Lock()
@@ -85,7 +87,7 @@ class Source:
         with self._lock, errors(self.path):
             version = self.version
             if self._read is None or self._read[0] != version:
-                files = step_files(self.folder or self.path)
+                files = step_files(self.run)
                 if not files:
                     raise NoRowsError(f"no committed rows in {self.path}")
                 self._read = (version, read_index(files))
@@ -113,7 +115,7 @@ class Source:
         """Return why the run cannot be shown: its manifest is damaged, or it has no rows yet; None if it can."""
         try:
             self.config()
-            if not step_files(self.folder or self.path):
+            if not step_files(self.run):
                 return f"no committed rows in {self.name} yet"
         except InputError as error:
             return redact(clean_text(str(error)))

@@ -97,18 +97,14 @@ _SORTS: Final[dict[str, str | pl.Expr]] = {
     "success": pl.col("won") / pl.col("size"),
     "return": "mean_return",
     "length": "mean_length",
-    "invalid": "invalid",
-    "aborted": "aborted",
 }
-_ROLLOUT_SORTS: Final = {
+_ROLLOUT_SORTS: Final[dict[str, str | pl.Expr]] = {
     "order": "row",
     "task": "task_id",
     "success": "won",
     "return": "episode_return",
-    "length": "length",
-    "invalid": "invalid",
-    "aborted": "aborted",
 }
+"""Other sorts are names of columns."""
 
 
 def tasks_document(index: Index, chosen: TaskFilter) -> dict[str, Any]:
@@ -135,7 +131,7 @@ def tasks_document(index: Index, chosen: TaskFilter) -> dict[str, Any]:
         pl.when(~pl.col("won").has_nulls()).then(pl.col("won").sum()).alias("won"),
         *means,
     )
-    page = _page(tasks, chosen, _SORTS[chosen.sort], "first_number")
+    page = _page(tasks, chosen, _SORTS)
     numbers = [number for row in page for number in row["groups"]]
     rows = dict(zip(numbers, index.groups[numbers].select(_GROUP).iter_rows(named=True), strict=True))
     return {
@@ -160,13 +156,14 @@ def trajectories_document(index: Index, chosen: TaskFilter) -> dict[str, Any]:
     return {
         "total": episodes.height,
         "groups": episodes["number"].n_unique(),
-        "trajectories": _page(listed, chosen, _ROLLOUT_SORTS[chosen.sort], "row"),
+        "trajectories": _page(listed, chosen, _ROLLOUT_SORTS),
     }
 
 
-def _page(rows: pl.DataFrame, chosen: TaskFilter, by: str | pl.Expr, then: str) -> list[dict[str, Any]]:
-    """Return the rows of a page; what has no value comes last."""
-    rows = rows.sort(by, then, descending=[chosen.descending, False], nulls_last=True, maintain_order=True)
+def _page(rows: pl.DataFrame, chosen: TaskFilter, sorts: Mapping[str, str | pl.Expr]) -> list[dict[str, Any]]:
+    """Return the rows of a page; what has no value comes last, and equal ones are in the order of the table."""
+    by = [sorts.get(chosen.sort, chosen.sort), sorts["order"]]
+    rows = rows.sort(by, descending=[chosen.descending, False], nulls_last=True, maintain_order=True)
     listed = rows.slice(chosen.offset, chosen.limit).to_dicts()
     return [{**row, "task": shortened(row["task"], _LABEL)} for row in listed]
 

@@ -280,7 +280,7 @@ def _estimated(step: Step, compared: Compared) -> tuple[dict[str, Any], Content]
         if compared.estimator is not None:
             found = _estimate(step.run, number_of_group, compared.estimator)
         else:
-            found = _trained_estimate(step.source.folder or step.source.path, step.run, number_of_group)
+            found = _trained_estimate(step.source.run, step.run, number_of_group)
     except InputError as error:
         return {"columns": {}}, visible(str(error), "$text-error")
     columns = found["columns"]
