@@ -24,6 +24,11 @@ DEPTH = 3
 NAMES = ["task", "trajectory", "step", "state", "reward", "action_valid"]
 
 
+def table_of(rows: list[tuple]) -> pl.DataFrame:
+    """Return a table with the values of `NAMES`."""
+    return pl.DataFrame(rows, NAMES, orient="row")
+
+
 @st.composite
 def tables(draw):
     rows = []
@@ -150,7 +155,7 @@ def test_the_states_that_carry_the_pairs_are_named_with_their_shares():
 def test_a_counter_in_states_is_reported_and_can_be_masked():
     rows = [(task, f"{task}/{one}", step, f"{name}. Moves: {step}, seed {one}", 0.0, True)
             for task in "ab" for one in range(2) for step, name in enumerate(("a hall", "a kitchen"))]  # fmt: skip
-    table = pl.DataFrame(rows, NAMES, orient="row")
+    table = table_of(rows)
     found = statistics(table, history_length=1)
     assert not statistics(table, history_length=101).sizes["level"].has_nulls()
     masked = statistics(table, history_length=1, state_key="mask-numbers")
@@ -248,7 +253,7 @@ def wandering(rng: np.random.Generator, *, matters: bool) -> pl.DataFrame:
             for step, state in enumerate(("start", f"room {room}", "hall")):
                 reward = 10.0 * won if step == 2 else 0.0
                 rows.append((str(task), f"{task}/{rollout}", step, state, reward, True))
-    return pl.DataFrame(rows, NAMES, orient="row")
+    return table_of(rows)
 
 
 OF_DEPTH_ONE = (pl.col("level") == "1") & (pl.col("statistic") == "explained")
@@ -286,7 +291,7 @@ def test_intervals_are_about_the_statistics(rows, seed):
 
 def test_a_share_of_all_steps_has_an_interval_with_a_width():
     rows = [(str(task), f"{task}/{one}", 0, "hall", 0.0, True) for task in range(36) for one in range(2)]
-    table = pl.DataFrame(rows, NAMES, orient="row")
+    table = table_of(rows)
     found = statistics(table, history_length=1).intervals.filter(level="0", statistic="shared")
     assert found.select("low", "high").row(0) == wilson_interval(1.0, 36)
     differing = statistics(table, history_length=1).intervals.filter(level="0", statistic="differing")
@@ -300,7 +305,7 @@ def test_a_level_that_nobody_shares_is_not_bounded_above_the_one_before_it():
         for one in range(2)
         for step in range(12)
     ]
-    found = statistics(pl.DataFrame(rows, NAMES, orient="row"), history_length=2).intervals.filter(statistic="shared")
+    found = statistics(table_of(rows), history_length=2).intervals.filter(statistic="shared")
     value, high = found["value"].to_list(), found["high"].to_list()
     assert value[:3] == pytest.approx([4 / 192, 2 / 192, 0.0])
     assert high[2] <= high[1] <= high[0] == wilson_interval(4 / 192, 8)[1]  # one task of eight differs
@@ -315,7 +320,7 @@ def test_a_task_that_loops_is_named_and_what_no_task_decides_has_no_interval():
         for one in range(3)
         for step in range(40 if task == 0 else 8)
     ]
-    found = statistics(pl.DataFrame(rows, NAMES, orient="row"), history_length=1)
+    found = statistics(table_of(rows), history_length=1)
     pairs = 120 * 119
     others = sum(n * (n - 1) for (task, _), n in Counter((row[0], row[3]) for row in rows).items() if task != "task 0")
     assert found.summary["largest_task"].item() == "task 0"
@@ -394,7 +399,7 @@ def test_contexts_of_states_and_actions_and_equal_returns() -> None:
 
 
 def test_invalid_input_is_reported() -> None:
-    table = pl.DataFrame([("a", "x", 0, "s", 0.0, True)], NAMES, orient="row")
+    table = table_of([("a", "x", 0, "s", 0.0, True)])
     with pytest.raises(InputError, match="did you mean 'trajectory'"):
         statistics(table, by=["trajectori"])
     with pytest.raises(InputError, match="expected one value in each trajectory, received step"):

@@ -1,6 +1,7 @@
 """The server's addresses: what they answer, and what they refuse."""
 
 import json
+import re
 import shutil
 import warnings
 from collections.abc import Callable
@@ -313,15 +314,18 @@ def test_wrong_requests_are_one_line(small_run, path: str, line: str) -> None:
     assert "\n" not in said
 
 
-def test_a_damaged_file_is_one_line(small_run) -> None:
+@pytest.mark.parametrize(
+    "path", ["groups/0", "groups/0/estimates", "groups/0/estimates?estimator=reinforce_pp", "search?text=room"]
+)
+def test_a_damaged_file_is_one_line_with_its_place(small_run, path: str) -> None:
     client = client_of(small_run)
     file = small_run / "steps/steps-000000.parquet"
     data = bytearray(file.read_bytes())
     data[4 : len(data) // 2] = bytes(len(data) // 2 - 4)
     file.write_bytes(data)
-    answer = client.get(f"/{TOKEN}/api/runs/0/groups/0")
+    answer = client.get(f"/{TOKEN}/api/runs/0/{path}")
     assert answer.status_code == 400
-    assert "cannot be read" in answer.json()["error"]
+    assert re.match(rf"{small_run}/steps.* cannot be read: ", answer.json()["error"])
 
 
 def test_a_run_that_is_deleted_is_missing_alone(small_run, six_tasks) -> None:
