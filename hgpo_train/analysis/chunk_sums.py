@@ -63,7 +63,13 @@ def part_sums(
     # Units are numbered; the steps of a trajectory must be in one of them.
     keys = [*settings.by, "(task)"]
     units = table.select(keys).unique(maintain_order=True).with_row_index("(unit)").cast({"(unit)": pl.Int64})
-    table = table.join(units, on=keys, how="left", nulls_equal=True, maintain_order="left")
+    table = table.join(
+        units,
+        on=keys,
+        how="left",
+        nulls_equal=True,
+        maintain_order="left",
+    )
     of_trajectory = table.group_by(row_keys(table.columns)[:-1]).agg(pl.col("(unit)").n_unique())
     if (of_trajectory["(unit)"] > 1).any():
         received = listed(list(settings.by))
@@ -115,7 +121,11 @@ def _sums(
         masked = counts(_groups(steps, pl.col("(masked)"), units.height), trajectories)["shared"]
     structure = {}
     for level, group in groups.items():
-        structure[level] = counts(group, trajectories) | {"rows": rows, "masked": masked, "whole_pairs": group.pairs()}
+        structure[level] = counts(group, trajectories) | {
+            "rows": rows,
+            "masked": masked,
+            "whole_pairs": group.pairs(),
+        }
         # Steps with fewer states than the level has are compared by their whole histories, where these are known.
         if len(group.rows) < steps.height and ORACLE in contexts:
             compared = _groups(steps, pl.coalesce(contexts[level], "(whole)"), units.height)
@@ -215,7 +225,12 @@ def _groups(steps: pl.DataFrame, context: pl.Expr, count: int) -> Groups:
     # One key of task, context and unit is faster to sort than three; it is null where the context is.
     keys = steps.select(chain(chain(pl.col("task_key"), context), pl.col("(unit)"))).to_series()
     units = steps["(unit)"].to_numpy()
-    return Groups.of(keys.fill_null(0).to_numpy(), keys.is_not_null().to_numpy(), units, count)
+    return Groups.of(
+        keys.fill_null(0).to_numpy(),
+        keys.is_not_null().to_numpy(),
+        units,
+        count,
+    )
 
 
 def _with_returns(

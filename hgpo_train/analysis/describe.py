@@ -19,7 +19,15 @@ if TYPE_CHECKING:
 _MUCH: Final = 0.1  # what masking numbers must add to the share of steps with a group to be mentioned
 _LARGE: Final = 0.2  # the share of pairs at one state or of one task that is mentioned
 _FEW: Final = 0.05  # the share of steps that reply to an action that changed nothing below which they are not
-_NUMBERS: Final = ("mean_size", "step_size", "variance", "weight", "bias", "mean_length", "mean_return")  # no shares
+_NUMBERS: Final = (
+    "mean_size",
+    "step_size",
+    "variance",
+    "weight",
+    "bias",
+    "mean_length",
+    "mean_return",
+)  # no shares
 _ROUNDING: Final = 1e-5  # what a sum of weights may lack of 1, because of the estimator's epsilon
 
 

@@ -56,7 +56,13 @@ class Groups:
         several = self.sizes > 1
         rows = self.rows[self.by_row(several)]
         sizes = self.sizes[several]
-        return Groups(rows, np.cumsum(sizes) - sizes, sizes, self.units[several], self.count)
+        return Groups(
+            rows,
+            np.cumsum(sizes) - sizes,
+            sizes,
+            self.units[several],
+            self.count,
+        )
 
     def by_unit(self, values: NDArray[Any]) -> Floats:
         """Return the sums of one value per group over each unit's groups."""

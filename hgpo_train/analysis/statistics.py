@@ -172,7 +172,12 @@ def statistics(
     [('0', 0.5, 0.0), ('1', 0.0, 1.0), ('oracle', 0.5, 0.0)]
     """
     options: dict[str, Any] = {"permutations": permutations, "seed": seed, "by": by}
-    options |= {"chunk_rows": chunk_rows, "processes": processes, "progress": progress, "state_key": state_key}
+    options |= {
+        "chunk_rows": chunk_rows,
+        "processes": processes,
+        "progress": progress,
+        "state_key": state_key,
+    }
     return _statistics(steps, (without_unchanged,), **(options | parameters))[0]
 
 
@@ -265,7 +270,11 @@ def _levels(sums: pl.DataFrame, permuted: pl.DataFrame | None, by: list[str]) ->
         keys = [pl.lit(value, sums.schema[name]).alias(name) for name, value in zip(by, values, strict=True)]
 
         # Sums are floats; the numbers that are shown are integers, and the oracle has no advantages to compare.
-        numbers = {"steps": whole["rows"], "groups": whole["groups"], "compared": whole["compared"]}
+        numbers = {
+            "steps": whole["rows"],
+            "groups": whole["groups"],
+            "compared": whole["compared"],
+        }
         integers = [pl.Series(name, array.astype(np.int64)) for name, array in numbers.items()]
         table = pl.DataFrame({"level": levels} | found).with_columns(integers)
         compared = pl.when(pl.col("level") != ORACLE).then("compared")
@@ -274,7 +283,15 @@ def _levels(sums: pl.DataFrame, permuted: pl.DataFrame | None, by: list[str]) ->
         # Chance is the mean of a statistic over the permutations, not the statistic of their sums.
         chance = level_statistics(of_chance[values]) if of_chance else {}
         for name, (low, high) in _intervals(arrays, found).items():
-            frame = pl.DataFrame({"level": levels, "statistic": name, "value": found[name], "low": low, "high": high})
+            frame = pl.DataFrame(
+                {
+                    "level": levels,
+                    "statistic": name,
+                    "value": found[name],
+                    "low": low,
+                    "high": high,
+                }
+            )
             mean = chance[name].mean(0) if name in OF_RETURNS and chance else np.full(len(levels), np.nan)
             frame = frame.with_columns(pl.Series("chance", mean), tasks=pl.lit(int(present.sum())))
             bounds.append(frame.select(*keys, pl.all()))
@@ -301,8 +318,18 @@ def _intervals(tasks: dict[str, Floats], values: dict[str, Floats]) -> dict[str,
     weights = tasks | {"pairs": np.broadcast_to(tasks["pairs"][:, :1], tasks["pairs"].shape)}
     bounds = {}
     for name, of in SHARES.items():
-        bounds[name] = jackknife_bounds(values[name], without[name], weights[of], "share")
-    bounds["bias"] = jackknife_bounds(values["bias"], without["bias"], tasks["compared"], "positive")
+        bounds[name] = jackknife_bounds(
+            values[name],
+            without[name],
+            weights[of],
+            "share",
+        )
+    bounds["bias"] = jackknife_bounds(
+        values["bias"],
+        without["bias"],
+        tasks["compared"],
+        "positive",
+    )
 
     # What is not explained is positive, and can exceed 1. Where it is 0, only the interval of a share has a width.
     rest = (1 - values["explained"], 1 - without["explained"], tasks["at_state"])
@@ -329,8 +356,18 @@ def _states(sums: pl.DataFrame, by: list[str]) -> pl.DataFrame:
     states = sums.group_by(*by, "key").agg(pl.col("steps", "pairs").sum(), pl.col("state").drop_nulls().first())
     shares = (_share(pl.col(name), pl.col(name).sum().over(by)).alias(name) for name in ("pairs", "steps"))
     named = pl.coalesce("state", pl.col("key").cast(pl.String)).alias("state")
-    ordered = states.with_columns(shares).sort(*by, "pairs", "key", descending=[False] * len(by) + [True, False])
-    return ordered.filter(pl.int_range(pl.len()).over(by) < STATES).select(*by, named, "pairs", "steps")
+    ordered = states.with_columns(shares).sort(
+        *by,
+        "pairs",
+        "key",
+        descending=[False] * len(by) + [True, False],
+    )
+    return ordered.filter(pl.int_range(pl.len()).over(by) < STATES).select(
+        *by,
+        named,
+        "pairs",
+        "steps",
+    )
 
 
 def _summary(episodes: pl.DataFrame, levels: pl.DataFrame, by: list[str]) -> pl.DataFrame:
@@ -363,7 +400,13 @@ def _summary(episodes: pl.DataFrame, levels: pl.DataFrame, by: list[str]) -> pl.
         pl.col("(task)").first().alias("largest_task"),
     )
     for frame in (*frames, of_pairs):
-        table = table.join(frame, on=by, how="left", nulls_equal=True, maintain_order="left")
+        table = table.join(
+            frame,
+            on=by,
+            how="left",
+            nulls_equal=True,
+            maintain_order="left",
+        )
 
     # 3. The interval of success.
     bounds = []

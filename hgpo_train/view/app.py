@@ -84,7 +84,11 @@ def make_app(
     addition to the registered ones, and the first two are the pair that is shown; an unknown one raises InputError.
     """
     names = list(dict.fromkeys([*registry.names(), *estimators]))
-    head = {"estimators": estimator_documents(names), "opened": [*estimators], "definitions": definitions_document()}
+    head = {
+        "estimators": estimator_documents(names),
+        "opened": [*estimators],
+        "definitions": definitions_document(),
+    }
 
     def source_at(request: Request, name: str = "run") -> Source:
         number: int = request.path_params[name]
@@ -113,7 +117,11 @@ def make_app(
             return trained_estimate(source.run, index, number)
         return estimate(index, number, estimator_with(name, query.getlist("set"), names))
 
-    paths = {**DOCUMENTS, "groups/{group:digits}/estimates": estimated, "against/{other:digits}": compared}
+    paths = {
+        **DOCUMENTS,
+        "groups/{group:digits}/estimates": estimated,
+        "against/{other:digits}": compared,
+    }
     routes = [
         Route("/api/runs", runs),
         Route("/api/versions", lambda _: _json([source.version for source in sources])),
@@ -136,7 +144,12 @@ def _steps(source: Source, index: Index, request: Request) -> object:
     steps = request.query_params.get("steps", "1")
     if not re.fullmatch(_Digits.regex, steps):
         raise InputError(f"steps: expected a number of at most 15 digits, received {steps!r:.40}")
-    return step_documents(index, request.path_params["row"], int(steps), source.tokenizer())
+    return step_documents(
+        index,
+        request.path_params["row"],
+        int(steps),
+        source.tokenizer(),
+    )
 
 
 def _find(_: Source, index: Index, request: Request) -> object:
@@ -168,7 +181,12 @@ def serve(
     app = make_app(sources, token, [host], estimators)
     listener = bound_socket(host, port)
     address = f"{address_of(host, listener)}/{token}/"
-    quiet: dict[str, Any] = {"log_level": "warning", "access_log": False, "server_header": False, "lifespan": "off"}
+    quiet: dict[str, Any] = {
+        "log_level": "warning",
+        "access_log": False,
+        "server_header": False,
+        "lifespan": "off",
+    }
     config = uvicorn.Config(app, http=Connection, ws="none", backlog=BACKLOG, **quiet)
     listener.listen()  # from here on the page can be requested; it is answered as soon as the server runs
     say(f"The viewer is at {address}\nOnly someone with this address can open it. Press Ctrl-C to stop.")
@@ -228,5 +246,13 @@ class _Guard:
             refusal = Response(status_code=307, headers={"location": f"/{token}/"})
         else:
             path = f"/{rest[0]}"
-            return await self._app({**scope, "path": path, "raw_path": path.encode()}, receive, with_headers)
+            return await self._app(
+                {
+                    **scope,
+                    "path": path,
+                    "raw_path": path.encode(),
+                },
+                receive,
+                with_headers,
+            )
         return await refusal(scope, receive, with_headers)

@@ -48,7 +48,14 @@ def estimator_documents(names: Sequence[str]) -> list[dict[str, Any]]:
     for name in names:
         found = registry.get(name)
         parameters = _parameters(type(found.parameters))
-        documents.append({"name": name, "summary": found.summary, "scope": found.scope, "parameters": parameters})
+        documents.append(
+            {
+                "name": name,
+                "summary": found.summary,
+                "scope": found.scope,
+                "parameters": parameters,
+            }
+        )
     return documents
 
 

@@ -27,7 +27,15 @@ GROUP: Final = ("run", "iteration", "env_id", "task_id", "group")
 """The columns that identify a group of rollouts."""
 
 _FLAGS: Final = ("step", "action_valid", "won", "aborted", "truncated")
-_ONCE: Final = (*GROUP, "split", "task_type", "task", "trajectory", "policy_version", "episode_return")
+_ONCE: Final = (
+    *GROUP,
+    "split",
+    "task_type",
+    "task",
+    "trajectory",
+    "policy_version",
+    "episode_return",
+)
 _AT_END: Final = ("score", "error")
 
 
@@ -141,7 +149,13 @@ def read_index(files: Sequence[str]) -> Index:
     episodes = pl.concat([once, ends, _flags_by_episode(flags, is_first)], how="horizontal").with_columns(
         pl.struct(GROUP).rle_id().cast(pl.Int64).alias("number")
     )
-    return Index(tuple(files), (0, *accumulate(lengths)), episodes, _groups(episodes), stored_depth(names))
+    return Index(
+        tuple(files),
+        (0, *accumulate(lengths)),
+        episodes,
+        _groups(episodes),
+        stored_depth(names),
+    )
 
 
 def _flags_by_episode(flags: pl.DataFrame, is_first: pl.Series) -> pl.DataFrame:

@@ -158,9 +158,21 @@ def comparison_document(first: Index, second: Index) -> dict[str, Any]:
         side = run.group_by(TASK, maintain_order=True).agg(pl.col("number").first())
         for name in MEASURES:
             of_tasks = measure_by_task(run, name, TASK)
-            side = side.join(of_tasks, on=TASK, how="left", nulls_equal=True, maintain_order="left")
+            side = side.join(
+                of_tasks,
+                on=TASK,
+                how="left",
+                nulls_equal=True,
+                maintain_order="left",
+            )
         sides.append(side)
-    both = sides[0].join(sides[1], on=TASK, suffix=" of b", maintain_order="left", nulls_equal=True)
+    both = sides[0].join(
+        sides[1],
+        on=TASK,
+        suffix=" of b",
+        maintain_order="left",
+        nulls_equal=True,
+    )
     distance = (pl.col("success of b") - pl.col("success")).abs()
     listed = both.sort(distance, descending=True, nulls_last=True, maintain_order=True).head(_TASKS)
     tasks = []

@@ -134,7 +134,12 @@ def write_page(
         raise InputError(problems[0] if problems else too_large)
     page = _page(head, answers)
     write_file(path, page)
-    return Page(kept, sum(wanted) - kept - damaged, len(page), list(dict.fromkeys(problems)))
+    return Page(
+        kept,
+        sum(wanted) - kept - damaged,
+        len(page),
+        list(dict.fromkeys(problems)),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +166,12 @@ def _open(sources: Sequence[Source], answers: dict[str, Any], problems: list[str
                 f"{address}/tasks": {"total": 0, "groups": 0, "offset": 0, "tasks": []},
             }
             selection = {"tasks": 0, "of": overview["total"]["tasks"]}
-            document = {**source.document(), "path": source.name, "version": "", "selection": selection}
+            document = {
+                **source.document(),
+                "path": source.name,
+                "version": "",
+                "selection": selection,
+            }
             runs.append(_Run(source, index, document))
     return runs
 
@@ -217,7 +227,12 @@ def _answers(address: str, run: _Run, task: dict[str, Any], specs: Mapping[str, 
         for trajectory in document["trajectories"]:
             end = trajectory["row"] + trajectory["length"]
             for row in range(trajectory["row"], end, STEPS):
-                answers[f"{address}/steps/{row}"] = step_documents(index, row, min(STEPS, end - row), tokenizer)
+                answers[f"{address}/steps/{row}"] = step_documents(
+                    index,
+                    row,
+                    min(STEPS, end - row),
+                    tokenizer,
+                )
     return answers
 
 

@@ -152,7 +152,14 @@ def trajectories_document(index: Index, chosen: TaskFilter) -> dict[str, Any]:
     if chosen.search:
         found = find_steps(index, chosen.search)["first"]
         episodes = episodes.filter(pl.col("row").is_in(found.implode()))
-    listed = episodes.select(*TRAJECTORY, "number", "iteration", "task_id", "task_type", "task")
+    listed = episodes.select(
+        *TRAJECTORY,
+        "number",
+        "iteration",
+        "task_id",
+        "task_type",
+        "task",
+    )
     return {
         "total": episodes.height,
         "groups": episodes["number"].n_unique(),
@@ -163,7 +170,12 @@ def trajectories_document(index: Index, chosen: TaskFilter) -> dict[str, Any]:
 def _page(rows: pl.DataFrame, chosen: TaskFilter, sorts: Mapping[str, str | pl.Expr]) -> list[dict[str, Any]]:
     """Return the rows of a page; what has no value comes last, and equal ones are in the order of the table."""
     by = [sorts.get(chosen.sort, chosen.sort), sorts["order"]]
-    rows = rows.sort(by, descending=[chosen.descending, False], nulls_last=True, maintain_order=True)
+    rows = rows.sort(
+        by,
+        descending=[chosen.descending, False],
+        nulls_last=True,
+        maintain_order=True,
+    )
     listed = rows.slice(chosen.offset, chosen.limit).to_dicts()
     return [{**row, "task": shortened(row["task"], _LABEL)} for row in listed]
 

@@ -24,9 +24,20 @@ _NAME: Final = 255
 FILE: Final = "tokenizer.json"
 _BYTES: Final = 64 << 20
 _POLICIES: Final = ("transformers", "vllm", "openai")
-_OF_TEXTS: Final = ("normalizer", "pre_tokenizer", "post_processor", "truncation", "padding")
+_OF_TEXTS: Final = (
+    "normalizer",
+    "pre_tokenizer",
+    "post_processor",
+    "truncation",
+    "padding",
+)
 """What only the encoding of texts needs, and may contain patterns."""
-_BYTE_LEVEL: Final = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}
+_BYTE_LEVEL: Final = {
+    "type": "ByteLevel",
+    "add_prefix_space": True,
+    "trim_offsets": True,
+    "use_regex": True,
+}
 _SENTENCE_PIECE: Final = {
     "type": "Sequence",
     "decoders": [
@@ -130,6 +141,20 @@ def _read(file: Path) -> Tokenizer | None:
         # two decodes nearly all published models, and a response that it does not decode is shown without texts.
         is_byte_level = b"ByteLevel" in orjson.dumps(content.get("decoder"))
         decoder = _BYTE_LEVEL if is_byte_level else _SENTENCE_PIECE
-        return Tokenizer.from_buffer(orjson.dumps({**content, **dict.fromkeys(_OF_TEXTS), "decoder": decoder}))
-    except (ImportError, ValueError, OSError, AttributeError, TypeError):  # a file that is not there, or no tokenizer
+        return Tokenizer.from_buffer(
+            orjson.dumps(
+                {
+                    **content,
+                    **dict.fromkeys(_OF_TEXTS),
+                    "decoder": decoder,
+                }
+            )
+        )
+    except (
+        ImportError,
+        ValueError,
+        OSError,
+        AttributeError,
+        TypeError,
+    ):  # a file that is not there, or no tokenizer
         return None

@@ -136,7 +136,12 @@ class TerminalViewer(App[None]):
         try:
             yield
         except (InputError, OSError) as error:
-            self.notify(visible(str(error)).plain, severity="error", markup=False, timeout=10)
+            self.notify(
+                visible(str(error)).plain,
+                severity="error",
+                markup=False,
+                timeout=10,
+            )
 
     # ----------------------------------------------------------------------------------------------------- the tree
 
@@ -311,7 +316,14 @@ def _head(group: dict[str, Any], row: int) -> Content:
     about = f" · step {group['steps']['step'][row]} of {trajectory['length']}"
     about += f" · return {number(trajectory['episode_return'])}"
     task = line(group.get("task", group["task_id"]), 150, "bold")
-    title = Content.assemble(task, "\n", outcome(trajectory), " ", line(trajectory["trajectory"], 40), about)
+    title = Content.assemble(
+        task,
+        "\n",
+        outcome(trajectory),
+        " ",
+        line(trajectory["trajectory"], 40),
+        about,
+    )
     if trajectory["error"] is not None:
         title += Content.styled("\nAborted: " if trajectory["aborted"] else "\n", "$text-error")
         title += line(trajectory["error"])
