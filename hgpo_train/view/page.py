@@ -93,12 +93,9 @@ def write_page(
     specs = [_specs(names, parameters) for _, parameters in trained]
 
     # The tasks of each run that are wanted.
-    wanted: list[int] = []
-    selected: list[Iterator[dict[str, Any]]] = []
-    for run in runs:
-        found = tasks_document(run.index, TaskFilter(limit=0, task_ids=tuple(task_ids)))["total"]
-        wanted.append(found if task_ids or tasks is None else min(tasks, found))
-        selected.append(islice(_tasks(run.index, tuple(task_ids)), wanted[-1]))
+    counts = [tasks_document(run.index, TaskFilter(limit=0, task_ids=tuple(task_ids)))["total"] for run in runs]
+    wanted = [found if task_ids or tasks is None else min(tasks, found) for found in counts]
+    selected = [islice(_tasks(run.index, tuple(task_ids)), number) for run, number in zip(runs, wanted, strict=True)]
 
     # Tasks are added in turns, until the next one would exceed the size.
     head = {
