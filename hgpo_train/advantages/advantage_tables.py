@@ -136,15 +136,16 @@ def read_metadata(path: Path) -> dict[str, Any]:
     return dict(orjson.loads(metadata[METADATA]))
 
 
-def trained_advantages(run: Path) -> pl.LazyFrame | None:
-    """Return the advantages that a run was trained on (`TRAINED`); None if it has no such table.
+def trained_advantages(run: Path, iteration: int | None = None) -> pl.LazyFrame | None:
+    """Return the advantages that a run was trained on (`TRAINED`), of one iteration or of all; None if there are none.
 
     Steps that were not trained on, such as those of aborted rollouts and of filtered groups, have no row or null.
 
     Raises:
         InputError: A file is no advantage table, or the tables have columns of different types.
     """
-    files = sorted((run / TRAINED).glob("*.parquet"))
+    name = "*" if iteration is None else f"{iteration:06d}"
+    files = sorted((run / TRAINED).glob(f"{name}.parquet"))
     if not files:
         return None
     read_metadata(files[0])

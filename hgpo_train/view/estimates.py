@@ -156,17 +156,13 @@ def trained_estimate(run: Path, index: Index, number: int) -> dict[str, Any]:
         InputError: The run has no such advantages, or they cannot be read.
     """
     group = index.group(number)
-    stored = trained_advantages(run)
-    if stored is None:
+    stored = trained_advantages(run, group["iteration"])
+    if stored is not None:
+        joined = _joined(run, index.lazy(group["row"], group["rows"]), stored)
+    elif trained_advantages(run) is not None:  # of other iterations
+        joined = pl.DataFrame({"advantage": [None] * group["rows"]})
+    else:
         raise InputError(f"{run}: expected the advantages of a training run in the folder {TRAINED!r}, found none")
-    with errors(run / TRAINED):
-        schema = stored.collect_schema()
-        if "iteration" in schema:  # reads one iteration's table instead of all
-            stored = stored.filter(pl.col("iteration") == group["iteration"])
-        names = [name for name in schema if name.startswith("advantage")]
-        values = stored.select(*_STEP, pl.col(names).cast(pl.Float64).name.replace("^advantage_", ""))
-        steps = index.lazy(group["row"], group["rows"]).select(_STEP)
-        joined = join_advantages(steps, values).drop(_STEP).collect(engine="in-memory")
     if joined.height != group["rows"]:
         raise InputError(f"{run / TRAINED}: expected each step once; `hgpo train` writes such tables")
 
@@ -177,6 +173,14 @@ def trained_estimate(run: Path, index: Index, number: int) -> dict[str, Any]:
         table = index.lazy(group["row"], group["rows"]).collect(engine="in-memory")
         returns = _returns(table, build(Parameters, known, "parameter"))
     return _document(AS_TRAINED, parameters, joined.hstack(returns))
+
+
+def _joined(run: Path, steps: pl.LazyFrame, stored: pl.LazyFrame) -> pl.DataFrame:
+    """Return the stored advantage and its parts of each step."""
+    with errors(run / TRAINED):
+        names = [name for name in stored.collect_schema() if name.startswith("advantage")]
+        values = stored.select(*_STEP, pl.col(names).cast(pl.Float64).name.replace("^advantage_", ""))
+        return join_advantages(steps.select(_STEP), values).drop(_STEP).collect(engine="in-memory")
 
 
 class _Column(msgspec.Struct):

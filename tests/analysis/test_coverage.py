@@ -1,6 +1,6 @@
 """How often intervals over tasks contain the true value, by simulation: `python -m tests.analysis.test_coverage`.
 
-Each population gives the numerators and denominators of a ratio of sums over tasks.
+Each population gives the numerators and denominators of a ratio of sums over tasks. The percentiles need hgpo-research.
 """
 
 import math
