@@ -99,7 +99,7 @@ async def test_the_advantages_are_those_of_the_estimators(small_run: Path) -> No
 @pytest.mark.slow
 async def test_a_training_run_begins_with_what_it_was_trained_on(trained_run: Path) -> None:
     app = viewer(trained_run)
-    assert [compared.name for compared in app.compared] == ["trained", "hgpo"]
+    assert [compared.name for compared in app.compared] == ["trained", "gigpo"]
     assert app.compared[1].estimator.parameters.gamma == 0.5
     assert [compared.name for compared in viewer(trained_run, estimators=("grpo",)).compared] == ["grpo"]
     async with app.run_test(size=(140, 45)) as pilot:

@@ -134,7 +134,7 @@ def write_trained(folder: Path) -> None:
         assert history_length == 1
         return steps.with_columns(advantage=pl.col("step") + 0.25)
 
-    training = {"advantage.estimator": "gigpo", "advantage.parameters": {"gamma": 0.5}}
+    training = {"advantage.estimator": "hgpo", "advantage.parameters": {"gamma": 0.5, "alpha": 2.0}}
     with StepWriter(folder, config={"training": training}) as writer:
         for iteration in range(3):
             writer.add_group(small_rows("alpha", iteration))

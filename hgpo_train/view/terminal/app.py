@@ -56,12 +56,11 @@ class Step(NamedTuple):
     row: int
 
 
-def read_two(texts: Sequence[str], parameters: dict[str, Any] | None = None) -> list[Compared]:
+def read_two(texts: Sequence[str]) -> list[Compared]:
     """Read the one or two estimators to compare, separated by commas or spaces: ``["hgpo, hgpo:history_length=4"]``.
 
     Args:
         texts: The estimators; ``trained`` stands for the advantages that a run was trained on.
-        parameters: Parameters of the estimators that have them.
 
     Raises:
         InputError: There are none or more than two, or an estimator or a parameter is unknown or invalid.
@@ -73,7 +72,7 @@ def read_two(texts: Sequence[str], parameters: dict[str, Any] | None = None) -> 
     if not 1 <= len(names) <= 2:
         raise InputError(f"expected two estimators, such as hgpo gigpo; received {len(names)}")
     computed = [name for name in names if name != AS_TRAINED]
-    variants = read_variants(computed, parameters) if computed else []
+    variants = read_variants(computed) if computed else []
     found = {variant.name: variant.estimator for variant in variants}
     return [Compared(name, found.get(name)) for name in names]
 
@@ -111,8 +110,12 @@ class TerminalViewer(App[None]):
         self._take: Callable[[str], object] = self._find
         name, parameters = sources[0].trained() or (DEFAULT[0], {})
         others = [other for other in DEFAULT if other != name]
-        first = AS_TRAINED if sources[0].stored() else name
-        self.compared = read_two(estimators) if estimators else read_two([first, others[0]], parameters)
+        variants = read_variants([name, others[0]], parameters)
+        self.compared = [Compared(variant.name, variant.estimator) for variant in variants]
+        if sources[0].stored():
+            self.compared[0] = Compared(AS_TRAINED, None)
+        if estimators:
+            self.compared = read_two(estimators)
 
     def compose(self) -> ComposeResult:
         """Create the widgets."""
