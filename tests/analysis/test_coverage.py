@@ -65,7 +65,9 @@ def coverage(name, tasks, trials, interval):
     """The share of the intervals that contain the true value, and the share of the runs that have one."""
     population, arguments, scale = POPULATIONS[name]
     above, below = population(np.random.default_rng(1), 200_000, **arguments)
-    true, rng, hits = above.sum() / below.sum(), np.random.default_rng(2), []
+    true = above.sum() / below.sum()
+    rng = np.random.default_rng(2)
+    hits = []
     for _ in range(trials):
         above, below = population(rng, tasks, **arguments)
         low, high = interval(above, below, scale)

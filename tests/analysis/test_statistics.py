@@ -44,7 +44,8 @@ def tables(draw):
 
 def histories(rows):
     """Return each row's states from the start of its trajectory up to the row."""
-    so_far, found = defaultdict(list), []
+    so_far = defaultdict(list)
+    found = []
     for row in rows:
         so_far[row["trajectory"]].append(row["state"])
         found.append(tuple(so_far[row["trajectory"]]))
@@ -89,7 +90,8 @@ def test_levels_match_plain_counting(rows):
         histogram = dict(found.sizes.filter(level=level["level"]).select("size", "groups").iter_rows())
         assert histogram == Counter(size.values())
         if not oracle:
-            own, deepest = detailed[f"advantage_k{k}"], detailed[f"advantage_k{DEPTH}"]
+            own = detailed[f"advantage_k{k}"]
+            deepest = detailed[f"advantage_k{DEPTH}"]
             both = [(a, b) for a, b in zip(own, deepest, strict=True) if a is not None and b is not None]
             assert level["compared"] == len(both)
             if both:
@@ -226,7 +228,8 @@ def test_explained_variance_matches_plain_counting(rows):
     for row, c, value in zip(rows, past, returns, strict=True):
         states[row["task"], c[-1]].append(value)
     for k in range(DEPTH + 1):
-        groups, members = defaultdict(list), defaultdict(list)
+        groups = defaultdict(list)
+        members = defaultdict(list)
         for row, c, value in zip(rows, past, returns, strict=True):
             if len(c) > k:
                 groups[row["task"], c[-k - 1 :]].append(value)
@@ -306,7 +309,8 @@ def test_a_level_that_nobody_shares_is_not_bounded_above_the_one_before_it():
         for step in range(12)
     ]
     found = statistics(table_of(rows), history_length=2).intervals.filter(statistic="shared")
-    value, high = found["value"].to_list(), found["high"].to_list()
+    value = found["value"].to_list()
+    high = found["high"].to_list()
     assert value[:3] == pytest.approx([4 / 192, 2 / 192, 0.0])
     assert high[2] <= high[1] <= high[0] == wilson_interval(4 / 192, 8)[1]  # one task of eight differs
 
@@ -334,7 +338,8 @@ def test_a_task_that_loops_is_named_and_what_no_task_decides_has_no_interval():
 
 def test_permuted_returns_stay_at_their_states_with_the_visits_of_a_rollout_together():
     """The rollout with two visits of a state receives the return of the other one twice, which receives its first."""
-    states, owners = np.array([0, 0, 0, 1, 1]), np.array([0, 0, 1, 0, 1])
+    states = np.array([0, 0, 0, 1, 1])
+    owners = np.array([0, 0, 1, 0, 1])
     groups = Groups.of(states, states >= 0, np.zeros(5, np.int64), 1)
     generators = map(np.random.default_rng, range(50))
     permuted = exchanged(groups, owners, np.array([1.0, 2.0, 3.0, 4.0, 5.0]), generators)

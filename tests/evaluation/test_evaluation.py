@@ -248,7 +248,8 @@ def test_lengths_are_classed() -> None:
 )
 def test_the_interval_of_a_paired_difference_covers_it(first: float, second: float, tasks: int) -> None:
     """Also where few tasks differ: a bootstrap of 16 tasks contains 0.98 - 0.95 half of the time."""
-    rng, covered = np.random.default_rng(3), 0
+    rng = np.random.default_rng(3)
+    covered = 0
     for _ in range(1000):
         differences = (rng.random(tasks) < first).astype(float) - (rng.random(tasks) < second)
         low, high = paired_interval(differences.tolist())

@@ -92,7 +92,8 @@ def test_every_figure_is_the_same_wherever_it_is_shown(pair: tuple[Path, Path]) 
         expected = {"mean": found.difference, "interval": interval, **counts}
         assert differences[NAMES[name]] == expected
 
-    levels, shared = statistics(run), levels_document(first.index())
+    levels = statistics(run)
+    shared = levels_document(first.index())
     assert [row["shared"] for row in shared["levels"]] == levels.levels["shared"].to_list()
     for row in levels.intervals.iter_rows(named=True):
         assert shared["intervals"][row["statistic"]][row["level"]].items() <= row.items()

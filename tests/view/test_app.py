@@ -158,7 +158,8 @@ def test_a_group_is_its_rows(rich_run, get) -> None:
     for task in document("runs/0/tasks")["tasks"]:
         for listed in task["groups"]:
             seen = document(f"runs/0/groups/{listed['number']}")
-            steps, members = seen["steps"], seen["trajectories"]
+            steps = seen["steps"]
+            members = seen["trajectories"]
             rows = table.slice(row, listed["rows"])
             assert seen["row"] == row
             assert [members[place]["trajectory"] for place in steps["trajectory"]] == rows["trajectory"].to_list()
@@ -378,7 +379,8 @@ HOSTILE_METRICS: dict[str, bytes] = {
 
 def change_manifest(run: Path, name: str, value: str) -> None:
     """Write a value of the configuration into a manifest, with the checks of its lines, as its author could."""
-    previous, lines = "", []
+    previous = ""
+    lines = []
     for line in (run / "manifest.jsonl").read_bytes().splitlines():
         values = {name: item for name, item in json.loads(line).items() if name != "check"}
         if "config" in values:

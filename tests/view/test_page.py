@@ -44,7 +44,8 @@ def test_tasks_by_id(rich_run, tmp_path) -> None:
 
 @pytest.mark.slow
 def test_the_size_is_limited(rich_run, tmp_path) -> None:
-    sources, file = open_sources([str(rich_run)]), tmp_path / "page.html"
+    sources = open_sources([str(rich_run)])
+    file = tmp_path / "page.html"
     whole = write_page(sources, file, tasks=6).bytes
     written = write_page(sources, file, tasks=6, max_mb=(whole - 1000) / MB)
     assert written.left_out > 0
@@ -63,7 +64,8 @@ def test_a_damaged_run_does_not_spoil_the_page_of_others(rich_run, small_run, tm
     shard = tmp_path / "damaged" / "steps" / "steps-000000.parquet"
     group = parquet.read_metadata(shard).row_group(0)
     chunks = {chunk.path_in_schema: chunk for chunk in map(group.column, range(group.num_columns))}
-    at, size = chunks[column].data_page_offset, chunks[column].total_compressed_size
+    at = chunks[column].data_page_offset
+    size = chunks[column].total_compressed_size
     data = shard.read_bytes()
     shard.write_bytes(data[:at] + bytes(size) + data[at + size :])
     page = write_page(open_sources([str(rich_run), str(tmp_path / "damaged")]), tmp_path / "page.html")
@@ -172,7 +174,8 @@ def test_a_page_without_secrets_can_be_loaded(tmp_path) -> None:
 
 @pytest.mark.slow
 def test_all_tasks_are_in_the_page_unless_it_says_so(rich_run, six_tasks, tmp_path) -> None:
-    sources, file = open_sources([str(rich_run), str(six_tasks)]), tmp_path / "page.html"
+    sources = open_sources([str(rich_run), str(six_tasks)])
+    file = tmp_path / "page.html"
     assert write_page(sources, file).left_out == 0
     assert [run["selection"] for run in data_of(file)["runs"]] == [{"tasks": 6, "of": 6}] * 2
     write_page(sources, file, tasks=2)
