@@ -99,8 +99,8 @@ def _sums(rollouts: pl.DataFrame, names: list[str], by: list[str]) -> pl.DataFra
     """Return the sums of numerators and denominators of each task, sorted."""
     sums: list[pl.Expr] = []
     for name in names:
-        above, below = MEASURES[name]
-        sums += [above.sum().alias(f"{name}, above"), below.sum().alias(f"{name}, below")]
+        for place, part in zip(("above", "below"), MEASURES[name], strict=True):
+            sums.append(part.sum().alias(f"{name}, {place}"))
     return rollouts.filter(~pl.col("aborted")).group_by(by).agg(sums).sort(by)
 
 
@@ -108,12 +108,16 @@ def _estimate(tasks: pl.DataFrame, name: str) -> Estimate | None:
     known = tasks.filter(pl.col(f"{name}, below") > 0)
     if known.is_empty():
         return None
-    above, below = known[f"{name}, above"].to_numpy(), known[f"{name}, below"].to_numpy()
+    above = known[f"{name}, above"].to_numpy()
+    below = known[f"{name}, below"].to_numpy()
     of_tasks = above / below
     is_share = name not in _REAL and 0 <= of_tasks.min() <= of_tasks.max() <= 1
-    value, low, high = ratio_interval(above, below, "share" if is_share else _REAL.get(name, "real"))
+    scale = "share" if is_share else _REAL.get(name, "real")
+    value, low, high = ratio_interval(above, below, scale)
     if name == "success":
         low, high = wilson_interval(value, len(known))
-    if name == "mean_length" and low is not None and high is not None:  # no longer than the step limit, for example
-        low, high = max(low, float(of_tasks.min())), min(high, float(of_tasks.max()))
+    if name == "mean_length" and low is not None and high is not None:
+        # No mean is beyond the shortest and the longest task, which a step limit can decide.
+        low = max(low, float(of_tasks.min()))
+        high = min(high, float(of_tasks.max()))
     return Estimate(value, low, high)

@@ -67,7 +67,8 @@ def paired_interval(differences: Sequence[float]) -> tuple[float, float]:
     count = len(differences) + 2
     mean = math.fsum(differences) / count
     variance = (math.fsum(value**2 for value in differences) + 1) / count - mean**2
-    half, observed = Z * math.sqrt(variance / count), math.fsum(differences) / len(differences)
+    half = Z * math.sqrt(variance / count)
+    observed = math.fsum(differences) / len(differences)
     return max(-1.0, min(observed, mean - half)), min(1.0, max(observed, mean + half))
 
 
@@ -86,7 +87,11 @@ def by_length(episodes: pl.LazyFrame | pl.DataFrame, *keys: str) -> pl.DataFrame
     [('1–5', 1, 0, 1), ('21–50', 2, 1, 0)]
     """
     won = pl.col("won") & ~pl.col("aborted")
-    numbers = {"episodes": pl.len(), "aborted": pl.col("aborted").sum(), "won": won.sum()}
+    numbers = {
+        "episodes": pl.len(),
+        "aborted": pl.col("aborted").sum(),
+        "won": won.sum(),
+    }
     number_of_class = pl.sum_horizontal(pl.col("length") > most for most in LENGTHS)
     totals = episodes.lazy().group_by(*keys, number_of_class.alias("steps"))
     table = totals.agg(number.cast(pl.Int64).alias(name) for name, number in numbers.items()).sort(*keys, "steps")

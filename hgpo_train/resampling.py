@@ -6,11 +6,6 @@ C. Stein, The jackknife estimate of variance, Annals of Statistics 9, 1981, pp. 
 standard error is itself uncertain, so Student's quantile has 1.5 · (Σ u²)² / Σ u⁴ - 1 degrees of freedom, rounded down
 and at most T - 1, where T is the number of tasks; below 1 there is no interval. The factor 1.5 was chosen by simulation
 (`tests/analysis/test_coverage.py`). Tasks of a kind that no task of the run shows are not covered.
-
-**Bootstrap.** A resample draws as many tasks as there are, with replacement. Intervals are percentiles of resamples,
-at levels that correct their narrowness for few tasks (T. Hesterberg, What Teachers Should Know About the Bootstrap, The
-American Statistician 69, 2015, section 5.2: expanded percentiles): the level of the upper bound is
-Φ(t · √(T / (T - 1))), where t is Student's quantile for T - 1 degrees of freedom.
 """
 
 from __future__ import annotations
@@ -55,38 +50,6 @@ _SCALES: Final[dict[Scale, tuple[Callable[[Floats], Floats], Callable[[Floats], 
 """Each scale's function to numbers without bounds, and its inverse."""
 
 
-def task_weights(tasks: int, resamples: int, seed: int) -> Floats:
-    """Return how often each task is in each resample, float64 of shape (resamples, tasks)."""
-    rng = np.random.Generator(np.random.PCG64([seed, tasks]))
-    return rng.multinomial(tasks, np.full(tasks, 1 / tasks), resamples).astype(np.float64)
-
-
-def widening(tasks: int) -> float:
-    """Return t · √(T / (T - 1)), the normal distribution's quantile, widened for few tasks (at least 2)."""
-    return float(student_quantile((1 + LEVEL) / 2, tasks - 1) * np.sqrt(tasks / (tasks - 1)))
-
-
-def percentile_bounds(values: Floats, draws: Floats, tasks: int) -> tuple[Floats, Floats]:
-    """Return the lower and upper bounds of the 95% intervals of numbers.
-
-    Args:
-        values: The numbers, of any shape; NaN where there is none.
-        draws: The same numbers of every resample, of shape (resamples, *shape).
-        tasks: Number of tasks.
-
-    Returns:
-        The bounds; NaN with fewer than `FEWEST_TASKS` tasks, and for a number that many resamples lack, such as that of
-        a level which few tasks have.
-    """
-    if tasks < FEWEST_TASKS:
-        return np.full(np.shape(values), np.nan), np.full(np.shape(values), np.nan)
-    tail = _NORMAL.cdf(-widening(tasks))
-    known = np.isfinite(values) & (np.isfinite(draws).mean(0) > LEVEL)
-    filled = np.where(known, np.where(np.isfinite(draws), draws, values), 0.0)
-    low, high = (np.where(known, bound, np.nan) for bound in np.quantile(filled, [tail, 1 - tail], axis=0))
-    return low, high
-
-
 def jackknife_bounds(values: Floats, without: Floats, weights: Floats, scale: Scale) -> tuple[Floats, Floats]:
     """Return the lower and upper bounds of the 95% intervals of numbers, by the jackknife over tasks.
 
@@ -106,18 +69,23 @@ def jackknife_bounds(values: Floats, without: Floats, weights: Floats, scale: Sc
         return np.full(values.shape, np.nan), np.full(values.shape, np.nan)
     forward, back = _SCALES[scale]
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        # The standard error, and how certain it is: few tasks that decide have few degrees of freedom.
         deviations = forward(without) - forward(without).mean(0)
         squares = (deviations**2).sum(0)
+        error = np.sqrt((tasks - 1) / tasks * squares)
         freedom = np.minimum(np.floor(1.5 * squares**2 / (deviations**4).sum(0) - 1), tasks - 1)
         known = (freedom >= 1) & (squares > _ROUNDING) & np.isfinite(forward(values))
         known &= np.count_nonzero(weights, axis=0) >= FEWEST_TASKS
+
         quantiles = np.array([student_quantile((1 + LEVEL) / 2, int(f)) for f in np.where(known, freedom, 1)])
-        half = np.where(known, quantiles, np.nan) * np.sqrt((tasks - 1) / tasks * squares)
-        low, high = back(forward(values) - half), back(forward(values) + half)
+        half = np.where(known, quantiles, np.nan) * error
+        low = back(forward(values) - half)
+        high = back(forward(values) + half)
         trials = weights.sum(0) ** 2 / (weights**2).sum(0)
         unknown = np.isnan(low) & (values >= 0) & (values <= 1) & (trials > FEWEST_TASKS - 0.5)
-    for number in np.flatnonzero(unknown).tolist() if scale == "share" else ():
-        low[number], high[number] = wilson_interval(values[number], round(trials[number]))
+    if scale == "share":
+        for number in np.flatnonzero(unknown):
+            low[number], high[number] = wilson_interval(values[number], round(trials[number]))
     return low, high
 
 

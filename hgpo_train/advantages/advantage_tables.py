@@ -22,6 +22,7 @@ import polars as pl
 from hgpo_datasets import manifest, remote
 from hgpo_datasets.partitions import map_partitions
 from hgpo_datasets.reader import step_files
+from hgpo_datasets.row_tables import files_of, path_of
 from hgpo_datasets.sources import run_at, run_of_file
 from hgpo_envs.errors import InputError, one_line
 from hgpo_envs.files.atomic import making_folder, new_path
@@ -142,6 +143,28 @@ def read_metadata(path: Path) -> dict[str, Any]:
     if METADATA not in metadata:
         raise InputError(f"{path}: expected an advantage table, received a file without the metadata {METADATA}")
     return dict(orjson.loads(metadata[METADATA]))
+
+
+def trained_advantages(run: Path, iteration: int | None = None) -> pl.LazyFrame | None:
+    """Return the advantages that a run was trained on (`FOLDER`), of one iteration or of all; None if there are none.
+
+    Steps that were not trained on, such as those of aborted rollouts and of filtered groups, have no row or null.
+
+    Raises:
+        InputError: A file is no advantage table, or the tables have columns of different types.
+    """
+    files = files_of(run, FOLDER)
+    if iteration is not None:  # of the step table, which counts from 0
+        files = [path for path in files if path == path_of(run, FOLDER, iteration + 1)]
+    if not files:
+        return None
+    read_metadata(files[0])
+    try:
+        steps = pl.scan_parquet(files, missing_columns="insert", extra_columns="ignore")
+        steps.collect_schema()
+    except (OSError, pl.exceptions.PolarsError) as error:
+        raise InputError(f"{run / FOLDER}: expected advantage tables ({one_line(error)})") from error
+    return steps
 
 
 def join_advantages(steps: pl.LazyFrame, advantages: pl.LazyFrame) -> pl.LazyFrame:

@@ -26,7 +26,8 @@ FORMATS: Final = (".html", ".svg", ".png", ".json")
 COLOURS: Final = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 """Okabe and Ito's colours, which colour-blind readers can tell apart."""
 
-_WIDTH, _HEIGHT = 420, 220
+_WIDTH: Final = 420
+_HEIGHT: Final = 220
 
 
 def levels_chart(intervals: pl.DataFrame, statistic: str, *, by: str | None = None) -> alt.LayerChart | alt.FacetChart:
@@ -39,6 +40,7 @@ def levels_chart(intervals: pl.DataFrame, statistic: str, *, by: str | None = No
     """
     rows = intervals.filter(pl.col("statistic") == statistic, pl.col("value").is_not_null())
     order = [*(level for level in rows["level"].unique(maintain_order=True) if level != ORACLE), ORACLE]
+    # Layers from the back: what chance gives, intervals, and values; the last are hollow, without an interval.
     base = alt.Chart(alt.InlineData(values=rows.to_dicts())).encode(
         x=alt.X("level:N", sort=order, title="k, past states in the context", axis=alt.Axis(labelAngle=0)),
         **({} if by is None else _split(by, rows[by].unique(maintain_order=True).to_list())),

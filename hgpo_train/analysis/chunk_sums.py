@@ -29,8 +29,17 @@ TEXTS: Final = 100
 """The number of states of a chunk whose texts are kept."""
 
 _READ: Final = (
-    *("state_hash", "state", "action_hash", "action", "admissible_actions", "action_admissible", "aborted"),
-    *("action_valid", "won", "reward", "score"),
+    "state_hash",
+    "state",
+    "action_hash",
+    "action",
+    "admissible_actions",
+    "action_admissible",
+    "aborted",
+    "action_valid",
+    "won",
+    "reward",
+    "score",
 )
 
 
@@ -49,7 +58,35 @@ def part_sums(
 ) -> tuple[int, list[list[tuple[str, pl.DataFrame]]]]:
     """Return the number of rows of a part of a table, and the named sums of each variant."""
     place, part = numbered
-    steps = part if isinstance(part, pl.LazyFrame) else part.scan()
+    table = _read(part if isinstance(part, pl.LazyFrame) else part.scan(), settings)
+
+    # Units are numbered; the steps of a trajectory must be in one of them.
+    keys = [*settings.by, "(task)"]
+    units = table.select(keys).unique(maintain_order=True).with_row_index("(unit)").cast({"(unit)": pl.Int64})
+    table = table.join(
+        units,
+        on=keys,
+        how="left",
+        nulls_equal=True,
+        maintain_order="left",
+    )
+    of_trajectory = table.group_by(row_keys(table.columns)[:-1]).agg(pl.col("(unit)").n_unique())
+    if (of_trajectory["(unit)"] > 1).any():
+        received = listed(list(settings.by))
+        raise InputError(f"columns to split by: expected one value in each trajectory, received {received}")
+
+    prepared = _prepared(table, settings)
+    episodes = ("episodes", _episode_sums(prepared, units))
+    prepared = prepared.filter(~pl.col("(aborted)"))
+    variants = []
+    for without_unchanged in settings.variants:
+        kept = prepared.filter(~pl.col("(unchanged)")) if without_unchanged else prepared
+        variants.append([episodes, *_sums(kept, units, settings, place)])
+    return table.height, variants
+
+
+def _read(steps: pl.LazyFrame, settings: Settings) -> pl.DataFrame:
+    """Return the columns of a part that are needed, with `(task)`, the name of the task."""
     schema = steps.collect_schema()
     for name in settings.by:
         if name not in schema and name != ALL:
@@ -58,20 +95,10 @@ def part_sums(
     if "action_admissible" in schema and settings.estimator.parameters.state_key != ALFWORLD_NODES:
         read.discard("admissible_actions")  # the widest column
     wanted = {*row_keys(schema), *settings.by, *read}
-    table = steps.select(name for name in schema if name in wanted).collect()
-    by = list(settings.by)
-    identity = [name for name in ("env_id", "task_id") if name in schema] if "task_id" in schema else ["task"]
-    task = pl.concat_str([pl.col(name).cast(pl.String) for name in identity], separator=" ", ignore_nulls=True)
-    table = table.with_columns(pl.lit(0).alias(ALL), task.alias("(task)"))
-    units = table.select(*by, "(task)").unique(maintain_order=True).with_row_index("(unit)").cast({"(unit)": pl.Int64})
-    table = table.join(units, on=[*by, "(task)"], how="left", nulls_equal=True, maintain_order="left")
-    if (table.group_by(row_keys(schema)[:-1]).agg(pl.col("(unit)").n_unique())["(unit)"] > 1).any():
-        raise InputError(f"columns to split by: expected one value in each trajectory, received {listed(by)}")
-    prepared = _prepared(table, settings)
-    episodes = ("episodes", _episode_sums(prepared, units))
-    prepared = prepared.filter(~pl.col("(aborted)"))
-    kept = {False: prepared, True: prepared.filter(~pl.col("(unchanged)"))}
-    return table.height, [[episodes, *_sums(kept[each], units, settings, place)] for each in settings.variants]
+    task = [name for name in ("env_id", "task_id") if name in schema] if "task_id" in schema else ["task"]
+    texts = [pl.col(name).cast(pl.String) for name in task]
+    named = pl.concat_str(texts, separator=" ", ignore_nulls=True).alias("(task)")
+    return steps.select(name for name in schema if name in wanted).collect().with_columns(pl.lit(0).alias(ALL), named)
 
 
 def _sums(
@@ -79,39 +106,47 @@ def _sums(
 ) -> Iterator[tuple[str, pl.DataFrame]]:
     """Yield the named sums of prepared steps; random numbers depend on the place of the part in the table."""
     p = settings.estimator.parameters
-    levels = {str(k): pl.col(f"{CHAINS[p.context]}{k}") for k in range(p.history_length + 1)}
+    contexts = {str(k): pl.col(f"{CHAINS[p.context]}{k}") for k in range(p.history_length + 1)}
     if "(whole)" in steps.columns:
-        levels[ORACLE] = pl.col("(whole)")
-    groups = {level: _groups(steps, context, units.height) for level, context in levels.items()}
+        contexts[ORACLE] = pl.col("(whole)")
+    groups = {level: _groups(steps, context, units.height) for level, context in contexts.items()}
     yield "sizes", pl.concat(_sizes(level, group, units) for level, group in groups.items())
     yield "states", _states(steps, f"{CHAINS[p.context]}0", groups["0"], units)
-    trajectories, returns = steps["trajectory_key"].to_numpy(), steps["return"].to_numpy()
+
+    # 1. What does not depend on returns.
+    trajectories = steps["trajectory_key"].to_numpy()
     rows = sum_by(steps["(unit)"].to_numpy(), np.ones(steps.height), units.height)
     masked = np.full(units.height, np.nan)
     if "state" in steps.columns and p.state_key is None:
         masked = counts(_groups(steps, pl.col("(masked)"), units.height), trajectories)["shared"]
-    if "(whole)" not in steps.columns:
-        steps = steps.with_columns(pl.lit(None, pl.Int64).alias("(whole)"))
-    whole = {
-        k: groups[k]
-        if len(groups[k].rows) == steps.height
-        else _groups(steps, pl.coalesce(context, "(whole)"), units.height)
-        for k, context in levels.items()
-    }
-    structure = {
-        level: counts(group, trajectories) | {"rows": rows, "masked": masked, "whole_pairs": whole[level].pairs()}
-        for level, group in groups.items()
-    }
+    structure = {}
+    for level, group in groups.items():
+        structure[level] = counts(group, trajectories) | {
+            "rows": rows,
+            "masked": masked,
+            "whole_pairs": group.pairs(),
+        }
+        # Steps with fewer states than the level has are compared by their whole histories, where these are known.
+        if len(group.rows) < steps.height and ORACLE in contexts:
+            compared = _groups(steps, pl.coalesce(contexts[level], "(whole)"), units.height)
+            structure[level]["whole_pairs"] = compared.pairs()
+
+    # 2. What does, for the returns themselves and for each permutation.
+    returns = steps["return"].to_numpy()
     seeds = ([settings.seed, place, permutation, 0] for permutation in range(settings.permutations))
     generators = map(np.random.default_rng, seeds)
     values = np.stack([returns, *exchanged(groups["0"], trajectories, returns, generators)])
-    sums = _with_returns(values, steps, groups, settings.estimator)
+    of_returns = _with_returns(values, steps, groups, settings.estimator)
     for number in range(len(values)):
-        of_returns = {level: {name: value[number] for name, value in sums[level].items()} for level in levels}
-        frame = _framed({level: structure[level] | of_returns[level] for level in levels}, units)
-        if number:
-            frame = frame.drop("(task)").with_columns(pl.lit(number).alias("(permutation)"))
-        yield "permuted" if number else "levels", frame
+        sums = {}
+        for level in contexts:
+            numbered = {name: array[number] for name, array in of_returns[level].items()}
+            sums[level] = structure[level] | numbered
+        frame = _framed(sums, units)
+        if number == 0:
+            yield "levels", frame
+        else:
+            yield "permuted", frame.drop("(task)").with_columns(pl.lit(number).alias("(permutation)"))
 
 
 def _prepared(chunk: pl.DataFrame, settings: Settings) -> pl.DataFrame:
@@ -122,28 +157,27 @@ def _prepared(chunk: pl.DataFrame, settings: Settings) -> pl.DataFrame:
     `(admissible)`, whether the environment could execute the action; and `(unchanged)`, whether the state replies to
     an action that changed nothing.
     """
-    p, columns = settings.estimator.parameters, chunk.columns
+    p = settings.estimator.parameters
+    columns = chunk.columns
     if "action_valid" not in columns:
         chunk = chunk.with_columns(action_valid=pl.lit(value=True))
     rewards = pl.lit(None, pl.Float64)
     if "reward" in columns:
         rewards = pl.col("reward").cast(pl.Float64).sum().over(row_keys(columns)[:-1])
-    admissible = pl.lit(None, pl.Boolean)
-    if "action_admissible" in columns:
-        admissible = pl.col("action_admissible")
-    elif {"action", "admissible_actions"} <= set(columns):
-        if not isinstance(kind := chunk.schema["admissible_actions"], pl.List):
-            raise InputError(f"column admissible_actions: expected lists of texts, received {kind}; convert or drop it")
-        admissible = pl.col("admissible_actions").list.contains(pl.col("action"))
-    steps = prepare(chunk.with_columns(rewards.alias("(rewards)"), admissible.alias("(admissible)")), p)
+    chunk = chunk.with_columns(rewards.alias("(rewards)"), _admissible(chunk.schema).alias("(admissible)"))
+    steps = prepare(chunk, p)
 
-    texts = "state" in columns
-    same = pl.col("state" if texts else f"{CHAINS[p.context]}0")
+    # A step replies to the action of the row before it, of the same trajectory.
+    has_texts = "state" in columns
+    state = pl.col("state" if has_texts else f"{CHAINS[p.context]}0")
     executed = pl.col("(admissible)").shift(1).fill_null(value=True)
-    unchanged = [((same == same.shift(1)) | ~executed).over("trajectory_key")]
-    unchanged += [pl.col("state").cast(pl.String).str.starts_with(NOTHING)] if texts else []
+    unchanged = [((state == state.shift(1)) | ~executed).over("trajectory_key")]
+    masked = pl.lit(None, pl.Int64)
+    if has_texts:
+        unchanged.append(pl.col("state").cast(pl.String).str.starts_with(NOTHING))
+        masked = text_hash("state", mask_numbers)
     steps = steps.with_columns(
-        (text_hash("state", mask_numbers) if texts else pl.lit(None, pl.Int64)).alias("(masked)"),
+        masked.alias("(masked)"),
         pl.any_horizontal(unchanged).fill_null(value=False).alias("(unchanged)"),
     )
     items = ["state_hash"] if p.context == "states" else ["state_hash", "action_hash"]
@@ -151,22 +185,34 @@ def _prepared(chunk: pl.DataFrame, settings: Settings) -> pl.DataFrame:
         item = pl.col("state_hash")
         if p.context == "states_actions":
             item = chain(pl.col("action_hash").shift(1).fill_null(0), item)
-        # each item is hashed with its position, so that the running sum of the hashes identifies the sequence
+        # Each item is hashed with its position, so that the running sum of the hashes identifies the sequence.
         placed = pl.struct(item.alias("item"), pl.int_range(pl.len()).alias("position")).hash()
         steps = steps.with_columns(placed.reinterpret(signed=True).cum_sum().over("trajectory_key").alias("(whole)"))
     return steps.collect(engine="in-memory")
 
 
+def _admissible(schema: pl.Schema) -> pl.Expr:
+    """Return whether the environment could execute each action; null where that is not stored."""
+    if "action_admissible" in schema:
+        return pl.col("action_admissible")
+    if "action" not in schema or "admissible_actions" not in schema:
+        return pl.lit(None, pl.Boolean)
+    kind = schema["admissible_actions"]
+    if not isinstance(kind, pl.List):
+        raise InputError(f"column admissible_actions: expected lists of texts, received {kind}; convert or drop it")
+    return pl.col("admissible_actions").list.contains(pl.col("action"))
+
+
 def _episode_sums(steps: pl.DataFrame, units: pl.DataFrame) -> pl.DataFrame:
-    """Return one row per trajectory."""
+    """Return one row per trajectory, with the columns of `hgpo_train.measures` and `return`, which is scaled."""
     won = pl.col("won").cast(pl.Boolean).any(ignore_nulls=False) if "won" in steps.columns else pl.lit(None, pl.Boolean)
     episodes = steps.group_by("(unit)", "task_key", "trajectory_key", maintain_order=True).agg(
         pl.len().cast(pl.Int64).alias("length"),
         pl.col("episode_return").first().alias("return"),
-        pl.col("(rewards)").first().alias("rewards"),
-        pl.col("action_valid").cast(pl.Boolean).sum().cast(pl.Int64).alias("valid"),
+        pl.col("(rewards)").first().alias("episode_return"),
+        (~pl.col("action_valid").cast(pl.Boolean)).sum().cast(pl.Int64).alias("invalid"),
         pl.col("(admissible)").sum().cast(pl.Int64).alias("admissible"),
-        pl.col("(admissible)").count().cast(pl.Int64).alias("known"),
+        pl.col("(admissible)").count().cast(pl.Int64).alias("judged"),
         pl.col("(unchanged)").sum().cast(pl.Int64).alias("unchanged"),
         pl.col("(aborted)").any().alias("aborted"),
         won.alias("won"),
@@ -175,27 +221,36 @@ def _episode_sums(steps: pl.DataFrame, units: pl.DataFrame) -> pl.DataFrame:
 
 
 def _groups(steps: pl.DataFrame, context: pl.Expr, count: int) -> Groups:
-    """Return the groups of the steps of a task with an equal context; steps whose context is null are in none."""
+    """Return the groups of the steps of a unit with an equal context; steps whose context is null are in none."""
+    # One key of task, context and unit is faster to sort than three; it is null where the context is.
     keys = steps.select(chain(chain(pl.col("task_key"), context), pl.col("(unit)"))).to_series()
     units = steps["(unit)"].to_numpy()
-    return Groups.of(keys.fill_null(0).to_numpy(), keys.is_not_null().to_numpy(), units, count)
+    return Groups.of(
+        keys.fill_null(0).to_numpy(),
+        keys.is_not_null().to_numpy(),
+        units,
+        count,
+    )
 
 
 def _with_returns(
     returns: Floats, steps: pl.DataFrame, groups: Mapping[str, Groups], estimator: Estimator
 ) -> dict[str, dict[str, Floats]]:
     """Return the sums of each level that depend on returns, for each permutation of the returns."""
-    count, at_state = groups["0"].count, unbiased_squares(groups["0"], returns)
-    sums = {level: spread(group, returns, at_state) for level, group in groups.items()}
-    compared = [_compared(returns[:1], steps, list(groups), estimator, count)]
-    if len(returns) > 1:  # permuted advantages are compared where there are some at the deepest level
-        deep, states = np.zeros(steps.height, np.bool_), groups["0"]
+    states = groups["0"]
+    at_state = unbiased_squares(states, returns)
+    compared = [_compared(returns[:1], steps, list(groups), estimator, states.count)]
+    if len(returns) > 1:
+        # Advantages are compared where there are some at the deepest level: other states are left out.
+        deep = np.zeros(steps.height, np.bool_)
         deep[groups[str(estimator.parameters.history_length)].shared().rows] = True
-        rows = states.rows[np.repeat(states.reduced(np.logical_or, deep), states.sizes)]
-        compared.append(_compared(returns[1:, rows], steps[rows], list(groups), estimator, count))
-    for level, of_returns in sums.items():
-        names = compared[0][level]
-        of_returns.update({name: np.concatenate([part[level][name] for part in compared]) for name in names})
+        rows = states.rows[states.by_row(states.reduced(np.logical_or, deep))]
+        compared.append(_compared(returns[1:, rows], steps[rows], list(groups), estimator, states.count))
+    sums = {}
+    for level, group in groups.items():
+        sums[level] = spread(group, returns, at_state)
+        for name in compared[0][level]:
+            sums[level][name] = np.concatenate([part[level][name] for part in compared])
     return sums
 
 
@@ -203,16 +258,23 @@ def _compared(
     returns: Floats, steps: pl.DataFrame, levels: Sequence[str], estimator: Estimator, count: int
 ) -> dict[str, dict[str, Floats]]:
     """Return each level's sums about advantages, of copies of the steps with different returns."""
+    # 1. The estimator is applied once, to all copies, which have different tasks.
     inputs = [name for name in steps.columns if name.startswith(tuple(CHAINS.values()))]
-    copies = (
-        steps.select(pl.Series("return", values), chain(pl.col("task_key"), pl.lit(number)), "episode_score", *inputs)
-        for number, values in enumerate(returns)
-    )
-    details = list(estimator.added.values())
-    frame = estimator.apply(pl.concat(copies).lazy()).select(pl.col(details).cast(pl.Float64).fill_null(np.nan))
-    columns = {each.name: each.to_numpy().reshape(returns.shape) for each in frame.collect(engine="in-memory")}
-    name, nothing = f"k{estimator.parameters.history_length}", np.full(returns.shape, np.nan)
-    deepest, size, sums = columns[name], columns[f"size_{name}"], {}
+    copies = []
+    for number, values in enumerate(returns):
+        task = chain(pl.col("task_key"), pl.lit(number))
+        copies.append(steps.select(pl.Series("return", values), task, "episode_score", *inputs))
+    details = pl.col(list(estimator.added.values())).cast(pl.Float64).fill_null(np.nan)
+    frame = estimator.apply(pl.concat(copies).lazy()).select(details).collect(engine="in-memory")
+    columns = {each.name: each.to_numpy().reshape(returns.shape) for each in frame}
+
+    # 2. Each level's advantages are compared with those of the deepest one.
+    name = f"k{estimator.parameters.history_length}"
+    deepest = columns[name]
+    # Levels without advantages, as the oracle's, have NaN, and count as not compared.
+    units = steps["(unit)"].to_numpy()
+    nothing = np.full(returns.shape, np.nan)
+    sums = {}
     for level in levels:
         own = columns.get(f"k{level}", nothing)
         both = ~np.isnan(own) & ~np.isnan(deepest)
@@ -220,29 +282,30 @@ def _compared(
             "bias": np.where(both, np.abs(own - deepest), 0.0),
             "sign_disagreement": both & (np.sign(own) != np.sign(deepest)),
             "compared": both,
-            "in_pairs": both & (size == 2),
+            "in_pairs": both & (columns[f"size_{name}"] == 2),
             "weight": columns.get(f"weight_k{level}", nothing),
         }
-        sums[level] = {name: sum_by(steps["(unit)"].to_numpy(), value, count) for name, value in compared.items()}
+        sums[level] = {name: sum_by(units, value, count) for name, value in compared.items()}
     return sums
 
 
 def _framed(sums: Mapping[str, Mapping[str, Floats]], units: pl.DataFrame) -> pl.DataFrame:
     """Return one row per unit and level."""
     levels = list(sums)
-    names = sums[levels[0]]
-    columns = {name: np.stack([sums[level][name] for level in levels], axis=1).ravel() for name in names}
+    columns = {}
+    for name in sums[levels[0]]:
+        columns[name] = np.stack([sums[level][name] for level in levels], axis=1).ravel()
     repeated = units.drop("(unit)")[np.repeat(np.arange(units.height), len(levels))]
     return repeated.hstack(pl.DataFrame({"level": levels * units.height, **columns}))
 
 
 def _sizes(level: str, groups: Groups, units: pl.DataFrame) -> pl.DataFrame:
     """Return the number of groups of each size."""
+    # Sizes are counted over all tasks, so that these do not become rows.
     by = units.drop("(unit)", "(task)")
     frame = by[groups.units].with_columns(pl.lit(level).alias("level"), pl.Series("size", groups.sizes))
-    return frame.group_by(*by.columns, "level", "size", maintain_order=True).agg(
-        pl.len().cast(pl.Int64).alias("groups")
-    )
+    sizes = frame.group_by(*by.columns, "level", "size", maintain_order=True)
+    return sizes.agg(pl.len().cast(pl.Int64).alias("groups"))
 
 
 def _states(steps: pl.DataFrame, state: str, groups: Groups, units: pl.DataFrame) -> pl.DataFrame:

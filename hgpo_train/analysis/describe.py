@@ -19,7 +19,15 @@ if TYPE_CHECKING:
 _MUCH: Final = 0.1  # what masking numbers must add to the share of steps with a group to be mentioned
 _LARGE: Final = 0.2  # the share of pairs at one state or of one task that is mentioned
 _FEW: Final = 0.05  # the share of steps that reply to an action that changed nothing below which they are not
-_NUMBERS: Final = ("mean_size", "step_size", "variance", "weight", "bias", "mean_length", "mean_return")  # no shares
+_NUMBERS: Final = (
+    "mean_size",
+    "step_size",
+    "variance",
+    "weight",
+    "bias",
+    "mean_length",
+    "mean_return",
+)  # no shares
 _ROUNDING: Final = 1e-5  # what a sum of weights may lack of 1, because of the estimator's epsilon
 
 
@@ -160,14 +168,15 @@ def _explained(found: Statistics, opening: str) -> list[str]:
     beyond = [row["level"] for row in known if row["low"] > max(row["chance"], 0.0)]
     if not beyond:
         return [f"{line}: not more than chance."]
-    return [f"{line}: more than chance{'' if len(beyond) == len(known) else f' for k = {listed(beyond)} only'}."]
+    only = "" if len(beyond) == len(known) else f" for k = {listed(beyond)} only"
+    return [f"{line}: more than chance{only}."]
 
 
 def _signs(levels: list[Row], found: Statistics) -> list[str]:
-    first, last = levels[0], levels[-1]
+    last = levels[-1]
     if len(levels) < 2 or not last["compared"]:
         return []
-    differ = _with_interval(found, "sign_disagreement", first)
+    differ = _with_interval(found, "sign_disagreement", levels[0])
     compared = f"Of the {counted(last['compared'], 'step')} with a group at k = {last['level']}"
     line = f"{compared}, {differ} have an advantage of another sign among equal states alone"
     chance = found.intervals.filter(level="0", statistic="sign_disagreement")["chance"].item()
@@ -236,18 +245,25 @@ def cell(name: str, value: object) -> str:
 
 def html_tables(found: Statistics) -> str:
     """Return sentences, the summary and the levels as HTML, with the definition of each statistic on hover."""
-    by, columns, levels = found.by, DEFINITIONS["summary"], DEFINITIONS["levels"]
-    runs = [
-        [*(escape(str(row[name])) for name in by), *(escape(cell(name, row[name])) for name in columns)]
-        for row in found.summary.iter_rows(named=True)
-    ]
-    tables = [_html_table([*map(escape, by), *map(_hover, columns.values())], runs)]
+    by = found.by
+    tables = [] if by else [f"<p>{'<br>'.join(map(escape, describe(found)))}</p>"]
+
+    # The summary has a row for each value that the statistics are split by.
+    columns = DEFINITIONS["summary"]
+    rows = []
+    for row in found.summary.iter_rows(named=True):
+        values = [escape(str(row[name])) for name in by]
+        rows.append(values + [escape(cell(name, row[name])) for name in columns])
+    tables.append(_html_table([*map(escape, by), *map(_hover, columns.values())], rows))
+
+    # The levels are columns of a table of their own for each value.
     for part in found.levels.partition_by(by, maintain_order=True) if by else [found.levels]:
-        title = ", ".join(["k", *(f"{name} {part[name][0]}" for name in by)])
-        rows = [[_hover(words), *(cell(name, value) for value in part[name])] for name, words in levels.items()]
-        tables.append(_html_table([escape(title), *part["level"]], rows))
-    sentences = "" if by else f"<p>{'<br>'.join(map(escape, describe(found)))}</p>"
-    return "\n".join([sentences, *tables])
+        values = [f"{name} {part[name][0]}" for name in by]
+        rows = []
+        for name, words in DEFINITIONS["levels"].items():
+            rows.append([_hover(words), *(cell(name, value) for value in part[name])])
+        tables.append(_html_table([escape(", ".join(["k", *values])), *part["level"]], rows))
+    return "\n".join(tables)
 
 
 def _hover(words: Definition) -> str:

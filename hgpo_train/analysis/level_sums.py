@@ -47,46 +47,68 @@ class Groups:
         """Group the rows whose key is known by their keys, which no two units share."""
         rows = np.flatnonzero(known)
         rows = rows[np.argsort(keys[rows], kind="stable")]
-        ordered = keys[rows]
-        starts = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]][: len(rows)])
-        return cls(rows, starts, np.diff(starts, append=len(rows)), units[rows[starts]], count)
+        starts = run_starts(keys[rows])
+        sizes = np.diff(starts, append=len(rows))
+        return cls(rows, starts, sizes, units[rows[starts]], count)
 
     def shared(self) -> Groups:
         """Return the groups of two rows or more."""
         several = self.sizes > 1
+        rows = self.rows[self.by_row(several)]
         sizes = self.sizes[several]
-        starts = np.cumsum(sizes) - sizes
-        return Groups(self.rows[np.repeat(several, self.sizes)], starts, sizes, self.units[several], self.count)
+        return Groups(
+            rows,
+            np.cumsum(sizes) - sizes,
+            sizes,
+            self.units[several],
+            self.count,
+        )
 
     def by_unit(self, values: NDArray[Any]) -> Floats:
         """Return the sums of one value per group over each unit's groups."""
         return sum_by(self.units, values, self.count)
 
+    def by_row(self, values: NDArray[Any]) -> NDArray[Any]:
+        """Return one value per group as one per row of `rows`."""
+        return np.repeat(values, self.sizes, axis=-1)
+
     def reduced(self, function: np.ufunc, values: NDArray[Any]) -> NDArray[Any]:
         """Reduce one value per row to one per group."""
-        return function.reduceat(values[..., self.rows], self.starts, axis=-1) if len(self.rows) else values[..., :0]
+        if not len(self.rows):  # which reduceat refuses
+            return values[..., :0]
+        return function.reduceat(values[..., self.rows], self.starts, axis=-1)
 
     def pairs(self) -> Floats:
         """Return the number of ordered pairs of rows in the same group."""
         return self.by_unit(self.sizes * (self.sizes - 1))
 
 
+def run_starts(*values: Integers) -> Integers:
+    """Return the positions at which the first of equal neighbours is."""
+    differs = np.zeros(len(values[0]), np.bool_)
+    differs[:1] = True
+    for array in values:
+        differs[1:] |= array[1:] != array[:-1]
+    return np.flatnonzero(differs)
+
+
 def sum_by(units: Integers, values: NDArray[Any], count: int) -> Floats:
     """Return the sums of values by their units, along the last axis."""
+    # One bincount for all leading axes: each of their elements counts in bins of its own.
     copies = math.prod(values.shape[:-1])
-    index = units + count * np.arange(copies)[:, None]
-    sums = np.bincount(index.ravel(), values.ravel(), count * copies)
+    bins = units + count * np.arange(copies)[:, None]
+    sums = np.bincount(bins.ravel(), values.ravel(), count * copies)
     return sums.reshape(*values.shape[:-1], count).astype(np.float64)  # of no values, they are integers
 
 
 def counts(groups: Groups, trajectories: Integers) -> dict[str, Floats]:
     """Return the sums that do not depend on returns."""
     n = groups.sizes
-    several = groups.reduced(np.minimum, trajectories) != groups.reduced(np.maximum, trajectories)
+    of_several = groups.reduced(np.minimum, trajectories) != groups.reduced(np.maximum, trajectories)
     return {
         "eligible": groups.by_unit(n),
         "shared": groups.by_unit(n * (n > 1)),
-        "cross": groups.by_unit(n * several),
+        "cross": groups.by_unit(n * of_several),
         "squares": groups.by_unit(n * n),
         "pairs": groups.pairs(),
         "groups": groups.by_unit(np.ones(len(n))),
@@ -103,7 +125,8 @@ def spread(groups: Groups, returns: Floats, at_state: Floats) -> dict[str, Float
         at_state: `unbiased_squares` of the groups of level 0, which contain those of the level.
     """
     shared = groups.shared()
-    n, sums = shared.sizes, shared.reduced(np.add, _squares(shared, returns))
+    n = shared.sizes
+    sums = shared.reduced(np.add, _squares(shared, returns))
     return {
         "variance": shared.by_unit(sums / n),
         "flat": shared.by_unit(sums == 0),
@@ -116,17 +139,19 @@ def unbiased_squares(groups: Groups, values: Floats) -> Floats:
     """Return the squared deviation of each row from its group's mean, times n / (n - 1); 0 in singleton groups."""
     shared = groups.shared()
     squares = _squares(shared, values)
-    squares[..., shared.rows] *= np.repeat(shared.sizes / (shared.sizes - 1), shared.sizes)
+    squares[..., shared.rows] *= shared.by_row(shared.sizes / (shared.sizes - 1))
     return squares
 
 
 def _squares(groups: Groups, values: Floats) -> Floats:
-    """Return the squared deviation of each row from its group's mean, exactly 0 if the group's values are equal."""
-    squares = np.zeros(values.shape)
+    """Return the squared deviation of each row from its group's mean; 0 for rows in no group."""
     means = groups.reduced(np.add, values) / groups.sizes
+    deviations = values[..., groups.rows] - groups.by_row(means)
+
+    # The rounded mean of equal values can differ from them, and their deviations must be exactly 0.
     differ = groups.reduced(np.minimum, values) != groups.reduced(np.maximum, values)
-    deviations = values[..., groups.rows] - np.repeat(means, groups.sizes, axis=-1)
-    squares[..., groups.rows] = np.where(np.repeat(differ, groups.sizes, axis=-1), deviations**2, 0.0)
+    squares = np.zeros(values.shape)
+    squares[..., groups.rows] = deviations**2 * groups.by_row(differ)
     return squares
 
 
@@ -144,17 +169,20 @@ def exchanged(
         returns: The return of each row.
         generators: The generators of random numbers.
     """
-    state = np.repeat(np.arange(len(groups.sizes)), groups.sizes)
+    # Rows are ordered by state and trajectory. A block is a trajectory's visits of a state.
+    state = groups.by_row(np.arange(len(groups.sizes)))
     order = np.lexsort((trajectories[groups.rows], state))
-    rows, state, owner = groups.rows[order], state[order], trajectories[groups.rows[order]]
-    first = np.r_[True, (state[1:] != state[:-1]) | (owner[1:] != owner[:-1])][: len(rows)]
-    starts = np.flatnonzero(first)
+    rows = groups.rows[order]
+    state = state[order]
+    starts = run_starts(state, trajectories[rows])
     lengths = np.diff(starts, append=len(rows))
-    visit = np.cumsum(first) - 1
-    position = np.arange(len(rows)) - starts[visit]
+    block = np.repeat(np.arange(len(starts)), lengths)
+    position = np.arange(len(rows)) - starts[block]
+
     results = []
     for rng in generators:
-        donor = np.argsort(state[starts] + rng.random(len(starts)))[visit]  # a random order of the visits of each state
+        # Blocks of each state in a random order: those of a state stay at its places.
+        donor = np.argsort(state[starts] + rng.random(len(starts)))[block]
         result = returns.copy()
         result[rows] = returns[rows[starts[donor] + position % lengths[donor]]]
         results.append(result)

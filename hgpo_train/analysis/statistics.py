@@ -32,7 +32,9 @@ from hgpo_train.advantages.estimators.hgpo import hgpo
 from hgpo_train.advantages.parameters import STATISTICS_HISTORY_LENGTH
 from hgpo_train.advantages.tables import ROWS, table_parts
 from hgpo_train.analysis.chunk_sums import ALL, ORACLE, Settings, part_sums
+from hgpo_train.analysis.definitions import DEFINITIONS
 from hgpo_train.analysis.level_sums import level_statistics
+from hgpo_train.measures import measure_by_task
 from hgpo_train.proportions import by_length, wilson_interval
 from hgpo_train.resampling import FEWEST_TASKS, jackknife_bounds
 
@@ -57,6 +59,9 @@ WITH_INTERVALS: Final = (*SHARES, "explained", "bias")
 OF_RETURNS: Final = ("explained", "bias", "sign_disagreement")
 """Those that depend on returns, for which chance has a meaning."""
 STATES: Final = 10  # that are listed
+MOST: Final = 1_000  # of levels and of permutations: memory is proportional to both
+_MEASURES: Final = ("success", "mean_return", "mean_length", "valid", "admissible")
+_SUMMARY: Final = tuple(DEFINITIONS["summary"])
 _UNEXPLAINED: Final = 10.0  # an interval that begins below 1 - 10 says nothing
 
 
@@ -167,7 +172,12 @@ def statistics(
     [('0', 0.5, 0.0), ('1', 0.0, 1.0), ('oracle', 0.5, 0.0)]
     """
     options: dict[str, Any] = {"permutations": permutations, "seed": seed, "by": by}
-    options |= {"chunk_rows": chunk_rows, "processes": processes, "progress": progress, "state_key": state_key}
+    options |= {
+        "chunk_rows": chunk_rows,
+        "processes": processes,
+        "progress": progress,
+        "state_key": state_key,
+    }
     return _statistics(steps, (without_unchanged,), **(options | parameters))[0]
 
 
@@ -193,23 +203,19 @@ def _statistics(
     **parameters: Any,
 ) -> list[Statistics]:
     """Return the statistics of each variant: whether replies to actions that changed nothing are left out."""
-    numbers = {"permutations": (permutations, 0), "seed": (seed, 0)}
-    for name, (number, least) in (numbers | {"processes": (processes, 1)}).items():
-        if number < least:
-            raise InputError(f"{name}: expected an integer of at least {least}, received {number}")
-    values: dict[str, Any] = {"history_length": STATISTICS_HISTORY_LENGTH} | parameters
-    settings = Settings(
-        ((by,) if isinstance(by, str) else tuple(by)) or (ALL,),
-        hgpo.with_parameters(details=True, **values),
-        variants,
-        permutations,
-        seed,
-    )
-    collected: list[dict[str, list[pl.DataFrame]]] = [{} for _ in variants]
-    work = partial(part_sums, settings=settings)
+    estimator = hgpo.with_parameters(details=True, **{"history_length": STATISTICS_HISTORY_LENGTH} | parameters)
+    _check("history_length", estimator.parameters.history_length, 0, MOST)
+    _check("permutations", permutations, 0, MOST)
+    _check("seed", seed, 0)
+    _check("processes", processes, 1)
+    columns = (by,) if isinstance(by, str) else tuple(by)
+    settings = Settings(columns or (ALL,), estimator, variants, permutations, seed)
     parts = table_parts(steps, chunk_rows)
     if isinstance(parts[0], pl.LazyFrame):  # chunks of one table, which this process reads
         processes = 1
+
+    collected: list[dict[str, list[pl.DataFrame]]] = [{} for _ in variants]
+    work = partial(part_sums, settings=settings)
     try:
         with closing(in_processes(work, list(enumerate(parts)), processes)) as results:
             for rows, of_variants in results:
@@ -224,17 +230,23 @@ def _statistics(
         raise InputError(f"columns to split by: expected {expected}, received {listed(settings.by)}") from error
 
 
-def _from_sums(sums: dict[str, pl.DataFrame], keys: list[str]) -> Statistics:
+def _check(name: str, number: int, least: int, most: int | None = None) -> None:
+    if number < least:
+        raise InputError(f"{name}: expected an integer of at least {least}, received {number}")
+    if most is not None and number > most:
+        raise InputError(f"{name}: expected an integer of at most {most:,}, received {number:,}")
+
+
+def _from_sums(sums: dict[str, pl.DataFrame], by: list[str]) -> Statistics:
+    # Levels are sorted as they came, since "10" is not before "2", and the oracle is last.
     order = pl.Enum(sums["levels"]["level"].unique(maintain_order=True))
-    numbers = sums["sizes"].group_by(*keys, "level", "size", maintain_order=True).agg(pl.col("groups").sum())
-    sizes = numbers.with_columns(steps=pl.col("size") * pl.col("groups"))
-    tables = (
-        *_levels(sums["levels"], sums.get("permuted"), keys),
-        sizes.sort(*keys, pl.col("level").cast(order), "size"),
-        _states(sums["states"], keys),
-        _summary(sums["episodes"], sums["levels"], keys),
-        by_length(sums["episodes"], *keys),
-    )
+    sizes = sums["sizes"].group_by(*by, "level", "size", maintain_order=True).agg(pl.col("groups").sum())
+    sizes = sizes.with_columns(steps=pl.col("size") * pl.col("groups")).sort(*by, pl.col("level").cast(order), "size")
+    levels, intervals = _levels(sums["levels"], sums.get("permuted"), by)
+    states = _states(sums["states"], by)
+    summary = _summary(sums["episodes"], sums["levels"].filter(level="0"), by)
+    lengths = by_length(sums["episodes"], *by)
+    tables = (levels, intervals, sizes, states, summary, lengths)
     return Statistics(*(table.drop(ALL, strict=False) for table in tables))
 
 
@@ -242,29 +254,47 @@ def _levels(sums: pl.DataFrame, permuted: pl.DataFrame | None, by: list[str]) ->
     """Return `Statistics.levels` and `Statistics.intervals`."""
     levels = sums["level"].unique(maintain_order=True).to_list()
     tasks = sums.group_by(*by, "(task)", "level", maintain_order=True).sum()
-    chance = (
-        _by_value(permuted.group_by(*by, "(permutation)", "level", maintain_order=True).sum(), by, len(levels))
-        if permuted is not None
-        else {}
-    )
-    tables, bounds = [], []
-    for values, all_tasks in _by_value(tasks, by, len(levels)).items():
-        arrays = {name: array[all_tasks["rows"][:, 0] > 0] for name, array in all_tasks.items()}
+    of_chance = {}
+    if permuted is not None:
+        permutations = permuted.group_by(*by, "(permutation)", "level", maintain_order=True).sum()
+        of_chance = _by_value(permutations, by, len(levels))
+
+    tables = []
+    bounds = []
+    for values, of_tasks in _by_value(tasks, by, len(levels)).items():
+        # A task of which all steps are left out is no observation.
+        present = of_tasks["rows"][:, 0] > 0
+        arrays = {name: array[present] for name, array in of_tasks.items()}
         whole = {name: array.sum(0) for name, array in arrays.items()}
         found = level_statistics(whole)
         keys = [pl.lit(value, sums.schema[name]).alias(name) for name, value in zip(by, values, strict=True)]
-        numbers = {"steps": whole["rows"], "groups": whole["groups"], "compared": whole["compared"]}
+
+        # Sums are floats; the numbers that are shown are integers, and the oracle has no advantages to compare.
+        numbers = {
+            "steps": whole["rows"],
+            "groups": whole["groups"],
+            "compared": whole["compared"],
+        }
         integers = [pl.Series(name, array.astype(np.int64)) for name, array in numbers.items()]
         table = pl.DataFrame({"level": levels} | found).with_columns(integers)
         compared = pl.when(pl.col("level") != ORACLE).then("compared")
         tables.append(table.with_columns(compared).select(*keys, pl.all()))
-        permutations = level_statistics(chance[values]) if chance else {}
+
+        # Chance is the mean of a statistic over the permutations, not the statistic of their sums.
+        chance = level_statistics(of_chance[values]) if of_chance else {}
         for name, (low, high) in _intervals(arrays, found).items():
-            columns = {"value": found[name], "low": low, "high": high}
-            frame = pl.DataFrame({"level": levels, "statistic": name, **columns, "chance": np.nan})
-            if name in OF_RETURNS and chance:
-                frame = frame.with_columns(pl.Series("chance", permutations[name].mean(0)))
-            bounds.append(frame.with_columns(tasks=pl.lit(len(arrays["rows"]))).select(*keys, pl.all()))
+            frame = pl.DataFrame(
+                {
+                    "level": levels,
+                    "statistic": name,
+                    "value": found[name],
+                    "low": low,
+                    "high": high,
+                }
+            )
+            mean = chance[name].mean(0) if name in OF_RETURNS and chance else np.full(len(levels), np.nan)
+            frame = frame.with_columns(pl.Series("chance", mean), tasks=pl.lit(int(present.sum())))
+            bounds.append(frame.select(*keys, pl.all()))
     level_table, interval_table = (
         pl.concat(frames).with_columns(selectors.float().fill_nan(None)).sort(by, maintain_order=True)
         for frames in (tables, bounds)
@@ -274,88 +304,118 @@ def _levels(sums: pl.DataFrame, permuted: pl.DataFrame | None, by: list[str]) ->
 
 def _by_value(sums: pl.DataFrame, by: list[str], levels: int) -> dict[tuple[object, ...], dict[str, Floats]]:
     """Return sums as arrays of shape (tasks or permutations, levels), by the values of the columns `by`."""
-    numbers = sums.select(selectors.float()).columns
-    parts = sums.partition_by(by, as_dict=True, maintain_order=True)
-    return {
-        values: {name: part[name].to_numpy().reshape(-1, levels) for name in numbers} for values, part in parts.items()
-    }
+    names = sums.select(selectors.float()).columns
+    arrays = {}
+    for values, part in sums.partition_by(by, as_dict=True, maintain_order=True).items():
+        arrays[values] = {name: part[name].to_numpy().reshape(-1, levels) for name in names}
+    return arrays
 
 
 def _intervals(tasks: dict[str, Floats], values: dict[str, Floats]) -> dict[str, tuple[Floats, Floats]]:
     """Return the bounds of each statistic's interval, one per level; NaN where there is none."""
+    # The jackknife: the same statistics without each task in turn.
     without = level_statistics({name: array.sum(0) - array for name, array in tasks.items()})
     weights = tasks | {"pairs": np.broadcast_to(tasks["pairs"][:, :1], tasks["pairs"].shape)}
-    bounds = {name: jackknife_bounds(values[name], without[name], weights[of], "share") for name, of in SHARES.items()}
-    bounds["bias"] = jackknife_bounds(values["bias"], without["bias"], tasks["compared"], "positive")
-    rest = 1 - values["explained"], 1 - without["explained"], tasks["at_state"]
-    above, below = np.where(rest[0] == 0, jackknife_bounds(*rest, "share"), jackknife_bounds(*rest, "positive"))
-    said = below <= _UNEXPLAINED
-    bounds["explained"] = np.where(said, 1 - below, np.nan), np.where(said, 1 - above, np.nan)
+    bounds = {}
+    for name, of in SHARES.items():
+        bounds[name] = jackknife_bounds(
+            values[name],
+            without[name],
+            weights[of],
+            "share",
+        )
+    bounds["bias"] = jackknife_bounds(
+        values["bias"],
+        without["bias"],
+        tasks["compared"],
+        "positive",
+    )
+
+    # What is not explained is positive, and can exceed 1. Where it is 0, only the interval of a share has a width.
+    rest = (1 - values["explained"], 1 - without["explained"], tasks["at_state"])
+    below, above = np.where(rest[0] == 0, jackknife_bounds(*rest, "share"), jackknife_bounds(*rest, "positive"))
+    above = np.where(above <= _UNEXPLAINED, above, np.nan)
+    bounds["explained"] = (1 - above, np.where(np.isnan(above), np.nan, 1 - below))
     if len(tasks["rows"]) < FEWEST_TASKS:
         return bounds
+
+    # What is 0 by definition has no uncertainty; and a deeper context is shared less often.
     deepest = int(np.flatnonzero(np.isfinite(values["weight"]))[-1])
     for name, level in {"differing": 0, "inconsistency": 0, "bias": deepest, "sign_disagreement": deepest}.items():
-        if values[name][level] == 0:  # by definition
-            bounds[name][0][level] = bounds[name][1][level] = 0.0
-    for name in ("shared", "cross"):  # a deeper context is shared less often
-        np.minimum.accumulate(bounds[name][1][: deepest + 1], out=bounds[name][1][: deepest + 1])
+        if values[name][level] == 0:
+            for bound in bounds[name]:
+                bound[level] = 0.0
+    for name in ("shared", "cross"):
+        high = bounds[name][1][: deepest + 1]
+        np.minimum.accumulate(high, out=high)
     return bounds
 
 
 def _states(sums: pl.DataFrame, by: list[str]) -> pl.DataFrame:
     """Return `Statistics.states`."""
     states = sums.group_by(*by, "key").agg(pl.col("steps", "pairs").sum(), pl.col("state").drop_nulls().first())
-    shares = ((pl.col(name) / pl.col(name).sum().over(by)).fill_nan(None).alias(name) for name in ("pairs", "steps"))
+    shares = (_share(pl.col(name), pl.col(name).sum().over(by)).alias(name) for name in ("pairs", "steps"))
     named = pl.coalesce("state", pl.col("key").cast(pl.String)).alias("state")
-    listed = states.with_columns(shares).sort(*by, "pairs", "key", descending=[False] * len(by) + [True, False])
-    return listed.filter(pl.int_range(pl.len()).over(by) < STATES).select(*by, named, "pairs", "steps")
+    ordered = states.with_columns(shares).sort(
+        *by,
+        "pairs",
+        "key",
+        descending=[False] * len(by) + [True, False],
+    )
+    return ordered.filter(pl.int_range(pl.len()).over(by) < STATES).select(
+        *by,
+        named,
+        "pairs",
+        "steps",
+    )
 
 
 def _summary(episodes: pl.DataFrame, levels: pl.DataFrame, by: list[str]) -> pl.DataFrame:
-    """Return `Statistics.summary` from one row per trajectory."""
-    whole, won, n = ~pl.col("aborted"), pl.col("won").filter(~pl.col("aborted")), pl.col("trajectories")
+    """Return `Statistics.summary` from one row per trajectory, and the sums of level 0."""
+    # 1. Sums over rollouts, and the measures that every command reports.
+    whole = ~pl.col("aborted")
+    known = whole & pl.col("won").is_not_null()
     table = episodes.group_by(by, maintain_order=True).agg(
         pl.col("task_key").filter(whole).n_unique().cast(pl.Int64).alias("groups"),
         whole.sum().cast(pl.Int64).alias("trajectories"),
         pl.col("aborted").sum().cast(pl.Int64),
-        pl.col("rewards").filter(whole).mean().alias("mean_return"),
-        won.sum().cast(pl.Int64).alias("won"),
-        won.count().cast(pl.Int64).alias("outcomes"),
-        pl.col("(task)").filter(whole & pl.col("won").is_not_null()).n_unique().cast(pl.Int64).alias("trials"),
-        *(pl.col(name).filter(whole).sum() for name in ("length", "valid", "unchanged", "admissible", "known")),
+        pl.col("length").filter(whole).sum().alias("steps"),
+        _share(pl.col("unchanged").filter(whole).sum(), pl.col("length").filter(whole).sum()).alias("unchanged"),
+        pl.col("(task)").filter(known).n_unique().alias("trials"),
+        pl.when(known.any()).then((known & pl.col("won")).mean()).alias("success_if_aborted_lost"),
+        pl.when(known.any()).then((~known | pl.col("won")).mean()).alias("success_if_aborted_won"),
     )
+    rollouts = episodes.with_columns(success="won")
+    frames = [measure_by_task(rollouts, name, by) for name in _MEASURES]
+
+    # 2. Shares of groups, of steps and of pairs.
     equal = (pl.col("return").min() == pl.col("return").max()).alias("flat_groups")
-    flat = episodes.filter(whole).group_by(*by, "task_key").agg(equal).group_by(by).agg(pl.col("flat_groups").mean())
-    masked = levels.filter(level="0").group_by(by).agg((pl.col("masked").sum() / pl.col("rows").sum()).alias("masked"))
-    pairs = pl.col("pairs").sum()
-    of_tasks = (
-        levels.filter(level="0").group_by(*by, "(task)").agg(pairs).sort("pairs", "(task)", descending=[True, False])
+    groups = episodes.filter(whole).group_by(*by, "task_key").agg(equal)
+    frames.append(groups.group_by(by).agg(pl.col("flat_groups").mean()))
+    tasks = levels.group_by(*by, "(task)").agg(pl.col("pairs", "masked", "rows").sum())
+    tasks = tasks.sort("pairs", "(task)", descending=[True, False])
+    of_pairs = tasks.group_by(by, maintain_order=True).agg(
+        _share(pl.col("masked").sum(), pl.col("rows").sum()).alias("shared_masked"),
+        _share(pl.col("pairs").max(), pl.col("pairs").sum()).alias("largest_pairs"),
+        pl.col("(task)").first().alias("largest_task"),
     )
-    largest = of_tasks.group_by(by).agg(
-        pl.col("(task)").first().alias("largest_task"), (pl.col("pairs").max() / pairs).alias("largest_pairs")
-    )
-    for frame in (flat, masked, largest):
-        table = table.join(frame, on=by, how="left", nulls_equal=True, maintain_order="left")
-    episodes_of = n + pl.col("aborted")
-    low, high = pl.col("won") / episodes_of, (pl.col("won") + episodes_of - pl.col("outcomes")) / episodes_of
-    known, share = pl.col("outcomes") > 0, pl.col("won") / pl.col("outcomes")
-    bounds = [wilson_interval(*row) if row[1] else (None, None) for row in table.select(share, "trials").iter_rows()]
-    ends = pl.DataFrame(bounds, {"success_95_low": pl.Float64, "success_95_high": pl.Float64}, orient="row")
-    table = table.hstack(ends)
-    return table.sort(by, maintain_order=True).select(
-        *by,
-        *("groups", "trajectories", pl.col("length").alias("steps"), "aborted", "mean_return"),
-        pl.when(known).then(share).alias("success"),
-        *("success_95_low", "success_95_high"),
-        pl.when(known).then(low).alias("success_if_aborted_lost"),
-        pl.when(known).then(high).alias("success_if_aborted_won"),
-        "flat_groups",
-        (pl.col("length") / n).fill_nan(None).alias("mean_length"),
-        *(
-            (pl.col(name) / pl.col(total)).fill_nan(None).alias(name)
-            for name, total in (("valid", "length"), ("admissible", "known"), ("unchanged", "length"))
-        ),
-        pl.col("masked").fill_nan(None).alias("shared_masked"),
-        pl.col("largest_pairs").fill_nan(None),
-        "largest_task",
-    )
+    for frame in (*frames, of_pairs):
+        table = table.join(
+            frame,
+            on=by,
+            how="left",
+            nulls_equal=True,
+            maintain_order="left",
+        )
+
+    # 3. The interval of success.
+    bounds = []
+    for success, trials in table.select("success", "trials").iter_rows():
+        bounds.append(wilson_interval(success, trials) if trials else (None, None))
+    ends = pl.DataFrame(bounds, dict.fromkeys(("success_95_low", "success_95_high"), pl.Float64), orient="row")
+    return table.hstack(ends).sort(by, maintain_order=True).select(*by, *_SUMMARY)
+
+
+def _share(part: pl.Expr, of: pl.Expr) -> pl.Expr:
+    """Return a ratio, null of nothing."""
+    return (part / of).fill_nan(None)

@@ -60,7 +60,7 @@ def compare(first: pl.DataFrame, second: pl.DataFrame, measure: str = "success")
         measure: One of `MEASURES`, or of `hgpo_train.measures.MEASURES`, whose columns the tables then need.
 
     Raises:
-        InputError: The evaluations have no task in common of which the measure is known.
+        InputError: The evaluations have no task in common of which the measure is known (neither null nor NaN).
 
     >>> import polars as pl
     >>> values = {"env_id": "e", "task_id": ["a", "b", "c"], "task": "win", "success": [1.0, 1.0, 0.0]}
@@ -68,12 +68,13 @@ def compare(first: pl.DataFrame, second: pl.DataFrame, measure: str = "success")
     >>> compare(table, table.with_columns(success=pl.lit(0.0))).p  # 2 of 3 differ: 2 of 4 sign flips are as extreme
     0.5
     """
-    known = MEASURES.get(measure, measure)
-    sides = [measure_by_task(table, known, TASK).rename({known: name}) for name, table in (("a", first), ("b", second))]
-    both = sides[0].join(sides[1], on=TASK, nulls_equal=True).sort(TASK)
-    if not len(both):
+    name = MEASURES.get(measure, measure)
+    # NaN is what other libraries write for a value that is not known.
+    sides = [measure_by_task(table.fill_nan(None), name, TASK) for table in (first, second)]
+    both = sides[0].join(sides[1], on=TASK, suffix=" of second", nulls_equal=True).sort(TASK)
+    if both.is_empty():
         raise InputError("the two evaluations have no task in common; evaluate the same split with the same data")
-    differences = (both["a"] - both["b"]).to_numpy()
+    differences = (both[name] - both[f"{name} of second"]).to_numpy()
     difference, low, high = ratio_interval(differences, np.ones(len(both)), "real")
     if measure == "success":
         low, high = paired_interval(differences.tolist())
@@ -92,7 +93,8 @@ def compare(first: pl.DataFrame, second: pl.DataFrame, measure: str = "success")
 def _permutation_p(differences: NDArray[np.float64]) -> float:
     """Return the two-sided p-value of the sign-flip test of mean 0."""
     number = len(differences)
-    observed = abs(differences.sum()) - 1e-12 * np.abs(differences).sum()  # sums of another order round differently
+    # Sums in another order round differently, and must not count as less extreme.
+    observed = abs(differences.sum()) - 1e-12 * np.abs(differences).sum()
     if number <= 16:
         flips = (np.arange(2**number)[:, None] >> np.arange(number) & 1) * 2 - 1
         return float((np.abs(flips @ differences) >= observed).mean())

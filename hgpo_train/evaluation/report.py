@@ -51,7 +51,9 @@ def episode_table(steps: pl.LazyFrame) -> pl.DataFrame:
             (pl.col("admissible") / pl.col("judged")).fill_nan(None).alias("admissibility"),
             "aborted",
             "won",
-            *("invalid", "judged", "admissible"),
+            "invalid",
+            "judged",
+            "admissible",
         )
         .sort("seed", "task_id")
         .collect()
@@ -125,7 +127,8 @@ def evaluation_reports(table: pl.DataFrame) -> list[EvaluationReport]:
 
 def _report(name: str, table: pl.DataFrame) -> EvaluationReport:
     whole = table.filter(~pl.col("aborted"))
-    scenarios, scenario_success = None, None
+    scenarios = None
+    scenario_success = None
     if "scenario" in table.columns:
         scenarios = table["scenario"].n_unique()
         solved = table.group_by("seed", "scenario").agg(pl.col("success").min(), pl.col("aborted").any())

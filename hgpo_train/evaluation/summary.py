@@ -42,15 +42,15 @@ def write_summary(run: Path) -> None:
     except InputError:
         return
     config = {} if header is None else dict(header.config)
-    failures, sessions = failures_of_steps(scan_steps(run)), read_sessions(run)
-    recorded = bool(sessions) and not sessions[0].groups_before  # from the run's first rollout on
+    failures = failures_of_steps(scan_steps(run))
+    sessions = read_sessions(run)
+
+    # Sums are known if sessions were recorded from the run's first rollout on, and every one counted.
+    recorded = bool(sessions) and not sessions[0].groups_before
     tokens = {}
-    for name, counts in (
-        ("prompt", [session.prompt_tokens for session in sessions]),
-        ("response", [session.response_tokens for session in sessions]),
-    ):
-        known = [count for count in counts if count is not None]
-        tokens[name] = sum(known) if recorded and len(known) == len(counts) else None
+    for name in ("prompt", "response"):
+        counts = [getattr(session, f"{name}_tokens") for session in sessions]
+        tokens[name] = sum(counts) if recorded and None not in counts else None
     summary = {
         "format": FORMAT,
         "run": run.resolve().name if header is None else header.run,

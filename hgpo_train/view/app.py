@@ -27,7 +27,7 @@ from hgpo_train.settings import build, read_assignments, types_of
 from hgpo_train.view.connections import BACKLOG, Connection
 from hgpo_train.view.documents import group_document, step_documents
 from hgpo_train.view.encoding import encode
-from hgpo_train.view.estimates import estimate, estimator_documents, estimator_with
+from hgpo_train.view.estimates import AS_TRAINED, estimate, estimator_documents, estimator_with, trained_estimate
 from hgpo_train.view.overview import (
     comparison_document,
     curves_document,
@@ -36,7 +36,7 @@ from hgpo_train.view.overview import (
     overview_document,
 )
 from hgpo_train.view.page import STATIC
-from hgpo_train.view.tasks import TaskFilter, find_steps, search_document, tasks_document, trajectories_document
+from hgpo_train.view.tasks import TaskFilter, search_document, tasks_document, trajectories_document
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -84,7 +84,11 @@ def make_app(
     addition to the registered ones, and the first two are the pair that is shown; an unknown one raises InputError.
     """
     names = list(dict.fromkeys([*registry.names(), *estimators]))
-    head = {"estimators": estimator_documents(names), "opened": [*estimators], "definitions": definitions_document()}
+    head = {
+        "estimators": estimator_documents(names),
+        "opened": [*estimators],
+        "definitions": definitions_document(),
+    }
 
     def source_at(request: Request, name: str = "run") -> Source:
         number: int = request.path_params[name]
@@ -105,12 +109,19 @@ def make_app(
     def runs(_: Request) -> Response:
         return _json({"runs": [source.document() for source in sources], **head})
 
-    def estimated(_: Source, index: Index, request: Request) -> object:
+    def estimated(source: Source, index: Index, request: Request) -> object:
         query = request.query_params
-        estimator = estimator_with(query.get("estimator", "hgpo"), query.getlist("set"), names)
-        return estimate(index, request.path_params["group"], estimator)
+        number = request.path_params["group"]
+        name = query.get("estimator", "hgpo")
+        if name == AS_TRAINED:
+            return trained_estimate(source.run, index, number)
+        return estimate(index, number, estimator_with(name, query.getlist("set"), names))
 
-    paths = {**DOCUMENTS, "groups/{group:digits}/estimates": estimated, "against/{other:digits}": compared}
+    paths = {
+        **DOCUMENTS,
+        "groups/{group:digits}/estimates": estimated,
+        "against/{other:digits}": compared,
+    }
     routes = [
         Route("/api/runs", runs),
         Route("/api/versions", lambda _: _json([source.version for source in sources])),
@@ -121,12 +132,10 @@ def make_app(
     return _Guard(Starlette(routes=routes, exception_handlers=handlers), token, hosts)
 
 
-def _listed(document: Callable[..., object], column: str) -> Document:
+def _listed(document: Callable[[Index, TaskFilter], object]) -> Document:
     def listed(_: Source, index: Index, request: Request) -> object:
-        query = [f"{name}={value}" for name, value in request.query_params.items() if name != "search"]
-        chosen = build(TaskFilter, read_assignments("filter", query, types_of(TaskFilter)), "filter")
-        text = request.query_params.get("search", "")
-        return document(index, chosen, find_steps(index, text)[column] if text else None)
+        query = [f"{name}={value}" for name, value in request.query_params.items()]
+        return document(index, build(TaskFilter, read_assignments("filter", query, types_of(TaskFilter)), "filter"))
 
     return listed
 
@@ -135,7 +144,12 @@ def _steps(source: Source, index: Index, request: Request) -> object:
     steps = request.query_params.get("steps", "1")
     if not re.fullmatch(_Digits.regex, steps):
         raise InputError(f"steps: expected a number of at most 15 digits, received {steps!r:.40}")
-    return step_documents(index, request.path_params["row"], int(steps), source.tokenizer())
+    return step_documents(
+        index,
+        request.path_params["row"],
+        int(steps),
+        source.tokenizer(),
+    )
 
 
 def _find(_: Source, index: Index, request: Request) -> object:
@@ -167,7 +181,12 @@ def serve(
     app = make_app(sources, token, [host], estimators)
     listener = bound_socket(host, port)
     address = f"{address_of(host, listener)}/{token}/"
-    quiet: dict[str, Any] = {"log_level": "warning", "access_log": False, "server_header": False, "lifespan": "off"}
+    quiet: dict[str, Any] = {
+        "log_level": "warning",
+        "access_log": False,
+        "server_header": False,
+        "lifespan": "off",
+    }
     config = uvicorn.Config(app, http=Connection, ws="none", backlog=BACKLOG, **quiet)
     listener.listen()  # from here on the page can be requested; it is answered as soon as the server runs
     say(f"The viewer is at {address}\nOnly someone with this address can open it. Press Ctrl-C to stop.")
@@ -182,8 +201,8 @@ DOCUMENTS: Final[dict[str, Document]] = {
     "overview": lambda source, index, _: overview_document(source, index),
     "curves": lambda source, index, _: curves_document(source, index),
     "levels": lambda _, index, request: levels_document(index, chance="chance" in request.query_params),
-    "tasks": _listed(tasks_document, "number"),
-    "trajectories": _listed(trajectories_document, "first"),
+    "tasks": _listed(tasks_document),
+    "trajectories": _listed(trajectories_document),
     "search": lambda _, index, request: search_document(index, request.query_params.get("text", "")),
     "find": _find,
     "groups/{group:digits}": lambda _, index, request: group_document(index, request.path_params["group"]),
@@ -200,7 +219,9 @@ class _Guard:
     """An application that answers only requests with the token, to a known host, and adds `HEADERS` to every answer."""
 
     def __init__(self, app: ASGIApp, token: str, hosts: Sequence[str]) -> None:
-        self._app, self._token, self._hosts = app, token.encode(), known_hosts(hosts)
+        self._app = app
+        self._token = token.encode()
+        self._hosts = known_hosts(hosts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -225,5 +246,13 @@ class _Guard:
             refusal = Response(status_code=307, headers={"location": f"/{token}/"})
         else:
             path = f"/{rest[0]}"
-            return await self._app({**scope, "path": path, "raw_path": path.encode()}, receive, with_headers)
+            return await self._app(
+                {
+                    **scope,
+                    "path": path,
+                    "raw_path": path.encode(),
+                },
+                receive,
+                with_headers,
+            )
         return await refusal(scope, receive, with_headers)

@@ -29,14 +29,56 @@ ACTIONS: Final = 2_000
 TOKENS: Final = 20_000
 """Tokens that a step's document contains."""
 
-_ROW: Final = (
-    *("trajectory", "step", "state", "next_state", "action", "action_valid", "reward", "score", "won"),
-    *("state_hash", "next_state_hash", "action_hash"),
+TRAJECTORY: Final = (
+    "trajectory",
+    "row",
+    "length",
+    "episode_return",
+    "score",
+    "won",
+    "aborted",
+    "truncated",
+    "invalid",
 )
-_STEP: Final = (
-    *("trajectory", "step", "state", "action", "action_valid", "action_admissible", "admissible_actions", "prompt"),
-    *("response", "message", "response_token_ids", "response_logprobs", "finish_reason", "cut_pairs", "cut_tokens"),
-    *("policy_version", "environment_s", "policy_s"),
+"""Columns of `Index.episodes` that documents contain."""
+_ROW: Final = (
+    "trajectory",
+    "step",
+    "state",
+    "next_state",
+    "action",
+    "action_valid",
+    "reward",
+    "score",
+    "won",
+    "state_hash",
+    "next_state_hash",
+    "action_hash",
+)
+_COPIED: Final = (
+    "trajectory",
+    "step",
+    "action_valid",
+    "finish_reason",
+    "cut_pairs",
+    "cut_tokens",
+    "policy_version",
+    "environment_s",
+    "policy_s",
+)
+_TEXTS: Final = {
+    "state": STATE_CHARACTERS,
+    "action": STATE_CHARACTERS,
+    "prompt": STEP_CHARACTERS,
+    "response": STEP_CHARACTERS,
+    "message": STEP_CHARACTERS,
+}
+_LISTS: Final = (
+    "admissible_actions",
+    "action_admissible",
+    "prompt_token_ids",
+    "response_token_ids",
+    "response_logprobs",
 )
 
 STEPS: Final = 50
@@ -71,24 +113,38 @@ def group_document(index: Index, number: int) -> dict[str, Any]:
         InputError: There is no such group, or its rows cannot be read.
     """
     group = index.group(number)
-    stems = {kind: [f"{stem}{k}" for k in range(index.depth + 1)] for kind, stem in CHAINS.items()}
-    rows = index.read(group["row"], group["rows"], [*_ROW, *(name for names in stems.values() for name in names)])
+    chains = {kind: [f"{stem}{k}" for k in range(index.depth + 1)] for kind, stem in CHAINS.items()}
+    rows = index.read(group["row"], group["rows"], [*_ROW, *chains["states"], *chains["states_actions"]])
+
+    # Texts by their keys. The text of a next state is stored only where it is not the state of the next row.
+    reached = rows.filter(pl.col("next_state_hash").is_not_null())
+    acted = rows.filter(pl.col("action_hash").is_not_null())
+    keys = pl.concat([rows["state_hash"], reached["next_state_hash"]])
+    states = _distinct(keys, pl.concat([rows["state"], reached["next_state"]]))
+    actions = _distinct(acted["action_hash"], acted["action"])
+    state_at = {key: position for position, key in enumerate(states)}
+    action_at = {key: position for position, key in enumerate(actions)}
+
     members = index.members(number)
-    hashes = pl.concat([rows["state_hash"], rows["next_state_hash"].drop_nulls()])
-    texts = pl.concat([rows["state"], rows.filter(pl.col("next_state_hash").is_not_null())["next_state"]])
-    states = _distinct(hashes, texts)
-    actions = _distinct(rows["action_hash"].drop_nulls(), rows.filter(pl.col("action_hash").is_not_null())["action"])
-    state_at = dict(zip(states["key"], range(states.height), strict=True))
-    action_at = dict(zip(actions["key"], range(actions.height), strict=True))
-    numbered = {name: position for position, name in enumerate(members["trajectory"])}
+    trajectory_at = {name: position for position, name in enumerate(members["trajectory"])}
+    known = {name: value for name, value in group.items() if value is not None}
+    if "task" in known:
+        known["task"] = shortened(known["task"])
     return {
-        **{name: shortened(value) if name == "task" else value for name, value in group.items() if value is not None},
+        **known,
         "depth": index.depth,
-        "states": [shortened(text) for text in states["text"]],
-        "actions": [shortened(text) for text in actions["text"]],
-        "trajectories": [_trajectory(row) for row in members.iter_rows(named=True)],
+        "states": [shortened(text) for text in states.values()],
+        "actions": [shortened(text) for text in actions.values()],
+        "trajectories": [
+            {
+                **{name: row[name] for name in TRAJECTORY},
+                "error": shortened(row["error"]),
+                "policy": row["policy_version"],
+            }
+            for row in members.iter_rows(named=True)
+        ],
         "steps": {
-            "trajectory": [numbered[name] for name in rows["trajectory"]],
+            "trajectory": [trajectory_at[name] for name in rows["trajectory"]],
             "step": rows["step"].to_list(),
             "state": [state_at[key] for key in rows["state_hash"]],
             "next": [state_at.get(key) for key in rows["next_state_hash"]],
@@ -97,23 +153,18 @@ def group_document(index: Index, number: int) -> dict[str, Any]:
             "reward": rows["reward"].to_list(),
             "score": rows["score"].to_list(),
         },
-        "contexts": {kind: [_dense(rows[name]) for name in names] for kind, names in stems.items()},
+        "contexts": {
+            kind: [rows[name].rank("dense").cast(pl.Int64).to_list() for name in names]
+            for kind, names in chains.items()
+        },
     }
 
 
-def _distinct(keys: pl.Series, texts: pl.Series) -> pl.DataFrame:
+def _distinct(keys: pl.Series, texts: pl.Series) -> dict[int, str | None]:
     """Return each key once, in the order of first appearance, with a text of it if one is known."""
     frame = pl.DataFrame({"key": keys, "text": texts})
-    return frame.group_by("key", maintain_order=True).agg(pl.col("text").drop_nulls().first())
-
-
-def _dense(keys: pl.Series) -> list[int | None]:
-    return keys.rank("dense").cast(pl.Int64).to_list()
-
-
-def _trajectory(row: dict[str, Any]) -> dict[str, Any]:
-    names = ("trajectory", "row", "length", "episode_return", "score", "won", "aborted", "truncated", "invalid")
-    return {**{name: row[name] for name in names}, "error": shortened(row["error"]), "policy": row["policy_version"]}
+    first = frame.group_by("key", maintain_order=True).agg(pl.col("text").drop_nulls().first())
+    return dict(first.iter_rows())
 
 
 def step_documents(index: Index, row: int, steps: int = 1, tokenizer: Tokenizer | None = None) -> list[dict[str, Any]]:
@@ -124,35 +175,33 @@ def step_documents(index: Index, row: int, steps: int = 1, tokenizer: Tokenizer 
     """
     if not 1 <= steps <= STEPS:
         raise InputError(f"steps: expected a number from 1 to {STEPS}, received {steps}")
-    rows = index.read(row, steps, [*_STEP, "prompt_token_ids"])
+    rows = index.read(row, steps, [*_COPIED, *_TEXTS, *_LISTS])
     return [_step(step, row + place, tokenizer) for place, step in enumerate(rows.iter_rows(named=True))]
 
 
 def _step(step: dict[str, Any], row: int, tokenizer: Tokenizer | None) -> dict[str, Any]:
-    tokens, chances = step.pop("response_token_ids"), step.pop("response_logprobs")
-    prompt_tokens, admissible = step.pop("prompt_token_ids"), step["admissible_actions"]
-    is_admissible = step.pop("action_admissible")
+    listed, admissible, prompt, tokens, logprobs = (step[name] for name in _LISTS)
     texts = None
     if tokens is not None and tokenizer is not None:
         texts = texts_of(tokenizer, tokens[:TOKENS], step["response"] if len(tokens) <= TOKENS else None)
     return {
-        **step,
         "row": row,
-        "why_invalid": why_invalid(step["action_valid"], step["action"], step["response"], is_admissible),
-        "state": shortened(step["state"]),
-        "action": shortened(step["action"]),
-        "prompt": shortened(step["prompt"], STEP_CHARACTERS),
-        "response": shortened(step["response"], STEP_CHARACTERS),
-        "message": shortened(step["message"], STEP_CHARACTERS),
-        "admissible": is_admissible,
-        "admissible_actions": None if admissible is None else [shortened(text) for text in admissible[:ACTIONS]],
-        "admissible_count": None if admissible is None else len(admissible),
-        "prompt_tokens": None if prompt_tokens is None else len(prompt_tokens),
-        "response_tokens": None if tokens is None else len(tokens),
-        "tokens": None if tokens is None else tokens[:TOKENS],
+        **{name: step[name] for name in _COPIED},
+        **{name: shortened(step[name], most) for name, most in _TEXTS.items()},
+        "why_invalid": why_invalid(step["action_valid"], step["action"], step["response"], admissible),
+        "admissible": admissible,
+        "admissible_actions": listed and [shortened(text) for text in listed[:ACTIONS]],
+        "admissible_count": _length(listed),
+        "prompt_tokens": _length(prompt),
+        "response_tokens": _length(tokens),
+        "tokens": tokens and tokens[:TOKENS],
         "token_texts": texts,
-        "logprobs": None if chances is None else chances[:TOKENS],
+        "logprobs": logprobs and logprobs[:TOKENS],
     }
+
+
+def _length(values: list[Any] | None) -> int | None:
+    return None if values is None else len(values)
 
 
 def why_invalid(valid: bool, action: str | None, response: str | None, admissible: bool | None) -> str | None:

@@ -1,31 +1,41 @@
-"""Advantages of a group by any registered estimator, and the parameters that a page can offer."""
+"""Advantages of a group: by any registered estimator, or those that a training run was trained on.
+
+Both have one form: `columns`, lists with one value per row of the group, in the order of the table.
+"""
 
 from __future__ import annotations
 
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args, get_origin
 
+import msgspec
 import polars as pl
-from msgspec import Meta
 
 from hgpo_datasets import scan_steps
 from hgpo_datasets.reader import errors
+from hgpo_datasets.row_tables import path_of
 from hgpo_envs.errors import InputError, unknown
 from hgpo_envs.state_keys import STATE_KEYS
 from hgpo_train.advantages import registry
+from hgpo_train.advantages.advantage_tables import FOLDER, join_advantages, read_metadata, trained_advantages
 from hgpo_train.advantages.alfworld_nodes import ALFWORLD_NODES
 from hgpo_train.advantages.input_columns import prepare
+from hgpo_train.advantages.parameters import Parameters
 from hgpo_train.scores.tables import with_scores
-from hgpo_train.settings import descriptions, read_assignments, types_of
+from hgpo_train.settings import build, descriptions, read_assignments, types_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from hgpo_train.advantages import Estimator
     from hgpo_train.view.index import Index
 
+AS_TRAINED: Final = "trained"
+"""The name under which the advantages of training are asked for, in the place of an estimator's."""
 RETURNS: Final = ("return", "penalty")
 """Input columns of estimators (`hgpo_train.advantages.input_columns`) that an estimate contains."""
+_STEP: Final = ("run", "trajectory", "step")
 
 
 def estimator_documents(names: Sequence[str]) -> list[dict[str, Any]]:
@@ -34,11 +44,19 @@ def estimator_documents(names: Sequence[str]) -> list[dict[str, Any]]:
     Raises:
         InputError: An estimator is unknown.
     """
-    estimators = {name: registry.get(name) for name in names}
-    return [
-        {"name": name, "summary": each.summary, "scope": each.scope, "parameters": _parameters(type(each.parameters))}
-        for name, each in estimators.items()
-    ]
+    documents = []
+    for name in names:
+        found = registry.get(name)
+        parameters = _parameters(type(found.parameters))
+        documents.append(
+            {
+                "name": name,
+                "summary": found.summary,
+                "scope": found.scope,
+                "parameters": parameters,
+            }
+        )
+    return documents
 
 
 def _parameters(of: type) -> list[dict[str, Any]]:
@@ -46,7 +64,12 @@ def _parameters(of: type) -> list[dict[str, Any]]:
     meanings = descriptions(of)
     defaults = of()
     return [
-        {"name": name, "default": _plain(getattr(defaults, name)), "meaning": meanings.get(name, ""), **_type(hint)}
+        {
+            "name": name,
+            "default": _plain(getattr(defaults, name)),
+            "meaning": meanings.get(name, ""),
+            **_type(hint),
+        }
         for name, hint in types_of(of).items()
     ]
 
@@ -60,8 +83,9 @@ def _type(hint: Any) -> dict[str, Any]:  # noqa: ANN401 (any annotation)
     limits: dict[str, Any] = {}
     if hasattr(hint, "__metadata__"):
         for note in hint.__metadata__:
-            if isinstance(note, Meta):
-                limits |= {"least": note.ge if note.ge is not None else note.gt, "most": note.le}
+            if isinstance(note, msgspec.Meta):
+                limits["least"] = note.ge if note.ge is not None else note.gt
+                limits["most"] = note.le
         hint = get_args(hint)[0]
     if get_origin(hint) is Literal:
         return {"kind": "choice", "choices": list(get_args(hint))}
@@ -81,24 +105,29 @@ def estimator_with(name: str, settings: Sequence[str], known: Sequence[str]) -> 
         raise InputError(unknown("estimator", name, known, limit=99))
     estimator = registry.get(name)
     chosen = estimator.with_parameters(**read_assignments("parameters", settings, types_of(type(estimator.parameters))))
-    if (key := chosen.parameters.state_key) not in (None, ALFWORLD_NODES, *STATE_KEYS):
+    key = chosen.parameters.state_key
+    if not is_safe_state_key(key):
         raise InputError(unknown("state key", key, (*STATE_KEYS, ALFWORLD_NODES)))
     return chosen
 
 
+def is_safe_state_key(key: object) -> bool:
+    """Return whether a state key imports no module."""
+    return key in (None, ALFWORLD_NODES, *STATE_KEYS)
+
+
 def estimate(index: Index, number: int, estimator: Estimator) -> dict[str, Any]:
-    """Return the advantages of a group's steps.
+    """Return the advantages of a group's steps by an estimator.
 
     Returns:
-        ``parameters`` (all of them), and ``columns``: `advantage`, the estimator's details, and `RETURNS`, one value
-        per row of the group, in the order of the table. Values of aborted trajectories are null.
+        ``estimator``, ``parameters`` (all of them), and ``columns``: `advantage`, the estimator's details, and
+        `RETURNS`. Values of aborted trajectories are null.
 
     Raises:
         InputError: The table lacks a column or a depth that the estimator reads.
     """
     estimator = estimator.with_parameters(column="advantage", details=True)
-    parameters = vars(estimator.parameters)
-    depth = parameters.get("history_length", 0)
+    depth = getattr(estimator.parameters, "history_length", 0)
     if depth > index.depth:
         most = f"{index.depth}, the depth of the stored contexts"
         raise InputError(f"parameter history_length: expected at most {most}, received {depth}")
@@ -107,28 +136,91 @@ def estimate(index: Index, number: int, estimator: Estimator) -> dict[str, Any]:
         numbers, columns = _batch(index, estimator, group["run"], group["iteration"])
         columns = columns.slice(int(numbers.search_sorted(group["row"])), group["rows"])
     else:
-        steps = with_scores(index.lazy(group["row"], group["rows"]), list(index.files), estimator.scores)
-        columns = _columns(steps, estimator)
+        with errors(index.place):
+            steps = with_scores(index.lazy(group["row"], group["rows"]), index.files, estimator.scores)
+            columns = _columns(steps.collect(engine="in-memory"), estimator)
+    return _document(estimator.name, vars(estimator.parameters), columns)
+
+
+def trained_estimate(run: Path, index: Index, number: int) -> dict[str, Any]:
+    """Return the advantages of a group's steps that a run was trained on, in the form of `estimate`.
+
+    A step that was not trained on, such as one of an aborted rollout or of a filtered group, has none.
+
+    Raises:
+        InputError: The run has no such advantages, or they cannot be read.
+    """
+    group = index.group(number)
+    stored = trained_advantages(run, group["iteration"])
+    if stored is not None:
+        joined = _joined(run, index.lazy(group["row"], group["rows"]), stored)
+    elif trained_advantages(run) is not None:  # of other iterations
+        joined = pl.DataFrame({"advantage": [None] * group["rows"]})
+    else:
+        raise InputError(f"{run}: expected the advantages of a training run in the folder {FOLDER!r}, found none")
+    if joined.height != group["rows"]:
+        raise InputError(f"{run / FOLDER}: expected each step once; `hgpo train` writes such tables")
+
+    # Returns are computed with the parameters that the table names. None of them may import a module.
+    parameters = _trained_parameters(path_of(run, FOLDER, group["iteration"] + 1))
+    known = {name: value for name, value in parameters.items() if name in types_of(Parameters) and name != "state_key"}
+    with errors(index.place):
+        table = index.lazy(group["row"], group["rows"]).collect(engine="in-memory")
+        returns = _returns(table, build(Parameters, known, "parameter"))
+    return _document(AS_TRAINED, parameters, joined.hstack(returns))
+
+
+def _joined(run: Path, steps: pl.LazyFrame, stored: pl.LazyFrame) -> pl.DataFrame:
+    """Return the stored advantage and its parts of each step."""
+    with errors(run / FOLDER):
+        names = [name for name in stored.collect_schema() if name.startswith("advantage")]
+        values = stored.select(*_STEP, pl.col(names).cast(pl.Float64).name.replace("^advantage_", ""))
+        return join_advantages(steps.select(_STEP), values).drop(_STEP).collect(engine="in-memory")
+
+
+class _Column(msgspec.Struct):
+    parameters: dict[str, Any] = {}
+
+
+class _Metadata(msgspec.Struct):
+    columns: dict[str, _Column] = {}
+
+
+def _trained_parameters(table: Path) -> dict[str, Any]:
+    """Return the parameters of an iteration's advantages; none if nothing of it was trained on."""
+    if not table.is_file():
+        return {}
+    with errors(table):
+        columns = msgspec.convert(read_metadata(table), _Metadata).columns
+    return columns.get("advantage", _Column()).parameters
+
+
+def _document(name: str, parameters: dict[str, Any], columns: pl.DataFrame) -> dict[str, Any]:
     return {
-        "estimator": estimator.name,
+        "estimator": name,
         "parameters": {key: _plain(value) for key, value in parameters.items()},
         "columns": columns.to_dict(as_series=False),
     }
 
 
-def _columns(steps: pl.LazyFrame, estimator: Estimator) -> pl.DataFrame:
-    with errors("the step table"):
-        table = steps.collect(engine="in-memory")
-        returns = prepare(table, estimator.parameters, ()).select("(row)", *RETURNS).collect(engine="in-memory")
-        estimated = estimator(table).select(list(estimator.added)).collect(engine="in-memory")
-    return estimated.rename(estimator.added).hstack(returns.sort("(row)").drop("(row)"))
+def _columns(table: pl.DataFrame, estimator: Estimator) -> pl.DataFrame:
+    """Return the advantages, details and returns of a table, in the order of its rows."""
+    estimated = estimator(table).select(list(estimator.added)).collect(engine="in-memory")
+    return estimated.rename(estimator.added).hstack(_returns(table, estimator.parameters))
+
+
+def _returns(table: pl.DataFrame, parameters: Parameters) -> pl.DataFrame:
+    found = prepare(table, parameters, ()).select("(row)", *RETURNS).collect(engine="in-memory")
+    return found.sort("(row)").drop("(row)")
 
 
 @lru_cache(8)
 def _batch(index: Index, estimator: Estimator, run: str, iteration: int) -> tuple[pl.Series, pl.DataFrame]:
     """Return the row numbers and the estimate of one iteration, which such an estimator needs as a whole."""
-    own = (pl.col("run") == run) & (pl.col("iteration") == iteration)
-    with errors("the step table"):
+    of_iteration = (pl.col("run") == run) & (pl.col("iteration") == iteration)
+    with errors(index.place):
         steps = scan_steps(index.files)
-        numbers = steps.select("run", "iteration").with_row_index("row").filter(own).select("row").collect()["row"]
-    return numbers, _columns(with_scores(steps.filter(own), list(index.files), estimator.scores), estimator)
+        rows = steps.select("run", "iteration").with_row_index("row").filter(of_iteration)
+        numbers = rows.select("row").collect()["row"]
+        steps = with_scores(steps.filter(of_iteration), index.files, estimator.scores)
+        return numbers, _columns(steps.collect(engine="in-memory"), estimator)

@@ -10,6 +10,7 @@ from bisect import bisect_right
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import polars as pl
@@ -26,7 +27,15 @@ GROUP: Final = ("run", "iteration", "env_id", "task_id", "group")
 """The columns that identify a group of rollouts."""
 
 _FLAGS: Final = ("step", "action_valid", "won", "aborted", "truncated")
-_ONCE: Final = (*GROUP, "split", "task_type", "task", "trajectory", "policy_version", "episode_return")
+_ONCE: Final = (
+    *GROUP,
+    "split",
+    "task_type",
+    "task",
+    "trajectory",
+    "policy_version",
+    "episode_return",
+)
 _AT_END: Final = ("score", "error")
 
 
@@ -60,6 +69,11 @@ class Index:
         """The number of steps."""
         return self.starts[-1]
 
+    @property
+    def place(self) -> str:
+        """What an error of reading names."""
+        return _place(self.files)
+
     def group(self, number: int) -> dict[str, Any]:
         """Return a group's row of `groups`.
 
@@ -82,11 +96,10 @@ class Index:
             InputError: There are no such rows, or they cannot be read.
         """
         steps = self.lazy(row, rows)
-        with errors(self.files[bisect_right(self.starts, row) - 1]):
-            stored = steps.collect_schema().names()  # files of an earlier version of the schema lack some
-            return steps.select(
-                [pl.col(name) if name in stored else pl.lit(None).alias(name) for name in columns]
-            ).collect()
+        with errors(self.files[self._file(row)]):
+            stored = steps.collect_schema()  # files of an earlier version of the schema lack some
+            missing = [pl.lit(None).alias(name) for name in columns if name not in stored]
+            return steps.with_columns(missing).select(columns).collect()
 
     def lazy(self, row: int, rows: int) -> pl.LazyFrame:
         """Return neighbouring rows of one file as a LazyFrame.
@@ -96,8 +109,16 @@ class Index:
         """
         if not 0 <= row < self.rows:
             raise InputError(f"row: expected a number from 0 to {self.rows - 1}, received {row}")
-        file = bisect_right(self.starts, row) - 1
+        file = self._file(row)
         return _scan(self.files[file]).slice(row - self.starts[file], rows)
+
+    def _file(self, row: int) -> int:
+        return bisect_right(self.starts, row) - 1
+
+
+def _place(files: Sequence[str]) -> str:
+    """Return the file, or the folder of several."""
+    return files[0] if len(files) == 1 else str(Path(files[0]).parent)
 
 
 @lru_cache(1024)
@@ -114,7 +135,7 @@ def read_index(files: Sequence[str]) -> Index:
     """
     steps = scan_steps(files)
     names = steps.collect_schema().names()
-    with errors(files[0]):
+    with errors(_place(files)):
         lengths = [int(scan_steps(file).select(pl.len()).collect().item()) for file in files]
         judged = pl.col("action_admissible") if "action_admissible" in names else pl.lit(None, pl.Boolean)
         flags = steps.select(*_FLAGS, judged.alias("admissible")).collect()
@@ -128,7 +149,13 @@ def read_index(files: Sequence[str]) -> Index:
     episodes = pl.concat([once, ends, _flags_by_episode(flags, is_first)], how="horizontal").with_columns(
         pl.struct(GROUP).rle_id().cast(pl.Int64).alias("number")
     )
-    return Index(tuple(files), (0, *accumulate(lengths)), episodes, _groups(episodes), stored_depth(names))
+    return Index(
+        tuple(files),
+        (0, *accumulate(lengths)),
+        episodes,
+        _groups(episodes),
+        stored_depth(names),
+    )
 
 
 def _flags_by_episode(flags: pl.DataFrame, is_first: pl.Series) -> pl.DataFrame:

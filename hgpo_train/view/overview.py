@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from functools import lru_cache
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import polars as pl
@@ -34,16 +34,21 @@ _METRICS: Final = 1_000
 """Names of metrics that are shown: a damaged file can have one in each line."""
 
 
-class _Line(msgspec.Struct):
-    iteration: Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
-
-
-_LINE: Final = msgspec.json.Decoder(_Line)
+_LINE: Final = msgspec.json.Decoder(dict[str, float | None])
 _TASKS: Final = 200
 """Tasks that a comparison lists."""
 
 _LEVEL_COLUMNS: Final = (
-    *("level", "eligible", "shared", "cross", "mean_size", "step_size", "differing", "flat", "weight", "explained"),
+    "level",
+    "eligible",
+    "shared",
+    "cross",
+    "mean_size",
+    "step_size",
+    "differing",
+    "flat",
+    "weight",
+    "explained",
     "sign_disagreement",
 )
 
@@ -86,23 +91,23 @@ def results(episodes: pl.DataFrame, by: str | None = None) -> list[dict[str, Any
     counted, and change `bounds` of success.
     """
     episodes = episodes.with_columns(success="won", all=None)
-    key = by or "all"
-    totals = episodes.group_by(key).agg(
+    whole = ~pl.col("aborted")
+    known = whole & pl.col("won").is_not_null()
+    totals = episodes.group_by(by or "all").agg(
         pl.struct(MEASURED_TASK).n_unique().cast(pl.Int64).alias("tasks"),
         pl.len().cast(pl.Int64).alias("episodes"),
         pl.col("length").sum().alias("steps"),
         pl.col("aborted", "truncated").sum().cast(pl.Int64),
-        pl.col("won").filter(~pl.col("aborted")).sum().cast(pl.Int64),
-        (pl.col("aborted") | pl.col("won").is_null()).sum().cast(pl.Int64).alias("unknown"),
+        pl.when(pl.col("aborted").any())
+        .then(pl.concat_list((known & pl.col("won")).mean(), (~known | pl.col("won")).mean()))
+        .alias("bounds"),
     )
     measures = measure(episodes, by=by)
-    rows = totals.sort(key, nulls_last=True).to_dicts()
+    rows = totals.sort(by or "all", nulls_last=True).to_dicts()
     for row in rows:
         found = measures[row[by] if by else None]
-        row |= {name: one and one.value for name, one in found.items()}
-        row["intervals"] = {name: one and one.interval for name, one in found.items()}
-        highest = row["won"] + row.pop("unknown")
-        row["bounds"] = (row["won"] / row["episodes"], highest / row["episodes"]) if row["aborted"] else None
+        row |= {name: estimate and estimate.value for name, estimate in found.items()}
+        row["intervals"] = {name: estimate and estimate.interval for name, estimate in found.items()}
     return rows
 
 
@@ -133,28 +138,53 @@ def comparison_document(first: Index, second: Index) -> dict[str, Any]:
         and the first group's position in each run.
     """
     runs = [run.episodes.with_columns(success="won") for run in (first, second)]
-    sides = [run.group_by(TASK, maintain_order=True).agg(pl.col("number").first()) for run in runs]
-    for at, run in enumerate(runs):
-        for name in MEASURES:
-            known = measure_by_task(run, name, TASK)
-            sides[at] = sides[at].join(known, on=TASK, how="left", nulls_equal=True, maintain_order="left")
-    both = sides[0].join(sides[1], on=TASK, suffix=" of b", maintain_order="left", nulls_equal=True)
+
+    # 1. The differences of each measure; it is left out if it is unknown of all common tasks.
     differences = {}
     for name in MEASURES:
-        with suppress(InputError):  # unknown of all common tasks
+        with suppress(InputError):
             found = compare(runs[1], runs[0], name)
-            interval = None if found.low is None else (found.low, found.high)
-            counts = {"tasks": found.tasks, "higher": found.better, "lower": found.worse}
-            differences[name] = {"mean": found.difference, "interval": interval, **counts}
+            differences[name] = {
+                "mean": found.difference,
+                "interval": None if found.low is None else (found.low, found.high),
+                "tasks": found.tasks,
+                "higher": found.better,
+                "lower": found.worse,
+            }
+
+    # 2. The measures of each task in both runs.
+    sides = []
+    for run in runs:
+        side = run.group_by(TASK, maintain_order=True).agg(pl.col("number").first())
+        for name in MEASURES:
+            of_tasks = measure_by_task(run, name, TASK)
+            side = side.join(
+                of_tasks,
+                on=TASK,
+                how="left",
+                nulls_equal=True,
+                maintain_order="left",
+            )
+        sides.append(side)
+    both = sides[0].join(
+        sides[1],
+        on=TASK,
+        suffix=" of b",
+        maintain_order="left",
+        nulls_equal=True,
+    )
     distance = (pl.col("success of b") - pl.col("success")).abs()
     listed = both.sort(distance, descending=True, nulls_last=True, maintain_order=True).head(_TASKS)
-    tasks = [
-        {
-            **{name: beginning(row[name] or "", 300) if name == "task" else row[name] for name in ("task_id", "task")},
-            "sides": [{name: row[name + end] for name in ("number", *MEASURES)} for end in ("", " of b")],
-        }
-        for row in listed.iter_rows(named=True)
-    ]
+    tasks = []
+    for row in listed.iter_rows(named=True):
+        names = ("number", *MEASURES)
+        tasks.append(
+            {
+                "task_id": row["task_id"],
+                "task": beginning(row["task"] or "", 300),
+                "sides": [{name: row[name + end] for name in names} for end in ("", " of b")],
+            }
+        )
     return {"differences": differences, "total": both.height, "tasks": tasks}
 
 
@@ -163,9 +193,10 @@ def _metrics(path: Path) -> list[dict[str, Any]]:
     metrics: dict[int, dict[str, Any]] = {}
     for line in read_bytes(path, _METRICS_BYTES, "metrics").splitlines():
         with suppress(ValueError, RecursionError):
-            found = _LINE.decode(line)
-            values = msgspec.json.decode(line, type=dict[str, float | None])
-            metrics[found.iteration] = {**values, "iteration": found.iteration}
+            values = _LINE.decode(line)
+            iteration = values.get("iteration")
+            if iteration is not None and iteration.is_integer() and 0 <= iteration <= 1 << 53:
+                metrics[int(iteration)] = {**values, "iteration": int(iteration)}
     return [metrics[iteration] for iteration in sorted(metrics)]
 
 
@@ -184,33 +215,43 @@ def levels_document(index: Index, *, chance: bool = False) -> dict[str, Any]:
         most pairs; ``sentences``; ``tasks``, ``permutations``; and ``by_iteration``.
     """
     permutations = default_permutations(index.rows) if chance else 0
-    lists, tables = (
-        ("levels", "levels_changed", "states", "sentences"),
-        ("intervals", "intervals_changed", "by_iteration"),
-    )
-    document: dict[str, Any] = {"tasks": 0, "permutations": permutations}
-    document |= {name: [] for name in lists} | {name: {} for name in tables}
-    steps, depth = scan_steps(index.files), min(STATISTICS_HISTORY_LENGTH, index.depth)
+    steps = scan_steps(index.files)
+    depth = min(STATISTICS_HISTORY_LENGTH, index.depth)
+    result = changed = None
+    problem = {}
     try:
         result, changed = with_and_without_unchanged(steps, permutations=permutations, history_length=depth)
     except InputError as error:
-        return {**document, "problem": str(error)}
-    document |= {"levels": result.levels.select(_LEVEL_COLUMNS).to_dicts(), "intervals": _bounds(result)}
-    if changed is not None:
-        rows = changed.levels.select(_LEVEL_COLUMNS).to_dicts()
-        document |= {"levels_changed": rows, "intervals_changed": _bounds(changed)}
-    if index.episodes["iteration"].n_unique() > 1:
+        problem = {"problem": str(error)}
+
+    by_iteration: dict[str, Any] = {}
+    if result is not None and index.episodes["iteration"].n_unique() > 1:
         levels = statistics(steps, by="iteration", history_length=depth).levels
         shared = levels.pivot("level", index="iteration", values="shared").sort("iteration").to_dict(as_series=False)
-        document["by_iteration"] = {"iterations": shared.pop("iteration"), "shared": shared}
-    states = [{**row, "state": beginning(row["state"])} for row in result.states.head(3).to_dicts()]
-    return {**document, "states": states, "sentences": describe(result, changed), "tasks": result.intervals["tasks"][0]}
+        by_iteration = {"iterations": shared.pop("iteration"), "shared": shared}
+    states = [] if result is None else result.states.head(3).to_dicts()
+    return {
+        **problem,
+        "levels": _rows(result),
+        "levels_changed": _rows(changed),
+        "intervals": _bounds(result),
+        "intervals_changed": _bounds(changed),
+        "states": [{**row, "state": beginning(row["state"])} for row in states],
+        "sentences": [] if result is None else describe(result, changed),
+        "tasks": 0 if result is None else result.intervals["tasks"][0],
+        "permutations": permutations,
+        "by_iteration": by_iteration,
+    }
 
 
-def _bounds(result: Statistics) -> dict[str, dict[str, Any]]:
+def _rows(result: Statistics | None) -> list[dict[str, Any]]:
+    return [] if result is None else result.levels.select(_LEVEL_COLUMNS).to_dicts()
+
+
+def _bounds(result: Statistics | None) -> dict[str, dict[str, Any]]:
     """Return the interval and the chance of each statistic and level."""
     intervals: dict[str, dict[str, Any]] = {}
-    for row in result.intervals.iter_rows(named=True):
+    for row in [] if result is None else result.intervals.iter_rows(named=True):
         bounds = {name: row[name] for name in ("low", "high", "chance")}
         intervals.setdefault(row["statistic"], {})[row["level"]] = bounds
     return intervals

@@ -9,11 +9,10 @@ from __future__ import annotations
 import base64
 import hashlib
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import count, islice, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
-
-import polars as pl
 
 from hgpo_datasets.reader import errors
 from hgpo_envs.errors import InputError, unknown
@@ -23,14 +22,12 @@ from hgpo_envs.unicode_text import clean_text
 from hgpo_train.advantages import registry
 from hgpo_train.view.documents import STEPS, group_document, step_documents
 from hgpo_train.view.encoding import encode_redacted
-from hgpo_train.view.estimates import estimate, estimator_documents
+from hgpo_train.view.estimates import AS_TRAINED, estimate, estimator_documents, trained_estimate
 from hgpo_train.view.overview import curves_document, definitions_document, levels_document, overview_document
 from hgpo_train.view.tasks import PAGE, TaskFilter, tasks_document
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
-
-    from tokenizers import Tokenizer
 
     from hgpo_train.advantages.registry import Estimator
     from hgpo_train.view.index import Index
@@ -79,62 +76,101 @@ def write_page(
     Raises:
         InputError: A task or an estimator is unknown, or not a single task fits into the size.
     """
-    if tasks is not None and tasks < 1:
-        raise InputError(f"--tasks: expected a positive number, received {tasks}")
-    if not max_mb > 0:
-        raise InputError(f"--max-mb: expected a positive number, received {max_mb:g}")
+    for option, value in (("--tasks", tasks), ("--max-mb", max_mb)):
+        if value is not None and not value > 0:
+            raise InputError(f"{option}: expected a positive number, received {value:g}")
     answers: dict[str, Any] = {}
     problems: list[str] = []
-    opened: list[tuple[Source, Index, int]] = []
-    for source in sources:
-        with _noting(source, problems):
-            opened.append((source, source.index(), _overview(source, f"runs/{len(opened)}", answers)))
-    sources = [source for source, *_ in opened]
-    indices = [index for _, index, _ in opened]
-    trained = [source.trained() for source in sources]
-    names = list(dict.fromkeys([*(name for name, _ in filter(None, trained)), *(estimators or ESTIMATORS)]))
-    specs = [_specs(names, dict(parameters)) for _, parameters in (each or ("", {}) for each in trained)]
-    known = {task for index in indices for task in index.groups["task_id"]}
+    runs = _open(sources, answers, problems)
+    known = {task for run in runs for task in run.index.groups["task_id"]}
     if missing := set(task_ids) - known:
         raise InputError(unknown("task", min(missing), sorted(known), limit=5))
-    runs: list[dict[str, Any]] = [
-        {**source.document(), "path": source.name, "version": "", "selection": {"tasks": 0, "of": of}}
-        for source, _, of in opened
-    ]
-    head = {"runs": runs, "estimators": estimator_documents(names), "opened": [*estimators]}
-    head["definitions"] = definitions_document()
-    totals, in_order = [], []
-    for index in indices:
-        numbers = index.groups.filter(pl.col("task_id").is_in(task_ids))["number"] if task_ids else None
-        selected = tasks_document(index, TaskFilter(limit=0), numbers)["total"]
-        totals.append(selected if task_ids or tasks is None else min(tasks, selected))
-        in_order.append(islice(_tasks(index, numbers), totals[-1]))
-    size, kept = len(_page(head, answers)), 0
+
+    # The estimators: those of training runs, and the chosen ones with the parameters of training.
+    trained = [run.source.trained() or ("", {}) for run in runs]
+    names = [name for name, _ in trained if name]
+    names = list(dict.fromkeys([*names, *(estimators or ESTIMATORS)]))
+    specs = [_specs(names, parameters) for _, parameters in trained]
+
+    # The tasks of each run that are wanted.
+    counts = [tasks_document(run.index, TaskFilter(limit=0, task_ids=tuple(task_ids)))["total"] for run in runs]
+    wanted = [found if task_ids or tasks is None else min(tasks, found) for found in counts]
+    selected = [islice(_tasks(run.index, tuple(task_ids)), number) for run, number in zip(runs, wanted, strict=True)]
+
+    # Tasks are added in turns, until the next one would exceed the size.
+    head = {
+        "runs": [run.document for run in runs],
+        "estimators": estimator_documents(names),
+        "opened": [*estimators],
+        "definitions": definitions_document(),
+    }
+    size = len(_page(head, answers))
+    kept = 0
     damaged = 0
-    for run, task in _in_turns(in_order):
+    for number, task in _in_turns(selected):
         added: dict[str, Any] = {}
-        with _noting(sources[run], problems):
-            added = _answers(run, indices[run], sources[run].tokenizer(), task, specs[run])
+        with _noting(runs[number].source, problems):
+            added = _answers(f"runs/{number}", runs[number], task, specs[number])
         if not added:
             damaged += 1
             continue
-        size += len(_data(task)) + 1 + sum(len(key) + len(_data(value)) + 4 for key, value in added.items())
+        size += len(_data(task)) + 1
+        size += sum(len(key) + len(_data(value)) + 4 for key, value in added.items())
         if size > max_mb * MB:
             break
         answers |= added
-        listed = answers[f"runs/{run}/tasks"]
+        listed = answers[f"runs/{number}/tasks"]
         listed["tasks"].append(task)
         listed["total"] += 1
         listed["groups"] += len(task["groups"])
-        runs[run]["selection"]["tasks"] += 1
+        runs[number].document["selection"]["tasks"] += 1
         kept += 1
-        progress(kept, sum(totals))
+        progress(kept, sum(wanted))
     if not kept:
-        fits_not = f"the first task alone does not fit into {max_mb:g} MB; increase --max-mb"
-        raise InputError(problems[0] if problems else fits_not)
+        too_large = f"the first task alone does not fit into {max_mb:g} MB; increase --max-mb"
+        raise InputError(problems[0] if problems else too_large)
     page = _page(head, answers)
     write_file(path, page)
-    return Page(kept, sum(totals) - kept - damaged, len(page), list(dict.fromkeys(problems)))
+    return Page(
+        kept,
+        sum(wanted) - kept - damaged,
+        len(page),
+        list(dict.fromkeys(problems)),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """A run that can be read, and its document in the list of runs."""
+
+    source: Source
+    index: Index
+    document: dict[str, Any]
+
+
+def _open(sources: Sequence[Source], answers: dict[str, Any], problems: list[str]) -> list[_Run]:
+    """Return the runs that can be read, and add the documents of the whole runs."""
+    runs: list[_Run] = []
+    for source in sources:
+        address = f"runs/{len(runs)}"
+        with _noting(source, problems):
+            index = source.index()
+            overview = overview_document(source, index)
+            answers |= {
+                f"{address}/overview": overview,
+                f"{address}/curves": curves_document(source, index),
+                f"{address}/levels": levels_document(index, chance=True),
+                f"{address}/tasks": {"total": 0, "groups": 0, "offset": 0, "tasks": []},
+            }
+            selection = {"tasks": 0, "of": overview["total"]["tasks"]}
+            document = {
+                **source.document(),
+                "path": source.name,
+                "version": "",
+                "selection": selection,
+            }
+            runs.append(_Run(source, index, document))
+    return runs
 
 
 @contextmanager
@@ -147,24 +183,10 @@ def _noting(source: Source, problems: list[str]) -> Iterator[None]:
         problems.append(f"{source.path}: {redact(clean_text(str(error)))}; left out")
 
 
-def _overview(source: Source, address: str, answers: dict[str, Any]) -> int:
-    """Add the documents of a whole run, and return its number of tasks."""
-    index = source.index()
-    overview = overview_document(source, index)
-    answers |= {
-        f"{address}/overview": overview,
-        f"{address}/curves": curves_document(source, index),
-        f"{address}/levels": levels_document(index, chance=True),
-        f"{address}/tasks": {"total": 0, "groups": 0, "offset": 0, "tasks": []},
-    }
-    tasks: int = overview["total"]["tasks"]
-    return tasks
-
-
-def _tasks(index: Index, numbers: pl.Series | None) -> Iterator[dict[str, Any]]:
-    """Yield the tasks of a run, or those with the groups at some positions."""
+def _tasks(index: Index, task_ids: tuple[str, ...]) -> Iterator[dict[str, Any]]:
+    """Yield the tasks of a run, or some of them."""
     for offset in count(0, PAGE):
-        found = tasks_document(index, TaskFilter(offset=offset, limit=PAGE), numbers)["tasks"]
+        found = tasks_document(index, TaskFilter(offset=offset, limit=PAGE, task_ids=task_ids))["tasks"]
         if not found:
             return
         yield from found
@@ -178,26 +200,36 @@ def _in_turns(runs: Sequence[Iterator[dict[str, Any]]]) -> Iterator[tuple[int, d
 
 def _specs(names: Sequence[str], parameters: Mapping[str, Any]) -> dict[str, Estimator]:
     """Return estimators with those of some parameters that they have."""
-    found = {name: registry.get(name) for name in names}
-    return {
-        name: each.with_parameters(**{key: value for key, value in parameters.items() if hasattr(each.parameters, key)})
-        for name, each in found.items()
-    }
+    specs = {}
+    for name in names:
+        estimator = registry.get(name)
+        own = {key: value for key, value in parameters.items() if hasattr(estimator.parameters, key)}
+        specs[name] = estimator.with_parameters(**own)
+    return specs
 
 
-def _answers(
-    run: int, index: Index, tokenizer: Tokenizer | None, task: dict[str, Any], specs: Mapping[str, Estimator]
-) -> dict[str, Any]:
+def _answers(address: str, run: _Run, task: dict[str, Any], specs: Mapping[str, Estimator]) -> dict[str, Any]:
     """Return the documents of a task's groups and steps by their addresses."""
     answers: dict[str, Any] = {}
-    for group in (group["number"] for group in task["groups"]):
-        address = f"runs/{run}/groups/{group}"
-        answers[address] = document = group_document(index, group)
-        answers |= {f"{address}/estimates/{name}": estimate(index, group, spec) for name, spec in specs.items()}
+    source = run.source
+    index = run.index
+    tokenizer = source.tokenizer()
+    for number in (group["number"] for group in task["groups"]):
+        group = f"{address}/groups/{number}"
+        answers[group] = document = group_document(index, number)
+        for name, spec in specs.items():
+            answers[f"{group}/estimates/{name}"] = estimate(index, number, spec)
+        if source.stored():
+            answers[f"{group}/estimates/{AS_TRAINED}"] = trained_estimate(source.run, index, number)
         for trajectory in document["trajectories"]:
             end = trajectory["row"] + trajectory["length"]
             for row in range(trajectory["row"], end, STEPS):
-                answers[f"runs/{run}/steps/{row}"] = step_documents(index, row, min(STEPS, end - row), tokenizer)
+                answers[f"{address}/steps/{row}"] = step_documents(
+                    index,
+                    row,
+                    min(STEPS, end - row),
+                    tokenizer,
+                )
     return answers
 
 
@@ -207,7 +239,8 @@ def _data(value: object) -> bytes:
 
 
 def _page(head: dict[str, Any], answers: dict[str, Any]) -> bytes:
-    script, style = ((STATIC / name).read_bytes() for name in ("app.js", "app.css"))
+    script = (STATIC / "app.js").read_bytes()
+    style = (STATIC / "app.css").read_bytes()
     policy = (
         f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'; img-src data:; "
         "base-uri 'none'; form-action 'none'"

@@ -53,13 +53,15 @@ def import_table(files: Sequence[str], folder: Path) -> None:
     table = _step_table(steps.collect(), schema)
     if table.is_empty():
         raise InputError(f"{files[0]}: expected steps, received a table without rows")
+
+    # Rows are written in their order, several whole groups at a time.
     keys = [name for name in ("iteration", "task_id", "group") if name in table.columns]
     table = table.sort([*keys, "trajectory", "step"])
     first = pl.int_range(pl.len()).min().over(keys)
     parts = table.select((first // _ROWS).rle_id()).to_series()
     with StepWriter(folder, run="table") as writer:
         for part in range(int(parts[-1]) + 1):
-            writer.add_group(table.filter(parts == part))  # whole groups
+            writer.add_group(table.filter(parts == part))
 
 
 def _converted(series: pl.Series, kind: pl.DataType) -> pl.Series:
@@ -75,10 +77,13 @@ def _step_table(table: pl.DataFrame, schema: pl.Schema) -> pl.DataFrame:
     """Return the columns of a step table that a plain table has, in their types."""
     if "task_id" not in schema:
         table = table.with_columns(task_id="task")
-    if "run" in schema and table["run"].n_unique() > 1:  # a run has one name: trajectories of several are kept apart
+    # A run has one name: trajectories of several are kept apart.
+    if "run" in schema and table["run"].n_unique() > 1:
         names = {name: pl.format("{}/{}", "run", name) for name in ("task_id", "trajectory")}
         table = table.with_columns(**names)
     table = table.select(_converted(table[name], kind) for name, kind in _KEPT.items() if name in table.columns)
+
+    # Flags and texts of the end are often in every row; a step table has them in the last one.
     within = [*group_keys(table.columns), "trajectory"]
     last = pl.col("step") == pl.col("step").max().over(within)
     at_end: dict[str, pl.Expr] = {

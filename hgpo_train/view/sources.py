@@ -12,13 +12,14 @@ import msgspec
 
 from hgpo_datasets import manifest
 from hgpo_datasets.reader import errors, is_plain, step_files
+from hgpo_datasets.row_tables import files_of
 from hgpo_datasets.sources import PARQUET, is_run, parts_of, runs_below
 from hgpo_envs.errors import InputError
 from hgpo_envs.files.secrets import redact
-from hgpo_envs.state_keys import STATE_KEYS
 from hgpo_envs.unicode_text import clean_text
 from hgpo_train.advantages import registry
-from hgpo_train.advantages.alfworld_nodes import ALFWORLD_NODES
+from hgpo_train.advantages.advantage_tables import FOLDER
+from hgpo_train.view.estimates import is_safe_state_key
 from hgpo_train.view.index import Index, read_index
 from hgpo_train.view.plain_tables import import_table
 from hgpo_train.view.tokens import find_tokenizer
@@ -53,6 +54,7 @@ class Source:
         place: The absolute path, without `steps`.
         name: Its last part, for people.
         folder: The folder of the run; None for a file.
+        run: The folder, or the file.
     """
 
     def __init__(self, path: Path, table: Sequence[str] = ()) -> None:
@@ -62,6 +64,7 @@ class Source:
             self._copy = tempfile.TemporaryDirectory(prefix="hgpo-view-", ignore_cleanup_errors=True)
             self.folder = Path(self._copy.name) / "run"
             import_table(table, self.folder)
+        self.run = self.folder or path
         self.place = (path.parent if path.name == "steps" else path).resolve()
         self.name = clean_text(self.place.name or str(path))
         self._lock = threading.Lock()
@@ -85,10 +88,10 @@ class Source:
         with self._lock, errors(self.path):
             version = self.version
             if self._read is None or self._read[0] != version:
-                files = step_files(self.folder or self.path)
+                files = step_files(self.run)
                 if not files:
                     raise NoRowsError(f"no committed rows in {self.path}")
-                self._read = version, read_index(files)
+                self._read = (version, read_index(files))
             return self._read[1]
 
     def config(self) -> dict[str, Any]:
@@ -105,6 +108,7 @@ class Source:
             "version": self.version,
             "training": self.training() is not None,
             "trained": trained and {"name": trained[0], "set": trained[1]},
+            "stored": self.stored(),
             "problem": self.problem(),
         }
 
@@ -112,7 +116,7 @@ class Source:
         """Return why the run cannot be shown: its manifest is damaged, or it has no rows yet; None if it can."""
         try:
             self.config()
-            if not step_files(self.folder or self.path):
+            if not step_files(self.run):
                 return f"no committed rows in {self.name} yet"
         except InputError as error:
             return redact(clean_text(str(error)))
@@ -124,10 +128,15 @@ class Source:
             training = msgspec.convert(self.config().get("training", {}), _Trained)
         except (InputError, msgspec.ValidationError):  # deleted, damaged, or written by another program
             return None
-        name, parameters = training.estimator, training.parameters
-        if name not in registry.names() or parameters.get("state_key") not in (None, ALFWORLD_NODES, *STATE_KEYS):
-            return None  # a foreign run must not name a module to import
-        return name, parameters
+        # A foreign run must not name a module to import.
+        name = training.estimator
+        if name not in registry.names() or not is_safe_state_key(training.parameters.get("state_key")):
+            return None
+        return name, training.parameters
+
+    def stored(self) -> bool:
+        """Return whether the run has the advantages that it was trained on."""
+        return self.folder is not None and bool(files_of(self.folder, FOLDER))
 
     def tokenizer(self) -> Tokenizer | None:
         """Return the run's tokenizer, if it is on this machine."""
@@ -149,6 +158,7 @@ def open_sources(paths: Iterable[str], *, wait: bool = False) -> list[Source]:
     Raises:
         InputError: A path does not exist, is a URL, or contains no run; or no run has rows.
     """
+    # 1. Parquet files of other programs that one path means are one table; anything else is a run or a file of one.
     names = list(paths)
     sources: list[Source] = []
     tables: dict[str, list[str]] = {}
@@ -162,6 +172,8 @@ def open_sources(paths: Iterable[str], *, wait: bool = False) -> list[Source]:
             sources.append(Source(Path(part.path)))
     for pattern, files in tables.items():
         sources.append(Source(Path(files[0] if len(files) == 1 else patterns[pattern]), files))
+
+    # 2. At least one run can be shown, or is waited for.
     refused: InputError | None = None
     waits = False
     for source in sources:
@@ -174,9 +186,11 @@ def open_sources(paths: Iterable[str], *, wait: bool = False) -> list[Source]:
     else:
         if not waits:
             raise refused or InputError(f"no runs in {', '.join(names) or 'an empty list'}; name a run")
+
+    # 3. Names differ, also of a run that is named twice.
     counts: dict[str, int] = {}
     names = [_name_among(source, sources) for source in sources]
-    for source, name in zip(sources, names, strict=True):  # a run that is named twice is numbered
+    for source, name in zip(sources, names, strict=True):
         count = counts[name] = counts.get(name, 0) + 1
         source.name = name + (f" ({count})" if count > 1 else "")
     return sources

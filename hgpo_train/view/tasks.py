@@ -13,7 +13,7 @@ from hgpo_datasets import scan_steps
 from hgpo_datasets.reader import errors
 from hgpo_envs.errors import InputError, unknown
 from hgpo_train.settings import NonNegativeInt, Settings
-from hgpo_train.view.documents import shortened
+from hgpo_train.view.documents import TRAJECTORY, shortened
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,6 +27,20 @@ SEARCHED: Final = ("state", "action", "response", "error")
 """The columns that are searched. Prompts repeat states, so they are not."""
 HITS: Final = 1_000
 """The largest number of steps that an answer lists."""
+_GROUP: Final = (
+    "number",
+    "iteration",
+    "group",
+    "run",
+    "size",
+    "won",
+    "aborted",
+    "truncated",
+    "invalid",
+    "rows",
+    "mean_return",
+    "mean_length",
+)
 
 Outcome = Literal["any", "partly", "none", "all", "won", "lost", "unknown"]
 Sort = Literal["order", "task", "success", "return", "length", "invalid", "aborted"]
@@ -42,6 +56,8 @@ class TaskFilter(Settings):
         invalid, aborted, task_type, iteration: Only those with one, or of this one.
         shortest, longest: The least and the greatest length in steps, of a group the mean.
         text: Only tasks whose id or instruction contains this text; case does not matter.
+        search: Only those with a step that `find_steps` finds.
+        task_ids: Only these tasks, if there are any.
         sort: ``order`` is the order in the table.
         offset, limit: The numbers of tasks or trajectories to skip and to list.
     """
@@ -54,6 +70,8 @@ class TaskFilter(Settings):
     shortest: NonNegativeInt | None = None
     longest: NonNegativeInt | None = None
     text: str = ""
+    search: str = ""
+    task_ids: tuple[str, ...] = ()
     sort: Sort = "order"
     descending: bool = False
     offset: NonNegativeInt = 0
@@ -73,93 +91,112 @@ _ROLLOUT_OUTCOMES: Final = {
 }
 """Which trajectories have an outcome."""
 
-_SORTS: Final = {
-    "order": pl.col("first_number"),
-    "task": pl.col("task_id"),
+_SORTS: Final[dict[str, str | pl.Expr]] = {
+    "order": "first_number",
+    "task": "task_id",
     "success": pl.col("won") / pl.col("size"),
-    "return": pl.col("mean_return"),
-    "length": pl.col("mean_length"),
-    "invalid": pl.col("invalid"),
-    "aborted": pl.col("aborted"),
+    "return": "mean_return",
+    "length": "mean_length",
 }
+_ROLLOUT_SORTS: Final[dict[str, str | pl.Expr]] = {
+    "order": "row",
+    "task": "task_id",
+    "success": "won",
+    "return": "episode_return",
+}
+"""Other sorts are names of columns."""
 
 
-def tasks_document(index: Index, chosen: TaskFilter, numbers: pl.Series | None = None) -> dict[str, Any]:
-    """Return a page of the tasks with the chosen groups, of those at the positions `numbers`, by default of all.
+def tasks_document(index: Index, chosen: TaskFilter) -> dict[str, Any]:
+    """Return a page of the tasks with the chosen groups.
 
     Returns:
         ``total`` (of tasks), ``groups`` (of groups), and ``tasks``: each with its totals over these groups, and with
         ``groups``, a list of their rows of `Index.groups`.
     """
     groups = index.groups.filter(*_conditions(chosen, "mean_length", OUTCOMES))
-    if numbers is not None:
-        groups = groups.filter(pl.col("number").is_in(numbers.implode()))
+    if chosen.search:
+        found = find_steps(index, chosen.search)["number"]
+        groups = groups.filter(pl.col("number").is_in(found.implode()))
     whole = pl.col("size") - pl.col("aborted")
+    means = [
+        ((pl.col(name) * whole).sum() / whole.sum()).fill_nan(None).alias(name)
+        for name in ("mean_return", "mean_length")
+    ]
     tasks = groups.group_by("env_id", "task_id", maintain_order=True).agg(
         pl.col("task_type", "task", "split").first(),
         pl.col("number").min().alias("first_number"),
-        pl.col("number").alias("numbers"),
+        pl.col("number").alias("groups"),
         pl.col("size", "aborted", "truncated", "invalid", "rows").sum(),
         pl.when(~pl.col("won").has_nulls()).then(pl.col("won").sum()).alias("won"),
-        ((pl.col("mean_return") * whole).sum() / whole.sum()).fill_nan(None).alias("mean_return"),
-        ((pl.col("mean_length") * whole).sum() / whole.sum()).fill_nan(None).alias("mean_length"),
+        *means,
     )
-    order = [_SORTS[chosen.sort], pl.col("first_number")]
-    tasks = tasks.sort(order, descending=[chosen.descending, False], nulls_last=True, maintain_order=True)
-    page = tasks.slice(chosen.offset, chosen.limit)
+    page = _page(tasks, chosen, _SORTS)
+    numbers = [number for row in page for number in row["groups"]]
+    rows = dict(zip(numbers, index.groups[numbers].select(_GROUP).iter_rows(named=True), strict=True))
     return {
         "total": tasks.height,
         "groups": groups.height,
         "offset": chosen.offset,
-        "tasks": [_task(row, index) for row in page.iter_rows(named=True)],
+        "tasks": [{**row, "groups": [rows[number] for number in row["groups"]]} for row in page],
     }
 
 
-def trajectories_document(index: Index, chosen: TaskFilter, first: pl.Series | None = None) -> dict[str, Any]:
-    """Return a page of the chosen trajectories, of those with these first rows, by default of all.
+def trajectories_document(index: Index, chosen: TaskFilter) -> dict[str, Any]:
+    """Return a page of the chosen trajectories.
 
     Returns:
         ``total``, ``groups`` (of which they are), and ``trajectories``: rows of `Index.episodes`.
     """
-    rows = index.episodes.filter(*_conditions(chosen, "length", _ROLLOUT_OUTCOMES))
-    if first is not None:
-        rows = rows.filter(pl.col("row").is_in(first.implode()))
-    by = {"success": "won", "return": "episode_return", "length": "length", "task": "task_id", "order": "row"}
-    order = [by.get(chosen.sort, chosen.sort), "row"]
-    page = rows.sort(order, descending=[chosen.descending, False], nulls_last=True).slice(chosen.offset, chosen.limit)
-    names = ("trajectory", "row", "length", "episode_return", "score", "won", "aborted", "truncated", "invalid")
-    listed = page.select(*names, "number", "iteration", "task_id", "task_type", "task").to_dicts()
-    trajectories = [{**row, "task": shortened(row["task"], _LABEL)} for row in listed]
-    return {"total": rows.height, "groups": rows["number"].n_unique(), "trajectories": trajectories}
+    episodes = index.episodes.filter(*_conditions(chosen, "length", _ROLLOUT_OUTCOMES))
+    if chosen.search:
+        found = find_steps(index, chosen.search)["first"]
+        episodes = episodes.filter(pl.col("row").is_in(found.implode()))
+    listed = episodes.select(
+        *TRAJECTORY,
+        "number",
+        "iteration",
+        "task_id",
+        "task_type",
+        "task",
+    )
+    return {
+        "total": episodes.height,
+        "groups": episodes["number"].n_unique(),
+        "trajectories": _page(listed, chosen, _ROLLOUT_SORTS),
+    }
+
+
+def _page(rows: pl.DataFrame, chosen: TaskFilter, sorts: Mapping[str, str | pl.Expr]) -> list[dict[str, Any]]:
+    """Return the rows of a page; what has no value comes last, and equal ones are in the order of the table."""
+    by = [sorts.get(chosen.sort, chosen.sort), sorts["order"]]
+    rows = rows.sort(
+        by,
+        descending=[chosen.descending, False],
+        nulls_last=True,
+        maintain_order=True,
+    )
+    listed = rows.slice(chosen.offset, chosen.limit).to_dicts()
+    return [{**row, "task": shortened(row["task"], _LABEL)} for row in listed]
 
 
 def _conditions(chosen: TaskFilter, length: str, outcomes: Mapping[str, pl.Expr]) -> list[pl.Expr]:
-    conditions = []
-    if chosen.outcome != "any":
-        if chosen.outcome not in outcomes:
-            raise InputError(unknown("outcome", chosen.outcome, list(outcomes)))
-        conditions.append(outcomes[chosen.outcome])
-    conditions += [pl.col(name) > 0 for name in ("invalid", "aborted") if getattr(chosen, name)]
-    if chosen.task_type is not None:
-        conditions.append(pl.col("task_type").fill_null("") == chosen.task_type)
-    if chosen.iteration is not None:
-        conditions.append(pl.col("iteration") == chosen.iteration)
-    if chosen.shortest is not None:
-        conditions.append(pl.col(length) >= chosen.shortest)
-    if chosen.longest is not None:
-        conditions.append(pl.col(length) <= chosen.longest)
-    if chosen.text:
-        text = chosen.text.lower()
-        lowered = [pl.col(name).fill_null("").str.to_lowercase() for name in ("task_id", "task")]
-        conditions.append(pl.any_horizontal(name.str.contains(text, literal=True) for name in lowered))
-    return conditions
-
-
-def _task(row: dict[str, Any], index: Index) -> dict[str, Any]:
-    shown = ("number", "iteration", "group", "size", "won", "aborted", "truncated", "invalid", "rows")
-    groups = [index.group(number) for number in row.pop("numbers")]
-    rows = [{name: group[name] for name in (*shown, "mean_return", "mean_length", "run")} for group in groups]
-    return {**row, "task": shortened(row["task"], _LABEL), "groups": rows}
+    if chosen.outcome not in ("any", *outcomes):
+        raise InputError(unknown("outcome", chosen.outcome, list(outcomes)))
+    lowered = [pl.col(name).fill_null("").str.to_lowercase() for name in ("task_id", "task")]
+    contains = [name.str.contains(chosen.text.lower(), literal=True) for name in lowered]
+    conditions = [
+        (chosen.outcome != "any", outcomes.get(chosen.outcome, pl.lit(value=True))),
+        (chosen.invalid, pl.col("invalid") > 0),
+        (chosen.aborted, pl.col("aborted") > 0),
+        (chosen.task_type is not None, pl.col("task_type").fill_null("") == pl.lit(chosen.task_type)),
+        (chosen.iteration is not None, pl.col("iteration") == pl.lit(chosen.iteration)),
+        (chosen.shortest is not None, pl.col(length) >= pl.lit(chosen.shortest)),
+        (chosen.longest is not None, pl.col(length) <= pl.lit(chosen.longest)),
+        (chosen.task_ids, pl.col("task_id").is_in(chosen.task_ids)),
+        (chosen.text, pl.any_horizontal(contains)),
+    ]
+    return [condition for wanted, condition in conditions if wanted]
 
 
 def search_document(index: Index, text: str) -> dict[str, Any]:
@@ -189,14 +226,19 @@ def find_steps(index: Index, text: str) -> pl.DataFrame:
     """
     if not text:
         raise InputError("text: expected what to search for, received an empty text")
+    # The first column that contains the text, and the text in it with what is around.
     pattern = pl.escape_regex(text)
-    matches = {name: pl.col(name).str.contains(f"(?i){pattern}") for name in SEARCHED}
-    column = pl.coalesce(pl.when(match).then(pl.lit(name)) for name, match in matches.items())
     around = f"(?is)(.{{0,60}}{pattern}.{{0,120}})"
-    snippet = pl.coalesce(pl.when(match).then(pl.col(name).str.extract(around)) for name, match in matches.items())
-    with errors("the step table"):
+    columns = []
+    snippets = []
+    for name in SEARCHED:
+        match = pl.when(pl.col(name).str.contains(f"(?i){pattern}"))
+        columns.append(match.then(pl.lit(name)))
+        snippets.append(match.then(pl.col(name).str.extract(around)))
+    with errors(index.place):
         steps = scan_steps(index.files).select("step", *SEARCHED).with_row_index("row")
-        steps = steps.with_columns(pl.col("row").cast(pl.Int64), column=column).filter(pl.col("column").is_not_null())
-        hits = steps.select("row", "step", "column", snippet=snippet).collect()
+        steps = steps.with_columns(pl.col("row").cast(pl.Int64), column=pl.coalesce(columns))
+        steps = steps.filter(pl.col("column").is_not_null())
+        hits = steps.select("row", "step", "column", snippet=pl.coalesce(snippets)).collect()
     owners = index.episodes.select("row", "number", "trajectory", first="row").with_columns(pl.col("row").set_sorted())
     return hits.sort("row").join_asof(owners, on="row", strategy="backward")

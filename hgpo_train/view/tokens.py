@@ -24,17 +24,30 @@ _NAME: Final = 255
 FILE: Final = "tokenizer.json"
 _BYTES: Final = 64 << 20
 _POLICIES: Final = ("transformers", "vllm", "openai")
-_LINEAR: Final = ("ByteLevel", "ByteFallback", "Fuse", "Strip", "Metaspace", "WordPiece", "BPEDecoder", "CTC")
-"""Decoders that read each token once, and add at most a short text to it."""
-_DECODERS: Final = 8
-_OF_TEXTS: Final = ("normalizer", "pre_tokenizer", "post_processor", "truncation", "padding")
+_OF_TEXTS: Final = (
+    "normalizer",
+    "pre_tokenizer",
+    "post_processor",
+    "truncation",
+    "padding",
+)
 """What only the encoding of texts needs, and may contain patterns."""
+_BYTE_LEVEL: Final = {
+    "type": "ByteLevel",
+    "add_prefix_space": True,
+    "trim_offsets": True,
+    "use_regex": True,
+}
+_SENTENCE_PIECE: Final = {
+    "type": "Sequence",
+    "decoders": [
+        {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
+        {"type": "ByteFallback"},
+        {"type": "Fuse"},
+    ],
+}
 _CHARACTERS: Final = 16 << 20
 """The most characters in the tokens of one response."""
-_AFFIX: Final = 32
-"""The longest text of such a decoder."""
-_SPACE: Final = "▁"
-"""The mark of a space in the tokens of SentencePiece."""
 
 
 def texts_of(tokenizer: Tokenizer, ids: Sequence[int], response: str | None) -> list[str | None] | None:
@@ -51,23 +64,18 @@ def texts_of(tokenizer: Tokenizer, ids: Sequence[int], response: str | None) -> 
     added = tokenizer.get_added_tokens_decoder()
     special = {added[number].content for number in ids if number in added and added[number].special}
     try:
-        length = 0
-        for number in ids:
-            length += len(tokenizer.id_to_token(number) or "")
-            if length > _CHARACTERS:
-                return None
+        pieces = [tokenizer.id_to_token(number) for number in ids]
+        if sum(len(piece or "") for piece in pieces) > _CHARACTERS:
+            return None
         whole = tokenizer.decode(list(ids), skip_special_tokens=True)
     except (OverflowError, TypeError):  # an id that no tokenizer has
         return None
     if response is not None and _plain(whole, special) != _plain(response, special):
         return None
-    texts = []
-    for number in ids:
-        piece: str | None = tokenizer.id_to_token(number)
-        if piece is not None and _SPACE not in piece:
-            piece = tokenizer.decode([number], skip_special_tokens=False)
-        texts.append(piece and piece.replace(_SPACE, " "))
-    return texts
+    return [
+        None if piece is None else tokenizer.decode([number], skip_special_tokens=False)
+        for number, piece in zip(ids, pieces, strict=True)
+    ]
 
 
 def _plain(text: str, special: set[str]) -> str:
@@ -90,9 +98,8 @@ def _folders(config: Mapping[str, Any], training: Path | None) -> Iterator[Path]
     if training is not None:
         yield from reversed(list_checkpoints(training / "checkpoints"))
     for name in _models(config):
-        if name.startswith(("//", "\\\\")):  # another machine, which would be told who looks
-            continue
-        if "\0" in name or len(name) > _NAME:  # no path of any system
+        is_remote = name.startswith(("//", "\\\\"))  # another machine, which would be told who looks
+        if is_remote or "\0" in name or len(name) > _NAME:
             continue
         if Path(name).is_dir():
             yield Path(name)
@@ -103,7 +110,8 @@ def _folders(config: Mapping[str, Any], training: Path | None) -> Iterator[Path]
 
 def _models(config: Mapping[str, Any]) -> Iterator[str]:
     """Yield the names of models in a configuration: of rollouts, and of training."""
-    policy, model = config.get("policy"), config.get("model")
+    policy = config.get("policy")
+    model = config.get("model")
     name = policy.get("name") if isinstance(policy, dict) else policy
     if isinstance(name, str) and name.partition(":")[0] in _POLICIES:
         yield name.partition(":")[2]
@@ -128,35 +136,25 @@ def _read(file: Path) -> Tokenizer | None:
     try:
         from tokenizers import Tokenizer
 
-        data = read_bytes(file, _BYTES, "tokenizer")
-        content = parse_json(data)
-        if not _is_linear(content.get("decoder")):
-            return None
-        return Tokenizer.from_buffer(orjson.dumps({**content, **dict.fromkeys(_OF_TEXTS)}))
-    except (ImportError, ValueError, OSError, AttributeError, TypeError):  # a file that is not there, or no tokenizer
+        content = parse_json(read_bytes(file, _BYTES, "tokenizer"))
+        # A stranger's decoder can lengthen a text in each of its steps, or search it in exponential time. One of these
+        # two decodes nearly all published models, and a response that it does not decode is shown without texts.
+        is_byte_level = b"ByteLevel" in orjson.dumps(content.get("decoder"))
+        decoder = _BYTE_LEVEL if is_byte_level else _SENTENCE_PIECE
+        return Tokenizer.from_buffer(
+            orjson.dumps(
+                {
+                    **content,
+                    **dict.fromkeys(_OF_TEXTS),
+                    "decoder": decoder,
+                }
+            )
+        )
+    except (
+        ImportError,
+        ValueError,
+        OSError,
+        AttributeError,
+        TypeError,
+    ):  # a file that is not there, or no tokenizer
         return None
-
-
-def _is_linear(decoder: object) -> bool:
-    """Return whether a decoder's work and output are bounded by a small multiple of its input.
-
-    A sequence of replacements can lengthen a text in each of its steps, and a pattern can be searched for in
-    exponential time. So only decoders of published tokenizers pass: replacements of a fixed text by one that is not
-    longer, in a short sequence.
-    """
-    parts = decoder.get("decoders") if isinstance(decoder, dict) and decoder.get("type") == "Sequence" else [decoder]
-    return isinstance(parts, list) and len(parts) <= _DECODERS and all(map(_is_linear_part, parts))
-
-
-def _is_linear_part(decoder: object) -> bool:
-    if decoder is None:
-        return True
-    if not isinstance(decoder, dict):
-        return False
-    if decoder.get("type") == "Replace":
-        pattern, content = decoder.get("pattern"), decoder.get("content")
-        fixed = pattern.get("String") if isinstance(pattern, dict) and len(pattern) == 1 else None
-        return isinstance(fixed, str) and isinstance(content, str) and len(content) <= len(fixed) > 0
-    return decoder.get("type") in _LINEAR and all(
-        not isinstance(value, str) or len(value) <= _AFFIX for value in decoder.values()
-    )

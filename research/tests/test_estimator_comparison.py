@@ -16,8 +16,9 @@ from hgpo_research.comparison.contexts import contexts_of, numbered
 from hgpo_research.comparison.families import intervals, resampled
 from hgpo_research.comparison.inputs import REFERENCE, Draw, read_run, redraw
 from hgpo_research.comparison.measures import MEASURES, measured, row_sums, task_sums
+from hgpo_research.resampling import task_weights
 from hgpo_train.advantages import compute
-from hgpo_train.resampling import student_quantile, task_weights
+from hgpo_train.resampling import student_quantile
 
 PERFECT = "tabular_world:perfect"
 

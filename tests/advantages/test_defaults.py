@@ -96,4 +96,4 @@ def test_results_are_the_same_wherever_they_are_asked(run: Path) -> None:
     (source,) = open_sources([str(run)])
     viewed = overview_document(source, source.index())["total"]
     assert {name: viewed[name] for name in results} == pytest.approx(results)
-    assert viewed["bounds"] == tuple(bounds.values())
+    assert viewed["bounds"] == list(bounds.values())

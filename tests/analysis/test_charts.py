@@ -48,7 +48,8 @@ def test_a_title_keeps_its_capitals_and_symbols(sure) -> None:
     assert levels_chart(sure, "sign_disagreement").to_dict()["title"]["text"] == "Signs of A_k and A_K differ"
 
 
-@pytest.mark.parametrize("ending", [pytest.param(".html", marks=pytest.mark.slow), ".svg", ".png", ".json"])
+@pytest.mark.slow
+@pytest.mark.parametrize("ending", [".html", ".svg", ".png", ".json"])
 def test_files_need_no_network(sure, ending, tmp_path) -> None:
     path = tmp_path / f"chart{ending}"
     path.write_text("an older picture")

@@ -1,6 +1,6 @@
 """How often intervals over tasks contain the true value, by simulation: `python -m tests.analysis.test_coverage`.
 
-Each population gives the numerators and denominators of a ratio of sums over tasks.
+Each population gives the numerators and denominators of a ratio of sums over tasks. The percentiles need hgpo-research.
 """
 
 import math
@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from hgpo_train.resampling import percentile_bounds, ratio_interval, task_weights
+from hgpo_train.resampling import ratio_interval
 
 GROUP = 8
 
@@ -52,6 +52,8 @@ POPULATIONS = {
 
 def percentiles(above, below, _scale):
     """The bounds by resampled tasks, for comparison."""
+    from hgpo_research.resampling import percentile_bounds, task_weights
+
     weights = task_weights(len(above), 400, seed=0)
     with np.errstate(invalid="ignore"):
         draws = (weights @ above) / (weights @ below)
@@ -63,7 +65,9 @@ def coverage(name, tasks, trials, interval):
     """The share of the intervals that contain the true value, and the share of the runs that have one."""
     population, arguments, scale = POPULATIONS[name]
     above, below = population(np.random.default_rng(1), 200_000, **arguments)
-    true, rng, hits = above.sum() / below.sum(), np.random.default_rng(2), []
+    true = above.sum() / below.sum()
+    rng = np.random.default_rng(2)
+    hits = []
     for _ in range(trials):
         above, below = population(rng, tasks, **arguments)
         low, high = interval(above, below, scale)

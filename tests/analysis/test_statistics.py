@@ -24,6 +24,11 @@ DEPTH = 3
 NAMES = ["task", "trajectory", "step", "state", "reward", "action_valid"]
 
 
+def table_of(rows: list[tuple]) -> pl.DataFrame:
+    """Return a table with the values of `NAMES`."""
+    return pl.DataFrame(rows, NAMES, orient="row")
+
+
 @st.composite
 def tables(draw):
     rows = []
@@ -39,13 +44,15 @@ def tables(draw):
 
 def histories(rows):
     """Return each row's states from the start of its trajectory up to the row."""
-    so_far, found = defaultdict(list), []
+    so_far = defaultdict(list)
+    found = []
     for row in rows:
         so_far[row["trajectory"]].append(row["state"])
         found.append(tuple(so_far[row["trajectory"]]))
     return found
 
 
+@pytest.mark.slow
 @settings(max_examples=10)
 @given(tables())
 def test_levels_match_plain_counting(rows):
@@ -83,7 +90,8 @@ def test_levels_match_plain_counting(rows):
         histogram = dict(found.sizes.filter(level=level["level"]).select("size", "groups").iter_rows())
         assert histogram == Counter(size.values())
         if not oracle:
-            own, deepest = detailed[f"advantage_k{k}"], detailed[f"advantage_k{DEPTH}"]
+            own = detailed[f"advantage_k{k}"]
+            deepest = detailed[f"advantage_k{DEPTH}"]
             both = [(a, b) for a, b in zip(own, deepest, strict=True) if a is not None and b is not None]
             assert level["compared"] == len(both)
             if both:
@@ -91,6 +99,7 @@ def test_levels_match_plain_counting(rows):
             assert level["weight"] == pytest.approx(detailed[f"advantage_weight_k{k}"].mean())
 
 
+@pytest.mark.slow
 @settings(max_examples=8)
 @given(tables())
 def test_replies_to_actions_that_changed_nothing_are_left_out(rows):
@@ -144,10 +153,11 @@ def test_the_states_that_carry_the_pairs_are_named_with_their_shares():
     assert "Without them, none differ in the state before" in text
 
 
+@pytest.mark.slow
 def test_a_counter_in_states_is_reported_and_can_be_masked():
     rows = [(task, f"{task}/{one}", step, f"{name}. Moves: {step}, seed {one}", 0.0, True)
             for task in "ab" for one in range(2) for step, name in enumerate(("a hall", "a kitchen"))]  # fmt: skip
-    table = pl.DataFrame(rows, NAMES, orient="row")
+    table = table_of(rows)
     found = statistics(table, history_length=1)
     assert not statistics(table, history_length=101).sizes["level"].has_nulls()
     masked = statistics(table, history_length=1, state_key="mask-numbers")
@@ -158,6 +168,7 @@ def test_a_counter_in_states_is_reported_and_can_be_masked():
     assert "mask-numbers" not in "\n".join(describe(masked))
 
 
+@pytest.mark.slow
 @settings(max_examples=5)
 @given(tables(), st.integers(1, 12))
 def test_chunks_and_columns_to_split_by(rows, chunk_rows):
@@ -170,6 +181,7 @@ def test_chunks_and_columns_to_split_by(rows, chunk_rows):
         pl.testing.assert_frame_equal(one.filter(task_type="even").drop("task_type"), part, rel_tol=1e-12)
 
 
+@pytest.mark.slow
 @settings(max_examples=15)
 @given(tables(), st.integers(0, 3), st.booleans())
 def test_every_table_is_described_truthfully(rows, depth, some_aborted):
@@ -199,6 +211,7 @@ def spread(values: list[float]) -> float:
     return sum((value - mean) ** 2 for value in values) * len(values) / (len(values) - 1)
 
 
+@pytest.mark.slow
 @settings(max_examples=10)
 @given(tables())
 def test_explained_variance_matches_plain_counting(rows):
@@ -215,7 +228,8 @@ def test_explained_variance_matches_plain_counting(rows):
     for row, c, value in zip(rows, past, returns, strict=True):
         states[row["task"], c[-1]].append(value)
     for k in range(DEPTH + 1):
-        groups, members = defaultdict(list), defaultdict(list)
+        groups = defaultdict(list)
+        members = defaultdict(list)
         for row, c, value in zip(rows, past, returns, strict=True):
             if len(c) > k:
                 groups[row["task"], c[-k - 1 :]].append(value)
@@ -242,7 +256,7 @@ def wandering(rng: np.random.Generator, *, matters: bool) -> pl.DataFrame:
             for step, state in enumerate(("start", f"room {room}", "hall")):
                 reward = 10.0 * won if step == 2 else 0.0
                 rows.append((str(task), f"{task}/{rollout}", step, state, reward, True))
-    return pl.DataFrame(rows, NAMES, orient="row")
+    return table_of(rows)
 
 
 OF_DEPTH_ONE = (pl.col("level") == "1") & (pl.col("statistic") == "explained")
@@ -261,6 +275,7 @@ def test_histories_that_decide_are_told_from_chance_and_others_are_not() -> None
         assert "; by chance it would be " in text
 
 
+@pytest.mark.slow
 @settings(max_examples=5)
 @given(tables(), st.integers(0, 2))
 def test_intervals_are_about_the_statistics(rows, seed):
@@ -279,7 +294,7 @@ def test_intervals_are_about_the_statistics(rows, seed):
 
 def test_a_share_of_all_steps_has_an_interval_with_a_width():
     rows = [(str(task), f"{task}/{one}", 0, "hall", 0.0, True) for task in range(36) for one in range(2)]
-    table = pl.DataFrame(rows, NAMES, orient="row")
+    table = table_of(rows)
     found = statistics(table, history_length=1).intervals.filter(level="0", statistic="shared")
     assert found.select("low", "high").row(0) == wilson_interval(1.0, 36)
     differing = statistics(table, history_length=1).intervals.filter(level="0", statistic="differing")
@@ -293,8 +308,9 @@ def test_a_level_that_nobody_shares_is_not_bounded_above_the_one_before_it():
         for one in range(2)
         for step in range(12)
     ]
-    found = statistics(pl.DataFrame(rows, NAMES, orient="row"), history_length=2).intervals.filter(statistic="shared")
-    value, high = found["value"].to_list(), found["high"].to_list()
+    found = statistics(table_of(rows), history_length=2).intervals.filter(statistic="shared")
+    value = found["value"].to_list()
+    high = found["high"].to_list()
     assert value[:3] == pytest.approx([4 / 192, 2 / 192, 0.0])
     assert high[2] <= high[1] <= high[0] == wilson_interval(4 / 192, 8)[1]  # one task of eight differs
 
@@ -308,7 +324,7 @@ def test_a_task_that_loops_is_named_and_what_no_task_decides_has_no_interval():
         for one in range(3)
         for step in range(40 if task == 0 else 8)
     ]
-    found = statistics(pl.DataFrame(rows, NAMES, orient="row"), history_length=1)
+    found = statistics(table_of(rows), history_length=1)
     pairs = 120 * 119
     others = sum(n * (n - 1) for (task, _), n in Counter((row[0], row[3]) for row in rows).items() if task != "task 0")
     assert found.summary["largest_task"].item() == "task 0"
@@ -322,7 +338,8 @@ def test_a_task_that_loops_is_named_and_what_no_task_decides_has_no_interval():
 
 def test_permuted_returns_stay_at_their_states_with_the_visits_of_a_rollout_together():
     """The rollout with two visits of a state receives the return of the other one twice, which receives its first."""
-    states, owners = np.array([0, 0, 0, 1, 1]), np.array([0, 0, 1, 0, 1])
+    states = np.array([0, 0, 0, 1, 1])
+    owners = np.array([0, 0, 1, 0, 1])
     groups = Groups.of(states, states >= 0, np.zeros(5, np.int64), 1)
     generators = map(np.random.default_rng, range(50))
     permuted = exchanged(groups, owners, np.array([1.0, 2.0, 3.0, 4.0, 5.0]), generators)
@@ -387,7 +404,7 @@ def test_contexts_of_states_and_actions_and_equal_returns() -> None:
 
 
 def test_invalid_input_is_reported() -> None:
-    table = pl.DataFrame([("a", "x", 0, "s", 0.0, True)], NAMES, orient="row")
+    table = table_of([("a", "x", 0, "s", 0.0, True)])
     with pytest.raises(InputError, match="did you mean 'trajectory'"):
         statistics(table, by=["trajectori"])
     with pytest.raises(InputError, match="expected one value in each trajectory, received step"):
@@ -405,6 +422,9 @@ def test_invalid_input_is_reported() -> None:
     for name in ("permutations", "seed"):
         with pytest.raises(InputError, match=f"{name}: expected an integer of at least"):
             statistics(table, **{name: -1})
+    for name in ("permutations", "history_length"):
+        with pytest.raises(InputError, match=f"{name}: expected an integer of at most 1,000, received 10,000,000"):
+            statistics(table, **{name: 10**7})
     with pytest.raises(InputError, match="no rows"):
         statistics(table.clear())
 

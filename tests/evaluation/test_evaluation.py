@@ -39,6 +39,7 @@ def table(rows: list[tuple[int, str, float]], aborted: bool = False) -> pl.DataF
     )
 
 
+@pytest.mark.slow
 def test_every_task_is_played_once_per_seed(tmp_path: Path) -> None:
     options = {"split": "valid_seen", "seeds": (5, 6), "slots": 7, "progress": False, "max_steps": 30}
     run = evaluate("HGPO/ALFWorld-v0", "expert", tmp_path / "run", action_format="command", **options)
@@ -53,6 +54,7 @@ def test_every_task_is_played_once_per_seed(tmp_path: Path) -> None:
     assert evaluate("HGPO/ALFWorld-v0", "expert", run, action_format="command", **options).tally.trajectories == 0
 
 
+@pytest.mark.slow
 def test_random_is_reproducible_and_seeds_differ(tmp_path: Path) -> None:
     options = {"seeds": (1, 2), "progress": False, "max_steps": 9}
     tables = []
@@ -97,8 +99,12 @@ def test_unknown_success_is_none() -> None:
     assert everything.success.share is None
     with pytest.raises(InputError, match="no task in common"):
         compare(unknown, unknown)
+    played = table([(1, "a", 1.0), (1, "b", 0.0)])
+    nan = table([(1, "a", float("nan")), (1, "b", 1.0)])  # as pandas writes what is not known
+    assert (compare(nan, played).tasks, compare(played, nan).difference) == (1, -1.0)
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.sampled_from([0.0, 0.5, 1.0]), st.sampled_from([0.0, 0.5, 1.0])), min_size=1, max_size=8))
 def test_the_permutation_test_counts_all_sign_flips(pairs: list[tuple[float, float]]) -> None:
     first = table([(1, f"t{i}", a) for i, (a, _) in enumerate(pairs)])
@@ -128,6 +134,7 @@ def test_evaluations_without_common_tasks_cannot_be_compared() -> None:
             compare(table([(1, "a", 1.0)]), table([(1, "a", 1.0)]).with_columns(pl.lit("another").alias(other)))
 
 
+@pytest.mark.slow
 def test_the_command_resumes_compares_and_prints_json(tmp_path: Path, hgpo) -> None:
     common = ["--seeds", "7", "--max-steps", "5"]
     code, out, _ = hgpo("eval", "--policy", "expert", "--out", tmp_path / "a", *common)
@@ -241,7 +248,8 @@ def test_lengths_are_classed() -> None:
 )
 def test_the_interval_of_a_paired_difference_covers_it(first: float, second: float, tasks: int) -> None:
     """Also where few tasks differ: a bootstrap of 16 tasks contains 0.98 - 0.95 half of the time."""
-    rng, covered = np.random.default_rng(3), 0
+    rng = np.random.default_rng(3)
+    covered = 0
     for _ in range(1000):
         differences = (rng.random(tasks) < first).astype(float) - (rng.random(tasks) < second)
         low, high = paired_interval(differences.tolist())

@@ -42,7 +42,7 @@ def write_unequal(run: Path, shift: int = 0) -> Path:
     return run
 
 
-@pytest.fixture(params=["alfworld", pytest.param("webshop", marks=pytest.mark.slow), "unequal"])
+@pytest.fixture(params=["unequal", *(pytest.param(name, marks=pytest.mark.slow) for name in ("alfworld", "webshop"))])
 def pair(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, Path]:
     """Return two runs of the same tasks."""
     if request.param == "unequal":
@@ -92,7 +92,8 @@ def test_every_figure_is_the_same_wherever_it_is_shown(pair: tuple[Path, Path]) 
         expected = {"mean": found.difference, "interval": interval, **counts}
         assert differences[NAMES[name]] == expected
 
-    levels, shared = statistics(run), levels_document(first.index())
+    levels = statistics(run)
+    shared = levels_document(first.index())
     assert [row["shared"] for row in shared["levels"]] == levels.levels["shared"].to_list()
     for row in levels.intervals.iter_rows(named=True):
         assert shared["intervals"][row["statistic"]][row["level"]].items() <= row.items()

@@ -265,7 +265,7 @@ def test_another_estimator_drops_the_parameters_that_it_does_not_have(tmp_path):
         with pytest.raises(InputError, match=r"advantage\.parameters of rloo: unknown parameter"):
             configured_estimator(load_config(own, [override]))
     penalty = ["advantage.parameters.overlong_penalty=1", "rollout.max_response_tokens=8"]
-    with pytest.raises(InputError, match="expected overlong_limit = 8, the value of rollout.max_response_tokens"):
+    with pytest.raises(InputError, match=r"expected overlong_limit = 8, the value of rollout.max_response_tokens"):
         configured_estimator(load_config(own, penalty))
     own.write_text('[advantage]\nestimator = "elsewhere:mine"\n')  # a run of another machine can be read
     assert load_config(own).advantage.estimator == "elsewhere:mine"

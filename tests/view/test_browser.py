@@ -23,6 +23,7 @@ from hgpo_train.view.sources import open_sources
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
 playwright = pytest.importorskip("playwright.sync_api")
+expect = playwright.expect
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 AXE = Path(__file__).parents[2] / "viewer/node_modules/axe-core/axe.min.js"
 
@@ -52,7 +53,7 @@ def page(browser) -> Iterator[Any]:
     page.on("request", lambda asked: None if asked.url.startswith(here) else problems.append(asked.url))
     page.on("dialog", lambda dialog: problems.append(f"dialog: {dialog.message}"))
     page.set_default_timeout(90_000)  # waits end when what they wait for is there: these are for a loaded machine
-    playwright.expect.set_options(timeout=30_000)
+    expect.set_options(timeout=30_000)
     yield page
     context.close()
     assert problems == []
@@ -80,9 +81,12 @@ def viewer() -> Iterator[Viewer]:
         process.stdout.close()
 
 
+def region(within: Any, name: str) -> Any:
+    return within.get_by_role("region", name=name)
+
+
 def test_open_filter_follow_a_group_and_compare(viewer, page, small_run) -> None:
     page.goto(viewer(small_run))
-    expect = playwright.expect
     expect(page.get_by_role("heading", name="small")).to_be_visible()
     expect(page.get_by_text("66.7%").first).to_be_visible()
     page.get_by_role("link", name="Look at the tasks").click()
@@ -100,7 +104,7 @@ def test_open_filter_follow_a_group_and_compare(viewer, page, small_run) -> None
     expect(page.get_by_text("step 0 of 3")).to_be_visible()
     assert page.url.endswith("#/small/step/alpha%2F0%2Fx/0?task_type=find")
 
-    level = page.get_by_role("region", name="Level 0")
+    level = region(page, "Level 0")
     expect(level).to_contain_text("2 steps of 2 rollouts")
     expect(level.locator(".value")).to_have_text("−1.000")
     level.get_by_role("link", name="…w · 0").click()
@@ -116,12 +120,11 @@ def test_open_filter_follow_a_group_and_compare(viewer, page, small_run) -> None
     expect(page.locator(".advantages > div").nth(1).locator("dd").first).to_have_text(f"+{rloo:.3f}")
     page.get_by_label("A: history_length, number").fill("0")
     page.get_by_label("A: history_length, number").press("Enter")
-    expect(page.get_by_role("region", name="Level 1")).to_have_count(0)
+    expect(region(page, "Level 1")).to_have_count(0)
 
 
 def test_the_keyboard_alone(viewer, page, small_run) -> None:
     page.goto(viewer(small_run))
-    expect = playwright.expect
     expect(page.get_by_role("heading", name="small")).to_be_visible()
     press = page.keyboard.press
     press("t")
@@ -158,7 +161,6 @@ def test_the_keyboard_alone(viewer, page, small_run) -> None:
 
 def test_a_transcript(viewer, page, small_run) -> None:
     """Of y, which is in room b twice; of x, whose second action is invalid; and of z, which was aborted."""
-    expect = playwright.expect
     address = viewer(small_run)
     page.goto(f"{address}#/small/step/alpha%2F0%2Fy/1")
     turns = page.locator(".turn")
@@ -168,13 +170,13 @@ def test_a_transcript(viewer, page, small_run) -> None:
     for turn, text in enumerate(("room b", "so", "go 2")):
         expect(turns.nth(2 if turn else 0)).to_contain_text(text)
     turns.nth(2).get_by_text("Prompt").click()
-    expect(turns.nth(2).get_by_role("region", name="Prompt of step 2")).to_have_text("You are in room c.")
-    expect(turns.nth(2).get_by_role("region", name="State after the last step")).to_have_text("the end")
+    expect(region(turns.nth(2), "Prompt of step 2")).to_have_text("You are in room c.")
+    expect(region(turns.nth(2), "State after the last step")).to_have_text("the end")
     value = compute(scan_steps(small_run), "hgpo").collect().filter(trajectory="alpha/0/y")["advantage"][1]
     expect(turns.nth(1).locator(".bar").first).to_contain_text(f"A {'−' if value < 0 else '+'}{abs(value):.2f}")
-    level = page.get_by_role("region", name="Level 0")
+    level = region(page, "Level 0")
     level.get_by_role("row", name="…w · 1").get_by_role("button", name="what differs").click()
-    difference = level.get_by_role("region", name="Difference")
+    difference = region(level, "Difference")
     expect(difference.locator("del")).to_have_text("b")
     expect(difference.locator("ins")).to_have_text("a")
     page.goto(f"{address}#/small/step/alpha%2F0%2Fx/1")
@@ -202,26 +204,25 @@ def test_a_long_conversation_with_tools(viewer, page, tmp_path) -> None:
     ]
     with StepWriter(tmp_path / "long") as writer:
         writer.add_group(rows)
-    expect = playwright.expect
     address = viewer(tmp_path / "long")
     page.goto(f"{address}#/long/step/t%2F0/0")
     expect(page.locator(".turn")).to_have_count(200)
     expect(page.locator(".turn .tool_call").first).to_contain_text('{"name": "find", "arguments": {"n": 0}}')
     expect(page.get_by_text("thought 150")).to_have_count(0)
-    expect(page.get_by_role("region", name="Trajectories")).to_have_class(re.compile("more"))  # it fades at its edge
+    expect(region(page, "Trajectories")).to_have_class(re.compile("more"))  # it fades at its edge
     page.mouse.move(400, 500)
     page.mouse.wheel(0, 3000)
     expect(page).not_to_have_url(re.compile("t%2F0/0$"))
     page.goto("about:blank")
     page.goto(f"{address}#/long/step/t%2F0/150")
     expect(page.get_by_text("thought 150")).to_be_in_viewport()
-    expect(page.get_by_role("region", name="State of step 150")).to_be_in_viewport()
+    expect(region(page, "State of step 150")).to_be_in_viewport()
 
 
 def test_rollouts_are_aligned_where_their_states_agree(viewer, page, small_run) -> None:
     page.goto(f"{viewer(small_run)}#/small/group/0")
     strips = page.locator(".strips tbody tr .strip")
-    playwright.expect(strips).to_have_count(4)
+    expect(strips).to_have_count(4)
     places = [[one.inner_text().strip() or "-" for one in strips.nth(row).locator("> *").all()] for row in range(4)]
     column = {
         name: [cells.index(str(step)) for step in range(3 - (name == "z"))]
@@ -235,7 +236,6 @@ def test_rollouts_are_aligned_where_their_states_agree(viewer, page, small_run) 
 
 def test_links_keep_every_setting(viewer, page, small_run) -> None:
     """K, estimators and filters are in the address, which another page opens."""
-    expect = playwright.expect
     address = viewer(small_run)
     settings = "a=hgpo%3Ahistory_length%3D1%3Aalpha%3D2&b=rloo&outcome=partly&sort=length&text=omega"
     page.goto(f"{address}#/small/step/omega%2F0%2Fw/1?{settings}")
@@ -255,7 +255,6 @@ def test_links_keep_every_setting(viewer, page, small_run) -> None:
 
 
 def test_rollouts_and_texts_are_found(viewer, page, small_run) -> None:
-    expect = playwright.expect
     page.goto(f"{viewer(small_run)}#/small")
     page.get_by_role("link", name="find", exact=True).click()  # the type of a task, in its row
     expect(page.get_by_text("1 task, 1 group")).to_be_visible()
@@ -280,17 +279,16 @@ def test_steps_where_two_estimators_disagree(viewer, page, rich_run) -> None:
     name, apart = steps.group_by("trajectory", maintain_order=True).agg("step").row(0)
     page.goto(f"{viewer(rich_run)}#/rich/step/{quote(name, safe='')}/{apart[-1]}?b=grpo")
     badges = page.locator(".turn", has_text="A ≠ B")
-    playwright.expect(badges).to_have_count(len(apart))
+    expect(badges).to_have_count(len(apart))
     assert [int(turn.get_attribute("data-step")) for turn in badges.all()] == apart
     for key, ends in (("p", apart[0]), ("n", apart[-1])):
         for _ in apart[1:]:
             page.keyboard.press(key)  # at once: each starts where the one before it ended
-        playwright.expect(page).to_have_url(re.compile(f"/{ends}\\?"))
+        expect(page).to_have_url(re.compile(f"/{ends}\\?"))
 
 
 def test_the_graph_and_its_trajectories(viewer, page, small_run) -> None:
     page.goto(f"{viewer(small_run)}#/small/group/0/graph")
-    expect = playwright.expect
     expect(page.locator(".node")).to_have_count(4)  # rooms a, b, c, and the end
     expect(page.locator(".edges path")).to_have_count(4)  # a b, b c, c end, b b
     expect(page.locator(".edges path.loop")).to_have_count(1)
@@ -299,22 +297,21 @@ def test_the_graph_and_its_trajectories(viewer, page, small_run) -> None:
     page.get_by_label("Highlight a trajectory").select_option(index=1)
     page.get_by_text("States as a table").click()
     page.get_by_role("button", name="room b").click()
-    expect(page.get_by_role("region", name="Selected state")).to_contain_text("5 visits")
+    expect(region(page, "Selected state")).to_contain_text("5 visits")
 
 
 def test_a_graph_without_next_states_does_not_say_where_rollouts_ended(viewer, page, small_run, tmp_path) -> None:
     columns = ("task", "trajectory", "step", "state", "action", "reward", "action_valid", "won")
     scan_steps(small_run).select(columns).collect().write_parquet(tmp_path / "plain.parquet")
     page.goto(f"{viewer(tmp_path / 'plain.parquet')}#/plain.parquet/group/0/graph")
-    playwright.expect(page.get_by_text("where rollouts ended is unknown")).to_be_visible()
+    expect(page.get_by_text("where rollouts ended is unknown")).to_be_visible()
 
 
 def test_runs_side_by_side(viewer, page, small_run, training_run) -> None:
     """Two runs whose common task went as well; and the curves of one."""
     page.goto(viewer(small_run, training_run))
-    expect = playwright.expect
     page.get_by_role("link", name="Compare").click()
-    table = page.get_by_role("region", name="Results of the runs")
+    table = region(page, "Results of the runs")
     expect(table.get_by_role("row", name="training")).to_contain_text("66.7%")
     for row, colour in (("small", "rgb(22, 104, 201)"), ("training", "rgb(197, 90, 0)")):
         expect(table.get_by_role("row", name=row).locator(".interval")).to_have_css("color", colour)
@@ -322,11 +319,11 @@ def test_runs_side_by_side(viewer, page, small_run, training_run) -> None:
         for figure in table.get_by_role("row", name=row).locator(".figure").all()[1:3]:
             expect(figure).to_have_text(re.compile(r"^\d+\.\d\d($|\()"))  # return and length, also where they are whole
     expect(page.locator(".chart canvas")).to_have_count(4)
-    tasks = page.get_by_role("region", name="Tasks of two runs")
+    tasks = region(page, "Tasks of two runs")
     expect(tasks.get_by_text("success: 0.0 points in training")).to_be_visible()
     tasks.get_by_role("button", name="find the key of alpha").click()
     expect(tasks.locator(".strips")).to_have_count(2)
-    settings = page.get_by_role("region", name="Differences of configurations")
+    settings = region(page, "Differences of configurations")
     expect(settings.get_by_role("row", name="policy")).to_contain_text("written by hand")
     page.get_by_label("Run", exact=True).select_option("training")
     expect(page.get_by_role("heading", name="training")).to_be_visible()
@@ -340,7 +337,6 @@ def test_runs_side_by_side(viewer, page, small_run, training_run) -> None:
 
 def test_the_graph_of_all_groups_of_a_task(viewer, page, training_run, tmp_path) -> None:
     """Three iterations of four rollouts; also in a file, from the groups that it contains."""
-    expect = playwright.expect
     file = tmp_path / "page.html"
     write_page(open_sources([str(training_run)]), file)
     for address in (viewer(training_run), file.as_uri()):
@@ -353,14 +349,41 @@ def test_the_graph_of_all_groups_of_a_task(viewer, page, training_run, tmp_path)
         page.get_by_label("Highlight an iteration").select_option("iteration 2: 2 of 4 won")
         page.get_by_text("States as a table").click()
         page.get_by_role("button", name="room b").click()
-        facts = page.get_by_role("region", name="Selected state")
+        facts = region(page, "Selected state")
         expect(facts).to_contain_text("15 visits")
         facts.get_by_role("link").last.click()
         expect(page).to_have_url(re.compile("step/alpha%2F2%2F"))
 
 
+def test_a_training_run_begins_with_what_it_was_trained_on(viewer, page, trained_run, small_run, tmp_path) -> None:
+    """From a server with another run, and in a file; a filtered group has no advantage."""
+    file = tmp_path / "page.html"
+    write_page(open_sources([str(trained_run)]), file)
+    address = viewer(trained_run, small_run)
+    for start in (address, file.as_uri()):
+        page.goto(f"{start}#/trained/step/alpha%2F0%2Fw/1")
+        advantages = page.locator(".advantages > div")
+        expect(advantages.nth(0)).to_contain_text("A: trained")
+        expect(advantages.nth(0).locator("dd").first).to_have_text("+1.250")
+        expect(advantages.nth(0)).to_contain_text("R 5")  # discounted as in training
+        expect(advantages.nth(1)).to_contain_text("B: gigpo")
+        expect(region(page, "Level 1")).to_contain_text("2 steps of 2 rollouts")
+        page.goto(f"{start}#/trained/step/omega%2F0%2Fw/1")
+        expect(advantages.nth(0).locator("dd").first).to_have_text("–")
+    page.goto(f"{address}#/trained/step/alpha%2F0%2Fw/1?a=grpo")
+    expect(page.locator(".advantages")).to_contain_text("A: grpo")
+    page.get_by_text("Estimators and their parameters").click()
+    page.get_by_label("A: estimator").select_option("trained")
+    expect(page.locator(".advantages > div").nth(0).locator("dd").first).to_have_text("+1.250")
+    page.goto(f"{address}#/small/step/alpha%2F0%2Fw/1")
+    expect(page.locator(".advantages")).to_contain_text("A: hgpo")
+    expect(page.get_by_label("A: estimator").get_by_role("option", name="trained")).to_have_count(0)
+    page.goto(f"{address}#/small/compare?with=trained")
+    region(page, "Tasks of two runs").get_by_role("button", name="find the key of alpha").click()
+    expect(page.locator(".strips").nth(1).get_by_label("step 1, advantage +1.25").first).to_be_attached()
+
+
 def test_the_tokens_of_a_response_as_text(viewer, page, token_run) -> None:
-    expect = playwright.expect
     address = viewer(token_run)
     page.goto(f"{address}#/run/step/t%2F0/0")
     tokens = page.locator(".tokens > span")
@@ -376,11 +399,10 @@ def test_the_tokens_of_a_response_as_text(viewer, page, token_run) -> None:
 def test_what_chance_gives_at_a_step(viewer, page, small_run) -> None:
     """Step 1 of w: w, x and y are in room b, where x does something invalid; w and x came from room a."""
     page.goto(f"{viewer(small_run)}#/small/step/alpha%2F0%2Fw/1")
-    expect = playwright.expect
     page.get_by_text("Estimators and their parameters").click()
     page.get_by_label("A: gamma, number").fill("1")
     page.get_by_label("A: gamma, number").press("Enter")
-    level = page.get_by_role("region", name="Level 1")
+    level = region(page, "Level 1")
     values = [10.0, -0.1, 10.0, 10.0]  # y is in room b twice
     drawn = [mean(pair) for pair in combinations(values, 2)]
     expect(level.get_by_role("row", name="…x · 1").get_by_role("cell", name="−0.10")).to_be_visible()
@@ -407,7 +429,6 @@ def run_in(page: Any, expression: str) -> Any:
 
 
 def visit_everything(page: Any, address: str, texts: int) -> None:
-    expect = playwright.expect
     page.goto(address)
     expect(page.get_by_role("heading", name="hostile")).to_be_visible()
     assert_nothing_ran(page)
@@ -437,17 +458,17 @@ def test_hostile_texts_are_shown_and_not_run(viewer, page, hostile_run) -> None:
     def state(name: str) -> Any:
         page.goto(f"{address}#/hostile/group/0")
         page.locator(".strips tbody tr").nth(names.index(name)).locator(".strip a").nth(1).click()
-        playwright.expect(page.get_by_text("step 1 of 2")).to_be_visible()
-        return page.get_by_role("region", name="State of step 1")
+        expect(page.get_by_text("step 1 of 2")).to_be_visible()
+        return region(page, "State of step 1")
 
-    playwright.expect(state("script")).to_have_text(HOSTILE["script"])
-    playwright.expect(state("right to left")).to_contain_text("U+202E")
-    playwright.expect(state("control")).to_contain_text("U+001B")
-    playwright.expect(state("surrogate")).to_have_text("lone \ufffd and \ufffd")
+    expect(state("script")).to_have_text(HOSTILE["script"])
+    expect(state("right to left")).to_contain_text("U+202E")
+    expect(state("control")).to_contain_text("U+001B")
+    expect(state("surrogate")).to_have_text("lone \ufffd and \ufffd")
     large = state("large")
     assert len(large.inner_text()) == 20_000
     rest = f"{len(HOSTILE['large']) - 20_000:,} more characters."
-    playwright.expect(page.locator("p.note").filter(has_text=rest).first).to_be_visible()
+    expect(page.locator("p.note").filter(has_text=rest).first).to_be_visible()
 
 
 def test_a_hostile_run_as_a_file(page, hostile_run, tmp_path) -> None:
@@ -463,7 +484,6 @@ def test_a_page_of_its_own(page, small_run, tmp_path) -> None:
     file = tmp_path / "page.html"
     write_page(open_sources([str(small_run)]), file, tasks=1)
     page.goto(file.as_uri())
-    expect = playwright.expect
     expect(page.get_by_role("heading", name="small")).to_be_visible()
     expect(page.get_by_text("Shared contexts by level")).to_be_visible()
     page.get_by_role("link", name="Look at the tasks").click()
@@ -471,7 +491,7 @@ def test_a_page_of_its_own(page, small_run, tmp_path) -> None:
     expect(rows).to_have_count(2)
     rows.nth(1).click()
     rows.nth(2).click()
-    expect(page.get_by_role("region", name="Level 0").locator(".value")).to_have_text("+1.000")
+    expect(region(page, "Level 0").locator(".value")).to_have_text("+1.000")
     page.get_by_text("Estimators and their parameters").click()
     page.get_by_label("B: estimator").select_option("grpo")
     expect(page.locator(".advantages")).to_contain_text("B: grpo")
@@ -504,7 +524,7 @@ def test_no_findings_of_axe(viewer, browser, small_run, training_run, scheme: st
     }
     for place, text in views.items():
         page.goto(f"{address}{place}")
-        playwright.expect(page.get_by_text(text).last).to_be_attached()
+        expect(page.get_by_text(text).last).to_be_attached()
         page.wait_for_timeout(500)
         found = json.loads(run_in(page, "axe.run(document).then((found) => JSON.stringify(found.violations))"))
         nodes = [(rule["id"], node["html"], node["failureSummary"]) for rule in found for node in rule["nodes"]]

@@ -10,18 +10,12 @@ from pathlib import Path
 import pyarrow.parquet as parquet
 import pytest
 from command import python
-from viewed import HOSTILE
+from viewed import HOSTILE, data_of
 
 from hgpo_datasets import StepWriter
 from hgpo_envs.errors import InputError
 from hgpo_train.view.page import MB, write_page
 from hgpo_train.view.sources import open_sources
-
-
-def data_of(file: Path) -> dict:
-    """Return the documents in a page."""
-    (data,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', file.read_text(), re.DOTALL)
-    return json.loads(data)
 
 
 def test_a_page_contains_the_selection(rich_run, tmp_path) -> None:
@@ -36,8 +30,10 @@ def test_a_page_contains_the_selection(rich_run, tmp_path) -> None:
     rows = sum(group["rows"] for task in answers["runs/0/tasks"]["tasks"] for group in task["groups"])
     assert sum(len(steps) for key, steps in answers.items() if key.startswith("runs/0/steps/")) == rows
     assert answers["runs/0/groups/1/estimates/rloo"]["parameters"]["reward_scale"] == 10
+    assert data_of(file)["opened"] == ["hgpo", "rloo"], "the pair that is shown first"
 
 
+@pytest.mark.slow
 def test_tasks_by_id(rich_run, tmp_path) -> None:
     file = tmp_path / "page.html"
     write_page(open_sources([str(rich_run)]), file, task_ids=("task 4",))
@@ -46,8 +42,10 @@ def test_tasks_by_id(rich_run, tmp_path) -> None:
         write_page(open_sources([str(rich_run)]), file, task_ids=("task 9",))
 
 
+@pytest.mark.slow
 def test_the_size_is_limited(rich_run, tmp_path) -> None:
-    sources, file = open_sources([str(rich_run)]), tmp_path / "page.html"
+    sources = open_sources([str(rich_run)])
+    file = tmp_path / "page.html"
     whole = write_page(sources, file, tasks=6).bytes
     written = write_page(sources, file, tasks=6, max_mb=(whole - 1000) / MB)
     assert written.left_out > 0
@@ -59,13 +57,15 @@ def test_the_size_is_limited(rich_run, tmp_path) -> None:
     assert file.read_bytes() == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("column", ["trajectory", "state", "prompt"])
 def test_a_damaged_run_does_not_spoil_the_page_of_others(rich_run, small_run, tmp_path, column) -> None:
     shutil.copytree(small_run, tmp_path / "damaged")
     shard = tmp_path / "damaged" / "steps" / "steps-000000.parquet"
     group = parquet.read_metadata(shard).row_group(0)
     chunks = {chunk.path_in_schema: chunk for chunk in map(group.column, range(group.num_columns))}
-    at, size = chunks[column].data_page_offset, chunks[column].total_compressed_size
+    at = chunks[column].data_page_offset
+    size = chunks[column].total_compressed_size
     data = shard.read_bytes()
     shard.write_bytes(data[:at] + bytes(size) + data[at + size :])
     page = write_page(open_sources([str(rich_run), str(tmp_path / "damaged")]), tmp_path / "page.html")
@@ -99,6 +99,7 @@ def test_the_policy_of_a_page_allows_its_own_script_alone(hostile_run, tmp_path)
 # ----------------------------------------------------------------------------------------------------- the command
 
 
+@pytest.mark.slow
 def test_the_command_writes_a_page(hgpo, small_run, tmp_path) -> None:
     out = tmp_path / "new" / "page.html"
     code, text, _ = hgpo("view", small_run, "-o", out, "--tasks", 1)
@@ -171,14 +172,11 @@ def test_a_page_without_secrets_can_be_loaded(tmp_path) -> None:
     assert sorted(states) == sorted(['?api_key=***"', "?api_key=***", '"http://***@host/"', "?api_key=***\n<b>"])
 
 
+@pytest.mark.slow
 def test_all_tasks_are_in_the_page_unless_it_says_so(rich_run, six_tasks, tmp_path) -> None:
-    sources, file = open_sources([str(rich_run), str(six_tasks)]), tmp_path / "page.html"
+    sources = open_sources([str(rich_run), str(six_tasks)])
+    file = tmp_path / "page.html"
     assert write_page(sources, file).left_out == 0
     assert [run["selection"] for run in data_of(file)["runs"]] == [{"tasks": 6, "of": 6}] * 2
     write_page(sources, file, tasks=2)
     assert [run["selection"] for run in data_of(file)["runs"]] == [{"tasks": 2, "of": 6}] * 2
-
-
-def test_the_pair_is_the_one_that_was_asked_for(rich_run, tmp_path) -> None:
-    write_page(open_sources([str(rich_run)]), tmp_path / "page.html", estimators=("grpo", "hgpo"), tasks=1)
-    assert data_of(tmp_path / "page.html")["opened"] == ["grpo", "hgpo"]

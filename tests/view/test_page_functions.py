@@ -27,6 +27,7 @@ def called(module: str, expression: str, values: object) -> Any:
     return json.loads(found.stdout)
 
 
+@pytest.mark.slow
 def test_shares_round_as_the_commands_round_them() -> None:
     shares = [won / trials for trials in range(1, 161) for won in range(trials + 1)]
     shown = called("format", "values.map((one) => [0, 1, 2].map((digits) => page.percent(one, digits)))", shares)

@@ -58,9 +58,12 @@ def test_ids_without_a_token(token_run: Path) -> None:
     assert token_texts(tokenizer, [-1], "") is None
 
 
-def test_spaces_of_sentencepiece() -> None:
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel({"▁go": 0, "▁north": 1}, unk_token="▁go"))
-    tokenizer.decoder = tokenizers.decoders.Metaspace()
+def test_spaces_of_sentencepiece(tmp_path: Path) -> None:
+    written = tokenizers.Tokenizer(tokenizers.models.WordLevel({"▁go": 0, "▁north": 1}, unk_token="▁go"))
+    written.decoder = tokenizers.decoders.Metaspace()
+    written.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = find_tokenizer({"model": {"path": str(tmp_path)}}, None)
+    assert tokenizer is not None
     assert token_texts(tokenizer, [0, 1], "go north") == [" go", " north"]
 
 
@@ -100,38 +103,18 @@ DOUBLING = {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}
 @pytest.mark.parametrize(
     "decoder",
     [
+        None,
         {"type": "Sequence", "decoders": [DOUBLING] * 60},
         {"type": "Replace", "pattern": {"Regex": "(a+)+b"}, "content": ""},
-        {"type": "Sequence", "decoders": [{"type": "Fuse"}] * 9},
-        {"type": "Sequence", "decoders": [{"type": "Sequence", "decoders": [DOUBLING]}]},
         {"type": "WordPiece", "prefix": "##" * 100, "cleanup": False},
-        {"type": "Replace", "pattern": {"String": ""}, "content": "a"},
-        {"type": "unknown"},
-        ["Fuse"],
+        {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False},
     ],
 )
-def test_decoders_that_can_grow_are_refused(token_run: Path, tmp_path: Path, decoder: object) -> None:
+def test_the_decoder_of_a_stranger_is_not_run(token_run: Path, tmp_path: Path, decoder: object) -> None:
     file = tmp_path / "model/tokenizer.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "decoder": decoder}))
     (source,) = open_sources([str(token_run)])
-    assert source.tokenizer() is None
-
-
-@pytest.mark.parametrize(
-    "decoder",
-    [
-        None,
-        {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
-        {"type": "Sequence", "decoders": [
-            {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
-            {"type": "ByteFallback"},
-            {"type": "Fuse"},
-            {"type": "Strip", "content": " ", "start": 1, "stop": 0},
-        ]},
-    ],
-)  # fmt: skip
-def test_decoders_of_published_models_are_read(token_run: Path, tmp_path: Path, decoder: object) -> None:
-    file = tmp_path / "model/tokenizer.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), "decoder": decoder}))
-    (source,) = open_sources([str(token_run)])
-    assert source.tokenizer() is not None
+    tokenizer = source.tokenizer()
+    assert tokenizer is not None
+    number = tokenizer.token_to_id("a")
+    assert tokenizer.decode([number] * 9) == "a" * 9

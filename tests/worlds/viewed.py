@@ -1,6 +1,9 @@
 """Runs to look at: a small one whose figures are known, a hostile one, and a training run."""
 
+import json
+import re
 from pathlib import Path
+from typing import Any
 
 import orjson
 
@@ -60,6 +63,12 @@ def small_rows(task: str, iteration: int = 0) -> list[dict[str, object]]:
     return rows
 
 
+def data_of(page: Path) -> dict[str, Any]:
+    """Return the documents in a page that is a file."""
+    (data,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', page.read_text(), re.DOTALL)
+    return dict(json.loads(data))
+
+
 def write_training(folder: Path, iterations: int = 3) -> None:
     """Write what a training run leaves: steps of several iterations, and metrics of all but the last."""
     folder.mkdir()
@@ -107,3 +116,31 @@ def write_token_run(folder: Path) -> Path:
     with StepWriter(folder / "run", config={"policy": {"name": f"transformers:{model}"}}) as writer:
         writer.add_group(rows)
     return folder / "run"
+
+
+def write_trained(folder: Path) -> None:
+    """Write a training run with the advantages it was trained on: 0.25 at step 0, 1.25 at step 1 …, of all but omega.
+
+    The group of omega was filtered, z was aborted, and nothing of the last iteration was trained on.
+    """
+    import polars as pl
+
+    from hgpo_datasets import scan_steps
+    from hgpo_train.advantages.advantage_tables import write_advantages
+    from hgpo_train.advantages.registry import as_estimator
+
+    def marked(steps: pl.LazyFrame, *, history_length: int = 1) -> pl.LazyFrame:
+        """Give each step a number that no estimator would give."""
+        assert history_length == 1
+        return steps.with_columns(advantage=pl.col("step") + 0.25)
+
+    training = {"advantage.estimator": "hgpo", "advantage.parameters": {"gamma": 0.5, "alpha": 2.0}}
+    with StepWriter(folder, config={"training": training}) as writer:
+        for iteration in range(3):
+            writer.add_group(small_rows("alpha", iteration))
+            writer.add_group(small_rows("omega", iteration))
+            writer.commit()
+    estimator = as_estimator(marked).with_parameters(gamma=0.5)
+    for iteration in range(2):
+        steps = scan_steps(folder).filter(iteration=iteration, task_id="alpha")
+        write_advantages(steps, [estimator], folder / "advantages" / f"{iteration + 1:06d}.parquet")

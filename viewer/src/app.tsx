@@ -5,7 +5,7 @@ import { forget, get, isFile, useDocument } from "./data";
 import type { Head } from "./documents";
 import { counted } from "./format";
 import { ComparePage } from "./compare";
-import { chosenOf } from "./estimators";
+import { chosenOf, estimatorsOf } from "./estimators";
 import { GroupPage } from "./group";
 import { focusSoon, onKey, SHORTCUTS } from "./keys";
 import { OverviewPage } from "./overview";
@@ -124,7 +124,8 @@ function App() {
     return <p class="error page" role="alert">No run named {route.run} is open here. <a href={links.overview(run.name)}>{run.name}</a></p>;
   }
   const path = `runs/${place}`;
-  const chosen = chosenOf(route.settings, head.value.estimators, run.trained, head.value.opened);
+  const { value } = head;
+  const chosen = chosenOf(route.settings, run, value);
   const shared = { path, run: run.name, version };
   const pick = (iteration: string) => go(links.tasks(run.name, asSettings({ ...NO_FILTER, iteration })));
   const single = run.problem !== null || route.view === "overview" || route.view === "compare";
@@ -165,7 +166,7 @@ function App() {
         ) : route.view === "overview" ? (
           <OverviewPage {...shared} pick={pick} />
         ) : route.view === "compare" ? (
-          <ComparePage runs={runs} place={place} settings={route.settings} version={version} chosen={chosen} />
+          <ComparePage runs={runs} place={place} settings={route.settings} version={version} head={value} />
         ) : (
           <>
             {route.view !== "step" && <TaskTree {...shared} route={route} selection={run.selection} />}
@@ -174,7 +175,7 @@ function App() {
                 <GroupPage {...shared} number={route.group} tab={route.tab} chosen={chosen} colours={route.settings.get("colours") === "b" ? 1 : 0} />
               )}
               {route.view === "step" && route.trajectory !== null && (
-                <TranscriptPage {...shared} trajectory={route.trajectory} step={route.step} estimators={head.value.estimators} chosen={chosen} />
+                <TranscriptPage {...shared} trajectory={route.trajectory} step={route.step} estimators={estimatorsOf(run, value)} chosen={chosen} />
               )}
               {route.view === "tasks" && <p class="none page">Choose a task, a group or a trajectory.</p>}
             </section>

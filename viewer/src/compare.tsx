@@ -2,15 +2,15 @@
 import { useEffect, useState } from "preact/hooks";
 import { Chart } from "./chart";
 import { get, useDocument } from "./data";
-import type { Comparison, Curves, Group, Measure, Overview, Run } from "./documents";
-import { type Chosen, useEstimate } from "./estimators";
+import type { Comparison, Curves, Group, Head, Measure, Overview, Run } from "./documents";
+import { type Chosen, chosenOf, useEstimate } from "./estimators";
 import { counted, integer, number, percent, signed } from "./format";
 import { GroupHead, Strips } from "./group";
 import { Interval, RESULTS } from "./overview";
 import { change, links } from "./route";
 import { Line, Wide } from "./texts";
 
-type Props = { runs: Run[]; place: number; settings: URLSearchParams; version: number; chosen: Chosen[] };
+type Props = { runs: Run[]; place: number; settings: URLSearchParams; version: number; head: Head };
 
 const SHARES: Measure[] = ["success", "valid", "admissible"];
 const NAMES: Record<Measure, string> = {
@@ -31,7 +31,7 @@ function useEach<T>(runs: Run[], end: string, version: number): (T | null)[] {
   return found;
 }
 
-export function ComparePage({ runs, place, settings, version, chosen }: Props) {
+export function ComparePage({ runs, place, settings, version, head }: Props) {
   const overviews = useEach<Overview>(runs, "overview", version);
   const curves = useEach<Curves>(runs, "curves", version);
   const named = runs.findIndex((run) => run.name === settings.get("with"));
@@ -51,7 +51,7 @@ export function ComparePage({ runs, place, settings, version, chosen }: Props) {
               {runs.map((run, at) => at !== place && <option value={run.name}>{run.name}</option>)}
             </select>
           </p>
-          <SameTasks {...{ runs, place, other, version, chosen }} />
+          <SameTasks {...{ runs, place, other, settings, version, head }} />
         </section>
       )}
       <Configurations runs={runs} overviews={overviews} />
@@ -119,9 +119,9 @@ function CurvesOf({ runs, curves }: { runs: Run[]; curves: (Curves | null)[] }) 
   );
 }
 
-type TasksProps = { runs: Run[]; place: number; other: number; version: number; chosen: Chosen[] };
+type TasksProps = Props & { other: number };
 
-function SameTasks({ runs, place, other, version, chosen }: TasksProps) {
+function SameTasks({ runs, place, other, settings, version, head }: TasksProps) {
   const { value, error } = useDocument<Comparison>(`runs/${place}/against/${other}`, {}, version);
   const [open, setOpen] = useState<string | null>(null);
   if (error) return <p class="error" role="alert">{error}</p>;
@@ -160,7 +160,7 @@ function SameTasks({ runs, place, other, version, chosen }: TasksProps) {
         </table>
       </Wide>
       {value.tasks.filter((task) => task.task_id === open).map((task) => [place, other].map((at, side) => (
-        <OneGroup path={`runs/${at}`} run={names[side] ?? ""} at={task.sides[side]?.number ?? 0} version={version} chosen={chosen[0] as Chosen} />
+        <OneGroup path={`runs/${at}`} run={names[side] ?? ""} at={task.sides[side]?.number ?? 0} version={version} chosen={chosenOf(settings, runs[at] as Run, head)[0] as Chosen} />
       )))}
     </>
   );

@@ -8,6 +8,7 @@ export type Trained = { name: string; set: Record<string, number | string | bool
 
 export type Run = {
   name: string; path: string; version: string; training: boolean; trained: Trained | null; problem: string | null;
+  stored: boolean; // whether the advantages of training are stored
   selection?: { tasks: number; of: number }; // of a page without a server
 };
 

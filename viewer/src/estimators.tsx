@@ -1,7 +1,7 @@
 // The two estimators whose advantages are compared, and their parameters.
 import { useState } from "preact/hooks";
 import { isFile, type Loaded, type Query, useDocument } from "./data";
-import type { Estimate, Estimator, Parameter, Trained } from "./documents";
+import type { Estimate, Estimator, Head, Parameter, Run } from "./documents";
 import { change as changeSettings } from "./route";
 
 type Value = number | string | boolean | null;
@@ -11,14 +11,24 @@ export type Chosen = { name: string; set: Record<string, Value>; trained?: boole
 
 const FIRST = ["history_length", "alpha", "mode", "context", "gamma"];
 
+/** The advantages that a run was trained on, in the place of an estimator. */
+const AS_TRAINED: Estimator = { name: "trained", summary: "The advantages that the run was trained on", scope: "group", parameters: [] };
+
+/** The estimators that can be chosen for a run. */
+export const estimatorsOf = (run: Run, head: Head): Estimator[] => (run.stored ? [AS_TRAINED, ...head.estimators] : head.estimators);
+
 /**
  * The estimators A and B of the address, written as on the command line: `hgpo:history_length=4:alpha=2`. By default,
- * they are those that the command line named; or else A is that of the training run, whose parameters B has if it knows
- * them.
+ * they are those that the command line named; or else A is what the run was trained on, its stored advantages if there are
+ * some, and B another estimator, with the parameters of training that it knows.
  */
-export function chosenOf(settings: URLSearchParams, known: Estimator[], trained: Trained | null, opened: string[]): Chosen[] {
+export function chosenOf(settings: URLSearchParams, run: Run, head: Head): Chosen[] {
+  const { trained } = run;
+  const known = estimatorsOf(run, head);
   const names = known.map((one) => one.name);
-  const first = [...new Set([...opened, trained?.name ?? "hgpo", "hgpo", "gigpo", ...names])].filter((name) => names.includes(name));
+  const others = ["hgpo", "gigpo", ...names].filter((name) => name !== trained?.name && name !== AS_TRAINED.name);
+  const ofTraining = run.stored ? AS_TRAINED.name : (trained?.name ?? "hgpo");
+  const first = [...new Set([...head.opened, ofTraining, ...others])].filter((name) => names.includes(name));
   const initial = (name: string): Chosen => {
     const has = known.find((one) => one.name === name)?.parameters.map((one) => one.name) ?? [];
     const set = Object.fromEntries(Object.entries(trained?.set ?? {}).filter(([key]) => has.includes(key)));
@@ -99,13 +109,15 @@ export function Picker({ label, estimators, chosen, choose, depth, problem }: Pi
         {estimators.map((one) => <option value={one.name}>{one.name}</option>)}
       </select>
       {isFile ? (
-        <p class="note">{Object.keys(chosen.set).length ? "parameters of the training run" : "default parameters, rewards × 10"}</p>
+        chosen.name !== AS_TRAINED.name && <p class="note">{Object.keys(chosen.set).length ? "parameters of the training run" : "default parameters, rewards × 10"}</p>
       ) : (
         <>
           {first.map(field)}
-          <button type="button" class="link" aria-expanded={all} onClick={() => setAll(!all)}>
-            {all ? "Fewer parameters" : "All parameters"}
-          </button>
+          {others.length > 0 && (
+            <button type="button" class="link" aria-expanded={all} onClick={() => setAll(!all)}>
+              {all ? "Fewer parameters" : "All parameters"}
+            </button>
+          )}
           {all && others.map(field)}
         </>
       )}

@@ -29,35 +29,29 @@ def visible(text: str, style: str = "") -> Content:
     >>> visible("a" + chr(27) + "[31m").plain
     'aU+001B[31m'
     """
-    parts: list[str | tuple[str, str]] = []
-    for position, piece in enumerate(_HIDDEN.split(text)):
-        if position % 2:
-            parts.append((f"U+{ord(piece):04X}", "reverse dim"))
-        else:
-            parts.append((piece, style) if style else piece)
-    return Content.assemble(*parts).expand_tabs(4)
-
-
-def plain(text: Text) -> str:
-    """Return the text of a document, or the beginning that it contains; empty if it is not stored."""
-    return text["cut"] + "…" if isinstance(text, dict) else text or ""
+    shown = _HIDDEN.sub(lambda found: f"U+{ord(found[0]):04X}", text)
+    return Content.styled(shown, style).expand_tabs(4)
 
 
 def line(text: Text, most: int = 200, style: str = "") -> Content:
     """Return the beginning of a text as one line."""
-    words = " ".join(plain(text)[: 4 * most].split())
+    whole = text["cut"] if isinstance(text, dict) else text or ""
+    words = " ".join(whole[: 4 * most].split())
     return visible(words if len(words) <= most else f"{words[: most - 1]}…", style)
 
 
 def block(text: Text) -> Content:
     """Return a text with its line breaks, and how much of it is left out."""
-    if text is None:
-        return Content.styled("not stored", "dim italic")
-    whole, length = (text["cut"], text["length"]) if isinstance(text, dict) else (text, len(text))
-    if not length:
-        return Content.styled("empty", "dim italic")
-    left = length - len(whole[:MOST])
-    return visible(whole[:MOST]) + (Content.styled(f"\n{left:,} more characters", "dim italic") if left else "")
+    if not text:
+        return Content.styled("not stored" if text is None else "empty", "dim italic")
+    if isinstance(text, dict):
+        shown = text["cut"][:MOST]
+        left_out = text["length"] - len(shown)
+    else:
+        shown = text[:MOST]
+        left_out = len(text) - len(shown)
+    more = f"\n{left_out:,} more characters" if left_out else ""
+    return visible(shown) + Content.styled(more, "dim italic")
 
 
 def number(value: float | None, digits: int = 2) -> str:
@@ -68,7 +62,8 @@ def number(value: float | None, digits: int = 2) -> str:
     """
     if value is None:
         return "–"
-    return f"{value:,.0f}" if float(value).is_integer() and abs(value) < 1e15 else f"{value:.{digits}f}"
+    is_whole = float(value).is_integer() and abs(value) < 1e15
+    return f"{value:,.0f}" if is_whole else f"{value:.{digits}f}"
 
 
 def signed(value: float | None, digits: int = 2) -> Content:
@@ -81,15 +76,17 @@ def signed(value: float | None, digits: int = 2) -> Content:
     return Content.styled(text, "$text-success" if value > 0 else "$text-error")
 
 
-def outcome(trajectory: dict[str, Any]) -> tuple[str, str]:
-    """Return the mark of a trajectory's outcome, and its meaning: success, warning or error."""
+def outcome(trajectory: dict[str, Any]) -> Content:
+    """Return a mark for how a trajectory ended."""
     if trajectory["aborted"]:
-        return "!", "warning"
+        return Content.styled("!", "$text-warning")
     if trajectory["won"]:
-        return "✓", "success"
+        return Content.styled("✓", "$text-success")
     if trajectory["won"] is None:
-        return "?", "warning"
-    return ("…", "warning") if trajectory["truncated"] else ("✗", "error")
+        return Content.styled("?", "$text-warning")
+    if trajectory["truncated"]:
+        return Content.styled("…", "$text-warning")
+    return Content.styled("✗", "$text-error")
 
 
 def short_names(names: Sequence[str]) -> list[str]:

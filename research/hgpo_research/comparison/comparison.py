@@ -14,8 +14,8 @@ from hgpo_research.comparison.contexts import contexts_of
 from hgpo_research.comparison.families import intervals, resampled
 from hgpo_research.comparison.inputs import REFERENCE, TRUTH_REWARDS, descriptions, draw, read_run
 from hgpo_research.comparison.measures import denominators, measured, row_sums, task_sums
+from hgpo_research.resampling import task_weights
 from hgpo_train.advantages.tables import step_table
-from hgpo_train.resampling import task_weights
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

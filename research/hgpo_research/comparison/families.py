@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from hgpo_train.resampling import LEVEL, percentile_bounds, student_value
+from hgpo_research.resampling import percentile_bounds
+from hgpo_train.resampling import LEVEL, student_value
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
