@@ -18,7 +18,7 @@ docs/run_folder.md says how to repair each.
 
 from __future__ import annotations
 
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, is_dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import polars as pl
@@ -103,8 +103,9 @@ def fixed_settings(config: Config | SftConfig) -> dict[str, Any]:
     stored = asdict(config)
     fixed: dict[str, Any] = {}
     for section in fields(config):
-        if isinstance(stored[section.name], dict):
-            for each in fields(getattr(config, section.name)):
+        settings = getattr(config, section.name)
+        if is_dataclass(settings):
+            for each in fields(settings):
                 if not each.metadata:
                     fixed[f"{section.name}.{each.name}"] = stored[section.name][each.name]
         elif not section.metadata:
