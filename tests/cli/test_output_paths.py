@@ -8,16 +8,23 @@ from pathlib import Path
 
 import pytest
 from command import ROOT, every_command
+from cyclopts import App
 
 from hgpo_datasets import StepWriter
 from hgpo_envs.plugins import install_command
 from hgpo_train import collect
 from hgpo_train.cli.exit_status import extra_of
 
+
+
+def names_of(command: App) -> set[str]:
+    return {name for argument in command.assemble_argument_collection() for name in argument.names}
+
+
 WITH_OUT = {
     words: command
     for words, command in every_command().items()
-    if any(option.name == "out" for option in getattr(command, "params", ()))
+    if command.default_command and "--out" in names_of(command)
 }
 
 
@@ -36,11 +43,11 @@ def run(hgpo, monkeypatch, tmp_path):
 
 def arguments_of(command, out: str) -> list[str]:
     """Values for all required arguments; `out` for the option `--out`."""
-    needed = [option for option in command.params if option.required and option.name != "out"]
     words = ["--out", out]
-    for option in needed:
-        words += [] if option.param_type_name == "argument" else [option.opts[0]]
-        words.append("environment" if option.name == "kind" else "7")
+    for argument in command.assemble_argument_collection():
+        if argument.required and argument.name != "--out":
+            words += [argument.name] if argument.name.startswith("--") else []
+            words.append("environment" if argument.field_info.name == "kind" else "7")
     return words
 
 
