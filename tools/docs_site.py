@@ -146,7 +146,6 @@ def commands_page() -> str:
     return "\n\n".join(parts) + "\n"
 
 
-
 # Python
 
 

@@ -29,7 +29,7 @@ def main() -> None:
         sys.exit(130)
     except SystemExit:
         raise
-    except BaseException as error:  # Polars' panics are no exceptions
+    except BaseException as error:  # noqa: BLE001 - Polars' panics are no exceptions
         from hgpo_train.cli.exit_status import exit_with_error
 
         is_reported = True

@@ -71,14 +71,15 @@ def advantages(
 
     from hgpo_datasets import scan_steps
     from hgpo_envs.errors import InputError
-    from hgpo_envs.files.atomic import refuse_link
     from hgpo_envs.wording import counted
-    from hgpo_train.advantages.advantage_tables import refuse_own_input, write_advantages
+    from hgpo_train.advantages.advantage_tables import write_advantages
     from hgpo_train.advantages.variants import read_variants
     from hgpo_train.cli.display import ProgressBars
 
     if run is None:
-        raise InputError("expected a run: its folder, a Parquet file, a quoted pattern, or a URL; see hgpo advantages --help")
+        raise InputError(
+            "expected a run: its folder, a Parquet file, a quoted pattern, or a URL; see hgpo advantages --help"
+        )
     parameters = contexts.given(gamma=gamma, reward=reward)
     variants = read_variants(estimator or ["hgpo"], parameters, setting or [])
     names = [variant.estimator.name for variant in variants]
@@ -88,19 +89,7 @@ def advantages(
         variant.estimator.with_parameters(column=column, details=details)
         for variant, column in zip(variants, columns, strict=True)
     ]
-    remote = "://" in run
-    if out is None and remote:
-        raise InputError(f"{run}: expected --out with the path or URL of the table; give one")
-    target = out if out is not None and "://" in out else Path(out) if out else default_out(Path(run), names)
-    if Path(target).suffix not in {"", ".parquet"}:
-        raise InputError(f"--out: expected the path of a table, such as advantages.parquet, received {target}")
-    if isinstance(target, Path):
-        if out is None:
-            refuse_link(target.parent)
-        if not remote:
-            refuse_own_input(Path(run), target)
-        if target.exists() and not overwrite:
-            raise InputError(f"{target} exists already; replace it with --overwrite, or use another --out")
+    target = _target(run, out, names, overwrite=overwrite)
     total = int(scan_steps(run, plain=True).select(pl.len()).collect().item())
     with common.resumable(f"{target} is unchanged."), ProgressBars() as bars:
         rows = write_advantages(
@@ -122,6 +111,32 @@ def advantages(
         print(f"{each.column}: {known}")
     common.note_memory(common.prompt_length(run), estimators)
     print(f"{counted(rows, 'row')} in {target}. {common.next_commands(('stats', run))}")
+
+
+def _target(run: str, out: str | None, names: Sequence[str], *, overwrite: bool) -> Path | str:
+    """Return the path or the URL of the table.
+
+    Raises:
+        InputError: It cannot be written there.
+    """
+    from hgpo_envs.errors import InputError
+    from hgpo_envs.files.atomic import refuse_link
+    from hgpo_train.advantages.advantage_tables import refuse_own_input
+
+    is_remote = "://" in run
+    if out is None and is_remote:
+        raise InputError(f"{run}: expected --out with the path or URL of the table; give one")
+    target = out if out is not None and "://" in out else Path(out) if out else default_out(Path(run), names)
+    if Path(target).suffix not in {"", ".parquet"}:
+        raise InputError(f"--out: expected the path of a table, such as advantages.parquet, received {target}")
+    if isinstance(target, Path):
+        if out is None:
+            refuse_link(target.parent)
+        if not is_remote:
+            refuse_own_input(Path(run), target)
+        if target.exists() and not overwrite:
+            raise InputError(f"{target} exists already; replace it with --overwrite, or use another --out")
+    return target
 
 
 def default_out(run: Path, names: Sequence[str]) -> Path:

@@ -72,8 +72,8 @@ def application() -> App:
     for command in COMMANDS:
         app.command(command)
     app.command(evaluate, name="eval")
-    app.command(check.application())
-    app.command(data.application())
+    check.add_commands(app)
+    data.add_commands(app)
     app.register_install_completion_command(help="Install completion for this shell: bash, zsh, fish or PowerShell.")
     return app
 

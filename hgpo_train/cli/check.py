@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 _MARKS: Final = {"pass": "✓", "warning": "!", "fail": "✗"}
 
 
-def application() -> App:
-    """Return the group of commands."""
-    app = App(name="check", help="Check an environment, or a GPU, before a run depends on it.")
-    app.command(check_env, name="env")
-    app.command(check_gpu, name="gpu")
-    return app
+def add_commands(app: App) -> None:
+    """Add the group of commands to an application."""
+    check = App(name="check", help="Check an environment, or a GPU, before a run depends on it.")
+    app.command(check)
+    check.command(check_env, name="env")
+    check.command(check_gpu, name="gpu")
 
 
 def check_env(

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from hgpo_train.advantages.registry import Estimator
     from hgpo_train.rollout.collection import CollectedRun
 
+
 def check_output_path(out: Path, option: str = "--out") -> None:
     """Check that a path can be written, so that hours of work do not end at one that cannot: nothing is left there.
 

@@ -4,36 +4,42 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
 
 from hgpo_train.cli import common, options  # cyclopts reads the annotations
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 Run = Annotated[Path, Parameter(help="A run, a folder that contains runs, a Parquet file, or a quoted pattern.")]
 Seed = Annotated[int, Parameter(help="Seed of the content; the same seed gives the same bytes.")]
 
 
-def application() -> App:
-    """Return the group of commands."""
-    app = App(name="data", help="Download, build, generate, convert and show data.")
-    groups = {
-        "build": ("Build packs and catalogues from official files.", build_alfworld, build_webshop),
-        "install": ("Install a benchmark's original program.",),
-        "fetch": ("Download the official data.", fetch_alfworld, fetch_webshop),
-        "synth": ("Generate synthetic data.", synth_alfworld, synth_webshop),
-        "export": ("Export data to formats of other programs.", export_minari, export_delta),
-        "import": ("Import rollouts that other programs wrote.", import_verl_agent),
-        "show": ("Show a run, or with webshop a WebShop catalogue.", show_webshop),
+def add_commands(app: App) -> None:
+    """Add the group of commands to an application."""
+    data = App(name="data", help="Download, build, generate, convert and show data.")
+    app.command(data)
+    abouts = {
+        "build": "Build packs and catalogues from official files.",
+        "install": "Install a benchmark's original program.",
+        "fetch": "Download the official data.",
+        "synth": "Generate synthetic data.",
+        "export": "Export data to formats of other programs.",
+        "import": "Import rollouts that other programs wrote.",
+        "show": "Show a run, or with webshop a WebShop catalogue.",
     }
-    for name, (about, *commands) in groups.items():
-        group = App(name=name, help=about)
-        for command in commands:
-            # such as `alfworld` of `build_alfworld`, and `verl-agent` of `import_verl_agent`
-            group.command(command, name=command.__name__.removeprefix(f"{name}_").replace("_", "-"))
-        app.command(group)
-    app["show"].default(show_run)
-    return app
+    for name, about in abouts.items():
+        data.command(App(name=name, help=about))
+    commands: tuple[Callable[..., None], ...] = (
+        *(build_alfworld, build_webshop, fetch_alfworld, fetch_webshop, synth_alfworld, synth_webshop),
+        *(export_minari, export_delta, import_verl_agent, show_webshop),
+    )
+    for command in commands:
+        group, _, name = command.__name__.partition("_")
+        data[group].command(command, name=name.replace("_", "-"))
+    data["show"].default(show_run)
 
 
 def build_alfworld(folder: Path, /, *, out: Path, grammar: str | None = None) -> None:

@@ -25,9 +25,9 @@ DISTRIBUTIONS: Final = {"PIL": "pillow", "vl_convert": "vl-convert-python"}
 def exit_with_error(error: BaseException) -> NoReturn:
     """Print an error and exit.
 
-    A wrong command line, bad input, or an extra that is missing, is one line and exit code 2. A run that failed, processes that were killed,
-    a damaged file, or a disk that refused to read or write, is one line and exit code 1. Anything else is a fault of
-    the program: a traceback and exit code 1.
+    A wrong command line, bad input, or an extra that is missing, is one line and exit code 2. A run that failed,
+    processes that were killed, a damaged file, or a disk that refused to read or write, is one line and exit code 1.
+    Anything else is a fault of the program: a traceback and exit code 1.
     """
     if isinstance(error, InputError):
         _fail(error, str(error), 2)

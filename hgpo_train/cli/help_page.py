@@ -37,7 +37,8 @@ class HelpPage:
     def render_usage(self, console: Console, options: ConsoleOptions, usage: RenderableType) -> None:
         """Print how the command is called."""
         del options
-        _print(console, [f"Usage: {_text(console, usage)}", ""])
+        lines = textwrap.wrap(f"Usage: {_text(console, usage)}", min(console.width, _LONGEST), subsequent_indent="    ")
+        _print(console, [*lines, ""])
 
     def render_description(self, console: Console, options: ConsoleOptions, description: RenderableType) -> None:
         """Print what the command does, each paragraph wrapped."""

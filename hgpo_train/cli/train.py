@@ -100,9 +100,9 @@ def _run(
 ) -> None:
     from hgpo_envs.errors import InputError
     from hgpo_train.models.checkpoint_files import list_checkpoints
+    from hgpo_train.training.card import evaluation_command, evaluation_result, evaluations
     from hgpo_train.training.config import code_named, configured_estimator
     from hgpo_train.training.display import Display
-    from hgpo_train.training.card import evaluation_command, evaluation_result, evaluations
     from hgpo_train.training.trainer import Trainer, describe_interrupted, update_alone
 
     if (steps is None) != (advantages is None):

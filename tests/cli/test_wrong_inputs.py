@@ -34,7 +34,7 @@ COMMANDS = {
     f"{ROLLOUT} --policy bug:policy": "received 'bug:policy': ModuleNotFoundError: No module named 'nothing_there'",
     f"{ROLLOUT} --policy mine:number": "mine:number: expected a PolicySpec, a function of one request",
     f"{ROLLOUT} --policy openai:m --policy-option temprature=1": "did you mean 'temperature'?",
-    f"rollout --env {DOORS} --out file": "file: expected a folder, received a file",
+    f"rollout --env {DOORS} --out file": "expected a folder, received the file",
     f"rollout --env {DOORS} --out run --max-steps 5 --seed 5": "was written with",
     "rollout --out x --data /no/pack": "no ALFWorld data at /no/pack",
     f"{EVAL} --seeds 1,1": "expected distinct integers from 0 to 2147483647, received [1, 1]",

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cyclopts import App
+from cyclopts import App, Argument
 
 import hgpo_envs
 from hgpo_train.cli import app, main
@@ -22,6 +22,13 @@ def every_command() -> dict[tuple[str, ...], App]:
     """Return every command and group of the command line, by the words that name it."""
     whole = app.application()
     return {(): whole, **dict(app.every_command(whole))}
+
+
+def arguments_of(command: App) -> list[Argument]:
+    """Return the arguments and options of a command, those in dataclasses among them; none of a group."""
+    if command.default_command is None:
+        return []
+    return [argument for argument in command.assemble_argument_collection() if argument.name != "*"]
 
 
 def invoke(*arguments: object) -> str:

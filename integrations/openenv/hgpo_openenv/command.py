@@ -83,9 +83,7 @@ def _announce(ready: Ready, environments: Mapping[str, ServedEnvironment]) -> No
     print(f"Serving at {ready.address}")
     for name, served in environments.items():
         about = served.metadata()
-        print(
-            f"  {served.env_id}: {ready.address}/{name}  ({counted(about['tasks'], 'task')} of {about['split']})"
-        )
+        print(f"  {served.env_id}: {ready.address}/{name}  ({counted(about['tasks'], 'task')} of {about['split']})")
     if ready.own_token:
         print("Only someone with this address can open sessions. Press Ctrl-C to stop.")
     else:
