@@ -18,14 +18,16 @@ def main() -> None:
     standard output from the start of a command.
     """
     open_streams()
-    sys.stderr = RedactedStream(sys.stderr)
+    plain = sys.stderr
+    sys.stderr = RedactedStream(plain)
     is_reported = False
     try:
         from hgpo_train.cli.app import run  # here, so that Ctrl-C during its imports is one line, too
 
         run(sys.argv[1:])
     except KeyboardInterrupt:
-        print("Interrupted.", file=sys.stderr)
+        # redaction would import NumPy, which fails if the interruption came during its first import
+        print("Interrupted.", file=plain)
         sys.exit(130)
     except SystemExit:
         raise
