@@ -109,7 +109,8 @@ def prompt_length(run: str) -> int | None:
 
 def program() -> str:
     """Return how this program is called: ``hgpo`` where the shell finds it, such as ``.venv/bin/hgpo`` otherwise."""
-    path, known = Path(sys.argv[0]), shutil.which("hgpo")
+    path = Path(sys.argv[0])
+    known = shutil.which("hgpo")
     is_other = path.name == "hgpo" and path.exists() and not (known and path.samefile(known))
     return shlex.quote(str(path)) if is_other else "hgpo"
 

@@ -119,31 +119,27 @@ def _report(run: CollectedRun, against: Path | None, other: pl.DataFrame | None,
 def _print_reports(reports: list[EvaluationReport]) -> None:
     from hgpo_train.cli.display import print_table
 
-    scored, grouped = _is_scored(reports), reports[0].scenarios is not None
-    intervals = "success: Wilson, score: jackknife" if scored else "Wilson"
+    is_scored = _is_scored(reports)
+    is_grouped = reports[0].scenarios is not None
+    intervals = "success: Wilson, score: jackknife" if is_scored else "Wilson"
     seeds = ", ".join(map(str, reports[0].seeds))
-    scores, scenarios = ("score", "95%") if scored else (), ("scenarios\n%",) if grouped else ()
+    columns = ["task type", "tasks", "success\n%", "95%"]
+    if is_scored:
+        columns += ["score", "95%"]
+    if is_grouped:
+        columns.append("scenarios\n%")
     rows = []
     for report in reports:
         values = report.measures
-        solved = "–" if report.scenario_success is None else f"{100 * report.scenario_success:.1f}"
-        rows.append(
-            [
-                report.name,
-                str(report.tasks),
-                *_mean_and_interval(values["success"], 100, 1),
-                *(_mean_and_interval(values["score"], 1, 3) if scored else ()),
-                *((solved,) if grouped else ()),
-                _mean(values["length"], 1),
-                _mean(values["validity"], 100),
-                _mean(values["admissibility"], 100),
-            ]
-        )
-    print_table(
-        ["task type", "tasks", "success\n%", "95%", *scores, *scenarios, "steps", "valid\n%", "admis.\n%"],
-        rows,
-        title=f"seeds {seeds}; ± std over seeds, 95% interval over tasks ({intervals})",
-    )
+        row = [report.name, str(report.tasks), *_mean_and_interval(values["success"], 100, 1)]
+        if is_scored:
+            row += _mean_and_interval(values["score"], 1, 3)
+        if is_grouped:
+            row.append("–" if report.scenario_success is None else f"{100 * report.scenario_success:.1f}")
+        row += [_mean(values["length"], 1), _mean(values["validity"], 100), _mean(values["admissibility"], 100)]
+        rows.append(row)
+    title = f"seeds {seeds}; ± std over seeds, 95% interval over tasks ({intervals})"
+    print_table([*columns, "steps", "valid\n%", "admis.\n%"], rows, title=title)
 
 
 def _is_scored(reports: list[EvaluationReport]) -> bool:
@@ -161,4 +157,6 @@ def _mean_and_interval(summary: MeasureSummary | None, scale: float, places: int
         return "unknown", "–"
     values = (summary.mean, summary.low, summary.high)
     mean, low, high = ("" if value is None else f"{scale * value:.{places}f}" for value in values)
-    return mean if summary.std is None else f"{mean} ±{scale * summary.std:.{places}f}", f"{low}–{high}"
+    if summary.std is not None:
+        mean += f" ±{scale * summary.std:.{places}f}"
+    return mean, f"{low}–{high}"

@@ -66,7 +66,8 @@ def _report(run: CollectedRun) -> None:
     from hgpo_train.cli.display import print_table, terminal  # slow to import: rollouts begin before
 
     console = terminal(stderr=True, highlight=False)
-    summary, tally = run.summary, run.tally
+    summary = run.summary
+    tally = run.tally
     rate = tally.steps / max(tally.seconds, 1e-9)
     rows = [
         ("groups", f"{summary['groups']}"),

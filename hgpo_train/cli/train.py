@@ -66,7 +66,8 @@ def train(
     if config is None and resume:
         if not stored.exists():
             raise InputError(f"no run to resume in {folder}: expected the --out of an earlier hgpo train")
-        config, allow = str(stored), allow or []
+        config = str(stored)
+        allow = allow or []
     if config is None:
         raise InputError("expected a configuration: a TOML file or a shipped name, see `hgpo train --list`")
     settings = load_config(config, overrides or (), Config, allow)
@@ -123,8 +124,10 @@ def _run(
             if state.best and (best := folder / "checkpoints" / f"{state.best:06d}").exists():
                 result = evaluation_result(settings, evaluations(folder), state.best)
                 console.print(f"{result} It is [bold]{best}[/].", soft_wrap=True)
-            metrics, table = folder / "metrics.jsonl", folder / "steps"
-            console.print(f"Metrics are in [bold]{metrics}[/], the steps in [bold]{table}[/].", soft_wrap=True)
+            metrics = folder / "metrics.jsonl"
+            console.print(
+                f"Metrics are in [bold]{metrics}[/], the steps in [bold]{folder / 'steps'}[/].", soft_wrap=True
+            )
     policy = list_checkpoints(folder / "checkpoints")[-1]
     following: Sequence[object] = ("stats", folder)
     if steps is not None:
