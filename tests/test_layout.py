@@ -22,7 +22,7 @@ FORBIDDEN = {
 }
 ROOMS = {
     "hgpo_train": [
-        {"settings", "lazy_names", "local_server", "proportions"},  # shared by all layers
+        {"settings", "field_docs", "lazy_names", "local_server", "proportions"},  # shared by all layers
         {"resampling"},
         {"measures"},
         {"advantages", "models"},

@@ -125,9 +125,8 @@ def _run(
                 result = evaluation_result(settings, evaluations(folder), state.best)
                 console.print(f"{result} It is [bold]{best}[/].", soft_wrap=True)
             metrics = folder / "metrics.jsonl"
-            console.print(
-                f"Metrics are in [bold]{metrics}[/], the steps in [bold]{folder / 'steps'}[/].", soft_wrap=True
-            )
+            table = folder / "steps"
+            console.print(f"Metrics are in [bold]{metrics}[/], the steps in [bold]{table}[/].", soft_wrap=True)
     policy = list_checkpoints(folder / "checkpoints")[-1]
     following: Sequence[object] = ("stats", folder)
     if steps is not None:

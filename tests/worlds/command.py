@@ -32,10 +32,9 @@ def arguments_of(command: App) -> list[Argument]:
 
 
 def invoke(*arguments: object) -> str:
-    """Run a command in this process, raise what it raises, and return its output."""
-    with pytest.MonkeyPatch.context() as patch, redirect_stdout(io.StringIO()) as printed:
+    """Run a command in this process, raise what it raises, and return its output and errors."""
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(io.StringIO()) as printed, redirect_stderr(printed):
         patch.setenv("COLUMNS", "160")
-        patch.setattr(sys, "stderr", sys.stderr)  # restored: the command replaces it by a redacted stream
         app.run([str(argument) for argument in arguments])
     return printed.getvalue()
 
