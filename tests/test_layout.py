@@ -22,7 +22,8 @@ FORBIDDEN = {
 }
 ROOMS = {
     "hgpo_train": [
-        {"settings", "field_docs", "lazy_names", "local_server", "proportions"},  # shared by all layers
+        {"field_docs"},  # read by help, which imports nothing else
+        {"settings", "lazy_names", "local_server", "proportions"},  # shared by all layers
         {"resampling"},
         {"measures"},
         {"advantages", "models"},
