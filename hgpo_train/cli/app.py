@@ -84,7 +84,11 @@ def add_plugins(app: App, words: Sequence[str]) -> None:
         *groups, last = name.split(".")
         parent = app
         for group in groups:
+            if group not in parent:
+                parent.command(App(name=group))
             parent = parent[group]
+        if last in parent:  # the project's own command of this name
+            continue
         is_called = list(words[: len(groups) + 1]) == [*groups, last]
         function = load_plugin(name) if is_called else _not_called
         about = None if is_called else f"A command of {KNOWN.get(name, 'another distribution')}."

@@ -67,7 +67,8 @@ def greeting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Install a distribution with commands at two places."""
     from hgpo_envs.plugins import installed
 
-    points = {"hgpo.commands": {"greet": "greeting:greet", "data.synth.greet": "greeting:greet", "lost": "no_module:x"}}
+    names = ("greet", "data.synth.greet", "mine.greet", "verify")
+    points = {"hgpo.commands": {**dict.fromkeys(names, "greeting:greet"), "lost": "no_module:x"}}
     write_distribution(tmp_path, "hgpo-greeting", {"greeting": GREET}, points)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "greeting", raising=False)
@@ -85,6 +86,8 @@ def test_commands_are_listed_without_import_and_run_when_called(hgpo) -> None:
     assert hgpo("greet", "--help")[1].count("Whom to greet.") == 1
     assert hgpo("greet", "you", "--times", 2)[:2] == (0, "hello you hello you \n")
     assert hgpo("data", "synth", "greet", "you")[:2] == (0, "hello you \n")
+    assert hgpo("mine", "greet", "you")[:2] == (0, "hello you \n")  # a group of its own
+    assert "Find changed bytes" in hgpo("verify", "--help")[1]  # the project's commands are not replaced
     assert hgpo("greet")[2] == 'error: Command "greet" parameter NAME requires an argument; see hgpo greet --help\n'
 
 
