@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, get_args, get_type_hints
 
 from hgpo_envs.environment_spec import spec_named
+from hgpo_envs.episode_options import EpisodeOptions
 from hgpo_envs.errors import InputError, unknown
-from hgpo_envs.hashing import DEFAULT_DEPTH, text_hash
+from hgpo_envs.hashing import text_hash
 from hgpo_envs.memory import Pair
 from hgpo_envs.plugins import answer_of, import_object
 from hgpo_envs.prompts import PromptTemplate, load_template, turn_template
@@ -29,10 +30,12 @@ if TYPE_CHECKING:
     from hgpo_envs.memory import Memory
     from hgpo_envs.sources import SharedSource
 
-PROMPT_STYLES: Final = ("memory", "chat")
+_TYPES: Final = get_type_hints(EpisodeOptions)
+
+PROMPT_STYLES: Final[tuple[str, ...]] = get_args(_TYPES["prompt_style"])
 """The styles of prompts: one prompt per step with the last pairs, or the next message of a growing conversation."""
 
-ACTION_FORMATS: Final = ("command", "response", "number")
+ACTION_FORMATS: Final[tuple[str, ...]] = get_args(_TYPES["action_format"])
 """The formats of an action: a command, a model's whole response, or the number of an admissible action, from 1."""
 
 LONGEST_COMMAND: Final = 1 << 14
@@ -40,34 +43,26 @@ LONGEST_COMMAND: Final = 1 << 14
 contain commands and would otherwise use unlimited memory. Tool calls are not: a part of a call is none."""
 
 
-@dataclass(frozen=True)
-class Settings:
-    """The settings of an episode.
-
-    Attributes:
-        template: The prompt template.
-        history_length: K; like `history_depth`, `action_format`, `max_steps`, `prompt_style` and `system_prompt` an
-            argument of `hgpo_envs.env.TextEnv`.
-        parse_response: `EnvironmentSpec.parse_response`; likewise `state_key` and `tools`.
-        turn_template: Renders the messages after the first one in a conversation; None uses `template`.
-        memory: `EnvironmentSpec.memory`; None shows the last `history_length` pairs.
+@dataclass(frozen=True, kw_only=True)
+class Settings(EpisodeOptions):
+    """The settings of an episode: what the user chose, and what the environment's specification adds.
 
     Raises:
         InputError: If a value is out of range.
     """
 
     template: PromptTemplate
-    history_length: int = 2
-    history_depth: int = DEFAULT_DEPTH
-    action_format: str = "command"
-    max_steps: int = 50
+    """The prompt template."""
     parse_response: Callable[[str], Response] = parse
+    """`EnvironmentSpec.parse_response`."""
     state_key: Callable[[str], str] | None = None
+    """`EnvironmentSpec.state_key` as a function."""
     tools: Sequence[Mapping[str, Any]] = ()
-    prompt_style: str = "memory"
+    """`EnvironmentSpec.tools`."""
     turn_template: PromptTemplate | None = None
-    system_prompt: str = ""
+    """Renders the messages after the first one in a conversation; None uses `template`."""
     memory: Memory | None = None
+    """`EnvironmentSpec.memory`; None shows the last `history_length` pairs."""
 
     def __post_init__(self) -> None:
         for name, least in (("history_length", 0), ("history_depth", 0), ("max_steps", 1)):
@@ -110,7 +105,13 @@ def settings_for(
         memory = spec.memory if memory is None else memory
     remember: Any = import_object(memory, "a memory function") if isinstance(memory, str) else memory
     template = load_template(prompt_template, benchmark)
-    return Settings(template=template, turn_template=turn_template(template), memory=remember, **values)
+    return Settings(
+        template=template,
+        turn_template=turn_template(template),
+        memory=remember,
+        prompt_template=prompt_template,
+        **values,
+    )
 
 
 class Episode:

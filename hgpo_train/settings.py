@@ -10,7 +10,6 @@ The value of a text `name=value` is parsed as JSON, then as TOML: `3`, `0.5`, `t
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import inspect
 import json
@@ -23,7 +22,6 @@ from collections.abc import Mapping
 from contextlib import suppress
 from datetime import date, time
 from functools import cache, lru_cache
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar, get_args, get_origin
 
@@ -32,6 +30,7 @@ from msgspec import Meta
 
 from hgpo_envs.errors import InputError, one_line, unknown
 from hgpo_envs.files.untrusted_files import read_bytes
+from hgpo_train.field_docs import fields_in_source
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -201,17 +200,13 @@ def _choices(hint: object) -> tuple[object, ...]:
 
 @cache
 def field_docs(cls: type) -> dict[str, str]:
-    """Return the docstring of each field of a settings class and of its bases, as one line each."""
+    """Return the docstring of each field of a settings class and its bases, as one line each."""
     docs: dict[str, str] = {}
-    for base in cls.__bases__:
-        if dataclasses.is_dataclass(base):
-            docs |= field_docs(base)
-    body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0].body  # type: ignore[attr-defined]  # a class
-    return docs | {
-        ast.unparse(field.target): " ".join(ast.literal_eval(text.value).split())
-        for field, text in pairwise(body)
-        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr)
-    }
+    for each in reversed(cls.__mro__):
+        if dataclasses.is_dataclass(each):
+            found = fields_in_source(inspect.getsource(each))
+            docs |= {name: field.doc for name, field in found.items()}
+    return docs
 
 
 def descriptions(cls: type) -> dict[str, str]:

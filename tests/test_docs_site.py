@@ -17,7 +17,7 @@ from threading import Thread
 
 import pytest
 import yaml
-from command import every_command
+from command import arguments_of, every_command
 
 from hgpo_envs.environment_spec import environment_spec
 from hgpo_envs.errors import InputError
@@ -50,8 +50,8 @@ def test_every_command_is_described_with_its_options() -> None:
     described = {section.partition("\n")[0]: section for section in sections}
     for words, command in every_command().items():
         section = described.pop(" ".join(("hgpo", *words)))
-        for parameter in command.params:
-            assert parameter.name in section or any(option in section for option in parameter.opts)
+        for argument in arguments_of(command):
+            assert argument.name in section
     assert not described
 
 

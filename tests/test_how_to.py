@@ -38,7 +38,7 @@ def test_the_page_answers_what_people_ask() -> None:
 def test_every_command_accepts_its_arguments(words: list[str]) -> None:
     known = every_command()
     length = max(n for n in range(1, len(words) + 1) if tuple(words[:n]) in known)
-    known[tuple(words[:length])].make_context(words[0], words[length:])
+    known[tuple(words[:length])].parse_args(words[length:], print_error=False, exit_on_error=False)
 
 
 @pytest.mark.slow

@@ -22,6 +22,7 @@ FORBIDDEN = {
 }
 ROOMS = {
     "hgpo_train": [
+        {"field_docs"},  # read by help, which imports nothing else
         {"settings", "lazy_names", "local_server", "proportions"},  # shared by all layers
         {"resampling"},
         {"measures", "scores"},
@@ -38,7 +39,7 @@ ROOMS = {
     ],
     "hgpo_train/training": [
         {"config", "display", "metrics", "verify_run"}, {"data", "memory_plan", "tracking"}, {"run_folder", "update"},
-        {"checkpoint", "push", "scoring", "stages"}, {"gpu_check", "sft"}, {"trainer", "warm_start"},
+        {"card", "checkpoint", "scoring", "stages"}, {"gpu_check", "sft"}, {"trainer", "warm_start"},
         {"first_training", "saved_tables"},
     ],
     "hgpo_envs/alfworld": [{"engine"}, {"data"}, {"players"}, {"generation"}, {"reference"}, {"environment"}],

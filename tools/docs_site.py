@@ -9,22 +9,20 @@ are copied to where the links expect them, and links to notebooks lead to their 
 
 from __future__ import annotations
 
+import io
 import re
 import shutil
 import sys
 from importlib import import_module
 from inspect import isclass, isroutine
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from textwrap import indent
+from typing import Final
 
-from typer.main import get_command
+from rich.console import Console
 
-from hgpo_train.cli import app
+from hgpo_train.cli.app import application, every_command
 from tools import docs_notebooks, docs_reference
-from tools.docs_markup import code, plain
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 ROOT: Final = Path(__file__).parent.parent
 
@@ -139,38 +137,13 @@ def commands_page() -> str:
         "# Commands",
         "Every command of `hgpo` with its arguments and options, as `hgpo COMMAND --help` prints them.",
     ]
-    for words, command in every_command(get_command(app), ("hgpo",)):
-        parts += _command(words, command)
+    app = application()
+    for words in ((), *(words for words, _ in every_command(app))):
+        printed = io.StringIO()
+        app.help_print(words, console=Console(file=printed, width=100))
+        level = "##" if len(words) <= 1 else "###"
+        parts += [f"{level} {' '.join(('hgpo', *words))}", indent(printed.getvalue().rstrip(), "    ")]
     return "\n\n".join(parts) + "\n"
-
-
-def every_command(command: Any, words: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:  # noqa: ANN401 (Typer's click)
-    """Return a command and those below it, with the words that call them."""
-    yield words, command
-    for name, inner in getattr(command, "commands", {}).items():
-        yield from every_command(inner.load() if hasattr(inner, "load") else inner, (*words, name))
-
-
-def _command(words: tuple[str, ...], command: Any) -> Iterator[str]:  # noqa: ANN401 (Typer's click)
-    """Return a command's heading, description, usage and tables."""
-    name = " ".join(words)
-    context = command.make_context(name, [], resilient_parsing=True)
-    yield f"{'##' if len(words) <= 2 else '###'} {name}"
-    yield plain(command.help or "")
-    yield f"    {name} {' '.join(command.collect_usage_pieces(context))}"
-    for kind in ("argument", "option"):
-        records = [
-            parameter.get_help_record(context) for parameter in command.params if parameter.param_type_name == kind
-        ]
-        if rows := [_row(*record) for record in records if record]:
-            yield "\n".join([f"| {kind} | meaning | default |", "|---|---|---|", *rows])
-
-
-def _row(syntax: str, description: str) -> str:
-    text, bracket, details = description.rpartition("  [")
-    if not bracket:
-        text, details = description, ""
-    return f"| {code(syntax)} | {plain(text)} | {code(details.removesuffix(']').removeprefix('default: '))} |"
 
 
 # Python

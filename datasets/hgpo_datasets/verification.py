@@ -242,7 +242,7 @@ def _in_processes(check: Callable[[_File], _Result], files: Sequence[_File], pro
     done = 0
     while done < len(files):
         try:
-            with process_pool(processes) as pool:
+            with process_pool(min(processes, len(files))) as pool:
                 for result in pool.map(check, files[done:]):
                     done += 1
                     yield result

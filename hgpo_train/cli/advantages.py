@@ -6,18 +6,16 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from cyclopts import Parameter
 
-from hgpo_train.cli import common  # typer reads the annotations
+from hgpo_train.cli import common, options  # cyclopts reads the annotations
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-def _list(wanted: bool) -> None:
-    """List the estimators, and the parameters and defaults that all of them share, if wanted."""
-    if not wanted:
-        return
+def _list() -> None:
+    """Print the estimators, and the parameters and defaults that all of them share."""
     from hgpo_train.advantages import get, names
     from hgpo_train.advantages.parameters import Parameters
     from hgpo_train.cli.display import print_table
@@ -29,50 +27,60 @@ def _list(wanted: bool) -> None:
         rows.append([name, get(name).summary, ", ".join(f"{parameter}={value}" for parameter, value in own)])
     rows.append(["all", "", ", ".join(f"{parameter}={value}" for parameter, value in shared.items())])
     print_table(["estimator", "summary", "parameters and their defaults"], rows, texts=3)
-    raise typer.Exit
 
 
 def advantages(
-    run: common.SavedRun,
-    estimator: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--estimator",
-            "-e",
-            help="A registered estimator, or a custom one as module:function, with its own parameters "
-            "(gigpo:step_weight=0.5), or all; may be repeated. Default: hgpo.",
-        ),
-    ] = None,
-    history_length: common.ContextLength = None,
-    gamma: Annotated[float | None, typer.Option(help="Discount factor per step.")] = None,
-    mode: common.Mode = None,
-    context: common.Context = None,
-    reward: Annotated[str | None, typer.Option(help="Column of rewards: reward, success or score.")] = None,
-    reward_scale: common.RewardScale = None,
-    state_key: common.StateKey = None,
-    setting: Annotated[list[str] | None, typer.Option("--set", help="Parameters, name=value; may be repeated.")] = None,
-    details: Annotated[bool, typer.Option("--details", help="Add every level's advantages and weights.")] = False,
-    out: Annotated[str | None, typer.Option(help="The table, or its URL. Default: beside the run.")] = None,
-    overwrite: common.Overwrite = False,
-    chunk_rows: Annotated[int, typer.Option(help="Approximate number of rows in memory of each process.")] = 250_000,
-    processes: common.Processes = 1,
-    ray: Annotated[bool, typer.Option("--ray", help="Compute with Ray, here or on RAY_ADDRESS.")] = False,
-    _listing: Annotated[bool, typer.Option("--list", is_eager=True, callback=_list, help="List estimators.")] = False,
+    run: options.SavedRun | None = None,
+    /,
+    *,
+    estimator: Annotated[list[str] | None, Parameter(alias="-e")] = None,
+    contexts: options.ContextOptions = options.ContextOptions(),
+    gamma: float | None = None,
+    reward: str | None = None,
+    setting: Annotated[list[str] | None, Parameter("--set")] = None,
+    details: bool = False,
+    out: str | None = None,
+    overwrite: options.Overwrite = False,
+    chunk_rows: int = 250_000,
+    processes: options.Processes = 1,
+    ray: bool = False,
+    listing: Annotated[bool, Parameter("--list")] = False,
 ) -> None:
-    """Compute group advantages of a saved run and write them to a table beside it."""
+    """Compute group advantages of a saved run and write them to a table beside it.
+
+    Args:
+        run: The run.
+        estimator: A registered estimator, or a custom one as module:function, with its own parameters
+            (gigpo:step_weight=0.5), or all; may be repeated. Default: hgpo.
+        contexts: The options of contexts.
+        gamma: Discount factor per step.
+        reward: Column of rewards: reward, success or score.
+        setting: Parameters, name=value; may be repeated.
+        details: Add every level's advantages and weights.
+        out: The table, or its URL. Default: beside the run.
+        overwrite: Whether to replace a table.
+        chunk_rows: Approximate number of rows in memory of each process.
+        processes: Number of processes.
+        ray: Compute with Ray, here or on RAY_ADDRESS.
+        listing: List estimators and exit.
+    """
+    if listing:
+        _list()
+        return
     import polars as pl
 
     from hgpo_datasets import scan_steps
     from hgpo_envs.errors import InputError
-    from hgpo_envs.files.atomic import refuse_link
     from hgpo_envs.wording import counted
-    from hgpo_train.advantages.advantage_tables import refuse_own_input, write_advantages
+    from hgpo_train.advantages.advantage_tables import write_advantages
     from hgpo_train.advantages.variants import read_variants
     from hgpo_train.cli.display import ProgressBars
 
-    options = {"history_length": history_length, "gamma": gamma, "mode": mode, "context": context, "reward": reward}
-    options |= {"reward_scale": reward_scale, "state_key": state_key}
-    parameters = {name: value for name, value in options.items() if value is not None}
+    if run is None:
+        raise InputError(
+            "expected a run: its folder, a Parquet file, a quoted pattern, or a URL; see hgpo advantages --help"
+        )
+    parameters = contexts.given(gamma=gamma, reward=reward)
     variants = read_variants(estimator or ["hgpo"], parameters, setting or [])
     names = [variant.estimator.name for variant in variants]
     names = [variant.name if names.count(name) > 1 else name for variant, name in zip(variants, names, strict=True)]
@@ -81,19 +89,7 @@ def advantages(
         variant.estimator.with_parameters(column=column, details=details)
         for variant, column in zip(variants, columns, strict=True)
     ]
-    remote = "://" in run
-    if out is None and remote:
-        raise InputError(f"{run}: expected --out with the path or URL of the table; give one")
-    target = out if out is not None and "://" in out else Path(out) if out else default_out(Path(run), names)
-    if Path(target).suffix not in {"", ".parquet"}:
-        raise InputError(f"--out: expected the path of a table, such as advantages.parquet, received {target}")
-    if isinstance(target, Path):
-        if out is None:
-            refuse_link(target.parent)
-        if not remote:
-            refuse_own_input(Path(run), target)
-        if target.exists() and not overwrite:
-            raise InputError(f"{target} exists already; replace it with --overwrite, or use another --out")
+    target = _target(run, out, names, overwrite=overwrite)
     total = int(scan_steps(run, plain=True).select(pl.len()).collect().item())
     with common.resumable(f"{target} is unchanged."), ProgressBars() as bars:
         rows = write_advantages(
@@ -112,9 +108,35 @@ def advantages(
         known = "null: every rollout is aborted"
         if mean is not None:
             known = f"mean {round(mean, 3) + 0.0:.3f}, std {std:.3f}, {zero:.1%} zero"
-        typer.echo(f"{each.column}: {known}")
+        print(f"{each.column}: {known}")
     common.note_memory(common.prompt_length(run), estimators)
-    typer.echo(f"{counted(rows, 'row')} in {target}. {common.next_commands(('stats', run))}")
+    print(f"{counted(rows, 'row')} in {target}. {common.next_commands(('stats', run))}")
+
+
+def _target(run: str, out: str | None, names: Sequence[str], *, overwrite: bool) -> Path | str:
+    """Return the path or the URL of the table.
+
+    Raises:
+        InputError: It cannot be written there.
+    """
+    from hgpo_envs.errors import InputError
+    from hgpo_envs.files.atomic import refuse_link
+    from hgpo_train.advantages.advantage_tables import refuse_own_input
+
+    is_remote = "://" in run
+    if out is None and is_remote:
+        raise InputError(f"{run}: expected --out with the path or URL of the table; give one")
+    target = out if out is not None and "://" in out else Path(out) if out else default_out(Path(run), names)
+    if Path(target).suffix not in {"", ".parquet"}:
+        raise InputError(f"--out: expected the path of a table, such as advantages.parquet, received {target}")
+    if isinstance(target, Path):
+        if out is None:
+            refuse_link(target.parent)
+        if not is_remote:
+            refuse_own_input(Path(run), target)
+        if target.exists() and not overwrite:
+            raise InputError(f"{target} exists already; replace it with --overwrite, or use another --out")
+    return target
 
 
 def default_out(run: Path, names: Sequence[str]) -> Path:

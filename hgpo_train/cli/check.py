@@ -2,45 +2,51 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import closing
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-import typer
+from cyclopts import App
+from cyclopts.types import PositiveInt  # noqa: TC002 - cyclopts reads the annotations
 
-from hgpo_train.cli import common  # typer reads the annotations
-from hgpo_train.cli.command_types import RedactedApp
+from hgpo_train.cli import options  # cyclopts reads the annotations
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-app = RedactedApp(name="check", no_args_is_help=True)
-
 _MARKS: Final = {"pass": "✓", "warning": "!", "fail": "✗"}
 
 
-@app.callback()
-def check() -> None:
-    """Check an environment, or a GPU, before a run depends on it."""
+def add_commands(app: App) -> None:
+    """Add the group of commands to an application."""
+    check = App(name="check", help="Check an environment, or a GPU, before a run depends on it.")
+    app.command(check)
+    check.command(check_env, name="env")
+    check.command(check_gpu, name="gpu")
 
 
-@app.command("env")
 def check_env(
-    env: Annotated[str, typer.Argument(help="Gymnasium id of the environment, or module:EnvironmentSpec.")],
-    episodes: Annotated[int, typer.Option(min=1, help="Number of rollouts to play; four of each task.")] = 20,
-    seed: Annotated[int, typer.Option(help="Seed of the random actions.")] = 0,
-    split: common.Split = "train",
-    data: common.Data = None,
-    max_steps: common.MaxSteps = None,
-    policy: Annotated[
-        str | None, typer.Option(help="Play this policy's actions instead of random ones: expert, openai:MODEL, …")
-    ] = None,
-    env_option: common.EnvOption = None,
-    as_json: common.Json = False,
+    env: options.Env,
+    /,
+    *,
+    episodes: PositiveInt = 20,
+    seed: int = 0,
+    environment: options.EnvironmentOptions = options.EnvironmentOptions(),
+    policy: str | None = None,
+    as_json: options.Json = False,
 ) -> None:
     """Play rollouts again in other ways, compare them, and look for what would spoil groups and success.
 
     The exit code is 1 if a check fails.
+
+    Args:
+        env: The environment.
+        episodes: Number of rollouts to play; four of each task.
+        seed: Seed of the random actions.
+        environment: The options of the environment.
+        policy: Play this policy's actions instead of random ones: expert, openai:MODEL, …
+        as_json: Whether to print JSON.
     """
     import gymnasium
 
@@ -48,11 +54,11 @@ def check_env(
     from hgpo_envs.environment_spec import environment_ids
     from hgpo_train.rollout.env_handle import open_env
 
-    options = common.environment_options(env_option, split=split, data=data, max_steps=max_steps)
-    handle = open_env(env, **options)
-    adapter = gymnasium.make(handle.env_id, **options).unwrapped if handle.env_id in environment_ids() else None
+    arguments = environment.arguments()
+    handle = open_env(env, **arguments)
+    adapter = gymnasium.make(handle.env_id, **arguments).unwrapped if handle.env_id in environment_ids() else None
     tasks = min(len(handle.tasks), max(1, episodes // ROLLOUTS))
-    commands = None if policy is None else _played(env, policy, tasks, ROLLOUTS, seed, options)
+    commands = None if policy is None else _played(env, policy, tasks, ROLLOUTS, seed, arguments)
     checks = check_environment(
         handle.shared, handle.settings, handle.tasks, episodes=episodes, seed=seed, env=adapter, commands=commands
     )
@@ -79,15 +85,17 @@ def _played(
     return commands
 
 
-@app.command("gpu")
 def check_gpu(
-    config: Annotated[str | None, typer.Argument(help="A TOML file, or a shipped configuration.")] = None,
-    overrides: common.Overrides = None,
-    as_json: common.Json = False,
+    config: str | None = None, /, *, overrides: options.Overrides = None, as_json: options.Json = False
 ) -> None:
     """Check the GPU, its memory, log-probabilities, one update and vLLM, with random weights.
 
     It takes about a minute, and two with vLLM, and downloads nothing. The exit code is 1 if a check fails.
+
+    Args:
+        config: A TOML file, or a shipped configuration.
+        overrides: Settings.
+        as_json: Whether to print JSON.
     """
     from hgpo_envs.unicode_text import clean_text
     from hgpo_train.training import gpu_check
@@ -105,8 +113,8 @@ def _report(checks: Iterable[Any], describe: Callable[[Any], str], *, as_json: b
     for finding in checks:
         findings.append(finding)
         if not as_json:
-            typer.echo(describe(finding))
+            print(describe(finding))
     if as_json:
         print_json([asdict(finding) for finding in findings])
     if any(finding.verdict == "fail" for finding in findings):
-        raise typer.Exit(1)
+        sys.exit(1)

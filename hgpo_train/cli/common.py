@@ -1,4 +1,4 @@
-"""What several commands share: options, a check of `--out`, and how a command is interrupted and reports its run."""
+"""What several commands share: a check of `--out`, and how a command is interrupted and reports its run."""
 
 from __future__ import annotations
 
@@ -9,74 +9,13 @@ import sys
 import tempfile
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from hgpo_train.advantages.registry import Estimator
     from hgpo_train.rollout.collection import CollectedRun
-
-Env = Annotated[str, typer.Option(help="Gymnasium id of the environment, or module:EnvironmentSpec.")]
-Split = Annotated[str, typer.Option(help="Split of the tasks; 'all' includes every split.")]
-Data = Annotated[Path | None, typer.Option(help="Official folder, pack or catalogue. Default: the bundled data.")]
-HistoryLength = Annotated[int, typer.Option(help="K, the number of past steps in the prompt.")]
-MaxSteps = Annotated[int | None, typer.Option(help="Step limit. Default: the environment's.")]
-ActionFormat = Annotated[
-    str | None,
-    typer.Option(
-        help="Format of actions: response (with tags), command or number. Default: command for a function of your own, "
-        "otherwise response."
-    ),
-]
-EnvOption = Annotated[
-    list[str] | None, typer.Option(help="A keyword argument of the environment, name=value; may be repeated.")
-]
-PolicyOption = Annotated[list[str] | None, typer.Option(help="An option of the policy, name=value; may be repeated.")]
-Slots = Annotated[int | None, typer.Option(help="Number of concurrent environments. Default: 256.")]
-Workers = Annotated[
-    int | None, typer.Option(min=1, help="Run so many environments, instead of --slots, each in its own process.")
-]
-RetryFailed = Annotated[bool, typer.Option(help="Retry rollouts that failed in an earlier run of this command.")]
-MaxFailed = Annotated[float, typer.Option(help="Exit with code 1 if more than this share of the rollouts failed.")]
-RunFolder = Annotated[Path, typer.Option(file_okay=False, help="The run's folder. A run in it is resumed.")]
-
-SavedRun = Annotated[
-    str, typer.Argument(help="A run, a folder of runs, a Parquet file (also your own), a quoted pattern, or a URL.")
-]
-ContextLength = Annotated[
-    int | None,
-    typer.Option(
-        "--history-length", help="K, the number of past steps in the deepest context. Default: HGPO 2, stats 4."
-    ),
-]
-Context = Annotated[str | None, typer.Option(help="Content of a context: states, or states_actions.")]
-Mode = Annotated[
-    str | None, typer.Option(help="Normalization in a group: mean_std_norm (by mean and std) or mean_norm.")
-]
-RewardScale = Annotated[float | None, typer.Option(help="Factor of rewards. Default: 10, as in verl-agent.")]
-StateKey = Annotated[
-    str | None,
-    typer.Option(
-        help="What of a state is compared instead of its text: mask-numbers, sort-lines, alfworld-nodes or "
-        "module:function. Stored hashes are ignored."
-    ),
-]
-Processes = Annotated[int, typer.Option(min=1, help="Number of processes, which share the run's shards.")]
-Allow = Annotated[
-    list[str] | None,
-    typer.Option("--allow", help="Code that files of the run may name, such as module:object; may be repeated."),
-]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-
-Overrides = Annotated[
-    list[str] | None,
-    typer.Option("--set", help="Override a setting: section.field=value; may be repeated.", metavar="A.B=C"),
-]
-PrintConfig = Annotated[bool, typer.Option("--print-config", help="Print all settings and exit.")]
 
 
 def check_output_path(out: Path, option: str = "--out") -> None:
@@ -117,32 +56,8 @@ def resumable(advice: str | Callable[[], str]) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        typer.echo(f"Interrupted. {advice if isinstance(advice, str) else advice()}", err=True)
-        raise typer.Exit(130) from None
-
-
-def environment_options(env_option: Sequence[str] | None, **options: Any) -> dict[str, Any]:
-    """Return the keyword arguments of the environment: options that are not None, and those of ``name=value`` texts.
-
-    Raises:
-        InputError: One of `env_option` is not of the form ``name=value``, has the name of another option or of an
-            argument of `collect`, or has no effect on rollouts.
-    """
-    from inspect import signature
-
-    from hgpo_envs.errors import InputError
-    from hgpo_train.rollout.collection import collect
-    from hgpo_train.settings import read_assignments
-
-    texts = {name: str(value) if isinstance(value, Path) else value for name, value in options.items()}
-    known = {name: value for name, value in texts.items() if value is not None}
-    assigned = read_assignments("--env-option", env_option or (), {})
-    for name in assigned:
-        if name in options:
-            raise InputError(f"--env-option {name}: use --{name.replace('_', '-')}")
-        if name in (*signature(collect).parameters, "render_mode", "sampling"):
-            raise InputError(f"--env-option {name}: expected an argument of the environment, received one of rollouts")
-    return {**known, **assigned}
+        print(f"Interrupted. {advice if isinstance(advice, str) else advice()}", file=sys.stderr)
+        sys.exit(130)
 
 
 def play_and_report(play: Callable[[], CollectedRun], report: Callable[[CollectedRun], None]) -> None:
@@ -163,7 +78,7 @@ def play_and_report(play: Callable[[], CollectedRun], report: Callable[[Collecte
         raise
     report(run)
     if run.failures.failed:
-        typer.echo(f"{run.failures.describe()}. Run the same command again to retry them.", err=True)
+        print(f"{run.failures.describe()}. Run the same command again to retry them.", file=sys.stderr)
 
 
 def note_memory(shown: int | None, estimators: Iterable[Estimator]) -> None:
@@ -177,7 +92,7 @@ def note_memory(shown: int | None, estimators: Iterable[Estimator]) -> None:
         return
     compared = {int(getattr(each.parameters, "history_length", shown)) for each in estimators}
     for depth in sorted(compared - {shown}):
-        typer.echo(f"Note: prompts show {shown} past steps, advantages compare {depth} past states (docs/memory.md).")
+        print(f"Note: prompts show {shown} past steps, advantages compare {depth} past states (docs/memory.md).")
 
 
 def prompt_length(run: str) -> int | None:
@@ -194,7 +109,8 @@ def prompt_length(run: str) -> int | None:
 
 def program() -> str:
     """Return how this program is called: ``hgpo`` where the shell finds it, such as ``.venv/bin/hgpo`` otherwise."""
-    path, known = Path(sys.argv[0]), shutil.which("hgpo")
+    path = Path(sys.argv[0])
+    known = shutil.which("hgpo")
     is_other = path.name == "hgpo" and path.exists() and not (known and path.samefile(known))
     return shlex.quote(str(path)) if is_other else "hgpo"
 

@@ -66,6 +66,7 @@ def print_run(run: dict[str, Any]) -> None:
     print_table(["task type", *columns], cells, title="Results")
 
     families = {**run["family_bytes"], "files": run["bytes"]}
-    whole, steps = run["bytes"], run["steps"]
-    storage = [[name, f"{size:,}", f"{size / whole:.1%}", f"{size / steps:.1f}"] for name, size in families.items()]
+    storage = []
+    for name, size in families.items():
+        storage.append([name, f"{size:,}", f"{size / run['bytes']:.1%}", f"{size / run['steps']:.1f}"])
     print_table(["columns", "bytes", "share", "bytes a step"], storage, title="Storage")

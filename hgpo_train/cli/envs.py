@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import typer
-
-from hgpo_train.cli import common  # typer reads the annotations
+from hgpo_train.cli import common, options  # cyclopts reads the annotations
 
 if TYPE_CHECKING:
     from hgpo_envs.listing import FoundData, ListedEnvironment
 
 
-def envs(as_json: common.Json = False) -> None:
-    """List the environments: ids, arguments with defaults, splits with task counts, and the data that is here."""
+def envs(*, as_json: options.Json = False) -> None:
+    """List the environments: ids, arguments with defaults, splits with task counts, and the data that is here.
+
+    Args:
+        as_json: Whether to print JSON.
+    """
     from hgpo_envs.listing import list_environments
     from hgpo_train.cli.display import print_json, print_table
 
@@ -26,7 +28,7 @@ def envs(as_json: common.Json = False) -> None:
             _show(listed)
     if absent := [(listed.id, listed.install) for listed in environments if listed.install]:
         print_table(["", ""], absent, title="Not installed", texts=2)
-    typer.echo(f"\n{common.next_commands(['rollout', '--env', 'ID', '--policy', 'random', '--out', 'RUN'])}")
+    print(f"\n{common.next_commands(['rollout', '--env', 'ID', '--policy', 'random', '--out', 'RUN'])}")
 
 
 def _document(listed: ListedEnvironment) -> dict[str, Any]:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import closing
 from functools import partial
-from pathlib import Path  # noqa: TC003 - typer reads the annotations
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path  # noqa: TC003 - cyclopts reads the annotations
+from typing import TYPE_CHECKING
 
-import typer
-
-from hgpo_train.cli import common  # typer reads the annotations
-from hgpo_train.rollout.failures import MAX_FAILED
+from hgpo_train.cli import common, options  # cyclopts reads the annotations
 
 if TYPE_CHECKING:
     import polars as pl
@@ -22,32 +20,30 @@ if TYPE_CHECKING:
 
 
 def evaluate(
-    out: common.RunFolder,
-    policy: Annotated[
-        str, typer.Option(help="random, expert, openai:MODEL, vllm:MODEL, transformers:MODEL, … (docs/rollouts.md)")
-    ] = "random",
-    env: common.Env = "HGPO/ALFWorld-v0",
-    split: Annotated[str, typer.Option(help="Split of the tasks. Default: the one for evaluation.")] = "",
-    seeds: Annotated[str, typer.Option(help="Comma-separated seeds; every task is played once per seed.")] = (
-        "123,456,789"
-    ),
-    temperature: Annotated[
-        float | None, typer.Option(help="A model's temperature; by default 0.4 as published.")
-    ] = None,
-    data: common.Data = None,
-    history_length: common.HistoryLength = 2,
-    max_steps: common.MaxSteps = None,
-    action_format: common.ActionFormat = None,
-    env_option: common.EnvOption = None,
-    policy_option: common.PolicyOption = None,
-    against: Annotated[Path | None, typer.Option(help="Another evaluation, for a paired comparison by task.")] = None,
-    slots: common.Slots = None,
-    workers: common.Workers = None,
-    retry_failed: common.RetryFailed = True,
-    max_failed: common.MaxFailed = MAX_FAILED,
-    as_json: common.Json = False,
+    *,
+    out: options.RunFolder,
+    policy: str = "random",
+    env: options.Env = "HGPO/ALFWorld-v0",
+    environment: options.EpisodeOptions = options.EpisodeOptions(),
+    seeds: str = "123,456,789",
+    temperature: float | None = None,
+    execution: options.RolloutOptions = options.RolloutOptions(),
+    against: Path | None = None,
+    as_json: options.Json = False,
 ) -> None:
-    """Evaluate a policy on every task of a split, once per seed."""
+    """Evaluate a policy on every task of a split, once per seed.
+
+    Args:
+        out: The run's folder.
+        policy: random, expert, openai:MODEL, vllm:MODEL, transformers:MODEL, … (docs/rollouts.md)
+        env: The environment.
+        environment: The options of the environment.
+        seeds: Comma-separated seeds; every task is played once per seed.
+        temperature: A model's temperature. Default: 0.4, as published.
+        execution: The options of the policy and of the execution.
+        against: Another evaluation, for a paired comparison by task.
+        as_json: Whether to print JSON.
+    """
     import polars as pl
 
     from hgpo_datasets import scan_steps
@@ -55,46 +51,23 @@ def evaluate(
     from hgpo_train.evaluation import episode_table
     from hgpo_train.evaluation import evaluate as play
     from hgpo_train.evaluation.play import SAMPLING
-    from hgpo_train.policies.registry import policy_spec
     from hgpo_train.rollout.env_handle import evaluation_split, open_env
-    from hgpo_train.settings import read_assignments
 
     try:
         numbers = [int(part) for part in seeds.split(",")]
     except ValueError:
         raise InputError(f"--seeds: expected integers separated by commas, received {seeds!r}") from None
-    options = read_assignments("--policy-option", policy_option or (), policy_spec(policy).option_types)
-    if temperature is not None:
-        if policy.partition(":")[0] not in SAMPLING:
-            raise InputError(f"--temperature: policy {policy!r} does not sample from a model; remove the option")
-        options = {"temperature": temperature, **options}
-    environment = common.environment_options(
-        env_option,
-        split=split or evaluation_split(env),
-        data=data,
-        history_length=history_length,
-        max_steps=max_steps,
-        action_format=action_format,
-    )
+    sampling = {} if temperature is None else {"temperature": temperature}
+    if sampling and policy.partition(":")[0] not in SAMPLING:
+        raise InputError(f"--temperature: policy {policy!r} does not sample from a model; remove the option")
+    arguments = environment.arguments(split=environment.split or evaluation_split(env))
     other = None if against is None else episode_table(scan_steps(against))
     if other is not None:
-        with closing(open_env(env, **environment)) as handle:
+        with closing(open_env(env, **arguments)) as handle:
             both = other.filter(pl.col("env_id") == handle.env_id, _is_listed(handle.tasks))
         if both.is_empty():
             raise InputError(f"--against {against}: it has no task of {handle.env_id} that would be evaluated")
-    play = partial(
-        play,
-        env,
-        policy,
-        out,
-        seeds=numbers,
-        policy_options=options,
-        slots=slots if workers is None else workers,
-        workers=workers is not None,
-        retry_failed=retry_failed,
-        max_failed=max_failed,
-        **environment,
-    )
+    play = partial(play, env, policy, out, seeds=numbers, **execution.arguments(policy, **sampling), **arguments)
     common.play_and_report(play, partial(_report, against=against, other=other, as_json=as_json))
 
 
@@ -129,48 +102,44 @@ def _report(run: CollectedRun, against: Path | None, other: pl.DataFrame | None,
         return
     if reports:
         _print_reports(reports)
-        typer.echo(f"success of all tasks: {reports[0].success.describe()}")
+        print(f"success of all tasks: {reports[0].success.describe()}")
     for comparison in comparisons:
         values = (comparison.difference, comparison.low, comparison.high)
         difference, low, high = ("unknown" if value is None else f"{round(value, 3) + 0.0:+.3f}" for value in values)
-        typer.echo(
+        print(
             f"{comparison.measure} against {against}: {difference} (95% {low} … {high}) over "
             f"{counted(comparison.tasks, 'task')}, better on {comparison.better}, worse on {comparison.worse}; paired "
             f"permutation test p = {comparison.p:.4f}"
         )
     following = common.next_commands(("stats", run.path))
     hint = f"Steps are in {run.path}, all numbers in {run.path / SUMMARY}. {following}"
-    typer.echo(hint, err=True)
+    print(hint, file=sys.stderr)
 
 
 def _print_reports(reports: list[EvaluationReport]) -> None:
     from hgpo_train.cli.display import print_table
 
-    scored, grouped = _is_scored(reports), reports[0].scenarios is not None
-    intervals = "success: Wilson, score: jackknife" if scored else "Wilson"
+    is_scored = _is_scored(reports)
+    is_grouped = reports[0].scenarios is not None
+    intervals = "success: Wilson, score: jackknife" if is_scored else "Wilson"
     seeds = ", ".join(map(str, reports[0].seeds))
-    scores, scenarios = ("score", "95%") if scored else (), ("scenarios\n%",) if grouped else ()
+    columns = ["task type", "tasks", "success\n%", "95%"]
+    if is_scored:
+        columns += ["score", "95%"]
+    if is_grouped:
+        columns.append("scenarios\n%")
     rows = []
     for report in reports:
         values = report.measures
-        solved = "–" if report.scenario_success is None else f"{100 * report.scenario_success:.1f}"
-        rows.append(
-            [
-                report.name,
-                str(report.tasks),
-                *_mean_and_interval(values["success"], 100, 1),
-                *(_mean_and_interval(values["score"], 1, 3) if scored else ()),
-                *((solved,) if grouped else ()),
-                _mean(values["length"], 1),
-                _mean(values["validity"], 100),
-                _mean(values["admissibility"], 100),
-            ]
-        )
-    print_table(
-        ["task type", "tasks", "success\n%", "95%", *scores, *scenarios, "steps", "valid\n%", "admis.\n%"],
-        rows,
-        title=f"seeds {seeds}; ± std over seeds, 95% interval over tasks ({intervals})",
-    )
+        row = [report.name, str(report.tasks), *_mean_and_interval(values["success"], 100, 1)]
+        if is_scored:
+            row += _mean_and_interval(values["score"], 1, 3)
+        if is_grouped:
+            row.append("–" if report.scenario_success is None else f"{100 * report.scenario_success:.1f}")
+        row += [_mean(values["length"], 1), _mean(values["validity"], 100), _mean(values["admissibility"], 100)]
+        rows.append(row)
+    title = f"seeds {seeds}; ± std over seeds, 95% interval over tasks ({intervals})"
+    print_table([*columns, "steps", "valid\n%", "admis.\n%"], rows, title=title)
 
 
 def _is_scored(reports: list[EvaluationReport]) -> bool:
@@ -188,4 +157,6 @@ def _mean_and_interval(summary: MeasureSummary | None, scale: float, places: int
         return "unknown", "–"
     values = (summary.mean, summary.low, summary.high)
     mean, low, high = ("" if value is None else f"{scale * value:.{places}f}" for value in values)
-    return mean if summary.std is None else f"{mean} ±{scale * summary.std:.{places}f}", f"{low}–{high}"
+    if summary.std is not None:
+        mean += f" ±{scale * summary.std:.{places}f}"
+    return mean, f"{low}–{high}"

@@ -10,6 +10,8 @@ import traceback
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
+from cyclopts import CycloptsError, UnusedCliTokensError
+
 from hgpo_envs.errors import InputError, ProcessError
 from hgpo_train.rollout.failures import RolloutError
 
@@ -23,12 +25,15 @@ DISTRIBUTIONS: Final = {"PIL": "pillow", "vl_convert": "vl-convert-python"}
 def exit_with_error(error: BaseException) -> NoReturn:
     """Print an error and exit.
 
-    Bad input, or an extra that is missing, is one line and exit code 2. A run that failed, processes that were killed,
-    a damaged file, or a disk that refused to read or write, is one line and exit code 1. Anything else is a fault of
-    the program: a traceback and exit code 1.
+    A wrong command line, bad input, or an extra that is missing, is one line and exit code 2. A run that failed,
+    processes that were killed, a damaged file, or a disk that refused to read or write, is one line and exit code 1.
+    Anything else is a fault of the program: a traceback and exit code 1.
     """
     if isinstance(error, InputError):
         _fail(error, str(error), 2)
+    if isinstance(error, CycloptsError):
+        command = " ".join(("hgpo", *(error.command_chain or ())))
+        _fail(error, f"{_usage_message(error)}; see {command} --help", 2)
     if isinstance(error, RolloutError | ProcessError):
         _fail(error, str(error), 1)
     if isinstance(error, ModuleNotFoundError) and (extra := extra_of(error.name or "")):
@@ -45,15 +50,18 @@ def exit_with_error(error: BaseException) -> NoReturn:
         path = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, str | bytes) else ""
         message = f"{path}{os.strerror(error.errno)}; {_HINTS[error.errno]}"
         _fail(error, message, 2 if error.errno in _WRONG_PATH else 1)
-    if not isinstance(error, Exception):  # SystemExit, KeyboardInterrupt
-        raise error
     if error.args and isinstance(error.args[0], str):  # Polars adds the whole query
-        error.args = (
-            error.args[0].partition("\n\nThis error occurred in the following expression")[0],
-            *error.args[1:],
-        )
+        message = error.args[0].partition("\n\nThis error occurred in the following expression")[0]
+        error.args = (message, *error.args[1:])
     print("".join(traceback.format_exception(type(error), error, _user_frames(error))), file=sys.stderr, end="")
     sys.exit(1)
+
+
+def _usage_message(error: CycloptsError) -> str:
+    """Return what is wrong with a command line, without the list of all commands."""
+    if isinstance(error, UnusedCliTokensError) and error.unused_tokens:
+        return f"unexpected argument {error.unused_tokens[0]!r}"
+    return str(error).partition(" Available commands:")[0].rstrip(".?")
 
 
 def extra_of(module: str) -> str | None:

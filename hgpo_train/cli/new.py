@@ -7,9 +7,7 @@ import re
 import shlex
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Final, Literal
-
-import typer
+from typing import Final, Literal
 
 _NEXT: Final = {
     "environment": (
@@ -22,16 +20,19 @@ _NEXT: Final = {
 """What can be done with each kind of file once its test passes."""
 
 
-def new(
-    kind: Annotated[Literal["environment", "estimator", "policy"], typer.Argument(help="What to write.")],
-    name: Annotated[str, typer.Argument(help="Name of the module and of what is in it, such as my_maze.")],
-    out: Annotated[Path, typer.Option(help="The folder for the two files.")] = Path(),
-) -> None:
-    """Write NAME.py, a minimal environment, estimator or policy of your own, and a test that passes."""
+def new(kind: Literal["environment", "estimator", "policy"], name: str, /, *, out: Path = Path()) -> None:
+    """Write NAME.py, a minimal environment, estimator or policy of your own, and a test that passes.
+
+    Args:
+        kind: What to write.
+        name: Name of the module and of what is in it, such as my_maze.
+        out: The folder for the two files.
+    """
     from hgpo_envs.errors import InputError
     from hgpo_envs.files.atomic import write_file
 
-    module, test = out / f"{name}.py", out / f"test_{name}.py"
+    module = out / f"{name}.py"
+    test = out / f"test_{name}.py"
     for path in (module, test):
         if path.exists():
             raise InputError(f"{path} exists already; choose another name, or another folder with --out")
@@ -39,14 +40,17 @@ def new(
         raise InputError(f"NAME: expected a Python name in lower case, such as my_maze, received {name!r}")
     if find_spec(name) is not None:
         raise InputError(f"NAME: {name!r} is an installed module, which would be imported instead; choose another name")
+
     out.mkdir(parents=True, exist_ok=True)
     write_file(module, filled(kind, name).encode())
     write_file(test, filled(f"{kind}_test", name).encode())
-    typer.echo(f"Written: {module}, {test}. Next:")
-    folder = () if out.resolve() == Path.cwd() else (f"cd {shlex.quote(str(out))}",)
-    commands = [command.format(name=name, upper=name.upper()) for command in _NEXT[kind]]
-    for command in (*folder, f"pytest {test.name}", *commands):
-        typer.echo(f"    {command}")
+
+    print(f"Written: {module}, {test}. Next:")
+    commands = [] if out.resolve() == Path.cwd() else [f"cd {shlex.quote(str(out))}"]
+    commands.append(f"pytest {test.name}")
+    commands += [command.format(name=name, upper=name.upper()) for command in _NEXT[kind]]
+    for command in commands:
+        print(f"    {command}")
 
 
 def filled(template: str, name: str) -> str:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import signal
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Final
 
-import typer
+from cyclopts.types import PositiveInt  # noqa: TC002 - cyclopts reads the annotations
 
-from hgpo_train.cli import common  # typer reads the annotations
+from hgpo_train.cli import common, options  # cyclopts reads the annotations
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,28 +30,30 @@ _SHOWN: Final = 40
 
 
 def play(
-    env: Annotated[str, typer.Argument(help="Gymnasium id of the environment, or module:EnvironmentSpec.")] = (
-        "HGPO/ALFWorld-v0"
-    ),
-    tasks: Annotated[int, typer.Option(min=1, help="Number of tasks to play.")] = 1,
-    seed: Annotated[int, typer.Option(help="Seed of the task order.")] = 0,
-    out: Annotated[Path | None, typer.Option(file_okay=False, help="A run's folder to add the games to.")] = None,
-    split: common.Split = "train",
-    data: common.Data = None,
-    history_length: common.HistoryLength = 2,
-    max_steps: common.MaxSteps = None,
-    env_option: common.EnvOption = None,
+    env: options.Env = "HGPO/ALFWorld-v0",
+    /,
+    *,
+    tasks: PositiveInt = 1,
+    seed: int = 0,
+    out: Path | None = None,
+    environment: options.EnvironmentOptions = options.EnvironmentOptions(),
 ) -> None:
-    """Play tasks in the terminal, as a policy does, and save the games as rollouts."""
+    """Play tasks in the terminal, as a policy does, and save the games as rollouts.
+
+    Args:
+        env: The environment.
+        tasks: Number of tasks to play.
+        seed: Seed of the task order.
+        out: A run's folder to add the games to.
+        environment: The options of the environment.
+    """
     from hgpo_datasets import scan_steps
     from hgpo_datasets.sources import is_run
     from hgpo_train.cli.display import terminal
     from hgpo_train.rollout.collection import collect
 
     console = terminal(highlight=False, emoji=False)
-    options = common.environment_options(
-        env_option, split=split, data=data, history_length=history_length, max_steps=max_steps, action_format="command"
-    )
+    arguments = environment.arguments(action_format="command")
     with tempfile.TemporaryDirectory(prefix="hgpo-play-") as scratch:
         folder = out or Path(scratch) / "run"
 
@@ -59,9 +61,9 @@ def play(
             return scan_steps(folder).collect()["trajectory"].n_unique() if is_run(folder) else 0
 
         before = games()
-        options |= {"tasks": before + tasks, "group_size": 1, "seed": seed, "slots": 1, "progress": False}
+        arguments |= {"tasks": before + tasks, "group_size": 1, "seed": seed, "slots": 1, "progress": False}
         try:
-            run = collect(env, Person(console), folder, **options)
+            run = collect(env, Person(console), folder, **arguments)
         except _Quit:
             console.print(f"\n{games() - before} of {tasks} played.")
         else:
@@ -70,12 +72,10 @@ def play(
                 console.print(end["next_state"] or "", style="dim", markup=False)
                 solved = {True: "[bold green]Solved[/]", False: "[bold red]Not solved[/]", None: "Ended"}[end["won"]]
                 console.print(f"{solved} in {end['step'] + 1} steps, return {end['episode_return']:g}")
-        saved = (
-            "Save games with --out RUN."
-            if out is None
-            else f"The games are in {out}. {common.next_commands(('view', out))}"
-        )
-        console.print(saved if out is None or games() > before else "", soft_wrap=True)
+        if out is None:
+            console.print("Save games with --out RUN.", soft_wrap=True)
+        elif games() > before:
+            console.print(f"The games are in {out}. {common.next_commands(('view', out))}", soft_wrap=True)
 
 
 class Person:
@@ -105,7 +105,8 @@ class Person:
 
         self._introduce(request)
         while True:
-            text, actions = self._ask(), request.admissible_actions
+            actions = request.admissible_actions
+            text = self._ask()
             if text == "q":
                 raise _Quit
             if text in ("h", "?", ""):

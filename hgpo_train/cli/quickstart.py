@@ -5,9 +5,7 @@ from __future__ import annotations
 import shlex
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from hgpo_train.cli import common
 
@@ -18,13 +16,22 @@ if TYPE_CHECKING:
 
 
 def quickstart(
-    out: Annotated[Path, typer.Option(help="The folder for the results.")] = Path("runs/quickstart"),
-    seed: Annotated[int, typer.Option(help="Seed of the order of games and of every rollout.")] = 0,
-    tasks: Annotated[int, typer.Option(help="Number of games, each played by one group of rollouts.")] = 24,
-    group_size: Annotated[int, typer.Option(help="Number of rollouts per group.")] = 16,
-    train: Annotated[bool, typer.Option("--train", help="Also train a small model, in minutes (extra train).")] = False,
+    *,
+    out: Path = Path("runs/quickstart"),
+    seed: int = 0,
+    tasks: int = 24,
+    group_size: int = 16,
+    train: bool = False,
 ) -> None:
-    """Roll out bundled games, compute HGPO advantages for several K, and show how histories change them."""
+    """Roll out bundled games, compute HGPO advantages for several K, and show how histories change them.
+
+    Args:
+        out: The folder for the results.
+        seed: Seed of the order of games and of every rollout.
+        tasks: Number of games, each played by one group of rollouts.
+        group_size: Number of rollouts per group.
+        train: Also train a small model, in minutes (extra train).
+    """
     from hgpo_train.cli import quickstart_run as work
     from hgpo_train.cli.display import terminal
 

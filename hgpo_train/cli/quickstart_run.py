@@ -83,7 +83,8 @@ def quickstart(
     """
     if folder.is_file():
         raise InputError(f"{folder}: expected a folder, received a file; use another --out")
-    run, target = folder / "run", folder / "run.advantages" / "hgpo_by_depth.parquet"
+    run = folder / "run"
+    target = folder / "run.advantages" / "hgpo_by_depth.parquet"
     env: dict[str, Any] = {"env": "HGPO/ALFWorld-v0", "action_format": "command", "max_steps": MAX_STEPS}
     played = collect(policy=POLICY, out=run, tasks=tasks, group_size=group_size, seed=seed, progress=progress, **env)
     estimators = [get("hgpo").with_parameters(history_length=k, column=f"advantage_k{k}") for k in DEPTHS]
@@ -130,7 +131,8 @@ class QuickstartPlayer(BatchPolicy):
         return [self._act(request, answer) for request, answer in zip(requests, answers, strict=True)]
 
     def _act(self, request: Request, answer: str | Reply | Failure) -> str | Reply | Failure:
-        slot, draw = request.slot, request.rng
+        slot = request.slot
+        draw = request.rng
         if request.step == 0:
             self._lost.discard(slot)
             self._before[slot] = []

@@ -1,4 +1,4 @@
-"""The door of all printed text: secrets are removed, and control characters, which a terminal would interpret.
+"""All printed text passes here: secrets are removed, and control characters, which a terminal would interpret.
 
 Texts of servers, tables and models may contain escape sequences that move the cursor, hide lines or change the title of
 the window. Only consoles of `hgpo_train.cli.display.terminal` write such sequences, which are rich's own: there the
@@ -75,7 +75,8 @@ class RedactedStream:
     """
 
     def __init__(self, stream: IO[str], *, styled: bool = False) -> None:
-        self._stream, self._styled = stream, styled
+        self._stream = stream
+        self._styled = styled
 
     def write(self, text: str) -> int:
         """Write the cleaned text. Returns the length of the text before, as callers expect."""

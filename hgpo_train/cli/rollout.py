@@ -2,49 +2,49 @@
 
 from __future__ import annotations
 
+import sys
 from functools import partial
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from hgpo_train.cli import common  # typer reads the annotations
-from hgpo_train.rollout.failures import MAX_FAILED
+from hgpo_train.cli import common, options  # cyclopts reads the annotations
 
 if TYPE_CHECKING:
     from hgpo_train.rollout.collection import CollectedRun
 
 
 def rollout(
-    out: common.RunFolder,
-    env: common.Env = "HGPO/ALFWorld-v0",
-    policy: Annotated[
-        str, typer.Option(help="random, expert, explorer, mixture:expert=0.7,random=0.3, … (docs/rollouts.md)")
-    ] = "random",
-    tasks: Annotated[int, typer.Option(help="Number of tasks, each played by one group.")] = 16,
-    group_size: Annotated[int, typer.Option(help="Number of rollouts per group.")] = 8,
-    seed: Annotated[int, typer.Option(help="Seed of the task order and of every rollout.")] = 0,
-    split: common.Split = "train",
-    order: Annotated[str, typer.Option(help="Task order: shuffled, sweep, random or verl-agent.")] = "shuffled",
-    data: common.Data = None,
-    history_length: common.HistoryLength = 2,
-    max_steps: common.MaxSteps = None,
-    action_format: common.ActionFormat = None,
-    env_option: common.EnvOption = None,
-    policy_option: common.PolicyOption = None,
-    dynamic: Annotated[int | None, typer.Option(help="Dynamic sampling: play at most this many groups.")] = None,
-    slots: common.Slots = None,
-    workers: common.Workers = None,
-    retry_failed: common.RetryFailed = True,
-    max_failed: common.MaxFailed = MAX_FAILED,
-    without: Annotated[str, typer.Option(help="Columns or families to omit, such as prompt,timings,tokens.")] = "",
+    *,
+    out: options.RunFolder,
+    env: options.Env = "HGPO/ALFWorld-v0",
+    policy: str = "random",
+    tasks: int = 16,
+    group_size: int = 8,
+    seed: int = 0,
+    order: str = "shuffled",
+    environment: options.EpisodeOptions = options.EpisodeOptions(),
+    dynamic: int | None = None,
+    execution: options.RolloutOptions = options.RolloutOptions(),
+    without: str = "",
 ) -> None:
-    """Collect groups of rollouts into a step table."""
-    from hgpo_train.policies.registry import policy_spec
+    """Collect groups of rollouts into a step table.
+
+    Args:
+        out: The run's folder.
+        env: The environment.
+        policy: random, expert, explorer, mixture:expert=0.7,random=0.3, … (docs/rollouts.md)
+        tasks: Number of tasks, each played by one group.
+        group_size: Number of rollouts per group.
+        seed: Seed of the task order and of every rollout.
+        order: Task order: shuffled, sweep, random or verl-agent.
+        environment: The options of the environment.
+        dynamic: Dynamic sampling: play at most this many groups.
+        execution: The options of the policy and of the execution.
+        without: Columns or families to omit, such as prompt,timings,tokens.
+    """
     from hgpo_train.rollout.collection import collect
-    from hgpo_train.settings import read_assignments
 
     if group_size == 1:
-        typer.echo("warning: --group-size 1: group advantages need at least 2 rollouts of a task", err=True)
+        print("warning: --group-size 1: group advantages need at least 2 rollouts of a task", file=sys.stderr)
     play = partial(
         collect,
         env,
@@ -55,20 +55,9 @@ def rollout(
         seed=seed,
         order=order,
         dynamic=dynamic,
-        policy_options=read_assignments("--policy-option", policy_option or (), policy_spec(policy).option_types),
-        slots=slots if workers is None else workers,
-        workers=workers is not None,
-        retry_failed=retry_failed,
-        max_failed=max_failed,
         without=[name.strip() for name in without.split(",") if name.strip()],
-        **common.environment_options(
-            env_option,
-            split=split,
-            data=data,
-            history_length=history_length,
-            max_steps=max_steps,
-            action_format=action_format,
-        ),
+        **execution.arguments(policy),
+        **environment.arguments(),
     )
     common.play_and_report(play, _report)
 
@@ -77,7 +66,8 @@ def _report(run: CollectedRun) -> None:
     from hgpo_train.cli.display import print_table, terminal  # slow to import: rollouts begin before
 
     console = terminal(stderr=True, highlight=False)
-    summary, tally = run.summary, run.tally
+    summary = run.summary
+    tally = run.tally
     rate = tally.steps / max(tally.seconds, 1e-9)
     rows = [
         ("groups", f"{summary['groups']}"),

@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
-from pathlib import Path  # noqa: TC003 - typer reads the annotations
-from typing import Annotated
+from pathlib import Path  # noqa: TC003 - cyclopts reads the annotations
 
-import typer
-
-from hgpo_train.cli import common  # typer reads the annotations
+from hgpo_train.cli import common, options  # cyclopts reads the annotations
 
 
 def sft(
-    steps: Annotated[Path, typer.Argument(help="A step table: a run's folder or a Parquet file.")],
-    out: common.RunFolder,
-    config: Annotated[Path | None, typer.Option(help="A TOML file. Default: the default settings.")] = None,
-    model: Annotated[str | None, typer.Option(help="A folder or Hugging Face name, for --set model.path=…")] = None,
-    overrides: common.Overrides = None,
-    print_config: common.PrintConfig = False,
+    steps: Path,
+    /,
+    *,
+    out: options.RunFolder,
+    config: Path | None = None,
+    model: str | None = None,
+    overrides: options.Overrides = None,
+    print_config: options.PrintConfig = False,
 ) -> None:
-    """Fine-tune a model on the steps of a saved run, as a warm start before reinforcement learning."""
+    """Fine-tune a model on the steps of a saved run, as a warm start before reinforcement learning.
+
+    Args:
+        steps: A step table: a run's folder or a Parquet file.
+        out: The run's folder.
+        config: A TOML file. Default: the default settings.
+        model: A folder or Hugging Face name, for --set model.path=…
+        overrides: Settings.
+        print_config: Whether to print the settings instead.
+    """
     from hgpo_train.cli.display import terminal
     from hgpo_train.settings import to_toml
     from hgpo_train.training.config import SftConfig, load_config
@@ -26,10 +34,10 @@ def sft(
     from hgpo_train.training.run_folder import without_secrets
     from hgpo_train.training.sft import run_sft
 
-    assignments = [*([f"model.path={model}"] if model is not None else []), *(overrides or ())]
-    settings = load_config(config, assignments, SftConfig)
+    assignments = [] if model is None else [f"model.path={model}"]
+    settings = load_config(config, [*assignments, *(overrides or ())], SftConfig)
     if print_config:
-        typer.echo(to_toml(without_secrets(settings), docs=True), nl=False)
+        print(to_toml(without_secrets(settings), docs=True), end="")
         return
     console = terminal()
     display = Display(console, settings.update.epochs)

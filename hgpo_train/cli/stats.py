@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path  # noqa: TC003 - typer reads the annotations
-from typing import TYPE_CHECKING, Annotated, Final
+from pathlib import Path  # noqa: TC003 - cyclopts reads the annotations
+from typing import TYPE_CHECKING, Final
 
-import typer
-
-from hgpo_train.cli import common  # typer reads the annotations
+from hgpo_train.cli import common, options  # cyclopts reads the annotations
 
 if TYPE_CHECKING:
     import polars as pl
@@ -22,20 +20,29 @@ _STATES: Final = 3
 
 
 def stats(
-    run: common.SavedRun,
-    history_length: common.ContextLength = None,
-    context: common.Context = None,
-    mode: common.Mode = None,
-    reward_scale: common.RewardScale = None,
-    state_key: common.StateKey = None,
-    by: Annotated[list[str] | None, typer.Option(help="A column to split by: task_type; may be repeated.")] = None,
-    permutations: Annotated[int | None, typer.Option(help="Permutations for chance alone. Default: up to 20.")] = None,
-    seed: Annotated[int, typer.Option(help="The seed of intervals and permutations.")] = 0,
-    processes: common.Processes = 1,
-    out: Annotated[Path | None, typer.Option(file_okay=False, help="A folder for the tables as CSV files.")] = None,
-    plot: Annotated[Path | None, typer.Option(help="A picture: .html, .svg, .png or .json (extra notebooks).")] = None,
+    run: options.SavedRun,
+    /,
+    *,
+    contexts: options.ContextOptions = options.ContextOptions(),
+    by: list[str] | None = None,
+    permutations: int | None = None,
+    seed: int = 0,
+    processes: options.Processes = 1,
+    out: Path | None = None,
+    plot: Path | None = None,
 ) -> None:
-    """Report how often steps share a context at each depth of history, and how this affects advantages."""
+    """Report how often steps share a context at each depth of history, and how this affects advantages.
+
+    Args:
+        run: The run.
+        contexts: The options of contexts.
+        by: A column to split by: task_type; may be repeated.
+        permutations: Permutations for chance alone. Default: up to 20.
+        seed: The seed of intervals and permutations.
+        processes: Number of processes.
+        out: A folder for the tables as CSV files.
+        plot: A picture: .html, .svg, .png or .json (extra notebooks).
+    """
     import polars as pl
 
     from hgpo_datasets import scan_steps
@@ -53,17 +60,15 @@ def stats(
             raise InputError(f"--plot: expected at most one --by, received {len(by)}")
     steps = scan_steps(run, plain=True)
     total = int(steps.select(pl.len()).collect().item())
-    options = {"history_length": history_length, "context": context, "mode": mode, "reward_scale": reward_scale}
     with ProgressBars() as bars:
         result, changed = with_and_without_unchanged(
             run,
             by=by,
-            state_key=state_key,
             permutations=default_permutations(total) if permutations is None else permutations,
             seed=seed,
             processes=processes,
             progress=partial(bars.advance, bars.add_task("statistics", total=total)),
-            **{name: value for name, value in options.items() if value is not None},
+            **contexts.given(),
         )
     _print(result, changed, by)
     if not by:
@@ -72,13 +77,13 @@ def stats(
             console.print(sentence)
     if plot is not None:
         save_chart(statistics_chart(result.intervals, by=by[0] if by else None), plot)
-        typer.echo(f"The picture is {plot}.")
+        print(f"The picture is {plot}.")
     if out is not None:
         _write(result, changed, out)
-        typer.echo(f"The tables are in {out}.")
+        print(f"The tables are in {out}.")
     split = not by and "task_type" in steps.collect_schema()
     further = [("stats", run, "--by", "task_type")] if split else []
-    typer.echo(common.next_commands(*further, ("advantages", run)))
+    print(common.next_commands(*further, ("advantages", run)))
 
 
 def _write(result: Statistics, changed: Statistics | None, out: Path) -> None:

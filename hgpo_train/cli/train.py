@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from cyclopts import Parameter
 
-from hgpo_train.cli import common  # typer reads the annotations
+from hgpo_train.cli import common, options  # cyclopts reads the annotations
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,19 +20,35 @@ if TYPE_CHECKING:
 
 
 def train(
-    config: Annotated[str | None, typer.Argument(help="A TOML file, or a shipped configuration (--list).")] = None,
-    overrides: common.Overrides = None,
-    out: Annotated[Path | None, typer.Option(file_okay=False, help="The run's folder. Default: runs/<config>.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Resume the run in the folder.")] = False,
-    print_config: common.PrintConfig = False,
-    plan: Annotated[bool, typer.Option("--plan", help="Print the memory it needs; exit with 1 if too much.")] = False,
-    card: Annotated[str | None, typer.Option(help="The card of --plan, such as H100-80, or GB.")] = None,
-    steps: Annotated[Path | None, typer.Option(help="Only update the policy, on this step table.")] = None,
-    advantages: Annotated[Path | None, typer.Option(help="With --steps: the table of hgpo advantages.")] = None,
-    allow: common.Allow = None,
-    list_configs: Annotated[bool, typer.Option("--list", help="List the shipped configurations and exit.")] = False,
+    config: str | None = None,
+    /,
+    *,
+    overrides: options.Overrides = None,
+    out: Path | None = None,
+    resume: bool = False,
+    print_config: options.PrintConfig = False,
+    plan: bool = False,
+    card: str | None = None,
+    steps: Path | None = None,
+    advantages: Path | None = None,
+    allow: options.Allow = None,
+    list_configs: Annotated[bool, Parameter("--list")] = False,
 ) -> None:
-    """Train a policy with reinforcement learning: iterate rollouts, advantages, updates and evaluation."""
+    """Train a policy with reinforcement learning: iterate rollouts, advantages, updates and evaluation.
+
+    Args:
+        config: A TOML file, or a shipped configuration (--list).
+        overrides: Settings.
+        out: The run's folder. Default: runs/<config>.
+        resume: Resume the run in the folder.
+        print_config: Whether to print the settings instead.
+        plan: Print the memory it needs; exit with 1 if too much.
+        card: The card of --plan, such as H100-80, or GB.
+        steps: Only update the policy, on this step table.
+        advantages: With --steps: the table of hgpo advantages.
+        allow: Code that may be imported.
+        list_configs: List the shipped configurations and exit.
+    """
     from hgpo_envs.errors import InputError
     from hgpo_train.cli.display import terminal
     from hgpo_train.settings import to_toml
@@ -49,13 +66,14 @@ def train(
     if config is None and resume:
         if not stored.exists():
             raise InputError(f"no run to resume in {folder}: expected the --out of an earlier hgpo train")
-        config, allow = str(stored), allow or []
+        config = str(stored)
+        allow = allow or []
     if config is None:
         raise InputError("expected a configuration: a TOML file or a shipped name, see `hgpo train --list`")
     settings = load_config(config, overrides or (), Config, allow)
     if print_config:
         configured_estimator(settings)  # what is printed can be run
-        typer.echo(to_toml(without_secrets(settings), docs=True), nl=False)
+        print(to_toml(without_secrets(settings), docs=True), end="")
     elif plan or card is not None:
         _print_plan(settings, card, console)
     else:
@@ -75,7 +93,7 @@ def _print_plan(settings: Config, card: str | None, console: Console) -> None:
     plan = plan_memory(settings, model, this)
     console.print(plan.table(), highlight=False, soft_wrap=True, markup=False)
     if not plan.fits:
-        raise typer.Exit(1)
+        sys.exit(1)
 
 
 def _run(
@@ -83,9 +101,9 @@ def _run(
 ) -> None:
     from hgpo_envs.errors import InputError
     from hgpo_train.models.checkpoint_files import list_checkpoints
+    from hgpo_train.training.card import evaluation_command, evaluation_result, evaluations
     from hgpo_train.training.config import code_named, configured_estimator
     from hgpo_train.training.display import Display
-    from hgpo_train.training.push import evaluation_command, evaluation_result, evaluations
     from hgpo_train.training.run_folder import describe_interrupted
     from hgpo_train.training.saved_tables import train_on_table
     from hgpo_train.training.trainer import Trainer
@@ -108,7 +126,8 @@ def _run(
             if state.best and (best := folder / "checkpoints" / f"{state.best:06d}").exists():
                 result = evaluation_result(settings, evaluations(folder), state.best)
                 console.print(f"{result} It is [bold]{best}[/].", soft_wrap=True)
-            metrics, table = folder / "metrics.jsonl", folder / "steps"
+            metrics = folder / "metrics.jsonl"
+            table = folder / "steps"
             console.print(f"Metrics are in [bold]{metrics}[/], the steps in [bold]{table}[/].", soft_wrap=True)
     policy = list_checkpoints(folder / "checkpoints")[-1]
     following: Sequence[object] = ("stats", folder)

@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from pathlib import Path  # noqa: TC003 - typer reads the annotations
-from typing import Annotated, Any, Final
+from pathlib import Path  # noqa: TC003 - cyclopts reads the annotations
+from typing import Any, Final
 
-import typer
-
-from hgpo_train.cli import common  # typer reads the annotations
+from hgpo_train.cli import common, options  # cyclopts reads the annotations
 
 CHILD: Final = """
 import importlib.util, sys
@@ -22,33 +20,24 @@ print_reports(sys.argv[1:])
 """The program that decodes the files: a forged file can end it, and this process needs no Polars."""
 
 
-def verify(
-    run: Annotated[list[Path], typer.Argument(help="Runs, folders of runs, checkpoints or single files.")],
-    processes: common.Processes = 1,
-    as_json: common.Json = False,
-) -> None:
+def verify(run: list[Path], /, *, processes: options.Processes = 1, as_json: options.Json = False) -> None:
     """Find changed bytes, truncated, missing or foreign files, and rows that violate a rule.
 
     The exit code is 1 if there is a problem, and 2 if a path contains nothing that can be verified.
-    """
-    paths = [str(path) for path in run]
-    done = None
-    if processes == 1:
-        command = [sys.executable, "-P", "-c", CHILD, *paths]
-        done = subprocess.run(command, capture_output=True, check=False)  # noqa: S603 - its own program
-    if done is not None and done.returncode == 0:
-        result = json.loads(done.stdout)
-    else:
-        from hgpo_train.training.verify_run import verify_all
 
-        result = verify_all(paths, processes)  # each file in a process whose end is a problem of this file
+    Args:
+        run: Runs, folders of runs, checkpoints or single files.
+        processes: Number of processes.
+        as_json: Whether to print JSON.
+    """
+    result = _verified([str(path) for path in run], processes)
     reports: list[dict[str, Any]] = result["reports"]
     if as_json:
         from hgpo_train.cli.display import print_json
 
         print_json([report["values"] for report in reports])
     for report in () if as_json else reports:
-        typer.echo(report["line"])
+        print(report["line"])
         if rows := report["rows"]:
             from hgpo_train.cli.display import print_table
 
@@ -58,7 +47,20 @@ def verify(
 
         raise InputError(result["refused"])
     if not all(report["values"]["ok"] for report in reports):
-        raise typer.Exit(1)
+        sys.exit(1)
     tables = [report["values"]["source"] for report in reports if report["values"]["rows"]]
     if tables and not as_json:
-        typer.echo(common.next_commands(("data", "show", tables[0])))
+        print(common.next_commands(("data", "show", tables[0])))
+
+
+def _verified(paths: list[str], processes: int) -> dict[str, Any]:
+    """Return the reports of all paths."""
+    if processes == 1:
+        command = [sys.executable, "-P", "-c", CHILD, *paths]
+        done = subprocess.run(command, capture_output=True, check=False)  # noqa: S603 - its own program
+        if done.returncode == 0:
+            result: dict[str, Any] = json.loads(done.stdout)
+            return result
+    from hgpo_train.training.verify_run import verify_all
+
+    return verify_all(paths, processes)  # each file in a process whose end is a problem of this file

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path  # noqa: TC003 - typer reads the annotations
+from pathlib import Path  # noqa: TC003 - cyclopts reads the annotations
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from cyclopts import Parameter
 
-from hgpo_train.cli import common  # noqa: TC001 - typer reads the annotations
+from hgpo_train.cli import options  # noqa: TC001 - cyclopts reads the annotations
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,28 +17,35 @@ if TYPE_CHECKING:
 
 
 def view(
-    run: Annotated[list[str], typer.Argument(help="Runs, folders of runs, Parquet files, or quoted patterns.")],
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="Write one page that needs no server.")] = None,
-    tasks: Annotated[
-        int | None, typer.Option(help="Number of tasks of each run in the page of --out. Default: all that fit.")
-    ] = None,
-    task: Annotated[list[str] | None, typer.Option(help="A task id for the page instead; may be repeated.")] = None,
-    max_mb: Annotated[float, typer.Option(help="Largest size of the page, in MB; further tasks are left out.")] = 25.0,
-    overwrite: common.Overwrite = False,
-    estimator: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--estimator",
-            "-e",
-            help="A further estimator, module:function; for --out those to compute, for --terminal two to compare.",
-        ),
-    ] = None,
-    terminal: Annotated[bool, typer.Option("--terminal", help="Show the runs here, without a browser.")] = False,
-    host: Annotated[str, typer.Option(help="Address to listen on. Default: only this machine.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to listen on; 0 for a free one.")] = 0,
-    browser: Annotated[bool, typer.Option(help="Open the page in the browser.")] = True,
+    run: list[str],
+    /,
+    *,
+    out: Annotated[Path | None, Parameter(alias="-o")] = None,
+    tasks: int | None = None,
+    task: list[str] | None = None,
+    max_mb: float = 25.0,
+    overwrite: options.Overwrite = False,
+    estimator: Annotated[list[str] | None, Parameter(alias="-e")] = None,
+    terminal: bool = False,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    browser: Annotated[bool, Parameter(negative="--no-browser")] = True,
 ) -> None:
-    """Look at tasks, groups, steps and advantages in a browser or a terminal, also while a run is being written."""
+    """Look at tasks, groups, steps and advantages in a browser or a terminal, also while a run is being written.
+
+    Args:
+        run: Runs, folders of runs, Parquet files, or quoted patterns.
+        out: Write one page that needs no server.
+        tasks: Number of tasks of each run in the page of --out. Default: all that fit.
+        task: A task id for the page instead; may be repeated.
+        max_mb: Largest size of the page, in MB; further tasks are left out.
+        overwrite: Whether to replace a page.
+        estimator: A further estimator, module:function; for --out those to compute, for --terminal two to compare.
+        terminal: Show the runs here, without a browser.
+        host: Address to listen on. Default: only this machine.
+        port: Port to listen on; 0 for a free one.
+        browser: Open the page in the browser.
+    """
     from hgpo_envs.errors import InputError
     from hgpo_train.view.sources import open_sources
 
@@ -56,8 +63,8 @@ def view(
 
         sources = open_sources(run, wait=True)
         for waiting in filter(None, (source.problem() for source in sources)):
-            typer.echo(f"{waiting}; the page shows the run as soon as it can be read.", err=True)
-        serve(sources, host=host, port=port, open_browser=browser, estimators=estimator or (), say=typer.echo)
+            print(f"{waiting}; the page shows the run as soon as it can be read.", file=sys.stderr)
+        serve(sources, host=host, port=port, open_browser=browser, estimators=estimator or (), say=print)
 
 
 def _show(sources: list[Source], estimators: Sequence[str]) -> None:
@@ -69,7 +76,7 @@ def _show(sources: list[Source], estimators: Sequence[str]) -> None:
         raise InputError("--terminal: expected a terminal, received a pipe or a file; use -o to write a page")
     app.run()
     if app.return_code:
-        raise typer.Exit(app.return_code)
+        sys.exit(app.return_code)
 
 
 def _write(sources: list[Source], out: Path, *, max_mb: float, overwrite: bool, **selection: Any) -> None:
@@ -89,6 +96,6 @@ def _write(sources: list[Source], out: Path, *, max_mb: float, overwrite: bool, 
             sources, out, max_mb=max_mb, progress=lambda done, total: bars.show("tasks", done, total), **selection
         )
     for problem in page.problems:
-        typer.echo(f"warning: {problem}", err=True)
+        print(f"warning: {problem}", file=sys.stderr)
     left_out = f"; {counted(page.left_out, 'task')} did not fit into {max_mb:g} MB (--max-mb)" if page.left_out else ""
-    typer.echo(f"{out}: {counted(page.tasks, 'task')}, {page.bytes / MB:.1f} MB{left_out}. Open it in a browser.")
+    print(f"{out}: {counted(page.tasks, 'task')}, {page.bytes / MB:.1f} MB{left_out}. Open it in a browser.")

@@ -28,6 +28,7 @@ import gymnasium
 
 from hgpo_datasets import StepWriter, manifest, scan_steps
 from hgpo_envs.env import TextEnv
+from hgpo_envs.episode_options import EpisodeOptions
 from hgpo_envs.errors import InputError
 from hgpo_envs.files.atomic import LOCK, FolderLock, missing_folders, remove_unused
 from hgpo_envs.files.secrets import redact_json
@@ -296,7 +297,8 @@ def _open(env: AnyEnv, options: Mapping[str, Any], action_format: str) -> tuple[
     """Return the environment and its options as they are stored with the run."""
     if isinstance(env, str):
         plain = {name: os.fspath(value) if isinstance(value, os.PathLike) else value for name, value in options.items()}
-        stored = {"split": "train", "history_length": 2, "action_format": action_format, **plain}
+        shown = {"history_length": EpisodeOptions.history_length, "action_format": action_format}
+        stored = {"split": "train", **shown, **plain}
         try:
             return open_env(env, **stored), stored
         except InputError as error:

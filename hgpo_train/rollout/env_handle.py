@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Final
 
 import gymnasium
@@ -11,6 +11,7 @@ import gymnasium
 from hgpo_envs.env import TextEnv
 from hgpo_envs.environment_spec import environment_ids, environment_spec
 from hgpo_envs.episode import Settings, check_template, settings_for
+from hgpo_envs.episode_options import EpisodeOptions
 from hgpo_envs.errors import InputError, one_line, unknown
 from hgpo_envs.plugins import name_of
 from hgpo_envs.registration import make_env, resolve_id
@@ -117,7 +118,4 @@ def evaluation_split(env_id: str) -> str:
     return split
 
 
-_EPISODE_OPTIONS: Final = (
-    *("history_length", "history_depth", "action_format", "max_steps"),
-    *("prompt_template", "prompt_style", "system_prompt", "memory"),
-)
+_EPISODE_OPTIONS: Final = (*(field.name for field in fields(EpisodeOptions)), "memory")

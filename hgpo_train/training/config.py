@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar
 from msgspec import Meta
 
 from hgpo_datasets.sources import is_run
+from hgpo_envs.episode_options import EpisodeOptions
 from hgpo_envs.errors import InputError, unknown
 from hgpo_envs.plugins import check_code_in_file
 from hgpo_envs.registration import code_of
@@ -62,28 +63,16 @@ _NO_OPTIONS: Final = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EnvironmentConfig(Settings):
+class EnvironmentConfig(EpisodeOptions, Settings):
     """The environment that rollouts are collected in."""
 
     id: str = "HGPO/ALFWorld-v0"
     """A registered environment, such as HGPO/ALFWorld-v0 or HGPO/WebShop-v0."""
     split: str = "train"
     """The split whose tasks are trained on."""
-    max_steps: PositiveInt = 50
-    """Steps after which an episode is truncated."""
-    history_length: NonNegativeInt = 2
-    """Number of past steps in the prompt (K)."""
-    action_format: Literal["response", "command", "number"] = "response"
+    action_format: Literal["command", "response", "number"] = "response"
     """Form of the policy's output: a response with the action in tags, a command, or the number of an admissible
     action."""
-    prompt_template: str | None = None
-    """A Jinja file that replaces the environment's prompt, the name of a bundled template, such as compact, or
-    verl-agent:PATH for the prompts of a checkout of verl-agent."""
-    prompt_style: Literal["memory", "chat"] = "memory"
-    """memory: each prompt shows the last history_length steps, as in the papers. chat: a conversation that grows, with
-    the model's own responses; see rollout.overflow for one that gets too long."""
-    system_prompt: str = ""
-    """The system message of every prompt; none if empty."""
     data: str = "bundled"
     """The set of tasks: bundled, official (the benchmark's own, in one of its usual places, see hgpo envs), or a path.
     options.data takes precedence."""

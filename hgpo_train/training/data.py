@@ -21,17 +21,10 @@ def env_options(config: Config, split: str) -> dict[str, Any]:
         InputError: The official data is not there. The error names what downloads it.
     """
     environment = config.environment
-    options = {
-        "split": split,
-        "max_steps": environment.max_steps,
-        "history_length": environment.history_length,
-        "action_format": environment.action_format,
-        "prompt_style": environment.prompt_style,
-        "system_prompt": environment.system_prompt,
-        **({} if environment.data in {"bundled", "official"} else {"data": environment.data}),
-        **environment.options,
-        **({"prompt_template": environment.prompt_template} if environment.prompt_template else {}),
-    }
+    options = {"split": split, **environment.episode_options()}
+    if environment.data not in {"bundled", "official"}:
+        options["data"] = environment.data
+    options |= environment.options
     if environment.data == "official" and "data" not in environment.options:
         options["data"] = _official_data(environment)
     return options

@@ -7,9 +7,8 @@ import orjson
 import polars as pl
 import polars.testing
 import pytest
-from command import invoke
+from command import invoke, outcome
 from tabular_world import play
-from typer.testing import CliRunner
 
 from hgpo_datasets import StepWriter
 from hgpo_envs.errors import InputError
@@ -17,7 +16,6 @@ from hgpo_research.comparison.files import FILES
 from hgpo_research.comparison.inputs import truth_rewards
 from hgpo_research.comparison.measures import MEASURES
 from hgpo_research.truth.table import METADATA
-from hgpo_train.cli import app
 
 FAST = ["--resamples", 100, "--permutations", 2, "--redraws", 1]
 
@@ -173,6 +171,5 @@ def interrupted(steps: pl.LazyFrame) -> pl.LazyFrame:
 def test_an_interruption_leaves_no_files(world: Path) -> None:
     before = sorted(world.rglob("*"))
     given = [world / "first", "--truth", world / "truth.parquet", "-e", f"{__name__}:interrupted"]
-    done = CliRunner().invoke(app, ["compare-estimators", *map(str, given)])
-    assert done.exit_code == 130
+    assert outcome("compare-estimators", *given)[0] == 130
     assert sorted(world.rglob("*")) == before

@@ -14,7 +14,7 @@ from distribution import write_distribution
 import hgpo_envs  # noqa: F401 - registers the ids
 from hgpo_envs.alfworld.data.game_folder import write_folder
 from hgpo_envs.alfworld.generation.store import GeneratedStore
-from hgpo_train.cli import LIBRARIES
+from hgpo_train.cli.app import LIBRARIES
 
 HOUSE = """
 from hgpo_envs.environment_spec import EnvironmentSpec

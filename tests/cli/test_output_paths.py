@@ -7,7 +7,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from command import ROOT, every_command
+from command import ROOT, arguments_of, every_command
 
 from hgpo_datasets import StepWriter
 from hgpo_envs.plugins import install_command
@@ -17,7 +17,7 @@ from hgpo_train.cli.exit_status import extra_of
 WITH_OUT = {
     words: command
     for words, command in every_command().items()
-    if any(option.name == "out" for option in getattr(command, "params", ()))
+    if any("--out" in argument.names for argument in arguments_of(command))
 }
 
 
@@ -34,13 +34,13 @@ def run(hgpo, monkeypatch, tmp_path):
     return exit_code_and_errors
 
 
-def arguments_of(command, out: str) -> list[str]:
+def words_for(command, out: str) -> list[str]:
     """Values for all required arguments; `out` for the option `--out`."""
-    needed = [option for option in command.params if option.required and option.name != "out"]
     words = ["--out", out]
-    for option in needed:
-        words += [] if option.param_type_name == "argument" else [option.opts[0]]
-        words.append("environment" if option.name == "kind" else "7")
+    for argument in arguments_of(command):
+        if argument.required and argument.name != "--out":
+            words += [argument.name] if argument.name.startswith("--") else []
+            words.append("environment" if argument.field_info.name == "kind" else "7")
     return words
 
 
@@ -61,7 +61,7 @@ def test_a_path_that_cannot_be_written_is_one_line_before_any_work(run, monkeypa
     cases += [(("rollout",), out) for out in ("locked/x", "x" * 5000)]
     cases += [(words, out) for words in (("view",), ("advantages",)) for out in ("pipe", "to a device")]
     for words, out in cases:
-        code, lines = run(*words, *arguments_of(WITH_OUT[words], out))
+        code, lines = run(*words, *words_for(WITH_OUT[words], out))
         assert (code, len(lines)) == (2, 1), (words, lines)
         assert re.match(r"error: --out .*choose another path", lines[0]), lines
         assert tree(Path()) == before

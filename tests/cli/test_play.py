@@ -6,19 +6,18 @@ import sys
 from pathlib import Path
 
 import pytest
-from click.testing import Result
-from command import MAIN, environment
-from typer.testing import CliRunner
+from command import MAIN, environment, outcome
 
 from hgpo_datasets import scan_steps
 from hgpo_train import collect
-from hgpo_train.cli import app
 
 WORLDS = ["HGPO/ALFWorld-v0", "HGPO/WebShop-v0"]
 
 
-def play(typed: str, *options: str) -> Result:
-    return CliRunner().invoke(app, ["play", *options], input=typed, env={"COLUMNS": "100"})
+def play(typed: str, *options: str) -> str:
+    code, shown = outcome("play", *options, typed=typed, COLUMNS="100")
+    assert code == 0, shown
+    return shown
 
 
 def expert(env: str, folder: Path, tasks: int) -> list[list[str]]:
@@ -34,9 +33,8 @@ def test_whole_games_are_saved_like_a_policys(env: str, tmp_path: Path) -> None:
     out = tmp_path / "mine"
     for game in games:  # one after the other: the second command adds a game
         done = play("\n".join(game), env, "--out", str(out))
-        assert done.exit_code == 0, done.stderr
-        assert "Solved in" in done.stdout
-        assert f"Next: hgpo view {out}" in done.stdout
+        assert "Solved in" in done
+        assert f"Next: hgpo view {out}" in done
     columns = ["task_id", "step", "state", "action", "reward", "won", "next_state", "history_hash_2"]
     mine, theirs = (scan_steps(run).select(columns).collect() for run in (out, tmp_path / "expert"))
     assert mine.equals(theirs)
@@ -50,24 +48,24 @@ def test_actions_by_number_lists_and_the_prompt(tmp_path: Path) -> None:
     done = play("/zzz\n/go to\n99\n0\nh\np\n2\n", "--max-steps", "1", "--out", str(tmp_path / "mine"))
     assert scan_steps(tmp_path / "mine").collect()["action"].to_list() == [row["action"]]
     for part in ("no action contains 'zzz'", "expected a number from 1 to", "show the prompt that a model would see"):
-        assert part in done.stdout
-    assert "Answer with exactly one action" in done.stdout
-    assert "Not solved in 1 steps" in done.stdout
+        assert part in done
+    assert "Answer with exactly one action" in done
+    assert "Not solved in 1 steps" in done
 
 
 def test_an_open_query_is_written_not_chosen() -> None:
     done = play("1\nclick[nothing]\nsearch[red shoes]\nq\n", "HGPO/WebShop-v0")
-    assert "search[<your query>]: write it with your own text" in done.stdout
-    assert done.stdout.count("not admissible") == 1
-    assert "step 1" in done.stdout
+    assert "search[<your query>]: write it with your own text" in done
+    assert done.count("not admissible") == 1
+    assert "step 1" in done
 
 
 @pytest.mark.parametrize("typed", ["look\nq\n", "look\n"], ids=["quit", "end of input"])
 def test_an_unfinished_game_is_not_saved(typed: str, tmp_path: Path) -> None:
     out = tmp_path / "mine"
     done = play(typed, "--out", str(out))
-    assert (done.exit_code, done.stderr) == (0, "")
-    assert "0 of 1 played." in done.stdout
+    assert "error" not in done
+    assert "0 of 1 played." in done
     assert not list(out.glob("steps/*.parquet"))
 
 

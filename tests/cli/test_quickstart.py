@@ -6,11 +6,10 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-from typer.testing import CliRunner
+from command import outcome
 
 from hgpo_datasets import scan_steps
 from hgpo_train.analysis.statistics import statistics
-from hgpo_train.cli import app
 from hgpo_train.cli.common import program
 from hgpo_train.cli.quickstart_run import DEPTHS, quickstart
 
@@ -66,22 +65,22 @@ def test_the_run_shows_what_estimators_differ_in(tmp_path: Path) -> None:
 def test_the_next_commands_work_as_they_are_printed(tmp_path: Path) -> None:
     """In a folder with a space, on a narrow terminal; a second call plays nothing."""
     arguments = ["quickstart", "--out", str(tmp_path / "a b"), "--tasks", "2", "--group-size", "3"]
-    first, second = (CliRunner().invoke(app, arguments, env={"COLUMNS": "60"}) for _ in range(2))
-    assert first.exit_code == second.exit_code == 0, first.output
-    assert "steps/s" in first.output
-    assert "already" in second.output
+    first, second = (outcome(*arguments, COLUMNS="60") for _ in range(2))
+    assert first[0] == second[0] == 0, first
+    assert "steps/s" in first[1]
+    assert "already" in second[1]
     table = pl.read_parquet(tmp_path / "a b/run.advantages/hgpo_by_depth.parquet")
     assert {f"advantage_k{k}" for k in DEPTHS} <= set(table.columns)
-    following = first.output.split("Next:\n")[1].splitlines()
-    assert all(line.startswith(("  hgpo ", "      ")) for line in following), first.output
-    commands = [shlex.split(line)[1:] for line in first.output.splitlines() if line.startswith("  hgpo ")]
+    following = first[1].split("Next:\n")[1].splitlines()
+    assert all(line.startswith(("  hgpo ", "      ")) for line in following), first[1]
+    commands = [shlex.split(line)[1:] for line in first[1].splitlines() if line.startswith("  hgpo ")]
     assert [words[0] for words in commands] == ["view", "stats", "advantages", "data", "eval"]
     for words in commands:
-        done = CliRunner().invoke(app, words)
-        assert done.exit_code == 0, (words, done.output)
+        code, shown = outcome(*words)
+        assert code == 0, (words, shown)
     deeper = ["advantages", str(tmp_path / "a b/run"), "-e", "hgpo:history_length=4", "--overwrite"]
     note = "Note: prompts show 2 past steps, advantages compare 4 past states"
-    assert note in CliRunner().invoke(app, deeper).output
+    assert note in outcome(*deeper)[1]
     assert (tmp_path / "a b/page.html").stat().st_size > 100_000
 
 

@@ -55,7 +55,7 @@ def test_the_overview_counts(run: Path) -> None:
 def test_a_run_may_have_the_name_of_the_command(run: Path, hgpo: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(run.parent)
     run.rename("run")
-    expected = hgpo("data", "show", "run", "run", "--json")
+    expected = hgpo("data", "show", "./run", "--json")
     assert expected[0] == 0
     assert hgpo("data", "show", "run", "--json") == expected
 

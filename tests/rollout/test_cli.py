@@ -7,13 +7,12 @@ import time
 
 import polars as pl
 import pytest
-from command import DOORS, finished
+from command import DOORS, arguments_of, every_command, finished
 from command import hgpo as start
 
 from hgpo_datasets import manifest, scan_steps, verify
 from hgpo_envs.alfworld.data.pack import write_pack
 from hgpo_envs.alfworld.data.source import ALFWorldSource
-from hgpo_train.cli.rollout import rollout
 
 
 def test_a_run_and_its_resumption(tmp_path, hgpo, monkeypatch):
@@ -159,5 +158,5 @@ def test_every_flag_has_its_effect(play, tmp_path, hgpo):
 
 def test_every_flag_is_in_the_test():
     text = inspect.getsource(test_every_flag_has_its_effect) + " ".join(SMALL)
-    for name in inspect.signature(rollout).parameters:
-        assert f"--{name.replace('_', '-')}" in text or name in ("out", "retry_failed"), name
+    for argument in arguments_of(every_command()["rollout",]):
+        assert argument.name in text or argument.name in ("--out", "--retry-failed"), argument.name

@@ -112,7 +112,7 @@ def test_the_command_writes_a_page(hgpo, small_run, tmp_path) -> None:
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        ("", "Missing argument 'run'"),
+        ("", "parameter RUN requires an argument"),
         ("nowhere", "nowhere: no such file or run"),
         ("https://host/run", "expected a local run, received the URL https://host/run"),
         (". -o page.html", "is not a run, and contains none"),

@@ -1,40 +1,58 @@
 """The `hgpo` command: all its commands, one in this process, and one as a separate process; and other programs."""
 
+import io
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
-from typer.main import get_command
-from typer.testing import CliRunner
+import pytest
+from cyclopts import App, Argument
 
 import hgpo_envs
-from hgpo_train.cli import app
+from hgpo_train.cli import app, main
 
 ROOT = Path(hgpo_envs.__file__).parent.parent
 DOORS = ["rollout", "--env", "doors_env:HGPO-Test/Doors-v0", "--env-option", "count=400", "--max-steps", "20"]
 
 
-def every_command() -> dict[tuple[str, ...], Any]:
+def every_command() -> dict[tuple[str, ...], App]:
     """Return every command and group of the command line, by the words that name it."""
-    return dict(_commands(get_command(app)))
+    whole = app.application()
+    return {(): whole, **dict(app.every_command(whole))}
 
 
-def _commands(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    yield path, group
-    for name, command in getattr(group, "commands", {}).items():
-        yield from _commands(command.load() if hasattr(command, "load") else command, (*path, name))
+def arguments_of(command: App) -> list[Argument]:
+    """Return the arguments and options of a command, those in dataclasses among them; none of a group."""
+    if command.default_command is None:
+        return []
+    return [argument for argument in command.assemble_argument_collection() if argument.name != "*"]
 
 
 def invoke(*arguments: object) -> str:
-    """Run a command in this process, raise what it raises, and return its output."""
-    done = CliRunner().invoke(app, [str(argument) for argument in arguments], env={"COLUMNS": "160"})
-    if done.exception:
-        raise done.exception
-    assert done.exit_code == 0, done.output
-    return done.output
+    """Run a command in this process, raise what it raises, and return its output and errors."""
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(io.StringIO()) as printed, redirect_stderr(printed):
+        patch.setenv("COLUMNS", "160")
+        app.run([str(argument) for argument in arguments])
+    return printed.getvalue()
+
+
+def outcome(*arguments: object, typed: str = "", **variables: str) -> tuple[int, str]:
+    """Run a command in this process with a text as standard input: its exit status and all that it printed."""
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        redirect_stdout(io.StringIO()) as printed,
+        redirect_stderr(printed),
+    ):
+        for name, value in variables.items():
+            patch.setenv(name, value)
+        patch.setattr(sys, "argv", ["hgpo", *map(str, arguments)])
+        patch.setattr(sys, "stdin", io.StringIO(typed))
+        with pytest.raises(SystemExit) as end:
+            main()
+    return end.value.code or 0, printed.getvalue()
 
 
 def environment(*folders: Path, **more: str) -> dict[str, str]:

@@ -6,54 +6,54 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from cyclopts import Parameter
 
 
 def install_appworld(
-    into: Annotated[
-        Path | None,
-        typer.Option(
-            "--into", "--out", help="A new folder for the environment. Default: ~/.local/share/hgpo/appworld."
-        ),
-    ] = None,
-    python: Annotated[str, typer.Option(help="The interpreter to make it with: Python 3.11 to 3.13.")] = sys.executable,
+    *, into: Annotated[Path | None, Parameter(("--into", "--out"))] = None, python: str = sys.executable
 ) -> None:
-    """Install AppWorld into a virtual environment of its own. By using it you accept its licence, which is printed."""
+    """Install AppWorld into a virtual environment of its own. By using it you accept its licence, which is printed.
+
+    Args:
+        into: A new folder for the environment. Default: ~/.local/share/hgpo/appworld.
+        python: The interpreter to make it with: Python 3.11 to 3.13.
+    """
     from hgpo_appworld.data.install import VARIABLE, install
 
     made = install(into, python, _tell)
     name = f"export {VARIABLE}={made} && " if into else ""
-    typer.echo(f"AppWorld is installed for {made}. Next: {name}hgpo data synth appworld --out appworld")
+    print(f"AppWorld is installed for {made}. Next: {name}hgpo data synth appworld --out appworld")
 
 
 def fetch_appworld(
-    into: Annotated[Path, typer.Option("--into", "--out", help="A new folder, AppWorld's root.")] = Path("appworld"),
-    python: Annotated[
-        str | None, typer.Option(help="AppWorld's interpreter. Default: that of `hgpo data install appworld`.")
-    ] = None,
+    *, into: Annotated[Path, Parameter(("--into", "--out"))] = Path("appworld"), python: str | None = None
 ) -> None:
-    """Download AppWorld's official tasks with AppWorld itself. You accept its licence, which is printed."""
+    """Download AppWorld's official tasks with AppWorld itself. You accept its licence, which is printed.
+
+    Args:
+        into: A new folder, AppWorld's root.
+        python: AppWorld's interpreter. Default: that of `hgpo data install appworld`.
+    """
     from hgpo_appworld.data.install import default_python
     from hgpo_appworld.data.official import fetch
 
     counts = fetch(into, python or str(default_python()), _tell)
     tasks = ", ".join(f"{split} {count:,}" for split, count in counts.items())
-    typer.echo(f'{tasks} tasks in {into}. Next: gym.make("HGPO/AppWorld-v0", data="{into}")')
+    print(f'{tasks} tasks in {into}. Next: gym.make("HGPO/AppWorld-v0", data="{into}")')
 
 
 def synth_appworld(
-    out: Annotated[Path, typer.Option("--out", "--into", help="A new folder, AppWorld's root.")],
-    python: Annotated[
-        str | None, typer.Option(help="AppWorld's interpreter. Default: that of `hgpo data install appworld`.")
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the world and its tasks.")] = 0,
-    tasks: Annotated[
-        int, typer.Option(help="Number of tasks, three a scenario; five eighths train, the rest dev and test_normal.")
-    ] = 48,
+    *, out: Annotated[Path, Parameter(("--out", "--into"))], python: str | None = None, seed: int = 0, tasks: int = 48
 ) -> None:
     """Generate a small AppWorld: people, their data in seven apps, and tasks with evaluations and solutions.
 
     The files are derived from AppWorld's encrypted apps. Do not publish them.
+
+    Args:
+        out: A new folder, AppWorld's root.
+        python: AppWorld's interpreter. Default: that of `hgpo data install appworld`.
+        seed: Seed of the world and its tasks.
+        tasks: Number of tasks, three a scenario; five eighths train, the rest dev and test_normal.
     """
     from hgpo_appworld.data.install import default_python
     from hgpo_appworld.generation.root import write_root
@@ -63,8 +63,8 @@ def synth_appworld(
     with ProgressBars() as bars:
         counts = write_root(out, interpreter, seed, tasks, bars.show)
     made = ", ".join(f"{split} {count:,}" for split, count in counts.items())
-    typer.echo(f'{made} tasks in {out}. Next: gym.make("HGPO/AppWorld-v0", data="{out}")')
+    print(f'{made} tasks in {out}. Next: gym.make("HGPO/AppWorld-v0", data="{out}")')
 
 
 def _tell(line: str) -> None:
-    typer.echo(line, err=True)
+    print(line, file=sys.stderr)

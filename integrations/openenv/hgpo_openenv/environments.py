@@ -70,7 +70,8 @@ class ServedEnvironment:
 
     def metadata(self) -> dict[str, Any]:
         """Return the description of the environment, as OpenEnv's metadata, with its settings."""
-        settings = self._env.episode.settings
+        options = self._env.episode.settings.episode_options()
+        del options["prompt_template"]  # may be a path of this machine
         return {
             "name": self.env_id,
             "description": f"{self.name} of HGPO: text observations, text actions, the benchmark's own reward",
@@ -78,12 +79,7 @@ class ServedEnvironment:
             "documentation_url": None,
             "split": self._env.tasks.name,
             "tasks": len(self._env.tasks),
-            "history_length": settings.history_length,
-            "history_depth": settings.history_depth,
-            "action_format": settings.action_format,
-            "max_steps": settings.max_steps,
-            "prompt_style": settings.prompt_style,
-            "system_prompt": settings.system_prompt,
+            **options,
         }
 
 
@@ -158,19 +154,12 @@ def open_environments(
     opened: dict[str, ServedEnvironment] = {}
     for env_id in env_ids:
         handle = open_env(env_id, **options)
-        settings = handle.settings
         env = TextEnv(
             handle.shared,
             split=options["split"],
             sampling=sampling,
-            history_length=settings.history_length,
-            history_depth=settings.history_depth,
-            action_format=settings.action_format,
-            max_steps=settings.max_steps,
-            prompt_template=options.get("prompt_template"),
-            prompt_style=settings.prompt_style,
-            system_prompt=settings.system_prompt,
-            memory=settings.memory,
+            memory=handle.settings.memory,
+            **handle.settings.episode_options(),
         )
         served = ServedEnvironment(handle.env_id, env, _threads(handle))
         if served.name in opened:

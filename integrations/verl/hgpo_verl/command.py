@@ -6,12 +6,14 @@ import os
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Final
 
-import typer
 import yaml
+from cyclopts import App, Parameter
 
 from hgpo_envs.errors import InputError
+from hgpo_train.cli import options  # noqa: TC001 - cyclopts reads the annotations
+from hgpo_train.cli.help_page import HelpPage
 from hgpo_train.training.config import Config, load_config
 from hgpo_verl.check import check as check_launch
 from hgpo_verl.check import installed_verl
@@ -49,24 +51,32 @@ def command_line(file: Path) -> str:
 
 
 def launch(
-    config: Annotated[str | None, typer.Argument(help="A TOML file, or the name of a shipped configuration.")] = None,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="Override a setting: section.field=value; may be repeated.", metavar="A.B=C"),
-    ] = None,
-    gpus: Annotated[int, typer.Option(help="GPUs of each machine.")] = 4,
-    nodes: Annotated[int, typer.Option(help="Machines of the Ray cluster.")] = 1,
-    out: Annotated[Path | None, typer.Option(help="The run's folder. Default: runs/<configuration>.")] = None,
-    run: Annotated[bool, typer.Option("--run", help="Start verl instead of printing the command.")] = False,
-    check: Annotated[
-        bool, typer.Option("--check", help="Check that verl reads every setting and trains a small step, and exit.")
-    ] = False,
-    rules: Annotated[bool, typer.Option("--rules", help="Print what happens to each setting, and exit.")] = False,
+    config: str | None = None,
+    /,
+    *,
+    overrides: options.Overrides = None,
+    gpus: int = 4,
+    nodes: int = 1,
+    out: Path | None = None,
+    run: bool = False,
+    check: bool = False,
+    rules: bool = False,
 ) -> None:
-    """Write RUN/verl.yaml from a configuration of `hgpo train`, and print the command that starts verl with it."""
+    """Write RUN/verl.yaml from a configuration of `hgpo train`, and print the command that starts verl with it.
+
+    Args:
+        config: A TOML file, or the name of a shipped configuration.
+        overrides: Settings.
+        gpus: GPUs of each machine.
+        nodes: Machines of the Ray cluster.
+        out: The run's folder. Default: runs/<configuration>.
+        run: Start verl instead of printing the command.
+        check: Check that verl reads every setting and trains a small step, and exit.
+        rules: Print what happens to each setting, and exit.
+    """
     if rules:
         for name, rule in RULES.items():
-            typer.echo(f"{name}\t{rule.kind}\t{rule.how}")
+            print(f"{name}\t{rule.kind}\t{rule.how}")
         return
     if config is None:
         raise InputError("expected a configuration: a TOML file or a shipped name, see `hgpo train --list`")
@@ -76,9 +86,9 @@ def launch(
     file = folder / "verl.yaml"
     file.write_text(text, encoding="utf-8")
     if check:
-        raise typer.Exit(0 if check_launch(file, yaml.safe_load(text)) else 1)
+        sys.exit(0 if check_launch(file, yaml.safe_load(text)) else 1)
     if not run:
-        typer.echo(command_line(file))
+        print(command_line(file))
         return
     installed_verl("--run")
     os.environ["VERL_USE_EXTERNAL_MODULES"] = PLUGIN
@@ -88,8 +98,15 @@ def launch(
 
 def main() -> None:
     """Run the command line."""
+    app = App(
+        name="hgpo-verl",
+        default_command=launch,
+        help_formatter=HelpPage(),
+        help_format="plaintext",
+        default_parameter=Parameter(negative=(), negative_iterable=(), allow_repeating=True),
+    )
     try:
-        typer.run(launch)
+        app()
     except InputError as error:
         raise SystemExit(f"hgpo-verl: {error}") from None
 

@@ -211,8 +211,8 @@ RULES: Final[dict[str, Rule]] = {
     **{
         f"environment.{name}": _read("agent loop and data set")
         for name in (
-            *("id", "max_steps", "history_length", "action_format", "prompt_template", "prompt_style"),
-            *("system_prompt", "data", "options"),
+            *("id", "max_steps", "history_length", "history_depth", "action_format", "prompt_template"),
+            *("prompt_style", "system_prompt", "data", "options"),
         )
     },
     "environment.split": _to("data.train_files", change=lambda split: f"{TRAINING}:{split}"),

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path  # noqa: TC003 - typer reads the annotations
+import sys
+from pathlib import Path  # noqa: TC003 - cyclopts reads the annotations
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
-import typer
+from cyclopts import Parameter
 
 from hgpo_train.advantages.parameters import REWARD_SCALE
-from hgpo_train.cli import common  # noqa: TC001 - typer reads the annotations
+from hgpo_train.cli import options  # noqa: TC001 - cyclopts reads the annotations
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,66 +25,54 @@ SHOWN: Final = ("correlation", "sign", "error", "slope")
 
 
 def compare_estimators(
-    run: Annotated[Path, typer.Argument(help="A run, or a Parquet file of steps. It is not modified.")],
-    estimators: Annotated[
-        list[str],
-        typer.Option(
-            "--estimators",
-            "-e",
-            help="Estimators, separated by commas, each with its parameters after colons: "
-            "hgpo,hgpo:history_length=4,module:function:name=value. May be repeated.",
-        ),
-    ],
-    truth: Annotated[
-        Path | None, typer.Option(help="The truth table of the run, written by hgpo truth. A gain needs none.")
-    ] = None,
-    measure: Annotated[
-        str, typer.Option(help="correlation with the truth, or gain: what an update along the gradient improves.")
-    ] = "correlation",
-    model: Annotated[
-        str | None,
-        typer.Option(
-            help="The policy that played the run, for gradients of its parameters: a checkpoint, a model's folder or "
-            "a training run; or softmax, for the weights of its features."
-        ),
-    ] = None,
-    device: Annotated[str | None, typer.Option(help="The torch device of --model. Default: auto.")] = None,
-    reward_scale: Annotated[float, typer.Option(help="Factor of rewards; verl-agent trains with 10.")] = REWARD_SCALE,
-    setting: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="A parameter of all estimators that have it, name=value; may be repeated."),
-    ] = None,
-    folds: Annotated[
-        int | None, typer.Option(help="Parts of each group, for a gain: one is held out in turn. Default: 4.")
-    ] = None,
-    kl: Annotated[
-        float | None, typer.Option(help="Divergence per step of the update whose gain is shown. Default: 0.01.")
-    ] = None,
-    group_sizes: Annotated[
-        str | None,
-        typer.Option(
-            help="Rollouts per group, separated by commas: 4,8. Smaller groups than the run's are redrawn from its "
-            "rollouts. Default: 4, 8, 16 … and the run's."
-        ),
-    ] = None,
-    redraws: Annotated[
-        int | None, typer.Option(help="How often the groups of each size are redrawn. Default: 4.")
-    ] = None,
-    depth: Annotated[
-        int | None, typer.Option(help="Deepest context by which steps are classified. Default: 4.")
-    ] = None,
-    resamples: Annotated[int | None, typer.Option(help="Resamples of the tasks, for intervals. Default: 2000.")] = None,
-    permutations: Annotated[
-        int | None, typer.Option(help="Permutations of estimates, for what chance gives. Default: 50.")
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of redraws, resamples and permutations.")] = 0,
-    out: Annotated[
-        Path | None, typer.Option(file_okay=False, help="The folder to write. Default: <run>.comparison.")
-    ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing comparison.")] = False,
-    allow: common.Allow = None,
+    run: Path,
+    /,
+    *,
+    estimators: Annotated[list[str], Parameter(alias="-e")],
+    truth: Path | None = None,
+    measure: str = "correlation",
+    model: str | None = None,
+    device: str | None = None,
+    reward_scale: float = REWARD_SCALE,
+    setting: Annotated[list[str] | None, Parameter("--set")] = None,
+    folds: int | None = None,
+    kl: float | None = None,
+    group_sizes: str | None = None,
+    redraws: int | None = None,
+    depth: int | None = None,
+    resamples: int | None = None,
+    permutations: int | None = None,
+    seed: int = 0,
+    out: Path | None = None,
+    overwrite: bool = False,
+    allow: options.Allow = None,
 ) -> None:
-    """Compare estimators on a saved run: by gain, or by correlation, bias, variance and sign with true advantages."""
+    """Compare estimators on a saved run: by gain, or by correlation, bias, variance and sign with true advantages.
+
+    Args:
+        run: A run, or a Parquet file of steps. It is not modified.
+        estimators: Estimators, separated by commas, each with its parameters after colons:
+            hgpo,hgpo:history_length=4,module:function:name=value. May be repeated.
+        truth: The truth table of the run, written by hgpo truth. A gain needs none.
+        measure: correlation with the truth, or gain: what an update along the gradient improves.
+        model: The policy that played the run, for gradients of its parameters: a checkpoint, a model's folder or a
+            training run; or softmax, for the weights of its features.
+        device: The torch device of --model. Default: auto.
+        reward_scale: Factor of rewards; verl-agent trains with 10.
+        setting: A parameter of all estimators that have it, name=value; may be repeated.
+        folds: Parts of each group, for a gain: one is held out in turn. Default: 4.
+        kl: Divergence per step of the update whose gain is shown. Default: 0.01.
+        group_sizes: Rollouts per group, separated by commas: 4,8. Smaller groups than the run's are redrawn from its
+            rollouts. Default: 4, 8, 16 … and the run's.
+        redraws: How often the groups of each size are redrawn. Default: 4.
+        depth: Deepest context by which steps are classified. Default: 4.
+        resamples: Resamples of the tasks, for intervals. Default: 2000.
+        permutations: Permutations of estimates, for what chance gives. Default: 50.
+        seed: Seed of redraws, resamples and permutations.
+        out: The folder to write. Default: <run>.comparison.
+        overwrite: Replace an existing comparison.
+        allow: Code that files of the run may name.
+    """
     from hgpo_datasets import scan_steps
     from hgpo_envs.errors import InputError, unknown
     from hgpo_research.comparison import compare_estimators as compare
@@ -133,9 +122,9 @@ def compare_estimators(
             write_comparison(found, target, title=title, sources=sources, overwrite=overwrite)
         except KeyboardInterrupt:
             errors.print(f"Interrupted. {target} is unchanged.", soft_wrap=True)
-            raise typer.Exit(130) from None
+            sys.exit(130)
     _print(found)
-    typer.echo(f"\nAll figures and a report with pictures: {target}")
+    print(f"\nAll figures and a report with pictures: {target}")
 
 
 def _refuse(given: dict[str, object], measure: str) -> None:
@@ -224,8 +213,8 @@ def _gain(
         title=f"Gain in points of success, KL {found.kl:g}",
     )
     for sentence in ranking(found):
-        typer.echo(f"• {sentence}")
-    typer.echo(f"\nThe tables: {target}")
+        print(f"• {sentence}")
+    print(f"\nThe tables: {target}")
 
 
 def _gradients(

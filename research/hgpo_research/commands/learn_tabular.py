@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path  # noqa: TC003 - typer reads the annotations
+from pathlib import Path  # noqa: TC003 - cyclopts reads the annotations
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
-import typer
+from cyclopts import Parameter
 
-from hgpo_train.cli import common  # noqa: TC001 - typer reads the annotations
+from hgpo_train.cli import options  # noqa: TC001 - cyclopts reads the annotations
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -33,50 +33,70 @@ LEAST: Final = {
 
 
 def learn_tabular(
-    estimators: Annotated[
-        list[str],
-        typer.Option(
-            "--estimators", "-e", help="Estimators, as hgpo:history_length=4,grpo; adaptive mixes, oracle is the truth."
-        ),
-    ],
-    out: Annotated[Path, typer.Option(file_okay=False, help="The folder of curves, tables, pictures and graphs.")],
-    env: common.Env = "HGPO/WebShop-v0",
-    env_option: common.EnvOption = None,
-    split: common.Split = "train",
-    max_steps: common.MaxSteps = None,
-    tasks: Annotated[int, typer.Option(help="Number of tasks of a set, which are drawn from the split.")] = 16,
-    tasks_seed: Annotated[int, typer.Option(help="Seed of the draw; that of the first set.")] = 0,
-    task_sets: Annotated[int, typer.Option(help="Number of sets; the seeds are divided among them.")] = 1,
-    skill: Annotated[float, typer.Option(help="Factor of the first logits' scores, as of the policy softmax.")] = 0.4,
-    memory: Annotated[int, typer.Option(help="Number of past steps that the first logits depend on.")] = 1,
-    reads: Annotated[int, typer.Option(help="Number of past steps that the learned logits depend on.")] = 0,
-    shared: Annotated[
-        bool, typer.Option("--shared", help="One logit for each combination of features, which all tasks share.")
-    ] = False,
-    held_out: Annotated[int, typer.Option(help="Further tasks of each set, which are only evaluated.")] = 0,
-    taste: Annotated[float, typer.Option(help="Standard deviation of each seed's noise in the first logits.")] = 1.0,
-    group_size: Annotated[int, typer.Option(help="Rollouts per task in an iteration.")] = 8,
-    seeds: Annotated[int, typer.Option(help="Number of seeds; those of a set of tasks learn in lock-step.")] = 32,
-    first_seed: Annotated[int, typer.Option(help="The first seed.")] = 0,
-    iterations: Annotated[int, typer.Option(help="Number of updates.")] = 40,
-    update: Annotated[str, typer.Option(help="kl (a fixed divergence per update), or adam.")] = "kl",
-    kl: Annotated[float, typer.Option(help="The divergence per step of an update of kl.")] = 0.01,
-    learning_rate: Annotated[float, typer.Option(help="Learning rate of adam.")] = 0.1,
-    evaluation: Annotated[int, typer.Option(help="Rollouts per task after the last update.")] = 32,
-    samples: Annotated[int, typer.Option(help="Rollouts of each of the oracle's values.")] = 16,
-    gain_at: Annotated[
-        list[int] | None, typer.Option(help="Number of updates after which gains are measured; may be repeated.")
-    ] = None,
-    gain_policies: Annotated[
-        int, typer.Option(help="Seeds of a set whose policies, with the first estimator, these are.")
-    ] = 4,
-    gain_copies: Annotated[int, typer.Option(help="Redrawn batches of each of them, at least 4.")] = 32,
-    setting: Annotated[
-        list[str] | None, typer.Option("--set", help="A parameter of all estimators that have it, name=value.")
-    ] = None,
-    overwrite: common.Overwrite = False,
+    *,
+    estimators: Annotated[list[str], Parameter(alias="-e")],
+    out: Path,
+    env: options.Env = "HGPO/WebShop-v0",
+    env_option: options.EnvOption = None,
+    split: options.Split = "train",
+    max_steps: options.MaxSteps = None,
+    tasks: int = 16,
+    tasks_seed: int = 0,
+    task_sets: int = 1,
+    skill: float = 0.4,
+    memory: int = 1,
+    reads: int = 0,
+    shared: bool = False,
+    held_out: int = 0,
+    taste: float = 1.0,
+    group_size: int = 8,
+    seeds: int = 32,
+    first_seed: int = 0,
+    iterations: int = 40,
+    update: str = "kl",
+    kl: float = 0.01,
+    learning_rate: float = 0.1,
+    evaluation: int = 32,
+    samples: int = 16,
+    gain_at: list[int] | None = None,
+    gain_policies: int = 4,
+    gain_copies: int = 32,
+    setting: Annotated[list[str] | None, Parameter("--set")] = None,
+    overwrite: options.Overwrite = False,
 ) -> None:
-    """Let tabular policies learn with several estimators, and compare final success and area, with intervals."""
+    """Let tabular policies learn with several estimators, and compare final success and area, with intervals.
+
+    Args:
+        estimators: Estimators, as hgpo:history_length=4,grpo; adaptive mixes, oracle is the truth.
+        out: The folder of curves, tables, pictures and graphs.
+        env: The environment.
+        env_option: Arguments of the environment.
+        split: The split.
+        max_steps: The step limit.
+        tasks: Number of tasks of a set, which are drawn from the split.
+        tasks_seed: Seed of the draw; that of the first set.
+        task_sets: Number of sets; the seeds are divided among them.
+        skill: Factor of the first logits' scores, as of the policy softmax.
+        memory: Number of past steps that the first logits depend on.
+        reads: Number of past steps that the learned logits depend on.
+        shared: One logit for each combination of features, which all tasks share.
+        held_out: Further tasks of each set, which are only evaluated.
+        taste: Standard deviation of each seed's noise in the first logits.
+        group_size: Rollouts per task in an iteration.
+        seeds: Number of seeds; those of a set of tasks learn in lock-step.
+        first_seed: The first seed.
+        iterations: Number of updates.
+        update: kl (a fixed divergence per update), or adam.
+        kl: The divergence per step of an update of kl.
+        learning_rate: Learning rate of adam.
+        evaluation: Rollouts per task after the last update.
+        samples: Rollouts of each of the oracle's values.
+        gain_at: Number of updates after which gains are measured; may be repeated.
+        gain_policies: Seeds of a set whose policies, with the first estimator, these are.
+        gain_copies: Redrawn batches of each of them, at least 4.
+        setting: A parameter of all estimators that have it, name=value.
+        overwrite: Whether to replace results.
+    """
     import polars as pl
     from rich.progress import Progress
 

@@ -2,59 +2,56 @@
 
 from __future__ import annotations
 
-from pathlib import Path  # noqa: TC003 - typer reads the annotations
-from typing import Annotated
-
-import typer
+from pathlib import Path  # noqa: TC003 - cyclopts reads the annotations
 
 from hgpo_train.advantages.parameters import GAMMA, REWARD_SCALE
-from hgpo_train.cli import common
+from hgpo_train.cli import common, options
 
 
 def truth(
-    run: Annotated[Path, typer.Argument(help="The folder of a run. It is not modified.")],
-    policy: Annotated[
-        str | None,
-        typer.Option(
-            help="The policy whose values are computed; its action probabilities must be known (softmax, random, "
-            "transformers:MODEL, …). Default: the run's, with its options."
-        ),
-    ] = None,
-    policy_option: common.PolicyOption = None,
-    gamma: Annotated[float, typer.Option(help="Discount factor per step.")] = GAMMA,
-    reward: Annotated[str, typer.Option(help="Rewards: reward (of each step), success or score.")] = "reward",
-    reward_scale: Annotated[float, typer.Option(help="Factor of rewards; verl-agent trains with 10.")] = REWARD_SCALE,
-    invalid_action_penalty: Annotated[
-        float, typer.Option(help="Subtracted from the scaled reward of a step with an invalid action.")
-    ] = 0.0,
-    rollouts: Annotated[
-        int,
-        typer.Option(
-            help="M, the number of Monte Carlo rollouts of a step that no visited branch covers, rounded up to an even "
-            "number of at least 4."
-        ),
-    ] = 16,
-    error: Annotated[
-        float | None,
-        typer.Option(help="Add rollouts until the root mean square of each task's advantage errors is at most this."),
-    ] = None,
-    steps: Annotated[
-        int | None, typer.Option(help="Add rollouts as long as those of each task take about this number of steps.")
-    ] = None,
-    most_rollouts: Annotated[
-        int,
-        typer.Option(help="The largest number of rollouts of a step, for --error and --steps; rounded like M."),
-    ] = 4096,
-    exact_nodes: Annotated[
-        int, typer.Option(help="Solve a task exactly if at most this many nodes can be reached.")
-    ] = 300,
-    seed: Annotated[int, typer.Option(help="Seed of the rollouts.")] = 0,
-    processes: Annotated[int, typer.Option(help="Number of processes; affects only the speed.")] = 1,
-    out: Annotated[Path | None, typer.Option(help="The table. Default: <run>.truth/<policy>.parquet.")] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing table.")] = False,
-    allow: common.Allow = None,
+    run: Path,
+    /,
+    *,
+    policy: str | None = None,
+    policy_option: options.PolicyOption = None,
+    gamma: float = GAMMA,
+    reward: str = "reward",
+    reward_scale: float = REWARD_SCALE,
+    invalid_action_penalty: float = 0.0,
+    rollouts: int = 16,
+    error: float | None = None,
+    steps: int | None = None,
+    most_rollouts: int = 4096,
+    exact_nodes: int = 300,
+    seed: int = 0,
+    processes: int = 1,
+    out: Path | None = None,
+    overwrite: bool = False,
+    allow: options.Allow = None,
 ) -> None:
-    """Compute true values and advantages of a policy at the steps of a saved run, with standard errors."""
+    """Compute true values and advantages of a policy at the steps of a saved run, with standard errors.
+
+    Args:
+        run: The folder of a run. It is not modified.
+        policy: The policy whose values are computed; its action probabilities must be known (softmax, random,
+            transformers:MODEL, …). Default: the run's, with its options.
+        policy_option: Options of the policy.
+        gamma: Discount factor per step.
+        reward: Rewards: reward (of each step), success or score.
+        reward_scale: Factor of rewards; verl-agent trains with 10.
+        invalid_action_penalty: Subtracted from the scaled reward of a step with an invalid action.
+        rollouts: M, the number of Monte Carlo rollouts of a step that no visited branch covers, rounded up to an even
+            number of at least 4.
+        error: Add rollouts until the root mean square of each task's advantage errors is at most this.
+        steps: Add rollouts as long as those of each task take about this number of steps.
+        most_rollouts: The largest number of rollouts of a step, for --error and --steps; rounded like M.
+        exact_nodes: Solve a task exactly if at most this many nodes can be reached.
+        seed: Seed of the rollouts.
+        processes: Number of processes; affects only the speed.
+        out: The table. Default: <run>.truth/<policy>.parquet.
+        overwrite: Replace an existing table.
+        allow: Code that files of the run may name.
+    """
     from time import perf_counter
 
     from hgpo_envs.errors import InputError

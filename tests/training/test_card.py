@@ -1,23 +1,20 @@
-"""`hgpo push`: the folder loads in Transformers, and the card says what was trained."""
+"""`hgpo card`: it says what was trained, and how the best of several evaluations is to be read."""
 
 import json
 import shlex
 
 import polars as pl
 import pytest
-from lazily import Lazy, lazily
+from lazily import Lazy
 
 from hgpo_datasets import scan_steps
-from hgpo_envs.errors import InputError
 from hgpo_envs.wording import counted
 from hgpo_train.evaluation.report import EvaluationReport, evaluation_reports
 from hgpo_train.models.checkpoint_files import STATE, list_checkpoints
 from hgpo_train.proportions import wilson_interval
 from hgpo_train.training.config import replace
 
-AutoModelForCausalLM, AutoTokenizer = lazily("transformers", "AutoModelForCausalLM AutoTokenizer")
-push = Lazy("hgpo_train.training.push:push")
-evaluation_result = Lazy("hgpo_train.training.push:evaluation_result")
+evaluation_result = Lazy("hgpo_train.training.card:evaluation_result")
 
 
 @pytest.fixture
@@ -33,29 +30,21 @@ def run(config, runs):
 
 
 @pytest.mark.slow
-def test_a_pushed_folder_is_a_model_with_a_card(run, config, hgpo, tmp_path):
+def test_the_card_says_what_was_trained_and_its_command_evaluates_the_model(run, config, hgpo, tmp_path):
     best = json.loads((list_checkpoints(run / "checkpoints")[-1] / STATE).read_text())["best"]
-    code, output, errors = hgpo("push", run, "--out", tmp_path / "model")
-    assert (code, "The model is in" in output) == (0, True), errors
-    folder = tmp_path / "model"
-    assert {path.name for path in folder.iterdir()} >= {"README.md", "config.toml", "model.safetensors"}
-    trained = run / "checkpoints" / f"{best:06d}" / "model.safetensors"
-    assert (folder / "model.safetensors").read_bytes() == trained.read_bytes()
-    assert AutoModelForCausalLM.from_pretrained(folder).config.num_hidden_layers == 2
-    assert AutoTokenizer.from_pretrained(folder).chat_template
-    card = (folder / "README.md").read_text()
+    trained = run / "checkpoints" / f"{best:06d}"
+    code, output, errors = hgpo("card", run, "-o", tmp_path / "card.md")
+    assert code == 0, errors
+    assert f"hf upload ME/NAME {trained} . --exclude 'trainer/*'" in output
+    assert f"hf upload ME/NAME {tmp_path / 'card.md'} README.md" in output
+    card = (tmp_path / "card.md").read_text()
+    assert hgpo("card", run)[1] == card
     header, _, text = card.removeprefix("---\n").partition("---\n")
     assert "library_name: transformers" in header
     assert "base_model" not in header  # a folder of this machine
     assert "/tmp" not in text
-    for line in (
-        "Doors",
-        "`hgpo`",
-        "| 0 | ",
-        f"{counted(best, 'iteration')} of 2 tasks × 2 rollouts",
-        "hgpo eval",
-        "this model",
-    ):
+    size = f"{counted(best, 'iteration')} of 2 tasks × 2 rollouts"
+    for line in ("Doors", "`hgpo`", "| 0 | ", size, "hgpo eval", "this model"):
         assert line in text, line
     played = scan_steps(run / "evaluation").filter(pl.col("iteration") == best)
     won = played.group_by("task_id").agg(pl.col("episode_won").mean()).collect()["episode_won"]
@@ -64,15 +53,18 @@ def test_a_pushed_folder_is_a_model_with_a_card(run, config, hgpo, tmp_path):
     assert f"Iteration {best}: success {won.mean():.1%} ({low:.1%} to {high:.1%}) on {size} of split" in text
 
     command = next(line for line in text.splitlines() if "hgpo eval" in line).partition("  #")[0]
-    names = {"FOLDER": folder, "runs/eval": tmp_path / "eval", "short.j2": config.environment.prompt_template}
+    names = {"FOLDER": trained, "runs/eval": tmp_path / "eval", "short.j2": config.environment.prompt_template}
     for name, path in names.items():
         command = command.replace(name, str(path))
     code, _, errors = hgpo(*shlex.split(command)[1:])
     assert code == 0, errors
     prompts = [scan_steps(path).select("prompt").collect().item(0, 0) for path in (run, tmp_path / "eval")]
     assert all(prompt.startswith("light the lamp") for prompt in prompts)  # as the template does
-    code, _, errors = hgpo("push", run, "--out", folder)
-    assert (code, "Traceback" in errors) == (2, False)
+
+    assert f"{run}/checkpoints/000001" in hgpo("card", run, "--iteration", 1, "-o", tmp_path / "first.md")[1]
+    code, _, errors = hgpo("card", run, "--iteration", 7)
+    assert code == 2
+    assert "expected one with a checkpoint (1, 2), received 7" in errors
 
 
 def evaluation_of(won: int, tasks: int) -> EvaluationReport:
@@ -95,30 +87,3 @@ def test_the_highest_of_several_evaluations_is_called_so_and_the_last_one_is_giv
     assert evaluation_result(config, found, 10) == last
     assert evaluation_result(config, found, 7) == "Iteration 7 was not evaluated on held-out tasks."
     assert "highest" not in evaluation_result(config, {5: found[5]}, 5)
-
-
-@pytest.mark.slow
-def test_an_upload_is_private_and_its_errors_are_one_line(run, monkeypatch):
-    calls = []
-
-    class Hub:
-        def create_repo(self, repo, *, private, exist_ok):
-            calls.append((repo, private, exist_ok))
-            return f"https://huggingface.co/{repo}"
-
-        def upload_folder(self, *, folder_path, repo_id, commit_message):
-            calls.append(({path.name for path in folder_path.iterdir()} >= {"README.md"}, repo_id, commit_message))
-            if repo_id == "me/refused":
-                raise RuntimeError("401 Unauthorized\nfor url")
-
-    monkeypatch.setattr("huggingface_hub.HfApi", Hub)
-    assert push(run, repo="me/doors", iteration=1) == "https://huggingface.co/me/doors"
-    assert calls == [("me/doors", True, True), (True, "me/doors", "doors, iteration 1")]
-    for arguments, line in (
-        ({"repo": "me/refused"}, "the hub did not take 'me/refused'"),
-        ({"repo": "me/doors", "iteration": 7}, r"expected one with a checkpoint \(1, 2\), received 7"),
-        ({}, "expected a folder"),
-    ):
-        with pytest.raises(InputError, match=line) as caught:
-            push(run, **arguments)
-        assert "\n" not in str(caught.value)

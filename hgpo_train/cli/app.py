@@ -1,0 +1,173 @@
+"""The application: the project's commands, and those of other distributions.
+
+A command is a function: its options are its parameters, and their meanings are those of its docstring. Options of
+several commands are in `hgpo_train.cli.options`. Commands of other distributions are found by the entry point group
+`hgpo.commands`: the name of an entry point is the command's words joined by dots, such as ``serve`` or
+``data.synth.appworld``, and its object is a function. It is imported when the command is called, so that help stays
+instant.
+"""
+
+from __future__ import annotations
+
+import platform
+import sys
+import warnings
+from importlib.metadata import PackageNotFoundError, entry_points, version
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from cyclopts import App, Parameter
+
+from hgpo_train.cli import check, data
+from hgpo_train.cli.advantages import advantages
+from hgpo_train.cli.card import card
+from hgpo_train.cli.common import check_output_path
+from hgpo_train.cli.envs import envs
+from hgpo_train.cli.eval import evaluate
+from hgpo_train.cli.help_page import HelpPage
+from hgpo_train.cli.new import new
+from hgpo_train.cli.play import play
+from hgpo_train.cli.quickstart import quickstart
+from hgpo_train.cli.redaction import redact_output
+from hgpo_train.cli.rollout import rollout
+from hgpo_train.cli.score import score
+from hgpo_train.cli.sft import sft
+from hgpo_train.cli.stats import stats
+from hgpo_train.cli.train import train
+from hgpo_train.cli.verify import verify
+from hgpo_train.cli.view import view
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+LIBRARIES: Final = (
+    "gymnasium", "numpy", "polars", "pyarrow", "torch", "transformers", "tokenizers", "peft", "vllm", "aiohttp"
+)  # fmt: skip
+"""The libraries that results depend on, whose versions `hgpo --version` prints."""
+
+COMMANDS: Final = (advantages, card, envs, new, play, quickstart, rollout, score, sft, stats, train, verify, view)
+
+ENTRY_POINTS: Final = "hgpo.commands"
+
+KNOWN: Final = {
+    "serve": "integrations/openenv",
+    **dict.fromkeys(("data.install.appworld", "data.fetch.appworld", "data.synth.appworld"), "integrations/appworld"),
+}
+"""Commands of the project's own distributions, with the folder in a checkout."""
+
+
+def application() -> App:
+    """Return the application with the project's commands."""
+    app = App(
+        name="hgpo",
+        help="Roll out LLM agents on ALFWorld and WebShop, keep every step, and compute group advantages from any "
+        "saved run.",
+        version=versions,
+        version_flags="--version",
+        help_formatter=HelpPage(),
+        help_format="plaintext",
+        group_parameters="Options",
+        default_parameter=Parameter(negative=(), negative_iterable=(), allow_repeating=True),
+    )
+    for command in COMMANDS:
+        app.command(command)
+    app.command(evaluate, name="eval")
+    check.add_commands(app)
+    data.add_commands(app)
+    app.register_install_completion_command(help="Install completion for this shell: bash, zsh, fish or PowerShell.")
+    return app
+
+
+def add_plugins(app: App, words: Sequence[str]) -> None:
+    """Add the commands of other distributions. Only the one that `words` call, if any, is imported."""
+    for name in sorted({*KNOWN, *entry_points(group=ENTRY_POINTS).names}):
+        *groups, last = name.split(".")
+        parent = app
+        for group in groups:
+            if group not in parent:
+                parent.command(App(name=group))
+            parent = parent[group]
+        if last in parent:  # the project's own command of this name
+            continue
+        is_called = list(words[: len(groups) + 1]) == [*groups, last]
+        function = load_plugin(name) if is_called else _not_called
+        about = None if is_called else f"A command of {KNOWN.get(name, 'another distribution')}."
+        parent.command(function, name=last, help=about)
+
+
+def _not_called() -> None:
+    """Stand in help for a command that is not imported."""
+
+
+def load_plugin(name: str) -> Callable[..., Any]:
+    """Import the function of a command of another distribution.
+
+    Raises:
+        InputError: The distribution is not installed, or its function cannot be imported.
+    """
+    from hgpo_envs.errors import InputError
+    from hgpo_envs.plugins import install_command, installed, load
+
+    point = installed(ENTRY_POINTS).get(name)
+    if point is None:
+        folder = KNOWN[name]
+        distribution = f"hgpo-{folder.rpartition('/')[2]}"
+        raise InputError(f"hgpo {name.replace('.', ' ')} needs {distribution}: {install_command(folder=folder)}")
+    function: Any = load(point)
+    return function  # type: ignore[no-any-return]  # the entry point's contract
+
+
+def versions() -> str:
+    """Return the versions of the distributions, without importing them."""
+    lines = [f"hgpo {version('hgpo')}"]
+    lines.append(f"Python {platform.python_version()}, {platform.system()} {platform.machine()}")
+    for name in LIBRARIES:
+        try:
+            lines.append(f"{name} {version(name)}")
+        except PackageNotFoundError:
+            lines.append(f"{name} (not installed)")
+    return "\n".join(lines)
+
+
+def run(words: Sequence[str]) -> None:
+    """Run a command line. Its output has secrets removed, its warnings are one line each.
+
+    Raises:
+        InputError: The path of an output cannot be written, or is empty, which would be the working directory: often
+            a shell variable that is not set.
+        cyclopts.CycloptsError: The command line is wrong.
+    """
+    if "--out=" in words or ("--out", "") in pairwise(words):
+        from hgpo_envs.errors import InputError
+
+        raise InputError("--out: expected a path, received an empty text; use . for the working directory")
+    app = application()
+    if not words or words[0] not in {command.__name__ for command in COMMANDS}:  # finding the others takes 60 ms
+        add_plugins(app, words)
+    command, bound, _ = app.parse_args(words, print_error=False, exit_on_error=False)
+    if isinstance(getattr(command, "__self__", None), App):  # help and versions, without the imports of redaction
+        command(*bound.args, **bound.kwargs)
+        return
+    redact_output()
+    check_output_paths(bound.arguments)
+    with warnings.catch_warnings():
+        warnings.showwarning = lambda message, *_, **__: print(f"warning: {message}", file=sys.stderr)
+        command(*bound.args, **bound.kwargs)
+
+
+def check_output_paths(arguments: dict[str, Any]) -> None:
+    """Check the paths that a command will write; URLs are not checked."""
+    for name in ("out", "plot"):
+        path = arguments.get(name)
+        if path is not None and "://" not in str(path):
+            check_output_path(Path(path), f"--{name}")
+
+
+def every_command(app: App) -> Iterator[tuple[tuple[str, ...], App]]:
+    """Return the groups and commands below an application with the words that call them."""
+    for name in app:
+        if not name.startswith("-"):
+            yield (name,), app[name]
+            for words, inner in every_command(app[name]):
+                yield (name, *words), inner
