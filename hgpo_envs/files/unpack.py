@@ -52,7 +52,7 @@ def unpack(archive: Path, folder: Path, progress: Callable[[int], object] | None
     """
     with open_regular(archive, "zip archive") as file:
         try:
-            with open_zip(file.raw) as packed:
+            with open_zip(file) as packed:
                 files = _files(packed.infolist(), folder)
                 for count, (info, path) in enumerate(files, 1):
                     path.parent.mkdir(parents=True, exist_ok=True)
@@ -71,7 +71,7 @@ def unpack(archive: Path, folder: Path, progress: Callable[[int], object] | None
     return len(files)
 
 
-def open_zip(file: io.RawIOBase) -> zipfile.ZipFile:
+def open_zip(file: io.BufferedIOBase) -> zipfile.ZipFile:
     """Open a zip archive, whose list of members is checked before any of them is read.
 
     Names are not checked: see `hgpo_envs.files.untrusted_files.path_inside`.

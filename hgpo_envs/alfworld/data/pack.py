@@ -75,7 +75,7 @@ class PackStore:
             )
         with self._readable():
             # In memory, because processes that were forked would share the position in an open file.
-            self._archive = open_zip(io.BytesIO(data))  # type: ignore[arg-type]  # all that a reader needs
+            self._archive = open_zip(io.BytesIO(data))
             members = self._archive.infolist()
             self._members = {member.filename.removesuffix(".json"): member for member in members}
             if len(self._members) < len(members) or _TEXTS not in self._archive.namelist():
