@@ -198,7 +198,6 @@ def test_a_sound_environment_passes():
     [
         (Shuffled, "replay", "fail", "text has its lines in another order (sort them, or set state_key='sort-lines'"),
         (Shared, "many at a time", "fail", "engines share what must be their own alone"),
-        (Drawing, "random state", "warning", "draw from random of the whole process"),
         (Drawing, "replay", "fail", "text is 'A voice says"),
         (Raising, "odd commands", "fail", "ValueError"),
         (Mute, "admissible actions", "warning", 'the environment lists none; list them in info["admissible_actions"]'),
