@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import gymnasium
 
 from hgpo_envs.env import TextEnv
 from hgpo_envs.environment_spec import environment_ids, environment_spec
-from hgpo_envs.episode import Settings, check_template, settings_for
+from hgpo_envs.episode import OPTIONS, Settings, check_template, settings_for
 from hgpo_envs.errors import InputError, one_line, unknown
 from hgpo_envs.plugins import name_of
 from hgpo_envs.registration import make_env, resolve_id
@@ -89,8 +89,8 @@ def open_env(env_id: str, **options: Any) -> EnvHandle:
     if isinstance(env, TextEnv):
         return EnvHandle(env_id, env.shared, env.episode.settings, env.tasks)
     # options of episodes are applied here, all others are passed to the other package's environment
-    own = {name: value for name, value in options.items() if name not in (*_EPISODE_OPTIONS, "split")}
-    shell = {name: options[name] for name in _EPISODE_OPTIONS if name in options}
+    own = {name: value for name, value in options.items() if name not in (*OPTIONS, "split")}
+    shell = {name: options[name] for name in OPTIONS if name in options}
     shared = open_shared("hgpo_envs.gymnasium_source:GymnasiumSource", env_id=env_id, options=json.dumps(own))
     handle = EnvHandle(env_id, shared, settings_for(env_id, **shell), Split(shared, options.get("split", "train")))
     check_template(shared, handle.settings, handle.tasks[0])
@@ -110,9 +110,3 @@ def evaluation_split(env_id: str) -> str:
     if split is None:
         raise InputError(f"{env_id} has no default split for evaluation; give one with --split")
     return split
-
-
-_EPISODE_OPTIONS: Final = (
-    *("history_length", "history_depth", "action_format", "max_steps"),
-    *("prompt_template", "prompt_style", "system_prompt", "memory"),
-)
