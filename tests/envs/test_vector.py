@@ -151,7 +151,7 @@ def test_groups_draw_the_same_tasks_and_slots_reset_by_mask(doors_id):
     assert (obs["history_hash"][:, 0] != 0).all()
     assert TextVectorEnv(DoorsSource(), 2).reset(seed=[None, 3])[1]["_task_id"].all()
     for seed in ([1, 2], 3.0, [1, 2, 3.0], "123", {1, 2, 3}, True):
-        with pytest.raises(InputError, match="^seed: expected an integer or 3, one for each group, received "):
+        with pytest.raises(InputError, match=r"^seed: expected an integer or 3, one for each group, received "):
             envs.reset(seed=seed)
     _, infos = envs.reset(seed=[1, None, 2])
     assert infos["task_id"][4] == singles[1].reset()[1]["task_id"]  # group 1 went on where it stood
