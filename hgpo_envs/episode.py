@@ -180,7 +180,8 @@ class Episode:
     @property
     def state_key(self) -> str | None:
         """What is compared instead of the state's text when steps are grouped; None if it is the text."""
-        key, function = self.state.key, self.settings.state_key
+        key = self.state.key
+        function = self.settings.state_key
         if key is not None or function is None:
             return key
         return answer_of("state key", function, self.state.text, str)
