@@ -113,7 +113,8 @@ def test_the_step_limit_truncates_and_does_not_terminate():
 
 
 def test_seeds_determine_tasks():
-    env, other = TextEnv(DoorsSource()), TextEnv(DoorsSource())
+    env = TextEnv(DoorsSource())
+    other = TextEnv(DoorsSource())
     chosen = [env.reset(seed=seed)[1]["task_id"] for seed in range(60)]
     assert chosen == [other.reset(seed=seed)[1]["task_id"] for seed in range(60)]
     assert set(chosen) == set(DoorsSource().ids("train"))

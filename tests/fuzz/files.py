@@ -88,7 +88,8 @@ def read_catalogue(data: bytes, folder: Path) -> None:
     from hgpo_envs.webshop.catalogue import Catalogue
 
     names = list(catalogue())
-    name, content = names[(data[0] if data else 0) % len(names)], data[1:]
+    name = names[(data[0] if data else 0) % len(names)]
+    content = data[1:]
     for each, own in catalogue().items():
         path = folder / each
         path.parent.mkdir(exist_ok=True)
