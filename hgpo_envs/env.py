@@ -203,8 +203,10 @@ class TextEnv(gymnasium.Env[dict[str, Any], str]):
             system_prompt=system_prompt,
             memory=memory,
         )
-        self._draws: TaskSampler | None = None
-        self.split, self.sampling, self.render_mode = split, sampling, render_mode
+        self._sampler: TaskSampler | None = None
+        self.split = split
+        self.sampling = sampling
+        self.render_mode = render_mode
         self.episode = Episode(self.shared, settings)
         self._chain = hashing.Chain(history_depth)
 
@@ -235,15 +237,14 @@ class TextEnv(gymnasium.Env[dict[str, Any], str]):
         """
         super().reset(seed=seed)
         task = check_options(options, ("task",)).get("task")
-        if seed is not None or self._draws is None:
+        if seed is not None or self._sampler is None:
             drawn_seed = self.np_random_seed % MOST_SEEDS if seed is None else seed
-            self._draws = TaskSampler(self.sampling, self.tasks, drawn_seed)
-        task_id = self._draws.draw() if task is None else checked_task(self.shared, self.split, task)
-        self.episode.start(task_id)
-        hashes = self._chain.start(self.episode.state_hash)
+            self._sampler = TaskSampler(self.sampling, self.tasks, drawn_seed)
+        episode = self.episode
+        episode.start(self._sampler.draw() if task is None else checked_task(self.shared, self.split, task))
+        hashes = self._chain.start(episode.state_hash)
         if self.render_mode == "human":
             self._print()
-        episode = self.episode
         return {"state": episode.state.text, "prompt": episode.prompt(), "history_hash": hashes}, episode.info()
 
     def step(self, action: str) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
@@ -260,7 +261,8 @@ class TextEnv(gymnasium.Env[dict[str, Any], str]):
         if episode.done or not episode.started:
             raise gymnasium.error.ResetNeeded("the episode has ended or was not started: call reset first")
         episode.act(checked_action(action))
-        hashes, state = self._chain.advance(episode.state_hash), episode.state
+        state = episode.state
+        hashes = self._chain.advance(episode.state_hash)
         if self.render_mode == "human":
             self._print()
         observation = {"state": state.text, "prompt": episode.prompt(), "history_hash": hashes}
@@ -279,10 +281,12 @@ class TextEnv(gymnasium.Env[dict[str, Any], str]):
         `env.unwrapped`.
         """
         other = object.__new__(type(self))
-        left_out = ("observation_space", "action_space", "_np_random", "_np_random_seed")
-        other.__dict__.update({name: value for name, value in self.__dict__.items() if name not in left_out})
-        other.episode, other._chain = self.episode.fork(), copy.copy(self._chain)
-        other._draws = copy.copy(self._draws)
+        other.__dict__.update(self.__dict__)
+        for name in ("observation_space", "action_space", "_np_random", "_np_random_seed"):
+            other.__dict__.pop(name, None)
+        other.episode = self.episode.fork()
+        other._chain = copy.copy(self._chain)
+        other._sampler = copy.copy(self._sampler)
         return other
 
     __copy__ = fork  # a shallow copy would share the episode

@@ -55,13 +55,13 @@ HOSTILE: Final = ("", " ", "xyzzy plugh", "quit", "{{ 1 }}", "\x00\x1b[2J", "\U0
 """Commands that no environment offers. Policies write such texts."""
 ANSWER_SECONDS: Final = 60.0
 """The time in which an engine must answer a command or start a task."""
-_OPEN: Final = re.compile(r"<[^<>]*>")  # what an action leaves open, such as WebShop's search[<your query>]
 COMPARED: Final = 20
 """The number of tasks of a split that are compared with each other."""
 LISTED: Final = 100_000
 """The number of task ids that are searched for repeated ones. A split may be a lazy sequence of any length."""
 HASH_SEEDS: Final = ("1", "2", "3")
 """Python's hash seeds of the other processes. The order of two texts in a set is the same in half of them."""
+_OPEN: Final = re.compile(r"<[^<>]*>")  # what an action leaves open, such as WebShop's search[<your query>]
 _WORD: Final = re.compile(r"[^\W_]+")
 _CALLING: Final = 0.9  # the share of calls where there are tools; the others are messages
 _SPLITS: Final = ("train", "valid", "validation", "dev", "test", "eval")
@@ -95,28 +95,30 @@ def check_environment(
         The findings. If an engine raises an error while it plays, there are no further ones.
     """
     spec = spec_named(shared.source.name)
-    chosen = list(commands) if commands else list(tasks[: max(1, episodes // ROLLOUTS)])
+    accepted = {} if spec is None else spec.accepted
+    chosen = list(commands or tasks[: max(1, episodes // ROLLOUTS)])
     play = Play(shared, settings, spec, tasks, chosen, seed, commands, processes, env)
-    before = random.getstate(), np.random.get_state()  # noqa: NPY002 - the state that other packages use
+    generators = random.getstate(), np.random.get_state()  # noqa: NPY002 - the state that other packages use
     try:
         for name, check in _CHECKS.items():
             if play.stochastic and name in _REPEATING:
                 continue
             found = _guarded(name, check, play)
-            reason = None if spec is None or found.verdict == "pass" else spec.accepted.get(name)
-            yield found if reason is None else Finding(name, "pass", f"accepted ({reason}): {found.message}")
+            if found.verdict != "pass" and name in accepted:
+                found = Finding(name, "pass", f"accepted ({accepted[name]}): {found.message}")
+            yield found
             if name == "plays" and not play.rollouts:
                 return
         if play.stochastic:
             yield Finding("replay", "pass", "not compared: the environment is declared to be stochastic")
     finally:
-        random.setstate(before[0])
-        np.random.set_state(before[1])  # noqa: NPY002
+        random.setstate(generators[0])
+        np.random.set_state(generators[1])  # noqa: NPY002
 
 
 def _guarded(name: str, check: Check, play: Play) -> Finding:
     """Return a check's finding, also if it raises an error or an engine does not answer."""
-    play = replace(play)  # with what it asks
+    play = replace(play)  # with its own place, which a check that never returns may still change
     results: list[Finding] = []
 
     def run() -> None:
@@ -143,20 +145,24 @@ def _tasks(play: Play) -> str:
     play.where = "the source's split all and its descriptions of tasks"
     source = play.shared.source
     tasks = play.tasks
-    every, split = source.ids("all"), getattr(tasks, "name", "all")
+    every = source.ids("all")
     ids = list(islice(tasks, LISTED))
-    flaws = [f"{task_id} is listed twice" for task_id, times in Counter(ids).items() if times > 1]
+    repair = "ids lists every task once, and all tasks for the split all"
+    for task_id, times in Counter(ids).items():
+        if times > 1:
+            raise Flaw(f"{task_id} is listed twice; {repair}")
     if len(every) < len(tasks) or (len(every) <= LISTED and not set(every).issuperset(ids)):
-        flaws.append("the split all lacks some of this split")
-    if flaws:
-        raise Flaw(f"{flaws[0]}; ids lists every task once, and all tasks for the split all")
+        raise Flaw(f"the split all lacks some of this split; {repair}")
     for task_id in [*play.chosen, *_spread(tasks, COMPARED)]:
-        task, name = source.task(task_id), f"the task {task_id!r:.60}"
+        task = source.task(task_id)
+        name = f"the task {task_id!r:.60}"
         if task.id != task_id:
             raise Flaw(f"{name} describes itself as {task.id!r:.60}; see Task.id")
-        if split not in ("all", task.split):
-            message = f"{name} of split {split!r} says that it is of {task.split!r}"
-            raise Flaw(f"{message}, so that reset refuses it; see Task.split")
+        if play.split not in ("all", task.split):
+            raise Flaw(
+                f"{name} of split {play.split!r} says that it is of {task.split!r}, so that reset refuses it; "
+                "see Task.split"
+            )
         if play.spec is not None and not task.instruction.strip():
             raise Doubt(f"{name} has no instruction, so that prompts do not say what to do; see Task.instruction")
     return f"{counted(len(tasks), 'task')}, of {len(every):,}"
@@ -175,32 +181,39 @@ def _unknown(play: Play) -> str:
         play.where = f"an unknown {kind}"
         try:
             call("no-such-name")
-            what = "is accepted"
         except (KeyError, InputError):
             continue
         except Exception as error:  # noqa: BLE001 - of the adapter
-            what = f"raises {type(error).__name__}"
-        raise Doubt(f"an unknown {kind} {what}; raise hgpo_envs.errors.{repair}")
+            received = f"raises {type(error).__name__}"
+        else:
+            received = "is accepted"
+        raise Doubt(f"an unknown {kind} {received}; raise hgpo_envs.errors.{repair}")
     return "unknown tasks and splits are refused"
 
 
 def _plays(play: Play) -> str:
     """Play rollouts, and say what was not played."""
-    every = _played(play)
-    play.rollouts += [rollout for rollout in every if rollout.commands]
-    for rollout in every:
+    _seed_process(1)
+    rng = random.Random(play.seed)
+    rollouts = []
+    for task_id in play.chosen:
+        plans = [None] * ROLLOUTS if play.commands is None else play.commands[task_id]
+        rollouts += [_rollout(play, task_id, rng, number, plan) for number, plan in enumerate(plans)]
+    play.rollouts += [rollout for rollout in rollouts if rollout.commands]
+    for rollout in rollouts:
         if not rollout.commands:
             raise Flaw(f"task {rollout.task} ends at its start, and all rollouts of it fail")
-    commands = [command for rollout in every for command in rollout.commands]
-    tasks = counted(len({rollout.task for rollout in every}), "task")
-    message = f"{len(every)} rollouts of {tasks}, {len(commands)} steps"
+    commands = [command for rollout in rollouts for command in rollout.commands]
+    message = f"{len(rollouts)} rollouts of {counted(len(play.chosen), 'task')}, {len(commands)} steps"
     called = {call.name for command in commands for call in tool_calls(command) or ()}
     if missing := [name for name in play.tools if name not in called]:
         raise Doubt(f"{message}; never called: {', '.join(missing)}; play more episodes")
-    has_actions = any(state.actions for rollout in every for state in rollout.states)
+    has_actions = any(state.actions for rollout in rollouts for state in rollout.states)
     if not (has_actions or play.tools or play.commands or (play.spec is not None and play.spec.players)):
-        message = f"{message}, of words alone: no actions are listed, and there are no tools and no players"
-        raise Doubt(f"{message}; play what a policy would (--policy NAME)")
+        raise Doubt(
+            f"{message}, of words alone: no actions are listed, and there are no tools and no players; "
+            "play what a policy would (--policy NAME)"
+        )
     return message
 
 
@@ -209,37 +222,23 @@ def _seed_process(seed: int) -> None:
     np.random.seed(seed)  # noqa: NPY002
 
 
-def _generators() -> dict[str, object]:
-    """Return what changes when the random generators of the process are drawn from."""
-    return {"random": random.getstate(), "numpy.random": np.random.get_state(legacy=False)["state"]["pos"]}  # noqa: NPY002
-
-
-def _played(play: Play) -> list[Rollout]:
-    """Return rollouts of the chosen tasks, and note which generators of the process are in use."""
-    _seed_process(1)
-    rng = random.Random(play.seed)
-    rollouts = []
-    plans: dict[str, Sequence[Sequence[str] | None]] = dict.fromkeys(play.chosen, [None] * ROLLOUTS)
-    plans |= play.commands or {}
-    for task_id, number, plan in [(task, *each) for task in play.chosen for each in enumerate(plans[task])]:
-        before = _generators()
-        engine = play.shared.source.engine()
-        choose = _chooser(play, engine, task_id, rng, number, plan)
-        rollout = Rollout(task_id, [], [], [])
-        rollouts.append(rollout)
-        state = play.ask(where(rollout, 0), engine.start, task_id)
-        while True:
-            rollout.given.append(state)
-            rollout.states.append(replace(state, actions=list(state.actions)))
-            if state.terminated or state.truncated or len(rollout.commands) >= play.settings.max_steps:
-                break
-            command = choose(state)
-            if command is None:
-                break
-            rollout.commands.append(command)
-            state = play.ask(where(rollout, len(rollout.commands)), engine.act, command)
-        play.drawn.update(name for name, state in _generators().items() if state != before[name])
-    return rollouts
+def _rollout(play: Play, task_id: str, rng: random.Random, number: int, plan: Sequence[str] | None) -> Rollout:
+    """Play a task with the plan's commands, or with those of `_chooser`."""
+    engine = play.shared.source.engine()
+    choose = _chooser(play, engine, task_id, rng, number, plan)
+    rollout = Rollout(task_id, [], [], [])
+    state = play.ask(where(rollout, 0), engine.start, task_id)
+    while True:
+        rollout.given.append(state)
+        rollout.states.append(replace(state, actions=list(state.actions)))
+        if state.terminated or state.truncated or len(rollout.commands) >= play.settings.max_steps:
+            break
+        command = choose(state)
+        if command is None:
+            break
+        rollout.commands.append(command)
+        state = play.ask(where(rollout, len(rollout.commands)), engine.act, command)
+    return rollout
 
 
 def _chooser(
@@ -303,18 +302,15 @@ def _same(play: Play, check: str) -> str:
     plays = [_differences(play, rollout, engine) for rollout in play.rollouts]
     rounds = zip_longest(*plays) if check == "many at a time" else plays
     for differences in rounds:
-        for difference in differences:
-            if difference:
-                raise Flaw(f"{difference}; {repair}")
+        for difference in filter(None, differences):
+            raise Flaw(f"{difference}; {repair}")
     return f"{way} give equal states"
 
 
 def _differences(play: Play, rollout: Rollout, engine: Engine | None = None) -> Iterator[str]:
     """Play a rollout again; yield for every state how it differs, or an empty text."""
-    engine = play.shared.source.engine() if engine is None else engine
-    for step, expected in enumerate(rollout.states):
-        call, text = (engine.act, rollout.commands[step - 1]) if step else (engine.start, rollout.task)
-        difference = difference_of(expected, play.ask(where(rollout, step), call, text))
+    for step, state in enumerate(play.states(rollout, engine)):
+        difference = difference_of(rollout.states[step], state)
         yield f"{where(rollout, step)}: {difference}" if difference else ""
 
 
@@ -325,8 +321,10 @@ def _elsewhere(play: Play) -> str:
     try:
         asked = pickle.dumps((play.shared, play.rollouts))
     except Exception as error:
-        message = f"the task source or its states cannot be pickled ({one_line(error)}), as --workers must"
-        raise Doubt(f"{message}; give the source as a class at the top of a module") from error
+        raise Doubt(
+            f"the task source or its states cannot be pickled ({one_line(error)}), as --workers must; "
+            "give the source as a class at the top of a module"
+        ) from error
     program = [sys.executable, "-c", _CHILD.format(path=f"sys.path[:] = {sys.path!r}")]
     for seed in HASH_SEEDS:
         environment = {**os.environ, "PYTHONHASHSEED": seed}
@@ -334,8 +332,10 @@ def _elsewhere(play: Play) -> str:
         lines = child.stdout.decode(errors="replace").splitlines()
         if child.returncode or not lines:
             reason = (child.stderr.decode(errors="replace").splitlines() or ["no answer"])[-1]
-            message = f"not compared: another process cannot open the task source ({one_line(reason, 200)})"
-            raise Doubt(f"{message}, so that --workers cannot either")
+            raise Doubt(
+                f"not compared: another process cannot open the task source ({one_line(reason, 200)}), "
+                "so that --workers cannot either"
+            )
         found = Finding(**json.loads(lines[-1]))
         if found.verdict != "pass":
             raise Flaw(found.message)
@@ -345,7 +345,7 @@ def _elsewhere(play: Play) -> str:
 def replay_here() -> None:
     """Play the rollouts of standard input again, and print the finding; the program of another process."""
     shared, rollouts = pickle.load(sys.stdin.buffer)  # noqa: S301 - of the process that started this one
-    play = Play(shared, settings_for(""), None, [], [], 0, None, False, None, rollouts)
+    play = Play(shared, settings_for(""), rollouts=rollouts)
     found = _guarded("other processes", partial(_same, check="other processes"), play)
     print("\n" + json.dumps(asdict(found)), flush=True)
     os._exit(0)  # also if a thread of the engine still runs
@@ -353,43 +353,49 @@ def replay_here() -> None:
 
 def _distinct(play: Play) -> str:
     """Check that tasks with other ids are other tasks: that they start or react differently."""
-    commands = [rollout.commands for rollout in play.rollouts[::ROLLOUTS]]
-    here = getattr(play.tasks, "name", "all")
+    # 1. Some tasks of this split, and of the others.
+    here = play.split
     splits = {here: _spread(play.tasks, COMPARED)}
-    for name in dict.fromkeys([*(play.spec.splits if play.spec is not None else ()), *_SPLITS]):
-        if name != here and here != "all":
+    named = () if play.spec is None else play.spec.splits
+    for name in (*named, *_SPLITS):
+        if name not in splits and here != "all":
             try:
                 splits[name] = _spread(play.shared.source.ids(name), COMPARED // 2)
             except (KeyError, InputError):
                 continue
-    starts = {task_id: _reaction(play, task_id, [()]) for ids in splits.values() for task_id in ids}
+    # 2. Tasks with equal starts are played, because most tasks differ at their start and playing takes time.
+    starts = {task_id: _reaction(play, task_id, [[]]) for ids in splits.values() for task_id in ids}
     times = Counter(starts.values())
-    known = {
+    commands = [rollout.commands for rollout in play.rollouts[::ROLLOUTS]]
+    reactions = {
         task_id: start if times[start] == 1 else _reaction(play, task_id, commands) for task_id, start in starts.items()
     }
-    owners = {known[task_id]: task_id for task_id in splits[here]}
+    # 3. Equal reactions are equal tasks.
+    owners = {reactions[task_id]: task_id for task_id in splits[here]}
     count = len(splits[here])
     if len(owners) == 1 < count:
-        message = f"all {count} tasks that were compared are one: they start and react alike"
-        raise Doubt(f"{message}; list each once, because intervals count tasks as independent")
+        raise Doubt(
+            f"all {count} tasks that were compared are one: they start and react alike; "
+            "list each once, because intervals count tasks as independent"
+        )
+    del splits[here]
     for name, ids in splits.items():
-        for task_id in ids if name != here else ():
-            if same := owners.get(known[task_id]):
-                message = f"task {task_id} of split {name} is task {same} of split {here}: they start and react alike"
-                raise Doubt(f"{message}; keep the splits apart")
+        for task_id in ids:
+            if same := owners.get(reactions[task_id]):
+                raise Doubt(
+                    f"task {task_id} of split {name} is task {same} of split {here}: they start and react alike; "
+                    "keep the splits apart"
+                )
     return f"{len(owners)} of {count} tasks differ in their start or in what follows"
 
 
-def _reaction(play: Play, task_id: str, plays: Sequence[Sequence[str]]) -> str:
+def _reaction(play: Play, task_id: str, plays: Sequence[list[str]]) -> str:
     """Return what a policy sees of a task: its instruction, its start, and the states after some commands."""
     shown: list[object] = [play.shared.source.task(task_id).instruction]
     for commands in plays:
-        engine = play.shared.source.engine()
-        state = play.ask(f"task {task_id}", engine.start, task_id)
-        shown.append((state.text, list(state.actions), state.key))
-        for command in commands:
-            state = play.ask(f"task {task_id} after {command!r:.40}", engine.act, command)
-            shown.append((state.text, list(state.actions), state.key, float(state.reward), state.terminated, state.won))
+        for state in play.states(Rollout(task_id, commands, [], [])):
+            outcome = float(state.reward), state.terminated, state.won
+            shown.append((state.text, list(state.actions), state.key, outcome))
             if state.terminated or state.truncated:
                 break
     return repr(shown)
@@ -400,16 +406,11 @@ def _kept(play: Play) -> str:
     for rollout in play.rollouts:
         for step, (before, after) in enumerate(zip(rollout.states, rollout.given, strict=True)):
             if difference := difference_of(before, after):
-                message = f"{where(rollout, step)}: {difference}, when the episode went on"
-                raise Flaw(f"{message}; return a new State and a new list each time")
+                raise Flaw(
+                    f"{where(rollout, step)}: {difference}, when the episode went on; "
+                    "return a new State and a new list each time"
+                )
     return "states that were returned are not changed"
-
-
-def _randomness(play: Play) -> str:
-    if play.drawn:
-        message = f"engines draw from {' and '.join(sorted(play.drawn))} of the whole process, so that episodes at the"
-        raise Doubt(f"{message} same time change each other; give each engine a random.Random of its own")
-    return "the random generators of the process are not used"
 
 
 def _pickled(episode: Episode) -> Episode:
@@ -418,7 +419,7 @@ def _pickled(episode: Episode) -> Episode:
 
 
 def _copies(play: Play, copy: Callable[[Episode], Episode]) -> str:
-    """Check that a copy in the middle of an episode is in the same state and goes on independently."""
+    """Check that a copy in the middle of an episode is in the same state and continues independently."""
     for rollout in play.rollouts[::ROLLOUTS]:
         middle = len(rollout.commands) // 2
         episode = Episode(play.shared, play.settings)
@@ -443,24 +444,26 @@ def _hostile(play: Play) -> str:
     rollout = max(play.rollouts[:ROLLOUTS], key=lambda each: len(each.commands))
     for middle in sorted({0, len(rollout.commands) // 2, len(rollout.commands) - 1}):
         engine = play.shared.source.engine()
-        play.ask(where(rollout, 0), engine.start, rollout.task)
-        for command in rollout.commands[:middle]:
-            play.ask(where(rollout, middle), engine.act, command)
+        list(play.states(rollout._replace(commands=rollout.commands[:middle]), engine))
         listed = rollout.states[middle].actions
         for command in odd:
             state = play.ask(f"{command[:60]!r}", engine.act, command)
             if flaw := flaw_of(state):
                 raise Flaw(f"{command[:60]!r}: {flaw}")
             if listed and state.valid and command not in listed:
-                message = f"{where(rollout, middle)}: {command[:20]!r} is not listed, and yet valid"
-                raise Doubt(f"{message}; report valid=False for a command that is not offered")
+                raise Doubt(
+                    f"{where(rollout, middle)}: {command[:20]!r} is not listed, and yet valid; "
+                    "report valid=False for a command that is not offered"
+                )
         if not listed or play.stochastic:  # any text may be a program or a message
             continue
         place = where(rollout, middle + 1)
         state = play.ask(place, engine.act, rollout.commands[middle])
         if difference := difference_of(rollout.states[middle + 1], state):
-            message = f"{place}, after commands that are not offered: {difference}"
-            raise Doubt(f"{message}; a command that is not valid should change nothing")
+            raise Doubt(
+                f"{place}, after commands that are not offered: {difference}; "
+                "a command that is not valid should change nothing"
+            )
     change = " that are not offered are answered, and change nothing" if rollout.states[0].actions else " are answered"
     return f"{len(odd)} commands{change}"
 
@@ -471,15 +474,13 @@ def _after_the_end(play: Play) -> str:
     if rollout is None:
         return "not played: no episode has ended"
     engine = play.shared.source.engine()
-    state = play.ask(where(rollout, 0), engine.start, rollout.task)
-    for step, command in enumerate(rollout.commands, 1):
-        state = play.ask(where(rollout, step), engine.act, command)
-    if not state.terminated:  # another end than before: see replay
+    *_, last = play.states(rollout, engine)
+    if not last.terminated:  # another end than before: see replay
         return "not played: the episode did not end again"
     for command in rollout.commands[:1] * 2:
         place = f"task {rollout.task}, {command!r:.40} after the end"
         after = play.ask(place, engine.act, command)
-        if not after.terminated or after.won != state.won:
+        if not after.terminated or after.won != last.won:
             raise Doubt(f"{place} continues after the end; expected the same last state")
     return "a task that has ended stays so"
 
@@ -504,7 +505,6 @@ _REPEATING: Final[dict[str, Check]] = {
     "many at a time": partial(_same, check="many at a time"),
     "one engine again": partial(_same, check="one engine again"),
     "other processes": _elsewhere,
-    "random state": _randomness,
     "pickle": partial(_copies, copy=_pickled),
     "fork": partial(_copies, copy=Episode.fork),
     "distinct tasks": _distinct,

@@ -7,7 +7,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
-from functools import partial
+from itertools import chain
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
@@ -25,13 +25,15 @@ if TYPE_CHECKING:
 
     import gymnasium
 
+    from hgpo_envs.engine import Engine
     from hgpo_envs.environment_spec import EnvironmentSpec
     from hgpo_envs.episode import Settings
     from hgpo_envs.sources import SharedSource
 
 Verdict = Literal["pass", "warning", "fail"]
 
-_RARE, _GAIN = 0.05, 0.2  # a share of repeated states that is too small; what a key must add to be recommended
+_RARE: Final = 0.05  # a share of repeated states that is too small
+_GAIN: Final = 0.2  # what a key must add to it to be recommended
 _ASKED: Final = re.compile(r"<(\w+)>[^<>]*</\1>|\\boxed\{[^{}]*\}")  # the forms of answers that prompts ask for
 
 
@@ -98,22 +100,20 @@ class Play:
         processes: Whether other processes play the commands too.
         env: The Gymnasium environment.
         rollouts: The rollouts that have commands.
-        drawn: The random generators of the process that engines have used.
         where: What a check asks an engine at the moment.
         since: Since when it asks, in seconds; infinite while it does not.
     """
 
     shared: SharedSource
     settings: Settings
-    spec: EnvironmentSpec | None
-    tasks: Sequence[str]
-    chosen: Sequence[str]
-    seed: int
-    commands: Mapping[str, Sequence[Sequence[str]]] | None
-    processes: bool
-    env: gymnasium.Env[Any, Any] | None
+    spec: EnvironmentSpec | None = None
+    tasks: Sequence[str] = ()
+    chosen: Sequence[str] = ()
+    seed: int = 0
+    commands: Mapping[str, Sequence[Sequence[str]]] | None = None
+    processes: bool = False
+    env: gymnasium.Env[Any, Any] | None = None
     rollouts: list[Rollout] = field(default_factory=list)
-    drawn: set[str] = field(default_factory=set)
     where: str = ""
     since: float = math.inf
 
@@ -123,13 +123,19 @@ class Play:
         return getattr(self.shared.source, "stochastic", False) if self.spec is None else self.spec.stochastic
 
     @property
+    def split(self) -> str:
+        """The name of the split, or ``all`` for a list of tasks."""
+        return getattr(self.tasks, "name", "all")
+
+    @property
     def tools(self) -> list[str]:
         """The names of the tools."""
         return [] if self.spec is None else [tool["function"]["name"] for tool in self.spec.tools]
 
     def ask(self, where: str, call: Callable[[str], object], text: str) -> State:
         """Return an engine's state. Raises InputError if it is not one that can be played on."""
-        self.where, self.since = where, perf_counter()
+        self.where = where
+        self.since = perf_counter()
         state = call(text)
         self.since = math.inf
         if not isinstance(state, State):
@@ -139,6 +145,13 @@ class Play:
         self.where = ""
         return state
 
+    def states(self, rollout: Rollout, engine: Engine | None = None) -> Iterator[State]:
+        """Play the commands of a rollout again, in a new engine or the given one; yield all states."""
+        engine = engine or self.shared.source.engine()
+        yield self.ask(where(rollout, 0), engine.start, rollout.task)
+        for step, command in enumerate(rollout.commands, 1):
+            yield self.ask(where(rollout, step), engine.act, command)
+
 
 def values(play: Play) -> str:
     """Check the types and ranges of every state's values."""
@@ -147,17 +160,29 @@ def values(play: Play) -> str:
             if flaw := flaw_of(state):
                 raise Flaw(f"{where(rollout, step)}: {flaw}")
         if reward := rollout.states[0].reward:
-            message = f"task {rollout.task}: the first state has the reward {reward:g}, which no action earns"
-            raise Doubt(f"{message} and no table holds; give it with the first step")
+            raise Doubt(
+                f"task {rollout.task}: the first state has the reward {reward:g}, which no action earns and no "
+                "table holds; give it with the first step"
+            )
     return "texts, flags and numbers of every state have their types"
+
+
+_TYPES: Final[dict[str, tuple[type, ...]]] = {
+    "text": (str,),
+    "key": (str, type(None)),
+    "won": (bool, type(None)),
+    "valid": (bool, type(None)),
+    "terminated": (bool,),
+    "truncated": (bool,),
+    "reward": (int, float, np.number),
+    "score": (int, float, np.number),
+}
+"""The types of a state's values."""
 
 
 def flaw_of(state: State) -> str:
     """Return what is wrong with the values of a state; empty if nothing is."""
-    expected: dict[str, tuple[type, ...]] = {"text": (str,), "key": (str, type(None)), "won": (bool, type(None))}
-    expected |= {"valid": (bool, type(None)), "terminated": (bool,), "truncated": (bool,)}
-    expected |= dict.fromkeys(("reward", "score"), (int, float, np.number))
-    for name, types in expected.items():
+    for name, types in _TYPES.items():
         value = getattr(state, name)
         if not isinstance(value, types):
             return f"{name}: expected {types[0].__name__}, received {type(value).__name__}"
@@ -177,9 +202,11 @@ def flaw_of(state: State) -> str:
 def difference_of(first: State, second: State) -> str:
     """Return the first field in which two states differ; empty if they are equal."""
     for name in (each.name for each in fields(State)):
-        before, after = getattr(first, name), getattr(second, name)
+        before = getattr(first, name)
+        after = getattr(second, name)
         if name == "actions":
-            before, after = list(before), list(after)
+            before = list(before)
+            after = list(after)
         if before == after or before is after or (before != before and after != after):  # NaN differs from itself
             continue
         if name == "actions" and sorted(before) == sorted(after):
@@ -204,21 +231,27 @@ def actions(play: Play) -> str:
         if not listing:
             return "the specification says that there is no list"
         if play.spec is None:
-            repair = 'list them in info["admissible_actions"] for policies that draw from them, such as random'
-            raise Doubt(f"the environment lists none; {repair}")
+            raise Doubt(
+                'the environment lists none; list them in info["admissible_actions"] for policies that draw from '
+                "them, such as random"
+            )
     for rollout in play.rollouts:
         for step, state in enumerate(rollout.states):
             place = where(rollout, step)
             if listing and not (state.actions or state.terminated or state.truncated):
-                message = "no admissible actions in a state that is not the end; list them, or set "
-                raise Flaw(f"{place}: {message}admissible_actions=False in the specification")
-            twice = [action for action, times in Counter(state.actions).items() if times > 1]
-            if twice:
-                raise Doubt(f"{place}: {twice[0]!r:.60} is listed twice; list each action once")
+                raise Flaw(
+                    f"{place}: no admissible actions in a state that is not the end; list them, or set "
+                    "admissible_actions=False in the specification"
+                )
+            action, times = Counter(state.actions).most_common(1)[0] if state.actions else ("", 0)
+            if times > 1:
+                raise Doubt(f"{place}: {action!r:.60} is listed twice; list each action once")
     for rollout, step, state, command, after in _steps(play.rollouts):
         if command in state.actions and after.valid is False:
-            message = f"{command!r:.60} is listed, and not executed (valid=False); list only what can be done"
-            raise Flaw(f"{where(rollout, step)}: {message}")
+            raise Flaw(
+                f"{where(rollout, step)}: {command!r:.60} is listed, and not executed (valid=False); "
+                "list only what can be done"
+            )
     return "every state before the end lists some, each once, and those played are executed"
 
 
@@ -269,24 +302,25 @@ def success(play: Play) -> str:
     ended = [rollout for rollout in play.rollouts if rollout.states[-1].terminated]
     unknown = sum(rollout.states[-1].won is None for rollout in ended)
     if unknown:
-        message = f"{unknown} of {len(ended)} finished episodes do not say whether they were won"
-        raise Doubt(f"{message}; set State.won, or info['won'] in a Gymnasium environment")
-    others = [rollout.reward for rollout in play.rollouts if not rollout.states[-1].won]
+        raise Doubt(
+            f"{unknown} of {len(ended)} finished episodes do not say whether they were won; "
+            "set State.won, or info['won'] in a Gymnasium environment"
+        )
     won = [rollout for rollout in ended if rollout.states[-1].won]
-    worst = max([rollout.reward for rollout in won], default=math.inf) < min(others, default=-math.inf)
+    others = [rollout.reward for rollout in play.rollouts if not rollout.states[-1].won]
     for rollout in play.rollouts:
         last = rollout.states[-1]
-        flaws = {
-            "won before the end; terminate when the task is solved": any(state.won for state in rollout.states[:-1]),
-            "ended with score 1, but not won; set State.won": last.terminated and not last.won and last.score >= 1,
-            "won with return 0 and score 0; give a solved task a reward": (
-                last.won and last.terminated and not last.score and not rollout.reward
-            ),
-            "won with a return below those of all episodes that were not won; see State.reward": worst and last.won,
-        }
-        for flaw, found in flaws.items():
-            if found:
-                raise Doubt(f"task {rollout.task}: {flaw}")
+        task = f"task {rollout.task}"
+        if any(state.won for state in rollout.states[:-1]):
+            raise Doubt(f"{task}: won before the end; terminate when the task is solved")
+        if last.terminated and not last.won and last.score >= 1:
+            raise Doubt(f"{task}: ended with score 1, but not won; set State.won")
+        if last.terminated and last.won and not last.score and not rollout.reward:
+            raise Doubt(f"{task}: won with return 0 and score 0; give a solved task a reward")
+    if won and others and max(rollout.reward for rollout in won) < min(others):
+        raise Doubt(
+            f"task {won[0].task}: won with a return below those of all episodes that were not won; see State.reward"
+        )
     return f"{len(ended)} of {len(play.rollouts)} episodes ended, {len(won)} won"
 
 
@@ -296,8 +330,10 @@ def limit(play: Play) -> str:
     lengths = [len(rollout.commands) for rollout in play.rollouts if rollout.states[-1].truncated]
     longest = max([length for length in lengths if length < most], default=0)
     if longest:
-        message = f"the environment truncates after {longest} steps, the specification's limit is {most}"
-        raise Doubt(f"{message}; set max_steps={longest} in the specification")
+        raise Doubt(
+            f"the environment truncates after {longest} steps, the specification's limit is {most}; "
+            f"set max_steps={longest} in the specification"
+        )
     return f"{most} steps"
 
 
@@ -306,15 +342,19 @@ def repetition(play: Play) -> str:
     rollouts = play.rollouts
 
     def key(state: State) -> str:
-        of = play.settings.state_key or str
-        return answer_of("state key", of, state.text, str) if state.key is None else state.key
+        if state.key is not None:
+            return state.key
+        return answer_of("state key", play.settings.state_key or str, state.text, str)
 
     if merged := _merged(rollouts, key):
         raise Doubt(f"{merged}; give them different keys (State.key, state_key)")
     share = _shared(rollouts, key)
     seen = f"{share:.0%} of the steps share their state with another step of their task"
     for name, function in STATE_KEYS.items():
-        masked = partial(_of_text, function)
+
+        def masked(state: State, function: Callable[[str], str] = function) -> str:
+            return function(state.text) if state.key is None else state.key
+
         more = _shared(rollouts, masked)
         if more > share + _GAIN and not _merged(rollouts, masked):
             raise Doubt(f"{seen}, {more:.0%} with {name}: set state_key={name!r}, or State.key")
@@ -323,15 +363,14 @@ def repetition(play: Play) -> str:
     return seen
 
 
-def _of_text(function: Callable[[str], str], state: State) -> str:
-    return function(state.text) if state.key is None else state.key  # as `EnvironmentSpec.state_key` does
-
-
 def _shared(rollouts: Sequence[Rollout], key: Callable[[State], str]) -> float:
     """Return the share of steps whose key another step of the task has too."""
-    keys = [(rollout.task, key(state)) for rollout, _, state, _, _ in _steps(rollouts)]
-    counts = Counter(keys)
-    return sum(counts[each] > 1 for each in keys) / max(len(keys), 1)
+    counts = Counter((rollout.task, key(state)) for rollout, _, state, _, _ in _steps(rollouts))
+    return sum(count for count in counts.values() if count > 1) / max(counts.total(), 1)
+
+
+_Seen = tuple[frozenset[str], str, object]
+"""A step: the admissible actions of its state, its command, and the command's outcome."""
 
 
 def _merged(rollouts: Sequence[Rollout], key: Callable[[State], str]) -> str:
@@ -339,26 +378,24 @@ def _merged(rollouts: Sequence[Rollout], key: Callable[[State], str]) -> str:
 
     Where states of one text already differ so, because they hide something, the key is not to blame.
     """
-    texts: dict[tuple[str, str], dict[str, list[tuple[frozenset[str], str, object]]]] = defaultdict(
-        lambda: defaultdict(list)
-    )
+    texts = defaultdict[tuple[str, str], dict[str, list[_Seen]]](dict)
     for rollout, _, state, command, after in _steps(rollouts):
         outcome = after.terminated, after.won, after.reward > 0
-        texts[rollout.task, key(state)][state.text].append((frozenset(state.actions), command, outcome))
+        steps = texts[rollout.task, key(state)].setdefault(state.text, [])
+        steps.append((frozenset(state.actions), command, outcome))
     for (task, name), by_text in texts.items():
-        clear = {text: seen for text, seen in by_text.items() if not _differ(seen)}
-        flaw = _differ([each for seen in clear.values() for each in seen])
-        if flaw:
+        clear = [steps for steps in by_text.values() if not _difference(steps)]
+        if flaw := _difference(list(chain.from_iterable(clear))):
             return f"task {task}: the key {name!r:.40} makes states equal that differ in {flaw}"
     return ""
 
 
-def _differ(seen: Sequence[tuple[frozenset[str], str, object]]) -> str:
-    """Return in what some states differ: their actions, or the outcome of an action; empty if in neither."""
-    if len({listed for listed, _, _ in seen}) > 1:
+def _difference(steps: Sequence[_Seen]) -> str:
+    """Return in what the states of some steps differ: their actions, or the outcome of one; empty if in neither."""
+    if len({listed for listed, _, _ in steps}) > 1:
         return "their admissible actions"
-    outcomes = dict[str, object]()
-    for _, command, outcome in seen:
+    outcomes: dict[str, object] = {}
+    for _, command, outcome in steps:
         if outcomes.setdefault(command, outcome) != outcome:
             return f"what {command!r:.40} leads to"
     return ""

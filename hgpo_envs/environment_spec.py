@@ -282,7 +282,8 @@ def environment_spec(env_id: str) -> EnvironmentSpec:
             raise NotInstalled(env_id, f"hgpo-{folder}", install_command(folder=f"integrations/{folder}"))
         raise InputError(unknown("environment", env_id, environment_ids()))
     point = installed(ENTRY_POINTS)[env_id]
-    spec, origin = load(point), f"{ENTRY_POINTS} {env_id!r} of the distribution {distribution(point)}"
+    spec = load(point)
+    origin = f"{ENTRY_POINTS} {env_id!r} of the distribution {distribution(point)}"
     if not isinstance(spec, EnvironmentSpec):
         raise InputError(f"{origin}: expected an EnvironmentSpec, received {type(spec).__name__}")
     if spec.id != env_id:

@@ -24,7 +24,7 @@ from hgpo_envs.state_keys import state_key
 from hgpo_envs.unicode_text import clean_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Hashable, Mapping, Sequence
 
     from hgpo_envs.engine import Engine, State, Task
     from hgpo_envs.memory import Memory
@@ -69,12 +69,11 @@ class Settings(EpisodeOptions):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise InputError(f"{name}: expected an integer of at least {least}, received {value!r}")
-        if self.action_format not in ACTION_FORMATS:
-            raise InputError(unknown("action_format", self.action_format, ACTION_FORMATS))
+        for name, known in (("action_format", ACTION_FORMATS), ("prompt_style", PROMPT_STYLES)):
+            if getattr(self, name) not in known:
+                raise InputError(unknown(name, getattr(self, name), known))
         if not isinstance(self.system_prompt, str):
             raise InputError(f"system_prompt: expected a text, received {self.system_prompt!r}")
-        if self.prompt_style not in PROMPT_STYLES:
-            raise InputError(unknown("prompt_style", self.prompt_style, PROMPT_STYLES))
         if not (self.memory is None or callable(self.memory)):
             raise InputError(f"memory: expected a function of the past pairs and the state, received {self.memory!r}")
 
@@ -94,12 +93,12 @@ def settings_for(
         InputError: If a value is out of range or the template cannot be read.
     """
     spec = spec_named(benchmark)
-    if spec is not None and not spec.admissible_actions and values.get("action_format") == "number":
-        raise InputError(
-            f"action_format: expected 'command' or 'response' for {benchmark}, received 'number': "
-            "it has no list of admissible actions to number"
-        )
     if spec is not None:
+        if not spec.admissible_actions and values.get("action_format") == "number":
+            raise InputError(
+                f"action_format: expected 'command' or 'response' for {benchmark}, received 'number': "
+                "it has no list of admissible actions to number"
+            )
         key = state_key(spec.state_key) if isinstance(spec.state_key, str) else spec.state_key
         values = {"parse_response": spec.parser, "state_key": key, "tools": spec.tools} | values
         memory = spec.memory if memory is None else memory
@@ -140,17 +139,22 @@ class Episode:
 
     task: Task
     state: State
+    action = ""
+    action_valid = True
+    steps_taken = 0
+    started = False
+    terminated = False
+    truncated = False
+    done = False
 
     def __init__(self, shared: SharedSource, settings: Settings, engine: Engine | None = None) -> None:
-        self.shared, self.settings = shared, settings
+        self.shared = shared
+        self.settings = settings
         shared.add_user(self)
         self._engine = engine
-        shown = settings.history_length if settings.memory is None else None
-        self._pairs: deque[Pair] = deque(maxlen=shown)
-        self._journal: list[tuple[str, bool | None]] = []
-        self.steps_taken = 0
-        self.action, self.action_valid = "", True
-        self.started = self.terminated = self.truncated = self.done = False
+        # A memory summarises all pairs.
+        self._pairs: deque[Pair] = deque(maxlen=settings.history_length if settings.memory is None else None)
+        self._journal: list[_Played] = []
 
     @property
     def engine(self) -> Engine:
@@ -162,7 +166,8 @@ class Episode:
     @property
     def state_key(self) -> str | None:
         """What is compared instead of the state's text when steps are grouped; None if it is the text."""
-        key, function = self.state.key, self.settings.state_key
+        key = self.state.key
+        function = self.settings.state_key
         if key is not None or function is None:
             return key
         return answer_of("state key", function, self.state.text, str)
@@ -181,12 +186,16 @@ class Episode:
 
     def begin(self, task: Task, state: State) -> None:
         """Start a task from its first state."""
-        self.task, self.state = task, state
+        self.task = task
+        self.state = state
         self._pairs.clear()
         self._journal.clear()
         self.steps_taken = 0
-        self.action, self.action_valid = "", True
-        self.started, self.terminated, self.truncated = True, state.terminated, state.truncated
+        self.action = ""
+        self.action_valid = True
+        self.started = True
+        self.terminated = state.terminated
+        self.truncated = state.truncated
         self.done = state.terminated or state.truncated
 
     def act(self, text: str) -> None:
@@ -215,8 +224,7 @@ class Episode:
         if message is not None:
             thought = settings.action_format == "response"
             text = action_text(message, tools=bool(settings.tools), thought=thought, cut_off=cut_off)
-        if not text.isascii():
-            text = clean_text(text)
+        text = clean_text(text)
         if settings.action_format == "response":
             response = answer_of("parse_response", settings.parse_response, text, Response)
             command = clean_text(response.action[:longest])  # JSON can escape a lone surrogate
@@ -229,7 +237,8 @@ class Episode:
         self._journal.append((command, well_formed))
         self.steps_taken += 1
         self._pairs.append(Pair(self.steps_taken, self.state.text, command))
-        self.state, self.action = state, command
+        self.state = state
+        self.action = command
         self.action_valid = state.valid is not False if well_formed is None else well_formed
         self.terminated = state.terminated
         self.done = state.terminated or state.truncated or self.steps_taken >= self.settings.max_steps
@@ -241,17 +250,20 @@ class Episode:
         Args:
             history_length: The maximum number of past pairs, to shorten a prompt. None uses all of `history`.
         """
-        state, settings, template = self.state, self.settings, self.settings.template
+        state = self.state
+        settings = self.settings
+        template = settings.template
         pairs = list(self._pairs)
         if history_length is not None:
             pairs = pairs[max(0, len(pairs) - history_length) :]
         past: str | None = None
         if settings.memory is not None and self.steps_taken:
-            past = clean_text(answer_of("memory", partial(settings.memory, pairs), state, str))
-        if past is not None or settings.prompt_style == "chat":
-            pairs = []  # the memory's text stands for them, or the conversation has them
-        if settings.prompt_style == "chat" and self.steps_taken and settings.turn_template is not None:
-            template = settings.turn_template
+            past = answer_of("memory", partial(settings.memory, pairs), state, str)
+            pairs = []  # the memory's text stands for them
+        if settings.prompt_style == "chat":
+            pairs = []  # the conversation contains them
+            if self.steps_taken and settings.turn_template is not None:
+                template = settings.turn_template
         return template.render(
             self.task.instruction,
             state.text,
@@ -271,7 +283,8 @@ class Episode:
 
     def info(self) -> dict[str, Any]:
         """Return Gymnasium's info, a new dictionary. The values of the benchmark's own fields must not be changed."""
-        task, state = self.task, self.state
+        task = self.task
+        state = self.state
         return {
             **state.info,
             "task": task.instruction,
@@ -306,23 +319,21 @@ class Episode:
         Raises:
             InputError: If the replay ends in another state: the environment is not deterministic.
         """
-        if not self.started:
-            return Episode(self.shared, self.settings)
         fork = getattr(self._engine, "fork", None)
-        if fork is None:
-            other = Episode(self.shared, self.settings)
-            other._replay(self.task.id, self._journal)
-            if other.state != self.state:
+        if not self.started or fork is None:
+            other = _replayed(*self._recipe())
+            if self.started and other.state != self.state:
                 raise InputError(
                     f"{self.shared.source.name}: replaying task {self.task.id} ended in another state after "
                     f"{len(self._journal)} commands; expected a deterministic environment, or an engine with `fork`"
                 )
             return other
-        other = Episode(self.shared, self.settings, fork())
-        other.task, other.state = self.task, self.state
-        other._pairs, other._journal = self._pairs.copy(), self._journal.copy()
-        other.steps_taken, other.action, other.action_valid = self.steps_taken, self.action, self.action_valid
-        other.started, other.terminated, other.truncated, other.done = True, self.terminated, self.truncated, self.done
+        other = object.__new__(type(self))
+        other.__dict__.update(self.__dict__)
+        self.shared.add_user(other)
+        other._engine = fork()
+        other._pairs = self._pairs.copy()
+        other._journal = self._journal.copy()
         return other
 
     def engine_key(self) -> Hashable:
@@ -341,23 +352,25 @@ class Episode:
         """
         return self.task.id, self.steps_taken, tuple(self._pairs), self.state.text, self.engine_key()
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {
-            "shared": self.shared,
-            "settings": self.settings,
-            "task_id": self.task.id if self.started else None,
-            "journal": list(self._journal),
-        }
+    def _recipe(self) -> tuple[SharedSource, Settings, str | None, list[_Played]]:
+        return self.shared, self.settings, self.task.id if self.started else None, self._journal
 
-    def __setstate__(self, kept: dict[str, Any]) -> None:
-        self.__init__(kept["shared"], kept["settings"])  # type: ignore[misc]
-        if kept["task_id"] is not None:
-            self._replay(kept["task_id"], kept["journal"])
+    def __reduce__(self) -> tuple[Callable[..., Episode], tuple[Any, ...]]:
+        return _replayed, self._recipe()
 
-    def _replay(self, task_id: str, journal: Iterable[tuple[str, bool | None]]) -> None:
-        self.start(task_id)
+
+_Played = tuple[str, bool | None]
+"""An executed command, and whether its response was well formed."""
+
+
+def _replayed(shared: SharedSource, settings: Settings, task_id: str | None, journal: list[_Played]) -> Episode:
+    """Return an episode in which some commands were played, in a new engine."""
+    episode = Episode(shared, settings)
+    if task_id is not None:
+        episode.start(task_id)
         for command, well_formed in journal:
-            self.observe(command, well_formed, self.engine.act(command))
+            episode.observe(command, well_formed, episode.engine.act(command))
+    return episode
 
 
 def check_template(shared: SharedSource, settings: Settings, task_id: str) -> None:

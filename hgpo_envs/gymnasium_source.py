@@ -75,15 +75,18 @@ class GymnasiumEngine:
         *,
         admissible: bool | None,
     ) -> State:
-        ended, gain = _flag(terminated), float(reward)
+        ended = _flag(terminated)
         stopped = not ended and _flag(truncated)
+        gain = float(reward)
         self._return += gain
         final = info.get("final_info")
         known = {**final, **info} if isinstance(final, Mapping) else info
         won = _flag(_first(known, _WON_KEYS, _UNKNOWN))
         if won is _UNKNOWN:
             won = self._solved(ended=ended, stopped=stopped, last=gain)
-        score, earned = known.get("score"), min(max(self._return, 0.0), 1.0)
+        # Points of many games are no score; then it is the return, cut to [0, 1].
+        score = known.get("score")
+        earned = min(max(self._return, 0.0), 1.0)
         actions: Any = _first(info, _ACTION_KEYS, ())
         text: Any = _first(observation, _TEXT_KEYS) if isinstance(observation, Mapping) else observation
         return State(
@@ -181,7 +184,8 @@ class GymnasiumSource:
                 return ""
             given: dict[str, Any] = {}
             for part in (shown, info):
-                given |= part if isinstance(part, dict) else {}
+                if isinstance(part, dict):
+                    given |= part
             text = _first(given, _INSTRUCTION_KEYS)
             if isinstance(text, str):
                 return text

@@ -147,7 +147,8 @@ def answer_of(name: str, function: Callable[[A], object], argument: A, kind: typ
     try:
         value = function(argument)
     except Exception as error:  # noqa: BLE001 - of a function of the user
-        reason, cause = f"raised {type(error).__name__}: {one_line(error)}", error
+        reason = f"raised {type(error).__name__}: {one_line(error)}"
+        cause = error
     else:
         if isinstance(value, kind):
             return value

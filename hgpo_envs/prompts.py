@@ -135,7 +135,9 @@ class PromptTemplate:
     """
 
     def __init__(self, text: str, name: str, trusted: bool = False, answer: Answer = _TAGGED) -> None:
-        self.text, self.name, self.trusted, self.renders_turns = text, name, trusted, False
+        self.text = text
+        self.name = name
+        self.trusted = trusted
         self.answer = answer
         try:
             used = jinja2.meta.find_undeclared_variables(_SANDBOX.parse(text))

@@ -131,7 +131,8 @@ def default_arguments(spec: EnvironmentSpec) -> dict[str, Any]:
     """
     from hgpo_envs.env import TextEnv
 
-    own, common = spec.parameters(), signature(TextEnv).parameters
+    own = spec.parameters()
+    common = signature(TextEnv).parameters
     defaults = {name: one.default for name, one in own.items() if one.kind not in _VARIADIC}
     defaults |= {name: one.default for name, one in common.items() if name not in {"source", *defaults}}
     return defaults | {"max_steps": spec.max_steps}

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 FALLBACK_CHARACTERS: Final = 30
 """Number of last characters that are the action if the tags are missing."""
 
-_CALL, _CALL_END = "<tool_call>", "</tool_call>"
+_CALL: Final = "<tool_call>"
+_CALL_END: Final = "</tool_call>"
 _THOUGHT_END: Final = "</think>"
 _DIGITS: Final = 9
 """The greatest number of digits that is parsed."""
@@ -75,8 +76,9 @@ def parse(
     Response(action='the fridge', valid=False, flaw='no <action> tags')
     """
     searched = text.lower() if lowercase else text
-    opening, closing = f"<{tag}>", f"</{tag}>"
-    start, end = searched.find(opening), searched.find(closing)
+    opening = f"<{tag}>"
+    start = searched.find(opening)
+    end = searched.find(f"</{tag}>")
     if start < 0 or end < 0:
         return Response(searched[-fallback_characters:] if fallback_characters else "", False, f"no <{tag}> tags")
     action = searched[start + len(opening) : end].strip()
@@ -172,8 +174,10 @@ def _skip_space(text: str, at: int) -> int:
 def _block(text: str, start: int) -> _Block:
     """Return the block whose tag is at a position."""
     body = _skip_space(text, start + len(_CALL))
+    if not text.startswith("{", body):
+        return _Block(start, body, _NOT_JSON)
     try:
-        value, end = _DECODER.raw_decode(text, body) if text.startswith("{", body) else (_NOT_JSON, body)
+        value, end = _DECODER.raw_decode(text, body)
     except json.JSONDecodeError as error:
         # A response that ends within a JSON value was cut off there: the rest is a part of the value.
         cut_off = error.msg.startswith("Unterminated string") or _CUT_VALUE.fullmatch(text, error.pos)
@@ -269,11 +273,10 @@ def parse_tool_calls(text: str) -> Response:
     """
     start, blocks = _after_thought(text)
     calls = _calls(text, blocks)
-    if calls is None:
-        return Response(text[start:].strip(), False, "malformed tool call")
-    if not calls:
-        return Response(text[start:].strip(), True, "")
-    return Response("\n".join(call.text() for call in calls), True, "")
+    if calls:
+        return Response("\n".join(call.text() for call in calls), True, "")
+    flaw = "malformed tool call" if calls is None else ""
+    return Response(text[start:].strip(), not flaw, flaw)
 
 
 def message_calls(message: Mapping[str, Any]) -> list[Any]:
@@ -315,7 +318,8 @@ def _written(entry: object) -> str:
     function = entry.get("function") if isinstance(entry, dict) else None
     if not isinstance(function, dict):
         return f"{_CALL}\n{json.dumps(entry, ensure_ascii=False)}\n{_CALL_END}"
-    name, arguments = json.dumps(function.get("name"), ensure_ascii=False), function.get("arguments")
+    name = json.dumps(function.get("name"), ensure_ascii=False)
+    arguments = function.get("arguments")
     if not isinstance(arguments, str):
         arguments = json.dumps(arguments, ensure_ascii=False)
     return f'{_CALL}\n{{"name": {name}, "arguments": {arguments}}}\n{_CALL_END}'

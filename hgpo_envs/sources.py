@@ -140,7 +140,8 @@ class Split(Sequence[str]):
     """
 
     def __init__(self, shared: SharedSource, name: str) -> None:
-        self.shared, self.name = shared, name
+        self.shared = shared
+        self.name = name
         try:
             self._ids = shared.source.ids(name)
         except InputError:

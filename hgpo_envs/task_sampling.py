@@ -57,9 +57,11 @@ def permuted(ids: Sequence[str], seed: int, epoch: int = 0) -> Iterator[str]:
     low = (1 << bits) - 1
 
     def mixed(position: int) -> int:
-        left, right = position >> bits, position & low
+        left = position >> bits
+        right = position & low
         for turn in range(4):
-            left, right = right, left ^ (text_hash(f"{seed}/{epoch}/{turn}/{right}") & low)
+            mask = text_hash(f"{seed}/{epoch}/{turn}/{right}") & low
+            left, right = right, left ^ mask
         return (left << bits) | right
 
     for position in range(len(ids)):
@@ -75,9 +77,16 @@ def _passes(ids: Sequence[str], seed: int) -> Iterator[str]:
     return chain.from_iterable(order(ids, seed, epoch) for epoch in count())
 
 
+def _sweep(ids: Sequence[str], _: int) -> Iterator[str]:
+    """Yield every task in the split's order, again and again, without storing them."""
+    return (ids[draw % len(ids)] for draw in count())
+
+
 def independent(ids: Sequence[str], seed: int = 0) -> Iterator[str]:
     """Yield tasks drawn with replacement."""
-    return (ids[((text_hash(f"{seed}/{draw}") % (1 << 64)) * len(ids)) >> 64] for draw in count())
+    for draw in count():
+        unsigned = text_hash(f"{seed}/{draw}") % (1 << 64)
+        yield ids[unsigned * len(ids) >> 64]
 
 
 def verl_agent(ids: Sequence[str], seed: int = 0) -> Iterator[str]:
@@ -95,17 +104,14 @@ def verl_agent(ids: Sequence[str], seed: int = 0) -> Iterator[str]:
         raise InputError(f"sampling verl-agent: expected at most {SORTED:,} tasks, received {len(ids):,}; use shuffled")
     generator = np.random.RandomState(seed)
     order = list(ids)
-    return chain.from_iterable(_reshuffled(order, generator) for _ in count())
-
-
-def _reshuffled(order: list[str], generator: np.random.RandomState) -> list[str]:
-    generator.shuffle(order)
-    return list(order)
+    while True:
+        generator.shuffle(order)
+        yield from order
 
 
 TASK_SAMPLINGS: Final[dict[str, Callable[[Sequence[str], int], Iterator[str]]]] = {
     "random": independent,
-    "sweep": lambda ids, _: (ids[draw % len(ids)] for draw in count()),
+    "sweep": _sweep,
     "shuffled": _passes,
     "verl-agent": verl_agent,
 }
@@ -139,7 +145,10 @@ class TaskSampler:
     """
 
     def __init__(self, name: str, ids: Sequence[str], seed: int, drawn: int = 0) -> None:
-        self._name, self._ids, self._seed, self._drawn = name, ids, seed, drawn
+        self._name = name
+        self._ids = ids
+        self._seed = seed
+        self._drawn = drawn
         self._stream = islice(task_stream(name, ids, seed), drawn, None)
 
     def draw(self) -> str:

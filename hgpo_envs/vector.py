@@ -6,7 +6,7 @@ import copy
 from collections.abc import Sequence
 from functools import cache, partial
 from itertools import chain
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import gymnasium
 import numpy as np
@@ -93,8 +93,8 @@ class TextVectorEnv(VectorEnv[dict[str, Any], "Sequence[str]", "NDArray[Any]"]):
         **values: Any,
     ) -> None:
         self.episodes: list[Episode] = []  # Gymnasium 1.2 closes what is deleted, also after an error here
-        for name, value in (("num_envs", cast("object", num_envs)), ("group_size", group_size)):
-            if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
+        for name, value in (("num_envs", num_envs), ("group_size", group_size)):
+            if not is_integer(value) or value < 1:
                 raise InputError(f"{name}: expected an integer of at least 1, received {value!r}")
         if num_envs % group_size:
             raise InputError(f"group_size: expected a divisor of num_envs ({num_envs}), received {group_size!r}")
@@ -105,11 +105,15 @@ class TextVectorEnv(VectorEnv[dict[str, Any], "Sequence[str]", "NDArray[Any]"]):
             raise InputError(unknown("autoreset_mode", autoreset_mode, names)) from None
         self.metadata = {**self.metadata, "autoreset_mode": self.autoreset_mode}
         self.shared, self._split, settings = open_tasks(source, split, sampling, render_mode, ("ansi",), **values)
-        self._draws: list[TaskSampler] = []
-        self._drawn: list[list[str]] = []  # the tasks that each group has drawn so far
-        self._draw = [0] * num_envs  # the number of tasks that each slot has taken of them
-        self.split, self.sampling, self.render_mode = split, sampling, render_mode
-        self.num_envs, self.group_size = num_envs, group_size
+        # Members of a group may be reset at different times, so the group keeps what it has drawn for the others.
+        self._samplers: list[TaskSampler] = []
+        self._drawn: list[list[str]] = []  # of each group
+        self._taken = [0] * num_envs  # how many of them each slot has taken
+        self.split = split
+        self.sampling = sampling
+        self.render_mode = render_mode
+        self.num_envs = num_envs
+        self.group_size = group_size
         self.episodes = [Episode(self.shared, settings) for _ in range(num_envs)]
         self._hashes = np.full((num_envs, settings.history_depth + 1), hashing.UNDEFINED, dtype=np.int64)
         self._prompts = [""] * num_envs
@@ -138,10 +142,14 @@ class TextVectorEnv(VectorEnv[dict[str, Any], "Sequence[str]", "NDArray[Any]"]):
             InputError: If a task is unknown or belongs to another split, or if an option is invalid. No slot is reset
                 then.
         """
+        # 1. Check everything, so that an error resets nothing.
         requested = check_options(options, ("task", "reset_mask"))
         mask = self._reset_mask(requested.get("reset_mask"))
         tasks = self._tasks(requested.get("task"), mask)
-        self._seed(seed)
+        seeds = self._seeds(seed)
+        # 2. Seed the groups and start the slots.
+        for group, group_seed in enumerate(seeds):
+            self._seed_group(group, group_seed)
         slots: list[int] = np.flatnonzero(mask).tolist()
         self._start(slots, tasks)
         return self._observe(slots), self._infos(slots)
@@ -161,6 +169,7 @@ class TextVectorEnv(VectorEnv[dict[str, Any], "Sequence[str]", "NDArray[Any]"]):
             gymnasium.error.ResetNeeded: If a slot was never reset, or autoreset is disabled and an episode has ended.
             InputError: If `actions` is anything but n texts.
         """
+        # 1. Check everything, so that an error changes nothing.
         texts = self._texts(actions)
         if not all(episode.started for episode in self.episodes):
             raise gymnasium.error.ResetNeeded("call reset before step: some slots have no task")
@@ -169,6 +178,7 @@ class TextVectorEnv(VectorEnv[dict[str, Any], "Sequence[str]", "NDArray[Any]"]):
             raise gymnasium.error.ResetNeeded(
                 f'the episodes of slots {one_line(done)} have ended: call reset(options={{"reset_mask": …}}) first'
             )
+        # 2. Episodes that have not ended take their action; the others start the next task (next-step autoreset).
         rewards = np.zeros(self.num_envs)
         playing = [slot for slot, episode in enumerate(self.episodes) if not episode.done]
         for slot in playing:
@@ -177,24 +187,23 @@ class TextVectorEnv(VectorEnv[dict[str, Any], "Sequence[str]", "NDArray[Any]"]):
         if playing:
             self._hashes[playing] = hashing.advance(self._hashes[playing], self._state_hashes(playing))
         self._start(done)
+        # 3. In same-step autoreset, episodes that have just ended start the next task at once.
         terminated = np.array([episode.terminated for episode in self.episodes])
         truncated = np.array([episode.truncated for episode in self.episodes])
         final = self._reset_ended() if self.autoreset_mode is AutoresetMode.SAME_STEP else {}
-        observation = self._observe(range(self.num_envs))
-        infos = self._infos(range(self.num_envs))
-        return observation, rewards, terminated, truncated, infos | final
+        slots = range(self.num_envs)
+        return self._observe(slots), rewards, terminated, truncated, self._infos(slots) | final
 
     def _reset_ended(self) -> dict[str, Any]:
         """Reset the slots whose episodes have ended. Return their last observations and infos, as Gymnasium does."""
         ended = [slot for slot, episode in enumerate(self.episodes) if episode.done]
         if not ended:
             return {}
-        last = self._observe(ended)
-        mask = np.zeros(self.num_envs, dtype=np.bool_)
-        mask[ended] = True
+        observation = self._observe(ended)
+        last = {slot: {name: values[slot] for name, values in observation.items()} for slot in ended}
         observations = np.full(self.num_envs, None, dtype=np.object_)
-        for slot in ended:
-            observations[slot] = {name: values[slot] for name, values in last.items()}
+        observations[ended] = list(last.values())
+        mask = _mask(ended, self.num_envs)
         infos = self._infos(ended)
         self._start(ended)
         return {"final_obs": observations, "_final_obs": mask, "final_info": infos, "_final_info": mask.copy()}
@@ -204,11 +213,12 @@ class TextVectorEnv(VectorEnv[dict[str, Any], "Sequence[str]", "NDArray[Any]"]):
         for slot in slots:
             task = tasks[slot] if tasks else None
             if task is None:
-                group, number = slot // self.group_size, self._draw[slot]
-                if number == len(self._drawn[group]):
-                    self._drawn[group].append(self._draws[group].draw())
-                task = self._drawn[group][number]
-                self._draw[slot] += 1
+                group = slot // self.group_size
+                drawn = self._drawn[group]
+                if self._taken[slot] == len(drawn):
+                    drawn.append(self._samplers[group].draw())
+                task = drawn[self._taken[slot]]
+                self._taken[slot] += 1
             self.episodes[slot].start(task)
         if slots:
             self._hashes[slots] = hashing.start(self._state_hashes(slots), self._hashes.shape[1] - 1)
@@ -239,9 +249,11 @@ class TextVectorEnv(VectorEnv[dict[str, Any], "Sequence[str]", "NDArray[Any]"]):
         other._np_random = other._np_random_seed = None
         other._make_spaces()
         other.episodes = [episode.fork() for episode in self.episodes]
-        other._draws = [copy.copy(draws) for draws in self._draws]
-        other._drawn, other._draw = [drawn.copy() for drawn in self._drawn], self._draw.copy()
-        other._hashes, other._prompts = self._hashes.copy(), self._prompts.copy()
+        other._samplers = list(map(copy.copy, self._samplers))
+        other._drawn = list(map(list.copy, self._drawn))
+        other._taken = self._taken.copy()
+        other._hashes = self._hashes.copy()
+        other._prompts = self._prompts.copy()
         return other
 
     __copy__ = fork  # a shallow copy would share the episodes
@@ -295,34 +307,47 @@ class TextVectorEnv(VectorEnv[dict[str, Any], "Sequence[str]", "NDArray[Any]"]):
             raise InputError(
                 f'options["task"]: expected an id or {self.num_envs} ids, received a sequence of {len(requested)}'
             )
-        checked = cache(partial(checked_task, self.shared, self.split))
-        return [
-            checked(task) if selected and task is not None else None
-            for task, selected in zip(requested, mask, strict=True)
-        ]
+        check = cache(partial(checked_task, self.shared, self.split))
+        asked = zip(requested, mask, strict=True)
+        return [check(task) if selected and task is not None else None for task, selected in asked]
 
-    def _seed(self, seed: int | Sequence[int | None] | None) -> None:
-        """Seed the groups' task samplers. A group whose seed is None keeps its sampler."""
+    def _seeds(self, seed: object) -> list[int | None]:
+        """Return the seed of each group; None keeps its sampler."""
         groups = self.num_envs // self.group_size
-        if seed is None or isinstance(seed, int | np.integer):
+        if seed is None and self._samplers:
+            return [None] * groups
+        if seed is None or is_integer(seed):
             super().reset(seed=None if seed is None else int(seed))
-            if seed is None and self._draws:
-                return
-            first = (self.np_random_seed or 0) % MOST_SEEDS if seed is None else int(seed)
-            seeds: list[int | None] = [first + group for group in range(groups)]
-        else:
-            seeds = list(seed)
-        if len(seeds) != groups:
+            first = int(self.np_random_seed or 0) % MOST_SEEDS if seed is None else int(seed)
+            return [first + group for group in range(groups)]
+        seeds = list(seed) if isinstance(seed, Sequence | np.ndarray) else []
+        if len(seeds) != groups or not all(one is None or is_integer(one) for one in seeds):
             raise InputError(
-                f"seed: expected an integer or {groups}, one for each group, received a sequence of {len(seeds)}"
+                f"seed: expected an integer or {groups}, one for each group, received {one_line(repr(seed))}"
             )
-        for group, group_seed in enumerate(seeds):
-            if group_seed is not None or not self._draws[group:]:
-                start = seeding.np_random()[1] % MOST_SEEDS if group_seed is None else int(group_seed)
-                self._draws[group : group + 1] = [TaskSampler(self.sampling, self._split, start)]
-                self._drawn[group : group + 1] = [[]]
-                members = slice(group * self.group_size, (group + 1) * self.group_size)
-                self._draw[members] = [0] * self.group_size
+        return seeds
+
+    def _seed_group(self, group: int, seed: int | None) -> None:
+        """Restart the draws of a group, if it has a seed or did not draw yet."""
+        if seed is None and self._samplers[group:]:
+            return
+        start = seeding.np_random()[1] % MOST_SEEDS if seed is None else int(seed)
+        self._samplers[group : group + 1] = [TaskSampler(self.sampling, self._split, start)]
+        self._drawn[group : group + 1] = [[]]
+        members = slice(group * self.group_size, (group + 1) * self.group_size)
+        self._taken[members] = [0] * self.group_size
+
+
+def is_integer(value: object) -> TypeGuard[int]:
+    """Return whether a value is an integer, of Python or NumPy, and not a bool."""
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
+def _mask(slots: Iterable[int], number: int) -> NDArray[np.bool_]:
+    """Return a mask of shape (number,) that is True for some slots."""
+    mask = np.zeros(number, dtype=np.bool_)
+    mask[list(slots)] = True
+    return mask
 
 
 def _batched(infos: Mapping[int, Mapping[str, Any]], number: int) -> dict[str, Any]:
@@ -330,9 +355,8 @@ def _batched(infos: Mapping[int, Mapping[str, Any]], number: int) -> dict[str, A
     batched: dict[str, Any] = {}
     for key in dict.fromkeys(chain.from_iterable(infos.values())):
         values = {slot: info[key] for slot, info in infos.items() if key in info}
-        mask = np.zeros(number, dtype=np.bool_)
-        mask[list(values)] = True
-        batched[key], batched[f"_{key}"] = _column(values, number), mask
+        batched[key] = _column(values, number)
+        batched[f"_{key}"] = _mask(values, number)
     return batched
 
 
@@ -341,13 +365,14 @@ def _column(values: Mapping[int, Any], number: int) -> dict[str, Any] | NDArray[
     some = list(values.values())
     types = set(map(type, some))
     kind = types.pop() if len(types) == 1 else object  # several: a `won` that is not known everywhere
+    slots = list(values)
     if issubclass(kind, dict):
         return _batched(values, number)
     if kind is np.ndarray and len({(value.shape, value.dtype) for value in some}) == 1:
         column = np.zeros((number, *some[0].shape), some[0].dtype)
-        column[list(values)] = some
+        column[slots] = some
         return column
     numeric = kind in (bool, int, float) or issubclass(kind, np.number)
     column = np.zeros(number, kind) if numeric else np.full(number, None, dtype=np.object_)
-    column[list(values)] = np.fromiter(some, column.dtype, len(some))  # keeps lists
+    column[slots] = np.fromiter(some, column.dtype, len(some))  # an assignment of lists would take them apart
     return column

@@ -47,8 +47,12 @@ class VerlAgentTemplate(PromptTemplate):
     """
 
     def __init__(self, texts: tuple[str, str], benchmark: str, name: str) -> None:
-        self.text, self.name, self.trusted, self.renders_turns = "".join(texts), name, False, False
-        self._texts, self._benchmark = texts, benchmark
+        self.text = "".join(texts)
+        self.name = name
+        self.trusted = False
+        self.renders_turns = False
+        self._texts = texts
+        self._benchmark = benchmark
 
     def __reduce__(self) -> tuple[Callable[..., PromptTemplate], tuple[Any, ...]]:
         return VerlAgentTemplate, (self._texts, self._benchmark, self.name)

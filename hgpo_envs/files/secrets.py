@@ -53,7 +53,8 @@ def register_url(url: str) -> None:
     """Register the password of a URL (or its user name if there is no password) and the keys in its query."""
     try:
         parts = urlsplit(url)
-        user, password = unquote(parts.username or ""), unquote(parts.password or "")
+        user = unquote(parts.username or "")
+        password = unquote(parts.password or "")
     except ValueError:
         return
     register(parts.password or parts.username or "")
@@ -128,10 +129,12 @@ def redact_logging() -> None:
         except (TypeError, ValueError, KeyError):  # a wrong logging call, which logging itself reports
             return record
         if (clean := redact(message)) != message:
-            record.msg, record.args = clean, None
+            record.msg = clean
+            record.args = None
         if record.exc_info and record.exc_info[0] is not None:
             trace = "".join(traceback.format_exception(*record.exc_info))
-            record.exc_text, record.exc_info = redact(trace.rstrip("\n")), None
+            record.exc_text = redact(trace.rstrip("\n"))
+            record.exc_info = None
         return record
 
     logging.setLogRecordFactory(redacted_record)

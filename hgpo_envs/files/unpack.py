@@ -29,7 +29,7 @@ _METHODS: Final = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 """The compressions that are read: the others can take gigabytes of memory."""
 _ENCRYPTED: Final = 1
 """The flag of an encrypted file."""
-_BROKEN: Final = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, ValueError)
+BROKEN: Final = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, ValueError)
 """The exceptions that the standard library raises for truncated or damaged archives."""
 
 
@@ -52,10 +52,8 @@ def unpack(archive: Path, folder: Path, progress: Callable[[int], object] | None
     """
     with open_regular(archive, "zip archive") as file:
         try:
-            if not zipfile.is_zipfile(file):
-                raise InputError("expected a zip archive, received another format or a truncated file")  # noqa: TRY301
-            with zipfile.ZipFile(_Reader(file.raw)) as packed:
-                files = _checked(packed.infolist(), folder)
+            with open_zip(file) as packed:
+                files = _files(packed.infolist(), folder)
                 for count, (info, path) in enumerate(files, 1):
                     path.parent.mkdir(parents=True, exist_ok=True)
                     # no more than the declared size can be read
@@ -65,11 +63,43 @@ def unpack(archive: Path, folder: Path, progress: Callable[[int], object] | None
                         progress(count)
         except InputError as error:
             raise InputError(f"{archive}: refused: {error}") from None
-        except (*_BROKEN, OSError) as error:
-            if isinstance(error, OSError) and error.errno not in {None, errno.EINVAL}:  # of a place that is not there
+        except (*BROKEN, OSError) as error:
+            # of reading a position that does not exist; others are of the disk
+            if isinstance(error, OSError) and error.errno not in {None, errno.EINVAL}:
                 raise
             raise InputError(f"{archive} is damaged: {one_line(error, 200)}; fetch it again") from None
     return len(files)
+
+
+def open_zip(file: io.BufferedIOBase) -> zipfile.ZipFile:
+    """Open a zip archive, whose list of members is checked before any of them is read.
+
+    Names are not checked: see `hgpo_envs.files.untrusted_files.path_inside`.
+
+    Raises:
+        InputError: If it is no zip archive, or has too many members, more bytes than `LARGEST`, members that overlap
+            in the file, links, devices, encrypted members, or unusual compressions.
+        zipfile.BadZipFile: If it is damaged, or another exception of `BROKEN`.
+    """
+    reader = _Reader(file)
+    if not zipfile.is_zipfile(reader):
+        raise InputError("expected a zip archive, received another format or a truncated file")
+    packed = zipfile.ZipFile(reader)
+    members = packed.infolist()
+    if len(members) > MOST_FILES:
+        raise InputError(f"expected at most {MOST_FILES:,} files and folders")
+    if sum(info.file_size for info in members) > LARGEST:
+        raise InputError(f"expected at most {LARGEST:,} bytes")
+    places = sorted((info.header_offset, info.compress_size) for info in members)
+    if any(offset + size > following for (offset, size), (following, _) in pairwise(places)):
+        raise InputError("its files overlap")
+    for info in members:
+        kind = stat.S_IFMT(info.external_attr >> 16)
+        if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
+            raise InputError(f"{one_line(repr(info.filename), 80)} is a link or a device")
+        if info.flag_bits & _ENCRYPTED or info.compress_type not in _METHODS:
+            raise InputError(f"{one_line(repr(info.filename), 80)} is encrypted, or compressed by an unusual method")
+    return packed
 
 
 class _Reader(io.BufferedReader):
@@ -83,28 +113,11 @@ class _Reader(io.BufferedReader):
         return data
 
 
-def _checked(members: Sequence[zipfile.ZipInfo], folder: Path) -> list[tuple[zipfile.ZipInfo, Path]]:
+def _files(members: Sequence[zipfile.ZipInfo], folder: Path) -> list[tuple[zipfile.ZipInfo, Path]]:
     """Return the files of an archive and their paths, all of which are checked before the first is extracted."""
-    if len(members) > MOST_FILES:
-        raise InputError(f"expected at most {MOST_FILES:,} files and folders")
-    if sum(info.file_size for info in members) > LARGEST:
-        raise InputError(f"expected at most {LARGEST:,} bytes")
-    places = sorted((info.header_offset, info.compress_size) for info in members)
-    if any(offset + size > following for (offset, size), (following, _) in pairwise(places)):
-        raise InputError("its files overlap")
-    files = []
-    folders: set[str] = set()
-    for info in members:
-        kind = stat.S_IFMT(info.external_attr >> 16)
-        if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
-            raise InputError(f"{one_line(repr(info.filename), 80)} is a link or a device")
-        if info.flag_bits & _ENCRYPTED or info.compress_type not in _METHODS:
-            raise InputError(f"{one_line(repr(info.filename), 80)} is encrypted, or compressed by an unusual method")
-        if not info.is_dir():
-            path = path_inside(folder, info.filename)
-            files.append((info, path))
-            folders |= {_folded(parent) for parent in path.parents}
+    files = [(info, path_inside(folder, info.filename)) for info in members if not info.is_dir()]
     names = [_folded(path) for _, path in files]
+    folders = {_folded(parent) for _, path in files for parent in path.parents}
     if len({*names}) < len(names) or not folders.isdisjoint(names):
         raise InputError("two of its files have the same name, or names that some systems take for the same")
     return files

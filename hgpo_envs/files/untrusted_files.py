@@ -94,27 +94,6 @@ def read_bytes(path: Path, limit: int, what: str = "file", *, unpack: bool = Fal
     return data
 
 
-def decompress(packed: bytes, limit: int, dictionary: bytes = b"") -> bytes:
-    """Decompress zlib data.
-
-    Args:
-        packed: The compressed data.
-        limit: The maximum decompressed size in bytes.
-        dictionary: The preset dictionary with which the data was compressed.
-
-    Raises:
-        InputError: If the data is damaged, truncated, or larger than the limit. The message does not name the file.
-    """
-    decompressor = zlib.decompressobj(zdict=dictionary) if dictionary else zlib.decompressobj()
-    try:
-        data = decompressor.decompress(packed, limit + 1)
-    except zlib.error as error:
-        raise InputError(f"its compressed data is damaged ({error})") from None
-    if len(data) > limit or not decompressor.eof:
-        raise InputError(f"its compressed data is truncated, or unpacks to more than {limit:,} bytes")
-    return data
-
-
 def parse_json(data: bytes) -> Any:  # noqa: ANN401 - JSON
     """Return the value of a JSON text.
 

@@ -16,7 +16,8 @@ SEEDS = st.integers(0, 2**32)
 
 
 def wander(engine: ALFWorldEngine, state: State, seed: int, steps: int) -> list[State]:
-    rng, states = random.Random(seed), [state]
+    rng = random.Random(seed)
+    states = [state]
     for _ in range(steps):
         if states[-1].terminated:
             break
@@ -51,7 +52,8 @@ def test_inadmissible_commands_change_nothing_and_never_raise(task: str, seed: i
 
 @given(TASKS, SEEDS)
 def test_spaces_around_a_command_are_ignored_but_case_is_not(task: str, seed: int) -> None:
-    plain, spaced = SOURCE.engine(), SOURCE.engine()
+    plain = SOURCE.engine()
+    spaced = SOURCE.engine()
     command = random.Random(seed).choice(plain.start(task).actions)
     spaced.start(task)
     assert spaced.act(command.upper()).text == "Nothing happens."

@@ -35,7 +35,8 @@ def test_the_first_identifier_gets_the_highest_number() -> None:
 
 
 def test_wordings_and_their_conversion(file: dict) -> None:
-    domain, (wording, task) = file["pddl_domain"], split_task(file["grammar"])
+    domain = file["pddl_domain"]
+    (wording, task) = split_task(file["grammar"])
     assert recognise(domain, wording) == MOVE
     older = convert(file, "put")
     assert recognise(older["pddl_domain"], split_task(older["grammar"])[0]) == PUT
@@ -68,7 +69,8 @@ def test_help_in_the_action_is_the_same_help(file: dict) -> None:
 @given(st.data())
 def test_any_change_of_a_relevant_letter_is_refused(data: st.DataObject) -> None:
     file = SOURCE.read(TASK)
-    domain, wording = file["pddl_domain"], split_task(file["grammar"])[0]
+    domain = file["pddl_domain"]
+    wording = split_task(file["grammar"])[0]
     text = data.draw(st.sampled_from([domain, wording]))
     at = data.draw(st.integers(0, len(text) - 1).filter(lambda place: text[place].isalpha()))
     changed = text[:at] + data.draw(st.sampled_from("qQ")) + text[at + 1 :]
@@ -119,7 +121,8 @@ def test_truncated_file(file: dict, tmp_path: Path) -> None:
 
 
 def test_errors_name_what_is_unknown(file: dict) -> None:
-    domain, last = file["pddl_domain"], file["pddl_domain"].rstrip()[:-1]
+    domain = file["pddl_domain"]
+    last = file["pddl_domain"].rstrip()[:-1]
     assert domain.count("(isHot ?o)\n                (not (isCool ?o))") == 1
     jump = f"{last}(:action jump :parameters (?a - agent) :precondition () :effect (and (checked ?a))))"
     init = "(:init"

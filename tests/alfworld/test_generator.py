@@ -47,7 +47,8 @@ def test_the_fixed_part_of_a_room_is_in_every_game(game):
     room = load_rooms().rooms[game.task.scene]
     assert {thing.kind for thing in game.things} == set(room.objects)
     assert game.start not in {receptacle.location for receptacle in room.receptacles}
-    holds, where = load_rooms().holds, load_rooms().where[room_kind(room.scene)]
+    holds = load_rooms().holds
+    where = load_rooms().where[room_kind(room.scene)]
     for thing in game.things:
         kinds = {room.receptacles[i].kind for i in thing.lies_on}
         assert not kinds or any(thing.kind in holds.get(kind, ()) or kind in where[thing.kind] for kind in kinds)
@@ -83,7 +84,8 @@ def test_bundled_pack_is_rebuilt_byte_for_byte(bundled, tmp_path):
     rebuilt = tmp_path / "games.pack"
     write_pack(rebuilt, ((i, store.read(i), store.trajectory(i)) for i in store.ids()))
     if "ng" in zlib.ZLIB_RUNTIME_VERSION:  # packs the same games into other bytes
-        ours, theirs = PackStore(rebuilt), bundled.store
+        ours = PackStore(rebuilt)
+        theirs = bundled.store
         assert ours.ids() == theirs.ids()
         assert all(ours.read(i) == theirs.read(i) and ours.trajectory(i) == theirs.trajectory(i) for i in ours.ids())
     else:

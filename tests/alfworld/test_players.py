@@ -29,7 +29,9 @@ def observed(state):
 
 def play(name, source, task_id, disturbance=0.0, seed=0):
     """Plays a task; some steps are random admissible ones. Returns the actions, and whether they won."""
-    engine, player, chance = source.engine(), make_player(name, "ALFWorld"), random.Random(seed)
+    engine = source.engine()
+    player = make_player(name, "ALFWorld")
+    chance = random.Random(seed)
     state = engine.start(task_id)
     if name == "expert":
         player.reset(source.task(task_id), state, engine)
@@ -60,7 +62,9 @@ def test_bundled_games_are_solved_deterministically(bundled, name):
 
 @given(game=drafts)
 def test_expert_solves_any_generated_game(game):
-    compiled, engine, player = compile_game(game_data(game)), ALFWorldEngine(), ExpertPlayer()
+    compiled = compile_game(game_data(game))
+    engine = ALFWorldEngine()
+    player = ExpertPlayer()
     state = engine.play(compiled)
     player.reset(Task("", "", "", ""), state, engine)
     for _ in range(LIMIT):
@@ -74,7 +78,9 @@ def test_expert_solves_any_generated_game(game):
 def test_expert_continues_from_any_state(bundled, data, seed, wander):
     """After a random walk it still wins, and every command of its plan brings it one nearer."""
     task_id = data.draw(st.sampled_from(bundled.ids("all")))
-    engine, player, chance = bundled.engine(), ExpertPlayer(), random.Random(seed)
+    engine = bundled.engine()
+    player = ExpertPlayer()
+    chance = random.Random(seed)
     state = engine.start(task_id)
     player.reset(bundled.task(task_id), state, engine)
     for _ in range(wander):
@@ -108,7 +114,8 @@ def test_explorer_accepts_any_text(text, actions):
 def test_sentences_agree_with_the_goals(golden_games):
     source = ALFWorldSource(golden_games)
     for task_id in source.ids("all"):
-        goal, wish = source.game(task_id).goal, parse_instruction(source.task(task_id).instruction)
+        goal = source.game(task_id).goal
+        wish = parse_instruction(source.task(task_id).instruction)
         place = goal.receptacle_type or goal.lamp_type
         assert (goal.object_type, place, goal.count) == (wish.thing, wish.place, wish.count)
     with pytest.raises(InputError, match="twelve task sentences"):

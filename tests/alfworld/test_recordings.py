@@ -35,7 +35,9 @@ def tarred_games(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def replay(rows: Iterator[dict[str, Any]], games: dict[str, Game]) -> tuple[int, list[Any]]:
-    engine, count, differing = ALFWorldEngine(), 0, []
+    engine = ALFWorldEngine()
+    count = 0
+    differing = []
     for row in rows:
         task = row.get("task") or row["game"].removesuffix("/game.tw-pddl")
         game = games[f"{row.get('grammar', '')}{task}"]
@@ -90,7 +92,9 @@ def test_stored_walkthroughs_win() -> None:
 @pytest.mark.slow
 def test_all_official_games_load(shared: Path) -> None:
     """Their counts, types as their folders name them, and a start from which every receptacle can be reached."""
-    engine, counts, types = ALFWorldEngine(), Counter[str](), Counter[str]()
+    engine = ALFWorldEngine()
+    counts = Counter[str]()
+    types = Counter[str]()
     for task, file in tarred_games(shared / "data/alfworld/official-games.tar.xz"):
         game = compile_game(file, task)
         split, folder, _ = task.split("/")

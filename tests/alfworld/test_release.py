@@ -34,7 +34,8 @@ def archive(bundled, tmp_path):
 
 
 def test_fetch_from_a_server(hgpo, site, archive, tmp_path):
-    digest, out = hashlib.sha256(archive.read_bytes()).hexdigest(), tmp_path / "alfworld"
+    digest = hashlib.sha256(archive.read_bytes()).hexdigest()
+    out = tmp_path / "alfworld"
     archive.rename(site[0] / "games.zip")
     url = f"{site[1]}/games.zip"
     code, shown, _ = hgpo("data", "fetch", "alfworld", "--out", out, "--url", url, "--sha256", digest)
@@ -52,7 +53,8 @@ def test_fetch_refuses_in_one_line_and_leaves_no_files(hgpo, site, archive, tmp_
             packed.writestr(inside, "x")
     (site[0] / "cut.zip").write_bytes(archive.read_bytes()[:-500])
     archive.rename(site[0] / "games.zip")
-    url, before = "http://no-such-host.invalid/games.zip", sorted(tmp_path.iterdir())
+    url = "http://no-such-host.invalid/games.zip"
+    before = sorted(tmp_path.iterdir())
     for reason, *arguments in (
         ("answered 404", "--url", f"{site[1]}/absent.zip"),
         ("No such file", "--from", tmp_path / "absent.zip"),
@@ -92,7 +94,8 @@ def test_synth_a_pack_and_a_folder(hgpo, tmp_path):
     command = ("data", "synth", "alfworld", "--seed", 7, "--games")
     assert "36 games" in hgpo(*command, 36, "--out", tmp_path / "mine.pack")[1]
     assert hgpo(*command, 36, "--out", tmp_path / "mine")[0] == 0
-    pack, folder = ALFWorldSource(tmp_path / "mine.pack"), ALFWorldSource(tmp_path / "mine")
+    pack = ALFWorldSource(tmp_path / "mine.pack")
+    folder = ALFWorldSource(tmp_path / "mine")
     assert pack.ids("all") == folder.ids("all")
     assert all(pack.read(i) == folder.read(i) for i in pack.ids("all"))
     assert "already exists" in hgpo(*command, 36, "--out", tmp_path / "mine")[2]

@@ -2,6 +2,8 @@
 
 import copy
 import pickle
+from dataclasses import fields
+from inspect import signature
 
 import cloudpickle
 import gymnasium
@@ -16,7 +18,7 @@ from hypothesis import strategies as st
 
 from hgpo_envs import hashing
 from hgpo_envs.env import TextEnv
-from hgpo_envs.episode import ACTION_FORMATS
+from hgpo_envs.episode import ACTION_FORMATS, OPTIONS, Settings
 from hgpo_envs.errors import InputError
 from hgpo_envs.spaces import UnicodeText
 
@@ -111,7 +113,8 @@ def test_the_step_limit_truncates_and_does_not_terminate():
 
 
 def test_seeds_determine_tasks():
-    env, other = TextEnv(DoorsSource()), TextEnv(DoorsSource())
+    env = TextEnv(DoorsSource())
+    other = TextEnv(DoorsSource())
     chosen = [env.reset(seed=seed)[1]["task_id"] for seed in range(60)]
     assert chosen == [other.reset(seed=seed)[1]["task_id"] for seed in range(60)]
     assert set(chosen) == set(DoorsSource().ids("train"))
@@ -165,6 +168,12 @@ def test_bad_arguments(doors_id, arguments, line, vector):
         make(doors_id, **arguments)
     assert line in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_settings_define_the_options_and_their_defaults():
+    written = signature(TextEnv).parameters
+    defined = {field.name: field.default for field in fields(Settings)} | {"prompt_template": None}
+    assert {name: written[name].default for name in OPTIONS} == {name: defined[name] for name in OPTIONS}
 
 
 def test_bad_options():

@@ -27,7 +27,8 @@ class Corridor:
     task_id = ""
 
     def start(self, task_id):
-        self.place, self.task_id = 0, task_id
+        self.place = 0
+        self.task_id = task_id
         return self.state()
 
     def act(self, command):
@@ -198,7 +199,6 @@ def test_a_sound_environment_passes():
     [
         (Shuffled, "replay", "fail", "text has its lines in another order (sort them, or set state_key='sort-lines'"),
         (Shared, "many at a time", "fail", "engines share what must be their own alone"),
-        (Drawing, "random state", "warning", "draw from random of the whole process"),
         (Drawing, "replay", "fail", "text is 'A voice says"),
         (Raising, "odd commands", "fail", "ValueError"),
         (Mute, "admissible actions", "warning", 'the environment lists none; list them in info["admissible_actions"]'),
@@ -228,7 +228,9 @@ class Faulty(Corridor):
     """The corridor with one mistake, chosen by name."""
 
     def __init__(self, fault):
-        self.fault, self.left, self.listed = fault, False, []
+        self.fault = fault
+        self.left = False
+        self.listed = []
 
     def start(self, task_id):
         if self.fault == "one game":
@@ -253,7 +255,8 @@ class Faulty(Corridor):
 
     def state(self, *, valid=True):
         state = super().state(valid=valid)
-        ended, actions = state.terminated, list(state.actions)
+        ended = state.terminated
+        actions = list(state.actions)
         self.listed[:] = actions
         changes = {
             "lists what it does not do": {"actions": [] if ended else [*actions, "dance"]},

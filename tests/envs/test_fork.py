@@ -63,14 +63,16 @@ def replayed(episode, texts):
 def branch(env, chance, length):
     """Fork at a random point of a random walk, and compare original and fork with replays."""
     env.reset(options={"task": chance.choice(env.tasks)})
-    episode, texts = env.episode, []
+    episode = env.episode
+    texts = []
     for _ in range(chance.randrange(length)):
         if not episode.done:
             texts.append(choice(episode, chance))
             episode.act(texts[-1])
     fork = episode.fork()
     for mine, other in ((fork, episode), (episode, fork)):  # the original moves second, on another path
-        there, before = replayed(episode, texts) if mine is fork else replayed(fork, texts), (shown(other), other.key())
+        there = replayed(episode, texts) if mine is fork else replayed(fork, texts)
+        before = (shown(other), other.key())
         assert (shown(mine), mine.key()) == (shown(there), there.key())
         for _ in range(chance.randrange(1, length)):
             if not mine.done:
@@ -108,9 +110,11 @@ def near(episode, chance):
 @pytest.mark.parametrize(("env_id", "options"), [variant for variant in VARIANTS if "action_format" not in variant[1]])
 def test_equal_keys_mean_equal_futures(env_id, options):
     """Random walks that return to states on different ways; all reactions there must be equal, and so on from there."""
-    env, merged = made(env_id, options), 0
+    env = made(env_id, options)
+    merged = 0
     for seed in range(4):
-        chance, met = random.Random(seed), {}
+        chance = random.Random(seed)
+        met = {}
         env.reset(options={"task": chance.choice(env.tasks)})
         for _ in range(40):
             episode = env.episode.fork()
@@ -118,15 +122,18 @@ def test_equal_keys_mean_equal_futures(env_id, options):
                 if episode.done:
                     break
                 episode.act(near(episode, chance))
-                actions, engine = tuple(episode.state.actions), episode.engine
+                actions = tuple(episode.state.actions)
+                engine = episode.engine
                 first = met.setdefault(engine.key(), (tuple(episode._journal), actions, engine.fork()))
                 if first[0] == tuple(episode._journal):
                     continue
                 merged += 1
                 assert actions == first[1]
-                mine, its = reactions(engine, actions), reactions(first[2], actions)
+                mine = reactions(engine, actions)
+                its = reactions(first[2], actions)
                 assert [repr(state) for state in mine] == [repr(state) for state in its]
-                after, there = engine.fork(), first[2].fork()
+                after = engine.fork()
+                there = first[2].fork()
                 for _ in range(3):
                     command = chance.choice([*actions, *QUERIES]).replace("<your query>", chance.choice(QUERIES))
                     assert after.act(command) == there.act(command)
@@ -159,14 +166,13 @@ def test_shop_states_that_look_equal_have_different_keys():
 
 @pytest.mark.parametrize("env_id", IDS)
 def test_environments_fork_with_their_hashes_and_their_draws(env_id):
-    env, chance = made(env_id, {}), random.Random(5)
+    env = made(env_id, {})
+    chance = random.Random(5)
     env.reset(seed=5)
     for _ in range(6):
         env.step(choice(env.episode, chance))
-    twins, text = (
-        [env.fork(), copy.copy(env), copy.deepcopy(env), pickle.loads(pickle.dumps(env))],
-        choice(env.episode, chance),
-    )
+    twins = [env.fork(), copy.copy(env), copy.deepcopy(env), pickle.loads(pickle.dumps(env))]
+    text = choice(env.episode, chance)
     assert len({repr(twin.step(text)) for twin in twins}) == 1
     assert env.episode.steps_taken == 6
     assert len({each.reset()[1]["task_id"] for each in [env, *twins]}) == 1
@@ -178,7 +184,8 @@ def test_vector_environments_fork(env_id):
     envs = gymnasium.make_vec(env_id, num_envs=4, group_size=2).unwrapped
     observation, _ = envs.reset(seed=1)
     envs.step(["look"] * 4)
-    fork, copied = copy.copy(envs), copy.deepcopy(envs)
+    fork = copy.copy(envs)
+    copied = copy.deepcopy(envs)
     before = pickle.dumps(envs)
     actions = ["search[red shoe]", "inventory", "no such thing", "look"]
     assert repr(fork.step(actions)) == repr(copied.step(actions)) == repr(pickle.loads(before).step(actions))
@@ -194,7 +201,8 @@ def test_environments_of_others_are_forked_by_replay(texts, task):
     assert not episode.fork().started
     episode.start(str(task))
     played = [text for text in texts if not episode.done and episode.act(text) is None]
-    fork, there = episode.fork(), replayed(episode, played)
+    fork = episode.fork()
+    there = replayed(episode, played)
     for text in (None, "x", "1", "2"):
         if text is not None and not fork.done:
             fork.act(text)
@@ -210,15 +218,19 @@ def test_environments_of_others_are_forked_by_replay(texts, task):
 @pytest.mark.parametrize(("env_id", "options"), VARIANTS)
 def test_tasks_states_and_sources_survive_pickle(env_id, options):
     """Worker processes exchange them."""
-    shared, chance = made(env_id, options).shared, random.Random(7)
+    shared = made(env_id, options).shared
+    chance = random.Random(7)
     again = pickle.loads(pickle.dumps(shared)).source
     for task_id in chance.sample(list(shared.source.ids("all")), 3):
         task = shared.source.task(task_id)
         for same in (pickle.loads(pickle.dumps(task)), copy.deepcopy(task), again.task(task_id)):
             assert (same, dict(same.versions)) == (task, dict(task.versions))
-        engine, other = shared.source.engine(), again.engine()
-        state, twin = engine.start(task_id), other.start(task_id)
+        engine = shared.source.engine()
+        other = again.engine()
+        state = engine.start(task_id)
+        twin = other.start(task_id)
         for action in ("look", "search[red shoes]", "\ud800", "", *state.actions[:2]):
             for same in (pickle.loads(pickle.dumps(state)), copy.deepcopy(state), twin):
                 assert same == state
-            state, twin = engine.act(action), other.act(action)
+            state = engine.act(action)
+            twin = other.act(action)

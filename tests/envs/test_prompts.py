@@ -57,7 +57,8 @@ def plain_jinja(template, fields):
     def numbered(actions, *left_out):
         return "\n".join(f"{n}. {action}" for n, action in enumerate(actions, 1) if action not in left_out)
 
-    pairs, steps = fields["pairs"], fields["steps_taken"]
+    pairs = fields["pairs"]
+    steps = fields["steps_taken"]
     derived = {"history": as_text(pairs), "history_length": len(pairs), "step": steps + 1}
     derived |= template.answer._asdict()
     jinja = jinja2.Environment(undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
@@ -218,7 +219,8 @@ def test_other_files_are_rejected(checkout, source, message) -> None:
 
 
 gymnasium.register_envs(hgpo_envs)
-DOORS, GUESS = "doors_env:HGPO-Test/Doors-v0", "foreign:Foreign/Guess-v0"
+DOORS = "doors_env:HGPO-Test/Doors-v0"
+GUESS = "foreign:Foreign/Guess-v0"
 BAD = {
     "reaches Python": "{{ task.__class__.__mro__ }}",
     "changes what it is given": "{{ admissible_actions.append('x') }}",

@@ -71,7 +71,8 @@ def test_a_failure_is_not_kept_and_equal_arguments_of_other_types_are_others() -
 
 @pytest.mark.parametrize("change", ["content", "time", "replaced"])
 def test_a_changed_file_and_a_changed_list_of_files_are_noticed(tmp_path: Path, change: str) -> None:
-    folder, file = tmp_path / "data", tmp_path / "data" / "file"
+    folder = tmp_path / "data"
+    file = tmp_path / "data" / "file"
     folder.mkdir()
     file.write_text("text")
     before = counted(str(folder)), counted(str(file))
@@ -137,7 +138,8 @@ def log(tmp_path: Path) -> Log:
 
 def test_a_source_is_closed_once_after_its_last_environment(log: Log) -> None:
     shared = log.shared
-    env, vector = TextEnv(shared), TextVectorEnv(shared, 2)
+    env = TextEnv(shared)
+    vector = TextVectorEnv(shared, 2)
     env.reset(seed=1)
     copies = [env.fork(), pickle.loads(pickle.dumps(env))]
     for user in (env, vector, *copies):

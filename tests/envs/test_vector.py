@@ -27,7 +27,8 @@ ARGUMENTS = {"split": "all", "history_depth": 3, "max_steps": 6}
 @pytest.mark.parametrize("action_format", ["command", "response", "number"])
 def test_random_play_equals_gymnasiums_own_vector_environment(mode, action_format):
     """Everything that 12 slots return equals what `SyncVectorEnv` makes of 12 single environments, in each mode."""
-    chance, arguments = random.Random(11), {**ARGUMENTS, "action_format": action_format}
+    chance = random.Random(11)
+    arguments = {**ARGUMENTS, "action_format": action_format}
     ours = TextVectorEnv(DoorsSource(), 12, autoreset_mode=mode, **arguments)
     assert ours.metadata["autoreset_mode"] is mode
     theirs = SyncVectorEnv([partial(TextEnv, DoorsSource(), **arguments)] * 12, autoreset_mode=mode)
@@ -91,7 +92,8 @@ def drawn(draw, entry):
 @given(st.dictionaries(st.sampled_from("abc"), entries), st.sets(st.integers(0, 3), min_size=1), st.data())
 def test_infos_are_nested_as_gymnasium_nests_them(entry, slots, data):
     infos = {slot: drawn(data.draw, entry) for slot in slots}
-    envs, theirs = VectorEnv(), {}
+    envs = VectorEnv()
+    theirs = {}
     envs.num_envs = 4
     for slot, info in infos.items():
         theirs = envs._add_info(theirs, info, slot)
@@ -150,8 +152,9 @@ def test_groups_draw_the_same_tasks_and_slots_reset_by_mask(doors_id):
     assert len(obs["state"]) == 12
     assert (obs["history_hash"][:, 0] != 0).all()
     assert TextVectorEnv(DoorsSource(), 2).reset(seed=[None, 3])[1]["_task_id"].all()
-    with pytest.raises(InputError, match="expected an integer or 3, one for each group, received a sequence of 2"):
-        envs.reset(seed=[1, 2])
+    for seed in ([1, 2], 3.0, [1, 2, 3.0], "123", {1, 2, 3}, True):
+        with pytest.raises(InputError, match=r"^seed: expected an integer or 3, one for each group, received "):
+            envs.reset(seed=seed)
     _, infos = envs.reset(seed=[1, None, 2])
     assert infos["task_id"][4] == singles[1].reset()[1]["task_id"]  # group 1 went on where it stood
 

@@ -195,7 +195,8 @@ def test_a_failed_block_removes_the_folders_created_for_it(tmp_path, path):
 @pytest.mark.parametrize("kind", KINDS)
 def test_scratch_folders_and_files_of_others_are_not_followed(tmp_path, kind):
     """A link with the name of a scratch folder, at each write beside it; and links in the place of what is written."""
-    outside, run = tmp_path / "outside", tmp_path / "run"
+    outside = tmp_path / "outside"
+    run = tmp_path / "run"
     outside.mkdir()
     run.mkdir()
     for name in ("precious.txt", "config.toml"):
@@ -220,7 +221,8 @@ def test_scratch_folders_and_files_of_others_are_not_followed(tmp_path, kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_lock_is_a_regular_file_with_one_name(tmp_path, kind):
-    outside, run = tmp_path / "outside", tmp_path / "run"
+    outside = tmp_path / "outside"
+    run = tmp_path / "run"
     outside.mkdir()
     run.mkdir()
     (outside / "precious.txt").write_text("mine")

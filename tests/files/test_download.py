@@ -17,8 +17,10 @@ class Server:
     """What a server of one file answers. Each request takes the next of `faults`."""
 
     def __init__(self):
-        self.body, self.tag = BODY, '"one"'
-        self.ranges, self.validators = True, True
+        self.body = BODY
+        self.tag = '"one"'
+        self.ranges = True
+        self.validators = True
         self.faults = []
         self.requests = []
 
@@ -45,7 +47,8 @@ class Handler(QuietHandler):
         return int(asked.removeprefix("bytes=").removesuffix("-"))
 
     def send_file(self, fault):
-        body, start = self.answers.body, self.start()
+        body = self.answers.body
+        start = self.start()
         if start >= len(body):
             return self.answer(b"", 416, Content_Range=f"bytes */{len(body)}")
         headers = {"ETag": self.answers.tag} if self.answers.validators else {}
@@ -110,16 +113,21 @@ def test_the_whole_file_arrives_whatever_happens(server, tmp_path, faults, reque
 
 
 def test_a_server_without_ranges_or_validators_or_with_another_file_sends_the_whole_file_again(server, tmp_path):
-    server.ranges, server.faults = False, ["cut 100000"]
+    server.ranges = False
+    server.faults = ["cut 100000"]
     assert fetch(server.url, tmp_path) == BODY
-    server.ranges, server.validators, server.faults = True, False, ["cut 100000"]
+    server.ranges = True
+    server.validators = False
+    server.faults = ["cut 100000"]
     assert fetch(server.url, tmp_path) == BODY
     assert not any("Range" in request for request in server.requests[2:])
 
     def change(done, total):
-        server.body, server.tag = OTHER, '"two"'
+        server.body = OTHER
+        server.tag = '"two"'
 
-    server.validators, server.faults = True, ["cut 100000"]
+    server.validators = True
+    server.faults = ["cut 100000"]
     assert fetch(server.url, tmp_path, progress=change) == OTHER
 
 

@@ -283,7 +283,8 @@ def _spot(
 
 def _target_spots(task: TaskTemplate, draws: _RandomChoices, rooms: Rooms) -> list[tuple[int, ...]]:
     """Draw places for the copies of the task's object: enough of them within reach and outside the target place."""
-    room, avoid = rooms.rooms[task.scene], _avoided(task)
+    room = rooms.rooms[task.scene]
+    avoid = _avoided(task)
     two = task.task_type == "pick_two_obj_and_place"
     needed = 2 if two else 1
     spots = [_spot(task.object, room, draws, rooms, avoid, floor=False) for _ in range(needed)]
@@ -327,9 +328,11 @@ def _start(room: Room, draws: _RandomChoices) -> str:
     """Draw a location from which no receptacle can be reached."""
     taken = {receptacle.location for receptacle in room.receptacles}
     at = [[int(part) for part in location.split("|")] for location in sorted(taken)]
-    low, high = [min(column) for column in zip(*at, strict=True)], [max(column) for column in zip(*at, strict=True)]
+    low = [min(column) for column in zip(*at, strict=True)]
+    high = [max(column) for column in zip(*at, strict=True)]
     while True:
-        x, z = draws.number(low[0] - 1, high[0] + 1), draws.number(low[1] - 1, high[1] + 1)
+        x = draws.number(low[0] - 1, high[0] + 1)
+        z = draws.number(low[1] - 1, high[1] + 1)
         start = f"{x}|{z}|{draws.number(0, 3)}|30"
         if start not in taken:
             return start

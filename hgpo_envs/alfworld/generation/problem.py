@@ -157,7 +157,8 @@ def _thing_facts(kind: str, name: str, lies_on: tuple[int, ...], draft: GameDraf
 def _goal(draft: GameDraft) -> str:
     """Return the goal, with the conditions of the official games in the same order."""
     task = draft.task
-    place, thing = f"(receptacleType ?r {task.place}Type)", f"(objectType ?o {task.object}Type)"
+    place = f"(receptacleType ?r {task.place}Type)"
+    thing = f"(objectType ?o {task.object}Type)"
     if task.task_type == "look_at_obj_in_light":
         lamp = (
             f"(objectType ?ot {task.place}Type) (toggleable ?ot) (isToggled ?ot) "

@@ -128,7 +128,8 @@ class _Memory:
 
     def observe(self, state: State) -> None:
         """Update the memory from a state."""
-        text, self.offered = state.text, frozenset(state.actions)
+        text = state.text
+        self.offered = frozenset(state.actions)
         for shown in _SHOWN.finditer(text):
             name = shown[1] or shown[2]
             self.contents[name] = set(re.findall(_NAME, shown[3]))
@@ -171,7 +172,9 @@ class _Memory:
         """Return an independent copy."""
         memory = _Memory("")
         memory.contents = {name: None if inside is None else set(inside) for name, inside in self.contents.items()}
-        memory.shut, memory.treated, memory.held = set(self.shut), set(self.treated), self.held
+        memory.shut = set(self.shut)
+        memory.treated = set(self.treated)
+        memory.held = self.held
         memory.offered = self.offered
         return memory
 
@@ -199,7 +202,9 @@ class ExplorerPlayer:
         """Return an independent copy. The engine is not used."""
         del engine
         player = ExplorerPlayer()
-        player._wish, player._memory, player._unfit = self._wish, self._memory.copy(), set(self._unfit)
+        player._wish = self._wish
+        player._memory = self._memory.copy()
+        player._unfit = set(self._unfit)
         return player
 
     def act(self, state: State) -> str:
@@ -213,7 +218,8 @@ class ExplorerPlayer:
 
     def _ideas(self) -> Iterator[str]:
         """Yield ideas for the next action, best first."""
-        goal, held = self._wish, self._memory.held
+        goal = self._wish
+        held = self._memory.held
         if held is None:
             yield from self._fetch(goal.thing)
         elif _kind(held) != goal.thing:
