@@ -87,7 +87,8 @@ class Worlds:
             after[t, :, :, :STATES] = (self.policy * q).sum(-1)
             advantages.insert(0, self.policy * (q - after[t, :, :, :STATES, None]))
         self.success = after[0, :, :, 0]
-        self.gradient, self.visits = np.zeros(self.policy.shape), np.zeros((batches, tasks, STATES))
+        self.gradient = np.zeros(self.policy.shape)
+        self.visits = np.zeros((batches, tasks, STATES))
         here = np.zeros((batches, tasks, STATES + 2))
         here[:, :, 0] = 1.0
         for each in advantages:
@@ -104,10 +105,13 @@ class Worlds:
         """Return a step table of groups of rollouts, and the number of each step's (batch, task, state, action)."""
         batches, tasks = self.moves.shape[:2]
         batch, task, _ = (each.ravel() for each in np.indices((batches, tasks, rollouts)))
-        state, parts = np.zeros(len(batch), np.int64), []
+        state = np.zeros(len(batch), np.int64)
+        parts = []
         running = np.arange(len(batch))
         for t in range(LIMIT):
-            b, k, s = batch[running], task[running], state[running]
+            b = batch[running]
+            k = task[running]
+            s = state[running]
             cumulated = self.policy[b, k, s].cumsum(-1)
             action = (rng.random(len(running))[:, None] > cumulated[:, :-1]).sum(-1)
             after = self.moves[b, k, s, action]
@@ -164,7 +168,8 @@ class Worlds:
         tasks = self.moves.shape[1]
         shape = len(part.directions), -1, STATES, ACTIONS
         along = np.broadcast_to(part.directions.astype(np.float64).reshape(shape), (shape[0], tasks, STATES, ACTIONS))
-        policy, visits = self.policy[part.batch], self.visits[part.batch]
+        policy = self.policy[part.batch]
+        visits = self.visits[part.batch]
         slope = (along * self.gradient[part.batch]).sum((1, 2, 3)) / tasks
         variance = (along**2 * policy).sum(-1) - (along * policy).sum(-1) ** 2
         length = np.sqrt((variance * visits).sum((1, 2)) / visits.sum())
@@ -173,7 +178,8 @@ class Worlds:
 
 def skill_of(success: float) -> float:
     """Return the skill of the policies that have a mean success, by bisection."""
-    low, high = -4.0, 8.0
+    low = -4.0
+    high = 8.0
     while high - low > 1e-6:
         middle = (low + high) / 2
         below = Worlds(middle, 1, 4000, np.random.default_rng(0)).success.mean() < success
@@ -188,13 +194,15 @@ def before(parts: Sequence[HeldOut], tasks: int) -> pl.DataFrame:
         length = np.sqrt((part.slopes**2).mean(0))
         slopes = part.slopes / np.where(length > 0, length, np.inf)
         np.add.at(found.T, part.group, np.sqrt(2 * KL) * slopes * part.against / part.rollouts)
-    gain, half = found.sum(1), student_quantile(0.975, tasks - 1) * found.std(1, ddof=1) * tasks**0.5
+    gain = found.sum(1)
+    half = student_quantile(0.975, tasks - 1) * found.std(1, ddof=1) * tasks**0.5
     return pl.DataFrame({"estimator": ESTIMATORS, "gain": gain, "low": gain - half, "high": gain + half})
 
 
 def simulate(success: float, tasks: int, size: int, shared: bool) -> pl.DataFrame:
     """Return the gains of batches: `way` (of `WAYS`), `estimator`, `exact`, `gain`, `low` and `high`."""
-    skill, found = skill_of(success), []
+    skill = skill_of(success)
+    found = []
     settings = {"reward": "success", "reward_scale": 1.0, "invalid_action_penalty": 0.0}
     variants = read_variants(ESTIMATORS, settings)
     for chunk in range(BATCHES // CHUNK):

@@ -52,7 +52,8 @@ def play(episode: Episode, policy: Any, rng: random.Random) -> list[Step]:  # no
     while not episode.done:
         now = episode.task, episode.state, None, episode.prompt, episode.history
         found = policy.distributions([Request(0, "", 0, 0, episode.steps_taken, *now)])[0]
-        state, response = episode.state.text, found.draw(rng.random())
+        state = episode.state.text
+        response = found.draw(rng.random())
         episode.act(response)
         steps.append(Step(state, episode.action, response, episode.action_valid, episode.state.reward))
     return steps
@@ -74,7 +75,8 @@ def truth_of(
 
 def measure(env_id: str, options: dict[str, float], tasks: int, group_size: int, rollouts: int) -> dict[str, float]:
     """Measure one policy."""
-    handle, rng = open_env(env_id, action_format="command"), random.Random(1)
+    handle = open_env(env_id, action_format="command")
+    rng = random.Random(1)
     groups = {}
     for task in handle.tasks[:tasks]:
         start = Episode(handle.shared, handle.settings)
@@ -82,19 +84,19 @@ def measure(env_id: str, options: dict[str, float], tasks: int, group_size: int,
         policy = policy_for(handle, options)
         groups[task] = [play(start.fork(), policy, rng) for _ in range(group_size)]
 
-    policy, truths, steps, nodes, errors, rewards = (
-        policy_for(handle, options),
-        0,
-        0,
-        0,
-        list[float](),
-        Rewards(reward_scale=1),
-    )
+    policy = policy_for(handle, options)
+    truths = 0
+    steps = 0
+    nodes = 0
+    errors = list[float]()
+    rewards = Rewards(reward_scale=1)
     began = time.process_time()
     for number, (task, group) in enumerate(groups.items()):
         with without_collector():
             columns, count, size = truth_of(handle, policy, rewards, task, group, Budget(rollouts=rollouts), number)
-        truths, steps, nodes = truths + len(columns["value"]), steps + count, nodes + size
+        truths = truths + len(columns["value"])
+        steps = steps + count
+        nodes = nodes + size
         errors += columns["advantage_error"]
     seconds = time.process_time() - began
 
@@ -130,7 +132,9 @@ def plain_truths(
 
     An advantage is r + γ V' - V, so its squared error is γ² that of V' and that of V.
     """
-    rng, squares, began = random.Random(2), list[float](), time.process_time()
+    rng = random.Random(2)
+    squares = list[float]()
+    began = time.process_time()
     while time.process_time() - began < PLAIN_S:
         episode = Episode(handle.shared, handle.settings)
         episode.start(rng.choice(tasks))

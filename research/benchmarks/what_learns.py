@@ -61,7 +61,8 @@ def keep(folder: Path) -> None:
             pl.read_parquet(path, glob=False).select(pl.lit(path.parent.name).alias("run"), pl.all()) for path in found
         ]
         if parts:
-            target, new = RESULTS / f"{name}.parquet", [path.parent.name for path in found]
+            target = RESULTS / f"{name}.parquet"
+            new = [path.parent.name for path in found]
             others = pl.read_parquet(target, glob=False).filter(~pl.col("run").is_in(new))
             pl.concat([others, *parts], how="diagonal").write_parquet(target, compression_level=19)
 

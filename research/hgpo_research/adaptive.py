@@ -68,7 +68,8 @@ class Mixing:
             for name, (base, fixed) in PARTNERS.items()
         }
         self._variants = [Variant(name, each, {}) for name, each in estimators.items()]
-        self._model, self._mixture = model, Mixture()
+        self._model = model
+        self._mixture = Mixture()
         for line in metrics:
             if f"adaptive/batch_slope_{_NAMES[0]}" in line:
                 slopes = np.array([line[f"adaptive/batch_slope_{name}"] for name in _NAMES])

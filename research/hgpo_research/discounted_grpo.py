@@ -28,8 +28,10 @@ def discounted_grpo(steps: pl.LazyFrame, *, gamma: Discount = GAMMA) -> pl.LazyF
         steps: A table with the input columns of estimators.
         gamma: γ, the discount per step.
     """
-    task, first = "task_key", pl.col("first").cast(pl.Float64)
-    score, own = pl.col("episode_return"), pl.col("plain_return").mean().over("trajectory_key")
+    task = "task_key"
+    first = pl.col("first").cast(pl.Float64)
+    score = pl.col("episode_return")
+    own = pl.col("plain_return").mean().over("trajectory_key")
     others = first.sum().over(task) - 1.0
     base = ((own * first).sum().over(task) - own) / others
     deviation = pl.when("first").then(score).std().over(task)

@@ -31,16 +31,21 @@ class LeversEngine:
     """
 
     def __init__(self, levers: int, corridors: int) -> None:
-        self._levers, self._corridors = levers, corridors
+        self._levers = levers
+        self._corridors = corridors
         self._doors: tuple[int, ...] = ()
-        self._lever, self._place, self._won = -1, -1, False
+        self._lever = -1
+        self._place = -1
+        self._won = False
 
     def start(self, task_id: str) -> State:
         """Start a task."""
         seed = int(task_id.rpartition("-")[2])
         rng = np.random.default_rng([seed, task_id.startswith("train")])
         self._doors = tuple(rng.permutation(self._levers).tolist())
-        self._lever, self._place, self._won = -1, -1, False
+        self._lever = -1
+        self._place = -1
+        self._won = False
         return self._state()
 
     def act(self, command: str) -> State:
@@ -58,8 +63,10 @@ class LeversEngine:
     def fork(self) -> LeversEngine:
         """Return an independent engine in the same state."""
         other = LeversEngine(self._levers, self._corridors)
-        other._doors, other._lever = self._doors, self._lever
-        other._place, other._won = self._place, self._won
+        other._doors = self._doors
+        other._lever = self._lever
+        other._place = self._place
+        other._won = self._won
         return other
 
     def key(self) -> Hashable:
@@ -79,7 +86,8 @@ class LeversEngine:
             after: f"A room with {self._levers} doors.",
             after + 1: "The door opens." if self._won else "It is locked.",
         }
-        ended, score = self._place > after, float(self._won)
+        ended = self._place > after
+        score = float(self._won)
         text = texts.get(self._place, "A corridor.")
         return State(text, () if ended else self._actions(), valid, ended, self._won, score, score)
 
@@ -97,7 +105,8 @@ class Levers:
     def __init__(self, levers: int = 4, corridors: int = 1) -> None:
         if levers < 2 or corridors < 0:
             raise InputError(f"expected at least 2 levers and 0 corridors, received {levers} and {corridors}")
-        self._levers, self._corridors = levers, corridors
+        self._levers = levers
+        self._corridors = corridors
 
     def ids(self, split: str) -> list[str]:
         """Return the ids of a split: ``train``, ``test`` or ``all``."""

@@ -64,12 +64,14 @@ def chi_squared_quantile(level: float, freedom: int) -> float:
     """
 
     def below(value: float) -> float:
-        a, x = freedom / 2, value / 2
+        a = freedom / 2
+        x = value / 2
         return math.fsum(
             math.exp((a + n) * math.log(x) - x - math.lgamma(a + n + 1)) for n in range(1000 + 10 * freedom)
         )
 
-    low, high = 1e-9, 100.0 + 10 * freedom
+    low = 1e-9
+    high = 100.0 + 10 * freedom
     while high - low > 1e-9 * high:
         middle = (low + high) / 2
         low, high = (middle, high) if below(middle) < level else (low, middle)

@@ -92,7 +92,8 @@ def shrinkage_gae(
         steps = _from_all(steps, levels)
     steps = _with_values(steps, list(levels))
     # All values below are relative to the plain return, R: they are exactly 0 where all returns are equal.
-    value, trust = pl.col("(plain value)"), pl.col("lambda") if gae_lambda is None else pl.lit(gae_lambda)
+    value = pl.col("(plain value)")
+    trust = pl.col("lambda") if gae_lambda is None else pl.lit(gae_lambda)
     steps = steps.with_columns(trust.alias("lambda"))
     ahead = _accumulated((1.0 - pl.col("lambda")) * value, gamma * pl.col("lambda"))
     bootstrapped = gamma * neighbour("(ahead)", 1).fill_null(0.0)
@@ -178,11 +179,13 @@ def _with_values(steps: pl.LazyFrame, levels: list[str]) -> pl.LazyFrame:
         error.fill_null(0.0).alias("(error)"),
     )
     for level in deeper:
-        spread, explained = pl.col(f"σ² {level}"), pl.col(f"τ² {level}").fill_null(0.0)
+        spread = pl.col(f"σ² {level}")
+        explained = pl.col(f"τ² {level}").fill_null(0.0)
         noise = spread / pl.col(_others(level))
         weight = pl.when(explained > 0).then(explained / (explained + noise)).otherwise(0.0).fill_null(0.0)
         steps = steps.with_columns(weight.alias("(weight)"), explained.alias("(explained)"))
-        w, rest = pl.col("(weight)"), 1.0 - pl.col("(weight)")
+        w = pl.col("(weight)")
+        rest = 1.0 - pl.col("(weight)")
         moved = (
             pl.col(f"({name} value)") - w * (pl.col(_deviation(name, level)).fill_null(0.0) + pl.col(f"({name} value)"))
             for name in ("plain", "return")

@@ -50,7 +50,8 @@ class TwoWaysEngine:
     def fork(self) -> TwoWaysEngine:
         """Return an independent engine in the same state."""
         other = TwoWaysEngine()
-        other._length, other._taken = self._length, self._taken
+        other._length = self._length
+        other._taken = self._taken
         return other
 
     def key(self) -> Hashable:
@@ -60,7 +61,8 @@ class TwoWaysEngine:
     def _state(self, valid: bool = True) -> State:
         if not self._taken:
             return State("A fork.", tuple(f"take {way} way" for way in WAYS), valid)
-        way, walked = self._taken[0], self._taken.count("on")
+        way = self._taken[0]
+        walked = self._taken.count("on")
         if way == "long" and walked < self._length:
             return State(f"The long way, milestone {walked}.", ("walk on",), valid)
         spins = self._taken[1 + walked :]

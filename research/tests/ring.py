@@ -13,7 +13,9 @@ from hgpo_envs.engine import State, Task
 from hgpo_research.policies.distributions import Distribution
 from hgpo_train.policies.base import BatchPolicy
 
-PLACES, TREASURES, LIMIT = 12, (2, 9, 10), 10
+PLACES = 12
+TREASURES = (2, 9, 10)
+LIMIT = 10
 ACTIONS = ("dig", "left", "right")
 TEXTS = ("gate", *["wall"] * (PLACES - 1))
 
@@ -25,7 +27,8 @@ class RingEngine:
     won = False
 
     def start(self, task_id: str) -> State:
-        self.place, self.won = 0, False
+        self.place = 0
+        self.won = False
         return self._state()
 
     def act(self, command: str) -> State:
@@ -37,7 +40,8 @@ class RingEngine:
 
     def fork(self) -> RingEngine:
         other = RingEngine()
-        other.place, other.won = self.place, self.won
+        other.place = self.place
+        other.won = self.won
         return other
 
     def key(self) -> tuple[int, bool]:
@@ -75,7 +79,9 @@ class RingPolicy(BatchPolicy):
     """The policy, which reads one past pair."""
 
     name = "ring"
-    memoryless, prompt_read, history_read = True, False, 1
+    memoryless = True
+    prompt_read = False
+    history_read = 1
 
     def respond(self, requests):
         raise AssertionError("not asked")

@@ -11,8 +11,11 @@ import polars as pl
 
 from hgpo_envs.hashing import chain_columns, text_hashes
 
-STATES, ACTIONS, LIMIT = 6, 3, 8
-GOAL, PIT = STATES, STATES + 1
+STATES = 6
+ACTIONS = 3
+LIMIT = 8
+GOAL = STATES
+PIT = STATES + 1
 
 
 @dataclass(frozen=True)

@@ -61,7 +61,8 @@ def test_receptacles_are_searched_once_while_the_history_shows_their_content():
 
 def test_repetitions_are_counted_at_the_same_observation():
     actions = ("examine cabinet 1", "go to shelf 1", "look")
-    here, there = "On the cabinet 1, you see a vase 1.", "You see nothing."
+    here = "On the cabinet 1, you see a vase 1."
+    there = "You see nothing."
     found = features("put some mug on desk.", here, actions, (here, "look"), (there, "look"), (here, "look"))
     assert found["look"] == {"idle": 1.0, "repeated": 2.0}
 

@@ -136,7 +136,8 @@ def test_wrong_truths_are_reported(world: Path) -> None:
 
 
 def test_a_truth_is_named_by_a_path_or_a_text(world: Path) -> None:
-    truth, run = world / "truth.parquet", world / "first"
+    truth = world / "truth.parquet"
+    run = world / "first"
     assert truth_rewards(str(truth), str(run)) == truth_rewards(truth, run)
 
 

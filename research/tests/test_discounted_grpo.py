@@ -35,7 +35,8 @@ groups = st.lists(st.tuples(st.integers(1, 5), st.sampled_from([0.0, 1.0, 0.25])
 def test_it_matches_its_equation_for_any_row_order(group, gamma, random):
     lengths, scores = zip(*group, strict=True)
     returns = [[gamma ** (n - 1 - t) * score for t in range(n)] for n, score in group]
-    means, spread = [statistics.fmean(each) for each in returns], statistics.stdev(scores)
+    means = [statistics.fmean(each) for each in returns]
+    spread = statistics.stdev(scores)
     expected = [
         (value - statistics.fmean(means[:i] + means[i + 1 :])) / spread if spread else 0.0
         for i, each in enumerate(returns)

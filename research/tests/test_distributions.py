@@ -100,7 +100,8 @@ def test_nothing_of_probability_0_is_drawn(weights, uniform):
 @pytest.mark.parametrize("spec", SPECS)
 def test_distributions_are_those_of_the_replies(benchmark, spec):
     """Replies along some episodes have positive probability."""
-    stated, played = known(spec, benchmark), policy(spec, benchmark)
+    stated = known(spec, benchmark)
+    played = policy(spec, benchmark)
     for number, episode in enumerate(episodes(benchmark, 2)):
         while not episode.done and episode.steps_taken < 8:
             now = of_episode(episode, seed=1000 * number + episode.steps_taken)
@@ -115,7 +116,8 @@ def test_distributions_are_those_of_the_replies(benchmark, spec):
 @pytest.mark.parametrize("spec", ["outdated", "mixture:random=1,softmax=2"])
 def test_replies_have_the_stated_frequencies(spec):
     options = {"temperature": 2.0} if spec == "softmax" else {}
-    made, stated = policy(spec, **options), known(spec, **options)
+    made = policy(spec, **options)
+    stated = known(spec, **options)
     draws = 3000
     past = request(0, actions=("a", "search[<your query>]", "wait", "go"))
     made.respond([past])  # outdated draws from these
@@ -148,7 +150,8 @@ def test_softmax_replies_have_the_stated_frequencies(benchmark):
 @pytest.mark.parametrize("spec", ["expert", SPECS[-1]])
 def test_a_fork_continues_on_its_own(benchmark, spec):
     """A forked slot has the distributions of the original one from there on, and neither affects the other."""
-    stated, made = known(spec, benchmark), policy(spec, benchmark)
+    stated = known(spec, benchmark)
+    made = policy(spec, benchmark)
     for episode, twin in zip(episodes(benchmark, 3), episodes(benchmark, 3), strict=True):
         for _ in range(4):
             now = of_episode(episode, episode.steps_taken)
@@ -249,7 +252,8 @@ def test_softmax_reads_its_memory_and_no_more(features, instruction, text, actio
 def test_changes_are_of_choices_and_an_empty_history_changes_nothing(features, instruction, text, actions, history):
     made = features()
     state = made.read(instruction, text, tuple(actions))
-    choices, changes = state.choices, state.changes(history)
+    choices = state.choices
+    changes = state.changes(history)
     assert changes.keys() <= choices.keys()
     assert {name for values in (*choices.values(), *changes.values()) for name in values} <= made.weights.keys()
     assert all(choices[choice] == values for choice, values in state.changes(()).items())
@@ -275,7 +279,8 @@ def test_softmax_means_the_same_in_all_formats(benchmark):
 
 def test_softmax_sees_nothing_but_the_prompt():
     """Neither the engine nor the extra information of a state changes a distribution."""
-    made, blind = policy("softmax", "WebShop"), policy("softmax", "WebShop")
+    made = policy("softmax", "WebShop")
+    blind = policy("softmax", "WebShop")
     for episode in episodes("WebShop", 2):
         for seed in range(4):
             now = of_episode(episode, seed)

@@ -89,7 +89,8 @@ def test_the_noise_of_the_truth_is_taken_out():
     estimate = 0.5 * true + rng.normal(size=len(true)) + 0.1
     sums = sums_of(exact, estimate)
     wanted = measures_of(exact, estimate)
-    noisy, noisy_sums = defaultdict(list), defaultdict(list)
+    noisy = defaultdict(list)
+    noisy_sums = defaultdict(list)
     for _ in range(150):
         halves = {half: true + rng.normal(size=len(true)) for half in ("first", "second")}
         found = Draw(**{**vars(exact), **halves})
@@ -124,7 +125,8 @@ def test_what_is_not_corrected_would_fail_this_test():
 @pytest.mark.parametrize("noise", [0.0, 1.0])
 def test_a_perfect_estimator_has_perfect_measures(noise):
     found, true, _ = drawn(np.random.default_rng(3), tasks=400, noise=noise)
-    got, tolerance = measures_of(found, true), 1e-9 if noise == 0 else 0.05
+    got = measures_of(found, true)
+    tolerance = 1e-9 if noise == 0 else 0.05
     for name, value in {"correlation": 1, "slope": 1, "affine_error": 0,
                         "bias": 0, "error": 0, "squared_bias": 0, "variance": 0}.items():  # fmt: skip
         assert got[name] == pytest.approx(value, abs=tolerance), name
@@ -138,7 +140,8 @@ def test_bias_and_variance_of_known_size():
     cell = numbered(found.prompt, found.choice)
     shift = rng.normal(size=cell.max() + 1)[cell] * 0.7 + 0.3
     estimate = true + shift + 0.6 * rng.normal(size=len(true))
-    got, square = measures_of(found, estimate), np.mean(true**2)
+    got = measures_of(found, estimate)
+    square = np.mean(true**2)
     assert got["bias"] == pytest.approx(0.3, abs=0.05)
     assert got["squared_bias"] * square == pytest.approx(0.49 + 0.09, rel=0.1)
     assert got["variance"] * square == pytest.approx(0.36, rel=0.1)
@@ -177,7 +180,9 @@ def test_the_coverage_of_intervals_is_near_its_nominal_level():
     # e = A + task + noise, with var A = 1.25 (0.25 of it between tasks), each of the others 1
     population = {"correlation": math.sqrt(1.25 / 3.25), "bias": 0.0, "slope": 1.0, "error": 2 / 1.25}
     trials = 1000
-    hits, hits_all, hits_pair = defaultdict(int), 0, defaultdict(int)
+    hits = defaultdict(int)
+    hits_all = 0
+    hits_pair = defaultdict(int)
     for trial in range(trials):
         found, estimates = simulated(rng, 24)
         contexts = contexts_of(found)
@@ -207,8 +212,10 @@ def test_the_coverage_of_intervals_is_near_its_nominal_level():
 
 def test_a_family_has_wider_intervals_and_larger_p_values():
     rng = np.random.default_rng(9)
-    values, draws = np.full(40, 0.25), 0.25 + 0.1 * rng.normal(size=(4000, 40))
-    alone, family = intervals(values[:1], draws[:, :1], 50), intervals(values, draws, 50)
+    values = np.full(40, 0.25)
+    draws = 0.25 + 0.1 * rng.normal(size=(4000, 40))
+    alone = intervals(values[:1], draws[:, :1], 50)
+    family = intervals(values, draws, 50)
     assert family.high_all[0] > alone.high_all[0] > values[0]
     assert np.allclose(family.high, alone.high, atol=0.02)
     # a number 2.5 deviations from 0, of 50 tasks: p = 0.0168 by Student's t; of the largest of 40: 1 - 0.9832^40 = 0.49
@@ -277,13 +284,15 @@ def test_the_parts_are_complete(compared):
 def test_a_ratio_whose_denominator_may_be_0_is_null():
     """With a noisy truth of few tasks, "correlations" of 2 and more are common; none is left."""
     rng = np.random.default_rng(11)
-    plain, kept = [], []
+    plain = []
+    kept = []
     for trial in range(60):
         found, true, _ = drawn(rng, tasks=8, groups=2, noise=2.5)
         sums = sums_of(found, true + rng.normal(size=len(true)))
         plain.append(float(measured({name: values.sum() for name, values in sums.items()})["correlation"]))
         kept.append(comparison.measures_of(sums, task_weights(8, 300, trial))[0]["correlation"])
-    plain, kept = np.array(plain), np.array(kept)
+    plain = np.array(plain)
+    kept = np.array(kept)
     assert (np.abs(plain) > 1.5).any()
     assert np.nanmax(np.abs(kept)) < 1.5
     assert np.isfinite(kept).any()

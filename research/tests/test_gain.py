@@ -61,7 +61,8 @@ def test_the_gain_without_truth_is_that_with_truth():
     names = ["grpo:cross_steps=false", "gigpo", PERFECT]
     without, exact = (measured(names, with_truth=truth, worlds=30) for truth in (False, True))
     for name in names:
-        (one, error), (two, other) = gain_of(without, name), gain_of(exact, name)
+        (one, error) = gain_of(without, name)
+        (two, other) = gain_of(exact, name)
         assert two > 4 * other
         assert abs(one - two) < 4 * error
     assert gain_of(exact, PERFECT)[0] == pytest.approx(gain_of(exact, TRUTH)[0], rel=1e-5)
@@ -107,7 +108,8 @@ def test_sampled_lengths_are_of_all_folds_and_exact_ones_of_none():
     steps, truth = play(6, 16, 1, gamma=1.0)
     exact = table_gradients(truth.lazy())
     variants = read_variants(["grpo:cross_steps=false"])
-    relative, squares = [], []
+    relative = []
+    squares = []
     for part in held_out(steps.lazy(), variants, replace(exact, fisher=None)):
         norm = np.linalg.norm(part.directions[0])
         relative.append(part.lengths[0] / norm)
@@ -178,7 +180,9 @@ def test_the_simulation_has_exact_gradients():
     """The success of a policy whose logit is raised a little rises by the gradient."""
     module = import_module("research.benchmarks.gain_simulation")
     worlds = module.Worlds(0.5, 2, 3, np.random.default_rng(0))
-    policy, success, gradient = worlds.policy, worlds.success, worlds.gradient
+    policy = worlds.policy
+    success = worlds.success
+    gradient = worlds.gradient
     raised = np.where(np.arange(module.ACTIONS) == 1, np.exp(1e-6), 1.0)
     for state in range(module.STATES):
         worlds.policy = policy.copy()

@@ -11,7 +11,8 @@ from hgpo_research.two_ways import COLOURS, SPINS, TwoWays
 
 def test_only_the_door_of_the_lever_opens():
     engine = Levers(levers=3, corridors=1).engine()
-    texts, wins = set(), 0
+    texts = set()
+    wins = 0
     for lever in (1, 2, 3):
         for door in (1, 2, 3):
             engine.start("train-4")

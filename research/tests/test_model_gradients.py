@@ -57,9 +57,11 @@ def test_sketches_keep_cosines_within_their_error(world, model):
     """Of 60 seeds, the mean is the cosine of whole gradients, and their spread is what the documentation says."""
     tokens = list(world[0].select("prompt_token_ids", "response_token_ids").unique().sort(pl.all()).head(8).iter_rows())
     whole = [Sketch(model).gradient(log_probability(model, *each)) for each in tokens]
-    one, two = sum(whole[:4]), sum(whole[2:])
+    one = sum(whole[:4])
+    two = sum(whole[2:])
     cosine = float(torch.nn.functional.cosine_similarity(one, two, dim=0))
-    size, found = 512, []
+    size = 512
+    found = []
     for seed in range(60):
         sketch = Sketch(model, size, seed)
         a, b = (sketch(each).astype(float) for each in (one, two))
@@ -111,7 +113,8 @@ def test_gradients_of_features_are_those_of_the_logits(tmp_path):
     for place, name in enumerate(list(ShopFeatures.weights)[:6]):
         ends = []
         for by in (-1e-4, 1e-4):
-            policy, logs = SoftmaxPolicy(Moved(name, by), "response", SoftmaxOptions()), []
+            policy = SoftmaxPolicy(Moved(name, by), "response", SoftmaxOptions())
+            logs = []
 
             class Spy:
                 def distributions(self, requests, policy=policy, logs=logs):

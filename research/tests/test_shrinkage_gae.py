@@ -37,7 +37,8 @@ def discounted(rows, gamma, penalty, penalty_at="return", returns="per_step"):
         reward = {i: f32(rows[i]["reward"]) for i in members}
         if penalty_at == "reward":
             reward = {i: reward[i] - f32(invalid(rows, i, penalty)) for i in members}
-        total, running = sum(reward[i] for i in members), 0.0
+        total = sum(reward[i] for i in members)
+        running = 0.0
         for left, i in enumerate(reversed(members)):
             running = reward[i] + gamma * running
             result[i] = f32(gamma**left * total if returns == "from_end" else running)
@@ -78,7 +79,8 @@ class Rollouts:
         tasks = defaultdict(list)
         for i, row in enumerate(rows):
             tasks[row["task"]].append(i)
-        self.rows, self.steps = rows, []
+        self.rows = rows
+        self.steps = []
         for groups in [tasks, *(histories(rows, k, actions) for k in range(history_length + 1))]:
             of = {i: members for members in groups.values() for i in members}
             self.steps.append(
@@ -100,7 +102,8 @@ class Rollouts:
         def far(k, i):
             return float((Fraction(value[i]) - self.mean(k, i, value)) ** 2) * self.count(k, i) / (self.count(k, i) + 1)
 
-        within, explained = [], []
+        within = []
+        explained = []
         for k, steps in enumerate(self.steps):
             shared = [i for i, members in enumerate(steps) if members]
             gains = [far(k - 1, i) - far(k, i) for i in shared] if k else []
@@ -132,12 +135,16 @@ def shrinkage_gae(rows, history_length=2, context="states", gae_lambda=None, lea
     known = others if leave_one_out else Rollouts(rows, history_length, context == "states_actions", own=True)
     within, explained = others.variances(plain)
     noise = next((variance for variance in reversed(within) if variance is not None), 0.0)
-    value, baseline, trust = {}, {}, {}
+    value = {}
+    baseline = {}
+    trust = {}
     for i in plain:
         if others.steps[0][i]:
             value[i], baseline[i], error = shrunk_values(known, i, (plain, compared), within, explained)
         else:  # a single rollout: nothing is compared
-            value[i], baseline[i], error = plain[i], compared[i], sum(explained)
+            value[i] = plain[i]
+            baseline[i] = compared[i]
+            error = sum(explained)
         trust[i] = error / (error + noise) if error + noise > 0 else 1.0
         trust[i] = trust[i] if gae_lambda is None else gae_lambda
     result = {}

@@ -30,7 +30,8 @@ from hgpo_research.truth.exact import close, solve
 from hgpo_research.truth.graph import Graph
 from hgpo_train.policies.registry import PolicyContext, make_policy
 
-SHARED, SETTINGS = SharedSource(RingSource()), settings_for("Ring", max_steps=ring.LIMIT, action_format="command")
+SHARED = SharedSource(RingSource())
+SETTINGS = settings_for("Ring", max_steps=ring.LIMIT, action_format="command")
 
 
 class GraphWithFeatures(Graph):
@@ -69,7 +70,7 @@ def exact_success(policy):
 
 def test_the_first_policy_has_the_values_of_the_softmax_policy():
     exact = graph(Rewards(reward="success", reward_scale=1.0))
-    assert close(exact, [exact.start], 300)
+    assert close(exact, 300)
     policy = TabularPolicy(tasks(), [0, 1], taste=0.0)
     assert policy.tasks.graphs[0].close(300)
     values = exact_values(policy, 0, 0.9)
@@ -91,8 +92,10 @@ def test_sampled_values_and_rollouts_have_the_exact_means():
 
 
 def test_a_seed_plays_the_same_whatever_is_beside_it():
-    together, alone = TabularPolicy(tasks(), range(4)), TabularPolicy(tasks(), [2])
-    rows, row = rollouts(together, 5, (1, 2))[0], rollouts(alone, 5, (1, 2))[0]
+    together = TabularPolicy(tasks(), range(4))
+    alone = TabularPolicy(tasks(), [2])
+    rows = rollouts(together, 5, (1, 2))[0]
+    row = rollouts(alone, 5, (1, 2))[0]
     mine = rows.seed == 2
     for name in ("step", "last", "won"):
         assert np.array_equal(getattr(rows, name)[mine], getattr(row, name))
@@ -179,7 +182,8 @@ def test_an_update_of_fixed_kl_moves_every_seed_as_far():
 def test_adam_is_that_of_torch():
     torch = pytest.importorskip("torch")
     rng = np.random.default_rng(0)
-    ours, adam = np.zeros((2, 5)), Adam(0.1)
+    ours = np.zeros((2, 5))
+    adam = Adam(0.1)
     theirs = torch.zeros(2, 5, dtype=torch.float64, requires_grad=True)
     optimiser = torch.optim.Adam([theirs], lr=0.1, maximize=True)
     for width in (3, 3, 5, 5):  # the last parameters are discovered later
@@ -197,7 +201,8 @@ def test_adam_is_that_of_torch():
 @pytest.mark.slow
 def test_gains_of_true_advantages_are_those_of_the_exact_gradient():
     """The largest gain is ∇J · ∇J / √(∇Jᵀ F ∇J) · √(2δ), and an infinite batch of true advantages has it."""
-    policy, how = TabularPolicy(tasks(), [3]), Learning(group_size=100, kl=1e-4)
+    policy = TabularPolicy(tasks(), [3])
+    how = Learning(group_size=100, kl=1e-4)
     slopes = derivatives(policy)[None]
     visits = Visits(policy, rollouts(policy, 20_000, (9,)))
     length = visits.products(visits.sparse(slopes), visits.sparse(slopes))[0]
@@ -213,7 +218,9 @@ def test_gains_of_true_advantages_are_those_of_the_exact_gradient():
 @pytest.mark.parametrize("name", ["grpo", "gigpo:gamma=0.5", "oracle"])
 def test_a_gain_is_the_improvement_of_a_real_step(name):
     """Steps of little divergence along each batch's gradient change exact success by the gain, within its error."""
-    policy, how, copies = TabularPolicy(tasks(), [3]), Learning(group_size=6, kl=1e-6), 300
+    policy = TabularPolicy(tasks(), [3])
+    how = Learning(group_size=6, kl=1e-6)
+    copies = 300
     gain = gains(policy, 0, methods([name]), how, copies, (1,)).row(0, named=True)
     moved = policy.copies(0, copies)
     batch = rollouts(moved, how.group_size, (1,))
@@ -231,7 +238,10 @@ def test_a_gain_is_the_improvement_of_a_real_step(name):
 @pytest.mark.parametrize("name", ["grpo:cross_steps=false", "gigpo:gamma=0.5"])
 def test_cross_validated_slopes_are_the_improvements_of_real_steps(name):
     """Along gradients of batches without one fold, exact success rises as much as the rollouts of the folds say."""
-    policy, copies, folds, size = TabularPolicy(tasks(), [3]), 400, 4, 8
+    policy = TabularPolicy(tasks(), [3])
+    copies = 400
+    folds = 4
+    size = 8
     same = policy.copies(0, copies)
     visits = Visits(same, rollouts(same, size, (1,)))
     (slopes,) = cross_validated_slopes(same, visits, [methods([name])[name]().estimator], folds)
@@ -268,14 +278,16 @@ def test_the_steepest_mixture_of_gradients():
 
 def test_equal_gradients_have_one_weight():
     """An orthogonal gradient of half the slope has half the weight of the pair."""
-    slopes, cosines = np.array([[1.0], [1.0], [0.5]]), np.array([[[1, 1, 0], [1, 1, 0], [0, 0, 1.0]]])
+    slopes = np.array([[1.0], [1.0], [0.5]])
+    cosines = np.array([[[1, 1, 0], [1, 1, 0], [0, 0, 1.0]]])
     one, other, half = mixture_weights(slopes, cosines)[:, 0]
     assert (one + other, half) == pytest.approx((2 / 3, 1 / 3), abs=1e-6)
 
 
 def test_undiscounted_grpo_takes_over_where_the_long_way_wins():
     """Slopes that favour the third partner in every batch give it the weight, with no handicap, from the fourth on."""
-    mixture, cosines = Mixture(), np.full((1, 3, 3), 0.5) + 0.5 * np.eye(3)
+    mixture = Mixture()
+    cosines = np.full((1, 3, 3), 0.5) + 0.5 * np.eye(3)
     for update in range(5):
         weights, metrics = mixture.add(np.array([[0.1], [0.1], [1.0]]), cosines, [True])
         assert weights[:, 0].tolist() == ([1, 0, 0] if update < 3 else [0, 0, 1])
@@ -292,7 +304,8 @@ def test_the_mixture_follows_the_gain_of_its_batches():
     """A partner that says nothing gets little weight, one that is better gets most of it."""
     names = ["grpo", f"{__name__}:noise"]
     pair = [methods([name])[name]().estimator for name in names]
-    policy, weights = TabularPolicy(tasks(), range(40)), {}
+    policy = TabularPolicy(tasks(), range(40))
+    weights = {}
     for name, partners in {"noise": pair, "better": pair[::-1]}.items():
         method = Adaptive(dict(zip(("first", "second"), partners, strict=True)))
         for iteration in range(8):

@@ -172,11 +172,15 @@ def ring_rollouts(number, seed):
     rng = np.random.default_rng(seed)
     rollouts = []
     for _ in range(number):
-        engine, last, steps = RingEngine(), None, []
+        engine = RingEngine()
+        last = None
+        steps = []
         state = engine.start("ring")
         while not state.terminated and len(steps) < ring.LIMIT:
             action = str(rng.choice(ring.ACTIONS, p=ring.probabilities(state.text, last)))
-            before, state, last = state, engine.act(action), action
+            before = state
+            state = engine.act(action)
+            last = action
             steps.append(Step(before.text, action, action, valid=True, reward=state.reward))
         rollouts.append(steps)
     return rollouts
@@ -186,7 +190,8 @@ def ring_truth(rollouts, gamma):
     """Return V, Q and A of all steps, by hand."""
     found = []
     for steps in rollouts:
-        engine, last = RingEngine(), None
+        engine = RingEngine()
+        last = None
         for number, step in enumerate(steps):
             values = ring.value(engine.place, last, number, gamma), ring.q(engine.place, step.action, number, gamma)
             found.append((*values, values[1] - values[0]))
@@ -198,8 +203,10 @@ def ring_truth(rollouts, gamma):
 @pytest.fixture(scope="module")
 def repeated():
     """Truths of six rollouts with M = 16, from 300 seeds, and what is true."""
-    rollouts, gamma = ring_rollouts(6, seed=5), 0.9
-    true, graph = ring_truth(rollouts, gamma), ring_graph(gamma)
+    rollouts = ring_rollouts(6, seed=5)
+    gamma = 0.9
+    true = ring_truth(rollouts, gamma)
+    graph = ring_graph(gamma)
     tables = [
         task_truth(graph, rollouts, Rewards(reward_scale=1, gamma=gamma), Budget(rollouts=16, exact_nodes=0), [seed])[0]
         for seed in range(300)
@@ -229,7 +236,8 @@ def test_estimates_have_no_bias_where_rollouts_end_at_places(repeated, name):
 def test_standard_errors_are_those_of_repetitions(repeated, name):
     """Errors and standard errors have the same mean square, and their ratio a standard deviation near 1."""
     columns, true = repeated
-    away, errors = columns[name] - true[name], columns[f"{name}_error"]
+    away = columns[name] - true[name]
+    errors = columns[f"{name}_error"]
     assert 0.9 < (away**2).sum() / (errors**2).sum() < 1.1
     units = away[errors > 0] / errors[errors > 0]
     assert 0.9 < units.std() < 1.25
@@ -286,8 +294,10 @@ def test_a_budget_in_steps_is_a_limit_for_an_error():
 def test_a_budget_in_steps_does_not_depend_on_what_the_rollouts_return():
     """The trial is no part of the estimates, so that choosing their number from it leaves them without bias."""
     rollouts = ring_rollouts(2, seed=5)
-    true, graph = ring_truth(rollouts, 0.9), ring_graph(0.9)
-    rewards, budget = Rewards(reward_scale=1, gamma=0.9), Budget(steps=120, exact_nodes=0)
+    true = ring_truth(rollouts, 0.9)
+    graph = ring_graph(0.9)
+    rewards = Rewards(reward_scale=1, gamma=0.9)
+    budget = Budget(steps=120, exact_nodes=0)
     found = np.array([task_truth(graph, rollouts, rewards, budget, [seed])[0]["advantage"] for seed in range(250)])
     away = found - true["advantage"]
     assert (np.abs(away.mean(0)) <= 4.5 * away.std(0) / np.sqrt(len(away)) + 1e-12).all()
@@ -315,7 +325,8 @@ def checked(request, tmp_path_factory):
 def ratio_by_task(table, above, below):
     """Return a ratio of sums and its standard error by the jackknife over tasks."""
     sums = table.group_by("task_id", maintain_order=True).agg(above.sum().alias("a"), below.sum().alias("b"))
-    a, b = sums["a"].to_numpy(), sums["b"].to_numpy()
+    a = sums["a"].to_numpy()
+    b = sums["b"].to_numpy()
     left = (a.sum() - a) / (b.sum() - b)
     return a.sum() / b.sum(), np.sqrt((len(a) - 1) * left.var())
 
@@ -413,7 +424,9 @@ def test_the_metadata_state_what_was_computed(doors, tmp_path):
 class Prompted(BatchPolicy):
     """A policy whose probabilities are a hash of the prompt."""
 
-    memoryless, prompt_read, history_read = True, True, None
+    memoryless = True
+    prompt_read = True
+    history_read = None
 
     def respond(self, requests):
         raise AssertionError("not asked")
@@ -434,7 +447,8 @@ def test_prompts_are_those_of_the_episodes():
     handle = open_env("HGPO/ALFWorld-v0", max_steps=6, history_length=2, action_format="command")
     task = handle.tasks[0]
     graph = Graph(handle.shared, handle.settings, Prompted(), Rewards(reward_scale=1), task)
-    episode, node = Episode(handle.shared, handle.settings), graph.start
+    episode = Episode(handle.shared, handle.settings)
+    node = graph.start
     episode.start(task)
     for action in ("look", "go to nowhere", "inventory", episode.state.actions[3], "look"):
         graph.prepare([node])
@@ -481,10 +495,8 @@ def value_by_replays(handle, name, task, responses, rewards):
 )
 def test_policies_with_a_memory_equal_replays(env_id, name, limit, tmp_path):
     """The last two steps of episodes, in which such a policy wins or makes mistakes."""
-    rewards, options = (
-        Rewards(reward_scale=1, gamma=0.9, invalid_action_penalty=0.5),
-        {"action_format": "command", "max_steps": limit},
-    )
+    rewards = Rewards(reward_scale=1, gamma=0.9, invalid_action_penalty=0.5)
+    options = {"action_format": "command", "max_steps": limit}
     run = collect(env_id, name, tmp_path / "run", tasks=5, group_size=1, seed=3, **options)
     handle = open_env(env_id, **options)
     exact = truth_of(run.path, tmp_path / "exact.parquet", rewards, exact_nodes=10_000)
@@ -523,7 +535,8 @@ def test_trees_are_forgotten_between_chunks(monkeypatch):
         before = episode.state
         episode.act(before.actions[0])
         steps.append(Step(before.text, episode.action, episode.action, valid=episode.action_valid, reward=0.0))
-    sizes, found = [], []
+    sizes = []
+    found = []
     for estimates in (1, 1 << 20):
         monkeypatch.setattr("hgpo_research.truth.task._CHUNK_OF_TREES", estimates)
         policy = known_policy(name, PolicyContext("ALFWorld", "command"))
@@ -541,7 +554,8 @@ def test_trees_are_forgotten_between_chunks(monkeypatch):
 class Elsewhere(Prompted):
     """A policy with a memory, not in this process."""
 
-    name, memoryless = "elsewhere", False
+    name = "elsewhere"
+    memoryless = False
 
 
 def test_a_policy_whose_memory_cannot_be_followed_is_refused():

@@ -202,8 +202,10 @@ def measures_of(sums: Mapping[str, Floats], weights: Floats) -> tuple[dict[str, 
     whole = {name: np.asarray(array.sum()) for name, array in sums.items()}
     again = resampled(sums, weights)
     with np.errstate(all="ignore"):
-        values, draws = measured(whole), measured(again)
-        lower, noise = denominators(whole), denominators(again)
+        values = measured(whole)
+        draws = measured(again)
+        lower = denominators(whole)
+        noise = denominators(again)
     found = {}
     for measure, value in values.items():
         factors = zip(lower.get(measure, ()), noise.get(measure, ()), strict=True)
@@ -225,7 +227,8 @@ def _measure(sums: list[dict[str, Floats]], weights: Floats) -> _Measured:
 
 def _facts(found: Draw) -> dict[str, float]:
     """Return what the truth itself says: its mean square, and the share of its spread that is not noise."""
-    one, two = found.first, found.second
+    one = found.first
+    two = found.second
     spread = float(np.mean(one * two) - one.mean() * two.mean())
     total = float(np.var((one + two) / 2))
     return {

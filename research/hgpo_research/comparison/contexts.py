@@ -34,7 +34,8 @@ class Contexts:
 def contexts_of(found: Draw) -> Contexts:
     """Number the visible contexts and actions of redrawn groups."""
     usable = found.prompt >= 0
-    prompt, choice = found.prompt[usable], found.choice[usable]
+    prompt = found.prompt[usable]
+    choice = found.choice[usable]
     return Contexts(
         usable, numbered(found.group[usable], prompt, choice), numbered(found.redraw[usable], prompt, choice)
     )

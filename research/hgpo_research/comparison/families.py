@@ -58,7 +58,8 @@ def intervals(values: Floats, draws: Floats, tasks: int) -> Intervals:
         tasks: Number of tasks.
     """
     low, high = percentile_bounds(values, draws, tasks)
-    known, size = np.isfinite(low), np.abs(values)
+    known = np.isfinite(low)
+    size = np.abs(values)
     adjusted = np.where(known & (values == 0), 1.0, np.nan)
     with np.errstate(all="ignore"):
         filled = np.where(known, np.where(np.isfinite(draws), draws, values), 0.0)

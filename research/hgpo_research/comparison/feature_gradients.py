@@ -43,7 +43,8 @@ def feature_gradients(steps: pl.LazyFrame, policy: SoftmaxPolicy, history_length
         shown = tuple(past[max(0, len(past) - history_length) :])
         state = State(text, actions)
         now = Request(0, "", 0, 0, step, Task("", "", task, ""), state, None, lambda _: "", partial(tuple, shown))
-        (distribution,), features = policy.distributions([now]), policy.features(now)
+        (distribution,) = policy.distributions([now])
+        features = policy.features(now)
         if response in distribution.responses:
             chosen = features[distribution.responses.index(response)]
             rows.append((trajectory, step, len(rows)))

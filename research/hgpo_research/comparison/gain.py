@@ -212,14 +212,17 @@ def held_out(
         weights[: len(variants), kept] = _estimates(table.filter(pl.Series(kept)), variants)
         if truth is None:
             base = _means(group, rollouts, success, kept)
-            against, most = (success - base)[:, None], np.maximum(base, 1.0 - base) ** 2
+            against = (success - base)[:, None]
+            most = np.maximum(base, 1.0 - base) ** 2
         else:
             both, first, second = (table[name].to_numpy() for name in _TRUTHS)
-            against, most = np.stack([*[both] * len(variants), second], axis=1), np.zeros(table.height)
+            against = np.stack([*[both] * len(variants), second], axis=1)
+            most = np.zeros(table.height)
             weights[-1] = np.where(kept, first, 0.0)
         for number in range(int(batch.max()) + 1):
             inside = (batch == number) & (sketch >= 0)
-            rows, tested = np.flatnonzero(inside & kept), np.flatnonzero(inside & ~kept)
+            rows = np.flatnonzero(inside & kept)
+            tested = np.flatnonzero(inside & ~kept)
             directions = weights[:, rows].astype(np.float32) @ gradients.sketches[sketch[rows]]
             lengths = np.linalg.norm(directions, axis=1).astype(np.float64)
             if gradients.fisher is not None and len(rows):
@@ -298,7 +301,8 @@ def ranking(found: Gains) -> list[str]:
         )
         return sentences
     for row in found.differences.iter_rows(named=True):
-        pair, ends = f"{row['first']} and {row['second']}", f"{_points(row['low'])} to {_points(row['high'])} points"
+        pair = f"{row['first']} and {row['second']}"
+        ends = f"{_points(row['low'])} to {_points(row['high'])} points"
         if row["batches"] is None:
             sentences.append(f"{row['first']} is above {row['second']}: {ends}.")
         else:
@@ -382,7 +386,8 @@ def _gains(names: Sequence[str], parts: Floats, bound: Floats, batches: int, rol
     unit = np.eye(len(names))
     order = np.argsort(-parts.sum(1), kind="stable")
     least = 1e-6 * float(np.abs(parts.sum(1)).max()) / batches  # less is the noise of rounding
-    rows, differences = [], []
+    rows = []
+    differences = []
     for place, number in enumerate(order):
         value, half = interval(unit[number], 1)
         rows.append({"estimator": names[number], "gain": value} | _ends(value, half))

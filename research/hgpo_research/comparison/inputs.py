@@ -52,7 +52,8 @@ TRUTH_REWARDS: Final = Parameters(invalid_action_penalty=0.0, penalty_at="reward
 """The rewards of a truth table that does not describe them: those of the environment, with a discount of 0.95."""
 
 _TASK: Final = ("env_id", "task_id")
-_TRAJECTORY, _PLACE = "(trajectory)", "(place)"
+_TRAJECTORY = "(trajectory)"
+_PLACE = "(place)"
 
 
 @dataclass(frozen=True)
@@ -134,7 +135,8 @@ def read_run(
         InputError: A column is missing, a step is twice in the truth table, a trajectory is in two runs, or no step of
             the run has a truth.
     """
-    schema, known = steps.collect_schema(), truth.collect_schema()
+    schema = steps.collect_schema()
+    known = truth.collect_schema()
     if missing := [name for name in TRUTH_COLUMNS if name not in known]:
         raise InputError(f"the truth table has no {listed(missing)}; write it with hgpo truth")
     read = {
@@ -326,7 +328,8 @@ def _arrays(run: Run, table: pl.DataFrame, size: int, rewards: Parameters) -> Dr
     )  # fmt: skip
     unit = rewards.reward_scale
     first, second = (_floats(table, f"(truth) advantage_{half}") / unit for half in ("first", "second"))
-    whole, error = _floats(table, "(truth) advantage"), _floats(table, "(truth) advantage_error")
+    whole = _floats(table, "(truth) advantage")
+    error = _floats(table, "(truth) advantage_error")
     estimates = {}
     for variant in run.variants:
         scale = variant.estimator.parameters.reward_scale

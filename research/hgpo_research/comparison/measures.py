@@ -65,7 +65,8 @@ def row_sums(found: Draw, contexts: Contexts, estimate: tuple[Floats, Floats]) -
         estimate: The two halves of the estimate, equal unless it contains those of the truth.
     """
     one, two = estimate
-    first, second = found.first, found.second
+    first = found.first
+    second = found.second
     error = (one - first) * (two - second)
     signs = np.where(one + two == 0, 0.5, np.sign(one + two) == np.sign(first + second))
     cross, paired = _partners(contexts, one - first, two - second)
@@ -89,13 +90,17 @@ def row_sums(found: Draw, contexts: Contexts, estimate: tuple[Floats, Floats]) -
 
 def _partners(contexts: Contexts, first: Floats, second: Floats) -> tuple[Floats, NDArray[np.bool_]]:
     """Return each step's error times the mean error of its partners in other subgroups, and whether it has partners."""
-    usable, cell, own = contexts.usable, contexts.redraw, contexts.subgroup
+    usable = contexts.usable
+    cell = contexts.redraw
+    own = contexts.subgroup
     others = _total(np.ones(len(cell)), cell) - _total(np.ones(len(cell)), own)
     product = np.zeros(len(cell))
     for here, there in ((first[usable], second[usable]), (second[usable], first[usable])):
         product += here * (_total(there, cell) - _total(there, own)) / np.maximum(others, 1) / 2
-    cross, paired = np.zeros(len(first)), np.zeros(len(first), np.bool_)
-    cross[usable], paired[usable] = np.where(others > 0, product, 0.0), others > 0
+    cross = np.zeros(len(first))
+    paired = np.zeros(len(first), np.bool_)
+    cross[usable] = np.where(others > 0, product, 0.0)
+    paired[usable] = others > 0
     return cross, paired
 
 
@@ -116,7 +121,8 @@ def task_sums(
         part: The steps that count; None for all.
     """
     if part is not None:
-        task, rows = task[part], {name: values[part] for name, values in rows.items()}
+        task = task[part]
+        rows = {name: values[part] for name, values in rows.items()}
     return {name: summed(task, values, tasks) for name, values in rows.items()}
 
 

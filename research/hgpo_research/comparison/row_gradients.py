@@ -107,7 +107,8 @@ class Sketch:
         import torch
 
         self._parameters = [each for each in model.parameters() if each.requires_grad]
-        self.parameters, self._size = sum(each.numel() for each in self._parameters), size
+        self.parameters = sum(each.numel() for each in self._parameters)
+        self._size = size
         rng = np.random.default_rng([seed, self.parameters, size])
         device = self._parameters[0].device
         self._bucket = torch.from_numpy(rng.integers(0, size, self.parameters)).to(device)
@@ -166,7 +167,8 @@ def row_gradients(
     model.eval()
     sketch = Sketch(model, size, seed)
     pairs = table.unique("sketch").sort("sketch")
-    sketches, gaps = np.zeros((pairs.height, size), np.float32), np.zeros(pairs.height)
+    sketches = np.zeros((pairs.height, size), np.float32)
+    gaps = np.zeros(pairs.height)
     for number, (prompt, response, logprobs) in enumerate(pairs.select(TOKENS).iter_rows()):
         logprob = log_probability(model, prompt, response)
         sketches[number] = sketch(sketch.gradient(logprob))

@@ -145,7 +145,8 @@ class _CommandsOfState:
 
     def __init__(self, instruction: str, observation: str, actions: tuple[str, ...]) -> None:
         self._observation = observation
-        self._goal, self._held = _goal(instruction) or _NO_GOAL, _held(actions)
+        self._goal = _goal(instruction) or _NO_GOAL
+        self._held = _held(actions)
         self._has_goal = _kind(self._held) == self._goal.thing
         self._lighting = self._has_goal and self._goal.deed == "use"
         self._wanted = self._goal.place if self._lighting else self._goal.thing
@@ -161,7 +162,9 @@ class _CommandsOfState:
 
     def changes(self, history: Sequence[Pair]) -> dict[str, Features]:
         """See `StateFeatures`."""
-        inside, treated, repeated = dict[str, frozenset[str]](), False, False
+        inside = dict[str, frozenset[str]]()
+        treated = False
+        repeated = False
         for _, text, _ in history:
             seen = _read(text)
             inside.update(seen.inside)
@@ -193,7 +196,8 @@ class _CommandsOfState:
 
     def _other(self, command: _Command, *, ready: bool) -> Features:
         """Return the features of a command that does not go anywhere."""
-        verb, goal = command.verb, self._goal
+        verb = command.verb
+        goal = self._goal
         if verb == "take":
             needed = _kind(command.thing) == goal.thing and (goal.deed != "" or _kind(command.place) != goal.place)
             return {"take": 1.0} if needed else _MISTAKE

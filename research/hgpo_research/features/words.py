@@ -72,7 +72,8 @@ class WordFeatures:
 
     def read(self, instruction: str, observation: str, actions: tuple[str, ...]) -> CountedFeatures:
         """See `ActionFeatures`."""
-        wanted, shown = _words(instruction), _words(observation)
+        wanted = _words(instruction)
+        shown = _words(observation)
         choices = {}
         for action in actions:
             choice = action.replace(OPEN_QUERY, instruction) if OPEN_QUERY in action else action
@@ -91,7 +92,8 @@ class CountedFeatures:
     """
 
     def __init__(self, observation: str, choices: Mapping[str, Features]) -> None:
-        self._observation, self.choices = observation, choices
+        self._observation = observation
+        self.choices = choices
 
     def changes(self, history: Sequence[Pair]) -> dict[str, Features]:
         """See `StateFeatures`."""

@@ -137,7 +137,8 @@ class KnownRandom(KnownPolicy):
     history_read: int | None = 0
 
     def __init__(self, action_format: str, benchmark: str = "") -> None:
-        self._action_format, self._benchmark = action_format, benchmark
+        self._action_format = action_format
+        self._benchmark = benchmark
 
     def distributions(self, requests: Sequence[Request]) -> list[Distribution]:
         """See `KnownPolicy`."""
@@ -190,7 +191,8 @@ class KnownPlayer(KnownPolicy):
     memoryless = False
 
     def __init__(self, name: str, context: PolicyContext) -> None:
-        self.name, self._context = name, context
+        self.name = name
+        self._context = context
         self._players: dict[int, Player] = {}
 
     def distributions(self, requests: Sequence[Request]) -> list[Distribution]:
@@ -216,7 +218,8 @@ class KnownPlayer(KnownPolicy):
         return _forked(self._players[request.slot], request.engine) if request.step else self._new(request)
 
     def _act(self, player: Player, request: Request) -> str:
-        action, admissible = player.act(request.state), request.state.actions
+        action = player.act(request.state)
+        admissible = request.state.actions
         return format_action(action, self._context.action_format, admissible, self._context.benchmark)
 
 
@@ -275,7 +278,8 @@ class OwnPolicy(KnownPolicy):
     """A policy that has the methods `distributions` and `fork`. It sees requests by `respond`."""
 
     def __init__(self, policy: Any) -> None:  # noqa: ANN401 - a policy with further methods
-        self.name, self._policy = policy.name, policy
+        self.name = policy.name
+        self._policy = policy
         self.memoryless = getattr(policy, "memoryless", False)
         self.history_read = getattr(policy, "history_read", None)
         self.prompt_read = getattr(policy, "prompt_read", True)
@@ -359,7 +363,8 @@ def _queries(instruction: str) -> list[tuple[str, float]]:
     queries: dict[str, float] = defaultdict(float)
     longer: dict[str, float] = {"": 1.0}
     for _ in range(MOST_WORDS):
-        shorter, longer = longer, defaultdict(float)
+        shorter = longer
+        longer = defaultdict(float)
         for query, probability in shorter.items():
             for word in words:
                 longer[f"{query} {word}" if query else word] += probability / len(words)

@@ -102,7 +102,8 @@ def _trie(responses: Sequence[Sequence[int]]) -> _Trie:
     for response in responses:
         node = -1
         for depth, token in enumerate(response):
-            parent, node = node, nodes.setdefault((node, token), len(trie.tokens))
+            parent = node
+            node = nodes.setdefault((node, token), len(trie.tokens))
             if node == len(trie.tokens):
                 trie.tokens.append(token)
                 trie.parents.append(parent)
@@ -115,7 +116,8 @@ def _hidden_states(
     model: Model, prompts: Sequence[Sequence[int]], rows: NDArray[np.int64], tries: Sequence[_Trie]
 ) -> Tensor:
     """Return the last hidden states, of shape (rows, 1 + nodes, width): of each prompt's last token, then of nodes."""
-    decoder, device = model.get_decoder(), model.device
+    decoder = model.get_decoder()
+    device = model.device
     batch = prefill(decoder, prompts, rows, device)
     first = batch.hidden[:, None]
     nodes = max(len(trie.tokens) for trie in tries)
@@ -127,7 +129,8 @@ def _hidden_states(
     visible[:, :, :width] = (np.arange(width) >= width - batch.length[:, None])[:, None]
     visible[:, np.arange(nodes), width + np.arange(nodes)] = True
     for row, trie in enumerate(tries):
-        tokens[row, : len(trie.tokens)], depths[row, : len(trie.tokens)] = trie.tokens, trie.depths
+        tokens[row, : len(trie.tokens)] = trie.tokens
+        depths[row, : len(trie.tokens)] = trie.depths
         for node, parent in enumerate(trie.parents):
             if parent >= 0:
                 visible[row, node, width:] |= visible[row, parent, width:]

@@ -43,7 +43,9 @@ class ScoredModel(KnownPolicy):
     prompt_read = True
 
     def __init__(self, policy: TransformersPolicy, action_format: str, benchmark: str = "") -> None:
-        self._policy, self._action_format, self._benchmark = policy, action_format, benchmark
+        self._policy = policy
+        self._action_format = action_format
+        self._benchmark = benchmark
         self._encodings: dict[str, tuple[int, ...]] = {}
 
     def distributions(self, requests: Sequence[Request]) -> list[Distribution]:

@@ -89,7 +89,9 @@ class SoftmaxPolicy(BatchPolicy):
         super().__init__()
         self._benchmark = benchmark
         self.history_read = None if options.memory == "all" else options.memory
-        self._features, self._action_format, self._options = features, action_format, options
+        self._features = features
+        self._action_format = action_format
+        self._options = options
         scale = options.skill / options.temperature
         self._weights = {
             name: scale * weight * _weight_factor(options.variant, name) for name, weight in features.weights.items()
@@ -116,7 +118,8 @@ class SoftmaxPolicy(BatchPolicy):
         The logits are their products with the weights, and a noise that the weights do not affect. The inadmissible
         response has none.
         """
-        state, names = self._state(request), list(self._weights)
+        state = self._state(request)
+        names = list(self._weights)
         choices = {**state.features.choices, **state.features.changes(self._history(request))}
         rows = [[values.get(name, 0.0) for name in names] for values in choices.values()]
         missing = len(state.responses) - len(rows)

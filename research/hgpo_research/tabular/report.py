@@ -14,7 +14,7 @@ import polars as pl
 from hgpo_train.resampling import LEVEL, student_quantile
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     import altair as alt
 
@@ -29,6 +29,12 @@ def half_width(count: int) -> float:
     return float("nan") if count < 2 else student_quantile((1 + LEVEL) / 2, count - 1) / count**0.5
 
 
+def with_halves(names: Iterable[str], width: float) -> list[pl.Expr]:
+    """Return the means of columns, then half of their intervals, `<name>_half`; `width` is of `half_width`."""
+    columns = pl.col(list(names))
+    return [columns.mean(), (columns.std() * width).name.suffix("_half")]
+
+
 def summary(curves: pl.DataFrame) -> pl.DataFrame:
     """Return final success and the mean over iterations, and how these differ from the first estimator's.
 
@@ -39,9 +45,10 @@ def summary(curves: pl.DataFrame) -> pl.DataFrame:
         One row per estimator: `start`; `final`, `area`, `held_out` if it is known, and their differences from the
         first estimator, `<name>_difference`; with half of their intervals, `<name>_half`. Shares of 1.
     """
-    success, held_out = pl.col("success"), "held_out" in curves.columns
+    success = pl.col("success")
     measured = {"final": success.last(), "area": success.mean()}
-    measured |= {"held_out": pl.col("held_out").last()} if held_out else {}
+    if "held_out" in curves.columns:
+        measured["held_out"] = pl.col("held_out").last()
     by_seed = (
         curves.sort("iteration", maintain_order=True)
         .group_by("estimator", "seed", maintain_order=True)
@@ -49,7 +56,6 @@ def summary(curves: pl.DataFrame) -> pl.DataFrame:
     )
     first = by_seed.filter(estimator=by_seed["estimator"][0]).select("seed", pl.col(measured).name.prefix("first_"))
     differences = {f"{name}_difference": pl.col(name) - pl.col(f"first_{name}") for name in measured}
-    width, names = half_width(first.height), [*measured, *differences]
     return (
         by_seed.join(first, on="seed", how="left", maintain_order="left")
         .with_columns(**differences)
@@ -57,8 +63,7 @@ def summary(curves: pl.DataFrame) -> pl.DataFrame:
         .agg(
             pl.len().alias("seeds"),
             pl.col("start").mean(),
-            pl.col(names).mean(),
-            (pl.col(names).std() * width).name.suffix("_half"),
+            *with_halves([*measured, *differences], half_width(first.height)),
         )
     )
 
@@ -75,15 +80,14 @@ def metrics_summary(metrics: pl.DataFrame) -> pl.DataFrame:
         metrics: Rows of `estimator`, `tasks`, `seed`, `iteration` and weights.
     """
     names = metrics_of(metrics)
+    iteration = pl.col("iteration")
     count = int(str(metrics["iteration"].max())) + 1
-    part = pl.col("iteration") * 4 // count
-    by_seed = metrics.group_by("estimator", part.alias("part"), "seed", maintain_order=True).agg(
-        pl.col(names).mean(), low=pl.col("iteration").min(), high=pl.col("iteration").max()
+    by_seed = metrics.group_by("estimator", (iteration * 4 // count).alias("part"), "seed", maintain_order=True).agg(
+        pl.col(names).mean(), low=iteration.min(), high=iteration.max()
     )
-    width = half_width(metrics["seed"].n_unique())
     updates = pl.format("{}–{}", pl.col("low").first(), pl.col("high").first())
     return by_seed.group_by("estimator", "part", maintain_order=True).agg(
-        updates.alias("updates"), pl.col(names).mean(), (pl.col(names).std() * width).name.suffix("_half")
+        updates.alias("updates"), *with_halves(names, half_width(metrics["seed"].n_unique()))
     )
 
 
@@ -123,8 +127,10 @@ def shown(table: pl.DataFrame, keys: Sequence[str], names: Sequence[str]) -> tup
     for row in table.iter_rows(named=True):
         cells = [str(row[key]) for key in keys]
         for name in names:
-            value, half = row[name], row[f"{name}_half"]
-            text = "-" if value is None else f"{100 * value:{'+' if name.endswith('difference') else ''}.2f}"
+            value = row[name]
+            half = row[f"{name}_half"]
+            sign = "+" if name.endswith("difference") else ""
+            text = "-" if value is None else f"{100 * value:{sign}.2f}"
             cells.append(text if half is None or not np.isfinite(half) else f"{text} ± {100 * half:.2f}")
         rows.append(cells)
     return [name.replace("_", " ") for name in (*keys, *names)], rows

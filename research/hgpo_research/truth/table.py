@@ -36,7 +36,7 @@ from hgpo_train.rollout.env_handle import open_env
 from hgpo_train.rollout.sessions import installed_versions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from hgpo_research.policies.distributions import KnownPolicy
@@ -121,7 +121,8 @@ def plan_truth(
     header = None if folder is None else manifest.read(folder).header
     if folder is None or header is None:
         raise InputError(f"{run}: expected the folder of a run")
-    env, acting = header.config.get("env"), header.config.get("policy")
+    env = header.config.get("env")
+    acting = header.config.get("policy")
     if not isinstance(env, dict) or "id" not in env:
         raise InputError(f"{run}: expected a run of `hgpo rollout` or `hgpo eval`, which stores its environment")
     options = {name: value for name, value in env.items() if name != "id"}
@@ -175,12 +176,9 @@ def write_truth(
         raise InputError(f"{plan.run} contains no complete rollouts")
     tables: list[pl.DataFrame] = []
     steps = 0
-    with _open(plan) as (handle, policy):  # before anything is computed, to find bad input
-        if processes == 1:
-            found: Iterator[tuple[pl.DataFrame, int]] = (_of_task(plan, handle, policy, task) for task in tasks)
-        else:
-            found = _in_processes(plan, tasks, processes)
-        with closing(found):  # type: ignore[type-var]  # a generator
+    with _open(plan) as of_task:  # before anything is computed, to find bad input
+        found = (of_task(task) for task in tasks) if processes == 1 else _in_processes(plan, tasks, processes)
+        with closing(found):
             for table, count in found:
                 tables.append(table)
                 steps += count
@@ -236,21 +234,13 @@ def _steps(run: Path) -> pl.LazyFrame:
     return steps.select("(row)", *(name for name in (*KEYS, *_READ) if name in columns))
 
 
-def _in_processes(plan: TruthPlan, tasks: Sequence[str], processes: int) -> Iterator[tuple[pl.DataFrame, int]]:
+def _in_processes(plan: TruthPlan, tasks: Sequence[str], processes: int) -> Generator[tuple[pl.DataFrame, int]]:
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(processes, context, initializer=_begin_worker, initargs=(plan,)) as pool:
         try:
             yield from pool.map(_work, tasks)
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
-
-
-@contextmanager
-def _open(plan: TruthPlan) -> Iterator[tuple[EnvHandle, KnownPolicy]]:
-    with closing(open_env(plan.env_id, **plan.env_options)) as handle:
-        context = PolicyContext(handle.shared.source.name, handle.settings.action_format, plan.policy_options)
-        with closing(known_policy(plan.policy, context)) as policy:
-            yield handle, policy
 
 
 _worker: Callable[[str], tuple[pl.DataFrame, int]]
@@ -261,38 +251,38 @@ def _begin_worker(plan: TruthPlan) -> None:
     global _worker  # noqa: PLW0603 - the way in which a pool's workers keep what they have opened
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent stops them
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    _worker = partial(_of_task, plan, *_open(plan).__enter__())  # open until the process ends
+    _worker = _open(plan).__enter__()  # open until the process ends
 
 
 def _work(task: str) -> tuple[pl.DataFrame, int]:
     return _worker(task)
 
 
+@contextmanager
+def _open(plan: TruthPlan) -> Iterator[Callable[[str], tuple[pl.DataFrame, int]]]:
+    """Open the environment and the policy; return the function that computes a task (`_of_task`)."""
+    with closing(open_env(plan.env_id, **plan.env_options)) as handle:
+        context = PolicyContext(handle.shared.source.name, handle.settings.action_format, plan.policy_options)
+        with closing(known_policy(plan.policy, context)) as policy:
+            yield partial(_of_task, plan, handle, policy)
+
+
 def _of_task(plan: TruthPlan, handle: EnvHandle, policy: KnownPolicy, task: str) -> tuple[pl.DataFrame, int]:
     """Return the rows of a task's steps, and the number of steps of Monte Carlo rollouts."""
     rows = _steps(plan.run).filter(task_id=task).collect().sort("trajectory", "step")
-    with without_collector():
-        columns, count = _columns(plan, handle, policy, task, rows)
-    return rows.drop(_READ, strict=False).with_columns(_prompts(rows), *_series(columns)), count
-
-
-def _columns(
-    plan: TruthPlan, handle: EnvHandle, policy: KnownPolicy, task: str, rows: pl.DataFrame
-) -> tuple[dict[str, list[Any]], int]:
     trajectories = [_trajectory(part) for part in rows.partition_by("trajectory", maintain_order=True)]
-    graph = Graph(handle.shared, handle.settings, policy, plan.rewards, task)
     entropy = plan.budget.seed, text_hash(f"truth/{task}") % (1 << 63)
-    return task_truth(graph, trajectories, plan.rewards, plan.budget, entropy)
+    with without_collector():
+        graph = Graph(handle.shared, handle.settings, policy, plan.rewards, task)
+        columns, count = task_truth(graph, trajectories, plan.rewards, plan.budget, entropy)
+    series = [pl.Series(name, values, dtype=_KINDS[name]) for name, values in columns.items()]
+    return rows.drop(_READ, strict=False).with_columns(_prompts(rows), *series), count
 
 
 def _trajectory(rows: pl.DataFrame) -> list[Step]:
     responses = rows["response"] if "response" in rows.columns else [None] * rows.height
-    columns = rows["state"], rows["action"], responses, rows["action_valid"], rows["reward"]
+    columns = (rows["state"], rows["action"], responses, rows["action_valid"], rows["reward"])
     return [Step(*values) for values in zip(*columns, strict=True)]
-
-
-def _series(columns: Mapping[str, list[Any]]) -> list[pl.Series]:
-    return [pl.Series(name, values, dtype=_KINDS[name]) for name, values in columns.items()]
 
 
 def _prompts(rows: pl.DataFrame) -> pl.Series:
