@@ -36,32 +36,19 @@ from hgpo_research.comparison.contexts import summed
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from numpy.typing import NDArray
-
-    from hgpo_research.comparison.contexts import Contexts
+    from hgpo_research.arrays import Booleans, Floats, Integers
     from hgpo_research.comparison.inputs import Draw
 
-    Floats = NDArray[np.float64]
     Sums = Mapping[str, Floats]
 
-MEASURES: Final = (
-    "correlation",
-    "affine_error",
-    "sign",
-    "bias",
-    "slope",
-    "error",
-    "squared_bias",
-    "variance",
-)
+MEASURES: Final = ("correlation", "affine_error", "sign", "bias", "slope", "error", "squared_bias", "variance")
 
 
-def row_sums(found: Draw, contexts: Contexts, estimate: tuple[Floats, Floats]) -> dict[str, Floats]:
+def row_sums(found: Draw, estimate: tuple[Floats, Floats]) -> dict[str, Floats]:
     """Return what is summed over steps, one array per sum and one entry per step.
 
     Args:
         found: The steps.
-        contexts: Their visible contexts.
         estimate: The two halves of the estimate, equal unless it contains those of the truth.
     """
     one, two = estimate
@@ -69,7 +56,7 @@ def row_sums(found: Draw, contexts: Contexts, estimate: tuple[Floats, Floats]) -
     second = found.second
     error = (one - first) * (two - second)
     signs = np.where(one + two == 0, 0.5, np.sign(one + two) == np.sign(first + second))
-    cross, paired = _partners(contexts, one - first, two - second)
+    cross, paired = _partners(found, one - first, two - second)
     return {
         "n": np.ones(len(first)),
         "e": (one + two) / 2,
@@ -88,30 +75,27 @@ def row_sums(found: Draw, contexts: Contexts, estimate: tuple[Floats, Floats]) -
     }
 
 
-def _partners(contexts: Contexts, first: Floats, second: Floats) -> tuple[Floats, NDArray[np.bool_]]:
+def _partners(found: Draw, first: Floats, second: Floats) -> tuple[Floats, Booleans]:
     """Return each step's error times the mean error of its partners in other subgroups, and whether it has partners."""
-    usable = contexts.usable
-    cell = contexts.redraw
-    own = contexts.subgroup
-    others = _total(np.ones(len(cell)), cell) - _total(np.ones(len(cell)), own)
+    usable, own, cell = found.contexts
+
+    def of_partners(values: Floats) -> Floats:
+        """Return the sum of the values of each step's partners: those of its redraw but for its own subgroup."""
+        total: Floats = summed(cell, values, 0)[cell] - summed(own, values, 0)[own]
+        return total
+
+    others = of_partners(np.ones(len(cell)))
     product = np.zeros(len(cell))
     for here, there in ((first[usable], second[usable]), (second[usable], first[usable])):
-        product += here * (_total(there, cell) - _total(there, own)) / np.maximum(others, 1) / 2
+        product += here * of_partners(there) / np.maximum(others, 1) / 2
     cross = np.zeros(len(first))
-    paired = np.zeros(len(first), np.bool_)
     cross[usable] = np.where(others > 0, product, 0.0)
+    paired = np.zeros(len(first), np.bool_)
     paired[usable] = others > 0
     return cross, paired
 
 
-def _total(values: Floats, group: NDArray[np.int64]) -> Floats:
-    """Return the sum of each row's group."""
-    return summed(group, values, 0)[group]
-
-
-def task_sums(
-    rows: Sums, task: NDArray[np.int64], tasks: int, part: NDArray[np.bool_] | None = None
-) -> dict[str, Floats]:
+def task_sums(rows: Sums, task: Integers, tasks: int, part: Booleans | None = None) -> dict[str, Floats]:
     """Return the sums of each task, arrays of shape (tasks,).
 
     Args:
