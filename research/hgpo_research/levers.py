@@ -7,6 +7,7 @@ and nothing shows it but the past: `corridors` + 1 steps back is the state that 
 
 from __future__ import annotations
 
+from copy import copy
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,6 +23,29 @@ TASKS = 1000
 """The number of tasks of each split."""
 
 
+class Game:
+    """A task source of `TASKS` numbered tasks in each of two splits.
+
+    Attributes:
+        name: Its name.
+        kind: The type of its tasks.
+        instruction: What the player is told.
+    """
+
+    name: str
+    kind: str
+    instruction: str
+
+    def ids(self, split: str) -> list[str]:
+        """Return the ids of a split: ``train``, ``test`` or ``all``."""
+        splits = ("train", "test") if split == "all" else (split,)
+        return [f"{name}-{number}" for name in splits for number in range(TASKS)]
+
+    def task(self, task_id: str) -> Task:
+        """Return a task's description."""
+        return Task(task_id, task_id.partition("-")[0], self.instruction, self.kind)
+
+
 class LeversEngine:
     """Plays one task at a time.
 
@@ -30,13 +54,14 @@ class LeversEngine:
         corridors: Number of corridors between them.
     """
 
+    _doors: tuple[int, ...] = ()
+    _lever = -1
+    _place = -1
+    _won = False
+
     def __init__(self, levers: int, corridors: int) -> None:
         self._levers = levers
         self._corridors = corridors
-        self._doors: tuple[int, ...] = ()
-        self._lever = -1
-        self._place = -1
-        self._won = False
 
     def start(self, task_id: str) -> State:
         """Start a task."""
@@ -62,12 +87,7 @@ class LeversEngine:
 
     def fork(self) -> LeversEngine:
         """Return an independent engine in the same state."""
-        other = LeversEngine(self._levers, self._corridors)
-        other._doors = self._doors
-        other._lever = self._lever
-        other._place = self._place
-        other._won = self._won
-        return other
+        return copy(self)  # of values that are never changed
 
     def key(self) -> Hashable:
         """Return the hidden state."""
@@ -92,7 +112,7 @@ class LeversEngine:
         return State(text, () if ended else self._actions(), valid, ended, self._won, score, score)
 
 
-class Levers:
+class Levers(Game):
     """The tasks.
 
     Args:
@@ -101,21 +121,14 @@ class Levers:
     """
 
     name = "Levers"
+    kind = "levers"
+    instruction = "Open the door that your lever unlocks."
 
     def __init__(self, levers: int = 4, corridors: int = 1) -> None:
         if levers < 2 or corridors < 0:
             raise InputError(f"expected at least 2 levers and 0 corridors, received {levers} and {corridors}")
         self._levers = levers
         self._corridors = corridors
-
-    def ids(self, split: str) -> list[str]:
-        """Return the ids of a split: ``train``, ``test`` or ``all``."""
-        splits = ("train", "test") if split == "all" else (split,)
-        return [f"{name}-{number}" for name in splits for number in range(TASKS)]
-
-    def task(self, task_id: str) -> Task:
-        """Return a task's description."""
-        return Task(task_id, task_id.partition("-")[0], "Open the door that your lever unlocks.", "levers")
 
     def engine(self) -> LeversEngine:
         """Return a new engine."""

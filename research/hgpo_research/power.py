@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from itertools import count
 from typing import TYPE_CHECKING
 
 from hgpo_train.resampling import student_quantile
@@ -29,14 +28,14 @@ def seeds_needed(difference: float, deviation: float, level: float = 0.05, power
     >>> seeds_needed(0.5, 1)
     64
     """
-    return next(
-        seeds
-        for seeds in count(2)
-        if seeds
-        >= 2
-        * (deviation / difference) ** 2
-        * (student_quantile(1 - level / 2, 2 * seeds - 2) + student_quantile(power, 2 * seeds - 2)) ** 2
-    )
+    seeds = 2
+    while seeds < 2 * (deviation / difference) ** 2 * _quantiles(level, power, 2 * seeds - 2) ** 2:
+        seeds += 1
+    return seeds
+
+
+def _quantiles(level: float, power: float, freedom: int) -> float:
+    return student_quantile(1 - level / 2, freedom) + student_quantile(power, freedom)
 
 
 def pooled_deviation(deviations: Sequence[float], freedom: int) -> tuple[float, float, float]:
@@ -74,5 +73,8 @@ def chi_squared_quantile(level: float, freedom: int) -> float:
     high = 100.0 + 10 * freedom
     while high - low > 1e-9 * high:
         middle = (low + high) / 2
-        low, high = (middle, high) if below(middle) < level else (low, middle)
+        if below(middle) < level:
+            low = middle
+        else:
+            high = middle
     return low

@@ -8,18 +8,17 @@ to be fair. An estimator that discounts prefers the short way.
 
 from __future__ import annotations
 
+from copy import copy
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hgpo_envs.engine import State, Task
+from hgpo_envs.engine import State
 from hgpo_envs.environment_spec import EnvironmentSpec
+from hgpo_research.levers import Game
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
-
-TASKS = 1000
-"""The number of tasks of each split."""
 
 SPINS = 4
 WAYS = ("short", "long")
@@ -29,9 +28,8 @@ COLOURS = ("red", "black")
 class TwoWaysEngine:
     """Plays one task at a time."""
 
-    def __init__(self) -> None:
-        self._length = 0
-        self._taken: tuple[str, ...] = ()
+    _length = 0
+    _taken: tuple[str, ...] = ()
 
     def start(self, task_id: str) -> State:
         """Start a task, whose long way has 16 to 24 steps."""
@@ -49,10 +47,7 @@ class TwoWaysEngine:
 
     def fork(self) -> TwoWaysEngine:
         """Return an independent engine in the same state."""
-        other = TwoWaysEngine()
-        other._length = self._length
-        other._taken = self._taken
-        return other
+        return copy(self)
 
     def key(self) -> Hashable:
         """Return the hidden state."""
@@ -72,19 +67,12 @@ class TwoWaysEngine:
         return State("The wheel stops.", (), valid, True, won, float(won), float(won))
 
 
-class TwoWays:
+class TwoWays(Game):
     """The tasks."""
 
     name = "TwoWays"
-
-    def ids(self, split: str) -> list[str]:
-        """Return the ids of a split: ``train``, ``test`` or ``all``."""
-        splits = ("train", "test") if split == "all" else (split,)
-        return [f"{name}-{number}" for name in splits for number in range(TASKS)]
-
-    def task(self, task_id: str) -> Task:
-        """Return a task's description."""
-        return Task(task_id, task_id.partition("-")[0], "Win at the wheel.", "two ways")
+    kind = "two ways"
+    instruction = "Win at the wheel."
 
     def engine(self) -> TwoWaysEngine:
         """Return a new engine."""

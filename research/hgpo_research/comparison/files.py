@@ -12,6 +12,8 @@ from hgpo_research.comparison.report import report
 if TYPE_CHECKING:
     from pathlib import Path
 
+    import polars as pl
+
     from hgpo_research.comparison.comparison import Comparison
     from hgpo_research.comparison.gain import Gains
 
@@ -36,13 +38,8 @@ def write_comparison(found: Comparison, out: Path, *, title: str, sources: dict[
     Raises:
         InputError: The folder exists and may not be replaced.
     """
-    with new_folder(out, replace=is_comparison if overwrite else None) as folder:
-        found.estimates.write_parquet(folder / "estimates.parquet")
-        found.differences.write_parquet(folder / "differences.parquet")
-        found.sums.write_parquet(folder / "sums.parquet")
-        details = {"made_by": _MADE_BY, **sources, **found.details}
-        (folder / DETAILS).write_bytes(orjson.dumps(details, option=orjson.OPT_INDENT_2))
-        (folder / "report.html").write_text(report(found, title), "utf-8")
+    tables = {"estimates": found.estimates, "differences": found.differences, "sums": found.sums}
+    _write(out, tables, {**sources, **found.details}, report(found, title), overwrite=overwrite)
 
 
 def write_gains(found: Gains, out: Path, *, details: dict[str, Any], overwrite: bool) -> None:
@@ -57,11 +54,25 @@ def write_gains(found: Gains, out: Path, *, details: dict[str, Any], overwrite: 
     Raises:
         InputError: The folder exists and may not be replaced.
     """
+    details = {**details, "batches": found.batches, "groups": found.groups}
+    _write(out, {"gains": found.gains, "differences": found.differences}, details, overwrite=overwrite)
+
+
+def _write(
+    out: Path,
+    tables: dict[str, pl.DataFrame],
+    details: dict[str, Any],
+    page: str | None = None,
+    *,
+    overwrite: bool,
+) -> None:
     with new_folder(out, replace=is_comparison if overwrite else None) as folder:
-        found.gains.write_parquet(folder / "gains.parquet")
-        found.differences.write_parquet(folder / "differences.parquet")
-        details = {"made_by": _MADE_BY, **details, "batches": found.batches, "groups": found.groups}
-        (folder / DETAILS).write_bytes(orjson.dumps(details, option=orjson.OPT_INDENT_2))
+        for name, table in tables.items():
+            table.write_parquet(folder / f"{name}.parquet")
+        described = {"made_by": _MADE_BY, **details}
+        (folder / DETAILS).write_bytes(orjson.dumps(described, option=orjson.OPT_INDENT_2))
+        if page is not None:
+            (folder / "report.html").write_text(page, "utf-8")
 
 
 def is_comparison(folder: Path) -> bool:

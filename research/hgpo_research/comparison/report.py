@@ -108,22 +108,21 @@ def report(found: Comparison, title: str) -> str:
         for row in differences.iter_rows(named=True)
         if row["p"] is not None and row["p"] < 0.05
     ]
-    measures = [measure for measure in LABELS if measure in rows[0]]
     specs = found.details["estimators"].items()
     parts = [
         f"<h1>{escape(title)}</h1>",
         *(f"<p>{escape(line)}</p>" for line in sentences(found)),
         f"<h2>Groups of {size}</h2>",
         _table(
-            ["", *(LABELS[measure] for measure in measures)],
-            [[row["estimator"], *(_interval(row[measure]) for measure in measures)] for row in rows],
+            ["", *LABELS.values()],
+            [[row["estimator"], *(_interval(row[measure]) for measure in LABELS)] for row in rows],
         ),
         *pictures(found, size),
         "<h2>Differences of correlations beyond chance</h2>",
         "<p>With intervals that hold for all pairs of estimators (max-t over resampled tasks).</p>",
         _table(["first", "second", "first - second", "interval"], clear),
         "<h2>Measures</h2><dl>",
-        *(f"<dt>{escape(LABELS[name])}</dt><dd>{escape(MEANINGS[name])}</dd>" for name in measures),
+        *(f"<dt>{escape(label)}</dt><dd>{escape(MEANINGS[name])}</dd>" for name, label in LABELS.items()),
         f"<dt>{escape(REFERENCE)}</dt><dd>{_ABOUT_REFERENCE}</dd></dl>",
         "<h2>Parameters</h2>",
         _table(["estimator", "parameters"], [[name, _parameters(spec)] for name, spec in specs]),

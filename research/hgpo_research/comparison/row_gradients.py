@@ -26,11 +26,10 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
+    from hgpo_research.arrays import Floats, Integers
     from hgpo_train.models.hf import Model
 
     Sketches = NDArray[np.float32]
-    Floats = NDArray[np.float64]
-    Integers = NDArray[np.int64]
     Fisher = Callable[[Sketches, Integers, Floats], Floats]
 
 BUCKETS: Final = 1 << 14

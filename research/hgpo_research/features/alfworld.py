@@ -150,7 +150,8 @@ class _CommandsOfState:
         self._has_goal = _kind(self._held) == self._goal.thing
         self._lighting = self._has_goal and self._goal.deed == "use"
         self._wanted = self._goal.place if self._lighting else self._goal.thing
-        self._seen, self._search = _read(observation), _search(self._wanted, actions)
+        self._seen = _read(observation)
+        self._search = _search(self._wanted, actions)
         self._commands = {action: _parse(action) for action in actions}
         self._going = {command.place: action for action, command in self._commands.items() if command.verb == "go"}
         self._searching = self._lighting or not self._held
@@ -162,42 +163,33 @@ class _CommandsOfState:
 
     def changes(self, history: Sequence[Pair]) -> dict[str, Features]:
         """See `StateFeatures`."""
-        inside = dict[str, frozenset[str]]()
+        inside: dict[str, frozenset[str]] = {}
         treated = False
-        repeated = False
         for _, text, _ in history:
             seen = _read(text)
             inside.update(seen.inside)
             treated = treated or self._missing in seen.treated
-            repeated = repeated or text == self._observation
+        changed: dict[str, Features] = {}
         if treated:
             changed = self._features(ready=True)
         elif self._searching:
-            changed = {
-                self._going[place]: self._go(place, kinds, ready=self._ready)
-                for place, kinds in inside.items()
-                if place in self._going and place not in self._seen.inside
-            }
-        else:
-            changed = {}
-        if repeated:
-            for action, times in repetitions(self._observation, history).items():
-                if action in self.choices:
-                    changed[action] = {**changed.get(action, self.choices[action]), "repeated": float(times)}
+            for place, kinds in inside.items():
+                if place in self._going and place not in self._seen.inside:
+                    changed[self._going[place]] = self._go(place, kinds, ready=self._ready)
+        for action, times in repetitions(self._observation, history).items():
+            if action in self.choices:
+                changed[action] = {**changed.get(action, self.choices[action]), "repeated": float(times)}
         return changed
 
     def _features(self, *, ready: bool) -> dict[str, Features]:
-        return {
-            action: self._go(command.place, self._seen.inside.get(command.place), ready=ready)
-            if command.verb == "go"
-            else self._other(command, ready=ready)
-            for action, command in self._commands.items()
-        }
+        return {action: self._of(command, ready=ready) for action, command in self._commands.items()}
 
-    def _other(self, command: _Command, *, ready: bool) -> Features:
-        """Return the features of a command that does not go anywhere."""
+    def _of(self, command: _Command, *, ready: bool) -> Features:
+        """Return the features of a command."""
         verb = command.verb
         goal = self._goal
+        if verb == "go":
+            return self._go(command.place, self._seen.inside.get(command.place), ready=ready)
         if verb == "take":
             needed = _kind(command.thing) == goal.thing and (goal.deed != "" or _kind(command.place) != goal.place)
             return {"take": 1.0} if needed else _MISTAKE

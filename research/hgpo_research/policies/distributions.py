@@ -25,9 +25,8 @@ from hgpo_train.policies.scripted import MOST_WORDS, OPEN_QUERY, format_action, 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from numpy.typing import NDArray
-
     from hgpo_envs.engine import Engine, Player
+    from hgpo_research.arrays import Floats
     from hgpo_train.policies.base import Request
     from hgpo_train.policies.registry import PolicyContext
 
@@ -46,7 +45,7 @@ class Distribution(NamedTuple):
     """
 
     responses: tuple[str, ...]
-    probabilities: NDArray[np.float64]
+    probabilities: Floats
 
     def draw(self, uniform: float) -> str:
         """Return the response that a uniform number in [0, 1) selects, by inverting the cumulative distribution.
@@ -127,7 +126,7 @@ def known_policy(spec: str, context: PolicyContext) -> KnownPolicy:
         from hgpo_research.policies.scored_model import ScoredModel
 
         return ScoredModel(policy, context.action_format, context.benchmark)  # type: ignore[arg-type]  # the policy of this name
-    return own_policy(policy)
+    return OwnPolicy(policy)
 
 
 class KnownRandom(KnownPolicy):
@@ -149,12 +148,12 @@ class KnownRandom(KnownPolicy):
 
     def _uniform(self, request: Request, actions: Sequence[str]) -> Distribution:
         """Return the distribution of a uniform draw from actions."""
-        probabilities: dict[str, float] = defaultdict(float)
+        replies = []
         for action in actions or ("",):
             for filled, probability in _fillings(action, request.task.instruction):
                 response = format_action(filled, self._action_format, request.state.actions, self._benchmark)
-                probabilities[response] += probability / max(len(actions), 1)
-        return Distribution(tuple(probabilities), np.array(list(probabilities.values())))
+                replies.append((response, probability / max(len(actions), 1)))
+        return _summed(replies)
 
 
 class KnownOutdated(KnownRandom):
@@ -197,7 +196,15 @@ class KnownPlayer(KnownPolicy):
 
     def distributions(self, requests: Sequence[Request]) -> list[Distribution]:
         """See `KnownPolicy`. A copy of the player acts."""
-        return [Distribution((self._act(self._copy(request), request),), np.ones(1)) for request in requests]
+        action_format = self._context.action_format
+        benchmark = self._context.benchmark
+        found = []
+        for request in requests:
+            player = self._copy(request.slot, request.engine) if request.step else self._new(request)
+            action = player.act(request.state)
+            response = format_action(action, action_format, request.state.actions, benchmark)
+            found.append(Distribution((response,), np.ones(1)))
+        return found
 
     def observe(self, request: Request) -> None:
         """See `KnownPolicy`."""
@@ -207,33 +214,20 @@ class KnownPlayer(KnownPolicy):
 
     def fork(self, slot: int, new_slot: int, engine: Engine | None = None) -> None:
         """See `KnownPolicy`."""
-        self._players[new_slot] = _forked(self._players[slot], engine)
+        self._players[new_slot] = self._copy(slot, engine)
 
     def _new(self, request: Request) -> Player:
         player = make_player(self.name, self._context.benchmark)
         player.reset(request.task, request.state, request.engine)
         return player
 
-    def _copy(self, request: Request) -> Player:
-        return _forked(self._players[request.slot], request.engine) if request.step else self._new(request)
-
-    def _act(self, player: Player, request: Request) -> str:
-        action = player.act(request.state)
-        admissible = request.state.actions
-        return format_action(action, self._context.action_format, admissible, self._context.benchmark)
-
-
-def _forked(player: Player, engine: Engine | None) -> Player:
-    """Return an independent copy of a player in the same state, which inspects an engine; None if there is none.
-
-    Raises:
-        InputError: The player cannot be copied.
-    """
-    fork = getattr(player, "fork", None)
-    if fork is None:
-        raise InputError(f"expected a player with the method `fork(engine)`, received {type(player).__qualname__}")
-    copy: Player = fork(engine)
-    return copy
+    def _copy(self, slot: int, engine: Engine | None) -> Player:
+        """Return an independent copy of a slot's player in the same state, which inspects an engine."""
+        player: Any = self._players[slot]
+        if not hasattr(player, "fork"):
+            raise InputError(f"expected a player with the method `fork(engine)`, received {type(player).__qualname__}")
+        copy: Player = player.fork(engine)
+        return copy
 
 
 class KnownMixture(KnownPolicy):
@@ -243,20 +237,24 @@ class KnownMixture(KnownPolicy):
         parts: Policies with their weights, which are normalized to a sum of 1.
     """
 
+    name = "mixture"
+
     def __init__(self, parts: Sequence[tuple[KnownPolicy, float]]) -> None:
         total = sum(weight for _, weight in parts)
         self._parts = [(policy, weight / total) for policy, weight in parts]
-        self.name = "mixture"
         self.memoryless = all(policy.memoryless for policy, _ in parts)
+        self.prompt_read = any(policy.prompt_read for policy, _ in parts)
         lengths = [policy.history_read for policy, _ in parts]
         known = [length for length in lengths if length is not None]
         self.history_read = max(known) if len(known) == len(lengths) else None
-        self.prompt_read = any(policy.prompt_read for policy, _ in parts)
 
     def distributions(self, requests: Sequence[Request]) -> list[Distribution]:
         """See `KnownPolicy`."""
-        parts = [(policy.distributions(requests), weight) for policy, weight in self._parts]
-        return [_mean([(replies[n], weight) for replies, weight in parts]) for n in range(len(requests))]
+        replies: list[list[tuple[str, float]]] = [[] for _ in requests]
+        for policy, weight in self._parts:
+            for known, (responses, probabilities) in zip(replies, policy.distributions(requests), strict=True):
+                known.extend(zip(responses, (weight * probabilities).tolist(), strict=True))
+        return [_summed(known) for known in replies]
 
     def observe(self, request: Request) -> None:
         """See `KnownPolicy`."""
@@ -275,14 +273,29 @@ class KnownMixture(KnownPolicy):
 
 
 class OwnPolicy(KnownPolicy):
-    """A policy that has the methods `distributions` and `fork`. It sees requests by `respond`."""
+    """A policy that has the methods `distributions` and `fork`. It sees requests by `respond`.
+
+    Raises:
+        InputError: It does not have them, or it has a memory and does not reply in this process.
+    """
 
     def __init__(self, policy: Any) -> None:  # noqa: ANN401 - a policy with further methods
-        self.name = policy.name
-        self._policy = policy
+        self.name = getattr(policy, "name", type(policy).__name__)
+        if not (hasattr(policy, "distributions") and hasattr(policy, "fork")):
+            raise InputError(
+                f"policy {self.name}: expected a policy whose action probabilities are known: random, outdated, "
+                "expert, explorer, softmax, transformers, a mixture of these, or a policy of your own with "
+                "`distributions` and `fork`"
+            )
         self.memoryless = getattr(policy, "memoryless", False)
         self.history_read = getattr(policy, "history_read", None)
         self.prompt_read = getattr(policy, "prompt_read", True)
+        if not self.memoryless and not isinstance(policy, BatchPolicy):
+            raise InputError(
+                f"policy {self.name}: expected a policy without a memory of its own, or one that replies in this "
+                "process (hgpo_train.policies.base.BatchPolicy)"
+            )
+        self._policy = policy
 
     def distributions(self, requests: Sequence[Request]) -> list[Distribution]:
         """See `KnownPolicy`."""
@@ -300,27 +313,6 @@ class OwnPolicy(KnownPolicy):
     def close(self) -> None:
         """See `KnownPolicy`."""
         self._policy.close()
-
-
-def own_policy(policy: object) -> OwnPolicy:
-    """Return the action probabilities of a policy that has the methods `distributions` and `fork`.
-
-    Raises:
-        InputError: It does not have them, or it has a memory and does not reply in this process.
-    """
-    name = getattr(policy, "name", type(policy).__name__)
-    if not all(callable(getattr(policy, method, None)) for method in ("distributions", "fork")):
-        raise InputError(
-            f"policy {name}: expected a policy whose action probabilities are known: random, outdated, expert, "
-            "explorer, softmax, transformers, a mixture of these, or a policy of your own with `distributions` and "
-            "`fork`"
-        )
-    if not getattr(policy, "memoryless", False) and not isinstance(policy, BatchPolicy):
-        raise InputError(
-            f"policy {name}: expected a policy without a memory of its own, or one that replies in this process "
-            "(hgpo_train.policies.base.BatchPolicy)"
-        )
-    return OwnPolicy(policy)
 
 
 def formatted_actions(
@@ -373,10 +365,9 @@ def _queries(instruction: str) -> list[tuple[str, float]]:
     return list(queries.items())
 
 
-def _mean(parts: Sequence[tuple[Distribution, float]]) -> Distribution:
-    """Return the weighted mean of distributions."""
+def _summed(replies: Iterable[tuple[str, float]]) -> Distribution:
+    """Return the distribution of responses with probabilities, some of which may be equal."""
     probabilities: dict[str, float] = defaultdict(float)
-    for distribution, weight in parts:
-        for response, probability in zip(distribution.responses, distribution.probabilities.tolist(), strict=True):
-            probabilities[response] += weight * probability
+    for response, probability in replies:
+        probabilities[response] += probability
     return Distribution(tuple(probabilities), np.array(list(probabilities.values())))
