@@ -261,7 +261,7 @@ class Graph:
 
     def command(self, node: int, response: str) -> str:
         """Return the command that a response means at a node."""
-        return self._read(self._hidden_of(node), response)[0]
+        return self._read(node, response)[0]
 
     def prepare(self, nodes: Sequence[int]) -> None:
         """Ask the policy for the distributions of nodes, in one batch, and create their edges."""
@@ -285,9 +285,7 @@ class Graph:
         nodes = self.edges.node[edges]
         rows = []
         for node, edge, first in zip(nodes.tolist(), edges, self.first[nodes].tolist(), strict=True):
-            hidden = self._hidden_of(node)
-            response = self._responses[node][edge - first]
-            command, well_formed = self._parsed.get(response) or self._read(hidden, response)
+            command, well_formed = self._read(node, self._responses[node][edge - first])
             target, move = self.follow(node, command)
             valid = move.valid if well_formed is None else well_formed
             rows.append((target, move.terminated, move.gains[valid], move.final))
@@ -330,10 +328,6 @@ class Graph:
         self._contexts = {context: found for context, found in self._contexts.items() if context[0] < nodes}
         self._remembered = {node for node in self._remembered if node < nodes}
 
-    def _hidden_of(self, node: int) -> _Hidden:
-        number: int = self._nodes.listed[node][0]
-        return self._hidden[number]
-
     def _hashes_of(self, responses: tuple[str, ...]) -> Hashes:
         found = self._hashes.get(responses)
         if found is None:
@@ -354,8 +348,9 @@ class Graph:
         """Add a node."""
         number = self._nodes[node]
         self._responses.append(())
-        self.first = grown(self.first, number + 1, UNKNOWN)
-        self.size = grown(self.size, number + 1)
+        if number == len(self.first):
+            self.first = grown(self.first, number + 1, UNKNOWN)
+            self.size = grown(self.size, number + 1)
         return number
 
     def _hidden_state(self, engine: Any, state: State) -> int:  # noqa: ANN401 - a branching engine
@@ -377,9 +372,12 @@ class Graph:
         )
         return move
 
-    def _read(self, hidden: _Hidden, response: str) -> tuple[str, bool | None]:
+    def _read(self, node: int, response: str) -> tuple[str, bool | None]:
+        parsed = self._parsed.get(response)
+        if parsed is not None:
+            return parsed
         if self._settings.action_format == "number":  # a number means another action in each state
-            self._reader.begin(self.task, hidden.state)
+            self._reader.begin(self.task, self._hidden[self._nodes.listed[node][0]].state)
             return self._reader.read(response)
         parsed = self._parsed[response] = self._reader.read(response)
         return parsed

@@ -147,10 +147,11 @@ def compose(graph: Graph, visits: Visits, gamma: float) -> Web:
     """Return how the values of places are composed."""
     count = len(visits.node)
     graph.prepare(list(dict.fromkeys(visits.node.tolist())))
-    constant = np.zeros(count)
+    constant: list[float] = []
     left: list[tuple[int, int]] = []  # places and edges
     links: list[tuple[int, int, float]] = []  # places, the places after them, and coefficients
     for place, (node, children) in enumerate(zip(visits.node.tolist(), visits.children, strict=True)):
+        known = 0.0
         replies = zip(graph.responses(node), graph.probabilities(node).tolist(), strict=True)
         for edge, (response, probability) in enumerate(replies, int(graph.first[node])):
             after = children.get(graph.command(node, response))
@@ -161,16 +162,17 @@ def compose(graph: Graph, visits: Visits, gamma: float) -> Web:
             if graph.edges.target[edge] == UNKNOWN:
                 graph.expand([edge])
             if after < 0:
-                constant[place] += probability * (graph.edges.gain[edge] + graph.edges.final[edge])
+                known += probability * float(graph.edges.gain[edge] + graph.edges.final[edge])
             else:
-                constant[place] += probability * graph.edges.gain[edge]
+                known += probability * float(graph.edges.gain[edge])
                 links.append((place, after, probability * gamma))
+        constant.append(known)
     owner, edges = np.array(left, np.int64).reshape(-1, 2).T
     parent, child, coefficient = np.array(links, np.float64).reshape(-1, 3).T
     return Web(
         node=visits.node,
         step=visits.step,
-        constant=constant,
+        constant=np.array(constant),
         rest=np.bincount(owner, graph.edges.probability[edges], count).astype(np.float64),  # integers if empty
         parent=parent.astype(np.int64),
         child=child.astype(np.int64),
