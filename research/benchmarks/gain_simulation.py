@@ -22,24 +22,23 @@ from record import make_parser, store
 from hgpo_envs.hashing import chain_columns, mix
 from hgpo_research.comparison.gain import held_out, summed
 from hgpo_research.comparison.row_gradients import RowGradients
+from hgpo_research.tabular.report import markdown_table
 from hgpo_train.advantages.variants import read_variants
 from hgpo_train.resampling import student_quantile
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from numpy.typing import NDArray
-
+    from hgpo_research.arrays import Floats, Integers
     from hgpo_research.comparison.gain import HeldOut
-
-    Floats = NDArray[np.float64]
 
 STATES: Final = 5
 ACTIONS: Final = 3
 LIMIT: Final = 8
 GOAL: Final = STATES
 PIT: Final = STATES + 1
-ESTIMATORS: Final = ("grpo:cross_steps=false", "shrinkage_gae", "hgpo")
+LETTERS: Final = {"grpo:cross_steps=false": "G", "shrinkage_gae": "S", "hgpo": "H"}
+ESTIMATORS: Final = tuple(LETTERS)
 SUCCESS: Final = (0.02, 0.3, 0.96)
 SIZES: Final = ((6, 8), (24, 8), (24, 16))
 """Tasks and rollouts of each."""
@@ -101,7 +100,7 @@ class Worlds:
                 following[:, :, place] = np.where(self.moves == place, flow, 0.0).sum((-1, -2))
             here = following
 
-    def play(self, rollouts: int, rng: np.random.Generator) -> tuple[pl.DataFrame, NDArray[np.int64]]:
+    def play(self, rollouts: int, rng: np.random.Generator) -> tuple[pl.DataFrame, Integers]:
         """Return a step table of groups of rollouts, and the number of each step's (batch, task, state, action)."""
         batches, tasks = self.moves.shape[:2]
         batch, task, _ = (each.ravel() for each in np.indices((batches, tasks, rollouts)))
@@ -142,7 +141,7 @@ class Worlds:
         )
         return table, np.ravel_multi_index((batch[who], task[who], s, action), self.policy.shape)
 
-    def gradients(self, table: pl.DataFrame, number: NDArray[np.int64], shared: bool) -> RowGradients:
+    def gradients(self, table: pl.DataFrame, number: Integers, shared: bool) -> RowGradients:
         """Return the gradients of the steps with respect to logits, which tasks may share."""
         tasks = self.moves.shape[1]
         size = (1 if shared else tasks) * STATES * ACTIONS
@@ -216,19 +215,19 @@ def simulate(success: float, tasks: int, size: int, shared: bool) -> pl.DataFram
         for batch in range(CHUNK):
             truth = np.mean([gain for other, gain in gains if other == batch], 0)
             true = pl.DataFrame({"estimator": ESTIMATORS, "exact": truth})
-            parts = {
-                way: [replace(part, batch=0, group=part.group - batch * tasks) for part in every if part.batch == batch]
-                for way, every in held.items()
-            }
-            tables = {"before": before(parts["sampled"], tasks)}
-            tables |= {way: summed(each, ESTIMATORS, KL).gains for way, each in parts.items()}
-            found += [
-                true.join(
-                    rows.select("estimator", "gain", "low", "high"), on="estimator", maintain_order="left"
-                ).with_columns(way=pl.lit(way))
-                for way, rows in tables.items()
-            ]
+            alone = {way: _alone(parts, batch, tasks) for way, parts in held.items()}
+            tables = {"before": before(alone["sampled"], tasks)}
+            tables |= {way: summed(parts, ESTIMATORS, KL).gains for way, parts in alone.items()}
+            for way, rows in tables.items():
+                measured = rows.select("estimator", "gain", "low", "high")
+                joined = true.join(measured, on="estimator", maintain_order="left")
+                found.append(joined.with_columns(way=pl.lit(way)))
     return pl.concat(found)
+
+
+def _alone(parts: Sequence[HeldOut], batch: int, tasks: int) -> list[HeldOut]:
+    """Return the parts of a batch, as if there was no other."""
+    return [replace(part, batch=0, group=part.group - batch * tasks) for part in parts if part.batch == batch]
 
 
 def cell(labels: tuple[bool, tuple[int, int], float]) -> pl.DataFrame:
@@ -256,22 +255,34 @@ def table() -> str:
     """Return the kept results as a table of Markdown."""
     kept = pl.DataFrame(figures("gain_simulation")["rows"])
     heads = ["logits", "tasks × rollouts", "success", "lengths", "gain / exact gain", "coverage", "printed", "order"]
-    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    rows = []
     for labels, cell in kept.group_by("shared", "tasks", "size", "success", "way", maintain_order=True):
         shared, tasks, size, success, way = labels
-        names = {"grpo:cross_steps=false": "G", "shrinkage_gae": "S", "hgpo": "H"}
-        ratio = [
-            f"{row['gain'] / row['exact']:.2f} ± {row['gain_error'] / row['exact']:.2f}" for row in cell.to_dicts()
+        ratios = [
+            f"{row['gain'] / row['exact']:.2f} ± {row['gain_error'] / row['exact']:.2f}"
+            for row in cell.iter_rows(named=True)
         ]
         covered = ["–" if each is None else f"{each:.2f}" for each in cell["covered"]]
-        orders = [
-            "".join(names[each] for each in cell.sort(by, descending=True)["estimator"]) for by in ("gain", "exact")
+        order = _order(cell, "gain")
+        if order != _order(cell, "exact"):
+            order += f" (exact {_order(cell, 'exact')})"
+        row = [
+            "shared" if shared else "separate",
+            f"{tasks} × {size}",
+            f"{success:.0%}",
+            WAYS[way],
+            ", ".join(ratios),
+            ", ".join(covered),
+            f"{cell['printed'].to_numpy().mean():.0%}",
+            order,
         ]
-        order = orders[0] + ("" if orders[0] == orders[1] else f" (exact {orders[1]})")
-        cells = ["shared" if shared else "separate", f"{tasks} × {size}", f"{success:.0%}", WAYS[way], ", ".join(ratio)]
-        cells += [", ".join(covered), f"{cell['printed'].to_numpy().mean():.0%}", order]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+        rows.append(row)
+    return markdown_table(heads, rows)
+
+
+def _order(cell: pl.DataFrame, by: str) -> str:
+    """Return the letters of the estimators, the largest number first."""
+    return "".join(LETTERS[name] for name in cell.sort(by, descending=True)["estimator"])
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import polars as pl
 from readme import ESTIMATORS, ROOT, WORLDS, figures, rewrite
 
 from hgpo_research.power import pooled_deviation, seeds_needed
-from hgpo_research.tabular.report import markdown, summary
+from hgpo_research.tabular.report import markdown, markdown_table, summary
 from research.benchmarks import gain_simulation
 from research.benchmarks.what_learns import GRPO, comparison, further, history, third, weights
 
@@ -35,13 +35,13 @@ def power(world: str) -> str:
         f"{kept['fresh']['tasks']} tasks once."
     )
     titles = ("estimators", "difference seen", "seeds each, if it is the true one", "at the bounds of the deviation")
-    lines = [sentence, "", f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
+    rows = []
     for first, second in combinations(found, 2):
         difference = found[first]["mean"] - found[second]["mean"]
         needed = [f"{seeds_needed(difference, value):,}" for value in (deviation, *bounds)]
         pair = f"{ESTIMATORS[first]} − {ESTIMATORS[second]}"
-        lines.append(f"| {pair} | {100 * difference:+.1f} points | {needed[0]} | {needed[1]} to {needed[2]} |")
-    return "\n".join(lines)
+        rows.append([pair, f"{100 * difference:+.1f} points", needed[0], f"{needed[1]} to {needed[2]}"])
+    return f"{sentence}\n\n{markdown_table(titles, rows)}"
 
 
 def truth_speed() -> str:
@@ -56,7 +56,7 @@ def truth_speed() -> str:
         "ratio",
         "steps of rollouts a second",
     )
-    lines = [f"| {' | '.join(heads)} |", "|---|---|---:|---|---|---:|---:|---:|"]
+    rows = []
     for name, found in figures("truth").items():
         env, _, options = name.partition(" ")
         world = WORLDS[env.removeprefix("HGPO/").removesuffix("-v0").lower()]
@@ -70,8 +70,8 @@ def truth_speed() -> str:
             f"{found['ratio']:.0f}",
             f"{found['steps/s']:,}",
         )
-        lines.append(f"| {' | '.join(values)} |")
-    return "\n".join(lines)
+        rows.append(values)
+    return markdown_table(heads, rows, "|---|---|---:|---|---|---:|---:|---:|")
 
 
 def models(world: str) -> str:

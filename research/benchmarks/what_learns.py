@@ -15,7 +15,7 @@ import polars as pl
 
 from hgpo_research.tabular.gain import gains_chart
 from hgpo_research.tabular.learning import AGAIN
-from hgpo_research.tabular.report import curves_chart, half_width, markdown, summary
+from hgpo_research.tabular.report import curves_chart, half_width, markdown, markdown_table, summary
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -113,14 +113,14 @@ def _differences(
 
 def weights() -> str:
     """Return the weight of bootstrapping in the last quarter of the updates, as Markdown."""
-    lines = ["| benchmark | weight of bootstrapping, last quarter of the updates |", "|---|---|"]
+    cells = []
     for run in runs():
         rows = kept("metrics", run)
         late = rows.filter(pl.col("iteration") * 4 >= 3 * (pl.col("iteration").max() + 1))
         by_seed = late.group_by("seed").agg(pl.col("weight").mean())["weight"]
         mean, half = (float(str(each)) for each in (by_seed.mean(), by_seed.std()))
-        lines.append(f"| {BENCHMARKS[run]} | {mean:.2f} ± {half * half_width(len(by_seed)):.2f} |")
-    return "\n".join(lines)
+        cells.append([BENCHMARKS[run], f"{mean:.2f} ± {half * half_width(len(by_seed)):.2f}"])
+    return markdown_table(["benchmark", "weight of bootstrapping, last quarter of the updates"], cells)
 
 
 def history() -> str:
@@ -134,9 +134,9 @@ def history() -> str:
             for other in [_hgpo(0) + AGAIN, *(_hgpo(depth) for depth in DEPTHS if depth), GRPO, "oracle"]:
                 row = found[other]
                 cells.append(f"{100 * row['area_difference']:+.1f} ± {100 * row['area_difference_half']:.1f}")
-            rows.append(f"| {reads} | {' | '.join(cells)} |")
+            rows.append([str(reads), *cells])
     head = ["m", "K = 0", "K = 0 again", *(f"K = {depth}" for depth in DEPTHS if depth), "GRPO", "oracle"]
-    return "\n".join([f"| {' | '.join(head)} |", "|---" * len(head) + "|", *rows])
+    return markdown_table(head, rows)
 
 
 def _hgpo(depth: int) -> str:

@@ -8,10 +8,9 @@ import polars as pl
 import polars.testing
 import pytest
 from command import invoke
-from tabular_world import play
+from tabular_world import play, store
 from typer.testing import CliRunner
 
-from hgpo_datasets import StepWriter
 from hgpo_envs.errors import InputError
 from hgpo_research.comparison.files import FILES
 from hgpo_research.comparison.inputs import truth_rewards
@@ -26,10 +25,7 @@ FAST = ["--resamples", 100, "--permutations", 2, "--redraws", 1]
 def world(tmp_path: Path) -> Path:
     """A run, `first`, and its truth table, `truth.parquet`."""
     steps, truth = play(tasks=12, rollouts=8, seed=3, noise=0.1)
-    rows = steps.drop("true_advantage", "^history_hash.*$").to_dicts()
-    with StepWriter(tmp_path / "first") as writer:
-        for task in sorted({row["task_id"] for row in rows}):
-            writer.add_group([row for row in rows if row["task_id"] == task])
+    store(steps, tmp_path / "first")
     truth.with_columns(run=pl.lit("first")).write_parquet(tmp_path / "truth.parquet")
     return tmp_path
 

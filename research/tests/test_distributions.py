@@ -19,7 +19,7 @@ from hgpo_envs.memory import Pair
 from hgpo_research.features.alfworld import CommandFeatures
 from hgpo_research.features.webshop import ShopFeatures
 from hgpo_research.features.words import WordFeatures
-from hgpo_research.policies.distributions import Distribution, known_policy, own_policy
+from hgpo_research.policies.distributions import Distribution, OwnPolicy, known_policy
 from hgpo_research.policies.softmax import SoftmaxOptions, SoftmaxPolicy
 from hgpo_train.policies.base import BatchPolicy, Request
 from hgpo_train.policies.registry import PolicyContext, make_policy
@@ -185,7 +185,7 @@ def test_policies_without_known_probabilities_are_refused():
 
     for given_policy in (policy_of(lambda asked: "a"), Other()):
         with pytest.raises(InputError, match=r"action probabilities are known: random, .*softmax, transformers"):
-            own_policy(given_policy)
+            OwnPolicy(given_policy)
 
 
 def test_mixtures_have_the_properties_of_their_parts():

@@ -12,7 +12,7 @@ from tabular_world import play
 
 from hgpo_envs.errors import InputError
 from hgpo_research.comparison import compare_estimators, comparison, read_variants
-from hgpo_research.comparison.contexts import contexts_of, numbered
+from hgpo_research.comparison.contexts import numbered
 from hgpo_research.comparison.families import intervals, resampled
 from hgpo_research.comparison.inputs import REFERENCE, Draw, read_run, redraw
 from hgpo_research.comparison.measures import MEASURES, measured, row_sums, task_sums
@@ -48,8 +48,7 @@ def drawn(rng, *, tasks=30, groups=4, steps=6, prompts=3, actions=3, noise=0.0, 
 
 
 def sums_of(found, estimate):
-    contexts = contexts_of(found)
-    return task_sums(row_sums(found, contexts, (estimate, estimate)), found.task, found.task.max() + 1)
+    return task_sums(row_sums(found, (estimate, estimate)), found.task, found.task.max() + 1)
 
 
 def measures_of(found, estimate):
@@ -68,7 +67,7 @@ def test_errors_at_a_fixed_context_match_their_definition(seed):
     rng = np.random.default_rng(seed)
     found, true, _ = drawn(rng, tasks=3, groups=3)
     estimate = rng.normal(size=len(true))
-    rows = row_sums(found, contexts_of(found), (estimate, estimate))
+    rows = row_sums(found, (estimate, estimate))
     error = estimate - true
     for i in range(len(true)):
         partners = [
@@ -185,9 +184,8 @@ def test_the_coverage_of_intervals_is_near_its_nominal_level():
     hits_pair = defaultdict(int)
     for trial in range(trials):
         found, estimates = simulated(rng, 24)
-        contexts = contexts_of(found)
         weights = task_weights(24, 500, trial)
-        sums = [task_sums(row_sums(found, contexts, (e, e)), found.task, 24) for e in estimates]
+        sums = [sums_of(found, e) for e in estimates]
         values = [measured({k: v.sum() for k, v in each.items()}) for each in sums]
         draws = [measured(resampled(each, weights)) for each in sums]
         inside = True

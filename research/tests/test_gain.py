@@ -9,9 +9,8 @@ import orjson
 import polars as pl
 import pytest
 from command import invoke
-from tabular_world import play
+from tabular_world import play, store
 
-from hgpo_datasets import StepWriter
 from hgpo_envs.errors import InputError
 from hgpo_research.comparison.files import GAIN_FILES
 from hgpo_research.comparison.gain import TRUTH, cross_validated_gain, held_out, ranking, table_gradients
@@ -20,12 +19,7 @@ from hgpo_research.truth.table import METADATA
 from hgpo_train.advantages.variants import read_variants
 
 PERFECT = "tabular_world:perfect"
-
-
-def noise(steps: pl.LazyFrame) -> pl.LazyFrame:
-    """Return advantages that say nothing."""
-    key = pl.col("trajectory_key") * 31 + pl.col("step")
-    return steps.with_columns(advantage=(key % 7919).cast(pl.Float64) / 3959.5 - 1.0)
+NOISE = "tabular_world:noise"
 
 
 def measured(names, *, tasks=6, with_truth=False, seed=0, rollouts=16, worlds=1, folds=4, error=0.0):
@@ -76,7 +70,7 @@ def test_errors_that_rows_of_a_truth_share_are_no_gain():
 
 
 def test_what_is_not_told_apart_is_not_ranked():
-    found = measured([PERFECT, f"{__name__}:noise", f"{PERFECT}:scale=2.0"], worlds=8)
+    found = measured([PERFECT, NOISE, f"{PERFECT}:scale=2.0"], worlds=8)
     lines = ranking(found)
     assert lines[0].startswith("Batches of 96 rollouts: below about 200, gains can be biased")
     (same,) = [line for line in lines[1:] if "noise" not in line]
@@ -85,7 +79,7 @@ def test_what_is_not_told_apart_is_not_ranked():
     above = [line for line in lines if "is above" in line]
     assert len(above) == 2
     assert all(line.endswith("points.") and "noise" in line for line in above)
-    gain, error = gain_of(found, f"{__name__}:noise")
+    gain, error = gain_of(found, NOISE)
     assert abs(gain) < 4 * error
 
 
@@ -140,10 +134,7 @@ def test_the_batches_needed_shrink_an_interval_to_its_difference():
 
 def test_the_command_prints_gains_and_refuses_what_it_cannot_measure(tmp_path):
     steps, truth = play(tasks=6, rollouts=8, seed=3, gamma=1.0)
-    rows = steps.drop("true_advantage", "^history_hash.*$").to_dicts()
-    with StepWriter(tmp_path / "first") as writer:
-        for task in sorted({row["task_id"] for row in rows}):
-            writer.add_group([row for row in rows if row["task_id"] == task])
+    store(steps, tmp_path / "first")
     table = tmp_path / "truth.parquet"
     given = ["compare-estimators", tmp_path / "first", "--measure", "gain", "-e", "grpo,gigpo"]
     truth.write_parquet(table)

@@ -7,12 +7,9 @@ import polars as pl
 import pytest
 import ring
 from command import invoke
-from ring import RingSource
 
-from hgpo_envs.episode import settings_for
 from hgpo_envs.errors import InputError
 from hgpo_envs.hashing import text_hashes
-from hgpo_envs.sources import SharedSource
 from hgpo_research.mixture import Mixture, mixture_weights
 from hgpo_research.tabular.adaptive import Adaptive
 from hgpo_research.tabular.cross_validation import cross_validated_slopes
@@ -30,9 +27,6 @@ from hgpo_research.truth.exact import close, solve
 from hgpo_research.truth.graph import Graph
 from hgpo_train.policies.registry import PolicyContext, make_policy
 
-SHARED = SharedSource(RingSource())
-SETTINGS = settings_for("Ring", max_steps=ring.LIMIT, action_format="command")
-
 
 class GraphWithFeatures(Graph):
     """A graph with features that tell all choices apart."""
@@ -44,7 +38,7 @@ class GraphWithFeatures(Graph):
 def graph(rewards=COUNTED):
     options = {"skill": 1.0, "memory": 1, "taste": 0.0}
     policy = make_policy("softmax", PolicyContext("Ring", "command", options))
-    return GraphWithFeatures(SHARED, SETTINGS, policy, rewards, "ring")
+    return GraphWithFeatures(ring.SHARED, ring.SETTINGS, policy, rewards, "ring")
 
 
 def tasks(stored=None, opened=graph, parameters=None, count=1):

@@ -138,6 +138,10 @@ def shown(table: pl.DataFrame, keys: Sequence[str], names: Sequence[str]) -> tup
 
 def markdown(table: pl.DataFrame, keys: Sequence[str], names: Sequence[str]) -> str:
     """Return a summary as a table of Markdown. The arguments are those of `shown`."""
-    titles, rows = shown(table, keys, names)
+    return markdown_table(*shown(table, keys, names))
+
+
+def markdown_table(titles: Sequence[str], rows: Iterable[Sequence[str]], rule: str | None = None) -> str:
+    """Return a table of Markdown; `rule` is the line below the titles, which aligns columns."""
     head, *lines = (f"| {' | '.join(cells)} |" for cells in (titles, *rows))
-    return "\n".join([head, "|---" * len(titles) + "|", *lines])
+    return "\n".join([head, rule or "|---" * len(titles) + "|", *lines])
