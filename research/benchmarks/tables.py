@@ -79,7 +79,11 @@ def models(world: str) -> str:
     kept = figures(f"learning_{world}_models")
     names = sorted({row["estimator"] for row in kept["curves"]}, key=lambda name: (not name.startswith(GRPO), name))
     order = pl.col("estimator").cast(pl.Enum(names))
-    evaluated = pl.DataFrame(kept["curves"]).filter(pl.col("iteration") > 0, pl.col("iteration") % EVERY == 0)
+    iteration = pl.col("iteration")
+    last = iteration.max().over("estimator", "seed")
+    # A run that spent its steps before the second evaluation has its last one instead.
+    counted = (iteration % EVERY == 0) | ((iteration == last) & (last < 2 * EVERY))
+    evaluated = pl.DataFrame(kept["curves"]).filter(iteration > 0, counted)
     fresh = pl.DataFrame(
         [(name, seed, value) for name in names for seed, value in enumerate(kept["fresh"][name]["seeds"])],
         schema=["estimator", "seed", "held_out"],

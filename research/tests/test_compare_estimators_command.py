@@ -85,6 +85,7 @@ def test_an_existing_comparison_is_replaced_only_on_request(world: Path) -> None
     assert (out / "mine.txt").exists()
 
 
+@pytest.mark.slow
 def test_the_run_is_not_changed_by_its_comparison(world: Path) -> None:
     before = {path: path.read_bytes() for path in (world / "first").rglob("*") if path.is_file()}
     with pytest.raises(InputError, match="expected an output file outside of the input"):
@@ -137,6 +138,7 @@ def test_a_truth_is_named_by_a_path_or_a_text(world: Path) -> None:
     assert truth_rewards(str(truth), str(run)) == truth_rewards(truth, run)
 
 
+@pytest.mark.slow
 def test_estimators_of_another_reward_are_compared(world: Path) -> None:
     compare(world, "--set", "reward=success", "--group-sizes", 8)
 

@@ -113,24 +113,23 @@ def test_distributions_are_those_of_the_replies(benchmark, spec):
             episode.act(reply)
 
 
-@pytest.mark.parametrize("spec", ["outdated", "mixture:random=1,softmax=2"])
-def test_replies_have_the_stated_frequencies(spec):
-    options = {"temperature": 2.0} if spec == "softmax" else {}
-    made = policy(spec, **options)
-    stated = known(spec, **options)
-    draws = 3000
-    past = request(0, actions=("a", "search[<your query>]", "wait", "go"))
-    made.respond([past])  # outdated draws from these
-    stated.observe(past)
-    asked = [
-        request(seed, step=1, actions=("a", "search[<your query>]"), instruction="a red shoe") for seed in range(draws)
-    ]
-    (distribution,) = stated.distributions(asked[:1])
+def has_frequencies(made, asked, distribution):
     replies = Counter(reply.response for reply in made.respond(asked))
     counts = np.array([replies.pop(response, 0) for response in distribution.responses])
     assert not replies  # every reply is among the responses
-    statistic, bound = chi_squared(counts, draws * distribution.probabilities)
+    statistic, bound = chi_squared(counts, len(asked) * distribution.probabilities)
     assert statistic < bound
+
+
+@pytest.mark.parametrize("spec", ["outdated", "mixture:random=1,softmax=2"])
+def test_replies_have_the_stated_frequencies(spec):
+    made, stated = policy(spec), known(spec)
+    past = request(0, actions=("a", "search[<your query>]", "wait", "go"))
+    made.respond([past])  # outdated draws from these
+    stated.observe(past)
+    actions = ("a", "search[<your query>]")
+    asked = [request(seed, step=1, actions=actions, instruction="a red shoe") for seed in range(3000)]
+    has_frequencies(made, asked, *stated.distributions(asked[:1]))
 
 
 @pytest.mark.parametrize("benchmark", ENVIRONMENTS)
@@ -138,12 +137,8 @@ def test_softmax_replies_have_the_stated_frequencies(benchmark):
     made = policy("softmax", benchmark, temperature=3.0)
     (episode,) = episodes(benchmark, 1)
     episode.act(made.respond([of_episode(episode)])[0].response)
-    (distribution,) = made.distributions([of_episode(episode)])
-    replies = Counter(reply.response for reply in made.respond([of_episode(episode, seed) for seed in range(6000)]))
-    counts = np.array([replies.pop(response, 0) for response in distribution.responses])
-    assert not replies
-    statistic, bound = chi_squared(counts, 6000 * distribution.probabilities)
-    assert statistic < bound
+    asked = [of_episode(episode, seed) for seed in range(6000)]
+    has_frequencies(made, asked, *made.distributions(asked[:1]))
 
 
 @pytest.mark.parametrize("benchmark", ENVIRONMENTS)
@@ -205,7 +200,7 @@ def test_the_history_of_a_request_is_what_the_prompt_shows():
         episode.act(episode.state.actions[step])
 
 
-# ----------------------------------------------------------------------------------------------------------- softmax
+# Softmax
 
 FEATURES = (WordFeatures, CommandFeatures, ShopFeatures)
 COMMANDS = ("look", "go to shelf 1", "take mug 1 from shelf 2", "move mug 1 to shelf 1", "examine mug 1")
@@ -232,20 +227,17 @@ def test_softmax_answers_anything(features, instruction, text, actions, history,
 
 @given(st.sampled_from(FEATURES), TEXTS, TEXTS, st.lists(TEXTS, max_size=6, unique=True), HISTORIES, st.integers(0, 3))
 def test_softmax_reads_its_memory_and_no_more(features, instruction, text, actions, history, memory):
-    made = SoftmaxPolicy(features(), "command", SoftmaxOptions(memory=memory))
-    whole, cut, renumbered = (
-        made.distributions([request(instruction=instruction, text=text, actions=tuple(actions), history=tuple(pairs))])[
-            0
-        ]
-        for pairs in (history, history[max(0, len(history) - memory) :], [Pair(9, *pair[1:]) for pair in history])
-    )
-    again = SoftmaxPolicy(features(), "command", SoftmaxOptions(memory=memory))
-    (fresh,) = again.distributions(
-        [request(instruction=instruction, text=text, actions=tuple(actions), history=tuple(history))]
-    )
-    for other in (cut, renumbered, fresh):
-        assert other.responses == whole.responses
-        assert other.probabilities.tolist() == whole.probabilities.tolist()
+    made, again = (SoftmaxPolicy(features(), "command", SoftmaxOptions(memory=memory)) for _ in range(2))
+
+    def found(policy, pairs):
+        now = request(instruction=instruction, text=text, actions=tuple(actions), history=tuple(pairs))
+        (distribution,) = policy.distributions([now])
+        return distribution.responses, distribution.probabilities.tolist()
+
+    whole = found(made, history)
+    assert found(made, history[max(0, len(history) - memory) :]) == whole
+    assert found(made, [Pair(9, *pair[1:]) for pair in history]) == whole
+    assert found(again, history) == whole
 
 
 @given(st.sampled_from(FEATURES), TEXTS, TEXTS, st.lists(TEXTS, max_size=6, unique=True), HISTORIES)
@@ -341,11 +333,6 @@ def test_softmax_writes_the_same_table_with_any_number_of_environments(tmp_path)
         for slots in (1, 8)
     ]  # fmt: skip
     assert tables[0].steps.collect().drop("run").equals(tables[1].steps.collect().drop("run"))
-
-
-def test_the_house_of_doors_has_the_features_of_words():
-    assert DoorsSource().name == "Doors"
-    assert isinstance(policy("softmax")._features, WordFeatures)
 
 
 @pytest.mark.parametrize("spec", ["random", "outdated", "softmax"])

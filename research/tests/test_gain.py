@@ -63,6 +63,7 @@ def test_the_gain_without_truth_is_that_with_truth():
     assert exact.gains["estimator"][0] in (TRUTH, PERFECT)
 
 
+@pytest.mark.slow
 def test_errors_that_rows_of_a_truth_share_are_no_gain():
     exact, noisy = (gain_of(measured([PERFECT], with_truth=True, worlds=8, error=each), TRUTH) for each in (0.0, 5.0))
     assert exact[0] > 4 * exact[1]
