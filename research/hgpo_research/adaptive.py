@@ -68,6 +68,7 @@ class Mixing:
             self._variants.append(Variant(name, get(base).with_parameters(**given), {}))
         self._model = model
         self._mixture = Mixture()
+        # A resumed run has the same sums as one that was never interrupted.
         for line in metrics:
             if f"adaptive/batch_slope_{_NAMES[0]}" in line:
                 slopes = np.array([line[f"adaptive/batch_slope_{name}"] for name in _NAMES])
@@ -84,6 +85,7 @@ class Mixing:
         """
         rows = compute_many(steps, [each.estimator for each in self._variants]).collect(engine="in-memory")
         slopes, cosines, scales = self._measured(steps)
+        # The weights of all batches so far, and the scale of this one.
         weights, metrics = self._add(slopes, cosines)
         if not scales.any():  # nothing is known of this batch
             weights = scales = np.eye(len(_NAMES))[0]

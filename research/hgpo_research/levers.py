@@ -78,6 +78,7 @@ class LeversEngine:
         if command not in self._actions():
             return self._state(valid=False)
         number = int(command.rpartition(" ")[2]) - 1 if command != "walk on" else 0
+        # The first action pulls the lever, the last one opens a door, and those between walk on.
         if self._place < 0:
             self._lever = number
         if self._place == self._corridors + 1:

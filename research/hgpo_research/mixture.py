@@ -72,9 +72,11 @@ class Mixture:
         self._cosines = DECAY * self._cosines + np.where(np.asarray(known)[:, None, None], cosines, 0.0)
         self._batches = DECAY * self._batches + np.asarray(known)
         batches = np.maximum(self._batches, 1e-9)
+        # Batches are independent: the squares of their differences add up to the variance of the sum.
         errors = np.sqrt(self._squares)
         weights = np.zeros_like(slopes)
         weights[0] = 1.0
+        # The error of a difference is itself unknown after few batches.
         if self._updates >= WAIT:
             lowered = self._slopes - self._handicaps * errors
             weights = mixture_weights(lowered, self._cosines / batches[:, None, None])

@@ -69,6 +69,7 @@ def chi_squared_quantile(level: float, freedom: int) -> float:
             math.exp((a + n) * math.log(x) - x - math.lgamma(a + n + 1)) for n in range(1000 + 10 * freedom)
         )
 
+    # By bisection: the distribution function grows with its argument.
     low = 1e-9
     high = 100.0 + 10 * freedom
     while high - low > 1e-9 * high:

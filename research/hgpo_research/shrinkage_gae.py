@@ -85,6 +85,7 @@ def shrinkage_gae(
         epsilon: ε, added to the scale of advantages.
     """
     levels = {"task": within()} | {f"k{k}": within(f"{CHAINS[context]}{k}") for k in range(history_length + 1)}
+    # From the task to the deepest history: deviations from other rollouts, variances from these, then values.
     for level, group in levels.items():
         steps = _from_others(steps, level, group)
     steps = _with_variances(steps, list(levels))
@@ -96,11 +97,13 @@ def shrinkage_gae(
     trust = pl.col("lambda") if gae_lambda is None else pl.lit(gae_lambda)
     steps = steps.with_columns(trust.alias("lambda"))
     ahead = _accumulated((1.0 - pl.col("lambda")) * value, gamma * pl.col("lambda"))
+    # G_t - R_t is the discounted sum of what bootstrapping adds at the later steps.
     bootstrapped = gamma * neighbour("(ahead)", 1).fill_null(0.0)
     steps = steps.with_columns(ahead.alias("(ahead)"), (value + pl.col("plain_return")).alias("value"))
     steps = steps.with_columns(advantage=bootstrapped - pl.col("(return value)"))
     if not unit_scale:
         return steps
+    # Advantages of one scale, whatever that of rewards.
     steps = mean(steps, "(square)", pl.col("advantage") ** 2, within(of="batch_key"))
     return steps.with_columns(advantage=pl.col("advantage") / (pl.col("(square)").sqrt() + epsilon))
 
@@ -139,6 +142,7 @@ def _from_others(steps: pl.LazyFrame, level: str, group: pl.Expr) -> pl.LazyFram
     shared = pl.col("(group)").is_not_null() & (pl.col(_others(level)) > 0)
     results = {_others(level): pl.col(_others(level))}
     for name in _VALUES:
+        # Sums without the least value of the group are exact where all values are equal.
         x = pl.col(f"({name})")
         results[_deviation(name, level)] = x - (x.sum().over("(group)") - x.sum().over("(own)")) / pl.col("(count)")
     return steps.with_columns(pl.when(shared).then(value).alias(name) for name, value in results.items())
@@ -150,6 +154,7 @@ def _with_variances(steps: pl.LazyFrame, levels: list[str]) -> pl.LazyFrame:
     steps = steps.with_columns((d * d * (m / (m + 1.0))).alias(f"q {level}") for level, (d, m) in far.items())
     variances = {f"σ² {level}": pl.col(f"q {level}") for level in levels}
     variances |= {f"τ² {level}": pl.col(f"q {above}") - pl.col(f"q {level}") for above, level in pairwise(levels)}
+    # A mean of differences can be negative by noise, a variance cannot.
     for name, value in variances.items():
         steps = mean(steps, name, value, within(of="batch_key"))
     return steps.with_columns(pl.col(name).clip(lower_bound=0.0) for name in variances)
@@ -161,6 +166,7 @@ def _from_all(steps: pl.LazyFrame, levels: Mapping[str, pl.Expr]) -> pl.LazyFram
     for level, group in levels.items():
         for name, value in _VALUES.items():
             steps = normalise(steps, _deviation(name, level), value, group, mode="mean_norm", alone=0.0)
+        # A level that no other rollout shares says nothing, also with the own rollout in it.
         known = pl.col("(compared)") & pl.col(_deviation("plain", level)).is_not_null()
         rollouts = pl.col(_others(level)).fill_null(0.0) + 1.0
         steps = steps.with_columns(
@@ -173,6 +179,7 @@ def _from_all(steps: pl.LazyFrame, levels: Mapping[str, pl.Expr]) -> pl.LazyFram
 def _with_values(steps: pl.LazyFrame, levels: list[str]) -> pl.LazyFrame:
     """Add `(plain value)` and `(return value)`, V - R and V' - (R - c), 0 in a task of one rollout; and `lambda`."""
     task, *deeper = levels
+    # The coarsest value: the mean of the task, whose error is that of a mean of its rollouts.
     error = pl.col(f"σ² {task}") / pl.col(_others(task))
     steps = steps.with_columns(
         *((-pl.col(_deviation(name, task))).fill_null(0.0).alias(f"({name} value)") for name in ("plain", "return")),
@@ -181,6 +188,7 @@ def _with_values(steps: pl.LazyFrame, levels: list[str]) -> pl.LazyFrame:
     for level in deeper:
         spread = pl.col(f"σ² {level}")
         explained = pl.col(f"τ² {level}").fill_null(0.0)
+        # Empirical Bayes: the more a level explains and the more rollouts share it, the more it moves the value.
         noise = spread / pl.col(_others(level))
         weight = pl.when(explained > 0).then(explained / (explained + noise)).otherwise(0.0).fill_null(0.0)
         steps = steps.with_columns(weight.alias("(weight)"), explained.alias("(explained)"))
@@ -193,6 +201,7 @@ def _with_values(steps: pl.LazyFrame, levels: list[str]) -> pl.LazyFrame:
         steps = steps.with_columns(
             *moved, (rest * rest * pl.col("(error)") + rest * pl.col("(explained)")).alias("(error)")
         )
+    # σ² of the deepest level that any two rollouts of the batch share.
     noise = pl.coalesce(pl.col(f"σ² {level}") for level in reversed(levels)).fill_null(0.0)
     total = pl.col("(error)") + noise
     return steps.with_columns(pl.when(total > 0).then(pl.col("(error)") / total).otherwise(1.0).alias("lambda"))

@@ -38,6 +38,7 @@ def chance_table(found: Draw, names: list[str], tasks: int, permutations: int, s
     values = np.full((len(names), len(MEASURES), permutations), np.nan)
     by_group = np.argsort(found.group, kind="stable")
     for number in range(permutations):
+        # A random order within each group, at the places of the group's rows.
         order = np.empty(len(by_group), np.int64)
         order[by_group] = np.lexsort((rng.random(len(by_group)), found.group))
         for place, name in enumerate(names):

@@ -109,6 +109,7 @@ def compare_estimators(
     run = read_run(step_table(steps), step_table(truth), variants, depth, rewards)
     sizes = _sizes(run, group_sizes)
     names = [*(variant.name for variant in variants), REFERENCE]
+    # All measures of all estimators are computed from the same resamples, so that differences are paired.
     weights = task_weights(run.tasks, resamples, seed)
     estimates: list[pl.DataFrame] = []
     differences: list[pl.DataFrame] = []
@@ -176,6 +177,7 @@ def measures_of(sums: Mapping[str, Floats], weights: Floats) -> tuple[dict[str, 
     """
     whole = {name: np.asarray(array.sum()) for name, array in sums.items()}
     again = resampled(sums, weights)
+    # Undefined ratios are NaN here, and null in the tables.
     with np.errstate(all="ignore"):
         values = measured(whole)
         draws = measured(again)
@@ -184,6 +186,7 @@ def measures_of(sums: Mapping[str, Floats], weights: Floats) -> tuple[dict[str, 
     found = {}
     for measure, value in values.items():
         factors = zip(lower.get(measure, ()), noise.get(measure, ()), strict=True)
+        # A denominator within two standard errors of 0 can make any number.
         clear = all(size > 2 * np.nanstd(draw) for size, draw in factors)
         found[measure] = float(value) if clear else np.nan
     return found, draws

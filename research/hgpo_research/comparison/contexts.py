@@ -27,6 +27,7 @@ class Contexts(NamedTuple):
 def numbered(*columns: Integers) -> Integers:
     """Return the number of each row's combination of values, from 0."""
     found = np.zeros(len(columns[0]), np.int64)
+    # Numbers are made small after each column, so that no product overflows.
     for column in columns:
         _, values = np.unique(column, return_inverse=True)
         _, found = np.unique(found * (values.max(initial=0) + 1) + values, return_inverse=True)

@@ -41,6 +41,7 @@ def feature_gradients(steps: pl.LazyFrame, policy: SoftmaxPolicy, history_length
     for trajectory, step, task, text, actions, action, response in table.iter_rows():
         if step == 0:
             past = []
+        # The policy is asked again with what its prompt showed.
         shown = past[max(0, len(past) - history_length) :]
         now = Request(
             id=0,

@@ -77,6 +77,7 @@ def _write(
 
 def is_comparison(folder: Path) -> bool:
     """Return whether a folder contains a comparison, of any measure, and nothing else."""
+    # A folder with anything else is a user's own, and is never replaced.
     try:
         names = {path.name for path in folder.iterdir()}
         return names <= {*FILES, *GAIN_FILES} and orjson.loads((folder / DETAILS).read_bytes())["made_by"] == _MADE_BY

@@ -139,6 +139,7 @@ def summed(held: Sequence[HeldOut], names: Sequence[str], kl: float) -> Gains:
     count = 1 + max(int(part.group.max()) for part in held if len(part.group))
     groups = np.zeros((len(names), count))
     bound = np.zeros((len(names), len(names)))
+    # A group's parts of all folds are one number: the folds of a group are not independent.
     for part in held:
         np.add.at(groups.T, part.group, part.slopes * part.against / part.rollouts)
         bound += part.bound / part.rollouts**2
@@ -286,6 +287,7 @@ def table_gradients(truth: pl.LazyFrame) -> RowGradients:
     for sketch, (prompt, choice, probabilities) in zip(sketches, read, strict=True):
         shares = np.array(probabilities)
         numbers = np.arange(len(shares))
+        # A parameter is a prompt and an action: its hash is its bucket and its sign.
         hashes = subkey(np.full(len(shares), prompt, np.int64), numbers).view(np.uint64)
         signs = np.where(hashes >> np.uint64(63), 1.0, -1.0)
         buckets = hashes % np.uint64(_BUCKETS)
@@ -365,6 +367,7 @@ def _estimates(table: pl.DataFrame, variants: Sequence[Variant]) -> Any:  # noqa
 
 def _means(group: Integers, rollout: Integers, success: Floats, kept: Booleans) -> Floats:
     """Return, for each step, the mean success of its group's kept rollouts."""
+    # One row of each rollout: long rollouts count no more than short ones.
     _, first = np.unique(rollout, return_index=True)
     first = first[kept[first]]
     count = int(group.max()) + 1
@@ -393,6 +396,7 @@ def _compared(
         if informative < FEWEST_GROUPS:
             return gain, None
         level = 1 - (1 - LEVEL) / 2 / family
+        # Groups without both outcomes have a part of 0, and tell nothing about the differences between groups.
         between = student_quantile(level, informative - 1) * values.std(ddof=1) * parts.shape[1] ** 0.5
         chance = student_quantile(level, 10**6) * max(0.0, float(contrast @ bound @ contrast)) ** 0.5
         return gain, float(max(between, chance) / batches)

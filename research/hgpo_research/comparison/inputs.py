@@ -206,6 +206,7 @@ def truth_rewards(truth: str | os.PathLike[str], run: str | os.PathLike[str]) ->
     truth = Path(truth)
     if not truth.is_file():
         raise InputError(f"{truth}: expected a truth table, received no file; write it with hgpo truth")
+    # Tables of other programs have no metadata and are taken as they are.
     if METADATA not in pl.read_parquet_metadata(truth):
         return TRUTH_REWARDS
     described = read_metadata(truth)
@@ -246,6 +247,7 @@ def redraw(run: Run, size: int, redraws: int, rng: np.random.Generator) -> pl.Da
         rng: The source of the permutations.
     """
     groups = group_keys(run.steps.columns)
+    # A sorted table, so that the permutations do not depend on the order of the run's rows.
     rollouts = run.steps.select(*groups, "(task)", "trajectory").unique().sort(*groups, "trajectory")
     rollouts = rollouts.with_columns(ranks(groups).alias("(given)"))
     if size >= run.size:
@@ -296,6 +298,7 @@ def draw(run: Run, size: int, redraws: int, seed: int, *, depth: int, context: C
     # 1. The estimates, the returns without a penalty, and the deepest context that is shared with another step.
     estimators = [variant.estimator for variant in run.variants]
     estimates = compute_many(steps, estimators).select(estimator.column for estimator in estimators)
+    # Contexts are HGPO's, and returns those of the truth's rewards.
     parameters = hgpo.with_parameters(**{**vars(rewards), "history_length": depth, "context": context}).parameters
     contexts = [f"{CHAINS[context]}{k}" for k in range(depth + 1)]
     made = prepare(steps, parameters).sort("(row)").select("plain_return", *contexts)
@@ -324,6 +327,7 @@ def draw(run: Run, size: int, redraws: int, seed: int, *, depth: int, context: C
 
     # 3. Everything in the unit of rewards.
     unit = rewards.reward_scale
+    # Both halves are equal but for the reference, which contains those of the truth.
     by_estimator: dict[str, tuple[Floats, Floats]] = {}
     for variant in run.variants:
         scale = variant.estimator.parameters.reward_scale

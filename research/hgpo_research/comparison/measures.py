@@ -143,6 +143,7 @@ def measured(sums: Sums) -> dict[str, Floats]:
         spread = mean["aa"] - mean["first"] * mean["second"]
         own = mean["ee"] - mean["e"] ** 2
         square = mean["aa"]
+        # Estimates of squares can be negative by noise, and have no root then.
         correlation = covariance / np.sqrt(_positive(own) * _positive(spread))
         paired = sums["paired"]
         paired_square = _positive(sums["paired_aa"] / paired)

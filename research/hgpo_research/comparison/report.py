@@ -55,6 +55,7 @@ dt { font-weight: 600 } dd { margin: 0 0 .4em 1em } svg { margin: .5em 0; max-wi
 def main_size(found: Comparison) -> int:
     """Return the group size that is shown in detail: the largest with disjoint redrawn groups."""
     sizes: list[int] = found.details["group_sizes"]
+    # Squared bias and variance need two disjoint groups of the size.
     several = [size for size in sizes if 2 * size <= found.details["group_size"]]
     return max(several) if several else sizes[-1]
 
@@ -103,6 +104,7 @@ def report(found: Comparison, title: str) -> str:
     size = main_size(found)
     rows = rows_of(found, size)
     differences = found.differences.filter(group_size=size, dimension="all", measure="correlation")
+    # Only differences beyond chance, for all pairs at once.
     clear = [
         [row["first"], row["second"], number(row["value"]), f"{number(row['low_all'])} … {number(row['high_all'])}"]
         for row in differences.iter_rows(named=True)

@@ -122,6 +122,7 @@ class Sketch:
 
     def __call__(self, gradient: torch.Tensor) -> Sketches:
         """Return the sketch of a gradient, float32 of shape (size,)."""
+        # Collisions of buckets cancel in expectation, because their signs are independent.
         buckets = gradient.new_zeros(self._size).index_add_(0, self._bucket, gradient * self._sign)
         return np.asarray(buckets.cpu().numpy(), np.float32)
 
@@ -159,10 +160,12 @@ def row_gradients(
     if missing := [name for name in ("trajectory", "step", *TOKENS) if name not in schema]:
         raise InputError(f"expected a run with the tokens of a language model, received one without {listed(missing)}")
     pair = pl.struct("prompt_token_ids", "response_token_ids").rank("dense").cast(pl.Int64) - 1
+    # Steps of failed calls have no tokens; equal prompts with equal responses have one gradient.
     known = [pl.col(name).list.len() > 0 for name in TOKENS]
     table = steps.select("trajectory", "step", *TOKENS).filter(*known).collect().with_columns(pair.alias("sketch"))
     if table.is_empty():
         raise InputError("expected a run with the tokens of a language model, received one whose steps have none")
+    # Dropout would make the gradients those of another policy.
     model.eval()
     sketch = Sketch(model, size, seed)
     pairs = table.unique("sketch").sort("sketch")
@@ -173,6 +176,7 @@ def row_gradients(
         sketches[number] = sketch(sketch.gradient(logprob))
         gaps[number] = abs(logprob.item() - sum(logprobs)) / len(response)
         progress(number + 1, pairs.height)
+    # Another model, or another temperature, would have other gradients, and nothing else would show it.
     if not (gap := float(gaps.mean())) <= LARGEST_GAP:
         raise InputError(
             f"expected the model that played the run, at temperature 1; its log-probabilities per token differ from "

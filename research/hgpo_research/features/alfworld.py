@@ -170,8 +170,10 @@ class _CommandsOfState:
             inside.update(seen.inside)
             treated = treated or self._missing in seen.treated
         changed: dict[str, Features] = {}
+        # A treatment changes what the held object is good for, and so all commands.
         if treated:
             changed = self._features(ready=True)
+        # Contents of receptacles matter to who looks for something, and only to the commands that go there.
         elif self._searching:
             for place, kinds in inside.items():
                 if place in self._going and place not in self._seen.inside:
@@ -246,6 +248,7 @@ def _search(thing: str, actions: tuple[str, ...]) -> dict[str, Features]:
     places = [command.place for command in map(_parse, actions) if command.verb == "go"]
     alike = Counter(map(_kind, places))
     usual = usual_places().get(thing, {})
+    # As likely as the place is usual for the thing, divided among places of its kind.
     worth = {place: (usual.get(_kind(place), 0.0) + 0.1) / alike[_kind(place)] for place in places}
     best = max(worth.values(), default=1.0)
     return {place: {"search": max(0.0, 1 + log(value / best) / _LEAST)} for place, value in worth.items()}

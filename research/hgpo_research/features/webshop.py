@@ -118,6 +118,7 @@ def _queries(wish: _Wish) -> dict[str, Features]:
 def _results_page(wish: _Wish, observation: str, actions: Sequence[str]) -> dict[str, Features]:
     found: dict[str, Features] = {action: {"leave": 1.0} for action in actions}
     here = list(offers(page_parts(observation), {action[6:-1] for action in actions} - BUTTONS))
+    # Words that all titles share tell no product from another.
     often = Counter(word for offer in here for word in words(offer.title))
     worth = {offer.asin: sum(1 / often[word] for word in words(offer.title) if word in wish.words) for offer in here}
     best = max(worth.values(), default=0.0) or 1.0
@@ -136,6 +137,7 @@ def _item_page(wish: _Wish, observation: str, actions: Sequence[str]) -> dict[st
     for name, group in option_groups(page_parts(observation), [click for click in clicks if click not in BUTTONS]):
         best = named_value(wish.text, name, group)
         found |= {clicks[value]: {"named": 1.0} if value == best else {"other_value": 1.0} for value in group}
+    # Rich pages say which options were chosen, as a click in the history does.
     for action in {f"click[{value}]" for value in _CLICKED.findall(observation)} & found.keys():
         found[action] = {**found[action], "repeated": 1.0}
     unchosen = sum("named" in values and "repeated" not in values for values in found.values())

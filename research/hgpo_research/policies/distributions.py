@@ -115,6 +115,7 @@ def known_policy(spec: str, context: PolicyContext) -> KnownPolicy:
     if name == "mixture":
         weights = parse_weights(argument)
         return KnownMixture([(known_policy(part, context), weight) for part, weight in weights.items()])
+    # Made in any case: options and arguments that are wrong are refused as by a rollout.
     policy = make_policy(spec, context)
     if name == "random":
         return KnownRandom(context.action_format, context.benchmark)
@@ -179,6 +180,7 @@ class KnownOutdated(KnownRandom):
         self._seen[new_slot] = self._seen[slot].copy()
 
     def _actions(self, request: Request) -> Sequence[str]:
+        # The first request begins a new trajectory, whatever the slot has seen before.
         seen = self._seen[request.slot] if request.step else ()
         now = request.state.actions
         return [action for action in seen if action not in now] or now
@@ -250,6 +252,7 @@ class KnownMixture(KnownPolicy):
 
     def distributions(self, requests: Sequence[Request]) -> list[Distribution]:
         """See `KnownPolicy`."""
+        # The part is drawn at each step: probabilities of equal responses add up.
         replies: list[list[tuple[str, float]]] = [[] for _ in requests]
         for policy, weight in self._parts:
             for known, (responses, probabilities) in zip(replies, policy.distributions(requests), strict=True):
@@ -354,6 +357,7 @@ def _queries(instruction: str) -> list[tuple[str, float]]:
     words = instruction_words(instruction)
     queries: dict[str, float] = defaultdict(float)
     longer: dict[str, float] = {"": 1.0}
+    # Queries of one word, of two …: each word is drawn from the instruction with replacement.
     for _ in range(MOST_WORDS):
         shorter = longer
         longer = defaultdict(float)

@@ -201,8 +201,10 @@ def _probabilities(
 def _logprobs(model: Model, hidden: Tensor, before: Integers, after: Integers, options: SamplingOptions) -> Floats:
     """Return the log-probabilities, float64, of tokens `after` the hidden states at the places `before`."""
     head = model.get_output_embeddings()
+    # Many tokens follow the same hidden state, whose logits are computed once.
     places, of_place = np.unique(before, return_inverse=True)
     found = np.zeros(len(before))
+    # The logits of all places at once would not fit into memory.
     step = max(1, _LOGITS // head.weight.shape[0])
     for first in range(0, len(places), step):
         logits = head(hidden[torch.from_numpy(places[first : first + step]).to(hidden.device)])

@@ -71,6 +71,7 @@ class ScoredModel(KnownPolicy):
             raise InputError("policy transformers: expected no stop texts for probabilities; remove the option stop")
         fitted = fit_prompts(self._policy.tokenizer, requests, self._policy.options)
         keys = [_key(*each) for each in zip(fitted, requests, strict=True)]
+        # Equal prompts with equal actions are scored once.
         asked = list(dict.fromkeys(keys))
         queries = self._sampled_queries(asked)
         scored = [self._scored_responses(key[1], queries.get(key, ())) for key in asked]
@@ -124,9 +125,11 @@ def _key(fitted: FittedPrompt | Failure, request: Request) -> _Key:
 
 def _distribution(responses: Sequence[str], probabilities: Floats, actions: Sequence[str]) -> Distribution:
     """Return the distribution of scored responses, some of which may have the same text, and of anything else."""
+    # Different tokens may have the same text.
     known = dict.fromkeys(responses, 0.0)
     for response, probability in zip(responses, probabilities.tolist(), strict=True):
         known[response] += probability
+    # Everything else that the model may reply counts as one inadmissible action.
     other = inadmissible_action([*actions, *known])
     known[other] = max(0.0, 1.0 - sum(known.values()))
     values = np.array(list(known.values()))

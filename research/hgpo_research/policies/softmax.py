@@ -167,6 +167,7 @@ class SoftmaxPolicy(BatchPolicy):
         taste = self._options.taste / self._options.temperature
         noise = [0.0] * len(choices)
         if taste:
+            # The noise is of the state and the choice, not of the history: it is the same whenever the state is seen.
             here = text_hash(f"{self._options.variant}/{instruction}/{observation}")
             noise = [taste * _noise(f"{here}/{choice}") for choice in choices]
         logits = [offset + self._score(values) for offset, values in zip(noise, choices.values(), strict=True)]

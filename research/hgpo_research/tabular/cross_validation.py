@@ -60,6 +60,7 @@ def cross_validated_slopes(
             advantages = np.zeros(table.height)
             advantages[rows] = values
             gradient = visits.gradient(by_task(advantages, batch))
+            # The length of the steps that the gradient has seen, as of a batch without the fold.
             length = np.sqrt(visits.products(gradient, gradient, kept))
             slope = visits.dot(gradient, against) / np.where(length > 0, length, 1.0)
             slopes[number] += np.where(length > 0, slope, 0.0)
@@ -85,6 +86,7 @@ def _held_out(batch: Sequence[Rollouts], without: Sequence[Booleans]) -> list[Fl
     """Return the advantages of held-out rows: success minus the mean success of the others; 0 for the others."""
     advantages = []
     for rows, kept in zip(batch, without, strict=True):
+        # The baseline is of rollouts that the held-out ones do not affect.
         ends = rows.last & kept
         base = np.bincount(rows.seed[ends], rows.won[ends]) / np.bincount(rows.seed[ends])
         success = np.bincount(rows.rollout, rows.won)[rows.rollout]

@@ -74,6 +74,7 @@ def gains(
     visits = Visits(same, rollouts(same, how.group_size, stream))
     true = visits.gradient(Oracle(SAMPLES)(same, visits, (*stream, 1)))
     true_dense = visits.dense(true)
+    # The gradient of success from the other copies' rollouts: its noise is independent of a copy's own.
     others = (true_dense.sum(0) - true_dense) / (copies - 1)
     true_halves = _halves(true_dense)
 
@@ -83,6 +84,7 @@ def gains(
         square = visits.products(gradient, gradient)
         one = np.sqrt(2 * how.kl / np.where(square > 0, square, np.inf)) * (dense * others).sum(1)
         halves = _halves(dense)
+        # Even and odd copies are independent, so that the product has no noise of a square.
         length = visits.products(visits.sparse(halves[0]), visits.sparse(halves[1])).mean()
         slope = (halves[0] * true_halves[1] + halves[1] * true_halves[0])[0].sum() / 2
         return one, np.sqrt(2 * how.kl / length) * slope if length > 0 else None

@@ -313,6 +313,7 @@ def compile_tasks(
         raise InputError(f"reads: expected 0 for shared logits, which read what the features read, received {reads}")
     if held_out and not shared:
         raise InputError("held_out: expected shared logits, without which nothing that is learned reaches other tasks")
+    # Nodes tell as many past pairs apart as the first or the learned logits read.
     read = {"action_format": "command", "history_length": max(policy_options["memory"], reads)}
     handle = open_env(env_id, **{**env_options, **read})
     context = PolicyContext(handle.shared.source.name, "command", {**policy_options, "taste": 0.0})
@@ -321,6 +322,7 @@ def compile_tasks(
         if tasks < 1 or held_out < 0 or tasks + held_out > len(handle.tasks):
             wanted = f"tasks: expected a number from 1 to {len(handle.tasks)}, with the held-out ones"
             raise InputError(f"{wanted}, received {tasks} and {held_out}")
+        # Held-out tasks are drawn after the others, so that these do not depend on their number.
         drawn = np.random.default_rng(seed).permutation(len(handle.tasks))[: tasks + held_out]
         tasks = [handle.tasks[number] for number in drawn.tolist()]
     settings = {
@@ -333,6 +335,7 @@ def compile_tasks(
     stored = {} if folder is None else _stored(folder, settings)
     parameters = Parameters(shared=shared)
 
+    # A graph is opened when something is not in the file: environments may be slow to start.
     def opener(task: str) -> Callable[[], Graph]:
         return lambda: Graph(handle.shared, handle.settings, policy, COUNTED, task, reads)
 

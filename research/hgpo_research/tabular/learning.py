@@ -84,6 +84,7 @@ def learn(
     for iteration in range(how.iterations):
         batch = rollouts(policy, how.group_size, (repetition, iteration))
         yield policy, success(policy, batch)
+        # The update sees the rollouts that were just evaluated, and nothing else.
         visits = Visits(policy, batch)
         gradient = visits.gradient(method(policy, visits, (repetition, iteration + _TRUTH)))
         policy.add(update(visits.dense(gradient), visits.products(gradient, gradient)))
@@ -126,10 +127,12 @@ def curves(
     if len(task_sets) > how.seeds:
         raise InputError(f"--task-sets: expected at most {how.seeds}, the number of seeds, received {len(task_sets)}")
     first, *others = named
+    # The second run of the first method shows what chance alone makes of a curve.
     runs = [(first, first, 0), (first + AGAIN, first, 1), *((name, name, 0) for name in others)]
     every = np.arange(how.first_seed, how.first_seed + how.seeds)
     parts: list[pl.DataFrame] = []
     metrics: list[pl.DataFrame] = []
+    # Graphs grow all the time, and a search for garbage would go through them again and again.
     with without_collector():
         for (tasks, compiled), seeds in zip(task_sets.items(), np.array_split(every, len(task_sets)), strict=True):
             for label, name, repetition in runs:
@@ -137,6 +140,7 @@ def curves(
                 keys = {"estimator": [label] * len(seeds), "tasks": [tasks] * len(seeds), "seed": seeds}
                 for iteration, (policy, rate) in enumerate(learn(compiled, method, how, seeds.tolist(), repetition)):
                     rows = pl.DataFrame(keys | {"iteration": np.full(len(seeds), iteration), "success": rate})
+                    # Tasks that nobody learns are played at both ends only, which is what is compared.
                     if held_out:
                         rates: Any = [None] * len(seeds)
                         if iteration in (0, how.iterations):

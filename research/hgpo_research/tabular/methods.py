@@ -81,6 +81,7 @@ def methods(
             found[name] = partial(Oracle, samples)
         elif first == ADAPTIVE:
             found[name] = partial(Adaptive, _partners(partners.split("+") if partners else list(PARTNERS), settings))
+    # One call for all estimators: parameters of all are checked against all of them.
     estimators = [name for name in written if name not in found]
     for variant in read_variants(estimators, settings=settings) if estimators else ():
         found[variant.name] = partial(TableEstimator, variant.estimator)

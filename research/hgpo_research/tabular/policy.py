@@ -65,6 +65,7 @@ class TabularPolicy:
         other = TabularPolicy(self.tasks, [int(self.seeds[seed])] * count, self._taste)
         other._table = np.repeat(self._table[seed : seed + 1], count, 0)
         other._known = self._known
+        # Another key than the seed's own: copies differ from the policy that goes on learning.
         other.keys = subkey(other.seeds, np.arange(1, count + 1))
         return other
 
@@ -94,11 +95,13 @@ class TabularPolicy:
         compiled.visit(node)
         graph = compiled.graph
         size = graph.size[node][:, None]
+        # Nodes have different numbers of choices: rows are filled up with choices of probability 0.
         slot = np.arange(size.max())
         edge = np.minimum(graph.first[node][:, None] + slot, graph.edges.count - 1)
         parameter = compiled.parameter[edge]
         logit = np.log(graph.edges.probability[edge]) + self.table()[seed[:, None], parameter]
         logit[slot >= size] = -np.inf
+        # Without the largest logit, no exponential is infinite.
         power = np.exp(logit - logit.max(1, keepdims=True))
         return Choices(edge, parameter, power / power.sum(1, keepdims=True))
 

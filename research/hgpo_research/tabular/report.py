@@ -54,6 +54,7 @@ def summary(curves: pl.DataFrame) -> pl.DataFrame:
         .group_by("estimator", "seed", maintain_order=True)
         .agg(start=success.first(), **measured)
     )
+    # Differences are those of equal seeds, which begin with the same policy.
     first = by_seed.filter(estimator=by_seed["estimator"][0]).select("seed", pl.col(measured).name.prefix("first_"))
     differences = {f"{name}_difference": pl.col(name) - pl.col(f"first_{name}") for name in measured}
     return (

@@ -81,6 +81,7 @@ def play(
     graph = policy.tasks.graphs[task]
     moves: list[Move] = []
     alive = np.arange(len(node))
+    # The rollouts that have not ended move by one step; ended ones leave the arrays.
     while len(alive):
         choices = policy.choices(task, seed[alive], node)
         cumulative = choices.probability.cumsum(1)
@@ -109,6 +110,7 @@ def rollouts(policy: TabularPolicy, group_size: int, stream: Sequence[int]) -> l
     batch = []
     for task, graph in enumerate(policy.tasks.graphs):
         seed, number = (each.ravel() for each in np.indices((len(policy.seeds), group_size)))
+        # A rollout's key has its seed and number, so that it plays alike whatever is beside it.
         keys = subkey(policy.keys[seed], *stream, task, number)
         starts = np.full(len(seed), graph.graph.start)
         moves = play(policy, task, seed, keys, starts, np.zeros(len(seed), np.int64))

@@ -26,6 +26,7 @@ def exact_values(policy: TabularPolicy, task: int, gamma: float) -> Floats:
     edges = graph.edges
     seeds = len(policy.seeds)
     limit = policy.tasks.max_steps
+    # All nodes that have choices, for each seed.
     nodes = np.unique(edges.node[: edges.count])
     seed = np.repeat(np.arange(seeds), len(nodes))
     node = np.tile(nodes, seeds)
@@ -49,6 +50,7 @@ def sampled_values(
     stream: Sequence[int],
 ) -> Floats:
     """Return the mean discounted success of further rollouts from each row's node; equal states share them."""
+    # Rows of one seed, step and node have the same value.
     states, of_row = np.unique(np.stack([rows.seed, rows.step, rows.node]), axis=1, return_inverse=True)
     seed, step, node = (np.repeat(each, samples) for each in states)
     graph = policy.tasks.graphs[task]

@@ -60,6 +60,7 @@ def solve(graph: Graph, gamma: float) -> Floats:
     edges = graph.edges
     known = slice(edges.count)
     target = edges.target[known]
+    # The row after the last step stays 0: no value is left there.
     values = np.zeros((graph.max_steps + 1, graph.nodes))
     for step in reversed(range(graph.max_steps)):
         last = edges.ended[known] | (step + 1 == graph.max_steps)

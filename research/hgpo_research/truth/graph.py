@@ -185,6 +185,7 @@ class Graph:
         task_id: str,
         pairs: int = 0,
     ) -> None:
+        # What a node tells apart must be all that the policy can depend on: the last pairs, not the whole past.
         if settings.prompt_style == "chat" and (policy.prompt_read or not policy.memoryless):
             raise InputError("expected prompt_style = 'memory' for a policy that reads prompts, received 'chat'")
         if settings.memory is not None and (policy.prompt_read or policy.history_read != 0):
@@ -194,6 +195,7 @@ class Graph:
         self._rewards = rewards
         self.tree = not policy.memoryless
         self._count_steps = policy.prompt_read or self.tree
+        # More pairs than the policy reads would divide nodes that have the same future.
         self._pairs_kept = settings.history_length
         if policy.history_read is not None and not policy.prompt_read:
             self._pairs_kept = min(self._pairs_kept, max(pairs, policy.history_read))
@@ -268,6 +270,7 @@ class Graph:
         missing = {node: self._context(node) for node in nodes if self.first[node] == UNKNOWN}
         if not missing:
             return
+        # Nodes of equal contexts have one distribution, which is asked for once.
         asked = {context: node for node, context in missing.items() if context not in self._contexts}
         if asked:
             requests = [self._request(number, node) for number, node in enumerate(asked.values())]
@@ -298,12 +301,14 @@ class Graph:
         number, text, step, pairs, _ = self._nodes.listed[node]
         hidden = self._hidden[number]
         move = hidden.moves.get(command) or self._move(hidden, command)
+        # Only the last pairs are part of a node: older ones are forgotten, and paths merge.
         if self._pairs_kept:
             pairs = (*pairs, self._pairs[text, command])[-self._pairs_kept :]
         key = move.hidden, move.text, step + self._count_steps, pairs, node + 1 if self.tree else 0
         after = self._nodes.get(key)
         if after is None:
             after = self._node(key)
+            # A new node of a tree gets the policy's memory after the node before it.
             if self.tree:
                 self._remember(node)
                 self._policy.fork(2 * node + 1, 2 * after, self._hidden[move.hidden].engine)
@@ -390,11 +395,13 @@ class Graph:
 
     def _request(self, number: int, node: int) -> Request:
         hidden, text, step, kept, _ = self._nodes.listed[node]
+        # A state without rewards: the policy must not depend on how the node was reached.
         state = self._states.get((hidden, text))
         if state is None:
             now = self._hidden[hidden].state
             state = State(self._texts.listed[text], now.actions, won=now.won, score=now.score, info=now.info)
             self._states[hidden, text] = state
+        # The numbers of pairs are part of prompts, and of nodes only if these count steps.
         first = step - len(kept) + 1 if self._count_steps else 1
         pairs = tuple([Pair(first + index, *pair) for index, pair in enumerate(self.past(node))])
         prompt = partial(self._prompt, state, step, pairs)
@@ -412,6 +419,7 @@ class Graph:
         )
 
     def _prompt(self, state: State, step: int, pairs: Sequence[Pair], length: int | None = None) -> str:
+        # As `Episode.prompt`, for a policy that asks for a shorter history.
         shown = len(pairs) if length is None else min(length, len(pairs))
         return self._settings.template.render(
             task=self.task.instruction,

@@ -96,6 +96,7 @@ def visits_of(graph: Graph, trajectories: Sequence[Sequence[Step]]) -> Visits:
     """
     visited: list[tuple[int, int]] = []  # the step and the node of each row
     gains: list[float] = []
+    # The rollouts are followed on the graph, which also verifies that they belong to it.
     for trajectory in trajectories:
         node = graph.start
         for number, step in enumerate(trajectory):
@@ -167,6 +168,7 @@ def compose(graph: Graph, visits: Visits, gamma: float) -> Web:
                 known += probability * float(graph.edges.gain[edge])
                 links.append((place, after, probability * gamma))
         constant.append(known)
+    # Both lists are in the order of places, which `walks` relies on.
     owner, edges = np.array(left, np.int64).reshape(-1, 2).T
     parent, child, coefficient = np.array(links, np.float64).reshape(-1, 3).T
     return Web(

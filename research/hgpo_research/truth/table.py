@@ -128,6 +128,7 @@ def plan_truth(
     options = {name: value for name, value in env.items() if name != "id"}
     named = code_of_environment(env["id"], options)
     given = dict(policy_options or {})
+    # Code that the run names is a stranger's; a policy that the caller names is not.
     if policy is None:
         if not isinstance(acting, dict) or "name" not in acting:
             raise InputError(f"{run}: expected a run that stores its policy; choose one with --policy")
@@ -171,6 +172,7 @@ def write_truth(
         raise InputError(f"processes: expected an integer of at least 1, received {processes}")
     if out.exists() and not overwrite:
         raise InputError(f"{out} exists already; replace it with --overwrite, or use another --out")
+    # Tasks in the order of their names, whatever the order of the run: a seed belongs to a name.
     tasks = _steps(plan.run).select(pl.col("task_id").unique().sort()).collect().to_series().to_list()
     if not tasks:
         raise InputError(f"{plan.run} contains no complete rollouts")
@@ -183,6 +185,7 @@ def write_truth(
                 tables.append(table)
                 steps += count
                 progress(len(tables), len(tasks))
+    # The rows of the run in its order.
     truth = pl.concat(tables).sort("(row)").drop("(row)")
     with making_folder(out.absolute().parent), new_path(out) as content:
         truth.write_parquet(content, metadata={METADATA: _metadata(plan)})
@@ -271,6 +274,7 @@ def _of_task(plan: TruthPlan, handle: EnvHandle, policy: KnownPolicy, task: str)
     """Return the rows of a task's steps, and the number of steps of Monte Carlo rollouts."""
     rows = _steps(plan.run).filter(task_id=task).collect().sort("trajectory", "step")
     trajectories = [_trajectory(part) for part in rows.partition_by("trajectory", maintain_order=True)]
+    # A task's random numbers depend on its name alone, not on the process that computes it.
     entropy = plan.budget.seed, text_hash(f"truth/{task}") % (1 << 63)
     with without_collector():
         graph = Graph(handle.shared, handle.settings, policy, plan.rewards, task)

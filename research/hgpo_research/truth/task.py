@@ -118,6 +118,7 @@ def task_truth(
     Raises:
         InputError: The rollouts do not belong to this environment.
     """
+    # V is needed where the rollouts have been, and nowhere else.
     visits = visits_of(graph, trajectories)
     # Rollouts of another policy may have been where this one never goes, which a closed graph does not value.
     if close(graph, budget.exact_nodes) and (graph.first[visits.node] != UNKNOWN).all():
@@ -135,6 +136,7 @@ def task_truth(
     most = _even(budget.rollouts if budget.error is None and budget.steps is None else budget.most_rollouts)
     if budget.steps is not None and not exact.all():
         steps += sum(moves for _, moves in replicate(_TRIAL))
+        # The trial tells what a replicate costs. It is no part of the estimates, which would be biased by stopping.
         affordable = (budget.steps - steps) * _TRIAL // steps
         most = min(most, _even(affordable - affordable % 2))
 
@@ -177,6 +179,7 @@ def _replicates(
 
     def replicate(count: int) -> Iterator[tuple[Floats, int]]:
         while count > 0:
+            # Paths of a tree never merge, so nothing of earlier replicates would be used again.
             if graph.tree:
                 graph.forget(*kept)
             keys = rng.integers(1 << 64, size=(graph.max_steps, min(most, count)), dtype=np.uint64)

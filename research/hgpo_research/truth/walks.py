@@ -87,6 +87,7 @@ def play(graph: Graph, web: Web, gamma: float, keys: Hashes) -> tuple[Floats, in
         begins = len(total) - len(made.begun) * replicates
         following = total[:begins]
         here = np.arange(bounds[step], bounds[step + 1])
+        # The links of a step's places lead to places of the next step, whose values are known by now.
         if len(here):
             links = slice(*np.searchsorted(web.parent, (here[0], here[-1] + 1)))
             values[here] = web.constant[here, None]
@@ -170,9 +171,11 @@ def _first(graph: Graph, edge: Integers, size: Integers, key: Hashes) -> Integer
     """
     if not len(size):
         return np.empty(0, np.int64)
+    # The same response has the same uniform number in all nodes of a replicate's step.
     uniform = unit(mix(key ^ graph.edges.response[edge])) + 2.0**-53  # in (0, 1]
     with np.errstate(divide="ignore"):
         delay = -np.log(uniform) / graph.edges.probability[edge]
     start = np.cumsum(size) - size
+    # Where delays are equal, as infinite ones of probability 0, the first edge is taken.
     least = np.flatnonzero(delay == np.repeat(np.minimum.reduceat(delay, start), size))
     return edge[least[np.searchsorted(least, start)]]
