@@ -37,7 +37,11 @@ ACTIONS: Final = 3
 LIMIT: Final = 8
 GOAL: Final = STATES
 PIT: Final = STATES + 1
-LETTERS: Final = {"grpo:cross_steps=false": "G", "shrinkage_gae": "S", "hgpo": "H"}
+LETTERS: Final = {
+    "grpo:cross_steps=false": "G",
+    "shrinkage_gae": "S",
+    "hgpo": "H",
+}
 ESTIMATORS: Final = tuple(LETTERS)
 SUCCESS: Final = (0.02, 0.3, 0.96)
 SIZES: Final = ((6, 8), (24, 8), (24, 16))
@@ -46,7 +50,11 @@ SIZES: Final = ((6, 8), (24, 8), (24, 16))
 BATCHES: Final = 300
 CHUNK: Final = 50
 KL: Final = 0.01
-WAYS: Final = {"before": "before", "sampled": "after, probabilities unknown", "exact": "after, probabilities known"}
+WAYS: Final = {
+    "before": "before",
+    "sampled": "after, probabilities unknown",
+    "exact": "after, probabilities known",
+}
 """How lengths are computed, and their titles."""
 
 
@@ -82,7 +90,11 @@ class Worlds:
         advantages = []
         for t in reversed(range(LIMIT)):
             flat = after[t + 1][:, :, None, :]
-            q = np.take_along_axis(np.broadcast_to(flat, (batches, tasks, STATES, STATES + 2)), self.moves, -1)
+            q = np.take_along_axis(
+                np.broadcast_to(flat, (batches, tasks, STATES, STATES + 2)),
+                self.moves,
+                -1,
+            )
             after[t, :, :, :STATES] = (self.policy * q).sum(-1)
             advantages.insert(0, self.policy * (q - after[t, :, :, :STATES, None]))
         self.success = after[0, :, :, 0]
@@ -151,12 +163,22 @@ class Worlds:
         first = ((0 if shared else task) * STATES + state) * ACTIONS
         places = first[:, None] + np.arange(ACTIONS)
         sketches = np.zeros((len(which), size), np.float32)
-        np.put_along_axis(sketches, places, (np.arange(ACTIONS) == action[:, None]) - policy, 1)
+        np.put_along_axis(
+            sketches,
+            places,
+            (np.arange(ACTIONS) == action[:, None]) - policy,
+            1,
+        )
 
         def fisher(directions: Any, numbers: Any, weights: Floats) -> Floats:  # noqa: ANN401 - arrays
             change = directions[:, places[numbers]]
             change = change - (change * policy[numbers]).sum(-1, keepdims=True)
-            found: Floats = np.einsum("jsa,ksa,sa->jk", change, change, policy[numbers] * weights[:, None])
+            found: Floats = np.einsum(
+                "jsa,ksa,sa->jk",
+                change,
+                change,
+                policy[numbers] * weights[:, None],
+            )
             return found
 
         keys = table.select("trajectory", "step").with_columns(sketch=pl.Series(rows.astype(np.int64)))
@@ -166,7 +188,10 @@ class Worlds:
         """Return the exact gains along the directions of a part."""
         tasks = self.moves.shape[1]
         shape = len(part.directions), -1, STATES, ACTIONS
-        along = np.broadcast_to(part.directions.astype(np.float64).reshape(shape), (shape[0], tasks, STATES, ACTIONS))
+        along = np.broadcast_to(
+            part.directions.astype(np.float64).reshape(shape),
+            (shape[0], tasks, STATES, ACTIONS),
+        )
         policy = self.policy[part.batch]
         visits = self.visits[part.batch]
         slope = (along * self.gradient[part.batch]).sum((1, 2, 3)) / tasks
@@ -192,17 +217,32 @@ def before(parts: Sequence[HeldOut], tasks: int) -> pl.DataFrame:
     for part in parts:
         length = np.sqrt((part.slopes**2).mean(0))
         slopes = part.slopes / np.where(length > 0, length, np.inf)
-        np.add.at(found.T, part.group, np.sqrt(2 * KL) * slopes * part.against / part.rollouts)
+        np.add.at(
+            found.T,
+            part.group,
+            np.sqrt(2 * KL) * slopes * part.against / part.rollouts,
+        )
     gain = found.sum(1)
     half = student_quantile(0.975, tasks - 1) * found.std(1, ddof=1) * tasks**0.5
-    return pl.DataFrame({"estimator": ESTIMATORS, "gain": gain, "low": gain - half, "high": gain + half})
+    return pl.DataFrame(
+        {
+            "estimator": ESTIMATORS,
+            "gain": gain,
+            "low": gain - half,
+            "high": gain + half,
+        }
+    )
 
 
 def simulate(success: float, tasks: int, size: int, shared: bool) -> pl.DataFrame:
     """Return the gains of batches: `way` (of `WAYS`), `estimator`, `exact`, `gain`, `low` and `high`."""
     skill = skill_of(success)
     found = []
-    settings = {"reward": "success", "reward_scale": 1.0, "invalid_action_penalty": 0.0}
+    settings = {
+        "reward": "success",
+        "reward_scale": 1.0,
+        "invalid_action_penalty": 0.0,
+    }
     variants = read_variants(ESTIMATORS, settings)
     for chunk in range(BATCHES // CHUNK):
         rng = np.random.default_rng([chunk, tasks, size, round(100 * success), shared])
@@ -254,7 +294,16 @@ def cell(labels: tuple[bool, tuple[int, int], float]) -> pl.DataFrame:
 def table() -> str:
     """Return the kept results as a table of Markdown."""
     kept = pl.DataFrame(figures("gain_simulation")["rows"])
-    heads = ["logits", "tasks × rollouts", "success", "lengths", "gain / exact gain", "coverage", "printed", "order"]
+    heads = [
+        "logits",
+        "tasks × rollouts",
+        "success",
+        "lengths",
+        "gain / exact gain",
+        "coverage",
+        "printed",
+        "order",
+    ]
     rows = []
     for labels, cell in kept.group_by("shared", "tasks", "size", "success", "way", maintain_order=True):
         shared, tasks, size, success, way = labels

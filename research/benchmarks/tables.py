@@ -12,7 +12,14 @@ from readme import ESTIMATORS, ROOT, WORLDS, figures, rewrite
 from hgpo_research.power import pooled_deviation, seeds_needed
 from hgpo_research.tabular.report import markdown, markdown_table, summary
 from research.benchmarks import gain_simulation
-from research.benchmarks.what_learns import GRPO, comparison, further, history, third, weights
+from research.benchmarks.what_learns import (
+    GRPO,
+    comparison,
+    further,
+    history,
+    third,
+    weights,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,13 +41,25 @@ def power(world: str) -> str:
         f"each). At most {50 / kept['fresh']['tasks'] ** 0.5:.1f} points are the chance of playing "
         f"{kept['fresh']['tasks']} tasks once."
     )
-    titles = ("estimators", "difference seen", "seeds each, if it is the true one", "at the bounds of the deviation")
+    titles = (
+        "estimators",
+        "difference seen",
+        "seeds each, if it is the true one",
+        "at the bounds of the deviation",
+    )
     rows = []
     for first, second in combinations(found, 2):
         difference = found[first]["mean"] - found[second]["mean"]
         needed = [f"{seeds_needed(difference, value):,}" for value in (deviation, *bounds)]
         pair = f"{ESTIMATORS[first]} − {ESTIMATORS[second]}"
-        rows.append([pair, f"{100 * difference:+.1f} points", needed[0], f"{needed[1]} to {needed[2]}"])
+        rows.append(
+            [
+                pair,
+                f"{100 * difference:+.1f} points",
+                needed[0],
+                f"{needed[1]} to {needed[2]}",
+            ]
+        )
     return f"{sentence}\n\n{markdown_table(titles, rows)}"
 
 
@@ -77,7 +96,10 @@ def truth_speed() -> str:
 def models(world: str) -> str:
     """Return what small language models learned, by seeds, as Markdown: the area, and success on fresh tasks."""
     kept = figures(f"learning_{world}_models")
-    names = sorted({row["estimator"] for row in kept["curves"]}, key=lambda name: (not name.startswith(GRPO), name))
+    names = sorted(
+        {row["estimator"] for row in kept["curves"]},
+        key=lambda name: (not name.startswith(GRPO), name),
+    )
     order = pl.col("estimator").cast(pl.Enum(names))
     iteration = pl.col("iteration")
     last = iteration.max().over("estimator", "seed")
@@ -90,7 +112,11 @@ def models(world: str) -> str:
         orient="row",
     )
     table = summary(evaluated.join(fresh, on=["estimator", "seed"]).sort(order, "seed"))
-    return markdown(table, ["estimator"], ["area", "area_difference", "held_out", "held_out_difference"])
+    return markdown(
+        table,
+        ["estimator"],
+        ["area", "area_difference", "held_out", "held_out_difference"],
+    )
 
 
 PAGES: Final[dict[str, dict[str, Callable[[], str]]]] = {

@@ -41,7 +41,10 @@ REWARDS: Final = Rewards(reward_scale=1)
 
 def policy_for(handle: EnvHandle, options: dict[str, float]) -> Any:  # noqa: ANN401 - a `KnownPolicy`
     """Return a softmax policy that reads two past steps, with empty caches."""
-    return make_policy("softmax", PolicyContext(handle.shared.source.name, "command", {"memory": 2, **options}))
+    return make_policy(
+        "softmax",
+        PolicyContext(handle.shared.source.name, "command", {"memory": 2, **options}),
+    )
 
 
 def act(episode: Episode, policy: Any, rng: random.Random) -> Step:  # noqa: ANN401
@@ -51,7 +54,13 @@ def act(episode: Episode, policy: Any, rng: random.Random) -> Step:  # noqa: ANN
     text = episode.state.text
     response = found.draw(rng.random())
     episode.act(response)
-    return Step(text, episode.action, response, episode.action_valid, episode.state.reward)
+    return Step(
+        text,
+        episode.action,
+        response,
+        episode.action_valid,
+        episode.state.reward,
+    )
 
 
 def play(episode: Episode, policy: Any, rng: random.Random) -> list[Step]:  # noqa: ANN401
@@ -69,7 +78,13 @@ def started(handle: EnvHandle, task: str) -> Episode:
     return episode
 
 
-def measure(env_id: str, options: dict[str, float], tasks: int, group_size: int, rollouts: int) -> dict[str, float]:
+def measure(
+    env_id: str,
+    options: dict[str, float],
+    tasks: int,
+    group_size: int,
+    rollouts: int,
+) -> dict[str, float]:
     """Measure one policy."""
     handle = open_env(env_id, action_format="command")
     rng = random.Random(1)
@@ -145,5 +160,8 @@ if __name__ == "__main__":
             name = f"{env_id} " + ", ".join(f"{key}={value:g}" for key, value in options.items())
             figures[name] = measure(env_id, options, given.tasks, given.group_size, given.rollouts)
     title = f"Truths of {given.group_size} rollouts a task, one process"
-    print_table(({"policy": name, **found} for name, found in figures.items()), title=title)
+    print_table(
+        ({"policy": name, **found} for name, found in figures.items()),
+        title=title,
+    )
     print(store("truth", figures, keep=given.keep))

@@ -61,7 +61,12 @@ class Mixing:
 
     smallest_group: Final = 2 * FOLDS
 
-    def __init__(self, parameters: Parameters, model: Model, metrics: Sequence[Mapping[str, float]] = ()) -> None:
+    def __init__(
+        self,
+        parameters: Parameters,
+        model: Model,
+        metrics: Sequence[Mapping[str, float]] = (),
+    ) -> None:
         self._variants = []
         for name, (base, fixed) in PARTNERS.items():
             given = asdict(parameters) | fixed | {"column": name}
@@ -122,16 +127,27 @@ class Mixing:
 
         # 3. Sums over the folds.
         held = held_out(complete.lazy(), self._variants, gradients, folds=FOLDS)
-        slopes = sum(((part.against * part.slopes).sum(0) / part.rollouts for part in held), zeros)
+        slopes = sum(
+            ((part.against * part.slopes).sum(0) / part.rollouts for part in held),
+            zeros,
+        )
         products: Floats = sum(part.products for part in held)  # type: ignore[assignment]  # there are folds
         lengths = sum((part.lengths for part in held), zeros)
         square = products.diagonal()
         if not square.all() or not lengths.all():
             return unknown
-        return slopes, products / np.sqrt(np.outer(square, square)), lengths[0] / lengths
+        return (
+            slopes,
+            products / np.sqrt(np.outer(square, square)),
+            lengths[0] / lengths,
+        )
 
 
-@estimator(reads=[f"history_hash_{k}" for k in range(HISTORY_LENGTH + 1)], scope="batch", in_training=Mixing)
+@estimator(
+    reads=[f"history_hash_{k}" for k in range(HISTORY_LENGTH + 1)],
+    scope="batch",
+    in_training=Mixing,
+)
 def adaptive(steps: pl.LazyFrame, *, gamma: Discount = GAMMA) -> pl.LazyFrame:  # noqa: ARG001 - of the partners
     """Experimental: mix advantages by what their gradients are worth; in `hgpo train`."""
     raise InputError(

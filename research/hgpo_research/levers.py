@@ -102,7 +102,10 @@ class LeversEngine:
 
     def _state(self, valid: bool = True) -> State:
         after = self._corridors + 1
-        texts = {-1: f"A hall with {self._levers} levers.", 0: f"Lever {self._lever + 1} clicks. A corridor opens."}
+        texts = {
+            -1: f"A hall with {self._levers} levers.",
+            0: f"Lever {self._lever + 1} clicks. A corridor opens.",
+        }
         texts |= {
             after: f"A room with {self._levers} doors.",
             after + 1: "The door opens." if self._won else "It is locked.",
@@ -110,7 +113,15 @@ class LeversEngine:
         ended = self._place > after
         score = float(self._won)
         text = texts.get(self._place, "A corridor.")
-        return State(text, () if ended else self._actions(), valid, ended, self._won, score, score)
+        return State(
+            text,
+            () if ended else self._actions(),
+            valid,
+            ended,
+            self._won,
+            score,
+            score,
+        )
 
 
 class Levers(Game):

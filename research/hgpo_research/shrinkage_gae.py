@@ -45,8 +45,19 @@ import polars as pl
 
 from hgpo_train.advantages import estimator
 from hgpo_train.advantages.input_columns import CHAINS, discounted
-from hgpo_train.advantages.parameters import GAMMA, HISTORY_LENGTH, Context, Discount
-from hgpo_train.advantages.windows import chain, mean, neighbour, normalise, within
+from hgpo_train.advantages.parameters import (
+    GAMMA,
+    HISTORY_LENGTH,
+    Context,
+    Discount,
+)
+from hgpo_train.advantages.windows import (
+    chain,
+    mean,
+    neighbour,
+    normalise,
+    within,
+)
 from hgpo_train.settings import NonNegativeFloat, NonNegativeInt  # noqa: TC001 - evaluated with the annotations
 
 if TYPE_CHECKING:
@@ -115,7 +126,11 @@ def _accumulated(value: pl.Expr, factor: pl.Expr) -> pl.Expr:
         values, factors, first = (column.to_numpy() for column in columns)
         return pl.Series(discounted(values, factors, first.nonzero()[0]))
 
-    return pl.map_batches([value.alias("value"), factor.alias("factor"), "first"], add, return_dtype=pl.Float64)
+    return pl.map_batches(
+        [value.alias("value"), factor.alias("factor"), "first"],
+        add,
+        return_dtype=pl.Float64,
+    )
 
 
 def _deviation(value: str, level: str) -> str:
@@ -133,7 +148,10 @@ def _from_others(steps: pl.LazyFrame, level: str, group: pl.Expr) -> pl.LazyFram
 
     Both columns, the deviation and the number of other trajectories, are null where there are none.
     """
-    steps = steps.with_columns(group.alias("(group)"), chain(group, pl.col("trajectory_key")).alias("(own)"))
+    steps = steps.with_columns(
+        group.alias("(group)"),
+        chain(group, pl.col("trajectory_key")).alias("(own)"),
+    )
     steps = steps.with_columns(
         (pl.col("trajectory_key").n_unique().over("(group)").cast(pl.Float64) - 1.0).alias(_others(level)),
         (pl.len().over("(group)").cast(pl.Float64) - pl.len().over("(own)").cast(pl.Float64)).alias("(count)"),
@@ -165,7 +183,14 @@ def _from_all(steps: pl.LazyFrame, levels: Mapping[str, pl.Expr]) -> pl.LazyFram
     steps = steps.with_columns(pl.col(_others("task")).is_not_null().alias("(compared)"))
     for level, group in levels.items():
         for name, value in _VALUES.items():
-            steps = normalise(steps, _deviation(name, level), value, group, mode="mean_norm", alone=0.0)
+            steps = normalise(
+                steps,
+                _deviation(name, level),
+                value,
+                group,
+                mode="mean_norm",
+                alone=0.0,
+            )
         # A level that no other rollout shares says nothing, also with the own rollout in it.
         known = pl.col("(compared)") & pl.col(_deviation("plain", level)).is_not_null()
         rollouts = pl.col(_others(level)).fill_null(0.0) + 1.0
@@ -199,7 +224,8 @@ def _with_values(steps: pl.LazyFrame, levels: list[str]) -> pl.LazyFrame:
             for name in ("plain", "return")
         )
         steps = steps.with_columns(
-            *moved, (rest * rest * pl.col("(error)") + rest * pl.col("(explained)")).alias("(error)")
+            *moved,
+            (rest * rest * pl.col("(error)") + rest * pl.col("(explained)")).alias("(error)"),
         )
     # σ² of the deepest level that any two rollouts of the batch share.
     noise = pl.coalesce(pl.col(f"σ² {level}") for level in reversed(levels)).fill_null(0.0)

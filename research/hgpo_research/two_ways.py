@@ -62,7 +62,11 @@ class TwoWaysEngine:
             return State(f"The long way, milestone {walked}.", ("walk on",), valid)
         spins = self._taken[1 + walked :]
         if len(spins) < SPINS:
-            return State(f"A wheel at the end of the {way} way.", tuple(f"spin {each}" for each in COLOURS), valid)
+            return State(
+                f"A wheel at the end of the {way} way.",
+                tuple(f"spin {each}" for each in COLOURS),
+                valid,
+            )
         won = spins[0] != spins[-1] if way == "short" else len(set(spins)) > 1
         return State("The wheel stops.", (), valid, True, won, float(won), float(won))
 

@@ -41,7 +41,15 @@ def world(rng: np.random.Generator, gamma: float) -> World:
     return made
 
 
-def play(tasks: int, rollouts: int, seed: int, *, gamma=0.95, noise=0.0, again: int | None = None):
+def play(
+    tasks: int,
+    rollouts: int,
+    seed: int,
+    *,
+    gamma=0.95,
+    noise=0.0,
+    again: int | None = None,
+):
     """Return a step table and its truth table.
 
     Args:

@@ -19,7 +19,11 @@ from hgpo_envs.memory import Pair
 from hgpo_research.features.alfworld import CommandFeatures
 from hgpo_research.features.webshop import ShopFeatures
 from hgpo_research.features.words import WordFeatures
-from hgpo_research.policies.distributions import Distribution, OwnPolicy, known_policy
+from hgpo_research.policies.distributions import (
+    Distribution,
+    OwnPolicy,
+    known_policy,
+)
 from hgpo_research.policies.softmax import SoftmaxOptions, SoftmaxPolicy
 from hgpo_train.policies.base import BatchPolicy, Request
 from hgpo_train.policies.registry import PolicyContext, make_policy
@@ -27,18 +31,53 @@ from hgpo_train.policies.registry import own_policy as policy_of
 from hgpo_train.rollout.env_handle import open_env
 
 ENVIRONMENTS = {"ALFWorld": "HGPO/ALFWorld-v0", "WebShop": "HGPO/WebShop-v0"}
-SPECS = ("random", "outdated", "expert", "softmax", "mixture:explorer=2,outdated=1,softmax=1")
+SPECS = (
+    "random",
+    "outdated",
+    "expert",
+    "softmax",
+    "mixture:explorer=2,outdated=1,softmax=1",
+)
 FORMATS = ("command", "response", "number")
 
 
-def request(seed=0, *, step=0, slot=0, text="here", actions=("a", "b", "c"), instruction="find a red shoe", history=()):
+def request(
+    seed=0,
+    *,
+    step=0,
+    slot=0,
+    text="here",
+    actions=("a", "b", "c"),
+    instruction="find a red shoe",
+    history=(),
+):
     task = Task("t", "train", instruction, "kind")
-    return Request(seed, "", seed, slot, step, task, State(text, actions), None, lambda _: "", lambda: history)
+    return Request(
+        seed,
+        "",
+        seed,
+        slot,
+        step,
+        task,
+        State(text, actions),
+        None,
+        lambda _: "",
+        lambda: history,
+    )
 
 
 def of_episode(episode, seed=0, slot=0):
     return Request(
-        *(seed, "", seed, slot, episode.steps_taken, episode.task, episode.state, episode.engine),
+        *(
+            seed,
+            "",
+            seed,
+            slot,
+            episode.steps_taken,
+            episode.task,
+            episode.state,
+            episode.engine,
+        ),
         *(episode.prompt, episode.history),
     )
 
@@ -82,8 +121,16 @@ def chi_squared(counts, expected):
 
 
 def test_distributions_draw_by_their_probabilities():
-    coin = Distribution(("never", "heads", "tails", "nor this"), np.array([0.0, 0.25, 0.75, 0.0]))
-    assert [coin.draw(u) for u in (0.0, 0.2499, 0.2501, 1 - 2**-53)] == ["heads", "heads", "tails", "tails"]
+    coin = Distribution(
+        ("never", "heads", "tails", "nor this"),
+        np.array([0.0, 0.25, 0.75, 0.0]),
+    )
+    assert [coin.draw(u) for u in (0.0, 0.2499, 0.2501, 1 - 2**-53)] == [
+        "heads",
+        "heads",
+        "tails",
+        "tails",
+    ]
 
 
 @given(
@@ -166,7 +213,10 @@ def test_a_fork_continues_on_its_own(benchmark, spec):
         for wanted in expected:
             now = of_episode(episode, episode.steps_taken)
             (found,) = stated.distributions([now])
-            assert (found.responses, found.probabilities.tolist()) == (wanted.responses, wanted.probabilities.tolist())
+            assert (found.responses, found.probabilities.tolist()) == (
+                wanted.responses,
+                wanted.probabilities.tolist(),
+            )
             stated.observe(now)
             episode.act(wanted.responses[0])
 
@@ -179,13 +229,20 @@ def test_policies_without_known_probabilities_are_refused():
             return ["a" for _ in requests]
 
     for given_policy in (policy_of(lambda asked: "a"), Other()):
-        with pytest.raises(InputError, match=r"action probabilities are known: random, .*softmax, transformers"):
+        with pytest.raises(
+            InputError,
+            match=r"action probabilities are known: random, .*softmax, transformers",
+        ):
             OwnPolicy(given_policy)
 
 
 def test_mixtures_have_the_properties_of_their_parts():
     mixed = known("mixture:random=1,softmax=1")
-    assert (mixed.memoryless, mixed.history_read, mixed.prompt_read) == (True, None, False)
+    assert (mixed.memoryless, mixed.history_read, mixed.prompt_read) == (
+        True,
+        None,
+        False,
+    )
     assert not known("mixture:random=1,outdated=1").memoryless
 
 
@@ -203,8 +260,20 @@ def test_the_history_of_a_request_is_what_the_prompt_shows():
 # Softmax
 
 FEATURES = (WordFeatures, CommandFeatures, ShopFeatures)
-COMMANDS = ("look", "go to shelf 1", "take mug 1 from shelf 2", "move mug 1 to shelf 1", "examine mug 1")
-CLICKS = ("search[<your query>]", "click[buy now]", "click[next >]", "click[b01]", "click[red]")
+COMMANDS = (
+    "look",
+    "go to shelf 1",
+    "take mug 1 from shelf 2",
+    "move mug 1 to shelf 1",
+    "examine mug 1",
+)
+CLICKS = (
+    "search[<your query>]",
+    "click[buy now]",
+    "click[next >]",
+    "click[b01]",
+    "click[red]",
+)
 OBSERVATIONS = (
     "On the shelf 2, you see a mug 1.",
     "You clean the mug 1 using the sinkbasin 1.",
@@ -215,22 +284,46 @@ TEXTS = SOME | st.text(max_size=12)
 HISTORIES = st.lists(st.builds(Pair, st.just(1), TEXTS, TEXTS), max_size=4)
 
 
-@given(st.sampled_from(FEATURES), TEXTS, TEXTS, st.lists(TEXTS, max_size=6), HISTORIES, st.sampled_from(FORMATS))
+@given(
+    st.sampled_from(FEATURES),
+    TEXTS,
+    TEXTS,
+    st.lists(TEXTS, max_size=6),
+    HISTORIES,
+    st.sampled_from(FORMATS),
+)
 def test_softmax_answers_anything(features, instruction, text, actions, history, action_format):
     made = SoftmaxPolicy(features(), action_format, SoftmaxOptions())
-    now = request(instruction=instruction, text=text, actions=tuple(actions), history=tuple(history))
+    now = request(
+        instruction=instruction,
+        text=text,
+        actions=tuple(actions),
+        history=tuple(history),
+    )
     (distribution,) = made.distributions([now])
     right(distribution)
     assert distribution.probabilities.min() > 0
     assert made.respond([now])[0].response in distribution.responses
 
 
-@given(st.sampled_from(FEATURES), TEXTS, TEXTS, st.lists(TEXTS, max_size=6, unique=True), HISTORIES, st.integers(0, 3))
+@given(
+    st.sampled_from(FEATURES),
+    TEXTS,
+    TEXTS,
+    st.lists(TEXTS, max_size=6, unique=True),
+    HISTORIES,
+    st.integers(0, 3),
+)
 def test_softmax_reads_its_memory_and_no_more(features, instruction, text, actions, history, memory):
     made, again = (SoftmaxPolicy(features(), "command", SoftmaxOptions(memory=memory)) for _ in range(2))
 
     def found(policy, pairs):
-        now = request(instruction=instruction, text=text, actions=tuple(actions), history=tuple(pairs))
+        now = request(
+            instruction=instruction,
+            text=text,
+            actions=tuple(actions),
+            history=tuple(pairs),
+        )
         (distribution,) = policy.distributions([now])
         return distribution.responses, distribution.probabilities.tolist()
 
@@ -240,7 +333,13 @@ def test_softmax_reads_its_memory_and_no_more(features, instruction, text, actio
     assert found(again, history) == whole
 
 
-@given(st.sampled_from(FEATURES), TEXTS, TEXTS, st.lists(TEXTS, max_size=6, unique=True), HISTORIES)
+@given(
+    st.sampled_from(FEATURES),
+    TEXTS,
+    TEXTS,
+    st.lists(TEXTS, max_size=6, unique=True),
+    HISTORIES,
+)
 def test_changes_are_of_choices_and_an_empty_history_changes_nothing(features, instruction, text, actions, history):
     made = features()
     state = made.read(instruction, text, tuple(actions))
@@ -278,7 +377,18 @@ def test_softmax_sees_nothing_but_the_prompt():
             now = of_episode(episode, seed)
             task = Task("other", "other", now.task.instruction, "other")
             state = State(now.state.text, now.state.actions)
-            less = Request(0, "", seed, 3, 9, task, state, None, lambda _: "", now.read_history)
+            less = Request(
+                0,
+                "",
+                seed,
+                3,
+                9,
+                task,
+                state,
+                None,
+                lambda _: "",
+                now.read_history,
+            )
             assert (
                 made.distributions([now])[0].probabilities.tolist()
                 == blind.distributions([less])[0].probabilities.tolist()
@@ -324,7 +434,9 @@ def test_wrong_options_are_refused(options, line):
         policy("softmax:2")
 
 
-def test_softmax_writes_the_same_table_with_any_number_of_environments(tmp_path):
+def test_softmax_writes_the_same_table_with_any_number_of_environments(
+    tmp_path,
+):
     tables = [
         hgpo.collect(
             "HGPO/WebShop-v0", "softmax", tmp_path / str(slots), tasks=3, group_size=4, slots=slots,
@@ -338,7 +450,9 @@ def test_softmax_writes_the_same_table_with_any_number_of_environments(tmp_path)
 @pytest.mark.parametrize("spec", ["random", "outdated", "softmax"])
 def test_responses_have_the_form_of_the_specification(spec, monkeypatch):
     boxed = EnvironmentSpec(
-        id="Test/Boxed-v0", source=DoorsSource, format_response=lambda action: f"\\boxed{{{action}}}"
+        id="Test/Boxed-v0",
+        source=DoorsSource,
+        format_response=lambda action: f"\\boxed{{{action}}}",
     )
     monkeypatch.setitem(environment_spec._added, boxed.id, boxed)
     (found,) = known(spec, "Boxed", "response").distributions([request()])

@@ -12,18 +12,37 @@ from hypothesis import strategies as st
 from tabular_world import play
 
 from hgpo_envs.errors import InputError
-from hgpo_research.comparison import compare_estimators, comparison, read_variants
+from hgpo_research.comparison import (
+    compare_estimators,
+    comparison,
+    read_variants,
+)
 from hgpo_research.comparison.contexts import numbered
 from hgpo_research.comparison.families import intervals, resampled
 from hgpo_research.comparison.inputs import REFERENCE, Draw, read_run, redraw
-from hgpo_research.comparison.measures import MEASURES, measured, row_sums, task_sums
+from hgpo_research.comparison.measures import (
+    MEASURES,
+    measured,
+    row_sums,
+    task_sums,
+)
 from hgpo_train.advantages import compute
 from hgpo_train.resampling import student_quantile, task_weights
 
 PERFECT = "tabular_world:perfect"
 
 
-def drawn(rng, *, tasks=30, groups=4, steps=6, prompts=3, actions=3, noise=0.0, **given):
+def drawn(
+    rng,
+    *,
+    tasks=30,
+    groups=4,
+    steps=6,
+    prompts=3,
+    actions=3,
+    noise=0.0,
+    **given,
+):
     """Return steps with random truth: every task has `groups` disjoint groups of one redraw."""
     n = tasks * groups * steps
     task = np.repeat(np.arange(tasks), groups * steps)
@@ -161,7 +180,17 @@ def test_signs_are_compared_where_they_are_known():
 
 def test_student_quantiles():
     """Tables of Student's t distribution."""
-    tabled = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 8: 2.306, 15: 2.131, 23: 2.069, 60: 2.000}
+    tabled = {
+        1: 12.706,
+        2: 4.303,
+        3: 3.182,
+        4: 2.776,
+        5: 2.571,
+        8: 2.306,
+        15: 2.131,
+        23: 2.069,
+        60: 2.000,
+    }
     for freedom, quantile in tabled.items():
         assert student_quantile(0.975, freedom) == pytest.approx(quantile, rel=0.02 if freedom < 5 else 0.002)
 
@@ -171,7 +200,12 @@ def test_the_coverage_of_intervals_is_near_its_nominal_level():
     """1,000 simulated comparisons of 24 tasks: 95% intervals contain the population's value in 92% to 98%."""
     rng = np.random.default_rng(8)
     # e = A + task + noise, with var A = 1.25 (0.25 of it between tasks), each of the others 1
-    population = {"correlation": math.sqrt(1.25 / 3.25), "bias": 0.0, "slope": 1.0, "error": 2 / 1.25}
+    population = {
+        "correlation": math.sqrt(1.25 / 3.25),
+        "bias": 0.0,
+        "slope": 1.0,
+        "error": 2 / 1.25,
+    }
     wanted = np.array(list(population.values()))
     hits = []
     for trial in range(1000):
@@ -184,9 +218,16 @@ def test_the_coverage_of_intervals_is_near_its_nominal_level():
         again = [measured(resampled(each, weights)) for each in sums]
         values = [np.array([each[name] for name in population]) for each in whole]
         draws = [np.stack([each[name] for name in population], axis=1) for each in again]
-        single, pair = intervals(values[0], draws[0], 24), intervals(values[0] - values[1], draws[0] - draws[1], 24)
+        single, pair = (
+            intervals(values[0], draws[0], 24),
+            intervals(values[0] - values[1], draws[0] - draws[1], 24),
+        )
         family = ((single.low_all <= wanted) & (wanted <= single.high_all)).all()
-        inside = [(single.low <= wanted) & (wanted <= single.high), (pair.low <= 0) & (pair.high >= 0), [family]]
+        inside = [
+            (single.low <= wanted) & (wanted <= single.high),
+            (pair.low <= 0) & (pair.high >= 0),
+            [family],
+        ]
         hits.append(np.concatenate(inside))
     coverage = np.mean(hits, axis=0)
     assert ((coverage >= 0.92) & (coverage <= 0.98)).all(), coverage
@@ -206,7 +247,14 @@ def test_a_family_has_wider_intervals_and_larger_p_values():
 
 
 def test_numbers_that_do_not_vary_or_do_not_exist_have_no_false_intervals():
-    draws = np.stack([np.zeros(500), np.full(500, np.nan), np.random.default_rng(0).normal(size=500)], axis=1)
+    draws = np.stack(
+        [
+            np.zeros(500),
+            np.full(500, np.nan),
+            np.random.default_rng(0).normal(size=500),
+        ],
+        axis=1,
+    )
     got = intervals(np.array([0.0, np.nan, 0.1]), draws, 20)
     assert (got.low[0], got.high[0], got.p[0]) == (0, 0, 1)
     assert np.isnan([got.low[1], got.high_all[1], got.p[1]]).all()
@@ -226,7 +274,11 @@ def compare(steps, truth, names="grpo", **how):
     return compare_estimators(steps, truth, variants, **{"resamples": 100, "permutations": 0, **how})
 
 
-EVERY = {"names": f"hgpo,hgpo:history_length=1,grpo,{PERFECT}", "resamples": 400, "permutations": 20}
+EVERY = {
+    "names": f"hgpo,hgpo:history_length=1,grpo,{PERFECT}",
+    "resamples": 400,
+    "permutations": 20,
+}
 
 
 @pytest.fixture(scope="module")
@@ -243,22 +295,44 @@ def one(table, **where):
 @pytest.mark.parametrize(
     ("estimator", "size", "measures"),
     [
-        *((PERFECT, size, {"correlation": 1, "slope": 1, "error": 0, "bias": 0}) for size in (4, 8, 16)),
+        *(
+            (
+                PERFECT,
+                size,
+                {"correlation": 1, "slope": 1, "error": 0, "bias": 0},
+            )
+            for size in (4, 8, 16)
+        ),
         (REFERENCE, 4, {"slope": 1, "bias": 0}),
     ],
 )
 def test_a_perfect_estimator_is_found_to_be_perfect_and_the_reference_unbiased(compared, estimator, size, measures):
     for measure, value in measures.items():
-        row = one(compared.estimates, estimator=estimator, group_size=size, measure=measure)
+        row = one(
+            compared.estimates,
+            estimator=estimator,
+            group_size=size,
+            measure=measure,
+        )
         assert row["low_all"] <= value <= row["high_all"], measure
         assert estimator == REFERENCE or abs(row["value"] - value) < 0.03, measure
-    row = one(compared.estimates, estimator=REFERENCE, group_size=8, measure="correlation")
+    row = one(
+        compared.estimates,
+        estimator=REFERENCE,
+        group_size=8,
+        measure="correlation",
+    )
     assert row["high_all"] < 1, "one return is noise"
 
 
 def test_chance_is_near_zero(compared):
     for estimator in ("hgpo", "grpo"):
-        row = one(compared.estimates, estimator=estimator, group_size=8, measure="correlation")
+        row = one(
+            compared.estimates,
+            estimator=estimator,
+            group_size=8,
+            measure="correlation",
+        )
         assert abs(row["chance"]) < 0.05
         assert row["chance_low"] < row["chance"] < row["chance_high"] < row["low"]
 
@@ -286,7 +360,10 @@ def test_a_ratio_whose_denominator_may_be_0_is_null():
     assert np.nanmax(np.abs(kept)) < 1.5
     assert np.isfinite(kept).any()
     clear, true, _ = drawn(rng, tasks=100)
-    values, _ = comparison.measures_of(sums_of(clear, true + rng.normal(size=len(true))), task_weights(100, 300, 0))
+    values, _ = comparison.measures_of(
+        sums_of(clear, true + rng.normal(size=len(true))),
+        task_weights(100, 300, 0),
+    )
     assert 0.2 < values["correlation"] < 1
 
 
@@ -362,10 +439,25 @@ def test_wrong_inputs_are_reported_in_one_line(world):
     for table, wrong, how, line in (
         (steps, truth.drop("choice", "q", "value_first"), {}, missing),
         (steps, pl.concat([truth, truth[:1]]), {}, "several rows for one step"),
-        (steps, truth.with_columns(trajectory=pl.lit("x")).unique("step"), {}, "no step of the run is in the truth"),
+        (
+            steps,
+            truth.with_columns(trajectory=pl.lit("x")).unique("step"),
+            {},
+            "no step of the run is in the truth",
+        ),
         (both, truth, {}, "unique in all runs"),
-        (steps, truth, {"group_sizes": [32]}, "group_sizes: expected numbers from 2 to the run's 16, received 32"),
-        (steps, truth, {"resamples": 3}, "resamples: expected an integer of at least 100, received 3"),
+        (
+            steps,
+            truth,
+            {"group_sizes": [32]},
+            "group_sizes: expected numbers from 2 to the run's 16, received 32",
+        ),
+        (
+            steps,
+            truth,
+            {"resamples": 3},
+            "resamples: expected an integer of at least 100, received 3",
+        ),
     ):
         with pytest.raises(InputError, match=line):
             compare(table, wrong, **how)
@@ -389,11 +481,21 @@ def test_wrong_estimators_are_reported(text, line):
 
 def test_estimators_have_their_own_and_common_parameters():
     found = read_variants(
-        ["hgpo:alpha=2:mode=mean_norm", f"{PERFECT}:scale=2,grpo"], {"reward_scale": 10}, ["alpha=3", "gamma=0.9"]
+        ["hgpo:alpha=2:mode=mean_norm", f"{PERFECT}:scale=2,grpo"],
+        {"reward_scale": 10},
+        ["alpha=3", "gamma=0.9"],
     )
-    assert [variant.name for variant in found] == ["hgpo:alpha=2:mode=mean_norm", f"{PERFECT}:scale=2", "grpo"]
+    assert [variant.name for variant in found] == [
+        "hgpo:alpha=2:mode=mean_norm",
+        f"{PERFECT}:scale=2",
+        "grpo",
+    ]
     parameters = [variant.estimator.parameters for variant in found]
-    assert (parameters[0].alpha, parameters[0].mode, parameters[1].scale) == (2, "mean_norm", 2)
+    assert (parameters[0].alpha, parameters[0].mode, parameters[1].scale) == (
+        2,
+        "mean_norm",
+        2,
+    )
     assert {p.gamma for p in parameters} == {0.9}
     assert {p.reward_scale for p in parameters} == {10}
     with pytest.raises(InputError, match="unknown parameter 'alpha'"):

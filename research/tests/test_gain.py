@@ -13,7 +13,13 @@ from tabular_world import play, store
 
 from hgpo_envs.errors import InputError
 from hgpo_research.comparison.files import GAIN_FILES
-from hgpo_research.comparison.gain import TRUTH, cross_validated_gain, held_out, ranking, table_gradients
+from hgpo_research.comparison.gain import (
+    TRUTH,
+    cross_validated_gain,
+    held_out,
+    ranking,
+    table_gradients,
+)
 from hgpo_research.comparison.row_gradients import fisher_of
 from hgpo_research.truth.table import METADATA
 from hgpo_train.advantages.variants import read_variants
@@ -22,7 +28,17 @@ PERFECT = "tabular_world:perfect"
 NOISE = "tabular_world:noise"
 
 
-def measured(names, *, tasks=6, with_truth=False, seed=0, rollouts=16, worlds=1, folds=4, error=0.0):
+def measured(
+    names,
+    *,
+    tasks=6,
+    with_truth=False,
+    seed=0,
+    rollouts=16,
+    worlds=1,
+    folds=4,
+    error=0.0,
+):
     """Return the gains of estimators on several batches of the same worlds."""
     parts = [play(tasks, rollouts, seed, gamma=1.0, again=batch) for batch in range(worlds)]
     steps, truth = (
@@ -35,13 +51,28 @@ def measured(names, *, tasks=6, with_truth=False, seed=0, rollouts=16, worlds=1,
         )
         for part in (0, 1)
     )
-    variants = read_variants(names, {"reward": "success", "invalid_action_penalty": 0.0, "reward_scale": 1.0})
+    variants = read_variants(
+        names,
+        {
+            "reward": "success",
+            "invalid_action_penalty": 0.0,
+            "reward_scale": 1.0,
+        },
+    )
     hashes = (pl.struct("prompt_hash", "choice").hash(half) for half in (1, 2))
     errors = [error * (each % 2001 / 1000.0 - 1.0) for each in hashes]  # of an action in a state
     first, second = (pl.col(f"advantage_{half}") + each for half, each in zip(("first", "second"), errors, strict=True))
-    exact = truth.with_columns(advantage=(first + second) / 2, advantage_first=first, advantage_second=second).lazy()
+    exact = truth.with_columns(
+        advantage=(first + second) / 2,
+        advantage_first=first,
+        advantage_second=second,
+    ).lazy()
     return cross_validated_gain(
-        steps.lazy(), variants, table_gradients(exact), truth=exact if with_truth else None, folds=folds
+        steps.lazy(),
+        variants,
+        table_gradients(exact),
+        truth=exact if with_truth else None,
+        folds=folds,
     )
 
 
@@ -92,7 +123,11 @@ def test_few_groups_with_both_outcomes_have_no_interval():
     mixed = steps.group_by("task_id", "trajectory").agg(pl.col("won").last()).group_by("task_id")
     count = mixed.agg(pl.col("won").n_unique())["won"].eq(2).sum()
     assert 0 < count < 5
-    found = cross_validated_gain(steps.lazy(), read_variants(["grpo,gigpo"]), table_gradients(truth.lazy()))
+    found = cross_validated_gain(
+        steps.lazy(),
+        read_variants(["grpo,gigpo"]),
+        table_gradients(truth.lazy()),
+    )
     assert found.gains["low"].null_count() == found.gains.height == 2
     assert found.differences["batches"].null_count() == 1
     assert ranking(found)[-1].startswith(f"No intervals and no ranking: {count} of 12 groups have both outcomes")
@@ -112,7 +147,10 @@ def test_sampled_lengths_are_of_all_folds_and_exact_ones_of_none():
     assert relative == pytest.approx([np.mean(squares) ** 0.5] * 4, rel=1e-5)
     # The outcome of a fold's own steps changes nothing: without them, the length of its gradient is the same.
     last = pl.col("trajectory").rank("dense").over("task_id") % 4 == 0  # the steps of the last fold
-    altered = replace(exact, sketches=np.where(steps.select(last).to_numpy(), 5 * exact.sketches, exact.sketches))
+    altered = replace(
+        exact,
+        sketches=np.where(steps.select(last).to_numpy(), 5 * exact.sketches, exact.sketches),
+    )
     found, other = (held_out(steps.lazy(), variants, each)[-1] for each in (exact, altered))
     assert other.lengths == pytest.approx(found.lengths, rel=1e-5)
     assert other.slopes == pytest.approx(5 * found.slopes, rel=1e-4)
@@ -121,7 +159,12 @@ def test_sampled_lengths_are_of_all_folds_and_exact_ones_of_none():
 
 def test_the_exact_fisher_information_is_the_mean_over_actions():
     """At probabilities 1/4 and 3/4, logits changed by 4 and 0 have the variance 3; the second step counts twice."""
-    fisher = fisher_of(lambda x, number: (np.array([0.25, 0.75]), np.array([[4.0], [0.0]]) @ x * (number + 1)))
+    fisher = fisher_of(
+        lambda x, number: (
+            np.array([0.25, 0.75]),
+            np.array([[4.0], [0.0]]) @ x * (number + 1),
+        )
+    )
     assert fisher(np.ones((1, 1)), np.array([0, 1]), np.array([1.0, 2.0])) == pytest.approx(3 + 2 * 12)
 
 
@@ -137,9 +180,19 @@ def test_the_command_prints_gains_and_refuses_what_it_cannot_measure(tmp_path):
     steps, truth = play(tasks=6, rollouts=8, seed=3, gamma=1.0)
     store(steps, tmp_path / "first")
     table = tmp_path / "truth.parquet"
-    given = ["compare-estimators", tmp_path / "first", "--measure", "gain", "-e", "grpo,gigpo"]
+    given = [
+        "compare-estimators",
+        tmp_path / "first",
+        "--measure",
+        "gain",
+        "-e",
+        "grpo,gigpo",
+    ]
     truth.write_parquet(table)
-    with pytest.raises(InputError, match="expected a truth of hgpo truth --reward success --gamma 1"):
+    with pytest.raises(
+        InputError,
+        match="expected a truth of hgpo truth --reward success --gamma 1",
+    ):
         invoke(*given, "--truth", table)
     rewards = {"gamma": 1.0, "reward": "success", "reward_scale": 10.0}
     described = orjson.dumps({"rewards": rewards, "run": "first"}).decode()
@@ -151,7 +204,10 @@ def test_the_command_prints_gains_and_refuses_what_it_cannot_measure(tmp_path):
     assert orjson.loads((out / "comparison.json").read_bytes())["folds"] == 4
     assert pl.read_parquet(out / "differences.parquet").height == 3
     found = cross_validated_gain(
-        steps.lazy(), read_variants(["grpo,gigpo"]), table_gradients(truth.lazy()), truth=truth.lazy()
+        steps.lazy(),
+        read_variants(["grpo,gigpo"]),
+        table_gradients(truth.lazy()),
+        truth=truth.lazy(),
     )
     assert pl.read_parquet(out / "gains.parquet")["gain"].to_list() == pytest.approx(
         found.gains["gain"].to_list(), rel=1e-4
@@ -162,7 +218,10 @@ def test_the_command_prints_gains_and_refuses_what_it_cannot_measure(tmp_path):
     given += ["--out", tmp_path / "out"]
     for options, line in (
         ((), "name the policy with --model, or give a --truth"),
-        (("--truth", table, "--folds", 5), "--folds: expected 2 to half of a group's 8 rollouts, received 5"),
+        (
+            ("--truth", table, "--folds", 5),
+            "--folds: expected 2 to half of a group's 8 rollouts, received 5",
+        ),
     ):
         with pytest.raises(InputError, match=re.escape(line)):
             invoke(*given, *options)

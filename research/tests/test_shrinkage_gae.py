@@ -81,7 +81,10 @@ class Rollouts:
             tasks[row["task"]].append(i)
         self.rows = rows
         self.steps = []
-        for groups in [tasks, *(histories(rows, k, actions) for k in range(history_length + 1))]:
+        for groups in [
+            tasks,
+            *(histories(rows, k, actions) for k in range(history_length + 1)),
+        ]:
             of = {i: members for members in groups.values() for i in members}
             self.steps.append(
                 [
@@ -196,7 +199,10 @@ def agree(rows, name, want, **parameters):
     got = compute(pl.DataFrame(rows), name, **parameters).collect()["advantage"]
     size = max(1.0, *(abs(row["reward"]) for row in rows))
     for i, value in enumerate(got):
-        assert value == pytest.approx(want[i], rel=1e-9, abs=1e-9 * size), (i, rows[i])
+        assert value == pytest.approx(want[i], rel=1e-9, abs=1e-9 * size), (
+            i,
+            rows[i],
+        )
 
 
 @pytest.mark.slow
@@ -213,7 +219,11 @@ def test_shrinkage_gae_matches_its_formulas(rows, depth, context, gae_lambda, pe
         "returns": returns,
         "reward_scale": 1.0,
     }
-    want = shrinkage_gae(rows, penalty=penalty, **{name: value for name, value in p.items() if name != "reward_scale"})
+    want = shrinkage_gae(
+        rows,
+        penalty=penalty,
+        **{name: value for name, value in p.items() if name != "reward_scale"},
+    )
     agree(rows, "shrinkage_gae", want, invalid_action_penalty=penalty, **p)
 
 
@@ -221,7 +231,12 @@ def test_shrinkage_gae_matches_its_formulas(rows, depth, context, gae_lambda, pe
 @given(tables(), st.integers(0, 2))
 def test_shrinkage_gae_without_bootstrapping_is_a_return_minus_a_value(rows, depth):
     """With λ = 1 rewards after the step only count through its return, and in equal returns there is no advantage."""
-    p = {"history_length": depth, "gae_lambda": 1.0, "invalid_action_penalty": 0.0, "reward_scale": 1.0}
+    p = {
+        "history_length": depth,
+        "gae_lambda": 1.0,
+        "invalid_action_penalty": 0.0,
+        "reward_scale": 1.0,
+    }
     found = compute(pl.DataFrame(rows), "shrinkage_gae", details=True, **p).collect()
     value = discounted(rows, 0.95, 0.0)
     size = max(1.0, *(abs(row["reward"]) for row in rows))

@@ -21,7 +21,11 @@ from hgpo_research.tabular.policy import TabularPolicy, Visits
 from hgpo_research.tabular.report import summary
 from hgpo_research.tabular.rollouts import rollouts, step_table, success
 from hgpo_research.tabular.updates import Adam, FixedKL
-from hgpo_research.tabular.values import exact_values, sampled_values, true_advantages
+from hgpo_research.tabular.values import (
+    exact_values,
+    sampled_values,
+    true_advantages,
+)
 from hgpo_research.truth import Rewards
 from hgpo_research.truth.exact import close, solve
 from hgpo_research.truth.graph import Graph
@@ -43,7 +47,11 @@ def graph(rewards=COUNTED):
 
 def tasks(stored=None, opened=graph, parameters=None, count=1):
     parameters = parameters or Parameters()
-    return TaskSet([TaskGraph("ring", opened, stored, 0, parameters) for _ in range(count)], ring.LIMIT, {})
+    return TaskSet(
+        [TaskGraph("ring", opened, stored, 0, parameters) for _ in range(count)],
+        ring.LIMIT,
+        {},
+    )
 
 
 def refused():
@@ -59,7 +67,10 @@ def advantages(name, policy, batch, stream=()):
 def exact_success(policy):
     """Return the success of each seed, the mean over tasks."""
     assert all(each.close(300) for each in policy.tasks.graphs)
-    return np.mean([exact_values(policy, task, 1.0)[0, :, 0] for task in range(len(policy.tasks.graphs))], 0)
+    return np.mean(
+        [exact_values(policy, task, 1.0)[0, :, 0] for task in range(len(policy.tasks.graphs))],
+        0,
+    )
 
 
 def test_the_first_policy_has_the_values_of_the_softmax_policy():
@@ -97,7 +108,16 @@ def test_a_seed_plays_the_same_whatever_is_beside_it():
 
 
 def test_groups_of_seeds_never_mix():
-    names = ["grpo", "gigpo", "hgpo", "g2po", "graphgpo", "shrinkage_gae", "reinforce_pp", "adaptive"]
+    names = [
+        "grpo",
+        "gigpo",
+        "hgpo",
+        "g2po",
+        "graphgpo",
+        "shrinkage_gae",
+        "reinforce_pp",
+        "adaptive",
+    ]
     together = TabularPolicy(tasks(), range(3))
     rows = rollouts(together, 6, (0, 0))
     alone = TabularPolicy(tasks(), [1])
@@ -219,7 +239,11 @@ def test_gains_of_true_advantages_are_those_of_the_exact_gradient():
 @pytest.mark.parametrize("name", ["grpo", "gigpo:gamma=0.5", "oracle"])
 def test_a_gain_is_the_improvement_of_a_real_step(name):
     """Steps of little divergence along each batch's gradient change exact success by the gain, within its error."""
-    policy, how, copies = TabularPolicy(tasks(), [3]), Learning(group_size=6, kl=1e-6), 300
+    policy, how, copies = (
+        TabularPolicy(tasks(), [3]),
+        Learning(group_size=6, kl=1e-6),
+        300,
+    )
     gain = gains(policy, 0, methods([name]), how, copies, (1,)).row(0, named=True)
     moved = policy.copies(0, copies)
     visits = Visits(moved, rollouts(moved, how.group_size, (1,)))
@@ -240,7 +264,15 @@ def test_cross_validated_slopes_are_the_improvements_of_real_steps(name):
     (slopes,) = cross_validated_slopes(same, visits, [methods([name])[name]().estimator], folds)
     smaller = policy.copies(0, copies)
     less = Visits(smaller, rollouts(smaller, size - size // folds, (2,)))
-    gained = improvement(smaller, less, less.gradient(advantages(name, smaller, less.rollouts)), 0.5e-6) / 1e-3
+    gained = (
+        improvement(
+            smaller,
+            less,
+            less.gradient(advantages(name, smaller, less.rollouts)),
+            0.5e-6,
+        )
+        / 1e-3
+    )
     error = ((slopes.var(ddof=1) + gained.var(ddof=1)) / copies) ** 0.5
     assert gained.mean() > 4 * error
     assert abs(slopes.mean() - gained.mean()) < 4 * error
@@ -311,14 +343,20 @@ def test_what_improves_success_learns_and_a_seed_learns_the_same_alone():
     named = methods(["grpo", "oracle"])
     how = Learning(seeds=8, iterations=8, group_size=12, kl=0.02, evaluation=200)
     table = curves({"ring": tasks()}, named, how).success
-    assert table["estimator"].unique(maintain_order=True).to_list() == ["grpo", "grpo" + AGAIN, "oracle"]
+    assert table["estimator"].unique(maintain_order=True).to_list() == [
+        "grpo",
+        "grpo" + AGAIN,
+        "oracle",
+    ]
     assert table.height == 3 * 8 * 9
     rows = {row["estimator"]: row for row in summary(table).iter_rows(named=True)}
     assert rows["grpo"]["final_difference"] == 0
     assert rows["oracle"]["final"] > rows["oracle"]["start"] + 0.1
     assert rows["grpo" + AGAIN]["area_difference"] != 0
     alone = curves(
-        {"ring": tasks()}, {"grpo": named["grpo"]}, Learning(**{**vars(how), "seeds": 2, "first_seed": 5})
+        {"ring": tasks()},
+        {"grpo": named["grpo"]},
+        Learning(**{**vars(how), "seeds": 2, "first_seed": 5}),
     ).success
     both = table.filter(pl.col("seed").is_in([5, 6])).filter(pl.col("estimator") != "oracle")
     assert both["success"].to_list() == pytest.approx(alone["success"].to_list(), abs=1e-12)
@@ -343,7 +381,14 @@ def test_stored_graphs_replace_the_environment_until_something_is_new(tmp_path):
 
 
 def test_intervals_are_those_of_students_distribution():
-    rows = [("a", 0, 0.1), ("a", 1, 0.3), ("a", 2, 0.2), ("b", 0, 0.4), ("b", 1, 0.4), ("b", 2, 0.7)]
+    rows = [
+        ("a", 0, 0.1),
+        ("a", 1, 0.3),
+        ("a", 2, 0.2),
+        ("b", 0, 0.4),
+        ("b", 1, 0.4),
+        ("b", 2, 0.7),
+    ]
     table = pl.DataFrame(
         [(name, seed, iteration, value) for name, seed, value in rows for iteration in (0, 1)],
         schema=["estimator", "seed", "iteration", "success"],
@@ -357,14 +402,44 @@ def test_intervals_are_those_of_students_distribution():
 @pytest.mark.slow
 def test_the_command_writes_curves_tables_and_pictures(tmp_path):
     out = tmp_path / "out"
-    small = ["--tasks", 2, "--seeds", 2, "--iterations", 2, "--evaluation", 2, "--out", out]
+    small = [
+        "--tasks",
+        2,
+        "--seeds",
+        2,
+        "--iterations",
+        2,
+        "--evaluation",
+        2,
+        "--out",
+        out,
+    ]
     names = "grpo,hgpo:mode=mean_norm,adaptive"
-    gains = ["--samples", 2, "--task-sets", 2, "--gain-at", 1, "--gain-copies", 4]
+    gains = [
+        "--samples",
+        2,
+        "--task-sets",
+        2,
+        "--gain-at",
+        1,
+        "--gain-copies",
+        4,
+    ]
     output = invoke("learn-tabular", "-e", names, *gains, *small)
     assert "hgpo:mode=mean_norm" in output
     files = {path.name for path in out.iterdir()}
-    assert {"curves.parquet", "summary.md", "gains.parquet", "metrics.parquet", "tasks-0", "tasks-1"} <= files
-    assert {path.name for path in (out / "tasks-1").iterdir()} == {"nodes.parquet", "edges.parquet"}
+    assert {
+        "curves.parquet",
+        "summary.md",
+        "gains.parquet",
+        "metrics.parquet",
+        "tasks-0",
+        "tasks-1",
+    } <= files
+    assert {path.name for path in (out / "tasks-1").iterdir()} == {
+        "nodes.parquet",
+        "edges.parquet",
+    }
     table = pl.read_parquet(out / "curves.parquet")
     assert table.height == 4 * 2 * 3
     assert table.group_by("tasks").agg(pl.col("seed").unique()).sort("tasks")["seed"].to_list() == [[0], [1]]
@@ -375,12 +450,34 @@ def test_the_command_writes_curves_tables_and_pictures(tmp_path):
 
 
 def test_every_set_of_tasks_has_a_seed() -> None:
-    with pytest.raises(InputError, match="--task-sets: expected at most 1, the number of seeds, received 2"):
+    with pytest.raises(
+        InputError,
+        match="--task-sets: expected at most 1, the number of seeds, received 2",
+    ):
         curves({"a": tasks(), "b": tasks()}, methods(["grpo"]), Learning(seeds=1))
 
 
-LEVERS = ["learn-tabular", "--env", "hgpo_research.levers:LEVERS", "--tasks", 1, "--memory", 0, "--skill", 0]
-LEVERS += ["--seeds", 2, "--iterations", 1, "--evaluation", 2, "--group-size", 4]
+LEVERS = [
+    "learn-tabular",
+    "--env",
+    "hgpo_research.levers:LEVERS",
+    "--tasks",
+    1,
+    "--memory",
+    0,
+    "--skill",
+    0,
+]
+LEVERS += [
+    "--seeds",
+    2,
+    "--iterations",
+    1,
+    "--evaluation",
+    2,
+    "--group-size",
+    4,
+]
 
 
 @pytest.fixture(autouse=True)
@@ -397,9 +494,23 @@ def test_kept_graphs_are_read_again_at_any_path(tmp_path):
     assert (out / "tasks-0" / "edges.parquet").exists()
 
 
-def test_a_call_replaces_all_results_of_the_earlier_one_and_nothing_else(tmp_path):
+def test_a_call_replaces_all_results_of_the_earlier_one_and_nothing_else(
+    tmp_path,
+):
     names = "grpo,hgpo:history_length=0:mode=mean_norm"
-    output = invoke(*LEVERS, "-e", names, "--gain-at", 1, "--gain-copies", 4, "--task-sets", 2, "--out", tmp_path)
+    output = invoke(
+        *LEVERS,
+        "-e",
+        names,
+        "--gain-at",
+        1,
+        "--gain-copies",
+        4,
+        "--task-sets",
+        2,
+        "--out",
+        tmp_path,
+    )
     assert "hgpo:history_length=0:" in output
     assert "mode=mean_norm" in output
     assert re.search(r"estimator +final +area +difference", output)
@@ -416,13 +527,34 @@ def test_a_call_replaces_all_results_of_the_earlier_one_and_nothing_else(tmp_pat
 @pytest.mark.parametrize(
     ("options", "line"),
     [
-        ("--samples 0", "--samples: expected an integer of at least 1, received 0"),
-        ("--reads -1", "--reads: expected an integer of at least 0, received -1"),
-        ("--gain-copies 1", "--gain-copies: expected an integer of at least 4, received 1"),
-        ("--gain-policies 0", "--gain-policies: expected an integer of at least 1, received 0"),
-        ("--gain-at 0 --group-size 1", "--group-size: expected an integer of at least 2, received 1"),
-        ("--gain-at 2", "--gain-at: expected 0 to 1, the number of updates, received 2"),
-        ("--gain-at -1", "--gain-at: expected 0 to 1, the number of updates, received -1"),
+        (
+            "--samples 0",
+            "--samples: expected an integer of at least 1, received 0",
+        ),
+        (
+            "--reads -1",
+            "--reads: expected an integer of at least 0, received -1",
+        ),
+        (
+            "--gain-copies 1",
+            "--gain-copies: expected an integer of at least 4, received 1",
+        ),
+        (
+            "--gain-policies 0",
+            "--gain-policies: expected an integer of at least 1, received 0",
+        ),
+        (
+            "--gain-at 0 --group-size 1",
+            "--group-size: expected an integer of at least 2, received 1",
+        ),
+        (
+            "--gain-at 2",
+            "--gain-at: expected 0 to 1, the number of updates, received 2",
+        ),
+        (
+            "--gain-at -1",
+            "--gain-at: expected 0 to 1, the number of updates, received -1",
+        ),
     ],
 )
 def test_wrong_numbers_are_reported_before_anything_is_written(options, line, tmp_path):

@@ -11,7 +11,13 @@ from hgpo_envs.episode import Episode
 from hgpo_envs.errors import InputError
 from hgpo_envs.hashing import text_hash
 from hgpo_research.policies.distributions import Distribution, known_policy
-from hgpo_research.truth import Budget, Rewards, plan_truth, read_metadata, write_truth
+from hgpo_research.truth import (
+    Budget,
+    Rewards,
+    plan_truth,
+    read_metadata,
+    write_truth,
+)
 from hgpo_research.truth.graph import Graph
 from hgpo_research.truth.places import Step
 from hgpo_research.truth.task import task_truth
@@ -25,7 +31,10 @@ UNIT = Rewards(reward_scale=1, gamma=0.9)
 
 def truth_of(run, out, rewards=UNIT, *, policy=None, **budget):
     """Return the rows of a run, joined with their truth."""
-    write_truth(plan_truth(run.path, rewards, Budget(**budget), policy=policy, allow=[GUESS]), out)
+    write_truth(
+        plan_truth(run.path, rewards, Budget(**budget), policy=policy, allow=[GUESS]),
+        out,
+    )
     return join_advantages(run.steps, pl.scan_parquet(out)).collect()
 
 
@@ -41,7 +50,16 @@ def within_errors(table, name, expected, errors=4.0):
 def guesses(tmp_path_factory):
     """Rollouts of a guessing game with 4 attempts, without `fork` and `key`; a guess is right with probability 1/3."""
     folder = tmp_path_factory.mktemp("guess") / "run"
-    return collect(GUESS, "random", folder, tasks=5, group_size=6, seed=1, action_format="command", limit=4)
+    return collect(
+        GUESS,
+        "random",
+        folder,
+        tasks=5,
+        group_size=6,
+        seed=1,
+        action_format="command",
+        limit=4,
+    )
 
 
 def by_hand(left):
@@ -74,7 +92,13 @@ def test_monte_carlo_of_the_same_game_is_within_its_errors(guesses, tmp_path):
 
 def test_more_rollouts_until_the_error_is_small(guesses, tmp_path):
     few, many, capped = (
-        truth_of(guesses, tmp_path / f"{number}.parquet", rollouts=4, exact_nodes=0, **budget)
+        truth_of(
+            guesses,
+            tmp_path / f"{number}.parquet",
+            rollouts=4,
+            exact_nodes=0,
+            **budget,
+        )
         for number, budget in enumerate([{}, {"error": 0.03}, {"error": 1e-9, "most_rollouts": 8}])
     )
     root = many.group_by("task_id").agg((pl.col("advantage_error") ** 2).mean().sqrt())["advantage_error"]
@@ -83,7 +107,11 @@ def test_more_rollouts_until_the_error_is_small(guesses, tmp_path):
 
 
 def test_numbers_of_rollouts_are_rounded_up(guesses, tmp_path):
-    given = [({"rollouts": 1}, 4), ({"rollouts": 5}, 6), ({"error": 1e-9, "most_rollouts": 1}, 4)]
+    given = [
+        ({"rollouts": 1}, 4),
+        ({"rollouts": 5}, 6),
+        ({"error": 1e-9, "most_rollouts": 1}, 4),
+    ]
     for number, (budget, made) in enumerate(given):
         table = truth_of(guesses, tmp_path / f"{number}.parquet", exact_nodes=0, **budget)
         assert table["rollouts"].max() == made
@@ -127,7 +155,10 @@ def ring_by_hand(rollouts):
     for steps in rollouts:
         engine, last = RingEngine(), None
         for number, step in enumerate(steps):
-            value, q = ring.value(engine.place, last, number, 0.9), ring.q(engine.place, step.action, number, 0.9)
+            value, q = (
+                ring.value(engine.place, last, number, 0.9),
+                ring.q(engine.place, step.action, number, 0.9),
+            )
             found.append((value, q, q - value))
             engine.act(step.action)
             last = step.action
@@ -188,7 +219,13 @@ def test_a_budget_in_steps_is_spent_and_is_a_limit_for_an_error():
     rollouts = ring_rollouts(3, seed=5)
 
     def truth(**budget):
-        return ring_truth(rollouts, Rewards(reward_scale=1), entropy=1, exact_nodes=0, **budget)
+        return ring_truth(
+            rollouts,
+            Rewards(reward_scale=1),
+            entropy=1,
+            exact_nodes=0,
+            **budget,
+        )
 
     for budget in (2_000, 20_000):
         columns, steps = truth(steps=budget)
@@ -221,7 +258,13 @@ def replayed(handle, policy, task, responses):
     episode = Episode(handle.shared, handle.settings)
     episode.start(task)
     for number in range(len(responses) + 1):
-        now = episode.task, episode.state, episode.engine, episode.prompt, episode.history
+        now = (
+            episode.task,
+            episode.state,
+            episode.engine,
+            episode.prompt,
+            episode.history,
+        )
         request = Request(number, episode.prompt(), 0, 7, number, *now)
         if number < len(responses):
             known.observe(request)
@@ -258,8 +301,20 @@ def by_replays(handle, policy, task, responses, rewards):
 def test_the_last_two_steps_of_episodes_equal_replays(env_id, name, limit, options, tmp_path):
     softmax = name == "softmax"
     rewards = Rewards(reward_scale=10, gamma=0.9, invalid_action_penalty=5.0)
-    env = {"action_format": "response" if softmax else "command", "max_steps": limit}
-    run = collect(env_id, name, tmp_path / "run", tasks=5, group_size=1, seed=3, policy_options=options, **env)
+    env = {
+        "action_format": "response" if softmax else "command",
+        "max_steps": limit,
+    }
+    run = collect(
+        env_id,
+        name,
+        tmp_path / "run",
+        tasks=5,
+        group_size=1,
+        seed=3,
+        policy_options=options,
+        **env,
+    )
     handle = open_env(env_id, **env)
     context = PolicyContext(handle.shared.source.name, env["action_format"], options)
     one = known_policy(name, context)
@@ -302,14 +357,25 @@ def test_trees_are_forgotten_between_chunks(monkeypatch):
     rewards = Rewards(reward_scale=1, invalid_action_penalty=1.0)
 
     def policy():
-        return known_policy("mixture:explorer=0.5,random=0.5", PolicyContext("ALFWorld", "command"))
+        return known_policy(
+            "mixture:explorer=0.5,random=0.5",
+            PolicyContext("ALFWorld", "command"),
+        )
 
     episode, _ = replayed(handle, policy, handle.tasks[0], [])
     steps = []
     for _ in range(5):
         before = episode.state
         episode.act(before.actions[0])
-        steps.append(Step(before.text, episode.action, episode.action, valid=episode.action_valid, reward=0.0))
+        steps.append(
+            Step(
+                before.text,
+                episode.action,
+                episode.action,
+                valid=episode.action_valid,
+                reward=0.0,
+            )
+        )
     sizes, found = [], []
     for estimates in (1, 1 << 20):
         monkeypatch.setattr("hgpo_research.truth.task._CHUNK_OF_TREES", estimates)
@@ -338,11 +404,22 @@ def weights(prompt):
 
 
 def test_prompts_are_those_of_the_episodes():
-    handle = open_env("HGPO/ALFWorld-v0", max_steps=6, history_length=2, action_format="command")
+    handle = open_env(
+        "HGPO/ALFWorld-v0",
+        max_steps=6,
+        history_length=2,
+        action_format="command",
+    )
     graph = Graph(handle.shared, handle.settings, Prompted(), UNIT, handle.tasks[0])
     episode, node = Episode(handle.shared, handle.settings), graph.start
     episode.start(handle.tasks[0])
-    for action in ("look", "go to nowhere", "inventory", episode.state.actions[3], "look"):
+    for action in (
+        "look",
+        "go to nowhere",
+        "inventory",
+        episode.state.actions[3],
+        "look",
+    ):
         graph.prepare([node])
         assert graph.probabilities(node) == pytest.approx(weights(episode.prompt()), abs=1e-9)
         episode.act(action)
@@ -352,7 +429,13 @@ def test_prompts_are_those_of_the_episodes():
 # What must hold on the benchmarks
 
 
-@pytest.fixture(scope="module", params=[pytest.param("HGPO/ALFWorld-v0", marks=pytest.mark.slow), "HGPO/WebShop-v0"])
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param("HGPO/ALFWorld-v0", marks=pytest.mark.slow),
+        "HGPO/WebShop-v0",
+    ],
+)
 def checked(request, tmp_path_factory):
     """A run of a policy that wins sometimes, with its truth."""
     folder = tmp_path_factory.mktemp("checked")
@@ -360,9 +443,21 @@ def checked(request, tmp_path_factory):
     options = {"skill": 0.6} if alfworld else {"temperature": 1.5}
     steps = {"max_steps": 12} if alfworld else {}
     run = collect(
-        request.param, "softmax", folder / "run", tasks=10, group_size=4, policy_options=options, seed=4, **steps
+        request.param,
+        "softmax",
+        folder / "run",
+        tasks=10,
+        group_size=4,
+        policy_options=options,
+        seed=4,
+        **steps,
     )
-    table = truth_of(run, folder / "truth.parquet", Rewards(reward_scale=1, gamma=0.95), rollouts=8)
+    table = truth_of(
+        run,
+        folder / "truth.parquet",
+        Rewards(reward_scale=1, gamma=0.95),
+        rollouts=8,
+    )
     discount = 0.95 ** pl.col("step")
     total = (pl.col("reward") * discount).cum_sum().over("trajectory") / discount
     return table.sort("trajectory", "step", descending=[False, True]).with_columns(total=total)
@@ -380,7 +475,11 @@ def test_returns_minus_values_have_slope_1_on_advantages(checked):
     """The noise of truth is in both: it is taken out by using one half for V and the other one for A, both ways."""
     first = (pl.col("total") - pl.col("value_first")) * pl.col("advantage_second")
     second = (pl.col("total") - pl.col("value_second")) * pl.col("advantage_first")
-    slope, error = ratio_by_task(checked, first + second, 2 * pl.col("advantage_first") * pl.col("advantage_second"))
+    slope, error = ratio_by_task(
+        checked,
+        first + second,
+        2 * pl.col("advantage_first") * pl.col("advantage_second"),
+    )
     assert error < 0.3
     assert abs(slope - 1) < 4 * error
 
@@ -433,9 +532,19 @@ def test_an_interrupted_computation_leaves_nothing(guesses, tmp_path):
 
 def test_the_metadata_state_what_was_computed(guesses, tmp_path):
     out = tmp_path / "truth.parquet"
-    truth_of(guesses, out, Rewards(reward="success", reward_scale=10, gamma=0.9), seed=3)
+    truth_of(
+        guesses,
+        out,
+        Rewards(reward="success", reward_scale=10, gamma=0.9),
+        seed=3,
+    )
     found = read_metadata(out)
-    rewards = {"reward": "success", "reward_scale": 10.0, "gamma": 0.9, "invalid_action_penalty": 0.0}
+    rewards = {
+        "reward": "success",
+        "reward_scale": 10.0,
+        "gamma": 0.9,
+        "invalid_action_penalty": 0.0,
+    }
     assert found["rewards"] == rewards
     assert found["budget"]["seed"] == 3
     assert found["policy"] == {"name": "random"}

@@ -22,7 +22,15 @@ GUESS = "foreign:Foreign/Guess-v0"
 @pytest.fixture(scope="module")
 def guesses(tmp_path_factory):
     folder = tmp_path_factory.mktemp("guess") / "run"
-    return collect(GUESS, "random", folder, tasks=2, group_size=2, action_format="command", limit=3)
+    return collect(
+        GUESS,
+        "random",
+        folder,
+        tasks=2,
+        group_size=2,
+        action_format="command",
+        limit=3,
+    )
 
 
 def test_a_policy_whose_memory_cannot_be_followed_is_refused():
@@ -33,7 +41,10 @@ def test_a_policy_whose_memory_cannot_be_followed_is_refused():
             raise AssertionError
 
     OwnPolicy(Elsewhere())
-    with pytest.raises(InputError, match="expected a policy without a memory of its own, or one that replies in this"):
+    with pytest.raises(
+        InputError,
+        match="expected a policy without a memory of its own, or one that replies in this",
+    ):
         OwnPolicy(SimpleNamespace(name="elsewhere", distributions=len, fork=len))
 
 
@@ -46,7 +57,13 @@ def test_another_environment_is_an_error(tmp_path):
 
     run = collect("HGPO/ALFWorld-v0", "random", tmp_path / "run", tasks=1, max_steps=3)
     refused(run, "use the run's step limit", max_steps=5)
-    shop = collect("HGPO/WebShop-v0", lambda _: "search[socks]", tmp_path / "shop", tasks=1, max_steps=2)
+    shop = collect(
+        "HGPO/WebShop-v0",
+        lambda _: "search[socks]",
+        tmp_path / "shop",
+        tasks=1,
+        max_steps=2,
+    )
     line = "the environment or its data are not those of the run"
     refused(shop, line, policy="random", observation_mode="text_rich")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run", "shop"]
@@ -55,15 +72,43 @@ def test_another_environment_is_an_error(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "values", "line"),
     [
-        (Budget, {"rollouts": 0}, "parameter rollouts: expected int >= 1, received 0"),
-        (Budget, {"error": -1.0}, "parameter error: expected float > 0.0, received -1.0"),
-        (Budget, {"error": float("nan")}, "parameter error: expected float > 0.0, received nan"),
-        (Budget, {"steps": 0}, "parameter steps: expected int >= 1, received 0"),
-        (Budget, {"seed": -1}, "parameter seed: expected int >= 0, received -1"),
+        (
+            Budget,
+            {"rollouts": 0},
+            "parameter rollouts: expected int >= 1, received 0",
+        ),
+        (
+            Budget,
+            {"error": -1.0},
+            "parameter error: expected float > 0.0, received -1.0",
+        ),
+        (
+            Budget,
+            {"error": float("nan")},
+            "parameter error: expected float > 0.0, received nan",
+        ),
+        (
+            Budget,
+            {"steps": 0},
+            "parameter steps: expected int >= 1, received 0",
+        ),
+        (
+            Budget,
+            {"seed": -1},
+            "parameter seed: expected int >= 0, received -1",
+        ),
         (Rewards, {"reward": "return"}, "parameter reward"),
         (Rewards, {"gamma": 1.5}, "parameter gamma"),
-        (Rewards, {"reward_scale": 0}, "parameter reward_scale: expected a number other than 0, received 0"),
-        (Rewards, {"reward_scale": float("inf")}, "parameter reward_scale: expected a finite number, received inf"),
+        (
+            Rewards,
+            {"reward_scale": 0},
+            "parameter reward_scale: expected a number other than 0, received 0",
+        ),
+        (
+            Rewards,
+            {"reward_scale": float("inf")},
+            "parameter reward_scale: expected a finite number, received inf",
+        ),
     ],
 )
 def test_wrong_settings(settings, values, line):
@@ -72,13 +117,19 @@ def test_wrong_settings(settings, values, line):
 
 
 def test_an_output_that_cannot_be_written_is_found_before_the_work(guesses, tmp_path, monkeypatch):
-    monkeypatch.setattr("hgpo_research.truth.write_truth", lambda *_, **__: pytest.fail("computed"))
+    monkeypatch.setattr(
+        "hgpo_research.truth.write_truth",
+        lambda *_, **__: pytest.fail("computed"),
+    )
     run = tmp_path / "run"
     shutil.copytree(guesses.path, run)
     (tmp_path / "run.truth").touch()
     with pytest.raises(InputError, match="Not a directory; choose another path"):
         invoke("truth", run, "--allow", GUESS)
-    with pytest.raises(InputError, match=r"--out: expected the path of a table, such as truth.parquet, received .*csv"):
+    with pytest.raises(
+        InputError,
+        match=r"--out: expected the path of a table, such as truth.parquet, received .*csv",
+    ):
         invoke("truth", run, "--out", tmp_path / "t.csv", "--allow", GUESS)
 
 
@@ -98,9 +149,17 @@ def test_a_folder_that_is_no_run(tmp_path):
         ({"id": "evil:ENV"}, "random", "evil:ENV"),
         ({"id": "evil:Evil/World-v0"}, "random", "evil:Evil/World-v0"),
         ({"id": "HGPO/ALFWorld-v0"}, "evil:act", "evil:act"),
-        ({"id": "HGPO/ALFWorld-v0"}, "mixture:evil:act=0.5,random=0.5", "mixture:evil:act=0.5,random=0.5"),
+        (
+            {"id": "HGPO/ALFWorld-v0"},
+            "mixture:evil:act=0.5,random=0.5",
+            "mixture:evil:act=0.5,random=0.5",
+        ),
         ({"id": "HGPO/AppWorld-v0", "python": "./evil"}, "random", "./evil"),
-        ({"id": "HGPO/WebShop-v0", "backend": "original", "data": "evil"}, "random", "original"),
+        (
+            {"id": "HGPO/WebShop-v0", "backend": "original", "data": "evil"},
+            "random",
+            "original",
+        ),
     ],
 )
 def test_a_run_of_others_runs_no_code(tmp_path, monkeypatch, env, policy, name):
@@ -111,8 +170,22 @@ def test_a_run_of_others_runs_no_code(tmp_path, monkeypatch, env, policy, name):
     (tmp_path / "evil").write_text("#!/bin/sh\ntouch started\n")
     (tmp_path / "evil").chmod(0o755)
     with StepWriter(tmp_path / "run", config={"env": env, "policy": {"name": policy}}) as writer:
-        writer.add_group([{"task_id": "t", "trajectory": "a", "step": 0, "state": "s", "action": "a", "reward": 0.0}])
-    with pytest.raises(InputError, match=rf"^.*manifest.jsonl names the .*; if you trust it, add --allow {name}$"):
+        writer.add_group(
+            [
+                {
+                    "task_id": "t",
+                    "trajectory": "a",
+                    "step": 0,
+                    "state": "s",
+                    "action": "a",
+                    "reward": 0.0,
+                }
+            ]
+        )
+    with pytest.raises(
+        InputError,
+        match=rf"^.*manifest.jsonl names the .*; if you trust it, add --allow {name}$",
+    ):
         invoke("truth", "run")
     assert not (tmp_path / "started").exists()
     if policy == "random" and ":" in env["id"]:

@@ -11,7 +11,12 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import polars as pl
 
-from hgpo_research.comparison.measures import MEASURES, measured, row_sums, task_sums
+from hgpo_research.comparison.measures import (
+    MEASURES,
+    measured,
+    row_sums,
+    task_sums,
+)
 
 if TYPE_CHECKING:
     from hgpo_research.comparison.inputs import Draw

@@ -11,8 +11,20 @@ import polars as pl
 from hgpo_envs.errors import InputError
 from hgpo_research.comparison.chance import KEYS, chance_table
 from hgpo_research.comparison.families import intervals, resampled
-from hgpo_research.comparison.inputs import REFERENCE, TRUTH_REWARDS, descriptions, draw, read_run
-from hgpo_research.comparison.measures import MEASURES, denominators, measured, row_sums, task_sums
+from hgpo_research.comparison.inputs import (
+    REFERENCE,
+    TRUTH_REWARDS,
+    descriptions,
+    draw,
+    read_run,
+)
+from hgpo_research.comparison.measures import (
+    MEASURES,
+    denominators,
+    measured,
+    row_sums,
+    task_sums,
+)
 from hgpo_train.advantages.tables import step_table
 from hgpo_train.resampling import task_weights
 
@@ -31,7 +43,13 @@ DIMENSIONS: Final = ("all", "level", "position")
 _BORDERS: Final = (0, 1, 2, 4, 8, 16, 32)
 """The first steps of the positions' parts."""
 
-_LEAST: Final = {"redraws": 1, "resamples": 100, "depth": 0, "permutations": 0, "seed": 0}
+_LEAST: Final = {
+    "redraws": 1,
+    "resamples": 100,
+    "depth": 0,
+    "permutations": 0,
+    "seed": 0,
+}
 
 
 @dataclass(frozen=True)
@@ -117,12 +135,24 @@ def compare_estimators(
     chance: list[pl.DataFrame] = []
     for size in sizes:
         progress(f"groups of {size}")
-        found = draw(run, size, redraws, seed, depth=depth, context=context, rewards=rewards)
+        found = draw(
+            run,
+            size,
+            redraws,
+            seed,
+            depth=depth,
+            context=context,
+            rewards=rewards,
+        )
         rows = {name: row_sums(found, found.estimates[name]) for name in names}
         for dimension, part, chosen in _parts(found):
             sums = {name: task_sums(rows[name], found.task, run.tasks, chosen) for name in names}
             cell = {"group_size": size, "dimension": dimension, "part": part}
-            for tables, table in zip((estimates, differences), _tables(cell, sums, weights), strict=True):
+            for tables, table in zip(
+                (estimates, differences),
+                _tables(cell, sums, weights),
+                strict=True,
+            ):
                 tables.append(table)
             if dimension == "all":
                 for name, each in sums.items():
@@ -218,10 +248,22 @@ def _tables(
         named = [{"estimator": name, **cell, "measure": measure, **counts} for name in names]
         estimates.append(_frame(named, values, draws, tasks).drop("p"))
         pairs = [
-            {"first": names[one], "second": names[two], **cell, "measure": measure}
+            {
+                "first": names[one],
+                "second": names[two],
+                **cell,
+                "measure": measure,
+            }
             for one, two in zip(first, second, strict=True)
         ]
-        differences.append(_frame(pairs, values[first] - values[second], draws[:, first] - draws[:, second], tasks))
+        differences.append(
+            _frame(
+                pairs,
+                values[first] - values[second],
+                draws[:, first] - draws[:, second],
+                tasks,
+            )
+        )
     return pl.concat(estimates), pl.concat(differences)
 
 

@@ -71,4 +71,10 @@ def intervals(values: Floats, draws: Floats, tasks: int) -> Intervals:
         largest = student_value(t.max(1), tasks - 1) * np.sqrt(tasks / (tasks - 1))
         half = np.quantile(largest, LEVEL) * deviation
         adjusted[varies] = (1 + (largest[:, None] >= (size / deviation)[varies]).sum(0)) / (1 + len(largest))
-    return Intervals(low, high, np.where(varies, values - half, low), np.where(varies, values + half, high), adjusted)
+    return Intervals(
+        low,
+        high,
+        np.where(varies, values - half, low),
+        np.where(varies, values + half, high),
+        adjusted,
+    )

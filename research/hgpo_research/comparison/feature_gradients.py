@@ -32,13 +32,29 @@ def feature_gradients(steps: pl.LazyFrame, policy: SoftmaxPolicy, history_length
         policy: The policy that played the run.
         history_length: The number of past steps that the prompts show.
     """
-    names = ("trajectory", "step", "task", "state", "admissible_actions", "action", "response")
+    names = (
+        "trajectory",
+        "step",
+        "task",
+        "state",
+        "admissible_actions",
+        "action",
+        "response",
+    )
     table = steps.select(names).sort("trajectory", "step").collect()
     rows: list[tuple[str, int, int]] = []
     vectors: list[Floats] = []
     choices: list[tuple[Floats, Floats]] = []  # probabilities and features of the responses
     past: list[Pair] = []
-    for trajectory, step, task, text, actions, action, response in table.iter_rows():
+    for (
+        trajectory,
+        step,
+        task,
+        text,
+        actions,
+        action,
+        response,
+    ) in table.iter_rows():
         if step == 0:
             past = []
         # The policy is asked again with what its prompt showed.

@@ -18,14 +18,27 @@ if TYPE_CHECKING:
     from hgpo_research.comparison.gain import Gains
 
 DETAILS: Final = "comparison.json"
-FILES: Final = ("estimates.parquet", "differences.parquet", "sums.parquet", DETAILS, "report.html")
+FILES: Final = (
+    "estimates.parquet",
+    "differences.parquet",
+    "sums.parquet",
+    DETAILS,
+    "report.html",
+)
 GAIN_FILES: Final = ("gains.parquet", "differences.parquet", DETAILS)
 """The files of a comparison by gain."""
 
 _MADE_BY: Final = "hgpo compare-estimators"
 
 
-def write_comparison(found: Comparison, out: Path, *, title: str, sources: dict[str, Any], overwrite: bool) -> None:
+def write_comparison(
+    found: Comparison,
+    out: Path,
+    *,
+    title: str,
+    sources: dict[str, Any],
+    overwrite: bool,
+) -> None:
     """Write a comparison's folder atomically: `FILES`.
 
     Args:
@@ -38,8 +51,18 @@ def write_comparison(found: Comparison, out: Path, *, title: str, sources: dict[
     Raises:
         InputError: The folder exists and may not be replaced.
     """
-    tables = {"estimates": found.estimates, "differences": found.differences, "sums": found.sums}
-    _write(out, tables, {**sources, **found.details}, report(found, title), overwrite=overwrite)
+    tables = {
+        "estimates": found.estimates,
+        "differences": found.differences,
+        "sums": found.sums,
+    }
+    _write(
+        out,
+        tables,
+        {**sources, **found.details},
+        report(found, title),
+        overwrite=overwrite,
+    )
 
 
 def write_gains(found: Gains, out: Path, *, details: dict[str, Any], overwrite: bool) -> None:
@@ -55,7 +78,12 @@ def write_gains(found: Gains, out: Path, *, details: dict[str, Any], overwrite: 
         InputError: The folder exists and may not be replaced.
     """
     details = {**details, "batches": found.batches, "groups": found.groups}
-    _write(out, {"gains": found.gains, "differences": found.differences}, details, overwrite=overwrite)
+    _write(
+        out,
+        {"gains": found.gains, "differences": found.differences},
+        details,
+        overwrite=overwrite,
+    )
 
 
 def _write(

@@ -41,7 +41,12 @@ from hgpo_envs.errors import InputError
 from hgpo_research.comparison.inputs import complete_rollouts, ranks
 from hgpo_research.comparison.row_gradients import RowGradients, fisher_of
 from hgpo_research.random_numbers import subkey
-from hgpo_train.advantages.input_columns import batch_keys, group_keys, prepare, row_keys
+from hgpo_train.advantages.input_columns import (
+    batch_keys,
+    group_keys,
+    prepare,
+    row_keys,
+)
 from hgpo_train.advantages.parameters import Parameters
 from hgpo_train.advantages.registry import compute_many
 from hgpo_train.resampling import LEVEL, student_quantile
@@ -130,7 +135,10 @@ def cross_validated_gain(
         InputError: A column is missing, or groups are too small.
     """
     held = held_out(steps, variants, gradients, truth=truth, folds=folds, progress=progress)
-    names = [*(variant.name for variant in variants), *([TRUTH] if truth is not None else [])]
+    names = [
+        *(variant.name for variant in variants),
+        *([TRUTH] if truth is not None else []),
+    ]
     return summed(held, names, kl)
 
 
@@ -416,11 +424,29 @@ def _compared(
             if half is not None and value <= half:
                 # The half shrinks with the root of the number of batches.
                 needed = ceil(min(_MANY, batches * (half / value) ** 2)) if value else _MANY
-            differences.append((names[number], names[other], value, *_ends(value, half), needed))
+            differences.append(
+                (
+                    names[number],
+                    names[other],
+                    value,
+                    *_ends(value, half),
+                    needed,
+                )
+            )
     ends = {"low": pl.Float64, "high": pl.Float64}
-    between = {"first": pl.String, "second": pl.String, "value": pl.Float64, **ends, "batches": pl.Int64}
+    between = {
+        "first": pl.String,
+        "second": pl.String,
+        "value": pl.Float64,
+        **ends,
+        "batches": pl.Int64,
+    }
     return (
-        pl.DataFrame(rows, {"estimator": pl.String, "gain": pl.Float64, **ends}, orient="row"),
+        pl.DataFrame(
+            rows,
+            {"estimator": pl.String, "gain": pl.Float64, **ends},
+            orient="row",
+        ),
         pl.DataFrame(differences, between, orient="row"),
         informative,
     )

@@ -22,7 +22,13 @@ from hgpo_envs.wording import listed
 from hgpo_research.comparison.contexts import Contexts, numbered
 from hgpo_research.truth.table import METADATA, read_metadata
 from hgpo_train.advantages.estimators.hgpo import hgpo
-from hgpo_train.advantages.input_columns import CHAINS, columns_used, group_keys, prepare, row_keys
+from hgpo_train.advantages.input_columns import (
+    CHAINS,
+    columns_used,
+    group_keys,
+    prepare,
+    row_keys,
+)
 from hgpo_train.advantages.parameters import Parameters
 from hgpo_train.advantages.registry import compute_many
 
@@ -43,7 +49,13 @@ TRUTH_NUMBERS: Final = (
     "advantage_first",
     "advantage_second",
 )
-TRUTH_COLUMNS: Final = (*TRUTH_KEYS, *TRUTH_NUMBERS, "prompt_hash", "choice", "probabilities")
+TRUTH_COLUMNS: Final = (
+    *TRUTH_KEYS,
+    *TRUTH_NUMBERS,
+    "prompt_hash",
+    "choice",
+    "probabilities",
+)
 """The columns of a truth table that a comparison reads."""
 
 TRUTH_REWARDS: Final = Parameters(invalid_action_penalty=0.0, penalty_at="reward", reward_scale=1.0)
@@ -125,7 +137,11 @@ class Draw:
         """The numbers of the visible contexts and actions."""
         usable = self.prompt >= 0
         seen = self.prompt[usable], self.choice[usable]
-        return Contexts(usable, numbered(self.group[usable], *seen), numbered(self.redraw[usable], *seen))
+        return Contexts(
+            usable,
+            numbered(self.group[usable], *seen),
+            numbered(self.redraw[usable], *seen),
+        )
 
 
 def read_run(
@@ -154,8 +170,19 @@ def read_run(
     if missing := [name for name in TRUTH_COLUMNS if name not in known]:
         raise InputError(f"the truth table has no {listed(missing)}; write it with hgpo truth")
     histories = [f"{stem}{k}" for stem in CHAINS.values() for k in range(depth + 1)]
-    read = {*row_keys(schema), *columns_used(schema, rewards, (), "the truth")[0], *histories}
-    read |= {"state_hash", "state", "action_hash", "action", "aborted", "policy_version"}
+    read = {
+        *row_keys(schema),
+        *columns_used(schema, rewards, (), "the truth")[0],
+        *histories,
+    }
+    read |= {
+        "state_hash",
+        "state",
+        "action_hash",
+        "action",
+        "aborted",
+        "policy_version",
+    }
     read = read.union(*(variant.estimator.columns(schema) for variant in variants))
     table = steps.select(name for name in schema if name in read).collect()
     exact = truth.select(TRUTH_COLUMNS).collect()
@@ -220,7 +247,10 @@ def truth_rewards(truth: str | os.PathLike[str], run: str | os.PathLike[str]) ->
 def descriptions(variants: Sequence[Variant]) -> dict[str, dict[str, Any]]:
     """Return the names and parameters of estimators, for JSON."""
     return {
-        variant.name: {"estimator": variant.estimator.name, "parameters": asdict(variant.estimator.parameters)}
+        variant.name: {
+            "estimator": variant.estimator.name,
+            "parameters": asdict(variant.estimator.parameters),
+        }
         for variant in variants
     }
 
@@ -251,11 +281,15 @@ def redraw(run: Run, size: int, redraws: int, rng: np.random.Generator) -> pl.Da
     rollouts = run.steps.select(*groups, "(task)", "trajectory").unique().sort(*groups, "trajectory")
     rollouts = rollouts.with_columns(ranks(groups).alias("(given)"))
     if size >= run.size:
-        drawn = rollouts.with_columns(pl.lit(0, pl.Int64).alias("(redraw)"), pl.lit(0, pl.Int64).alias("(part)"))
+        drawn = rollouts.with_columns(
+            pl.lit(0, pl.Int64).alias("(redraw)"),
+            pl.lit(0, pl.Int64).alias("(part)"),
+        )
     else:
         several = pl.concat(
             rollouts.with_columns(
-                pl.lit(number, pl.Int64).alias("(redraw)"), pl.Series("(order)", rng.random(rollouts.height))
+                pl.lit(number, pl.Int64).alias("(redraw)"),
+                pl.Series("(order)", rng.random(rollouts.height)),
             )
             for number in range(redraws)
         )
@@ -277,7 +311,16 @@ def redraw(run: Run, size: int, redraws: int, rng: np.random.Generator) -> pl.Da
     )
 
 
-def draw(run: Run, size: int, redraws: int, seed: int, *, depth: int, context: Context, rewards: Parameters) -> Draw:
+def draw(
+    run: Run,
+    size: int,
+    redraws: int,
+    seed: int,
+    *,
+    depth: int,
+    context: Context,
+    rewards: Parameters,
+) -> Draw:
     """Redraw groups of one size, compute all estimators in them, and return the steps that have a truth.
 
     Args:
@@ -302,7 +345,10 @@ def draw(run: Run, size: int, redraws: int, seed: int, *, depth: int, context: C
     parameters = hgpo.with_parameters(**{**vars(rewards), "history_length": depth, "context": context}).parameters
     contexts = [f"{CHAINS[context]}{k}" for k in range(depth + 1)]
     made = prepare(steps, parameters).sort("(row)").select("plain_return", *contexts)
-    parts = [estimates.collect(engine="in-memory"), made.collect(engine="in-memory").rename("(made) {}".format)]
+    parts = [
+        estimates.collect(engine="in-memory"),
+        made.collect(engine="in-memory").rename("(made) {}".format),
+    ]
     table = pl.concat([table, *parts], how="horizontal")
     shared = [
         pl.when((pl.len().over("(group)", f"(made) {name}") > 1) & pl.col(f"(made) {name}").is_not_null()).then(k)

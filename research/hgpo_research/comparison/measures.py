@@ -41,7 +41,16 @@ if TYPE_CHECKING:
 
     Sums = Mapping[str, Floats]
 
-MEASURES: Final = ("correlation", "affine_error", "sign", "bias", "slope", "error", "squared_bias", "variance")
+MEASURES: Final = (
+    "correlation",
+    "affine_error",
+    "sign",
+    "bias",
+    "slope",
+    "error",
+    "squared_bias",
+    "variance",
+)
 
 
 def row_sums(found: Draw, estimate: tuple[Floats, Floats]) -> dict[str, Floats]:
@@ -86,7 +95,10 @@ def _partners(found: Draw, first: Floats, second: Floats) -> tuple[Floats, Boole
 
     others = of_partners(np.ones(len(cell)))
     product = np.zeros(len(cell))
-    for here, there in ((first[usable], second[usable]), (second[usable], first[usable])):
+    for here, there in (
+        (first[usable], second[usable]),
+        (second[usable], first[usable]),
+    ):
         product += here * of_partners(there) / np.maximum(others, 1) / 2
     cross = np.zeros(len(first))
     cross[usable] = np.where(others > 0, product, 0.0)

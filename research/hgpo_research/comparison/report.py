@@ -106,7 +106,12 @@ def report(found: Comparison, title: str) -> str:
     differences = found.differences.filter(group_size=size, dimension="all", measure="correlation")
     # Only differences beyond chance, for all pairs at once.
     clear = [
-        [row["first"], row["second"], number(row["value"]), f"{number(row['low_all'])} … {number(row['high_all'])}"]
+        [
+            row["first"],
+            row["second"],
+            number(row["value"]),
+            f"{number(row['low_all'])} … {number(row['high_all'])}",
+        ]
         for row in differences.iter_rows(named=True)
         if row["p"] is not None and row["p"] < 0.05
     ]
@@ -117,7 +122,13 @@ def report(found: Comparison, title: str) -> str:
         f"<h2>Groups of {size}</h2>",
         _table(
             ["", *LABELS.values()],
-            [[row["estimator"], *(_interval(row[measure]) for measure in LABELS)] for row in rows],
+            [
+                [
+                    row["estimator"],
+                    *(_interval(row[measure]) for measure in LABELS),
+                ]
+                for row in rows
+            ],
         ),
         *pictures(found, size),
         "<h2>Differences of correlations beyond chance</h2>",
@@ -127,7 +138,10 @@ def report(found: Comparison, title: str) -> str:
         *(f"<dt>{escape(label)}</dt><dd>{escape(MEANINGS[name])}</dd>" for name, label in LABELS.items()),
         f"<dt>{escape(REFERENCE)}</dt><dd>{_ABOUT_REFERENCE}</dd></dl>",
         "<h2>Parameters</h2>",
-        _table(["estimator", "parameters"], [[name, _parameters(spec)] for name, spec in specs]),
+        _table(
+            ["estimator", "parameters"],
+            [[name, _parameters(spec)] for name, spec in specs],
+        ),
     ]
     head = f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
     body = "\n".join(parts)
@@ -152,7 +166,11 @@ def pictures(found: Comparison, size: int) -> list[str]:
         )
         if table["part"].n_unique() > 1:
             chart = chart.facet(
-                column=alt.Column("part:N", title=None, sort=table["part"].unique(maintain_order=True).to_list())
+                column=alt.Column(
+                    "part:N",
+                    title=None,
+                    sort=table["part"].unique(maintain_order=True).to_list(),
+                )
             )
         return vl_convert.vegalite_to_svg(chart.to_dict())
 
@@ -161,8 +179,14 @@ def pictures(found: Comparison, size: int) -> list[str]:
     return [
         drawn(whole.filter(measure="correlation"), "correlation"),
         *(
-            drawn(table.filter(dimension=dimension, measure="correlation"), f"correlation by {words}")
-            for dimension, words in (("level", "past states of the deepest shared context"), ("position", "position"))
+            drawn(
+                table.filter(dimension=dimension, measure="correlation"),
+                f"correlation by {words}",
+            )
+            for dimension, words in (
+                ("level", "past states of the deepest shared context"),
+                ("position", "position"),
+            )
         ),
     ]
 

@@ -74,7 +74,9 @@ class RowGradients:
         return (slopes.T * weights) @ slopes
 
 
-def fisher_of(changes: Callable[[Sketches, int], tuple[Floats, Floats]]) -> Fisher:
+def fisher_of(
+    changes: Callable[[Sketches, int], tuple[Floats, Floats]],
+) -> Fisher:
     """Return the function that sums the covariances of the changes of log π along directions; see `products`.
 
     Args:
@@ -182,4 +184,9 @@ def row_gradients(
             f"expected the model that played the run, at temperature 1; its log-probabilities per token differ from "
             f"those of the run by {gap:.3f} on average"
         )
-    return RowGradients(table.select("trajectory", "step", "sketch"), sketches, sketch.parameters, gap)
+    return RowGradients(
+        table.select("trajectory", "step", "sketch"),
+        sketches,
+        sketch.parameters,
+        gap,
+    )

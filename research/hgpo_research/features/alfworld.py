@@ -12,7 +12,12 @@ from functools import lru_cache
 from math import log, sqrt
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from hgpo_envs.alfworld.players.explorer import STATIONS, ParsedInstruction, parse_instruction, usual_places
+from hgpo_envs.alfworld.players.explorer import (
+    STATIONS,
+    ParsedInstruction,
+    parse_instruction,
+    usual_places,
+)
 from hgpo_envs.errors import InputError
 from hgpo_research.features.words import repetitions
 
@@ -27,8 +32,14 @@ _COMMANDS: Final = (
     ("go", re.compile(rf"go to (?P<place>{_NAME})")),
     ("open", re.compile(rf"open (?P<place>{_NAME})")),
     ("take", re.compile(rf"take (?P<thing>{_NAME}) from (?P<place>{_NAME})")),
-    ("put", re.compile(rf"(?:move|put) (?P<thing>{_NAME}) (?:to|in/on) (?P<place>{_NAME})")),
-    ("treat", re.compile(rf"(?P<deed>clean|heat|cool) (?P<thing>{_NAME}) with (?P<place>{_NAME})")),
+    (
+        "put",
+        re.compile(rf"(?:move|put) (?P<thing>{_NAME}) (?:to|in/on) (?P<place>{_NAME})"),
+    ),
+    (
+        "treat",
+        re.compile(rf"(?P<deed>clean|heat|cool) (?P<thing>{_NAME}) with (?P<place>{_NAME})"),
+    ),
     ("use", re.compile(rf"use (?P<thing>{_NAME})")),
     ("examine", re.compile(rf"examine (?P<thing>{_NAME})")),
 )
@@ -68,7 +79,10 @@ def _read(text: str) -> _Seen:
     inside = {
         match[1] or match[2]: frozenset(map(_kind, re.findall(_NAME, match[3]))) for match in _SHOWN.finditer(text)
     }
-    return _Seen(inside, frozenset((match[1], match[2]) for match in _TREATED.finditer(text)))
+    return _Seen(
+        inside,
+        frozenset((match[1], match[2]) for match in _TREATED.finditer(text)),
+    )
 
 
 def _kind(name: str) -> str:
@@ -180,7 +194,10 @@ class _CommandsOfState:
                     changed[self._going[place]] = self._go(place, kinds, ready=self._ready)
         for action, times in repetitions(self._observation, history).items():
             if action in self.choices:
-                changed[action] = {**changed.get(action, self.choices[action]), "repeated": float(times)}
+                changed[action] = {
+                    **changed.get(action, self.choices[action]),
+                    "repeated": float(times),
+                }
         return changed
 
     def _features(self, *, ready: bool) -> dict[str, Features]:
@@ -239,7 +256,10 @@ class _CommandsOfState:
 def _held(actions: tuple[str, ...]) -> str:
     """Return the held object, which can always be examined; empty if there is none."""
     examined = (command.thing for command in map(_parse, actions) if command.verb == "examine")
-    return next((name for name in examined if _kind(name) not in _receptacle_kinds()), "")
+    return next(
+        (name for name in examined if _kind(name) not in _receptacle_kinds()),
+        "",
+    )
 
 
 @lru_cache(maxsize=1 << 12)

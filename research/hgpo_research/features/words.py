@@ -68,7 +68,11 @@ class WordFeatures:
     ({'instruction': 1.0, 'observation': 0.5}, {})
     """
 
-    weights: Mapping[str, float] = {"instruction": 3.0, "observation": 0.5, "repeated": -1.5}
+    weights: Mapping[str, float] = {
+        "instruction": 3.0,
+        "observation": 0.5,
+        "repeated": -1.5,
+    }
 
     def read(self, instruction: str, observation: str, actions: tuple[str, ...]) -> CountedFeatures:
         """See `ActionFeatures`."""
@@ -78,7 +82,10 @@ class WordFeatures:
         for action in actions:
             choice = action.replace(OPEN_QUERY, instruction) if OPEN_QUERY in action else action
             words = _words(choice)
-            values = {"instruction": _share(words, wanted), "observation": _share(words, shown)}
+            values = {
+                "instruction": _share(words, wanted),
+                "observation": _share(words, shown),
+            }
             choices[choice] = {name: value for name, value in values.items() if value}
         return CountedFeatures(observation, choices)
 

@@ -20,7 +20,13 @@ from hgpo_envs.environment_spec import make_player
 from hgpo_envs.errors import InputError
 from hgpo_train.policies.base import BatchPolicy
 from hgpo_train.policies.registry import make_policy
-from hgpo_train.policies.scripted import MOST_WORDS, OPEN_QUERY, format_action, instruction_words, parse_weights
+from hgpo_train.policies.scripted import (
+    MOST_WORDS,
+    OPEN_QUERY,
+    format_action,
+    instruction_words,
+    parse_weights,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -152,7 +158,12 @@ class KnownRandom(KnownPolicy):
         replies = []
         for action in actions or ("",):
             for filled, probability in _fillings(action, request.task.instruction):
-                response = format_action(filled, self._action_format, request.state.actions, self._benchmark)
+                response = format_action(
+                    filled,
+                    self._action_format,
+                    request.state.actions,
+                    self._benchmark,
+                )
                 replies.append((response, probability / max(len(actions), 1)))
         return _summed(replies)
 
@@ -256,7 +267,13 @@ class KnownMixture(KnownPolicy):
         replies: list[list[tuple[str, float]]] = [[] for _ in requests]
         for policy, weight in self._parts:
             for known, (responses, probabilities) in zip(replies, policy.distributions(requests), strict=True):
-                known.extend(zip(responses, (weight * probabilities).tolist(), strict=True))
+                known.extend(
+                    zip(
+                        responses,
+                        (weight * probabilities).tolist(),
+                        strict=True,
+                    )
+                )
         return [_summed(known) for known in replies]
 
     def observe(self, request: Request) -> None:
@@ -319,7 +336,10 @@ class OwnPolicy(KnownPolicy):
 
 
 def formatted_actions(
-    chosen: Iterable[str], action_format: str, admissible: Sequence[str], benchmark: str = ""
+    chosen: Iterable[str],
+    action_format: str,
+    admissible: Sequence[str],
+    benchmark: str = "",
 ) -> list[str]:
     """Format many actions, as `format_action` does.
 

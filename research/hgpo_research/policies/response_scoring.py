@@ -168,7 +168,10 @@ def _masks(model: Model, visible: Booleans, distance: Integers) -> Tensor | dict
 
     if "sliding_attention" not in (getattr(config, "layer_types", None) or ()):
         return mask(visible)
-    return {"full_attention": mask(visible), "sliding_attention": mask(visible & (distance < config.sliding_window))}
+    return {
+        "full_attention": mask(visible),
+        "sliding_attention": mask(visible & (distance < config.sliding_window)),
+    }
 
 
 def _probabilities(
@@ -193,12 +196,22 @@ def _probabilities(
 
     # A response of the largest length ends by itself, and a longer one is never sampled.
     lengths = np.array([len(response) for response in responses])
-    ended = np.where(lengths < options.max_new_tokens, ended, lengths == options.max_new_tokens)
+    ended = np.where(
+        lengths < options.max_new_tokens,
+        ended,
+        lengths == options.max_new_tokens,
+    )
     probabilities: Floats = np.exp(total[ends]) * ended
     return probabilities
 
 
-def _logprobs(model: Model, hidden: Tensor, before: Integers, after: Integers, options: SamplingOptions) -> Floats:
+def _logprobs(
+    model: Model,
+    hidden: Tensor,
+    before: Integers,
+    after: Integers,
+    options: SamplingOptions,
+) -> Floats:
     """Return the log-probabilities, float64, of tokens `after` the hidden states at the places `before`."""
     head = model.get_output_embeddings()
     # Many tokens follow the same hidden state, whose logits are computed once.
@@ -215,6 +228,9 @@ def _logprobs(model: Model, hidden: Tensor, before: Integers, after: Integers, o
         elif options.top_p < 1.0:
             table = nucleus(table, options.top_p)
         here = (of_place >= first) & (of_place < first + step)
-        chosen = table.cpu()[torch.from_numpy(of_place[here] - first), torch.from_numpy(after[here])]
+        chosen = table.cpu()[
+            torch.from_numpy(of_place[here] - first),
+            torch.from_numpy(after[here]),
+        ]
         found[here] = chosen.double().numpy()
     return found

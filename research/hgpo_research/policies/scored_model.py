@@ -9,7 +9,12 @@ import numpy as np
 
 from hgpo_envs.errors import InputError
 from hgpo_envs.hashing import text_hash
-from hgpo_research.policies.distributions import Distribution, KnownPolicy, formatted_actions, inadmissible_action
+from hgpo_research.policies.distributions import (
+    Distribution,
+    KnownPolicy,
+    formatted_actions,
+    inadmissible_action,
+)
 from hgpo_research.policies.response_scoring import score_responses
 from hgpo_train.policies.base import Failure
 from hgpo_train.policies.generation import FittedPrompt, fit_prompts
@@ -45,7 +50,12 @@ class ScoredModel(KnownPolicy):
     name = "transformers"
     prompt_read = True
 
-    def __init__(self, policy: TransformersPolicy, action_format: str, benchmark: str = "") -> None:
+    def __init__(
+        self,
+        policy: TransformersPolicy,
+        action_format: str,
+        benchmark: str = "",
+    ) -> None:
         self._policy = policy
         self._action_format = action_format
         self._benchmark = benchmark
@@ -110,7 +120,10 @@ class ScoredModel(KnownPolicy):
             tokens = tuple(sampled.tokens.tolist())
             if tokens[-1] in self._policy.ends:
                 tokens = tokens[:-1]
-            found.setdefault(tokens, self._policy.tokenizer.decode(tokens, skip_special_tokens=False))
+            found.setdefault(
+                tokens,
+                self._policy.tokenizer.decode(tokens, skip_special_tokens=False),
+            )
         return found
 
     def _encode(self, text: str) -> tuple[int, ...]:

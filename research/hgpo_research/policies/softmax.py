@@ -25,7 +25,11 @@ from hgpo_envs.hashing import text_hash
 from hgpo_research.features.alfworld import CommandFeatures
 from hgpo_research.features.webshop import ShopFeatures
 from hgpo_research.features.words import ActionFeatures, WordFeatures
-from hgpo_research.policies.distributions import Distribution, formatted_actions, inadmissible_action
+from hgpo_research.policies.distributions import (
+    Distribution,
+    formatted_actions,
+    inadmissible_action,
+)
 from hgpo_train.policies.base import BatchPolicy, Failure, Reply, Request
 from hgpo_train.policies.registry import PolicySpec, check_admissible_actions
 from hgpo_train.settings import NonNegativeFloat, NonNegativeInt, build, check
@@ -39,7 +43,10 @@ if TYPE_CHECKING:
     from hgpo_research.features.words import StateFeatures
     from hgpo_train.policies.registry import PolicyContext
 
-FEATURES: Final[Mapping[str, Callable[[], ActionFeatures]]] = {"ALFWorld": CommandFeatures, "WebShop": ShopFeatures}
+FEATURES: Final[Mapping[str, Callable[[], ActionFeatures]]] = {
+    "ALFWorld": CommandFeatures,
+    "WebShop": ShopFeatures,
+}
 """The features of each benchmark; `WordFeatures` for all others."""
 
 _STATES: Final = 1 << 14
@@ -114,7 +121,10 @@ class SoftmaxPolicy(BatchPolicy):
         sizes = [len(each) for each in powers]
         # One array for all requests: most have few responses, and calls of NumPy would take most of the time.
         totals = np.repeat([sum(each) for each in powers], sizes)
-        probabilities = np.split(np.array(list(chain.from_iterable(powers))) / totals, np.cumsum(sizes)[:-1])
+        probabilities = np.split(
+            np.array(list(chain.from_iterable(powers))) / totals,
+            np.cumsum(sizes)[:-1],
+        )
         return [Distribution(state.responses, each) for state, each in zip(states, probabilities, strict=True)]
 
     def features(self, request: Request) -> Floats:
@@ -124,7 +134,10 @@ class SoftmaxPolicy(BatchPolicy):
         response has none.
         """
         state = self._state(request)
-        choices = {**state.features.choices, **state.features.changes(self._history(request))}
+        choices = {
+            **state.features.choices,
+            **state.features.changes(self._history(request)),
+        }
         found = np.zeros((len(state.responses), len(self._weights)))
         for row, values in zip(found, choices.values(), strict=False):
             row[:] = [values.get(name, 0.0) for name in self._weights]
@@ -140,7 +153,11 @@ class SoftmaxPolicy(BatchPolicy):
 
     def _state(self, request: Request) -> _State:
         """Return what is the same for all histories of the request's state."""
-        return self._read_once(request.task.instruction, request.state.text, tuple(request.state.actions))
+        return self._read_once(
+            request.task.instruction,
+            request.state.text,
+            tuple(request.state.actions),
+        )
 
     def _powers(self, state: _State, history: Sequence[Pair]) -> list[float]:
         """Return exp(logit - most) of each response, where `most` is the largest logit."""

@@ -12,7 +12,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hgpo_research.mixture import FOLDS, Mixture
-from hgpo_research.tabular.cross_validation import cross_validated_slopes, table_advantages
+from hgpo_research.tabular.cross_validation import (
+    cross_validated_slopes,
+    table_advantages,
+)
 from hgpo_research.tabular.rollouts import step_table
 
 if TYPE_CHECKING:
@@ -53,6 +56,9 @@ class Adaptive:
         # Gradients of equal length are mixed: a factor for each partner and seed.
         factors = np.where(lengths > 0, weights / safe, 0.0)
         return [
-            sum((factor[rows.seed] * each for factor, each in zip(factors, parts, strict=True)), np.zeros(()))
+            sum(
+                (factor[rows.seed] * each for factor, each in zip(factors, parts, strict=True)),
+                np.zeros(()),
+            )
             for rows, *parts in zip(visits.rollouts, *advantages, strict=True)
         ]

@@ -44,7 +44,14 @@ GAINS: Final = ("one_batch", "expected", "relative", "cross_validated")
 SAMPLES: Final = 16
 """Number of rollouts of each of the true values, where they are not exact."""
 
-_COLUMNS: Final = ("one_batch", "one_batch_error", "expected", "relative", "cross_validated", "cross_validated_error")
+_COLUMNS: Final = (
+    "one_batch",
+    "one_batch_error",
+    "expected",
+    "relative",
+    "cross_validated",
+    "cross_validated_error",
+)
 
 
 def gains(
@@ -90,7 +97,10 @@ def gains(
         return one, np.sqrt(2 * how.kl / length) * slope if length > 0 else None
 
     def summarised(name: str, values: Floats) -> dict[str, Any]:
-        return {name: values.mean(), f"{name}_error": values.std(ddof=1) / copies**0.5}
+        return {
+            name: values.mean(),
+            f"{name}_error": values.std(ddof=1) / copies**0.5,
+        }
 
     _, unit = measured(true)
     rows = []
@@ -100,13 +110,20 @@ def gains(
             continue
         gradient = true if isinstance(method, Oracle) else visits.gradient(method(same, visits, stream))
         one, expected = measured(gradient)
-        row = {"estimator": name, "expected": expected, "relative": one.mean() / unit if unit else None}
+        row = {
+            "estimator": name,
+            "expected": expected,
+            "relative": one.mean() / unit if unit else None,
+        }
         row |= summarised("one_batch", one)
         if isinstance(method, TableEstimator):
             (slopes,) = cross_validated_slopes(same, visits, [method.estimator], FOLDS)
             row |= summarised("cross_validated", np.sqrt(2 * how.kl) * slopes)
         rows.append(row)
-    return pl.DataFrame(rows, schema={"estimator": pl.String} | dict.fromkeys(_COLUMNS, pl.Float64))
+    return pl.DataFrame(
+        rows,
+        schema={"estimator": pl.String} | dict.fromkeys(_COLUMNS, pl.Float64),
+    )
 
 
 def gains_of(
@@ -121,7 +138,13 @@ def gains_of(
     parts = []
     for position, seed in enumerate(policies.seeds[:count].tolist()):
         rows = gains(policies, position, named, how, copies, (iteration,))
-        parts.append(rows.select(pl.lit(iteration).alias("iteration"), pl.lit(seed).alias("seed"), pl.all()))
+        parts.append(
+            rows.select(
+                pl.lit(iteration).alias("iteration"),
+                pl.lit(seed).alias("seed"),
+                pl.all(),
+            )
+        )
     return pl.concat(parts)
 
 
@@ -135,13 +158,25 @@ def gains_chart(table: pl.DataFrame, summary: pl.DataFrame) -> alt.TopLevelMixin
     """Return a chart of final success (of `report.summary`) by the gain of one batch, one for each iteration."""
     import altair as alt
 
-    rows = gains_summary(table).join(summary.select("estimator", "final"), on="estimator", maintain_order="left")
+    rows = gains_summary(table).join(
+        summary.select("estimator", "final"),
+        on="estimator",
+        maintain_order="left",
+    )
     percent = alt.Axis(format=".1%")
     base = alt.Chart(alt.InlineData(values=rows.to_dicts())).encode(
         x=alt.X("one_batch:Q", title="gain of one batch", axis=percent),
-        y=alt.Y("final:Q", title="final success", axis=percent, scale=alt.Scale(zero=False)),
+        y=alt.Y(
+            "final:Q",
+            title="final success",
+            axis=percent,
+            scale=alt.Scale(zero=False),
+        ),
     )
-    layers = alt.layer(base.mark_point(filled=True), base.mark_text(dx=4, align="left").encode(text="estimator:N"))
+    layers = alt.layer(
+        base.mark_point(filled=True),
+        base.mark_text(dx=4, align="left").encode(text="estimator:N"),
+    )
     return layers.properties(width=320, height=260).facet(column=alt.Column("iteration:Q", title="updates"))
 
 

@@ -38,7 +38,14 @@ if TYPE_CHECKING:
 COUNTED: Final = Rewards(reward="success", reward_scale=1.0, gamma=1.0, invalid_action_penalty=1.0)
 """With these, an edge's `gain` is -1 if its action is invalid, else 0, and its `final` is 1 if the task is won."""
 
-_COLUMNS: Final = ("probability", "response", "target", "ended", "gain", "final")
+_COLUMNS: Final = (
+    "probability",
+    "response",
+    "target",
+    "ended",
+    "gain",
+    "final",
+)
 """The columns of edges that are stored as they are in a `Graph`."""
 
 _METADATA: Final = "hgpo.tabular"
@@ -210,7 +217,12 @@ class TaskGraph:
         if self.parameters.shared:
             self._add(self._features(owners))
         else:
-            self._add(subkey(self._contexts(owners), graph.edges.response[new].view(np.int64)))
+            self._add(
+                subkey(
+                    self._contexts(owners),
+                    graph.edges.response[new].view(np.int64),
+                )
+            )
 
     def _add(self, names: Integers) -> None:
         """Append the parameters of edges."""
@@ -314,7 +326,10 @@ def compile_tasks(
     if held_out and not shared:
         raise InputError("held_out: expected shared logits, without which nothing that is learned reaches other tasks")
     # Nodes tell as many past pairs apart as the first or the learned logits read.
-    read = {"action_format": "command", "history_length": max(policy_options["memory"], reads)}
+    read = {
+        "action_format": "command",
+        "history_length": max(policy_options["memory"], reads),
+    }
     handle = open_env(env_id, **{**env_options, **read})
     context = PolicyContext(handle.shared.source.name, "command", {**policy_options, "taste": 0.0})
     policy: Any = make_policy("softmax", context)

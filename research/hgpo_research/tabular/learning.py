@@ -14,7 +14,13 @@ from hgpo_research.tabular.policy import TabularPolicy, Visits
 from hgpo_research.tabular.rollouts import rollouts, success
 from hgpo_research.tabular.updates import Adam, FixedKL
 from hgpo_research.truth.task import without_collector
-from hgpo_train.settings import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, check
+from hgpo_train.settings import (
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    check,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -88,7 +94,10 @@ def learn(
         visits = Visits(policy, batch)
         gradient = visits.gradient(method(policy, visits, (repetition, iteration + _TRUTH)))
         policy.add(update(visits.dense(gradient), visits.products(gradient, gradient)))
-    yield policy, success(policy, rollouts(policy, how.evaluation, (repetition, _EVALUATION)))
+    yield (
+        policy,
+        success(policy, rollouts(policy, how.evaluation, (repetition, _EVALUATION))),
+    )
 
 
 class Curves(NamedTuple):
@@ -128,27 +137,55 @@ def curves(
         raise InputError(f"--task-sets: expected at most {how.seeds}, the number of seeds, received {len(task_sets)}")
     first, *others = named
     # The second run of the first method shows what chance alone makes of a curve.
-    runs = [(first, first, 0), (first + AGAIN, first, 1), *((name, name, 0) for name in others)]
+    runs = [
+        (first, first, 0),
+        (first + AGAIN, first, 1),
+        *((name, name, 0) for name in others),
+    ]
     every = np.arange(how.first_seed, how.first_seed + how.seeds)
     parts: list[pl.DataFrame] = []
     metrics: list[pl.DataFrame] = []
     # Graphs grow all the time, and a search for garbage would go through them again and again.
     with without_collector():
-        for (tasks, compiled), seeds in zip(task_sets.items(), np.array_split(every, len(task_sets)), strict=True):
+        for (tasks, compiled), seeds in zip(
+            task_sets.items(),
+            np.array_split(every, len(task_sets)),
+            strict=True,
+        ):
             for label, name, repetition in runs:
                 method = named[name]()
-                keys = {"estimator": [label] * len(seeds), "tasks": [tasks] * len(seeds), "seed": seeds}
+                keys = {
+                    "estimator": [label] * len(seeds),
+                    "tasks": [tasks] * len(seeds),
+                    "seed": seeds,
+                }
                 for iteration, (policy, rate) in enumerate(learn(compiled, method, how, seeds.tolist(), repetition)):
-                    rows = pl.DataFrame(keys | {"iteration": np.full(len(seeds), iteration), "success": rate})
+                    rows = pl.DataFrame(
+                        keys
+                        | {
+                            "iteration": np.full(len(seeds), iteration),
+                            "success": rate,
+                        }
+                    )
                     # Tasks that nobody learns are played at both ends only, which is what is compared.
                     if held_out:
                         rates: Any = [None] * len(seeds)
                         if iteration in (0, how.iterations):
                             other = policy.on(held_out[tasks])
-                            rates = success(other, rollouts(other, how.evaluation, (repetition, _EVALUATION)))
+                            rates = success(
+                                other,
+                                rollouts(
+                                    other,
+                                    how.evaluation,
+                                    (repetition, _EVALUATION),
+                                ),
+                            )
                         rows = rows.with_columns(pl.Series("held_out", rates, pl.Float64))
                     parts.append(rows)
                     watch(tasks, label, iteration, policy)
                 for iteration, values in enumerate(getattr(method, "metrics", ())):
                     metrics.append(pl.DataFrame(keys | {"iteration": np.full(len(seeds), iteration)} | values))
-    return Curves(pl.concat(parts), pl.concat(metrics, how="diagonal") if metrics else pl.DataFrame())
+    return Curves(
+        pl.concat(parts),
+        pl.concat(metrics, how="diagonal") if metrics else pl.DataFrame(),
+    )

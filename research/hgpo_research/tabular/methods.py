@@ -52,7 +52,13 @@ class Oracle:
 
     def __call__(self, policy: TabularPolicy, visits: Visits, stream: Sequence[int]) -> list[Floats]:
         """See `Method`."""
-        return true_advantages(policy, visits.rollouts, gamma=1.0, samples=self.samples, stream=stream)
+        return true_advantages(
+            policy,
+            visits.rollouts,
+            gamma=1.0,
+            samples=self.samples,
+            stream=stream,
+        )
 
 
 def methods(
@@ -80,7 +86,13 @@ def methods(
         if name == ORACLE:
             found[name] = partial(Oracle, samples)
         elif first == ADAPTIVE:
-            found[name] = partial(Adaptive, _partners(partners.split("+") if partners else list(PARTNERS), settings))
+            found[name] = partial(
+                Adaptive,
+                _partners(
+                    partners.split("+") if partners else list(PARTNERS),
+                    settings,
+                ),
+            )
     # One call for all estimators: parameters of all are checked against all of them.
     estimators = [name for name in written if name not in found]
     for variant in read_variants(estimators, settings=settings) if estimators else ():

@@ -175,7 +175,12 @@ class Visits:
         """Return the inner products of each seed's gradients."""
         return np.bincount(self._place // self._width, first * second, self._seeds).astype(np.float64, copy=False)
 
-    def products(self, first: Floats, second: Floats, kept: Sequence[Booleans] | None = None) -> Floats:
+    def products(
+        self,
+        first: Floats,
+        second: Floats,
+        kept: Sequence[Booleans] | None = None,
+    ) -> Floats:
         """Return xᵀ F y of each seed, where F is the mean Fisher information of the steps that it visited.
 
         A step along x changes the mean KL divergence per step by half of xᵀ F x, to second order.

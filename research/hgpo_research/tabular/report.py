@@ -18,7 +18,14 @@ if TYPE_CHECKING:
 
     import altair as alt
 
-NUMBERS: Final = ("final", "area", "final_difference", "area_difference", "held_out", "held_out_difference")
+NUMBERS: Final = (
+    "final",
+    "area",
+    "final_difference",
+    "area_difference",
+    "held_out",
+    "held_out_difference",
+)
 """The numbers of `summary` that are shown, if they are known."""
 
 _WIDTH: Final = 420
@@ -83,12 +90,16 @@ def metrics_summary(metrics: pl.DataFrame) -> pl.DataFrame:
     names = metrics_of(metrics)
     iteration = pl.col("iteration")
     count = int(str(metrics["iteration"].max())) + 1
-    by_seed = metrics.group_by("estimator", (iteration * 4 // count).alias("part"), "seed", maintain_order=True).agg(
-        pl.col(names).mean(), low=iteration.min(), high=iteration.max()
-    )
+    by_seed = metrics.group_by(
+        "estimator",
+        (iteration * 4 // count).alias("part"),
+        "seed",
+        maintain_order=True,
+    ).agg(pl.col(names).mean(), low=iteration.min(), high=iteration.max())
     updates = pl.format("{}–{}", pl.col("low").first(), pl.col("high").first())
     return by_seed.group_by("estimator", "part", maintain_order=True).agg(
-        updates.alias("updates"), *with_halves(names, half_width(metrics["seed"].n_unique()))
+        updates.alias("updates"),
+        *with_halves(names, half_width(metrics["seed"].n_unique())),
     )
 
 
@@ -98,18 +109,32 @@ def curves_chart(curves: pl.DataFrame) -> alt.TopLevelMixin:
 
     width = half_width(curves["seed"].n_unique())
     rows = curves.group_by("estimator", "iteration", maintain_order=True).agg(
-        pl.col("success").mean(), (pl.col("success").std().fill_nan(None) * width).alias("half")
+        pl.col("success").mean(),
+        (pl.col("success").std().fill_nan(None) * width).alias("half"),
     )
-    rows = rows.with_columns(low=pl.col("success") - pl.col("half"), high=pl.col("success") + pl.col("half"))
+    rows = rows.with_columns(
+        low=pl.col("success") - pl.col("half"),
+        high=pl.col("success") + pl.col("half"),
+    )
     names = rows["estimator"].unique(maintain_order=True).to_list()
     scale = alt.Scale(domain=names, scheme="tableau20")
     base = alt.Chart(alt.InlineData(values=rows.to_dicts())).encode(
         x=alt.X("iteration:Q", title="updates", axis=alt.Axis(tickMinStep=1)),
-        color=alt.Color("estimator:N", scale=scale, legend=alt.Legend(title=None, symbolOpacity=1)),
+        color=alt.Color(
+            "estimator:N",
+            scale=scale,
+            legend=alt.Legend(title=None, symbolOpacity=1),
+        ),
     )
     percent = alt.Axis(format="%")
     bands = base.mark_area(opacity=0.15).encode(
-        y=alt.Y("low:Q", title="success", axis=percent, scale=alt.Scale(domainMax=1.0, clamp=True)), y2="high:Q"
+        y=alt.Y(
+            "low:Q",
+            title="success",
+            axis=percent,
+            scale=alt.Scale(domainMax=1.0, clamp=True),
+        ),
+        y2="high:Q",
     )
     lines = base.mark_line().encode(y="success:Q", tooltip=["estimator:N", "iteration:Q", "success:Q"])
     return alt.layer(bands, lines).properties(width=_WIDTH, height=_WIDTH * 3 // 4)
@@ -142,7 +167,11 @@ def markdown(table: pl.DataFrame, keys: Sequence[str], names: Sequence[str]) -> 
     return markdown_table(*shown(table, keys, names))
 
 
-def markdown_table(titles: Sequence[str], rows: Iterable[Sequence[str]], rule: str | None = None) -> str:
+def markdown_table(
+    titles: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    rule: str | None = None,
+) -> str:
     """Return a table of Markdown; `rule` is the line below the titles, which aligns columns."""
     head, *lines = (f"| {' | '.join(cells)} |" for cells in (titles, *rows))
     return "\n".join([head, rule or "|---" * len(titles) + "|", *lines])

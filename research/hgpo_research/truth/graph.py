@@ -137,7 +137,12 @@ class Edges:
         for name, kind in self._KINDS.items():
             setattr(self, name, np.zeros(1024, kind))
 
-    def add(self, nodes: Integers, probabilities: Sequence[Floats], responses: Sequence[Hashes]) -> Integers:
+    def add(
+        self,
+        nodes: Integers,
+        probabilities: Sequence[Floats],
+        responses: Sequence[Hashes],
+    ) -> Integers:
         """Append the edges of some nodes and return the number of each node's first one."""
         sizes = np.array([len(each) for each in probabilities], np.int64)
         start = self.count
@@ -292,7 +297,12 @@ class Graph:
             target, move = self.follow(node, command)
             valid = move.valid if well_formed is None else well_formed
             rows.append((target, move.terminated, move.gains[valid], move.final))
-        columns = (self.edges.target, self.edges.ended, self.edges.gain, self.edges.final)
+        columns = (
+            self.edges.target,
+            self.edges.ended,
+            self.edges.gain,
+            self.edges.final,
+        )
         for column, values in zip(columns, zip(*rows, strict=True), strict=False):
             column[edges] = values
 
@@ -304,7 +314,13 @@ class Graph:
         # Only the last pairs are part of a node: older ones are forgotten, and paths merge.
         if self._pairs_kept:
             pairs = (*pairs, self._pairs[text, command])[-self._pairs_kept :]
-        key = move.hidden, move.text, step + self._count_steps, pairs, node + 1 if self.tree else 0
+        key = (
+            move.hidden,
+            move.text,
+            step + self._count_steps,
+            pairs,
+            node + 1 if self.tree else 0,
+        )
         after = self._nodes.get(key)
         if after is None:
             after = self._node(key)
@@ -372,7 +388,10 @@ class Graph:
             self._texts[state.text],
             state.valid is not False,
             state.terminated or state.truncated,
-            (self._rewards.gain(state.reward, valid=False), self._rewards.gain(state.reward, valid=True)),
+            (
+                self._rewards.gain(state.reward, valid=False),
+                self._rewards.gain(state.reward, valid=True),
+            ),
             self._rewards.final(won=bool(state.won), score=state.score),
         )
         return move
@@ -399,7 +418,13 @@ class Graph:
         state = self._states.get((hidden, text))
         if state is None:
             now = self._hidden[hidden].state
-            state = State(self._texts.listed[text], now.actions, won=now.won, score=now.score, info=now.info)
+            state = State(
+                self._texts.listed[text],
+                now.actions,
+                won=now.won,
+                score=now.score,
+                info=now.info,
+            )
             self._states[hidden, text] = state
         # The numbers of pairs are part of prompts, and of nodes only if these count steps.
         first = step - len(kept) + 1 if self._count_steps else 1
@@ -418,7 +443,13 @@ class Graph:
             read_history=partial(tuple, pairs),
         )
 
-    def _prompt(self, state: State, step: int, pairs: Sequence[Pair], length: int | None = None) -> str:
+    def _prompt(
+        self,
+        state: State,
+        step: int,
+        pairs: Sequence[Pair],
+        length: int | None = None,
+    ) -> str:
         # As `Episode.prompt`, for a policy that asks for a shorter history.
         shown = len(pairs) if length is None else min(length, len(pairs))
         return self._settings.template.render(

@@ -153,7 +153,11 @@ def compose(graph: Graph, visits: Visits, gamma: float) -> Web:
     links: list[tuple[int, int, float]] = []  # places, the places after them, and coefficients
     for place, (node, children) in enumerate(zip(visits.node.tolist(), visits.children, strict=True)):
         known = 0.0
-        replies = zip(graph.responses(node), graph.probabilities(node).tolist(), strict=True)
+        replies = zip(
+            graph.responses(node),
+            graph.probabilities(node).tolist(),
+            strict=True,
+        )
         for edge, (response, probability) in enumerate(replies, int(graph.first[node])):
             after = children.get(graph.command(node, response))
             if after is None:  # no rollout has taken it

@@ -36,7 +36,14 @@ from hgpo_train.rollout.env_handle import open_env
 from hgpo_train.rollout.sessions import installed_versions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+    from collections.abc import (
+        Callable,
+        Collection,
+        Generator,
+        Iterator,
+        Mapping,
+        Sequence,
+    )
     from pathlib import Path
 
     from hgpo_research.policies.distributions import KnownPolicy
@@ -45,18 +52,46 @@ if TYPE_CHECKING:
 
 METADATA: Final = "hgpo.truth"
 """The key of a truth table's metadata."""
-KEYS: Final = ("run", "iteration", "env_id", "task_id", "group", "trajectory", "step")
+KEYS: Final = (
+    "run",
+    "iteration",
+    "env_id",
+    "task_id",
+    "group",
+    "trajectory",
+    "step",
+)
 """The columns that identify a row, as in the step table. Those that it lacks are left out."""
 
 _KINDS: Final[Mapping[str, Any]] = {
-    **dict.fromkeys(("value", "q", "advantage", "value_error", "q_error", "advantage_error"), pl.Float64),
-    **dict.fromkeys(("value_first", "value_second", "advantage_first", "advantage_second"), pl.Float64),
+    **dict.fromkeys(
+        (
+            "value",
+            "q",
+            "advantage",
+            "value_error",
+            "q_error",
+            "advantage_error",
+        ),
+        pl.Float64,
+    ),
+    **dict.fromkeys(
+        ("value_first", "value_second", "advantage_first", "advantage_second"),
+        pl.Float64,
+    ),
     "rollouts": pl.Int32,
     "exact": pl.Boolean,
     "choice": pl.Int32,
     "probabilities": pl.List(pl.Float64),
 }
-_READ: Final = ("state", "action", "response", "action_valid", "reward", "prompt")
+_READ: Final = (
+    "state",
+    "action",
+    "response",
+    "action_valid",
+    "reward",
+    "prompt",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -231,7 +266,15 @@ def _steps(run: Path) -> pl.LazyFrame:
     columns = steps.collect_schema().names()
     if "aborted" in columns:
         steps = steps.filter(~pl.col("aborted").fill_null(False).any().over("trajectory"))
-    for name in ("task_id", "trajectory", "step", "state", "action", "action_valid", "reward"):
+    for name in (
+        "task_id",
+        "trajectory",
+        "step",
+        "state",
+        "action",
+        "action_valid",
+        "reward",
+    ):
         if name not in columns:
             raise InputError(f"{run}: expected the column {name}, which this run does not store")
     return steps.select("(row)", *(name for name in (*KEYS, *_READ) if name in columns))
@@ -262,10 +305,16 @@ def _work(task: str) -> tuple[pl.DataFrame, int]:
 
 
 @contextmanager
-def _open(plan: TruthPlan) -> Iterator[Callable[[str], tuple[pl.DataFrame, int]]]:
+def _open(
+    plan: TruthPlan,
+) -> Iterator[Callable[[str], tuple[pl.DataFrame, int]]]:
     """Open the environment and the policy; return the function that computes a task (`_of_task`)."""
     with closing(open_env(plan.env_id, **plan.env_options)) as handle:
-        context = PolicyContext(handle.shared.source.name, handle.settings.action_format, plan.policy_options)
+        context = PolicyContext(
+            handle.shared.source.name,
+            handle.settings.action_format,
+            plan.policy_options,
+        )
         with closing(known_policy(plan.policy, context)) as policy:
             yield partial(_of_task, plan, handle, policy)
 
@@ -285,7 +334,13 @@ def _of_task(plan: TruthPlan, handle: EnvHandle, policy: KnownPolicy, task: str)
 
 def _trajectory(rows: pl.DataFrame) -> list[Step]:
     responses = rows["response"] if "response" in rows.columns else [None] * rows.height
-    columns = (rows["state"], rows["action"], responses, rows["action_valid"], rows["reward"])
+    columns = (
+        rows["state"],
+        rows["action"],
+        responses,
+        rows["action_valid"],
+        rows["reward"],
+    )
     return [Step(*values) for values in zip(*columns, strict=True)]
 
 

@@ -28,7 +28,12 @@ from hgpo_research.truth.exact import close, solve
 from hgpo_research.truth.graph import UNKNOWN
 from hgpo_research.truth.places import compose, exact_places, solved, visits_of
 from hgpo_research.truth.walks import play
-from hgpo_train.settings import NonNegativeInt, PositiveFloat, PositiveInt, check
+from hgpo_train.settings import (
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    check,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -126,7 +131,10 @@ def task_truth(
     else:
         web = compose(graph, visits, rewards.gamma)
     exact = exact_places(web)
-    certain = {"value": exact[visits.rows], "q": (visits.following < 0) | exact[visits.following]}
+    certain = {
+        "value": exact[visits.rows],
+        "q": (visits.following < 0) | exact[visits.following],
+    }
     certain["advantage"] = certain["value"] & certain["q"]
     estimates = {name: Estimates() for name in certain}
     replicate = _replicates(graph, web, rewards.gamma, np.random.default_rng(list(entropy)))
@@ -182,7 +190,11 @@ def _replicates(
             # Paths of a tree never merge, so nothing of earlier replicates would be used again.
             if graph.tree:
                 graph.forget(*kept)
-            keys = rng.integers(1 << 64, size=(graph.max_steps, min(most, count)), dtype=np.uint64)
+            keys = rng.integers(
+                1 << 64,
+                size=(graph.max_steps, min(most, count)),
+                dtype=np.uint64,
+            )
             yield play(graph, web, gamma, keys)
             count -= most
 
@@ -216,4 +228,7 @@ def _choice(graph: Graph, node: int, step: Step) -> int | None:
     if step.response in responses:
         return responses.index(step.response)
     commands = (graph.command(node, response) for response in responses)
-    return next((number for number, command in enumerate(commands) if command == step.action), None)
+    return next(
+        (number for number, command in enumerate(commands) if command == step.action),
+        None,
+    )

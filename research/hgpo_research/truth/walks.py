@@ -70,7 +70,16 @@ def play(graph: Graph, web: Web, gamma: float, keys: Hashes) -> tuple[Floats, in
     for step in range(steps):
         here = np.arange(bounds[step], bounds[step + 1])
         after = np.arange(bounds[step + 1], bounds[step + 2])
-        made, node, replicate = _move(graph, web, keys[step], node, replicate, here, after, last=step + 1 == steps)
+        made, node, replicate = _move(
+            graph,
+            web,
+            keys[step],
+            node,
+            replicate,
+            here,
+            after,
+            last=step + 1 == steps,
+        )
         moves.append(made)
 
     # Backwards: the returns of the rollouts, and from these the values of the places where they began.
@@ -91,7 +100,11 @@ def play(graph: Graph, web: Web, gamma: float, keys: Hashes) -> tuple[Floats, in
         if len(here):
             links = slice(*np.searchsorted(web.parent, (here[0], here[-1] + 1)))
             values[here] = web.constant[here, None]
-            np.add.at(values, web.parent[links], web.coefficient[links, None] * values[web.child[links]])
+            np.add.at(
+                values,
+                web.parent[links],
+                web.coefficient[links, None] * values[web.child[links]],
+            )
             values[made.begun] += web.rest[made.begun, None] * total[begins:].reshape(-1, replicates)
     return values, sum(len(made.gain) for made in moves)
 
@@ -129,10 +142,20 @@ def _move(
     begun = here[web.size[here] > 0]
     first = np.cumsum(web.size) - web.size
     old = _ranges(graph.first[node], graph.size[node])
-    new = web.edges[_ranges(np.repeat(first[begun], replicates), np.repeat(web.size[begun], replicates))]
+    new = web.edges[
+        _ranges(
+            np.repeat(first[begun], replicates),
+            np.repeat(web.size[begun], replicates),
+        )
+    ]
     sizes = np.concatenate([graph.size[node], np.repeat(web.size[begun], replicates)])
     replicate = np.concatenate([replicate, np.tile(np.arange(replicates), len(begun))])
-    edge = _first(graph, np.concatenate([old, new]), sizes, np.repeat(keys[replicate], sizes))
+    edge = _first(
+        graph,
+        np.concatenate([old, new]),
+        sizes,
+        np.repeat(keys[replicate], sizes),
+    )
 
     # 2. The graph learns where these edges lead.
     graph.expand(np.unique(edge[edges.target[edge] == UNKNOWN]).tolist())
@@ -146,7 +169,10 @@ def _move(
     places[web.node[after]] = after
     place = places[target]
     stray = place < 0
-    merged, following = np.unique(target[stray] * replicates + replicate[going][stray], return_inverse=True)
+    merged, following = np.unique(
+        target[stray] * replicates + replicate[going][stray],
+        return_inverse=True,
+    )
     moves = _Moves(gain, replicate, going, place, following, begun)
     node, replicate = np.divmod(merged, replicates)
     graph.prepare(np.unique(node[graph.first[node] == UNKNOWN]).tolist())
