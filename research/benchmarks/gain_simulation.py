@@ -68,7 +68,13 @@ class Worlds:
         rng: Draws the tasks.
     """
 
-    def __init__(self, skill: float, batches: int, tasks: int, rng: np.random.Generator) -> None:
+    def __init__(
+        self,
+        skill: float,
+        batches: int,
+        tasks: int,
+        rng: np.random.Generator,
+    ) -> None:
         shape = (batches, tasks, STATES)
         right = np.where(rng.random(shape) < 0.7, 0, rng.integers(0, ACTIONS, shape))
         ahead = np.broadcast_to(np.arange(1, STATES + 1), shape)
@@ -287,8 +293,16 @@ def cell(labels: tuple[bool, tuple[int, int], float]) -> pl.DataFrame:
             width=(pl.col("high") - pl.col("low")).mean(),
         )
     )
-    named = {"shared": shared, "tasks": tasks, "size": size, "success": success}
-    return measured.select(*(pl.lit(value).alias(name) for name, value in named.items()), pl.all())
+    named = {
+        "shared": shared,
+        "tasks": tasks,
+        "size": size,
+        "success": success,
+    }
+    return measured.select(
+        *(pl.lit(value).alias(name) for name, value in named.items()),
+        pl.all(),
+    )
 
 
 def table() -> str:

@@ -33,7 +33,11 @@ if TYPE_CHECKING:
 
 POLICIES: Final[dict[str, list[dict[str, float]]]] = {
     "HGPO/ALFWorld-v0": [{"skill": 0.4}, {"skill": 0.6}, {"skill": 1.0}],
-    "HGPO/WebShop-v0": [{"skill": 0.6}, {"skill": 1.0}, {"temperature": 0.5}],
+    "HGPO/WebShop-v0": [
+        {"skill": 0.6},
+        {"skill": 1.0},
+        {"temperature": 0.5},
+    ],
 }
 PLAIN_S: Final = 3.0
 REWARDS: Final = Rewards(reward_scale=1)
@@ -158,7 +162,13 @@ if __name__ == "__main__":
     for env_id, policies in POLICIES.items():
         for options in policies:
             name = f"{env_id} " + ", ".join(f"{key}={value:g}" for key, value in options.items())
-            figures[name] = measure(env_id, options, given.tasks, given.group_size, given.rollouts)
+            figures[name] = measure(
+                env_id,
+                options,
+                given.tasks,
+                given.group_size,
+                given.rollouts,
+            )
     title = f"Truths of {given.group_size} rollouts a task, one process"
     print_table(
         ({"policy": name, **found} for name, found in figures.items()),

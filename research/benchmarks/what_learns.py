@@ -143,7 +143,10 @@ def weights() -> str:
             ]
         )
     return markdown_table(
-        ["benchmark", "weight of bootstrapping, last quarter of the updates"],
+        [
+            "benchmark",
+            "weight of bootstrapping, last quarter of the updates",
+        ],
         cells,
     )
 

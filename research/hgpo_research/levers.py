@@ -147,5 +147,10 @@ class Levers(Game):
         return LeversEngine(self._levers, self._corridors)
 
 
-LEVERS = EnvironmentSpec(id="HGPO/Levers-v0", source=Levers, max_steps=20, evaluation_split="test")
+LEVERS = EnvironmentSpec(
+    id="HGPO/Levers-v0",
+    source=Levers,
+    max_steps=20,
+    evaluation_split="test",
+)
 """The game for `gymnasium.make`, commands and training."""

@@ -11,7 +11,12 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-def seeds_needed(difference: float, deviation: float, level: float = 0.05, power: float = 0.8) -> int:
+def seeds_needed(
+    difference: float,
+    deviation: float,
+    level: float = 0.05,
+    power: float = 0.8,
+) -> int:
     """Return the number of seeds per algorithm for which a two-sided t test finds a difference with this power.
 
     Source: the usual formula for two groups of n, ``n ≥ 2 σ² (t(1 - level/2) + t(power))² / d²`` with 2n - 2 degrees of

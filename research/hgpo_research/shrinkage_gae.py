@@ -110,7 +110,10 @@ def shrinkage_gae(
     ahead = _accumulated((1.0 - pl.col("lambda")) * value, gamma * pl.col("lambda"))
     # G_t - R_t is the discounted sum of what bootstrapping adds at the later steps.
     bootstrapped = gamma * neighbour("(ahead)", 1).fill_null(0.0)
-    steps = steps.with_columns(ahead.alias("(ahead)"), (value + pl.col("plain_return")).alias("value"))
+    steps = steps.with_columns(
+        ahead.alias("(ahead)"),
+        (value + pl.col("plain_return")).alias("value"),
+    )
     steps = steps.with_columns(advantage=bootstrapped - pl.col("(return value)"))
     if not unit_scale:
         return steps

@@ -83,5 +83,10 @@ class TwoWays(Game):
         return TwoWaysEngine()
 
 
-TWO_WAYS = EnvironmentSpec(id="HGPO/TwoWays-v0", source=TwoWays, max_steps=40, evaluation_split="test")
+TWO_WAYS = EnvironmentSpec(
+    id="HGPO/TwoWays-v0",
+    source=TwoWays,
+    max_steps=40,
+    evaluation_split="test",
+)
 """The game for `gymnasium.make`, commands and training."""

@@ -48,7 +48,15 @@ class RingEngine:
 
     def _state(self, valid: bool = True) -> State:
         score = float(self.won)
-        return State(TEXTS[self.place], ACTIONS, valid, self.won, self.won, score, score)
+        return State(
+            TEXTS[self.place],
+            ACTIONS,
+            valid,
+            self.won,
+            self.won,
+            score,
+            score,
+        )
 
 
 class RingSource:

@@ -12,8 +12,11 @@ import polars as pl
 from hgpo_datasets import StepWriter
 from hgpo_envs.hashing import chain_columns, text_hashes
 
-STATES, ACTIONS, LIMIT = 6, 3, 8
-GOAL, PIT = STATES, STATES + 1
+STATES = 6
+ACTIONS = 3
+LIMIT = 8
+GOAL = STATES
+PIT = STATES + 1
 
 
 @dataclass(frozen=True)
@@ -67,7 +70,8 @@ def play(
     for task in range(tasks):
         here = worlds[task] if worlds else world(rng, gamma)
         for rollout in range(rollouts):
-            state, t = 0, 0
+            state = 0
+            t = 0
             while state < STATES and t < LIMIT:
                 action = rng.choice(ACTIONS, p=here.policy[state])
                 after = here.moves[state, action]
@@ -88,7 +92,8 @@ def play(
                     "probabilities": here.policy[state].tolist(),
                 }
                 rows.append(row)
-                state, t = after, t + 1
+                state = after
+                t = t + 1
     table = pl.DataFrame(rows).with_columns(action_valid=True, true_advantage=pl.col("q") - pl.col("value"))
     names = ["value", "q", "prompt_hash", "choice", "probabilities"]
     truth = table.select("trajectory", "step", *names, advantage="true_advantage")

@@ -30,7 +30,11 @@ def world(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def compare(world: Path, *more: object, estimators: str = "hgpo,grpo:cross_steps=false") -> str:
+def compare(
+    world: Path,
+    *more: object,
+    estimators: str = "hgpo,grpo:cross_steps=false",
+) -> str:
     given = [
         world / "first",
         "--truth",
@@ -47,12 +51,21 @@ def test_the_files_contain_what_is_printed(world: Path) -> None:
     assert sorted(path.name for path in out.iterdir()) == sorted(FILES)
     estimates = pl.read_parquet(out / "estimates.parquet")
     assert set(estimates["group_size"]) == {4, 8}
-    row = estimates.filter(estimator="hgpo", group_size=8, dimension="all", measure="correlation").row(0, named=True)
+    row = estimates.filter(
+        estimator="hgpo",
+        group_size=8,
+        dimension="all",
+        measure="correlation",
+    ).row(0, named=True)
     assert f"{row['value']:.3f}" in output
     details = orjson.loads((out / "comparison.json").read_bytes())
     assert details["estimators"]["grpo:cross_steps=false"]["parameters"]["cross_steps"] is False
     assert details["estimators"]["hgpo"]["parameters"]["reward_scale"] == 10
-    assert (details["tasks"], details["rollouts"], details["group_size"]) == (
+    assert (
+        details["tasks"],
+        details["rollouts"],
+        details["group_size"],
+    ) == (
         12,
         96,
         8,
@@ -67,11 +80,16 @@ def test_the_files_contain_what_is_printed(world: Path) -> None:
 def _no_pictures(request, monkeypatch):
     """Draw pictures, which takes a second, only in the slow tests."""
     if request.node.get_closest_marker("slow") is None:
-        monkeypatch.setattr("hgpo_research.comparison.report.pictures", lambda found, size: [])
+        monkeypatch.setattr(
+            "hgpo_research.comparison.report.pictures",
+            lambda found, size: [],
+        )
 
 
 @pytest.mark.slow
-def test_the_report_is_one_page_with_pictures_and_no_links(world: Path) -> None:
+def test_the_report_is_one_page_with_pictures_and_no_links(
+    world: Path,
+) -> None:
     pytest.importorskip("altair")
     compare(world)
     page = (world / "first.comparison" / "report.html").read_text("utf-8")
@@ -118,7 +136,10 @@ def test_wrong_options_are_reported(world: Path) -> None:
         ),
         (["--set", "betta=1"], "unknown parameter 'betta'"),
         (["--kl", -1], "--kl: expected a positive number, received -1"),
-        (["--measure", "gian"], "unknown measure 'gian'; did you mean 'gain'?"),
+        (
+            ["--measure", "gian"],
+            "unknown measure 'gian'; did you mean 'gain'?",
+        ),
         (
             ["--depth", -1],
             "depth: expected an integer of at least 0, received -1",
@@ -194,6 +215,7 @@ def test_estimators_of_another_reward_are_compared(world: Path) -> None:
     compare(world, "--set", "reward=success", "--group-sizes", 8)
 
 
+@pytest.mark.slow
 def test_long_names_are_broken_between_their_parts(world: Path, monkeypatch) -> None:
     found = compare(
         world,
@@ -201,7 +223,11 @@ def test_long_names_are_broken_between_their_parts(world: Path, monkeypatch) -> 
         8,
         estimators="hgpo:history_length=1:mode=mean_norm,gigpo:episode_weight=0",
     )
-    assert re.search(r"^hgpo:history_length=1: .*\n *mode=mean_norm *$", found, re.MULTILINE)
+    assert re.search(
+        r"^hgpo:history_length=1: .*\n *mode=mean_norm *$",
+        found,
+        re.MULTILINE,
+    )
     assert re.search(r"^gigpo:episode_weight=0 ", found, re.MULTILINE)
     assert re.search(r"^  95% interval +\d\.\d\d to ", found, re.MULTILINE)
 

@@ -30,7 +30,10 @@ from hgpo_train.policies.registry import PolicyContext, make_policy
 from hgpo_train.policies.registry import own_policy as policy_of
 from hgpo_train.rollout.env_handle import open_env
 
-ENVIRONMENTS = {"ALFWorld": "HGPO/ALFWorld-v0", "WebShop": "HGPO/WebShop-v0"}
+ENVIRONMENTS = {
+    "ALFWorld": "HGPO/ALFWorld-v0",
+    "WebShop": "HGPO/WebShop-v0",
+}
 SPECS = (
     "random",
     "outdated",
@@ -113,7 +116,12 @@ def chi_squared(counts, expected):
     rare = expected < 5
     merged = [(counts[~rare], expected[~rare])]
     if rare.any():
-        merged.append((counts[rare].sum(keepdims=True), expected[rare].sum(keepdims=True)))
+        merged.append(
+            (
+                counts[rare].sum(keepdims=True),
+                expected[rare].sum(keepdims=True),
+            )
+        )
     observed, wanted = (np.concatenate(parts) for parts in zip(*merged, strict=True))
     degrees = len(wanted) - 1
     statistic = ((observed - wanted) ** 2 / wanted).sum()
@@ -170,7 +178,8 @@ def has_frequencies(made, asked, distribution):
 
 @pytest.mark.parametrize("spec", ["outdated", "mixture:random=1,softmax=2"])
 def test_replies_have_the_stated_frequencies(spec):
-    made, stated = policy(spec), known(spec)
+    made = policy(spec)
+    stated = known(spec)
     past = request(0, actions=("a", "search[<your query>]", "wait", "go"))
     made.respond([past])  # outdated draws from these
     stated.observe(past)
@@ -409,7 +418,11 @@ def test_softmax_probabilities_by_hand():
 
 def test_softmax_options():
     without = policy("softmax", invalid=0.0)
-    assert without.distributions([request()])[0].responses == ("a", "b", "c")
+    assert without.distributions([request()])[0].responses == (
+        "a",
+        "b",
+        "c",
+    )
     assert without.distributions([request(actions=())])[0].probabilities.tolist() == [1.0]
     greedy = policy("softmax", temperature=1e-6).distributions([request()])[0]
     assert greedy.probabilities.max() == pytest.approx(1.0)
@@ -456,4 +469,8 @@ def test_responses_have_the_form_of_the_specification(spec, monkeypatch):
     )
     monkeypatch.setitem(environment_spec._added, boxed.id, boxed)
     (found,) = known(spec, "Boxed", "response").distributions([request()])
-    assert set(found.responses) >= {"\\boxed{a}", "\\boxed{b}", "\\boxed{c}"}
+    assert set(found.responses) >= {
+        "\\boxed{a}",
+        "\\boxed{b}",
+        "\\boxed{c}",
+    }

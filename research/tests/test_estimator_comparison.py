@@ -19,7 +19,12 @@ from hgpo_research.comparison import (
 )
 from hgpo_research.comparison.contexts import numbered
 from hgpo_research.comparison.families import intervals, resampled
-from hgpo_research.comparison.inputs import REFERENCE, Draw, read_run, redraw
+from hgpo_research.comparison.inputs import (
+    REFERENCE,
+    Draw,
+    read_run,
+    redraw,
+)
 from hgpo_research.comparison.measures import (
     MEASURES,
     measured,
@@ -68,7 +73,11 @@ def drawn(
 
 
 def sums_of(found, estimate):
-    return task_sums(row_sums(found, (estimate, estimate)), found.task, found.task.max() + 1)
+    return task_sums(
+        row_sums(found, (estimate, estimate)),
+        found.task,
+        found.task.max() + 1,
+    )
 
 
 def measures_of(found, estimate):
@@ -218,10 +227,8 @@ def test_the_coverage_of_intervals_is_near_its_nominal_level():
         again = [measured(resampled(each, weights)) for each in sums]
         values = [np.array([each[name] for name in population]) for each in whole]
         draws = [np.stack([each[name] for name in population], axis=1) for each in again]
-        single, pair = (
-            intervals(values[0], draws[0], 24),
-            intervals(values[0] - values[1], draws[0] - draws[1], 24),
-        )
+        single = intervals(values[0], draws[0], 24)
+        pair = intervals(values[0] - values[1], draws[0] - draws[1], 24)
         family = ((single.low_all <= wanted) & (wanted <= single.high_all)).all()
         inside = [
             (single.low <= wanted) & (wanted <= single.high),
@@ -271,7 +278,12 @@ def world():
 
 def compare(steps, truth, names="grpo", **how):
     variants = read_variants([names], {"reward_scale": 10.0})
-    return compare_estimators(steps, truth, variants, **{"resamples": 100, "permutations": 0, **how})
+    return compare_estimators(
+        steps,
+        truth,
+        variants,
+        **{"resamples": 100, "permutations": 0, **how},
+    )
 
 
 EVERY = {
@@ -340,7 +352,12 @@ def test_chance_is_near_zero(compared):
 def test_the_parts_are_complete(compared):
     whole = one(compared.estimates, estimator="hgpo", group_size=8, measure="error")
     for dimension in ("level", "position"):
-        parts = compared.estimates.filter(estimator="hgpo", group_size=8, dimension=dimension, measure="error")
+        parts = compared.estimates.filter(
+            estimator="hgpo",
+            group_size=8,
+            dimension=dimension,
+            measure="error",
+        )
         assert parts["steps"].sum() == whole["steps"]
 
 
@@ -373,7 +390,12 @@ def test_sums_give_the_measures_again(compared):
     sums = {name: rows[name].to_numpy() for name in rows.columns}
     values, _ = comparison.measures_of(sums, task_weights(24, 400, 0))
     for measure in ("correlation", "slope"):
-        row = one(compared.estimates, estimator="hgpo", group_size=8, measure=measure)
+        row = one(
+            compared.estimates,
+            estimator="hgpo",
+            group_size=8,
+            measure=measure,
+        )
         assert row["value"] == pytest.approx(values[measure], rel=1e-12)
 
 
@@ -426,7 +448,8 @@ def test_steps_without_truth_are_counted_and_left_out(world):
     some = truth.filter(row % 3 != 0).with_columns(choice=pl.when(row % 5 != 0).then("choice"))
     broken = pl.col("trajectory") == steps["trajectory"][0]
     found = compare(steps.with_columns(aborted=broken), some, group_sizes=[4], redraws=1).details
-    whole, kept = steps.filter(~broken), some.filter(~broken)
+    whole = steps.filter(~broken)
+    kept = some.filter(~broken)
     assert (found["aborted"], found["steps"]) == (1, whole.height)
     assert found["without_truth"] == whole.height - kept.height
     assert found["without_probabilities"] == kept["choice"].null_count()
@@ -438,7 +461,12 @@ def test_wrong_inputs_are_reported_in_one_line(world):
     missing = "the truth table has no value_first and choice; write it with hgpo truth"
     for table, wrong, how, line in (
         (steps, truth.drop("choice", "q", "value_first"), {}, missing),
-        (steps, pl.concat([truth, truth[:1]]), {}, "several rows for one step"),
+        (
+            steps,
+            pl.concat([truth, truth[:1]]),
+            {},
+            "several rows for one step",
+        ),
         (
             steps,
             truth.with_columns(trajectory=pl.lit("x")).unique("step"),
@@ -470,7 +498,10 @@ def test_wrong_inputs_are_reported_in_one_line(world):
         ("hgpo,hgpo", "expected different estimators"),
         ("hgppo", "did you mean 'hgpo'"),
         ("hgpo:alfa=1", "did you mean 'alpha'"),
-        ("hgpo:gamma=2", "parameter gamma: expected float <= 1.0, received 2"),
+        (
+            "hgpo:gamma=2",
+            "parameter gamma: expected float <= 1.0, received 2",
+        ),
         ("tabular_world:absent", "expected an estimator as module:object"),
     ],
 )
@@ -491,7 +522,11 @@ def test_estimators_have_their_own_and_common_parameters():
         "grpo",
     ]
     parameters = [variant.estimator.parameters for variant in found]
-    assert (parameters[0].alpha, parameters[0].mode, parameters[1].scale) == (
+    assert (
+        parameters[0].alpha,
+        parameters[0].mode,
+        parameters[1].scale,
+    ) == (
         2,
         "mean_norm",
         2,

@@ -96,11 +96,18 @@ def test_the_gain_without_truth_is_that_with_truth():
 
 @pytest.mark.slow
 def test_errors_that_rows_of_a_truth_share_are_no_gain():
-    exact, noisy = (gain_of(measured([PERFECT], with_truth=True, worlds=8, error=each), TRUTH) for each in (0.0, 5.0))
+    exact, noisy = (
+        gain_of(
+            measured([PERFECT], with_truth=True, worlds=8, error=each),
+            TRUTH,
+        )
+        for each in (0.0, 5.0)
+    )
     assert exact[0] > 4 * exact[1]
     assert abs(noisy[0]) < 4 * noisy[1]
 
 
+@pytest.mark.slow
 def test_what_is_not_told_apart_is_not_ranked():
     found = measured([PERFECT, NOISE, f"{PERFECT}:scale=2.0"], worlds=8)
     lines = ranking(found)
@@ -149,7 +156,11 @@ def test_sampled_lengths_are_of_all_folds_and_exact_ones_of_none():
     last = pl.col("trajectory").rank("dense").over("task_id") % 4 == 0  # the steps of the last fold
     altered = replace(
         exact,
-        sketches=np.where(steps.select(last).to_numpy(), 5 * exact.sketches, exact.sketches),
+        sketches=np.where(
+            steps.select(last).to_numpy(),
+            5 * exact.sketches,
+            exact.sketches,
+        ),
     )
     found, other = (held_out(steps.lazy(), variants, each)[-1] for each in (exact, altered))
     assert other.lengths == pytest.approx(found.lengths, rel=1e-5)
@@ -176,7 +187,9 @@ def test_the_batches_needed_shrink_an_interval_to_its_difference():
     assert row["batches"] == int(np.ceil(4 * (half / row["value"]) ** 2))
 
 
-def test_the_command_prints_gains_and_refuses_what_it_cannot_measure(tmp_path):
+def test_the_command_prints_gains_and_refuses_what_it_cannot_measure(
+    tmp_path,
+):
     steps, truth = play(tasks=6, rollouts=8, seed=3, gamma=1.0)
     store(steps, tmp_path / "first")
     table = tmp_path / "truth.parquet"

@@ -18,7 +18,10 @@ from hgpo_train.models.loading import load_model, load_tokenizer
 from hgpo_train.policies.base import Request
 from hgpo_train.policies.conversation import encode_conversation
 from hgpo_train.policies.generation import GenerationOptions
-from hgpo_train.policies.token_sampling import SamplingOptions, sample_responses
+from hgpo_train.policies.token_sampling import (
+    SamplingOptions,
+    sample_responses,
+)
 from hgpo_train.policies.transformers import TransformersPolicy
 
 MOST = 5
@@ -209,7 +212,10 @@ def test_actions_are_scored_in_the_format_of_the_environment(model, tokenizer, a
     prompt = encode_conversation(tokenizer, "", (), request(1).prompt)
     encoded = [tokenizer(response, add_special_tokens=False)["input_ids"] for response in first.responses[:-1]]
     options = SamplingOptions(max_new_tokens=60, temperature=1.0, stop=policy.ends)
-    agree(first.probabilities[:-1], whole_passes(model, prompt, encoded, options))
+    agree(
+        first.probabilities[:-1],
+        whole_passes(model, prompt, encoded, options),
+    )
     assert first.probabilities[-1] == pytest.approx(1 - first.probabilities[:-1].sum(), abs=1e-12)
 
 

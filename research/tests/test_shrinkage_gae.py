@@ -137,7 +137,10 @@ def shrinkage_gae(rows, history_length=2, context="states", gae_lambda=None, lea
     others = Rollouts(rows, history_length, context == "states_actions", own=False)
     known = others if leave_one_out else Rollouts(rows, history_length, context == "states_actions", own=True)
     within, explained = others.variances(plain)
-    noise = next((variance for variance in reversed(within) if variance is not None), 0.0)
+    noise = next(
+        (variance for variance in reversed(within) if variance is not None),
+        0.0,
+    )
     value = {}
     baseline = {}
     trust = {}
@@ -210,7 +213,16 @@ def agree(rows, name, want, **parameters):
 @given(tables(), st.integers(0, 3), st.sampled_from(["states", "states_actions"]), st.sampled_from([None, 0.0, 0.5]),
        st.sampled_from(["return", "reward"]), st.sampled_from(["per_step", "from_end"]),
        st.sampled_from([0.0, 0.1]), st.booleans())  # fmt: skip
-def test_shrinkage_gae_matches_its_formulas(rows, depth, context, gae_lambda, penalty_at, returns, penalty, leave_out):
+def test_shrinkage_gae_matches_its_formulas(
+    rows,
+    depth,
+    context,
+    gae_lambda,
+    penalty_at,
+    returns,
+    penalty,
+    leave_out,
+):
     p = {
         "history_length": depth,
         "context": context,

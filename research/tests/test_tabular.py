@@ -1,12 +1,9 @@
 """Tabular learning: what is played, its gradients and gains are those of the ring, whose values are exact."""
 
-import re
-
 import numpy as np
 import polars as pl
 import pytest
 import ring
-from command import invoke
 
 from hgpo_envs.errors import InputError
 from hgpo_envs.hashing import text_hashes
@@ -14,7 +11,12 @@ from hgpo_research.mixture import Mixture, mixture_weights
 from hgpo_research.tabular.adaptive import Adaptive
 from hgpo_research.tabular.cross_validation import cross_validated_slopes
 from hgpo_research.tabular.gain import gains
-from hgpo_research.tabular.graphs import COUNTED, Parameters, TaskGraph, TaskSet
+from hgpo_research.tabular.graphs import (
+    COUNTED,
+    Parameters,
+    TaskGraph,
+    TaskSet,
+)
 from hgpo_research.tabular.learning import AGAIN, Learning, curves
 from hgpo_research.tabular.methods import methods
 from hgpo_research.tabular.policy import TabularPolicy, Visits
@@ -176,7 +178,12 @@ def test_shared_parameters_teach_tasks_that_were_not_learned():
     parameters = Parameters(shared=True)
     learned, held_out = (tasks(parameters=parameters) for _ in range(2))
     how = Learning(seeds=8, iterations=8, group_size=12, kl=0.02, evaluation=200)
-    table = curves({"ring": learned}, methods(["oracle"]), how, held_out={"ring": held_out}).success
+    table = curves(
+        {"ring": learned},
+        methods(["oracle"]),
+        how,
+        held_out={"ring": held_out},
+    ).success
     assert table["held_out"].null_count() == 2 * 8 * 7
     (row, again) = summary(table).rows(named=True)
     assert len(parameters.names) == 2 * 4  # two texts, three actions and an inadmissible one
@@ -193,7 +200,11 @@ def test_an_update_of_fixed_kl_moves_every_seed_as_far():
     gradient = visits.gradient(advantages("grpo", policy, batch))
     policy.add(FixedKL(1e-5)(visits.dense(gradient), visits.products(gradient, gradient)))
     after = policy.choices(0, batch[0].seed, batch[0].node).probability
-    divergence = np.where(before > 0, before * np.log(before / np.where(after > 0, after, 1)), 0).sum(1)
+    divergence = np.where(
+        before > 0,
+        before * np.log(before / np.where(after > 0, after, 1)),
+        0,
+    ).sum(1)
     mean = np.bincount(batch[0].seed, divergence) / np.bincount(batch[0].seed)
     assert mean == pytest.approx(np.full(4, 1e-5), rel=0.02)
     assert FixedKL(1.0)(np.zeros((2, 3)), np.zeros(2)).tolist() == [[0.0] * 3] * 2
@@ -239,11 +250,9 @@ def test_gains_of_true_advantages_are_those_of_the_exact_gradient():
 @pytest.mark.parametrize("name", ["grpo", "gigpo:gamma=0.5", "oracle"])
 def test_a_gain_is_the_improvement_of_a_real_step(name):
     """Steps of little divergence along each batch's gradient change exact success by the gain, within its error."""
-    policy, how, copies = (
-        TabularPolicy(tasks(), [3]),
-        Learning(group_size=6, kl=1e-6),
-        300,
-    )
+    policy = TabularPolicy(tasks(), [3])
+    how = Learning(group_size=6, kl=1e-6)
+    copies = 300
     gain = gains(policy, 0, methods([name]), how, copies, (1,)).row(0, named=True)
     moved = policy.copies(0, copies)
     visits = Visits(moved, rollouts(moved, how.group_size, (1,)))
@@ -258,7 +267,10 @@ def test_a_gain_is_the_improvement_of_a_real_step(name):
 @pytest.mark.parametrize("name", ["grpo:cross_steps=false", "gigpo:gamma=0.5"])
 def test_cross_validated_slopes_are_the_improvements_of_real_steps(name):
     """Along gradients of batches without one fold, exact success rises as much as the rollouts of the folds say."""
-    policy, copies, folds, size = TabularPolicy(tasks(), [3]), 400, 4, 8
+    policy = TabularPolicy(tasks(), [3])
+    copies = 400
+    folds = 4
+    size = 8
     same = policy.copies(0, copies)
     visits = Visits(same, rollouts(same, size, (1,)))
     (slopes,) = cross_validated_slopes(same, visits, [methods([name])[name]().estimator], folds)
@@ -330,7 +342,11 @@ def test_the_mixture_follows_the_gain_of_its_batches():
     for name, partners in {"noise": pair, "better": pair[::-1]}.items():
         method = Adaptive(dict(zip(("first", "second"), partners, strict=True)))
         for iteration in range(8):
-            method(policy, Visits(policy, rollouts(policy, 16, (iteration,))), ())
+            method(
+                policy,
+                Visits(policy, rollouts(policy, 16, (iteration,))),
+                (),
+            )
         weights[name] = method.metrics[-1]["weight_second"].mean()
         assert (method.metrics[0]["weight_second"] == 0).all()
     assert weights["noise"] < 0.25 < 0.6 < weights["better"]
@@ -362,7 +378,9 @@ def test_what_improves_success_learns_and_a_seed_learns_the_same_alone():
     assert both["success"].to_list() == pytest.approx(alone["success"].to_list(), abs=1e-12)
 
 
-def test_stored_graphs_replace_the_environment_until_something_is_new(tmp_path):
+def test_stored_graphs_replace_the_environment_until_something_is_new(
+    tmp_path,
+):
     how = Learning(seeds=2, iterations=2, group_size=4)
     named = methods(["grpo"])
     first = tasks()
@@ -399,165 +417,13 @@ def test_intervals_are_those_of_students_distribution():
     assert row["final_difference_half"] == pytest.approx(4.303 * np.std([0.3, 0.1, 0.5], ddof=1) / 3**0.5, rel=1e-3)
 
 
-@pytest.mark.slow
-def test_the_command_writes_curves_tables_and_pictures(tmp_path):
-    out = tmp_path / "out"
-    small = [
-        "--tasks",
-        2,
-        "--seeds",
-        2,
-        "--iterations",
-        2,
-        "--evaluation",
-        2,
-        "--out",
-        out,
-    ]
-    names = "grpo,hgpo:mode=mean_norm,adaptive"
-    gains = [
-        "--samples",
-        2,
-        "--task-sets",
-        2,
-        "--gain-at",
-        1,
-        "--gain-copies",
-        4,
-    ]
-    output = invoke("learn-tabular", "-e", names, *gains, *small)
-    assert "hgpo:mode=mean_norm" in output
-    files = {path.name for path in out.iterdir()}
-    assert {
-        "curves.parquet",
-        "summary.md",
-        "gains.parquet",
-        "metrics.parquet",
-        "tasks-0",
-        "tasks-1",
-    } <= files
-    assert {path.name for path in (out / "tasks-1").iterdir()} == {
-        "nodes.parquet",
-        "edges.parquet",
-    }
-    table = pl.read_parquet(out / "curves.parquet")
-    assert table.height == 4 * 2 * 3
-    assert table.group_by("tasks").agg(pl.col("seed").unique()).sort("tasks")["seed"].to_list() == [[0], [1]]
-    with pytest.raises(InputError, match="has results already"):
-        invoke("learn-tabular", "-e", "grpo", *small)
-    with pytest.raises(InputError, match="use another folder"):
-        invoke("learn-tabular", "-e", "grpo", *small, "--overwrite", "--memory", 0)
-
-
 def test_every_set_of_tasks_has_a_seed() -> None:
     with pytest.raises(
         InputError,
         match="--task-sets: expected at most 1, the number of seeds, received 2",
     ):
-        curves({"a": tasks(), "b": tasks()}, methods(["grpo"]), Learning(seeds=1))
-
-
-LEVERS = [
-    "learn-tabular",
-    "--env",
-    "hgpo_research.levers:LEVERS",
-    "--tasks",
-    1,
-    "--memory",
-    0,
-    "--skill",
-    0,
-]
-LEVERS += [
-    "--seeds",
-    2,
-    "--iterations",
-    1,
-    "--evaluation",
-    2,
-    "--group-size",
-    4,
-]
-
-
-@pytest.fixture(autouse=True)
-def _no_pictures(request, monkeypatch):
-    """Draw pictures, which takes a second, only in the slow tests."""
-    if request.node.get_closest_marker("slow") is None:
-        monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-
-
-def test_kept_graphs_are_read_again_at_any_path(tmp_path):
-    out = tmp_path / "e[1]"
-    for _ in range(2):
-        invoke(*LEVERS, "-e", "grpo", "--out", out, "--overwrite")
-    assert (out / "tasks-0" / "edges.parquet").exists()
-
-
-def test_a_call_replaces_all_results_of_the_earlier_one_and_nothing_else(
-    tmp_path,
-):
-    names = "grpo,hgpo:history_length=0:mode=mean_norm"
-    output = invoke(
-        *LEVERS,
-        "-e",
-        names,
-        "--gain-at",
-        1,
-        "--gain-copies",
-        4,
-        "--task-sets",
-        2,
-        "--out",
-        tmp_path,
-    )
-    assert "hgpo:history_length=0:" in output
-    assert "mode=mean_norm" in output
-    assert re.search(r"estimator +final +area +difference", output)
-    assert "Gain after 1 update, in percent" in output
-    assert "2 tasks, 42 nodes." in output
-    (tmp_path / "tasks-1" / "mine").touch()
-    output = invoke(*LEVERS, "-e", "grpo", "--out", tmp_path, "--overwrite")
-    assert "1 task, 21 nodes." in output
-    files = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
-    graphs = {"tasks-0/nodes.parquet", "tasks-0/edges.parquet"}
-    assert files == {"curves.parquet", "summary.md", "tasks-1/mine", *graphs}
-
-
-@pytest.mark.parametrize(
-    ("options", "line"),
-    [
-        (
-            "--samples 0",
-            "--samples: expected an integer of at least 1, received 0",
-        ),
-        (
-            "--reads -1",
-            "--reads: expected an integer of at least 0, received -1",
-        ),
-        (
-            "--gain-copies 1",
-            "--gain-copies: expected an integer of at least 4, received 1",
-        ),
-        (
-            "--gain-policies 0",
-            "--gain-policies: expected an integer of at least 1, received 0",
-        ),
-        (
-            "--gain-at 0 --group-size 1",
-            "--group-size: expected an integer of at least 2, received 1",
-        ),
-        (
-            "--gain-at 2",
-            "--gain-at: expected 0 to 1, the number of updates, received 2",
-        ),
-        (
-            "--gain-at -1",
-            "--gain-at: expected 0 to 1, the number of updates, received -1",
-        ),
-    ],
-)
-def test_wrong_numbers_are_reported_before_anything_is_written(options, line, tmp_path):
-    with pytest.raises(InputError, match=re.escape(line)):
-        invoke(*LEVERS, "-e", "grpo", *options.split(), "--out", tmp_path / "out")
-    assert not (tmp_path / "out").exists()
+        curves(
+            {"a": tasks(), "b": tasks()},
+            methods(["grpo"]),
+            Learning(seeds=1),
+        )

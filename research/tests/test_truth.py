@@ -8,14 +8,12 @@ import ring
 from ring import Asked, RingEngine, RingPolicy
 
 from hgpo_envs.episode import Episode
-from hgpo_envs.errors import InputError
 from hgpo_envs.hashing import text_hash
 from hgpo_research.policies.distributions import Distribution, known_policy
 from hgpo_research.truth import (
     Budget,
     Rewards,
     plan_truth,
-    read_metadata,
     write_truth,
 )
 from hgpo_research.truth.graph import Graph
@@ -32,7 +30,13 @@ UNIT = Rewards(reward_scale=1, gamma=0.9)
 def truth_of(run, out, rewards=UNIT, *, policy=None, **budget):
     """Return the rows of a run, joined with their truth."""
     write_truth(
-        plan_truth(run.path, rewards, Budget(**budget), policy=policy, allow=[GUESS]),
+        plan_truth(
+            run.path,
+            rewards,
+            Budget(**budget),
+            policy=policy,
+            allow=[GUESS],
+        ),
         out,
     )
     return join_advantages(run.steps, pl.scan_parquet(out)).collect()
@@ -90,6 +94,7 @@ def test_monte_carlo_of_the_same_game_is_within_its_errors(guesses, tmp_path):
     assert last.filter("exact").height == last.filter(pl.col("value_error") == 0).height
 
 
+@pytest.mark.slow
 def test_more_rollouts_until_the_error_is_small(guesses, tmp_path):
     few, many, capped = (
         truth_of(
@@ -119,7 +124,14 @@ def test_numbers_of_rollouts_are_rounded_up(guesses, tmp_path):
 
 def test_a_policy_that_never_gives_the_action(tmp_path):
     """Values of another policy than the run's: Q of any action, without a choice where the policy never takes it."""
-    run = collect(GUESS, lambda _: "x", tmp_path / "run", tasks=2, group_size=1, limit=3)
+    run = collect(
+        GUESS,
+        lambda _: "x",
+        tmp_path / "run",
+        tasks=2,
+        group_size=1,
+        limit=3,
+    )
     table = truth_of(run, tmp_path / "truth.parquet", policy="random")
     assert table["choice"].null_count() == table.height == 6
     assert within_errors(table, "value", [by_hand(3 - step) for step in table["step"]])
@@ -138,7 +150,9 @@ def ring_rollouts(number, seed):
     rng = np.random.default_rng(seed)
     rollouts = []
     for _ in range(number):
-        engine, last, steps = RingEngine(), None, []
+        engine = RingEngine()
+        last = None
+        steps = []
         state = engine.start("ring")
         while not state.terminated and len(steps) < ring.LIMIT:
             last = str(rng.choice(ring.ACTIONS, p=ring.probabilities(state.text, last)))
@@ -153,12 +167,11 @@ def ring_by_hand(rollouts):
     """Return V, Q and A of all steps."""
     found = []
     for steps in rollouts:
-        engine, last = RingEngine(), None
+        engine = RingEngine()
+        last = None
         for number, step in enumerate(steps):
-            value, q = (
-                ring.value(engine.place, last, number, 0.9),
-                ring.q(engine.place, step.action, number, 0.9),
-            )
+            value = ring.value(engine.place, last, number, 0.9)
+            q = ring.q(engine.place, step.action, number, 0.9)
             found.append((value, q, q - value))
             engine.act(step.action)
             last = step.action
@@ -292,7 +305,12 @@ def by_replays(handle, policy, task, responses, rewards):
     ("env_id", "name", "limit", "options"),
     [
         ("HGPO/ALFWorld-v0", "softmax", 3, {"skill": 0.3}),
-        ("HGPO/WebShop-v0", "softmax", 3, {"skill": 0.5, "temperature": 2.0}),
+        (
+            "HGPO/WebShop-v0",
+            "softmax",
+            3,
+            {"skill": 0.5, "temperature": 2.0},
+        ),
         ("HGPO/ALFWorld-v0", "mixture:explorer=0.7,expert=0.3", 8, {}),
         ("HGPO/ALFWorld-v0", "mixture:explorer=0.7,outdated=0.3", 3, {}),
         ("HGPO/WebShop-v0", "mixture:explorer=0.8,expert=0.2", 4, {}),
@@ -319,7 +337,13 @@ def test_the_last_two_steps_of_episodes_equal_replays(env_id, name, limit, optio
     context = PolicyContext(handle.shared.source.name, env["action_format"], options)
     one = known_policy(name, context)
     exact = truth_of(run, tmp_path / "exact.parquet", rewards, exact_nodes=1_000_000)
-    sampled = truth_of(run, tmp_path / "sampled.parquet", rewards, exact_nodes=0, rollouts=64)
+    sampled = truth_of(
+        run,
+        tmp_path / "sampled.parquet",
+        rewards,
+        exact_nodes=0,
+        rollouts=64,
+    )
     assert exact["exact"].all()
     assert (sampled["value_error"] > 0).any()
     for column in ("value", "q", "advantage"):
@@ -333,7 +357,13 @@ def test_the_last_two_steps_of_episodes_equal_replays(env_id, name, limit, optio
     for rows in exact.partition_by("trajectory", maintain_order=True)[: 1 if softmax else 5]:
         responses = rows["response"].to_list()
         for step in range(max(0, limit - 2), rows.height):
-            expected = by_replays(handle, policy, rows["task_id"][0], responses[:step], rewards)
+            expected = by_replays(
+                handle,
+                policy,
+                rows["task_id"][0],
+                responses[:step],
+                rewards,
+            )
             assert rows["value"][step] == pytest.approx(expected, abs=1e-9)
             checked.append(expected)
     assert len(checked) >= (2 if softmax else 4)
@@ -376,10 +406,17 @@ def test_trees_are_forgotten_between_chunks(monkeypatch):
                 reward=0.0,
             )
         )
-    sizes, found = [], []
+    sizes = []
+    found = []
     for estimates in (1, 1 << 20):
         monkeypatch.setattr("hgpo_research.truth.task._CHUNK_OF_TREES", estimates)
-        graph = Graph(handle.shared, handle.settings, policy(), rewards, handle.tasks[0])
+        graph = Graph(
+            handle.shared,
+            handle.settings,
+            policy(),
+            rewards,
+            handle.tasks[0],
+        )
         columns = task_truth(graph, [steps], rewards, Budget(rollouts=40, exact_nodes=0), [1])[0]
         found.append((np.array(columns["value"]), np.array(columns["value_error"])))
         sizes.append(graph.nodes)
@@ -411,7 +448,8 @@ def test_prompts_are_those_of_the_episodes():
         action_format="command",
     )
     graph = Graph(handle.shared, handle.settings, Prompted(), UNIT, handle.tasks[0])
-    episode, node = Episode(handle.shared, handle.settings), graph.start
+    episode = Episode(handle.shared, handle.settings)
+    node = graph.start
     episode.start(handle.tasks[0])
     for action in (
         "look",
@@ -466,7 +504,8 @@ def checked(request, tmp_path_factory):
 def ratio_by_task(table, above, below):
     """Return a ratio of sums and its standard error by the jackknife over tasks."""
     sums = table.group_by("task_id", maintain_order=True).agg(above.sum().alias("a"), below.sum().alias("b"))
-    a, b = sums["a"].to_numpy(), sums["b"].to_numpy()
+    a = sums["a"].to_numpy()
+    b = sums["b"].to_numpy()
     left = (a.sum() - a) / (b.sum() - b)
     return a.sum() / b.sum(), np.sqrt((len(a) - 1) * left.var())
 
@@ -499,57 +538,3 @@ def test_choices_are_those_of_the_policy(checked):
     assert checked["choice"].null_count() == 0
     assert checked["probabilities"].list.sum().to_numpy() == pytest.approx(1)
     assert (checked["probabilities"].list.get(checked["choice"]) > 0).all()
-
-
-# Files
-
-
-@pytest.mark.slow
-def test_the_number_of_processes_does_not_change_the_bytes(guesses, tmp_path):
-    def written(name, seed, **how):
-        budget = Budget(rollouts=8, exact_nodes=0, seed=seed)
-        path = tmp_path / name
-        report = write_truth(plan_truth(guesses.path, UNIT, budget, allow=[GUESS]), path, **how)
-        return report, path.read_bytes()
-
-    seen = []
-    once = written("once", 5, progress=lambda done, total: seen.append((done, total)))
-    assert seen[-1] == (5, 5)
-    assert once[0].rows == guesses.steps.collect().height
-    assert written("twice", 5, processes=2) == once
-    assert written("other", 6)[1] != once[1]
-
-
-def test_an_interrupted_computation_leaves_nothing(guesses, tmp_path):
-    def stop(done, total):
-        raise KeyboardInterrupt
-
-    plan = plan_truth(guesses.path, UNIT, Budget(rollouts=4, exact_nodes=0), allow=[GUESS])
-    with pytest.raises(KeyboardInterrupt):
-        write_truth(plan, tmp_path / "truth.parquet", progress=stop)
-    assert not list(tmp_path.iterdir())
-
-
-def test_the_metadata_state_what_was_computed(guesses, tmp_path):
-    out = tmp_path / "truth.parquet"
-    truth_of(
-        guesses,
-        out,
-        Rewards(reward="success", reward_scale=10, gamma=0.9),
-        seed=3,
-    )
-    found = read_metadata(out)
-    rewards = {
-        "reward": "success",
-        "reward_scale": 10.0,
-        "gamma": 0.9,
-        "invalid_action_penalty": 0.0,
-    }
-    assert found["rewards"] == rewards
-    assert found["budget"]["seed"] == 3
-    assert found["policy"] == {"name": "random"}
-    assert found["environment"]["id"] == GUESS
-    assert found["run"] == "run"
-    assert "hgpo" in found["versions"]
-    with pytest.raises(InputError, match="expected a truth table"):
-        read_metadata(next(guesses.path.glob("steps/*.parquet")))

@@ -128,7 +128,14 @@ def test_rich_pages_show_the_chosen_options():
         "[clicked button] red [clicked button_]",
         "[button] blue [button_]",
     )
-    text = "\n".join([*lines, "cotton socks", "Price: $9.00", "[button] Buy Now [button_]"])
+    text = "\n".join(
+        [
+            *lines,
+            "cotton socks",
+            "Price: $9.00",
+            "[button] Buy Now [button_]",
+        ]
+    )
     found = features(text, ("click[buy now]", "click[red]", "click[blue]"))
     assert found["click[red]"] == {"named": 1.0, "repeated": 1.0}
     assert found["click[buy now]"]["unchosen"] == 0.0

@@ -147,7 +147,11 @@ def compare_estimators(
         rows = {name: row_sums(found, found.estimates[name]) for name in names}
         for dimension, part, chosen in _parts(found):
             sums = {name: task_sums(rows[name], found.task, run.tasks, chosen) for name in names}
-            cell = {"group_size": size, "dimension": dimension, "part": part}
+            cell = {
+                "group_size": size,
+                "dimension": dimension,
+                "part": part,
+            }
             for tables, table in zip(
                 (estimates, differences),
                 _tables(cell, sums, weights),

@@ -30,7 +30,10 @@ def numbered(*columns: Integers) -> Integers:
     # Numbers are made small after each column, so that no product overflows.
     for column in columns:
         _, values = np.unique(column, return_inverse=True)
-        _, found = np.unique(found * (values.max(initial=0) + 1) + values, return_inverse=True)
+        _, found = np.unique(
+            found * (values.max(initial=0) + 1) + values,
+            return_inverse=True,
+        )
     return found
 
 

@@ -60,7 +60,12 @@ if TYPE_CHECKING:
 TRUTH: Final = "true advantages"
 """The name of the true advantages among those of estimators."""
 
-SUCCESS: Final = Parameters(reward="success", reward_scale=1.0, gamma=1.0, invalid_action_penalty=0.0)
+SUCCESS: Final = Parameters(
+    reward="success",
+    reward_scale=1.0,
+    gamma=1.0,
+    invalid_action_penalty=0.0,
+)
 """Undiscounted success."""
 
 _TRUTHS: Final = {
@@ -134,7 +139,14 @@ def cross_validated_gain(
     Raises:
         InputError: A column is missing, or groups are too small.
     """
-    held = held_out(steps, variants, gradients, truth=truth, folds=folds, progress=progress)
+    held = held_out(
+        steps,
+        variants,
+        gradients,
+        truth=truth,
+        folds=folds,
+        progress=progress,
+    )
     names = [
         *(variant.name for variant in variants),
         *([TRUTH] if truth is not None else []),
@@ -153,7 +165,15 @@ def summed(held: Sequence[HeldOut], names: Sequence[str], kl: float) -> Gains:
         bound += part.bound / part.rollouts**2
     rows, differences, informative = _compared(names, np.sqrt(2 * kl) * groups, 2 * kl * bound, held[-1].batch + 1)
     rollouts = sum(part.rollouts for part in held) / len(held)
-    return Gains(rows, differences, held[-1].batch + 1, count, informative, rollouts, kl)
+    return Gains(
+        rows,
+        differences,
+        held[-1].batch + 1,
+        count,
+        informative,
+        rollouts,
+        kl,
+    )
 
 
 @dataclass(frozen=True)
@@ -238,7 +258,11 @@ def held_out(
             directions = weights[:, rows].astype(np.float32) @ gradients.sketches[sketch[rows]]
             lengths = np.linalg.norm(directions, axis=1).astype(np.float64)
             if gradients.fisher is not None and len(rows):
-                products = gradients.products(directions, sketch[rows], np.full(len(rows), 1 / len(rows)))
+                products = gradients.products(
+                    directions,
+                    sketch[rows],
+                    np.full(len(rows), 1 / len(rows)),
+                )
                 lengths = np.sqrt(products.diagonal())
             units = (directions / _or_infinity(lengths)[:, None]).astype(np.float32)
             part = HeldOut(
@@ -356,7 +380,12 @@ def _read(
 
     def joined(table: pl.DataFrame, other: pl.DataFrame) -> pl.DataFrame:
         other = other.with_columns(pl.col("step").cast(schema["step"]))
-        return table.join(other, on=["trajectory", "step"], how="left", maintain_order="left")
+        return table.join(
+            other,
+            on=["trajectory", "step"],
+            how="left",
+            maintain_order="left",
+        )
 
     table = joined(table, gradients.rows.rename({"sketch": "(sketch)"})).with_columns(pl.col("(sketch)").fill_null(-1))
     if truth is None:

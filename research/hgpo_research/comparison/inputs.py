@@ -335,7 +335,12 @@ def draw(
     Raises:
         InputError: An estimator's scale of rewards is 0.
     """
-    table = redraw(run, size, redraws, np.random.Generator(np.random.PCG64([seed, size])))
+    table = redraw(
+        run,
+        size,
+        redraws,
+        np.random.Generator(np.random.PCG64([seed, size])),
+    )
     steps = table.select(name for name in table.columns if not name.startswith("("))
 
     # 1. The estimates, the returns without a penalty, and the deepest context that is shared with another step.

@@ -34,7 +34,11 @@ if TYPE_CHECKING:
 
 BUCKETS: Final = 1 << 14
 """The default size of sketches."""
-TOKENS: Final = ("prompt_token_ids", "response_token_ids", "response_logprobs")
+TOKENS: Final = (
+    "prompt_token_ids",
+    "response_token_ids",
+    "response_logprobs",
+)
 """The columns of a run that gradients need."""
 LARGEST_GAP: Final = 0.01
 """The largest mean difference of log-probabilities per token between the run and the model."""
@@ -119,7 +123,12 @@ class Sketch:
         """Return the gradient of a number with respect to all parameters, float32 of shape (parameters,)."""
         import torch
 
-        found = torch.autograd.grad(value, self._parameters, allow_unused=True, materialize_grads=True)
+        found = torch.autograd.grad(
+            value,
+            self._parameters,
+            allow_unused=True,
+            materialize_grads=True,
+        )
         return torch.cat([each.float().reshape(-1) for each in found])
 
     def __call__(self, gradient: torch.Tensor) -> Sketches:

@@ -31,7 +31,10 @@ _NAME: Final = r"[a-z]+ \d+"
 _COMMANDS: Final = (
     ("go", re.compile(rf"go to (?P<place>{_NAME})")),
     ("open", re.compile(rf"open (?P<place>{_NAME})")),
-    ("take", re.compile(rf"take (?P<thing>{_NAME}) from (?P<place>{_NAME})")),
+    (
+        "take",
+        re.compile(rf"take (?P<thing>{_NAME}) from (?P<place>{_NAME})"),
+    ),
     (
         "put",
         re.compile(rf"(?:move|put) (?P<thing>{_NAME}) (?:to|in/on) (?P<place>{_NAME})"),
@@ -208,7 +211,11 @@ class _CommandsOfState:
         verb = command.verb
         goal = self._goal
         if verb == "go":
-            return self._go(command.place, self._seen.inside.get(command.place), ready=ready)
+            return self._go(
+                command.place,
+                self._seen.inside.get(command.place),
+                ready=ready,
+            )
         if verb == "take":
             needed = _kind(command.thing) == goal.thing and (goal.deed != "" or _kind(command.place) != goal.place)
             return {"take": 1.0} if needed else _MISTAKE

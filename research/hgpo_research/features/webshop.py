@@ -120,7 +120,10 @@ class _ItemFeatures(CountedFeatures):
 
 def _queries(wish: _Wish) -> dict[str, Features]:
     most = len(wish.words)
-    lengths = [*(length for length in _QUERY_LENGTHS if length < most), most]
+    lengths = [
+        *(length for length in _QUERY_LENGTHS if length < most),
+        most,
+    ]
     return {
         f"search[{' '.join(wish.words[:length]) or wish.text}]": {"query": length / max(most, 1)} for length in lengths
     }

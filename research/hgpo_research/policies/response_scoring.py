@@ -87,7 +87,13 @@ def score_responses(
         for rows in prompt_chunks(prompts, most, options):
             hidden = _hidden_states(plain, prompts, rows, [tries[row] for row in rows])
             for place, row in enumerate(rows):
-                found[row] = _probabilities(plain, hidden[place], tries[row], responses[row], options)
+                found[row] = _probabilities(
+                    plain,
+                    hidden[place],
+                    tries[row],
+                    responses[row],
+                    options,
+                )
     return found
 
 

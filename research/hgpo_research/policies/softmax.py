@@ -31,8 +31,16 @@ from hgpo_research.policies.distributions import (
     inadmissible_action,
 )
 from hgpo_train.policies.base import BatchPolicy, Failure, Reply, Request
-from hgpo_train.policies.registry import PolicySpec, check_admissible_actions
-from hgpo_train.settings import NonNegativeFloat, NonNegativeInt, build, check
+from hgpo_train.policies.registry import (
+    PolicySpec,
+    check_admissible_actions,
+)
+from hgpo_train.settings import (
+    NonNegativeFloat,
+    NonNegativeInt,
+    build,
+    check,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

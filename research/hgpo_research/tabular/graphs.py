@@ -35,7 +35,12 @@ if TYPE_CHECKING:
 
     from hgpo_research.arrays import Integers
 
-COUNTED: Final = Rewards(reward="success", reward_scale=1.0, gamma=1.0, invalid_action_penalty=1.0)
+COUNTED: Final = Rewards(
+    reward="success",
+    reward_scale=1.0,
+    gamma=1.0,
+    invalid_action_penalty=1.0,
+)
 """With these, an edge's `gain` is -1 if its action is invalid, else 0, and its `final` is 1 if the task is won."""
 
 _COLUMNS: Final = (
@@ -331,7 +336,11 @@ def compile_tasks(
         "history_length": max(policy_options["memory"], reads),
     }
     handle = open_env(env_id, **{**env_options, **read})
-    context = PolicyContext(handle.shared.source.name, "command", {**policy_options, "taste": 0.0})
+    context = PolicyContext(
+        handle.shared.source.name,
+        "command",
+        {**policy_options, "taste": 0.0},
+    )
     policy: Any = make_policy("softmax", context)
     if isinstance(tasks, int):
         if tasks < 1 or held_out < 0 or tasks + held_out > len(handle.tasks):

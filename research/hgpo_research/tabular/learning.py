@@ -96,7 +96,10 @@ def learn(
         policy.add(update(visits.dense(gradient), visits.products(gradient, gradient)))
     yield (
         policy,
-        success(policy, rollouts(policy, how.evaluation, (repetition, _EVALUATION))),
+        success(
+            policy,
+            rollouts(policy, how.evaluation, (repetition, _EVALUATION)),
+        ),
     )
 
 

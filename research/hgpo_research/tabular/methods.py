@@ -41,7 +41,11 @@ class TableEstimator:
 
     def __call__(self, policy: TabularPolicy, visits: Visits, stream: Sequence[int]) -> list[Floats]:  # noqa: ARG002
         """See `Method`."""
-        return table_advantages(self.estimator, step_table(policy, visits.rollouts), visits.rollouts)
+        return table_advantages(
+            self.estimator,
+            step_table(policy, visits.rollouts),
+            visits.rollouts,
+        )
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,11 @@ def sampled_values(
 ) -> Floats:
     """Return the mean discounted success of further rollouts from each row's node; equal states share them."""
     # Rows of one seed, step and node have the same value.
-    states, of_row = np.unique(np.stack([rows.seed, rows.step, rows.node]), axis=1, return_inverse=True)
+    states, of_row = np.unique(
+        np.stack([rows.seed, rows.step, rows.node]),
+        axis=1,
+        return_inverse=True,
+    )
     seed, step, node = (np.repeat(each, samples) for each in states)
     graph = policy.tasks.graphs[task]
     number = np.tile(np.arange(samples), states.shape[1])

@@ -33,7 +33,10 @@ if TYPE_CHECKING:
     from hgpo_envs.episode import Settings
     from hgpo_envs.sources import SharedSource
     from hgpo_research.arrays import Booleans, Floats, Hashes, Integers
-    from hgpo_research.policies.distributions import Distribution, KnownPolicy
+    from hgpo_research.policies.distributions import (
+        Distribution,
+        KnownPolicy,
+    )
     from hgpo_research.truth.rewards import Rewards
 
     _Node = tuple[int, int, int, tuple[int, ...], int]
@@ -327,7 +330,11 @@ class Graph:
             # A new node of a tree gets the policy's memory after the node before it.
             if self.tree:
                 self._remember(node)
-                self._policy.fork(2 * node + 1, 2 * after, self._hidden[move.hidden].engine)
+                self._policy.fork(
+                    2 * node + 1,
+                    2 * after,
+                    self._hidden[move.hidden].engine,
+                )
         return after, move
 
     def forget(self, nodes: int, edges: int) -> None:

@@ -192,6 +192,11 @@ def exact_places(web: Web) -> Booleans:
     """Return whether the value of each place is exact: no rollout is below it."""
     exact: Booleans = web.rest == 0
     # Children are later places: in descending order of the parents, what is below a place is final.
-    for parent, child, coefficient in zip(web.parent[::-1], web.child[::-1], web.coefficient[::-1], strict=True):
+    for parent, child, coefficient in zip(
+        web.parent[::-1],
+        web.child[::-1],
+        web.coefficient[::-1],
+        strict=True,
+    ):
         exact[parent] &= exact[child] or coefficient == 0
     return exact

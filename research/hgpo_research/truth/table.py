@@ -76,7 +76,12 @@ _KINDS: Final[Mapping[str, Any]] = {
         pl.Float64,
     ),
     **dict.fromkeys(
-        ("value_first", "value_second", "advantage_first", "advantage_second"),
+        (
+            "value_first",
+            "value_second",
+            "advantage_first",
+            "advantage_second",
+        ),
         pl.Float64,
     ),
     "rollouts": pl.Int32,

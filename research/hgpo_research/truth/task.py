@@ -26,7 +26,12 @@ import numpy as np
 from hgpo_research.truth.estimates import Estimates
 from hgpo_research.truth.exact import close, solve
 from hgpo_research.truth.graph import UNKNOWN
-from hgpo_research.truth.places import compose, exact_places, solved, visits_of
+from hgpo_research.truth.places import (
+    compose,
+    exact_places,
+    solved,
+    visits_of,
+)
 from hgpo_research.truth.walks import play
 from hgpo_train.settings import (
     NonNegativeInt,

@@ -1,4 +1,4 @@
-"""Truth: what cannot be computed is reported in one line, before anything is started."""
+"""Truth: tables are the same bytes however computed, and what cannot be computed is reported before anything starts."""
 
 import shutil
 import sys
@@ -13,7 +13,7 @@ from ring import Asked
 from hgpo_datasets import StepWriter
 from hgpo_envs.errors import InputError
 from hgpo_research.policies.distributions import OwnPolicy
-from hgpo_research.truth import Budget, Rewards, plan_truth, write_truth
+from hgpo_research.truth import Budget, Rewards, plan_truth, read_metadata, write_truth
 from hgpo_train.rollout import collect
 
 GUESS = "foreign:Foreign/Guess-v0"
@@ -26,11 +26,61 @@ def guesses(tmp_path_factory):
         GUESS,
         "random",
         folder,
-        tasks=2,
+        tasks=5,
         group_size=2,
         action_format="command",
         limit=3,
     )
+
+
+@pytest.mark.slow
+def test_the_number_of_processes_does_not_change_the_bytes(guesses, tmp_path):
+    def written(name, seed, **how):
+        budget = Budget(rollouts=8, exact_nodes=0, seed=seed)
+        path = tmp_path / name
+        report = write_truth(
+            plan_truth(guesses.path, Rewards(), budget, allow=[GUESS]),
+            path,
+            **how,
+        )
+        return report, path.read_bytes()
+
+    seen = []
+    once = written("once", 5, progress=lambda done, total: seen.append((done, total)))
+    assert seen[-1] == (5, 5)
+    assert once[0].rows == guesses.steps.collect().height
+    assert written("twice", 5, processes=2) == once
+    assert written("other", 6)[1] != once[1]
+
+
+def test_an_interrupted_computation_leaves_nothing(guesses, tmp_path):
+    def stop(done, total):
+        raise KeyboardInterrupt
+
+    plan = plan_truth(guesses.path, Rewards(), Budget(rollouts=4, exact_nodes=0), allow=[GUESS])
+    with pytest.raises(KeyboardInterrupt):
+        write_truth(plan, tmp_path / "truth.parquet", progress=stop)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_metadata_state_what_was_computed(guesses, tmp_path):
+    out = tmp_path / "truth.parquet"
+    rewards = Rewards(reward="success", reward_scale=10, gamma=0.9)
+    write_truth(plan_truth(guesses.path, rewards, Budget(seed=3), allow=[GUESS]), out)
+    found = read_metadata(out)
+    assert found["rewards"] == {
+        "reward": "success",
+        "reward_scale": 10.0,
+        "gamma": 0.9,
+        "invalid_action_penalty": 0.0,
+    }
+    assert found["budget"]["seed"] == 3
+    assert found["policy"] == {"name": "random"}
+    assert found["environment"]["id"] == GUESS
+    assert found["run"] == "run"
+    assert "hgpo" in found["versions"]
+    with pytest.raises(InputError, match="expected a truth table"):
+        read_metadata(next(guesses.path.glob("steps/*.parquet")))
 
 
 def test_a_policy_whose_memory_cannot_be_followed_is_refused():
@@ -66,7 +116,10 @@ def test_another_environment_is_an_error(tmp_path):
     )
     line = "the environment or its data are not those of the run"
     refused(shop, line, policy="random", observation_mode="text_rich")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["run", "shop"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "run",
+        "shop",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -154,9 +207,17 @@ def test_a_folder_that_is_no_run(tmp_path):
             "mixture:evil:act=0.5,random=0.5",
             "mixture:evil:act=0.5,random=0.5",
         ),
-        ({"id": "HGPO/AppWorld-v0", "python": "./evil"}, "random", "./evil"),
         (
-            {"id": "HGPO/WebShop-v0", "backend": "original", "data": "evil"},
+            {"id": "HGPO/AppWorld-v0", "python": "./evil"},
+            "random",
+            "./evil",
+        ),
+        (
+            {
+                "id": "HGPO/WebShop-v0",
+                "backend": "original",
+                "data": "evil",
+            },
             "random",
             "original",
         ),
