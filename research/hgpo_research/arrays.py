@@ -28,6 +28,7 @@ def grown(array: Array, length: int, fill: int = 0) -> Array:
     missing = length - len(array)
     if missing <= 0:
         return array
+    # Twice as long: appending many times takes linear time.
     more = np.full(max(len(array), missing), fill, array.dtype)
     return np.concatenate([array, more])
 

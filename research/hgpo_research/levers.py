@@ -67,6 +67,7 @@ class LeversEngine:
         """Start a task."""
         seed = int(task_id.rpartition("-")[2])
         rng = np.random.default_rng([seed, task_id.startswith("train")])
+        # Which door a lever unlocks, another order in each task.
         self._doors = tuple(rng.permutation(self._levers).tolist())
         self._lever = -1
         self._place = -1

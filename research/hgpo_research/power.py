@@ -33,6 +33,7 @@ def seeds_needed(
     >>> seeds_needed(0.5, 1)
     64
     """
+    # The quantiles depend on the number of seeds: it is searched for from the smallest one.
     seeds = 2
     while seeds < 2 * (deviation / difference) ** 2 * _quantiles(level, power, 2 * seeds - 2) ** 2:
         seeds += 1

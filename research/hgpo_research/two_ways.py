@@ -60,6 +60,7 @@ class TwoWaysEngine:
         walked = self._taken.count("on")
         if way == "long" and walked < self._length:
             return State(f"The long way, milestone {walked}.", ("walk on",), valid)
+        # After the way, only the spins are left, which no text shows.
         spins = self._taken[1 + walked :]
         if len(spins) < SPINS:
             return State(
@@ -67,6 +68,7 @@ class TwoWaysEngine:
                 tuple(f"spin {each}" for each in COLOURS),
                 valid,
             )
+        # Fair spins differ in one of two pairs; of four, two differ in seven of eight cases.
         won = spins[0] != spins[-1] if way == "short" else len(set(spins)) > 1
         return State("The wheel stops.", (), valid, True, won, float(won), float(won))
 

@@ -133,6 +133,7 @@ def compare_estimators(
     differences: list[pl.DataFrame] = []
     kept: list[pl.DataFrame] = []
     chance: list[pl.DataFrame] = []
+    # Each size has redraws of its own, and all estimators are computed in the same groups.
     for size in sizes:
         progress(f"groups of {size}")
         found = draw(
@@ -171,6 +172,7 @@ def compare_estimators(
         **settings,
         "estimators": descriptions(variants),
     }
+    # Chance is known for all steps alone; other parts get nulls.
     with_chance = pl.concat(estimates).join(pl.concat(chance), on=KEYS, how="left", maintain_order="left")
     return Comparison(with_chance, pl.concat(differences), pl.concat(kept), details)
 
@@ -217,6 +219,7 @@ def measures_of(sums: Mapping[str, Floats], weights: Floats) -> tuple[dict[str, 
         draws = measured(again)
         lower = denominators(whole)
         noise = denominators(again)
+    # The measure itself is left out where it is not known; its resamples are not.
     found = {}
     for measure, value in values.items():
         factors = zip(lower.get(measure, ()), noise.get(measure, ()), strict=True)

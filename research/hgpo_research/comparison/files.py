@@ -94,6 +94,7 @@ def _write(
     *,
     overwrite: bool,
 ) -> None:
+    # The folder appears as a whole, or not at all.
     with new_folder(out, replace=is_comparison if overwrite else None) as folder:
         for name, table in tables.items():
             table.write_parquet(folder / f"{name}.parquet")

@@ -164,6 +164,7 @@ def summed(held: Sequence[HeldOut], names: Sequence[str], kl: float) -> Gains:
         np.add.at(groups.T, part.group, part.slopes * part.against / part.rollouts)
         bound += part.bound / part.rollouts**2
     rows, differences, informative = _compared(names, np.sqrt(2 * kl) * groups, 2 * kl * bound, held[-1].batch + 1)
+    # Each batch is counted once a fold.
     rollouts = sum(part.rollouts for part in held) / len(held)
     return Gains(
         rows,
@@ -376,6 +377,7 @@ def _read(
         raise InputError("gain is the improvement of success: expected a run with the column won, received one without")
     read = {"won", "aborted", *row_keys(schema)}.union(*(each.estimator.columns(schema) for each in variants))
     table = complete_rollouts(steps.select(name for name in schema if name in read).collect())
+    # Success as estimators read it: of the last step, for every step of the rollout.
     success = prepare(table, SUCCESS, ()).select("episode_return").collect().to_series().to_numpy()
 
     def joined(table: pl.DataFrame, other: pl.DataFrame) -> pl.DataFrame:

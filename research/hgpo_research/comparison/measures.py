@@ -63,6 +63,7 @@ def row_sums(found: Draw, estimate: tuple[Floats, Floats]) -> dict[str, Floats]:
     one, two = estimate
     first = found.first
     second = found.second
+    # Each factor has another half of the truth: the product has none of its noise in expectation.
     error = (one - first) * (two - second)
     signs = np.where(one + two == 0, 0.5, np.sign(one + two) == np.sign(first + second))
     cross, paired = _partners(found, one - first, two - second)
@@ -93,6 +94,7 @@ def _partners(found: Draw, first: Floats, second: Floats) -> tuple[Floats, Boole
         total: Floats = summed(cell, values, 0)[cell] - summed(own, values, 0)[own]
         return total
 
+    # The number of partners, then the sum of their errors, both ways between the halves.
     others = of_partners(np.ones(len(cell)))
     product = np.zeros(len(cell))
     for here, there in (

@@ -77,6 +77,7 @@ def sentences(found: Comparison) -> list[str]:
     if d["tasks"] < FEWEST_TASKS:
         intervals = f"No intervals: expected at least {FEWEST_TASKS} tasks."
     method = f"{intervals} Chance: {permutations} of the estimates within their groups."
+    # What a reader must know of every comparison, then what is special in this one.
     texts = [found_in, signal, method]
     left = {
         "steps without truth": d["without_truth"],
@@ -161,6 +162,7 @@ def pictures(found: Comparison, size: int) -> list[str]:
         rows = table.select("estimator", "part", "value", "low", "high").drop_nulls("value").to_dicts()
         data = alt.Data(values=rows)  # type: ignore[no-untyped-call]
         base = alt.Chart(data).encode(y=alt.Y("estimator:N", sort=order, title=None))
+        # The interval as a line, the value as a point on it.
         chart = base.mark_rule().encode(x="low:Q", x2="high:Q") + base.mark_point(filled=True, size=50).encode(
             x=alt.X("value:Q", title=title)
         )

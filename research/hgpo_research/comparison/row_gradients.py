@@ -74,6 +74,7 @@ class RowGradients:
         """
         if self.fisher is not None:
             return self.fisher(directions, numbers, weights)
+        # Without probabilities, the mean over the policy's actions is estimated from the actions that it took.
         slopes = (self.sketches[numbers] @ directions.T).astype(np.float64)
         return (slopes.T * weights) @ slopes
 
@@ -92,6 +93,7 @@ def fisher_of(
         total = np.zeros((len(directions), len(directions)))
         for number, weight in zip(numbers.tolist(), weights.tolist(), strict=True):
             probability, change = changes(directions, number)
+            # A change of all logits by the same number changes no probability.
             change = change - probability @ change
             total += weight * (change.T * probability) @ change
         return total

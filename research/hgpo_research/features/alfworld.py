@@ -171,6 +171,7 @@ class _CommandsOfState:
         self._search = _search(self._wanted, actions)
         self._commands = {action: _parse(action) for action in actions}
         self._going = {command.place: action for action, command in self._commands.items() if command.verb == "go"}
+        # Who holds something, and needs no lamp, looks for nothing.
         self._searching = self._lighting or not self._held
         treatment = (self._goal.deed, self._held)
         treated = self._goal.deed not in STATIONS or treatment in self._seen.treated
@@ -250,6 +251,7 @@ class _CommandsOfState:
             if ready:
                 return {"target": 1 / sqrt(sqrt(int(number)))} if kind == self._goal.place else _NONE
             return {"station": 1.0} if kind == STATIONS.get(self._goal.deed) else _NONE
+        # A wrong object is put down here, not carried around.
         if self._held and not self._has_goal:
             return _NONE
         if self._goal.count > 1 and kind == self._goal.place:
@@ -262,6 +264,7 @@ class _CommandsOfState:
 @lru_cache(maxsize=1 << 12)
 def _held(actions: tuple[str, ...]) -> str:
     """Return the held object, which can always be examined; empty if there is none."""
+    # Receptacles can be examined as well: what is none of these is in the hand.
     examined = (command.thing for command in map(_parse, actions) if command.verb == "examine")
     return next(
         (name for name in examined if _kind(name) not in _receptacle_kinds()),

@@ -119,6 +119,7 @@ class _ItemFeatures(CountedFeatures):
 
 
 def _queries(wish: _Wish) -> dict[str, Features]:
+    # Longer queries are more specific; the first words name the product.
     most = len(wish.words)
     lengths = [
         *(length for length in _QUERY_LENGTHS if length < most),
@@ -166,6 +167,7 @@ def _item_page(wish: _Wish, observation: str, actions: Sequence[str]) -> dict[st
     for action in {f"click[{value}]" for value in _CLICKED.findall(observation)} & found.keys():
         found[action] = {**found[action], "repeated": 1.0}
     unchosen = sum("named" in values and "repeated" not in values for values in found.values())
+    # The purchase is judged by what the page shows: its price, its words, and the options that were clicked.
     price = _PRICE.search(observation)
     shown = set(words(observation))
     found[_BUY] = {

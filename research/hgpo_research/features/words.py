@@ -80,6 +80,7 @@ class WordFeatures:
         shown = _words(observation)
         choices = {}
         for action in actions:
+            # An open query is filled with the whole instruction, the only text that a task has for it.
             choice = action.replace(OPEN_QUERY, instruction) if OPEN_QUERY in action else action
             words = _words(choice)
             values = {
@@ -114,6 +115,7 @@ class CountedFeatures:
 def repetitions(observation: str, history: Sequence[Pair]) -> Mapping[str, int]:
     """Return how often the history contains each action at an observation."""
     times: dict[str, int] = {}
+    # The same action elsewhere is no repetition.
     for _, observed, action in history:
         if observed == observation:
             times[action] = times.get(action, 0) + 1

@@ -58,6 +58,7 @@ class Distribution(NamedTuple):
 
         A response of probability 0 is never drawn.
         """
+        # Plain numbers: most distributions have few responses.
         cumulative = list(accumulate(self.probabilities.tolist()))
         total = cumulative[-1]
         last = bisect_left(cumulative, total)  # of positive probability, in case the product is rounded up to the sum
@@ -213,6 +214,7 @@ class KnownPlayer(KnownPolicy):
         benchmark = self._context.benchmark
         found = []
         for request in requests:
+            # The player itself must not move: its own request may come later.
             player = self._copy(request.slot, request.engine) if request.step else self._new(request)
             action = player.act(request.state)
             response = format_action(action, action_format, request.state.actions, benchmark)
@@ -258,6 +260,7 @@ class KnownMixture(KnownPolicy):
         self.memoryless = all(policy.memoryless for policy, _ in parts)
         self.prompt_read = any(policy.prompt_read for policy, _ in parts)
         lengths = [policy.history_read for policy, _ in parts]
+        # One part that reads the whole history makes the mixture read it.
         known = [length for length in lengths if length is not None]
         self.history_read = max(known) if len(known) == len(lengths) else None
 
@@ -347,6 +350,7 @@ def formatted_actions(
     ['2', '1', 'search[shoes]']
     """
     if action_format == "number":
+        # The first of equal actions has its number, as `list.index` finds it.
         numbers = {action: str(number) for number, action in reversed(list(enumerate(admissible, 1)))}
         return [numbers.get(action, action) for action in chosen]
     return [format_action(action, action_format, admissible, benchmark) for action in chosen]

@@ -233,6 +233,7 @@ def _logprobs(
             table = torch.full_like(table, -torch.inf).scatter(-1, greedy, 0.0)
         elif options.top_p < 1.0:
             table = nucleus(table, options.top_p)
+        # The tokens that follow the hidden states of this chunk.
         here = (of_place >= first) & (of_place < first + step)
         chosen = table.cpu()[
             torch.from_numpy(of_place[here] - first),

@@ -112,6 +112,7 @@ class ScoredModel(KnownPolicy):
         self, actions: Sequence[str], queries: Sequence[SampledResponse]
     ) -> dict[tuple[int, ...], str]:
         """Return the tokens of the responses to score, and the responses."""
+        # The tokens of an action as the tokenizer writes them: other spellings count as anything else.
         closed = [action for action in actions if OPEN_QUERY not in action]
         found: dict[tuple[int, ...], str] = {}
         for text in formatted_actions(closed, self._action_format, actions, self._benchmark):

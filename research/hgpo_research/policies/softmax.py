@@ -111,6 +111,7 @@ class SoftmaxPolicy(BatchPolicy):
         self._action_format = action_format
         self._options = options
         self._benchmark = benchmark
+        # Skill and temperature are factors of the same scores: they are part of the weights.
         scale = options.skill / options.temperature
         self._weights = {
             name: scale * weight * _weight_factor(options.variant, name) for name, weight in features.weights.items()
@@ -119,6 +120,7 @@ class SoftmaxPolicy(BatchPolicy):
 
     def respond(self, requests: Sequence[Request]) -> Sequence[Reply | Failure]:
         """See `Policy`."""
+        # A reply is a function of the request and its seed, however many are asked at once.
         drawn = zip(self.distributions(requests), requests, strict=True)
         return [Reply(distribution.draw(_uniform(f"{request.seed}/choice"))) for distribution, request in drawn]
 

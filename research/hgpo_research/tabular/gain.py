@@ -102,12 +102,14 @@ def gains(
             f"{name}_error": values.std(ddof=1) / copies**0.5,
         }
 
+    # The largest gain that there is, by which relative gains are divided.
     _, unit = measured(true)
     rows = []
     for name, new in named.items():
         method = new()
         if isinstance(method, Adaptive):
             continue
+        # The oracle's gradient is known already.
         gradient = true if isinstance(method, Oracle) else visits.gradient(method(same, visits, stream))
         one, expected = measured(gradient)
         row = {

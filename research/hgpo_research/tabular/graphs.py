@@ -151,6 +151,7 @@ class TaskGraph:
 
     def visit(self, nodes: Integers) -> None:
         """Make the edges of nodes known."""
+        # New nodes in the order of their numbers, so that those of parameters do not depend on the rollouts' order.
         missing = np.unique(nodes[self.graph.first[nodes] == UNKNOWN])
         if len(missing):
             self._live().prepare(missing.tolist())
@@ -364,6 +365,7 @@ def compile_tasks(
         return lambda: Graph(handle.shared, handle.settings, policy, COUNTED, task, reads)
 
     graphs = [TaskGraph(task, opener(task), stored.get(task), reads, parameters) for task in tasks]
+    # All graphs have the same parameters: what is learned changes policies on held-out tasks.
     learned = len(graphs) - held_out
     steps = handle.settings.max_steps
     return TaskSet(graphs[:learned], steps, settings), TaskSet(graphs[learned:], steps, settings)

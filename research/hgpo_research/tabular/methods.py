@@ -85,6 +85,7 @@ def methods(
     """
     found: dict[str, Callable[[], Method]] = {}
     written = [name.strip() for text in texts for name in text.split(",") if name.strip()]
+    # Those that are no estimators of tables first.
     for name in written:
         first, _, partners = name.partition(":")
         if name == ORACLE:

@@ -90,6 +90,7 @@ def metrics_summary(metrics: pl.DataFrame) -> pl.DataFrame:
     names = metrics_of(metrics)
     iteration = pl.col("iteration")
     count = int(str(metrics["iteration"].max())) + 1
+    # Means of each quarter of the updates by seed, and then their intervals over seeds.
     by_seed = metrics.group_by(
         "estimator",
         (iteration * 4 // count).alias("part"),
@@ -127,6 +128,7 @@ def curves_chart(curves: pl.DataFrame) -> alt.TopLevelMixin:
         ),
     )
     percent = alt.Axis(format="%")
+    # Bands below the lines, clipped at 100%.
     bands = base.mark_area(opacity=0.15).encode(
         y=alt.Y(
             "low:Q",
@@ -155,6 +157,7 @@ def shown(table: pl.DataFrame, keys: Sequence[str], names: Sequence[str]) -> tup
         for name in names:
             value = row[name]
             half = row[f"{name}_half"]
+            # Differences have a sign, which says who is better.
             sign = "+" if name.endswith("difference") else ""
             text = "-" if value is None else f"{100 * value:{sign}.2f}"
             cells.append(text if half is None or not np.isfinite(half) else f"{text} ± {100 * half:.2f}")

@@ -46,6 +46,7 @@ class Estimates:
         """
         deviations = np.maximum(self._squares - self._sums.sum(0) ** 2 / self.count, 0)
         freedom = self.count - 1
+        # Steps with few different returns borrow the variance of the task's others.
         pooled = 0.0 if certain.all() else deviations[~certain].mean() / freedom
         variance = (deviations + _PRIOR * pooled) / (freedom + _PRIOR)
         return np.where(certain, 0.0, np.sqrt(variance / self.count))

@@ -164,6 +164,7 @@ def compose(graph: Graph, visits: Visits, gamma: float) -> Web:
                 if probability > 0:
                     left.append((place, edge))
                 continue
+            # Rollouts were followed by their commands, so that this edge may not know yet where it leads.
             if graph.edges.target[edge] == UNKNOWN:
                 graph.expand([edge])
             if after < 0:

@@ -234,6 +234,7 @@ def write_truth(
 
 def default_out(plan: TruthPlan) -> Path:
     """Return the default path of a table: ``<run>.truth/<policy>.parquet``."""
+    # Names of policies may contain paths and colons.
     name = "".join(character if character.isalnum() or character in "-_.=," else "-" for character in plan.policy)
     return plan.run.with_name(f"{plan.run.absolute().name}.truth") / f"{name}.parquet"
 
@@ -269,6 +270,7 @@ def _steps(run: Path) -> pl.LazyFrame:
     """Return the rows of the run's complete trajectories, with their position as `(row)`."""
     steps = scan_steps(run).with_row_index("(row)")
     columns = steps.collect_schema().names()
+    # Rollouts that failed for a reason outside of the task end anywhere: they have no return.
     if "aborted" in columns:
         steps = steps.filter(~pl.col("aborted").fill_null(False).any().over("trajectory"))
     for name in (
@@ -286,6 +288,7 @@ def _steps(run: Path) -> pl.LazyFrame:
 
 
 def _in_processes(plan: TruthPlan, tasks: Sequence[str], processes: int) -> Generator[tuple[pl.DataFrame, int]]:
+    # New processes, not forks: threads of Polars do not survive a fork.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(processes, context, initializer=_begin_worker, initargs=(plan,)) as pool:
         try:
