@@ -28,7 +28,11 @@ from hgpo_research.comparison.gain import held_out
 from hgpo_research.comparison.row_gradients import row_gradients
 from hgpo_research.mixture import FOLDS, PARTNERS, Mixture
 from hgpo_train.advantages import compute_many, estimator, get
-from hgpo_train.advantages.parameters import GAMMA, HISTORY_LENGTH, Discount
+from hgpo_train.advantages.parameters import (
+    GAMMA,
+    HISTORY_LENGTH,
+    Discount,
+)
 from hgpo_train.advantages.variants import Variant
 from hgpo_train.rollout.outcomes import groups_with_mixed_outcomes
 
@@ -105,7 +109,11 @@ class Mixing:
 
     def _add(self, slopes: Floats, cosines: Floats) -> tuple[Floats, dict[str, Any]]:
         """Add a batch to the mixture of this one run."""
-        weights, metrics = self._mixture.add(slopes[:, None], cosines[None], slopes.any(keepdims=True))
+        weights, metrics = self._mixture.add(
+            slopes[:, None],
+            cosines[None],
+            slopes.any(keepdims=True),
+        )
         return weights[:, 0], {name: values[0] for name, values in metrics.items()}
 
     def _measured(self, steps: pl.DataFrame) -> tuple[Floats, Floats, Floats]:
@@ -115,7 +123,12 @@ class Mixing:
 
         # 1. The groups from which a fold can be left out. Others teach nothing.
         mixed = groups_with_mixed_outcomes(steps.lazy(), "success").collect()
-        complete = steps.filter(~pl.col("aborted")).join(mixed, on=mixed.columns, how="semi", maintain_order="left")
+        complete = steps.filter(~pl.col("aborted")).join(
+            mixed,
+            on=mixed.columns,
+            how="semi",
+            maintain_order="left",
+        )
         complete = complete.filter(pl.col("trajectory").n_unique().over(mixed.columns) >= self.smallest_group)
         if complete.is_empty():
             return unknown
@@ -126,7 +139,12 @@ class Mixing:
         self._model.train(training)
 
         # 3. Sums over the folds.
-        held = held_out(complete.lazy(), self._variants, gradients, folds=FOLDS)
+        held = held_out(
+            complete.lazy(),
+            self._variants,
+            gradients,
+            folds=FOLDS,
+        )
         slopes = sum(
             ((part.against * part.slopes).sum(0) / part.rollouts for part in held),
             zeros,

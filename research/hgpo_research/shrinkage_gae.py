@@ -118,7 +118,12 @@ def shrinkage_gae(
     if not unit_scale:
         return steps
     # Advantages of one scale, whatever that of rewards.
-    steps = mean(steps, "(square)", pl.col("advantage") ** 2, within(of="batch_key"))
+    steps = mean(
+        steps,
+        "(square)",
+        pl.col("advantage") ** 2,
+        within(of="batch_key"),
+    )
     return steps.with_columns(advantage=pl.col("advantage") / (pl.col("(square)").sqrt() + epsilon))
 
 
@@ -171,7 +176,13 @@ def _from_others(steps: pl.LazyFrame, level: str, group: pl.Expr) -> pl.LazyFram
 
 def _with_variances(steps: pl.LazyFrame, levels: list[str]) -> pl.LazyFrame:
     """Add the batch's `σ² level` and `τ² level`; null where no rollouts share the level."""
-    far = {level: (pl.col(_deviation("plain", level)), pl.col(_others(level))) for level in levels}
+    far = {
+        level: (
+            pl.col(_deviation("plain", level)),
+            pl.col(_others(level)),
+        )
+        for level in levels
+    }
     steps = steps.with_columns((d * d * (m / (m + 1.0))).alias(f"q {level}") for level, (d, m) in far.items())
     variances = {f"σ² {level}": pl.col(f"q {level}") for level in levels}
     variances |= {f"τ² {level}": pl.col(f"q {above}") - pl.col(f"q {level}") for above, level in pairwise(levels)}
@@ -219,7 +230,10 @@ def _with_values(steps: pl.LazyFrame, levels: list[str]) -> pl.LazyFrame:
         # Empirical Bayes: the more a level explains and the more rollouts share it, the more it moves the value.
         noise = spread / pl.col(_others(level))
         weight = pl.when(explained > 0).then(explained / (explained + noise)).otherwise(0.0).fill_null(0.0)
-        steps = steps.with_columns(weight.alias("(weight)"), explained.alias("(explained)"))
+        steps = steps.with_columns(
+            weight.alias("(weight)"),
+            explained.alias("(explained)"),
+        )
         w = pl.col("(weight)")
         rest = 1.0 - pl.col("(weight)")
         moved = (

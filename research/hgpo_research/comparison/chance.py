@@ -6,7 +6,7 @@ about the group's steps.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import polars as pl
@@ -25,7 +25,13 @@ KEYS: Final = ("estimator", "group_size", "dimension", "measure")
 """The columns that a table of chance shares with that of estimates."""
 
 
-def chance_table(found: Draw, names: list[str], tasks: int, permutations: int, seed: int) -> pl.DataFrame:
+def chance_table(
+    found: Draw,
+    names: list[str],
+    tasks: int,
+    permutations: int,
+    seed: int,
+) -> pl.DataFrame:
     """Return the measures of permuted estimates over all steps.
 
     Args:
@@ -48,15 +54,22 @@ def chance_table(found: Draw, names: list[str], tasks: int, permutations: int, s
         order[by_group] = np.lexsort((rng.random(len(by_group)), found.group))
         for place, name in enumerate(names):
             one, two = found.estimates[name]
-            sums = task_sums(row_sums(found, (one[order], two[order])), found.task, tasks)
+            sums = task_sums(
+                row_sums(found, (one[order], two[order])),
+                found.task,
+                tasks,
+            )
             permuted = measured({key: each.sum() for key, each in sums.items()})
             values[place, :, number] = [permuted[measure] for measure in MEASURES]
     rows = []
     for name, of_name in zip(names, values, strict=True):
         for measure, draws in zip(MEASURES, of_name, strict=True):
             known = draws[np.isfinite(draws)]
-            chance = [known.mean(), *np.quantile(known, [0.025, 0.975])] if len(known) else [None] * 3
-            rows.append([name, found.size, "all", measure, *chance])
-    kinds = dict(zip(KEYS, (pl.String, pl.Int64, pl.String, pl.String), strict=True))
+            if not len(known):
+                rows.append([name, found.size, "all", measure, None, None, None])
+                continue
+            low, high = np.quantile(known, [0.025, 0.975])
+            rows.append([name, found.size, "all", measure, known.mean(), low, high])
+    kinds: dict[str, Any] = dict.fromkeys(KEYS, pl.String) | {"group_size": pl.Int64}
     kinds |= dict.fromkeys(("chance", "chance_low", "chance_high"), pl.Float64)
     return pl.DataFrame(rows, kinds, orient="row")

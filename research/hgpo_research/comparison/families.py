@@ -15,7 +15,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from hgpo_train.resampling import LEVEL, percentile_bounds, student_value
+from hgpo_train.resampling import (
+    LEVEL,
+    percentile_bounds,
+    student_value,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -60,7 +64,11 @@ def intervals(values: Floats, draws: Floats, tasks: int) -> Intervals:
     size = np.abs(values)
     adjusted = np.where(known & (values == 0), 1.0, np.nan)
     with np.errstate(all="ignore"):
-        filled = np.where(known, np.where(np.isfinite(draws), draws, values), 0.0)
+        filled = np.where(
+            known,
+            np.where(np.isfinite(draws), draws, values),
+            0.0,
+        )
         deviation = filled.std(0)
         # A number whose resamples differ by rounding alone has the interval of its percentiles, and no t.
         varies = known & (deviation > 1e-12 * np.where(known, np.maximum(size, 1e-300), 1.0))

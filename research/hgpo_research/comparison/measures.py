@@ -65,7 +65,11 @@ def row_sums(found: Draw, estimate: tuple[Floats, Floats]) -> dict[str, Floats]:
     second = found.second
     # Each factor has another half of the truth: the product has none of its noise in expectation.
     error = (one - first) * (two - second)
-    signs = np.where(one + two == 0, 0.5, np.sign(one + two) == np.sign(first + second))
+    signs = np.where(
+        one + two == 0,
+        0.5,
+        np.sign(one + two) == np.sign(first + second),
+    )
     cross, paired = _partners(found, one - first, two - second)
     return {
         "n": np.ones(len(first)),
@@ -109,7 +113,12 @@ def _partners(found: Draw, first: Floats, second: Floats) -> tuple[Floats, Boole
     return cross, paired
 
 
-def task_sums(rows: Sums, task: Integers, tasks: int, part: Booleans | None = None) -> dict[str, Floats]:
+def task_sums(
+    rows: Sums,
+    task: Integers,
+    tasks: int,
+    part: Booleans | None = None,
+) -> dict[str, Floats]:
     """Return the sums of each task, arrays of shape (tasks,).
 
     Args:

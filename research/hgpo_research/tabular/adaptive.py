@@ -41,7 +41,12 @@ class Adaptive:
         self._mixture = Mixture(list(partners))
         self.metrics: list[dict[str, Floats]] = []
 
-    def __call__(self, policy: TabularPolicy, visits: Visits, stream: Sequence[int]) -> list[Floats]:  # noqa: ARG002
+    def __call__(
+        self,
+        policy: TabularPolicy,
+        visits: Visits,
+        stream: Sequence[int],  # noqa: ARG002 - as other methods
+    ) -> list[Floats]:
         """Return the advantages of each task's rows, and add to `metrics`."""
         table = step_table(policy, visits.rollouts)
         advantages = [table_advantages(each, table, visits.rollouts) for each in self._estimators]

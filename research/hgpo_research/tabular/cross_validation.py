@@ -67,7 +67,11 @@ def cross_validated_slopes(
     return slopes
 
 
-def table_advantages(estimator: Estimator, table: pl.DataFrame, batch: Sequence[Rollouts]) -> list[Floats]:
+def table_advantages(
+    estimator: Estimator,
+    table: pl.DataFrame,
+    batch: Sequence[Rollouts],
+) -> list[Floats]:
     """Return the advantages of each task's rows in the step table of a batch."""
     return by_task(_estimated(estimator, table), batch)
 

@@ -39,7 +39,10 @@ def half_width(count: int) -> float:
 def with_halves(names: Iterable[str], width: float) -> list[pl.Expr]:
     """Return the means of columns, then half of their intervals, `<name>_half`; `width` is of `half_width`."""
     columns = pl.col(list(names))
-    return [columns.mean(), (columns.std() * width).name.suffix("_half")]
+    return [
+        columns.mean(),
+        (columns.std() * width).name.suffix("_half"),
+    ]
 
 
 def summary(curves: pl.DataFrame) -> pl.DataFrame:
@@ -71,7 +74,10 @@ def summary(curves: pl.DataFrame) -> pl.DataFrame:
         .agg(
             pl.len().alias("seeds"),
             pl.col("start").mean(),
-            *with_halves([*measured, *differences], half_width(first.height)),
+            *with_halves(
+                [*measured, *differences],
+                half_width(first.height),
+            ),
         )
     )
 
@@ -96,7 +102,11 @@ def metrics_summary(metrics: pl.DataFrame) -> pl.DataFrame:
         (iteration * 4 // count).alias("part"),
         "seed",
         maintain_order=True,
-    ).agg(pl.col(names).mean(), low=iteration.min(), high=iteration.max())
+    ).agg(
+        pl.col(names).mean(),
+        low=iteration.min(),
+        high=iteration.max(),
+    )
     updates = pl.format("{}–{}", pl.col("low").first(), pl.col("high").first())
     return by_seed.group_by("estimator", "part", maintain_order=True).agg(
         updates.alias("updates"),
@@ -120,7 +130,11 @@ def curves_chart(curves: pl.DataFrame) -> alt.TopLevelMixin:
     names = rows["estimator"].unique(maintain_order=True).to_list()
     scale = alt.Scale(domain=names, scheme="tableau20")
     base = alt.Chart(alt.InlineData(values=rows.to_dicts())).encode(
-        x=alt.X("iteration:Q", title="updates", axis=alt.Axis(tickMinStep=1)),
+        x=alt.X(
+            "iteration:Q",
+            title="updates",
+            axis=alt.Axis(tickMinStep=1),
+        ),
         color=alt.Color(
             "estimator:N",
             scale=scale,
@@ -138,7 +152,10 @@ def curves_chart(curves: pl.DataFrame) -> alt.TopLevelMixin:
         ),
         y2="high:Q",
     )
-    lines = base.mark_line().encode(y="success:Q", tooltip=["estimator:N", "iteration:Q", "success:Q"])
+    lines = base.mark_line().encode(
+        y="success:Q",
+        tooltip=["estimator:N", "iteration:Q", "success:Q"],
+    )
     return alt.layer(bands, lines).properties(width=_WIDTH, height=_WIDTH * 3 // 4)
 
 

@@ -59,7 +59,14 @@ def sampled_values(
     seed, step, node = (np.repeat(each, samples) for each in states)
     graph = policy.tasks.graphs[task]
     number = np.tile(np.arange(samples), states.shape[1])
-    keys = subkey(policy.keys[seed], step, graph.state[node], *stream, task, number)
+    keys = subkey(
+        policy.keys[seed],
+        step,
+        graph.state[node],
+        *stream,
+        task,
+        number,
+    )
     totals = np.zeros(len(seed))
     for move in play(policy, task, seed, keys, node, step):
         sample, at, _, edge = (column[move.ended] for column in move[:4])
