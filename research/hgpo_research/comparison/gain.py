@@ -76,7 +76,7 @@ _TRUTHS: Final = {
 """The columns of a truth table that are read, under the names that they get."""
 
 _MANY: Final = 1_000_000
-"""The largest number of batches that is told."""
+"""The largest number of batches that is printed."""
 
 FEWEST_GROUPS: Final = 5
 """The fewest groups with both outcomes for an interval."""
@@ -97,7 +97,7 @@ class Gains:
             null if there is none.
         differences: One row per pair, `first` before `second` in that order: `value`, its interval `low`, `high`, and
             `batches`: how many batches would tell them apart if the difference seen is the true one; null if it is
-            told already, or without intervals.
+            significant already, or without intervals.
         batches: The number of batches.
         groups: The number of groups in all batches.
         informative: The number of those whose rollouts have both outcomes.
