@@ -22,24 +22,27 @@ from record import make_parser, store
 from hgpo_envs.hashing import chain_columns, mix
 from hgpo_research.comparison.gain import held_out, summed
 from hgpo_research.comparison.row_gradients import RowGradients
+from hgpo_research.tabular.report import markdown_table
 from hgpo_train.advantages.variants import read_variants
 from hgpo_train.resampling import student_quantile
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from numpy.typing import NDArray
-
+    from hgpo_research.arrays import Floats, Integers
     from hgpo_research.comparison.gain import HeldOut
-
-    Floats = NDArray[np.float64]
 
 STATES: Final = 5
 ACTIONS: Final = 3
 LIMIT: Final = 8
 GOAL: Final = STATES
 PIT: Final = STATES + 1
-ESTIMATORS: Final = ("grpo:cross_steps=false", "shrinkage_gae", "hgpo")
+LETTERS: Final = {
+    "grpo:cross_steps=false": "G",
+    "shrinkage_gae": "S",
+    "hgpo": "H",
+}
+ESTIMATORS: Final = tuple(LETTERS)
 SUCCESS: Final = (0.02, 0.3, 0.96)
 SIZES: Final = ((6, 8), (24, 8), (24, 16))
 """Tasks and rollouts of each."""
@@ -47,7 +50,11 @@ SIZES: Final = ((6, 8), (24, 8), (24, 16))
 BATCHES: Final = 300
 CHUNK: Final = 50
 KL: Final = 0.01
-WAYS: Final = {"before": "before", "sampled": "after, probabilities unknown", "exact": "after, probabilities known"}
+WAYS: Final = {
+    "before": "before",
+    "sampled": "after, probabilities unknown",
+    "exact": "after, probabilities known",
+}
 """How lengths are computed, and their titles."""
 
 
@@ -61,7 +68,13 @@ class Worlds:
         rng: Draws the tasks.
     """
 
-    def __init__(self, skill: float, batches: int, tasks: int, rng: np.random.Generator) -> None:
+    def __init__(
+        self,
+        skill: float,
+        batches: int,
+        tasks: int,
+        rng: np.random.Generator,
+    ) -> None:
         shape = (batches, tasks, STATES)
         right = np.where(rng.random(shape) < 0.7, 0, rng.integers(0, ACTIONS, shape))
         ahead = np.broadcast_to(np.arange(1, STATES + 1), shape)
@@ -83,11 +96,16 @@ class Worlds:
         advantages = []
         for t in reversed(range(LIMIT)):
             flat = after[t + 1][:, :, None, :]
-            q = np.take_along_axis(np.broadcast_to(flat, (batches, tasks, STATES, STATES + 2)), self.moves, -1)
+            q = np.take_along_axis(
+                np.broadcast_to(flat, (batches, tasks, STATES, STATES + 2)),
+                self.moves,
+                -1,
+            )
             after[t, :, :, :STATES] = (self.policy * q).sum(-1)
             advantages.insert(0, self.policy * (q - after[t, :, :, :STATES, None]))
         self.success = after[0, :, :, 0]
-        self.gradient, self.visits = np.zeros(self.policy.shape), np.zeros((batches, tasks, STATES))
+        self.gradient = np.zeros(self.policy.shape)
+        self.visits = np.zeros((batches, tasks, STATES))
         here = np.zeros((batches, tasks, STATES + 2))
         here[:, :, 0] = 1.0
         for each in advantages:
@@ -100,14 +118,17 @@ class Worlds:
                 following[:, :, place] = np.where(self.moves == place, flow, 0.0).sum((-1, -2))
             here = following
 
-    def play(self, rollouts: int, rng: np.random.Generator) -> tuple[pl.DataFrame, NDArray[np.int64]]:
+    def play(self, rollouts: int, rng: np.random.Generator) -> tuple[pl.DataFrame, Integers]:
         """Return a step table of groups of rollouts, and the number of each step's (batch, task, state, action)."""
         batches, tasks = self.moves.shape[:2]
         batch, task, _ = (each.ravel() for each in np.indices((batches, tasks, rollouts)))
-        state, parts = np.zeros(len(batch), np.int64), []
+        state = np.zeros(len(batch), np.int64)
+        parts = []
         running = np.arange(len(batch))
         for t in range(LIMIT):
-            b, k, s = batch[running], task[running], state[running]
+            b = batch[running]
+            k = task[running]
+            s = state[running]
             cumulated = self.policy[b, k, s].cumsum(-1)
             action = (rng.random(len(running))[:, None] > cumulated[:, :-1]).sum(-1)
             after = self.moves[b, k, s, action]
@@ -138,7 +159,7 @@ class Worlds:
         )
         return table, np.ravel_multi_index((batch[who], task[who], s, action), self.policy.shape)
 
-    def gradients(self, table: pl.DataFrame, number: NDArray[np.int64], shared: bool) -> RowGradients:
+    def gradients(self, table: pl.DataFrame, number: Integers, shared: bool) -> RowGradients:
         """Return the gradients of the steps with respect to logits, which tasks may share."""
         tasks = self.moves.shape[1]
         size = (1 if shared else tasks) * STATES * ACTIONS
@@ -148,12 +169,22 @@ class Worlds:
         first = ((0 if shared else task) * STATES + state) * ACTIONS
         places = first[:, None] + np.arange(ACTIONS)
         sketches = np.zeros((len(which), size), np.float32)
-        np.put_along_axis(sketches, places, (np.arange(ACTIONS) == action[:, None]) - policy, 1)
+        np.put_along_axis(
+            sketches,
+            places,
+            (np.arange(ACTIONS) == action[:, None]) - policy,
+            1,
+        )
 
         def fisher(directions: Any, numbers: Any, weights: Floats) -> Floats:  # noqa: ANN401 - arrays
             change = directions[:, places[numbers]]
             change = change - (change * policy[numbers]).sum(-1, keepdims=True)
-            found: Floats = np.einsum("jsa,ksa,sa->jk", change, change, policy[numbers] * weights[:, None])
+            found: Floats = np.einsum(
+                "jsa,ksa,sa->jk",
+                change,
+                change,
+                policy[numbers] * weights[:, None],
+            )
             return found
 
         keys = table.select("trajectory", "step").with_columns(sketch=pl.Series(rows.astype(np.int64)))
@@ -163,8 +194,12 @@ class Worlds:
         """Return the exact gains along the directions of a part."""
         tasks = self.moves.shape[1]
         shape = len(part.directions), -1, STATES, ACTIONS
-        along = np.broadcast_to(part.directions.astype(np.float64).reshape(shape), (shape[0], tasks, STATES, ACTIONS))
-        policy, visits = self.policy[part.batch], self.visits[part.batch]
+        along = np.broadcast_to(
+            part.directions.astype(np.float64).reshape(shape),
+            (shape[0], tasks, STATES, ACTIONS),
+        )
+        policy = self.policy[part.batch]
+        visits = self.visits[part.batch]
         slope = (along * self.gradient[part.batch]).sum((1, 2, 3)) / tasks
         variance = (along**2 * policy).sum(-1) - (along * policy).sum(-1) ** 2
         length = np.sqrt((variance * visits).sum((1, 2)) / visits.sum())
@@ -173,7 +208,8 @@ class Worlds:
 
 def skill_of(success: float) -> float:
     """Return the skill of the policies that have a mean success, by bisection."""
-    low, high = -4.0, 8.0
+    low = -4.0
+    high = 8.0
     while high - low > 1e-6:
         middle = (low + high) / 2
         below = Worlds(middle, 1, 4000, np.random.default_rng(0)).success.mean() < success
@@ -187,15 +223,32 @@ def before(parts: Sequence[HeldOut], tasks: int) -> pl.DataFrame:
     for part in parts:
         length = np.sqrt((part.slopes**2).mean(0))
         slopes = part.slopes / np.where(length > 0, length, np.inf)
-        np.add.at(found.T, part.group, np.sqrt(2 * KL) * slopes * part.against / part.rollouts)
-    gain, half = found.sum(1), student_quantile(0.975, tasks - 1) * found.std(1, ddof=1) * tasks**0.5
-    return pl.DataFrame({"estimator": ESTIMATORS, "gain": gain, "low": gain - half, "high": gain + half})
+        np.add.at(
+            found.T,
+            part.group,
+            np.sqrt(2 * KL) * slopes * part.against / part.rollouts,
+        )
+    gain = found.sum(1)
+    half = student_quantile(0.975, tasks - 1) * found.std(1, ddof=1) * tasks**0.5
+    return pl.DataFrame(
+        {
+            "estimator": ESTIMATORS,
+            "gain": gain,
+            "low": gain - half,
+            "high": gain + half,
+        }
+    )
 
 
 def simulate(success: float, tasks: int, size: int, shared: bool) -> pl.DataFrame:
     """Return the gains of batches: `way` (of `WAYS`), `estimator`, `exact`, `gain`, `low` and `high`."""
-    skill, found = skill_of(success), []
-    settings = {"reward": "success", "reward_scale": 1.0, "invalid_action_penalty": 0.0}
+    skill = skill_of(success)
+    found = []
+    settings = {
+        "reward": "success",
+        "reward_scale": 1.0,
+        "invalid_action_penalty": 0.0,
+    }
     variants = read_variants(ESTIMATORS, settings)
     for chunk in range(BATCHES // CHUNK):
         rng = np.random.default_rng([chunk, tasks, size, round(100 * success), shared])
@@ -208,19 +261,19 @@ def simulate(success: float, tasks: int, size: int, shared: bool) -> pl.DataFram
         for batch in range(CHUNK):
             truth = np.mean([gain for other, gain in gains if other == batch], 0)
             true = pl.DataFrame({"estimator": ESTIMATORS, "exact": truth})
-            parts = {
-                way: [replace(part, batch=0, group=part.group - batch * tasks) for part in every if part.batch == batch]
-                for way, every in held.items()
-            }
-            tables = {"before": before(parts["sampled"], tasks)}
-            tables |= {way: summed(each, ESTIMATORS, KL).gains for way, each in parts.items()}
-            found += [
-                true.join(
-                    rows.select("estimator", "gain", "low", "high"), on="estimator", maintain_order="left"
-                ).with_columns(way=pl.lit(way))
-                for way, rows in tables.items()
-            ]
+            alone = {way: _alone(parts, batch, tasks) for way, parts in held.items()}
+            tables = {"before": before(alone["sampled"], tasks)}
+            tables |= {way: summed(parts, ESTIMATORS, KL).gains for way, parts in alone.items()}
+            for way, rows in tables.items():
+                measured = rows.select("estimator", "gain", "low", "high")
+                joined = true.join(measured, on="estimator", maintain_order="left")
+                found.append(joined.with_columns(way=pl.lit(way)))
     return pl.concat(found)
+
+
+def _alone(parts: Sequence[HeldOut], batch: int, tasks: int) -> list[HeldOut]:
+    """Return the parts of a batch, as if there was no other."""
+    return [replace(part, batch=0, group=part.group - batch * tasks) for part in parts if part.batch == batch]
 
 
 def cell(labels: tuple[bool, tuple[int, int], float]) -> pl.DataFrame:
@@ -240,30 +293,59 @@ def cell(labels: tuple[bool, tuple[int, int], float]) -> pl.DataFrame:
             width=(pl.col("high") - pl.col("low")).mean(),
         )
     )
-    named = {"shared": shared, "tasks": tasks, "size": size, "success": success}
-    return measured.select(*(pl.lit(value).alias(name) for name, value in named.items()), pl.all())
+    named = {
+        "shared": shared,
+        "tasks": tasks,
+        "size": size,
+        "success": success,
+    }
+    return measured.select(
+        *(pl.lit(value).alias(name) for name, value in named.items()),
+        pl.all(),
+    )
 
 
 def table() -> str:
     """Return the kept results as a table of Markdown."""
     kept = pl.DataFrame(figures("gain_simulation")["rows"])
-    heads = ["logits", "tasks × rollouts", "success", "lengths", "gain / exact gain", "coverage", "printed", "order"]
-    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    heads = [
+        "logits",
+        "tasks × rollouts",
+        "success",
+        "lengths",
+        "gain / exact gain",
+        "coverage",
+        "printed",
+        "order",
+    ]
+    rows = []
     for labels, cell in kept.group_by("shared", "tasks", "size", "success", "way", maintain_order=True):
         shared, tasks, size, success, way = labels
-        names = {"grpo:cross_steps=false": "G", "shrinkage_gae": "S", "hgpo": "H"}
-        ratio = [
-            f"{row['gain'] / row['exact']:.2f} ± {row['gain_error'] / row['exact']:.2f}" for row in cell.to_dicts()
+        ratios = [
+            f"{row['gain'] / row['exact']:.2f} ± {row['gain_error'] / row['exact']:.2f}"
+            for row in cell.iter_rows(named=True)
         ]
         covered = ["–" if each is None else f"{each:.2f}" for each in cell["covered"]]
-        orders = [
-            "".join(names[each] for each in cell.sort(by, descending=True)["estimator"]) for by in ("gain", "exact")
+        order = _order(cell, "gain")
+        if order != _order(cell, "exact"):
+            order += f" (exact {_order(cell, 'exact')})"
+        row = [
+            "shared" if shared else "separate",
+            f"{tasks} × {size}",
+            f"{success:.0%}",
+            WAYS[way],
+            ", ".join(ratios),
+            ", ".join(covered),
+            f"{cell['printed'].to_numpy().mean():.0%}",
+            order,
         ]
-        order = orders[0] + ("" if orders[0] == orders[1] else f" (exact {orders[1]})")
-        cells = ["shared" if shared else "separate", f"{tasks} × {size}", f"{success:.0%}", WAYS[way], ", ".join(ratio)]
-        cells += [", ".join(covered), f"{cell['printed'].to_numpy().mean():.0%}", order]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+        rows.append(row)
+    return markdown_table(heads, rows)
+
+
+def _order(cell: pl.DataFrame, by: str) -> str:
+    """Return the letters of the estimators, the largest number first."""
+    return "".join(LETTERS[name] for name in cell.sort(by, descending=True)["estimator"])
 
 
 if __name__ == "__main__":

@@ -10,9 +10,16 @@ import polars as pl
 from readme import ESTIMATORS, ROOT, WORLDS, figures, rewrite
 
 from hgpo_research.power import pooled_deviation, seeds_needed
-from hgpo_research.tabular.report import markdown, summary
+from hgpo_research.tabular.report import markdown, markdown_table, summary
 from research.benchmarks import gain_simulation
-from research.benchmarks.what_learns import GRPO, comparison, further, history, third, weights
+from research.benchmarks.what_learns import (
+    GRPO,
+    comparison,
+    further,
+    history,
+    third,
+    weights,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,14 +41,26 @@ def power(world: str) -> str:
         f"each). At most {50 / kept['fresh']['tasks'] ** 0.5:.1f} points are the chance of playing "
         f"{kept['fresh']['tasks']} tasks once."
     )
-    titles = ("estimators", "difference seen", "seeds each, if it is the true one", "at the bounds of the deviation")
-    lines = [sentence, "", f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
+    titles = (
+        "estimators",
+        "difference seen",
+        "seeds each, if it is the true one",
+        "at the bounds of the deviation",
+    )
+    rows = []
     for first, second in combinations(found, 2):
         difference = found[first]["mean"] - found[second]["mean"]
         needed = [f"{seeds_needed(difference, value):,}" for value in (deviation, *bounds)]
         pair = f"{ESTIMATORS[first]} − {ESTIMATORS[second]}"
-        lines.append(f"| {pair} | {100 * difference:+.1f} points | {needed[0]} | {needed[1]} to {needed[2]} |")
-    return "\n".join(lines)
+        rows.append(
+            [
+                pair,
+                f"{100 * difference:+.1f} points",
+                needed[0],
+                f"{needed[1]} to {needed[2]}",
+            ]
+        )
+    return f"{sentence}\n\n{markdown_table(titles, rows)}"
 
 
 def truth_speed() -> str:
@@ -56,7 +75,7 @@ def truth_speed() -> str:
         "ratio",
         "steps of rollouts a second",
     )
-    lines = [f"| {' | '.join(heads)} |", "|---|---|---:|---|---|---:|---:|---:|"]
+    rows = []
     for name, found in figures("truth").items():
         env, _, options = name.partition(" ")
         world = WORLDS[env.removeprefix("HGPO/").removesuffix("-v0").lower()]
@@ -70,23 +89,34 @@ def truth_speed() -> str:
             f"{found['ratio']:.0f}",
             f"{found['steps/s']:,}",
         )
-        lines.append(f"| {' | '.join(values)} |")
-    return "\n".join(lines)
+        rows.append(values)
+    return markdown_table(heads, rows, "|---|---|---:|---|---|---:|---:|---:|")
 
 
 def models(world: str) -> str:
     """Return what small language models learned, by seeds, as Markdown: the area, and success on fresh tasks."""
     kept = figures(f"learning_{world}_models")
-    names = sorted({row["estimator"] for row in kept["curves"]}, key=lambda name: (not name.startswith(GRPO), name))
+    names = sorted(
+        {row["estimator"] for row in kept["curves"]},
+        key=lambda name: (not name.startswith(GRPO), name),
+    )
     order = pl.col("estimator").cast(pl.Enum(names))
-    evaluated = pl.DataFrame(kept["curves"]).filter(pl.col("iteration") > 0, pl.col("iteration") % EVERY == 0)
+    iteration = pl.col("iteration")
+    last = iteration.max().over("estimator", "seed")
+    # A run that spent its steps before the second evaluation has its last one instead.
+    counted = (iteration % EVERY == 0) | ((iteration == last) & (last < 2 * EVERY))
+    evaluated = pl.DataFrame(kept["curves"]).filter(iteration > 0, counted)
     fresh = pl.DataFrame(
         [(name, seed, value) for name in names for seed, value in enumerate(kept["fresh"][name]["seeds"])],
         schema=["estimator", "seed", "held_out"],
         orient="row",
     )
     table = summary(evaluated.join(fresh, on=["estimator", "seed"]).sort(order, "seed"))
-    return markdown(table, ["estimator"], ["area", "area_difference", "held_out", "held_out_difference"])
+    return markdown(
+        table,
+        ["estimator"],
+        ["area", "area_difference", "held_out", "held_out_difference"],
+    )
 
 
 PAGES: Final[dict[str, dict[str, Callable[[], str]]]] = {

@@ -13,15 +13,12 @@ the share of rollout steps that led to a node that was known already.
 
 from __future__ import annotations
 
-import argparse
 import random
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-from record import add_keep, store
-from rich.console import Console
-from rich.table import Table
+from record import make_parser, print_table, store
 
 from hgpo_envs.episode import Episode
 from hgpo_research.truth import Budget, Rewards
@@ -34,138 +31,147 @@ from hgpo_train.rollout import PolicyContext, make_policy, open_env
 if TYPE_CHECKING:
     from hgpo_train.rollout import EnvHandle
 
-POLICIES: dict[str, list[dict[str, float]]] = {
+POLICIES: Final[dict[str, list[dict[str, float]]]] = {
     "HGPO/ALFWorld-v0": [{"skill": 0.4}, {"skill": 0.6}, {"skill": 1.0}],
-    "HGPO/WebShop-v0": [{"skill": 0.6}, {"skill": 1.0}, {"temperature": 0.5}],
+    "HGPO/WebShop-v0": [
+        {"skill": 0.6},
+        {"skill": 1.0},
+        {"temperature": 0.5},
+    ],
 }
-PLAIN_S = 3.0
+PLAIN_S: Final = 3.0
+REWARDS: Final = Rewards(reward_scale=1)
 
 
 def policy_for(handle: EnvHandle, options: dict[str, float]) -> Any:  # noqa: ANN401 - a `KnownPolicy`
     """Return a softmax policy that reads two past steps, with empty caches."""
-    return make_policy("softmax", PolicyContext(handle.shared.source.name, "command", {"memory": 2, **options}))
+    return make_policy(
+        "softmax",
+        PolicyContext(handle.shared.source.name, "command", {"memory": 2, **options}),
+    )
+
+
+def act(episode: Episode, policy: Any, rng: random.Random) -> Step:  # noqa: ANN401
+    """Play one step of an episode."""
+    now = episode.task, episode.state, None, episode.prompt, episode.history
+    (found,) = policy.distributions([Request(0, "", 0, 0, episode.steps_taken, *now)])
+    text = episode.state.text
+    response = found.draw(rng.random())
+    episode.act(response)
+    return Step(
+        text,
+        episode.action,
+        response,
+        episode.action_valid,
+        episode.state.reward,
+    )
 
 
 def play(episode: Episode, policy: Any, rng: random.Random) -> list[Step]:  # noqa: ANN401
     """Play an episode to its end and return its steps."""
     steps = []
     while not episode.done:
-        now = episode.task, episode.state, None, episode.prompt, episode.history
-        found = policy.distributions([Request(0, "", 0, 0, episode.steps_taken, *now)])[0]
-        state, response = episode.state.text, found.draw(rng.random())
-        episode.act(response)
-        steps.append(Step(state, episode.action, response, episode.action_valid, episode.state.reward))
+        steps.append(act(episode, policy, rng))
     return steps
 
 
-def truth_of(
-    handle: EnvHandle,
-    policy: Any,  # noqa: ANN401 - a `KnownPolicy`
-    rewards: Rewards,
-    task: str,
-    group: list[list[Step]],
-    budget: Budget,
-    seed: int,
-) -> tuple[dict[str, list[Any]], int, int]:
-    """Return the columns of a task's truth, the number of rollout steps, and that of nodes."""
-    graph = Graph(handle.shared, handle.settings, policy, rewards, task)
-    return *task_truth(graph, group, rewards, budget, [seed]), graph.nodes
+def started(handle: EnvHandle, task: str) -> Episode:
+    """Return an episode at the start of a task."""
+    episode = Episode(handle.shared, handle.settings)
+    episode.start(task)
+    return episode
 
 
-def measure(env_id: str, options: dict[str, float], tasks: int, group_size: int, rollouts: int) -> dict[str, float]:
+def measure(
+    env_id: str,
+    options: dict[str, float],
+    tasks: int,
+    group_size: int,
+    rollouts: int,
+) -> dict[str, float]:
     """Measure one policy."""
-    handle, rng = open_env(env_id, action_format="command"), random.Random(1)
+    handle = open_env(env_id, action_format="command")
+    rng = random.Random(1)
     groups = {}
     for task in handle.tasks[:tasks]:
-        start = Episode(handle.shared, handle.settings)
-        start.start(task)
+        start = started(handle, task)
         policy = policy_for(handle, options)
         groups[task] = [play(start.fork(), policy, rng) for _ in range(group_size)]
 
-    policy, truths, steps, nodes, errors, rewards = (
-        policy_for(handle, options),
-        0,
-        0,
-        0,
-        list[float](),
-        Rewards(reward_scale=1),
-    )
+    policy = policy_for(handle, options)
+    steps = 0
+    nodes = 0
+    errors: list[float] = []
     began = time.process_time()
     for number, (task, group) in enumerate(groups.items()):
         with without_collector():
-            columns, count, size = truth_of(handle, policy, rewards, task, group, Budget(rollouts=rollouts), number)
-        truths, steps, nodes = truths + len(columns["value"]), steps + count, nodes + size
+            graph = Graph(handle.shared, handle.settings, policy, REWARDS, task)
+            columns, count = task_truth(graph, group, REWARDS, Budget(rollouts=rollouts), [number])
+        steps += count
+        nodes += graph.nodes
         errors += columns["advantage_error"]
-    seconds = time.process_time() - began
+    seconds = (time.process_time() - began) / len(errors)
 
-    plain_seconds, plain_error = plain_truths(
-        handle, policy_for(handle, options), list(groups), rollouts, rewards.gamma
-    )
+    plain_seconds, plain_error = plain_truths(handle, policy_for(handle, options), list(groups), rollouts)
     error = float(np.sqrt(np.mean(np.square(errors))))
     at_that_error = plain_seconds * (plain_error / error) ** 2
-    won = np.mean([group_step[-1].reward for group in groups.values() for group_step in group])
+    won = np.mean([rollout[-1].reward for group in groups.values() for rollout in group])
     return {
         "mean reward": round(float(won), 3),
-        "truths": truths,
-        "truths/s": round(truths / seconds, 1),
-        "10k truths, s": round(10_000 * seconds / truths, 1),
+        "truths": len(errors),
+        "truths/s": round(1 / seconds, 1),
+        "10k truths, s": round(10_000 * seconds, 1),
         "error": round(error, 4),
-        "steps/s": round(steps / seconds),
+        "steps/s": round(steps / seconds / len(errors)),
         "known": round(max(0.0, 1 - nodes / max(steps, 1)), 3),
         "plain, s": round(10_000 * plain_seconds, 1),
         "plain error": round(plain_error, 4),
         "at that error, s": round(10_000 * at_that_error, 1),
-        "ratio": round(at_that_error * truths / seconds, 1),
+        "ratio": round(at_that_error / seconds, 1),
     }
 
 
-def plain_truths(
-    handle: EnvHandle,
-    policy: Any,  # noqa: ANN401 - a `KnownPolicy`
-    tasks: list[str],
-    rollouts: int,
-    gamma: float,
-) -> tuple[float, float]:
+def plain_truths(handle: EnvHandle, policy: Any, tasks: list[str], rollouts: int) -> tuple[float, float]:  # noqa: ANN401
     """Return the CPU seconds of a truth by separate rollouts from each step, and the error of its advantages.
 
     An advantage is r + γ V' - V, so its squared error is γ² that of V' and that of V.
     """
-    rng, squares, began = random.Random(2), list[float](), time.process_time()
+    gamma = REWARDS.gamma
+    rng = random.Random(2)
+    squares: list[float] = []
+    began = time.process_time()
     while time.process_time() - began < PLAIN_S:
-        episode = Episode(handle.shared, handle.settings)
-        episode.start(rng.choice(tasks))
+        episode = started(handle, rng.choice(tasks))
         variances = []
         while not episode.done:
             played = [play(episode.fork(), policy, rng) for _ in range(rollouts)]
             returns = [sum(gamma**n * step.reward for n, step in enumerate(steps)) for steps in played]
             variances.append(np.var(returns, ddof=1) / rollouts)
-            request = Request(0, "", 0, 0, episode.steps_taken, episode.task, episode.state, None, episode.prompt,
-                              episode.history)  # fmt: skip
-            episode.act(policy.distributions([request])[0].draw(rng.random()))
+            act(episode, policy, rng)
         squares += [now + gamma**2 * later for now, later in zip(variances, [*variances[1:], 0.0], strict=True)]
     return (time.process_time() - began) / len(squares), float(np.sqrt(np.mean(squares)))
 
 
-def main() -> None:
-    """Measure and report."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+if __name__ == "__main__":
+    parser = make_parser(__doc__)
     parser.add_argument("--tasks", type=int, default=8)
     parser.add_argument("--group-size", type=int, default=16)
     parser.add_argument("--rollouts", type=int, default=16)
-    add_keep(parser)
     given = parser.parse_args()
     figures = {}
     for env_id, policies in POLICIES.items():
         for options in policies:
             name = f"{env_id} " + ", ".join(f"{key}={value:g}" for key, value in options.items())
-            figures[name] = measure(env_id, options, given.tasks, given.group_size, given.rollouts)
-    table = Table("", *next(iter(figures.values())), title=f"Truths of {given.group_size} rollouts a task, one process")
-    for name, found in figures.items():
-        table.add_row(name, *map(str, found.values()))
-    console = Console(width=160)
-    console.print(table)
-    console.print(store("truth", figures, keep=given.keep))
-
-
-if __name__ == "__main__":
-    main()
+            figures[name] = measure(
+                env_id,
+                options,
+                given.tasks,
+                given.group_size,
+                given.rollouts,
+            )
+    title = f"Truths of {given.group_size} rollouts a task, one process"
+    print_table(
+        ({"policy": name, **found} for name, found in figures.items()),
+        title=title,
+    )
+    print(store("truth", figures, keep=given.keep))

@@ -15,7 +15,13 @@ import polars as pl
 
 from hgpo_research.tabular.gain import gains_chart
 from hgpo_research.tabular.learning import AGAIN
-from hgpo_research.tabular.report import curves_chart, half_width, markdown, summary
+from hgpo_research.tabular.report import (
+    curves_chart,
+    half_width,
+    markdown,
+    markdown_table,
+    summary,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -61,7 +67,8 @@ def keep(folder: Path) -> None:
             pl.read_parquet(path, glob=False).select(pl.lit(path.parent.name).alias("run"), pl.all()) for path in found
         ]
         if parts:
-            target, new = RESULTS / f"{name}.parquet", [path.parent.name for path in found]
+            target = RESULTS / f"{name}.parquet"
+            new = [path.parent.name for path in found]
             others = pl.read_parquet(target, glob=False).filter(~pl.col("run").is_in(new))
             pl.concat([others, *parts], how="diagonal").write_parquet(target, compression_level=19)
 
@@ -80,12 +87,20 @@ def runs() -> list[str]:
 
 def comparison() -> str:
     """Return the differences from GRPO on all benchmarks as Markdown, in points of success."""
-    return _differences({run: BENCHMARKS[run] for run in runs()}, ["final", "final_difference", "area_difference"])
+    return _differences(
+        {run: BENCHMARKS[run] for run in runs()},
+        ["final", "final_difference", "area_difference"],
+    )
 
 
 def further() -> str:
     """Return the same of runs with Adam, and with held-out tasks."""
-    names = ["final_difference", "area_difference", "held_out", "held_out_difference"]
+    names = [
+        "final_difference",
+        "area_difference",
+        "held_out",
+        "held_out_difference",
+    ]
     return _differences(FURTHER, names)
 
 
@@ -97,7 +112,10 @@ def third() -> str:
 
 
 def _differences(
-    titles: Mapping[str, str], names: Sequence[str], first: str = GRPO, shown: Sequence[str] | None = None
+    titles: Mapping[str, str],
+    names: Sequence[str],
+    first: str = GRPO,
+    shown: Sequence[str] | None = None,
 ) -> str:
     parts = []
     for run, title in titles.items():
@@ -112,14 +130,25 @@ def _differences(
 
 def weights() -> str:
     """Return the weight of bootstrapping in the last quarter of the updates, as Markdown."""
-    lines = ["| benchmark | weight of bootstrapping, last quarter of the updates |", "|---|---|"]
+    cells = []
     for run in runs():
         rows = kept("metrics", run)
         late = rows.filter(pl.col("iteration") * 4 >= 3 * (pl.col("iteration").max() + 1))
         by_seed = late.group_by("seed").agg(pl.col("weight").mean())["weight"]
         mean, half = (float(str(each)) for each in (by_seed.mean(), by_seed.std()))
-        lines.append(f"| {BENCHMARKS[run]} | {mean:.2f} ± {half * half_width(len(by_seed)):.2f} |")
-    return "\n".join(lines)
+        cells.append(
+            [
+                BENCHMARKS[run],
+                f"{mean:.2f} ± {half * half_width(len(by_seed)):.2f}",
+            ]
+        )
+    return markdown_table(
+        [
+            "benchmark",
+            "weight of bootstrapping, last quarter of the updates",
+        ],
+        cells,
+    )
 
 
 def history() -> str:
@@ -130,12 +159,24 @@ def history() -> str:
         if curves.height:
             found = {row["estimator"]: row for row in summary(curves).iter_rows(named=True)}
             cells = [f"{100 * found[_hgpo(0)]['area']:.1f}"]
-            for other in [_hgpo(0) + AGAIN, *(_hgpo(depth) for depth in DEPTHS if depth), GRPO, "oracle"]:
+            for other in [
+                _hgpo(0) + AGAIN,
+                *(_hgpo(depth) for depth in DEPTHS if depth),
+                GRPO,
+                "oracle",
+            ]:
                 row = found[other]
                 cells.append(f"{100 * row['area_difference']:+.1f} ± {100 * row['area_difference_half']:.1f}")
-            rows.append(f"| {reads} | {' | '.join(cells)} |")
-    head = ["m", "K = 0", "K = 0 again", *(f"K = {depth}" for depth in DEPTHS if depth), "GRPO", "oracle"]
-    return "\n".join([f"| {' | '.join(head)} |", "|---" * len(head) + "|", *rows])
+            rows.append([str(reads), *cells])
+    head = [
+        "m",
+        "K = 0",
+        "K = 0 again",
+        *(f"K = {depth}" for depth in DEPTHS if depth),
+        "GRPO",
+        "oracle",
+    ]
+    return markdown_table(head, rows)
 
 
 def _hgpo(depth: int) -> str:
@@ -154,9 +195,15 @@ def history_chart() -> alt.TopLevelMixin:
             mean = part["relative"].mean()
             rows += [{"updates": iteration, "m": reads, "K": each, "gain": mean} for each in depth]
     base = alt.Chart(alt.InlineData(values=rows)).encode(x=alt.X("K:O"), y=alt.Y("m:O"))
-    shade = alt.Color("gain:Q", title="gain", scale=alt.Scale(scheme="blues", domain=[0.2, 0.8]), legend=None)
+    shade = alt.Color(
+        "gain:Q",
+        title="gain",
+        scale=alt.Scale(scheme="blues", domain=[0.2, 0.8]),
+        legend=None,
+    )
     layers = alt.layer(
-        base.mark_rect().encode(color=shade), base.mark_text().encode(text=alt.Text("gain:Q", format=".2f"))
+        base.mark_rect().encode(color=shade),
+        base.mark_text().encode(text=alt.Text("gain:Q", format=".2f")),
     )
     chart: alt.TopLevelMixin = layers.properties(width=180, height=180).facet(column=alt.Column("updates:O"))
     return chart
@@ -171,14 +218,22 @@ def draw() -> None:
         save_chart(curves_chart(kept("curves", run)), FIGURES / f"curves-{run}.svg")
         gains = kept("gains", run)
         if gains.height:
-            save_chart(gains_chart(gains, summary(kept("curves", run))), FIGURES / f"gains-{run}.svg")
+            save_chart(
+                gains_chart(gains, summary(kept("curves", run))),
+                FIGURES / f"gains-{run}.svg",
+            )
     if kept("gains", "levers-0").height:
         save_chart(history_chart(), FIGURES / "history.svg")
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Draw the figures of research/docs/figures from research/results.")
-    parser.add_argument("folder", nargs="?", type=Path, help="outputs of hgpo learn-tabular, kept first")
+    parser.add_argument(
+        "folder",
+        nargs="?",
+        type=Path,
+        help="outputs of hgpo learn-tabular, kept first",
+    )
     chosen = parser.parse_args().folder
     if chosen is not None:
         keep(chosen)

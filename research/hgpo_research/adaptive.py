@@ -28,23 +28,27 @@ from hgpo_research.comparison.gain import held_out
 from hgpo_research.comparison.row_gradients import row_gradients
 from hgpo_research.mixture import FOLDS, PARTNERS, Mixture
 from hgpo_train.advantages import compute_many, estimator, get
-from hgpo_train.advantages.parameters import GAMMA, HISTORY_LENGTH, Discount
+from hgpo_train.advantages.parameters import (
+    GAMMA,
+    HISTORY_LENGTH,
+    Discount,
+)
 from hgpo_train.advantages.variants import Variant
 from hgpo_train.rollout.outcomes import groups_with_mixed_outcomes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from numpy.typing import NDArray
-
+    from hgpo_research.arrays import Floats
     from hgpo_train.advantages.parameters import Parameters
     from hgpo_train.models.hf import Model
 
-    Floats = NDArray[np.float64]
-
 
 _NAMES: Final = list(PARTNERS)
-_PAIRS: Final = list(combinations(range(len(PARTNERS)), 2))
+_PAIRS: Final = {
+    (one, other): f"cosine_{_NAMES[one]}_{_NAMES[other]}" for one, other in combinations(range(len(_NAMES)), 2)
+}
+"""The names of the metrics of pairs of partners."""
 
 
 class Mixing:
@@ -54,24 +58,27 @@ class Mixing:
         parameters: The parameters of all partners.
         model: The policy, whose parameters change between calls.
         metrics: Those of the run's earlier iterations.
-
     """
 
-    def __init__(self, parameters: Parameters, model: Model, metrics: Sequence[Mapping[str, float]] = ()) -> None:
-        given = asdict(parameters)
-        estimators = {
-            name: get(base).with_parameters(**(given | fixed | {"column": name}))
-            for name, (base, fixed) in PARTNERS.items()
-        }
-        self._variants = [Variant(name, each, {}) for name, each in estimators.items()]
-        self._model, self._mixture = model, Mixture()
+    def __init__(
+        self,
+        parameters: Parameters,
+        model: Model,
+        metrics: Sequence[Mapping[str, float]] = (),
+    ) -> None:
+        self._variants = []
+        for name, (base, fixed) in PARTNERS.items():
+            given = asdict(parameters) | fixed | {"column": name}
+            self._variants.append(Variant(name, get(base).with_parameters(**given), {}))
+        self._model = model
+        self._mixture = Mixture()
+        # A resumed run has the same sums as one that was never interrupted.
         for line in metrics:
             if f"adaptive/batch_slope_{_NAMES[0]}" in line:
                 slopes = np.array([line[f"adaptive/batch_slope_{name}"] for name in _NAMES])
                 cosines = np.eye(len(_NAMES))
-                for one, other in _PAIRS:
-                    cosine = line[f"adaptive/cosine_{_NAMES[one]}_{_NAMES[other]}"]
-                    cosines[one, other] = cosines[other, one] = cosine
+                for (one, other), name in _PAIRS.items():
+                    cosines[one, other] = cosines[other, one] = line[f"adaptive/{name}"]
                 self._add(slopes, cosines)
 
     def __call__(self, steps: pl.DataFrame) -> tuple[pl.DataFrame, dict[str, float]]:
@@ -82,40 +89,71 @@ class Mixing:
         """
         rows = compute_many(steps, [each.estimator for each in self._variants]).collect(engine="in-memory")
         slopes, cosines, scales = self._measured(steps)
+        # The weights of all batches so far, and the scale of this one.
         weights, metrics = self._add(slopes, cosines)
         if not scales.any():  # nothing is known of this batch
             weights = scales = np.eye(len(_NAMES))[0]
-        mixed = sum((pl.col(name) * factor for name, factor in zip(_NAMES, weights * scales, strict=True)), pl.lit(0.0))
-        metrics |= {f"weight_{name}": weight for name, weight in zip(_NAMES, weights, strict=True)}
+        mixed = pl.lit(0.0)
+        for number, name in enumerate(_NAMES):
+            mixed = mixed + pl.col(name) * (weights * scales)[number]
+            metrics[f"weight_{name}"] = weights[number]
         metrics |= {f"batch_slope_{name}": slope for name, slope in zip(_NAMES, slopes, strict=True)}
-        metrics |= {f"cosine_{_NAMES[one]}_{_NAMES[other]}": cosines[one, other] for one, other in _PAIRS}
+        metrics |= {name: cosines[pair] for pair, name in _PAIRS.items()}
         found = {f"adaptive/{name}": float(value) for name, value in metrics.items()}
         return rows.with_columns(advantage=mixed).drop(_NAMES), found
 
     def _add(self, slopes: Floats, cosines: Floats) -> tuple[Floats, dict[str, Any]]:
         """Add a batch to the mixture of this one run."""
-        weights, metrics = self._mixture.add(slopes[:, None], cosines[None], slopes.any(keepdims=True))
+        weights, metrics = self._mixture.add(
+            slopes[:, None],
+            cosines[None],
+            slopes.any(keepdims=True),
+        )
         return weights[:, 0], {name: values[0] for name, values in metrics.items()}
 
     def _measured(self, steps: pl.DataFrame) -> tuple[Floats, Floats, Floats]:
         """Return a batch's slopes D, the gradients' cosines, and L_1 / L_j; slopes and scales are 0 if unknown."""
-        unknown = np.zeros(len(_NAMES)), np.eye(len(_NAMES)), np.zeros(len(_NAMES))
+        zeros = np.zeros(len(_NAMES))
+        unknown = zeros, np.eye(len(_NAMES)), zeros
+
+        # 1. The groups from which a fold can be left out. Others teach nothing.
         mixed = groups_with_mixed_outcomes(steps.lazy(), "success").collect()
-        complete = steps.filter(~pl.col("aborted")).join(mixed, on=mixed.columns, how="semi", maintain_order="left")
+        complete = steps.filter(~pl.col("aborted")).join(
+            mixed,
+            on=mixed.columns,
+            how="semi",
+            maintain_order="left",
+        )
         complete = complete.filter(pl.col("trajectory").n_unique().over(mixed.columns) >= 2 * FOLDS)
         if complete.is_empty():
             return unknown
+
+        # 2. Gradients are computed without dropout; training goes on as before.
         training = self._model.training
         gradients = row_gradients(complete.lazy(), self._model)
         self._model.train(training)
-        held = held_out(complete.lazy(), self._variants, gradients, folds=FOLDS)
-        slopes = sum(((part.against * part.slopes).sum(0) / part.rollouts for part in held), unknown[0])
-        products = sum((part.products for part in held), np.zeros_like(unknown[1]))
+
+        # 3. Sums over the folds.
+        held = held_out(
+            complete.lazy(),
+            self._variants,
+            gradients,
+            folds=FOLDS,
+        )
+        slopes = sum(
+            ((part.against * part.slopes).sum(0) / part.rollouts for part in held),
+            zeros,
+        )
+        products: Floats = sum(part.products for part in held)  # type: ignore[assignment]  # there are folds
+        lengths = sum((part.lengths for part in held), zeros)
         square = products.diagonal()
-        lengths = sum((part.lengths for part in held), unknown[0])
         if not square.all() or not lengths.all():
             return unknown
-        return slopes, products / np.sqrt(np.outer(square, square)), lengths[0] / lengths
+        return (
+            slopes,
+            products / np.sqrt(np.outer(square, square)),
+            lengths[0] / lengths,
+        )
 
 
 def mixed_in_training(

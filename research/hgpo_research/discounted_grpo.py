@@ -28,10 +28,14 @@ def discounted_grpo(steps: pl.LazyFrame, *, gamma: Discount = GAMMA) -> pl.LazyF
         steps: A table with the input columns of estimators.
         gamma: γ, the discount per step.
     """
-    task, first = "task_key", pl.col("first").cast(pl.Float64)
-    score, own = pl.col("episode_return"), pl.col("plain_return").mean().over("trajectory_key")
+    task = "task_key"
+    first = pl.col("first").cast(pl.Float64)
+    score = pl.col("episode_return")
+    own = pl.col("plain_return").mean().over("trajectory_key")
+    # One term a rollout: its first step stands for it, so that long rollouts count no more than short ones.
     others = first.sum().over(task) - 1.0
     base = ((own * first).sum().over(task) - own) / others
     deviation = pl.when("first").then(score).std().over(task)
+    # Scores of equal values have a deviation of 0, or of rounding.
     varies = score.max().over(task) > score.min().over(task)
     return steps.with_columns(advantage=pl.when(varies).then((pl.col("return") - base) / deviation).otherwise(0.0))

@@ -19,9 +19,9 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from numpy.typing import ArrayLike, NDArray
+    from numpy.typing import ArrayLike
 
-    Floats = NDArray[np.float64]
+    from hgpo_research.arrays import Floats
 
 PARTNERS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     "discounted_grpo": ("discounted_grpo", {}),
@@ -66,16 +66,20 @@ class Mixture:
             The weights of the next update, of shape (partners, runs), and metrics of shape (runs,): for each partner
             ``weight_<name>``, the decayed mean ``slope_<name>``, and ``error_<name>``, the standard error of D_j - D_1.
         """
+        # Sums over batches. The variance of a decayed sum is that of its parts with squared weights.
         self._slopes = DECAY * self._slopes + slopes
         self._squares = DECAY**2 * self._squares + (slopes - slopes[0]) ** 2
         self._cosines = DECAY * self._cosines + np.where(np.asarray(known)[:, None, None], cosines, 0.0)
         self._batches = DECAY * self._batches + np.asarray(known)
         batches = np.maximum(self._batches, 1e-9)
+        # Batches are independent: the squares of their differences add up to the variance of the sum.
         errors = np.sqrt(self._squares)
         weights = np.zeros_like(slopes)
         weights[0] = 1.0
+        # The error of a difference is itself unknown after few batches.
         if self._updates >= WAIT:
-            weights = mixture_weights(self._slopes - self._handicaps * errors, self._cosines / batches[:, None, None])
+            lowered = self._slopes - self._handicaps * errors
+            weights = mixture_weights(lowered, self._cosines / batches[:, None, None])
         self._updates += 1
         metrics = {}
         for number, name in enumerate(self._partners):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from itertools import count
 from typing import TYPE_CHECKING
 
 from hgpo_train.resampling import student_quantile
@@ -12,7 +11,12 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-def seeds_needed(difference: float, deviation: float, level: float = 0.05, power: float = 0.8) -> int:
+def seeds_needed(
+    difference: float,
+    deviation: float,
+    level: float = 0.05,
+    power: float = 0.8,
+) -> int:
     """Return the number of seeds per algorithm for which a two-sided t test finds a difference with this power.
 
     Source: the usual formula for two groups of n, ``n ≥ 2 σ² (t(1 - level/2) + t(power))² / d²`` with 2n - 2 degrees of
@@ -29,14 +33,15 @@ def seeds_needed(difference: float, deviation: float, level: float = 0.05, power
     >>> seeds_needed(0.5, 1)
     64
     """
-    return next(
-        seeds
-        for seeds in count(2)
-        if seeds
-        >= 2
-        * (deviation / difference) ** 2
-        * (student_quantile(1 - level / 2, 2 * seeds - 2) + student_quantile(power, 2 * seeds - 2)) ** 2
-    )
+    # The quantiles depend on the number of seeds: it is searched for from the smallest one.
+    seeds = 2
+    while seeds < 2 * (deviation / difference) ** 2 * _quantiles(level, power, 2 * seeds - 2) ** 2:
+        seeds += 1
+    return seeds
+
+
+def _quantiles(level: float, power: float, freedom: int) -> float:
+    return student_quantile(1 - level / 2, freedom) + student_quantile(power, freedom)
 
 
 def pooled_deviation(deviations: Sequence[float], freedom: int) -> tuple[float, float, float]:
@@ -64,13 +69,19 @@ def chi_squared_quantile(level: float, freedom: int) -> float:
     """
 
     def below(value: float) -> float:
-        a, x = freedom / 2, value / 2
+        a = freedom / 2
+        x = value / 2
         return math.fsum(
             math.exp((a + n) * math.log(x) - x - math.lgamma(a + n + 1)) for n in range(1000 + 10 * freedom)
         )
 
-    low, high = 1e-9, 100.0 + 10 * freedom
+    # By bisection: the distribution function grows with its argument.
+    low = 1e-9
+    high = 100.0 + 10 * freedom
     while high - low > 1e-9 * high:
         middle = (low + high) / 2
-        low, high = (middle, high) if below(middle) < level else (low, middle)
+        if below(middle) < level:
+            low = middle
+        else:
+            high = middle
     return low

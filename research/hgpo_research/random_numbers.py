@@ -9,15 +9,28 @@ import numpy as np
 from hgpo_envs.hashing import link, mix
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    from hgpo_research.arrays import Floats, Hashes, Integers
 
 
-def subkey(key: NDArray[np.int64], item: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the key of an item below a key, element by element: int64 arrays of shapes that broadcast."""
+def subkey(key: Integers, *items: Integers | int) -> Integers:
+    """Return the key of some items below a key, each below the one before, element by element.
+
+    Args:
+        key: int64 of any shape.
+        items: Integers, or int64 arrays of shapes that broadcast with the key's.
+    """
     with np.errstate(over="ignore"):
-        return mix(link(key, item).view(np.uint64)).view(np.int64)
+        # `link` alone would leave differences of small integers in few bits.
+        for item in items:
+            key = mix(link(key, np.asarray(item, np.int64)).view(np.uint64)).view(np.int64)
+    return key
 
 
-def uniform(keys: NDArray[np.int64]) -> NDArray[np.float64]:
+def uniform(keys: Integers) -> Floats:
     """Return the uniform numbers in [0, 1) of keys."""
-    return (keys.view(np.uint64) >> np.uint64(11)).astype(np.float64) * 2.0**-53  # the 53 bits that it can hold
+    return unit(keys.view(np.uint64))
+
+
+def unit(hashes: Hashes) -> Floats:
+    """Return hashes as numbers in [0, 1): their first 53 bits, which a float64 can hold."""
+    return (hashes >> np.uint64(11)).astype(np.float64) * 2.0**-53

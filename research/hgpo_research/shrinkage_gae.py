@@ -45,8 +45,19 @@ import polars as pl
 
 from hgpo_train.advantages import estimator
 from hgpo_train.advantages.input_columns import CHAINS, discounted
-from hgpo_train.advantages.parameters import GAMMA, HISTORY_LENGTH, Context, Discount
-from hgpo_train.advantages.windows import chain, mean, neighbour, normalise, within
+from hgpo_train.advantages.parameters import (
+    GAMMA,
+    HISTORY_LENGTH,
+    Context,
+    Discount,
+)
+from hgpo_train.advantages.windows import (
+    chain,
+    mean,
+    neighbour,
+    normalise,
+    within,
+)
 from hgpo_train.settings import NonNegativeFloat, NonNegativeInt  # noqa: TC001 - evaluated with the annotations
 
 if TYPE_CHECKING:
@@ -85,6 +96,7 @@ def shrinkage_gae(
         epsilon: ε, added to the scale of advantages.
     """
     levels = {"task": within()} | {f"k{k}": within(f"{CHAINS[context]}{k}") for k in range(history_length + 1)}
+    # From the task to the deepest history: deviations from other rollouts, variances from these, then values.
     for level, group in levels.items():
         steps = _from_others(steps, level, group)
     steps = _with_variances(steps, list(levels))
@@ -92,15 +104,26 @@ def shrinkage_gae(
         steps = _from_all(steps, levels)
     steps = _with_values(steps, list(levels))
     # All values below are relative to the plain return, R: they are exactly 0 where all returns are equal.
-    value, trust = pl.col("(plain value)"), pl.col("lambda") if gae_lambda is None else pl.lit(gae_lambda)
+    value = pl.col("(plain value)")
+    trust = pl.col("lambda") if gae_lambda is None else pl.lit(gae_lambda)
     steps = steps.with_columns(trust.alias("lambda"))
     ahead = _accumulated((1.0 - pl.col("lambda")) * value, gamma * pl.col("lambda"))
+    # G_t - R_t is the discounted sum of what bootstrapping adds at the later steps.
     bootstrapped = gamma * neighbour("(ahead)", 1).fill_null(0.0)
-    steps = steps.with_columns(ahead.alias("(ahead)"), (value + pl.col("plain_return")).alias("value"))
+    steps = steps.with_columns(
+        ahead.alias("(ahead)"),
+        (value + pl.col("plain_return")).alias("value"),
+    )
     steps = steps.with_columns(advantage=bootstrapped - pl.col("(return value)"))
     if not unit_scale:
         return steps
-    steps = mean(steps, "(square)", pl.col("advantage") ** 2, within(of="batch_key"))
+    # Advantages of one scale, whatever that of rewards.
+    steps = mean(
+        steps,
+        "(square)",
+        pl.col("advantage") ** 2,
+        within(of="batch_key"),
+    )
     return steps.with_columns(advantage=pl.col("advantage") / (pl.col("(square)").sqrt() + epsilon))
 
 
@@ -111,7 +134,11 @@ def _accumulated(value: pl.Expr, factor: pl.Expr) -> pl.Expr:
         values, factors, first = (column.to_numpy() for column in columns)
         return pl.Series(discounted(values, factors, first.nonzero()[0]))
 
-    return pl.map_batches([value.alias("value"), factor.alias("factor"), "first"], add, return_dtype=pl.Float64)
+    return pl.map_batches(
+        [value.alias("value"), factor.alias("factor"), "first"],
+        add,
+        return_dtype=pl.Float64,
+    )
 
 
 def _deviation(value: str, level: str) -> str:
@@ -129,7 +156,10 @@ def _from_others(steps: pl.LazyFrame, level: str, group: pl.Expr) -> pl.LazyFram
 
     Both columns, the deviation and the number of other trajectories, are null where there are none.
     """
-    steps = steps.with_columns(group.alias("(group)"), chain(group, pl.col("trajectory_key")).alias("(own)"))
+    steps = steps.with_columns(
+        group.alias("(group)"),
+        chain(group, pl.col("trajectory_key")).alias("(own)"),
+    )
     steps = steps.with_columns(
         (pl.col("trajectory_key").n_unique().over("(group)").cast(pl.Float64) - 1.0).alias(_others(level)),
         (pl.len().over("(group)").cast(pl.Float64) - pl.len().over("(own)").cast(pl.Float64)).alias("(count)"),
@@ -138,6 +168,7 @@ def _from_others(steps: pl.LazyFrame, level: str, group: pl.Expr) -> pl.LazyFram
     shared = pl.col("(group)").is_not_null() & (pl.col(_others(level)) > 0)
     results = {_others(level): pl.col(_others(level))}
     for name in _VALUES:
+        # Sums without the least value of the group are exact where all values are equal.
         x = pl.col(f"({name})")
         results[_deviation(name, level)] = x - (x.sum().over("(group)") - x.sum().over("(own)")) / pl.col("(count)")
     return steps.with_columns(pl.when(shared).then(value).alias(name) for name, value in results.items())
@@ -145,10 +176,17 @@ def _from_others(steps: pl.LazyFrame, level: str, group: pl.Expr) -> pl.LazyFram
 
 def _with_variances(steps: pl.LazyFrame, levels: list[str]) -> pl.LazyFrame:
     """Add the batch's `σ² level` and `τ² level`; null where no rollouts share the level."""
-    far = {level: (pl.col(_deviation("plain", level)), pl.col(_others(level))) for level in levels}
+    far = {
+        level: (
+            pl.col(_deviation("plain", level)),
+            pl.col(_others(level)),
+        )
+        for level in levels
+    }
     steps = steps.with_columns((d * d * (m / (m + 1.0))).alias(f"q {level}") for level, (d, m) in far.items())
     variances = {f"σ² {level}": pl.col(f"q {level}") for level in levels}
     variances |= {f"τ² {level}": pl.col(f"q {above}") - pl.col(f"q {level}") for above, level in pairwise(levels)}
+    # A mean of differences can be negative by noise, a variance cannot.
     for name, value in variances.items():
         steps = mean(steps, name, value, within(of="batch_key"))
     return steps.with_columns(pl.col(name).clip(lower_bound=0.0) for name in variances)
@@ -159,7 +197,15 @@ def _from_all(steps: pl.LazyFrame, levels: Mapping[str, pl.Expr]) -> pl.LazyFram
     steps = steps.with_columns(pl.col(_others("task")).is_not_null().alias("(compared)"))
     for level, group in levels.items():
         for name, value in _VALUES.items():
-            steps = normalise(steps, _deviation(name, level), value, group, mode="mean_norm", alone=0.0)
+            steps = normalise(
+                steps,
+                _deviation(name, level),
+                value,
+                group,
+                mode="mean_norm",
+                alone=0.0,
+            )
+        # A level that no other rollout shares says nothing, also with the own rollout in it.
         known = pl.col("(compared)") & pl.col(_deviation("plain", level)).is_not_null()
         rollouts = pl.col(_others(level)).fill_null(0.0) + 1.0
         steps = steps.with_columns(
@@ -172,24 +218,33 @@ def _from_all(steps: pl.LazyFrame, levels: Mapping[str, pl.Expr]) -> pl.LazyFram
 def _with_values(steps: pl.LazyFrame, levels: list[str]) -> pl.LazyFrame:
     """Add `(plain value)` and `(return value)`, V - R and V' - (R - c), 0 in a task of one rollout; and `lambda`."""
     task, *deeper = levels
+    # The coarsest value: the mean of the task, whose error is that of a mean of its rollouts.
     error = pl.col(f"σ² {task}") / pl.col(_others(task))
     steps = steps.with_columns(
         *((-pl.col(_deviation(name, task))).fill_null(0.0).alias(f"({name} value)") for name in ("plain", "return")),
         error.fill_null(0.0).alias("(error)"),
     )
     for level in deeper:
-        spread, explained = pl.col(f"σ² {level}"), pl.col(f"τ² {level}").fill_null(0.0)
+        spread = pl.col(f"σ² {level}")
+        explained = pl.col(f"τ² {level}").fill_null(0.0)
+        # Empirical Bayes: the more a level explains and the more rollouts share it, the more it moves the value.
         noise = spread / pl.col(_others(level))
         weight = pl.when(explained > 0).then(explained / (explained + noise)).otherwise(0.0).fill_null(0.0)
-        steps = steps.with_columns(weight.alias("(weight)"), explained.alias("(explained)"))
-        w, rest = pl.col("(weight)"), 1.0 - pl.col("(weight)")
+        steps = steps.with_columns(
+            weight.alias("(weight)"),
+            explained.alias("(explained)"),
+        )
+        w = pl.col("(weight)")
+        rest = 1.0 - pl.col("(weight)")
         moved = (
             pl.col(f"({name} value)") - w * (pl.col(_deviation(name, level)).fill_null(0.0) + pl.col(f"({name} value)"))
             for name in ("plain", "return")
         )
         steps = steps.with_columns(
-            *moved, (rest * rest * pl.col("(error)") + rest * pl.col("(explained)")).alias("(error)")
+            *moved,
+            (rest * rest * pl.col("(error)") + rest * pl.col("(explained)")).alias("(error)"),
         )
+    # σ² of the deepest level that any two rollouts of the batch share.
     noise = pl.coalesce(pl.col(f"σ² {level}") for level in reversed(levels)).fill_null(0.0)
     total = pl.col("(error)") + noise
     return steps.with_columns(pl.when(total > 0).then(pl.col("(error)") / total).otherwise(1.0).alias("lambda"))

@@ -8,18 +8,17 @@ to be fair. An estimator that discounts prefers the short way.
 
 from __future__ import annotations
 
+from copy import copy
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hgpo_envs.engine import State, Task
+from hgpo_envs.engine import State
 from hgpo_envs.environment_spec import EnvironmentSpec
+from hgpo_research.levers import Game
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
-
-TASKS = 1000
-"""The number of tasks of each split."""
 
 SPINS = 4
 WAYS = ("short", "long")
@@ -29,9 +28,8 @@ COLOURS = ("red", "black")
 class TwoWaysEngine:
     """Plays one task at a time."""
 
-    def __init__(self) -> None:
-        self._length = 0
-        self._taken: tuple[str, ...] = ()
+    _length = 0
+    _taken: tuple[str, ...] = ()
 
     def start(self, task_id: str) -> State:
         """Start a task, whose long way has 16 to 24 steps."""
@@ -49,9 +47,7 @@ class TwoWaysEngine:
 
     def fork(self) -> TwoWaysEngine:
         """Return an independent engine in the same state."""
-        other = TwoWaysEngine()
-        other._length, other._taken = self._length, self._taken
-        return other
+        return copy(self)
 
     def key(self) -> Hashable:
         """Return the hidden state."""
@@ -60,34 +56,39 @@ class TwoWaysEngine:
     def _state(self, valid: bool = True) -> State:
         if not self._taken:
             return State("A fork.", tuple(f"take {way} way" for way in WAYS), valid)
-        way, walked = self._taken[0], self._taken.count("on")
+        way = self._taken[0]
+        walked = self._taken.count("on")
         if way == "long" and walked < self._length:
             return State(f"The long way, milestone {walked}.", ("walk on",), valid)
+        # After the way, only the spins are left, which no text shows.
         spins = self._taken[1 + walked :]
         if len(spins) < SPINS:
-            return State(f"A wheel at the end of the {way} way.", tuple(f"spin {each}" for each in COLOURS), valid)
+            return State(
+                f"A wheel at the end of the {way} way.",
+                tuple(f"spin {each}" for each in COLOURS),
+                valid,
+            )
+        # Fair spins differ in one of two pairs; of four, two differ in seven of eight cases.
         won = spins[0] != spins[-1] if way == "short" else len(set(spins)) > 1
         return State("The wheel stops.", (), valid, True, won, float(won), float(won))
 
 
-class TwoWays:
+class TwoWays(Game):
     """The tasks."""
 
     name = "TwoWays"
-
-    def ids(self, split: str) -> list[str]:
-        """Return the ids of a split: ``train``, ``test`` or ``all``."""
-        splits = ("train", "test") if split == "all" else (split,)
-        return [f"{name}-{number}" for name in splits for number in range(TASKS)]
-
-    def task(self, task_id: str) -> Task:
-        """Return a task's description."""
-        return Task(task_id, task_id.partition("-")[0], "Win at the wheel.", "two ways")
+    kind = "two ways"
+    instruction = "Win at the wheel."
 
     def engine(self) -> TwoWaysEngine:
         """Return a new engine."""
         return TwoWaysEngine()
 
 
-TWO_WAYS = EnvironmentSpec(id="HGPO/TwoWays-v0", source=TwoWays, max_steps=40, evaluation_split="test")
+TWO_WAYS = EnvironmentSpec(
+    id="HGPO/TwoWays-v0",
+    source=TwoWays,
+    max_steps=40,
+    evaluation_split="test",
+)
 """The game for `gymnasium.make`, commands and training."""

@@ -20,7 +20,14 @@ def tiny(tmp_path_factory):
     from tests.training.conftest import texts
 
     torch.set_num_threads(1)
-    shape = TinyShape(vocabulary=384, width=64, layers=2, heads=2, key_value_heads=1, intermediate=96)
+    shape = TinyShape(
+        vocabulary=384,
+        width=64,
+        layers=2,
+        heads=2,
+        key_value_heads=1,
+        intermediate=96,
+    )
     return save_tiny(tmp_path_factory.mktemp("tiny"), texts() * 3, shape, seed=1)
 
 
@@ -29,4 +36,11 @@ def model(tiny):
     from hgpo_train.models.config import ModelConfig
     from hgpo_train.models.loading import load_model
 
-    return load_model(ModelConfig(path=str(tiny), device="cpu", compute_dtype="float32", gradient_checkpointing=False))
+    return load_model(
+        ModelConfig(
+            path=str(tiny),
+            device="cpu",
+            compute_dtype="float32",
+            gradient_checkpointing=False,
+        )
+    )

@@ -5,16 +5,22 @@ The engine can be forked and has keys. The policy repeats its last action more o
 
 from __future__ import annotations
 
+from copy import copy
 from functools import cache
 
 import numpy as np
 
 from hgpo_envs.engine import State, Task
+from hgpo_envs.episode import settings_for
+from hgpo_envs.sources import SharedSource
 from hgpo_research.policies.distributions import Distribution
 from hgpo_train.policies.base import BatchPolicy
 
-PLACES, TREASURES, LIMIT = 12, (2, 9, 10), 10
+PLACES = 12
+TREASURES = (2, 9, 10)
+LIMIT = 10
 ACTIONS = ("dig", "left", "right")
+MOVES = {"dig": 0, "left": -1, "right": 1}
 TEXTS = ("gate", *["wall"] * (PLACES - 1))
 
 
@@ -25,27 +31,32 @@ class RingEngine:
     won = False
 
     def start(self, task_id: str) -> State:
-        self.place, self.won = 0, False
+        self.place = 0
+        self.won = False
         return self._state()
 
     def act(self, command: str) -> State:
-        if command == "dig":
-            self.won = self.place in TREASURES
-        if command in ("left", "right"):
-            self.place = (self.place + (1 if command == "right" else -1)) % PLACES
+        self.won = command == "dig" and self.place in TREASURES
+        self.place = (self.place + MOVES.get(command, 0)) % PLACES
         return self._state(valid=command in ACTIONS)
 
     def fork(self) -> RingEngine:
-        other = RingEngine()
-        other.place, other.won = self.place, self.won
-        return other
+        return copy(self)
 
     def key(self) -> tuple[int, bool]:
         return self.place, self.won
 
     def _state(self, valid: bool = True) -> State:
         score = float(self.won)
-        return State(TEXTS[self.place], ACTIONS, valid, self.won, self.won, score, score)
+        return State(
+            TEXTS[self.place],
+            ACTIONS,
+            valid,
+            self.won,
+            self.won,
+            score,
+            score,
+        )
 
 
 class RingSource:
@@ -63,6 +74,10 @@ class RingSource:
         return RingEngine()
 
 
+SHARED = SharedSource(RingSource())
+SETTINGS = settings_for("Ring", max_steps=LIMIT, action_format="command")
+
+
 def probabilities(text: str, last: str | None) -> np.ndarray:
     """Return the policy's probabilities of `ACTIONS`."""
     weights = np.array([1.0, 2.0, 2.0] if text == "wall" else [0.0, 1.0, 3.0])
@@ -71,34 +86,38 @@ def probabilities(text: str, last: str | None) -> np.ndarray:
     return weights / weights.sum()
 
 
-class RingPolicy(BatchPolicy):
-    """The policy, which reads one past pair."""
+class Asked(BatchPolicy):
+    """A policy without a memory of which only the probabilities are asked."""
 
-    name = "ring"
-    memoryless, prompt_read, history_read = True, False, 1
+    memoryless = True
 
     def respond(self, requests):
         raise AssertionError("not asked")
-
-    def distributions(self, requests):
-        return [
-            Distribution(
-                ACTIONS, probabilities(request.state.text, request.history[-1].action if request.history else None)
-            )
-            for request in requests
-        ]
 
     def fork(self, slot, new_slot, engine=None):
         pass
 
 
+class RingPolicy(Asked):
+    """The policy, which reads one past pair."""
+
+    name = "ring"
+    prompt_read = False
+    history_read = 1
+
+    def distributions(self, requests):
+        lasts = [[None, *(pair.action for pair in request.history)][-1] for request in requests]
+        return [
+            Distribution(ACTIONS, probabilities(request.state.text, last))
+            for request, last in zip(requests, lasts, strict=True)
+        ]
+
+
 @cache
 def value(place: int, last: str | None, step: int, gamma: float) -> float:
     """Return V by its definition."""
-    return sum(
-        probability * q(place, action, step, gamma)
-        for probability, action in zip(probabilities(TEXTS[place], last).tolist(), ACTIONS, strict=True)
-    )
+    shares = zip(probabilities(TEXTS[place], last).tolist(), ACTIONS, strict=True)
+    return sum(probability * q(place, action, step, gamma) for probability, action in shares)
 
 
 def q(place: int, action: str, step: int, gamma: float) -> float:
@@ -107,5 +126,4 @@ def q(place: int, action: str, step: int, gamma: float) -> float:
         return 1.0
     if step + 1 == LIMIT:
         return 0.0
-    after = (place + {"dig": 0, "left": -1, "right": 1}[action]) % PLACES
-    return gamma * value(after, action, step + 1, gamma)
+    return gamma * value((place + MOVES[action]) % PLACES, action, step + 1, gamma)

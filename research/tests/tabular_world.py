@@ -9,10 +9,14 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
+from hgpo_datasets import StepWriter
 from hgpo_envs.hashing import chain_columns, text_hashes
 
-STATES, ACTIONS, LIMIT = 6, 3, 8
-GOAL, PIT = STATES, STATES + 1
+STATES = 6
+ACTIONS = 3
+LIMIT = 8
+GOAL = STATES
+PIT = STATES + 1
 
 
 @dataclass(frozen=True)
@@ -40,7 +44,15 @@ def world(rng: np.random.Generator, gamma: float) -> World:
     return made
 
 
-def play(tasks: int, rollouts: int, seed: int, *, gamma=0.95, depth=4, noise=0.0, again: int | None = None):
+def play(
+    tasks: int,
+    rollouts: int,
+    seed: int,
+    *,
+    gamma=0.95,
+    noise=0.0,
+    again: int | None = None,
+):
     """Return a step table and its truth table.
 
     Args:
@@ -48,7 +60,6 @@ def play(tasks: int, rollouts: int, seed: int, *, gamma=0.95, depth=4, noise=0.0
         rollouts: Number of rollouts per task.
         seed: Seed of worlds, rollouts and noise.
         gamma: The discount of the true values.
-        depth: The depth of the stored histories.
         noise: Standard deviation of the noise of each half of the truth.
         again: Another number gives other rollouts of the same worlds.
     """
@@ -60,50 +71,59 @@ def play(tasks: int, rollouts: int, seed: int, *, gamma=0.95, depth=4, noise=0.0
         here = worlds[task] if worlds else world(rng, gamma)
         for rollout in range(rollouts):
             state = 0
-            for t in range(LIMIT):
+            t = 0
+            while state < STATES and t < LIMIT:
                 action = rng.choice(ACTIONS, p=here.policy[state])
                 after = here.moves[state, action]
-                ended = after >= STATES or t == LIMIT - 1
-                rows.append(
-                    {
-                        "task_id": f"task {task:03d}",
-                        "trajectory": f"{task:03d}/{rollout:03d}",
-                        "step": t,
-                        "state": f"room {state}",
-                        "action": f"door {action}",
-                        "reward": float(after == GOAL),
-                        "terminated": bool(after >= STATES),
-                        "truncated": bool(ended and after < STATES),
-                        "won": bool(after == GOAL),
-                        "value": here.value[t, state],
-                        "q": here.q(state, t)[action],
-                        "prompt_hash": int(text_hashes([f"{task} {state}"])[0]),
-                        "choice": int(action),
-                        "probabilities": here.policy[state].tolist(),
-                    }
-                )
-                if ended:
-                    break
+                row = {
+                    "task_id": f"task {task:03d}",
+                    "trajectory": f"{task:03d}/{rollout:03d}",
+                    "step": t,
+                    "state": f"room {state}",
+                    "action": f"door {action}",
+                    "reward": float(after == GOAL),
+                    "terminated": bool(after >= STATES),
+                    "truncated": bool(t == LIMIT - 1 and after < STATES),
+                    "won": bool(after == GOAL),
+                    "value": here.value[t, state],
+                    "q": here.q(state, t)[action],
+                    "prompt_hash": int(text_hashes([f"{task} {state}"])[0]),
+                    "choice": int(action),
+                    "probabilities": here.policy[state].tolist(),
+                }
+                rows.append(row)
                 state = after
+                t = t + 1
     table = pl.DataFrame(rows).with_columns(action_valid=True, true_advantage=pl.col("q") - pl.col("value"))
     names = ["value", "q", "prompt_hash", "choice", "probabilities"]
     truth = table.select("trajectory", "step", *names, advantage="true_advantage")
-    truth = truth.with_columns(
-        (pl.col(name) + noise * pl.Series(rng.normal(size=truth.height))).alias(f"{name}_{half}")
-        for name in ("value", "advantage")
-        for half in ("first", "second")
-    )
-    truth = truth.with_columns(
-        ((pl.col(f"{name}_first") + pl.col(f"{name}_second")) / 2).alias(name) for name in ("value", "advantage")
-    ).with_columns(pl.lit(noise / 2**0.5).alias(f"{name}_error") for name in ("value", "q", "advantage"))
+    for name in ("value", "advantage"):
+        halves = {half: pl.col(name) + noise * pl.Series(rng.normal(size=truth.height)) for half in ("first", "second")}
+        truth = truth.with_columns(value.alias(f"{name}_{half}") for half, value in halves.items())
+        truth = truth.with_columns(((pl.col(f"{name}_first") + pl.col(f"{name}_second")) / 2).alias(name))
+    truth = truth.with_columns(pl.lit(noise / 2**0.5).alias(f"{name}_error") for name in ("value", "q", "advantage"))
     steps = table.drop(names)
-    first = (steps["step"] == 0).to_numpy()
-    values, defined = chain_columns(text_hashes(steps["state"]), first, depth)
+    values, defined = chain_columns(text_hashes(steps["state"]), (steps["step"] == 0).to_numpy(), 4)
     return steps.with_columns(
-        pl.when(pl.Series(defined[k])).then(pl.Series(values[k])).alias(f"history_hash_{k}") for k in range(depth + 1)
+        pl.when(pl.Series(known)).then(pl.Series(values[k])).alias(f"history_hash_{k}")
+        for k, known in enumerate(defined)
     ), truth
+
+
+def store(steps: pl.DataFrame, folder) -> None:
+    """Write a step table as a run."""
+    rows = steps.drop("true_advantage", "^history_hash.*$")
+    with StepWriter(folder) as writer:
+        for group in rows.partition_by("task_id", maintain_order=True):
+            writer.add_group(group.to_dicts())
 
 
 def perfect(steps: pl.LazyFrame, *, shift: float = 0.0, scale: float = 1.0) -> pl.LazyFrame:
     """Return the true advantage, in the unit of scaled rewards."""
     return steps.with_columns(advantage=scale * (10.0 * pl.col("true_advantage") + shift))
+
+
+def noise(steps: pl.LazyFrame) -> pl.LazyFrame:
+    """Return advantages that say nothing."""
+    key = pl.col("trajectory_key") * 31 + pl.col("step")
+    return steps.with_columns(advantage=(key % 7919).cast(pl.Float64) / 3959.5 - 1.0)

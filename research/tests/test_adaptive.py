@@ -38,7 +38,12 @@ def config():
 
 
 def train(config, folder, *, resume=False):
-    Trainer(config, folder, Display(Console(quiet=True), config.iterations), resume=resume).run()
+    Trainer(
+        config,
+        folder,
+        Display(Console(quiet=True), config.iterations),
+        resume=resume,
+    ).run()
     return read_metrics(folder / "metrics.jsonl")
 
 
@@ -97,7 +102,12 @@ def test_the_mixture_has_the_weight_and_the_scale_of_its_parts(config, steps):
     assert metrics["adaptive/weight_shrinkage_gae"] == 1.0
     scale = rows["advantage"].to_numpy() @ bootstrapped / (bootstrapped @ bootstrapped)
     assert scale > 0
-    np.testing.assert_allclose(rows["advantage"].to_numpy(), scale * bootstrapped, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(
+        rows["advantage"].to_numpy(),
+        scale * bootstrapped,
+        rtol=1e-9,
+        atol=1e-12,
+    )
     rows, metrics = Mixing(parameters, model, [])(steps)
     assert metrics["adaptive/weight_discounted_grpo"] == 1.0
     np.testing.assert_allclose(rows["advantage"].to_numpy(), unbiased, rtol=1e-12)
@@ -113,12 +123,26 @@ def test_a_batch_without_both_outcomes_changes_nothing(config, steps):
 
 
 def test_small_groups_are_refused_before_training(config, tmp_path):
-    with pytest.raises(InputError, match=r"rollout.group_size: expected at least 8 for .* 'adaptive', received 4"):
+    with pytest.raises(
+        InputError,
+        match=r"rollout.group_size: expected at least 8 for .* 'adaptive', received 4",
+    ):
         train(replace(config, rollout={"group_size": 4}), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
 def test_a_table_alone_is_not_enough():
-    table = pl.DataFrame({"task": "a", "trajectory": ["x", "y"], "step": 0, "reward": [1.0, 0.0], "state": "s"})
-    with pytest.raises(InputError, match=r"adaptive: expected `hgpo train`, received a table alone"):
+    table = pl.DataFrame(
+        {
+            "task": "a",
+            "trajectory": ["x", "y"],
+            "step": 0,
+            "reward": [1.0, 0.0],
+            "state": "s",
+        }
+    )
+    with pytest.raises(
+        InputError,
+        match=r"adaptive: expected `hgpo train`, received a table alone",
+    ):
         compute(table.with_columns(action_valid=True), "adaptive").collect()

@@ -28,18 +28,37 @@ def test_the_first_estimator_runs_again_with_other_seeds():
     from hgpo_train.training.config import load_config
 
     import_module("research.benchmarks")
-    learning, drawn = import_module("learning"), import_module("learning_figures")
-    base, estimators = load_config("tiny-webshop"), read_variants(["grpo,hgpo"])
-    runs = learning.planned(base, Path("warm"), estimators, (0, 1), learning.WORLDS["webshop"]["estimators"])
+    learning = import_module("learning")
+    drawn = import_module("learning_figures")
+    base = load_config("tiny-webshop")
+    estimators = read_variants(["grpo,hgpo"])
+    runs = learning.planned(
+        base,
+        Path("warm"),
+        estimators,
+        (0, 1),
+        learning.WORLDS["webshop"]["estimators"],
+    )
     assert runs.keys() == {f"{name}-{seed}" for name in ("grpo", "hgpo", "grpo, other seeds") for seed in (0, 1)}
     assert runs["hgpo-0"].advantage.parameters["mode"] == "mean_norm"
     assert "mode" not in runs["grpo-0"].advantage.parameters
     again = runs["grpo, other seeds-1"]
     assert again.seed not in {run.seed for name, run in runs.items() if "other" not in name}
     assert again.advantage == runs["grpo-1"].advantage
-    values = {"env_id": "e", "task_id": ["a", "b"], "task": "win", "success": [1.0, 0.0]}
+    values = {
+        "env_id": "e",
+        "task_id": ["a", "b"],
+        "task": "win",
+        "success": [1.0, 0.0],
+    }
     table = pl.DataFrame(values | {"aborted": False})
     played = drawn.by_estimator(dict.fromkeys(runs, table))
     pair = {"grpo", "grpo, other seeds"}
     (row,) = [each for each in drawn.differences(played, {}) if {each["first"], each["second"]} == pair]
-    assert set(row) == {"first", "second", "difference", "seeds", "margin_of_seeds"}, "no interval over tasks"
+    assert set(row) == {
+        "first",
+        "second",
+        "difference",
+        "seeds",
+        "margin_of_seeds",
+    }, "no interval over tasks"

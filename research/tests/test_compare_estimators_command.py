@@ -8,9 +8,8 @@ import polars as pl
 import polars.testing
 import pytest
 from command import invoke, outcome
-from tabular_world import play
+from tabular_world import play, store
 
-from hgpo_datasets import StepWriter
 from hgpo_envs.errors import InputError
 from hgpo_research.comparison.files import FILES
 from hgpo_research.comparison.inputs import truth_rewards
@@ -24,16 +23,23 @@ FAST = ["--resamples", 100, "--permutations", 2, "--redraws", 1]
 def world(tmp_path: Path) -> Path:
     """A run, `first`, and its truth table, `truth.parquet`."""
     steps, truth = play(tasks=12, rollouts=8, seed=3, noise=0.1)
-    rows = steps.drop("true_advantage", "^history_hash.*$").to_dicts()
-    with StepWriter(tmp_path / "first") as writer:
-        for task in sorted({row["task_id"] for row in rows}):
-            writer.add_group([row for row in rows if row["task_id"] == task])
+    store(steps, tmp_path / "first")
     truth.with_columns(run=pl.lit("first")).write_parquet(tmp_path / "truth.parquet")
     return tmp_path
 
 
-def compare(world: Path, *more: object, estimators: str = "hgpo,grpo:cross_steps=false") -> str:
-    given = [world / "first", "--truth", world / "truth.parquet", "-e", estimators]
+def compare(
+    world: Path,
+    *more: object,
+    estimators: str = "hgpo,grpo:cross_steps=false",
+) -> str:
+    given = [
+        world / "first",
+        "--truth",
+        world / "truth.parquet",
+        "-e",
+        estimators,
+    ]
     return invoke("compare-estimators", *given, *FAST, *more)
 
 
@@ -43,12 +49,25 @@ def test_the_files_contain_what_is_printed(world: Path) -> None:
     assert sorted(path.name for path in out.iterdir()) == sorted(FILES)
     estimates = pl.read_parquet(out / "estimates.parquet")
     assert set(estimates["group_size"]) == {4, 8}
-    row = estimates.filter(estimator="hgpo", group_size=8, dimension="all", measure="correlation").row(0, named=True)
+    row = estimates.filter(
+        estimator="hgpo",
+        group_size=8,
+        dimension="all",
+        measure="correlation",
+    ).row(0, named=True)
     assert f"{row['value']:.3f}" in output
     details = orjson.loads((out / "comparison.json").read_bytes())
     assert details["estimators"]["grpo:cross_steps=false"]["parameters"]["cross_steps"] is False
     assert details["estimators"]["hgpo"]["parameters"]["reward_scale"] == 10
-    assert (details["tasks"], details["rollouts"], details["group_size"]) == (12, 96, 8)
+    assert (
+        details["tasks"],
+        details["rollouts"],
+        details["group_size"],
+    ) == (
+        12,
+        96,
+        8,
+    )
     differences = pl.read_parquet(out / "differences.parquet")
     assert differences.filter(first="hgpo", second="grpo:cross_steps=false", dimension="all").height == 2 * len(
         MEASURES
@@ -59,11 +78,16 @@ def test_the_files_contain_what_is_printed(world: Path) -> None:
 def _no_pictures(request, monkeypatch):
     """Draw pictures, which takes a second, only in the slow tests."""
     if request.node.get_closest_marker("slow") is None:
-        monkeypatch.setattr("hgpo_research.comparison.report.pictures", lambda found, size: [])
+        monkeypatch.setattr(
+            "hgpo_research.comparison.report.pictures",
+            lambda found, size: [],
+        )
 
 
 @pytest.mark.slow
-def test_the_report_is_one_page_with_pictures_and_no_links(world: Path) -> None:
+def test_the_report_is_one_page_with_pictures_and_no_links(
+    world: Path,
+) -> None:
     pytest.importorskip("altair")
     compare(world)
     page = (world / "first.comparison" / "report.html").read_text("utf-8")
@@ -73,7 +97,9 @@ def test_the_report_is_one_page_with_pictures_and_no_links(world: Path) -> None:
 
 
 @pytest.mark.slow
-def test_an_existing_comparison_is_replaced_only_on_request(world: Path) -> None:
+def test_an_existing_comparison_is_replaced_only_on_request(
+    world: Path,
+) -> None:
     compare(world)
     out = world / "first.comparison"
     before = {path.name: path.read_bytes() for path in out.iterdir()}
@@ -87,6 +113,7 @@ def test_an_existing_comparison_is_replaced_only_on_request(world: Path) -> None
     assert (out / "mine.txt").exists()
 
 
+@pytest.mark.slow
 def test_the_run_is_not_changed_by_its_comparison(world: Path) -> None:
     before = {path: path.read_bytes() for path in (world / "first").rglob("*") if path.is_file()}
     with pytest.raises(InputError, match="expected an output file outside of the input"):
@@ -97,26 +124,68 @@ def test_the_run_is_not_changed_by_its_comparison(world: Path) -> None:
 
 def test_wrong_options_are_reported(world: Path) -> None:
     for options, line in (
-        (["--group-sizes", "4,x"], "--group-sizes: expected integers separated by commas, received '4,x'"),
-        (["--group-sizes", "9"], "group_sizes: expected numbers from 2 to the run's 8, received 9"),
+        (
+            ["--group-sizes", "4,x"],
+            "--group-sizes: expected integers separated by commas, received '4,x'",
+        ),
+        (
+            ["--group-sizes", "9"],
+            "group_sizes: expected numbers from 2 to the run's 8, received 9",
+        ),
         (["--set", "betta=1"], "unknown parameter 'betta'"),
         (["--kl", -1], "--kl: expected a positive number, received -1"),
-        (["--measure", "gian"], "unknown measure 'gian'; did you mean 'gain'?"),
-        (["--depth", -1], "depth: expected an integer of at least 0, received -1"),
-        (["--kl", 1], "--kl is an option of --measure gain; leave it out, or change --measure"),
+        (
+            ["--measure", "gian"],
+            "unknown measure 'gian'; did you mean 'gain'?",
+        ),
+        (
+            ["--depth", -1],
+            "depth: expected an integer of at least 0, received -1",
+        ),
+        (
+            ["--kl", 1],
+            "--kl is an option of --measure gain; leave it out, or change --measure",
+        ),
         (["--folds", 2], "--folds is an option of --measure gain"),
-        (["--measure", "gain"], "--redraws is an option of --measure correlation"),
+        (
+            ["--measure", "gain"],
+            "--redraws is an option of --measure correlation",
+        ),
     ):
         with pytest.raises(InputError, match=re.escape(line)):
             compare(world, *options)
     assert not (world / "first.comparison").exists()
 
 
-def test_the_gain_of_a_policy_that_did_not_play_the_run_is_refused(tmp_path: Path) -> None:
+def test_the_gain_of_a_policy_that_did_not_play_the_run_is_refused(
+    tmp_path: Path,
+) -> None:
     run = tmp_path / "run"
-    invoke("rollout", "--tasks", 1, "--group-size", 8, "--max-steps", 3, "--out", run)
-    with pytest.raises(InputError, match=r"--model: expected the policy that played .*run, random, received softmax"):
-        invoke("compare-estimators", run, "--measure", "gain", "--model", "softmax", "-e", "hgpo")
+    invoke(
+        "rollout",
+        "--tasks",
+        1,
+        "--group-size",
+        8,
+        "--max-steps",
+        3,
+        "--out",
+        run,
+    )
+    with pytest.raises(
+        InputError,
+        match=r"--model: expected the policy that played .*run, random, received softmax",
+    ):
+        invoke(
+            "compare-estimators",
+            run,
+            "--measure",
+            "gain",
+            "--model",
+            "softmax",
+            "-e",
+            "hgpo",
+        )
 
 
 def test_wrong_truths_are_reported(world: Path) -> None:
@@ -134,17 +203,29 @@ def test_wrong_truths_are_reported(world: Path) -> None:
 
 
 def test_a_truth_is_named_by_a_path_or_a_text(world: Path) -> None:
-    truth, run = world / "truth.parquet", world / "first"
+    truth = world / "truth.parquet"
+    run = world / "first"
     assert truth_rewards(str(truth), str(run)) == truth_rewards(truth, run)
 
 
+@pytest.mark.slow
 def test_estimators_of_another_reward_are_compared(world: Path) -> None:
     compare(world, "--set", "reward=success", "--group-sizes", 8)
 
 
+@pytest.mark.slow
 def test_long_names_are_broken_between_their_parts(world: Path, monkeypatch) -> None:
-    found = compare(world, "--group-sizes", 8, estimators="hgpo:history_length=1:mode=mean_norm,gigpo:episode_weight=0")
-    assert re.search(r"^hgpo:history_length=1: .*\n *mode=mean_norm *$", found, re.MULTILINE)
+    found = compare(
+        world,
+        "--group-sizes",
+        8,
+        estimators="hgpo:history_length=1:mode=mean_norm,gigpo:episode_weight=0",
+    )
+    assert re.search(
+        r"^hgpo:history_length=1: .*\n *mode=mean_norm *$",
+        found,
+        re.MULTILINE,
+    )
     assert re.search(r"^gigpo:episode_weight=0 ", found, re.MULTILINE)
     assert re.search(r"^  95% interval +\d\.\d\d to ", found, re.MULTILINE)
 
@@ -155,8 +236,14 @@ def test_the_truth_is_read_in_its_own_unit(world: Path) -> None:
     compare(world, "--out", world / "one")
     truth = pl.read_parquet(world / "truth.parquet")
     scaled = truth.with_columns(pl.col("^(value|q|advantage).*$") * 10)
-    described = {"rewards": {"gamma": 0.95, "reward_scale": 10.0}, "run": "first"}
-    scaled.write_parquet(world / "truth.parquet", metadata={METADATA: orjson.dumps(described).decode()})
+    described = {
+        "rewards": {"gamma": 0.95, "reward_scale": 10.0},
+        "run": "first",
+    }
+    scaled.write_parquet(
+        world / "truth.parquet",
+        metadata={METADATA: orjson.dumps(described).decode()},
+    )
     assert truth_rewards(world / "truth.parquet", world / "first").reward_scale == 10
     compare(world, "--out", world / "ten")
     one, ten = (pl.read_parquet(world / name / "estimates.parquet") for name in ("one", "ten"))

@@ -15,7 +15,13 @@ from hgpo_train.advantages import compute
 def table(lengths, scores, valid=True):
     """Return one task's rollouts, which are rewarded at their ends."""
     rows = [
-        {"task": "t", "trajectory": str(i), "step": t, "reward": score * (t + 1 == length), "action_valid": valid}
+        {
+            "task": "t",
+            "trajectory": str(i),
+            "step": t,
+            "reward": score * (t + 1 == length),
+            "action_valid": valid,
+        }
         for i, (length, score) in enumerate(zip(lengths, scores, strict=True))
         for t in range(length)
     ]
@@ -23,19 +29,32 @@ def table(lengths, scores, valid=True):
 
 
 def advantages(rows, estimator=discounted_grpo, **parameters):
-    given = {"reward_scale": 1.0, "precision": "float64", "invalid_action_penalty": 0.0} | parameters
+    given = {
+        "reward_scale": 1.0,
+        "precision": "float64",
+        "invalid_action_penalty": 0.0,
+    } | parameters
     return compute(rows, estimator, **given).collect()["advantage"]
 
 
-groups = st.lists(st.tuples(st.integers(1, 5), st.sampled_from([0.0, 1.0, 0.25])), min_size=2, max_size=6)
+groups = st.lists(
+    st.tuples(st.integers(1, 5), st.sampled_from([0.0, 1.0, 0.25])),
+    min_size=2,
+    max_size=6,
+)
 
 
 @settings(max_examples=8, deadline=None)
-@given(groups, st.sampled_from([0.0, 0.5, 0.95, 1.0]), st.randoms(use_true_random=False))
+@given(
+    groups,
+    st.sampled_from([0.0, 0.5, 0.95, 1.0]),
+    st.randoms(use_true_random=False),
+)
 def test_it_matches_its_equation_for_any_row_order(group, gamma, random):
     lengths, scores = zip(*group, strict=True)
     returns = [[gamma ** (n - 1 - t) * score for t in range(n)] for n, score in group]
-    means, spread = [statistics.fmean(each) for each in returns], statistics.stdev(scores)
+    means = [statistics.fmean(each) for each in returns]
+    spread = statistics.stdev(scores)
     expected = [
         (value - statistics.fmean(means[:i] + means[i + 1 :])) / spread if spread else 0.0
         for i, each in enumerate(returns)
@@ -51,13 +70,22 @@ def test_it_matches_its_equation_for_any_row_order(group, gamma, random):
 def test_without_a_discount_it_is_grpo_over_rollouts(group):
     """GRPO leaves the own rollout in its mean: a factor of n / (n - 1)."""
     rows = table(*zip(*group, strict=True))
-    grpo = advantages(rows, "grpo", cross_steps=False, epsilon=0.0 if len({s for _, s in group}) > 1 else 1e-6)
+    grpo = advantages(
+        rows,
+        "grpo",
+        cross_steps=False,
+        epsilon=0.0 if len({s for _, s in group}) > 1 else 1e-6,
+    )
     factor = len(group) / (len(group) - 1)
     assert advantages(rows, gamma=1.0).to_list() == pytest.approx((grpo * factor).to_list(), abs=1e-12)
 
 
 @settings(max_examples=10, deadline=None)
-@given(st.lists(st.integers(1, 5), min_size=1, max_size=6), st.sampled_from([0.0, 0.1, 1.0, 10 / 3]), st.booleans())
+@given(
+    st.lists(st.integers(1, 5), min_size=1, max_size=6),
+    st.sampled_from([0.0, 0.1, 1.0, 10 / 3]),
+    st.booleans(),
+)
 def test_groups_of_equal_scores_have_advantages_of_exactly_0(lengths, score, valid):
     rows = table(lengths, [score] * len(lengths), valid)
     assert (advantages(rows, invalid_action_penalty=0.1) == 0).all()

@@ -19,26 +19,68 @@ from hgpo_envs.memory import Pair
 from hgpo_research.features.alfworld import CommandFeatures
 from hgpo_research.features.webshop import ShopFeatures
 from hgpo_research.features.words import WordFeatures
-from hgpo_research.policies.distributions import Distribution, known_policy, own_policy
+from hgpo_research.policies.distributions import (
+    Distribution,
+    OwnPolicy,
+    known_policy,
+)
 from hgpo_research.policies.softmax import SoftmaxOptions, SoftmaxPolicy
 from hgpo_train.policies.base import BatchPolicy, Request
 from hgpo_train.policies.registry import PolicyContext, make_policy
 from hgpo_train.policies.registry import own_policy as policy_of
 from hgpo_train.rollout.env_handle import open_env
 
-ENVIRONMENTS = {"ALFWorld": "HGPO/ALFWorld-v0", "WebShop": "HGPO/WebShop-v0"}
-SPECS = ("random", "outdated", "expert", "softmax", "mixture:explorer=2,outdated=1,softmax=1")
+ENVIRONMENTS = {
+    "ALFWorld": "HGPO/ALFWorld-v0",
+    "WebShop": "HGPO/WebShop-v0",
+}
+SPECS = (
+    "random",
+    "outdated",
+    "expert",
+    "softmax",
+    "mixture:explorer=2,outdated=1,softmax=1",
+)
 FORMATS = ("command", "response", "number")
 
 
-def request(seed=0, *, step=0, slot=0, text="here", actions=("a", "b", "c"), instruction="find a red shoe", history=()):
+def request(
+    seed=0,
+    *,
+    step=0,
+    slot=0,
+    text="here",
+    actions=("a", "b", "c"),
+    instruction="find a red shoe",
+    history=(),
+):
     task = Task("t", "train", instruction, "kind")
-    return Request(seed, "", seed, slot, step, task, State(text, actions), None, lambda _: "", lambda: history)
+    return Request(
+        seed,
+        "",
+        seed,
+        slot,
+        step,
+        task,
+        State(text, actions),
+        None,
+        lambda _: "",
+        lambda: history,
+    )
 
 
 def of_episode(episode, seed=0, slot=0):
     return Request(
-        *(seed, "", seed, slot, episode.steps_taken, episode.task, episode.state, episode.engine),
+        *(
+            seed,
+            "",
+            seed,
+            slot,
+            episode.steps_taken,
+            episode.task,
+            episode.state,
+            episode.engine,
+        ),
         *(episode.prompt, episode.history),
     )
 
@@ -74,7 +116,12 @@ def chi_squared(counts, expected):
     rare = expected < 5
     merged = [(counts[~rare], expected[~rare])]
     if rare.any():
-        merged.append((counts[rare].sum(keepdims=True), expected[rare].sum(keepdims=True)))
+        merged.append(
+            (
+                counts[rare].sum(keepdims=True),
+                expected[rare].sum(keepdims=True),
+            )
+        )
     observed, wanted = (np.concatenate(parts) for parts in zip(*merged, strict=True))
     degrees = len(wanted) - 1
     statistic = ((observed - wanted) ** 2 / wanted).sum()
@@ -82,8 +129,16 @@ def chi_squared(counts, expected):
 
 
 def test_distributions_draw_by_their_probabilities():
-    coin = Distribution(("never", "heads", "tails", "nor this"), np.array([0.0, 0.25, 0.75, 0.0]))
-    assert [coin.draw(u) for u in (0.0, 0.2499, 0.2501, 1 - 2**-53)] == ["heads", "heads", "tails", "tails"]
+    coin = Distribution(
+        ("never", "heads", "tails", "nor this"),
+        np.array([0.0, 0.25, 0.75, 0.0]),
+    )
+    assert [coin.draw(u) for u in (0.0, 0.2499, 0.2501, 1 - 2**-53)] == [
+        "heads",
+        "heads",
+        "tails",
+        "tails",
+    ]
 
 
 @given(
@@ -100,7 +155,8 @@ def test_nothing_of_probability_0_is_drawn(weights, uniform):
 @pytest.mark.parametrize("spec", SPECS)
 def test_distributions_are_those_of_the_replies(benchmark, spec):
     """Replies along some episodes have positive probability."""
-    stated, played = known(spec, benchmark), policy(spec, benchmark)
+    stated = known(spec, benchmark)
+    played = policy(spec, benchmark)
     for number, episode in enumerate(episodes(benchmark, 2)):
         while not episode.done and episode.steps_taken < 8:
             now = of_episode(episode, seed=1000 * number + episode.steps_taken)
@@ -112,23 +168,24 @@ def test_distributions_are_those_of_the_replies(benchmark, spec):
             episode.act(reply)
 
 
-@pytest.mark.parametrize("spec", ["outdated", "mixture:random=1,softmax=2"])
-def test_replies_have_the_stated_frequencies(spec):
-    options = {"temperature": 2.0} if spec == "softmax" else {}
-    made, stated = policy(spec, **options), known(spec, **options)
-    draws = 3000
-    past = request(0, actions=("a", "search[<your query>]", "wait", "go"))
-    made.respond([past])  # outdated draws from these
-    stated.observe(past)
-    asked = [
-        request(seed, step=1, actions=("a", "search[<your query>]"), instruction="a red shoe") for seed in range(draws)
-    ]
-    (distribution,) = stated.distributions(asked[:1])
+def has_frequencies(made, asked, distribution):
     replies = Counter(reply.response for reply in made.respond(asked))
     counts = np.array([replies.pop(response, 0) for response in distribution.responses])
     assert not replies  # every reply is among the responses
-    statistic, bound = chi_squared(counts, draws * distribution.probabilities)
+    statistic, bound = chi_squared(counts, len(asked) * distribution.probabilities)
     assert statistic < bound
+
+
+@pytest.mark.parametrize("spec", ["outdated", "mixture:random=1,softmax=2"])
+def test_replies_have_the_stated_frequencies(spec):
+    made = policy(spec)
+    stated = known(spec)
+    past = request(0, actions=("a", "search[<your query>]", "wait", "go"))
+    made.respond([past])  # outdated draws from these
+    stated.observe(past)
+    actions = ("a", "search[<your query>]")
+    asked = [request(seed, step=1, actions=actions, instruction="a red shoe") for seed in range(3000)]
+    has_frequencies(made, asked, *stated.distributions(asked[:1]))
 
 
 @pytest.mark.parametrize("benchmark", ENVIRONMENTS)
@@ -136,19 +193,16 @@ def test_softmax_replies_have_the_stated_frequencies(benchmark):
     made = policy("softmax", benchmark, temperature=3.0)
     (episode,) = episodes(benchmark, 1)
     episode.act(made.respond([of_episode(episode)])[0].response)
-    (distribution,) = made.distributions([of_episode(episode)])
-    replies = Counter(reply.response for reply in made.respond([of_episode(episode, seed) for seed in range(6000)]))
-    counts = np.array([replies.pop(response, 0) for response in distribution.responses])
-    assert not replies
-    statistic, bound = chi_squared(counts, 6000 * distribution.probabilities)
-    assert statistic < bound
+    asked = [of_episode(episode, seed) for seed in range(6000)]
+    has_frequencies(made, asked, *made.distributions(asked[:1]))
 
 
 @pytest.mark.parametrize("benchmark", ENVIRONMENTS)
 @pytest.mark.parametrize("spec", ["expert", SPECS[-1]])
 def test_a_fork_continues_on_its_own(benchmark, spec):
     """A forked slot has the distributions of the original one from there on, and neither affects the other."""
-    stated, made = known(spec, benchmark), policy(spec, benchmark)
+    stated = known(spec, benchmark)
+    made = policy(spec, benchmark)
     for episode, twin in zip(episodes(benchmark, 3), episodes(benchmark, 3), strict=True):
         for _ in range(4):
             now = of_episode(episode, episode.steps_taken)
@@ -168,7 +222,10 @@ def test_a_fork_continues_on_its_own(benchmark, spec):
         for wanted in expected:
             now = of_episode(episode, episode.steps_taken)
             (found,) = stated.distributions([now])
-            assert (found.responses, found.probabilities.tolist()) == (wanted.responses, wanted.probabilities.tolist())
+            assert (found.responses, found.probabilities.tolist()) == (
+                wanted.responses,
+                wanted.probabilities.tolist(),
+            )
             stated.observe(now)
             episode.act(wanted.responses[0])
 
@@ -181,13 +238,20 @@ def test_policies_without_known_probabilities_are_refused():
             return ["a" for _ in requests]
 
     for given_policy in (policy_of(lambda asked: "a"), Other()):
-        with pytest.raises(InputError, match=r"action probabilities are known: random, .*softmax, transformers"):
-            own_policy(given_policy)
+        with pytest.raises(
+            InputError,
+            match=r"action probabilities are known: random, .*softmax, transformers",
+        ):
+            OwnPolicy(given_policy)
 
 
 def test_mixtures_have_the_properties_of_their_parts():
     mixed = known("mixture:random=1,softmax=1")
-    assert (mixed.memoryless, mixed.history_read, mixed.prompt_read) == (True, None, False)
+    assert (mixed.memoryless, mixed.history_read, mixed.prompt_read) == (
+        True,
+        None,
+        False,
+    )
     assert not known("mixture:random=1,outdated=1").memoryless
 
 
@@ -202,11 +266,23 @@ def test_the_history_of_a_request_is_what_the_prompt_shows():
         episode.act(episode.state.actions[step])
 
 
-# ----------------------------------------------------------------------------------------------------------- softmax
+# Softmax
 
 FEATURES = (WordFeatures, CommandFeatures, ShopFeatures)
-COMMANDS = ("look", "go to shelf 1", "take mug 1 from shelf 2", "move mug 1 to shelf 1", "examine mug 1")
-CLICKS = ("search[<your query>]", "click[buy now]", "click[next >]", "click[b01]", "click[red]")
+COMMANDS = (
+    "look",
+    "go to shelf 1",
+    "take mug 1 from shelf 2",
+    "move mug 1 to shelf 1",
+    "examine mug 1",
+)
+CLICKS = (
+    "search[<your query>]",
+    "click[buy now]",
+    "click[next >]",
+    "click[b01]",
+    "click[red]",
+)
 OBSERVATIONS = (
     "On the shelf 2, you see a mug 1.",
     "You clean the mug 1 using the sinkbasin 1.",
@@ -217,39 +293,67 @@ TEXTS = SOME | st.text(max_size=12)
 HISTORIES = st.lists(st.builds(Pair, st.just(1), TEXTS, TEXTS), max_size=4)
 
 
-@given(st.sampled_from(FEATURES), TEXTS, TEXTS, st.lists(TEXTS, max_size=6), HISTORIES, st.sampled_from(FORMATS))
+@given(
+    st.sampled_from(FEATURES),
+    TEXTS,
+    TEXTS,
+    st.lists(TEXTS, max_size=6),
+    HISTORIES,
+    st.sampled_from(FORMATS),
+)
 def test_softmax_answers_anything(features, instruction, text, actions, history, action_format):
     made = SoftmaxPolicy(features(), action_format, SoftmaxOptions())
-    now = request(instruction=instruction, text=text, actions=tuple(actions), history=tuple(history))
+    now = request(
+        instruction=instruction,
+        text=text,
+        actions=tuple(actions),
+        history=tuple(history),
+    )
     (distribution,) = made.distributions([now])
     right(distribution)
     assert distribution.probabilities.min() > 0
     assert made.respond([now])[0].response in distribution.responses
 
 
-@given(st.sampled_from(FEATURES), TEXTS, TEXTS, st.lists(TEXTS, max_size=6, unique=True), HISTORIES, st.integers(0, 3))
+@given(
+    st.sampled_from(FEATURES),
+    TEXTS,
+    TEXTS,
+    st.lists(TEXTS, max_size=6, unique=True),
+    HISTORIES,
+    st.integers(0, 3),
+)
 def test_softmax_reads_its_memory_and_no_more(features, instruction, text, actions, history, memory):
-    made = SoftmaxPolicy(features(), "command", SoftmaxOptions(memory=memory))
-    whole, cut, renumbered = (
-        made.distributions([request(instruction=instruction, text=text, actions=tuple(actions), history=tuple(pairs))])[
-            0
-        ]
-        for pairs in (history, history[max(0, len(history) - memory) :], [Pair(9, *pair[1:]) for pair in history])
-    )
-    again = SoftmaxPolicy(features(), "command", SoftmaxOptions(memory=memory))
-    (fresh,) = again.distributions(
-        [request(instruction=instruction, text=text, actions=tuple(actions), history=tuple(history))]
-    )
-    for other in (cut, renumbered, fresh):
-        assert other.responses == whole.responses
-        assert other.probabilities.tolist() == whole.probabilities.tolist()
+    made, again = (SoftmaxPolicy(features(), "command", SoftmaxOptions(memory=memory)) for _ in range(2))
+
+    def found(policy, pairs):
+        now = request(
+            instruction=instruction,
+            text=text,
+            actions=tuple(actions),
+            history=tuple(pairs),
+        )
+        (distribution,) = policy.distributions([now])
+        return distribution.responses, distribution.probabilities.tolist()
+
+    whole = found(made, history)
+    assert found(made, history[max(0, len(history) - memory) :]) == whole
+    assert found(made, [Pair(9, *pair[1:]) for pair in history]) == whole
+    assert found(again, history) == whole
 
 
-@given(st.sampled_from(FEATURES), TEXTS, TEXTS, st.lists(TEXTS, max_size=6, unique=True), HISTORIES)
+@given(
+    st.sampled_from(FEATURES),
+    TEXTS,
+    TEXTS,
+    st.lists(TEXTS, max_size=6, unique=True),
+    HISTORIES,
+)
 def test_changes_are_of_choices_and_an_empty_history_changes_nothing(features, instruction, text, actions, history):
     made = features()
     state = made.read(instruction, text, tuple(actions))
-    choices, changes = state.choices, state.changes(history)
+    choices = state.choices
+    changes = state.changes(history)
     assert changes.keys() <= choices.keys()
     assert {name for values in (*choices.values(), *changes.values()) for name in values} <= made.weights.keys()
     assert all(choices[choice] == values for choice, values in state.changes(()).items())
@@ -275,13 +379,25 @@ def test_softmax_means_the_same_in_all_formats(benchmark):
 
 def test_softmax_sees_nothing_but_the_prompt():
     """Neither the engine nor the extra information of a state changes a distribution."""
-    made, blind = policy("softmax", "WebShop"), policy("softmax", "WebShop")
+    made = policy("softmax", "WebShop")
+    blind = policy("softmax", "WebShop")
     for episode in episodes("WebShop", 2):
         for seed in range(4):
             now = of_episode(episode, seed)
             task = Task("other", "other", now.task.instruction, "other")
             state = State(now.state.text, now.state.actions)
-            less = Request(0, "", seed, 3, 9, task, state, None, lambda _: "", now.read_history)
+            less = Request(
+                0,
+                "",
+                seed,
+                3,
+                9,
+                task,
+                state,
+                None,
+                lambda _: "",
+                now.read_history,
+            )
             assert (
                 made.distributions([now])[0].probabilities.tolist()
                 == blind.distributions([less])[0].probabilities.tolist()
@@ -302,7 +418,11 @@ def test_softmax_probabilities_by_hand():
 
 def test_softmax_options():
     without = policy("softmax", invalid=0.0)
-    assert without.distributions([request()])[0].responses == ("a", "b", "c")
+    assert without.distributions([request()])[0].responses == (
+        "a",
+        "b",
+        "c",
+    )
     assert without.distributions([request(actions=())])[0].probabilities.tolist() == [1.0]
     greedy = policy("softmax", temperature=1e-6).distributions([request()])[0]
     assert greedy.probabilities.max() == pytest.approx(1.0)
@@ -327,7 +447,9 @@ def test_wrong_options_are_refused(options, line):
         policy("softmax:2")
 
 
-def test_softmax_writes_the_same_table_with_any_number_of_environments(tmp_path):
+def test_softmax_writes_the_same_table_with_any_number_of_environments(
+    tmp_path,
+):
     tables = [
         hgpo.collect(
             "HGPO/WebShop-v0", "softmax", tmp_path / str(slots), tasks=3, group_size=4, slots=slots,
@@ -338,16 +460,17 @@ def test_softmax_writes_the_same_table_with_any_number_of_environments(tmp_path)
     assert tables[0].steps.collect().drop("run").equals(tables[1].steps.collect().drop("run"))
 
 
-def test_the_house_of_doors_has_the_features_of_words():
-    assert DoorsSource().name == "Doors"
-    assert isinstance(policy("softmax")._features, WordFeatures)
-
-
 @pytest.mark.parametrize("spec", ["random", "outdated", "softmax"])
 def test_responses_have_the_form_of_the_specification(spec, monkeypatch):
     boxed = EnvironmentSpec(
-        id="Test/Boxed-v0", source=DoorsSource, format_response=lambda action: f"\\boxed{{{action}}}"
+        id="Test/Boxed-v0",
+        source=DoorsSource,
+        format_response=lambda action: f"\\boxed{{{action}}}",
     )
     monkeypatch.setitem(environment_spec._added, boxed.id, boxed)
     (found,) = known(spec, "Boxed", "response").distributions([request()])
-    assert set(found.responses) >= {"\\boxed{a}", "\\boxed{b}", "\\boxed{c}"}
+    assert set(found.responses) >= {
+        "\\boxed{a}",
+        "\\boxed{b}",
+        "\\boxed{c}",
+    }

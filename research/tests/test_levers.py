@@ -11,7 +11,8 @@ from hgpo_research.two_ways import COLOURS, SPINS, TwoWays
 
 def test_only_the_door_of_the_lever_opens():
     engine = Levers(levers=3, corridors=1).engine()
-    texts, wins = set(), 0
+    texts = set()
+    wins = 0
     for lever in (1, 2, 3):
         for door in (1, 2, 3):
             engine.start("train-4")
@@ -31,7 +32,13 @@ def test_only_the_door_of_the_lever_opens():
 def test_logits_that_read_enough_of_the_past_know_the_lever(reads, contexts):
     options = {"levers": 3, "corridors": 1}
     policy = {"skill": 0.0, "memory": 0, "invalid": 0.0}
-    tasks, _ = compile_tasks("hgpo_research.levers:LEVERS", options, policy, ["train-4"], reads=reads)
+    tasks, _ = compile_tasks(
+        "hgpo_research.levers:LEVERS",
+        options,
+        policy,
+        ["train-4"],
+        reads=reads,
+    )
     (graph,) = tasks.graphs
     assert graph.close(300)
     doors = [node for node in range(graph.graph.nodes) if graph.graph.text(node) == "A room with 3 doors."]

@@ -16,6 +16,14 @@ NOTEBOOK = ROOT / "research/notebooks/what_learns.py"
 def test_the_notebook_runs(tmp_path, command):
     pytest.importorskip("marimo")
     pytest.importorskip("altair")
-    environment = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT}/datasets:{ROOT}/research", "TMPDIR": str(tmp_path)}
-    done = subprocess.run([sys.executable, *command, NOTEBOOK], env=environment, capture_output=True, text=True)
+    environment = os.environ | {
+        "PYTHONPATH": f"{ROOT}:{ROOT}/datasets:{ROOT}/research",
+        "TMPDIR": str(tmp_path),
+    }
+    done = subprocess.run(
+        [sys.executable, *command, NOTEBOOK],
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stdout + done.stderr

@@ -37,7 +37,8 @@ def discounted(rows, gamma, penalty, penalty_at="return", returns="per_step"):
         reward = {i: f32(rows[i]["reward"]) for i in members}
         if penalty_at == "reward":
             reward = {i: reward[i] - f32(invalid(rows, i, penalty)) for i in members}
-        total, running = sum(reward[i] for i in members), 0.0
+        total = sum(reward[i] for i in members)
+        running = 0.0
         for left, i in enumerate(reversed(members)):
             running = reward[i] + gamma * running
             result[i] = f32(gamma**left * total if returns == "from_end" else running)
@@ -78,8 +79,12 @@ class Rollouts:
         tasks = defaultdict(list)
         for i, row in enumerate(rows):
             tasks[row["task"]].append(i)
-        self.rows, self.steps = rows, []
-        for groups in [tasks, *(histories(rows, k, actions) for k in range(history_length + 1))]:
+        self.rows = rows
+        self.steps = []
+        for groups in [
+            tasks,
+            *(histories(rows, k, actions) for k in range(history_length + 1)),
+        ]:
             of = {i: members for members in groups.values() for i in members}
             self.steps.append(
                 [
@@ -100,7 +105,8 @@ class Rollouts:
         def far(k, i):
             return float((Fraction(value[i]) - self.mean(k, i, value)) ** 2) * self.count(k, i) / (self.count(k, i) + 1)
 
-        within, explained = [], []
+        within = []
+        explained = []
         for k, steps in enumerate(self.steps):
             shared = [i for i, members in enumerate(steps) if members]
             gains = [far(k - 1, i) - far(k, i) for i in shared] if k else []
@@ -131,13 +137,20 @@ def shrinkage_gae(rows, history_length=2, context="states", gae_lambda=None, lea
     others = Rollouts(rows, history_length, context == "states_actions", own=False)
     known = others if leave_one_out else Rollouts(rows, history_length, context == "states_actions", own=True)
     within, explained = others.variances(plain)
-    noise = next((variance for variance in reversed(within) if variance is not None), 0.0)
-    value, baseline, trust = {}, {}, {}
+    noise = next(
+        (variance for variance in reversed(within) if variance is not None),
+        0.0,
+    )
+    value = {}
+    baseline = {}
+    trust = {}
     for i in plain:
         if others.steps[0][i]:
             value[i], baseline[i], error = shrunk_values(known, i, (plain, compared), within, explained)
         else:  # a single rollout: nothing is compared
-            value[i], baseline[i], error = plain[i], compared[i], sum(explained)
+            value[i] = plain[i]
+            baseline[i] = compared[i]
+            error = sum(explained)
         trust[i] = error / (error + noise) if error + noise > 0 else 1.0
         trust[i] = trust[i] if gae_lambda is None else gae_lambda
     result = {}
@@ -189,7 +202,10 @@ def agree(rows, name, want, **parameters):
     got = compute(pl.DataFrame(rows), name, **parameters).collect()["advantage"]
     size = max(1.0, *(abs(row["reward"]) for row in rows))
     for i, value in enumerate(got):
-        assert value == pytest.approx(want[i], rel=1e-9, abs=1e-9 * size), (i, rows[i])
+        assert value == pytest.approx(want[i], rel=1e-9, abs=1e-9 * size), (
+            i,
+            rows[i],
+        )
 
 
 @pytest.mark.slow
@@ -197,7 +213,16 @@ def agree(rows, name, want, **parameters):
 @given(tables(), st.integers(0, 3), st.sampled_from(["states", "states_actions"]), st.sampled_from([None, 0.0, 0.5]),
        st.sampled_from(["return", "reward"]), st.sampled_from(["per_step", "from_end"]),
        st.sampled_from([0.0, 0.1]), st.booleans())  # fmt: skip
-def test_shrinkage_gae_matches_its_formulas(rows, depth, context, gae_lambda, penalty_at, returns, penalty, leave_out):
+def test_shrinkage_gae_matches_its_formulas(
+    rows,
+    depth,
+    context,
+    gae_lambda,
+    penalty_at,
+    returns,
+    penalty,
+    leave_out,
+):
     p = {
         "history_length": depth,
         "context": context,
@@ -206,7 +231,11 @@ def test_shrinkage_gae_matches_its_formulas(rows, depth, context, gae_lambda, pe
         "returns": returns,
         "reward_scale": 1.0,
     }
-    want = shrinkage_gae(rows, penalty=penalty, **{name: value for name, value in p.items() if name != "reward_scale"})
+    want = shrinkage_gae(
+        rows,
+        penalty=penalty,
+        **{name: value for name, value in p.items() if name != "reward_scale"},
+    )
     agree(rows, "shrinkage_gae", want, invalid_action_penalty=penalty, **p)
 
 
@@ -214,7 +243,12 @@ def test_shrinkage_gae_matches_its_formulas(rows, depth, context, gae_lambda, pe
 @given(tables(), st.integers(0, 2))
 def test_shrinkage_gae_without_bootstrapping_is_a_return_minus_a_value(rows, depth):
     """With λ = 1 rewards after the step only count through its return, and in equal returns there is no advantage."""
-    p = {"history_length": depth, "gae_lambda": 1.0, "invalid_action_penalty": 0.0, "reward_scale": 1.0}
+    p = {
+        "history_length": depth,
+        "gae_lambda": 1.0,
+        "invalid_action_penalty": 0.0,
+        "reward_scale": 1.0,
+    }
     found = compute(pl.DataFrame(rows), "shrinkage_gae", details=True, **p).collect()
     value = discounted(rows, 0.95, 0.0)
     size = max(1.0, *(abs(row["reward"]) for row in rows))

@@ -30,14 +30,35 @@ def test_queries_are_the_first_words_of_the_instruction():
         "search[red cotton socks size small]",
     ]
     assert found["search[red cotton]"] == {"query": 0.4}
-    again = features("'Search'", ("search[<your query>]",), ("'Search'", "search[red]"), ("'Search'", "search[socks]"))
+    again = features(
+        "'Search'",
+        ("search[<your query>]",),
+        ("'Search'", "search[red]"),
+        ("'Search'", "search[socks]"),
+    )
     assert again["search[red]"] == {"query": 0.2, "repeated": 1.0}
 
 
 RESULTS = page(
-    "Back to Search", "Next >", "B01", "red socks", "$9.00", "B02", "blue socks", "$8.00", "B03", "red hat", "$30.00"
+    "Back to Search",
+    "Next >",
+    "B01",
+    "red socks",
+    "$9.00",
+    "B02",
+    "blue socks",
+    "$8.00",
+    "B03",
+    "red hat",
+    "$30.00",
 )
-ON_RESULTS = ("click[back to search]", "click[next >]", "click[b01]", "click[b02]", "click[b03]")
+ON_RESULTS = (
+    "click[back to search]",
+    "click[next >]",
+    "click[b01]",
+    "click[b02]",
+    "click[b03]",
+)
 
 
 def test_results_are_worth_their_title_and_price():
@@ -65,7 +86,12 @@ ITEM = page(
     "Buy Now",
 )
 ON_ITEM = (
-    *("click[back to search]", "click[< prev]", "click[description]", "click[buy now]"),
+    *(
+        "click[back to search]",
+        "click[< prev]",
+        "click[description]",
+        "click[buy now]",
+    ),
     *("click[red]", "click[blue]", "click[small]", "click[large]"),
 )
 
@@ -75,26 +101,55 @@ def test_options_are_chosen_once_while_the_history_shows_it():
     assert found["click[red]"] == found["click[small]"] == {"named": 1.0}
     assert found["click[blue]"] == found["click[large]"] == {"other_value": 1.0}
     assert found["click[description]"] == {"tab": 1.0}
-    assert found["click[buy now]"] == {"buy": 1.0, "unchosen": 2.0, "fit": 1.0, "dear": 0.0}
+    assert found["click[buy now]"] == {
+        "buy": 1.0,
+        "unchosen": 2.0,
+        "fit": 1.0,
+        "dear": 0.0,
+    }
     chosen = features(ITEM, ON_ITEM, (RESULTS, "click[b01]"), (ITEM, "click[red]"))
     assert chosen["click[red]"] == {"named": 1.0, "repeated": 1.0}
     assert chosen["click[buy now]"]["unchosen"] == 1.0
-    both = features(ITEM, ON_ITEM, (ITEM, "click[red]"), (ITEM, "click[small]"), (ITEM, "click[red]"))
+    both = features(
+        ITEM,
+        ON_ITEM,
+        (ITEM, "click[red]"),
+        (ITEM, "click[small]"),
+        (ITEM, "click[red]"),
+    )
     assert both["click[buy now]"]["unchosen"] == 0.0
     assert both["click[red]"]["repeated"] == 2.0
 
 
 def test_rich_pages_show_the_chosen_options():
-    lines = ("You have clicked red.", "color", "[clicked button] red [clicked button_]", "[button] blue [button_]")
-    text = "\n".join([*lines, "cotton socks", "Price: $9.00", "[button] Buy Now [button_]"])
+    lines = (
+        "You have clicked red.",
+        "color",
+        "[clicked button] red [clicked button_]",
+        "[button] blue [button_]",
+    )
+    text = "\n".join(
+        [
+            *lines,
+            "cotton socks",
+            "Price: $9.00",
+            "[button] Buy Now [button_]",
+        ]
+    )
     found = features(text, ("click[buy now]", "click[red]", "click[blue]"))
     assert found["click[red]"] == {"named": 1.0, "repeated": 1.0}
     assert found["click[buy now]"]["unchosen"] == 0.0
 
 
 def test_tabs_lead_back_to_the_product():
-    found = features(page("Back to Search", "< Prev", "warm"), ("click[back to search]", "click[< prev]"))
-    assert found == {"click[back to search]": {"leave": 1.0}, "click[< prev]": {"return": 1.0}}
+    found = features(
+        page("Back to Search", "< Prev", "warm"),
+        ("click[back to search]", "click[< prev]"),
+    )
+    assert found == {
+        "click[back to search]": {"leave": 1.0},
+        "click[< prev]": {"return": 1.0},
+    }
 
 
 def test_dear_products_are_shown_by_their_price():

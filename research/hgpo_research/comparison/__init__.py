@@ -14,7 +14,10 @@ read the result.
 
 from __future__ import annotations
 
-from hgpo_research.comparison.comparison import Comparison, compare_estimators
+from hgpo_research.comparison.comparison import (
+    Comparison,
+    compare_estimators,
+)
 from hgpo_train.advantages.variants import Variant, read_variants
 
 __all__ = ["Comparison", "Variant", "compare_estimators", "read_variants"]

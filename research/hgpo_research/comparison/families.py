@@ -21,9 +21,7 @@ from hgpo_train.resampling import LEVEL, student_value
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from numpy.typing import NDArray
-
-    Floats = NDArray[np.float64]
+    from hgpo_research.arrays import Floats
 
 
 class Intervals(NamedTuple):
@@ -54,21 +52,34 @@ def intervals(values: Floats, draws: Floats, tasks: int) -> Intervals:
     """Return the intervals of a family of numbers.
 
     Args:
-        values: The numbers, of any shape; NaN where there is none.
-        draws: The same numbers of every resample, of shape (resamples, *shape).
+        values: The numbers, of shape (numbers,); NaN where there is none.
+        draws: The same numbers of every resample, of shape (resamples, numbers).
         tasks: Number of tasks.
     """
     low, high = percentile_bounds(values, draws, tasks)
-    known, size = np.isfinite(low), np.abs(values)
+    known = np.isfinite(low)
+    size = np.abs(values)
     adjusted = np.where(known & (values == 0), 1.0, np.nan)
     with np.errstate(all="ignore"):
-        filled = np.where(known, np.where(np.isfinite(draws), draws, values), 0.0)
+        filled = np.where(
+            known,
+            np.where(np.isfinite(draws), draws, values),
+            0.0,
+        )
         deviation = filled.std(0)
+        # A number whose resamples differ by rounding alone has the interval of its percentiles, and no t.
         varies = known & (deviation > 1e-12 * np.where(known, np.maximum(size, 1e-300), 1.0))
         if not varies.any():
             return Intervals(low, high, low, high, adjusted)
         t = np.abs(filled - np.where(known, values, 0.0))[:, varies] / deviation[varies]
-        largest = student_value(t.reshape(len(t), -1).max(1), tasks - 1) * np.sqrt(tasks / (tasks - 1))
+        # The largest t of each resample, widened for few tasks.
+        largest = student_value(t.max(1), tasks - 1) * np.sqrt(tasks / (tasks - 1))
         half = np.quantile(largest, LEVEL) * deviation
-        adjusted[varies] = (1 + (largest[:, None] >= (size / deviation)[varies][None]).sum(0)) / (1 + len(largest))
-    return Intervals(low, high, np.where(varies, values - half, low), np.where(varies, values + half, high), adjusted)
+        adjusted[varies] = (1 + (largest[:, None] >= (size / deviation)[varies]).sum(0)) / (1 + len(largest))
+    return Intervals(
+        low,
+        high,
+        np.where(varies, values - half, low),
+        np.where(varies, values + half, high),
+        adjusted,
+    )

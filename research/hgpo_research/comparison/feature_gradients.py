@@ -18,8 +18,8 @@ from hgpo_research.comparison.row_gradients import RowGradients, fisher_of
 from hgpo_train.policies.base import Request
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
+    from hgpo_research.arrays import Floats
+    from hgpo_research.comparison.row_gradients import Sketches
     from hgpo_research.policies.softmax import SoftmaxPolicy
 
 
@@ -32,27 +32,59 @@ def feature_gradients(steps: pl.LazyFrame, policy: SoftmaxPolicy, history_length
         policy: The policy that played the run.
         history_length: The number of past steps that the prompts show.
     """
-    names = ("trajectory", "step", "task", "state", "admissible_actions", "action", "response")
+    names = (
+        "trajectory",
+        "step",
+        "task",
+        "state",
+        "admissible_actions",
+        "action",
+        "response",
+    )
     table = steps.select(names).sort("trajectory", "step").collect()
     rows: list[tuple[str, int, int]] = []
-    vectors: list[NDArray[np.float64]] = []
-    choices: list[tuple[NDArray[np.float64], NDArray[np.float64]]] = []
+    vectors: list[Floats] = []
+    choices: list[tuple[Floats, Floats]] = []  # probabilities and features of the responses
     past: list[Pair] = []
-    for trajectory, step, task, text, actions, action, response in table.iter_rows():
-        past = past if step else []
-        shown = tuple(past[max(0, len(past) - history_length) :])
-        state = State(text, actions)
-        now = Request(0, "", 0, 0, step, Task("", "", task, ""), state, None, lambda _: "", partial(tuple, shown))
-        (distribution,), features = policy.distributions([now]), policy.features(now)
+    for (
+        trajectory,
+        step,
+        task,
+        text,
+        actions,
+        action,
+        response,
+    ) in table.iter_rows():
+        if step == 0:
+            past = []
+        # The policy is asked again with what its prompt showed.
+        shown = past[max(0, len(past) - history_length) :]
+        now = Request(
+            id=0,
+            prompt="",
+            seed=0,
+            slot=0,
+            step=step,
+            task=Task("", "", task, ""),
+            state=State(text, actions),
+            engine=None,
+            with_shorter_history=lambda _: "",
+            read_history=partial(tuple, shown),
+        )
+        (distribution,) = policy.distributions([now])
+        features = policy.features(now)
         if response in distribution.responses:
             chosen = features[distribution.responses.index(response)]
             rows.append((trajectory, step, len(rows)))
             vectors.append(chosen - distribution.probabilities @ features)
             choices.append((distribution.probabilities, features))
         past.append(Pair(step + 1, text, action))
+
+    def changes(directions: Sketches, number: int) -> tuple[Floats, Floats]:
+        probabilities, features = choices[number]
+        return probabilities, features @ directions.T
+
     gradients = np.array(vectors, np.float32)
-    keys = pl.DataFrame(rows, schema=["trajectory", "step", "sketch"], orient="row").with_columns(
-        pl.col("step").cast(table.schema["step"])
-    )
-    fisher = fisher_of(lambda directions, number: (choices[number][0], choices[number][1] @ directions.T))
-    return RowGradients(keys, gradients, gradients.shape[1], 0.0, fisher)
+    keys = pl.DataFrame(rows, ["trajectory", "step", "sketch"], orient="row")
+    keys = keys.with_columns(pl.col("step").cast(table.schema["step"]))
+    return RowGradients(keys, gradients, gradients.shape[1], 0.0, fisher_of(changes))

@@ -38,10 +38,15 @@ import numpy as np
 import polars as pl
 
 from hgpo_envs.errors import InputError
-from hgpo_research.comparison.inputs import aborted_rows
+from hgpo_research.comparison.inputs import complete_rollouts, ranks
 from hgpo_research.comparison.row_gradients import RowGradients, fisher_of
 from hgpo_research.random_numbers import subkey
-from hgpo_train.advantages.input_columns import batch_keys, group_keys, prepare, row_keys
+from hgpo_train.advantages.input_columns import (
+    batch_keys,
+    group_keys,
+    prepare,
+    row_keys,
+)
 from hgpo_train.advantages.parameters import Parameters
 from hgpo_train.advantages.registry import compute_many
 from hgpo_train.resampling import LEVEL, student_quantile
@@ -49,17 +54,18 @@ from hgpo_train.resampling import LEVEL, student_quantile
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from numpy.typing import NDArray
-
+    from hgpo_research.arrays import Booleans, Floats, Integers
     from hgpo_train.advantages.variants import Variant
-
-    Floats = NDArray[np.float64]
-    Integers = NDArray[np.int64]
 
 TRUTH: Final = "true advantages"
 """The name of the true advantages among those of estimators."""
 
-SUCCESS: Final = Parameters(reward="success", reward_scale=1.0, gamma=1.0, invalid_action_penalty=0.0)
+SUCCESS: Final = Parameters(
+    reward="success",
+    reward_scale=1.0,
+    gamma=1.0,
+    invalid_action_penalty=0.0,
+)
 """Undiscounted success."""
 
 _TRUTHS: Final = {
@@ -70,7 +76,7 @@ _TRUTHS: Final = {
 """The columns of a truth table that are read, under the names that they get."""
 
 _MANY: Final = 1_000_000
-"""The largest number of batches that is told."""
+"""The largest number of batches that is printed."""
 
 FEWEST_GROUPS: Final = 5
 """The fewest groups with both outcomes for an interval."""
@@ -91,7 +97,7 @@ class Gains:
             null if there is none.
         differences: One row per pair, `first` before `second` in that order: `value`, its interval `low`, `high`, and
             `batches`: how many batches would tell them apart if the difference seen is the true one; null if it is
-            told already, or without intervals.
+            significant already, or without intervals.
         batches: The number of batches.
         groups: The number of groups in all batches.
         informative: The number of those whose rollouts have both outcomes.
@@ -133,21 +139,42 @@ def cross_validated_gain(
     Raises:
         InputError: A column is missing, or groups are too small.
     """
-    held = held_out(steps, variants, gradients, truth=truth, folds=folds, progress=progress)
-    names = [*(variant.name for variant in variants), *([TRUTH] if truth is not None else [])]
+    held = held_out(
+        steps,
+        variants,
+        gradients,
+        truth=truth,
+        folds=folds,
+        progress=progress,
+    )
+    names = [
+        *(variant.name for variant in variants),
+        *([TRUTH] if truth is not None else []),
+    ]
     return summed(held, names, kl)
 
 
 def summed(held: Sequence[HeldOut], names: Sequence[str], kl: float) -> Gains:
     """Return the gains of held-out parts; see `cross_validated_gain`."""
-    batches = max(part.batch for part in held) + 1
-    groups = np.zeros((len(names), 1 + max(int(part.group.max()) for part in held if len(part.group))))
+    count = 1 + max(int(part.group.max()) for part in held if len(part.group))
+    groups = np.zeros((len(names), count))
     bound = np.zeros((len(names), len(names)))
+    # A group's parts of all folds are one number: the folds of a group are not independent.
     for part in held:
         np.add.at(groups.T, part.group, part.slopes * part.against / part.rollouts)
         bound += part.bound / part.rollouts**2
+    rows, differences, informative = _compared(names, np.sqrt(2 * kl) * groups, 2 * kl * bound, held[-1].batch + 1)
+    # Each batch is counted once a fold.
     rollouts = sum(part.rollouts for part in held) / len(held)
-    return _gains(names, np.sqrt(2 * kl) * groups, 2 * kl * bound, batches, rollouts, kl)
+    return Gains(
+        rows,
+        differences,
+        held[-1].batch + 1,
+        count,
+        informative,
+        rollouts,
+        kl,
+    )
 
 
 @dataclass(frozen=True)
@@ -192,44 +219,56 @@ def held_out(
     """
     table, success = _read(steps, variants, gradients, truth)
     keys = group_keys(table.columns)
-    order = pl.col("trajectory").rank("dense").over(keys).cast(pl.Int64) - 1
-    fold = table.select(order % folds).to_series().to_numpy()
+    batches = batch_keys(table.columns)
     least = int(str(table.group_by(keys).agg(pl.col("trajectory").n_unique())["trajectory"].min()))
     if folds < 2 or least < 2 * folds:
         raise InputError(f"--folds: expected 2 to half of a group's {least} rollouts, received {folds}")
-    group, batch = (
-        table.select(pl.struct(names).rank("dense").cast(pl.Int64) - 1).to_series().to_numpy() if names else zeros
-        for zeros in [np.zeros(table.height, np.int64)]
-        for names in (keys, batch_keys(table.columns))
+    numbers = table.select(
+        fold=(pl.col("trajectory").rank("dense").over(keys).cast(pl.Int64) - 1) % folds,
+        group=ranks(keys),
+        batch=ranks(batches) if batches else pl.lit(0, pl.Int64),
+        rollout=ranks([*keys, "trajectory"]),
+        sketch="(sketch)",
     )
-    rollouts = table.select(pl.struct(*keys, "trajectory").rank("dense").cast(pl.Int64) - 1).to_series().to_numpy()
-    sketch = table["(sketch)"].to_numpy()
+    fold, group, batch, rollout, sketch = (column.to_numpy() for column in numbers)
     found = []
     for held in range(folds):
         progress(f"fold {held + 1} of {folds}")
         kept = fold != held
+
+        # 1. The estimators see the other folds alone.
         weights = np.zeros((len(variants) + (truth is not None), table.height))
         weights[: len(variants), kept] = _estimates(table.filter(pl.Series(kept)), variants)
+
+        # 2. What the held-out steps are worth: success minus that of the others, or the true advantage.
         if truth is None:
-            base = _means(group, rollouts, success, kept)
-            against, most = (success - base)[:, None], np.maximum(base, 1.0 - base) ** 2
+            base = _means(group, rollout, success, kept)
+            against = (success - base)[:, None]
+            most = np.maximum(base, 1.0 - base) ** 2
         else:
             both, first, second = (table[name].to_numpy() for name in _TRUTHS)
-            against, most = np.stack([*[both] * len(variants), second], axis=1), np.zeros(table.height)
+            against = np.stack([*[both] * len(variants), second], axis=1)
+            most = np.zeros(table.height)
             weights[-1] = np.where(kept, first, 0.0)
+
+        # 3. The gradient of each batch's other folds, and the slopes of the held-out steps along it.
         for number in range(int(batch.max()) + 1):
             inside = (batch == number) & (sketch >= 0)
-            rows, tested = np.flatnonzero(inside & kept), np.flatnonzero(inside & ~kept)
+            rows = np.flatnonzero(inside & kept)
+            tested = np.flatnonzero(inside & ~kept)
             directions = weights[:, rows].astype(np.float32) @ gradients.sketches[sketch[rows]]
             lengths = np.linalg.norm(directions, axis=1).astype(np.float64)
             if gradients.fisher is not None and len(rows):
-                products = gradients.products(directions, sketch[rows], np.full(len(rows), 1 / len(rows)))
+                products = gradients.products(
+                    directions,
+                    sketch[rows],
+                    np.full(len(rows), 1 / len(rows)),
+                )
                 lengths = np.sqrt(products.diagonal())
-            safe = np.where(lengths > 0, lengths, np.inf)
-            units = (directions / safe[:, None]).astype(np.float32)
+            units = (directions / _or_infinity(lengths)[:, None]).astype(np.float32)
             part = HeldOut(
                 batch=number,
-                rollouts=len(np.unique(rollouts[batch == number])),
+                rollouts=len(np.unique(rollout[batch == number])),
                 directions=directions,
                 lengths=lengths,
                 group=group[tested],
@@ -250,10 +289,22 @@ def _pooled(found: Sequence[HeldOut]) -> list[HeldOut]:
         square = sum(each.products.diagonal() for each in folds)
         steps = sum((each.lengths > 0) * len(each.group) for each in folds)
         factor = np.sqrt(square / np.maximum(steps, 1))
-        safe = np.where(factor > 0, factor, np.inf)
-        scaled = {name: getattr(part, name) / np.outer(safe, safe) for name in ("products", "bound")}
-        pooled.append(replace(part, lengths=part.lengths * factor, slopes=part.slopes / safe, **scaled))
+        safe = _or_infinity(factor)
+        both = np.outer(safe, safe)
+        scaled = replace(
+            part,
+            lengths=part.lengths * factor,
+            slopes=part.slopes / safe,
+            products=part.products / both,
+            bound=part.bound / both,
+        )
+        pooled.append(scaled)
     return pooled
+
+
+def _or_infinity(lengths: Floats) -> Floats:
+    """Return lengths by which to divide: what is divided by a length of 0 is 0."""
+    return np.where(lengths > 0, lengths, np.inf)
 
 
 def table_gradients(truth: pl.LazyFrame) -> RowGradients:
@@ -265,15 +316,16 @@ def table_gradients(truth: pl.LazyFrame) -> RowGradients:
     known = truth.filter(pl.col("choice").is_not_null()).collect()
     sketches = np.zeros((known.height, _BUCKETS), np.float32)
     places = []
-    for number, (prompt, choice, shares) in enumerate(
-        known.select("prompt_hash", "choice", "probabilities").iter_rows()
-    ):
-        hashes = subkey(np.full(len(shares), prompt, np.int64), np.arange(len(shares))).view(np.uint64)
+    read = known.select("prompt_hash", "choice", "probabilities").iter_rows()
+    for sketch, (prompt, choice, probabilities) in zip(sketches, read, strict=True):
+        shares = np.array(probabilities)
+        numbers = np.arange(len(shares))
+        # A parameter is a prompt and an action: its hash is its bucket and its sign.
+        hashes = subkey(np.full(len(shares), prompt, np.int64), numbers).view(np.uint64)
         signs = np.where(hashes >> np.uint64(63), 1.0, -1.0)
-        chosen = np.arange(len(shares)) == choice
         buckets = hashes % np.uint64(_BUCKETS)
-        np.add.at(sketches[number], buckets, signs * (chosen - np.array(shares)))
-        places.append((np.array(shares), buckets, signs))
+        np.add.at(sketch, buckets, signs * ((numbers == choice) - shares))
+        places.append((shares, buckets, signs))
 
     def changes(directions: Any, number: int) -> tuple[Floats, Floats]:  # noqa: ANN401 - an array
         shares, buckets, signs = places[number]
@@ -298,7 +350,8 @@ def ranking(found: Gains) -> list[str]:
         )
         return sentences
     for row in found.differences.iter_rows(named=True):
-        pair, ends = f"{row['first']} and {row['second']}", f"{_points(row['low'])} to {_points(row['high'])} points"
+        pair = f"{row['first']} and {row['second']}"
+        ends = f"{_points(row['low'])} to {_points(row['high'])} points"
         if row["batches"] is None:
             sentences.append(f"{row['first']} is above {row['second']}: {ends}.")
         else:
@@ -313,30 +366,35 @@ def _points(value: float) -> str:
 
 
 def _read(
-    steps: pl.LazyFrame, variants: Sequence[Variant], gradients: RowGradients, truth: pl.LazyFrame | None
+    steps: pl.LazyFrame,
+    variants: Sequence[Variant],
+    gradients: RowGradients,
+    truth: pl.LazyFrame | None,
 ) -> tuple[pl.DataFrame, Floats]:
     """Return the steps of complete rollouts with `(sketch)` and `(truth)`, and the success of each step's rollout."""
     schema = steps.collect_schema()
     if "won" not in schema:
         raise InputError("gain is the improvement of success: expected a run with the column won, received one without")
-    read = {*row_keys(schema), "won", *(name for each in variants for name in each.estimator.columns(schema))}
-    read |= {name for name in ("aborted",) if name in schema}
-    table = steps.select(name for name in schema if name in read).collect()
-    table = table.filter(~table.select(aborted_rows(schema)).to_series())
-    numbers = gradients.rows.rename({"sketch": "(sketch)"}).with_columns(pl.col("step").cast(schema["step"]))
-    table = table.join(numbers, on=["trajectory", "step"], how="left", maintain_order="left")
-    table = table.with_columns(pl.col("(sketch)").fill_null(-1))
-    if truth is not None:
-        exact = truth.select("trajectory", "step", **_TRUTHS).collect()
-        exact = exact.with_columns(pl.col("step").cast(schema["step"]))
-        table = table.join(exact, on=["trajectory", "step"], how="left", maintain_order="left")
-        table = table.with_columns(
-            pl.when(pl.col("(truth)").is_null()).then(-1).otherwise("(sketch)").alias("(sketch)")
+    read = {"won", "aborted", *row_keys(schema)}.union(*(each.estimator.columns(schema) for each in variants))
+    table = complete_rollouts(steps.select(name for name in schema if name in read).collect())
+    # Success as estimators read it: of the last step, for every step of the rollout.
+    success = prepare(table, SUCCESS, ()).select("episode_return").collect().to_series().to_numpy()
+
+    def joined(table: pl.DataFrame, other: pl.DataFrame) -> pl.DataFrame:
+        other = other.with_columns(pl.col("step").cast(schema["step"]))
+        return table.join(
+            other,
+            on=["trajectory", "step"],
+            how="left",
+            maintain_order="left",
         )
-        table = table.with_columns(pl.col(*_TRUTHS).fill_null(0.0))
-    given = table.select(name for name in table.columns if not name.startswith("("))
-    success = prepare(given, SUCCESS, ()).select("episode_return").collect().to_series().to_numpy()
-    return table, success
+
+    table = joined(table, gradients.rows.rename({"sketch": "(sketch)"})).with_columns(pl.col("(sketch)").fill_null(-1))
+    if truth is None:
+        return table, success
+    table = joined(table, truth.select("trajectory", "step", **_TRUTHS).collect())
+    table = table.with_columns(pl.when(pl.col("(truth)").is_null()).then(-1).otherwise("(sketch)").alias("(sketch)"))
+    return table.with_columns(pl.col(*_TRUTHS).fill_null(0.0)), success
 
 
 def _estimates(table: pl.DataFrame, variants: Sequence[Variant]) -> Any:  # noqa: ANN401 - an array of float64
@@ -346,8 +404,9 @@ def _estimates(table: pl.DataFrame, variants: Sequence[Variant]) -> Any:  # noqa
     return estimated.select(variant.estimator.column for variant in variants).collect().to_numpy().T
 
 
-def _means(group: NDArray[np.int64], rollout: NDArray[np.int64], success: Floats, kept: NDArray[np.bool_]) -> Floats:
+def _means(group: Integers, rollout: Integers, success: Floats, kept: Booleans) -> Floats:
     """Return, for each step, the mean success of its group's kept rollouts."""
+    # One row of each rollout: long rollouts count no more than short ones.
     _, first = np.unique(rollout, return_index=True)
     first = first[kept[first]]
     count = int(group.max()) + 1
@@ -355,57 +414,74 @@ def _means(group: NDArray[np.int64], rollout: NDArray[np.int64], success: Floats
     return means[group]
 
 
-def _gains(names: Sequence[str], parts: Floats, bound: Floats, batches: int, rollouts: float, kl: float) -> Gains:
-    """Return gains and differences of the groups' parts, of shape (estimators, groups).
+def _compared(
+    names: Sequence[str], parts: Floats, bound: Floats, batches: int
+) -> tuple[pl.DataFrame, pl.DataFrame, int]:
+    """Return the tables of gains and differences, and the number of groups with both outcomes.
 
     Args:
         names: The estimators.
-        parts: The parts, whose sum over groups is the gain times the number of batches.
+        parts: The groups' parts, of shape (estimators, groups): their sum is the gain times the number of batches.
         bound: The largest variances and covariances of that sum by the chance of rollouts alone.
         batches: The number of batches.
-        rollouts: The mean number of rollouts of a batch.
-        kl: δ.
     """
-    groups = parts.shape[1]
     informative = int(np.any(parts != 0, 0).sum())
     pairs = max(1, len(names) * (len(names) - 1) // 2)
 
-    def interval(contrast: Floats, family: int) -> tuple[float, float | None]:
+    def measured(contrast: Floats, family: int) -> tuple[float, float | None]:
+        """Return a combination of gains, and half of its interval in a family of some size."""
         values = contrast @ parts
+        gain = float(values.sum() / batches)
         if informative < FEWEST_GROUPS:
-            return float(values.sum() / batches), None
+            return gain, None
         level = 1 - (1 - LEVEL) / 2 / family
-        between = student_quantile(level, informative - 1) * values.std(ddof=1) * groups**0.5
+        # Groups without both outcomes have a part of 0, and tell nothing about the differences between groups.
+        between = student_quantile(level, informative - 1) * values.std(ddof=1) * parts.shape[1] ** 0.5
         chance = student_quantile(level, 10**6) * max(0.0, float(contrast @ bound @ contrast)) ** 0.5
-        return float(values.sum() / batches), float(max(between, chance) / batches)
+        return gain, float(max(between, chance) / batches)
 
     unit = np.eye(len(names))
     order = np.argsort(-parts.sum(1), kind="stable")
     least = 1e-6 * float(np.abs(parts.sum(1)).max()) / batches  # less is the noise of rounding
-    rows, differences = [], []
+    rows = []
+    differences = []
     for place, number in enumerate(order):
-        value, half = interval(unit[number], 1)
-        rows.append({"estimator": names[number], "gain": value} | _ends(value, half))
+        gain, half = measured(unit[number], 1)
+        rows.append((names[number], gain, *_ends(gain, half)))
         for other in order[place + 1 :]:
-            value, half = interval(unit[number] - unit[other], pairs)
+            value, half = measured(unit[number] - unit[other], pairs)
             value = value if value > least else 0.0
             needed = None
             if half is not None and value <= half:
+                # The half shrinks with the root of the number of batches.
                 needed = ceil(min(_MANY, batches * (half / value) ** 2)) if value else _MANY
-            ends = {"value": value} | _ends(value, half) | {"batches": needed}
-            differences.append({"first": names[number], "second": names[other]} | ends)
-    kinds = {"low": pl.Float64, "high": pl.Float64}
-    between = {"first": pl.String, "second": pl.String, "value": pl.Float64} | kinds | {"batches": pl.Int64}
-    return Gains(
-        pl.DataFrame(rows, schema_overrides=kinds),
-        pl.DataFrame(differences, schema=between),
-        batches,
-        groups,
+            differences.append(
+                (
+                    names[number],
+                    names[other],
+                    value,
+                    *_ends(value, half),
+                    needed,
+                )
+            )
+    ends = {"low": pl.Float64, "high": pl.Float64}
+    between = {
+        "first": pl.String,
+        "second": pl.String,
+        "value": pl.Float64,
+        **ends,
+        "batches": pl.Int64,
+    }
+    return (
+        pl.DataFrame(
+            rows,
+            {"estimator": pl.String, "gain": pl.Float64, **ends},
+            orient="row",
+        ),
+        pl.DataFrame(differences, between, orient="row"),
         informative,
-        rollouts,
-        kl,
     )
 
 
-def _ends(value: float, half: float | None) -> dict[str, float | None]:
-    return {"low": None, "high": None} if half is None else {"low": value - half, "high": value + half}
+def _ends(value: float, half: float | None) -> tuple[float | None, float | None]:
+    return (None, None) if half is None else (value - half, value + half)

@@ -8,6 +8,7 @@ of a group that is not divisible by g is left out of a redraw.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,23 +19,26 @@ from hgpo_datasets import manifest
 from hgpo_datasets.sources import run_at
 from hgpo_envs.errors import InputError
 from hgpo_envs.wording import listed
+from hgpo_research.comparison.contexts import Contexts, numbered
 from hgpo_research.truth.table import METADATA, read_metadata
 from hgpo_train.advantages.estimators.hgpo import hgpo
-from hgpo_train.advantages.input_columns import CHAINS, columns_used, group_keys, prepare, row_keys
+from hgpo_train.advantages.input_columns import (
+    CHAINS,
+    columns_used,
+    group_keys,
+    prepare,
+    row_keys,
+)
 from hgpo_train.advantages.parameters import Parameters
 from hgpo_train.advantages.registry import compute_many
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
-    from numpy.typing import NDArray
-
+    from hgpo_research.arrays import Booleans, Floats, Integers
     from hgpo_train.advantages.parameters import Context
     from hgpo_train.advantages.variants import Variant
-
-    Floats = NDArray[np.float64]
-    Integers = NDArray[np.int64]
 
 TRUTH_KEYS: Final = ("trajectory", "step")
 TRUTH_NUMBERS: Final = (
@@ -45,14 +49,29 @@ TRUTH_NUMBERS: Final = (
     "advantage_first",
     "advantage_second",
 )
-TRUTH_COLUMNS: Final = (*TRUTH_KEYS, *TRUTH_NUMBERS, "prompt_hash", "choice", "probabilities")
+TRUTH_COLUMNS: Final = (
+    *TRUTH_KEYS,
+    *TRUTH_NUMBERS,
+    "prompt_hash",
+    "choice",
+    "probabilities",
+)
 """The columns of a truth table that a comparison reads."""
 
 TRUTH_REWARDS: Final = Parameters(invalid_action_penalty=0.0, penalty_at="reward", reward_scale=1.0)
 """The rewards of a truth table that does not describe them: those of the environment, with a discount of 0.95."""
 
-_TASK: Final = ("env_id", "task_id")
-_TRAJECTORY, _PLACE = "(trajectory)", "(place)"
+REFERENCE: Final = "return - true value"
+"""The name of the reference: the return of the step minus the true value of its state, a perfect baseline."""
+
+_HAS_TRUTH: Final = pl.all_horizontal(
+    pl.col(f"(truth) {name}").is_finite().fill_null(value=False) for name in TRUTH_NUMBERS
+)
+_HAS_PROBABILITIES: Final = (
+    pl.col("(truth) choice").is_not_null()
+    & pl.col("(truth) prompt_hash").is_not_null()
+    & (pl.col("(truth) choice") < pl.col("(truth) probabilities").list.len()).fill_null(value=False)
+)
 
 
 @dataclass(frozen=True)
@@ -106,12 +125,23 @@ class Draw:
     group: Integers
     first: Floats
     second: Floats
-    sure: NDArray[np.bool_]
+    sure: Booleans
     level: Integers
     step: Integers
     prompt: Integers
     choice: Integers
     estimates: dict[str, tuple[Floats, Floats]]
+
+    @cached_property
+    def contexts(self) -> Contexts:
+        """The numbers of the visible contexts and actions."""
+        usable = self.prompt >= 0
+        seen = self.prompt[usable], self.choice[usable]
+        return Contexts(
+            usable,
+            numbered(self.group[usable], *seen),
+            numbered(self.redraw[usable], *seen),
+        )
 
 
 def read_run(
@@ -134,47 +164,56 @@ def read_run(
         InputError: A column is missing, a step is twice in the truth table, a trajectory is in two runs, or no step of
             the run has a truth.
     """
-    schema, known = steps.collect_schema(), truth.collect_schema()
+    # 1. The columns that something reads.
+    schema = steps.collect_schema()
+    known = truth.collect_schema()
     if missing := [name for name in TRUTH_COLUMNS if name not in known]:
         raise InputError(f"the truth table has no {listed(missing)}; write it with hgpo truth")
+    histories = [f"{stem}{k}" for stem in CHAINS.values() for k in range(depth + 1)]
     read = {
         *row_keys(schema),
-        *(column for variant in variants for column in variant.estimator.columns(schema)),
         *columns_used(schema, rewards, (), "the truth")[0],
-        *_history_columns(schema, depth),
+        *histories,
     }
-    read |= {name for name in ("aborted", "policy_version") if name in schema}
+    read |= {
+        "state_hash",
+        "state",
+        "action_hash",
+        "action",
+        "aborted",
+        "policy_version",
+    }
+    read = read.union(*(variant.estimator.columns(schema) for variant in variants))
     table = steps.select(name for name in schema if name in read).collect()
     exact = truth.select(TRUTH_COLUMNS).collect()
+
+    # 2. Trajectories are the key of both.
     if exact.select(TRUTH_KEYS).is_duplicated().any():
         raise InputError("the truth table has several rows for one step; expected one row per trajectory and step")
     groups = group_keys(schema)
     if table.select(*groups, "trajectory").unique()["trajectory"].is_duplicated().any():
         raise InputError("expected names of trajectories that are unique in all runs; compare one run at a time")
-    aborted = table.select(aborted_rows(schema)).to_series()
-    rollouts = table.filter(~aborted)
-    task = [name for name in groups if name in _TASK or name == "task"]
-    rollouts = rollouts.with_columns(
-        (pl.struct(task).rank("dense").cast(pl.Int64) - 1).alias("(task)"), pl.int_range(pl.len()).alias(_PLACE)
-    )
-    joined = rollouts.join(
+    rollouts = complete_rollouts(table)
+    task = [name for name in groups if name in ("env_id", "task_id", "task")]
+    joined = rollouts.with_columns(ranks(task).alias("(task)")).join(
         exact.rename({name: f"(truth) {name}" for name in TRUTH_COLUMNS if name not in TRUTH_KEYS}),
         on=TRUTH_KEYS,
         how="left",
         maintain_order="left",
     )
-    known_rows = joined.select(_has_truth()).to_series()
-    if not known_rows.any():
+    if not joined.select(_HAS_TRUTH.any()).item():
         raise InputError("no step of the run is in the truth table; expected the truth of this run")
+
+    # 3. What there is.
     sizes = joined.group_by(groups).agg(pl.col("trajectory").n_unique())["trajectory"]
     counts = {
         "steps": joined.height,
         "rollouts": joined["trajectory"].n_unique(),
         "groups": len(sizes),
         "tasks": joined["(task)"].n_unique(),
-        "aborted": table.filter(aborted)["trajectory"].n_unique(),
-        "without_truth": int((~known_rows).sum()),
-        "without_probabilities": joined.filter(_has_truth() & ~_has_probabilities()).height,
+        "aborted": table["trajectory"].n_unique() - joined["trajectory"].n_unique(),
+        "without_truth": joined.filter(~_HAS_TRUTH).height,
+        "without_probabilities": joined.filter(_HAS_TRUTH & ~_HAS_PROBABILITIES).height,
     }
     name = "task_id" if "task_id" in task else task[-1]
     task_ids = joined.unique("(task)").sort("(task)")[name].cast(pl.String).to_list()
@@ -194,6 +233,7 @@ def truth_rewards(truth: str | os.PathLike[str], run: str | os.PathLike[str]) ->
     truth = Path(truth)
     if not truth.is_file():
         raise InputError(f"{truth}: expected a truth table, received no file; write it with hgpo truth")
+    # Tables of other programs have no metadata and are taken as they are.
     if METADATA not in pl.read_parquet_metadata(truth):
         return TRUTH_REWARDS
     described = read_metadata(truth)
@@ -207,31 +247,24 @@ def truth_rewards(truth: str | os.PathLike[str], run: str | os.PathLike[str]) ->
 def descriptions(variants: Sequence[Variant]) -> dict[str, dict[str, Any]]:
     """Return the names and parameters of estimators, for JSON."""
     return {
-        variant.name: {"estimator": variant.estimator.name, "parameters": asdict(variant.estimator.parameters)}
+        variant.name: {
+            "estimator": variant.estimator.name,
+            "parameters": asdict(variant.estimator.parameters),
+        }
         for variant in variants
     }
 
 
-def aborted_rows(schema: pl.Schema) -> pl.Expr:
-    """Return whether a row is of an aborted trajectory."""
-    if "aborted" not in schema:
-        return pl.lit(value=False).repeat_by(pl.len()).explode()
-    return pl.col("aborted").cast(pl.Boolean).fill_null(value=False).any().over("trajectory")
+def complete_rollouts(table: pl.DataFrame) -> pl.DataFrame:
+    """Return the rows of a step table without aborted rollouts."""
+    if "aborted" not in table.columns:
+        return table
+    return table.filter(~pl.col("aborted").cast(pl.Boolean).fill_null(value=False).any().over("trajectory"))
 
 
-def _history_columns(schema: pl.Schema, depth: int) -> list[str]:
-    stored = [f"{stem}{k}" for stem in CHAINS.values() for k in range(depth + 1)]
-    return [name for name in (*stored, "state_hash", "state", "action_hash", "action") if name in schema]
-
-
-def _has_truth() -> pl.Expr:
-    numbers = [pl.col(f"(truth) {name}").is_finite().fill_null(value=False) for name in TRUTH_NUMBERS]
-    return pl.all_horizontal(numbers)
-
-
-def _has_probabilities() -> pl.Expr:
-    given = pl.col("(truth) choice").is_not_null() & pl.col("(truth) prompt_hash").is_not_null()
-    return given & (pl.col("(truth) choice") < pl.col("(truth) probabilities").list.len()).fill_null(value=False)
+def ranks(names: Iterable[str]) -> pl.Expr:
+    """Return the number of each row's combination of values, in their order, from 0: int64."""
+    return pl.struct(names).rank("dense").cast(pl.Int64) - 1
 
 
 def redraw(run: Run, size: int, redraws: int, rng: np.random.Generator) -> pl.DataFrame:
@@ -244,39 +277,50 @@ def redraw(run: Run, size: int, redraws: int, rng: np.random.Generator) -> pl.Da
         rng: The source of the permutations.
     """
     groups = group_keys(run.steps.columns)
-    rollouts = (
-        run.steps.select(*groups, "(task)", "trajectory")
-        .unique()
-        .sort(*groups, "trajectory")
-        .with_columns(pl.struct(groups).rank("dense").cast(pl.Int64).alias("(given)"))
-    )
+    # A sorted table, so that the permutations do not depend on the order of the run's rows.
+    rollouts = run.steps.select(*groups, "(task)", "trajectory").unique().sort(*groups, "trajectory")
+    rollouts = rollouts.with_columns(ranks(groups).alias("(given)"))
     if size >= run.size:
-        drawn = rollouts.with_columns(pl.lit(0, pl.Int64).alias("(redraw)"), pl.lit(0, pl.Int64).alias("(part)"))
+        drawn = rollouts.with_columns(
+            pl.lit(0, pl.Int64).alias("(redraw)"),
+            pl.lit(0, pl.Int64).alias("(part)"),
+        )
     else:
         several = pl.concat(
             rollouts.with_columns(
-                pl.lit(number, pl.Int64).alias("(redraw)"), pl.Series("(order)", rng.random(rollouts.height))
+                pl.lit(number, pl.Int64).alias("(redraw)"),
+                pl.Series("(order)", rng.random(rollouts.height)),
             )
             for number in range(redraws)
         )
+        # Each redraw of a group is cut into as many whole subgroups as it has.
         place = pl.col("(order)").rank("ordinal").over("(given)", "(redraw)").cast(pl.Int64) - 1
         full = pl.len().over("(given)", "(redraw)").cast(pl.Int64) // size
         drawn = several.with_columns((place // size).alias("(part)")).filter(pl.col("(part)") < full)
-    drawn = drawn.with_columns(pl.struct("(given)", "(redraw)", "(part)").rank("dense").cast(pl.Int64).alias("(group)"))
+    drawn = drawn.with_columns(ranks(["(given)", "(redraw)", "(part)"]).alias("(group)"))
     table = run.steps.drop("(task)").join(
         drawn.select("trajectory", "(task)", "(redraw)", "(part)", "(group)"),
         on="trajectory",
         maintain_order="right_left",
     )
     # Batches of whole runs are divided like groups, so that estimators with a scope of batches get one of each task.
-    batch = pl.struct(*(name for name in ("run", "iteration") if name in table.columns), "(redraw)", "(part)")
+    batch = [name for name in ("run", "iteration") if name in table.columns]
     return table.with_columns(
-        (batch.rank("dense").cast(pl.Int64)).alias("iteration"),
+        ranks([*batch, "(redraw)", "(part)"]).alias("iteration"),
         pl.format("{}/{}", "(redraw)", "trajectory").alias("trajectory"),
     )
 
 
-def draw(run: Run, size: int, redraws: int, seed: int, *, depth: int, context: Context, rewards: Parameters) -> Draw:
+def draw(
+    run: Run,
+    size: int,
+    redraws: int,
+    seed: int,
+    *,
+    depth: int,
+    context: Context,
+    rewards: Parameters,
+) -> Draw:
     """Redraw groups of one size, compute all estimators in them, and return the steps that have a truth.
 
     Args:
@@ -287,79 +331,75 @@ def draw(run: Run, size: int, redraws: int, seed: int, *, depth: int, context: C
         depth: The deepest context by which steps are classified.
         context: The content of contexts.
         rewards: The definition of the truth's rewards.
+
+    Raises:
+        InputError: An estimator's scale of rewards is 0.
     """
-    rng = np.random.Generator(np.random.PCG64([seed, size]))
-    table = redraw(run, size, redraws, rng)
-    estimators = [variant.estimator for variant in run.variants]
-    own = [name for name in table.columns if name.startswith("(")]
-    estimated = compute_many(table.drop(own), estimators).select(estimator.column for estimator in estimators)
-    estimates = estimated.collect(engine="in-memory")
-    p = hgpo.with_parameters(**{**vars(rewards), "history_length": depth, "context": context}).parameters
-    contexts = [f"{CHAINS[context]}{k}" for k in range(depth + 1)]
-    prepared = (
-        prepare(table.drop(own), p)
-        .sort("(row)")
-        .select("task_key", "plain_return", *contexts)
-        .collect(engine="in-memory")
+    table = redraw(
+        run,
+        size,
+        redraws,
+        np.random.Generator(np.random.PCG64([seed, size])),
     )
-    table = pl.concat([table, prepared.select(pl.all().name.prefix("(made) ")), estimates], how="horizontal")
-    table = table.with_columns(_level([f"(made) {name}" for name in contexts])).filter(_has_truth())
-    return _arrays(run, table, size, rewards)
+    steps = table.select(name for name in table.columns if not name.startswith("("))
 
-
-def _level(contexts: Sequence[str]) -> pl.Expr:
-    """Return the depth of the deepest context that a step shares with another step of its group; -1 if none."""
+    # 1. The estimates, the returns without a penalty, and the deepest context that is shared with another step.
+    estimators = [variant.estimator for variant in run.variants]
+    estimates = compute_many(steps, estimators).select(estimator.column for estimator in estimators)
+    # Contexts are HGPO's, and returns those of the truth's rewards.
+    parameters = hgpo.with_parameters(**{**vars(rewards), "history_length": depth, "context": context}).parameters
+    contexts = [f"{CHAINS[context]}{k}" for k in range(depth + 1)]
+    made = prepare(steps, parameters).sort("(row)").select("plain_return", *contexts)
+    parts = [
+        estimates.collect(engine="in-memory"),
+        made.collect(engine="in-memory").rename("(made) {}".format),
+    ]
+    table = pl.concat([table, *parts], how="horizontal")
     shared = [
-        pl.when((pl.len().over("(group)", name) > 1) & pl.col(name).is_not_null()).then(pl.lit(k, pl.Int64))
+        pl.when((pl.len().over("(group)", f"(made) {name}") > 1) & pl.col(f"(made) {name}").is_not_null()).then(k)
         for k, name in enumerate(contexts)
     ]
-    return pl.max_horizontal(*shared, pl.lit(-1, pl.Int64)).alias("(level)")
+    table = table.with_columns(pl.max_horizontal(*shared, -1).alias("(level)")).filter(_HAS_TRUTH)
 
-
-def _arrays(run: Run, table: pl.DataFrame, size: int, rewards: Parameters) -> Draw:
-    known = _has_probabilities()
+    # 2. Numbers of what the step's policy saw and chose.
+    prompt = ranks(["(task)", "(truth) prompt_hash"]).alias("(prompt)")
+    choice = pl.col("(truth) choice").cast(pl.Int64).alias("(choice)")
     table = table.with_columns(
-        pl.when(known).then(pl.struct("(task)", "(truth) prompt_hash").rank("dense").cast(pl.Int64)).otherwise(-1)
-        .alias("(prompt)"),
-        pl.when(known).then(pl.col("(truth) choice").cast(pl.Int64)).otherwise(-1).alias("(choice)"),
-        pl.struct("(task)", "(redraw)").rank("dense").cast(pl.Int64).alias("(redraw)"),
-    )  # fmt: skip
+        pl.when(_HAS_PROBABILITIES).then(prompt).otherwise(-1),
+        pl.when(_HAS_PROBABILITIES).then(choice).otherwise(-1),
+        ranks(["(task)", "(redraw)"]).alias("(redraw)"),
+    )
+
+    def floats(name: str) -> Floats:
+        return table[name].cast(pl.Float64).to_numpy()
+
+    def integers(name: str) -> Any:  # noqa: ANN401 - an array of int64, which Polars types as Any
+        return table[name].cast(pl.Int64).to_numpy()
+
+    # 3. Everything in the unit of rewards.
     unit = rewards.reward_scale
-    first, second = (_floats(table, f"(truth) advantage_{half}") / unit for half in ("first", "second"))
-    whole, error = _floats(table, "(truth) advantage"), _floats(table, "(truth) advantage_error")
-    estimates = {}
+    # Both halves are equal but for the reference, which contains those of the truth.
+    by_estimator: dict[str, tuple[Floats, Floats]] = {}
     for variant in run.variants:
         scale = variant.estimator.parameters.reward_scale
         if not scale:
             raise InputError(f"{variant.name}: expected a reward_scale other than 0, received 0")
-        made = _floats(table, variant.estimator.column) / scale
-        estimates[variant.name] = (made, made)
-    gained = _floats(table, "(made) plain_return")
-    one, two = ((gained - _floats(table, f"(truth) value_{half}")) / unit for half in ("first", "second"))
-    estimates[REFERENCE] = (one, two)
+        estimate = floats(variant.estimator.column) / scale
+        by_estimator[variant.name] = (estimate, estimate)
+    gained = floats("(made) plain_return")
+    first, second = ((gained - floats(f"(truth) value_{half}")) / unit for half in ("first", "second"))
+    by_estimator[REFERENCE] = (first, second)
     return Draw(
         size=size,
-        task=_integers(table, "(task)"),
-        redraw=_integers(table, "(redraw)"),
-        group=_integers(table, "(group)"),
-        first=first,
-        second=second,
-        sure=np.abs(whole) > 2 * error,
-        level=_integers(table, "(level)"),
-        step=_integers(table, "step"),
-        prompt=_integers(table, "(prompt)"),
-        choice=_integers(table, "(choice)"),
-        estimates=estimates,
+        task=integers("(task)"),
+        redraw=integers("(redraw)"),
+        group=integers("(group)"),
+        first=floats("(truth) advantage_first") / unit,
+        second=floats("(truth) advantage_second") / unit,
+        sure=np.abs(floats("(truth) advantage")) > 2 * floats("(truth) advantage_error"),
+        level=integers("(level)"),
+        step=integers("step"),
+        prompt=integers("(prompt)"),
+        choice=integers("(choice)"),
+        estimates=by_estimator,
     )
-
-
-REFERENCE: Final = "return - true value"
-"""The name of the reference: the return of the step minus the true value of its state, a perfect baseline."""
-
-
-def _floats(table: pl.DataFrame, name: str) -> Floats:
-    return table[name].cast(pl.Float64).to_numpy()
-
-
-def _integers(table: pl.DataFrame, name: str) -> Any:  # noqa: ANN401 (an array of int64, which Polars types as Any)
-    return table[name].cast(pl.Int64).to_numpy()

@@ -36,12 +36,9 @@ from hgpo_research.comparison.contexts import summed
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from numpy.typing import NDArray
-
-    from hgpo_research.comparison.contexts import Contexts
+    from hgpo_research.arrays import Booleans, Floats, Integers
     from hgpo_research.comparison.inputs import Draw
 
-    Floats = NDArray[np.float64]
     Sums = Mapping[str, Floats]
 
 MEASURES: Final = (
@@ -56,19 +53,24 @@ MEASURES: Final = (
 )
 
 
-def row_sums(found: Draw, contexts: Contexts, estimate: tuple[Floats, Floats]) -> dict[str, Floats]:
+def row_sums(found: Draw, estimate: tuple[Floats, Floats]) -> dict[str, Floats]:
     """Return what is summed over steps, one array per sum and one entry per step.
 
     Args:
         found: The steps.
-        contexts: Their visible contexts.
         estimate: The two halves of the estimate, equal unless it contains those of the truth.
     """
     one, two = estimate
-    first, second = found.first, found.second
+    first = found.first
+    second = found.second
+    # Each factor has another half of the truth: the product has none of its noise in expectation.
     error = (one - first) * (two - second)
-    signs = np.where(one + two == 0, 0.5, np.sign(one + two) == np.sign(first + second))
-    cross, paired = _partners(contexts, one - first, two - second)
+    signs = np.where(
+        one + two == 0,
+        0.5,
+        np.sign(one + two) == np.sign(first + second),
+    )
+    cross, paired = _partners(found, one - first, two - second)
     return {
         "n": np.ones(len(first)),
         "e": (one + two) / 2,
@@ -87,25 +89,35 @@ def row_sums(found: Draw, contexts: Contexts, estimate: tuple[Floats, Floats]) -
     }
 
 
-def _partners(contexts: Contexts, first: Floats, second: Floats) -> tuple[Floats, NDArray[np.bool_]]:
+def _partners(found: Draw, first: Floats, second: Floats) -> tuple[Floats, Booleans]:
     """Return each step's error times the mean error of its partners in other subgroups, and whether it has partners."""
-    usable, cell, own = contexts.usable, contexts.redraw, contexts.subgroup
-    others = _total(np.ones(len(cell)), cell) - _total(np.ones(len(cell)), own)
+    usable, own, cell = found.contexts
+
+    def of_partners(values: Floats) -> Floats:
+        """Return the sum of the values of each step's partners: those of its redraw but for its own subgroup."""
+        total: Floats = summed(cell, values, 0)[cell] - summed(own, values, 0)[own]
+        return total
+
+    # The number of partners, then the sum of their errors, both ways between the halves.
+    others = of_partners(np.ones(len(cell)))
     product = np.zeros(len(cell))
-    for here, there in ((first[usable], second[usable]), (second[usable], first[usable])):
-        product += here * (_total(there, cell) - _total(there, own)) / np.maximum(others, 1) / 2
-    cross, paired = np.zeros(len(first)), np.zeros(len(first), np.bool_)
-    cross[usable], paired[usable] = np.where(others > 0, product, 0.0), others > 0
+    for here, there in (
+        (first[usable], second[usable]),
+        (second[usable], first[usable]),
+    ):
+        product += here * of_partners(there) / np.maximum(others, 1) / 2
+    cross = np.zeros(len(first))
+    cross[usable] = np.where(others > 0, product, 0.0)
+    paired = np.zeros(len(first), np.bool_)
+    paired[usable] = others > 0
     return cross, paired
 
 
-def _total(values: Floats, group: NDArray[np.int64]) -> Floats:
-    """Return the sum of each row's group."""
-    return summed(group, values, 0)[group]
-
-
 def task_sums(
-    rows: Sums, task: NDArray[np.int64], tasks: int, part: NDArray[np.bool_] | None = None
+    rows: Sums,
+    task: Integers,
+    tasks: int,
+    part: Booleans | None = None,
 ) -> dict[str, Floats]:
     """Return the sums of each task, arrays of shape (tasks,).
 
@@ -116,7 +128,8 @@ def task_sums(
         part: The steps that count; None for all.
     """
     if part is not None:
-        task, rows = task[part], {name: values[part] for name, values in rows.items()}
+        task = task[part]
+        rows = {name: values[part] for name, values in rows.items()}
     return {name: summed(task, values, tasks) for name, values in rows.items()}
 
 
@@ -153,6 +166,7 @@ def measured(sums: Sums) -> dict[str, Floats]:
         spread = mean["aa"] - mean["first"] * mean["second"]
         own = mean["ee"] - mean["e"] ** 2
         square = mean["aa"]
+        # Estimates of squares can be negative by noise, and have no root then.
         correlation = covariance / np.sqrt(_positive(own) * _positive(spread))
         paired = sums["paired"]
         paired_square = _positive(sums["paired_aa"] / paired)

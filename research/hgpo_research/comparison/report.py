@@ -55,6 +55,7 @@ dt { font-weight: 600 } dd { margin: 0 0 .4em 1em } svg { margin: .5em 0; max-wi
 def main_size(found: Comparison) -> int:
     """Return the group size that is shown in detail: the largest with disjoint redrawn groups."""
     sizes: list[int] = found.details["group_sizes"]
+    # Squared bias and variance need two disjoint groups of the size.
     several = [size for size in sizes if 2 * size <= found.details["group_size"]]
     return max(several) if several else sizes[-1]
 
@@ -76,6 +77,7 @@ def sentences(found: Comparison) -> list[str]:
     if d["tasks"] < FEWEST_TASKS:
         intervals = f"No intervals: expected at least {FEWEST_TASKS} tasks."
     method = f"{intervals} Chance: {permutations} of the estimates within their groups."
+    # What a reader must know of every comparison, then what is special in this one.
     texts = [found_in, signal, method]
     left = {
         "steps without truth": d["without_truth"],
@@ -103,30 +105,44 @@ def report(found: Comparison, title: str) -> str:
     size = main_size(found)
     rows = rows_of(found, size)
     differences = found.differences.filter(group_size=size, dimension="all", measure="correlation")
+    # Only differences beyond chance, for all pairs at once.
     clear = [
-        [row["first"], row["second"], number(row["value"]), f"{number(row['low_all'])} … {number(row['high_all'])}"]
+        [
+            row["first"],
+            row["second"],
+            number(row["value"]),
+            f"{number(row['low_all'])} … {number(row['high_all'])}",
+        ]
         for row in differences.iter_rows(named=True)
         if row["p"] is not None and row["p"] < 0.05
     ]
-    measures = [measure for measure in LABELS if measure in rows[0]]
     specs = found.details["estimators"].items()
     parts = [
         f"<h1>{escape(title)}</h1>",
         *(f"<p>{escape(line)}</p>" for line in sentences(found)),
         f"<h2>Groups of {size}</h2>",
         _table(
-            ["", *(LABELS[measure] for measure in measures)],
-            [[row["estimator"], *(_interval(row[measure]) for measure in measures)] for row in rows],
+            ["", *LABELS.values()],
+            [
+                [
+                    row["estimator"],
+                    *(_interval(row[measure]) for measure in LABELS),
+                ]
+                for row in rows
+            ],
         ),
         *pictures(found, size),
         "<h2>Differences of correlations beyond chance</h2>",
         "<p>With intervals that hold for all pairs of estimators (max-t over resampled tasks).</p>",
         _table(["first", "second", "first - second", "interval"], clear),
         "<h2>Measures</h2><dl>",
-        *(f"<dt>{escape(LABELS[name])}</dt><dd>{escape(MEANINGS[name])}</dd>" for name in measures),
+        *(f"<dt>{escape(label)}</dt><dd>{escape(MEANINGS[name])}</dd>" for name, label in LABELS.items()),
         f"<dt>{escape(REFERENCE)}</dt><dd>{_ABOUT_REFERENCE}</dd></dl>",
         "<h2>Parameters</h2>",
-        _table(["estimator", "parameters"], [[name, _parameters(spec)] for name, spec in specs]),
+        _table(
+            ["estimator", "parameters"],
+            [[name, _parameters(spec)] for name, spec in specs],
+        ),
     ]
     head = f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
     body = "\n".join(parts)
@@ -146,12 +162,17 @@ def pictures(found: Comparison, size: int) -> list[str]:
         rows = table.select("estimator", "part", "value", "low", "high").drop_nulls("value").to_dicts()
         data = alt.Data(values=rows)  # type: ignore[no-untyped-call]
         base = alt.Chart(data).encode(y=alt.Y("estimator:N", sort=order, title=None))
+        # The interval as a line, the value as a point on it.
         chart = base.mark_rule().encode(x="low:Q", x2="high:Q") + base.mark_point(filled=True, size=50).encode(
             x=alt.X("value:Q", title=title)
         )
         if table["part"].n_unique() > 1:
             chart = chart.facet(
-                column=alt.Column("part:N", title=None, sort=table["part"].unique(maintain_order=True).to_list())
+                column=alt.Column(
+                    "part:N",
+                    title=None,
+                    sort=table["part"].unique(maintain_order=True).to_list(),
+                )
             )
         return vl_convert.vegalite_to_svg(chart.to_dict())
 
@@ -160,8 +181,14 @@ def pictures(found: Comparison, size: int) -> list[str]:
     return [
         drawn(whole.filter(measure="correlation"), "correlation"),
         *(
-            drawn(table.filter(dimension=dimension, measure="correlation"), f"correlation by {words}")
-            for dimension, words in (("level", "past states of the deepest shared context"), ("position", "position"))
+            drawn(
+                table.filter(dimension=dimension, measure="correlation"),
+                f"correlation by {words}",
+            )
+            for dimension, words in (
+                ("level", "past states of the deepest shared context"),
+                ("position", "position"),
+            )
         ),
     ]
 

@@ -26,16 +26,19 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
+    from hgpo_research.arrays import Floats, Integers
     from hgpo_train.models.hf import Model
 
     Sketches = NDArray[np.float32]
-    Floats = NDArray[np.float64]
-    Integers = NDArray[np.int64]
     Fisher = Callable[[Sketches, Integers, Floats], Floats]
 
 BUCKETS: Final = 1 << 14
 """The default size of sketches."""
-TOKENS: Final = ("prompt_token_ids", "response_token_ids", "response_logprobs")
+TOKENS: Final = (
+    "prompt_token_ids",
+    "response_token_ids",
+    "response_logprobs",
+)
 """The columns of a run that gradients need."""
 LARGEST_GAP: Final = 0.01
 """The largest mean difference of log-probabilities per token between the run and the model."""
@@ -71,11 +74,14 @@ class RowGradients:
         """
         if self.fisher is not None:
             return self.fisher(directions, numbers, weights)
+        # Without probabilities, the mean over the policy's actions is estimated from the actions that it took.
         slopes = (self.sketches[numbers] @ directions.T).astype(np.float64)
         return (slopes.T * weights) @ slopes
 
 
-def fisher_of(changes: Callable[[Sketches, int], tuple[Floats, Floats]]) -> Fisher:
+def fisher_of(
+    changes: Callable[[Sketches, int], tuple[Floats, Floats]],
+) -> Fisher:
     """Return the function that sums the covariances of the changes of log π along directions; see `products`.
 
     Args:
@@ -87,6 +93,7 @@ def fisher_of(changes: Callable[[Sketches, int], tuple[Floats, Floats]]) -> Fish
         total = np.zeros((len(directions), len(directions)))
         for number, weight in zip(numbers.tolist(), weights.tolist(), strict=True):
             probability, change = changes(directions, number)
+            # A change of all logits by the same number changes no probability.
             change = change - probability @ change
             total += weight * (change.T * probability) @ change
         return total
@@ -107,7 +114,8 @@ class Sketch:
         import torch
 
         self._parameters = [each for each in model.parameters() if each.requires_grad]
-        self.parameters, self._size = sum(each.numel() for each in self._parameters), size
+        self.parameters = sum(each.numel() for each in self._parameters)
+        self._size = size
         rng = np.random.default_rng([seed, self.parameters, size])
         device = self._parameters[0].device
         self._bucket = torch.from_numpy(rng.integers(0, size, self.parameters)).to(device)
@@ -117,11 +125,17 @@ class Sketch:
         """Return the gradient of a number with respect to all parameters, float32 of shape (parameters,)."""
         import torch
 
-        found = torch.autograd.grad(value, self._parameters, allow_unused=True, materialize_grads=True)
+        found = torch.autograd.grad(
+            value,
+            self._parameters,
+            allow_unused=True,
+            materialize_grads=True,
+        )
         return torch.cat([each.float().reshape(-1) for each in found])
 
     def __call__(self, gradient: torch.Tensor) -> Sketches:
         """Return the sketch of a gradient, float32 of shape (size,)."""
+        # Collisions of buckets cancel in expectation, because their signs are independent.
         buckets = gradient.new_zeros(self._size).index_add_(0, self._bucket, gradient * self._sign)
         return np.asarray(buckets.cpu().numpy(), np.float32)
 
@@ -159,22 +173,31 @@ def row_gradients(
     if missing := [name for name in ("trajectory", "step", *TOKENS) if name not in schema]:
         raise InputError(f"expected a run with the tokens of a language model, received one without {listed(missing)}")
     pair = pl.struct("prompt_token_ids", "response_token_ids").rank("dense").cast(pl.Int64) - 1
+    # Steps of failed calls have no tokens; equal prompts with equal responses have one gradient.
     known = [pl.col(name).list.len() > 0 for name in TOKENS]
     table = steps.select("trajectory", "step", *TOKENS).filter(*known).collect().with_columns(pair.alias("sketch"))
     if table.is_empty():
         raise InputError("expected a run with the tokens of a language model, received one whose steps have none")
+    # Dropout would make the gradients those of another policy.
     model.eval()
     sketch = Sketch(model, size, seed)
     pairs = table.unique("sketch").sort("sketch")
-    sketches, gaps = np.zeros((pairs.height, size), np.float32), np.zeros(pairs.height)
+    sketches = np.zeros((pairs.height, size), np.float32)
+    gaps = np.zeros(pairs.height)
     for number, (prompt, response, logprobs) in enumerate(pairs.select(TOKENS).iter_rows()):
         logprob = log_probability(model, prompt, response)
         sketches[number] = sketch(sketch.gradient(logprob))
         gaps[number] = abs(logprob.item() - sum(logprobs)) / len(response)
         progress(number + 1, pairs.height)
+    # Another model, or another temperature, would have other gradients, and nothing else would show it.
     if not (gap := float(gaps.mean())) <= LARGEST_GAP:
         raise InputError(
             f"expected the model that played the run, at temperature 1; its log-probabilities per token differ from "
             f"those of the run by {gap:.3f} on average"
         )
-    return RowGradients(table.select("trajectory", "step", "sketch"), sketches, sketch.parameters, gap)
+    return RowGradients(
+        table.select("trajectory", "step", "sketch"),
+        sketches,
+        sketch.parameters,
+        gap,
+    )

@@ -12,7 +12,12 @@ from functools import lru_cache
 from math import log, sqrt
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from hgpo_envs.alfworld.players.explorer import STATIONS, ParsedInstruction, parse_instruction, usual_places
+from hgpo_envs.alfworld.players.explorer import (
+    STATIONS,
+    ParsedInstruction,
+    parse_instruction,
+    usual_places,
+)
 from hgpo_envs.errors import InputError
 from hgpo_research.features.words import repetitions
 
@@ -26,9 +31,18 @@ _NAME: Final = r"[a-z]+ \d+"
 _COMMANDS: Final = (
     ("go", re.compile(rf"go to (?P<place>{_NAME})")),
     ("open", re.compile(rf"open (?P<place>{_NAME})")),
-    ("take", re.compile(rf"take (?P<thing>{_NAME}) from (?P<place>{_NAME})")),
-    ("put", re.compile(rf"(?:move|put) (?P<thing>{_NAME}) (?:to|in/on) (?P<place>{_NAME})")),
-    ("treat", re.compile(rf"(?P<deed>clean|heat|cool) (?P<thing>{_NAME}) with (?P<place>{_NAME})")),
+    (
+        "take",
+        re.compile(rf"take (?P<thing>{_NAME}) from (?P<place>{_NAME})"),
+    ),
+    (
+        "put",
+        re.compile(rf"(?:move|put) (?P<thing>{_NAME}) (?:to|in/on) (?P<place>{_NAME})"),
+    ),
+    (
+        "treat",
+        re.compile(rf"(?P<deed>clean|heat|cool) (?P<thing>{_NAME}) with (?P<place>{_NAME})"),
+    ),
     ("use", re.compile(rf"use (?P<thing>{_NAME})")),
     ("examine", re.compile(rf"examine (?P<thing>{_NAME})")),
 )
@@ -68,7 +82,10 @@ def _read(text: str) -> _Seen:
     inside = {
         match[1] or match[2]: frozenset(map(_kind, re.findall(_NAME, match[3]))) for match in _SHOWN.finditer(text)
     }
-    return _Seen(inside, frozenset((match[1], match[2]) for match in _TREATED.finditer(text)))
+    return _Seen(
+        inside,
+        frozenset((match[1], match[2]) for match in _TREATED.finditer(text)),
+    )
 
 
 def _kind(name: str) -> str:
@@ -145,13 +162,16 @@ class _CommandsOfState:
 
     def __init__(self, instruction: str, observation: str, actions: tuple[str, ...]) -> None:
         self._observation = observation
-        self._goal, self._held = _goal(instruction) or _NO_GOAL, _held(actions)
+        self._goal = _goal(instruction) or _NO_GOAL
+        self._held = _held(actions)
         self._has_goal = _kind(self._held) == self._goal.thing
         self._lighting = self._has_goal and self._goal.deed == "use"
         self._wanted = self._goal.place if self._lighting else self._goal.thing
-        self._seen, self._search = _read(observation), _search(self._wanted, actions)
+        self._seen = _read(observation)
+        self._search = _search(self._wanted, actions)
         self._commands = {action: _parse(action) for action in actions}
         self._going = {command.place: action for action, command in self._commands.items() if command.verb == "go"}
+        # Who holds something, and needs no lamp, looks for nothing.
         self._searching = self._lighting or not self._held
         treatment = (self._goal.deed, self._held)
         treated = self._goal.deed not in STATIONS or treatment in self._seen.treated
@@ -161,39 +181,42 @@ class _CommandsOfState:
 
     def changes(self, history: Sequence[Pair]) -> dict[str, Features]:
         """See `StateFeatures`."""
-        inside, treated, repeated = dict[str, frozenset[str]](), False, False
+        inside: dict[str, frozenset[str]] = {}
+        treated = False
         for _, text, _ in history:
             seen = _read(text)
             inside.update(seen.inside)
             treated = treated or self._missing in seen.treated
-            repeated = repeated or text == self._observation
+        changed: dict[str, Features] = {}
+        # A treatment changes what the held object is good for, and so all commands.
         if treated:
             changed = self._features(ready=True)
+        # Contents of receptacles matter to who looks for something, and only to the commands that go there.
         elif self._searching:
-            changed = {
-                self._going[place]: self._go(place, kinds, ready=self._ready)
-                for place, kinds in inside.items()
-                if place in self._going and place not in self._seen.inside
-            }
-        else:
-            changed = {}
-        if repeated:
-            for action, times in repetitions(self._observation, history).items():
-                if action in self.choices:
-                    changed[action] = {**changed.get(action, self.choices[action]), "repeated": float(times)}
+            for place, kinds in inside.items():
+                if place in self._going and place not in self._seen.inside:
+                    changed[self._going[place]] = self._go(place, kinds, ready=self._ready)
+        for action, times in repetitions(self._observation, history).items():
+            if action in self.choices:
+                changed[action] = {
+                    **changed.get(action, self.choices[action]),
+                    "repeated": float(times),
+                }
         return changed
 
     def _features(self, *, ready: bool) -> dict[str, Features]:
-        return {
-            action: self._go(command.place, self._seen.inside.get(command.place), ready=ready)
-            if command.verb == "go"
-            else self._other(command, ready=ready)
-            for action, command in self._commands.items()
-        }
+        return {action: self._of(command, ready=ready) for action, command in self._commands.items()}
 
-    def _other(self, command: _Command, *, ready: bool) -> Features:
-        """Return the features of a command that does not go anywhere."""
-        verb, goal = command.verb, self._goal
+    def _of(self, command: _Command, *, ready: bool) -> Features:
+        """Return the features of a command."""
+        verb = command.verb
+        goal = self._goal
+        if verb == "go":
+            return self._go(
+                command.place,
+                self._seen.inside.get(command.place),
+                ready=ready,
+            )
         if verb == "take":
             needed = _kind(command.thing) == goal.thing and (goal.deed != "" or _kind(command.place) != goal.place)
             return {"take": 1.0} if needed else _MISTAKE
@@ -228,6 +251,7 @@ class _CommandsOfState:
             if ready:
                 return {"target": 1 / sqrt(sqrt(int(number)))} if kind == self._goal.place else _NONE
             return {"station": 1.0} if kind == STATIONS.get(self._goal.deed) else _NONE
+        # A wrong object is put down here, not carried around.
         if self._held and not self._has_goal:
             return _NONE
         if self._goal.count > 1 and kind == self._goal.place:
@@ -240,8 +264,12 @@ class _CommandsOfState:
 @lru_cache(maxsize=1 << 12)
 def _held(actions: tuple[str, ...]) -> str:
     """Return the held object, which can always be examined; empty if there is none."""
+    # Receptacles can be examined as well: what is none of these is in the hand.
     examined = (command.thing for command in map(_parse, actions) if command.verb == "examine")
-    return next((name for name in examined if _kind(name) not in _receptacle_kinds()), "")
+    return next(
+        (name for name in examined if _kind(name) not in _receptacle_kinds()),
+        "",
+    )
 
 
 @lru_cache(maxsize=1 << 12)
@@ -250,6 +278,7 @@ def _search(thing: str, actions: tuple[str, ...]) -> dict[str, Features]:
     places = [command.place for command in map(_parse, actions) if command.verb == "go"]
     alike = Counter(map(_kind, places))
     usual = usual_places().get(thing, {})
+    # As likely as the place is usual for the thing, divided among places of its kind.
     worth = {place: (usual.get(_kind(place), 0.0) + 0.1) / alike[_kind(place)] for place in places}
     best = max(worth.values(), default=1.0)
     return {place: {"search": max(0.0, 1 + log(value / best) / _LEAST)} for place, value in worth.items()}

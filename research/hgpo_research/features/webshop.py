@@ -12,7 +12,15 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from hgpo_envs.webshop.engine import pages
-from hgpo_envs.webshop.players.page_texts import BOUND, BUTTONS, named_value, offers, option_groups, page_parts, words
+from hgpo_envs.webshop.players.page_texts import (
+    BOUND,
+    BUTTONS,
+    named_value,
+    offers,
+    option_groups,
+    page_parts,
+    words,
+)
 from hgpo_research.features.words import CountedFeatures
 
 if TYPE_CHECKING:
@@ -103,13 +111,20 @@ class _ItemFeatures(CountedFeatures):
         chosen = sum("named" in self.choices[action] and "repeated" not in self.choices[action] for action in changed)
         if chosen:
             purchase = changed.get(_BUY, self.choices[_BUY])
-            changed[_BUY] = {**purchase, "unchosen": purchase["unchosen"] - chosen}
+            changed[_BUY] = {
+                **purchase,
+                "unchosen": purchase["unchosen"] - chosen,
+            }
         return changed
 
 
 def _queries(wish: _Wish) -> dict[str, Features]:
+    # Longer queries are more specific; the first words name the product.
     most = len(wish.words)
-    lengths = [*(length for length in _QUERY_LENGTHS if length < most), most]
+    lengths = [
+        *(length for length in _QUERY_LENGTHS if length < most),
+        most,
+    ]
     return {
         f"search[{' '.join(wish.words[:length]) or wish.text}]": {"query": length / max(most, 1)} for length in lengths
     }
@@ -117,13 +132,22 @@ def _queries(wish: _Wish) -> dict[str, Features]:
 
 def _results_page(wish: _Wish, observation: str, actions: Sequence[str]) -> dict[str, Features]:
     found: dict[str, Features] = {action: {"leave": 1.0} for action in actions}
-    here = list(offers(page_parts(observation), {action[6:-1] for action in actions} - BUTTONS))
+    here = list(
+        offers(
+            page_parts(observation),
+            {action[6:-1] for action in actions} - BUTTONS,
+        )
+    )
+    # Words that all titles share tell no product from another.
     often = Counter(word for offer in here for word in words(offer.title))
     worth = {offer.asin: sum(1 / often[word] for word in words(offer.title) if word in wish.words) for offer in here}
     best = max(worth.values(), default=0.0) or 1.0
     for offer in here:
         dear = {"dear": 1.0} if offer.price > wish.bound else {}
-        found[f"click[{offer.asin.lower()}]"] = {"result": worth[offer.asin] / best, **dear}
+        found[f"click[{offer.asin.lower()}]"] = {
+            "result": worth[offer.asin] / best,
+            **dear,
+        }
     if all(offer.price > wish.bound for offer in here):
         found[_NEXT] = {"next": 1.0}
     return found
@@ -133,12 +157,17 @@ def _item_page(wish: _Wish, observation: str, actions: Sequence[str]) -> dict[st
     clicks = {action[6:-1]: action for action in actions}
     found: dict[str, Features] = {action: {"tab": 1.0} for action in actions}
     found |= {action: {"leave": 1.0} for action in (_PREVIOUS, _BACK) if action in found}
-    for name, group in option_groups(page_parts(observation), [click for click in clicks if click not in BUTTONS]):
+    for name, group in option_groups(
+        page_parts(observation),
+        [click for click in clicks if click not in BUTTONS],
+    ):
         best = named_value(wish.text, name, group)
         found |= {clicks[value]: {"named": 1.0} if value == best else {"other_value": 1.0} for value in group}
+    # Rich pages say which options were chosen, as a click in the history does.
     for action in {f"click[{value}]" for value in _CLICKED.findall(observation)} & found.keys():
         found[action] = {**found[action], "repeated": 1.0}
     unchosen = sum("named" in values and "repeated" not in values for values in found.values())
+    # The purchase is judged by what the page shows: its price, its words, and the options that were clicked.
     price = _PRICE.search(observation)
     shown = set(words(observation))
     found[_BUY] = {

@@ -68,16 +68,25 @@ class WordFeatures:
     ({'instruction': 1.0, 'observation': 0.5}, {})
     """
 
-    weights: Mapping[str, float] = {"instruction": 3.0, "observation": 0.5, "repeated": -1.5}
+    weights: Mapping[str, float] = {
+        "instruction": 3.0,
+        "observation": 0.5,
+        "repeated": -1.5,
+    }
 
     def read(self, instruction: str, observation: str, actions: tuple[str, ...]) -> CountedFeatures:
         """See `ActionFeatures`."""
-        wanted, shown = _words(instruction), _words(observation)
+        wanted = _words(instruction)
+        shown = _words(observation)
         choices = {}
         for action in actions:
+            # An open query is filled with the whole instruction, the only text that a task has for it.
             choice = action.replace(OPEN_QUERY, instruction) if OPEN_QUERY in action else action
             words = _words(choice)
-            values = {"instruction": _share(words, wanted), "observation": _share(words, shown)}
+            values = {
+                "instruction": _share(words, wanted),
+                "observation": _share(words, shown),
+            }
             choices[choice] = {name: value for name, value in values.items() if value}
         return CountedFeatures(observation, choices)
 
@@ -91,7 +100,8 @@ class CountedFeatures:
     """
 
     def __init__(self, observation: str, choices: Mapping[str, Features]) -> None:
-        self._observation, self.choices = observation, choices
+        self._observation = observation
+        self.choices = choices
 
     def changes(self, history: Sequence[Pair]) -> dict[str, Features]:
         """See `StateFeatures`."""
@@ -105,6 +115,7 @@ class CountedFeatures:
 def repetitions(observation: str, history: Sequence[Pair]) -> Mapping[str, int]:
     """Return how often the history contains each action at an observation."""
     times: dict[str, int] = {}
+    # The same action elsewhere is no repetition.
     for _, observed, action in history:
         if observed == observation:
             times[action] = times.get(action, 0) + 1

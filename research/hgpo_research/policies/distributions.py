@@ -20,14 +20,19 @@ from hgpo_envs.environment_spec import make_player
 from hgpo_envs.errors import InputError
 from hgpo_train.policies.base import BatchPolicy
 from hgpo_train.policies.registry import make_policy
-from hgpo_train.policies.scripted import MOST_WORDS, OPEN_QUERY, format_action, instruction_words, parse_weights
+from hgpo_train.policies.scripted import (
+    MOST_WORDS,
+    OPEN_QUERY,
+    format_action,
+    instruction_words,
+    parse_weights,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from numpy.typing import NDArray
-
     from hgpo_envs.engine import Engine, Player
+    from hgpo_research.arrays import Floats
     from hgpo_train.policies.base import Request
     from hgpo_train.policies.registry import PolicyContext
 
@@ -46,13 +51,14 @@ class Distribution(NamedTuple):
     """
 
     responses: tuple[str, ...]
-    probabilities: NDArray[np.float64]
+    probabilities: Floats
 
     def draw(self, uniform: float) -> str:
         """Return the response that a uniform number in [0, 1) selects, by inverting the cumulative distribution.
 
         A response of probability 0 is never drawn.
         """
+        # Plain numbers: most distributions have few responses.
         cumulative = list(accumulate(self.probabilities.tolist()))
         total = cumulative[-1]
         last = bisect_left(cumulative, total)  # of positive probability, in case the product is rounded up to the sum
@@ -116,6 +122,7 @@ def known_policy(spec: str, context: PolicyContext) -> KnownPolicy:
     if name == "mixture":
         weights = parse_weights(argument)
         return KnownMixture([(known_policy(part, context), weight) for part, weight in weights.items()])
+    # Made in any case: options and arguments that are wrong are refused as by a rollout.
     policy = make_policy(spec, context)
     if name == "random":
         return KnownRandom(context.action_format, context.benchmark)
@@ -127,7 +134,7 @@ def known_policy(spec: str, context: PolicyContext) -> KnownPolicy:
         from hgpo_research.policies.scored_model import ScoredModel
 
         return ScoredModel(policy, context.action_format, context.benchmark)  # type: ignore[arg-type]  # the policy of this name
-    return own_policy(policy)
+    return OwnPolicy(policy)
 
 
 class KnownRandom(KnownPolicy):
@@ -137,7 +144,8 @@ class KnownRandom(KnownPolicy):
     history_read: int | None = 0
 
     def __init__(self, action_format: str, benchmark: str = "") -> None:
-        self._action_format, self._benchmark = action_format, benchmark
+        self._action_format = action_format
+        self._benchmark = benchmark
 
     def distributions(self, requests: Sequence[Request]) -> list[Distribution]:
         """See `KnownPolicy`."""
@@ -148,12 +156,17 @@ class KnownRandom(KnownPolicy):
 
     def _uniform(self, request: Request, actions: Sequence[str]) -> Distribution:
         """Return the distribution of a uniform draw from actions."""
-        probabilities: dict[str, float] = defaultdict(float)
+        replies = []
         for action in actions or ("",):
             for filled, probability in _fillings(action, request.task.instruction):
-                response = format_action(filled, self._action_format, request.state.actions, self._benchmark)
-                probabilities[response] += probability / max(len(actions), 1)
-        return Distribution(tuple(probabilities), np.array(list(probabilities.values())))
+                response = format_action(
+                    filled,
+                    self._action_format,
+                    request.state.actions,
+                    self._benchmark,
+                )
+                replies.append((response, probability / max(len(actions), 1)))
+        return _summed(replies)
 
 
 class KnownOutdated(KnownRandom):
@@ -179,6 +192,7 @@ class KnownOutdated(KnownRandom):
         self._seen[new_slot] = self._seen[slot].copy()
 
     def _actions(self, request: Request) -> Sequence[str]:
+        # The first request begins a new trajectory, whatever the slot has seen before.
         seen = self._seen[request.slot] if request.step else ()
         now = request.state.actions
         return [action for action in seen if action not in now] or now
@@ -190,12 +204,22 @@ class KnownPlayer(KnownPolicy):
     memoryless = False
 
     def __init__(self, name: str, context: PolicyContext) -> None:
-        self.name, self._context = name, context
+        self.name = name
+        self._context = context
         self._players: dict[int, Player] = {}
 
     def distributions(self, requests: Sequence[Request]) -> list[Distribution]:
         """See `KnownPolicy`. A copy of the player acts."""
-        return [Distribution((self._act(self._copy(request), request),), np.ones(1)) for request in requests]
+        action_format = self._context.action_format
+        benchmark = self._context.benchmark
+        found = []
+        for request in requests:
+            # The player itself must not move: its own request may come later.
+            player = self._copy(request.slot, request.engine) if request.step else self._new(request)
+            action = player.act(request.state)
+            response = format_action(action, action_format, request.state.actions, benchmark)
+            found.append(Distribution((response,), np.ones(1)))
+        return found
 
     def observe(self, request: Request) -> None:
         """See `KnownPolicy`."""
@@ -205,32 +229,20 @@ class KnownPlayer(KnownPolicy):
 
     def fork(self, slot: int, new_slot: int, engine: Engine | None = None) -> None:
         """See `KnownPolicy`."""
-        self._players[new_slot] = _forked(self._players[slot], engine)
+        self._players[new_slot] = self._copy(slot, engine)
 
     def _new(self, request: Request) -> Player:
         player = make_player(self.name, self._context.benchmark)
         player.reset(request.task, request.state, request.engine)
         return player
 
-    def _copy(self, request: Request) -> Player:
-        return _forked(self._players[request.slot], request.engine) if request.step else self._new(request)
-
-    def _act(self, player: Player, request: Request) -> str:
-        action, admissible = player.act(request.state), request.state.actions
-        return format_action(action, self._context.action_format, admissible, self._context.benchmark)
-
-
-def _forked(player: Player, engine: Engine | None) -> Player:
-    """Return an independent copy of a player in the same state, which inspects an engine; None if there is none.
-
-    Raises:
-        InputError: The player cannot be copied.
-    """
-    fork = getattr(player, "fork", None)
-    if fork is None:
-        raise InputError(f"expected a player with the method `fork(engine)`, received {type(player).__qualname__}")
-    copy: Player = fork(engine)
-    return copy
+    def _copy(self, slot: int, engine: Engine | None) -> Player:
+        """Return an independent copy of a slot's player in the same state, which inspects an engine."""
+        player: Any = self._players[slot]
+        if not hasattr(player, "fork"):
+            raise InputError(f"expected a player with the method `fork(engine)`, received {type(player).__qualname__}")
+        copy: Player = player.fork(engine)
+        return copy
 
 
 class KnownMixture(KnownPolicy):
@@ -240,20 +252,32 @@ class KnownMixture(KnownPolicy):
         parts: Policies with their weights, which are normalized to a sum of 1.
     """
 
+    name = "mixture"
+
     def __init__(self, parts: Sequence[tuple[KnownPolicy, float]]) -> None:
         total = sum(weight for _, weight in parts)
         self._parts = [(policy, weight / total) for policy, weight in parts]
-        self.name = "mixture"
         self.memoryless = all(policy.memoryless for policy, _ in parts)
+        self.prompt_read = any(policy.prompt_read for policy, _ in parts)
         lengths = [policy.history_read for policy, _ in parts]
+        # One part that reads the whole history makes the mixture read it.
         known = [length for length in lengths if length is not None]
         self.history_read = max(known) if len(known) == len(lengths) else None
-        self.prompt_read = any(policy.prompt_read for policy, _ in parts)
 
     def distributions(self, requests: Sequence[Request]) -> list[Distribution]:
         """See `KnownPolicy`."""
-        parts = [(policy.distributions(requests), weight) for policy, weight in self._parts]
-        return [_mean([(replies[n], weight) for replies, weight in parts]) for n in range(len(requests))]
+        # The part is drawn at each step: probabilities of equal responses add up.
+        replies: list[list[tuple[str, float]]] = [[] for _ in requests]
+        for policy, weight in self._parts:
+            for known, (responses, probabilities) in zip(replies, policy.distributions(requests), strict=True):
+                known.extend(
+                    zip(
+                        responses,
+                        (weight * probabilities).tolist(),
+                        strict=True,
+                    )
+                )
+        return [_summed(known) for known in replies]
 
     def observe(self, request: Request) -> None:
         """See `KnownPolicy`."""
@@ -272,13 +296,29 @@ class KnownMixture(KnownPolicy):
 
 
 class OwnPolicy(KnownPolicy):
-    """A policy that has the methods `distributions` and `fork`. It sees requests by `respond`."""
+    """A policy that has the methods `distributions` and `fork`. It sees requests by `respond`.
+
+    Raises:
+        InputError: It does not have them, or it has a memory and does not reply in this process.
+    """
 
     def __init__(self, policy: Any) -> None:  # noqa: ANN401 - a policy with further methods
-        self.name, self._policy = policy.name, policy
+        self.name = getattr(policy, "name", type(policy).__name__)
+        if not (hasattr(policy, "distributions") and hasattr(policy, "fork")):
+            raise InputError(
+                f"policy {self.name}: expected a policy whose action probabilities are known: random, outdated, "
+                "expert, explorer, softmax, transformers, a mixture of these, or a policy of your own with "
+                "`distributions` and `fork`"
+            )
         self.memoryless = getattr(policy, "memoryless", False)
         self.history_read = getattr(policy, "history_read", None)
         self.prompt_read = getattr(policy, "prompt_read", True)
+        if not self.memoryless and not isinstance(policy, BatchPolicy):
+            raise InputError(
+                f"policy {self.name}: expected a policy without a memory of its own, or one that replies in this "
+                "process (hgpo_train.policies.base.BatchPolicy)"
+            )
+        self._policy = policy
 
     def distributions(self, requests: Sequence[Request]) -> list[Distribution]:
         """See `KnownPolicy`."""
@@ -298,29 +338,11 @@ class OwnPolicy(KnownPolicy):
         self._policy.close()
 
 
-def own_policy(policy: object) -> OwnPolicy:
-    """Return the action probabilities of a policy that has the methods `distributions` and `fork`.
-
-    Raises:
-        InputError: It does not have them, or it has a memory and does not reply in this process.
-    """
-    name = getattr(policy, "name", type(policy).__name__)
-    if not all(callable(getattr(policy, method, None)) for method in ("distributions", "fork")):
-        raise InputError(
-            f"policy {name}: expected a policy whose action probabilities are known: random, outdated, expert, "
-            "explorer, softmax, transformers, a mixture of these, or a policy of your own with `distributions` and "
-            "`fork`"
-        )
-    if not getattr(policy, "memoryless", False) and not isinstance(policy, BatchPolicy):
-        raise InputError(
-            f"policy {name}: expected a policy without a memory of its own, or one that replies in this process "
-            "(hgpo_train.policies.base.BatchPolicy)"
-        )
-    return OwnPolicy(policy)
-
-
 def formatted_actions(
-    chosen: Iterable[str], action_format: str, admissible: Sequence[str], benchmark: str = ""
+    chosen: Iterable[str],
+    action_format: str,
+    admissible: Sequence[str],
+    benchmark: str = "",
 ) -> list[str]:
     """Format many actions, as `format_action` does.
 
@@ -328,6 +350,7 @@ def formatted_actions(
     ['2', '1', 'search[shoes]']
     """
     if action_format == "number":
+        # The first of equal actions has its number, as `list.index` finds it.
         numbers = {action: str(number) for number, action in reversed(list(enumerate(admissible, 1)))}
         return [numbers.get(action, action) for action in chosen]
     return [format_action(action, action_format, admissible, benchmark) for action in chosen]
@@ -358,8 +381,10 @@ def _queries(instruction: str) -> list[tuple[str, float]]:
     words = instruction_words(instruction)
     queries: dict[str, float] = defaultdict(float)
     longer: dict[str, float] = {"": 1.0}
+    # Queries of one word, of two …: each word is drawn from the instruction with replacement.
     for _ in range(MOST_WORDS):
-        shorter, longer = longer, defaultdict(float)
+        shorter = longer
+        longer = defaultdict(float)
         for query, probability in shorter.items():
             for word in words:
                 longer[f"{query} {word}" if query else word] += probability / len(words)
@@ -368,10 +393,9 @@ def _queries(instruction: str) -> list[tuple[str, float]]:
     return list(queries.items())
 
 
-def _mean(parts: Sequence[tuple[Distribution, float]]) -> Distribution:
-    """Return the weighted mean of distributions."""
+def _summed(replies: Iterable[tuple[str, float]]) -> Distribution:
+    """Return the distribution of responses with probabilities, some of which may be equal."""
     probabilities: dict[str, float] = defaultdict(float)
-    for distribution, weight in parts:
-        for response, probability in zip(distribution.responses, distribution.probabilities.tolist(), strict=True):
-            probabilities[response] += weight * probability
+    for response, probability in replies:
+        probabilities[response] += probability
     return Distribution(tuple(probabilities), np.array(list(probabilities.values())))

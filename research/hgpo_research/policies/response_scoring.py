@@ -26,9 +26,9 @@ from hgpo_train.policies.token_sampling import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from numpy.typing import NDArray
     from torch import Tensor
 
+    from hgpo_research.arrays import Booleans, Floats, Integers
     from hgpo_train.models.hf import Model
     from hgpo_train.policies.token_sampling import SamplingOptions
 
@@ -37,13 +37,13 @@ _LOGITS: Final = 1 << 24
 
 
 class _Trie(NamedTuple):
-    """The distinct tokens of the responses to one prompt, parents before children.
+    """The distinct tokens of the responses to one prompt, parents before children. The number of a token is from 1.
 
     Attributes:
         tokens: Token ids.
-        parents: The node before each node; -1 after the prompt.
-        depths: Number of tokens between the prompt and each node.
-        ends: The last node of each response; -1 for an empty one.
+        parents: The number of the token before each one; 0 after the prompt.
+        depths: Number of tokens between the prompt and each one.
+        ends: The number of each response's last token; 0 for an empty one.
     """
 
     tokens: list[int]
@@ -57,7 +57,7 @@ def score_responses(
     prompts: Sequence[Sequence[int]],
     responses: Sequence[Sequence[Sequence[int]]],
     options: SamplingOptions,
-) -> list[NDArray[np.float64]]:
+) -> list[Floats]:
     """Return the probability that `sample_responses` returns each response, up to rounding.
 
     A response of n tokens has the probability of its tokens, times that of any token of `options.stop` after them. A
@@ -81,13 +81,19 @@ def score_responses(
     plain.eval()
     device = plain.device
     tries = [_trie(listed) for listed in responses]
-    found: list[NDArray[np.float64]] = [np.zeros(0)] * len(prompts)
+    found: list[Floats] = [np.zeros(0)] * len(prompts)
     most = PREFILL_TOKENS_CPU if device.type == "cpu" else PREFILL_TOKENS
     with torch.inference_mode():
         for rows in prompt_chunks(prompts, most, options):
             hidden = _hidden_states(plain, prompts, rows, [tries[row] for row in rows])
             for place, row in enumerate(rows):
-                found[row] = _probabilities(plain, hidden[place], tries[row], responses[row], options)
+                found[row] = _probabilities(
+                    plain,
+                    hidden[place],
+                    tries[row],
+                    responses[row],
+                    options,
+                )
     return found
 
 
@@ -97,40 +103,48 @@ def _attention(model: Model) -> str | None:
 
 
 def _trie(responses: Sequence[Sequence[int]]) -> _Trie:
-    trie = _Trie([], [], [], [])
-    nodes: dict[tuple[int, int], int] = {}
+    prefixes: dict[tuple[int, ...], int] = {(): 0}
     for response in responses:
-        node = -1
-        for depth, token in enumerate(response):
-            parent, node = node, nodes.setdefault((node, token), len(trie.tokens))
-            if node == len(trie.tokens):
-                trie.tokens.append(token)
-                trie.parents.append(parent)
-                trie.depths.append(depth)
-        trie.ends.append(node)
-    return trie
+        for length in range(1, len(response) + 1):
+            prefixes.setdefault(tuple(response[:length]), len(prefixes))
+    _, *tokens = prefixes
+    return _Trie(
+        tokens=[prefix[-1] for prefix in tokens],
+        parents=[prefixes[prefix[:-1]] for prefix in tokens],
+        depths=[len(prefix) - 1 for prefix in tokens],
+        ends=[prefixes[tuple(response)] for response in responses],
+    )
 
 
 def _hidden_states(
-    model: Model, prompts: Sequence[Sequence[int]], rows: NDArray[np.int64], tries: Sequence[_Trie]
+    model: Model,
+    prompts: Sequence[Sequence[int]],
+    rows: Integers,
+    tries: Sequence[_Trie],
 ) -> Tensor:
-    """Return the last hidden states, of shape (rows, 1 + nodes, width): of each prompt's last token, then of nodes."""
-    decoder, device = model.get_decoder(), model.device
+    """Return the last hidden states, of shape (rows, 1 + tokens, width): of each prompt's last token, then of tries."""
+    decoder = model.get_decoder()
+    device = model.device
     batch = prefill(decoder, prompts, rows, device)
     first = batch.hidden[:, None]
-    nodes = max(len(trie.tokens) for trie in tries)
-    if not nodes:
+    count = max(len(trie.tokens) for trie in tries)
+    if not count:
         return first
+
+    # A token sees its prompt, which is in the last columns of the cache, the tokens above it, and itself.
     width = batch.cache.get_seq_length()
-    tokens, depths = np.zeros((2, len(rows), nodes), np.int64)
-    visible = np.zeros((len(rows), nodes, width + nodes), bool)
+    tokens = np.zeros((len(rows), count), np.int64)
+    depths = np.zeros((len(rows), count), np.int64)
+    visible = np.zeros((len(rows), count, width + count), bool)
     visible[:, :, :width] = (np.arange(width) >= width - batch.length[:, None])[:, None]
-    visible[:, np.arange(nodes), width + np.arange(nodes)] = True
+    visible[:, np.arange(count), width + np.arange(count)] = True
     for row, trie in enumerate(tries):
-        tokens[row, : len(trie.tokens)], depths[row, : len(trie.tokens)] = trie.tokens, trie.depths
-        for node, parent in enumerate(trie.parents):
-            if parent >= 0:
-                visible[row, node, width:] |= visible[row, parent, width:]
+        tokens[row, : len(trie.tokens)] = trie.tokens
+        depths[row, : len(trie.tokens)] = trie.depths
+        for number, parent in enumerate(trie.parents):
+            if parent:
+                visible[row, number, width:] |= visible[row, parent - 1, width:]
+
     positions = batch.length[:, None] + depths
     keys = np.concatenate([np.arange(width) - (width - batch.length[:, None]), positions], 1)
     hidden = decoder(
@@ -142,7 +156,7 @@ def _hidden_states(
     return torch.cat([first.to(hidden.dtype), hidden], 1)
 
 
-def _masks(model: Model, visible: NDArray[np.bool_], distance: NDArray[np.int64]) -> Tensor | dict[str, Tensor]:
+def _masks(model: Model, visible: Booleans, distance: Integers) -> Tensor | dict[str, Tensor]:
     """Return the mask of attention, or one for each kind of layer.
 
     Args:
@@ -152,7 +166,7 @@ def _masks(model: Model, visible: NDArray[np.bool_], distance: NDArray[np.int64]
     """
     config = model.config.get_text_config(decoder=True)
 
-    def mask(allowed: NDArray[np.bool_]) -> Tensor:
+    def mask(allowed: Booleans) -> Tensor:
         chosen = torch.from_numpy(allowed)[:, None].to(model.device)
         if _attention(model) == "sdpa":
             return chosen
@@ -160,35 +174,56 @@ def _masks(model: Model, visible: NDArray[np.bool_], distance: NDArray[np.int64]
 
     if "sliding_attention" not in (getattr(config, "layer_types", None) or ()):
         return mask(visible)
-    return {"full_attention": mask(visible), "sliding_attention": mask(visible & (distance < config.sliding_window))}
+    return {
+        "full_attention": mask(visible),
+        "sliding_attention": mask(visible & (distance < config.sliding_window)),
+    }
 
 
 def _probabilities(
-    model: Model, hidden: Tensor, trie: _Trie, responses: Sequence[Sequence[int]], options: SamplingOptions
-) -> NDArray[np.float64]:
+    model: Model,
+    hidden: Tensor,
+    trie: _Trie,
+    responses: Sequence[Sequence[int]],
+    options: SamplingOptions,
+) -> Floats:
     """Return the probabilities of the responses to one prompt."""
-    stops = list(options.stop)
-    nodes = len(trie.tokens)
-    before = np.array([*(parent + 1 for parent in trie.parents), *np.repeat(np.array(trie.ends, int) + 1, len(stops))])
-    after = np.array([*trie.tokens, *stops * len(trie.ends)], np.int64)
-    logprobs = _logprobs(model, hidden, before.astype(np.int64), after, options)
-    total = np.zeros(nodes + 1)  # the last one is that of the empty response
-    for node, parent in enumerate(trie.parents):
-        total[node] = total[parent] + logprobs[node]
-    ended = np.exp(logprobs[nodes:]).reshape(len(trie.ends), len(stops)).sum(1)
+    ends = np.array(trie.ends, np.int64)
+    stops = len(options.stop)
+
+    # One call for the tokens of the trie, each after its parent, and then for every stop token after each response.
+    before = np.concatenate([np.array(trie.parents, np.int64), np.repeat(ends, stops)])
+    after = np.array([*trie.tokens, *options.stop * len(ends)], np.int64)
+    logprobs = _logprobs(model, hidden, before, after, options)
+    total = np.zeros(1 + len(trie.tokens))
+    for number, parent in enumerate(trie.parents, 1):
+        total[number] = total[parent] + logprobs[number - 1]
+    ended = np.exp(logprobs[len(trie.tokens) :]).reshape(len(ends), stops).sum(1)
+
+    # A response of the largest length ends by itself, and a longer one is never sampled.
     lengths = np.array([len(response) for response in responses])
-    ended = np.where(lengths < options.max_new_tokens, ended, lengths == options.max_new_tokens)
-    probabilities: NDArray[np.float64] = np.exp(total[np.array(trie.ends, int)]) * ended
+    ended = np.where(
+        lengths < options.max_new_tokens,
+        ended,
+        lengths == options.max_new_tokens,
+    )
+    probabilities: Floats = np.exp(total[ends]) * ended
     return probabilities
 
 
 def _logprobs(
-    model: Model, hidden: Tensor, before: NDArray[np.int64], after: NDArray[np.int64], options: SamplingOptions
-) -> NDArray[np.float64]:
+    model: Model,
+    hidden: Tensor,
+    before: Integers,
+    after: Integers,
+    options: SamplingOptions,
+) -> Floats:
     """Return the log-probabilities, float64, of tokens `after` the hidden states at the places `before`."""
     head = model.get_output_embeddings()
+    # Many tokens follow the same hidden state, whose logits are computed once.
     places, of_place = np.unique(before, return_inverse=True)
     found = np.zeros(len(before))
+    # The logits of all places at once would not fit into memory.
     step = max(1, _LOGITS // head.weight.shape[0])
     for first in range(0, len(places), step):
         logits = head(hidden[torch.from_numpy(places[first : first + step]).to(hidden.device)])
@@ -198,7 +233,11 @@ def _logprobs(
             table = torch.full_like(table, -torch.inf).scatter(-1, greedy, 0.0)
         elif options.top_p < 1.0:
             table = nucleus(table, options.top_p)
+        # The tokens that follow the hidden states of this chunk.
         here = (of_place >= first) & (of_place < first + step)
-        chosen = table.cpu()[torch.from_numpy(of_place[here] - first), torch.from_numpy(after[here])]
+        chosen = table.cpu()[
+            torch.from_numpy(of_place[here] - first),
+            torch.from_numpy(after[here]),
+        ]
         found[here] = chosen.double().numpy()
     return found

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from hgpo_envs.errors import InputError
 from hgpo_envs.hashing import text_hash
-from hgpo_research.policies.distributions import Distribution, KnownPolicy, formatted_actions, inadmissible_action
+from hgpo_research.policies.distributions import (
+    Distribution,
+    KnownPolicy,
+    formatted_actions,
+    inadmissible_action,
+)
 from hgpo_research.policies.response_scoring import score_responses
 from hgpo_train.policies.base import Failure
 from hgpo_train.policies.generation import FittedPrompt, fit_prompts
@@ -17,11 +23,13 @@ from hgpo_train.policies.scripted import OPEN_QUERY
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from numpy.typing import NDArray
-
+    from hgpo_research.arrays import Floats
     from hgpo_train.policies.base import Request
     from hgpo_train.policies.token_sampling import SampledResponse
     from hgpo_train.policies.transformers import TransformersPolicy
+
+    _Key = tuple[tuple[int, ...], tuple[str, ...]]
+    """The tokens of a prompt, and the admissible actions."""
 
 QUERY_SAMPLES: Final = 16
 """Number of responses that are sampled where an admissible action is an open query."""
@@ -42,9 +50,16 @@ class ScoredModel(KnownPolicy):
     name = "transformers"
     prompt_read = True
 
-    def __init__(self, policy: TransformersPolicy, action_format: str, benchmark: str = "") -> None:
-        self._policy, self._action_format, self._benchmark = policy, action_format, benchmark
-        self._encodings: dict[str, tuple[int, ...]] = {}
+    def __init__(
+        self,
+        policy: TransformersPolicy,
+        action_format: str,
+        benchmark: str = "",
+    ) -> None:
+        self._policy = policy
+        self._action_format = action_format
+        self._benchmark = benchmark
+        self._encoded = lru_cache(_ENCODINGS)(self._encode)
 
     def distributions(self, requests: Sequence[Request]) -> list[Distribution]:
         """Return the probability of each admissible action, and of anything else.
@@ -64,11 +79,10 @@ class ScoredModel(KnownPolicy):
         """
         if self._policy.options.stop:
             raise InputError("policy transformers: expected no stop texts for probabilities; remove the option stop")
-        fitted = [_checked(one) for one in fit_prompts(self._policy.tokenizer, requests, self._policy.options)]
-        asked = {
-            (tuple(one.tokens), tuple(request.state.actions)): None
-            for one, request in zip(fitted, requests, strict=True)
-        }
+        fitted = fit_prompts(self._policy.tokenizer, requests, self._policy.options)
+        keys = [_key(*each) for each in zip(fitted, requests, strict=True)]
+        # Equal prompts with equal actions are scored once.
+        asked = list(dict.fromkeys(keys))
         queries = self._sampled_queries(asked)
         scored = [self._scored_responses(key[1], queries.get(key, ())) for key in asked]
         with self._policy.computing():
@@ -82,56 +96,54 @@ class ScoredModel(KnownPolicy):
             key: _distribution(list(responses.values()), probabilities, key[1])
             for key, responses, probabilities in zip(asked, scored, found, strict=True)
         }
-        return [
-            made[tuple(one.tokens), tuple(request.state.actions)] for one, request in zip(fitted, requests, strict=True)
-        ]
+        return [made[key] for key in keys]
 
-    def _sampled_queries(
-        self, asked: Iterable[tuple[tuple[int, ...], tuple[str, ...]]]
-    ) -> dict[tuple[tuple[int, ...], tuple[str, ...]], list[SampledResponse]]:
+    def _sampled_queries(self, asked: Iterable[_Key]) -> dict[_Key, list[SampledResponse]]:
         """Return `QUERY_SAMPLES` responses for each prompt and its actions, if one of these is an open query."""
         open_ = [key for key in asked if any(OPEN_QUERY in action for action in key[1])]
+        if not open_:
+            return {}
         prompts = [list(prompt) for prompt, _ in open_ for _ in range(QUERY_SAMPLES)]
-        seeds = [
-            text_hash(f"{list(prompt)}/{number}") % (1 << 63) for prompt, _ in open_ for number in range(QUERY_SAMPLES)
-        ]
-        drawn = self._policy.sampled(prompts, seeds) if open_ else []
+        seeds = [text_hash(f"{prompt}/{n % QUERY_SAMPLES}") % (1 << 63) for n, prompt in enumerate(prompts)]
+        drawn = self._policy.sampled(prompts, seeds)
         return {key: drawn[QUERY_SAMPLES * place :][:QUERY_SAMPLES] for place, key in enumerate(open_)}
 
     def _scored_responses(
         self, actions: Sequence[str], queries: Sequence[SampledResponse]
     ) -> dict[tuple[int, ...], str]:
         """Return the tokens of the responses to score, and the responses."""
+        # The tokens of an action as the tokenizer writes them: other spellings count as anything else.
         closed = [action for action in actions if OPEN_QUERY not in action]
         found: dict[tuple[int, ...], str] = {}
         for text in formatted_actions(closed, self._action_format, actions, self._benchmark):
             found.setdefault(self._encoded(text), text)
         for sampled in queries:
-            tokens = tuple(int(token) for token in sampled.tokens)
-            tokens = tokens[:-1] if tokens[-1] in self._policy.ends else tokens
-            found.setdefault(tokens, self._policy.tokenizer.decode(tokens, skip_special_tokens=False))
+            tokens = tuple(sampled.tokens.tolist())
+            if tokens[-1] in self._policy.ends:
+                tokens = tokens[:-1]
+            found.setdefault(
+                tokens,
+                self._policy.tokenizer.decode(tokens, skip_special_tokens=False),
+            )
         return found
 
-    def _encoded(self, text: str) -> tuple[int, ...]:
-        found = self._encodings.get(text)
-        if found is None:
-            if len(self._encodings) >= _ENCODINGS:
-                self._encodings.clear()
-            found = self._encodings[text] = tuple(self._policy.tokenizer(text, add_special_tokens=False)["input_ids"])
-        return found
+    def _encode(self, text: str) -> tuple[int, ...]:
+        return tuple(self._policy.tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
-def _checked(fitted: FittedPrompt | Failure) -> FittedPrompt:
+def _key(fitted: FittedPrompt | Failure, request: Request) -> _Key:
     if isinstance(fitted, Failure):
         raise InputError(f"policy transformers: {fitted}")
-    return fitted
+    return tuple(fitted.tokens), tuple(request.state.actions)
 
 
-def _distribution(responses: Sequence[str], probabilities: NDArray[np.float64], actions: Sequence[str]) -> Distribution:
+def _distribution(responses: Sequence[str], probabilities: Floats, actions: Sequence[str]) -> Distribution:
     """Return the distribution of scored responses, some of which may have the same text, and of anything else."""
+    # Different tokens may have the same text.
     known = dict.fromkeys(responses, 0.0)
     for response, probability in zip(responses, probabilities.tolist(), strict=True):
         known[response] += probability
+    # Everything else that the model may reply counts as one inadmissible action.
     other = inadmissible_action([*actions, *known])
     known[other] = max(0.0, 1.0 - sum(known.values()))
     values = np.array(list(known.values()))

@@ -12,6 +12,7 @@ It therefore serves to measure estimators. A language model's mistakes are other
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import chain
 from math import exp, log, sqrt
 from typing import TYPE_CHECKING, Annotated, Final, Literal, NamedTuple
@@ -24,22 +25,36 @@ from hgpo_envs.hashing import text_hash
 from hgpo_research.features.alfworld import CommandFeatures
 from hgpo_research.features.webshop import ShopFeatures
 from hgpo_research.features.words import ActionFeatures, WordFeatures
-from hgpo_research.policies.distributions import Distribution, formatted_actions, inadmissible_action
+from hgpo_research.policies.distributions import (
+    Distribution,
+    formatted_actions,
+    inadmissible_action,
+)
 from hgpo_train.policies.base import BatchPolicy, Failure, Reply, Request
-from hgpo_train.policies.registry import PolicySpec, check_admissible_actions
-from hgpo_train.settings import NonNegativeFloat, NonNegativeInt, build, check
+from hgpo_train.policies.registry import (
+    PolicySpec,
+    check_admissible_actions,
+)
+from hgpo_train.settings import (
+    NonNegativeFloat,
+    NonNegativeInt,
+    build,
+    check,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from numpy.typing import NDArray
-
     from hgpo_envs.engine import Engine
     from hgpo_envs.memory import Pair
+    from hgpo_research.arrays import Floats
     from hgpo_research.features.words import StateFeatures
     from hgpo_train.policies.registry import PolicyContext
 
-FEATURES: Final[Mapping[str, Callable[[], ActionFeatures]]] = {"ALFWorld": CommandFeatures, "WebShop": ShopFeatures}
+FEATURES: Final[Mapping[str, Callable[[], ActionFeatures]]] = {
+    "ALFWorld": CommandFeatures,
+    "WebShop": ShopFeatures,
+}
 """The features of each benchmark; `WordFeatures` for all others."""
 
 _STATES: Final = 1 << 14
@@ -84,20 +99,28 @@ class SoftmaxPolicy(BatchPolicy):
     prompt_read = False
 
     def __init__(
-        self, features: ActionFeatures, action_format: str, options: SoftmaxOptions, benchmark: str = ""
+        self,
+        features: ActionFeatures,
+        action_format: str,
+        options: SoftmaxOptions,
+        benchmark: str = "",
     ) -> None:
         super().__init__()
-        self._benchmark = benchmark
         self.history_read = None if options.memory == "all" else options.memory
-        self._features, self._action_format, self._options = features, action_format, options
+        self._features = features
+        self._action_format = action_format
+        self._options = options
+        self._benchmark = benchmark
+        # Skill and temperature are factors of the same scores: they are part of the weights.
         scale = options.skill / options.temperature
         self._weights = {
             name: scale * weight * _weight_factor(options.variant, name) for name, weight in features.weights.items()
         }
-        self._states: dict[tuple[str, str, tuple[str, ...]], _State] = {}
+        self._read_once = lru_cache(_STATES)(self._read)
 
     def respond(self, requests: Sequence[Request]) -> Sequence[Reply | Failure]:
         """See `Policy`."""
+        # A reply is a function of the request and its seed, however many are asked at once.
         drawn = zip(self.distributions(requests), requests, strict=True)
         return [Reply(distribution.draw(_uniform(f"{request.seed}/choice"))) for distribution, request in drawn]
 
@@ -106,21 +129,29 @@ class SoftmaxPolicy(BatchPolicy):
         states = [self._state(request) for request in requests]
         powers = [self._powers(state, self._history(request)) for state, request in zip(states, requests, strict=True)]
         sizes = [len(each) for each in powers]
+        # One array for all requests: most have few responses, and calls of NumPy would take most of the time.
         totals = np.repeat([sum(each) for each in powers], sizes)
-        probabilities = np.split(np.array(list(chain.from_iterable(powers))) / totals, np.cumsum(sizes)[:-1])
+        probabilities = np.split(
+            np.array(list(chain.from_iterable(powers))) / totals,
+            np.cumsum(sizes)[:-1],
+        )
         return [Distribution(state.responses, each) for state, each in zip(states, probabilities, strict=True)]
 
-    def features(self, request: Request) -> NDArray[np.float64]:
+    def features(self, request: Request) -> Floats:
         """Return the features of each response of the request's distribution, of shape (responses, features).
 
         The logits are their products with the weights, and a noise that the weights do not affect. The inadmissible
         response has none.
         """
-        state, names = self._state(request), list(self._weights)
-        choices = {**state.features.choices, **state.features.changes(self._history(request))}
-        rows = [[values.get(name, 0.0) for name in names] for values in choices.values()]
-        missing = len(state.responses) - len(rows)
-        return np.array([*rows, *[[0.0] * len(names)] * missing])
+        state = self._state(request)
+        choices = {
+            **state.features.choices,
+            **state.features.changes(self._history(request)),
+        }
+        found = np.zeros((len(state.responses), len(self._weights)))
+        for row, values in zip(found, choices.values(), strict=False):
+            row[:] = [values.get(name, 0.0) for name in self._weights]
+        return found
 
     def fork(self, slot: int, new_slot: int, engine: Engine | None = None) -> None:
         """See `KnownPolicy`. There is no memory."""
@@ -132,14 +163,11 @@ class SoftmaxPolicy(BatchPolicy):
 
     def _state(self, request: Request) -> _State:
         """Return what is the same for all histories of the request's state."""
-        state = request.state
-        key = request.task.instruction, state.text, tuple(state.actions)
-        known = self._states.get(key)
-        if known is None:
-            if len(self._states) >= _STATES:
-                self._states.clear()
-            known = self._states[key] = self._read(*key)
-        return known
+        return self._read_once(
+            request.task.instruction,
+            request.state.text,
+            tuple(request.state.actions),
+        )
 
     def _powers(self, state: _State, history: Sequence[Pair]) -> list[float]:
         """Return exp(logit - most) of each response, where `most` is the largest logit."""
@@ -153,6 +181,7 @@ class SoftmaxPolicy(BatchPolicy):
         most = max(logits)
         if most != state.most:
             return [exp(logit - most) for logit in logits]
+        # Only the powers of changed choices differ.
         powers = state.powers.copy()
         for choice in changes:
             place = state.places[choice]
@@ -165,6 +194,7 @@ class SoftmaxPolicy(BatchPolicy):
         taste = self._options.taste / self._options.temperature
         noise = [0.0] * len(choices)
         if taste:
+            # The noise is of the state and the choice, not of the history: it is the same whenever the state is seen.
             here = text_hash(f"{self._options.variant}/{instruction}/{observation}")
             noise = [taste * _noise(f"{here}/{choice}") for choice in choices]
         logits = [offset + self._score(values) for offset, values in zip(noise, choices.values(), strict=True)]
@@ -178,8 +208,7 @@ class SoftmaxPolicy(BatchPolicy):
         return _State(features, tuple(responses), logits, most, powers, noise, places)
 
     def _score(self, values: Mapping[str, float]) -> float:
-        weights = self._weights
-        return sum([weights[name] * value for name, value in values.items()])
+        return sum([self._weights[name] * value for name, value in values.items()])
 
 
 class _State(NamedTuple):

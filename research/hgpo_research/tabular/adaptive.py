@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hgpo_research.mixture import FOLDS, Mixture
-from hgpo_research.tabular.cross_validation import cross_validated_slopes, table_advantages
+from hgpo_research.tabular.cross_validation import (
+    cross_validated_slopes,
+    table_advantages,
+)
 from hgpo_research.tabular.rollouts import step_table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from numpy.typing import NDArray
-
+    from hgpo_research.arrays import Floats
     from hgpo_research.tabular.policy import TabularPolicy, Visits
     from hgpo_train.advantages import Estimator
-
-    Floats = NDArray[np.float64]
 
 
 class Adaptive:
@@ -41,20 +41,30 @@ class Adaptive:
         self._mixture = Mixture(list(partners))
         self.metrics: list[dict[str, Floats]] = []
 
-    def __call__(self, policy: TabularPolicy, visits: Visits, stream: Sequence[int]) -> list[Floats]:  # noqa: ARG002
+    def __call__(
+        self,
+        policy: TabularPolicy,
+        visits: Visits,
+        stream: Sequence[int],  # noqa: ARG002 - as other methods
+    ) -> list[Floats]:
         """Return the advantages of each task's rows, and add to `metrics`."""
         table = step_table(policy, visits.rollouts)
         advantages = [table_advantages(each, table, visits.rollouts) for each in self._estimators]
         gradients = [visits.gradient(each) for each in advantages]
+        # All inner products of the partners' gradients: lengths on the diagonal, cosines beside it.
         products = np.array([[visits.products(one, other) for other in gradients] for one in gradients])
         lengths = np.sqrt(np.einsum("jjr->jr", products))
         safe = np.where(lengths > 0, lengths, 1.0)
-        cosines = products / (safe[:, None] * safe)
+        cosines = np.moveaxis(products / (safe[:, None] * safe), 2, 0)
         slopes = cross_validated_slopes(policy, visits, self._estimators, FOLDS)
-        weights, metrics = self._mixture.add(slopes, np.moveaxis(cosines, 2, 0), (lengths > 0).all(0))
+        weights, metrics = self._mixture.add(slopes, cosines, (lengths > 0).all(0))
         self.metrics.append(metrics)
+        # Gradients of equal length are mixed: a factor for each partner and seed.
         factors = np.where(lengths > 0, weights / safe, 0.0)
         return [
-            sum((factor[rows.seed] * each for factor, each in zip(factors, parts, strict=True)), np.zeros(()))
+            sum(
+                (factor[rows.seed] * each for factor, each in zip(factors, parts, strict=True)),
+                np.zeros(()),
+            )
             for rows, *parts in zip(visits.rollouts, *advantages, strict=True)
         ]

@@ -21,17 +21,17 @@ from hgpo_research.tabular.rollouts import step_table
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from numpy.typing import NDArray
-
+    from hgpo_research.arrays import Booleans, Floats
     from hgpo_research.tabular.policy import TabularPolicy, Visits
     from hgpo_research.tabular.rollouts import Rollouts
     from hgpo_train.advantages import Estimator
 
-    Floats = NDArray[np.float64]
-
 
 def cross_validated_slopes(
-    policy: TabularPolicy, visits: Visits, estimators: Sequence[Estimator], folds: int
+    policy: TabularPolicy,
+    visits: Visits,
+    estimators: Sequence[Estimator],
+    folds: int,
 ) -> Floats:
     """Return D of estimators for each seed, of shape (estimators, seeds); 0 where a gradient is 0.
 
@@ -41,32 +41,39 @@ def cross_validated_slopes(
         estimators: The estimators.
         folds: The number of folds, at least 2.
     """
-    batch, seeds, table = visits.rollouts, len(policy.seeds), step_table(policy, visits.rollouts)
-    fold_of = [rows.rollout % folds for rows in batch]
-    without = [[fold != held for fold in fold_of] for held in range(folds)]
-    parts = [
-        table.filter(pl.Series(np.concatenate(kept))).with_columns(pl.col("run") + held * seeds)
-        for held, kept in enumerate(without)
-    ]
-    slopes = np.zeros((len(estimators), seeds))
+    batch = visits.rollouts
+    seeds = len(policy.seeds)
+    table = step_table(policy, batch)
+    without = [[rows.rollout % folds != held for rows in batch] for held in range(folds)]
     held_out = [visits.gradient(_held_out(batch, kept)) for kept in without]
+
+    # One call of an estimator gets all folds, as batches of different runs.
+    chosen = [np.concatenate(kept) for kept in without]
+    parts = [
+        table.filter(pl.Series(rows)).with_columns(pl.col("run") + held * seeds) for held, rows in enumerate(chosen)
+    ]
+    ends = np.cumsum([part.height for part in parts])[:-1]
+    slopes = np.zeros((len(estimators), seeds))
     for number, estimator in enumerate(estimators):
-        estimated = estimator(pl.concat(parts).lazy(), column="advantage").collect()["advantage"].to_numpy()
-        ends = np.cumsum([part.height for part in parts])[:-1]
-        for values, kept, against in zip(np.split(estimated, ends), without, held_out, strict=True):
+        estimated = np.split(_estimated(estimator, pl.concat(parts)), ends)
+        for values, rows, kept, against in zip(estimated, chosen, without, held_out, strict=True):
             advantages = np.zeros(table.height)
-            advantages[np.concatenate(kept)] = values
+            advantages[rows] = values
             gradient = visits.gradient(by_task(advantages, batch))
+            # The length of the steps that the gradient has seen, as of a batch without the fold.
             length = np.sqrt(visits.products(gradient, gradient, kept))
-            slopes[number] += np.where(
-                length > 0, visits.dot(gradient, against) / np.where(length > 0, length, 1.0), 0.0
-            )
+            slope = visits.dot(gradient, against) / np.where(length > 0, length, 1.0)
+            slopes[number] += np.where(length > 0, slope, 0.0)
     return slopes
 
 
-def table_advantages(estimator: Estimator, table: pl.DataFrame, batch: Sequence[Rollouts]) -> list[Floats]:
+def table_advantages(
+    estimator: Estimator,
+    table: pl.DataFrame,
+    batch: Sequence[Rollouts],
+) -> list[Floats]:
     """Return the advantages of each task's rows in the step table of a batch."""
-    return by_task(estimator(table.lazy(), column="advantage").collect()["advantage"].to_numpy(), batch)
+    return by_task(_estimated(estimator, table), batch)
 
 
 def by_task(values: Floats, batch: Sequence[Rollouts]) -> list[Floats]:
@@ -74,10 +81,16 @@ def by_task(values: Floats, batch: Sequence[Rollouts]) -> list[Floats]:
     return np.split(values, np.cumsum([len(rows.seed) for rows in batch])[:-1])
 
 
-def _held_out(batch: Sequence[Rollouts], without: Sequence[NDArray[np.bool_]]) -> list[Floats]:
+def _estimated(estimator: Estimator, table: pl.DataFrame) -> Floats:
+    advantages: Floats = estimator(table.lazy(), column="advantage").collect()["advantage"].to_numpy()
+    return advantages
+
+
+def _held_out(batch: Sequence[Rollouts], without: Sequence[Booleans]) -> list[Floats]:
     """Return the advantages of held-out rows: success minus the mean success of the others; 0 for the others."""
     advantages = []
     for rows, kept in zip(batch, without, strict=True):
+        # The baseline is of rollouts that the held-out ones do not affect.
         ends = rows.last & kept
         base = np.bincount(rows.seed[ends], rows.won[ends]) / np.bincount(rows.seed[ends])
         success = np.bincount(rows.rollout, rows.won)[rows.rollout]

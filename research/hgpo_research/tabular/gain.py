@@ -14,8 +14,7 @@ the unit of relative gains.
 
 from __future__ import annotations
 
-from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import polars as pl
@@ -25,20 +24,18 @@ from hgpo_research.tabular.adaptive import Adaptive
 from hgpo_research.tabular.cross_validation import cross_validated_slopes
 from hgpo_research.tabular.methods import Oracle, TableEstimator
 from hgpo_research.tabular.policy import Visits
-from hgpo_research.tabular.report import half_width
+from hgpo_research.tabular.report import half_width, with_halves
 from hgpo_research.tabular.rollouts import rollouts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     import altair as alt
-    from numpy.typing import NDArray
 
+    from hgpo_research.arrays import Floats
     from hgpo_research.tabular.learning import Learning
     from hgpo_research.tabular.methods import Method
     from hgpo_research.tabular.policy import TabularPolicy
-
-    Floats = NDArray[np.float64]
 
 
 GAINS: Final = ("one_batch", "expected", "relative", "cross_validated")
@@ -47,7 +44,14 @@ GAINS: Final = ("one_batch", "expected", "relative", "cross_validated")
 SAMPLES: Final = 16
 """Number of rollouts of each of the true values, where they are not exact."""
 
-_COLUMNS: Final = ("one_batch", "one_batch_error", "expected", "relative", "cross_validated", "cross_validated_error")
+_COLUMNS: Final = (
+    "one_batch",
+    "one_batch_error",
+    "expected",
+    "relative",
+    "cross_validated",
+    "cross_validated_error",
+)
 
 
 def gains(
@@ -76,32 +80,52 @@ def gains(
     same = policy.copies(position, copies)
     visits = Visits(same, rollouts(same, how.group_size, stream))
     true = visits.gradient(Oracle(SAMPLES)(same, visits, (*stream, 1)))
-    dense = visits.dense(true)
-    others = (dense.sum(0) - dense) / (copies - 1)
-    true_halves = _halves(dense)
-    unit, rows = None, []
-    measured: dict[str, Callable[[], Method]] = {"": partial(Oracle, SAMPLES), **named}
-    for name, new in measured.items():
+    true_dense = visits.dense(true)
+    # The gradient of success from the other copies' rollouts: its noise is independent of a copy's own.
+    others = (true_dense.sum(0) - true_dense) / (copies - 1)
+    true_halves = _halves(true_dense)
+
+    def measured(gradient: Floats) -> tuple[Floats, float | None]:
+        """Return the gain of each batch, and that of the expected gradient."""
+        dense = visits.dense(gradient)
+        square = visits.products(gradient, gradient)
+        one = np.sqrt(2 * how.kl / np.where(square > 0, square, np.inf)) * (dense * others).sum(1)
+        halves = _halves(dense)
+        # Even and odd copies are independent, so that the product has no noise of a square.
+        length = visits.products(visits.sparse(halves[0]), visits.sparse(halves[1])).mean()
+        slope = (halves[0] * true_halves[1] + halves[1] * true_halves[0])[0].sum() / 2
+        return one, np.sqrt(2 * how.kl / length) * slope if length > 0 else None
+
+    def summarised(name: str, values: Floats) -> dict[str, Any]:
+        return {
+            name: values.mean(),
+            f"{name}_error": values.std(ddof=1) / copies**0.5,
+        }
+
+    # The largest gain that there is, by which relative gains are divided.
+    _, unit = measured(true)
+    rows = []
+    for name, new in named.items():
         method = new()
         if isinstance(method, Adaptive):
             continue
+        # The oracle's gradient is known already.
         gradient = true if isinstance(method, Oracle) else visits.gradient(method(same, visits, stream))
-        square, dense = visits.products(gradient, gradient), visits.dense(gradient)
-        one = np.sqrt(2 * how.kl / np.where(square > 0, square, np.inf)) * (dense * others).sum(1)
-        halves = _halves(dense)
-        length = visits.products(visits.sparse(halves[0]), visits.sparse(halves[1])).mean()
-        slope = (halves[0] * true_halves[1] + halves[1] * true_halves[0])[0].sum() / 2
-        expected = np.sqrt(2 * how.kl / length) * slope if length > 0 else None
-        if not name:
-            unit = expected
-            continue
-        row = {"estimator": name, "one_batch": one.mean(), "one_batch_error": one.std(ddof=1) / copies**0.5}
-        row |= {"expected": expected, "relative": one.mean() / unit if unit else None}
+        one, expected = measured(gradient)
+        row = {
+            "estimator": name,
+            "expected": expected,
+            "relative": one.mean() / unit if unit else None,
+        }
+        row |= summarised("one_batch", one)
         if isinstance(method, TableEstimator):
-            (found,) = np.sqrt(2 * how.kl) * cross_validated_slopes(same, visits, [method.estimator], FOLDS)
-            row |= {"cross_validated": found.mean(), "cross_validated_error": found.std(ddof=1) / copies**0.5}
+            (slopes,) = cross_validated_slopes(same, visits, [method.estimator], FOLDS)
+            row |= summarised("cross_validated", np.sqrt(2 * how.kl) * slopes)
         rows.append(row)
-    return pl.DataFrame(rows, schema={"estimator": pl.String} | dict.fromkeys(_COLUMNS, pl.Float64))
+    return pl.DataFrame(
+        rows,
+        schema={"estimator": pl.String} | dict.fromkeys(_COLUMNS, pl.Float64),
+    )
 
 
 def gains_of(
@@ -116,29 +140,45 @@ def gains_of(
     parts = []
     for position, seed in enumerate(policies.seeds[:count].tolist()):
         rows = gains(policies, position, named, how, copies, (iteration,))
-        parts.append(rows.select(pl.lit(iteration).alias("iteration"), pl.lit(seed).alias("seed"), pl.all()))
+        parts.append(
+            rows.select(
+                pl.lit(iteration).alias("iteration"),
+                pl.lit(seed).alias("seed"),
+                pl.all(),
+            )
+        )
     return pl.concat(parts)
 
 
 def gains_summary(table: pl.DataFrame) -> pl.DataFrame:
     """Return the mean gains of each iteration over policies, with half of their 95% intervals (`<name>_half`)."""
     width = half_width(table["seed"].n_unique())
-    means = (pl.col(name).mean() for name in GAINS)
-    halves = ((pl.col(name).std() * width).alias(f"{name}_half") for name in GAINS)
-    return table.group_by("iteration", "estimator", maintain_order=True).agg(*means, *halves)
+    return table.group_by("iteration", "estimator", maintain_order=True).agg(*with_halves(GAINS, width))
 
 
 def gains_chart(table: pl.DataFrame, summary: pl.DataFrame) -> alt.TopLevelMixin:
     """Return a chart of final success (of `report.summary`) by the gain of one batch, one for each iteration."""
     import altair as alt
 
-    rows = gains_summary(table).join(summary.select("estimator", "final"), on="estimator", maintain_order="left")
+    rows = gains_summary(table).join(
+        summary.select("estimator", "final"),
+        on="estimator",
+        maintain_order="left",
+    )
     percent = alt.Axis(format=".1%")
     base = alt.Chart(alt.InlineData(values=rows.to_dicts())).encode(
         x=alt.X("one_batch:Q", title="gain of one batch", axis=percent),
-        y=alt.Y("final:Q", title="final success", axis=percent, scale=alt.Scale(zero=False)),
+        y=alt.Y(
+            "final:Q",
+            title="final success",
+            axis=percent,
+            scale=alt.Scale(zero=False),
+        ),
     )
-    layers = alt.layer(base.mark_point(filled=True), base.mark_text(dx=4, align="left").encode(text="estimator:N"))
+    layers = alt.layer(
+        base.mark_point(filled=True),
+        base.mark_text(dx=4, align="left").encode(text="estimator:N"),
+    )
     return layers.properties(width=320, height=260).facet(column=alt.Column("iteration:Q", title="updates"))
 
 

@@ -12,7 +12,7 @@ are the first logits of tabular policies. Here, choices get numbers of *paramete
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import chain
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,7 +22,8 @@ import polars as pl
 
 from hgpo_envs.errors import InputError
 from hgpo_envs.files.atomic import new_path
-from hgpo_envs.hashing import text_hash
+from hgpo_envs.hashing import text_hash, text_hashes
+from hgpo_research.arrays import Numbers, grown
 from hgpo_research.random_numbers import subkey
 from hgpo_research.truth.exact import close
 from hgpo_research.truth.graph import UNKNOWN, Graph
@@ -32,15 +33,25 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-    from numpy.typing import NDArray
+    from hgpo_research.arrays import Integers
 
-    Integers = NDArray[np.int64]
-
-COUNTED: Final = Rewards(reward="success", reward_scale=1.0, gamma=1.0, invalid_action_penalty=1.0)
+COUNTED: Final = Rewards(
+    reward="success",
+    reward_scale=1.0,
+    gamma=1.0,
+    invalid_action_penalty=1.0,
+)
 """With these, an edge's `gain` is -1 if its action is invalid, else 0, and its `final` is 1 if the task is won."""
 
-_COLUMNS: Final = ("probability", "response", "target", "ended", "gain", "final")
-"""The columns of edges that are those of a `Graph`."""
+_COLUMNS: Final = (
+    "probability",
+    "response",
+    "target",
+    "ended",
+    "gain",
+    "final",
+)
+"""The columns of edges that are stored as they are in a `Graph`."""
 
 _METADATA: Final = "hgpo.tabular"
 
@@ -49,13 +60,13 @@ class _Growing:
     """An array of int64 that grows by doubling."""
 
     def __init__(self) -> None:
-        self._array, self._count = np.empty(0, np.int64), 0
+        self._array = np.empty(0, np.int64)
+        self._count = 0
 
     def extend(self, values: Integers | Sequence[int]) -> None:
         """Append values."""
         count = self._count + len(values)
-        if count > len(self._array):
-            self._array = np.concatenate([self._array[: self._count], np.empty(max(count, 1024), np.int64)])
+        self._array = grown(self._array, count)
         self._array[self._count : count] = values
         self._count = count
 
@@ -74,13 +85,14 @@ class Parameters:
     def __init__(self, *, shared: bool = False) -> None:
         self.shared = shared
         self._names = _Growing()
-        self._numbers: dict[tuple[str, int], int] = {}
+        self._numbers = Numbers()
 
     def number(self, task_id: str, names: Integers) -> Integers:
         """Return the numbers of parameters of a task."""
-        task, numbers, before = "" if self.shared else task_id, self._numbers, len(self._numbers)
-        found = [numbers.setdefault((task, name), len(numbers)) for name in names.tolist()]
-        self._names.extend([name for _, name in islice(reversed(numbers), len(numbers) - before)][::-1])
+        task = "" if self.shared else task_id
+        known = len(self._numbers)
+        found = [self._numbers[task, name] for name in names.tolist()]
+        self._names.extend([name for _, name in self._numbers.listed[known:]])
         return np.array(found, np.int64)
 
     @property
@@ -112,25 +124,25 @@ class TaskGraph:
         reads: int = 0,
         parameters: Parameters | None = None,
     ) -> None:
-        self.task_id, self._open, self._stored, self._reads = task_id, open_graph, stored, reads
+        self.task_id = task_id
+        self._open = open_graph
+        self._stored = stored
+        self._reads = reads
         self.parameters = parameters or Parameters()
         self._complete: bool | None = None
-        self._state, self._owner, self._name, self._parameter = (_Growing() for _ in range(4))
+        self._state = _Growing()
+        self._name = _Growing()
+        self._parameter = _Growing()
         self.graph: Any = open_graph() if stored is None else _arrays(*stored)
         if stored is not None:
             nodes, edges = stored
             self._state.extend(nodes["state_hash"].to_numpy())
-            self._add(edges["node"].to_numpy(), edges["parameter_name"].to_numpy())
+            self._add(edges["parameter_name"].to_numpy())
 
     @property
     def state(self) -> Integers:
         """For each node, the hash of its state text."""
         return self._state.values()
-
-    @property
-    def owner(self) -> Integers:
-        """For each edge, its node."""
-        return self._owner.values()
 
     @property
     def parameter(self) -> Integers:
@@ -139,82 +151,87 @@ class TaskGraph:
 
     def visit(self, nodes: Integers) -> None:
         """Make the edges of nodes known."""
+        # New nodes in the order of their numbers, so that those of parameters do not depend on the rollouts' order.
         missing = np.unique(nodes[self.graph.first[nodes] == UNKNOWN])
         if len(missing):
-            graph = self._live()
-            graph.prepare(missing.tolist())
-            self._number(np.repeat(missing, graph.size[missing]))
+            self._live().prepare(missing.tolist())
+            self._describe()
 
     def follow(self, edges: Integers) -> None:
         """Make known where edges lead."""
         missing = np.unique(edges[self.graph.edges.target[edges] == UNKNOWN])
         if len(missing):
-            self._live().expand(self.owner[missing].tolist(), missing.tolist())
-            self._hash_states()
+            self._live().expand(missing.tolist())
+            self._describe()
 
     def close(self, most_nodes: int) -> bool:
         """Expand everything that can be reached, if these are few nodes; return whether that is so."""
-        if self._complete is not None:
-            return self._complete
-        graph = self._live()
-        self._complete = close(graph, [graph.start], most_nodes)
-        prepared = np.flatnonzero(graph.first[: graph.nodes] != UNKNOWN)
-        prepared = prepared[np.argsort(graph.first[prepared])]
-        self._number(np.repeat(prepared, graph.size[prepared])[len(self.owner) :])
+        if self._complete is None:
+            self._complete = close(self._live(), most_nodes)
+            self._describe()
         return self._complete
 
     def tables(self) -> tuple[pl.DataFrame, pl.DataFrame]:
         """Return the nodes and the edges, which are rows in the order of their numbers."""
         if not isinstance(self.graph, Graph):
             return self._stored  # type: ignore[return-value]  # the graph is what was stored
-        edges, count, nodes = self.graph.edges, len(self.owner), len(self.state)
-        owners = np.unique(self.owner)
-        by_edge = owners[np.argsort(self.graph.first[owners])].tolist()
-        actions = [action for node in by_edge for action in self.graph.responses(node)]
-        named = {"task_id": [self.task_id] * count, "node": self.owner, "action": actions}
-        named |= {"parameter_name": self._name.values()}
-        return (
-            pl.DataFrame({"task_id": [self.task_id] * nodes, "node": np.arange(nodes), "state_hash": self.state}),
-            pl.DataFrame(named | {name: getattr(edges, name)[:count] for name in _COLUMNS}),
-        )
+        edges = self.graph.edges
+        owners = edges.node[: edges.count]
+        task = pl.lit(self.task_id).alias("task_id")
+        nodes = pl.DataFrame({"node": np.arange(self.graph.nodes), "state_hash": self.state})
+        columns = {
+            "node": owners,
+            "action": list(chain.from_iterable(map(self.graph.responses, dict.fromkeys(owners.tolist())))),
+            "parameter_name": self._name.values(),
+        }
+        columns |= {name: getattr(edges, name)[: edges.count] for name in _COLUMNS}
+        return nodes.select(task, pl.all()), pl.DataFrame(columns).select(task, pl.all())
 
     def _live(self) -> Graph:
         """Return the `Graph`, with the nodes and edges of the file under their numbers."""
         if isinstance(self.graph, Graph):
             return self.graph
-        graph, (_, table), edges = self._open(), self._stored, self.graph.edges  # type: ignore[misc]
-        actions, same = table["action"].to_list(), True
-        order = np.lexsort((self.owner, edges.target))  # a node was found from one of a smaller number
-        nodes, first = np.unique(edges.target[order], return_index=True)
-        for node, edge in zip(nodes.tolist(), order[first].tolist(), strict=True):
+        graph = self._open()
+        stored = self.graph.edges
+        actions = self._stored[1]["action"].to_list()  # type: ignore[index]  # without a graph, there is a file
+        same = True
+
+        # 1. The nodes in the order of their numbers. Each was found from one of a smaller number.
+        order = np.lexsort((stored.node, stored.target))
+        nodes, places = np.unique(stored.target[order], return_index=True)
+        for node, edge in zip(nodes.tolist(), order[places].tolist(), strict=True):
             if node > 0:
-                same &= graph.follow(int(self.owner[edge]), actions[edge])[0] == node
-        _, places = np.unique(self.owner, return_index=True)
-        graph.prepare(self.owner[np.sort(places)].tolist())
-        if not same or not np.array_equal(graph.edges.response[: len(actions)], edges.response):
+                same &= graph.follow(int(stored.node[edge]), actions[edge])[0] == node
+
+        # 2. Their edges, in the order of the file.
+        graph.prepare(list(dict.fromkeys(stored.node.tolist())))
+        if not same or not np.array_equal(graph.edges.response[: len(actions)], stored.response):
             raise InputError(f"the stored graph of task {self.task_id} is of another version; delete the graphs")
         for name in _COLUMNS:
-            getattr(graph.edges, name)[: len(actions)] = getattr(edges, name)
+            getattr(graph.edges, name)[: len(actions)] = getattr(stored, name)
         self.graph = graph
         return graph
 
-    def _hash_states(self) -> None:
-        new = range(len(self.state), self.graph.nodes)
-        self._state.extend([text_hash(self.graph.text(node)) for node in new])
-
-    def _number(self, owners: Integers) -> None:
-        """Number the parameters of the newest edges, which belong to some nodes, in the order of the edges."""
-        self._hash_states()
+    def _describe(self) -> None:
+        """Hash the states of new nodes, and number the parameters of new edges."""
+        graph = self.graph
+        self._state.extend(text_hashes(map(graph.text, range(len(self.state), graph.nodes))))
+        new = slice(len(self.parameter), graph.edges.count)
+        owners = graph.edges.node[new]
+        if not len(owners):
+            return
         if self.parameters.shared:
-            names = self._features(owners)
+            self._add(self._features(owners))
         else:
-            responses = self.graph.edges.response[len(self.owner) : len(self.owner) + len(owners)].view(np.int64)
-            names = subkey(self._contexts(owners), responses)
-        self._add(owners, names)
+            self._add(
+                subkey(
+                    self._contexts(owners),
+                    graph.edges.response[new].view(np.int64),
+                )
+            )
 
-    def _add(self, owners: Integers, names: Integers) -> None:
-        """Append edges."""
-        self._owner.extend(owners)
+    def _add(self, names: Integers) -> None:
+        """Append the parameters of edges."""
         self._name.extend(names)
         self._parameter.extend(self.parameters.number(self.task_id, names))
 
@@ -225,24 +242,33 @@ class TaskGraph:
         nodes, places = np.unique(owners, return_inverse=True)
         contexts = self.state[nodes]
         for number, node in enumerate(nodes.tolist()):
-            for text in chain.from_iterable(self.graph.past(node)[-self._reads :]):
-                contexts[number : number + 1] = subkey(contexts[number : number + 1], np.array([text_hash(text)]))
+            texts = chain.from_iterable(self.graph.past(node)[-self._reads :])
+            contexts[number] = subkey(contexts[number : number + 1], *map(text_hash, texts))[0]
         return contexts[places]
 
     def _features(self, owners: Integers) -> Integers:
         """Return hashes of the features, rounded to halves, of all choices at nodes, which come one after another."""
-        nodes = dict.fromkeys(owners.tolist())
-        rows = [str(values) for node in nodes for values in (2 * self.graph.features(node)).round().tolist()]
-        return np.array([text_hash(row) for row in rows], np.int64)
+        rows: list[list[float]] = []
+        for node in dict.fromkeys(owners.tolist()):
+            rows += (2 * self.graph.features(node)).round().tolist()
+        return text_hashes(map(str, rows))
 
 
 def _arrays(nodes: pl.DataFrame, edges: pl.DataFrame) -> SimpleNamespace:
     """Return stored tables as the arrays of a `Graph`."""
-    first, size = np.full(nodes.height, UNKNOWN, np.int64), np.zeros(nodes.height, np.int64)
+    first = np.full(nodes.height, UNKNOWN, np.int64)
+    size = np.zeros(nodes.height, np.int64)
     owners, places, counts = np.unique(edges["node"].to_numpy(), return_index=True, return_counts=True)
-    first[owners], size[owners] = places, counts
-    columns = SimpleNamespace(**{name: edges[name].to_numpy() for name in _COLUMNS}, count=edges.height)
-    return SimpleNamespace(first=first, size=size, edges=columns, nodes=nodes.height, start=0)
+    first[owners] = places
+    size[owners] = counts
+    columns = {name: edges[name].to_numpy() for name in ("node", *_COLUMNS)}
+    return SimpleNamespace(
+        first=first,
+        size=size,
+        edges=SimpleNamespace(**columns, count=edges.height),
+        nodes=nodes.height,
+        start=0,
+    )
 
 
 @dataclass(frozen=True)
@@ -261,10 +287,11 @@ class TaskSet:
 
     def write(self, folder: Path) -> None:
         """Store what is known of the graphs as `nodes.parquet` and `edges.parquet` of an existing folder."""
+        metadata = {_METADATA: orjson.dumps(self.settings).decode()}
         tables = zip(*(graph.tables() for graph in self.graphs), strict=True)
         for name, parts in zip(("nodes", "edges"), tables, strict=True):
             with new_path(folder / f"{name}.parquet") as content:
-                pl.concat(parts).write_parquet(content, metadata={_METADATA: orjson.dumps(self.settings).decode()})
+                pl.concat(parts).write_parquet(content, metadata=metadata)
 
 
 def compile_tasks(
@@ -304,31 +331,56 @@ def compile_tasks(
         raise InputError(f"reads: expected 0 for shared logits, which read what the features read, received {reads}")
     if held_out and not shared:
         raise InputError("held_out: expected shared logits, without which nothing that is learned reaches other tasks")
-    read = {"action_format": "command", "history_length": max(policy_options["memory"], reads)}
+    # Nodes tell as many past pairs apart as the first or the learned logits read.
+    read = {
+        "action_format": "command",
+        "history_length": max(policy_options["memory"], reads),
+    }
     handle = open_env(env_id, **{**env_options, **read})
-    context = PolicyContext(handle.shared.source.name, "command", {**policy_options, "taste": 0.0})
+    context = PolicyContext(
+        handle.shared.source.name,
+        "command",
+        {**policy_options, "taste": 0.0},
+    )
     policy: Any = make_policy("softmax", context)
     if isinstance(tasks, int):
         if tasks < 1 or held_out < 0 or tasks + held_out > len(handle.tasks):
             wanted = f"tasks: expected a number from 1 to {len(handle.tasks)}, with the held-out ones"
             raise InputError(f"{wanted}, received {tasks} and {held_out}")
+        # Held-out tasks are drawn after the others, so that these do not depend on their number.
         drawn = np.random.default_rng(seed).permutation(len(handle.tasks))[: tasks + held_out]
         tasks = [handle.tasks[number] for number in drawn.tolist()]
-    settings: dict[str, Any] = {"env": env_id, "options": dict(env_options), "policy": dict(policy_options)}
-    settings |= {"reads": reads, "shared": shared}
-    stored: dict[Any, tuple[pl.DataFrame, pl.DataFrame]] = {}
-    if folder is not None and (folder / "edges.parquet").exists():
-        files = folder / "nodes.parquet", folder / "edges.parquet"
-        kept = orjson.loads(pl.read_parquet_metadata(files[1]).get(_METADATA, "null"))
-        if kept != settings:
-            raise InputError(f"{folder}: expected graphs of {settings}, received those of {kept}; use another folder")
-        nodes, edges = (pl.read_parquet(file, glob=False).partition_by("task_id", as_dict=True) for file in files)
-        stored = {task: (nodes[task], edges[task]) for task in edges}
+    settings = {
+        "env": env_id,
+        "options": dict(env_options),
+        "policy": dict(policy_options),
+        "reads": reads,
+        "shared": shared,
+    }
+    stored = {} if folder is None else _stored(folder, settings)
     parameters = Parameters(shared=shared)
 
+    # A graph is opened when something is not in the file: environments may be slow to start.
     def opener(task: str) -> Callable[[], Graph]:
         return lambda: Graph(handle.shared, handle.settings, policy, COUNTED, task, reads)
 
-    graphs = [TaskGraph(task, opener(task), stored.get((task,)), reads, parameters) for task in tasks]
-    learned, others = graphs[: len(graphs) - held_out], graphs[len(graphs) - held_out :]
-    return tuple(TaskSet(each, handle.settings.max_steps, settings) for each in (learned, others))  # type: ignore[return-value]
+    graphs = [TaskGraph(task, opener(task), stored.get(task), reads, parameters) for task in tasks]
+    # All graphs have the same parameters: what is learned changes policies on held-out tasks.
+    learned = len(graphs) - held_out
+    steps = handle.settings.max_steps
+    return TaskSet(graphs[:learned], steps, settings), TaskSet(graphs[learned:], steps, settings)
+
+
+def _stored(folder: Path, settings: dict[str, Any]) -> dict[str, tuple[pl.DataFrame, pl.DataFrame]]:
+    """Return the nodes and edges of each task that `TaskSet.write` stored; empty if it stored none."""
+    edges_file = folder / "edges.parquet"
+    if not edges_file.exists():
+        return {}
+    kept = orjson.loads(pl.read_parquet_metadata(edges_file).get(_METADATA, "null"))
+    if kept != settings:
+        raise InputError(f"{folder}: expected graphs of {settings}, received those of {kept}; use another folder")
+    nodes, edges = (
+        pl.read_parquet(file, glob=False).partition_by("task_id", as_dict=True)
+        for file in (folder / "nodes.parquet", edges_file)
+    )
+    return {task: (nodes[task,], part) for (task,), part in edges.items()}

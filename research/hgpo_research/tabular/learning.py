@@ -14,22 +14,27 @@ from hgpo_research.tabular.policy import TabularPolicy, Visits
 from hgpo_research.tabular.rollouts import rollouts, success
 from hgpo_research.tabular.updates import Adam, FixedKL
 from hgpo_research.truth.task import without_collector
-from hgpo_train.settings import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, check
+from hgpo_train.settings import (
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    check,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from numpy.typing import NDArray
-
+    from hgpo_research.arrays import Floats
     from hgpo_research.tabular.graphs import TaskSet
     from hgpo_research.tabular.methods import Method
-
-    Floats = NDArray[np.float64]
 
 AGAIN: Final = " (again)"
 """The end of the name of the A/A test: the first estimator, with other random numbers."""
 
-_EVALUATION, _TRUTH = 1 << 20, 1 << 21  # streams of random numbers, beside those of iterations
+# Streams of random numbers, beside those of iterations.
+_EVALUATION: Final = 1 << 20
+_TRUTH: Final = 1 << 21
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +68,11 @@ class Learning:
 
 
 def learn(
-    tasks: TaskSet, method: Method, how: Learning, seeds: Sequence[int], repetition: int = 0
+    tasks: TaskSet,
+    method: Method,
+    how: Learning,
+    seeds: Sequence[int],
+    repetition: int = 0,
 ) -> Iterator[tuple[TabularPolicy, Floats]]:
     """Let policies learn; yield them and their success before each update, and after the last one.
 
@@ -81,10 +90,17 @@ def learn(
     for iteration in range(how.iterations):
         batch = rollouts(policy, how.group_size, (repetition, iteration))
         yield policy, success(policy, batch)
+        # The update sees the rollouts that were just evaluated, and nothing else.
         visits = Visits(policy, batch)
         gradient = visits.gradient(method(policy, visits, (repetition, iteration + _TRUTH)))
         policy.add(update(visits.dense(gradient), visits.products(gradient, gradient)))
-    yield policy, success(policy, rollouts(policy, how.evaluation, (repetition, _EVALUATION)))
+    yield (
+        policy,
+        success(
+            policy,
+            rollouts(policy, how.evaluation, (repetition, _EVALUATION)),
+        ),
+    )
 
 
 class Curves(NamedTuple):
@@ -122,25 +138,57 @@ def curves(
     """
     if len(task_sets) > how.seeds:
         raise InputError(f"--task-sets: expected at most {how.seeds}, the number of seeds, received {len(task_sets)}")
-    first = next(iter(named))
-    runs = [(first, named[first], 0), (first + AGAIN, named[first], 1)]
-    runs += [(name, new, 0) for name, new in named.items() if name != first]
+    first, *others = named
+    # The second run of the first method shows what chance alone makes of a curve.
+    runs = [
+        (first, first, 0),
+        (first + AGAIN, first, 1),
+        *((name, name, 0) for name in others),
+    ]
     every = np.arange(how.first_seed, how.first_seed + how.seeds)
-    parts, metrics = list[pl.DataFrame](), list[pl.DataFrame]()
+    parts: list[pl.DataFrame] = []
+    metrics: list[pl.DataFrame] = []
+    # Graphs grow all the time, and a search for garbage would go through them again and again.
     with without_collector():
-        for (tasks, compiled), seeds in zip(task_sets.items(), np.array_split(every, len(task_sets)), strict=True):
-            for name, new, repetition in runs:
-                method = new()
-                labels = {"estimator": [name] * len(seeds), "tasks": [tasks] * len(seeds), "seed": seeds}
+        for (tasks, compiled), seeds in zip(
+            task_sets.items(),
+            np.array_split(every, len(task_sets)),
+            strict=True,
+        ):
+            for label, name, repetition in runs:
+                method = named[name]()
+                keys = {
+                    "estimator": [label] * len(seeds),
+                    "tasks": [tasks] * len(seeds),
+                    "seed": seeds,
+                }
                 for iteration, (policy, rate) in enumerate(learn(compiled, method, how, seeds.tolist(), repetition)):
-                    here = labels | {"iteration": np.full(len(seeds), iteration), "success": rate}
+                    rows = pl.DataFrame(
+                        keys
+                        | {
+                            "iteration": np.full(len(seeds), iteration),
+                            "success": rate,
+                        }
+                    )
+                    # Tasks that nobody learns are played at both ends only, which is what is compared.
                     if held_out:
-                        ends = iteration in (0, how.iterations)
-                        other = policy.on(held_out[tasks])
-                        batch = rollouts(other, how.evaluation, (repetition, _EVALUATION)) if ends else None
-                        here["held_out"] = success(other, batch) if batch else [None] * len(seeds)
-                    parts.append(pl.DataFrame(here, schema_overrides={"held_out": pl.Float64} if held_out else None))
-                    watch(tasks, name, iteration, policy)
+                        rates: Any = [None] * len(seeds)
+                        if iteration in (0, how.iterations):
+                            other = policy.on(held_out[tasks])
+                            rates = success(
+                                other,
+                                rollouts(
+                                    other,
+                                    how.evaluation,
+                                    (repetition, _EVALUATION),
+                                ),
+                            )
+                        rows = rows.with_columns(pl.Series("held_out", rates, pl.Float64))
+                    parts.append(rows)
+                    watch(tasks, label, iteration, policy)
                 for iteration, values in enumerate(getattr(method, "metrics", ())):
-                    metrics.append(pl.DataFrame(labels | {"iteration": np.full(len(seeds), iteration)} | values))
-    return Curves(pl.concat(parts), pl.concat(metrics, how="diagonal") if metrics else pl.DataFrame())
+                    metrics.append(pl.DataFrame(keys | {"iteration": np.full(len(seeds), iteration)} | values))
+    return Curves(
+        pl.concat(parts),
+        pl.concat(metrics, how="diagonal") if metrics else pl.DataFrame(),
+    )

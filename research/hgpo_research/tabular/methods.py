@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from hgpo_envs.errors import InputError, unknown
+from hgpo_research.arrays import Floats
 from hgpo_research.mixture import PARTNERS
 from hgpo_research.tabular.adaptive import Adaptive
 from hgpo_research.tabular.cross_validation import table_advantages
+from hgpo_research.tabular.policy import TabularPolicy, Visits
 from hgpo_research.tabular.rollouts import step_table
 from hgpo_research.tabular.values import true_advantages
 from hgpo_train.advantages.variants import read_variants
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping
 
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from hgpo_research.tabular.policy import TabularPolicy, Visits
     from hgpo_train.advantages import Estimator
-
-    Floats = NDArray[np.float64]
 
 ORACLE: Final = "oracle"
 """The name of the true advantages of success (γ = 1)."""
@@ -31,18 +28,9 @@ ORACLE: Final = "oracle"
 ADAPTIVE: Final = "adaptive"
 """The name of the mixture of `PARTNERS`; with some of them, `adaptive:discounted_grpo+shrinkage_gae`."""
 
-
-class Method(Protocol):
-    """Returns the advantages of the rows of each task, of all seeds."""
-
-    def __call__(self, policy: TabularPolicy, visits: Visits, stream: Sequence[int]) -> list[Floats]:
-        """Return advantages.
-
-        Args:
-            policy: The policies.
-            visits: The rollouts of each task, with their choices.
-            stream: What random numbers depend on, besides the seed.
-        """
+Method = Callable[[TabularPolicy, Visits, Sequence[int]], list[Floats]]
+"""Returns the advantages of the rows of each task, of all seeds, from the policies, their rollouts with their choices,
+and what random numbers depend on besides the seed."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +41,11 @@ class TableEstimator:
 
     def __call__(self, policy: TabularPolicy, visits: Visits, stream: Sequence[int]) -> list[Floats]:  # noqa: ARG002
         """See `Method`."""
-        return table_advantages(self.estimator, step_table(policy, visits.rollouts), visits.rollouts)
+        return table_advantages(
+            self.estimator,
+            step_table(policy, visits.rollouts),
+            visits.rollouts,
+        )
 
 
 @dataclass(frozen=True)
@@ -64,11 +56,19 @@ class Oracle:
 
     def __call__(self, policy: TabularPolicy, visits: Visits, stream: Sequence[int]) -> list[Floats]:
         """See `Method`."""
-        return true_advantages(policy, visits.rollouts, gamma=1.0, samples=self.samples, stream=stream)
+        return true_advantages(
+            policy,
+            visits.rollouts,
+            gamma=1.0,
+            samples=self.samples,
+            stream=stream,
+        )
 
 
 def methods(
-    texts: Iterable[str], settings: Sequence[str] = (), samples: int = 16
+    texts: Iterable[str],
+    settings: Sequence[str] = (),
+    samples: int = 16,
 ) -> Mapping[str, Callable[[], Method]]:
     """Return methods by name: estimators as of `hgpo_train.advantages.variants.read_variants`, `ORACLE`, `ADAPTIVE`.
 
@@ -83,26 +83,34 @@ def methods(
     Raises:
         InputError: An estimator or a parameter is unknown, or an estimator is given twice.
     """
-    names = [name.strip() for text in texts for name in text.split(",") if name.strip()]
-    special: dict[str, Callable[[], Method]] = {ORACLE: partial(Oracle, samples)}
-    for name in names:
+    found: dict[str, Callable[[], Method]] = {}
+    written = [name.strip() for text in texts for name in text.split(",") if name.strip()]
+    # Those that are no estimators of tables first.
+    for name in written:
         first, _, partners = name.partition(":")
-        if first == ADAPTIVE:
-            special[name] = partial(Adaptive, _partners(partners.split("+") if partners else list(PARTNERS), settings))
-    read = _read([name for name in names if name not in special], settings)
-    return {name: special[name] if name in special else partial(TableEstimator, read[name]) for name in names}
+        if name == ORACLE:
+            found[name] = partial(Oracle, samples)
+        elif first == ADAPTIVE:
+            found[name] = partial(
+                Adaptive,
+                _partners(
+                    partners.split("+") if partners else list(PARTNERS),
+                    settings,
+                ),
+            )
+    # One call for all estimators: parameters of all are checked against all of them.
+    estimators = [name for name in written if name not in found]
+    for variant in read_variants(estimators, settings=settings) if estimators else ():
+        found[variant.name] = partial(TableEstimator, variant.estimator)
+    return {name: found[name] for name in written}
 
 
 def _partners(names: Sequence[str], settings: Sequence[str]) -> dict[str, Estimator]:
-    if wrong := [name for name in names if name not in PARTNERS]:
-        raise InputError(unknown("partner of adaptive", wrong[0], list(PARTNERS)))
     found = {}
     for name in names:
+        if name not in PARTNERS:
+            raise InputError(unknown("partner of adaptive", name, list(PARTNERS)))
         estimator, fixed = PARTNERS[name]
-        (read,) = _read([estimator], settings).values()
-        found[name] = read.with_parameters(**fixed)
+        (read,) = read_variants([estimator], settings=settings)
+        found[name] = read.estimator.with_parameters(**fixed)
     return found
-
-
-def _read(names: Sequence[str], settings: Sequence[str]) -> dict[str, Estimator]:
-    return {each.name: each.estimator for each in read_variants(names, settings=settings)} if names else {}

@@ -20,14 +20,9 @@ from hgpo_research.random_numbers import subkey, uniform
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from numpy.typing import NDArray
-
+    from hgpo_research.arrays import Booleans, Floats, Integers
     from hgpo_research.tabular.graphs import TaskSet
     from hgpo_research.tabular.rollouts import Rollouts
-
-    Floats = NDArray[np.float64]
-    Integers = NDArray[np.int64]
-    Booleans = NDArray[np.bool_]
 
 
 class Choices(NamedTuple):
@@ -57,7 +52,9 @@ class TabularPolicy:
     """
 
     def __init__(self, tasks: TaskSet, seeds: Sequence[int], taste: float = 1.0) -> None:
-        self.tasks, self.seeds, self._taste = tasks, np.array(seeds, np.int64), taste
+        self.tasks = tasks
+        self.seeds = np.array(seeds, np.int64)
+        self._taste = taste
         self.keys = self.seeds
         self._parameters = tasks.graphs[0].parameters
         self._table = np.zeros((len(self.seeds), 0))  # wider than what is known
@@ -66,7 +63,9 @@ class TabularPolicy:
     def copies(self, seed: int, count: int) -> TabularPolicy:
         """Return equal policies, what the seed at a position has learned, whose random choices are independent."""
         other = TabularPolicy(self.tasks, [int(self.seeds[seed])] * count, self._taste)
-        other._table, other._known = np.repeat(self._table[seed : seed + 1], count, 0), self._known
+        other._table = np.repeat(self._table[seed : seed + 1], count, 0)
+        other._known = self._known
+        # Another key than the seed's own: copies differ from the policy that goes on learning.
         other.keys = subkey(other.seeds, np.arange(1, count + 1))
         return other
 
@@ -78,26 +77,31 @@ class TabularPolicy:
 
     def table(self) -> Floats:
         """Return the noise plus what was learned, of shape (seeds, parameters)."""
-        table, known, names = self._table, self._known, self._parameters.names
-        if len(names) > table.shape[1]:
-            table = np.concatenate([table[:, :known], np.empty((len(table), len(names)))], 1)
-            self._table = table
-        if len(names) > known:
-            noise = uniform(subkey(self.seeds[:, None], names[None, known:])) - 0.5
-            table[:, known : len(names)] = self._taste * np.sqrt(12.0) * noise
-            self._known = len(names)
-        return table[:, : len(names)]
+        names = self._parameters.names
+        count = len(names)
+        if count > self._table.shape[1]:
+            # Twice as wide as needed: parameters are discovered a few at a time.
+            room = np.empty((len(self.seeds), count))
+            self._table = np.concatenate([self._table[:, : self._known], room], 1)
+        if count > self._known:
+            noise = uniform(subkey(self.seeds[:, None], names[None, self._known :])) - 0.5
+            self._table[:, self._known : count] = self._taste * np.sqrt(12.0) * noise
+            self._known = count
+        return self._table[:, :count]
 
     def choices(self, task: int, seed: Integers, node: Integers) -> Choices:
         """Return the choices at nodes, each for the seed at a position."""
-        graph = self.tasks.graphs[task]
-        graph.visit(node)
-        first, size = graph.graph.first[node][:, None], graph.graph.size[node][:, None]
+        compiled = self.tasks.graphs[task]
+        compiled.visit(node)
+        graph = compiled.graph
+        size = graph.size[node][:, None]
+        # Nodes have different numbers of choices: rows are filled up with choices of probability 0.
         slot = np.arange(size.max())
-        edge = np.minimum(first + slot, len(graph.owner) - 1)
-        parameter = graph.parameter[edge]
-        logit = np.log(graph.graph.edges.probability[edge]) + self.table()[seed[:, None], parameter]
+        edge = np.minimum(graph.first[node][:, None] + slot, graph.edges.count - 1)
+        parameter = compiled.parameter[edge]
+        logit = np.log(graph.edges.probability[edge]) + self.table()[seed[:, None], parameter]
         logit[slot >= size] = -np.inf
+        # Without the largest logit, no exponential is infinite.
         power = np.exp(logit - logit.max(1, keepdims=True))
         return Choices(edge, parameter, power / power.sum(1, keepdims=True))
 
@@ -118,16 +122,23 @@ class Visits:
     """
 
     def __init__(self, policy: TabularPolicy, rollouts: Sequence[Rollouts]) -> None:
-        self.rollouts, self._seeds = rollouts, len(policy.seeds)
-        self._count = sum(int((each.step == 0).sum()) for each in rollouts) / self._seeds
+        self.rollouts = rollouts
+        self._seeds = len(policy.seeds)
+        self._count = sum(int((rows.step == 0).sum()) for rows in rollouts) / self._seeds
         self._seed = np.concatenate([rows.seed for rows in rollouts])  # of each row
+        # All choices first: they may discover parameters, which make the table wider.
         choices = [policy.choices(task, rows.seed, rows.node) for task, rows in enumerate(rollouts)]
-        taken = [graph.parameter[rows.edge] for graph, rows in zip(policy.tasks.graphs, rollouts, strict=True)]
         self._width = policy.table().shape[1]
-        places, probabilities, sizes = [], [], []
-        for (_, parameter, probability), rows in zip(choices, rollouts, strict=True):
+
+        # Entries are numbered by seed and parameter. Below, a place is seed · width + parameter.
+        places = []
+        taken = []
+        probabilities = []
+        sizes = []
+        for graph, (_, parameter, probability), rows in zip(policy.tasks.graphs, choices, rollouts, strict=True):
             possible = probability > 0
             places.append((rows.seed[:, None] * self._width + parameter)[possible])
+            taken.append(graph.parameter[rows.edge])
             probabilities.append(probability[possible])
             sizes.append(possible.sum(1))
         self._probability = np.concatenate(probabilities)  # of each choice of each row
@@ -141,7 +152,9 @@ class Visits:
         Args:
             advantages: The advantages of each task's rows.
         """
-        advantage, entries = np.concatenate(advantages), len(self._place)
+        advantage = np.concatenate(advantages)
+        entries = len(self._place)
+        # ∇ log π(a) with respect to the logit of b is 1{a = b} - π(b).
         total = np.bincount(self._taken, advantage, entries)
         total -= np.bincount(self._entry, advantage[self._row] * self._probability, entries)
         gradient: Floats = total / self._count
@@ -162,7 +175,12 @@ class Visits:
         """Return the inner products of each seed's gradients."""
         return np.bincount(self._place // self._width, first * second, self._seeds).astype(np.float64, copy=False)
 
-    def products(self, first: Floats, second: Floats, kept: Sequence[Booleans] | None = None) -> Floats:
+    def products(
+        self,
+        first: Floats,
+        second: Floats,
+        kept: Sequence[Booleans] | None = None,
+    ) -> Floats:
         """Return xᵀ F y of each seed, where F is the mean Fisher information of the steps that it visited.
 
         A step along x changes the mean KL divergence per step by half of xᵀ F x, to second order.
@@ -172,7 +190,11 @@ class Visits:
             second: y.
             kept: The rows of each task that count; None for all.
         """
-        x, y, p, rows = first[self._entry], second[self._entry], self._probability, len(self._seed)
+        x = first[self._entry]
+        y = second[self._entry]
+        p = self._probability
+        rows = len(self._seed)
+        # At a step, xᵀ F y is the covariance of the changes of the logits x and y over the policy's choices.
         means = np.bincount(self._row, p * x, rows) * np.bincount(self._row, p * y, rows)
         covariance = np.bincount(self._row, p * x * y, rows) - means
         weight = np.ones(rows) if kept is None else np.concatenate(kept).astype(np.float64)

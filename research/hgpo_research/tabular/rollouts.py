@@ -6,7 +6,6 @@ depend on which others are played beside it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -17,16 +16,11 @@ from hgpo_research.random_numbers import subkey, uniform
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from numpy.typing import NDArray
-
+    from hgpo_research.arrays import Booleans, Floats, Integers
     from hgpo_research.tabular.policy import TabularPolicy
 
-    Floats = NDArray[np.float64]
-    Integers = NDArray[np.int64]
 
-
-@dataclass(frozen=True)
-class Rollouts:
+class Rollouts(NamedTuple):
     """Rows of one task's rollouts, one per step, by rollout and step.
 
     Attributes:
@@ -44,8 +38,8 @@ class Rollouts:
     step: Integers
     node: Integers
     edge: Integers
-    last: NDArray[np.bool_]
-    won: NDArray[np.bool_]
+    last: Booleans
+    won: Booleans
 
 
 class Move(NamedTuple):
@@ -63,11 +57,16 @@ class Move(NamedTuple):
     step: Integers
     node: Integers
     edge: Integers
-    ended: NDArray[np.bool_]
+    ended: Booleans
 
 
 def play(
-    policy: TabularPolicy, task: int, seed: Integers, keys: Integers, node: Integers, step: Integers
+    policy: TabularPolicy,
+    task: int,
+    seed: Integers,
+    keys: Integers,
+    node: Integers,
+    step: Integers,
 ) -> list[Move]:
     """Play rollouts to their ends, and return their moves.
 
@@ -79,11 +78,14 @@ def play(
         node: The nodes where rollouts begin.
         step: The steps at which they begin.
     """
-    graph, moves = policy.tasks.graphs[task], list[Move]()
+    graph = policy.tasks.graphs[task]
+    moves: list[Move] = []
     alive = np.arange(len(node))
+    # The rollouts that have not ended move by one step; ended ones leave the arrays.
     while len(alive):
         choices = policy.choices(task, seed[alive], node)
-        cumulative, drawn = choices.probability.cumsum(1), uniform(subkey(keys[alive], step))
+        cumulative = choices.probability.cumsum(1)
+        drawn = uniform(subkey(keys[alive], step))
         possible = (cumulative < cumulative[:, -1:]).sum(1)  # the last choice, in case the sum is rounded below 1
         slot = np.minimum((cumulative <= drawn[:, None]).sum(1), possible)
         edge = choices.edge[np.arange(len(alive)), slot]
@@ -91,7 +93,9 @@ def play(
         edges = graph.graph.edges
         ended = edges.ended[edge] | (step + 1 >= policy.tasks.max_steps)
         moves.append(Move(alive, step, node, edge, ended))
-        alive, step, node = alive[~ended], step[~ended] + 1, edges.target[edge[~ended]]
+        alive = alive[~ended]
+        step = step[~ended] + 1
+        node = edges.target[edge[~ended]]
     return moves
 
 
@@ -103,27 +107,26 @@ def rollouts(policy: TabularPolicy, group_size: int, stream: Sequence[int]) -> l
         group_size: Number of rollouts of each task and seed.
         stream: What the random numbers depend on, besides the seed.
     """
-    batch, seeds = list[Rollouts](), len(policy.seeds)
+    batch = []
     for task, graph in enumerate(policy.tasks.graphs):
-        seed, number = (each.ravel() for each in np.indices((seeds, group_size)))
-        keys = policy.keys[seed]
-        for part in (*stream, task, number):
-            keys = subkey(keys, np.asarray(part, np.int64))
-        starts, zeros = np.full(len(seed), graph.graph.start), np.zeros(len(seed), np.int64)
-        moves = play(policy, task, seed, keys, starts, zeros)
+        seed, number = (each.ravel() for each in np.indices((len(policy.seeds), group_size)))
+        # A rollout's key has its seed and number, so that it plays alike whatever is beside it.
+        keys = subkey(policy.keys[seed], *stream, task, number)
+        starts = np.full(len(seed), graph.graph.start)
+        moves = play(policy, task, seed, keys, starts, np.zeros(len(seed), np.int64))
         columns: Any = [np.concatenate(column) for column in zip(*moves, strict=True)]
-        order = np.lexsort((columns[1], columns[0]))
-        rows = Move(*(column[order] for column in columns))
-        won = rows.ended & (graph.graph.edges.final[rows.edge] > 0)
-        batch.append(Rollouts(seed[rows.rollout], rows.rollout, rows.step, rows.node, rows.edge, rows.ended, won))
+        order = np.lexsort((columns[1], columns[0]))  # by rollout, then by step
+        rollout, step, node, edge, ended = (column[order] for column in columns)
+        won = ended & (graph.graph.edges.final[edge] > 0)
+        batch.append(Rollouts(seed[rollout], rollout, step, node, edge, ended, won))
     return batch
 
 
 def success(policy: TabularPolicy, batch: Sequence[Rollouts]) -> Floats:
     """Return the success rate of each seed, the mean over tasks."""
-    rates = [np.bincount(rows.seed, rows.won, len(policy.seeds)) for rows in batch]
-    counts = [np.bincount(rows.seed[rows.last], minlength=len(policy.seeds)) for rows in batch]
-    means: Floats = np.mean([rate / count for rate, count in zip(rates, counts, strict=True)], axis=0)
+    seeds = len(policy.seeds)
+    rates = [np.bincount(rows.seed, rows.won, seeds) / np.bincount(rows.seed, rows.last, seeds) for rows in batch]
+    means: Floats = np.mean(rates, axis=0)
     return means
 
 
@@ -132,26 +135,25 @@ def step_table(policy: TabularPolicy, batch: Sequence[Rollouts]) -> pl.DataFrame
 
     The reward is 1 for a success, whatever the benchmark's own.
     """
-    parts, offset = [], 0
+    parts = []
+    before = 0  # the number of rollouts of the earlier tasks
     for task, (rows, graph) in enumerate(zip(batch, policy.tasks.graphs, strict=True)):
         edges = graph.graph.edges
-        parts.append(
-            pl.DataFrame(
-                {
-                    "run": rows.seed,
-                    "iteration": np.zeros_like(rows.seed),
-                    "task_id": np.full_like(rows.seed, task),
-                    "trajectory": offset + rows.rollout,
-                    "step": rows.step,
-                    "reward": rows.won.astype(np.float64),
-                    "won": rows.won,
-                    "score": rows.won.astype(np.float64),
-                    "action_valid": edges.gain[rows.edge] == 0,
-                    "state_hash": graph.state[rows.node],
-                    "action_hash": edges.response[rows.edge].view(np.int64),
-                    "next_state_hash": graph.state[edges.target[rows.edge]],
-                }
-            )
-        )
-        offset += int(rows.rollout.max()) + 1
+        won = rows.won.astype(np.float64)
+        part = {
+            "run": rows.seed,
+            "iteration": np.zeros_like(rows.seed),
+            "task_id": np.full_like(rows.seed, task),
+            "trajectory": before + rows.rollout,
+            "step": rows.step,
+            "reward": won,
+            "won": rows.won,
+            "score": won,
+            "action_valid": edges.gain[rows.edge] == 0,
+            "state_hash": graph.state[rows.node],
+            "action_hash": edges.response[rows.edge].view(np.int64),
+            "next_state_hash": graph.state[edges.target[rows.edge]],
+        }
+        parts.append(pl.DataFrame(part))
+        before += int(rows.rollout.max()) + 1
     return pl.concat(parts)

@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Floats = NDArray[np.float64]
+    from hgpo_research.arrays import Floats
 
 
 @dataclass(frozen=True)
@@ -25,6 +23,7 @@ class FixedKL:
 
     def __call__(self, gradient: Floats, square: Floats) -> Floats:
         """Return the changes of parameters, of shape (seeds, parameters), for gradients whose gᵀFg is `square`."""
+        # A gradient of 0 has no direction.
         moves = square > 1e-300
         rate = np.where(moves, np.sqrt(2 * self.kl / np.where(moves, square, 1.0)), 0.0)
         return rate[:, None] * gradient
@@ -46,9 +45,11 @@ class Adam:
     def __call__(self, gradient: Floats, square: Floats) -> Floats:  # noqa: ARG002 - as `FixedKL`
         """Return the changes of parameters, of shape (seeds, parameters)."""
         self._count += 1
+        # New parameters had gradients of 0 so far.
         more = (0, 0), (0, gradient.shape[1] - self._mean.shape[1])
         self._mean = 0.9 * np.pad(self._mean, more) + 0.1 * gradient
         self._square = 0.999 * np.pad(self._square, more) + 0.001 * gradient**2
-        mean, variance = self._mean / (1 - 0.9**self._count), self._square / (1 - 0.999**self._count)
+        mean = self._mean / (1 - 0.9**self._count)
+        variance = self._square / (1 - 0.999**self._count)
         change: Floats = self.learning_rate * mean / (np.sqrt(variance) + 1e-8)
         return change

@@ -36,7 +36,14 @@ from hgpo_train.rollout.env_handle import open_env
 from hgpo_train.rollout.sessions import installed_versions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+    from collections.abc import (
+        Callable,
+        Collection,
+        Generator,
+        Iterator,
+        Mapping,
+        Sequence,
+    )
     from pathlib import Path
 
     from hgpo_research.policies.distributions import KnownPolicy
@@ -45,18 +52,51 @@ if TYPE_CHECKING:
 
 METADATA: Final = "hgpo.truth"
 """The key of a truth table's metadata."""
-KEYS: Final = ("run", "iteration", "env_id", "task_id", "group", "trajectory", "step")
+KEYS: Final = (
+    "run",
+    "iteration",
+    "env_id",
+    "task_id",
+    "group",
+    "trajectory",
+    "step",
+)
 """The columns that identify a row, as in the step table. Those that it lacks are left out."""
 
 _KINDS: Final[Mapping[str, Any]] = {
-    **dict.fromkeys(("value", "q", "advantage", "value_error", "q_error", "advantage_error"), pl.Float64),
-    **dict.fromkeys(("value_first", "value_second", "advantage_first", "advantage_second"), pl.Float64),
+    **dict.fromkeys(
+        (
+            "value",
+            "q",
+            "advantage",
+            "value_error",
+            "q_error",
+            "advantage_error",
+        ),
+        pl.Float64,
+    ),
+    **dict.fromkeys(
+        (
+            "value_first",
+            "value_second",
+            "advantage_first",
+            "advantage_second",
+        ),
+        pl.Float64,
+    ),
     "rollouts": pl.Int32,
     "exact": pl.Boolean,
     "choice": pl.Int32,
     "probabilities": pl.List(pl.Float64),
 }
-_READ: Final = ("state", "action", "response", "action_valid", "reward", "prompt")
+_READ: Final = (
+    "state",
+    "action",
+    "response",
+    "action_valid",
+    "reward",
+    "prompt",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,12 +161,14 @@ def plan_truth(
     header = None if folder is None else manifest.read(folder).header
     if folder is None or header is None:
         raise InputError(f"{run}: expected the folder of a run")
-    env, acting = header.config.get("env"), header.config.get("policy")
+    env = header.config.get("env")
+    acting = header.config.get("policy")
     if not isinstance(env, dict) or "id" not in env:
         raise InputError(f"{run}: expected a run of `hgpo rollout` or `hgpo eval`, which stores its environment")
     options = {name: value for name, value in env.items() if name != "id"}
     named = code_of_environment(env["id"], options)
     given = dict(policy_options or {})
+    # Code that the run names is a stranger's; a policy that the caller names is not.
     if policy is None:
         if not isinstance(acting, dict) or "name" not in acting:
             raise InputError(f"{run}: expected a run that stores its policy; choose one with --policy")
@@ -170,21 +212,20 @@ def write_truth(
         raise InputError(f"processes: expected an integer of at least 1, received {processes}")
     if out.exists() and not overwrite:
         raise InputError(f"{out} exists already; replace it with --overwrite, or use another --out")
+    # Tasks in the order of their names, whatever the order of the run: a seed belongs to a name.
     tasks = _steps(plan.run).select(pl.col("task_id").unique().sort()).collect().to_series().to_list()
     if not tasks:
         raise InputError(f"{plan.run} contains no complete rollouts")
     tables: list[pl.DataFrame] = []
     steps = 0
-    with _open(plan) as (handle, policy):  # before anything is computed, to find bad input
-        if processes == 1:
-            found: Iterator[tuple[pl.DataFrame, int]] = (_of_task(plan, handle, policy, task) for task in tasks)
-        else:
-            found = _in_processes(plan, tasks, processes)
-        with closing(found):  # type: ignore[type-var]  # a generator
+    with _open(plan) as of_task:  # before anything is computed, to find bad input
+        found = (of_task(task) for task in tasks) if processes == 1 else _in_processes(plan, tasks, processes)
+        with closing(found):
             for table, count in found:
                 tables.append(table)
                 steps += count
                 progress(len(tables), len(tasks))
+    # The rows of the run in its order.
     truth = pl.concat(tables).sort("(row)").drop("(row)")
     with making_folder(out.absolute().parent), new_path(out) as content:
         truth.write_parquet(content, metadata={METADATA: _metadata(plan)})
@@ -193,6 +234,7 @@ def write_truth(
 
 def default_out(plan: TruthPlan) -> Path:
     """Return the default path of a table: ``<run>.truth/<policy>.parquet``."""
+    # Names of policies may contain paths and colons.
     name = "".join(character if character.isalnum() or character in "-_.=," else "-" for character in plan.policy)
     return plan.run.with_name(f"{plan.run.absolute().name}.truth") / f"{name}.parquet"
 
@@ -228,29 +270,31 @@ def _steps(run: Path) -> pl.LazyFrame:
     """Return the rows of the run's complete trajectories, with their position as `(row)`."""
     steps = scan_steps(run).with_row_index("(row)")
     columns = steps.collect_schema().names()
+    # Rollouts that failed for a reason outside of the task end anywhere: they have no return.
     if "aborted" in columns:
         steps = steps.filter(~pl.col("aborted").fill_null(False).any().over("trajectory"))
-    for name in ("task_id", "trajectory", "step", "state", "action", "action_valid", "reward"):
+    for name in (
+        "task_id",
+        "trajectory",
+        "step",
+        "state",
+        "action",
+        "action_valid",
+        "reward",
+    ):
         if name not in columns:
             raise InputError(f"{run}: expected the column {name}, which this run does not store")
     return steps.select("(row)", *(name for name in (*KEYS, *_READ) if name in columns))
 
 
-def _in_processes(plan: TruthPlan, tasks: Sequence[str], processes: int) -> Iterator[tuple[pl.DataFrame, int]]:
+def _in_processes(plan: TruthPlan, tasks: Sequence[str], processes: int) -> Generator[tuple[pl.DataFrame, int]]:
+    # New processes, not forks: threads of Polars do not survive a fork.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(processes, context, initializer=_begin_worker, initargs=(plan,)) as pool:
         try:
             yield from pool.map(_work, tasks)
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
-
-
-@contextmanager
-def _open(plan: TruthPlan) -> Iterator[tuple[EnvHandle, KnownPolicy]]:
-    with closing(open_env(plan.env_id, **plan.env_options)) as handle:
-        context = PolicyContext(handle.shared.source.name, handle.settings.action_format, plan.policy_options)
-        with closing(known_policy(plan.policy, context)) as policy:
-            yield handle, policy
 
 
 _worker: Callable[[str], tuple[pl.DataFrame, int]]
@@ -261,38 +305,51 @@ def _begin_worker(plan: TruthPlan) -> None:
     global _worker  # noqa: PLW0603 - the way in which a pool's workers keep what they have opened
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent stops them
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    _worker = partial(_of_task, plan, *_open(plan).__enter__())  # open until the process ends
+    _worker = _open(plan).__enter__()  # open until the process ends
 
 
 def _work(task: str) -> tuple[pl.DataFrame, int]:
     return _worker(task)
 
 
+@contextmanager
+def _open(
+    plan: TruthPlan,
+) -> Iterator[Callable[[str], tuple[pl.DataFrame, int]]]:
+    """Open the environment and the policy; return the function that computes a task (`_of_task`)."""
+    with closing(open_env(plan.env_id, **plan.env_options)) as handle:
+        context = PolicyContext(
+            handle.shared.source.name,
+            handle.settings.action_format,
+            plan.policy_options,
+        )
+        with closing(known_policy(plan.policy, context)) as policy:
+            yield partial(_of_task, plan, handle, policy)
+
+
 def _of_task(plan: TruthPlan, handle: EnvHandle, policy: KnownPolicy, task: str) -> tuple[pl.DataFrame, int]:
     """Return the rows of a task's steps, and the number of steps of Monte Carlo rollouts."""
     rows = _steps(plan.run).filter(task_id=task).collect().sort("trajectory", "step")
-    with without_collector():
-        columns, count = _columns(plan, handle, policy, task, rows)
-    return rows.drop(_READ, strict=False).with_columns(_prompts(rows), *_series(columns)), count
-
-
-def _columns(
-    plan: TruthPlan, handle: EnvHandle, policy: KnownPolicy, task: str, rows: pl.DataFrame
-) -> tuple[dict[str, list[Any]], int]:
     trajectories = [_trajectory(part) for part in rows.partition_by("trajectory", maintain_order=True)]
-    graph = Graph(handle.shared, handle.settings, policy, plan.rewards, task)
+    # A task's random numbers depend on its name alone, not on the process that computes it.
     entropy = plan.budget.seed, text_hash(f"truth/{task}") % (1 << 63)
-    return task_truth(graph, trajectories, plan.rewards, plan.budget, entropy)
+    with without_collector():
+        graph = Graph(handle.shared, handle.settings, policy, plan.rewards, task)
+        columns, count = task_truth(graph, trajectories, plan.rewards, plan.budget, entropy)
+    series = [pl.Series(name, values, dtype=_KINDS[name]) for name, values in columns.items()]
+    return rows.drop(_READ, strict=False).with_columns(_prompts(rows), *series), count
 
 
 def _trajectory(rows: pl.DataFrame) -> list[Step]:
     responses = rows["response"] if "response" in rows.columns else [None] * rows.height
-    columns = rows["state"], rows["action"], responses, rows["action_valid"], rows["reward"]
+    columns = (
+        rows["state"],
+        rows["action"],
+        responses,
+        rows["action_valid"],
+        rows["reward"],
+    )
     return [Step(*values) for values in zip(*columns, strict=True)]
-
-
-def _series(columns: Mapping[str, list[Any]]) -> list[pl.Series]:
-    return [pl.Series(name, values, dtype=_KINDS[name]) for name, values in columns.items()]
 
 
 def _prompts(rows: pl.DataFrame) -> pl.Series:

@@ -18,6 +18,7 @@ from __future__ import annotations
 import gc
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -25,15 +26,24 @@ import numpy as np
 from hgpo_research.truth.estimates import Estimates
 from hgpo_research.truth.exact import close, solve
 from hgpo_research.truth.graph import UNKNOWN
-from hgpo_research.truth.places import compose, exact_places, solved, visits_of
+from hgpo_research.truth.places import (
+    compose,
+    exact_places,
+    solved,
+    visits_of,
+)
 from hgpo_research.truth.walks import play
-from hgpo_train.settings import NonNegativeInt, PositiveFloat, PositiveInt, check
+from hgpo_train.settings import (
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    check,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
-    from numpy.typing import NDArray
-
+    from hgpo_research.arrays import Floats
     from hgpo_research.truth.graph import Graph
     from hgpo_research.truth.places import Step, Visits, Web
     from hgpo_research.truth.rewards import Rewards
@@ -97,7 +107,11 @@ def without_collector() -> Iterator[None]:
 
 
 def task_truth(
-    graph: Graph, trajectories: Sequence[Sequence[Step]], rewards: Rewards, budget: Budget, entropy: Sequence[int]
+    graph: Graph,
+    trajectories: Sequence[Sequence[Step]],
+    rewards: Rewards,
+    budget: Budget,
+    entropy: Sequence[int],
 ) -> tuple[dict[str, list[Any]], int]:
     """Compute the truth of all steps of a task's rollouts.
 
@@ -114,93 +128,98 @@ def task_truth(
     Raises:
         InputError: The rollouts do not belong to this environment.
     """
+    # V is needed where the rollouts have been, and nowhere else.
     visits = visits_of(graph, trajectories)
-    if close(graph, [graph.start], budget.exact_nodes) and all(graph.first[node] != UNKNOWN for node in visits.node):
+    # Rollouts of another policy may have been where this one never goes, which a closed graph does not value.
+    if close(graph, budget.exact_nodes) and (graph.first[visits.node] != UNKNOWN).all():
         web = solved(visits, solve(graph, rewards.gamma))
     else:
         web = compose(graph, visits, rewards.gamma)
-    exact, kept = exact_places(web), (graph.nodes, graph.edges.count)
-    certain = _certain(visits, exact)
-    rng = np.random.default_rng(list(entropy))
-    estimates, steps, replicates = {name: Estimates() for name in certain}, 0, 0
+    exact = exact_places(web)
+    certain = {
+        "value": exact[visits.rows],
+        "q": (visits.following < 0) | exact[visits.following],
+    }
+    certain["advantage"] = certain["value"] & certain["q"]
+    estimates = {name: Estimates() for name in certain}
+    replicate = _replicates(graph, web, rewards.gamma, np.random.default_rng(list(entropy)))
 
-    def replicated(count: int) -> Iterator[tuple[NDArray[np.float64], int]]:
-        for size in _chunks(count, len(visits.node), _CHUNK_OF_TREES if graph.tree else _CHUNK):
-            if graph.tree:
-                graph.forget(*kept)
-            yield play(graph, web, rewards.gamma, rng.integers(1 << 64, size=(graph.max_steps, size), dtype=np.uint64))
-
+    # 1. How many replicates there can be.
+    steps = 0
     most = _even(budget.rollouts if budget.error is None and budget.steps is None else budget.most_rollouts)
     if budget.steps is not None and not exact.all():
-        steps += sum(moves for _, moves in replicated(_TRIAL))
+        steps += sum(moves for _, moves in replicate(_TRIAL))
+        # The trial tells what a replicate costs. It is no part of the estimates, which would be biased by stopping.
         affordable = (budget.steps - steps) * _TRIAL // steps
         most = min(most, _even(affordable - affordable % 2))
+
+    # 2. Replicates are added until the errors are small, or no more can be.
+    replicates = 0
     while True:
-        for values, moves in replicated(min(_even(budget.rollouts), most - replicates)):
+        for values, moves in replicate(min(_even(budget.rollouts), most - replicates)):
             for name, found in _of_rows(visits, values, rewards.gamma).items():
                 estimates[name].add(found)
-            steps, replicates = steps + moves, replicates + values.shape[1]
-        errors = estimates["advantage"].errors(certain["advantage"])
-        small = budget.error is not None and np.sqrt(np.mean(errors**2)) <= budget.error
+            steps += moves
+            replicates += values.shape[1]
+        errors = {name: each.errors(certain[name]) for name, each in estimates.items()}
+        small = budget.error is not None and np.sqrt(np.mean(errors["advantage"] ** 2)) <= budget.error
         if small or replicates >= most or exact.all():
             break
-    numbers = _numbers(visits, web, estimates, certain, replicates)
-    return {**numbers, **_choices(graph, trajectories, visits)}, steps
+
+    # 3. The columns.
+    halves = {name: each.halves for name, each in estimates.items()}
+    columns = {name: half.mean(0) for name, half in halves.items()}
+    columns |= {f"{name}_error": error for name, error in errors.items()}
+    for name in ("value", "advantage"):
+        columns[f"{name}_first"], columns[f"{name}_second"] = halves[name]
+    columns["rollouts"] = np.where(web.size > 0, replicates, 0)[visits.rows]
+    columns["exact"] = certain["advantage"]
+    lists = {name: column.tolist() for name, column in columns.items()}
+    return lists | _choices(graph, trajectories, visits), steps
 
 
 def _even(rollouts: int) -> int:
     return max(_FEWEST, rollouts + rollouts % 2)
 
 
-def _chunks(count: int, places: int, estimates: int) -> Iterator[int]:
-    """Divide an even number of replicates into even numbers with a number of estimates of values each."""
-    most = max(2, estimates // places // 2 * 2)
-    while count > 0:
-        yield min(most, count)
-        count -= most
+def _replicates(
+    graph: Graph, web: Web, gamma: float, rng: np.random.Generator
+) -> Callable[[int], Iterator[tuple[Floats, int]]]:
+    """Return a function that makes an even number of replicates, in chunks: estimates (`play`), and moves."""
+    kept = graph.nodes, graph.edges.count
+    at_once = (_CHUNK_OF_TREES if graph.tree else _CHUNK) // len(web.node)
+    most = max(2, at_once // 2 * 2)
+
+    def replicate(count: int) -> Iterator[tuple[Floats, int]]:
+        while count > 0:
+            # Paths of a tree never merge, so nothing of earlier replicates would be used again.
+            if graph.tree:
+                graph.forget(*kept)
+            keys = rng.integers(
+                1 << 64,
+                size=(graph.max_steps, min(most, count)),
+                dtype=np.uint64,
+            )
+            yield play(graph, web, gamma, keys)
+            count -= most
+
+    return replicate
 
 
-def _certain(visits: Visits, exact: NDArray[np.bool_]) -> dict[str, NDArray[np.bool_]]:
-    """Return whether V, Q and A of each step of the rollouts are exact."""
-    value, q = exact[visits.rows], (visits.following < 0) | exact[visits.following]
-    return {"value": value, "q": q, "advantage": value & q}
-
-
-def _of_rows(visits: Visits, values: NDArray[np.float64], gamma: float) -> dict[str, NDArray[np.float64]]:
+def _of_rows(visits: Visits, values: Floats, gamma: float) -> dict[str, Floats]:
     """Return V, Q and A of each step of the rollouts from the values of places, of shape (steps, replicates)."""
-    value, later = values[visits.rows], values[visits.following]
+    value = values[visits.rows]
+    later = values[visits.following]
     later[visits.following < 0] = 0.0
     q = visits.gain[:, None] + gamma * later
     return {"value": value, "q": q, "advantage": q - value}
 
 
-def _numbers(
-    visits: Visits,
-    web: Web,
-    estimates: Mapping[str, Estimates],
-    certain: Mapping[str, NDArray[np.bool_]],
-    replicates: int,
-) -> dict[str, list[Any]]:
-    """Return the columns of numbers."""
-    halves = {name: estimate.halves for name, estimate in estimates.items()}
-    columns = {name: half.mean(0) for name, half in halves.items()}
-    columns |= {f"{name}_error": estimates[name].errors(certain[name]) for name in estimates}
-    for name in ("value", "advantage"):
-        columns[f"{name}_first"], columns[f"{name}_second"] = halves[name]
-    begun = np.where(web.size > 0, replicates, 0)[visits.rows]
-    return {
-        **{name: column.tolist() for name, column in columns.items()},
-        "rollouts": begun.tolist(),
-        "exact": certain["advantage"].tolist(),
-    }
-
-
 def _choices(graph: Graph, trajectories: Sequence[Sequence[Step]], visits: Visits) -> dict[str, list[Any]]:
     """Return the policy's probabilities at each step of the rollouts, and the index of the response that was given."""
-    nodes = [visits.node[place] for place in visits.rows]
-    steps = (step for trajectory in trajectories for step in trajectory)
+    nodes = visits.node[visits.rows].tolist()
     return {
-        "choice": [_choice(graph, node, step) for node, step in zip(nodes, steps, strict=True)],
+        "choice": [_choice(graph, node, step) for node, step in zip(nodes, chain(*trajectories), strict=True)],
         "probabilities": [graph.probabilities(node).tolist() for node in nodes],
     }
 
@@ -214,4 +233,7 @@ def _choice(graph: Graph, node: int, step: Step) -> int | None:
     if step.response in responses:
         return responses.index(step.response)
     commands = (graph.command(node, response) for response in responses)
-    return next((number for number, command in enumerate(commands) if command == step.action), None)
+    return next(
+        (number for number, command in enumerate(commands) if command == step.action),
+        None,
+    )

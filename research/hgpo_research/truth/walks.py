@@ -10,26 +10,18 @@ difference has less noise.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from hgpo_envs.hashing import mix
+from hgpo_research.random_numbers import unit
 from hgpo_research.truth.graph import UNKNOWN
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
+    from hgpo_research.arrays import Floats, Hashes, Integers
     from hgpo_research.truth.graph import Graph
     from hgpo_research.truth.places import Web
-
-    Integers = NDArray[np.int64]
-    Floats = NDArray[np.float64]
-    Keys = NDArray[np.uint64]
-
-
-_UNUSED: Final = np.uint64(11)
-"""The bits of a hash that a float64 cannot hold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +45,7 @@ class _Moves:
     begun: Integers
 
 
-def play(graph: Graph, web: Web, gamma: float, keys: Keys) -> tuple[Floats, int]:
+def play(graph: Graph, web: Web, gamma: float, keys: Hashes) -> tuple[Floats, int]:
     """Return independent estimates of the values of all places.
 
     Each replicate has one rollout from each place with `rest`. A rollout ends with the episode, or at a place, whose
@@ -70,30 +62,49 @@ def play(graph: Graph, web: Web, gamma: float, keys: Keys) -> tuple[Floats, int]
         The estimates, float64 of shape (places, replicates), and the number of moves of rollouts.
     """
     steps, replicates = keys.shape
-    values, moves = np.empty((len(web.node), replicates)), list[_Moves]()
     bounds = np.searchsorted(web.step, np.arange(steps + 2))
+
+    # Forwards: all rollouts move, and begin at the places of each step.
+    moves: list[_Moves] = []
     node = replicate = np.empty(0, np.int64)
     for step in range(steps):
-        here, after = (np.arange(bounds[each], bounds[each + 1]) for each in (step, step + 1))
-        made, node, replicate = _move(graph, web, keys[step], node, replicate, here, after, last=step + 1 == steps)
+        here = np.arange(bounds[step], bounds[step + 1])
+        after = np.arange(bounds[step + 1], bounds[step + 2])
+        made, node, replicate = _move(
+            graph,
+            web,
+            keys[step],
+            node,
+            replicate,
+            here,
+            after,
+            last=step + 1 == steps,
+        )
         moves.append(made)
+
+    # Backwards: the returns of the rollouts, and from these the values of the places where they began.
+    values = np.empty((len(web.node), replicates))
     following = np.empty(0)
     for step in reversed(range(steps)):
         made = moves[step]
         total = made.gain
-        where = made.replicate[made.going]
         later = np.empty(len(made.going))
         ends = made.place >= 0
-        later[ends] = values[made.place[ends], where[ends]]
+        later[ends] = values[made.place[ends], made.replicate[made.going][ends]]
         later[~ends] = following[made.following]
         total[made.going] += gamma * later
         begins = len(total) - len(made.begun) * replicates
         following = total[:begins]
         here = np.arange(bounds[step], bounds[step + 1])
+        # The links of a step's places lead to places of the next step, whose values are known by now.
         if len(here):
-            low, high = np.searchsorted(web.parent, (here[0], here[-1] + 1))
+            links = slice(*np.searchsorted(web.parent, (here[0], here[-1] + 1)))
             values[here] = web.constant[here, None]
-            np.add.at(values, web.parent[low:high], web.coefficient[low:high, None] * values[web.child[low:high]])
+            np.add.at(
+                values,
+                web.parent[links],
+                web.coefficient[links, None] * values[web.child[links]],
+            )
             values[made.begun] += web.rest[made.begun, None] * total[begins:].reshape(-1, replicates)
     return values, sum(len(made.gain) for made in moves)
 
@@ -101,7 +112,7 @@ def play(graph: Graph, web: Web, gamma: float, keys: Keys) -> tuple[Floats, int]
 def _move(
     graph: Graph,
     web: Web,
-    keys: Keys,
+    keys: Hashes,
     node: Integers,
     replicate: Integers,
     here: Integers,
@@ -111,45 +122,71 @@ def _move(
 ) -> tuple[_Moves, Integers, Integers]:
     """Begin rollouts at the places of a step and move all.
 
+    Args:
+        graph: The graph.
+        web: The places.
+        keys: The keys of the step, of shape (replicates,).
+        node: The nodes of the rollouts that began earlier.
+        replicate: Their replicates.
+        here: The places of this step.
+        after: The places of the next step.
+        last: Whether it is the last step before the step limit.
+
     Returns:
         The moves, and the nodes and replicates of the rollouts that continue.
     """
-    edges, replicates = graph.edges, len(keys)
+    edges = graph.edges
+    replicates = len(keys)
+
+    # 1. Each rollout chooses among the edges of its node; one that begins, among those that no rollout of the run took.
     begun = here[web.size[here] > 0]
-    flat, sizes = _ranges(graph.first[node], graph.size[node])
-    offered, more = _ranges(np.repeat(web.first[begun], replicates), np.repeat(web.size[begun], replicates))
-    origin = np.concatenate([node, np.repeat(web.node[begun], replicates)])
+    first = np.cumsum(web.size) - web.size
+    old = _ranges(graph.first[node], graph.size[node])
+    new = web.edges[
+        _ranges(
+            np.repeat(first[begun], replicates),
+            np.repeat(web.size[begun], replicates),
+        )
+    ]
+    sizes = np.concatenate([graph.size[node], np.repeat(web.size[begun], replicates)])
     replicate = np.concatenate([replicate, np.tile(np.arange(replicates), len(begun))])
-    sizes = np.concatenate([sizes, more])
-    edge = _first(graph, np.concatenate([flat, web.edges[offered]]), sizes, np.repeat(keys[replicate], sizes))
-    unknown = edges.target[edge] == UNKNOWN
-    new, where = np.unique(edge[unknown], return_index=True)
-    if len(new):
-        graph.expand(origin[unknown][where].tolist(), new.tolist())
+    edge = _first(
+        graph,
+        np.concatenate([old, new]),
+        sizes,
+        np.repeat(keys[replicate], sizes),
+    )
+
+    # 2. The graph learns where these edges lead.
+    graph.expand(np.unique(edge[edges.target[edge] == UNKNOWN]).tolist())
     ended = edges.ended[edge] | last
     gain = edges.gain[edge] + np.where(ended, edges.final[edge], 0.0)
     going = np.flatnonzero(~ended)
     target = edges.target[edge[going]]
+
+    # 3. A rollout that comes to a place of the run ends there. Others of one replicate in one node are one from there.
     places = np.full(graph.nodes, -1)
     places[web.node[after]] = after
     place = places[target]
     stray = place < 0
-    merged, following = np.unique(target[stray] * replicates + replicate[going][stray], return_inverse=True)
+    merged, following = np.unique(
+        target[stray] * replicates + replicate[going][stray],
+        return_inverse=True,
+    )
     moves = _Moves(gain, replicate, going, place, following, begun)
-    node, replicate = merged // replicates, merged % replicates
-    if len(node):
-        graph.prepare(np.unique(node[graph.first[node] == UNKNOWN]).tolist())
+    node, replicate = np.divmod(merged, replicates)
+    graph.prepare(np.unique(node[graph.first[node] == UNKNOWN]).tolist())
     return moves, node, replicate
 
 
-def _ranges(first: Integers, size: Integers) -> tuple[Integers, Integers]:
-    """Return the concatenation of ranges, and their sizes."""
+def _ranges(first: Integers, size: Integers) -> Integers:
+    """Return the concatenation of ranges."""
     ends = np.cumsum(size)
-    total = int(ends[-1]) if len(ends) else 0
-    return np.arange(total) + np.repeat(first - ends + size, size), size
+    found: Integers = np.arange(size.sum()) + np.repeat(first - ends + size, size)
+    return found
 
 
-def _first(graph: Graph, edge: Integers, size: Integers, key: Keys) -> Integers:
+def _first(graph: Graph, edge: Integers, size: Integers, key: Hashes) -> Integers:
     """Return the edge with the smallest delay of each range.
 
     Args:
@@ -160,9 +197,11 @@ def _first(graph: Graph, edge: Integers, size: Integers, key: Keys) -> Integers:
     """
     if not len(size):
         return np.empty(0, np.int64)
-    uniform = ((mix(key ^ graph.edges.response[edge]) >> _UNUSED).astype(np.float64) + 1.0) * 2.0**-53  # in (0, 1]
+    # The same response has the same uniform number in all nodes of a replicate's step.
+    uniform = unit(mix(key ^ graph.edges.response[edge])) + 2.0**-53  # in (0, 1]
     with np.errstate(divide="ignore"):
         delay = -np.log(uniform) / graph.edges.probability[edge]
     start = np.cumsum(size) - size
+    # Where delays are equal, as infinite ones of probability 0, the first edge is taken.
     least = np.flatnonzero(delay == np.repeat(np.minimum.reduceat(delay, start), size))
     return edge[least[np.searchsorted(least, start)]]
