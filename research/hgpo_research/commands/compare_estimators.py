@@ -13,12 +13,13 @@ from hgpo_train.advantages.parameters import REWARD_SCALE
 from hgpo_train.cli import options  # noqa: TC001 - cyclopts reads the annotations
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     import polars as pl
 
     from hgpo_research.comparison import Comparison
     from hgpo_research.comparison.row_gradients import RowGradients
+    from hgpo_train.advantages.variants import Variant
 
 SHOWN: Final = ("correlation", "sign", "error", "slope")
 """The measures that are printed, which fit into 80 columns with their intervals; the files contain all."""
@@ -101,8 +102,9 @@ def compare_estimators(
         raise InputError(f"expected --measure gain, or correlation with a --truth and no --model; received {received}")
     sizes = _integers("--group-sizes", group_sizes)
     rewards = truth_rewards(truth, run)
-    steps, exact = scan_steps(run, plain=True), scan_steps(truth, plain=True)
     variants = read_variants(estimators, {"reward": rewards.reward, "reward_scale": reward_scale}, setting or [])
+    steps = _with_scores(run, variants)
+    exact = scan_steps(truth, plain=True)
     title, target = _target(run, out, overwrite)
     errors = terminal(stderr=True)
     with errors.status("comparing") as status:
@@ -181,8 +183,9 @@ def _gain(
     from hgpo_train.advantages.variants import read_variants
     from hgpo_train.cli.display import print_table, terminal
 
-    steps, exact = scan_steps(run, plain=True), None
     variants = read_variants(estimators, {"reward": "success", "reward_scale": reward_scale}, settings)
+    steps = _with_scores(run, variants)
+    exact = None
     if truth is not None:
         rewards = truth_rewards(truth, run)
         if (rewards.reward, rewards.gamma) != ("success", 1.0):
@@ -254,6 +257,13 @@ def _gradients(
         seed=seed,
         progress=lambda done, total: say(f"gradients of the model: {done:,} of {total:,}"),
     )
+
+
+def _with_scores(run: Path, variants: Sequence[Variant]) -> pl.LazyFrame:
+    """Return the steps of a run, with the scores that estimators read."""
+    from hgpo_train.advantages.tables import step_table
+
+    return step_table(run, [score for variant in variants for score in variant.estimator.scores])
 
 
 def _integers(option: str, text: str | None) -> list[int] | None:
