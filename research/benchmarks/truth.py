@@ -19,10 +19,10 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from record import add_keep, store
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.runner import add_keep, store
 from hgpo_envs.episode import Episode
 from hgpo_research.truth import Budget, Rewards
 from hgpo_research.truth.graph import Graph

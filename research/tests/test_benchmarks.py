@@ -27,8 +27,7 @@ def test_the_first_estimator_runs_again_with_other_seeds():
     from hgpo_train.advantages.variants import read_variants
     from hgpo_train.training.config import load_config
 
-    import_module("research.benchmarks")
-    learning, drawn = import_module("learning"), import_module("learning_figures")
+    learning, drawn = import_module("benchmarks.learning"), import_module("benchmarks.learning_figures")
     base, estimators = load_config("tiny-webshop"), read_variants(["grpo,hgpo"])
     runs = learning.planned(base, Path("warm"), estimators, (0, 1), learning.WORLDS["webshop"]["estimators"])
     assert runs.keys() == {f"{name}-{seed}" for name in ("grpo", "hgpo", "grpo, other seeds") for seed in (0, 1)}
