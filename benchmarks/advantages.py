@@ -30,7 +30,14 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import numpy as np
 import polars as pl
 
-from benchmarks.runner import Row, in_new_process, least, memory_mb, quantity, seconds
+from benchmarks.runner import (
+    Row,
+    in_new_process,
+    least,
+    memory_mb,
+    quantity,
+    seconds,
+)
 from hgpo_datasets import manifest, shards
 from hgpo_envs.hashing import chain_columns, link
 from hgpo_train.advantages import compute, get
@@ -69,7 +76,11 @@ def simulate(tasks: int, rollouts: int, seed: int) -> pl.DataFrame:
         aside = rng.random(walkers) > skill
         detour = place * 8 + 1 + rng.integers(0, 7, walkers)
         novel = rng.random(walkers) < 0.04
-        shown = np.where(novel, 1_000_000 + rng.integers(0, 1 << 40, walkers), np.where(aside, detour, place * 8))
+        shown = np.where(
+            novel,
+            1_000_000 + rng.integers(0, 1 << 40, walkers),
+            np.where(aside, detour, place * 8),
+        )
         states[alive, step] = shown[alive]
         place += ~aside
         alive &= place < way
@@ -101,7 +112,11 @@ def simulate(tasks: int, rollouts: int, seed: int) -> pl.DataFrame:
         pl.lit("simulated").alias("run"),
         pl.lit("HGPO/ALFWorld-v0").alias("env_id"),
         pl.format("train/pick_and_place_simple-{}/trial_T2026", "task_number").alias("task_id"),
-        pl.format("00000-{}-{}", "task_number", pl.col("trajectory").cast(pl.String).str.zfill(6)).alias("trajectory"),
+        pl.format(
+            "00000-{}-{}",
+            "task_number",
+            pl.col("trajectory").cast(pl.String).str.zfill(6),
+        ).alias("trajectory"),
         *(pl.when(pl.Series(defined[k])).then(pl.Series(values[k])).alias(f"history_hash_{k}") for k in range(9)),
     ).drop("task_number")
 
@@ -123,7 +138,11 @@ def write(folder: Path, tasks: int, rollouts: int) -> tuple[str, int]:
 def with_keys(steps: pl.LazyFrame) -> pl.LazyFrame:
     """Add the task, the trajectory, the episode's score and discounted returns; rows are in order."""
     task = pl.struct("run", "iteration", "env_id", "task_id", "group").rle_id()
-    steps = steps.with_columns(task=task, walk=pl.col("trajectory").rle_id(), reward=10.0 * pl.col("reward"))
+    steps = steps.with_columns(
+        task=task,
+        walk=pl.col("trajectory").rle_id(),
+        reward=10.0 * pl.col("reward"),
+    )
     discount = pl.lit(0.95).pow(pl.col("step").cast(pl.Float64))
     returns = (discount * pl.col("reward")).cum_sum(reverse=True).over("walk") / discount
     return steps.with_columns(R=returns, S=pl.col("reward").sum().over("walk"))
@@ -189,13 +208,25 @@ def rows_of(pattern: str, size: tuple[int, int], count: int, official: dict[str,
         what = f"{label}, {count:,} steps, including reading"
         note = f"decoding alone {quantity(found['decoding'], 's')}"
         floor = ("plain windows", found["plain"]) if "plain" in found else None  # of the engine of `collect()`
-        yield Row(f"{what}, in memory", found["in memory"], "s", floor=floor, note=note)
+        yield Row(
+            f"{what}, in memory",
+            found["in memory"],
+            "s",
+            floor=floor,
+            note=note,
+        )
         rival = None
         if label in official:
             returns = official.get("step returns", 0.0) if label in OF_STEP_RETURNS else 0.0
             rival = ("official code", official[label] + returns)
         shown = "readme" if (label, size) == ("HGPO K=2", SHOWN) else ""
-        yield Row(f"Advantages: {what}", found["streaming"], "s", rival=rival, shown=shown)
+        yield Row(
+            f"Advantages: {what}",
+            found["streaming"],
+            "s",
+            rival=rival,
+            shown=shown,
+        )
 
 
 def in_chunks(pattern: str, folder: Path, copies: int = 1) -> Row:
@@ -204,7 +235,13 @@ def in_chunks(pattern: str, folder: Path, copies: int = 1) -> Row:
     count: list[int] = []
     taken = seconds(lambda: count.append(write_advantages(steps, [get("hgpo")], folder / "advantages.parquet")))
     note = f"{memory_mb('VmHWM'):.0f} MB of memory"
-    return Row(f"Advantages: HGPO K=2, {count[0]:,} steps, in chunks", taken, "s", note=note, shown="page")
+    return Row(
+        f"Advantages: HGPO K=2, {count[0]:,} steps, in chunks",
+        taken,
+        "s",
+        note=note,
+        shown="page",
+    )
 
 
 def official_times(frame: pl.DataFrame, verl_agent: Path) -> dict[str, float]:
@@ -243,7 +280,12 @@ def official_times(frame: pl.DataFrame, verl_agent: Path) -> dict[str, float]:
     }
     taken["GiGPO"] = once(lambda: gigpo.compute_gigpo_outcome_advantage(rewards.clone(), step_rewards, **given))
     for depth in (2, 4):
-        work = partial(hgpo.compute_hgpo_outcome_advantage, rewards.clone(), step_rewards, **given)
+        work = partial(
+            hgpo.compute_hgpo_outcome_advantage,
+            rewards.clone(),
+            step_rewards,
+            **given,
+        )
         taken[f"HGPO K={depth}"] = once(partial(work, history_length=depth))
     return taken
 

@@ -88,7 +88,13 @@ def beside_original(source: ALFWorldSource, ids: Sequence[str], steps: int) -> I
         ("step of the bare engine with admissible commands", paces, "readme"),
     ):
         ours, theirs = map(fmean, zip(*times, strict=True))
-        yield Row(f"ALFWorld: {what}", ours, "s", rival=("original", theirs), shown=shown)
+        yield Row(
+            f"ALFWorld: {what}",
+            ours,
+            "s",
+            rival=("original", theirs),
+            shown=shown,
+        )
 
 
 def throughput(source: ALFWorldSource, ids: Sequence[str]) -> Iterator[Row]:
@@ -106,8 +112,16 @@ def throughput(source: ALFWorldSource, ids: Sequence[str]) -> Iterator[Row]:
 
     first = cpu(play)
     later = min(cpu(play) for _ in range(3))
-    yield Row("ALFWorld: steps a second, one core, of games played before", steps / later, "/s")
-    yield Row("ALFWorld: the same of games played for the first time", steps / first, "/s")
+    yield Row(
+        "ALFWorld: steps a second, one core, of games played before",
+        steps / later,
+        "/s",
+    )
+    yield Row(
+        "ALFWorld: the same of games played for the first time",
+        steps / first,
+        "/s",
+    )
 
 
 def opening(pack: Path | None, folder: Path | None) -> Iterator[Row]:
@@ -118,7 +132,14 @@ def opening(pack: Path | None, folder: Path | None) -> Iterator[Row]:
     compiled = cpu(lambda: [source.game(task) for task in some]) / len(some)
     yield Row("ALFWorld: read and compile a game", compiled, "s")
     opened = cpu(lambda: [ALFWorldSource(pack).ids("all") for _ in range(20)]) / 20
-    loose = ("the folder of their files", cpu(lambda: ALFWorldSource(folder).ids("all"))) if folder else None
+    loose = (
+        (
+            "the folder of their files",
+            cpu(lambda: ALFWorldSource(folder).ids("all")),
+        )
+        if folder
+        else None
+    )
     yield Row(f"ALFWorld: open a pack of {len(ids):,} games", opened, "s", rival=loose)
 
 
@@ -141,7 +162,12 @@ def resident(pack: Path | None, who: str) -> float:
     return memory_mb("VmRSS")
 
 
-def run(pack: Path | None = None, folder: Path | None = None, games: int = 4, steps: int = 15) -> Iterator[Row]:
+def run(
+    pack: Path | None = None,
+    folder: Path | None = None,
+    games: int = 4,
+    steps: int = 15,
+) -> Iterator[Row]:
     """Measure all parts; the original plays `games` walks of `steps` commands."""
     source = ALFWorldSource(pack)
     every = source.ids("all")
@@ -149,11 +175,21 @@ def run(pack: Path | None = None, folder: Path | None = None, games: int = 4, st
     original = None
     try:
         yield from beside_original(source, ids[:games], steps)
-        original = ("original, one game", in_new_process(resident, pack, "original"))
+        original = (
+            "original, one game",
+            in_new_process(resident, pack, "original"),
+        )
     except InputError as error:
         print(f"without the original: {error}", file=sys.stderr)
     yield from throughput(source, ids)
     yield from opening(pack, folder)
     imports = f"{in_new_process(resident, pack, 'imports'):.0f} MB are imports"
     memory = in_new_process(resident, pack, "native")
-    yield Row(f"ALFWorld: memory of {LIVE:,} environments", memory, "MB", rival=original, note=imports, shown="page")
+    yield Row(
+        f"ALFWorld: memory of {LIVE:,} environments",
+        memory,
+        "MB",
+        rival=original,
+        note=imports,
+        shown="page",
+    )

@@ -40,7 +40,11 @@ def play(name: str, store: GameStore) -> Iterator[tuple[str, bool, int]]:
     for task_id in track(store.ids(), name, console=Console(stderr=True)):
         game = compile_game(store.read(task_id), task_id)
         state = engine.play(game)
-        player.reset(Task(task_id, "", game.task, ""), state, engine if name == "expert" else None)
+        player.reset(
+            Task(task_id, "", game.task, ""),
+            state,
+            engine if name == "expert" else None,
+        )
         steps = 0
         while not state.terminated and steps < LIMIT:
             state = engine.act(player.act(state))

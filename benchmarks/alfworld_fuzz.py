@@ -82,7 +82,10 @@ def _urgent(engine: ALFWorldEngine) -> Iterator[str]:
     if held != NOTHING and any((held, r) in game_state.emptied for r in here):
         for r in here:
             if (held, r) not in game_state.emptied:
-                yield game.grammar.put.format(object=game.object_names[held], receptacle=game.receptacle_names[r])
+                yield game.grammar.put.format(
+                    object=game.object_names[held],
+                    receptacle=game.receptacle_names[r],
+                )
     if held != NOTHING and game_state.traits[held]:
         yield f"examine {game.object_names[held]}"
     for r in here:
@@ -90,7 +93,10 @@ def _urgent(engine: ALFWorldEngine) -> Iterator[str]:
             if game_state.traits[o] & Trait.SLICED:
                 yield f"take {game.object_names[o]} from {game.receptacle_names[r]}"
                 if held != NOTHING:
-                    put = {"object": game.object_names[held], "receptacle": game.receptacle_names[r]}
+                    put = {
+                        "object": game.object_names[held],
+                        "receptacle": game.receptacle_names[r],
+                    }
                     yield game.grammar.put.format(**put)
 
 
@@ -109,7 +115,11 @@ def _wanted(engine: ALFWorldEngine, verb: str) -> set[str]:
     if verb in ("move", "put"):
         beside = [r for r in game.receptacles_at[game_state.location] if (held, r) not in game_state.emptied]
         return {
-            game.grammar.put.format(object=game.object_names[held], receptacle=game.receptacle_names[r]) for r in beside
+            game.grammar.put.format(
+                object=game.object_names[held],
+                receptacle=game.receptacle_names[r],
+            )
+            for r in beside
         }
     if verb != "go":
         return set()
@@ -169,7 +179,11 @@ def _invalid(state: State, before: list[str], rng: random.Random) -> str:
 
 
 def compare(
-    file: Mapping[str, Any], native: ALFWorldEngine, original: OriginalEngine, steps: int, rng: random.Random
+    file: Mapping[str, Any],
+    native: ALFWorldEngine,
+    original: OriginalEngine,
+    steps: int,
+    rng: random.Random,
 ) -> Iterator[dict[str, Any]]:
     """Play one walk in both engines; yield each answer of the original, and the native one where it differs."""
     state = native.play(compile_game(file))
@@ -214,7 +228,11 @@ def fuzz(data: Path | None, games: int, steps: int, seed: int, put: float) -> tu
     lines = 0
     original = OriginalEngine()
     ids = source.ids("all")
-    for task in track(rng.sample(ids, min(games, len(ids))), label, console=Console(stderr=True)):
+    for task in track(
+        rng.sample(ids, min(games, len(ids))),
+        label,
+        console=Console(stderr=True),
+    ):
         native = CountingEngine()
         file = convert(source.read(task), "put" if rng.random() < put else "move")
         recording = []
@@ -222,12 +240,21 @@ def fuzz(data: Path | None, games: int, steps: int, seed: int, put: float) -> tu
             if row["native"] is not None:
                 differences.append({"task": task, "step": step, **row})
             del row["native"]
-            place = {"task": task, "grammar": native.game.grammar.name, "step": step}
+            place = {
+                "task": task,
+                "grammar": native.game.grammar.name,
+                "step": step,
+            }
             recording.append(json.dumps(place | row) + "\n")
         fired += native.fired
         lines += len(recording)
         walks.append((set(native.fired), recording))
-    report = {"lines": lines, "games": len(walks), "differences": len(differences), "first": differences[:20]}
+    report = {
+        "lines": lines,
+        "games": len(walks),
+        "differences": len(differences),
+        "first": differences[:20],
+    }
     return report | {"fired": dict(sorted(fired.items()))}, walks
 
 
@@ -249,4 +276,8 @@ def run(
     label = "official" if data else "bundled"
     what = f"ALFWorld: random walks compared with the original, {report['games']} {label} games"
     note = f"{report['differences']} differences"
-    yield Part([Row(what, report["lines"], "lines", note=note, shown="readme")], report, f"_{label}")
+    yield Part(
+        [Row(what, report["lines"], "lines", note=note, shown="readme")],
+        report,
+        f"_{label}",
+    )

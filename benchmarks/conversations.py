@@ -32,7 +32,15 @@ def run(tasks: int = 48) -> Iterator[Row]:
         with tempfile.TemporaryDirectory() as folder:
             for style in ("memory", "chat"):
                 out = Path(folder) / style
-                collect(env_id, "explorer", out=out, tasks=tasks, group_size=2, seed=1, prompt_style=style)
+                collect(
+                    env_id,
+                    "explorer",
+                    out=out,
+                    tasks=tasks,
+                    group_size=2,
+                    seed=1,
+                    prompt_style=style,
+                )
                 steps[style] = demonstrations(out, replace(SftConfig(), rows="all"))
         texts = [text for table in steps.values() for text in table["prompt"]]
         tokenizer = train_tokenizer(texts, 2000)

@@ -123,7 +123,21 @@ def run(rounds: int = 9) -> Iterator[Row]:
             cold[way] = sum(map(min, zip(*taken, strict=True))) / steps_of(walks)
         warm = replayed(env_id, walks, rounds)
         step = f"{name}: step through `gymnasium.make` with prompt, info and history hashes"
-        for times, caches, shown in ((warm, "", "readme"), (cold, ", empty caches", "page")):
-            yield Row(step + caches, times["gym.make"], "s", floor=("bare engine", times["engine"]), shown=shown)
+        for times, caches, shown in (
+            (warm, "", "readme"),
+            (cold, ", empty caches", "page"),
+        ):
+            yield Row(
+                step + caches,
+                times["gym.make"],
+                "s",
+                floor=("bare engine", times["engine"]),
+                shown=shown,
+            )
         together, single = vector(env_id, walks, 3 * rounds)
-        yield Row(f"{name}: step in `make_vec` of {VECTOR}", together, "s", floor=("`gymnasium.make`", single))
+        yield Row(
+            f"{name}: step in `make_vec` of {VECTOR}",
+            together,
+            "s",
+            floor=("`gymnasium.make`", single),
+        )

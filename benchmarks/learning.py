@@ -56,7 +56,12 @@ if TYPE_CHECKING:
 
 WORLDS: Final[dict[str, dict[str, Any]]] = {  # estimators with the parameters of their papers' scripts
     "alfworld": {
-        "estimators": {"grpo": {}, "gigpo": {}, "hgpo": {"history_length": 2}, "g2po": {"state_key": "alfworld-nodes"}},
+        "estimators": {
+            "grpo": {},
+            "gigpo": {},
+            "hgpo": {"history_length": 2},
+            "g2po": {"state_key": "alfworld-nodes"},
+        },
         "compared": "grpo,gigpo,hgpo,g2po",
         "warm_start": (
             WarmStart(
@@ -119,7 +124,13 @@ def run(
         base = load_config(f"tiny-{world}", set_)
         warm = warm_started(world, folder, base, demonstrations)
         variants = read_variants([estimators or described["compared"]])
-        runs = planned(base, warm, variants, [int(seed) for seed in seeds.split(",")], described["estimators"])
+        runs = planned(
+            base,
+            warm,
+            variants,
+            [int(seed) for seed in seeds.split(",")],
+            described["estimators"],
+        )
         run_jobs(trainings(place, runs), jobs)
         run_jobs(fresh_evaluations(FRESH[world](folder), place, warm, runs), jobs)
     return report(world, place, name, folder / against if against else None)
@@ -146,7 +157,12 @@ def run_jobs(commands: list[Job], jobs: int) -> None:
         with ExitStack() as stack:
             output = stack.enter_context(job.log.open("a")) if jobs > 1 else None
             environment = {"OMP_NUM_THREADS": threads} | os.environ
-            code = subprocess.call([*HGPO, *job.command], env=environment, stdout=output, stderr=output)
+            code = subprocess.call(
+                [*HGPO, *job.command],
+                env=environment,
+                stdout=output,
+                stderr=output,
+            )
         if code:
             failed.set()
             print(f"{job.name} ended with {code}" + (f": {job.log} says why" if output else ""))
@@ -174,7 +190,11 @@ def warm_started(world: str, folder: Path, config: Config, share: float) -> Path
 
 
 def planned(
-    base: Config, warm: Path, estimators: list[Variant], seeds: Sequence[int], world: dict[str, dict[str, Any]]
+    base: Config,
+    warm: Path,
+    estimators: list[Variant],
+    seeds: Sequence[int],
+    world: dict[str, dict[str, Any]],
 ) -> dict[str, Config]:
     """Return the configurations of all runs by name. The first estimator runs again with other seeds: the A/A test."""
     first = estimators[0]
@@ -193,7 +213,10 @@ def configuration(base: Config, warm: Path, variant: Variant, ours: dict[str, An
     values = dataclasses.asdict(base)
     parameters = values["advantage"]["parameters"]
     common = {key: value for key, value in parameters.items() if key not in ("history_length", "mode")}  # HGPO's
-    values["advantage"] = {"estimator": variant.estimator.name, "parameters": common | ours | variant.assigned}
+    values["advantage"] = {
+        "estimator": variant.estimator.name,
+        "parameters": common | ours | variant.assigned,
+    }
     values["model"]["path"] = str(warm)
     return replace(Config(), **{**values, "name": name, "seed": seed})
 
@@ -202,7 +225,10 @@ def games(path: Path, number: int, seed: int) -> str:
     """Return a pack of generated games, created if missing: two thirds to train, a sixth per held-out split."""
     if not path.exists():
         sizes = ("--games", str(number), "--seed", str(seed))
-        subprocess.run([*HGPO, "data", "synth", "alfworld", *sizes, "--out", str(path)], check=True)
+        subprocess.run(
+            [*HGPO, "data", "synth", "alfworld", *sizes, "--out", str(path)],
+            check=True,
+        )
     return str(path)
 
 
@@ -235,7 +261,11 @@ def trainings(folder: Path, runs: dict[str, Config]) -> list[Job]:
     for name, config in runs.items():
         run = folder / name
         lines = read_metrics(run / "metrics.jsonl")
-        if lines and is_finished(config, lines[-1]["iteration"], lines[-1]["training/environment_steps"]):
+        if lines and is_finished(
+            config,
+            lines[-1]["iteration"],
+            lines[-1]["training/environment_steps"],
+        ):
             stored = load_config(run / CONFIG)
             if fixed_values(stored, free_settings(stored)) != fixed_values(config, free_settings(config)):
                 raise InputError(f"{run} has another configuration; use another --folder or --name")
@@ -273,7 +303,11 @@ def evaluation(config: Config, model: Path, data: str, seeds: list[int], out: Pa
         "temperature": config.evaluation.temperature,
         "out": out,
     }
-    return ["eval", *played(config, model), *(f"--{name}={value}" for name, value in options.items())]
+    return [
+        "eval",
+        *played(config, model),
+        *(f"--{name}={value}" for name, value in options.items()),
+    ]
 
 
 def played(config: Config, model: Path) -> list[str]:

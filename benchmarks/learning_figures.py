@@ -69,14 +69,26 @@ def report(world: str, folder: Path, name: str = "", against: Path | None = None
     }
     title = WORLDS[world]
     rows = list(success_rows(title, kept, shown="" if name else "readme"))
-    return [Part(rows, kept, f"_{world}_{name}".rstrip("_"), curves_chart(found, title))]
+    return [
+        Part(
+            rows,
+            kept,
+            f"_{world}_{name}".rstrip("_"),
+            curves_chart(found, title),
+        )
+    ]
 
 
 def success_rows(title: str, kept: dict[str, Any], shown: str) -> Iterator[Row]:
     """Return success of each estimator before and after training, and the differences on fresh tasks in points."""
     for estimator, (start, end, _) in kept["ends"].items():
         before = ("before training", start)
-        yield Row(f"{title}: success on held-out tasks, {title_of(estimator)}", end, "%", rival=before)
+        yield Row(
+            f"{title}: success on held-out tasks, {title_of(estimator)}",
+            end,
+            "%",
+            rival=before,
+        )
     fresh = kept["fresh"]
     if not fresh:
         return
@@ -146,7 +158,10 @@ def fresh_figures(folder: Path, against: Path | None = None) -> dict[str, Any]:
     if not (played and fresh_folder(folder, START).exists()):
         return {}
     before = episode_table(scan_steps(fresh_folder(folder, START)))
-    figures: dict[str, Any] = {"tasks": before["task_id"].n_unique(), START: success(before)}
+    figures: dict[str, Any] = {
+        "tasks": before["task_id"].n_unique(),
+        START: success(before),
+    }
     for estimator, runs in played.items():
         after = pl.concat(runs.values())
         figures[estimator] = success(after) | {"lift": dataclasses.asdict(compare(after, before))}
@@ -164,7 +179,9 @@ def fresh_episodes(folder: Path) -> dict[str, dict[int, pl.DataFrame]]:
     return by_estimator({name: episode_table(scan_steps(place)) for name, place in places.items()})
 
 
-def by_estimator(played: dict[str, pl.DataFrame]) -> dict[str, dict[int, pl.DataFrame]]:
+def by_estimator(
+    played: dict[str, pl.DataFrame],
+) -> dict[str, dict[int, pl.DataFrame]]:
     """Return the episodes of each estimator by seed, from those of each run by its name."""
     found: dict[str, dict[int, pl.DataFrame]] = {}
     for name in sorted(played):
@@ -174,7 +191,8 @@ def by_estimator(played: dict[str, pl.DataFrame]) -> dict[str, dict[int, pl.Data
 
 
 def differences(
-    played: dict[str, dict[int, pl.DataFrame]], others: dict[str, dict[int, pl.DataFrame]]
+    played: dict[str, dict[int, pl.DataFrame]],
+    others: dict[str, dict[int, pl.DataFrame]],
 ) -> list[dict[str, Any]]:
     """Return the paired difference of success between any two estimators, with its 95% interval over seeds.
 
@@ -184,7 +202,10 @@ def differences(
     """
     found = []
     every = played | others
-    for first, second in (*itertools.combinations(played, 2), *itertools.product(played, others)):
+    for first, second in (
+        *itertools.combinations(played, 2),
+        *itertools.product(played, others),
+    ):
         common = sorted(every[first].keys() & every[second].keys())
         if not common:
             continue
@@ -193,7 +214,15 @@ def differences(
         if len(common) > 1:
             margin = float(student_quantile(0.975, len(common) - 1) * np.std(each, ddof=1) / np.sqrt(len(common)))
         mean = float(np.mean(each))
-        found.append({"first": first, "second": second, "difference": mean, "seeds": each, "margin_of_seeds": margin})
+        found.append(
+            {
+                "first": first,
+                "second": second,
+                "difference": mean,
+                "seeds": each,
+                "margin_of_seeds": margin,
+            }
+        )
     return found
 
 
@@ -214,7 +243,15 @@ def at_equal_steps(found: pl.DataFrame) -> pl.DataFrame:
     points = []
     for (estimator, _), run in runs.items():
         success = np.interp(steps, run["environment_steps"], run["success"])
-        points.append(pl.DataFrame({"estimator": estimator, "environment_steps": steps, "success": success}))
+        points.append(
+            pl.DataFrame(
+                {
+                    "estimator": estimator,
+                    "environment_steps": steps,
+                    "success": success,
+                }
+            )
+        )
     return pl.concat(points)
 
 
@@ -238,7 +275,11 @@ def curves_chart(found: pl.DataFrame, world: str) -> alt.LayerChart:
         x=alt.X("environment_steps:Q", title="environment steps of training"),
         color=alt.Color("estimator:N", title=None, scale=colours, legend=legend),
     )
-    axis = alt.Y("success:Q", title="success on held-out tasks", axis=alt.Axis(format="%"))
+    axis = alt.Y(
+        "success:Q",
+        title="success on held-out tasks",
+        axis=alt.Axis(format="%"),
+    )
     line = base.mark_line(point=True).encode(y=axis)
     ranges = base.mark_area(opacity=0.15).encode(y="low:Q", y2="high:Q")
     title = f"{world}: mean of {found['seed'].n_unique()} seeds, and their range"

@@ -23,9 +23,18 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from benchmarks.runner import Row
-from hgpo_train.models.loading import add_adapters, checkpoint_layers, compute_dtype
+from hgpo_train.models.loading import (
+    add_adapters,
+    checkpoint_layers,
+    compute_dtype,
+)
 from hgpo_train.training.config import Config, load_config, replace
-from hgpo_train.training.memory_plan import GIB, meta_model, named_card, plan_memory
+from hgpo_train.training.memory_plan import (
+    GIB,
+    meta_model,
+    named_card,
+    plan_memory,
+)
 from hgpo_train.training.update.logprobs import response_logprobs
 from hgpo_train.training.update.optimiser import make_optimiser
 
@@ -85,7 +94,10 @@ def fake_model(config: Config, base: Model) -> Model:
     made: dict[int, nn.Parameter] = {}  # by the identity of the weight on the meta device, because some are tied
     for module in model.modules():
         for name, weight in list(module.named_parameters(recurse=False)):
-            new = nn.Parameter(torch.empty(weight.shape, dtype=weight.dtype), requires_grad=weight.requires_grad)
+            new = nn.Parameter(
+                torch.empty(weight.shape, dtype=weight.dtype),
+                requires_grad=weight.requires_grad,
+            )
             setattr(module, name, made.setdefault(id(weight), new))
         for name, buffer in list(module.named_buffers(recurse=False)):
             setattr(module, name, torch.empty(buffer.shape, dtype=buffer.dtype))
@@ -120,11 +132,17 @@ def fake_peak(config: Config, rows: int, length: int = LENGTH, responses: int = 
                     places = torch.zeros(rows * responses, dtype=torch.int64)
                     with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
                         # The entropy has a gradient in every shipped configuration.
-                        options = {"entropy_gradient": True, "chunk": config.update.logit_chunk}
+                        options = {
+                            "entropy_gradient": True,
+                            "chunk": config.update.logit_chunk,
+                        }
                         logprob, entropy = response_logprobs(model, ids, positions, places, places, **options)
                     (logprob.sum() + entropy.sum()).backward()
                     del logprob, entropy
-                torch.nn.utils.clip_grad_norm_([one for one in model.parameters() if one.grad is not None], 1.0)
+                torch.nn.utils.clip_grad_norm_(
+                    [one for one in model.parameters() if one.grad is not None],
+                    1.0,
+                )
                 optimiser.step()
                 optimiser.zero_grad(set_to_none=True)
     return live.peak
@@ -139,4 +157,10 @@ def run(rows: int = 32) -> Iterator[Row]:
         plan = plan_memory(config, meta_model(config.model.path), named_card(CARD))
         planned = sum(plan.parts[part][1] for part in ("weights", "gradients", "optimiser", "activations"))
         peak = fake_peak(plan.config, rows)  # which has numbers for "auto"
-        yield Row("planned peak of the learner", planned / GIB, "GiB", floor=("fake tensors", peak / GIB), case=name)
+        yield Row(
+            "planned peak of the learner",
+            planned / GIB,
+            "GiB",
+            floor=("fake tensors", peak / GIB),
+            case=name,
+        )

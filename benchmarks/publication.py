@@ -116,18 +116,34 @@ def run() -> Iterator[Row]:
         trained = weight_change(exact, base, changed)
         trained_logprobs = (log_probabilities(exact, ids) - before).flatten()
         for way, weights in (
-            ("merged in bfloat16", checkpoint_weights(copy.deepcopy(model).merge_and_unload())),
-            ("merged in float32, served in bfloat16", checkpoint_weights(model, torch.bfloat16)),
+            (
+                "merged in bfloat16",
+                checkpoint_weights(copy.deepcopy(model).merge_and_unload()),
+            ),
+            (
+                "merged in float32, served in bfloat16",
+                checkpoint_weights(model, torch.bfloat16),
+            ),
             ("as adapters, the default", rounded_adapters(model)),
         ):
             logprobs = (log_probabilities(weights, ids) - before).flatten()
             for what, published, wanted in (
-                ("the weights'", weight_change(weights, base, changed), trained),
+                (
+                    "the weights'",
+                    weight_change(weights, base, changed),
+                    trained,
+                ),
                 ("the log-probabilities'", logprobs, trained_logprobs),
             ):
                 share, error = compared(published, wanted)
                 case = f"{iteration} iterations"
-                yield Row(f"{way}: {what} change", share, "%", note=f"error {error:.0%}", case=case)
+                yield Row(
+                    f"{way}: {what} change",
+                    share,
+                    "%",
+                    note=f"error {error:.0%}",
+                    case=case,
+                )
 
 
 def weight_change(weights: dict[str, Tensor], base: dict[str, Tensor], names: list[str]) -> Tensor:

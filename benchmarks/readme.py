@@ -14,7 +14,12 @@ from benchmarks.runner import RESULTS, ROOT, load_rows
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-ESTIMATORS: Final = {"hgpo": "HGPO (K = 2)", "gigpo": "GiGPO", "grpo": "GRPO", "g2po": "G2PO"}
+ESTIMATORS: Final = {
+    "hgpo": "HGPO (K = 2)",
+    "gigpo": "GiGPO",
+    "grpo": "GRPO",
+    "g2po": "G2PO",
+}
 OTHER_SEEDS: Final = ", other seeds"
 """What is added to the name of an estimator that is run again with other seeds: an A/A test."""
 WORLDS: Final = {"alfworld": "ALFWorld", "webshop": "WebShop"}
@@ -98,7 +103,14 @@ def learning(name: str) -> str:
         start, end, _ = ends[estimator]
         lift = fresh[estimator]["lift"]
         gained = f"{100 * lift['difference']:.1f} points ({100 * lift['low']:.1f} to {100 * lift['high']:.1f})"
-        lines.append((title_of(estimator), f"{start:.1%} → {end:.1%}", percent(fresh[estimator]), gained))
+        lines.append(
+            (
+                title_of(estimator),
+                f"{start:.1%} → {end:.1%}",
+                percent(fresh[estimator]),
+                gained,
+            )
+        )
     return markdown(head, lines)
 
 
@@ -118,8 +130,18 @@ def learning_differences(name: str, pairs: Sequence[tuple[str, str]]) -> str:
         margin = 100 * each["margin_of_seeds"]
         seeds = ", ".join(f"{100 * sign * one:+.1f}" for one in each["seeds"])
         interval = f"{seen - margin:+.1f} to {seen + margin:+.1f}"
-        lines.append((f"{title_of(first)} − {title_of(second)}", f"{seen:+.1f}", seeds, interval))
-    return markdown("| difference on fresh tasks, in points | seen | of each seed | 95% interval by seeds |", lines)
+        lines.append(
+            (
+                f"{title_of(first)} − {title_of(second)}",
+                f"{seen:+.1f}",
+                seeds,
+                interval,
+            )
+        )
+    return markdown(
+        "| difference on fresh tasks, in points | seen | of each seed | 95% interval by seeds |",
+        lines,
+    )
 
 
 def prompt_styles() -> str:
@@ -128,7 +150,10 @@ def prompt_styles() -> str:
     for world, title in WORLDS.items():
         fresh = {style: figures(f"learning_{world}_{style}")["fresh"] for style in ("memory", "chat")}
         gained = [f"{percent(fresh[style]['warm-start'])} → {percent(fresh[style]['hgpo'])}" for style in fresh]
-        for style, first, second in (("chat", "hgpo", "memory/hgpo"), ("memory", "hgpo", f"hgpo{OTHER_SEEDS}")):
+        for style, first, second in (
+            ("chat", "hgpo", "memory/hgpo"),
+            ("memory", "hgpo", f"hgpo{OTHER_SEEDS}"),
+        ):
             found = {frozenset((each["first"], each["second"])): each for each in fresh[style]["differences"]}
             each = found[frozenset((first, second))]
             sign = 1 if each["first"] == first else -1
@@ -195,7 +220,11 @@ def _counted(number: str, kind: str) -> str:
     return f"{number} {kind}{'' if number == '1' else 's'}"
 
 
-PAIRS: Final = (("hgpo", "grpo"), ("grpo", f"grpo{OTHER_SEEDS}"), ("hgpo", f"grpo{OTHER_SEEDS}"))
+PAIRS: Final = (
+    ("hgpo", "grpo"),
+    ("grpo", f"grpo{OTHER_SEEDS}"),
+    ("hgpo", f"grpo{OTHER_SEEDS}"),
+)
 
 BIAS: Final = "| weights of the copy | mean gap of log-probabilities | no correction | token | sequence |"
 REQUESTS: Final = (

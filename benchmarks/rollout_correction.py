@@ -42,7 +42,12 @@ LEVELS: Final[tuple[Level | None, ...]] = (None, "token", "sequence")
 SETTINGS: Final = replace(
     Config(),
     model={"compute_dtype": "float32", "gradient_checkpointing": False},
-    update={"kl_weight": 0.0, "entropy_weight": 0.0, "logit_chunk": 0, "micro_batch_tokens": 10**6},
+    update={
+        "kl_weight": 0.0,
+        "entropy_weight": 0.0,
+        "logit_chunk": 0,
+        "micro_batch_tokens": 10**6,
+    },
 )
 
 
@@ -82,7 +87,10 @@ def every_response() -> Samples:
     responses = list(itertools.product(range(VOCABULARY), repeat=LENGTH))
     count = len(responses)
     return Samples(
-        tokens=np.array([token for response in responses for token in (*PROMPT, *response)], np.int32),
+        tokens=np.array(
+            [token for response in responses for token in (*PROMPT, *response)],
+            np.int32,
+        ),
         start=np.arange(count + 1) * (len(PROMPT) + LENGTH),
         prompt_length=np.full(count, len(PROMPT)),
         response_start=np.arange(count + 1) * LENGTH,
@@ -126,4 +134,9 @@ def run() -> Iterator[Row]:
         yield Row("mean gap of log-probabilities", distance, case=case)
         for level in LEVELS:
             biased = expected_gradient(policy, behaviour, level, THRESHOLD)
-            yield Row(f"correction: {level}", ((biased - exact).norm() / exact.norm()).item(), "%", case=case)
+            yield Row(
+                f"correction: {level}",
+                ((biased - exact).norm() / exact.norm()).item(),
+                "%",
+                case=case,
+            )

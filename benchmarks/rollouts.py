@@ -1,14 +1,13 @@
 """Measure what the collector adds to environment and policy, and its speedup over a lockstep loop.
 
     python -m benchmarks rollouts                 all parts, some minutes
-    python -m benchmarks rollouts --only steps    one part: steps, workers, memory, start, tail
+    python -m benchmarks rollouts --only steps    one part: steps, workers, memory, tail
 
 Every part has a ratio with a reference that is measured in the same run, in turns with what it is compared with.
 
 steps      CPU time a step of a collection with 256 slots, beside environment and policy alone
 workers    time a step with two worker processes, beside two environments in this process
 memory     peak memory of a collection of 102,000 steps, in a process of its own
-start      CPU time of `hgpo rollout` until its first step, beside importing gymnasium and polars
 tail       collector and lockstep loop with the same log-normal response times
 """
 
@@ -16,10 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import os
-import resource
-import subprocess
-import sys
 import tempfile
 import time
 from functools import partial
@@ -88,7 +83,17 @@ def alone(env: EnvHandle, steps: int = 8_000, count: int = 256) -> float:
         for slot, episode in enumerate(episodes):
             seed = turn * count + slot
             playing = (episode.steps_taken, episode.task, episode.state)
-            requests.append(Request(slot, episode.prompt(), seed, slot, *playing, None, episode.prompt))
+            requests.append(
+                Request(
+                    slot,
+                    episode.prompt(),
+                    seed,
+                    slot,
+                    *playing,
+                    None,
+                    episode.prompt,
+                )
+            )
         for episode, reply in zip(episodes, policy.respond(requests), strict=True):
             assert isinstance(reply, Reply)
             episode.act(reply.response)
@@ -97,7 +102,12 @@ def alone(env: EnvHandle, steps: int = 8_000, count: int = 256) -> float:
     return (time.process_time() - began) / (steps // count * count)
 
 
-def collected(env: EnvHandle, writer: StepWriter | Nowhere, clock: Callable[[], float], **options: Any) -> float:
+def collected(
+    env: EnvHandle,
+    writer: StepWriter | Nowhere,
+    clock: Callable[[], float],
+    **options: Any,
+) -> float:
     """Return the time of a step of a collection, from its 200th step on: processes have started by then."""
     first: list[tuple[float, int]] = []
 
@@ -106,7 +116,14 @@ def collected(env: EnvHandle, writer: StepWriter | Nowhere, clock: Callable[[], 
             first.append((clock(), tally.steps))
 
     spec = RolloutSpec(tasks=40, group_size=8, seed=1)
-    tally = collect_groups(env, policy_for(env), writer, spec, ExecutionOptions(**options), progress=note)  # type: ignore[arg-type]
+    tally = collect_groups(
+        env,
+        policy_for(env),
+        writer,
+        spec,
+        ExecutionOptions(**options),
+        progress=note,
+    )  # type: ignore[arg-type]
     began, steps = first[0]
     return (clock() - began) / (tally.steps - steps)
 
@@ -131,7 +148,11 @@ def steps() -> Iterator[Row]:
         for what, value in found.items():
             shown = "readme" if (name, what) == ("ALFWorld", "collected and written") else ""
             yield Row(
-                f"Rollouts: {name}, random policy, 256 slots, a step {what}", value, "s", floor=floor, shown=shown
+                f"Rollouts: {name}, random policy, 256 slots, a step {what}",
+                value,
+                "s",
+                floor=floor,
+                shown=shown,
             )
 
 
@@ -139,24 +160,25 @@ def workers() -> Iterator[Row]:
     measure = partial(written, handle(), time.perf_counter, slots=2)
     found = beside(3, {"here": measure, "apart": partial(measure, workers=True)})
     floor = ("in this process", found["here"])
-    yield Row("Rollouts: the same with two worker processes, wall time", found["apart"], "s", floor=floor, shown="page")
-
-
-_START = """
-import os, sys
-import hgpo_train.rollout.collection
-from hgpo_train.cli import main
-from hgpo_train.rollout.trajectory import Trajectory
-
-Trajectory.add_state = lambda *_: os._exit(0)  # at the end of the first step
-sys.argv = ["hgpo", "rollout", "--tasks", "1", "--group-size", "1", "--out", sys.argv[1]]
-main()
-"""
-_IMPORTS = "import gymnasium, polars"
+    yield Row(
+        "Rollouts: the same with two worker processes, wall time",
+        found["apart"],
+        "s",
+        floor=floor,
+        shown="page",
+    )
 
 
 def collect_many(folder: str) -> tuple[int, float]:
-    run = collect(ALFWORLD, "random", folder, tasks=256, group_size=8, seed=1, progress=False)
+    run = collect(
+        ALFWORLD,
+        "random",
+        folder,
+        tasks=256,
+        group_size=8,
+        seed=1,
+        progress=False,
+    )
     return run.tally.steps, memory_mb("VmHWM")
 
 
@@ -165,23 +187,13 @@ def memory() -> Iterator[Row]:
         count, peak = in_new_process(collect_many, f"{folder}/run")
         size = sum(path.stat().st_size for path in Path(folder).rglob("*.parquet"))
     note = f"table of {size / 1e6:.0f} MB"
-    yield Row(f"Rollouts: peak memory of {count:,} steps", peak, "MB", note=note, shown="page")
-
-
-def start() -> Iterator[Row]:
-    # Bytecode is stored, as it is for users, so that only the first turn compiles.
-    stored = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": f"{tempfile.gettempdir()}/hgpo-bytecode"}
-
-    def cpu(program: str) -> float:
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        with tempfile.TemporaryDirectory() as folder:
-            subprocess.run([sys.executable, "-c", program, f"{folder}/run"], check=True, env=os.environ | stored)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-
-    found = beside(7, {"imports": partial(cpu, _IMPORTS), "first step": partial(cpu, _START)})
-    floor = ("importing gymnasium and polars", found["imports"])
-    yield Row("Rollouts: `hgpo rollout` until its first step", found["first step"], "s", floor=floor)
+    yield Row(
+        f"Rollouts: peak memory of {count:,} steps",
+        peak,
+        "MB",
+        note=note,
+        shown="page",
+    )
 
 
 class Thinking(AsyncPolicy):
@@ -231,7 +243,12 @@ def tail(count: int = 128, mean_s: float = 0.25) -> Iterator[Row]:
     env = handle(max_steps=20)
     spec = RolloutSpec(tasks=1_440, group_size=8, seed=1)  # some minutes, so that the last rollouts are a small part
     for sigma in (0.6, 1.0):
-        thinking = Thinking(policy_for(env, "mixture:expert=0.8,random=0.2"), count, mean_s, sigma)
+        thinking = Thinking(
+            policy_for(env, "mixture:expert=0.8,random=0.2"),
+            count,
+            mean_s,
+            sigma,
+        )
         writer = Lengths()
         began = time.perf_counter()
         collect_groups(env, thinking, writer, spec, ExecutionOptions(slots=count))  # type: ignore[arg-type]
@@ -241,13 +258,22 @@ def tail(count: int = 128, mean_s: float = 0.25) -> Iterator[Row]:
             f"Rollouts: {count} environments, log-normal response times (σ = {sigma})",
             seconds,
             "s",
-            rival=("lockstep loop", lockstep_s(env, writer.lengths, thinking, count, spec)),
+            rival=(
+                "lockstep loop",
+                lockstep_s(env, writer.lengths, thinking, count, spec),
+            ),
             note=f"idle {1 - thinking.busy_s / (count * seconds):.1%}",
             shown="readme" if sigma == 0.6 else "",
         )
 
 
-def lockstep_s(env: EnvHandle, lengths: Mapping[str, int], thinking: Thinking, count: int, spec: RolloutSpec) -> float:
+def lockstep_s(
+    env: EnvHandle,
+    lengths: Mapping[str, int],
+    thinking: Thinking,
+    count: int,
+    spec: RolloutSpec,
+) -> float:
     """Return the time of a lockstep loop over the same rollouts: at every step of a batch, the slowest response."""
     seeds = {}
     for group in islice(plan_groups(env.tasks, spec), spec.tasks):
@@ -267,7 +293,6 @@ PARTS: dict[str, Callable[[], Iterator[Row]]] = {
     "steps": steps,
     "workers": workers,
     "memory": memory,
-    "start": start,
     "tail": tail,
 }
 

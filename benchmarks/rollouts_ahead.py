@@ -72,26 +72,56 @@ def measure(model: Path, seconds: float, *, ahead: bool) -> dict[str, float]:
         Config(),
         iterations=ITERATIONS,
         environment={"max_steps": STEPS},
-        model={"path": str(model), "compute_dtype": "float32", "gradient_checkpointing": False, "device": "cpu"},
-        rollout={"engine": "served", "ahead": ahead, "tasks": 16, "group_size": 8, "max_prompt_tokens": 1024},
+        model={
+            "path": str(model),
+            "compute_dtype": "float32",
+            "gradient_checkpointing": False,
+            "device": "cpu",
+        },
+        rollout={
+            "engine": "served",
+            "ahead": ahead,
+            "tasks": 16,
+            "group_size": 8,
+            "max_prompt_tokens": 1024,
+        },
         update={"rollout_is": "token", "kl_weight": 0.0},
         evaluation={"every": 0},
         tracking={"tensorboard": False},
     )
     with tempfile.TemporaryDirectory() as folder:
-        Trainer(config, Path(folder) / "run", Display(Console(file=io.StringIO()), ITERATIONS)).run()
+        Trainer(
+            config,
+            Path(folder) / "run",
+            Display(Console(file=io.StringIO()), ITERATIONS),
+        ).run()
         lines = read_metrics(Path(folder) / "run" / "metrics.jsonl")[1:-1]
-    names = ("timing_s/step", "timing_s/gen", "timing_s/gen_wait", "training/policy_lag")
+    names = (
+        "timing_s/step",
+        "timing_s/gen",
+        "timing_s/gen_wait",
+        "training/policy_lag",
+    )
     return {name: fmean(line.get(name, 0.0) for line in lines) for name in names}
 
 
 def run() -> Iterator[Row]:
     """Measure iterations with updates of all durations."""
     with tempfile.TemporaryDirectory() as folder:
-        model = save_tiny(Path(folder) / "model", ["go to shelf 1"] * 8, TinyShape(vocabulary=384, width=32, layers=1))
+        model = save_tiny(
+            Path(folder) / "model",
+            ["go to shelf 1"] * 8,
+            TinyShape(vocabulary=384, width=32, layers=1),
+        )
         for seconds in UPDATES:
             turns = measure(model, seconds, ahead=False)["timing_s/step"]
             ahead = measure(model, seconds, ahead=True)
             note = f"{ahead['timing_s/gen_wait']:.2f} s for rollouts, lag {ahead['training/policy_lag']:.0f}"
             what = f"an iteration, updates of {seconds:.1f} s"
-            yield Row(what, ahead["timing_s/step"], "s", rival=("in turns", turns), note=note)
+            yield Row(
+                what,
+                ahead["timing_s/step"],
+                "s",
+                rival=("in turns", turns),
+                note=note,
+            )

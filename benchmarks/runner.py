@@ -49,7 +49,17 @@ SCRATCH = ROOT / "runs" / "benchmarks"
 """The results of other runs, which git ignores."""
 TYPES = {"int": int, "float": float, "str": str, "Path": Path}
 """The types of options by their names in annotations."""
-PACKAGES = ("gymnasium", "numpy", "polars", "pyarrow", "jinja2", "xxhash", "torch", "transformers", "vllm")
+PACKAGES = (
+    "gymnasium",
+    "numpy",
+    "polars",
+    "pyarrow",
+    "jinja2",
+    "xxhash",
+    "torch",
+    "transformers",
+    "vllm",
+)
 
 
 @dataclass(frozen=True)
@@ -207,7 +217,10 @@ def store(name: str, figures: Any, rows: Iterable[Row] = (), *, keep: bool) -> s
     if figures is not None:
         result["figures"] = figures
     path = result_path(name, keep=keep)
-    path.write_text(json.dumps(result | {"made": made()}, indent=2, ensure_ascii=False) + "\n", "utf-8")
+    path.write_text(
+        json.dumps(result | {"made": made()}, indent=2, ensure_ascii=False) + "\n",
+        "utf-8",
+    )
     shown = path.relative_to(ROOT)
     if keep:
         return f"stored in {shown}; `python benchmarks/readme.py` updates the documentation"
@@ -240,14 +253,22 @@ def made() -> dict[str, Any]:
 
 
 def _commit() -> str:
-    done = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        ["git", "describe", "--always", "--dirty"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     return done.stdout.strip()
 
 
 def _cpu() -> str:
     information = Path("/proc/cpuinfo")
     lines = information.read_text().splitlines() if information.exists() else []
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+    return next(
+        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")),
+        platform.machine(),
+    )
 
 
 def print_rows(rows: Iterable[Row], title: str = "") -> None:
@@ -281,7 +302,11 @@ def make_parser(description: str | None, name: str | None = None) -> argparse.Ar
 
 def add_keep(parser: argparse.ArgumentParser) -> None:
     """Add the flag `--keep`, without which the kept results are not replaced."""
-    parser.add_argument("--keep", action="store_true", help="replace the kept results in benchmarks/results")
+    parser.add_argument(
+        "--keep",
+        action="store_true",
+        help="replace the kept results in benchmarks/results",
+    )
 
 
 def add_option(parser: argparse.ArgumentParser, parameter: inspect.Parameter) -> None:
@@ -297,7 +322,12 @@ def add_option(parser: argparse.ArgumentParser, parameter: inspect.Parameter) ->
     if hint.startswith("tuple"):
         options |= {"nargs": "+", "action": "extend", "default": None}
     name = parameter.name.rstrip("_").replace("_", "-")
-    parser.add_argument(f"--{name}", dest=parameter.name, help=f"default: {parameter.default}", **options)
+    parser.add_argument(
+        f"--{name}",
+        dest=parameter.name,
+        help=f"default: {parameter.default}",
+        **options,
+    )
 
 
 def main() -> None:
@@ -332,4 +362,7 @@ def main() -> None:
             print_rows(part.rows, f"{name}{part.suffix}")
         print(store(f"{name}{part.suffix}", part.figures, part.rows, keep=keep))
         if part.picture is not None:
-            part.picture.save(result_path(f"{name}{part.suffix}", keep=keep).with_suffix(".png"), scale_factor=2)
+            part.picture.save(
+                result_path(f"{name}{part.suffix}", keep=keep).with_suffix(".png"),
+                scale_factor=2,
+            )

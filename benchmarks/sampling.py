@@ -30,7 +30,10 @@ CALLS: Final = 4
 REQUESTS: Final = 96
 GROUP: Final = 8
 OPTIONS: Final = SamplingOptions(
-    max_new_tokens=16, temperature=1.0, stop=tuple(range(820, 1024)), max_batch_tokens=4096
+    max_new_tokens=16,
+    temperature=1.0,
+    stop=tuple(range(820, 1024)),
+    max_batch_tokens=4096,
 )
 
 
@@ -68,7 +71,10 @@ def batches(prompts: list[list[int]]) -> list[list[list[int]]]:
     waiting = sorted(prompts, key=len, reverse=True)
     found = []
     while waiting:
-        size = max(1, OPTIONS.max_batch_tokens // (len(waiting[0]) + OPTIONS.max_new_tokens))
+        size = max(
+            1,
+            OPTIONS.max_batch_tokens // (len(waiting[0]) + OPTIONS.max_new_tokens),
+        )
         found.append(waiting[:size])
         waiting = waiting[size:]
     return found
@@ -86,8 +92,18 @@ def generate(model: Model, prompts: list[list[int]]) -> None:
         width = len(batch[0])
         ids = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in batch])
         mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in batch])
-        sampling = {"do_sample": True, "top_k": 0, "max_new_tokens": OPTIONS.max_new_tokens, "pad_token_id": 0}
-        model.generate(ids, attention_mask=mask, eos_token_id=list(OPTIONS.stop), **sampling)
+        sampling = {
+            "do_sample": True,
+            "top_k": 0,
+            "max_new_tokens": OPTIONS.max_new_tokens,
+            "pad_token_id": 0,
+        }
+        model.generate(
+            ids,
+            attention_mask=mask,
+            eos_token_id=list(OPTIONS.stop),
+            **sampling,
+        )
 
 
 def run(rounds: int = 7) -> Iterator[Row]:
@@ -106,6 +122,9 @@ def run(rounds: int = 7) -> Iterator[Row]:
         f"Sampling in process: {CALLS * REQUESTS} short responses, 1.1M parameters",
         found["continuous batching"],
         "s",
-        rival=("`generate` of Transformers, no log-probabilities,", found["generate"]),
+        rival=(
+            "`generate` of Transformers, no log-probabilities,",
+            found["generate"],
+        ),
         shown="page",
     )

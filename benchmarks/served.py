@@ -7,17 +7,13 @@ the client's process, threads included; the loops take turns, so that other prog
 
 aiohttp        its session, `orjson` for request and answer, no limits, no retries
 policy         `openai:MODEL` as the collector uses it: submit, wait, replies with deadline, size limit and retries
-rollout        `hgpo_train.rollout.collect_groups` with it: the environment, its prompts, and rows too
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import multiprocessing
-import tempfile
 import time
-from contextlib import closing
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -25,13 +21,9 @@ import aiohttp
 import orjson
 
 from benchmarks.runner import Row, in_turns
-from hgpo_datasets import StepWriter
 from hgpo_envs.engine import State, Task
 from hgpo_train.policies.base import Request
 from hgpo_train.policies.registry import PolicyContext, make_policy
-from hgpo_train.rollout.env_handle import open_env
-from hgpo_train.rollout.plan import ExecutionOptions, RolloutSpec
-from hgpo_train.rollout.run import collect_groups
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator
@@ -39,9 +31,10 @@ if TYPE_CHECKING:
 
     from hgpo_train.policies.server import ServerPolicy
 
-CONCURRENCY: Final = (64, 256)
+CONCURRENCY: Final = 256
 PROMPT: Final = "You are an expert agent operating in a household. " * 50
-ANSWER: Final = json.dumps(
+TEXT: Final = f"<think>{'I look. ' * 50}</think><action>look</action>"
+ANSWER: Final = orjson.dumps(
     {
         "id": "chatcmpl-1",
         "object": "chat.completion",
@@ -50,14 +43,17 @@ ANSWER: Final = json.dumps(
         "choices": [
             {
                 "index": 0,
-                "message": {"role": "assistant", "content": f"<think>{'I look. ' * 50}</think><action>look</action>"},
-                "logprobs": None,
+                "message": {"role": "assistant", "content": TEXT},
                 "finish_reason": "stop",
             }
         ],
-        "usage": {"prompt_tokens": 700, "completion_tokens": 100, "total_tokens": 800},
+        "usage": {
+            "prompt_tokens": 700,
+            "completion_tokens": 100,
+            "total_tokens": 800,
+        },
     }
-).encode()
+)
 RESPONSE: Final = (
     b"HTTP/1.1 200 OK\r\ndate: Mon, 23 Nov 2026 20:00:00 GMT\r\nserver: uvicorn\r\ncontent-type: application/json\r\n"
     b"content-length: %d\r\n\r\n" % len(ANSWER)
@@ -103,53 +99,77 @@ def start_server() -> tuple[multiprocessing.process.BaseProcess, int]:
     return process, here.recv()
 
 
-def make_client(port: int, concurrency: int) -> ServerPolicy:
-    options = {"base_url": f"http://127.0.0.1:{port}/v1", "check_model": False, "concurrency": concurrency}
+def make_client(port: int) -> ServerPolicy:
+    options = {
+        "base_url": f"http://127.0.0.1:{port}/v1",
+        "check_model": False,
+        "concurrency": CONCURRENCY,
+    }
     policy: Any = make_policy("openai:m", PolicyContext("ALFWorld", "response", options))
     return policy
 
 
 def request(number: int) -> Request:
     state = State("a room", ["look"], True, False, False, 0.0, 0.0, {})
-    return Request(number, PROMPT, number, number, 0, Task("t", "train", "do it", "kind"), state, None, str)
+    return Request(
+        number,
+        PROMPT,
+        number,
+        number,
+        0,
+        Task("t", "train", "do it", "kind"),
+        state,
+        None,
+        str,
+    )
 
 
-async def concurrently(count: int, concurrency: int, ask: Callable[[int], Coroutine[Any, Any, None]]) -> None:
+async def concurrently(count: int, ask: Callable[[int], Coroutine[Any, Any, None]]) -> None:
     numbers = iter(range(count))
 
     async def work() -> None:
         for number in numbers:
             await ask(number)
 
-    await asyncio.gather(*(work() for _ in range(concurrency)))
+    await asyncio.gather(*(work() for _ in range(CONCURRENCY)))
 
 
 def body(number: int) -> bytes:
     messages = [{"role": "user", "content": PROMPT}]
-    return orjson.dumps({"model": "m", "messages": messages, "seed": number, "max_completion_tokens": 512})
+    return orjson.dumps(
+        {
+            "model": "m",
+            "messages": messages,
+            "seed": number,
+            "max_completion_tokens": 512,
+        }
+    )
 
 
-def with_aiohttp(port: int, concurrency: int, count: int) -> int:
+def with_aiohttp(port: int, count: int) -> int:
     """Ask with aiohttp alone; return the number of replies."""
 
     async def run() -> None:
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
 
             async def ask(number: int) -> None:
-                async with session.post(f"http://127.0.0.1:{port}/v1/chat/completions", data=body(number)) as response:
+                async with session.post(
+                    f"http://127.0.0.1:{port}/v1/chat/completions",
+                    data=body(number),
+                ) as response:
                     orjson.loads(await response.read())["choices"][0]["message"]["content"]
 
-            await concurrently(count, concurrency, ask)
+            await concurrently(count, ask)
 
     asyncio.run(run())
     return count
 
 
-def with_policy(port: int, concurrency: int, count: int) -> int:
+def with_policy(port: int, count: int) -> int:
     """Ask the policy as the collector does; return the number of replies."""
-    policy = make_client(port, concurrency)
-    policy.submit([request(number) for number in range(concurrency)])
-    begun = concurrency
+    policy = make_client(port)
+    policy.submit([request(number) for number in range(CONCURRENCY)])
+    begun = CONCURRENCY
     done = 0
     while done < count:
         replies = policy.collect(10.0)
@@ -161,46 +181,33 @@ def with_policy(port: int, concurrency: int, count: int) -> int:
     return done
 
 
-def with_rollout(port: int, concurrency: int, count: int) -> int:
-    """Collect rollouts of ALFWorld; return the number of steps."""
-    handle = open_env("HGPO/ALFWorld-v0", action_format="response", max_steps=10)
-    policy = make_client(port, concurrency)
-    spec = RolloutSpec(tasks=max(1, count // 80), group_size=8, seed=1)
-    with tempfile.TemporaryDirectory() as folder, StepWriter(folder) as writer, closing(policy):
-        return collect_groups(handle, policy, writer, spec, ExecutionOptions(slots=concurrency)).steps
-
-
-LOOPS: Final[dict[str, Callable[[int, int, int], int]]] = {
+LOOPS: Final[dict[str, Callable[[int, int], int]]] = {
     "aiohttp": with_aiohttp,
     "policy": with_policy,
-    "rollout": with_rollout,
 }
 
 
-def play(loop: str, port: int, concurrency: int, count: int) -> tuple[float, float]:
+def play(loop: str, port: int, count: int) -> tuple[float, float]:
     """Return the CPU seconds and the wall seconds of a reply."""
     began = time.process_time()
     wall = time.perf_counter()
-    replies = LOOPS[loop](port, concurrency, count)
+    replies = LOOPS[loop](port, count)
     return (time.process_time() - began) / replies, (time.perf_counter() - wall) / replies
 
 
 def run(rounds: int = 5, replies: int = 4_000) -> Iterator[Row]:
     """Measure rounds of `replies` replies."""
     server, port = start_server()
-    for concurrency in CONCURRENCY:
-        plays = {name: partial(play, name, port, concurrency, replies) for name in LOOPS}
-        found = in_turns(rounds + 1, plays)
-        # The first round warms up. Of the others, the least counts.
-        times = {name: [min(values) for values in zip(*each[1:], strict=True)] for name, each in found.items()}
-        for name in ("policy", "rollout"):
-            cpu, wall = times[name]
-            yield Row(
-                f"Rollouts: CPU of a reply of an OpenAI-compatible server to the {name}, {concurrency} at a time",
-                cpu,
-                "s",
-                floor=("aiohttp alone", times["aiohttp"][0]),
-                note=f"{1 / wall:,.0f} replies a second",
-                shown="readme" if (name, concurrency) == ("policy", 256) else "",
-            )
+    found = in_turns(rounds + 1, {name: partial(play, name, port, replies) for name in LOOPS})
     server.terminate()
+    # The first round warms up. Of the others, the least counts.
+    times = {name: [min(values) for values in zip(*each[1:], strict=True)] for name, each in found.items()}
+    cpu, wall = times["policy"]
+    yield Row(
+        f"Rollouts: CPU of a reply of an OpenAI-compatible server, {CONCURRENCY} at a time",
+        cpu,
+        "s",
+        floor=("aiohttp alone", times["aiohttp"][0]),
+        note=f"{1 / wall:,.0f} replies a second",
+        shown="readme",
+    )

@@ -35,13 +35,26 @@ if TYPE_CHECKING:
 REPEATS = 4
 FEW = ["task_id", "history_hash_2", "reward", "action_valid"]
 DERIVED = {column.name for column in schema.columns() if column.derived}
-TEXTS = {"prompt", "response", "state", "next_state", "task", "admissible_actions", "action"}
+TEXTS = {
+    "prompt",
+    "response",
+    "state",
+    "next_state",
+    "task",
+    "admissible_actions",
+    "action",
+}
 TOKENS = {"prompt_token_ids", "response_token_ids", "response_logprobs"}
 
 
 def fastest(calls: Mapping[str, Callable[[], object]], clock: Callable[[], float]) -> tuple[float, ...]:
     """Return the seconds of the fastest call of each function. The functions are called in turns."""
-    return tuple(least(REPEATS, {name: partial(seconds, call, clock) for name, call in calls.items()}).values())
+    return tuple(
+        least(
+            REPEATS,
+            {name: partial(seconds, call, clock) for name, call in calls.items()},
+        ).values()
+    )
 
 
 def with_tokens(steps: pl.DataFrame) -> pl.DataFrame:
@@ -68,16 +81,34 @@ def encoding(name: str, frame: pl.DataFrame) -> Row:
     }
     ours, theirs = fastest(calls, time.process_time)
     what = f"Step table: encoding of a row of a rollout{name}"
-    return Row(what, ours / len(frame), "s", rival=("pyarrow.parquet.write_table", theirs / len(frame)))
+    return Row(
+        what,
+        ours / len(frame),
+        "s",
+        rival=("pyarrow.parquet.write_table", theirs / len(frame)),
+    )
 
 
 def verification(run: Path, one_shard: Path) -> Iterator[Row]:
     """Compare verification with reading all columns, and its memory with that of a run with one shard."""
-    ours, reading = fastest({"verify": lambda: verify(run), "read": scan_steps(run).collect}, time.perf_counter)
-    yield Row("Step table: verify(run)", ours, "s", floor=("reading all columns", reading))
+    ours, reading = fastest(
+        {"verify": lambda: verify(run), "read": scan_steps(run).collect},
+        time.perf_counter,
+    )
+    yield Row(
+        "Step table: verify(run)",
+        ours,
+        "s",
+        floor=("reading all columns", reading),
+    )
     large, small = (in_new_process(peak_of_verification, folder) for folder in (run, one_shard))
     rows, few = (scan_steps(folder).select(pl.len()).collect().item() for folder in (run, one_shard))
-    yield Row(f"Step table: peak memory of verify, {rows:,} rows", large, "MB", floor=(f"{few:,} rows", small))
+    yield Row(
+        f"Step table: peak memory of verify, {rows:,} rows",
+        large,
+        "MB",
+        floor=(f"{few:,} rows", small),
+    )
 
 
 def peak_of_verification(run: Path) -> float:
@@ -105,7 +136,12 @@ def stored(
     written = seconds(write)
     everything, few = fastest({"all": read, "few": read_few or read}, time.process_time)
     size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
-    return Speeds(rows / written, rows / max(everything, 1e-9), rows / max(few, 1e-9), size / rows)
+    return Speeds(
+        rows / written,
+        rows / max(everything, 1e-9),
+        rows / max(few, 1e-9),
+        size / rows,
+    )
 
 
 def step_table(folder: Path, rows: list[dict[str, Any]]) -> Speeds:
@@ -117,7 +153,11 @@ def step_table(folder: Path, rows: list[dict[str, Any]]) -> Speeds:
             writer.add_group(rows)
 
     return stored(
-        run, len(rows), write, lambda: scan_steps(run).collect(), lambda: scan_steps(run).select(few).collect()
+        run,
+        len(rows),
+        write,
+        lambda: scan_steps(run).collect(),
+        lambda: scan_steps(run).select(few).collect(),
     )
 
 
@@ -147,13 +187,24 @@ def formats(steps: pl.DataFrame) -> Iterator[Row]:
             theirs = json_lines(Path(folder), rows)
         shown = "readme" if columns is given.columns else ""
         size = ("JSON lines", theirs.size)
-        yield Row(f"Step table: row with {shape}", ours.size, "bytes", rival=size, shown=shown)
+        yield Row(
+            f"Step table: row with {shape}",
+            ours.size,
+            "bytes",
+            rival=size,
+            shown=shown,
+        )
         for title, value, rival in (
             ("rows written", ours.written, theirs.written),
             ("rows read", ours.read, theirs.read),
             ("four columns read", ours.read_4_columns, theirs.read_4_columns),
         ):
-            yield Row(f"Step table: {title}, {shape}", value, "/s", rival=("JSON lines", rival))
+            yield Row(
+                f"Step table: {title}, {shape}",
+                value,
+                "/s",
+                rival=("JSON lines", rival),
+            )
 
 
 def run(episodes: int = 1_000) -> Iterator[Row]:
@@ -162,9 +213,27 @@ def run(episodes: int = 1_000) -> Iterator[Row]:
     options: dict[str, Any] = {"action_format": "response", "progress": False}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        run = collect("HGPO/ALFWorld-v0", "random", folder / "random", tasks=tasks, **options)
-        few = collect("HGPO/ALFWorld-v0", "random", folder / "few", tasks=min(tasks, 64), **options)
-        mixed = collect("HGPO/ALFWorld-v0", "mixture:expert=0.5,random=0.5", folder / "mixed", tasks=tasks, **options)
+        run = collect(
+            "HGPO/ALFWorld-v0",
+            "random",
+            folder / "random",
+            tasks=tasks,
+            **options,
+        )
+        few = collect(
+            "HGPO/ALFWorld-v0",
+            "random",
+            folder / "few",
+            tasks=min(tasks, 64),
+            **options,
+        )
+        mixed = collect(
+            "HGPO/ALFWorld-v0",
+            "mixture:expert=0.5,random=0.5",
+            folder / "mixed",
+            tasks=tasks,
+            **options,
+        )
         steps = with_tokens(mixed.steps.collect())
         shard = pl.read_parquet(next((run.path / "steps").iterdir()))
         yield encoding("", shard)

@@ -49,7 +49,11 @@ class Variant(NamedTuple):
     compile: bool = False
 
     def __str__(self) -> str:
-        parts = [self.layout, "recomputed" if self.recomputed else "not recomputed", f"{self.logits:,} logits"]
+        parts = [
+            self.layout,
+            "recomputed" if self.recomputed else "not recomputed",
+            f"{self.logits:,} logits",
+        ]
         return ", ".join(parts + ["compiled"] * self.compile)
 
 
@@ -97,7 +101,14 @@ def run(config: str = "alfworld-1.5b-hgpo-k2", rows: int = 512, rival: bool = Fa
 def rows_of_alfworld(number: int, vocabulary: int) -> Samples:
     """Return rows with random tokens and the lengths of ALFWorld's prompts."""
     with tempfile.TemporaryDirectory() as folder:
-        run = collect("HGPO/ALFWorld-v0", "explorer", Path(folder) / "run", tasks=16, group_size=4, history_length=2)
+        run = collect(
+            "HGPO/ALFWorld-v0",
+            "explorer",
+            Path(folder) / "run",
+            tasks=16,
+            group_size=4,
+            history_length=2,
+        )
         prompts = scan_steps(run).select(pl.col("prompt").str.len_chars() // 4).collect().to_series().to_numpy()
     rng = np.random.default_rng(0)
     lengths = rng.choice(prompts, number)
@@ -139,7 +150,10 @@ def ours(model: Model, config: Config, samples: Samples, variant: Variant) -> Sp
             "epochs": 1,
             "mini_batch_size": len(samples) // 2,
         },
-        model={"gradient_checkpointing": variant.recomputed, "compile": variant.compile},
+        model={
+            "gradient_checkpointing": variant.recomputed,
+            "compile": variant.compile,
+        },
     )
     learner = Learner(model, settings)
     learner.update(samples, np.random.default_rng(0), rate=0.0)
@@ -148,12 +162,19 @@ def ours(model: Model, config: Config, samples: Samples, variant: Variant) -> Sp
     tokens = float(samples.start[-1])
     speed = metrics["perf/update_tokens_per_s"]
     mfu = metrics.get("perf/mfu/actor", float("nan"))
-    return Speed(tokens / (tokens / speed - scored), f"{speed:,.0f} with both scoring passes, MFU {mfu:.0%}")
+    return Speed(
+        tokens / (tokens / speed - scored),
+        f"{speed:,.0f} with both scoring passes, MFU {mfu:.0%}",
+    )
 
 
 def reset(model: Model) -> None:
     """Undo `checkpoint_layers` and the compilation of the variant before."""
-    getattr(model, "activation_checkpointing_disable", model.gradient_checkpointing_disable)()
+    getattr(
+        model,
+        "activation_checkpointing_disable",
+        model.gradient_checkpointing_disable,
+    )()
     for layer in model.get_decoder().layers:
         layer._compiled_call_impl = None  # noqa: SLF001
 
@@ -192,7 +213,10 @@ def trl(model: Model, samples: Samples) -> Speed:
         model.train()
 
         def update() -> None:
-            for rows in np.array_split(np.random.default_rng(0).permutation(len(samples)), len(samples) // ROWS_OF_TRL):
+            for rows in np.array_split(
+                np.random.default_rng(0).permutation(len(samples)),
+                len(samples) // ROWS_OF_TRL,
+            ):
                 inputs = trl_inputs(samples, rows, next(model.parameters()).device)
                 with trainer.compute_loss_context_manager():
                     loss = trainer._compute_loss(model, inputs)  # noqa: SLF001
@@ -205,7 +229,10 @@ def trl(model: Model, samples: Samples) -> Speed:
         taken = seconds(update, time.perf_counter)
     useful = model_flops(model, samples.sequence_length, samples.response_length)
     peak = peak_flops(next(model.parameters()).device, torch.bfloat16)
-    return Speed(float(samples.start[-1]) / taken, f"MFU {useful / taken / peak:.0%}" if peak else "")
+    return Speed(
+        float(samples.start[-1]) / taken,
+        f"MFU {useful / taken / peak:.0%}" if peak else "",
+    )
 
 
 def trl_inputs(samples: Samples, rows: np.ndarray, device: torch.device) -> dict[str, Any]:

@@ -55,7 +55,10 @@ print(opened, memory_mb("VmHWM"))
 def collected(folder: Path) -> pl.DataFrame:
     """Return the rows of a rollout of some tasks."""
     handle = open_env("HGPO/ALFWorld-v0", action_format="response", max_steps=30)
-    policy: Any = make_policy("mixture:expert=0.6,random=0.4", PolicyContext("ALFWorld", "response", {}))
+    policy: Any = make_policy(
+        "mixture:expert=0.6,random=0.4",
+        PolicyContext("ALFWorld", "response", {}),
+    )
     with StepWriter(folder) as writer:
         collect_groups(handle, policy, writer, RolloutSpec(tasks=64, group_size=8, seed=1))
     return scan_steps(folder).select(GIVEN).collect()

@@ -60,7 +60,12 @@ def walks(source: WebShopSource, episodes: int) -> Walks:
     return found
 
 
-def play(engine: Engine, episodes: Walks, clock: Callable[[], float], kinds: list[str]) -> dict[str, float]:
+def play(
+    engine: Engine,
+    episodes: Walks,
+    clock: Callable[[], float],
+    kinds: list[str],
+) -> dict[str, float]:
     """Play all commands; return the mean CPU seconds of a reset, a step, and a step to each page type.
 
     The page types are added to `kinds` if it is empty, and taken from it otherwise: the original does not say them.
@@ -100,8 +105,17 @@ def process_clock(process: int) -> Callable[[], float]:
 def data_of(checkout: Path, folder: Path, nouns: str | None) -> Path:
     """Build a catalogue of the checkout's data."""
     data = checkout / "data"
-    items, attributes = next(data.glob("items_shuffle*.json")), next(data.glob("items_ins_v2*.json"))
-    build(items, attributes, data / "items_human_ins.json", folder / "catalogue", nouns=nouns or "stand-in")
+    items, attributes = (
+        next(data.glob("items_shuffle*.json")),
+        next(data.glob("items_ins_v2*.json")),
+    )
+    build(
+        items,
+        attributes,
+        data / "items_human_ins.json",
+        folder / "catalogue",
+        nouns=nouns or "stand-in",
+    )
     return folder / "catalogue"
 
 
@@ -133,7 +147,10 @@ def run(
                 play(original.engine(), listed[: len(listed) // 4], clock, kinds)
                 theirs = play(original.engine(), listed, clock, kinds)
                 original.process.close()
-            for caches, times in (("empty caches", cold), ("cached products and searches", warm)):
+            for caches, times in (
+                ("empty caches", cold),
+                ("cached products and searches", warm),
+            ):
                 for what, value in times.items():
                     title = f"WebShop: {what} of the bare engine with available actions, {caches}"
                     rival = ("original", theirs[what]) if what in theirs else None
@@ -141,5 +158,14 @@ def run(
                     if rival and what == "step":
                         shown = "readme" if times is cold else "page"
                     case = f"{len(source.shop.catalogue):,} products, {goals} goals"
-                    rows.append(Row(title, value, "s", rival=rival, case=case, shown=shown))
+                    rows.append(
+                        Row(
+                            title,
+                            value,
+                            "s",
+                            rival=rival,
+                            case=case,
+                            shown=shown,
+                        )
+                    )
     yield Part(rows, suffix="_original" if checkout else "")

@@ -88,7 +88,15 @@ def measured(folder: Path, count: int) -> list[Row]:
         every = ("the sum of all postings", float(np.percentile(floor, 95)))
         note = f"median {quantity(float(np.median(times)), 's')}"
         what = f"search by {kind}, 95th percentile"
-        rows.append(Row(what, float(np.percentile(times, 95)), "s", rival=every, note=note))
+        rows.append(
+            Row(
+                what,
+                float(np.percentile(times, 95)),
+                "s",
+                rival=every,
+                note=note,
+            )
+        )
     return rows
 
 
@@ -129,7 +137,11 @@ def rows_of(folder: Path, count: int, *, largest: bool) -> Iterator[Row]:
         shown="page" * largest,
     )
     for row in in_new_process(measured, folder, count):
-        yield dataclasses.replace(row, what=f"{name}: {row.what}", shown="readme" * (largest and "whole" in row.what))
+        yield dataclasses.replace(
+            row,
+            what=f"{name}: {row.what}",
+            shown="readme" * (largest and "whole" in row.what),
+        )
 
 
 def run(
@@ -151,5 +163,10 @@ def run(
             if not raw.exists():
                 synthetic.write_synthetic(raw, number, SEED)
             taken, peak = in_new_process(make, raw, folder)
-            yield Row(f"WebShop, {number:,} products: build", taken, "s", note=f"{peak:,.0f} MB of memory")
+            yield Row(
+                f"WebShop, {number:,} products: build",
+                taken,
+                "s",
+                note=f"{peak:,.0f} MB of memory",
+            )
             yield from rows_of(folder, queries, largest=number == products[-1])

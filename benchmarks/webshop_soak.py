@@ -86,7 +86,12 @@ class Player:
         return self.digest.hexdigest() if terminated or truncated else None
 
     def _take(self, observation: dict[str, Any], reward: float) -> None:
-        observed = (observation["prompt"], self.info["page"], self.info["available_actions"], reward)
+        observed = (
+            observation["prompt"],
+            self.info["page"],
+            self.info["available_actions"],
+            reward,
+        )
         self.digest.update(repr(observed).encode("utf-8", "surrogatepass"))
 
 
@@ -126,7 +131,15 @@ def work(seconds: float, digests: list[str], number: int, environments: int) -> 
                 player.begin(choose.randrange(EPISODES))
         if time.monotonic() - reported > min(1.0, seconds / 20):
             reported = time.monotonic()
-            loads.append(Load(reported - begun, memory_mb("Private"), open_files(), played, different))
+            loads.append(
+                Load(
+                    reported - begun,
+                    memory_mb("Private"),
+                    open_files(),
+                    played,
+                    different,
+                )
+            )
     for player in players:
         player.env.close()
     return loads
@@ -171,5 +184,11 @@ def run(minutes: float = 10.0, processes: int = 8, environments: int = 64) -> It
     before, after = map(fmean, zip(*grown, strict=True))
     episodes = sum(loads[-1].episodes for loads in reports)
     what = f"WebShop: {minutes:g} minutes in {processes} processes"
-    yield Row(what, episodes, "episodes", note="0 differ from a single process", shown="page")
+    yield Row(
+        what,
+        episodes,
+        "episodes",
+        note="0 differ from a single process",
+        shown="page",
+    )
     yield Row(f"{what}: memory of each, late", after, "MB", floor=("early", before))
