@@ -47,6 +47,7 @@ def test_every_command_is_redacted() -> None:
     assert all(isinstance(command, RedactedCommand) for command in leaves)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["no such command", "wrong option", "no such run", "standard output"])
 def test_the_password_of_a_url_is_not_printed(tmp_path, where: str) -> None:
     url = "http://me:hunter2hunter2@host/v1"

@@ -54,6 +54,7 @@ def test_hugging_face_plain_streaming_and_torch(
         to_dataset(rich_run, columns=["rewards"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["lr[1]", "what?", "[a]", "**", "{a,b}", "~", "%61", "#a", "a b"])
 def test_hugging_face_reads_the_run_that_was_named(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("datasets.arrow_dataset")

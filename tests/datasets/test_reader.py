@@ -157,6 +157,7 @@ class Endless(QuietHandler):
                 left -= self.wfile.write(piece[:left])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("line", [b"x", b'{"check":"0"}\n'], ids=["one line", "lines"])
 def test_an_endless_manifest_is_refused_at_the_limit(monkeypatch: pytest.MonkeyPatch, line: bytes) -> None:
     monkeypatch.setattr(manifest, "MOST_BYTES", 1 << 20)

@@ -198,6 +198,7 @@ def test_texts_left_out_keep_their_hashes(tmp_path: Path) -> None:
     assert_frame_equal(scan_steps(tmp_path / "again").drop("run").collect(), bare.drop("run"))
 
 
+@pytest.mark.slow
 def test_what_is_left_out_is_not_missed(tmp_path: Path) -> None:
     always = {"hashes", "won", *(column.name for column in schema.columns() if column.derived or not column.null)}
     for name in (*schema.FAMILIES, *(column.name for column in schema.columns())):

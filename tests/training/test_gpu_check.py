@@ -41,6 +41,7 @@ def test_the_command_runs_on_a_cpu(config, tmp_path, hgpo):
     assert "tokens/s" in findings["one step of CONFIG"]["value"]
 
 
+@pytest.mark.slow
 def test_a_wrong_reference_and_wrong_gradients_are_found(monkeypatch):
     """The reference is another model, and padded rows give another gradient than packed ones."""
     reference = Learner.reference_logprobs

@@ -46,6 +46,7 @@ def test_tasks_by_id(rich_run, tmp_path) -> None:
         write_page(open_sources([str(rich_run)]), file, task_ids=("task 9",))
 
 
+@pytest.mark.slow
 def test_the_size_is_limited(rich_run, tmp_path) -> None:
     sources, file = open_sources([str(rich_run)]), tmp_path / "page.html"
     whole = write_page(sources, file, tasks=6).bytes
@@ -59,6 +60,7 @@ def test_the_size_is_limited(rich_run, tmp_path) -> None:
     assert file.read_bytes() == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("column", ["trajectory", "state", "prompt"])
 def test_a_damaged_run_does_not_spoil_the_page_of_others(rich_run, small_run, tmp_path, column) -> None:
     shutil.copytree(small_run, tmp_path / "damaged")
@@ -171,6 +173,7 @@ def test_a_page_without_secrets_can_be_loaded(tmp_path) -> None:
     assert sorted(states) == sorted(['?api_key=***"', "?api_key=***", '"http://***@host/"', "?api_key=***\n<b>"])
 
 
+@pytest.mark.slow
 def test_all_tasks_are_in_the_page_unless_it_says_so(rich_run, six_tasks, tmp_path) -> None:
     sources, file = open_sources([str(rich_run), str(six_tasks)]), tmp_path / "page.html"
     assert write_page(sources, file).left_out == 0
