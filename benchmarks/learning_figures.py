@@ -1,4 +1,4 @@
-"""Results of `learning.py`: curves over environment steps, success on fresh tasks, a table and a picture."""
+"""Results of `learning.py`: curves over environment steps, success on fresh tasks, and a picture."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any, Final
 import altair as alt
 import numpy as np
 import polars as pl
-from readme import ESTIMATORS, title_of
-from record import results_folder, store
-from rich.table import Table
 
+from benchmarks.readme import ESTIMATORS, WORLDS, title_of
+from benchmarks.runner import Part, Row
 from hgpo_datasets import scan_steps
 from hgpo_train.evaluation import compare
 from hgpo_train.evaluation.report import episode_table
@@ -23,20 +22,11 @@ from hgpo_train.resampling import student_quantile
 from hgpo_train.training.tracking import read_metrics
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
-
-    from rich.console import Console
 
 START: Final = "warm-start"
 """Name of the policy before training."""
-MEASURED: Final = {
-    "approx_kl": "actor/approx_kl",
-    "clip_fraction": "actor/clip_fraction",
-    "largest_advantage": "critic/advantages/max",
-    "entropy": "actor/entropy",
-    "bootstrapped": "adaptive/weight",  # of the estimator `adaptive` of research
-}
-"""The metrics of `hgpo train` that show how far an iteration moves the policy, by their names in the results."""
 
 
 def file_name(estimator: str) -> str:
@@ -48,55 +38,80 @@ def file_name(estimator: str) -> str:
     return estimator.replace(":", "+")
 
 
-def report(
-    world: str, folder: Path, console: Console, name: str | None = None, against: Path | None = None, *, keep: bool
-) -> None:
-    """Write the table, the JSON and the picture; with `keep`, these replace the kept results.
+def report(world: str, folder: Path, name: str = "", against: Path | None = None) -> list[Part]:
+    """Return the result of all runs in a folder.
 
     Args:
         world: The environment's short name.
         folder: The folder of the runs.
-        console: Where the tables are printed.
         name: The name of the runs, which is part of the result's name.
         against: The folder of other runs, with which success on fresh tasks is compared too.
-        keep: Whether to replace the kept results.
     """
     found = curves(folder)
-    if found.is_empty():
-        console.print(f"no run in {folder} has been evaluated yet")
-        return
-    ends = found.sort("iteration").group_by("estimator", "seed", maintain_order=True).agg(
-        pl.col("success").first().alias("start"), pl.col("success").last().alias("end"), pl.col("iteration").last(),
-        pl.col("environment_steps").last(), pl.col("success").max().alias("best"),
-    )  # fmt: skip
-    table = Table(title=f"{world}: success on held-out tasks")
-    for head in ("estimator", "seed", "iterations", "steps", "warm start", "end", "lift", "best"):
-        table.add_column(head, justify="right")
-    for row in ends.sort("estimator", "seed").iter_rows(named=True):
-        table.add_row(
-            row["estimator"], str(row["seed"]), str(row["iteration"]), f"{row['environment_steps']:,.0f}",
-            f"{row['start']:.1%}", f"{row['end']:.1%}", f"{100 * (row['end'] - row['start']):+.1f}",
-            f"{row['best']:.1%}",
-        )  # fmt: skip
-    console.print(table)
-    fresh = fresh_figures(folder, against)
-    if fresh:
-        console.print(fresh_table(world, fresh), differences_table(fresh["differences"]))
+    ends = (
+        found.sort("iteration")
+        .group_by("estimator", "seed")
+        .agg(
+            pl.col("success").first().alias("start"),
+            pl.col("success").last().alias("end"),
+            pl.col("environment_steps").last(),
+        )
+    )
     means = ends.group_by("estimator").agg(pl.col("start", "end", "environment_steps").mean()).sort("estimator")
-    configs = {
-        path.stem: re.sub(r'(?m)^path = ".*/', 'path = "', path.read_text())  # the path of the warm start is irrelevant
-        for path in sorted(folder.glob("*-*.toml"))
-    }
-    result = f"learning_{world}_{name}" if name else f"learning_{world}"
+    configs = {}
+    for path in sorted(folder.glob("*-*.toml")):  # the path of the warm start is irrelevant
+        configs[path.stem] = re.sub(r'(?m)^path = ".*/', 'path = "', path.read_text("utf-8"))
     kept = {
         "ends": {estimator: figures for estimator, *figures in means.iter_rows()},
         "curves": found.to_dicts(),
-        "fresh": fresh,
-        "training": training_metrics(folder),
+        "fresh": fresh_figures(folder, against),
         "configurations": configs,
     }
-    console.print(store(result, kept, keep=keep))
-    console.print(f"the curves are in {draw(found, world, results_folder(keep=keep) / f'{result}.png')}")
+    title = WORLDS[world]
+    rows = list(success_rows(title, kept, shown="" if name else "readme"))
+    return [
+        Part(
+            rows,
+            kept,
+            f"_{world}_{name}".rstrip("_"),
+            curves_chart(found, title),
+        )
+    ]
+
+
+def success_rows(title: str, kept: dict[str, Any], shown: str) -> Iterator[Row]:
+    """Return success of each estimator before and after training, and the differences on fresh tasks in points."""
+    for estimator, (start, end, _) in kept["ends"].items():
+        before = ("before training", start)
+        yield Row(
+            f"{title}: success on held-out tasks, {title_of(estimator)}",
+            end,
+            "%",
+            rival=before,
+        )
+    fresh = kept["fresh"]
+    if not fresh:
+        return
+    others = [f"{title_of(name)} {fresh[name]['mean']:.0%}" for name in kept["ends"] if name != "hgpo"]
+    for estimator, (_, _, steps) in kept["ends"].items():
+        ours = estimator == "hgpo"
+        yield Row(
+            f"{title}: success on {fresh['tasks']} fresh tasks after {steps:,.0f} training steps of 1.1M parameters, "
+            f"{title_of(estimator)}",
+            fresh[estimator]["mean"],
+            "%",
+            rival=("before training", fresh[START]["mean"]),
+            note=", ".join(others) if ours else "",
+            shown=shown if ours else "",
+        )
+    for pair in fresh["differences"]:
+        margin = pair["margin_of_seeds"]
+        yield Row(
+            f"{title}: {title_of(pair['first'])} − {title_of(pair['second'])}, fresh tasks",
+            100 * pair["difference"],
+            "points",
+            note="" if margin is None else f"± {100 * margin:.1f} by seeds",
+        )
 
 
 def runs_of(folder: Path) -> list[Path]:
@@ -109,8 +124,10 @@ def curves(folder: Path) -> pl.DataFrame:
     rows = []
     for path in runs_of(folder):
         estimator, _, seed = path.parent.name.rpartition("-")
-        rows += [
-            {
+        for line in read_metrics(path):
+            if line.get("val/success_rate") is None:
+                continue
+            row = {
                 "estimator": estimator.replace("+", ":"),
                 "seed": int(seed),
                 "iteration": line["iteration"],
@@ -119,37 +136,10 @@ def curves(folder: Path) -> pl.DataFrame:
                 "score": line["val/score/mean"],
                 "seconds": line.get("timing_s/step"),
             }
-            for line in read_metrics(path)
-            if line.get("val/success_rate") is not None
-        ]
+            rows.append(row)
+    if not rows:
+        raise SystemExit(f"no run in {folder} has been evaluated yet")
     return pl.DataFrame(rows)
-
-
-def training_metrics(folder: Path) -> dict[str, dict[str, dict[str, float]]]:
-    """Return the metrics of `MEASURED` of each estimator: in the first iteration, in all later ones, in the last one.
-
-    Each is a mean over the runs, up to the last iteration that all of the estimator's runs have.
-    """
-    rows = [
-        {"estimator": path.parent.name.rpartition("-")[0].replace("+", ":"), "run": path.parent.name, **line}
-        for path in runs_of(folder)
-        for line in read_metrics(path)
-        if line["iteration"] > 0
-    ]
-    found: dict[str, dict[str, dict[str, float]]] = {}
-    for (estimator,), lines in pl.DataFrame(rows, infer_schema_length=None).group_by("estimator", maintain_order=True):
-        last = lines.group_by("run").agg(pl.col("iteration").max())["iteration"].min()
-        parts = {
-            "first": lines.filter(iteration=1),
-            "later": lines.filter(pl.col("iteration").is_between(2, last)),
-            "last": lines.filter(iteration=last),
-        }
-        known = [name for name in lines.columns if lines[name].count()]
-        found[str(estimator)] = {
-            part: {name: each[metric].mean() for name, metric in MEASURED.items() if metric in known}
-            for part, each in parts.items()
-        }
-    return found
 
 
 def fresh_folder(folder: Path, name: str) -> Path:
@@ -168,7 +158,10 @@ def fresh_figures(folder: Path, against: Path | None = None) -> dict[str, Any]:
     if not (played and fresh_folder(folder, START).exists()):
         return {}
     before = episode_table(scan_steps(fresh_folder(folder, START)))
-    figures: dict[str, Any] = {"tasks": before["task_id"].n_unique(), START: success(before)}
+    figures: dict[str, Any] = {
+        "tasks": before["task_id"].n_unique(),
+        START: success(before),
+    }
     for estimator, runs in played.items():
         after = pl.concat(runs.values())
         figures[estimator] = success(after) | {"lift": dataclasses.asdict(compare(after, before))}
@@ -186,7 +179,9 @@ def fresh_episodes(folder: Path) -> dict[str, dict[int, pl.DataFrame]]:
     return by_estimator({name: episode_table(scan_steps(place)) for name, place in places.items()})
 
 
-def by_estimator(played: dict[str, pl.DataFrame]) -> dict[str, dict[int, pl.DataFrame]]:
+def by_estimator(
+    played: dict[str, pl.DataFrame],
+) -> dict[str, dict[int, pl.DataFrame]]:
     """Return the episodes of each estimator by seed, from those of each run by its name."""
     found: dict[str, dict[int, pl.DataFrame]] = {}
     for name in sorted(played):
@@ -196,7 +191,8 @@ def by_estimator(played: dict[str, pl.DataFrame]) -> dict[str, dict[int, pl.Data
 
 
 def differences(
-    played: dict[str, dict[int, pl.DataFrame]], others: dict[str, dict[int, pl.DataFrame]]
+    played: dict[str, dict[int, pl.DataFrame]],
+    others: dict[str, dict[int, pl.DataFrame]],
 ) -> list[dict[str, Any]]:
     """Return the paired difference of success between any two estimators, with its 95% interval over seeds.
 
@@ -206,7 +202,10 @@ def differences(
     """
     found = []
     every = played | others
-    for first, second in (*itertools.combinations(played, 2), *itertools.product(played, others)):
+    for first, second in (
+        *itertools.combinations(played, 2),
+        *itertools.product(played, others),
+    ):
         common = sorted(every[first].keys() & every[second].keys())
         if not common:
             continue
@@ -215,38 +214,21 @@ def differences(
         if len(common) > 1:
             margin = float(student_quantile(0.975, len(common) - 1) * np.std(each, ddof=1) / np.sqrt(len(common)))
         mean = float(np.mean(each))
-        found.append({"first": first, "second": second, "difference": mean, "seeds": each, "margin_of_seeds": margin})
+        found.append(
+            {
+                "first": first,
+                "second": second,
+                "difference": mean,
+                "seeds": each,
+                "margin_of_seeds": margin,
+            }
+        )
     return found
 
 
 def success(table: pl.DataFrame) -> dict[str, float | None]:
     """Return success of all episodes: mean, standard deviation of the seeds, interval."""
     return dataclasses.asdict(summary(table)[0].measures["success"])
-
-
-def fresh_table(world: str, fresh: dict[str, Any]) -> Table:
-    """Print the results as a table."""
-    table = Table(title=f"{world}: success on {fresh['tasks']} fresh tasks, with 95% intervals")
-    for name in ("", "success", "lift"):
-        table.add_column(name, justify="right")
-    for name, found in fresh.items():
-        if name in ("tasks", "differences"):
-            continue
-        lift = found.get("lift")
-        gained = (
-            f"{100 * lift['difference']:+.1f} ({100 * lift['low']:+.1f} to {100 * lift['high']:+.1f})" if lift else ""
-        )
-        table.add_row(name, f"{found['mean']:.1%} ({found['low']:.1%} to {found['high']:.1%})", gained)
-    return table
-
-
-def differences_table(found: list[dict[str, Any]]) -> Table:
-    """Print the differences between estimators in percentage points."""
-    table = Table("first", "second", "first - second", "95% by seeds", title="differences on fresh tasks")
-    for row in found:
-        seeds = "" if row["margin_of_seeds"] is None else f"± {100 * row['margin_of_seeds']:.1f}"
-        table.add_row(row["first"], row["second"], f"{100 * row['difference']:+.1f}", seeds)
-    return table
 
 
 def at_equal_steps(found: pl.DataFrame) -> pl.DataFrame:
@@ -261,14 +243,16 @@ def at_equal_steps(found: pl.DataFrame) -> pl.DataFrame:
     points = []
     for (estimator, _), run in runs.items():
         success = np.interp(steps, run["environment_steps"], run["success"])
-        points.append(pl.DataFrame({"estimator": estimator, "environment_steps": steps, "success": success}))
+        points.append(
+            pl.DataFrame(
+                {
+                    "estimator": estimator,
+                    "environment_steps": steps,
+                    "success": success,
+                }
+            )
+        )
     return pl.concat(points)
-
-
-def draw(found: pl.DataFrame, world: str, path: Path) -> Path:
-    """Draw the curves as a PNG."""
-    curves_chart(found, world).save(path, scale_factor=2)
-    return path
 
 
 def curves_chart(found: pl.DataFrame, world: str) -> alt.LayerChart:
@@ -278,12 +262,11 @@ def curves_chart(found: pl.DataFrame, world: str) -> alt.LayerChart:
         found: The evaluations, from `curves` or from the kept results.
         world: The name for the title.
     """
-    spread = at_equal_steps(found).group_by("estimator", "environment_steps").agg(
-        pl.col("success").mean(), pl.col("success").min().alias("low"), pl.col("success").max().alias("high"),
-    )  # fmt: skip
-    titles = {
-        name: title_of(name).replace("`", "") for name in (*ESTIMATORS, *found["estimator"].unique(maintain_order=True))
-    }
+    success = pl.col("success")
+    seeds = at_equal_steps(found).group_by("estimator", "environment_steps")
+    spread = seeds.agg(success.mean(), success.min().alias("low"), success.max().alias("high"))
+    names = (*ESTIMATORS, *found["estimator"].unique(maintain_order=True))
+    titles = {name: title_of(name).replace("`", "") for name in names}
     shown = [title for name, title in titles.items() if name in found["estimator"]]
     colours = alt.Scale(domain=list(titles.values()))  # the same colour per estimator in every picture
     legend = alt.Legend(values=shown, symbolOpacity=1, labelLimit=400)
@@ -292,8 +275,12 @@ def curves_chart(found: pl.DataFrame, world: str) -> alt.LayerChart:
         x=alt.X("environment_steps:Q", title="environment steps of training"),
         color=alt.Color("estimator:N", title=None, scale=colours, legend=legend),
     )
-    success = alt.Y("success:Q", title="success on held-out tasks", axis=alt.Axis(format="%"))
-    line = base.mark_line(point=True).encode(y=success)
+    axis = alt.Y(
+        "success:Q",
+        title="success on held-out tasks",
+        axis=alt.Axis(format="%"),
+    )
+    line = base.mark_line(point=True).encode(y=axis)
     ranges = base.mark_area(opacity=0.15).encode(y="low:Q", y2="high:Q")
     title = f"{world}: mean of {found['seed'].n_unique()} seeds, and their range"
     return (ranges + line).properties(width=520, height=320, title=title)

@@ -1,30 +1,32 @@
 """Measure the bias of the gradient with rollouts of another policy, and what truncated importance sampling leaves.
 
-    python benchmarks/rollout_correction.py        less than a minute
+    python -m benchmarks rollout_correction        less than a minute
 
 The rollouts are those of a copy of a small random model, with weights rounded to bfloat16 or with Gaussian noise. All
 144 responses of two tokens are enumerated, each with a random advantage and weighted with its probability under the
 copy. The gradient of the real update is then an exact expectation. Its bias is its distance from the gradient for
-rollouts of the model itself, relative to the norm of the latter. Results: benchmarks/results/rollout_correction.json.
+rollouts of the model itself, relative to the norm of the latter.
 """
 
 from __future__ import annotations
 
 import copy
 import itertools
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import torch
-from record import make_parser, print_table, store
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
+from benchmarks.runner import Row
 from hgpo_train.training.config import Config, replace
 from hgpo_train.training.update.batches import Samples
 from hgpo_train.training.update.learner import Fixed, Learner
 from hgpo_train.training.update.rollout_correction import rollout_correction
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from numpy.typing import NDArray
     from torch import Tensor
 
@@ -40,16 +42,27 @@ LEVELS: Final[tuple[Level | None, ...]] = (None, "token", "sequence")
 SETTINGS: Final = replace(
     Config(),
     model={"compute_dtype": "float32", "gradient_checkpointing": False},
-    update={"kl_weight": 0.0, "entropy_weight": 0.0, "logit_chunk": 0, "micro_batch_tokens": 10**6},
+    update={
+        "kl_weight": 0.0,
+        "entropy_weight": 0.0,
+        "logit_chunk": 0,
+        "micro_batch_tokens": 10**6,
+    },
 )
 
 
 def make_policy() -> Model:
     """Return a small model with random weights, large enough for a distribution that is far from uniform."""
     torch.manual_seed(0)
-    shape: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 1}
-    model = Qwen2ForCausalLM(Qwen2Config(vocab_size=VOCABULARY, **shape, **heads))
+    config = Qwen2Config(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+    )
+    model = Qwen2ForCausalLM(config)
     with torch.no_grad():
         for weight in model.parameters():
             weight.mul_(8.0 if weight.dim() > 1 else 1.0)
@@ -74,7 +87,10 @@ def every_response() -> Samples:
     responses = list(itertools.product(range(VOCABULARY), repeat=LENGTH))
     count = len(responses)
     return Samples(
-        tokens=np.array([token for response in responses for token in (*PROMPT, *response)], np.int32),
+        tokens=np.array(
+            [token for response in responses for token in (*PROMPT, *response)],
+            np.int32,
+        ),
         start=np.arange(count + 1) * (len(PROMPT) + LENGTH),
         prompt_length=np.full(count, len(PROMPT)),
         response_start=np.arange(count + 1) * LENGTH,
@@ -95,7 +111,8 @@ def expected_gradient(policy: Model, behaviour: Model, level: Level | None, thre
     The mean over tokens of all responses, each times its probability and the number of tokens, is the expectation.
     """
     samples = every_response()
-    old, rollout = logprobs(policy, samples), logprobs(behaviour, samples)
+    old = logprobs(policy, samples)
+    rollout = logprobs(behaviour, samples)
     probability = np.exp(rollout.reshape(-1, LENGTH).astype(np.float64).sum(1))
     samples.advantage[:] *= probability * samples.response_start[-1]
     weight = None if level is None else rollout_correction(old, rollout, samples.response_start, level, threshold)[0]
@@ -104,32 +121,22 @@ def expected_gradient(policy: Model, behaviour: Model, level: Level | None, thre
     return torch.cat([parameter.grad.flatten() for parameter in learner.model.parameters()]).double()
 
 
-def bias(policy: Model, behaviour: Model, level: Level | None, threshold: float = THRESHOLD) -> float:
-    """Return the distance of the expected gradient from the exact one, relative to the exact one's norm."""
-    exact = expected_gradient(policy, policy, None, threshold)
-    return float((expected_gradient(policy, behaviour, level, threshold) - exact).norm() / exact.norm())
-
-
-def measure() -> list[dict[str, Any]]:
-    """Return one row per gap."""
-    policy, samples, found = make_policy(), every_response(), []
+def run() -> Iterator[Row]:
+    """Measure the bias of every level of correction for every copy."""
+    torch.set_num_threads(1)
+    policy = make_policy()
+    samples = every_response()
+    exact = expected_gradient(policy, policy, None, THRESHOLD)
     for gap in GAPS:
+        case = gap if isinstance(gap, str) else f"noise {gap}"
         behaviour = behaviour_of(policy, gap)
         distance = float(np.abs(logprobs(policy, samples) - logprobs(behaviour, samples)).mean())
-        biases = {str(level or "none"): bias(policy, behaviour, level) for level in LEVELS}
-        found.append({"gap": gap if isinstance(gap, str) else f"noise {gap}", "logprob_gap": distance, **biases})
-    return found
-
-
-def main() -> None:
-    """Measure, print and store."""
-    given = make_parser(__doc__).parse_args()
-    torch.set_num_threads(1)
-    rows = measure()
-    columns = {"weights of the copy": "{gap}", "mean gap of log-probabilities": "{logprob_gap:.3f}"}
-    print_table(rows, columns | {level: f"{{{level}:.1%}}" for level in ("none", "token", "sequence")})
-    print(store("rollout_correction", {"threshold": THRESHOLD, "rows": rows}, keep=given.keep))
-
-
-if __name__ == "__main__":
-    main()
+        yield Row("mean gap of log-probabilities", distance, case=case)
+        for level in LEVELS:
+            biased = expected_gradient(policy, behaviour, level, THRESHOLD)
+            yield Row(
+                f"correction: {level}",
+                ((biased - exact).norm() / exact.norm()).item(),
+                "%",
+                case=case,
+            )

@@ -1,14 +1,13 @@
 """Measure what the collector adds to environment and policy, and its speedup over a lockstep loop.
 
-    python benchmarks/rollouts.py                 # all parts, some minutes
-    python benchmarks/rollouts.py --only steps    # one part: steps, workers, memory, start, tail
+    python -m benchmarks rollouts                 all parts, some minutes
+    python -m benchmarks rollouts --only steps    one part: steps, workers, memory, tail
 
-Every part prints a ratio with a reference that is measured in the same run, in turns with what it is compared with.
+Every part has a ratio with a reference that is measured in the same run, in turns with what it is compared with.
 
 steps      CPU time a step of a collection with 256 slots, beside environment and policy alone
 workers    time a step with two worker processes, beside two environments in this process
 memory     peak memory of a collection of 102,000 steps, in a process of its own
-start      CPU time of `hgpo rollout` until its first step, beside importing gymnasium and polars
 tail       collector and lockstep loop with the same log-normal response times
 """
 
@@ -16,10 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import os
-import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from functools import partial
@@ -27,9 +22,7 @@ from itertools import cycle, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from record import in_new_process, in_turns, make_parser, memory_mb, store
-from rich.console import Console
-
+from benchmarks.runner import Part, Row, in_new_process, in_turns, memory_mb
 from hgpo_datasets import StepWriter
 from hgpo_envs.episode import Episode
 from hgpo_envs.hashing import text_hash
@@ -41,11 +34,11 @@ from hgpo_train.rollout.plan import ExecutionOptions, RolloutSpec, plan_groups
 from hgpo_train.rollout.run import collect_groups
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from hgpo_train.rollout.tally import Tally
 
-ALFWORLD, WEBSHOP = "HGPO/ALFWorld-v0", "HGPO/WebShop-v0"
+ALFWORLD = "HGPO/ALFWorld-v0"
 
 
 def handle(env_id: str = ALFWORLD, **options: Any) -> EnvHandle:
@@ -58,17 +51,9 @@ def policy_for(env: EnvHandle, name: str = "random") -> BatchPolicy:
     return policy
 
 
-def compared(values: Mapping[str, Sequence[float]], reference: str, unit: str) -> dict[str, Any]:
-    """Return minimum and median of each measure, and the ratio of the minima to the reference's."""
-    least = min(values[reference])
-    return {
-        name: {
-            f"min_{unit}": round(min(measured), 3),
-            f"median_{unit}": round(statistics.median(measured), 3),
-            "ratio": round(min(measured) / least, 2),
-        }
-        for name, measured in values.items()
-    }
+def beside(repeats: int, measures: Mapping[str, Callable[[], float]]) -> dict[str, float]:
+    """Return the minimum of each measure, in turns."""
+    return {name: min(values) for name, values in in_turns(repeats, measures).items()}
 
 
 class Nowhere:
@@ -86,28 +71,44 @@ class Nowhere:
 
 
 def alone(env: EnvHandle, steps: int = 8_000, count: int = 256) -> float:
-    """Return the CPU time a step, in µs, of environments and the random policy without collector and table."""
-    policy, tasks = policy_for(env), cycle(env.tasks[:40])
+    """Return the CPU time of a step of environments and the random policy without collector and table."""
+    policy = policy_for(env)
+    tasks = cycle(env.tasks[:40])
     episodes = [Episode(env.shared, env.settings) for _ in range(count)]
     for episode in episodes:
         episode.start(next(tasks))
     began = time.process_time()
     for turn in range(steps // count):
-        requests = [
-            Request(slot, episode.prompt(), turn * count + slot, slot, episode.steps_taken, episode.task, episode.state,
-                    None, episode.prompt)
-            for slot, episode in enumerate(episodes)
-        ]  # fmt: skip
+        requests = []
+        for slot, episode in enumerate(episodes):
+            seed = turn * count + slot
+            playing = (episode.steps_taken, episode.task, episode.state)
+            requests.append(
+                Request(
+                    slot,
+                    episode.prompt(),
+                    seed,
+                    slot,
+                    *playing,
+                    None,
+                    episode.prompt,
+                )
+            )
         for episode, reply in zip(episodes, policy.respond(requests), strict=True):
             assert isinstance(reply, Reply)
             episode.act(reply.response)
             if episode.done:
                 episode.start(next(tasks))
-    return (time.process_time() - began) / (steps // count * count) * 1e6
+    return (time.process_time() - began) / (steps // count * count)
 
 
-def collected(env: EnvHandle, writer: StepWriter | Nowhere, clock: Callable[[], float], **options: Any) -> float:
-    """Return the time a step of a collection in µs, from its 200th step on: processes have started by then."""
+def collected(
+    env: EnvHandle,
+    writer: StepWriter | Nowhere,
+    clock: Callable[[], float],
+    **options: Any,
+) -> float:
+    """Return the time of a step of a collection, from its 200th step on: processes have started by then."""
     first: list[tuple[float, int]] = []
 
     def note(tally: Tally) -> None:
@@ -115,9 +116,16 @@ def collected(env: EnvHandle, writer: StepWriter | Nowhere, clock: Callable[[], 
             first.append((clock(), tally.steps))
 
     spec = RolloutSpec(tasks=40, group_size=8, seed=1)
-    tally = collect_groups(env, policy_for(env), writer, spec, ExecutionOptions(**options), progress=note)  # type: ignore[arg-type]
+    tally = collect_groups(
+        env,
+        policy_for(env),
+        writer,
+        spec,
+        ExecutionOptions(**options),
+        progress=note,
+    )  # type: ignore[arg-type]
     began, steps = first[0]
-    return (clock() - began) / (tally.steps - steps) * 1e6
+    return (clock() - began) / (tally.steps - steps)
 
 
 def written(env: EnvHandle, clock: Callable[[], float], **options: Any) -> float:
@@ -125,71 +133,74 @@ def written(env: EnvHandle, clock: Callable[[], float], **options: Any) -> float
         return collected(env, writer, clock, **options)
 
 
-def steps() -> dict[str, Any]:
-    figures = {}
-    for env_id in (ALFWORLD, WEBSHOP):
-        env = handle(env_id)
-        measures = {
-            "environment_and_policy": partial(alone, env),
-            "collected": partial(collected, env, Nowhere(), time.process_time),
-            "collected_and_written": partial(written, env, time.process_time),
-        }
-        figures[env_id] = compared(in_turns(7, measures), "environment_and_policy", "us")
-    return figures
+def steps() -> Iterator[Row]:
+    for name in ("ALFWorld", "WebShop"):
+        env = handle(f"HGPO/{name}-v0")
+        found = beside(
+            7,
+            {
+                "alone": partial(alone, env),
+                "collected": partial(collected, env, Nowhere(), time.process_time),
+                "collected and written": partial(written, env, time.process_time),
+            },
+        )
+        floor = ("environment and policy alone", found.pop("alone"))
+        for what, value in found.items():
+            shown = "readme" if (name, what) == ("ALFWorld", "collected and written") else ""
+            yield Row(
+                f"Rollouts: {name}, random policy, 256 slots, a step {what}",
+                value,
+                "s",
+                floor=floor,
+                shown=shown,
+            )
 
 
-def workers() -> dict[str, Any]:
+def workers() -> Iterator[Row]:
     measure = partial(written, handle(), time.perf_counter, slots=2)
-    values = in_turns(3, {"in_process": measure, "two_workers": partial(measure, workers=True)})
-    return compared(values, "in_process", "us")
+    found = beside(3, {"here": measure, "apart": partial(measure, workers=True)})
+    floor = ("in this process", found["here"])
+    yield Row(
+        "Rollouts: the same with two worker processes, wall time",
+        found["apart"],
+        "s",
+        floor=floor,
+        shown="page",
+    )
 
 
-_START = """
-import os, sys
-import hgpo_train.rollout.collection
-from hgpo_train.cli import main
-from hgpo_train.rollout.trajectory import Trajectory
-
-Trajectory.add_state = lambda *_: os._exit(0)  # at the end of the first step
-sys.argv = ["hgpo", "rollout", "--tasks", "1", "--group-size", "1", "--out", sys.argv[1]]
-main()
-"""
-_IMPORTS = "import gymnasium, polars"
-
-
-def collect_many(folder: str) -> dict[str, Any]:
-    run = collect(ALFWORLD, "random", folder, tasks=256, group_size=8, seed=1, progress=False)
-    return {"steps": run.tally.steps, "peak_mb": round(memory_mb("VmHWM"))}
+def collect_many(folder: str) -> tuple[int, float]:
+    run = collect(
+        ALFWORLD,
+        "random",
+        folder,
+        tasks=256,
+        group_size=8,
+        seed=1,
+        progress=False,
+    )
+    return run.tally.steps, memory_mb("VmHWM")
 
 
-def memory() -> dict[str, Any]:
+def memory() -> Iterator[Row]:
     with tempfile.TemporaryDirectory() as folder:
-        found = in_new_process(collect_many, f"{folder}/run")
+        count, peak = in_new_process(collect_many, f"{folder}/run")
         size = sum(path.stat().st_size for path in Path(folder).rglob("*.parquet"))
-    return {**found, "table_mb": round(size / 1e6)}
-
-
-def start() -> dict[str, Any]:
-    import resource
-
-    # Bytecode is stored, as it is for users, so that only the first turn compiles.
-    stored = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": f"{tempfile.gettempdir()}/hgpo-bytecode"}
-
-    def cpu(program: str) -> float:
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        with tempfile.TemporaryDirectory() as folder:
-            subprocess.run([sys.executable, "-c", program, f"{folder}/run"], check=True, env=os.environ | stored)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-
-    programs = {"imports": _IMPORTS, "first_step": _START}
-    return compared(in_turns(7, {name: partial(cpu, program) for name, program in programs.items()}), "imports", "s")
+    note = f"table of {size / 1e6:.0f} MB"
+    yield Row(
+        f"Rollouts: peak memory of {count:,} steps",
+        peak,
+        "MB",
+        note=note,
+        shown="page",
+    )
 
 
 class Thinking(AsyncPolicy):
     """A scripted policy that simulates a server of `concurrency` with log-normal response times by request seed."""
 
-    name, reproducible = "thinking", True
+    name = "thinking"
+    reproducible = True
 
     def __init__(self, player: BatchPolicy, concurrency: int, mean_s: float, sigma: float) -> None:
         super().__init__(concurrency)
@@ -223,49 +234,51 @@ class Lengths(Nowhere):
             self.lengths[trajectory] = max(self.lengths.get(trajectory, 0), step + 1)
 
 
-def tail(count: int = 128, mean_s: float = 0.25) -> dict[str, Any]:
+def tail(count: int = 128, mean_s: float = 0.25) -> Iterator[Row]:
     """Compare the collector with a lockstep loop for the same rollouts and response times.
 
     In the lockstep loop, a batch of `count` rollouts is reset together, each step waits for the last response, and the
     batch ends with its last rollout. Its time includes only the waiting, which is calculated.
     """
     env = handle(max_steps=20)
-    figures: dict[str, Any] = {}
     spec = RolloutSpec(tasks=1_440, group_size=8, seed=1)  # some minutes, so that the last rollouts are a small part
     for sigma in (0.6, 1.0):
-        thinking = Thinking(policy_for(env, "mixture:expert=0.8,random=0.2"), count, mean_s, sigma)
+        thinking = Thinking(
+            policy_for(env, "mixture:expert=0.8,random=0.2"),
+            count,
+            mean_s,
+            sigma,
+        )
         writer = Lengths()
-        last_begin = [0.0, 0.0]
-
-        def note(tally: Tally, thinking: Thinking = thinking, last_begin: list[float] = last_begin) -> None:
-            if spec.tasks * spec.group_size - tally.trajectories >= count:
-                last_begin[:] = [tally.seconds, thinking.busy_s]
-
         began = time.perf_counter()
-        options = ExecutionOptions(slots=count)
-        tally = collect_groups(env, thinking, writer, spec, options, progress=note)  # type: ignore[arg-type]
+        collect_groups(env, thinking, writer, spec, ExecutionOptions(slots=count))  # type: ignore[arg-type]
         seconds = time.perf_counter() - began
         thinking.close()
-        waited = lockstep_s(env, writer.lengths, thinking, count, spec)
-        figures[str(sigma)] = {
-            "steps": tally.steps,
-            "collector_s": round(seconds, 2),
-            "lockstep_s": round(waited, 2),
-            "ratio": round(waited / seconds, 2),
-            "idle_share": round(1 - thinking.busy_s / (count * seconds), 4),
-            "idle_share_until_the_last_begin": round(1 - min(1.0, last_begin[1] / (count * last_begin[0])), 4),
-        }
-    return figures
+        yield Row(
+            f"Rollouts: {count} environments, log-normal response times (σ = {sigma})",
+            seconds,
+            "s",
+            rival=(
+                "lockstep loop",
+                lockstep_s(env, writer.lengths, thinking, count, spec),
+            ),
+            note=f"idle {1 - thinking.busy_s / (count * seconds):.1%}",
+            shown="readme" if sigma == 0.6 else "",
+        )
 
 
-def lockstep_s(env: EnvHandle, lengths: Mapping[str, int], thinking: Thinking, count: int, spec: RolloutSpec) -> float:
+def lockstep_s(
+    env: EnvHandle,
+    lengths: Mapping[str, int],
+    thinking: Thinking,
+    count: int,
+    spec: RolloutSpec,
+) -> float:
     """Return the time of a lockstep loop over the same rollouts: at every step of a batch, the slowest response."""
-    groups = plan_groups(env.tasks, spec)
-    seeds = {
-        group.trajectory(member): group.seed(spec.seed, member)
-        for group in islice(groups, spec.tasks)
-        for member in range(group.size)
-    }
+    seeds = {}
+    for group in islice(plan_groups(env.tasks, spec), spec.tasks):
+        for member in range(group.size):
+            seeds[group.trajectory(member)] = group.seed(spec.seed, member)
     names = sorted(lengths)
     waited = 0.0
     for first in range(0, len(names), count):
@@ -276,18 +289,15 @@ def lockstep_s(env: EnvHandle, lengths: Mapping[str, int], thinking: Thinking, c
     return waited
 
 
-PARTS = {"steps": steps, "workers": workers, "memory": memory, "start": start, "tail": tail}
+PARTS: dict[str, Callable[[], Iterator[Row]]] = {
+    "steps": steps,
+    "workers": workers,
+    "memory": memory,
+    "tail": tail,
+}
 
 
-def main() -> None:
-    parser = make_parser(__doc__)
-    parser.add_argument("--only", choices=PARTS, action="append")
-    given = parser.parse_args()
-    for part in given.only or PARTS:
-        figures = PARTS[part]()
-        Console().print_json(data=figures)
-        print(store(f"rollouts_{part}", figures, keep=given.keep))
-
-
-if __name__ == "__main__":
-    main()
+def run(only: tuple[str, ...] = tuple(PARTS)) -> Iterator[Part]:
+    """Measure parts; each is a result."""
+    for part in only:
+        yield Part(list(PARTS[part]()), suffix=f"_{part}")

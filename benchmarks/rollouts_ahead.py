@@ -1,10 +1,10 @@
 """Wall time of iterations with rollouts beside updates (`rollout.ahead`), against rollouts and updates in turns.
 
-    python benchmarks/rollouts_ahead.py        three minutes, mostly of waiting
+    python -m benchmarks rollouts_ahead        three minutes, mostly of waiting
 
 A simulation of two devices: the environments are ALFWorld's and the loop is that of `hgpo train`, but the engine draws
 random actions and waits after each batch of them, and an update only waits. What waits computes nothing, as on a device
-of its own. Results: benchmarks/results/rollouts_ahead.json.
+of its own.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Final
 
-from record import make_parser, print_table, store
 from rich.console import Console
 
+from benchmarks.runner import Row
 from hgpo_train.models.tiny import TinyShape, save_tiny
 from hgpo_train.policies.generation import GenerationOptions
 from hgpo_train.policies.scripted import RandomPolicy
@@ -29,7 +29,7 @@ from hgpo_train.training.tracking import read_metrics
 from hgpo_train.training.trainer import Trainer
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from hgpo_train.models.hf import Model
     from hgpo_train.policies.base import Failure, Reply, Request
@@ -66,40 +66,62 @@ def measure(model: Path, seconds: float, *, ahead: bool) -> dict[str, float]:
         time.sleep(seconds)
         return {"perf/total_num_tokens": 0.0}
 
-    training.update, training.trainable_factory = waits, lambda *_: lambda *_: Served()
+    training.update = waits
+    training.trainable_factory = lambda *_: lambda *_: Served()
     config = replace(
         Config(),
         iterations=ITERATIONS,
         environment={"max_steps": STEPS},
-        model={"path": str(model), "compute_dtype": "float32", "gradient_checkpointing": False, "device": "cpu"},
-        rollout={"engine": "served", "ahead": ahead, "tasks": 16, "group_size": 8, "max_prompt_tokens": 1024},
+        model={
+            "path": str(model),
+            "compute_dtype": "float32",
+            "gradient_checkpointing": False,
+            "device": "cpu",
+        },
+        rollout={
+            "engine": "served",
+            "ahead": ahead,
+            "tasks": 16,
+            "group_size": 8,
+            "max_prompt_tokens": 1024,
+        },
         update={"rollout_is": "token", "kl_weight": 0.0},
         evaluation={"every": 0},
         tracking={"tensorboard": False},
     )
     with tempfile.TemporaryDirectory() as folder:
-        Trainer(config, Path(folder) / "run", Display(Console(file=io.StringIO()), ITERATIONS)).run()
+        Trainer(
+            config,
+            Path(folder) / "run",
+            Display(Console(file=io.StringIO()), ITERATIONS),
+        ).run()
         lines = read_metrics(Path(folder) / "run" / "metrics.jsonl")[1:-1]
-    names = ("timing_s/step", "timing_s/gen", "timing_s/gen_wait", "training/policy_lag")
+    names = (
+        "timing_s/step",
+        "timing_s/gen",
+        "timing_s/gen_wait",
+        "training/policy_lag",
+    )
     return {name: fmean(line.get(name, 0.0) for line in lines) for name in names}
 
 
-def main() -> None:
-    """Measure, print and store."""
-    given = make_parser(__doc__).parse_args()
-    rows = []
+def run() -> Iterator[Row]:
+    """Measure iterations with updates of all durations."""
     with tempfile.TemporaryDirectory() as folder:
-        model = save_tiny(Path(folder) / "model", ["go to shelf 1"] * 8, TinyShape(vocabulary=384, width=32, layers=1))
+        model = save_tiny(
+            Path(folder) / "model",
+            ["go to shelf 1"] * 8,
+            TinyShape(vocabulary=384, width=32, layers=1),
+        )
         for seconds in UPDATES:
-            turns, ahead = (measure(model, seconds, ahead=each) for each in (False, True))
-            ratio = turns["timing_s/step"] / ahead["timing_s/step"]
-            rows.append({"update_wait_s": seconds, "in_turns": turns, "ahead": ahead, "ratio": ratio})
-    columns = {"update waits, s": "{update_wait_s:.1f}", "in turns, s": "{in_turns[timing_s/step]:.2f}"}
-    columns |= {"ahead, s": "{ahead[timing_s/step]:.2f}", "of it for rollouts": "{ahead[timing_s/gen_wait]:.2f}"}
-    print_table(rows, {**columns, "ratio": "{ratio:.2f}", "lag": "{ahead[training/policy_lag]:.0f}"})
-    figures = {"steps": STEPS, "seconds_a_batch": SECONDS_A_BATCH, "rows": rows}
-    print(store("rollouts_ahead", figures, keep=given.keep))
-
-
-if __name__ == "__main__":
-    main()
+            turns = measure(model, seconds, ahead=False)["timing_s/step"]
+            ahead = measure(model, seconds, ahead=True)
+            note = f"{ahead['timing_s/gen_wait']:.2f} s for rollouts, lag {ahead['training/policy_lag']:.0f}"
+            what = f"an iteration, updates of {seconds:.1f} s"
+            yield Row(
+                what,
+                ahead["timing_s/step"],
+                "s",
+                rival=("in turns", turns),
+                note=note,
+            )

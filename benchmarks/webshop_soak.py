@@ -1,12 +1,12 @@
 """Soak test of WebShop in many processes: constant memory, no open files left, and the same results.
 
-    python benchmarks/webshop_soak.py --minutes 10 --processes 8 --environments 64
+    python -m benchmarks webshop_soak --minutes 10 --processes 8 --environments 64
 
 A list of seeded episodes is played once in one process. Each process then plays the list once, which fills its caches,
 and draws from it afterwards with several interleaved environments. Texts, actions and rewards of every episode are
 compared with those of the single process.
-Exits with 1 if an episode differs, memory grows by more than 2% (and 2 MB) after the first fifth of the time, or file
-handles remain open.
+Fails if an episode differs, memory grows by more than 2% (and 2 MB) after the first fifth of the time, or file handles
+remain open.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import random
-import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -22,14 +21,16 @@ from functools import partial
 from multiprocessing import resource_tracker
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gymnasium
 import xxhash
-from record import make_parser, memory_mb, print_table, store
-from rich.console import Console
 
 import hgpo_envs
+from benchmarks.runner import Row, memory_mb
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 EPISODES = 400
 STEPS = 12
@@ -69,28 +70,35 @@ class Player:
 
     def begin(self, episode: int) -> None:
         """Start an episode of the list."""
-        self.choose, self.episode, self.step = random.Random(episode), episode, 0
+        self.choose = random.Random(episode)
+        self.episode = episode
+        self.step = 0
         self.digest = xxhash.xxh3_64()
         observation, self.info = self.env.reset(options={"task": self.choose.randrange(self.tasks)})
         self._take(observation, 0.0)
 
     def advance(self) -> str | None:
         """Make a step; return the episode's digest at its end."""
-        observation, reward, terminated, truncated, self.info = self.env.step(
-            command(self.choose, self.info, self.step)
-        )
+        action = command(self.choose, self.info, self.step)
+        observation, reward, terminated, truncated, self.info = self.env.step(action)
         self.step += 1
         self._take(observation, float(reward))
         return self.digest.hexdigest() if terminated or truncated else None
 
     def _take(self, observation: dict[str, Any], reward: float) -> None:
-        observed = (observation["prompt"], self.info["page"], self.info["available_actions"], reward)
+        observed = (
+            observation["prompt"],
+            self.info["page"],
+            self.info["available_actions"],
+            reward,
+        )
         self.digest.update(repr(observed).encode("utf-8", "surrogatepass"))
 
 
 def reference() -> list[str]:
     """Return the digests of all listed episodes, played sequentially."""
-    player, digests = Player(), []
+    player = Player()
+    digests = []
     for episode in range(EPISODES):
         player.begin(episode)
         while (digest := player.advance()) is None:
@@ -109,7 +117,8 @@ def work(seconds: float, digests: list[str], number: int, environments: int) -> 
     different = sum(found != known for found, known in zip(reference(), digests, strict=True))
     begun = reported = time.monotonic()
     players = [Player() for _ in range(environments)]
-    choose, loads = random.Random(f"process {number}"), []
+    choose = random.Random(f"process {number}")
+    loads = []
     played = 0
     for player in players:
         player.begin(choose.randrange(EPISODES))
@@ -122,7 +131,15 @@ def work(seconds: float, digests: list[str], number: int, environments: int) -> 
                 player.begin(choose.randrange(EPISODES))
         if time.monotonic() - reported > min(1.0, seconds / 20):
             reported = time.monotonic()
-            loads.append(Load(reported - begun, memory_mb("Private"), open_files(), played, different))
+            loads.append(
+                Load(
+                    reported - begun,
+                    memory_mb("Private"),
+                    open_files(),
+                    played,
+                    different,
+                )
+            )
     for player in players:
         player.env.close()
     return loads
@@ -141,34 +158,37 @@ def soak(seconds: float, processes: int, environments: int) -> tuple[list[list[L
     return reports, open_files() - files
 
 
-def summary(number: int, loads: list[Load], seconds: float) -> dict[str, Any]:
-    """Return the row of a process, with whether its checks passed."""
+def memory(loads: list[Load], seconds: float) -> tuple[float, float]:
+    """Return the private memory of a process early and late, in MB.
+
+    The program ends if memory or open files grew, or an episode differs.
+    """
     settled = [load for load in loads if load.seconds >= MARK * seconds]
-    early, late = settled[0], settled[-1]
     third = max(1, len(settled) // 3)
-    before, after = (fmean(load.private_mb for load in part) for part in (settled[:third], settled[-third:]))
-    good = after - before <= max(2.0, 0.02 * before) and late.files <= early.files and not late.different
-    row = {"process": number, "episodes": late.episodes, "different": late.different, "MB early": round(before, 1)}
-    return row | {"MB late": round(after, 1), "files early": early.files, "files late": late.files, "good": good}
+    before = fmean(load.private_mb for load in settled[:third])
+    after = fmean(load.private_mb for load in settled[-third:])
+    first = settled[0]
+    last = settled[-1]
+    if after - before > max(2.0, 0.02 * before) or last.files > first.files or last.different:
+        raise SystemExit(f"expected constant memory and files, and no different episode; received {first}, then {last}")
+    return before, after
 
 
-def main() -> None:
-    """Run and report."""
-    parser = make_parser(__doc__)
-    parser.add_argument("--minutes", type=float, default=10.0)
-    parser.add_argument("--processes", type=int, default=8)
-    parser.add_argument("--environments", type=int, default=64)
-    given = parser.parse_args()
-    seconds = given.minutes * 60
-    with Console().status(f"{given.environments} environments in {given.processes} processes, {given.minutes:g} min"):
-        reports, left = soak(seconds, given.processes, given.environments)
-    rows = [summary(number, loads, seconds) for number, loads in enumerate(reports)]
-    print_table(rows)
-    well = left <= 0 and all(row["good"] for row in rows)
-    print(f"file handles left in the parent: {left}; {'all checks passed' if well else 'FAILED'}")
-    print(store("webshop_soak", {"minutes": given.minutes, "rows": rows, "files_left": left}, keep=given.keep))
-    sys.exit(0 if well else 1)
-
-
-if __name__ == "__main__":
-    main()
+def run(minutes: float = 10.0, processes: int = 8, environments: int = 64) -> Iterator[Row]:
+    """Play `environments` environments in processes."""
+    seconds = minutes * 60
+    reports, left = soak(seconds, processes, environments)
+    if left > 0:
+        raise SystemExit(f"expected no open files of the processes, received {left}")
+    grown = [memory(loads, seconds) for loads in reports]
+    before, after = map(fmean, zip(*grown, strict=True))
+    episodes = sum(loads[-1].episodes for loads in reports)
+    what = f"WebShop: {minutes:g} minutes in {processes} processes"
+    yield Row(
+        what,
+        episodes,
+        "episodes",
+        note="0 differ from a single process",
+        shown="page",
+    )
+    yield Row(f"{what}: memory of each, late", after, "MB", floor=("early", before))

@@ -5,7 +5,6 @@ python docs/pictures.py     quickstart.svg, the output of `hgpo quickstart`; lea
 
 from __future__ import annotations
 
-import sys
 import tempfile
 from pathlib import Path
 from typing import Final
@@ -14,15 +13,12 @@ import altair as alt
 import polars as pl
 from rich.console import Console
 
+from benchmarks.learning_figures import curves_chart
+from benchmarks.readme import figures
 from hgpo_train.cli.quickstart import show
 from hgpo_train.cli.quickstart_run import quickstart
 
 DOCS: Final = Path(__file__).parent
-sys.path.append(str(DOCS.parent / "benchmarks"))
-
-from learning_figures import curves_chart  # noqa: E402 - needs the path
-from readme import figures  # noqa: E402
-
 WORLDS: Final = {"alfworld": "ALFWorld", "webshop": "WebShop"}
 
 

@@ -3,14 +3,16 @@
 import ast
 import json
 import re
-import runpy
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from command import every_command
 
+from benchmarks import readme, runner
 from hgpo_datasets import schema
 from tools import schema_page
 
@@ -48,9 +50,8 @@ README = (ROOT / "README.md").read_text("utf-8")
 
 
 def test_every_number_of_a_table_is_a_kept_result() -> None:
-    script = runpy.run_path(str(ROOT / "benchmarks/readme.py"))
-    for name in script["PAGES"]:
-        assert script["rewrite"](name) == (ROOT / name).read_text("utf-8"), "run: python benchmarks/readme.py"
+    for name in readme.PAGES:
+        assert readme.rewrite(name) == (ROOT / name).read_text("utf-8"), "run: python benchmarks/readme.py"
 
 
 def test_the_two_commands_need_only_python_and_pip() -> None:
@@ -87,15 +88,23 @@ def test_the_named_extras_and_commands_exist() -> None:
     assert set(re.findall(r"`hgpo (\w[\w-]*)", README)) <= known
 
 
+def options(name: str) -> set[str]:
+    """The options of a benchmark: the parameters of its function `run`."""
+    tree = ast.parse((ROOT / f"benchmarks/{name}.py").read_text("utf-8"))
+    (run,) = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "run"]
+    return {argument.arg.rstrip("_").replace("_", "-") for argument in run.args.args}
+
+
 def test_the_benchmarks_commands_have_their_options() -> None:
-    page = (ROOT / "docs/measurements.md").read_text("utf-8")
-    commands = re.findall(r"`python (benchmarks/\w+\.py)(.*?)`", page)
-    assert len(commands) > 10
-    for script, rest in commands:
-        source = (ROOT / script).read_text("utf-8")
-        for option in set(re.findall(r"--[\w-]+", rest)) - {"--keep"}:
-            assert f'"{option}"' in source, (script, option)
-        assert "--keep" in rest or not re.search("add_keep|make_parser", source)
+    pages = [*PAGES, *(ROOT / "integrations").glob("*/README.md")]
+    commands = [
+        command
+        for page in pages
+        for command in re.findall(r"python -m benchmarks ([a-z]\w*)(.*?)[`\n]", page.read_text("utf-8"))
+    ]
+    assert len(commands) > 30
+    for name, rest in commands:
+        assert {*re.findall(r"--([\w-]+)", rest)} <= options(name) | {"keep"}, (name, rest)
 
 
 def test_the_page_is_the_schema() -> None:
@@ -105,49 +114,72 @@ def test_the_page_is_the_schema() -> None:
         assert f"`{column.name.replace('_hash_1', '_hash_k')}`" in page
 
 
-SCRIPTS = sorted(
+SCRIPTS = [
     path
-    for path in (*(ROOT / "benchmarks").glob("*.py"), *(ROOT / "research/benchmarks").glob("*.py"))
-    if path.stem not in {"__init__", "record", "readme", "tables", "learning_figures", "what_learns"}
-)
-
-
-def calls(path: Path) -> list[ast.Call]:
-    return [node for node in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(node, ast.Call)]
-
-
-def name_of(call: ast.Call) -> str:
-    return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+    for pattern in ("research/benchmarks/*.py", "integrations/*/benchmarks/*.py")
+    for path in sorted(ROOT.glob(pattern))
+    if "store(" in path.read_text("utf-8") and path.stem != "what_learns"
+]
 
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
-def test_every_benchmark_asks_before_it_replaces_kept_results(path: Path) -> None:
-    assert {"add_keep", "make_parser"} & {name_of(call) for call in calls(path)}
-    stored = [call for call in calls(path) if name_of(call) in {"store", "report"} and call.keywords]
-    assert stored
-    for call in stored:
-        (keep,) = [keyword.value for keyword in call.keywords if keyword.arg == "keep"]
-        assert isinstance(keep, ast.Attribute)  # the command line's, never a constant
-        assert keep.attr == "keep"
+def test_scripts_of_other_distributions_ask_before_they_replace_kept_results(path: Path) -> None:
+    """Those of benchmarks/ leave this to the runner."""
+    tree = ast.parse(path.read_text("utf-8"))
+    calls = {getattr(node.func, "id", ""): node for node in ast.walk(tree) if isinstance(node, ast.Call)}
+    assert {"add_keep", "make_parser"} & calls.keys()
+    (keep,) = [keyword.value for keyword in calls["store"].keywords if keyword.arg == "keep"]
+    assert isinstance(keep, ast.Attribute)  # the command line's, never a constant
+    assert keep.attr == "keep"
 
 
-def test_results_are_stored_where_git_ignores_them_unless_kept(tmp_path, monkeypatch) -> None:
-    record = runpy.run_path(str(ROOT / "benchmarks/record.py"))
-    store = record["store"]
+@pytest.fixture
+def benchmark(tmp_path, monkeypatch):
+    """Return a function that runs a benchmark of fixed values with options, and returns its two possible results."""
+    module = ModuleType("benchmarks.conversations", "Measure nothing.")
+    code = """
+from __future__ import annotations
+from benchmarks.runner import Part, Row
+def run(size: int = 1, names: tuple[str, ...] = ("a",), fast: bool = False):
+    yield Row("cost", 2.0 * size, "s", rival=("other", 5.0), note=f"{names} {fast}")
+    yield Row("rate", 30.0, "rows/s", rival=("other", 10.0))
+    yield Row("overhead", 6.0, "MB", floor=("nothing", 3.0))
+    yield Part(figures={"x": 1}, suffix="_more")
+"""
+    exec(code, module.__dict__)
+    monkeypatch.setitem(sys.modules, module.__name__, module)
     for name in ("RESULTS", "SCRATCH", "ROOT"):
-        monkeypatch.setitem(store.__globals__, name, tmp_path / name.lower() if name != "ROOT" else tmp_path)
+        monkeypatch.setattr(runner, name, tmp_path if name == "ROOT" else tmp_path / name.lower())
     (tmp_path / "results").mkdir()
-    (tmp_path / "results/speed.json").write_text("kept")
-    line = store("speed", {"µs": 3}, keep=False)
-    assert "scratch/speed.json" in line
-    assert "results/speed.json are unchanged (--keep)" in line
-    assert (tmp_path / "results/speed.json").read_text() == "kept"
-    assert json.loads((tmp_path / "scratch/speed.json").read_text())["figures"] == {"µs": 3}
-    assert "results/speed.json" in store("speed", {"µs": 4}, keep=True)
-    assert json.loads((tmp_path / "results/speed.json").read_text())["figures"] == {"µs": 4}
-    assert record["make_parser"]("").parse_args([]).keep is False
-    assert record["make_parser"]("").parse_args(["--keep"]).keep is True
-    ignored = subprocess.run(
-        ["git", "check-ignore", "-q", str(record["SCRATCH"] / "x.json")], cwd=ROOT, check=False
-    ).returncode
-    assert ignored in (0, 128)  # 128: not a checkout
+    (tmp_path / "results/conversations.json").write_text("kept")
+
+    def run(*arguments: str) -> tuple[Path, Path]:
+        monkeypatch.setattr(sys, "argv", ["benchmarks", "conversations", *arguments])
+        runner.main()
+        return tmp_path / "scratch/conversations.json", tmp_path / "results/conversations.json"
+
+    return run
+
+
+def test_a_benchmark_is_a_function_of_options_that_yields_rows(benchmark, capsys) -> None:
+    scratch, kept = benchmark("--size", "2", "--names", "b", "c", "--names", "d", "--fast")
+    found = json.loads(scratch.read_text("utf-8"))
+    assert [row["ratio"] for row in found["rows"]] == [5 / 4, 3.0, 2.0]  # times better, or times the floor
+    assert found["rows"][0]["note"] == "('b', 'c', 'd') True"
+    assert found["made"]["python"]
+    assert json.loads(scratch.with_stem("conversations_more").read_text("utf-8"))["figures"] == {"x": 1}
+    printed = capsys.readouterr().out
+    assert "other 5 s (1.2 ×)" in printed
+    assert "results/conversations.json are unchanged (--keep)" in printed
+    assert kept.read_text() == "kept"
+
+
+def test_a_kept_result_is_replaced_only_on_request(benchmark) -> None:
+    _, kept = benchmark("--keep")
+    assert json.loads(kept.read_text("utf-8"))["rows"][0]["note"] == "('a',) False"
+    assert runner.load_rows("conversations")[1].shown_value() == "30 rows/s"
+
+
+def test_results_that_are_not_kept_are_ignored_by_git() -> None:
+    command = ["git", "check-ignore", "-q", str(runner.SCRATCH / "x.json")]
+    assert subprocess.run(command, cwd=ROOT, check=False).returncode in (0, 128)  # 128: not a checkout

@@ -1,6 +1,7 @@
 """The documentation site: pages are in the navigation, the reference is complete, and it builds without a warning."""
 
 import dataclasses
+import os
 import re
 import shutil
 import subprocess
@@ -171,8 +172,9 @@ def test_links_that_leave_the_folder_are_copied() -> None:
 
 
 @pytest.mark.slow
-def test_the_page_of_a_notebook_is_executed_and_loads_only_files_that_are_beside_it() -> None:
+def test_the_page_of_a_notebook_is_executed_and_loads_only_files_that_are_beside_it(docs_only, monkeypatch) -> None:
     marimo = pytest.importorskip("marimo")
+    monkeypatch.setenv("PYTHONPATH", docs_only["PYTHONPATH"])  # also without torch
     page = docs_notebooks.exported(ROOT / "notebooks/own_rollouts.py")
     assert "Variance at a state explained" in page, "the title of a chart"
     loaded = re.findall(r'<(?:script|link)[^>]*\s(?:src|href)="([^"]+)"', page)
@@ -188,21 +190,51 @@ def test_links_to_notebooks_lead_to_their_pages() -> None:
         assert f"../{notebook}" in (ROOT / "docs/notebooks.md").read_text("utf-8")
 
 
+BLOCKER = """
+import sys
+
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("torch", "transformers", "vllm", "peft"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Blocker())
+"""
+WRITE = """
+import pathlib, sys
+try:
+    import torch
+except ModuleNotFoundError:
+    from tools import docs_notebooks, docs_site
+    docs_notebooks.exported = lambda notebook: f"<p>{notebook.stem}</p>"  # tested above
+    docs_site.write(pathlib.Path(sys.argv[1]))
+else:
+    sys.exit("torch was imported")
+"""
+
+
 @pytest.fixture(scope="module")
-def site(tmp_path_factory) -> Path:
-    """The built site, in which a notebook's page is a line."""
+def docs_only(tmp_path_factory) -> dict[str, str]:
+    """The environment of processes that have what the extra docs installs, but no torch, transformers or vLLM."""
+    folder = tmp_path_factory.mktemp("blocker")
+    (folder / "sitecustomize.py").write_text(BLOCKER)
+    return os.environ | {"PYTHONPATH": str(folder)}
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory, docs_only) -> Path:
+    """The site, built with the extra docs alone, in which a notebook's page is a line."""
     for module in ("zensical", "mkdocstrings", "marimo"):
         pytest.importorskip(module)
     folder = tmp_path_factory.mktemp("docs")
     shutil.copyfile(ROOT / "mkdocs.yml", folder / "mkdocs.yml")
     for package in ("hgpo_envs", "hgpo_train", "datasets", "tools"):  # what mkdocstrings reads
         (folder / package).symlink_to(ROOT / package)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(docs_notebooks, "exported", lambda notebook: f"<p>{notebook.stem}</p>")  # tested above
-        docs_site.write(folder / "build/docs")
-    command = [sys.executable, "-m", "zensical", "build", "--clean", "--strict"]
-    built = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    assert built.returncode == 0, built.stdout + built.stderr
+    write = ([sys.executable, "-c", WRITE, str(folder / "build/docs")], ROOT)
+    build = ([sys.executable, "-m", "zensical", "build", "--clean", "--strict"], folder)
+    for command, where in (write, build):
+        done = subprocess.run(command, cwd=where, env=docs_only, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
     return folder / "site"
 
 

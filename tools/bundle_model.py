@@ -1,6 +1,6 @@
 """Copy the model of a warm start into the package, in float16: `python -m tools.bundle_model tiny-alfworld SFT_RUN`.
 
-SFT_RUN is written by `python benchmarks/learning.py --world alfworld` (`runs/learning/alfworld/sft`), and likewise for
+SFT_RUN is written by `python -m benchmarks learning --world alfworld` (`runs/learning/alfworld/sft`), and likewise for
 WebShop. The weights are less than 0.1% of their size away from those of the run.
 """
 

@@ -11,13 +11,14 @@ import sys
 import tomllib
 from dataclasses import dataclass
 from functools import cache
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from hgpo_train.training.config import Config, load_config, shipped
+from hgpo_train.training.config import load_config, shipped
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
 BEGIN: Final = "<!-- configurations: written by python -m tools.configurations_page -->"
 END: Final = "<!-- end of configurations -->"
@@ -39,23 +40,6 @@ class Script:
 
     name: str
     exact: bool = True
-
-
-@dataclass(frozen=True)
-class Row:
-    """A value that a configuration and a script have in common.
-
-    Attributes:
-        title: What it is called in the table: our setting.
-        ours: Reads it from a configuration.
-        option: The script's option.
-        official: Converts the option's value.
-    """
-
-    title: str
-    ours: Callable[[Config], object]
-    option: str
-    official: Callable[[Any], object] = lambda value: value
 
 
 @cache
@@ -89,10 +73,6 @@ def official_values(script: Script, method: str) -> dict[str, Any]:
     return values
 
 
-def _parameter(name: str) -> Callable[[Config], object]:
-    return lambda config: config.advantage.parameters.get(name)
-
-
 def _kl(values: Mapping[str, Any]) -> float:
     return (
         float(values["actor_rollout_ref.actor.kl_loss_coef"]) if values["actor_rollout_ref.actor.use_kl_loss"] else 0.0
@@ -105,70 +85,67 @@ def _mode(values: Mapping[str, Any], method: str) -> str:
     return str(values[f"algorithm.{method.partition('-')[0]}.mode"])
 
 
-def _own(method: str, name: str) -> str:
+def _option_of(method: str, name: str) -> str:
     return f"algorithm.{method.partition('-')[0]}.{name}"
 
 
 _ACTOR: Final = "actor_rollout_ref.actor."
-_ROWS: Final = (
-    Row("model.path", lambda c: c.model.path, "actor_rollout_ref.model.path"),
-    Row("iterations", lambda c: c.iterations, "trainer.total_epochs"),
-    Row("environment.max_steps", lambda c: c.environment.max_steps, "env.max_steps"),
-    Row("environment.history_length", lambda c: c.environment.history_length, "env.history_length"),
-    Row("seed", lambda c: c.seed, "env.seed"),
-    Row("rollout.tasks", lambda c: c.rollout.tasks, "data.train_batch_size"),
-    Row("rollout.group_size", lambda c: c.rollout.group_size, "env.rollout.n"),
-    Row("rollout.temperature", lambda c: c.rollout.temperature, "actor_rollout_ref.rollout.temperature"),
-    Row("rollout.max_prompt_tokens", lambda c: c.rollout.max_prompt_tokens, "data.max_prompt_length"),
-    Row("rollout.max_response_tokens", lambda c: c.rollout.max_response_tokens, "data.max_response_length"),
-    Row("rollout.overflow", lambda c: c.rollout.overflow, "data.truncation"),
-    Row("update.mini_batch_size", lambda c: c.update.mini_batch_size, _ACTOR + "ppo_mini_batch_size"),
-    Row("update.epochs", lambda c: c.update.epochs, _ACTOR + "ppo_epochs"),
-    Row("update.aggregation", lambda c: c.update.aggregation, _ACTOR + "loss_agg_mode", lambda v: v.replace("-", "_")),
-    Row("update.clip_low", lambda c: c.update.clip_low, _ACTOR + "clip_ratio_low"),
-    Row("update.clip_high", lambda c: c.update.clip_high, _ACTOR + "clip_ratio_high"),
-    Row("update.dual_clip", lambda c: c.update.dual_clip, _ACTOR + "clip_ratio_c"),
-    Row("update.entropy_weight", lambda c: c.update.entropy_weight, _ACTOR + "entropy_coeff"),
-    Row("optimiser.learning_rate", lambda c: c.optimiser.learning_rate, _ACTOR + "optim.lr"),
-    Row("optimiser.weight_decay", lambda c: c.optimiser.weight_decay, _ACTOR + "optim.weight_decay"),
-    Row("optimiser.schedule", lambda c: c.optimiser.schedule, _ACTOR + "optim.warmup_style"),
-    Row("optimiser.gradient_clip", lambda c: c.optimiser.gradient_clip, _ACTOR + "grad_clip"),
-    Row("model.lora.rank", lambda c: c.model.lora.rank, "actor_rollout_ref.model.lora_rank"),
-    Row(
-        "model.gradient_checkpointing",
-        lambda c: c.model.gradient_checkpointing,
-        "actor_rollout_ref.model.enable_gradient_checkpointing",
-    ),
-    Row("evaluation.every", lambda c: c.evaluation.every, "trainer.test_freq"),
-    Row("evaluation.tasks", lambda c: c.evaluation.tasks, "prepare.val_data_size"),
-    Row(
-        "evaluation.temperature", lambda c: c.evaluation.temperature, "actor_rollout_ref.rollout.val_kwargs.temperature"
-    ),
-    Row("evaluation.before_training", lambda c: c.evaluation.before_training, "trainer.val_before_train"),
-    Row("checkpoint.every", lambda c: c.checkpoint.every, "trainer.save_freq"),
-    Row(
-        "checkpoint.keep",
-        lambda c: c.checkpoint.keep,
-        "trainer.max_actor_ckpt_to_keep",
-        lambda v: 0 if v == "null" else v,
-    ),
-)
-"""Values with one option each."""
+_ROLLOUT: Final = "actor_rollout_ref.rollout."
+_OPTIONS: Final = {
+    "model.path": "actor_rollout_ref.model.path",
+    "iterations": "trainer.total_epochs",
+    "environment.max_steps": "env.max_steps",
+    "environment.history_length": "env.history_length",
+    "seed": "env.seed",
+    "rollout.tasks": "data.train_batch_size",
+    "rollout.group_size": "env.rollout.n",
+    "rollout.temperature": _ROLLOUT + "temperature",
+    "rollout.max_prompt_tokens": "data.max_prompt_length",
+    "rollout.max_response_tokens": "data.max_response_length",
+    "rollout.overflow": "data.truncation",
+    "update.mini_batch_size": _ACTOR + "ppo_mini_batch_size",
+    "update.epochs": _ACTOR + "ppo_epochs",
+    "update.aggregation": _ACTOR + "loss_agg_mode",
+    "update.clip_low": _ACTOR + "clip_ratio_low",
+    "update.clip_high": _ACTOR + "clip_ratio_high",
+    "update.dual_clip": _ACTOR + "clip_ratio_c",
+    "update.entropy_weight": _ACTOR + "entropy_coeff",
+    "optimiser.learning_rate": _ACTOR + "optim.lr",
+    "optimiser.weight_decay": _ACTOR + "optim.weight_decay",
+    "optimiser.schedule": _ACTOR + "optim.warmup_style",
+    "optimiser.gradient_clip": _ACTOR + "grad_clip",
+    "model.lora.rank": "actor_rollout_ref.model.lora_rank",
+    "model.gradient_checkpointing": "actor_rollout_ref.model.enable_gradient_checkpointing",
+    "evaluation.every": "trainer.test_freq",
+    "evaluation.tasks": "prepare.val_data_size",
+    "evaluation.temperature": _ROLLOUT + "val_kwargs.temperature",
+    "evaluation.before_training": "trainer.val_before_train",
+    "checkpoint.every": "trainer.save_freq",
+    "checkpoint.keep": "trainer.max_actor_ckpt_to_keep",
+}
+"""The option of the scripts that says the same as a setting."""
 
 
 def compared(name: str) -> dict[str, tuple[object, object]]:
     """Return our value and the official one of every row, for a shipped configuration; None where it has no meaning."""
     world, size, method = name.split("-", 2)
-    config, values = load_config(name), official_values(script_of(world, size, method), method)
-    found = {row.title: (row.ours(config), row.official(values.get(row.option))) for row in _ROWS}
+    config = load_config(name)
+    values = official_values(script_of(world, size, method), method)
+    found: dict[str, tuple[object, object]] = {}
+    for setting, option in _OPTIONS.items():
+        found[setting] = (attrgetter(setting)(config), values.get(option))
+    # Two values are written in another way.
+    aggregation, official_aggregation = found["update.aggregation"]
+    found["update.aggregation"] = (aggregation, str(official_aggregation).replace("-", "_"))
+    if found["checkpoint.keep"][1] == "null":
+        found["checkpoint.keep"] = (config.checkpoint.keep, 0)
     if size not in values["actor_rollout_ref.model.path"].lower():  # the script is for the other size
         found["model.path"] = (config.model.path, config.model.path)
     found["update.kl_weight"] = (config.update.kl_weight, _kl(values))
     for parameter, official in _parameters(values, method).items():
-        found[f"advantage: {parameter}"] = (_parameter(parameter)(config), official)
-    options = config.environment.options
+        found[f"advantage: {parameter}"] = (config.advantage.parameters.get(parameter), official)
     if world == "webshop":
-        mode = options.get("observation_mode", "text")
+        mode = config.environment.options.get("observation_mode", "text")
         found["environment: observation_mode"] = (mode, values["env.webshop.observation_mode"])
     return found
 
@@ -182,12 +159,12 @@ def _parameters(values: Mapping[str, Any], method: str) -> dict[str, object]:
     if method != "grpo":  # GRPO does not discount
         found["gamma"] = values["algorithm.gamma"]
     if method in ("gigpo", "g2po", "graphgpo"):
-        found["step_weight"] = values[_own(method, "step_advantage_w")]
+        found["step_weight"] = values[_option_of(method, "step_advantage_w")]
     if method == "graphgpo":
-        found["episode_weight"] = values[_own(method, "episode_advantage_w")]
+        found["episode_weight"] = values[_option_of(method, "episode_advantage_w")]
     if method.startswith("hgpo"):
-        found["alpha"] = values[_own(method, "length_weight_alpha")]
-        found["base_group"] = values[_own(method, "base_group")]
+        found["alpha"] = values[_option_of(method, "length_weight_alpha")]
+        found["base_group"] = values[_option_of(method, "base_group")]
         found["history_length"] = values["env.history_length"]
     return found
 

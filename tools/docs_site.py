@@ -29,6 +29,7 @@ ROOT: Final = Path(__file__).parent.parent
 COPIED: Final = {
     "README.md": "index.md",
     "CONTRIBUTING.md": "contributing.md",
+    "AGENTS.md": "agents.md",
     "CHANGELOG.md": "changelog.md",
     "viewer/README.md": "viewer-page.md",
     "integrations/appworld/README.md": "appworld.md",

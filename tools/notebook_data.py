@@ -5,7 +5,7 @@
 
 The files in the repository were made of these runs:
 
-    python benchmarks/learning.py --world webshop --estimators hgpo --seeds 0     its run runs/learning/webshop/hgpo-0
+    python -m benchmarks learning --world webshop --estimators hgpo --seeds 0     its run runs/learning/webshop/hgpo-0
     hgpo rollout --policy hgpo_train.cli.quickstart_run:PLAYER --tasks 144 --action-format command --out RUN
 """
 

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import polars as pl
-from readme import figures
-from record import make_parser, store
 
+from benchmarks.readme import figures
+from benchmarks.runner import make_parser, store
 from hgpo_envs.hashing import chain_columns, mix
 from hgpo_research.comparison.gain import held_out, summed
 from hgpo_research.comparison.row_gradients import RowGradients

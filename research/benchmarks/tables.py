@@ -7,8 +7,8 @@ from itertools import combinations
 from typing import TYPE_CHECKING, Final
 
 import polars as pl
-from readme import ESTIMATORS, ROOT, WORLDS, figures, rewrite
 
+from benchmarks.readme import ESTIMATORS, ROOT, WORLDS, figures, rewrite
 from hgpo_research.power import pooled_deviation, seeds_needed
 from hgpo_research.tabular.report import markdown, markdown_table, summary
 from research.benchmarks import gain_simulation

@@ -18,9 +18,10 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-from record import make_parser, print_table, store
 
+from benchmarks.runner import make_parser, store
 from hgpo_envs.episode import Episode
+from hgpo_research.tabular.report import markdown_table
 from hgpo_research.truth import Budget, Rewards
 from hgpo_research.truth.graph import Graph
 from hgpo_research.truth.places import Step
@@ -169,9 +170,7 @@ if __name__ == "__main__":
                 given.group_size,
                 given.rollouts,
             )
-    title = f"Truths of {given.group_size} rollouts a task, one process"
-    print_table(
-        ({"policy": name, **found} for name, found in figures.items()),
-        title=title,
-    )
+    heads = ["policy", *next(iter(figures.values()))]
+    rows = [[name, *map(str, found.values())] for name, found in figures.items()]
+    print(f"Truths of {given.group_size} rollouts a task, one process\n\n{markdown_table(heads, rows)}")
     print(store("truth", figures, keep=given.keep))

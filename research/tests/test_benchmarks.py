@@ -27,18 +27,11 @@ def test_the_first_estimator_runs_again_with_other_seeds():
     from hgpo_train.advantages.variants import read_variants
     from hgpo_train.training.config import load_config
 
-    import_module("research.benchmarks")
-    learning = import_module("learning")
-    drawn = import_module("learning_figures")
+    learning = import_module("benchmarks.learning")
+    drawn = import_module("benchmarks.learning_figures")
     base = load_config("tiny-webshop")
     estimators = read_variants(["grpo,hgpo"])
-    runs = learning.planned(
-        base,
-        Path("warm"),
-        estimators,
-        (0, 1),
-        learning.WORLDS["webshop"]["estimators"],
-    )
+    runs = learning.planned(base, Path("warm"), estimators, (0, 1), learning.WORLDS["webshop"]["estimators"])
     assert runs.keys() == {f"{name}-{seed}" for name in ("grpo", "hgpo", "grpo, other seeds") for seed in (0, 1)}
     assert runs["hgpo-0"].advantage.parameters["mode"] == "mean_norm"
     assert "mode" not in runs["grpo-0"].advantage.parameters

@@ -91,6 +91,7 @@ def test_every_configuration_matches_the_recording(case: str) -> None:
         assert noise.mean() < 0.3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", GRAPHGPO_CASES)
 def test_every_graphgpo_configuration_matches_the_recording(case: str) -> None:
     steps, recorded = table(case), recording("graphgpo", case)

@@ -37,6 +37,7 @@ def test_every_admissible_command_has_its_documented_effect(task: str, seed: int
         assert state.won == state.terminated == (state.reward == 1.0)
 
 
+@pytest.mark.slow
 @given(TASKS, SEEDS, st.text() | st.sampled_from(["go to", " ", "\x00", "\ud800", "take mug 1 from mug 1"]))
 def test_inadmissible_commands_change_nothing_and_never_raise(task: str, seed: int, command: str) -> None:
     engine = SOURCE.engine()

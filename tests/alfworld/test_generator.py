@@ -24,6 +24,7 @@ from tools.alfworld_survey import survey
 drafts = st.builds(draft_game, st.sampled_from(SPLITS), st.integers(0, 10**6), st.integers(-(2**80), 2**80))
 
 
+@pytest.mark.slow
 @given(game=drafts)
 def test_any_seed_gives_a_game_that_its_walkthrough_wins(game):
     commands = walkthrough(game)

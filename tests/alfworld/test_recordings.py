@@ -59,9 +59,9 @@ def test_every_golden_line() -> None:
 
 @pytest.mark.parametrize("name", ["bundled", "official"])
 def test_recorded_walks(name: str) -> None:
-    """Walks by benchmarks/alfworld_fuzz.py, in both wordings; `official` are a few games of the official release.
+    """Walks by `python -m benchmarks alfworld_fuzz`, in both wordings; `official` are games of the official release.
 
-    Other bundled games need other recordings: `python benchmarks/alfworld_fuzz.py --games 216 --seed 12 --put 0.25
+    Other bundled games need other recordings: `python -m benchmarks alfworld_fuzz --games 216 --seed 12 --put 0.25
     --walks 10 --record tests/alfworld/bundled.jsonl.gz`.
     """
     data = None if name == "bundled" else HERE / "official.pack"

@@ -40,6 +40,7 @@ def test_help_imports_nothing_heavy() -> None:
         assert not HEAVY & set(imported), words
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["no such command", "wrong option", "no such run", "standard output"])
 def test_the_password_of_a_url_is_not_printed(tmp_path, where: str) -> None:
     url = "http://me:hunter2hunter2@host/v1"

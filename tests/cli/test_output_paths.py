@@ -48,6 +48,7 @@ def tree(folder: Path) -> list[Path]:
     return sorted(folder.rglob("*"))
 
 
+@pytest.mark.slow
 def test_a_path_that_cannot_be_written_is_one_line_before_any_work(run, monkeypatch) -> None:
     Path("file").touch()
     Path("locked").mkdir()
@@ -87,6 +88,7 @@ FAILED_STARTS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", FAILED_STARTS, ids=" ".join)
 def test_a_failed_start_leaves_no_folder(run, small_run, arguments) -> None:
     code, lines = run(*(small_run if word == "RUN" else word for word in arguments), "--out", "new/folder")

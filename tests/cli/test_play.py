@@ -69,6 +69,7 @@ def test_an_unfinished_game_is_not_saved(typed: str, tmp_path: Path) -> None:
     assert not list(out.glob("steps/*.parquet"))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="no SIGINT to a child")
 def test_ctrl_c_ends_the_question_at_once() -> None:
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}

@@ -71,6 +71,7 @@ def test_on_a_terminal(run: Path, tmp_path: Path) -> None:
     check(on_a_terminal(*play, typed="p\nq\n"))
 
 
+@pytest.mark.slow
 def test_in_pipes(run: Path, hgpo) -> None:
     stats = ("stats", run)
     for command in (stats, (*stats, "--by", "task_type"), ("data", "show", run, "--json"), ("verify", run)):

@@ -47,6 +47,7 @@ def test_module_colon_id_needs_no_import():
     assert "unknown backend 'x'. Known: native, original" in python(code).stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("env_id", IDS)
 def test_a_thousand_environments_share_one_source(env_id):
     envs = gymnasium.make_vec(env_id, num_envs=1000, group_size=8).unwrapped

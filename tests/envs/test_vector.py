@@ -23,6 +23,7 @@ TEXTS = ["open door", "go on", "go back", "press switch", "nonsense", "<action>l
 ARGUMENTS = {"split": "all", "history_depth": 3, "max_steps": 6}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", list(AutoresetMode))
 @pytest.mark.parametrize("action_format", ["command", "response", "number"])
 def test_random_play_equals_gymnasiums_own_vector_environment(mode, action_format):

@@ -88,6 +88,7 @@ def test_the_commands_of_the_page(tmp_path):
     assert steps["won"].any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("env", ["Mine/Guess-v0", "HGPO/ALFWorld-v0"])
 def test_installed_by_the_entry_points_of_the_pages(tmp_path, env):
     modules = {

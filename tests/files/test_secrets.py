@@ -119,6 +119,7 @@ def test_logs_of_any_library_are_redacted():
     assert inner.getvalue() == f"{MARK} 1\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("piece", ["x", "a.", "?a-", "&a", "://", " "])
 def test_redaction_takes_linear_time(piece):
     """With quadratic time, a text of a million characters would take hours."""

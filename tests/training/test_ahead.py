@@ -33,6 +33,7 @@ def ahead(config, monkeypatch) -> Config:
     return replace(config, rollout=rollout, update={"rollout_is": "token"}, **changes)
 
 
+@pytest.mark.slow
 def test_rollouts_run_during_the_update_one_version_behind(ahead, runs, monkeypatch):
     begun: dict[int, Event] = defaultdict(Event)
     module = trainer_module._target()
@@ -60,6 +61,7 @@ def test_rollouts_run_during_the_update_one_version_behind(ahead, runs, monkeypa
     assert (trainer.state.tasks_drawn, trainer.state.environment_steps) == (6, steps.height)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("failing", ["update", "collect"])
 def test_a_run_that_fails_keeps_the_rollouts_beside_the_update(ahead, runs, monkeypatch, failing):
     """The rollouts end before the folder is unlocked, and a resumed run trains on each group once."""

@@ -41,6 +41,7 @@ def test_the_command_runs_on_a_cpu(config, tmp_path, hgpo):
     assert "tokens/s" in findings["one update of CONFIG"]["value"]
 
 
+@pytest.mark.slow
 def test_a_wrong_reference_is_found(monkeypatch):
     reference = Learner.reference_logprobs
     wrong = "hgpo_train.training.gpu_check.Learner.reference_logprobs"

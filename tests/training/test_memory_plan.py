@@ -3,7 +3,6 @@
 import dataclasses
 import warnings
 from functools import cache
-from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -18,13 +17,11 @@ from hgpo_train.training.display import Display
 
 torch, transformers = Lazy("torch"), Lazy("transformers")
 memory_plan, trainer = Lazy("hgpo_train.training.memory_plan"), Lazy("hgpo_train.training.trainer")
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
 @pytest.fixture
-def fake_peak(monkeypatch):
-    monkeypatch.syspath_prepend(BENCHMARKS)
-    import memory_plan as benchmark
+def fake_peak():
+    from benchmarks import memory_plan as benchmark
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

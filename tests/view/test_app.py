@@ -392,6 +392,7 @@ def change_manifest(run: Path, name: str, value: str) -> None:
     (run / "manifest.jsonl").write_text("".join(f"{line}\n" for line in lines))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("training", HOSTILE_TRAINING.values(), ids=HOSTILE_TRAINING)
 def test_a_hostile_manifest_disables_no_list(small_run, six_tasks, training: str) -> None:
     """The run is listed; what of it can be read is shown, and the rest is one line."""

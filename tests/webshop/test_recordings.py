@@ -56,6 +56,7 @@ def test_every_recorded_line(golden, recorded, name):
     assert purchases or name == "edge_scripted"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in RECORDINGS if name != "edge_scripted"])
 def test_goals_and_prices_in_order(golden, recorded, name):
     expected = json.loads((golden / f"{name}.goals.json").read_text("utf-8"))

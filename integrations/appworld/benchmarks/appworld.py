@@ -1,7 +1,7 @@
 """Measure AppWorld's worlds beside one server of the original for each rollout, as G2PO's training uses it.
 
-    PYTHONPATH=benchmarks python integrations/appworld/benchmarks/appworld.py --data appworld
-    PYTHONPATH=benchmarks python integrations/appworld/benchmarks/appworld.py --data appworld --worlds 1,4 --servers 1
+    python integrations/appworld/benchmarks/appworld.py --data appworld
+    python integrations/appworld/benchmarks/appworld.py --data appworld --worlds 1,4 --servers 1
 
 CPU is that of the processes that run AppWorld, from /proc, so Linux is needed. Memory is the proportional set size
 (PSS) of all processes together, in which pages that processes share count once, and the private memory of one. A start
@@ -22,13 +22,15 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import httpx
-from record import add_keep, store
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.runner import Row, add_keep, store
 from hgpo_appworld.environment import open_source
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from hgpo_appworld.engine.source import AppWorldSource
 
 PROGRAMS = {"step": "x = 1 + 1", "step, one API call": "x = apis.supervisor.show_profile()"}
@@ -187,7 +189,24 @@ def main() -> None:
         table.add_row(name, *(f"{found[name]:,}" if name in found else "" for found in columns.values()))
     console = Console()
     console.print(table)
-    console.print(store("appworld", figures, keep=given.keep))
+    console.print(store("appworld", figures, rows(figures), keep=given.keep))
+
+
+def rows(figures: dict[str, Any]) -> Iterator[Row]:
+    """Return the rows of the documentation's tables: the most worlds beside one server of the original."""
+    most = max(figures["worlds"], key=int)
+    ours = figures["worlds"][most]
+    theirs = figures["servers"]["1"]
+    new_server = theirs["server until it answers, ms"] + theirs["first start, ms"]
+    yield Row(
+        f"AppWorld: memory of {most} worlds at the same time, with the process that forks them",
+        ours["memory, MB"],
+        "MB",
+        note=f"original {theirs['memory, MB']:,.0f} MB for one server",
+        shown="page",
+    )
+    started = ours["start, ms"] / 1000
+    yield Row("AppWorld: CPU of a start of a task", started, "s", rival=("new server", new_server / 1000), shown="page")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Compare served environments with local ones: the same bytes, and what a session and a step cost over the network.
 
-    PYTHONPATH=benchmarks python integrations/openenv/benchmarks/serve.py        about two minutes
+    python integrations/openenv/benchmarks/serve.py        about two minutes
 
 `hgpo serve` runs in a process of its own, the clients in this one. 256 sessions play random episodes at the same time,
 first as fast as they can, then with a pause before each step, as a language model makes. The same episodes are then
@@ -25,12 +25,12 @@ from typing import TYPE_CHECKING, Any, Final
 import gymnasium as gym
 import numpy as np
 import orjson
-from record import add_keep, store
 from rich.console import Console
 from rich.table import Table
 from websockets.asyncio.client import connect
 
 import hgpo_envs  # noqa: F401 - registers the environments
+from benchmarks.runner import add_keep, store
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

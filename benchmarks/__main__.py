@@ -1,0 +1,5 @@
+"""The command `python -m benchmarks`."""
+
+from benchmarks.runner import main
+
+main()
