@@ -2,8 +2,6 @@
 
 import copy
 import pickle
-from dataclasses import fields
-from inspect import signature
 
 import cloudpickle
 import gymnasium
@@ -18,7 +16,7 @@ from hypothesis import strategies as st
 
 from hgpo_envs import hashing
 from hgpo_envs.env import TextEnv
-from hgpo_envs.episode import ACTION_FORMATS, OPTIONS, Settings
+from hgpo_envs.episode import ACTION_FORMATS
 from hgpo_envs.errors import InputError
 from hgpo_envs.spaces import UnicodeText
 
@@ -168,12 +166,6 @@ def test_bad_arguments(doors_id, arguments, line, vector):
         make(doors_id, **arguments)
     assert line in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-def test_settings_define_the_options_and_their_defaults():
-    written = signature(TextEnv).parameters
-    defined = {field.name: field.default for field in fields(Settings)} | {"prompt_template": None}
-    assert {name: written[name].default for name in OPTIONS} == {name: defined[name] for name in OPTIONS}
 
 
 def test_bad_options():
