@@ -167,7 +167,7 @@ function Seeds({ curves, pick }: { curves: Curves; pick: (iteration: string) => 
 function CurvesPart({ curves, pick }: { curves: Curves; pick: (iteration: string) => void }) {
   const [metric, setMetric] = useState<string | null>(null);
   const names = Object.keys(curves.metrics).filter((name) => curves.metrics[name]?.some((value) => value !== null));
-  const chosen = metric ?? names.find((name) => name.startsWith("val/success")) ?? names[0] ?? null;
+  const chosen = metric ?? names.find((name) => name === "val/success_rate") ?? names[0] ?? null;
   return (
     <section aria-label="Curves">
       <h2>By iteration</h2>
