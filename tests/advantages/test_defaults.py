@@ -1,18 +1,22 @@
 """One set of defaults: Python, commands, statistics, viewer and training give the same numbers for one run."""
 
+import inspect
 import json
 from pathlib import Path
+from typing import get_type_hints
 
 import polars as pl
 import pytest
 from command import invoke
 
 from hgpo_datasets import StepWriter, scan_steps
+from hgpo_envs.errors import InputError
 from hgpo_train import advantages
-from hgpo_train.advantages import compute
+from hgpo_train.advantages import compute, get, names
 from hgpo_train.advantages.advantage_tables import read_metadata
+from hgpo_train.advantages.parameters import Parameters, SharedOptions
 from hgpo_train.analysis.statistics import statistics
-from hgpo_train.settings import read_toml
+from hgpo_train.settings import read_toml, types_of
 
 CONFIGURATIONS = Path(advantages.__file__).parents[1] / "training" / "configs" / "parts"
 
@@ -97,3 +101,26 @@ def test_results_are_the_same_wherever_they_are_asked(run: Path) -> None:
     viewed = overview_document(source, source.index())["total"]
     assert {name: viewed[name] for name in results} == pytest.approx(results)
     assert viewed["bounds"] == list(bounds.values())
+
+
+def test_calls_of_estimators_take_the_parameters_of_returns():
+    """`SharedOptions`, which editors read, has names and types of `Parameters`, and the two options of `compute`."""
+    declared = get_type_hints(SharedOptions, include_extras=True)
+    assert {name: declared.pop(name) for name in ("column", "details")} == {"column": str, "details": bool}
+    assert declared == {name: types_of(Parameters)[name] for name in declared}
+    overridden = types_of(Parameters).keys() - declared.keys()
+    assert overridden == {"epsilon", "precision"}
+    for name in names():
+        shown = inspect.signature(get(name)).parameters
+        assert {*types_of(type(get(name).parameters)), "steps", "column", "details"} == shown.keys()
+
+
+def test_an_estimator_in_a_module_of_its_own_name(tmp_path, monkeypatch):
+    decorator = "@estimator('lonely', reads=(), scores=('entropy',))"  # so that it is not among those of tables alone
+    source = f"from hgpo_train.advantages import estimator\n\n{decorator}\ndef lonely(steps):\n    return steps\n"
+    (tmp_path / "lonely.py").write_text(source)
+    monkeypatch.chdir(tmp_path)
+    assert get("lonely:lonely").name == "lonely"
+    assert get("lonely:lonely") is get("lonely")
+    with pytest.raises(InputError, match="expected a name without parameters, such as 'lonely'"):
+        get("lonely:gamma=1")
