@@ -21,6 +21,7 @@ from hgpo_train.view.index import read_index
 
 stages = Lazy("hgpo_train.training.stages")
 
+WHOLE = []
 ORDER = ("collect", "score", "estimate", "update", "evaluate")
 
 
@@ -33,6 +34,15 @@ def small(config):
     return replace(config, iterations=2, advantage=advantage, checkpoint={"every": 2}, **changes)
 
 
+@pytest.fixture
+def whole(small, runs, tmp_path_factory):
+    """The runs with an uninterrupted one, which is trained once."""
+    if not WHOLE:
+        WHOLE.append(type(runs)(tmp_path_factory.mktemp("whole")))
+        WHOLE[0].train(small)
+    return WHOLE[0]
+
+
 class Killed(BaseException):
     """What ends the process, as far as the trainer can see."""
 
@@ -40,23 +50,23 @@ class Killed(BaseException):
 @pytest.mark.slow
 @pytest.mark.parametrize("moment", ["before", "after"])
 @pytest.mark.parametrize("stage", [*ORDER, "publish", "checkpoint"])
-def test_a_run_killed_at_a_stages_boundary_ends_in_the_same_bytes(small, runs, monkeypatch, stage, moment):
+def test_a_run_killed_at_a_stages_boundary_ends_in_the_same_bytes(small, runs, whole, monkeypatch, stage, moment):
     """In the second iteration, whose first one has no checkpoint yet."""
-    runs.train(small, "whole")
     with monkeypatch.context() as patched:
         kill_at(patched, stage, moment)
         with pytest.raises(Killed):
             runs.train(small)
     runs.train(small, resume=True)
-    assert runs.weights("run") == runs.weights("whole")
+    run = runs.folder / "run"
+    assert runs.weights("run") == whole.weights("run")
     for name in ("scores", "advantages"):
-        for one, other in zip(*(files_of(runs.folder / run, name) for run in ("run", "whole")), strict=True):
+        for one, other in zip(files_of(run, name), files_of(whole.folder / "run", name), strict=True):
             assert read_table(one).equals(read_table(other))
-    lines = [read_metrics(runs.folder / run / "metrics.jsonl") for run in ("run", "whole")]
+    lines = [read_metrics(folder / "metrics.jsonl") for folder in (run, whole.folder / "run")]
     for one, other in zip(*lines, strict=True):
         names = [name for name in one if not name.startswith(("timing_s", "perf"))]
         assert {name: one[name] for name in names} == {name: other[name] for name in names}
-    assert not [problem for report in verify_run(runs.folder / "run") for problem in report.problems]
+    assert not [problem for report in verify_run(run) for problem in report.problems]
 
 
 def kill_at(patched, stage, moment):
