@@ -121,22 +121,22 @@ def expected_gradient(policy: Model, behaviour: Model, level: Level | None, thre
     return torch.cat([parameter.grad.flatten() for parameter in learner.model.parameters()]).double()
 
 
+def bias(policy: Model, behaviour: Model, level: Level | None, threshold: float = THRESHOLD) -> float:
+    """Return the distance of the expected gradient from the exact one, relative to the exact one's norm."""
+    exact = expected_gradient(policy, policy, None, threshold)
+    biased = expected_gradient(policy, behaviour, level, threshold)
+    return ((biased - exact).norm() / exact.norm()).item()
+
+
 def run() -> Iterator[Row]:
     """Measure the bias of every level of correction for every copy."""
     torch.set_num_threads(1)
     policy = make_policy()
     samples = every_response()
-    exact = expected_gradient(policy, policy, None, THRESHOLD)
     for gap in GAPS:
         case = gap if isinstance(gap, str) else f"noise {gap}"
         behaviour = behaviour_of(policy, gap)
         distance = float(np.abs(logprobs(policy, samples) - logprobs(behaviour, samples)).mean())
         yield Row("mean gap of log-probabilities", distance, case=case)
         for level in LEVELS:
-            biased = expected_gradient(policy, behaviour, level, THRESHOLD)
-            yield Row(
-                f"correction: {level}",
-                ((biased - exact).norm() / exact.norm()).item(),
-                "%",
-                case=case,
-            )
+            yield Row(f"correction: {level}", bias(policy, behaviour, level), "%", case=case)

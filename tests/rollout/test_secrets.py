@@ -131,12 +131,13 @@ def test_a_secret_in_an_error_of_the_program_itself_is_not_printed(tmp_path, fau
     secret = "Zk" + "".join(random.Random(fault).choice(PLAIN) for _ in range(24))
     code = f"""
 import sys, threading, warnings, logging
-from hgpo_train import cli
+from cyclopts import App
+from hgpo_train.cli import app as commands, main
 from hgpo_envs.files.secrets import register_url
 key = {secret!r}
 register_url("http://me:" + {secret!r} + "@host/v1")
 
-def work(prog_name):
+def work():
     local = key
     fault = {fault!r}
     if fault == "crash":
@@ -167,8 +168,14 @@ def work(prog_name):
         from hgpo_train.settings import build
         build(ServerOptions, {{"temperature": "http://me:" + local + "@host"}})
 
-cli.app = work
-cli.main()
+def application():
+    app = App()
+    app.command(work)
+    return app
+
+commands.application = application
+sys.argv = ["hgpo", "work"]
+main()
 """
     done = python(code, timeout=120)
     printed = done.stdout + done.stderr
