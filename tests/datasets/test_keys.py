@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
+import nightly
 import polars as pl
 import pytest
 from command import ROOT, environment
@@ -141,6 +142,7 @@ def test_a_process_that_is_killed_is_an_error(run: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not nightly.ALL, reason="nightly: tests/advantages/test_writing.py uses Ray, too")
 def test_ray(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ray = pytest.importorskip("ray")
     monkeypatch.setenv("PYTHONPATH", environment(Path(__file__).parent)["PYTHONPATH"])

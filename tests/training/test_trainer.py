@@ -311,7 +311,7 @@ def test_a_run_killed_at_random_moments_ends_in_the_same_bytes(config, runs):
     calls = int(output.rpartition(" ")[2])
     assert calls > 100
     moments, kills, command = random.Random(1), 0, ("train", path, "--out", killed, "--resume")
-    for _ in range(sample_or_all(3, 20)):
+    for _ in range(sample_or_all(2, 20)):
         code, _, errors = killed_command(killed, moments.randrange(1, calls // 2), *command)
         assert code in (0, -signal.SIGKILL), errors
         kills += code != 0
