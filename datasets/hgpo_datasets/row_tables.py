@@ -44,6 +44,18 @@ def files_of(run: Path, name: str) -> list[Path]:
     return sorted((run / name).glob(f"*{_SUFFIX}"))
 
 
+def readable_files(run: Path, name: str) -> list[Path]:
+    """Return `files_of`, each of which is a regular file: opening a pipe would wait for its writer.
+
+    Raises:
+        InputError: One is a folder, pipe or device.
+    """
+    files = files_of(run, name)
+    for path in files:
+        open_regular(path).close()
+    return files
+
+
 def write_table(path: Path, rows: pl.DataFrame, metadata: Mapping[str, Any]) -> None:
     """Write one iteration's file. An existing file is replaced.
 
@@ -74,12 +86,17 @@ def read_table(path: Path) -> pl.DataFrame:
     """Read one iteration's file.
 
     Raises:
-        InputError: It is damaged.
+        InputError: It is damaged, or does not have each row once.
     """
     try:
-        return pl.read_parquet(path, glob=False)
+        with open_regular(path) as file:
+            table = pl.read_parquet(file)
+        is_doubled = table.select(KEYS).is_duplicated().any()
     except (OSError, pl.exceptions.PolarsError) as error:
         raise _damaged(path, error) from error
+    if is_doubled:
+        raise _damaged(path, "it has rows twice")
+    return table
 
 
 def read_metadata(path: Path, name: str) -> Any:  # noqa: ANN401 - JSON
@@ -88,10 +105,11 @@ def read_metadata(path: Path, name: str) -> Any:  # noqa: ANN401 - JSON
     Raises:
         InputError: The file is damaged.
     """
-    try:
-        return orjson.loads(pl.read_parquet_metadata(path).get(name, "null"))
-    except (OSError, ValueError, pl.exceptions.PolarsError) as error:
-        raise _damaged(path, error) from error
+    with open_regular(path) as file:
+        try:
+            return orjson.loads(pl.read_parquet_metadata(file).get(name, "null"))
+        except (OSError, ValueError, pl.exceptions.PolarsError) as error:
+            raise _damaged(path, error) from error
 
 
 def verify_tables(run: Path, name: str, report: VerifyReport) -> None:
@@ -116,5 +134,5 @@ def _line(file: BufferedReader, path: Path) -> bytes:
     return f"{hashlib.file_digest(file, 'sha256').hexdigest()}  {path.name}\n".encode()
 
 
-def _damaged(path: Path, error: Exception) -> InputError:
+def _damaged(path: Path, error: object) -> InputError:
     return InputError(f"{path} cannot be read ({one_line(error)}); delete it, and it is computed again")
