@@ -10,6 +10,7 @@ A file appears whole or not at all, after its checksum. It can be deleted at any
 from __future__ import annotations
 
 import hashlib
+import io
 from typing import TYPE_CHECKING, Any, Final
 
 import orjson
@@ -72,10 +73,13 @@ def write_table(path: Path, rows: pl.DataFrame, metadata: Mapping[str, Any]) -> 
     stored = {name: orjson.dumps(value).decode() for name, value in metadata.items()}
     checksum = path.with_name(path.name + CHECKSUM)
     replaced = read_bytes(checksum, _MOST) if path.exists() and checksum.exists() else b""
+    # Polars reports a full disk as an error of the format, so that it writes into memory.
+    data = io.BytesIO()
+    rows.write_parquet(data, metadata=stored)
+    data.seek(0)
+    line = _line(data, path)
     with new_path(path) as content:
-        rows.write_parquet(content, metadata=stored)
-        with content.open("rb") as file:
-            line = _line(file, path)
+        content.write_bytes(data.getbuffer())
         # The checksum is first, so that a kill leaves no file without one. The replaced file's stays until it is gone.
         write_file(checksum, line + replaced)
     if replaced:
@@ -129,7 +133,7 @@ def verify_tables(run: Path, name: str, report: VerifyReport) -> None:
             report.add("bytes", path, f"its SHA-256 is not the one in {checksum.name}: one of them was changed")
 
 
-def _line(file: BufferedReader, path: Path) -> bytes:
+def _line(file: BufferedReader | io.BytesIO, path: Path) -> bytes:
     """Return the checksum of an open file as `sha256sum` prints it."""
     return f"{hashlib.file_digest(file, 'sha256').hexdigest()}  {path.name}\n".encode()
 

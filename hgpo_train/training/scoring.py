@@ -74,8 +74,8 @@ def score_run(
     paths = {number: path_of(folder, tables.FOLDER, number + 1) for number in iterations}
     wanted = []
     for number, path in paths.items():
-        rows = steps.filter(pl.col("iteration") == number).select(*KEYS, "response_token_ids", "aborted")
-        if _is_wanted(path, rows, about, overwrite):
+        known = steps.filter(pl.col("iteration") == number).select(*KEYS, "response_token_ids", "aborted")
+        if _is_wanted(path, known, about, overwrite):
             wanted.append(number)
     if not wanted:
         return 0
