@@ -10,6 +10,7 @@ A file appears whole or not at all, after its checksum. It can be deleted at any
 from __future__ import annotations
 
 import hashlib
+import io
 from typing import TYPE_CHECKING, Any, Final
 
 import orjson
@@ -44,6 +45,18 @@ def files_of(run: Path, name: str) -> list[Path]:
     return sorted((run / name).glob(f"*{_SUFFIX}"))
 
 
+def readable_files(run: Path, name: str) -> list[Path]:
+    """Return `files_of`, each of which is a regular file: opening a pipe would wait for its writer.
+
+    Raises:
+        InputError: One is a folder, pipe or device.
+    """
+    files = files_of(run, name)
+    for path in files:
+        open_regular(path).close()
+    return files
+
+
 def write_table(path: Path, rows: pl.DataFrame, metadata: Mapping[str, Any]) -> None:
     """Write one iteration's file. An existing file is replaced.
 
@@ -60,10 +73,13 @@ def write_table(path: Path, rows: pl.DataFrame, metadata: Mapping[str, Any]) -> 
     stored = {name: orjson.dumps(value).decode() for name, value in metadata.items()}
     checksum = path.with_name(path.name + CHECKSUM)
     replaced = read_bytes(checksum, _MOST) if path.exists() and checksum.exists() else b""
+    # Polars reports a full disk as an error of the format, so that it writes into memory.
+    data = io.BytesIO()
+    rows.write_parquet(data, metadata=stored)
+    data.seek(0)
+    line = _line(data, path)
     with new_path(path) as content:
-        rows.write_parquet(content, metadata=stored)
-        with content.open("rb") as file:
-            line = _line(file, path)
+        content.write_bytes(data.getbuffer())
         # The checksum is first, so that a kill leaves no file without one. The replaced file's stays until it is gone.
         write_file(checksum, line + replaced)
     if replaced:
@@ -74,12 +90,17 @@ def read_table(path: Path) -> pl.DataFrame:
     """Read one iteration's file.
 
     Raises:
-        InputError: It is damaged.
+        InputError: It is damaged, or does not have each row once.
     """
     try:
-        return pl.read_parquet(path, glob=False)
+        with open_regular(path) as file:
+            table = pl.read_parquet(file)
+        is_doubled = table.select(KEYS).is_duplicated().any()
     except (OSError, pl.exceptions.PolarsError) as error:
         raise _damaged(path, error) from error
+    if is_doubled:
+        raise _damaged(path, "it has rows twice")
+    return table
 
 
 def read_metadata(path: Path, name: str) -> Any:  # noqa: ANN401 - JSON
@@ -88,10 +109,11 @@ def read_metadata(path: Path, name: str) -> Any:  # noqa: ANN401 - JSON
     Raises:
         InputError: The file is damaged.
     """
-    try:
-        return orjson.loads(pl.read_parquet_metadata(path).get(name, "null"))
-    except (OSError, ValueError, pl.exceptions.PolarsError) as error:
-        raise _damaged(path, error) from error
+    with open_regular(path) as file:
+        try:
+            return orjson.loads(pl.read_parquet_metadata(file).get(name, "null"))
+        except (OSError, ValueError, pl.exceptions.PolarsError) as error:
+            raise _damaged(path, error) from error
 
 
 def verify_tables(run: Path, name: str, report: VerifyReport) -> None:
@@ -111,10 +133,10 @@ def verify_tables(run: Path, name: str, report: VerifyReport) -> None:
             report.add("bytes", path, f"its SHA-256 is not the one in {checksum.name}: one of them was changed")
 
 
-def _line(file: BufferedReader, path: Path) -> bytes:
+def _line(file: BufferedReader | io.BytesIO, path: Path) -> bytes:
     """Return the checksum of an open file as `sha256sum` prints it."""
     return f"{hashlib.file_digest(file, 'sha256').hexdigest()}  {path.name}\n".encode()
 
 
-def _damaged(path: Path, error: Exception) -> InputError:
+def _damaged(path: Path, error: object) -> InputError:
     return InputError(f"{path} cannot be read ({one_line(error)}); delete it, and it is computed again")

@@ -22,7 +22,7 @@ import polars as pl
 from hgpo_datasets import manifest, remote
 from hgpo_datasets.partitions import map_partitions
 from hgpo_datasets.reader import step_files
-from hgpo_datasets.row_tables import files_of, path_of
+from hgpo_datasets.row_tables import path_of, readable_files
 from hgpo_datasets.sources import run_at, run_of_file
 from hgpo_envs.errors import InputError, one_line
 from hgpo_envs.files.atomic import making_folder, new_path
@@ -153,7 +153,7 @@ def trained_advantages(run: Path, iteration: int | None = None) -> pl.LazyFrame 
     Raises:
         InputError: A file is no advantage table, or the tables have columns of different types.
     """
-    files = files_of(run, FOLDER)
+    files = readable_files(run, FOLDER)
     if iteration is not None:  # of the step table, which counts from 0
         files = [path for path in files if path == path_of(run, FOLDER, iteration + 1)]
     if not files:

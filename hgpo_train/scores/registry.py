@@ -7,13 +7,13 @@ import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from hgpo_envs.errors import InputError, unknown
+import polars as pl
+
+from hgpo_envs.errors import InputError, one_line, unknown
 from hgpo_envs.plugins import import_object, installed, load
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
-
-    import polars as pl
 
     from hgpo_train.scores.rows import ScoredRows
 
@@ -45,7 +45,7 @@ class Score:
         """Return the score's columns.
 
         Raises:
-            InputError: The function returned other columns, or another number of rows.
+            InputError: The function returned other columns, other types, or another number of rows.
         """
         found = dict(self.function(rows))
         if found.keys() != self.columns.keys():
@@ -56,7 +56,11 @@ class Score:
             if len(values) != len(rows.steps):
                 expected = f"{len(rows.steps)} values of {name}, one per row"
                 raise InputError(f"score {self.name}: expected {expected}, received {len(values)}")
-        return {name: found[name].cast(dtype).alias(name) for name, dtype in self.columns.items()}
+        try:
+            return {name: found[name].cast(dtype).alias(name) for name, dtype in self.columns.items()}
+        except pl.exceptions.PolarsError as error:
+            expected = f"columns of {', '.join(map(str, self.columns.values()))}"
+            raise InputError(f"score {self.name}: expected {expected} ({one_line(error, 200)})") from error
 
 
 def score(

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Final
 
 import polars as pl
 
-from hgpo_datasets.row_tables import KEYS, files_of
+from hgpo_datasets.reader import errors
+from hgpo_datasets.row_tables import KEYS, read_metadata, read_table, readable_files
 from hgpo_datasets.sources import parts_of, run_at, run_of_file
 from hgpo_envs.errors import InputError
 from hgpo_envs.wording import listed
@@ -17,7 +18,7 @@ from hgpo_train.scores.registry import columns_of, get
 from hgpo_train.scores.rows import ScoredRows
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from hgpo_datasets.sources import Source
     from hgpo_train.scores.rows import Scorer
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 FOLDER: Final = "scores"
 METADATA: Final = "hgpo.scores"
 """The metadata of a file: what each column was computed with."""
+HAS_TOKENS: Final = (pl.col("response_token_ids").list.len() > 0) & ~pl.col("aborted").any().over("trajectory")
+"""Whether a step is scored."""
 
 
 def score_table(steps: pl.DataFrame, scores: Sequence[str], scorer: Scorer) -> tuple[pl.DataFrame, dict[str, float]]:
@@ -42,8 +45,7 @@ def score_table(steps: pl.DataFrame, scores: Sequence[str], scorer: Scorer) -> t
     Raises:
         InputError: A score is unknown, or the model cannot score the rows.
     """
-    has_tokens = pl.col("response_token_ids").list.len() > 0
-    rows = steps.filter(has_tokens & ~pl.col("aborted").any().over("trajectory"))
+    rows = steps.filter(HAS_TOKENS)
     scored = ScoredRows(rows, scorer)
     columns: dict[str, pl.Series] = {}
     seconds: dict[str, float] = {}
@@ -61,6 +63,36 @@ def description(scores: Sequence[str], *, model: str, temperature: float) -> dic
         for name in scores
         for column in get(name).columns
     }
+
+
+def stored_scores(path: Path, steps: pl.DataFrame, about: Mapping[str, Mapping[str, object]]) -> pl.DataFrame | None:
+    """Return the scores of an iteration's file if they can be used; None if they are to be computed.
+
+    Args:
+        path: The file, which may be missing.
+        steps: The rows whose scores are needed, with the columns that `HAS_TOKENS` reads.
+        about: What the needed columns are computed with, as `description` returns it.
+
+    Returns:
+        The file's table, which may have more rows and columns. None if its columns were computed with another model or
+        at another temperature, as after `hgpo score` on an interrupted run, or if rows are missing, as after failed
+        rollouts were repeated.
+
+    Raises:
+        InputError: The file is damaged.
+    """
+    if not path.exists():
+        return None
+    stored = read_metadata(path, METADATA) or {}
+    if any(stored.get(column) != value for column, value in about.items()):
+        return None
+    table = read_table(path)
+    rows = steps.filter(HAS_TOKENS).select(KEYS)
+    expected = dict(rows.schema) | columns_of({str(value["score"]) for value in about.values()})
+    if any(table.schema.get(column) != dtype for column, dtype in expected.items()):
+        return None
+    found = rows.join(table.drop_nulls(list(about)), on=list(KEYS), how="semi")
+    return table if found.height == rows.height else None
 
 
 def with_scores(steps: pl.LazyFrame, source: Source | Sequence[Source], scores: Sequence[str]) -> pl.LazyFrame:
@@ -88,14 +120,16 @@ def with_scores(steps: pl.LazyFrame, source: Source | Sequence[Source], scores: 
         raise InputError(f"expected a saved run with the columns {listed(missing)}, received a table without them")
     tables = []
     for run in runs:
-        files = files_of(run, FOLDER)
-        known = pl.scan_parquet(files, glob=False, missing_columns="insert") if files else pl.LazyFrame()
-        if lacking := [column for column in missing if column not in known.collect_schema()]:
+        with errors(run / FOLDER):
+            known = [pl.scan_parquet(file, glob=False) for file in readable_files(run, FOLDER)]
+            # Iterations may have different scores.
+            found = [table for table in known if {*KEYS, *missing} <= set(table.collect_schema())]
+        if not found:
             wanted = " ".join(f"-s {name}" for name in scores)
             raise InputError(
-                f"{run} has no scores {listed(lacking)}; add them with: hgpo score {run} --model MODEL {wanted}"
+                f"{run} has no scores {listed(missing)}; add them with: hgpo score {run} --model MODEL {wanted}"
             )
-        tables.append(known.select(*KEYS, *missing))
+        tables += [table.select(*KEYS, *missing) for table in found]
     return steps.join(pl.concat(tables), on=list(KEYS), how="left", maintain_order="left")
 
 

@@ -41,7 +41,7 @@ def score_run(
 ) -> int:
     """Score the steps of a saved run that have token ids, and store the scores in its folder.
 
-    Iterations that have these scores already, of the same model and temperature, are left as they are.
+    Iterations whose steps all have these scores already, of the same model and temperature, are left as they are.
 
     Args:
         run: The run's folder.
@@ -72,7 +72,11 @@ def score_run(
     steps = scan_steps(folder)
     iterations = steps.select(pl.col("iteration").unique().sort()).collect().to_series().to_list()
     paths = {number: path_of(folder, tables.FOLDER, number + 1) for number in iterations}
-    wanted = [number for number, path in paths.items() if _is_wanted(path, about, overwrite)]
+    wanted = []
+    for number, path in paths.items():
+        known = steps.filter(pl.col("iteration") == number).select(*KEYS, "response_token_ids", "aborted")
+        if _is_wanted(path, known, about, overwrite):
+            wanted.append(number)
     if not wanted:
         return 0
     scorer = _scorer(config, reference, temperature)
@@ -108,8 +112,8 @@ def _scorer(config: Config, reference: str | None, temperature: float) -> TokenS
     return scorer
 
 
-def _is_wanted(path: Path, about: dict[str, dict[str, object]], overwrite: bool) -> bool:
-    """Return whether an iteration is to be scored: scores are missing, or are to be replaced."""
+def _is_wanted(path: Path, steps: pl.LazyFrame, about: dict[str, dict[str, object]], overwrite: bool) -> bool:
+    """Return whether an iteration is to be scored: scores of some steps are missing, or are to be replaced."""
     if not path.exists():
         return True
     stored: dict[str, Any] = read_metadata(path, tables.METADATA) or {}
@@ -119,7 +123,7 @@ def _is_wanted(path: Path, about: dict[str, dict[str, object]], overwrite: bool)
         column, value = next(iter(others.items()))
         other = f"{column} of {value['model']} at temperature {value['temperature']}"
         raise InputError(f"{path} has {other}; replace it with --overwrite")
-    return bool(others) or len(known) < len(about)
+    return tables.stored_scores(path, steps.collect(), about) is None
 
 
 def _store(path: Path, table: pl.DataFrame, about: dict[str, dict[str, object]]) -> None:

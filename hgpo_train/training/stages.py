@@ -217,14 +217,15 @@ def score(run: Run, steps: pl.DataFrame) -> pl.DataFrame:
     if not needed:
         return steps
     path = path_of(run.folder, scores.FOLDER, run.number)
-    if path.exists():
-        return trained_groups(run.config, _joined(steps, read_table(path)))
+    about = scores.description(needed, model="the policy", temperature=run.learner.temperature)
+    stored = scores.stored_scores(path, steps, about)
+    if stored is not None:
+        return trained_groups(run.config, _joined(steps, stored.select(*KEYS, *about)))
     tokens = steps.filter(~pl.col("aborted"))["response_token_ids"]
     if len(tokens) and tokens.is_null().all():
         engine = run.config.rollout.engine
         raise InputError(f"the engine {engine!r} reported no token ids, which training needs")
     scored, seconds = scores.score_table(steps, needed, run.learner)
-    about = scores.description(needed, model="the policy", temperature=run.learner.temperature)
     write_table(path, scored, {scores.METADATA: about})
     run.seconds |= {SCORES.get(name, f"score_{name}"): duration for name, duration in seconds.items()}
     return trained_groups(run.config, _joined(steps, scored))
@@ -236,12 +237,14 @@ def estimate(run: Run, steps: pl.DataFrame) -> tuple[pl.DataFrame, dict[str, flo
     The steps of aborted trajectories have no advantage.
 
     Raises:
-        InputError: The estimator refuses the steps.
+        InputError: The estimator refuses the steps, or the stored advantages are not theirs.
     """
     path = path_of(run.folder, advantages.FOLDER, run.number)
     if path.exists():
         estimated = read_table(path)
-        metrics = read_metadata(path, "metrics")
+        metrics = read_metadata(path, "metrics") or {}
+        if not _is_of(estimated, steps):
+            raise InputError(f"{path}: expected the advantages of all steps that are trained on; delete the file")
     else:
         estimated, metrics = _estimated(run, steps)
         write_table(path, estimated, {advantages.METADATA: advantages.description([run.estimator]), "metrics": metrics})
@@ -262,6 +265,14 @@ def _estimated(run: Run, steps: pl.DataFrame) -> tuple[pl.DataFrame, dict[str, f
         rows, metrics = run.estimator.in_training(steps, run.estimator.parameters, run.learner.model, earlier)
     added = [name for name in rows.columns if name not in steps.columns]
     return rows.select(*keys, *added), metrics
+
+
+def _is_of(estimated: pl.DataFrame, steps: pl.DataFrame) -> bool:
+    """Return whether a table has the advantage of each step."""
+    expected = dict(steps.select(KEYS).schema) | {"advantage": pl.Float64()}
+    if any(estimated.schema.get(column) != dtype for column, dtype in expected.items()):
+        return False
+    return steps.join(estimated, on=list(KEYS), how="semi").height == steps.height
 
 
 def _joined(steps: pl.DataFrame, table: pl.DataFrame) -> pl.DataFrame:

@@ -172,11 +172,65 @@ def check_trained(root: Path, noted: Sequence[str], whole: bool) -> None:
             assert report.ok, report.problems
 
 
+TASKS = 2
+
+
+def scored_run(root: Path) -> None:
+    """A run of two iterations with token ids, the first of which has the scores of another temperature."""
+    write_tokens(root, TASKS)
+    score(root, lambda _: None, temperature=2.0)
+
+
+def write_tokens(root: Path, count: int) -> None:
+    from groups import group
+
+    from hgpo_datasets import StepWriter
+
+    with StepWriter(root / "run", run="r", config={"x": 1}) as writer:
+        for number in range(count):
+            tokens = {"prompt_token_ids": [3, 4, 5 + number], "response_token_ids": [6, 7], "iteration": number}
+            writer.add_group([row | tokens for row in group(f"task {number}", 2, 2)])
+            writer.commit()
+
+
+def score(root: Path, note: Note, temperature: float = 1.0) -> None:
+    """Replace the scores of both iterations, as `hgpo score --overwrite`."""
+    from hgpo_train.training.scoring import score_run
+
+    names = ["logprobs", "entropy"]
+    score_run(root / "run", names, configuration(), temperature=temperature, overwrite=True)
+    note("scored")
+
+
+def check_scores(root: Path, noted: Sequence[str], whole: bool) -> None:
+    """Every file has the old or the new scores, and a checksum that `verify` accepts."""
+    from hgpo_datasets import VerifyReport
+    from hgpo_datasets.row_tables import files_of, read_metadata, read_table, verify_tables
+    from hgpo_train.scores.tables import METADATA
+
+    report = VerifyReport(str(root))
+    verify_tables(root / "run", "scores", report)
+    assert report.ok, report.problems
+    files = files_of(root / "run", "scores")
+    assert len(files) == TASKS
+    for path in files:
+        table = read_table(path)
+        assert table["entropy"].null_count() == 0
+        temperature = read_metadata(path, METADATA)["entropy"]["temperature"]
+        assert temperature == 1 if whole or noted else temperature in (1, 2)
+        assert table["entropy"].is_between(0, 6).all()
+
+
 CHECKPOINTS_FOREIGN = ("checkpoints/000002.part/mine", "checkpoints/mine.part", "checkpoints/notes.txt")
+CHECKSUMS = ("*.sha256",)  # one that was not shortened after its file was replaced still names the old file, too
+SCORES_FOREIGN = ("run/scores/000001.parquet.part", "run/scores/mine/notes.txt", "run/scores.new")
 RUN_FOREIGN = ("run.part/mine", "run/metrics.jsonl.part", "run/notes.txt")
 VARIES = ("*/metrics.jsonl", "*/steps-*.parquet", "*/manifest.jsonl")
 
 SCENARIOS = (
     Scenario("checkpoints", save_several, check_saved, warm=warm, foreign=CHECKPOINTS_FOREIGN),
+    Scenario(
+        "scores", score, check_scores, warm=warm_house, prepare=scored_run, foreign=SCORES_FOREIGN, varies=CHECKSUMS
+    ),
     Scenario("training", train, check_trained, warm=warm_house, foreign=RUN_FOREIGN, varies=VARIES),
 )

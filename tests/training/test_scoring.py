@@ -3,6 +3,7 @@
 import polars as pl
 import pytest
 from lazily import Lazy
+from planted import plant
 
 from hgpo_datasets import StepWriter, VerifyReport, scan_steps
 from hgpo_datasets.row_tables import files_of, path_of, read_metadata, read_table, verify_tables, write_table
@@ -29,6 +30,12 @@ def wrong(rows):
     return {"wrong": pl.Series([1.0])}
 
 
+@score("words", columns={"words": pl.Float64()})
+def words(rows):
+    """Return texts."""
+    return {"words": pl.Series(["many"] * len(rows.steps))}
+
+
 @estimator("likely", reads=(), scores=("mean_logprob",))
 def likely(steps: pl.LazyFrame) -> pl.LazyFrame:
     """Take the score as the advantage."""
@@ -41,6 +48,10 @@ def settings(tiny) -> Config:
     return replace(Config(), model=model, update={"micro_batch_tokens": 64, "logit_chunk": 2})
 
 
+NAMES = (
+    "iteration", "task_id", "group", "trajectory", "step", "task", "state", "prompt", "response", "action", "reward",
+    "action_valid", "terminated", "truncated", "won", "aborted", "prompt_token_ids", "response_token_ids",
+)  # fmt: skip
 ROWS = [([3, 4, 5], [6, 7]), ([3, 4], [8]), ([9, 9, 9, 9], [1, 2, 3])]
 
 
@@ -121,11 +132,48 @@ def test_an_estimator_finds_the_scores_of_a_run(run, settings, hgpo):
     assert (code, "6 rows" in output) == (0, True), errors
 
 
+def test_steps_that_were_added_after_a_score_are_scored(run, settings):
+    """A rollout is continued after `hgpo score`: its iteration has a file, which lacks the new steps."""
+    score_run(run, ["entropy"], settings)
+    new = scan_steps(run).filter(iteration=0).select(NAMES).with_columns(pl.format("more-{}", "trajectory"), group=2)
+    with StepWriter(run) as writer:
+        writer.add_group(new.sort("trajectory", "step").collect().to_dicts())
+    assert score_run(run, ["entropy"], settings) == 4  # of iteration 1, and none of iteration 2
+    first, second = map(read_table, files_of(run, "scores"))
+    assert (first.height, second.height, first["entropy"].null_count()) == (4, 2, 0)
+
+
+def test_iterations_may_have_different_scores(run, settings):
+    """As after an interrupted `hgpo score`: only the second iteration has a score."""
+    score_run(run, ["logprobs"], settings)
+    path = path_of(run, "scores", 1)
+    before = path.read_bytes()
+    score_run(run, ["mean_logprob"], settings)
+    path.write_bytes(before)
+    found = with_scores(scan_steps(run), run, ["mean_logprob"]).collect()
+    assert found.filter(pl.col("mean_logprob").is_not_null())["iteration"].to_list() == [1, 1]
+
+
+@pytest.mark.parametrize("kind", ["pipe", "folder", "link to a device"])
+def test_what_is_planted_among_scores_is_refused(run, settings, kind, tmp_path):
+    """Opening a pipe would wait forever."""
+    score_run(run, ["mean_logprob"], settings)
+    plant(path_of(run, "scores", 2), kind, tmp_path)
+    with pytest.raises(InputError, match=r"cannot read .*000002.parquet: expected a file"):
+        compute(run, "likely")
+    with pytest.raises(InputError, match=r"cannot read .*000002.parquet: expected a file"):
+        score_run(run, ["mean_logprob"], settings)
+    report = VerifyReport(str(run))
+    verify_tables(run, "scores", report)
+    assert [problem.kind for problem in report.problems] == ["unreadable"]
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"scores": ["nothing"]}, "unknown score 'nothing'. Known: .*logprobs, entropy"),
         ({"scores": ["wrong"]}, "score wrong: expected 2 values of wrong, one per row, received 1"),
+        ({"scores": ["words"]}, "score words: expected columns of Float64 .conversion from `str` to `f64` failed"),
         ({"scores": ["reference_logprobs"]}, "expected a reference model for reference_logprobs"),
         ({"scores": ["hgpo_train.advantages:hgpo"]}, "expected a function with the decorator `score`"),
         ({"run": "steps/steps-000000.parquet"}, "expected the folder of a run"),

@@ -11,6 +11,7 @@ from examples.entropy_estimator import entropy_grpo
 from hgpo_datasets import scan_steps
 from hgpo_datasets.reader import step_files
 from hgpo_datasets.row_tables import files_of, read_metadata, read_table
+from hgpo_envs.errors import InputError
 from hgpo_train.advantages import compute
 from hgpo_train.advantages.advantage_tables import METADATA
 from hgpo_train.training.config import replace
@@ -114,6 +115,50 @@ def test_what_a_stage_left_is_read_again(small, runs, monkeypatch):
         runs.train(config, resume=True)
     assert [path.stat().st_mtime_ns for path in (scores, advantages)] == before
     shutil.rmtree(folder)
+
+
+@pytest.fixture
+def interrupted(small, runs, monkeypatch):
+    """The configuration and the folder of a run that is killed in its first update."""
+    config = replace(small, iterations=1, advantage={"estimator": "grpo"}, evaluation={"every": 0})
+    with monkeypatch.context() as patched:
+        patched.setattr(stages._target(), "update", lambda *_: (_ for _ in ()).throw(Killed))
+        with pytest.raises(Killed):
+            runs.train(config)
+    return config, runs.folder / "run"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("names", [["entropy"], ["logprobs", "reference_logprobs"]])
+def test_scores_of_others_are_not_trained_on(interrupted, runs, tiny, names):
+    """`hgpo score` on an interrupted run, with other columns or at another temperature: training computes its own."""
+    config, folder = interrupted
+    (path,) = files_of(folder, "scores")
+    expected = read_table(path)
+    path.unlink()
+    Lazy("hgpo_train.training.scoring:score_run")(folder, names, config, temperature=3.0, reference=str(tiny))
+    runs.train(config, resume=True)
+    assert read_table(path).equals(expected)
+    assert "actor/kl_loss" in read_metrics(folder / "metrics.jsonl")[-1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["scores", "advantages"])
+def test_tables_of_other_rows_are_not_trained_on(interrupted, runs, name):
+    """Scores that lack rows are computed again; of advantages, and where rows are there twice, it is an error."""
+    config, folder = interrupted
+    (path,) = files_of(folder, name)
+    table, stored = read_table(path), pl.read_parquet_metadata(path)
+    pl.concat([table, table]).write_parquet(path, metadata=stored)
+    with pytest.raises(InputError, match=r"it has rows twice.; delete it, and it is computed again"):
+        runs.train(config, resume=True)
+    table.clear().write_parquet(path, metadata=stored)
+    if name == "advantages":
+        with pytest.raises(InputError, match=r"expected the advantages of all steps .* delete the file"):
+            runs.train(config, resume=True)
+        return
+    runs.train(config, resume=True)
+    assert read_table(path).equals(table)
 
 
 def test_an_estimator_of_scores_gives_the_trained_advantages_everywhere(small, runs, hgpo, tmp_path):
