@@ -79,11 +79,13 @@ def write_advantages(
     whole = "batch" if any(estimator.scope == "batch" for estimator in estimators) else "group"
     parts = table_parts(steps, chunk_rows, whole=whole)
     if isinstance(parts[0], pl.LazyFrame):  # chunks of one table, which this process reads
-        processes, ray = 1, False
+        processes = 1
+        ray = False
     local = isinstance(steps, str | os.PathLike) and "://" not in str(steps)
     metadata = description(estimators, fingerprint(Path(steps)) if local else "")
     work = partial(_advantages, estimators=estimators, source=steps if is_path(steps) else None)
-    rows, writer = 0, None
+    rows = 0
+    writer = None
     with ExitStack() as stack:
         file = stack.enter_context(_opened(out))
         for table in stack.enter_context(closing(map_partitions(work, parts, processes=processes, ray=ray))):
@@ -169,7 +171,8 @@ def trained_advantages(run: Path, iteration: int | None = None) -> pl.LazyFrame 
 
 def join_advantages(steps: pl.LazyFrame, advantages: pl.LazyFrame) -> pl.LazyFrame:
     """Add the columns of an advantage table to its step table, by run, trajectory and step; rows keep their order."""
-    shared, added = steps.collect_schema().names(), advantages.collect_schema().names()
+    shared = steps.collect_schema().names()
+    added = advantages.collect_schema().names()
     keys = [key for key in ("run", "trajectory", "step") if key in shared and key in added]
     new = [name for name in added if name not in shared]
     return steps.join(advantages.select(*keys, *new), on=keys, how="left", maintain_order="left", nulls_equal=True)

@@ -96,6 +96,8 @@ def _chunks(steps: pl.LazyFrame, rows: int, whole: str) -> Iterator[pl.LazyFrame
     if not keys or steps.select(pl.len()).collect().item() <= rows:
         yield steps
         return
+
+    # The first row of each group, and that after its last; groups whose rows are in two places overlap others.
     row = pl.col("(row)")
     limits = steps.select(keys).with_row_index("(row)").group_by(keys).agg(start=row.min(), end=row.max() + 1)
     groups = limits.sort("start").collect()
@@ -105,8 +107,13 @@ def _chunks(steps: pl.LazyFrame, rows: int, whole: str) -> Iterator[pl.LazyFrame
             f"expected contiguous rows of each group, but those of {apart.row(0, named=True)} are in two places; sort "
             f"the table by {', '.join(keys)}, or increase the rows of a chunk to those of the table"
         )
-    start, ends = 0, groups["end"].to_list()
-    for end, following in zip(ends, [*ends[1:], None], strict=True):
-        if following is None or following - start > rows:
-            yield steps.slice(start, end - start)
-            start = end
+
+    # A chunk ends before the group that would make it too long.
+    start = 0
+    before = 0
+    for end in groups["end"]:
+        if end - start > rows and before > start:
+            yield steps.slice(start, before - start)
+            start = before
+        before = end
+    yield steps.slice(start, before - start)

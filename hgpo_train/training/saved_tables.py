@@ -72,8 +72,14 @@ def train_on_table(
             run.state = advanced(state, rows)
             trackers.log(metrics, run.state.iteration)
             display.row(run.state.iteration, metrics)
-        weights = learner.model, tokenizer, learner.optimiser
-        save_checkpoint(folder / CHECKPOINTS, run.state, *weights, config.checkpoint)
+        save_checkpoint(
+            folder / CHECKPOINTS,
+            run.state,
+            learner.model,
+            tokenizer,
+            learner.optimiser,
+            config.checkpoint,
+        )
 
 
 def has_raw_logprobs(config: Config, steps: Path, folder: Path) -> bool:

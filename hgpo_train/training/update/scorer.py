@@ -83,7 +83,8 @@ class TokenScorer:
 
     def _scores(self, model: Model, samples: Samples) -> TokenScores:
         model.eval()
-        scores = TokenScores(*(np.zeros(len(samples.rollout_logprob), np.float32) for _ in range(2)))
+        tokens = len(samples.rollout_logprob)
+        scores = TokenScores(np.zeros(tokens, np.float32), np.zeros(tokens, np.float32))
         with torch.no_grad(), memory_advice(self.config):
             for micro in self.micro_batches(samples, np.arange(len(samples))):
                 found = self.forward(model, micro, entropy_gradient=False)
@@ -93,12 +94,14 @@ class TokenScorer:
 
     def forward(self, model: Model, micro: MicroBatch, *, entropy_gradient: bool) -> tuple[Tensor, Tensor]:
         """Return the log-probabilities and entropies of a micro-batch's tokens, float32 of shape (tokens,)."""
-        inputs = (part.to(self.device) for part in (micro.input_ids, micro.position_ids, micro.source, micro.target))
-        half = self.dtype != torch.float32
-        with torch.autocast(self.device.type, self.dtype, enabled=half):
+        is_half = self.dtype != torch.float32
+        with torch.autocast(self.device.type, self.dtype, enabled=is_half):
             return response_logprobs(
                 model,
-                *inputs,
+                micro.input_ids.to(self.device),
+                micro.position_ids.to(self.device),
+                micro.source.to(self.device),
+                micro.target.to(self.device),
                 temperature=self.temperature,
                 entropy_gradient=entropy_gradient,
                 chunk=self.config.update.logits_at_a_time,
