@@ -344,7 +344,8 @@ class Config(Settings):
             self._check_ahead()
 
     def _check_ahead(self) -> None:
-        rollout, update = self.rollout, self.update
+        rollout = self.rollout
+        update = self.update
         if rollout.engine == "transformers":
             expected = 'an engine with weights of its own, such as rollout.engine = "vllm"'
         elif rollout.sleep or rollout.offload_optimiser:

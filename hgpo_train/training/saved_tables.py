@@ -92,7 +92,8 @@ def has_raw_logprobs(config: Config, steps: Path, folder: Path) -> bool:
     header = None if run is None else manifest.read(run).header
     if header is None:
         return False
-    policy, training = header.config.get("policy", {}), header.config.get("training", {})
+    policy = header.config.get("policy", {})
+    training = header.config.get("training", {})
     temperature = training.get("rollout.temperature", policy.get("temperature", GenerationOptions().temperature))
     if temperature != config.rollout.temperature:
         raise InputError(

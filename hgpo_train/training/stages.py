@@ -219,10 +219,12 @@ def score(run: Run, steps: pl.DataFrame) -> pl.DataFrame:
     path = path_of(run.folder, scores.FOLDER, run.number)
     if path.exists():
         return trained_groups(run.config, _joined(steps, read_table(path)))
+
     tokens = steps.filter(~pl.col("aborted"))["response_token_ids"]
     if len(tokens) and tokens.is_null().all():
         engine = run.config.rollout.engine
         raise InputError(f"the engine {engine!r} reported no token ids, which training needs")
+
     scored, seconds = scores.score_table(steps, needed, run.learner)
     about = scores.description(needed, model="the policy", temperature=run.learner.temperature)
     write_table(path, scored, {scores.METADATA: about})
@@ -245,8 +247,7 @@ def estimate(run: Run, steps: pl.DataFrame) -> tuple[pl.DataFrame, dict[str, flo
     else:
         estimated, metrics = _estimated(run, steps)
         write_table(path, estimated, {advantages.METADATA: advantages.description([run.estimator]), "metrics": metrics})
-    added = [name for name in estimated.columns if name not in steps.columns]
-    return _joined(steps, estimated.select(*KEYS, *added)), metrics
+    return _joined(steps, estimated.select(*KEYS, *_added(estimated, steps))), metrics
 
 
 def _estimated(run: Run, steps: pl.DataFrame) -> tuple[pl.DataFrame, dict[str, float]]:
@@ -254,14 +255,20 @@ def _estimated(run: Run, steps: pl.DataFrame) -> tuple[pl.DataFrame, dict[str, f
     keys = row_keys(steps.columns)
     if steps.is_empty():  # all groups were left out
         return steps.select(*keys, advantage=pl.lit(None, pl.Float64)), {}
+
+    estimator = run.estimator
     metrics: dict[str, float] = {}
-    if run.estimator.in_training is None:
-        rows = compute(steps, run.estimator, details=True).collect(engine="in-memory")
+    if estimator.in_training is None:
+        rows = compute(steps, estimator, details=True).collect(engine="in-memory")
     else:
         earlier = read_metrics(run.folder / METRICS)
-        rows, metrics = run.estimator.in_training(steps, run.estimator.parameters, run.learner.model, earlier)
-    added = [name for name in rows.columns if name not in steps.columns]
-    return rows.select(*keys, *added), metrics
+        rows, metrics = estimator.in_training(steps, estimator.parameters, run.learner.model, earlier)
+    return rows.select(*keys, *_added(rows, steps)), metrics
+
+
+def _added(rows: pl.DataFrame, steps: pl.DataFrame) -> list[str]:
+    """Return the columns of rows that the steps do not have."""
+    return [name for name in rows.columns if name not in steps.columns]
 
 
 def _joined(steps: pl.DataFrame, table: pl.DataFrame) -> pl.DataFrame:
@@ -277,17 +284,25 @@ def update(run: Run, steps: pl.DataFrame) -> dict[str, float]:
     Raises:
         InputError: The rows do not fit the model, or the device ran out of memory.
     """
-    config, iteration = run.config, run.state.iteration
+    # 1. The rows, as samples. Those of aborted trajectories have no advantage.
+    config = run.config
+    iteration = run.state.iteration
     rows = steps.filter(pl.col("advantage").is_not_null() & (pl.col("response_token_ids").list.len() > 0))
     rows, left_out = trained_rows(config.update, rows, iteration)
     check_rows(rows, vocabulary(run.learner.model))
     samples = samples_from_steps(rows, share_prefixes=config.update.share_prefixes)
-    given = Fixed(_flat(rows, "logprobs"), _flat(rows, "reference_logprobs") if config.update.kl_weight > 0 else None)
+    given = Fixed(old=_flat(rows, "logprobs"))
+    if config.update.kl_weight > 0:
+        given = given._replace(reference=_flat(rows, "reference_logprobs"))
+
+    # 2. The optimiser steps.
     rng = np.random.default_rng([config.seed, iteration, MINI_BATCHES])
     rate = learning_rate(config.optimiser, iteration, config.iterations)
     begin = time.perf_counter()
     metrics = run.learner.update(samples, rng, rate, run.display.progress, scores=given)
     seconds = time.perf_counter() - begin
+
+    # 3. Metrics.
     if "perf/update_tokens_per_s" in metrics:  # with the passes that scored the tokens before
         scoring = sum(run.seconds.get(name, 0.0) for name in SCORES.values())
         metrics["perf/update_tokens_per_s"] *= seconds / (seconds + scoring)
@@ -311,8 +326,8 @@ def _flat(rows: pl.DataFrame, column: str) -> NDArray[np.float32] | None:
 def _warn_of(run: Run, steps: pl.DataFrame, metrics: dict[str, float]) -> None:
     """Warn where metrics tell of a problem."""
     rollout = run.config.rollout
-    gap = 0.0 if rollout.ahead else metrics.get("training/rollout_logprobs_abs_diff_mean", 0.0)
-    if gap > run.config.update.gap_warning:
+    gap = metrics.get("training/rollout_logprobs_abs_diff_mean", 0.0)
+    if not rollout.ahead and gap > run.config.update.gap_warning:  # with `ahead` the policies differ, as intended
         warn(
             f"the engine's log-probabilities differ from the trainer's by {gap:.3f} on average (update.gap_warning = "
             f"{run.config.update.gap_warning}), so the update is off-policy; check the dtypes and whether the engine "
@@ -320,9 +335,10 @@ def _warn_of(run: Run, steps: pl.DataFrame, metrics: dict[str, float]) -> None:
         )
     if metrics.get("actor/skipped", 0.0) > 0:
         warn("skipped an optimiser step whose loss or gradient was not finite")
-    truncated = (steps["prompt_token_ids"].list.len() >= rollout.max_prompt_tokens).mean()
-    if isinstance(truncated, float) and truncated > 0.01:
-        warn(f"{truncated:.1%} of prompts are as long as rollout.max_prompt_tokens and were probably truncated")
+    is_truncated = steps["prompt_token_ids"].list.len() >= rollout.max_prompt_tokens
+    share = is_truncated.sum() / max(is_truncated.count(), 1)
+    if share > 0.01:
+        warn(f"{share:.1%} of prompts are as long as rollout.max_prompt_tokens and were probably truncated")
 
 
 def trained_rows(config: UpdateConfig, rows: pl.DataFrame, iteration: int) -> tuple[pl.DataFrame, dict[str, float]]:
@@ -334,9 +350,12 @@ def trained_rows(config: UpdateConfig, rows: pl.DataFrame, iteration: int) -> tu
         reasons["stale"] = iteration - pl.col("policy_version") > config.max_policy_lag
     if not reasons:
         return rows, {}
+
+    # A row without the value that a reason needs is kept.
     flags = rows.select(flag.fill_null(value=False).alias(name) for name, flag in reasons.items())
     shares = {f"training/{flag.name}_ratio": float(flag.sum()) / max(len(flag), 1) for flag in flags}
-    return rows.filter(~flags.select(pl.any_horizontal(pl.all())).to_series()), shares
+    kept = flags.select(~pl.any_horizontal(pl.all())).to_series()
+    return rows.filter(kept), shares
 
 
 def warn(message: str) -> None:
