@@ -83,21 +83,23 @@ def with_scores(steps: pl.LazyFrame, source: Source | Sequence[Source], scores: 
     if not missing:
         return steps
     sources = [source] if isinstance(source, str | os.PathLike) else source
-    runs = dict.fromkeys(filter(None, (_run_of(Path(part.path)) for part in parts_of(sources))))
+    runs: dict[Path, None] = {}  # each once, in order
+    for part in parts_of(sources):
+        path = Path(part.path)
+        run = run_at(path) if path.is_dir() else run_of_file(path)
+        if run is not None:
+            runs[run] = None
     if not runs:
         raise InputError(f"expected a saved run with the columns {listed(missing)}, received a table without them")
     tables = []
     for run in runs:
         files = files_of(run, FOLDER)
         known = pl.scan_parquet(files, glob=False, missing_columns="insert") if files else pl.LazyFrame()
-        if lacking := [column for column in missing if column not in known.collect_schema()]:
+        lacking = [column for column in missing if column not in known.collect_schema()]
+        if lacking:
             wanted = " ".join(f"-s {name}" for name in scores)
             raise InputError(
                 f"{run} has no scores {listed(lacking)}; add them with: hgpo score {run} --model MODEL {wanted}"
             )
         tables.append(known.select(*KEYS, *missing))
     return steps.join(pl.concat(tables), on=list(KEYS), how="left", maintain_order="left")
-
-
-def _run_of(path: Path) -> Path | None:
-    return run_at(path) if path.is_dir() else run_of_file(path)

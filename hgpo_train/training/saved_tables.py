@@ -15,12 +15,12 @@ from hgpo_envs.errors import InputError
 from hgpo_train.advantages.advantage_tables import fingerprint, join_advantages, read_metadata
 from hgpo_train.models.checkpoint_files import stored_model
 from hgpo_train.models.loading import load_tokenizer
-from hgpo_train.policies.generation import GenerationOptions
 from hgpo_train.rollout.collection import removed_if_unused
 from hgpo_train.training import stages
 from hgpo_train.training.checkpoint import save_checkpoint
 from hgpo_train.training.config import AdvantageConfig, configured_estimator
 from hgpo_train.training.run_folder import CHECKPOINTS, CONFIG, check_new, open_run, write_config
+from hgpo_train.training.scoring import sampling_temperature
 from hgpo_train.training.tracking import Trackers
 from hgpo_train.training.trainer import advanced, load_policy
 
@@ -93,8 +93,7 @@ def has_raw_logprobs(config: Config, steps: Path, folder: Path) -> bool:
     if header is None:
         return False
     policy = header.config.get("policy", {})
-    training = header.config.get("training", {})
-    temperature = training.get("rollout.temperature", policy.get("temperature", GenerationOptions().temperature))
+    temperature = sampling_temperature(header)
     if temperature != config.rollout.temperature:
         raise InputError(
             f"{steps} was sampled at temperature {temperature}, and rollout.temperature is "
