@@ -66,8 +66,9 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in over.items():
         below = merged.get(key)
         if isinstance(value, dict) and isinstance(below, dict):
-            value = merge(below, value)
-        merged[key] = value
+            merged[key] = merge(below, value)
+        else:
+            merged[key] = value
     return merged
 
 

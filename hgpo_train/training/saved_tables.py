@@ -42,6 +42,7 @@ def train_on_table(
         InputError: The advantages are of another table or several estimators, the rollouts have no token ids or were
             sampled at another temperature, or as `Trainer`.
     """
+    # 1. The rows with their advantages.
     check_new(folder, resume=resume, from_table=True)
     metadata = read_metadata(advantages)
     if metadata["run_fingerprint"] != fingerprint(steps):
@@ -56,10 +57,14 @@ def train_on_table(
         raise InputError(f"{steps} has no token ids, which training needs; collect it with transformers:MODEL")
     if has_raw_logprobs(config, steps, folder):
         rows = rows.with_columns(response_logprobs=pl.lit(None, pl.List(pl.Float32)))
+
+    # 2. The configuration as it is stored, with the estimator of these advantages.
     used = metadata["columns"]["advantage"]
     config = replace(config, advantage=AdvantageConfig(estimator=used["estimator"], parameters=used["parameters"]))
     tokenizer = load_tokenizer(config.model.path, config.rollout.chat_template)
     inputs = {"model": stored_model(config.model.path)}
+
+    # 3. Score and update, as in one iteration of `Trainer`.
     with removed_if_unused(folder, CONFIG), open_run(folder, config, inputs):
         learner, state = load_policy(config, folder)
         run = stages.Run(config, folder, display, learner, tokenizer, configured_estimator(config), state)

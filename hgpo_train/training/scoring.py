@@ -59,6 +59,7 @@ def score_run(
         InputError: `run` is no run or has no token ids, a score is unknown or there with another model, or the model
             cannot score the rows.
     """
+    # 1. The run, and what its scores are computed with.
     folder = run_at(run)
     header = None if folder is None else manifest.read(folder).header
     if folder is None or header is None:
@@ -69,12 +70,16 @@ def score_run(
     about = tables.description(scores, model=model, temperature=temperature)
     if reference is not None and "reference_logprobs" in about:
         about["reference_logprobs"]["model"] = stored_model(reference)
+
+    # 2. The iterations that have no such scores.
     steps = scan_steps(folder)
     iterations = steps.select(pl.col("iteration").unique().sort()).collect().to_series().to_list()
     paths = {number: path_of(folder, tables.FOLDER, number + 1) for number in iterations}
     wanted = [number for number, path in paths.items() if _is_wanted(path, about, overwrite)]
     if not wanted:
         return 0
+
+    # 3. Their scores, in parts of a bounded number of rows; an iteration is stored when it is complete.
     scorer = _scorer(config, reference, temperature)
     total = 0
     for iteration in wanted:

@@ -69,6 +69,7 @@ class TokenScorer:
             return self._scores(self.model, samples)
         if self.reference is None:
             raise InputError("expected a reference model for reference_logprobs, received none; name one (--reference)")
+        # A model with adapters is its own reference while they are disabled.
         is_adapted = self.reference is self.model
         with self.model.disable_adapter() if is_adapted else nullcontext():
             return self._scores(self.reference, samples)
@@ -94,6 +95,7 @@ class TokenScorer:
 
     def forward(self, model: Model, micro: MicroBatch, *, entropy_gradient: bool) -> tuple[Tensor, Tensor]:
         """Return the log-probabilities and entropies of a micro-batch's tokens, float32 of shape (tokens,)."""
+        # Weights are float32; products are computed in the compute dtype, as in the update.
         is_half = self.dtype != torch.float32
         with torch.autocast(self.device.type, self.dtype, enabled=is_half):
             return response_logprobs(
