@@ -124,6 +124,8 @@ def build(cls: type[T], values: Mapping[str, Any], noun: str = "setting", where:
     """
     if not isinstance(values, Mapping):
         raise InputError(f"{noun}s: expected a table of names and values, received {one_line(repr(values))}")
+
+    # Names first: a misspelt one is the cause of a missing one.
     hints = types_of(cls)
     for key in values:
         if key not in hints:
@@ -211,6 +213,7 @@ def _choices(hint: object) -> tuple[object, ...]:
 @cache
 def field_docs(cls: type) -> dict[str, str]:
     """Return the docstring of each field of a settings class and its bases, as one line each."""
+    # Subclasses override the docstrings of their bases.
     docs: dict[str, str] = {}
     for each in reversed(cls.__mro__):
         if dataclasses.is_dataclass(each):
@@ -243,6 +246,7 @@ def to_toml(settings: DataclassInstance, *, docs: bool = False) -> str:
 
 
 def _toml_lines(settings: DataclassInstance, table: str, docs: bool) -> list[str]:
+    # Values come before tables: what follows the head of a table belongs to it.
     comments = field_docs(type(settings)) if docs else {}
     lines: list[str] = []
     tables: list[str] = []
@@ -288,6 +292,7 @@ def read_value(text: str, annotation: object = Any) -> Any:  # noqa: ANN401 (wha
     >>> read_value("7"), read_value("7", str), read_value('"7"', str | None), read_value("shuffled")
     (7, '7', '7', 'shuffled')
     """
+    # What neither reads is a text without quotes.
     value: Any = text
     for parse in (_toml, json.loads):  # JSON decides where both can read it
         with suppress(ValueError, RecursionError):

@@ -103,7 +103,11 @@ def _stored(schema: pl.Schema, p: Parameters) -> Collection[str]:
     return stored
 
 
-def _sources(column: str, stored: Collection[str], p: Parameters) -> list[str]:
+def _sources(
+    column: str,
+    stored: Collection[str],
+    p: Parameters,
+) -> list[str]:
     """Return the columns of a table that a column is read or derived from."""
     if column in stored or not _HASH.fullmatch(column):
         return [column]
@@ -118,7 +122,12 @@ def _sources(column: str, stored: Collection[str], p: Parameters) -> list[str]:
     return state
 
 
-def columns_used(schema: pl.Schema, p: Parameters, reads: Sequence[str], name: str) -> tuple[list[str], list[str]]:
+def columns_used(
+    schema: pl.Schema,
+    p: Parameters,
+    reads: Sequence[str],
+    name: str,
+) -> tuple[list[str], list[str]]:
     """Return the columns of a table that an estimator reads, and those of them that must not be null.
 
     Args:
@@ -156,7 +165,11 @@ def columns_used(schema: pl.Schema, p: Parameters, reads: Sequence[str], name: s
     return [column for column in schema if column in used], list(checked)
 
 
-def _check_types(schema: pl.Schema, p: Parameters, needed: Collection[str]) -> None:
+def _check_types(
+    schema: pl.Schema,
+    p: Parameters,
+    needed: Collection[str],
+) -> None:
     """Raise `InputError` if a column has a type that cannot be used as what it means."""
     if not schema["step"].is_integer() or schema["step"] in (pl.Int128, pl.UInt128):  # NumPy has none of 128 bits
         raise InputError(f"column step: expected integers, received {schema['step']}; convert it with cast")
@@ -175,7 +188,10 @@ def _check_types(schema: pl.Schema, p: Parameters, needed: Collection[str]) -> N
 
 
 def prepare(
-    steps: pl.DataFrame, p: Parameters, reads: Sequence[str] | None = None, name: str = "an estimator"
+    steps: pl.DataFrame,
+    p: Parameters,
+    reads: Sequence[str] | None = None,
+    name: str = "an estimator",
 ) -> pl.LazyFrame:
     """Return a step table with the input columns of estimators. Columns of the table with the same names are replaced.
 
@@ -288,7 +304,11 @@ def no_flag(numbers: pl.Series) -> pl.Series:
     return ((numbers != 0) & (numbers != 1)).fill_null(value=False)
 
 
-def _with_outcomes(steps: pl.DataFrame, p: Parameters, checked: Sequence[str]) -> pl.LazyFrame:
+def _with_outcomes(
+    steps: pl.DataFrame,
+    p: Parameters,
+    checked: Sequence[str],
+) -> pl.LazyFrame:
     """Check ordered rows, and add the columns that depend on complete trajectories, such as discounted sums."""
     # 1. Where trajectories begin, and which are aborted: those with a row that says so.
     keys = steps["trajectory_key"].to_numpy()
@@ -367,7 +387,9 @@ def _check_rows(
 
 
 def discounted(
-    values: NDArray[np.float64], factors: float | NDArray[np.float64], starts: NDArray[np.intp]
+    values: NDArray[np.float64],
+    factors: float | NDArray[np.float64],
+    starts: NDArray[np.intp],
 ) -> NDArray[np.float64]:
     """Return y_t = x_t + f_t y_{t+1} of ordered rows: returns, if f is γ.
 
@@ -420,7 +442,12 @@ class StepTableError(InputError):
 # ---------------------------------------------------------------------------------------------------------- hashes
 
 
-def _with_hashes(steps: pl.LazyFrame, stored: Collection[str], p: Parameters, derived: set[str]) -> pl.LazyFrame:
+def _with_hashes(
+    steps: pl.LazyFrame,
+    stored: Collection[str],
+    p: Parameters,
+    derived: set[str],
+) -> pl.LazyFrame:
     """Add hashes that are derived from other columns."""
     has_nodes = p.state_key == ALFWORLD_NODES
     key_of = None
@@ -445,7 +472,11 @@ def _with_hashes(steps: pl.LazyFrame, stored: Collection[str], p: Parameters, de
     return _with_chains(steps, stored, derived)
 
 
-def _with_chains(steps: pl.LazyFrame, stored: Collection[str], derived: set[str]) -> pl.LazyFrame:
+def _with_chains(
+    steps: pl.LazyFrame,
+    stored: Collection[str],
+    derived: set[str],
+) -> pl.LazyFrame:
     """Add the hashes of histories up to the deepest that is derived."""
     # A chain of depth k is the chain of depth k - 1 of the row before, with this row's state.
     for context, prefix in CHAINS.items():
@@ -470,7 +501,12 @@ def text_hash(column: str, of: Callable[[str], str] | None = None) -> pl.Expr:
         distinct = texts.drop_nulls().unique()
         keys = distinct if of is None else [_key(of, text) for text in distinct]
         codes = pl.Series(hashing.text_hashes(keys), dtype=pl.Int64)
-        return texts.replace_strict(distinct, codes, default=None, return_dtype=pl.Int64)
+        return texts.replace_strict(
+            distinct,
+            codes,
+            default=None,
+            return_dtype=pl.Int64,
+        )
 
     return pl.col(column).cast(pl.String).map_batches(hashes, return_dtype=pl.Int64, is_elementwise=True)
 

@@ -92,7 +92,11 @@ class Estimator:
         return inspect.Signature([first, *named], return_annotation="LazyFrame")
 
     def with_parameters(
-        self, *, column: str | None = None, details: bool | None = None, **parameters: object
+        self,
+        *,
+        column: str | None = None,
+        details: bool | None = None,
+        **parameters: object,
     ) -> Estimator:
         """Return the estimator with other parameters, and with another name of its column."""
         values = self.parameters
@@ -124,11 +128,17 @@ class Estimator:
     def columns(self, schema: pl.Schema) -> list[str]:
         """Return the columns of a table that are read; all if the estimator does not say. None may be missing."""
         reads = self.all_reads()
-        used, _ = columns_used(schema, self.parameters, reads or (), self.name)
+        used, _ = columns_used(
+            schema,
+            self.parameters,
+            reads or (),
+            self.name,
+        )
         return list(schema) if reads is None else used
 
     def apply(self, steps: pl.LazyFrame) -> pl.LazyFrame:
         """Call the function on a table with the input columns."""
+        # The class of parameters has all of `Parameters`, and the function names those that it uses.
         given = list(inspect.signature(self.function).parameters.values())[1:]
         names = [each.name for each in given if each.kind is not inspect.Parameter.VAR_KEYWORD]
         return self.function(steps, **{name: getattr(self.parameters, name) for name in names})
@@ -143,7 +153,11 @@ class Estimator:
 
     def _options(self) -> dict[str, Any]:
         """Return the keyword arguments of a call with their values."""
-        return {**vars(self.parameters), "column": self.column, "details": self.details}
+        return {
+            **vars(self.parameters),
+            "column": self.column,
+            "details": self.details,
+        }
 
 
 if TYPE_CHECKING:
@@ -151,7 +165,12 @@ if TYPE_CHECKING:
     class TypedEstimator(Estimator, Generic[P]):
         """An estimator as editors and type checkers see it: a call has the parameters that its function declares."""
 
-        def __call__(self, steps: StepTable, *_: P.args, **options: P.kwargs) -> pl.LazyFrame:
+        def __call__(
+            self,
+            steps: StepTable,
+            *_: P.args,
+            **options: P.kwargs,
+        ) -> pl.LazyFrame:
             """Add each step's advantage to a step table; see `compute`."""
             ...
 
@@ -247,7 +266,12 @@ def _estimates(columns: Sequence[pl.Series], estimator: Estimator) -> pl.Series:
     added = [pl.col(name).cast(pl.Float64).alias(column) for column, name in estimator.added.items()]
     engine: EngineType = "streaming" if steps.height > LARGE else "in-memory"
     try:
-        prepared = prepare(steps, estimator.parameters, estimator.all_reads(), estimator.name)
+        prepared = prepare(
+            steps,
+            estimator.parameters,
+            estimator.all_reads(),
+            estimator.name,
+        )
         table = estimator.apply(prepared).select("(row)", "(aborted)", *added).collect(engine=engine)
     except InputError as error:  # of a query that is part of this one
         raise StepTableError(str(error)) from None
@@ -361,7 +385,14 @@ def as_estimator(function: object, name: str | None = None) -> Estimator:
         annotation = types.get(parameter.name, Any if parameter.default is None else type(parameter.default))
         fields.append((parameter.name, annotation, field(default=parameter.default)))
     namespace = {"__module__": function.__module__, "__doc__": inspect.getdoc(function)}
-    parameters = make_dataclass(name, fields, bases=(Parameters,), frozen=True, kw_only=True, namespace=namespace)
+    parameters = make_dataclass(
+        name,
+        fields,
+        bases=(Parameters,),
+        frozen=True,
+        kw_only=True,
+        namespace=namespace,
+    )
     return Estimator(name, function, parameters())
 
 
@@ -392,4 +423,5 @@ def names() -> list[str]:
             get(name)
         except InputError as error:
             warnings.warn(str(error), stacklevel=2)
+    # Others cannot be computed from any table, which is what "all" means to a caller.
     return [name for name, each in _registered.items() if each.in_training is None and not each.scores]

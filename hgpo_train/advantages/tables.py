@@ -61,7 +61,12 @@ def step_table(steps: StepTable, scores: Sequence[str] = ()) -> pl.LazyFrame:
         raise InputError(f"{type(steps).__name__} cannot be converted to a Polars DataFrame: {reason}") from error
 
 
-def table_parts(steps: StepTable, rows: int, *, whole: str = "group") -> list[Partition | pl.LazyFrame]:
+def table_parts(
+    steps: StepTable,
+    rows: int,
+    *,
+    whole: str = "group",
+) -> list[Partition | pl.LazyFrame]:
     """Return a step table as parts with whole groups of rollouts, in order, which can be computed separately.
 
     Args:
@@ -72,6 +77,7 @@ def table_parts(steps: StepTable, rows: int, *, whole: str = "group") -> list[Pa
     Raises:
         InputError: The rows of a group are not next to each other in a larger table.
     """
+    # A table in memory is divided here; a path by the shards of its runs, whose groups are whole.
     if not is_path(steps):
         return list(_chunks(step_table(steps), rows, whole))
     from hgpo_datasets.partitions import partitions
@@ -89,7 +95,11 @@ def is_path(steps: object) -> bool:
     return bool(paths) and all(isinstance(path, str | os.PathLike) for path in paths)
 
 
-def _chunks(steps: pl.LazyFrame, rows: int, whole: str) -> Iterator[pl.LazyFrame]:
+def _chunks(
+    steps: pl.LazyFrame,
+    rows: int,
+    whole: str,
+) -> Iterator[pl.LazyFrame]:
     """Yield a table in chunks, without dividing groups."""
     schema = steps.collect_schema()
     keys = batch_keys(schema) if whole == "batch" else group_keys(schema)

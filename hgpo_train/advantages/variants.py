@@ -22,7 +22,9 @@ class Variant(NamedTuple):
 
 
 def read_variants(
-    texts: Iterable[str], parameters: Mapping[str, Any] | None = None, settings: Sequence[str] = ()
+    texts: Iterable[str],
+    parameters: Mapping[str, Any] | None = None,
+    settings: Sequence[str] = (),
 ) -> list[Variant]:
     """Read estimators with parameters: ``hgpo``, ``hgpo:history_length=4:alpha=2``, ``module:function:name=value``.
 

@@ -75,7 +75,12 @@ def _expression(value: str | pl.Expr) -> pl.Expr:
     return pl.col(value) if isinstance(value, str) else value
 
 
-def mean(steps: pl.LazyFrame, into: str, value: str | pl.Expr, group: pl.Expr) -> pl.LazyFrame:
+def mean(
+    steps: pl.LazyFrame,
+    into: str,
+    value: str | pl.Expr,
+    group: pl.Expr,
+) -> pl.LazyFrame:
     """Add the mean of a value within each row's group; it is exactly x if all x of the group are equal.
 
     Args:
@@ -159,6 +164,8 @@ def normalise(
         score = score / (std + epsilon)
     rounding = _ROUNDING * n * (mean.abs() + std)  # of a sum of n numbers
     equal = ((x - mean).abs() <= rounding) & (x - mean).is_finite()  # NaN counts as equal to NaN
+
+    # 3. Nothing outside of groups, and what the caller chose in singleton groups.
     grouped = pl.col("(group)").is_not_null()
     score = pl.when(equal).then(0.0).otherwise(score)
     compared = pl.when(grouped & (n > 1)).then(score)
@@ -170,7 +177,11 @@ def normalise(
 
 
 def weighted_mean(
-    steps: pl.LazyFrame, levels: Mapping[str, float], *, skip_zero: bool = True, epsilon: float = 1e-6
+    steps: pl.LazyFrame,
+    levels: Mapping[str, float],
+    *,
+    skip_zero: bool = True,
+    epsilon: float = 1e-6,
 ) -> pl.LazyFrame:
     """Add `advantage`, the weighted mean of levels Σ w_k A_k / (Σ w_k + ε), and the effective weights.
 

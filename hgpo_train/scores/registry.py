@@ -47,6 +47,7 @@ class Score:
         Raises:
             InputError: The function returned other columns, or another number of rows.
         """
+        # The function can be a user's, and its table is stored: other columns or lengths would shift values.
         found = dict(self.function(rows))
         if found.keys() != self.columns.keys():
             raise InputError(

@@ -27,7 +27,11 @@ METADATA: Final = "hgpo.scores"
 """The metadata of a file: what each column was computed with."""
 
 
-def score_table(steps: pl.DataFrame, scores: Sequence[str], scorer: Scorer) -> tuple[pl.DataFrame, dict[str, float]]:
+def score_table(
+    steps: pl.DataFrame,
+    scores: Sequence[str],
+    scorer: Scorer,
+) -> tuple[pl.DataFrame, dict[str, float]]:
     """Score the steps that have a response with token ids.
 
     Args:
@@ -42,6 +46,7 @@ def score_table(steps: pl.DataFrame, scores: Sequence[str], scorer: Scorer) -> t
     Raises:
         InputError: A score is unknown, or the model cannot score the rows.
     """
+    # A trajectory is left out as a whole, because no estimator uses the rest of an aborted one.
     has_tokens = pl.col("response_token_ids").list.len() > 0
     rows = steps.filter(has_tokens & ~pl.col("aborted").any().over("trajectory"))
     scored = ScoredRows(rows, scorer)
@@ -54,7 +59,12 @@ def score_table(steps: pl.DataFrame, scores: Sequence[str], scorer: Scorer) -> t
     return rows.select(KEYS).with_columns(**columns), seconds
 
 
-def description(scores: Sequence[str], *, model: str, temperature: float) -> dict[str, dict[str, object]]:
+def description(
+    scores: Sequence[str],
+    *,
+    model: str,
+    temperature: float,
+) -> dict[str, dict[str, object]]:
     """Return what the columns of scores were computed with, as the metadata `METADATA` store it."""
     return {
         column: {"score": name, "model": model, "temperature": temperature}
@@ -63,7 +73,11 @@ def description(scores: Sequence[str], *, model: str, temperature: float) -> dic
     }
 
 
-def with_scores(steps: pl.LazyFrame, source: Source | Sequence[Source], scores: Sequence[str]) -> pl.LazyFrame:
+def with_scores(
+    steps: pl.LazyFrame,
+    source: Source | Sequence[Source],
+    scores: Sequence[str],
+) -> pl.LazyFrame:
     """Add the columns of scores to the steps of saved runs.
 
     Args:
@@ -82,6 +96,8 @@ def with_scores(steps: pl.LazyFrame, source: Source | Sequence[Source], scores: 
     missing = [column for column in columns_of(scores) if column not in present]
     if not missing:
         return steps
+
+    # Their runs, which have the scores next to the steps.
     sources = [source] if isinstance(source, str | os.PathLike) else source
     runs: dict[Path, None] = {}  # each once, in order
     for part in parts_of(sources):
@@ -91,6 +107,8 @@ def with_scores(steps: pl.LazyFrame, source: Source | Sequence[Source], scores: 
             runs[run] = None
     if not runs:
         raise InputError(f"expected a saved run with the columns {listed(missing)}, received a table without them")
+
+    # All columns must be there in every run; rows that were not scored have null.
     tables = []
     for run in runs:
         files = files_of(run, FOLDER)
@@ -102,4 +120,9 @@ def with_scores(steps: pl.LazyFrame, source: Source | Sequence[Source], scores: 
                 f"{run} has no scores {listed(lacking)}; add them with: hgpo score {run} --model MODEL {wanted}"
             )
         tables.append(known.select(*KEYS, *missing))
-    return steps.join(pl.concat(tables), on=list(KEYS), how="left", maintain_order="left")
+    return steps.join(
+        pl.concat(tables),
+        on=list(KEYS),
+        how="left",
+        maintain_order="left",
+    )

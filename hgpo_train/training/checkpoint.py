@@ -96,7 +96,12 @@ def save_checkpoint(
     return target
 
 
-def _remove_superseded(folder: Path, current: Path, kept: CheckpointConfig, best: int) -> None:
+def _remove_superseded(
+    folder: Path,
+    current: Path,
+    kept: CheckpointConfig,
+    best: int,
+) -> None:
     """Remove all but the best and the newest `kept.keep` checkpoints, and the optimiser's state where it is unused."""
     checkpoints = [path for path in list_checkpoints(folder) if is_removable(path)]
     superseded = checkpoints[: -kept.keep] if kept.keep else []
@@ -137,7 +142,11 @@ def resume_checkpoint(
     return replace(state, versions=versions)
 
 
-def load_checkpoint(folder: Path, model: Model, optimiser: torch.optim.Optimizer) -> TrainingState:
+def load_checkpoint(
+    folder: Path,
+    model: Model,
+    optimiser: torch.optim.Optimizer,
+) -> TrainingState:
     """Load a checkpoint's weights and moments into a model, or its adapters, and an optimiser of the same shapes.
 
     The files are not verified here; `resume_checkpoint` does.
@@ -168,7 +177,11 @@ def load_checkpoint(folder: Path, model: Model, optimiser: torch.optim.Optimizer
     return read_json(folder / STATE, TrainingState)
 
 
-def _check_same(folder: Path, saved: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+def _check_same(
+    folder: Path,
+    saved: dict[str, Tensor],
+    expected: dict[str, Tensor],
+) -> None:
     for name in sorted(saved.keys() | expected.keys()):
         ours = list(expected[name].shape) if name in expected else "none"
         theirs = list(saved[name].shape) if name in saved else "none"

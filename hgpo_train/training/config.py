@@ -375,7 +375,13 @@ class SftConfig(ChatTemplate):
     """Share of trajectories (at least one, and not all) that are not trained on and on which the loss is reported."""
     model: ModelConfig = field(default_factory=ModelConfig)
     """The model to train."""
-    update: UpdateConfig = UpdateConfig(mini_batch_size=64, epochs=3, kl_weight=0.0, entropy_weight=0.0, dual_clip=None)
+    update: UpdateConfig = UpdateConfig(
+        mini_batch_size=64,
+        epochs=3,
+        kl_weight=0.0,
+        entropy_weight=0.0,
+        dual_clip=None,
+    )
     """Batches and epochs; clipping has no effect."""
     optimiser: OptimiserConfig = OptimiserConfig(learning_rate=1e-5, schedule="cosine")
     """AdamW and its schedule, which runs over optimiser steps instead of iterations."""

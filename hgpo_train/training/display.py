@@ -94,7 +94,12 @@ class Display:
         """Show the progress of a collection of rollouts."""
         self._show(f"{counted(tally.trajectories, 'rollout')} · {tally.describe()}")
 
-    def progress(self, done: int, of: int, what: str = "optimiser steps") -> None:
+    def progress(
+        self,
+        done: int,
+        of: int,
+        what: str = "optimiser steps",
+    ) -> None:
         """Show the progress of a stage: `done` of `of` optimiser steps, and their rate."""
         rate = done / max(time.perf_counter() - self._begin, 1e-9)
         speed = f"{rate:,.0f}" if rate >= 10 else f"{rate:.2g}"

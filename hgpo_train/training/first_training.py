@@ -76,7 +76,13 @@ class FirstTraining:
         )
 
 
-def first_training(folder: Path, console: Console, *, seed: int = 0, iterations: int = ITERATIONS) -> FirstTraining:
+def first_training(
+    folder: Path,
+    console: Console,
+    *,
+    seed: int = 0,
+    iterations: int = ITERATIONS,
+) -> FirstTraining:
     """Train the bundled model by HGPO (K = 2).
 
     A second call with the same folder resumes the first.
@@ -88,7 +94,12 @@ def first_training(folder: Path, console: Console, *, seed: int = 0, iterations:
         iterations: Number of iterations of training.
     """
     every = math.ceil(iterations / EVALUATIONS)
-    changes = {"name": "first-training", "seed": seed, "iterations": iterations, "evaluation": {"every": every}}
+    changes = {
+        "name": "first-training",
+        "seed": seed,
+        "iterations": iterations,
+        "evaluation": {"every": every},
+    }
     config = replace(load_config("tiny-alfworld"), **changes)
     console.print(
         f"HGPO (K = 2) on the bundled games: a line for each of {iterations} iterations, after line 0, the policy "

@@ -64,7 +64,11 @@ def episode_metrics(steps: pl.DataFrame, prefix: str = "episode") -> dict[str, f
     return metrics
 
 
-def batch_metrics(steps: pl.DataFrame, max_prompt_tokens: int, max_response_tokens: int) -> dict[str, float]:
+def batch_metrics(
+    steps: pl.DataFrame,
+    max_prompt_tokens: int,
+    max_response_tokens: int,
+) -> dict[str, float]:
     """Return token lengths, truncation and advantages of the rows that are trained on.
 
     Args:
@@ -72,6 +76,7 @@ def batch_metrics(steps: pl.DataFrame, max_prompt_tokens: int, max_response_toke
         max_prompt_tokens: Prompts of at least this length count as truncated.
         max_response_tokens: Responses of at least this length count as truncated.
     """
+    # Lengths, and the share of those that reached the limit.
     metrics: dict[str, float] = {}
     for name, most in (("prompt", max_prompt_tokens), ("response", max_response_tokens)):
         length = steps[f"{name}_token_ids"].list.len()

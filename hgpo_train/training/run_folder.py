@@ -50,7 +50,12 @@ FOLDERS: Final = (CHECKPOINTS, ADVANTAGES, SCORES, EVALUATION, "tensorboard")
 """The folders in which training writes, besides that of the step table."""
 
 
-def check_new(folder: Path, *, resume: bool, from_table: bool = False) -> None:
+def check_new(
+    folder: Path,
+    *,
+    resume: bool,
+    from_table: bool = False,
+) -> None:
     """Raise `InputError` if a folder contains a run, unless it is to be resumed, with tables (--steps) or without."""
     header = manifest.read(folder).header if is_run(folder) else None
     if header is not None and not resume:
@@ -61,7 +66,11 @@ def check_new(folder: Path, *, resume: bool, from_table: bool = False) -> None:
         )
 
 
-def open_run(folder: Path, config: Config | SftConfig, inputs: Mapping[str, Any]) -> StepWriter:
+def open_run(
+    folder: Path,
+    config: Config | SftConfig,
+    inputs: Mapping[str, Any],
+) -> StepWriter:
     """Open a training run's folder, locked until the writer of its step table is closed.
 
     Args:

@@ -30,7 +30,13 @@ if TYPE_CHECKING:
 
 
 def train_on_table(
-    config: Config, steps: Path, advantages: Path, folder: Path, display: Display, *, resume: bool = False
+    config: Config,
+    steps: Path,
+    advantages: Path,
+    folder: Path,
+    display: Display,
+    *,
+    resume: bool = False,
 ) -> None:
     """Update the policy on a table with its advantages, as `hgpo advantages` writes them, and save a checkpoint.
 
@@ -67,7 +73,15 @@ def train_on_table(
     # 3. Score and update, as in one iteration of `Trainer`.
     with removed_if_unused(folder, CONFIG), open_run(folder, config, inputs):
         learner, state = load_policy(config, folder)
-        run = stages.Run(config, folder, display, learner, tokenizer, configured_estimator(config), state)
+        run = stages.Run(
+            config,
+            folder,
+            display,
+            learner,
+            tokenizer,
+            configured_estimator(config),
+            state,
+        )
         write_config(folder, config)
         with closing(Trackers(config, folder, run.number)) as trackers:
             with display.stage("score"):

@@ -113,7 +113,11 @@ def _scorer(config: Config, reference: str | None, temperature: float) -> TokenS
     return scorer
 
 
-def _is_wanted(path: Path, about: dict[str, dict[str, object]], overwrite: bool) -> bool:
+def _is_wanted(
+    path: Path,
+    about: dict[str, dict[str, object]],
+    overwrite: bool,
+) -> bool:
     """Return whether an iteration is to be scored: scores are missing, or are to be replaced."""
     if not path.exists():
         return True
@@ -127,7 +131,11 @@ def _is_wanted(path: Path, about: dict[str, dict[str, object]], overwrite: bool)
     return bool(others) or len(known) < len(about)
 
 
-def _store(path: Path, table: pl.DataFrame, about: dict[str, dict[str, object]]) -> None:
+def _store(
+    path: Path,
+    table: pl.DataFrame,
+    about: dict[str, dict[str, object]],
+) -> None:
     """Write an iteration's scores, beside those of other columns that are there."""
     if path.exists():
         kept = read_table(path).drop(*about, strict=False)

@@ -147,7 +147,11 @@ def _environment(source: str | Path) -> dict[str, Any]:
     return options
 
 
-def split_held_out(rows: pl.DataFrame, share: float, seed: int) -> tuple[pl.DataFrame, pl.DataFrame]:
+def split_held_out(
+    rows: pl.DataFrame,
+    share: float,
+    seed: int,
+) -> tuple[pl.DataFrame, pl.DataFrame]:
     """Split rows by trajectory into those to train on and those held out, each of at least one trajectory."""
     names = rows["trajectory"].unique(maintain_order=True)
     order = np.random.default_rng([seed, 1]).permutation(len(names))
@@ -156,7 +160,12 @@ def split_held_out(rows: pl.DataFrame, share: float, seed: int) -> tuple[pl.Data
     return rows.filter(~is_held_out), rows.filter(is_held_out)
 
 
-def run_sft(config: SftConfig, source: str | Path, folder: Path, display: Display) -> Path:
+def run_sft(
+    config: SftConfig,
+    source: str | Path,
+    folder: Path,
+    display: Display,
+) -> Path:
     """Train a model on demonstrations; an interrupted run is resumed after its last complete epoch.
 
     Args:
@@ -220,7 +229,13 @@ def run_sft(config: SftConfig, source: str | Path, folder: Path, display: Displa
         return list_checkpoints(checkpoints)[-1]
 
 
-def _epoch(learner: Learner, config: SftConfig, samples: Samples, epoch: int, display: Display) -> dict[str, float]:
+def _epoch(
+    learner: Learner,
+    config: SftConfig,
+    samples: Samples,
+    epoch: int,
+    display: Display,
+) -> dict[str, float]:
     """Train for one epoch and return its metrics; the schedule runs over the optimiser steps of all epochs."""
     generator = np.random.default_rng([config.seed, epoch, 2])
     rows = np.flatnonzero(samples.response_length > 0)

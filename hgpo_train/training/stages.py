@@ -124,7 +124,12 @@ def collect(
     return _play(run, env, policy, table, spec, progress, should_stop)
 
 
-def evaluate(run: Run, env: EnvHandle, policy: TrainablePolicy, table: StepWriter) -> dict[str, float]:
+def evaluate(
+    run: Run,
+    env: EnvHandle,
+    policy: TrainablePolicy,
+    table: StepWriter,
+) -> dict[str, float]:
     """Evaluate the policy on held-out tasks, commit the rollouts, and return metrics named ``val/…``.
 
     Raises:
@@ -160,8 +165,22 @@ def _play(
     # One shard per iteration: an interrupted collection is repeated completely, so its batches have the same shapes
     # and its log-probabilities the same bytes.
     groups = max(spec.tasks, spec.max_groups or 0)
-    execution = ExecutionOptions(slots=rollout.slots, groups_per_shard=groups, shard_s=None, shard_characters=128 << 20)
-    collect_groups(env, policy, table, spec, execution, retry_failed=True, progress=progress, should_stop=should_stop)
+    execution = ExecutionOptions(
+        slots=rollout.slots,
+        groups_per_shard=groups,
+        shard_s=None,
+        shard_characters=128 << 20,
+    )
+    collect_groups(
+        env,
+        policy,
+        table,
+        spec,
+        execution,
+        retry_failed=True,
+        progress=progress,
+        should_stop=should_stop,
+    )
     steps = _rows(table, spec.iteration)
     if rollout.overflow == "error":
         raise_if_too_long(steps)
@@ -262,7 +281,12 @@ def _estimated(run: Run, steps: pl.DataFrame) -> tuple[pl.DataFrame, dict[str, f
         rows = compute(steps, estimator, details=True).collect(engine="in-memory")
     else:
         earlier = read_metrics(run.folder / METRICS)
-        rows, metrics = estimator.in_training(steps, estimator.parameters, run.learner.model, earlier)
+        rows, metrics = estimator.in_training(
+            steps,
+            estimator.parameters,
+            run.learner.model,
+            earlier,
+        )
     return rows.select(*keys, *_added(rows, steps)), metrics
 
 
@@ -272,7 +296,12 @@ def _added(rows: pl.DataFrame, steps: pl.DataFrame) -> list[str]:
 
 
 def _joined(steps: pl.DataFrame, table: pl.DataFrame) -> pl.DataFrame:
-    return steps.join(table, on=list(KEYS), how="left", maintain_order="left")
+    return steps.join(
+        table,
+        on=list(KEYS),
+        how="left",
+        maintain_order="left",
+    )
 
 
 # ------------------------------------------------------------------------------------------------------------- update
@@ -299,7 +328,13 @@ def update(run: Run, steps: pl.DataFrame) -> dict[str, float]:
     rng = np.random.default_rng([config.seed, iteration, MINI_BATCHES])
     rate = learning_rate(config.optimiser, iteration, config.iterations)
     begin = time.perf_counter()
-    metrics = run.learner.update(samples, rng, rate, run.display.progress, scores=given)
+    metrics = run.learner.update(
+        samples,
+        rng,
+        rate,
+        run.display.progress,
+        scores=given,
+    )
     seconds = time.perf_counter() - begin
 
     # 3. Metrics.
@@ -323,7 +358,11 @@ def _flat(rows: pl.DataFrame, column: str) -> NDArray[np.float32] | None:
     return values.to_numpy()
 
 
-def _warn_of(run: Run, steps: pl.DataFrame, metrics: dict[str, float]) -> None:
+def _warn_of(
+    run: Run,
+    steps: pl.DataFrame,
+    metrics: dict[str, float],
+) -> None:
     """Warn where metrics tell of a problem."""
     rollout = run.config.rollout
     gap = metrics.get("training/rollout_logprobs_abs_diff_mean", 0.0)
@@ -341,7 +380,11 @@ def _warn_of(run: Run, steps: pl.DataFrame, metrics: dict[str, float]) -> None:
         warn(f"{share:.1%} of prompts are as long as rollout.max_prompt_tokens and were probably truncated")
 
 
-def trained_rows(config: UpdateConfig, rows: pl.DataFrame, iteration: int) -> tuple[pl.DataFrame, dict[str, float]]:
+def trained_rows(
+    config: UpdateConfig,
+    rows: pl.DataFrame,
+    iteration: int,
+) -> tuple[pl.DataFrame, dict[str, float]]:
     """Return the rows that are neither overlong nor stale, and the shares of those that are left out as metrics."""
     reasons: dict[str, pl.Expr] = {}
     if config.overlong == "mask":

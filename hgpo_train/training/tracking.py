@@ -39,7 +39,12 @@ class Trackers:
         InputError: A configured tracker is not installed, or `metrics.jsonl` cannot be read.
     """
 
-    def __init__(self, config: Config | SftConfig, folder: Path, start: int) -> None:
+    def __init__(
+        self,
+        config: Config | SftConfig,
+        folder: Path,
+        start: int,
+    ) -> None:
         # An interrupted run has lines of iterations after its checkpoint, which are computed again.
         path = folder / METRICS
         kept = {line["iteration"]: line for line in read_metrics(path) if line["iteration"] < start}
@@ -64,7 +69,13 @@ class Trackers:
                 raise InputError(f"tracking.{name} is set but {name} is not installed; pip install {name}") from error
             extra = {"dir": str(folder), "id": folder.name} if name == "wandb" else {}
             settings = redact_json(asdict(config))
-            service.init(project=project, name=config.name, config=settings, resume="allow", **extra)
+            service.init(
+                project=project,
+                name=config.name,
+                config=settings,
+                resume="allow",
+                **extra,
+            )
             self._services.append(service)
 
     def log(self, metrics: Mapping[str, float], iteration: int) -> None:

@@ -66,7 +66,14 @@ class Trainer:
             with another configuration, model, prompt template or data.
     """
 
-    def __init__(self, config: Config, folder: Path, display: Display, *, resume: bool = False) -> None:
+    def __init__(
+        self,
+        config: Config,
+        folder: Path,
+        display: Display,
+        *,
+        resume: bool = False,
+    ) -> None:
         self.config = config
         self.folder = folder
         self._display = display
@@ -96,7 +103,15 @@ class Trainer:
             # 2. The policy as the newest checkpoint left it, and its learner.
             with display.stage("load the model"):
                 learner, state = load_policy(self.config, folder)
-            self._run = stages.Run(self.config, folder, display, learner, tokenizer, estimator, state)
+            self._run = stages.Run(
+                self.config,
+                folder,
+                display,
+                learner,
+                tokenizer,
+                estimator,
+                state,
+            )
             free_gpu(config.rollout, learner.optimiser)
 
             # 3. The engine is last: its share is fixed by the plan, and what the learner holds by then is not its own.
@@ -243,7 +258,15 @@ class Trainer:
 
     def collect(self, state: TrainingState, progress: Callable[[Tally], None]) -> pl.DataFrame:
         """Return the steps of the iteration after a state; see `stages.collect`."""
-        return stages.collect(self._run, state, self._env, self.policy, self._table, progress, self._is_closing.is_set)
+        return stages.collect(
+            self._run,
+            state,
+            self._env,
+            self.policy,
+            self._table,
+            progress,
+            self._is_closing.is_set,
+        )
 
     @cached_property
     def _held_out(self) -> EnvHandle:

@@ -198,7 +198,10 @@ def _ragged(column: pl.Series, dtype: type) -> tuple[NDArray[np.generic], NDArra
 
 
 def mini_batches(
-    rows: NDArray[np.int64], size: int, generator: np.random.Generator, sequence: NDArray[np.int64] | None = None
+    rows: NDArray[np.int64],
+    size: int,
+    generator: np.random.Generator,
+    sequence: NDArray[np.int64] | None = None,
 ) -> list[NDArray[np.int64]]:
     """Shuffle rows into as few mini-batches of at most `size` rows as possible, whose sizes differ by at most one.
 
@@ -222,7 +225,11 @@ def mini_batches(
 
 
 def micro_batches(
-    samples: Samples, rows: NDArray[np.int64], *, max_tokens: int, layout: Layout = "padded"
+    samples: Samples,
+    rows: NDArray[np.int64],
+    *,
+    max_tokens: int,
+    layout: Layout = "padded",
 ) -> Iterator[MicroBatch]:
     """Split rows into micro-batches, longest sequences first, so that running out of memory happens in the first batch.
 
@@ -261,7 +268,12 @@ def micro_batches(
         yield _micro_batch(samples, rows[members], place[unit[members]], layout)
 
 
-def _micro_batch(samples: Samples, rows: NDArray[np.int64], sequence: NDArray[np.int64], layout: Layout) -> MicroBatch:
+def _micro_batch(
+    samples: Samples,
+    rows: NDArray[np.int64],
+    sequence: NDArray[np.int64],
+    layout: Layout,
+) -> MicroBatch:
     """Return the micro-batch of rows; `sequence` numbers the sequences of the rows from 0, in ascending order."""
     # The longest row of each sequence contains the tokens of the others, so that only its tokens are computed.
     by_length = rows[np.lexsort((samples.length[rows], sequence))]

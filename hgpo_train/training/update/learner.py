@@ -57,7 +57,12 @@ class Learner(TokenScorer):
     """
 
     def __init__(
-        self, model: Model, config: Config | SftConfig, *, temperature: float = 1.0, reference: bool | None = None
+        self,
+        model: Model,
+        config: Config | SftConfig,
+        *,
+        temperature: float = 1.0,
+        reference: bool | None = None,
     ) -> None:
         super().__init__(model, config, temperature=temperature)
         keep = config.update.kl_weight > 0 if reference is None else reference
@@ -168,7 +173,12 @@ class Learner(TokenScorer):
         for group in self.optimiser.param_groups:
             group["lr"] = rate
 
-    def step(self, samples: Samples, rows: NDArray[np.int64], fixed: Fixed) -> dict[str, float]:
+    def step(
+        self,
+        samples: Samples,
+        rows: NDArray[np.int64],
+        fixed: Fixed,
+    ) -> dict[str, float]:
         """Take one optimiser step on a mini-batch, with the gradient accumulated over micro-batches.
 
         The step is skipped and counted (`actor/skipped`) if the loss or the gradient is not finite. Arguments and
@@ -184,7 +194,12 @@ class Learner(TokenScorer):
         metrics = {f"actor/{name}": value for name, value in parts.items()}
         return metrics | {"actor/grad_norm": norm, "actor/skipped": float(not finite)}
 
-    def accumulate(self, samples: Samples, rows: NDArray[np.int64], fixed: Fixed) -> dict[str, float]:
+    def accumulate(
+        self,
+        samples: Samples,
+        rows: NDArray[np.int64],
+        fixed: Fixed,
+    ) -> dict[str, float]:
         """Add the gradient of a mini-batch's loss to the parameters' gradients.
 
         Args:

@@ -26,7 +26,12 @@ if TYPE_CHECKING:
 
 
 def head_logprobs(
-    head: Callable[[Tensor], Tensor], hidden: Tensor, target: Tensor, *, temperature: float, entropy_gradient: bool
+    head: Callable[[Tensor], Tensor],
+    hidden: Tensor,
+    target: Tensor,
+    *,
+    temperature: float,
+    entropy_gradient: bool,
 ) -> tuple[Tensor, Tensor]:
     """Return log softmax(z / T)[y] and the entropy of softmax(z / T), where z = head(hidden), at least in float32.
 

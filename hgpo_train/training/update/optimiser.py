@@ -56,7 +56,11 @@ def learning_rate(config: OptimiserConfig, iteration: int, iterations: int) -> f
     if iteration < warmup:
         return config.learning_rate * (iteration + 1) / warmup
     progress = (iteration - warmup) / max(iterations - warmup, 1)
-    shape = {"constant": 1.0, "linear": 1.0 - progress, "cosine": 0.5 * (1.0 + math.cos(math.pi * progress))}
+    shape = {
+        "constant": 1.0,
+        "linear": 1.0 - progress,
+        "cosine": 0.5 * (1.0 + math.cos(math.pi * progress)),
+    }
     return config.learning_rate * shape[config.schedule]
 
 
@@ -82,7 +86,11 @@ def optimiser_tensors(model: nn.Module, optimiser: torch.optim.Optimizer) -> dic
     }
 
 
-def restore_optimiser(model: nn.Module, optimiser: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
+def restore_optimiser(
+    model: nn.Module,
+    optimiser: torch.optim.Optimizer,
+    tensors: dict[str, Tensor],
+) -> None:
     """Restore the state that `optimiser_tensors` returned; raise `InputError` if it is another model's."""
     trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     expected = {f"state.{name}.{moment}" for name in trained for moment in _MOMENTS}

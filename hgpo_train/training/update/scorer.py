@@ -43,7 +43,12 @@ class TokenScorer:
     """
 
     def __init__(
-        self, model: Model, config: Config | SftConfig, *, temperature: float = 1.0, reference: Model | None = None
+        self,
+        model: Model,
+        config: Config | SftConfig,
+        *,
+        temperature: float = 1.0,
+        reference: Model | None = None,
     ) -> None:
         self.config = config
         self.temperature = temperature
@@ -93,7 +98,13 @@ class TokenScorer:
                     values[micro.token] = part.cpu().numpy()
         return scores
 
-    def forward(self, model: Model, micro: MicroBatch, *, entropy_gradient: bool) -> tuple[Tensor, Tensor]:
+    def forward(
+        self,
+        model: Model,
+        micro: MicroBatch,
+        *,
+        entropy_gradient: bool,
+    ) -> tuple[Tensor, Tensor]:
         """Return the log-probabilities and entropies of a micro-batch's tokens, float32 of shape (tokens,)."""
         # Weights are float32; products are computed in the compute dtype, as in the update.
         is_half = self.dtype != torch.float32
@@ -111,10 +122,19 @@ class TokenScorer:
 
     def micro_batches(self, samples: Samples, rows: NDArray[np.int64]) -> Iterator[MicroBatch]:
         """Split rows into micro-batches of the configured size."""
-        return micro_batches(samples, rows, max_tokens=self.config.update.micro_batch_tokens, layout=self.layout)
+        return micro_batches(
+            samples,
+            rows,
+            max_tokens=self.config.update.micro_batch_tokens,
+            layout=self.layout,
+        )
 
 
-def _layout_of(model: Model, wanted: Literal["auto"] | Layout, dtype: torch.dtype) -> Layout:
+def _layout_of(
+    model: Model,
+    wanted: Literal["auto"] | Layout,
+    dtype: torch.dtype,
+) -> Layout:
     """Return how rows are laid out: packed if asked for, or if a kernel computes packed rows and the model can.
 
     Raises:

@@ -38,7 +38,11 @@ def peak_flops(device: torch.device, dtype: torch.dtype) -> float | None:
     return next((peak for part, peak in _DENSE_BF16.items() if part in name), None)
 
 
-def model_flops(model: Model, length: NDArray[np.int64], response_length: NDArray[np.int64]) -> float:
+def model_flops(
+    model: Model,
+    length: NDArray[np.int64],
+    response_length: NDArray[np.int64],
+) -> float:
     """Return the FLOPs of one forward and backward pass over sequences, without recomputation and padding.
 
     Per token: 6 · (weights of the layers), and 12 · layers · heads · head_dim · length / 2 for causal attention. Per
