@@ -171,9 +171,13 @@ def _check_types(
     needed: Collection[str],
 ) -> None:
     """Raise `InputError` if a column has a type that cannot be used as what it means."""
-    if not schema["step"].is_integer() or schema["step"] in (pl.Int128, pl.UInt128):  # NumPy has none of 128 bits
-        raise InputError(f"column step: expected integers, received {schema['step']}; convert it with cast")
-    expected_types = dict.fromkeys(_FLAGS, "booleans") | dict.fromkeys([_REWARDS[p.reward], *p.rewards], "numbers")
+    step = schema["step"]
+    if not step.is_integer() or step in (pl.Int128, pl.UInt128):  # NumPy has none of 128 bits
+        raise InputError(f"column step: expected integers, received {step}; convert it with cast")
+
+    expected_types = dict.fromkeys(_FLAGS, "booleans")
+    for column in (_REWARDS[p.reward], *p.rewards):
+        expected_types[column] = "numbers"
     for column, expected in expected_types.items():
         dtype = schema.get(column, pl.Null())
         if not (dtype.is_numeric() or dtype in (pl.Boolean, pl.Null)):
@@ -230,7 +234,8 @@ def prepare(
     # 3. Each row's keys, reward and penalty.
     penalty = pl.lit(0.0)
     if p.invalid_action_penalty:
-        penalty = pl.when(pl.col("action_valid").cast(pl.Boolean)).then(0.0).otherwise(p.invalid_action_penalty)
+        is_valid = pl.col("action_valid").cast(pl.Boolean)
+        penalty = pl.when(is_valid).then(0.0).otherwise(p.invalid_action_penalty)
     if p.penalty_at == "reward":
         penalty = rounded(penalty, p.precision)
     reward = pl.col(_REWARDS[p.reward]).cast(pl.Float64) * p.reward_scale
@@ -280,7 +285,9 @@ def _added_rewards(p: Parameters) -> pl.Expr:
     for column, weight in p.rewards.items():
         added += weight * pl.col(column).cast(pl.Float64)
     if p.overlong_penalty:
-        above = pl.col("response_token_ids").list.len().cast(pl.Float64) - (p.overlong_limit - p.overlong_buffer)
+        # The penalty grows over the buffer below the limit, and is whole at the limit.
+        length = pl.col("response_token_ids").list.len().cast(pl.Float64)
+        above = length - (p.overlong_limit - p.overlong_buffer)
         added -= p.overlong_penalty * (above / p.overlong_buffer).clip(0.0, 1.0)
     return added
 
@@ -294,7 +301,8 @@ def _in_order(steps: pl.DataFrame) -> pl.DataFrame:
     step = steps["step"].to_numpy()
     same = keys[1:] == keys[:-1]
     starts = pl.Series(keys[np.append(True, ~same)])
-    if (step[1:] >= step[:-1])[same].all() and starts.is_unique().all():
+    in_order = step[1:] >= step[:-1]
+    if in_order[same].all() and starts.is_unique().all():
         return steps
     return steps.sort("trajectory_key", "step")
 
@@ -318,15 +326,17 @@ def _with_outcomes(
     lengths = np.diff(starts, append=height)
     aborted = np.zeros(height, np.bool_)
     if "aborted" in steps.columns and steps["aborted"].cast(pl.Boolean).any():
-        flags = steps["aborted"].cast(pl.Boolean).fill_null(value=False).to_numpy()
-        aborted = np.repeat(np.logical_or.reduceat(flags, starts), lengths)
+        flags = steps["aborted"].cast(pl.Boolean).fill_null(value=False)
+        any_row = np.logical_or.reduceat(flags.to_numpy(), starts)
+        aborted = np.repeat(any_row, lengths)
 
     # 2. Rewards. Success and score are repeated in every row of a trajectory, and count once, at its end.
     column = _REWARDS[p.reward]
     rewards = steps["(reward)"].to_numpy()
     added = steps["(added)"].to_numpy()
     if p.reward != "reward":
-        rewards = np.where(np.append(first[1:], True), rewards, 0.0)
+        is_last = np.append(first[1:], True)
+        rewards = np.where(is_last, rewards, 0.0)
 
     # 3. Rows that cannot be used: the expectation, the column that is shown, and where it is not met.
     task = steps["task_key"].to_numpy()
@@ -346,7 +356,8 @@ def _with_outcomes(
         rewards = rewards - steps["penalty"].to_numpy()
         outcomes["penalty"] = np.zeros(height)
     # bincount adds in the order of steps, so the sums do not depend on the row order.
-    totals = np.bincount(np.repeat(np.arange(len(starts)), lengths), rewards)
+    number = np.repeat(np.arange(len(starts)), lengths)
+    totals = np.bincount(number, rewards)
     outcomes["episode_return"] = np.repeat(totals, lengths)
     steps = steps.with_columns(pl.Series(name, values) for name, values in outcomes.items())
 
@@ -355,7 +366,8 @@ def _with_outcomes(
         return pl.Series(discounted(rewards, p.gamma, starts))
 
     def steps_left(_: object) -> pl.Series:
-        return pl.Series(np.repeat(starts + lengths, lengths) - np.arange(1, height + 1))
+        ends = np.repeat(starts + lengths, lengths)
+        return pl.Series(ends - np.arange(1, height + 1))
 
     return steps.lazy().with_columns(
         pl.map_batches(["step"], returns, pl.Float64()).alias("(return)"),
@@ -406,7 +418,9 @@ def discounted(
     by_length = np.argsort(-lengths, kind="stable")
     ends = (starts + lengths - 1)[by_length]
     lengths = lengths[by_length]
-    running = np.searchsorted(-lengths, -np.arange(lengths.max(initial=0)))  # trajectories longer than `back`
+    # The number of trajectories that are longer than each `back`.
+    distances = np.arange(lengths.max(initial=0))
+    running = np.searchsorted(-lengths, -distances)
     result = np.empty(len(values))
     later = values[ends]
     result[ends] = later
@@ -508,7 +522,8 @@ def text_hash(column: str, of: Callable[[str], str] | None = None) -> pl.Expr:
             return_dtype=pl.Int64,
         )
 
-    return pl.col(column).cast(pl.String).map_batches(hashes, return_dtype=pl.Int64, is_elementwise=True)
+    texts = pl.col(column).cast(pl.String)
+    return texts.map_batches(hashes, return_dtype=pl.Int64, is_elementwise=True)
 
 
 def _key(of: Callable[[str], object], text: str) -> str:

@@ -251,16 +251,20 @@ def _add(steps: pl.LazyFrame, estimator: Estimator) -> pl.LazyFrame:
             raise InputError(f"the table already has a column {column!r}; choose another name for the advantages")
 
     # One expression of the columns that the estimator reads: Polars then reads only these, and keeps the rows' order.
-    # An expression has one column as its result, so that several are the fields of a struct.
+    # An expression has one column as its result, so that several are the fields of a struct. One is returned as it is,
+    # which is faster for small tables.
     names = list(estimator.added)
-    dtype = pl.Struct(dict.fromkeys(names, pl.Float64()))
+    is_single = len(names) == 1
+    dtype = pl.Float64() if is_single else pl.Struct(dict.fromkeys(names, pl.Float64()))
     estimates = pl.map_batches(estimator.columns(schema), partial(_estimates, estimator=estimator), return_dtype=dtype)
+    if is_single:
+        return steps.with_columns(estimates.alias(estimator.column))
     added = [pl.col(_ESTIMATES).struct.field(name) for name in names]
     return steps.with_columns(estimates.alias(_ESTIMATES)).with_columns(added).drop(_ESTIMATES)
 
 
 def _estimates(columns: Sequence[pl.Series], estimator: Estimator) -> pl.Series:
-    """Return what an estimator adds to a table, as structs, from the columns that it reads."""
+    """Return what an estimator adds to a table, from the columns that it reads: a column, or structs of several."""
     # 1. The query. Windows over many groups are twice as fast in the streaming engine, which takes longer to start.
     steps = pl.DataFrame(columns)
     added = [pl.col(name).cast(pl.Float64).alias(column) for column, name in estimator.added.items()]
@@ -298,7 +302,8 @@ def _estimates(columns: Sequence[pl.Series], estimator: Estimator) -> pl.Series:
     results = pl.col(list(estimator.added))
     if aborted.any():
         results = pl.when(~pl.col("(aborted)")).then(results)
-    return table.select(results).to_struct()
+    table = table.select(results)
+    return table.to_struct() if table.width > 1 else table.to_series()
 
 
 # ----------------------------------------------------------------------------------------------------- registration

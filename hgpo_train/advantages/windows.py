@@ -105,8 +105,10 @@ def mean(
     )
 
     # A sum of equal numbers is rounded, and its mean can be another number.
-    average = pl.when(pl.col("(least)") == pl.col("(most)")).then("(least)").otherwise("(mean)")
-    return steps.with_columns(pl.when(pl.col("(group)").is_not_null()).then(average).alias(into))
+    least = pl.col("(least)")
+    average = pl.when(least == pl.col("(most)")).then(least).otherwise("(mean)")
+    grouped = pl.col("(group)").is_not_null()
+    return steps.with_columns(pl.when(grouped).then(average).alias(into))
 
 
 def normalise(
@@ -159,11 +161,12 @@ def normalise(
     mean = pl.col("(mean)")
     std = pl.col("(std)")
     n = pl.col("(n)")
-    score = x - mean
+    deviation = x - mean
+    score = deviation
     if mode == "mean_std_norm":
         score = score / (std + epsilon)
     rounding = _ROUNDING * n * (mean.abs() + std)  # of a sum of n numbers
-    equal = ((x - mean).abs() <= rounding) & (x - mean).is_finite()  # NaN counts as equal to NaN
+    equal = (deviation.abs() <= rounding) & deviation.is_finite()  # NaN counts as equal to NaN
 
     # 3. Nothing outside of groups, and what the caller chose in singleton groups.
     grouped = pl.col("(group)").is_not_null()
