@@ -66,7 +66,7 @@ def measure(model: Path, seconds: float, *, ahead: bool) -> dict[str, float]:
         time.sleep(seconds)
         return {"perf/total_num_tokens": 0.0}
 
-    training.update = waits
+    training.stages.update = waits
     training.trainable_factory = lambda *_: lambda *_: Served()
     config = replace(
         Config(),
@@ -85,7 +85,7 @@ def measure(model: Path, seconds: float, *, ahead: bool) -> dict[str, float]:
             "group_size": 8,
             "max_prompt_tokens": 1024,
         },
-        update={"rollout_is": "token", "kl_weight": 0.0},
+        update={"old_logprobs": "rollout", "kl_weight": 0.0},  # random actions have no tokens to score
         evaluation={"every": 0},
         tracking={"tensorboard": False},
     )

@@ -64,8 +64,11 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """
     merged = dict(base)
     for key, value in over.items():
-        both = isinstance(value, dict) and isinstance(merged.get(key), dict)
-        merged[key] = merge(merged[key], value) if both else value
+        below = merged.get(key)
+        if isinstance(value, dict) and isinstance(below, dict):
+            merged[key] = merge(below, value)
+        else:
+            merged[key] = value
     return merged
 
 
@@ -88,6 +91,8 @@ def read_toml(
     names = [parents] if isinstance(parents, str) else parents
     if not isinstance(names, list) or not all(isinstance(name, str) and "\0" not in name for name in names):
         raise InputError(f"{path}: expected extends to name a file or a list of files, received {parents!r}")
+
+    # Later parents override earlier ones, and the file overrides all of them.
     merged: dict[str, Any] = {}
     for name in names:
         parent = known.get(name, path.parent / name)
@@ -119,14 +124,18 @@ def build(cls: type[T], values: Mapping[str, Any], noun: str = "setting", where:
     """
     if not isinstance(values, Mapping):
         raise InputError(f"{noun}s: expected a table of names and values, received {one_line(repr(values))}")
+
+    # Names first: a misspelt one is the cause of a missing one.
     hints = types_of(cls)
     for key in values:
         if key not in hints:
             raise InputError(unknown(noun, f"{where}{key}", [f"{where}{name}" for name in hints], limit=99))
     for field in dataclasses.fields(cls):  # type: ignore[arg-type]  # a dataclass
-        if field.init and field.name not in values and field.default is field.default_factory is dataclasses.MISSING:
+        has_default = field.default is not dataclasses.MISSING or field.default_factory is not dataclasses.MISSING
+        if field.init and not has_default and field.name not in values:
             raise InputError(f"{noun} {where}{field.name}: expected a value, received none; it has no default")
-    return cls(**{key: _converted(hints[key], value, noun, f"{where}{key}") for key, value in values.items()})
+    converted = {key: _converted(hints[key], value, noun, f"{where}{key}") for key, value in values.items()}
+    return cls(**converted)
 
 
 def check(settings: object, noun: str = "setting") -> None:
@@ -182,8 +191,11 @@ def _converted(hint: Any, value: Any, noun: str, name: str) -> Any:  # noqa: ANN
 
 def _message(hint: object, value: object, noun: str, name: str, message: str) -> str:
     """Return the error message for a validation error of msgspec."""
-    if message.startswith("Invalid enum value") and (choices := _choices(hint)):
+    choices = _choices(hint)
+    if choices and message.startswith("Invalid enum value"):
         return unknown(f"{noun} {name}", value, map(str, choices), limit=99)
+
+    # msgspec's words, with those of TOML and Python in the place of JSON's.
     fault = _FAULT.fullmatch(message)
     assert fault is not None
     text = "a smaller number" if message.startswith("Number out of range") else fault[1]
@@ -201,6 +213,7 @@ def _choices(hint: object) -> tuple[object, ...]:
 @cache
 def field_docs(cls: type) -> dict[str, str]:
     """Return the docstring of each field of a settings class and its bases, as one line each."""
+    # Subclasses override the docstrings of their bases.
     docs: dict[str, str] = {}
     for each in reversed(cls.__mro__):
         if dataclasses.is_dataclass(each):
@@ -233,6 +246,7 @@ def to_toml(settings: DataclassInstance, *, docs: bool = False) -> str:
 
 
 def _toml_lines(settings: DataclassInstance, table: str, docs: bool) -> list[str]:
+    # Values come before tables: what follows the head of a table belongs to it.
     comments = field_docs(type(settings)) if docs else {}
     lines: list[str] = []
     tables: list[str] = []
@@ -240,7 +254,8 @@ def _toml_lines(settings: DataclassInstance, table: str, docs: bool) -> list[str
         value = getattr(settings, field.name)
         comment = textwrap.wrap(comments.get(field.name, ""), 118, initial_indent="# ", subsequent_indent="# ")
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            tables += ["", *comment, f"[{table}{field.name}]", *_toml_lines(value, f"{table}{field.name}.", docs)]
+            name = f"{table}{field.name}"
+            tables += ["", *comment, f"[{name}]", *_toml_lines(value, f"{name}.", docs)]
         else:
             lines += [*comment, f"{field.name} = {_toml_value(value)}"]
     return lines + tables
@@ -277,13 +292,17 @@ def read_value(text: str, annotation: object = Any) -> Any:  # noqa: ANN401 (wha
     >>> read_value("7"), read_value("7", str), read_value('"7"', str | None), read_value("shuffled")
     (7, '7', '7', 'shuffled')
     """
+    # What neither reads is a text without quotes.
     value: Any = text
     for parse in (_toml, json.loads):  # JSON decides where both can read it
         with suppress(ValueError, RecursionError):
             value = parse(text)
     value = {"True": True, "False": False}.get(text, value)
+
+    # What looks like a number is a text where a text is expected; a quoted one is the text in the quotes.
     if annotation is str or annotation == str | None:
-        return value if isinstance(value, str) or (value is None and annotation is not str) else text
+        is_none = value is None and annotation is not str
+        return value if isinstance(value, str) or is_none else text
     if annotation is float and isinstance(value, str):  # `.5` is neither JSON nor TOML
         with suppress(ValueError):
             return float(value)

@@ -76,14 +76,21 @@ def write_advantages(
     """
     import pyarrow.parquet as pq  # Polars cannot append to a Parquet file
 
+    # 1. The parts, each of which contains what its estimators compare.
     whole = "batch" if any(estimator.scope == "batch" for estimator in estimators) else "group"
     parts = table_parts(steps, chunk_rows, whole=whole)
     if isinstance(parts[0], pl.LazyFrame):  # chunks of one table, which this process reads
-        processes, ray = 1, False
+        processes = 1
+        ray = False
+
+    # 2. What the file says of itself, and the work on a part, which can be that of another process.
     local = isinstance(steps, str | os.PathLike) and "://" not in str(steps)
     metadata = description(estimators, fingerprint(Path(steps)) if local else "")
     work = partial(_advantages, estimators=estimators, source=steps if is_path(steps) else None)
-    rows, writer = 0, None
+
+    # 3. The parts in order, each appended when it is there.
+    rows = 0
+    writer = None
     with ExitStack() as stack:
         file = stack.enter_context(_opened(out))
         for table in stack.enter_context(closing(map_partitions(work, parts, processes=processes, ray=ray))):
@@ -121,7 +128,11 @@ def _opened(out: Path | str) -> Iterator[IO[bytes]]:
         remote.put(str(out), Path(copy.name))
 
 
-def _advantages(steps: pl.LazyFrame, estimators: Sequence[Estimator], source: StepTable | None) -> pl.DataFrame:
+def _advantages(
+    steps: pl.LazyFrame,
+    estimators: Sequence[Estimator],
+    source: StepTable | None,
+) -> pl.DataFrame:
     """Return the columns that identify a row, and those of the estimators; `source` is where the steps are from."""
     if source is not None:
         steps = with_scores(steps, source, [score for each in estimators for score in each.scores])
@@ -169,16 +180,24 @@ def trained_advantages(run: Path, iteration: int | None = None) -> pl.LazyFrame 
 
 def join_advantages(steps: pl.LazyFrame, advantages: pl.LazyFrame) -> pl.LazyFrame:
     """Add the columns of an advantage table to its step table, by run, trajectory and step; rows keep their order."""
-    shared, added = steps.collect_schema().names(), advantages.collect_schema().names()
+    shared = steps.collect_schema().names()
+    added = advantages.collect_schema().names()
     keys = [key for key in ("run", "trajectory", "step") if key in shared and key in added]
     new = [name for name in added if name not in shared]
-    return steps.join(advantages.select(*keys, *new), on=keys, how="left", maintain_order="left", nulls_equal=True)
+    return steps.join(
+        advantages.select(*keys, *new),
+        on=keys,
+        how="left",
+        maintain_order="left",
+        nulls_equal=True,
+    )
 
 
 def refuse_own_input(source: Path, out: Path) -> None:
     """Raise an InputError if writing the file `out` would replace a file of `source`, or create one in its folder."""
     target = out.resolve()
     folders = [source, *filter(None, [run_at(source)])] if source.is_dir() else []
+    # As a folder of the run, or inside of one.
     inside = any(target.is_relative_to(folder.resolve()) for folder in folders)
     # other programs can read the folder of a run's shards only if it contains nothing else
     inside = inside or any(run_of_file(path) is not None for path in (target, *target.parents))

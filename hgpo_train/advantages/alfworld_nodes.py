@@ -43,21 +43,29 @@ def with_alfworld_nodes(steps: pl.LazyFrame, into: str = "alfworld_node") -> pl.
     >>> nodes[2] == nodes[3], nodes.n_unique()
     (True, 3)
     """
-    state, first, trajectory = pl.col("state"), pl.col("first"), "trajectory_key"
+    state = pl.col("state")
+    first = pl.col("first")
     effective = ~state.str.starts_with(NOTHING) | first
     shown = pl.col("admissible_actions").list.filter(pl.element() != "help").list.join("\n")
     seen = pl.format("{}\n\n{}", state, shown).hash().reinterpret(signed=True)
     start = state.hash().reinterpret(signed=True)
     hides = pl.any_horizontal(state.str.starts_with(opening) for opening in HIDING) & ~first
     steps = steps.with_columns(
-        pl.when(effective).then(seen).alias("(seen)"), pl.when(effective).then(hides).alias("(hides)")
-    ).with_columns(
-        # of the last effective observation before this step
-        pl.col("(seen)").forward_fill().shift(1).over(trajectory).alias("(before)"),
-        pl.col("(hides)").forward_fill().shift(1).over(trajectory).alias("(hidden)"),
+        pl.when(effective).then(seen).alias("(seen)"),
+        pl.when(effective).then(hides).alias("(hides)"),
     )
-    node = pl.when("(hidden)").then(chain(pl.col("(before)"), pl.col("(seen)"))).otherwise("(seen)")
-    # the first observation, hashed twice: the node of the next steps while nothing happens
-    node = pl.when(first).then(chain(start, start)).otherwise(node).forward_fill().over(trajectory)
+
+    # What the last effective observation before a step was, and whether it hides its effect.
+    steps = steps.with_columns(
+        pl.col("(seen)").forward_fill().shift(1).over("trajectory_key").alias("(before)"),
+        pl.col("(hides)").forward_fill().shift(1).over("trajectory_key").alias("(hidden)"),
+    )
+    both = chain(pl.col("(before)"), pl.col("(seen)"))
+    node = pl.when("(hidden)").then(both).otherwise("(seen)")
+
+    # The first observation, hashed twice, is the node of the next steps while nothing happens.
+    node = pl.when(first).then(chain(start, start)).otherwise(node)
+    node = node.forward_fill().over("trajectory_key")
+    node = pl.when(first).then(start).otherwise(node)
     known = state.is_not_null() & pl.col("admissible_actions").is_not_null()
-    return steps.with_columns(pl.when(known).then(pl.when(first).then(start).otherwise(node)).alias(into))
+    return steps.with_columns(pl.when(known).then(node).alias(into))

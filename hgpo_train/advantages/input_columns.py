@@ -94,24 +94,40 @@ def _stored(schema: pl.Schema, p: Parameters) -> Collection[str]:
 
     With a state key, hashes of states are not; and where pandas has made floats of hashes with nulls, these are not.
     """
-    lossy = {name for name in schema if _NULLABLE.fullmatch(name) and schema[name].is_float()}
-    keyed = {name for name in schema if p.state_key and name != "action_hash" and _HASH.fullmatch(name)}
-    return schema if not lossy | keyed else [name for name in schema if name not in lossy | keyed]
+    stored = []
+    for name, dtype in schema.items():
+        is_lossy = dtype.is_float() and _NULLABLE.fullmatch(name)
+        is_keyed = p.state_key and name != "action_hash" and _HASH.fullmatch(name)
+        if not (is_lossy or is_keyed):
+            stored.append(name)
+    return stored
 
 
-def _sources(column: str, stored: Collection[str], p: Parameters) -> list[str]:
+def _sources(
+    column: str,
+    stored: Collection[str],
+    p: Parameters,
+) -> list[str]:
     """Return the columns of a table that a column is read or derived from."""
     if column in stored or not _HASH.fullmatch(column):
         return [column]
     state = ["state_hash"] if "state_hash" in stored else ["state"]
-    state += ["admissible_actions"] if p.state_key == ALFWORLD_NODES else []
-    action = ["action_hash" if "action_hash" in stored else "action"]
+    if p.state_key == ALFWORLD_NODES:
+        state.append("admissible_actions")
+    action = "action_hash" if "action_hash" in stored else "action"
     if column == "action_hash":
-        return action
-    return [*state, *action] if column.startswith(CHAINS["states_actions"]) else state
+        return [action]
+    if column.startswith(CHAINS["states_actions"]):
+        return [*state, action]
+    return state
 
 
-def columns_used(schema: pl.Schema, p: Parameters, reads: Sequence[str], name: str) -> tuple[list[str], list[str]]:
+def columns_used(
+    schema: pl.Schema,
+    p: Parameters,
+    reads: Sequence[str],
+    name: str,
+) -> tuple[list[str], list[str]]:
     """Return the columns of a table that an estimator reads, and those of them that must not be null.
 
     Args:
@@ -123,24 +139,46 @@ def columns_used(schema: pl.Schema, p: Parameters, reads: Sequence[str], name: s
     Raises:
         InputError: Columns are missing (the line names them all), or have types that cannot be used.
     """
-    stored, rows = _stored(schema, p), [*group_keys(schema), "trajectory", "step"]
+    stored = _stored(schema, p)
     reward = _REWARDS[p.reward]
     flags = ["action_valid"] if p.invalid_action_penalty else []
-    sources = {column: _sources(column, stored, p) for column in [*reads, *flags] if column != "next_state"}
-    needed = dict.fromkeys(
-        [*rows, reward, *_added_columns(p), *(source for several in sources.values() for source in several)]
-    )
+    needed = dict.fromkeys([*row_keys(schema), reward, *_added_columns(p)])
+    checked: dict[str, None] = {}
+    for column in [*reads, *flags]:
+        if column == "next_state":  # null where a trajectory ends, and absent where nothing is known of it
+            continue
+        sources = dict.fromkeys(_sources(column, stored, p))
+        needed |= sources
+        if not _NULLABLE.fullmatch(column):
+            checked |= sources
+
     if missing := [column for column in needed if column not in schema]:
         raise InputError(
             f"the table has no {listed([f'`{column}`' for column in missing])}, which {name} reads; it has "
             f"{', '.join(schema) or 'no columns'}. Rename or add columns (docs/estimators.md describes them)"
         )
-    if not schema["step"].is_integer() or schema["step"] in (pl.Int128, pl.UInt128):  # NumPy has none of 128 bits
-        raise InputError(f"column step: expected integers, received {schema['step']}; convert it with cast")
-    for column, expected in {
-        **dict.fromkeys(_FLAGS, "booleans"),
-        **dict.fromkeys([reward, *p.rewards], "numbers"),
-    }.items():
+    _check_types(schema, p, needed)
+
+    used = {*needed, "aborted"}
+    if any("next" in column for column in reads):
+        used |= {"next_state", "next_state_hash"}
+    return [column for column in schema if column in used], list(checked)
+
+
+def _check_types(
+    schema: pl.Schema,
+    p: Parameters,
+    needed: Collection[str],
+) -> None:
+    """Raise `InputError` if a column has a type that cannot be used as what it means."""
+    step = schema["step"]
+    if not step.is_integer() or step in (pl.Int128, pl.UInt128):  # NumPy has none of 128 bits
+        raise InputError(f"column step: expected integers, received {step}; convert it with cast")
+
+    expected_types = dict.fromkeys(_FLAGS, "booleans")
+    for column in (_REWARDS[p.reward], *p.rewards):
+        expected_types[column] = "numbers"
+    for column, expected in expected_types.items():
         dtype = schema.get(column, pl.Null())
         if not (dtype.is_numeric() or dtype in (pl.Boolean, pl.Null)):
             raise InputError(f"column {column}: expected {expected}, received {dtype}; convert it with cast")
@@ -151,14 +189,13 @@ def columns_used(schema: pl.Schema, p: Parameters, reads: Sequence[str], name: s
     for column in _TEXTS & schema.keys():
         if schema[column].is_nested():
             raise InputError(f"column {column}: expected texts, received {schema[column]}; convert it with cast")
-    optional = {"aborted", *(("next_state", "next_state_hash") if "next" in "".join(reads) else ())}
-    known = [sources[column] for column in sources if not _NULLABLE.fullmatch(column)]
-    checked = list(dict.fromkeys(source for several in known for source in several))
-    return [column for column in schema if column in needed or column in optional], checked
 
 
 def prepare(
-    steps: pl.DataFrame, p: Parameters, reads: Sequence[str] | None = None, name: str = "an estimator"
+    steps: pl.DataFrame,
+    p: Parameters,
+    reads: Sequence[str] | None = None,
+    name: str = "an estimator",
 ) -> pl.LazyFrame:
     """Return a step table with the input columns of estimators. Columns of the table with the same names are replaced.
 
@@ -175,49 +212,71 @@ def prepare(
         InputError: A column is missing, or rows are invalid.
     """
     schema = steps.schema
-    stored, required = _stored(schema, p), reads or (["state_hash"] if p.state_key else ())
+    stored = _stored(schema, p)
+
+    # 1. The hashes to add. Those of an estimator that does not name them are the ones that the table allows.
+    required = reads or (["state_hash"] if p.state_key else ())
     if reads is None:
-        depths = range(getattr(p, "history_length", hashing.DEFAULT_DEPTH) + 1)
-        hashes = ["state_hash", "action_hash", "next_state_hash", *(f"{c}{k}" for c in CHAINS.values() for k in depths)]
+        hashes = ["state_hash", "action_hash", "next_state_hash"]
+        for prefix in CHAINS.values():
+            hashes += [f"{prefix}{k}" for k in range(getattr(p, "history_length", hashing.DEFAULT_DEPTH) + 1)]
         reads = [column for column in hashes if set(_sources(column, stored, p)) <= set(schema)]
     _, checked = columns_used(schema, p, required, name)
+
+    # 2. Rows without keys belong to nothing.
     if steps.is_empty():
         raise StepTableError("the step table has no rows")
-    for column in ("task_id" if "task_id" in schema else "task", "trajectory", "step"):
+    task = "task_id" if "task_id" in schema else "task"
+    for column in (task, "trajectory", "step"):
         if steps[column].null_count():
             raise StepTableError(f"expected a value as {column} in every row, received null; drop or repair such rows")
+
+    # 3. Each row's keys, reward and penalty.
     penalty = pl.lit(0.0)
     if p.invalid_action_penalty:
-        penalty = pl.when(pl.col("action_valid").cast(pl.Boolean)).then(0.0).otherwise(p.invalid_action_penalty)
+        is_valid = pl.col("action_valid").cast(pl.Boolean)
+        penalty = pl.when(is_valid).then(0.0).otherwise(p.invalid_action_penalty)
+    if p.penalty_at == "reward":
+        penalty = rounded(penalty, p.precision)
+    reward = pl.col(_REWARDS[p.reward]).cast(pl.Float64) * p.reward_scale
     keyed = steps.with_columns(
         key(group_keys(schema)).alias("task_key"),
         key(name for name in ("run", "trajectory") if name in schema).alias("trajectory_key"),
-        rounded(pl.col(_REWARDS[p.reward]).cast(pl.Float64) * p.reward_scale, p.precision).alias("(reward)"),
+        rounded(reward, p.precision).alias("(reward)"),
         rounded(_added_rewards(p), p.precision).alias("(added)"),
-        (rounded(penalty, p.precision) if p.penalty_at == "reward" else penalty).alias("penalty"),
+        penalty.alias("penalty"),
         pl.int_range(pl.len()).alias("(row)"),
     )
-    # numbers are used repeatedly, and their chunks would be joined each time; texts are hashed once
+    # Numbers are used repeatedly, and their chunks would be joined each time; texts are hashed once.
     keyed = pl.DataFrame([column.rechunk() if column.dtype.is_numeric() else column for column in keyed])
+
+    # 4. Sums over trajectories, then the returns. Each operation of the official code is rounded like its float32.
     ordered = _with_outcomes(_in_order(keyed), p, checked)
-    plain, score, cost = pl.col("(return)"), pl.col("episode_return"), rounded(pl.col("penalty"), p.precision)
+    plain = pl.col("(return)")
+    score = pl.col("episode_return")
     if p.returns == "from_end":
         plain = p.gamma ** pl.col("steps_left").cast(pl.Float64) * score
-    plain, score = rounded(plain, p.precision), rounded(score, p.precision)
-    batch = key(column for column in BATCH_KEYS if column in schema)
+    plain = rounded(plain, p.precision)
+    score = rounded(score, p.precision)
+    cost = rounded(pl.col("penalty"), p.precision)
+    is_whole = ~pl.col("(aborted)")
     inputs = ordered.with_columns(
-        pl.when(~pl.col("(aborted)")).then("task_key").alias("task_key"),
-        pl.when(~pl.col("(aborted)")).then(batch).alias("batch_key"),
-        plain_return=plain,
-        **{"return": rounded(plain - cost, p.precision)},
-        episode_score=rounded(score - cost, p.precision),
+        pl.when(is_whole).then("task_key").alias("task_key"),
+        pl.when(is_whole).then(key(batch_keys(schema))).alias("batch_key"),
+        plain.alias("plain_return"),
+        rounded(plain - cost, p.precision).alias("return"),
+        rounded(score - cost, p.precision).alias("episode_score"),
     )
-    derived = {name for name in reads if _HASH.fullmatch(name) and (name not in stored or name == "next_state_hash")}
+
+    # 5. The hashes that the table does not have. A stored `next_state_hash` has nulls, which are filled.
+    hashes_read = {name for name in reads if _HASH.fullmatch(name)}
+    derived = hashes_read.difference(stored) | hashes_read.intersection(["next_state_hash"])
     return _with_hashes(inputs, stored, p, derived) if derived else inputs
 
 
 def _added_columns(p: Parameters) -> list[str]:
-    return [*p.rewards, *(["response_token_ids"] if p.overlong_penalty else [])]
+    overlong = ["response_token_ids"] if p.overlong_penalty else []
+    return [*p.rewards, *overlong]
 
 
 def _added_rewards(p: Parameters) -> pl.Expr:
@@ -226,7 +285,9 @@ def _added_rewards(p: Parameters) -> pl.Expr:
     for column, weight in p.rewards.items():
         added += weight * pl.col(column).cast(pl.Float64)
     if p.overlong_penalty:
-        above = pl.col("response_token_ids").list.len().cast(pl.Float64) - (p.overlong_limit - p.overlong_buffer)
+        # The penalty grows over the buffer below the limit, and is whole at the limit.
+        length = pl.col("response_token_ids").list.len().cast(pl.Float64)
+        above = length - (p.overlong_limit - p.overlong_buffer)
         added -= p.overlong_penalty * (above / p.overlong_buffer).clip(0.0, 1.0)
     return added
 
@@ -236,14 +297,14 @@ def _added_rewards(p: Parameters) -> pl.Expr:
 
 def _in_order(steps: pl.DataFrame) -> pl.DataFrame:
     """Sort by trajectory and step, unless trajectories are contiguous and in order, which most tables are."""
-    keys, step = steps["trajectory_key"].to_numpy(), steps["step"].to_numpy()
+    keys = steps["trajectory_key"].to_numpy()
+    step = steps["step"].to_numpy()
     same = keys[1:] == keys[:-1]
     starts = pl.Series(keys[np.append(True, ~same)])
-    return (
-        steps
-        if (step[1:] >= step[:-1])[same].all() and starts.is_unique().all()
-        else steps.sort("trajectory_key", "step")
-    )
+    in_order = step[1:] >= step[:-1]
+    if in_order[same].all() and starts.is_unique().all():
+        return steps
+    return steps.sort("trajectory_key", "step")
 
 
 def no_flag(numbers: pl.Series) -> pl.Series:
@@ -251,57 +312,96 @@ def no_flag(numbers: pl.Series) -> pl.Series:
     return ((numbers != 0) & (numbers != 1)).fill_null(value=False)
 
 
-def _with_outcomes(steps: pl.DataFrame, p: Parameters, checked: Sequence[str]) -> pl.LazyFrame:
+def _with_outcomes(
+    steps: pl.DataFrame,
+    p: Parameters,
+    checked: Sequence[str],
+) -> pl.LazyFrame:
     """Check ordered rows, and add the columns that depend on complete trajectories, such as discounted sums."""
-    names = ("trajectory_key", "task_key", "step", "(reward)", "(added)", "penalty")
-    keys, task, step, rewards, added, penalty = (steps[name].to_numpy() for name in names)
-    column, height = _REWARDS[p.reward], steps.height
+    # 1. Where trajectories begin, and which are aborted: those with a row that says so.
+    keys = steps["trajectory_key"].to_numpy()
+    height = steps.height
     first = np.append(True, keys[1:] != keys[:-1])
     starts = np.flatnonzero(first)
     lengths = np.diff(starts, append=height)
     aborted = np.zeros(height, np.bool_)
-    if "aborted" in steps.columns and (flags := steps["aborted"].cast(pl.Boolean)).any():
-        aborted = np.repeat(np.logical_or.reduceat(flags.fill_null(value=False).to_numpy(), starts), lengths)
-    if p.reward != "reward":  # of the last step
-        rewards = np.where(np.append(first[1:], True), rewards, 0.0)
+    if "aborted" in steps.columns and steps["aborted"].cast(pl.Boolean).any():
+        flags = steps["aborted"].cast(pl.Boolean).fill_null(value=False)
+        any_row = np.logical_or.reduceat(flags.to_numpy(), starts)
+        aborted = np.repeat(any_row, lengths)
+
+    # 2. Rewards. Success and score are repeated in every row of a trajectory, and count once, at its end.
+    column = _REWARDS[p.reward]
+    rewards = steps["(reward)"].to_numpy()
+    added = steps["(added)"].to_numpy()
+    if p.reward != "reward":
+        is_last = np.append(first[1:], True)
+        rewards = np.where(is_last, rewards, 0.0)
+
+    # 3. Rows that cannot be used: the expectation, the column that is shown, and where it is not met.
+    task = steps["task_key"].to_numpy()
+    step = steps["step"].to_numpy()
     checks = {
         (_UNIQUE, "trajectory"): ~first & (task != np.roll(task, 1)),
         ("each step of a trajectory once", "step"): ~first & (step == np.roll(step, 1)),
         (f"a finite number as {column}", column): ~np.isfinite(rewards) & ~aborted,
         (f"finite numbers as {listed(_added_columns(p))}", "(added)"): ~np.isfinite(added) & ~aborted,
     }
+    _check_rows(steps, checks, ~aborted, checked)
+
+    # 4. Sums over trajectories. A penalty at the reward is part of them, and is not subtracted from returns again.
+    outcomes = {"first": first, "(aborted)": aborted}
+    rewards = rewards + added
+    if p.penalty_at == "reward":
+        rewards = rewards - steps["penalty"].to_numpy()
+        outcomes["penalty"] = np.zeros(height)
+    # bincount adds in the order of steps, so the sums do not depend on the row order.
+    number = np.repeat(np.arange(len(starts)), lengths)
+    totals = np.bincount(number, rewards)
+    outcomes["episode_return"] = np.repeat(totals, lengths)
+    steps = steps.with_columns(pl.Series(name, values) for name, values in outcomes.items())
+
+    # 5. What is computed only if a query uses it.
+    def returns(_: object) -> pl.Series:
+        return pl.Series(discounted(rewards, p.gamma, starts))
+
+    def steps_left(_: object) -> pl.Series:
+        ends = np.repeat(starts + lengths, lengths)
+        return pl.Series(ends - np.arange(1, height + 1))
+
+    return steps.lazy().with_columns(
+        pl.map_batches(["step"], returns, pl.Float64()).alias("(return)"),
+        pl.map_batches(["step"], steps_left, pl.Int64()).alias("steps_left"),
+    )
+
+
+def _check_rows(
+    steps: pl.DataFrame,
+    checks: dict[tuple[str, str], NDArray[np.bool_]],
+    whole: NDArray[np.bool_],
+    checked: Sequence[str],
+) -> None:
+    """Raise `StepTableError` for the first row that fails a check, is no flag, or lacks a value if it is `whole`."""
     for name in _FLAGS:
         if name in steps.columns and steps[name].dtype.is_numeric():
             checks[f"true, false, 0 or 1 as {name}", name] = no_flag(steps[name]).to_numpy()
     for name in checked:
         if steps[name].null_count():
-            checks[f"a value as {name}", name] = steps[name].is_null().to_numpy() & ~aborted
+            checks[f"a value as {name}", name] = steps[name].is_null().to_numpy() & whole
     for (expected, about), bad in checks.items():
         if bad.any():
             row = steps[int(bad.argmax())]
             value = row[about].item()
-            value = f"step {value} again" if about == "step" else value
-            raise StepTableError(f"expected {expected}, received {'null' if value is None else value}", row)
-    outcomes = {"first": first, "(aborted)": aborted}
-    rewards = rewards + added
-    if p.penalty_at == "reward":
-        rewards, outcomes["penalty"] = rewards - penalty, np.zeros(height)
-    # bincount adds in the order of steps, so the sums do not depend on the row order
-    totals = np.bincount(np.repeat(np.arange(len(starts)), lengths), rewards)
-    outcomes["episode_return"] = np.repeat(totals, lengths)
-    computed: dict[str, Callable[[object], pl.Series]] = {
-        "(return)": lambda _: pl.Series(discounted(rewards, p.gamma, starts)),
-        "steps_left": lambda _: pl.Series(np.repeat(starts + lengths, lengths) - np.arange(1, height + 1)),
-    }  # if a query uses them
-    types = {"(return)": pl.Float64(), "steps_left": pl.Int64()}
-    steps = steps.with_columns(pl.Series(name, values) for name, values in outcomes.items())
-    return steps.lazy().with_columns(
-        pl.map_batches(["step"], function, types[name]).alias(name) for name, function in computed.items()
-    )
+            received = "null" if value is None else str(value)
+            if about == "step":
+                received = f"step {value} again"
+            raise StepTableError(f"expected {expected}, received {received}", row)
 
 
 def discounted(
-    values: NDArray[np.float64], factors: float | NDArray[np.float64], starts: NDArray[np.intp]
+    values: NDArray[np.float64],
+    factors: float | NDArray[np.float64],
+    starts: NDArray[np.intp],
 ) -> NDArray[np.float64]:
     """Return y_t = x_t + f_t y_{t+1} of ordered rows: returns, if f is γ.
 
@@ -316,15 +416,20 @@ def discounted(
     """
     lengths = np.diff(starts, append=len(values))
     by_length = np.argsort(-lengths, kind="stable")
-    ends, lengths = (starts + lengths - 1)[by_length], lengths[by_length]
-    running = np.searchsorted(-lengths, -np.arange(lengths.max(initial=0)))  # trajectories longer than `back`
+    ends = (starts + lengths - 1)[by_length]
+    lengths = lengths[by_length]
+    # The number of trajectories that are longer than each `back`.
+    distances = np.arange(lengths.max(initial=0))
+    running = np.searchsorted(-lengths, -distances)
     result = np.empty(len(values))
-    later = result[ends] = values[ends]
+    later = values[ends]
+    result[ends] = later
     with np.errstate(over="ignore", invalid="ignore"):
         for back, count in enumerate(running[1:].tolist(), 1):
             at = ends[:count] - back
             factor = factors if isinstance(factors, float) else factors[at]
-            later = result[at] = values[at] + factor * later[:count]
+            later = values[at] + factor * later[:count]
+            result[at] = later
     return result
 
 
@@ -341,36 +446,65 @@ class StepTableError(InputError):
     """
 
     def __init__(self, message: str, row: pl.DataFrame | None = None) -> None:
-        names = [] if row is None else [f"{column}={row[column].item()!r}" for column in row_keys(row.columns)]
-        super().__init__(message.partition("\n\n")[0] + (f" at {', '.join(names)}" if names else ""))
+        text = message.partition("\n\n")[0]
+        if row is not None:
+            names = [f"{column}={row[column].item()!r}" for column in row_keys(row.columns)]
+            text += f" at {', '.join(names)}"
+        super().__init__(text)
 
 
 # ---------------------------------------------------------------------------------------------------------- hashes
 
 
-def _with_hashes(steps: pl.LazyFrame, stored: Collection[str], p: Parameters, derived: set[str]) -> pl.LazyFrame:
+def _with_hashes(
+    steps: pl.LazyFrame,
+    stored: Collection[str],
+    p: Parameters,
+    derived: set[str],
+) -> pl.LazyFrame:
     """Add hashes that are derived from other columns."""
-    nodes = p.state_key == ALFWORLD_NODES
-    key_of = None if nodes or p.state_key is None else state_key(p.state_key, (ALFWORLD_NODES,))
-    if nodes:
+    has_nodes = p.state_key == ALFWORLD_NODES
+    key_of = None
+    if p.state_key is not None and not has_nodes:
+        key_of = state_key(p.state_key, (ALFWORLD_NODES,))
+
+    if has_nodes:
         steps = with_alfworld_nodes(steps, into="state_hash")
     elif "state_hash" not in stored and "state" in stored:
         steps = steps.with_columns(text_hash("state", key_of).alias("state_hash"))
     if "action_hash" not in stored and "action" in stored:
         steps = steps.with_columns(text_hash("action").alias("action_hash"))
+
+    # The next state's hash: stored, else of its text, else that of the trajectory's next row.
     if "next_state_hash" in derived:
-        after = [pl.col("next_state_hash")] if "next_state_hash" in stored else []
-        after += [text_hash("next_state", key_of)] if "next_state" in stored and not nodes else []
+        after = []
+        if "next_state_hash" in stored:
+            after.append(pl.col("next_state_hash"))
+        if "next_state" in stored and not has_nodes:  # a node depends on more than the text
+            after.append(text_hash("next_state", key_of))
         steps = steps.with_columns(next_state_hash=pl.coalesce(*after, neighbour("state_hash", 1)))
-    for context, stem in CHAINS.items():
-        depth = max((int(name.removeprefix(stem)) for name in derived if name.startswith(stem)), default=-1)
-        for k in (k for k in range(depth + 1) if f"{stem}{k}" not in stored):
+    return _with_chains(steps, stored, derived)
+
+
+def _with_chains(
+    steps: pl.LazyFrame,
+    stored: Collection[str],
+    derived: set[str],
+) -> pl.LazyFrame:
+    """Add the hashes of histories up to the deepest that is derived."""
+    # A chain of depth k is the chain of depth k - 1 of the row before, with this row's state.
+    for context, prefix in CHAINS.items():
+        depths = [int(name.removeprefix(prefix)) for name in derived if name.startswith(prefix)]
+        for k in range(max(depths, default=-1) + 1):
+            if f"{prefix}{k}" in stored:
+                continue
             item = pl.col("state_hash")
             if k:
-                before = neighbour(f"{stem}{k - 1}", -1)
-                action = neighbour("action_hash", -1)
-                item = chain(before if context == "states" else chain(before, action), item)
-            steps = steps.with_columns(item.alias(f"{stem}{k}"))
+                before = neighbour(f"{prefix}{k - 1}", -1)
+                if context == "states_actions":
+                    before = chain(before, neighbour("action_hash", -1))
+                item = chain(before, item)
+            steps = steps.with_columns(item.alias(f"{prefix}{k}"))
     return steps
 
 
@@ -381,9 +515,15 @@ def text_hash(column: str, of: Callable[[str], str] | None = None) -> pl.Expr:
         distinct = texts.drop_nulls().unique()
         keys = distinct if of is None else [_key(of, text) for text in distinct]
         codes = pl.Series(hashing.text_hashes(keys), dtype=pl.Int64)
-        return texts.replace_strict(distinct, codes, default=None, return_dtype=pl.Int64)
+        return texts.replace_strict(
+            distinct,
+            codes,
+            default=None,
+            return_dtype=pl.Int64,
+        )
 
-    return pl.col(column).cast(pl.String).map_batches(hashes, return_dtype=pl.Int64, is_elementwise=True)
+    texts = pl.col(column).cast(pl.String)
+    return texts.map_batches(hashes, return_dtype=pl.Int64, is_elementwise=True)
 
 
 def _key(of: Callable[[str], object], text: str) -> str:

@@ -85,21 +85,29 @@ class Estimator:
     def __signature__(self) -> inspect.Signature:
         """The signature of a call: the estimator's parameters with their values, those of returns, and two options."""
         first = inspect.Parameter("steps", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation="StepTable")
-        values = {**vars(self.parameters), "column": self.column, "details": self.details}
         named = [
-            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=value) for name, value in values.items()
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=value)
+            for name, value in self._options().items()
         ]
         return inspect.Signature([first, *named], return_annotation="LazyFrame")
 
     def with_parameters(
-        self, *, column: str | None = None, details: bool | None = None, **parameters: object
+        self,
+        *,
+        column: str | None = None,
+        details: bool | None = None,
+        **parameters: object,
     ) -> Estimator:
         """Return the estimator with other parameters, and with another name of its column."""
         values = self.parameters
         if parameters:
             values = build(type(values), asdict(values) | parameters, "parameter")
-        column, details = (self.column if column is None else column), (self.details if details is None else details)
-        return replace(self, parameters=values, column=column, details=details)
+        return replace(
+            self,
+            parameters=values,
+            column=self.column if column is None else column,
+            details=self.details if details is None else details,
+        )
 
     @property
     def summary(self) -> str:
@@ -120,20 +128,36 @@ class Estimator:
     def columns(self, schema: pl.Schema) -> list[str]:
         """Return the columns of a table that are read; all if the estimator does not say. None may be missing."""
         reads = self.all_reads()
-        used, _ = columns_used(schema, self.parameters, reads or (), self.name)
+        used, _ = columns_used(
+            schema,
+            self.parameters,
+            reads or (),
+            self.name,
+        )
         return list(schema) if reads is None else used
 
     def apply(self, steps: pl.LazyFrame) -> pl.LazyFrame:
         """Call the function on a table with the input columns."""
+        # The class of parameters has all of `Parameters`, and the function names those that it uses.
         given = list(inspect.signature(self.function).parameters.values())[1:]
         names = [each.name for each in given if each.kind is not inspect.Parameter.VAR_KEYWORD]
         return self.function(steps, **{name: getattr(self.parameters, name) for name in names})
 
     def __reduce__(self) -> tuple[Callable[..., Estimator], tuple[object, ...]]:
         """Pickle the estimator by its name: a module has the estimator in the place of its function."""
-        own = self.function.__module__.startswith("hgpo_train.")
-        name = self.name if own else f"{self.function.__module__}:{self.function.__qualname__}"
-        return _unpickled, (name, {"column": self.column, "details": self.details, **asdict(self.parameters)})
+        module = self.function.__module__
+        name = self.name
+        if not module.startswith("hgpo_train."):  # only this package's are registered in every process
+            name = f"{module}:{self.function.__qualname__}"
+        return _unpickled, (name, self._options())
+
+    def _options(self) -> dict[str, Any]:
+        """Return the keyword arguments of a call with their values."""
+        return {
+            **vars(self.parameters),
+            "column": self.column,
+            "details": self.details,
+        }
 
 
 if TYPE_CHECKING:
@@ -141,7 +165,12 @@ if TYPE_CHECKING:
     class TypedEstimator(Estimator, Generic[P]):
         """An estimator as editors and type checkers see it: a call has the parameters that its function declares."""
 
-        def __call__(self, steps: StepTable, *_: P.args, **options: P.kwargs) -> pl.LazyFrame:
+        def __call__(
+            self,
+            steps: StepTable,
+            *_: P.args,
+            **options: P.kwargs,
+        ) -> pl.LazyFrame:
             """Add each step's advantage to a step table; see `compute`."""
             ...
 
@@ -203,9 +232,11 @@ def compute_many(steps: StepTable, estimators: Iterable[str | Estimator]) -> pl.
     >>> compute_many(table, ["grpo", "rloo"]).select("advantage_grpo", "advantage_rloo").collect().rows()
     [(0.707..., 10.0), (-0.707..., -10.0)]
     """
-    named = [
-        get(each).with_parameters(column=f"advantage_{each}") if isinstance(each, str) else each for each in estimators
-    ]
+
+    def named_estimator(each: str | Estimator) -> Estimator:
+        return get(each).with_parameters(column=f"advantage_{each}") if isinstance(each, str) else each
+
+    named = [named_estimator(each) for each in estimators]
     scores = [score for each in named for score in each.scores]
     return reduce(_add, named, step_table(steps, scores))
 
@@ -218,21 +249,33 @@ def _add(steps: pl.LazyFrame, estimator: Estimator) -> pl.LazyFrame:
             raise InputError("column: expected a name, received an empty text")
         if column in schema:
             raise InputError(f"the table already has a column {column!r}; choose another name for the advantages")
-    only, names = len(estimator.added) == 1, list(estimator.added)
-    dtype = pl.Float64() if only else pl.Struct(dict.fromkeys(names, pl.Float64()))
+
+    # One expression of the columns that the estimator reads: Polars then reads only these, and keeps the rows' order.
+    # An expression has one column as its result, so that several are the fields of a struct. One is returned as it is,
+    # which is faster for small tables.
+    names = list(estimator.added)
+    is_single = len(names) == 1
+    dtype = pl.Float64() if is_single else pl.Struct(dict.fromkeys(names, pl.Float64()))
     estimates = pl.map_batches(estimator.columns(schema), partial(_estimates, estimator=estimator), return_dtype=dtype)
-    steps = steps.with_columns(estimates.alias(names[0] if only else _ESTIMATES))
-    return steps if only else steps.with_columns(pl.col(_ESTIMATES).struct.unnest()).drop(_ESTIMATES)
+    if is_single:
+        return steps.with_columns(estimates.alias(estimator.column))
+    added = [pl.col(_ESTIMATES).struct.field(name) for name in names]
+    return steps.with_columns(estimates.alias(_ESTIMATES)).with_columns(added).drop(_ESTIMATES)
 
 
 def _estimates(columns: Sequence[pl.Series], estimator: Estimator) -> pl.Series:
     """Return what an estimator adds to a table, from the columns that it reads: a column, or structs of several."""
-    steps, p = pl.DataFrame(columns), estimator.parameters
+    # 1. The query. Windows over many groups are twice as fast in the streaming engine, which takes longer to start.
+    steps = pl.DataFrame(columns)
     added = [pl.col(name).cast(pl.Float64).alias(column) for column, name in estimator.added.items()]
-    # windows over many groups are twice as fast in the streaming engine, which takes longer to start
     engine: EngineType = "streaming" if steps.height > LARGE else "in-memory"
     try:
-        prepared = prepare(steps, p, estimator.all_reads(), estimator.name)
+        prepared = prepare(
+            steps,
+            estimator.parameters,
+            estimator.all_reads(),
+            estimator.name,
+        )
         table = estimator.apply(prepared).select("(row)", "(aborted)", *added).collect(engine=engine)
     except InputError as error:  # of a query that is part of this one
         raise StepTableError(str(error)) from None
@@ -241,19 +284,26 @@ def _estimates(columns: Sequence[pl.Series], estimator: Estimator) -> pl.Series:
     except (AttributeError, pl.exceptions.ColumnNotFoundError, pl.exceptions.InvalidOperationError) as error:
         expected = f"to return a LazyFrame with {listed(list(estimator.added.values()))}, from columns that it receives"
         raise StepTableError(f"expected the estimator {estimator.name} {expected} ({one_line(error)})") from error
+
+    # 2. The table's rows in their order, which the function may have changed, with a finite value for each.
     if table.height != steps.height:
         raise StepTableError(f"expected {estimator.name} to return all {steps.height} rows, received {table.height}")
     if not table["(row)"].is_sorted():
         table = table.sort("(row)")
-    values, aborted = table[estimator.column], table["(aborted)"].to_numpy()
+    values = table[estimator.column]
+    aborted = table["(aborted)"].to_numpy()
     bad = ~(np.isfinite(values.to_numpy()) | aborted)  # NumPy has NaN for null
     if bad.any():
         row = int(bad.argmax())
         expected = f"a finite advantage of {estimator.name} (also in singleton groups)"
         raise StepTableError(f"expected {expected}, received {values[row]}", steps[row])
+
+    # 3. What a function adds to aborted trajectories has no meaning.
+    results = pl.col(list(estimator.added))
     if aborted.any():
-        table = table.select("(row)", "(aborted)", pl.when(~pl.col("(aborted)")).then(pl.col(list(estimator.added))))
-    return table.drop("(row)", "(aborted)").to_struct() if len(estimator.added) > 1 else table[estimator.column]
+        results = pl.when(~pl.col("(aborted)")).then(results)
+    table = table.select(results)
+    return table.to_struct() if table.width > 1 else table.to_series()
 
 
 # ----------------------------------------------------------------------------------------------------- registration
@@ -295,12 +345,10 @@ def estimator(
     """
 
     def decorate(function: Callable[Concatenate[pl.LazyFrame, P], pl.LazyFrame]) -> TypedEstimator[P]:
-        columns, optional = (names if callable(names) else lambda _, names=names: names for names in (reads, details))
-        new = as_estimator(function, name)
         new = replace(
-            new,
-            reads=columns,
-            optional=optional,
+            as_estimator(function, name),
+            reads=_of_parameters(reads),
+            optional=_of_parameters(details),
             scores=tuple(scores),
             scope=scope,
             in_training=in_training,
@@ -313,6 +361,11 @@ def estimator(
     return decorate
 
 
+def _of_parameters(names: Any) -> Callable[[Any], Any]:  # noqa: ANN401 - `Names | None`
+    """Return names as a function of parameters."""
+    return names if callable(names) else lambda _: names
+
+
 def as_estimator(function: object, name: str | None = None) -> Estimator:
     """Return a function as an estimator, without registering it; see `estimator`. Estimators are returned unchanged."""
     if isinstance(function, Estimator):
@@ -323,6 +376,9 @@ def as_estimator(function: object, name: str | None = None) -> Estimator:
     name = name or str(getattr(function, "__name__", type(function).__name__))
     if not re.fullmatch(r"[^\s/\\]+", name):  # part of names of files and columns
         raise InputError(f"estimator: expected a name without spaces and slashes, received {name!r}")
+
+    # The parameters become the fields of a class, which validates them as any other settings. One of `Parameters` keeps
+    # its type, and has the function's default.
     types = get_type_hints(function, include_extras=True) | types_of(Parameters)
     fields = []
     for parameter in list(inspect.signature(function).parameters.values())[1:]:
@@ -333,8 +389,15 @@ def as_estimator(function: object, name: str | None = None) -> Estimator:
             raise InputError(f"the estimator {name!r}: expected {expected}, received {parameter.name!r}")
         annotation = types.get(parameter.name, Any if parameter.default is None else type(parameter.default))
         fields.append((parameter.name, annotation, field(default=parameter.default)))
-    own = {"__module__": function.__module__, "__doc__": inspect.getdoc(function)}
-    parameters = make_dataclass(name, fields, bases=(Parameters,), frozen=True, kw_only=True, namespace=own)
+    namespace = {"__module__": function.__module__, "__doc__": inspect.getdoc(function)}
+    parameters = make_dataclass(
+        name,
+        fields,
+        bases=(Parameters,),
+        frozen=True,
+        kw_only=True,
+        namespace=namespace,
+    )
     return Estimator(name, function, parameters())
 
 
@@ -345,8 +408,11 @@ def get(name: str) -> Estimator:
         raise InputError(f"estimator: expected a name without parameters, such as {known!r}, received {name!r}")
     if ":" in name:
         return as_estimator(import_object(name, "an estimator"))
-    if name not in _registered and name in installed(ENTRY_POINTS):
-        _registered.setdefault(name, replace(as_estimator(load(installed(ENTRY_POINTS)[name])), name=name))
+    entry_points = installed(ENTRY_POINTS)
+    if name not in _registered and name in entry_points:
+        # Its module may register it by the decorator while it is loaded.
+        found = replace(as_estimator(load(entry_points[name])), name=name)
+        _registered.setdefault(name, found)
     if name not in _registered:
         raise InputError(unknown("estimator", name, names()))
     return _registered[name]
@@ -362,4 +428,5 @@ def names() -> list[str]:
             get(name)
         except InputError as error:
             warnings.warn(str(error), stacklevel=2)
+    # Others cannot be computed from any table, which is what "all" means to a caller.
     return [name for name, each in _registered.items() if each.in_training is None and not each.scores]

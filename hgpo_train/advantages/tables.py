@@ -61,7 +61,12 @@ def step_table(steps: StepTable, scores: Sequence[str] = ()) -> pl.LazyFrame:
         raise InputError(f"{type(steps).__name__} cannot be converted to a Polars DataFrame: {reason}") from error
 
 
-def table_parts(steps: StepTable, rows: int, *, whole: str = "group") -> list[Partition | pl.LazyFrame]:
+def table_parts(
+    steps: StepTable,
+    rows: int,
+    *,
+    whole: str = "group",
+) -> list[Partition | pl.LazyFrame]:
     """Return a step table as parts with whole groups of rollouts, in order, which can be computed separately.
 
     Args:
@@ -72,6 +77,7 @@ def table_parts(steps: StepTable, rows: int, *, whole: str = "group") -> list[Pa
     Raises:
         InputError: The rows of a group are not next to each other in a larger table.
     """
+    # A table in memory is divided here; a path by the shards of its runs, whose groups are whole.
     if not is_path(steps):
         return list(_chunks(step_table(steps), rows, whole))
     from hgpo_datasets.partitions import partitions
@@ -89,13 +95,19 @@ def is_path(steps: object) -> bool:
     return bool(paths) and all(isinstance(path, str | os.PathLike) for path in paths)
 
 
-def _chunks(steps: pl.LazyFrame, rows: int, whole: str) -> Iterator[pl.LazyFrame]:
+def _chunks(
+    steps: pl.LazyFrame,
+    rows: int,
+    whole: str,
+) -> Iterator[pl.LazyFrame]:
     """Yield a table in chunks, without dividing groups."""
     schema = steps.collect_schema()
     keys = batch_keys(schema) if whole == "batch" else group_keys(schema)
     if not keys or steps.select(pl.len()).collect().item() <= rows:
         yield steps
         return
+
+    # The first row of each group, and that after its last; groups whose rows are in two places overlap others.
     row = pl.col("(row)")
     limits = steps.select(keys).with_row_index("(row)").group_by(keys).agg(start=row.min(), end=row.max() + 1)
     groups = limits.sort("start").collect()
@@ -105,8 +117,13 @@ def _chunks(steps: pl.LazyFrame, rows: int, whole: str) -> Iterator[pl.LazyFrame
             f"expected contiguous rows of each group, but those of {apart.row(0, named=True)} are in two places; sort "
             f"the table by {', '.join(keys)}, or increase the rows of a chunk to those of the table"
         )
-    start, ends = 0, groups["end"].to_list()
-    for end, following in zip(ends, [*ends[1:], None], strict=True):
-        if following is None or following - start > rows:
-            yield steps.slice(start, end - start)
-            start = end
+
+    # A chunk ends before the group that would make it too long.
+    start = 0
+    before = 0
+    for end in groups["end"]:
+        if end - start > rows and before > start:
+            yield steps.slice(start, before - start)
+            start = before
+        before = end
+    yield steps.slice(start, before - start)

@@ -22,7 +22,9 @@ class Variant(NamedTuple):
 
 
 def read_variants(
-    texts: Iterable[str], parameters: Mapping[str, Any] | None = None, settings: Sequence[str] = ()
+    texts: Iterable[str],
+    parameters: Mapping[str, Any] | None = None,
+    settings: Sequence[str] = (),
 ) -> list[Variant]:
     """Read estimators with parameters: ``hgpo``, ``hgpo:history_length=4:alpha=2``, ``module:function:name=value``.
 
@@ -38,23 +40,41 @@ def read_variants(
     >>> [variant.estimator.parameters.history_length for variant in read_variants(["hgpo,hgpo:history_length=4"])]
     [2, 4]
     """
-    listed = [text.strip() for several in texts for text in several.split(",") if text.strip()]
-    written = [name for text in listed for name in (names() if text == "all" else [text])]
+    # 1. The texts of single estimators.
+    written: list[str] = []
+    for text in ",".join(texts).split(","):
+        if text.strip() == "all":
+            written += names()
+        elif text.strip():
+            written.append(text.strip())
     if not written or len(set(written)) < len(written):
         raise InputError(f"estimators: expected different estimators, such as hgpo,gigpo, received {written}")
-    split = [text.split(":") for text in written]
-    named = [list(takewhile(lambda part: "=" not in part, parts)) for parts in split]
-    estimators = [get(":".join(parts)) for parts in named]
-    types = [types_of(type(estimator.parameters)) for estimator in estimators]
-    every = {name: annotation for known in types for name, annotation in known.items()}
+
+    # 2. The estimators. The name of one as `module:function` contains a colon, so that parameters begin at the first
+    # part with an equals sign.
+    estimators: list[Estimator] = []
+    assignments: list[list[str]] = []
+    every: dict[str, Any] = {}
+    for text in written:
+        parts = text.split(":")
+        named = list(takewhile(lambda part: "=" not in part, parts))
+        estimator = get(":".join(named))
+        estimators.append(estimator)
+        assignments.append(parts[len(named) :])
+        every |= types_of(type(estimator.parameters))
+
+    # 3. The parameters that are for all estimators that have them, and must be known to one.
     shared = {**(parameters or {}), **read_assignments("--set", settings, every)}
     for name in shared:
         if name not in every:
             raise InputError(unknown("parameter", name, sorted(every), limit=99))
+
+    # 4. Each estimator with its parameters, and a column of its own.
     variants = []
-    for number, (text, parts, estimator, known) in enumerate(zip(written, split, estimators, types, strict=True)):
-        assigned = read_assignments("estimators", parts[len(named[number]) :], known)
+    for number, (text, estimator, own) in enumerate(zip(written, estimators, assignments, strict=True), 1):
+        known = types_of(type(estimator.parameters))
+        assigned = read_assignments("estimators", own, known)
         values = {name: value for name, value in shared.items() if name in known} | assigned
-        column = f"(estimate {number + 1})"
-        variants.append(Variant(text, estimator.with_parameters(column=column, **values), assigned))
+        changed = estimator.with_parameters(column=f"(estimate {number})", **values)
+        variants.append(Variant(text, changed, assigned))
     return variants

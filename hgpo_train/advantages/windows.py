@@ -66,11 +66,21 @@ def neighbour(value: str | pl.Expr, offset: int) -> pl.Expr:
     >>> steps.select(neighbour("x", 1)).to_series().to_list()
     [1.0, None, None]
     """
-    trajectory, value = pl.col("trajectory_key"), pl.col(value) if isinstance(value, str) else value
+    value = _expression(value)
+    trajectory = pl.col("trajectory_key")
     return pl.when(trajectory == trajectory.shift(-offset)).then(value.shift(-offset))
 
 
-def mean(steps: pl.LazyFrame, into: str, value: str | pl.Expr, group: pl.Expr) -> pl.LazyFrame:
+def _expression(value: str | pl.Expr) -> pl.Expr:
+    return pl.col(value) if isinstance(value, str) else value
+
+
+def mean(
+    steps: pl.LazyFrame,
+    into: str,
+    value: str | pl.Expr,
+    group: pl.Expr,
+) -> pl.LazyFrame:
     """Add the mean of a value within each row's group; it is exactly x if all x of the group are equal.
 
     Args:
@@ -83,12 +93,22 @@ def mean(steps: pl.LazyFrame, into: str, value: str | pl.Expr, group: pl.Expr) -
     >>> mean(steps, "m", "x", within()).collect()["m"].to_list()
     [1.5, 1.5, 5.0]
     """
-    x, value = pl.col("(x)"), pl.col(value) if isinstance(value, str) else value
-    steps = steps.with_columns(group.alias("(group)"), value.cast(pl.Float64).alias("(x)"))
-    aggregates = {"(mean)": x.mean(), "(least)": x.min(), "(most)": x.max()}
-    steps = steps.with_columns(aggregate.over("(group)").alias(name) for name, aggregate in aggregates.items())
-    average = pl.when(pl.col("(least)") == pl.col("(most)")).then("(least)").otherwise("(mean)")
-    return steps.with_columns(pl.when(pl.col("(group)").is_not_null()).then(average).alias(into))
+    x = pl.col("(x)")
+    steps = steps.with_columns(
+        group.alias("(group)"),
+        _expression(value).cast(pl.Float64).alias("(x)"),
+    )
+    steps = steps.with_columns(
+        x.mean().over("(group)").alias("(mean)"),
+        x.min().over("(group)").alias("(least)"),
+        x.max().over("(group)").alias("(most)"),
+    )
+
+    # A sum of equal numbers is rounded, and its mean can be another number.
+    least = pl.col("(least)")
+    average = pl.when(least == pl.col("(most)")).then(least).otherwise("(mean)")
+    grouped = pl.col("(group)").is_not_null()
+    return steps.with_columns(pl.when(grouped).then(average).alias(into))
 
 
 def normalise(
@@ -121,25 +141,50 @@ def normalise(
     >>> normalise(steps, "a", "x", within()).collect()["a"].to_list()
     [0.0, 0.0, 0.0, None]
     """
-    sampled, value = pl.col("(x)"), pl.col(value) if isinstance(value, str) else value
-    steps = steps.with_columns(group.alias("(group)"), value.cast(pl.Float64).alias("(x)"))
+    # 1. The value, and the statistics of each group.
+    x = pl.col("(x)")
+    steps = steps.with_columns(
+        group.alias("(group)"),
+        _expression(value).cast(pl.Float64).alias("(x)"),
+    )
+    sampled = x
     if sample is not None:
-        steps, sampled = steps.with_columns(pl.when(sample).then("(x)").alias("(sample)")), pl.col("(sample)")
-    aggregates = {"(mean)": sampled.mean(), "(std)": sampled.std(ddof), "(n)": sampled.count().cast(pl.Float64)}
-    steps = steps.with_columns(aggregate.over("(group)").alias(name) for name, aggregate in aggregates.items())
+        steps = steps.with_columns(pl.when(sample).then("(x)").alias("(sample)"))
+        sampled = pl.col("(sample)")
+    steps = steps.with_columns(
+        sampled.mean().over("(group)").alias("(mean)"),
+        sampled.std(ddof).over("(group)").alias("(std)"),
+        sampled.count().cast(pl.Float64).over("(group)").alias("(n)"),
+    )
 
-    x, mean, std, n = (pl.col(name) for name in ("(x)", "(mean)", "(std)", "(n)"))
-    score = x - mean if mode == "mean_norm" else (x - mean) / (std + epsilon)
+    # 2. The result: exactly 0 where a value differs from the mean by rounding alone.
+    mean = pl.col("(mean)")
+    std = pl.col("(std)")
+    n = pl.col("(n)")
+    deviation = x - mean
+    score = deviation
+    if mode == "mean_std_norm":
+        score = score / (std + epsilon)
     rounding = _ROUNDING * n * (mean.abs() + std)  # of a sum of n numbers
-    equal = ((x - mean).abs() <= rounding) & (x - mean).is_finite()  # NaN counts as equal to NaN
+    equal = (deviation.abs() <= rounding) & deviation.is_finite()  # NaN counts as equal to NaN
+
+    # 3. Nothing outside of groups, and what the caller chose in singleton groups.
     grouped = pl.col("(group)").is_not_null()
-    score = pl.when(grouped & (n > 1)).then(pl.when(equal).then(0.0).otherwise(score))
-    score = score if alone is None else score.when(grouped).then(alone)
-    return steps.with_columns(score.alias(into), pl.when(grouped).then(n).alias(f"size_{into}"))
+    score = pl.when(equal).then(0.0).otherwise(score)
+    compared = pl.when(grouped & (n > 1)).then(score)
+    result = compared if alone is None else compared.when(grouped).then(alone)
+    return steps.with_columns(
+        result.alias(into),
+        pl.when(grouped).then(n).alias(f"size_{into}"),
+    )
 
 
 def weighted_mean(
-    steps: pl.LazyFrame, levels: Mapping[str, float], *, skip_zero: bool = True, epsilon: float = 1e-6
+    steps: pl.LazyFrame,
+    levels: Mapping[str, float],
+    *,
+    skip_zero: bool = True,
+    epsilon: float = 1e-6,
 ) -> pl.LazyFrame:
     """Add `advantage`, the weighted mean of levels Σ w_k A_k / (Σ w_k + ε), and the effective weights.
 
@@ -152,11 +197,19 @@ def weighted_mean(
         skip_zero: Whether levels that are exactly 0 are excluded.
         epsilon: ε, added to the sum of the weights.
     """
-    counts = {name: pl.col(name) != 0 if skip_zero else pl.col(name).is_not_null() for name in levels}
-    weights = {name: pl.when(counts[name]).then(weight).otherwise(0.0) for name, weight in levels.items()}
+    weights = {}
+    products = []
+    for name, weight in levels.items():
+        level = pl.col(name)
+        counts = level != 0 if skip_zero else level.is_not_null()
+        weights[name] = pl.when(counts).then(weight).otherwise(0.0)
+        products.append(weight * level.fill_null(0.0))
     steps = steps.with_columns(reduce(add, weights.values()).alias("(weight)"))
-    whole = pl.when(pl.col("(weight)") > 0).then(pl.col("(weight)") + epsilon).otherwise(1.0)
-    total = reduce(add, (weight * pl.col(name).fill_null(0.0) for name, weight in levels.items()))
+
+    # Without any level, numerator and weights are 0, and so is what they are divided by 1.
+    total = pl.col("(weight)")
+    divisor = pl.when(total > 0).then(total + epsilon).otherwise(1.0)
     return steps.with_columns(
-        *((weight / whole).alias(f"weight_{name}") for name, weight in weights.items()), advantage=total / whole
+        *((weight / divisor).alias(f"weight_{name}") for name, weight in weights.items()),
+        advantage=reduce(add, products) / divisor,
     )

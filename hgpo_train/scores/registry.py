@@ -47,6 +47,7 @@ class Score:
         Raises:
             InputError: The function returned other columns, other types, or another number of rows.
         """
+        # The function can be a user's, and its table is stored: other columns or lengths would shift values.
         found = dict(self.function(rows))
         if found.keys() != self.columns.keys():
             raise InputError(
@@ -94,8 +95,10 @@ def get(name: str) -> Score:
     """
     if name not in _registered and ":" in name:
         return _as_score(import_object(name, "a score"), name)
-    if name not in _registered and name in installed(ENTRY_POINTS):
-        _registered.setdefault(name, _as_score(load(installed(ENTRY_POINTS)[name]), name))
+    entry_points = installed(ENTRY_POINTS)
+    if name not in _registered and name in entry_points:
+        # Its module may register it by the decorator while it is loaded.
+        _registered.setdefault(name, _as_score(load(entry_points[name]), name))
     if name not in _registered:
         raise InputError(unknown("score", name, names()))
     return _registered[name]

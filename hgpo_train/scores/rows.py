@@ -68,6 +68,7 @@ class ScoredRows:
         """Return values of response tokens as a column of lists, one list per row; empty for a row without tokens."""
         lengths = self.steps["response_token_ids"].list.len().fill_null(0).to_numpy()
         rows = np.repeat(np.arange(len(lengths)), lengths)
+        # A row without tokens is in no group; the join adds it, with null in place of an empty list.
         present = pl.DataFrame({"row": rows, "value": values}).group_by("row", maintain_order=True).agg("value")
         every = pl.DataFrame({"row": np.arange(len(lengths))})
         lists = every.join(present, on="row", how="left", maintain_order="left")["value"]

@@ -30,7 +30,11 @@ HAS_TOKENS: Final = (pl.col("response_token_ids").list.len() > 0) & ~pl.col("abo
 """Whether a step is scored."""
 
 
-def score_table(steps: pl.DataFrame, scores: Sequence[str], scorer: Scorer) -> tuple[pl.DataFrame, dict[str, float]]:
+def score_table(
+    steps: pl.DataFrame,
+    scores: Sequence[str],
+    scorer: Scorer,
+) -> tuple[pl.DataFrame, dict[str, float]]:
     """Score the steps that have a response with token ids.
 
     Args:
@@ -45,6 +49,7 @@ def score_table(steps: pl.DataFrame, scores: Sequence[str], scorer: Scorer) -> t
     Raises:
         InputError: A score is unknown, or the model cannot score the rows.
     """
+    # A trajectory is left out as a whole, because no estimator uses the rest of an aborted one.
     rows = steps.filter(HAS_TOKENS)
     scored = ScoredRows(rows, scorer)
     columns: dict[str, pl.Series] = {}
@@ -56,7 +61,12 @@ def score_table(steps: pl.DataFrame, scores: Sequence[str], scorer: Scorer) -> t
     return rows.select(KEYS).with_columns(**columns), seconds
 
 
-def description(scores: Sequence[str], *, model: str, temperature: float) -> dict[str, dict[str, object]]:
+def description(
+    scores: Sequence[str],
+    *,
+    model: str,
+    temperature: float,
+) -> dict[str, dict[str, object]]:
     """Return what the columns of scores were computed with, as the metadata `METADATA` store it."""
     return {
         column: {"score": name, "model": model, "temperature": temperature}
@@ -114,10 +124,19 @@ def with_scores(steps: pl.LazyFrame, source: Source | Sequence[Source], scores: 
     missing = [column for column in columns_of(scores) if column not in present]
     if not missing:
         return steps
+
+    # Their runs, which have the scores next to the steps.
     sources = [source] if isinstance(source, str | os.PathLike) else source
-    runs = dict.fromkeys(filter(None, (_run_of(Path(part.path)) for part in parts_of(sources))))
+    runs: dict[Path, None] = {}  # each once, in order
+    for part in parts_of(sources):
+        path = Path(part.path)
+        run = run_at(path) if path.is_dir() else run_of_file(path)
+        if run is not None:
+            runs[run] = None
     if not runs:
         raise InputError(f"expected a saved run with the columns {listed(missing)}, received a table without them")
+
+    # All columns must be there in every run; rows that were not scored have null.
     tables = []
     for run in runs:
         with errors(run / FOLDER):
@@ -131,7 +150,3 @@ def with_scores(steps: pl.LazyFrame, source: Source | Sequence[Source], scores: 
             )
         tables += [table.select(*KEYS, *missing) for table in found]
     return steps.join(pl.concat(tables), on=list(KEYS), how="left", maintain_order="left")
-
-
-def _run_of(path: Path) -> Path | None:
-    return run_at(path) if path.is_dir() else run_of_file(path)

@@ -74,13 +74,22 @@ def run_card(run: Path, checkpoint: Path) -> str:
     except InputError as error:  # such as the settings of `hgpo sft`
         raise InputError(f"{run}: expected the folder of a run of hgpo train ({error})") from None
     state = read_json(checkpoint / STATE, TrainingState)
-    return model_card(config, state, evaluations(run), adapters=(checkpoint / ADAPTER_SETTINGS).exists())
+    return model_card(
+        config,
+        state,
+        evaluations(run),
+        adapters=(checkpoint / ADAPTER_SETTINGS).exists(),
+    )
 
 
 def evaluation_command(config: Config, policy: str) -> list[str]:
     """Return the arguments of `hgpo` that play a policy with the prompts, format and limits of its training."""
     environment = config.environment
-    flags: dict[str, object] = {"env": environment.id, "policy": policy, "split": config.evaluation.split}
+    flags: dict[str, object] = {
+        "env": environment.id,
+        "policy": policy,
+        "split": config.evaluation.split,
+    }
     if environment.data != "bundled":
         flags["data"] = "DATA"
     for name in _FLAGS:
@@ -111,7 +120,11 @@ def evaluations(run: Path) -> dict[int, EvaluationReport]:
     return {seed: reports[seed][0] for seed in sorted(reports) if reports[seed]}
 
 
-def evaluation_result(config: Config, found: Mapping[int, EvaluationReport], iteration: int) -> str:
+def evaluation_result(
+    config: Config,
+    found: Mapping[int, EvaluationReport],
+    iteration: int,
+) -> str:
     """Return a checkpoint's success on held-out tasks with its interval, and whether it is the highest of several."""
     shares = {number: report.success.share or 0.0 for number, report in found.items()}
     if iteration not in found:
@@ -131,7 +144,11 @@ def _success(report: EvaluationReport) -> str:
 
 
 def model_card(
-    config: Config, state: TrainingState, found: Mapping[int, EvaluationReport], *, adapters: bool = False
+    config: Config,
+    state: TrainingState,
+    found: Mapping[int, EvaluationReport],
+    *,
+    adapters: bool = False,
 ) -> str:
     """Return the card of a model: environment, estimator, its success on held-out tasks (`evaluations`), commands."""
     environment = config.environment
@@ -169,7 +186,13 @@ def _local(base: str) -> str:
     return f"{base}, of the package hgpo" if base in BUNDLED else "a model of the author"
 
 
-def _facts(config: Config, state: TrainingState, base: str, *, adapters: bool) -> dict[str, str]:
+def _facts(
+    config: Config,
+    state: TrainingState,
+    base: str,
+    *,
+    adapters: bool,
+) -> dict[str, str]:
     environment = config.environment
     tasks = counted(config.rollout.tasks, "task")
     rollouts = counted(config.rollout.group_size, "rollout")
@@ -184,7 +207,11 @@ def _facts(config: Config, state: TrainingState, base: str, *, adapters: bool) -
     }
 
 
-def _curve(config: Config, found: Mapping[int, EvaluationReport], chosen: int) -> list[str]:
+def _curve(
+    config: Config,
+    found: Mapping[int, EvaluationReport],
+    chosen: int,
+) -> list[str]:
     lines = ["## Success on held-out tasks", "", evaluation_result(config, found, chosen)]
     temperature = config.evaluation.temperature
     lines += [f"Sampled at temperature {temperature}; 95% intervals with the tasks as trials.", ""]

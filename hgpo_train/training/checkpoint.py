@@ -74,29 +74,40 @@ def save_checkpoint(
         warnings.warn(message, CheckpointWarning, stacklevel=2)
     with new_folder(target, replace=is_removable) as scratch:
         (scratch / OPTIMISER).parent.mkdir()
-        if (settings := getattr(model, "generation_config", None)) is not None:
-            ends = end_tokens(tokenizer, model)  # those at which rollouts stop, for other programs
-            settings.eos_token_id = list(ends) if ends[1:] else ends[0]
+        settings = getattr(model, "generation_config", None)
+        if settings is not None:
+            # Other programs that generate with this model stop where rollouts do.
+            ends = end_tokens(tokenizer, model)
+            settings.eos_token_id = list(ends) if len(ends) > 1 else ends[0]
         try:
             with no_progress_bars():
                 model.save_pretrained(scratch)
             tokenizer.save_pretrained(scratch)
             save_file(optimiser_tensors(model, optimiser), scratch / OPTIMISER)
         except Exception as error:  # safetensors and tokenizers wrap operating system errors in their own types
-            if isinstance(error, OSError) or not (number := re.search(r"\(os error (\d+)\)", str(error))):
+            found = re.search(r"\(os error (\d+)\)", str(error))
+            if found is None or isinstance(error, OSError):
                 raise
-            raise OSError(int(number[1]), os.strerror(int(number[1])), str(target)) from error
+            number = int(found[1])
+            raise OSError(number, os.strerror(number), str(target)) from error
         (scratch / STATE).write_bytes(msgspec.json.format(msgspec.json.encode(state), indent=1))
         write_manifest(scratch)
     _remove_superseded(folder, target, kept, state.best)
     return target
 
 
-def _remove_superseded(folder: Path, current: Path, kept: CheckpointConfig, best: int) -> None:
+def _remove_superseded(
+    folder: Path,
+    current: Path,
+    kept: CheckpointConfig,
+    best: int,
+) -> None:
     """Remove all but the best and the newest `kept.keep` checkpoints, and the optimiser's state where it is unused."""
     checkpoints = [path for path in list_checkpoints(folder) if is_removable(path)]
     superseded = checkpoints[: -kept.keep] if kept.keep else []
-    for old in (path for path in checkpoints if path != current):
+    for old in checkpoints:
+        if old == current:
+            continue
         if old in superseded and int(old.name) != best:
             remove_folder(old)
         elif old in superseded or kept.optimiser == "last":
@@ -123,14 +134,19 @@ def resume_checkpoint(
         return TrainingState(versions=versions)
     state = load_checkpoint(newest, model, optimiser)
     for name, version in versions.items():
-        if (before := state.versions.get(name, version)) != version:
+        before = state.versions.get(name, version)
+        if before != version:
             message = f"the run was computed with {name} {before} and is resumed with {version}: results may differ"
             warnings.warn(message, CheckpointWarning, stacklevel=3)
     _remove_superseded(folder, newest, kept, state.best)
     return replace(state, versions=versions)
 
 
-def load_checkpoint(folder: Path, model: Model, optimiser: torch.optim.Optimizer) -> TrainingState:
+def load_checkpoint(
+    folder: Path,
+    model: Model,
+    optimiser: torch.optim.Optimizer,
+) -> TrainingState:
     """Load a checkpoint's weights and moments into a model, or its adapters, and an optimiser of the same shapes.
 
     The files are not verified here; `resume_checkpoint` does.
@@ -151,7 +167,8 @@ def load_checkpoint(folder: Path, model: Model, optimiser: torch.optim.Optimizer
         _check_same(folder, tensors, get_peft_model_state_dict(model))
         set_peft_model_state_dict(model, tensors)
     else:
-        state, tied = model.state_dict(), getattr(model, "_tied_weights_keys", None) or {}
+        state = model.state_dict()
+        tied = getattr(model, "_tied_weights_keys", None) or {}
         # Transformers saves tied weights once, under the name of one of the parameters.
         expected = {name: value for name, value in state.items() if name in tensors or name not in tied}
         _check_same(folder, tensors, expected)
@@ -160,9 +177,14 @@ def load_checkpoint(folder: Path, model: Model, optimiser: torch.optim.Optimizer
     return read_json(folder / STATE, TrainingState)
 
 
-def _check_same(folder: Path, saved: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+def _check_same(
+    folder: Path,
+    saved: dict[str, Tensor],
+    expected: dict[str, Tensor],
+) -> None:
     for name in sorted(saved.keys() | expected.keys()):
-        ours, theirs = (list(tensors[name].shape) if name in tensors else "none" for tensors in (expected, saved))
+        ours = list(expected[name].shape) if name in expected else "none"
+        theirs = list(saved[name].shape) if name in saved else "none"
         if ours != theirs:
             raise InputError(
                 f"{folder} belongs to another model: expected {name!r} of shape {ours}, received {theirs}; "

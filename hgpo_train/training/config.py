@@ -127,13 +127,13 @@ class RolloutConfig(ChatTemplate):
 
     def __post_init__(self) -> None:
         check(self)
-        own = {each.name: f"rollout.{each.name}" for each in fields(RolloutConfig)}
+        determined = {each.name: f"rollout.{each.name}" for each in fields(RolloutConfig)} | _NO_OPTIONS
         for name, value in self.engine_options.items():
             is_harmless = name == "generation_config" and value in ("auto", "vllm")
-            if (instead := (own | _NO_OPTIONS).get(name)) and not is_harmless:
+            if name in determined and not is_harmless:
                 raise InputError(
                     f"setting rollout.engine_options.{name}: expected an option that no setting determines, received "
-                    f"{value!r}, with which rollouts would not be what is trained on; remove it ({instead})"
+                    f"{value!r}, with which rollouts would not be what is trained on; remove it ({determined[name]})"
                 )
 
 
@@ -344,7 +344,8 @@ class Config(Settings):
             self._check_ahead()
 
     def _check_ahead(self) -> None:
-        rollout, update = self.rollout, self.update
+        rollout = self.rollout
+        update = self.update
         if rollout.engine == "transformers":
             expected = 'an engine with weights of its own, such as rollout.engine = "vllm"'
         elif rollout.sleep or rollout.offload_optimiser:
@@ -374,7 +375,13 @@ class SftConfig(ChatTemplate):
     """Share of trajectories (at least one, and not all) that are not trained on and on which the loss is reported."""
     model: ModelConfig = field(default_factory=ModelConfig)
     """The model to train."""
-    update: UpdateConfig = UpdateConfig(mini_batch_size=64, epochs=3, kl_weight=0.0, entropy_weight=0.0, dual_clip=None)
+    update: UpdateConfig = UpdateConfig(
+        mini_batch_size=64,
+        epochs=3,
+        kl_weight=0.0,
+        entropy_weight=0.0,
+        dual_clip=None,
+    )
     """Batches and epochs; clipping has no effect."""
     optimiser: OptimiserConfig = OptimiserConfig(learning_rate=1e-5, schedule="cosine")
     """AdamW and its schedule, which runs over optimiser steps instead of iterations."""
@@ -439,12 +446,11 @@ def code_named(config: Config | SftConfig) -> dict[str, object]:
     """Return what `check_code_in_file` checks of a configuration."""
     if not isinstance(config, Config):
         return {}
-    advantage, named = config.advantage, code_of(config.environment.id, config.environment.options)
-    for purpose, name in (
-        ("the estimator", advantage.estimator),
-        ("the state key", advantage.parameters.get("state_key")),
-    ):
-        named[purpose] = name if ":" in str(name) else None
+    named = code_of(config.environment.id, config.environment.options)
+    estimator = config.advantage.estimator
+    state_key = config.advantage.parameters.get("state_key")
+    named["the estimator"] = estimator if ":" in estimator else None
+    named["the state key"] = state_key if ":" in str(state_key) else None
     for name, value in config.rollout.engine_options.items():  # vLLM imports what some of them name
         plain = isinstance(value, int | float) and name != "trust_remote_code"
         named[f"the engine option {name}"] = None if plain else value
@@ -480,13 +486,18 @@ def configured_estimator(config: Config) -> Estimator:
 
 def _merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """Merge two layers of a configuration. A new estimator drops the parameters below that it does not have."""
-    new, old = over.get("advantage"), base.get("advantage")
-    below = old.get("parameters") if isinstance(old, dict) else None
-    if isinstance(old, dict) and below and isinstance(new, dict) and isinstance(new.get("estimator"), str):
-        known = types_of(type(get(new["estimator"]).parameters))
-        parameters = {name: value for name, value in below.items() if name in known}
-        base = {**base, "advantage": {**old, "parameters": parameters}}
+    # Either can be anything, because it is validated after the last layer.
+    estimator = _entry(over.get("advantage"), "estimator")
+    parameters = _entry(base.get("advantage"), "parameters")
+    if isinstance(estimator, str) and isinstance(parameters, dict) and parameters:
+        known = types_of(type(get(estimator).parameters))
+        kept = {name: value for name, value in parameters.items() if name in known}
+        base = {**base, "advantage": {**base["advantage"], "parameters": kept}}
     return merge(base, over)
+
+
+def _entry(table: object, name: str) -> object:
+    return table.get(name) if isinstance(table, dict) else None
 
 
 def _override(text: str, cls: type) -> dict[str, Any]:

@@ -37,8 +37,6 @@ _COLUMNS: Final = (
     ("s", "timing_s/step", "{:.0f}"),
     ("env steps", "training/environment_steps", "{:,.0f}"),
 )
-_INTERVALS: Final = {"success": "episode/success_95_", "held out": "val/success_95_"}
-"""The metrics that have an interval, by their titles: the beginning of the names of its bounds."""
 _EVERY_S: Final = 0.2  # between two updates of the status line
 _LINES_S: Final = 30.0  # between two lines about a stage, off a terminal
 _SHORT_S: Final = 1.0  # stages that end earlier have no line
@@ -53,9 +51,12 @@ class Display:
     """
 
     def __init__(self, console: Console, iterations: int) -> None:
-        self._console, self._iterations = console, iterations
-        self._stage = self._progress = ""
-        self._begin = self._last = 0.0
+        self._console = console
+        self._iterations = iterations
+        self._stage = ""
+        self._progress = ""
+        self._begin = 0.0  # of the stage
+        self._last = 0.0  # when its progress was shown
         self._status: Status | None = None
 
     @contextmanager
@@ -71,8 +72,12 @@ class Display:
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
         """Show the name of a stage while the block runs, and off a terminal its duration at the end."""
-        before, begin = self._stage, time.perf_counter()
-        self._stage, self._progress, self._begin = name, "", begin
+        before = self._stage
+        begin = time.perf_counter()
+        self._stage = name
+        self._progress = ""
+        self._begin = begin
+        # The status line shows a stage at once; off a terminal it is shown when it has lasted for a while.
         self._last = 0.0 if self._status is not None else begin
         self._show("")
         yield
@@ -89,18 +94,24 @@ class Display:
         """Show the progress of a collection of rollouts."""
         self._show(f"{counted(tally.trajectories, 'rollout')} · {tally.describe()}")
 
-    def progress(self, done: int, of: int, what: str = "optimiser steps") -> None:
+    def progress(
+        self,
+        done: int,
+        of: int,
+        what: str = "optimiser steps",
+    ) -> None:
         """Show the progress of a stage: `done` of `of` optimiser steps, and their rate."""
         rate = done / max(time.perf_counter() - self._begin, 1e-9)
-        self._show(f"{done:,} of {of:,} {what} · {f'{rate:,.0f}' if rate >= 10 else f'{rate:.2g}'}/s")
+        speed = f"{rate:,.0f}" if rate >= 10 else f"{rate:.2g}"
+        self._show(f"{done:,} of {of:,} {what} · {speed}/s")
 
     def row(self, iteration: int, metrics: Mapping[str, float]) -> None:
         """Print an iteration's metrics as a line."""
-        known = [(title, metrics[name], form) for title, name, form in _COLUMNS if name in metrics]
         parts = []
-        for title, value, form in known:
+        for title, name, form in _COLUMNS:
+            value = metrics.get(name, math.nan)
             if not math.isnan(value):
-                parts.append(f"{title} {form.format(value)}{_interval(metrics, title)}")
+                parts.append(f"{title} {form.format(value)}{_interval(metrics, name)}")
         if metrics.get("actor/optimiser_steps") == 0:
             parts.append("no informative groups: no update")
         of = f"/{self._iterations}" if self._iterations else ""
@@ -117,9 +128,9 @@ class Display:
             self.show(f"   {self._stage}: {progress}")
 
 
-def _interval(metrics: Mapping[str, float], title: str) -> str:
-    """Return the 95% interval of a metric, to be printed after it; empty if it has none."""
-    name = _INTERVALS.get(title)
-    if name is None or f"{name}low" not in metrics:
+def _interval(metrics: Mapping[str, float], name: str) -> str:
+    """Return the 95% interval of a success rate, to be printed after it; empty for other metrics."""
+    bounds = name.replace("success_rate", "success_95")
+    if f"{bounds}_low" not in metrics:
         return ""
-    return f" ({metrics[f'{name}low']:.1%} to {metrics[f'{name}high']:.1%})"
+    return f" ({metrics[f'{bounds}_low']:.1%} to {metrics[f'{bounds}_high']:.1%})"

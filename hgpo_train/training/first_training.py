@@ -51,16 +51,20 @@ class FirstTraining:
         for iteration, games in self.success.items():
             share = sum(games) / len(games)
             low, high = wilson_interval(share, len(games))
-            first, at, last = (round(bound * _WIDTH) for bound in (low, share, high))
-            axis = "".join("●" if x == at else "─" if first <= x <= last else "·" for x in range(_WIDTH + 1))
-            lines.append(f"{iteration:<9}{f'{share:.0%}':<11}{axis} {low:.0%}–{high:.0%}")
+            axis = ["·"] * (_WIDTH + 1)
+            first = round(low * _WIDTH)
+            last = round(high * _WIDTH)
+            axis[first : last + 1] = "─" * (last + 1 - first)
+            axis[round(share * _WIDTH)] = "●"
+            lines.append(f"{iteration:<9}{f'{share:.0%}':<11}{''.join(axis)} {low:.0%}–{high:.0%}")
         return "\n".join(lines)
 
     def verdict(self) -> str:
         """Return in words whether the policy is better, from the differences of the games' success."""
         before, *_, after = self.success.values()
         change = [new - old for old, new in zip(before, after, strict=True)]
-        mean, noise = fmean(change), Z * stdev(change) / math.sqrt(len(change))
+        mean = fmean(change)
+        noise = Z * stdev(change) / math.sqrt(len(change))
         rates = f"Success on {len(change)} held-out games: {100 * mean:+.0f} points (±{100 * noise:.0f}, 95% interval)."
         if mean > noise:
             return f"{rates} The policy became better."
@@ -72,7 +76,13 @@ class FirstTraining:
         )
 
 
-def first_training(folder: Path, console: Console, *, seed: int = 0, iterations: int = ITERATIONS) -> FirstTraining:
+def first_training(
+    folder: Path,
+    console: Console,
+    *,
+    seed: int = 0,
+    iterations: int = ITERATIONS,
+) -> FirstTraining:
     """Train the bundled model by HGPO (K = 2).
 
     A second call with the same folder resumes the first.
@@ -84,7 +94,12 @@ def first_training(folder: Path, console: Console, *, seed: int = 0, iterations:
         iterations: Number of iterations of training.
     """
     every = math.ceil(iterations / EVALUATIONS)
-    changes = {"name": "first-training", "seed": seed, "iterations": iterations, "evaluation": {"every": every}}
+    changes = {
+        "name": "first-training",
+        "seed": seed,
+        "iterations": iterations,
+        "evaluation": {"every": every},
+    }
     config = replace(load_config("tiny-alfworld"), **changes)
     console.print(
         f"HGPO (K = 2) on the bundled games: a line for each of {iterations} iterations, after line 0, the policy "
@@ -104,13 +119,8 @@ def first_training(folder: Path, console: Console, *, seed: int = 0, iterations:
 
 def _success(evaluation: Path) -> dict[int, list[float]]:
     """Return the share of won episodes of each held-out game, by iteration; games are in the same order."""
-    ends = scan_steps(evaluation).filter(pl.col("step") == 0)
-    games = (
-        ends.group_by("iteration", "task_id")
-        .agg(pl.col("episode_won").fill_null(value=False).mean())
-        .sort("iteration", "task_id")
-        .collect()
-    )
-    return {
-        key: part["episode_won"].to_list() for (key,), part in games.partition_by("iteration", as_dict=True).items()
-    }
+    starts = scan_steps(evaluation).filter(pl.col("step") == 0)
+    won = pl.col("episode_won").fill_null(value=False)
+    games = starts.group_by("iteration", "task_id").agg(won.mean()).sort("iteration", "task_id")
+    by_iteration = games.group_by("iteration", maintain_order=True).agg("episode_won")
+    return dict(by_iteration.collect().iter_rows())

@@ -316,7 +316,16 @@ def small_engine(
     of_device = {"enable_sleep_mode": True} if device.type == "cuda" else {"enforce_eager": True}
     cache = {"gpu_memory_utilization": 0.1, "kv_cache_memory_bytes": 1 << 28}
     sampling = GenerationOptions(max_prompt_tokens=96, max_response_tokens=RESPONSE)
-    return VLLMPolicy(folder, sampling, {"dtype": "bfloat16", **cache, **of_device, **options})
+    return VLLMPolicy(
+        folder,
+        sampling,
+        {
+            "dtype": "bfloat16",
+            **cache,
+            **of_device,
+            **options,
+        },
+    )
 
 
 def published_gap(policy: VLLMPolicy, model: Model) -> Result:

@@ -53,7 +53,14 @@ class Card(NamedTuple):
     memory: int
 
 
-_GIB: Final = {"4090-24": 23.5, "A100-40": 39.4, "L40S-48": 44.4, "A100-80": 79.1, "H100-80": 79.1, "H200-141": 139.8}
+_GIB: Final = {
+    "4090-24": 23.5,
+    "A100-40": 39.4,
+    "L40S-48": 44.4,
+    "A100-80": 79.1,
+    "H100-80": 79.1,
+    "H200-141": 139.8,
+}
 """Total memory in GiB as torch reports it, in ascending order; the driver keeps the rest of the number in the name."""
 CARDS: Final = tuple(Card(name, int(size * GIB)) for name, size in _GIB.items())
 
@@ -299,7 +306,14 @@ def _plan(config: Config, model: Model, card: Card) -> MemoryPlan:
     if rollout.engine != "vllm":  # it generates with the learner's weights, in batches of a configured size
         batch = int(rollout.engine_options.get("max_batch_tokens", 131_072))
         concurrent = max(1, min(concurrent, batch // longest))
-        return MemoryPlan(config, card, parts | {"engine": (concurrent * sequence, 0)}, 0, sequence, concurrent)
+        return MemoryPlan(
+            config,
+            card,
+            parts | {"engine": (concurrent * sequence, 0)},
+            0,
+            sequence,
+            concurrent,
+        )
 
     # vLLM: its weights in 16 bits, one step's activations and logits, and a share of the rest for its cache.
     step = _ENGINE_TOKENS * 2 * (2 * sizes.intermediate_size + 2 * sizes.hidden_size)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import re
-from typing import Any
+from typing import Any, Final
 
 import polars as pl
 
 from hgpo_train.proportions import wilson_interval
 
-_LEVEL = re.compile(r"advantage_(size|weight)_(\w+)")
+_SIZE: Final = "advantage_size_"
+_WEIGHT: Final = "advantage_weight_"
 
 
 def episode_metrics(steps: pl.DataFrame, prefix: str = "episode") -> dict[str, float]:
@@ -37,6 +37,8 @@ def episode_metrics(steps: pl.DataFrame, prefix: str = "episode") -> dict[str, f
         pl.col("task_type").first(),
         pl.len().alias("length"),
     )
+
+    # Aborted trajectories say nothing about the policy.
     whole = episodes.filter(~pl.col("aborted"))
     metrics = {
         f"{prefix}/success_rate": _mean(whole["won"]),
@@ -47,17 +49,26 @@ def episode_metrics(steps: pl.DataFrame, prefix: str = "episode") -> dict[str, f
         f"{prefix}/trajectories": float(len(episodes)),
         f"{prefix}/aborted": float(episodes["aborted"].sum()),
     }
-    known = whole.filter(pl.col("won").is_not_null())
+
+    # The rollouts of a task resemble one another, so that tasks are the trials.
+    known = whole.drop_nulls("won")
     if len(known):
         low, high = wilson_interval(metrics[f"{prefix}/success_rate"], known["task_id"].n_unique())
-        metrics |= {f"{prefix}/success_95_low": low, f"{prefix}/success_95_high": high}
-    for (task_type,), rows in sorted(whole.group_by("task_type"), key=str):
-        if task_type is not None and whole["task_type"].n_unique() > 1:
-            metrics[f"{prefix}/{task_type}_success_rate"] = _mean(rows["won"])
+        metrics[f"{prefix}/success_95_low"] = low
+        metrics[f"{prefix}/success_95_high"] = high
+
+    if whole["task_type"].n_unique() > 1:
+        types = whole.drop_nulls("task_type").group_by("task_type").agg(pl.col("won").mean())
+        for task_type, success in types.sort("task_type").iter_rows():
+            metrics[f"{prefix}/{task_type}_success_rate"] = _number(success)
     return metrics
 
 
-def batch_metrics(steps: pl.DataFrame, max_prompt_tokens: int, max_response_tokens: int) -> dict[str, float]:
+def batch_metrics(
+    steps: pl.DataFrame,
+    max_prompt_tokens: int,
+    max_response_tokens: int,
+) -> dict[str, float]:
     """Return token lengths, truncation and advantages of the rows that are trained on.
 
     Args:
@@ -65,6 +76,7 @@ def batch_metrics(steps: pl.DataFrame, max_prompt_tokens: int, max_response_toke
         max_prompt_tokens: Prompts of at least this length count as truncated.
         max_response_tokens: Responses of at least this length count as truncated.
     """
+    # Lengths, and the share of those that reached the limit.
     metrics: dict[str, float] = {}
     for name, most in (("prompt", max_prompt_tokens), ("response", max_response_tokens)):
         length = steps[f"{name}_token_ids"].list.len()
@@ -74,6 +86,7 @@ def batch_metrics(steps: pl.DataFrame, max_prompt_tokens: int, max_response_toke
             f"{name}_length/min": _number(length.min()),
             f"{name}_length/clip_ratio": _mean(length >= most),
         }
+
     advantage = steps["advantage"]
     metrics |= {
         "critic/advantages/mean": _mean(advantage),
@@ -84,16 +97,18 @@ def batch_metrics(steps: pl.DataFrame, max_prompt_tokens: int, max_response_toke
         "training/rows": float(len(steps)),
         "training/groups": float(steps.select(pl.struct("task_id", "group").n_unique()).item()),
     }
+
     # Levels of a hierarchical estimator: group sizes, the share of steps in shared contexts, and weights.
     for column in steps.columns:
-        if level := _LEVEL.fullmatch(column):
-            name, values = f"groups/{level[2]}", steps[column]
-            if level[1] == "weight":
-                metrics[f"{name}/weight_mean"] = _mean(values)
-            else:
-                metrics[f"{name}/eligible_ratio"] = _mean(values.is_not_null())
-                metrics[f"{name}/size_mean"] = _mean(values)
-                metrics[f"{name}/shared_ratio"] = _mean(values > 1)
+        values = steps[column]
+        if column.startswith(_WEIGHT):
+            name = f"groups/{column.removeprefix(_WEIGHT)}"
+            metrics[f"{name}/weight_mean"] = _mean(values)
+        elif column.startswith(_SIZE):
+            name = f"groups/{column.removeprefix(_SIZE)}"
+            metrics[f"{name}/eligible_ratio"] = _mean(values.is_not_null())
+            metrics[f"{name}/size_mean"] = _mean(values)
+            metrics[f"{name}/shared_ratio"] = _mean(values > 1)
     return metrics
 
 

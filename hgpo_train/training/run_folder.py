@@ -50,7 +50,12 @@ FOLDERS: Final = (CHECKPOINTS, ADVANTAGES, SCORES, EVALUATION, "tensorboard")
 """The folders in which training writes, besides that of the step table."""
 
 
-def check_new(folder: Path, *, resume: bool, from_table: bool = False) -> None:
+def check_new(
+    folder: Path,
+    *,
+    resume: bool,
+    from_table: bool = False,
+) -> None:
     """Raise `InputError` if a folder contains a run, unless it is to be resumed, with tables (--steps) or without."""
     header = manifest.read(folder).header if is_run(folder) else None
     if header is not None and not resume:
@@ -61,7 +66,11 @@ def check_new(folder: Path, *, resume: bool, from_table: bool = False) -> None:
         )
 
 
-def open_run(folder: Path, config: Config | SftConfig, inputs: Mapping[str, Any]) -> StepWriter:
+def open_run(
+    folder: Path,
+    config: Config | SftConfig,
+    inputs: Mapping[str, Any],
+) -> StepWriter:
     """Open a training run's folder, locked until the writer of its step table is closed.
 
     Args:
@@ -104,12 +113,13 @@ def fixed_settings(config: Config | SftConfig) -> dict[str, Any]:
     fixed: dict[str, Any] = {}
     for section in fields(config):
         settings = getattr(config, section.name)
-        if is_dataclass(settings):
-            for each in fields(settings):
-                if not each.metadata:
-                    fixed[f"{section.name}.{each.name}"] = stored[section.name][each.name]
-        elif not section.metadata:
-            fixed[section.name] = stored[section.name]
+        if not is_dataclass(settings):
+            if not section.metadata:
+                fixed[section.name] = stored[section.name]
+            continue
+        for each in fields(settings):
+            if not each.metadata:
+                fixed[f"{section.name}.{each.name}"] = stored[section.name][each.name]
     length = "iterations" if isinstance(config, Config) else "update.epochs"
     if config.optimiser.schedule == "constant":
         del fixed[length]
@@ -118,16 +128,20 @@ def fixed_settings(config: Config | SftConfig) -> dict[str, Any]:
 
 def describe_interrupted(folder: Path) -> str:
     """Return what an interrupted run has kept, and what is repeated when it is resumed, as sentences."""
-    checkpoints, steps = list_checkpoints(folder / CHECKPOINTS), folder / "steps"
+    checkpoints = list_checkpoints(folder / CHECKPOINTS)
     saved = int(checkpoints[-1].name) if checkpoints else 0
     trained = max((line["iteration"] for line in read_metrics(folder / METRICS)), default=0)
     running = max(saved, trained)
+
+    steps = folder / "steps"
     kept = 0
     if steps.is_dir() and step_files(steps):
         here = scan_steps(steps).filter(pl.col("iteration") == running)  # its number in the table, from 0
         kept = here.select("trajectory", "group", "task_id").unique().collect().height
+
+    checkpoint = f"checkpoint {saved}, " if saved else ""
     updates = f"the updates of iterations {saved + 1} to {running} from their rollouts, and " if running > saved else ""
     return (
-        f"Kept: {f'checkpoint {saved}, ' if saved else ''}the rollouts of finished groups, {kept} of iteration "
-        f"{running + 1}. Resuming repeats {updates}the rest of iteration {running + 1}."
+        f"Kept: {checkpoint}the rollouts of finished groups, {kept} of iteration {running + 1}. Resuming repeats "
+        f"{updates}the rest of iteration {running + 1}."
     )

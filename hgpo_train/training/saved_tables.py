@@ -15,12 +15,12 @@ from hgpo_envs.errors import InputError
 from hgpo_train.advantages.advantage_tables import fingerprint, join_advantages, read_metadata
 from hgpo_train.models.checkpoint_files import stored_model
 from hgpo_train.models.loading import load_tokenizer
-from hgpo_train.policies.generation import GenerationOptions
 from hgpo_train.rollout.collection import removed_if_unused
 from hgpo_train.training import stages
 from hgpo_train.training.checkpoint import save_checkpoint
 from hgpo_train.training.config import AdvantageConfig, configured_estimator
 from hgpo_train.training.run_folder import CHECKPOINTS, CONFIG, check_new, open_run, write_config
+from hgpo_train.training.scoring import sampling_temperature
 from hgpo_train.training.tracking import Trackers
 from hgpo_train.training.trainer import advanced, load_policy
 
@@ -30,7 +30,13 @@ if TYPE_CHECKING:
 
 
 def train_on_table(
-    config: Config, steps: Path, advantages: Path, folder: Path, display: Display, *, resume: bool = False
+    config: Config,
+    steps: Path,
+    advantages: Path,
+    folder: Path,
+    display: Display,
+    *,
+    resume: bool = False,
 ) -> None:
     """Update the policy on a table with its advantages, as `hgpo advantages` writes them, and save a checkpoint.
 
@@ -42,6 +48,7 @@ def train_on_table(
         InputError: The advantages are of another table or several estimators, the rollouts have no token ids or were
             sampled at another temperature, or as `Trainer`.
     """
+    # 1. The rows with their advantages.
     check_new(folder, resume=resume, from_table=True)
     metadata = read_metadata(advantages)
     if metadata["run_fingerprint"] != fingerprint(steps):
@@ -56,13 +63,25 @@ def train_on_table(
         raise InputError(f"{steps} has no token ids, which training needs; collect it with transformers:MODEL")
     if has_raw_logprobs(config, steps, folder):
         rows = rows.with_columns(response_logprobs=pl.lit(None, pl.List(pl.Float32)))
+
+    # 2. The configuration as it is stored, with the estimator of these advantages.
     used = metadata["columns"]["advantage"]
     config = replace(config, advantage=AdvantageConfig(estimator=used["estimator"], parameters=used["parameters"]))
     tokenizer = load_tokenizer(config.model.path, config.rollout.chat_template)
     inputs = {"model": stored_model(config.model.path)}
+
+    # 3. Score and update, as in one iteration of `Trainer`.
     with removed_if_unused(folder, CONFIG), open_run(folder, config, inputs):
         learner, state = load_policy(config, folder)
-        run = stages.Run(config, folder, display, learner, tokenizer, configured_estimator(config), state)
+        run = stages.Run(
+            config,
+            folder,
+            display,
+            learner,
+            tokenizer,
+            configured_estimator(config),
+            state,
+        )
         write_config(folder, config)
         with closing(Trackers(config, folder, run.number)) as trackers:
             with display.stage("score"):
@@ -72,8 +91,14 @@ def train_on_table(
             run.state = advanced(state, rows)
             trackers.log(metrics, run.state.iteration)
             display.row(run.state.iteration, metrics)
-        weights = learner.model, tokenizer, learner.optimiser
-        save_checkpoint(folder / CHECKPOINTS, run.state, *weights, config.checkpoint)
+        save_checkpoint(
+            folder / CHECKPOINTS,
+            run.state,
+            learner.model,
+            tokenizer,
+            learner.optimiser,
+            config.checkpoint,
+        )
 
 
 def has_raw_logprobs(config: Config, steps: Path, folder: Path) -> bool:
@@ -86,8 +111,8 @@ def has_raw_logprobs(config: Config, steps: Path, folder: Path) -> bool:
     header = None if run is None else manifest.read(run).header
     if header is None:
         return False
-    policy, training = header.config.get("policy", {}), header.config.get("training", {})
-    temperature = training.get("rollout.temperature", policy.get("temperature", GenerationOptions().temperature))
+    policy = header.config.get("policy", {})
+    temperature = sampling_temperature(header)
     if temperature != config.rollout.temperature:
         raise InputError(
             f"{steps} was sampled at temperature {temperature}, and rollout.temperature is "

@@ -48,7 +48,7 @@ def score_run(
         scores: The names of scores.
         config: The settings, of which the sections `model` and `update` are used.
         temperature: The temperature of the scored distribution; by default that at which the run was sampled.
-        reference: The path of the reference model; by default the model without its adapters, if it has some.
+        reference: The path of the reference model; none by default.
         overwrite: Whether to replace scores of another model or temperature.
         progress: Called with a number of finished steps.
 
@@ -59,6 +59,7 @@ def score_run(
         InputError: `run` is no run or has no token ids, a score is unknown or there with another model, or the model
             cannot score the rows.
     """
+    # 1. The run, and what its scores are computed with.
     folder = run_at(run)
     header = None if folder is None else manifest.read(folder).header
     if folder is None or header is None:
@@ -69,6 +70,8 @@ def score_run(
     about = tables.description(scores, model=model, temperature=temperature)
     if reference is not None and "reference_logprobs" in about:
         about["reference_logprobs"]["model"] = stored_model(reference)
+
+    # 2. The iterations that have no such scores.
     steps = scan_steps(folder)
     iterations = steps.select(pl.col("iteration").unique().sort()).collect().to_series().to_list()
     paths = {number: path_of(folder, tables.FOLDER, number + 1) for number in iterations}
@@ -79,14 +82,19 @@ def score_run(
             wanted.append(number)
     if not wanted:
         return 0
+
+    # 3. Their scores, in parts of a bounded number of rows; an iteration is stored when it is complete.
     scorer = _scorer(config, reference, temperature)
     total = 0
     for iteration in wanted:
         rows = steps.filter(pl.col("iteration") == iteration).sort("trajectory", "step").collect()
         if rows["response_token_ids"].is_null().all():
             raise InputError(f"{run} has no token ids, which scores need; collect it with transformers:MODEL")
+        # Before rows are divided, because a trajectory is left out as a whole.
+        with_tokens = rows.filter(tables.HAS_TOKENS)
+        progress(rows.height - with_tokens.height)
         scored = []
-        for part in rows.iter_slices(ROWS):
+        for part in [*with_tokens.iter_slices(ROWS)] or [with_tokens]:
             scored.append(tables.score_table(part, scores, scorer)[0])
             progress(part.height)
         table = pl.concat(scored)
@@ -104,11 +112,10 @@ def sampling_temperature(header: Header) -> float:
 
 def _scorer(config: Config, reference: str | None, temperature: float) -> TokenScorer:
     model = load_model(config.model, config.seed)
-    other = model if hasattr(model, "disable_adapter") else None
+    scorer = TokenScorer(model, config, temperature=temperature)
     if reference is not None:
         other = load_model(replace(config, model={"path": reference}).model, config.seed)
-    scorer = TokenScorer(model, config, temperature=temperature)
-    scorer.reference = other if other in (None, model) else frozen_copy(other, scorer.dtype)
+        scorer.reference = frozen_copy(other, scorer.dtype)
     return scorer
 
 
@@ -126,7 +133,11 @@ def _is_wanted(path: Path, steps: pl.LazyFrame, about: dict[str, dict[str, objec
     return tables.stored_scores(path, steps.collect(), about) is None
 
 
-def _store(path: Path, table: pl.DataFrame, about: dict[str, dict[str, object]]) -> None:
+def _store(
+    path: Path,
+    table: pl.DataFrame,
+    about: dict[str, dict[str, object]],
+) -> None:
     """Write an iteration's scores, beside those of other columns that are there."""
     if path.exists():
         kept = read_table(path).drop(*about, strict=False)

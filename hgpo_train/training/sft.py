@@ -8,6 +8,7 @@ from __future__ import annotations
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -24,7 +25,7 @@ from hgpo_train.policies.conversation import Turn, chat_messages, encode_chats, 
 from hgpo_train.rollout.collection import removed_if_unused
 from hgpo_train.training.checkpoint import resume_checkpoint, save_checkpoint
 from hgpo_train.training.config import CheckpointConfig
-from hgpo_train.training.run_folder import CONFIG, open_run, write_config
+from hgpo_train.training.run_folder import CHECKPOINTS, CONFIG, open_run, write_config
 from hgpo_train.training.tracking import Trackers
 from hgpo_train.training.update.batches import Samples, check_rows, mini_batches, samples_from_steps
 from hgpo_train.training.update.learner import Fixed, Learner
@@ -58,12 +59,17 @@ def demonstrations(source: str | Path, config: SftConfig) -> pl.DataFrame:
     rows = table.select(names, "step", "prompt", response, "action_valid", "won", "aborted").collect()
     if rows["prompt"].is_null().all():
         raise InputError(f"{source} stores no prompts; collect it without --without prompt")
-    kept, imitated = ~pl.col("aborted").any().over("trajectory"), pl.lit(value=True)
+
+    # Rows with invalid actions stay in the table: in a conversation they are part of the prompts of later ones.
+    kept = ~pl.col("aborted").any().over("trajectory")
+    imitated = pl.lit(value=True)
     if config.rows == "won":
-        kept, imitated = kept & pl.col("won").any().over("trajectory"), pl.col("action_valid")
-    rows = rows.filter(kept & pl.col("prompt").is_not_null() & pl.col("response").is_not_null())
-    rows = rows.sort("trajectory", "step").select("trajectory", "step", "prompt", "response", imitated=imitated)
-    if (number := rows.filter("imitated")["trajectory"].n_unique()) < 2:
+        kept &= pl.col("won").any().over("trajectory")
+        imitated = pl.col("action_valid")
+    rows = rows.filter(kept).drop_nulls(["prompt", "response"]).sort("trajectory", "step")
+    rows = rows.select("trajectory", "step", "prompt", "response", imitated=imitated)
+    number = rows.filter("imitated")["trajectory"].n_unique()
+    if number < 2:
         raise InputError(
             f"expected at least 2 trajectories to imitate in {source} (rows = {config.rows!r}), received "
             f'{number}; collect more with --policy explorer, or set rows = "all"'
@@ -91,35 +97,46 @@ def tokenise(
         chat_template_options: Further arguments of the chat template.
     """
     system_prompt = environment.get("system_prompt", "")
-    chat = environment.get("prompt_style") == "chat"
-    known = environment.get("id") in environment_ids()
-    tools = environment_spec(environment["id"]).tools if known else ()
+    tools: Sequence[Any] = ()
+    if environment.get("id") in environment_ids():
+        tools = environment_spec(environment["id"]).tools
+
+    # 1. Responses. A thought that the template opens is in the prompt, and would be there twice.
     (shortest,) = encode_chats(tokenizer, [chat_messages("", (), "?")], chat_template_options)
     opened = opened_thought(tokenizer, shortest)
     texts = [without_opened_thought(text, opened) for text in rows["response"]]
     end = end_of_turn(tokenizer)
-    ended = [[*tokens, end] for tokens in tokenizer(texts, add_special_tokens=False)["input_ids"]]
+    responses = [[*tokens, end] for tokens in tokenizer(texts, add_special_tokens=False)["input_ids"]]
+
+    # 2. Prompts. In a conversation each contains the tokens of the step before, prompt and response.
     prompts: list[Sequence[int] | NDArray[np.int32]] = []
     context = []
-    if not chat:
+    if environment.get("prompt_style") != "chat":
         chats = [chat_messages(system_prompt, (), prompt) for prompt in rows["prompt"]]
         prompts += encode_chats(tokenizer, chats, chat_template_options, tools)
         context = [1] * len(rows)
     else:
-        turn: Turn | None = None
-        for step, prompt, response, tokens in zip(*rows["step", "prompt", "response"], ended, strict=True):
-            past = [] if turn is None or step == 0 else [turn]
+        past: list[Turn] = []
+        past_tokens = 0
+        for step, prompt, response, tokens in zip(*rows["step", "prompt", "response"], responses, strict=True):
+            if step == 0:
+                past = []
+                past_tokens = 0
             encoded = encode_conversation(tokenizer, system_prompt, past, prompt, chat_template_options, tools)
-            context.append(sum(len(each.prompt_token_ids or ()) + len(each.response_token_ids or ()) for each in past))
             prompts.append(np.array(encoded, np.int32))  # a conversation's tokens are stored for each of its steps
-            turn = Turn(prompt, response, encoded, tokens)
+            context.append(past_tokens)
+            past = [Turn(prompt, response, encoded, tokens)]
+            past_tokens = len(encoded) + len(tokens)
+
+    # 3. Prompts that are too long lose their beginning, which past turns are part of.
     ids = pl.List(pl.Int32)
-    cut = [max(0, len(tokens) - max_prompt_tokens) for tokens in prompts]
-    return rows.with_columns(
-        pl.Series("prompt_token_ids", [tokens[n:] for tokens, n in zip(prompts, cut, strict=True)], dtype=ids),
-        pl.Series("response_token_ids", ended, dtype=ids),
-        context_tokens=pl.Series([max(1, count - n) for count, n in zip(context, cut, strict=True)], dtype=pl.Int64),
+    rows = rows.with_columns(
+        pl.Series("prompt_token_ids", [tokens[-max_prompt_tokens:] for tokens in prompts], dtype=ids),
+        pl.Series("response_token_ids", responses, dtype=ids),
     )
+    cut = pl.Series([len(tokens) for tokens in prompts], dtype=pl.Int64) - rows["prompt_token_ids"].list.len()
+    past_left = pl.Series(context, dtype=pl.Int64) - cut
+    return rows.with_columns(context_tokens=past_left.clip(1))
 
 
 def _environment(source: str | Path) -> dict[str, Any]:
@@ -130,16 +147,25 @@ def _environment(source: str | Path) -> dict[str, Any]:
     return options
 
 
-def split_held_out(rows: pl.DataFrame, share: float, seed: int) -> tuple[pl.DataFrame, pl.DataFrame]:
+def split_held_out(
+    rows: pl.DataFrame,
+    share: float,
+    seed: int,
+) -> tuple[pl.DataFrame, pl.DataFrame]:
     """Split rows by trajectory into those to train on and those held out, each of at least one trajectory."""
-    names = rows["trajectory"].unique(maintain_order=True).to_list()
+    names = rows["trajectory"].unique(maintain_order=True)
     order = np.random.default_rng([seed, 1]).permutation(len(names))
     number = max(1, min(round(share * len(names)), len(names) - 1))
-    is_held_out = pl.col("trajectory").is_in([names[i] for i in order[:number]])
+    is_held_out = pl.col("trajectory").is_in(names[order[:number]].to_list())
     return rows.filter(~is_held_out), rows.filter(is_held_out)
 
 
-def run_sft(config: SftConfig, source: str | Path, folder: Path, display: Display) -> Path:
+def run_sft(
+    config: SftConfig,
+    source: str | Path,
+    folder: Path,
+    display: Display,
+) -> Path:
     """Train a model on demonstrations; an interrupted run is resumed after its last complete epoch.
 
     Args:
@@ -155,33 +181,41 @@ def run_sft(config: SftConfig, source: str | Path, folder: Path, display: Displa
         InputError: The demonstrations or the model cannot be used, another process trains in the folder, or the folder
             contains a run with another configuration, other demonstrations or another model.
     """
+    # 1. The rows, and what must be the same when the run is resumed.
     tokenizer = load_tokenizer(config.model.path, config.chat_template)
     rows = demonstrations(source, config)
     inputs = {
         "demonstrations": {"path": str(source), "rows": len(rows)},
         "model": stored_model(config.model.path),
-        # The path is a setting; the file behind it must be the same, too, when the run is resumed.
-        **({"chat_template": tokenizer.chat_template} if config.chat_template else {}),
     }
+    if config.chat_template:  # its path is a setting; the file behind it must be the same, too
+        inputs["chat_template"] = tokenizer.chat_template
     environment = _environment(source)
     rows = tokenise(rows, tokenizer, config.max_prompt_tokens, environment, config.chat_template_options)
     rows = rows.filter("imitated")
-    checkpoints = folder / "checkpoints"
+    checkpoints = folder / CHECKPOINTS
     with removed_if_unused(folder, CONFIG), open_run(folder, config, inputs):
+        # 2. The samples.
         model = load_model(config.model, config.seed)
         check_rows(rows, vocabulary(model))
         train_rows, held_out_rows = split_held_out(rows, config.held_out, config.seed)
         if config.prompt_loss:  # what is new in each prompt, but a first token, moves into the response
-            prompt, response = pl.col("prompt_token_ids"), pl.col("response_token_ids")
-            longer = prompt.list.slice("context_tokens").list.concat(response).alias("response_token_ids")
-            train_rows = train_rows.with_columns(prompt.list.head("context_tokens"), longer)
+            prompt = pl.col("prompt_token_ids")
+            added = prompt.list.slice("context_tokens")
+            train_rows = train_rows.with_columns(
+                prompt.list.head("context_tokens"),
+                response_token_ids=added.list.concat("response_token_ids"),
+            )
         share = config.update.share_prefixes
         train = samples_from_steps(train_rows, share_prefixes=share)
         held_out = samples_from_steps(held_out_rows, share_prefixes=share)
-        # With advantages of 1 and ratios of 1, the policy loss reduces to the negative log-likelihood.
+
+        # 3. The learner. With advantages of 1 and ratios of 1, the policy loss reduces to the negative log-likelihood.
         plain = replace(config, update=replace(config.update, entropy_weight=0.0, dual_clip=None))
         learner = Learner(model, plain, reference=False)
         state = resume_checkpoint(checkpoints, model, learner.optimiser, _NEWEST)
+
+        # 4. Epochs, each with its metrics and a checkpoint.
         write_config(folder, config)
         with closing(Trackers(config, folder, state.iteration + 1)) as trackers:
             while state.iteration < config.update.epochs:
@@ -195,17 +229,27 @@ def run_sft(config: SftConfig, source: str | Path, folder: Path, display: Displa
         return list_checkpoints(checkpoints)[-1]
 
 
-def _epoch(learner: Learner, config: SftConfig, samples: Samples, epoch: int, display: Display) -> dict[str, float]:
+def _epoch(
+    learner: Learner,
+    config: SftConfig,
+    samples: Samples,
+    epoch: int,
+    display: Display,
+) -> dict[str, float]:
     """Train for one epoch and return its metrics; the schedule runs over the optimiser steps of all epochs."""
     generator = np.random.default_rng([config.seed, epoch, 2])
     rows = np.flatnonzero(samples.response_length > 0)
     batches = mini_batches(rows, config.update.mini_batch_size, generator, samples.sequence)
+    total = config.update.epochs * len(batches)
     steps = []
     for done, batch in enumerate(batches):
-        rate = learning_rate(config.optimiser, epoch * len(batches) + done, config.update.epochs * len(batches))
+        rate = learning_rate(config.optimiser, epoch * len(batches) + done, total)
         learner.set_learning_rate(rate)
         steps.append(learner.step(samples, batch, Fixed()))
         display.progress(done + 1, len(batches))
-    names = {"actor/nll": "train/loss", "actor/grad_norm": "train/grad_norm", "actor/skipped": "train/skipped"}
-    means = {label: float(np.mean([step[name] for step in steps])) for name, label in names.items()}
-    return {**means, "train/lr": rate}
+    return {
+        "train/loss": fmean(step["actor/nll"] for step in steps),
+        "train/grad_norm": fmean(step["actor/grad_norm"] for step in steps),
+        "train/skipped": fmean(step["actor/skipped"] for step in steps),
+        "train/lr": rate,
+    }

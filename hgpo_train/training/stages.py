@@ -124,7 +124,12 @@ def collect(
     return _play(run, env, policy, table, spec, progress, should_stop)
 
 
-def evaluate(run: Run, env: EnvHandle, policy: TrainablePolicy, table: StepWriter) -> dict[str, float]:
+def evaluate(
+    run: Run,
+    env: EnvHandle,
+    policy: TrainablePolicy,
+    table: StepWriter,
+) -> dict[str, float]:
     """Evaluate the policy on held-out tasks, commit the rollouts, and return metrics named ``val/…``.
 
     Raises:
@@ -160,8 +165,22 @@ def _play(
     # One shard per iteration: an interrupted collection is repeated completely, so its batches have the same shapes
     # and its log-probabilities the same bytes.
     groups = max(spec.tasks, spec.max_groups or 0)
-    execution = ExecutionOptions(slots=rollout.slots, groups_per_shard=groups, shard_s=None, shard_characters=128 << 20)
-    collect_groups(env, policy, table, spec, execution, retry_failed=True, progress=progress, should_stop=should_stop)
+    execution = ExecutionOptions(
+        slots=rollout.slots,
+        groups_per_shard=groups,
+        shard_s=None,
+        shard_characters=128 << 20,
+    )
+    collect_groups(
+        env,
+        policy,
+        table,
+        spec,
+        execution,
+        retry_failed=True,
+        progress=progress,
+        should_stop=should_stop,
+    )
     steps = _rows(table, spec.iteration)
     if rollout.overflow == "error":
         raise_if_too_long(steps)
@@ -221,10 +240,12 @@ def score(run: Run, steps: pl.DataFrame) -> pl.DataFrame:
     stored = scores.stored_scores(path, steps, about)
     if stored is not None:
         return trained_groups(run.config, _joined(steps, stored.select(*KEYS, *about)))
+
     tokens = steps.filter(~pl.col("aborted"))["response_token_ids"]
     if len(tokens) and tokens.is_null().all():
         engine = run.config.rollout.engine
         raise InputError(f"the engine {engine!r} reported no token ids, which training needs")
+
     scored, seconds = scores.score_table(steps, needed, run.learner)
     write_table(path, scored, {scores.METADATA: about})
     run.seconds |= {SCORES.get(name, f"score_{name}"): duration for name, duration in seconds.items()}
@@ -248,8 +269,7 @@ def estimate(run: Run, steps: pl.DataFrame) -> tuple[pl.DataFrame, dict[str, flo
     else:
         estimated, metrics = _estimated(run, steps)
         write_table(path, estimated, {advantages.METADATA: advantages.description([run.estimator]), "metrics": metrics})
-    added = [name for name in estimated.columns if name not in steps.columns]
-    return _joined(steps, estimated.select(*KEYS, *added)), metrics
+    return _joined(steps, estimated.select(*KEYS, *_added(estimated, steps))), metrics
 
 
 def _estimated(run: Run, steps: pl.DataFrame) -> tuple[pl.DataFrame, dict[str, float]]:
@@ -257,14 +277,25 @@ def _estimated(run: Run, steps: pl.DataFrame) -> tuple[pl.DataFrame, dict[str, f
     keys = row_keys(steps.columns)
     if steps.is_empty():  # all groups were left out
         return steps.select(*keys, advantage=pl.lit(None, pl.Float64)), {}
+
+    estimator = run.estimator
     metrics: dict[str, float] = {}
-    if run.estimator.in_training is None:
-        rows = compute(steps, run.estimator, details=True).collect(engine="in-memory")
+    if estimator.in_training is None:
+        rows = compute(steps, estimator, details=True).collect(engine="in-memory")
     else:
         earlier = read_metrics(run.folder / METRICS)
-        rows, metrics = run.estimator.in_training(steps, run.estimator.parameters, run.learner.model, earlier)
-    added = [name for name in rows.columns if name not in steps.columns]
-    return rows.select(*keys, *added), metrics
+        rows, metrics = estimator.in_training(
+            steps,
+            estimator.parameters,
+            run.learner.model,
+            earlier,
+        )
+    return rows.select(*keys, *_added(rows, steps)), metrics
+
+
+def _added(rows: pl.DataFrame, steps: pl.DataFrame) -> list[str]:
+    """Return the columns of rows that the steps do not have."""
+    return [name for name in rows.columns if name not in steps.columns]
 
 
 def _is_of(estimated: pl.DataFrame, steps: pl.DataFrame) -> bool:
@@ -276,7 +307,12 @@ def _is_of(estimated: pl.DataFrame, steps: pl.DataFrame) -> bool:
 
 
 def _joined(steps: pl.DataFrame, table: pl.DataFrame) -> pl.DataFrame:
-    return steps.join(table, on=list(KEYS), how="left", maintain_order="left")
+    return steps.join(
+        table,
+        on=list(KEYS),
+        how="left",
+        maintain_order="left",
+    )
 
 
 # ------------------------------------------------------------------------------------------------------------- update
@@ -288,17 +324,31 @@ def update(run: Run, steps: pl.DataFrame) -> dict[str, float]:
     Raises:
         InputError: The rows do not fit the model, or the device ran out of memory.
     """
-    config, iteration = run.config, run.state.iteration
+    # 1. The rows, as samples. Those of aborted trajectories have no advantage.
+    config = run.config
+    iteration = run.state.iteration
     rows = steps.filter(pl.col("advantage").is_not_null() & (pl.col("response_token_ids").list.len() > 0))
     rows, left_out = trained_rows(config.update, rows, iteration)
     check_rows(rows, vocabulary(run.learner.model))
     samples = samples_from_steps(rows, share_prefixes=config.update.share_prefixes)
-    given = Fixed(_flat(rows, "logprobs"), _flat(rows, "reference_logprobs") if config.update.kl_weight > 0 else None)
+    given = Fixed(old=_flat(rows, "logprobs"))
+    if config.update.kl_weight > 0:
+        given = given._replace(reference=_flat(rows, "reference_logprobs"))
+
+    # 2. The optimiser steps.
     rng = np.random.default_rng([config.seed, iteration, MINI_BATCHES])
     rate = learning_rate(config.optimiser, iteration, config.iterations)
     begin = time.perf_counter()
-    metrics = run.learner.update(samples, rng, rate, run.display.progress, scores=given)
+    metrics = run.learner.update(
+        samples,
+        rng,
+        rate,
+        run.display.progress,
+        scores=given,
+    )
     seconds = time.perf_counter() - begin
+
+    # 3. Metrics.
     if "perf/update_tokens_per_s" in metrics:  # with the passes that scored the tokens before
         scoring = sum(run.seconds.get(name, 0.0) for name in SCORES.values())
         metrics["perf/update_tokens_per_s"] *= seconds / (seconds + scoring)
@@ -319,11 +369,15 @@ def _flat(rows: pl.DataFrame, column: str) -> NDArray[np.float32] | None:
     return values.to_numpy()
 
 
-def _warn_of(run: Run, steps: pl.DataFrame, metrics: dict[str, float]) -> None:
+def _warn_of(
+    run: Run,
+    steps: pl.DataFrame,
+    metrics: dict[str, float],
+) -> None:
     """Warn where metrics tell of a problem."""
     rollout = run.config.rollout
-    gap = 0.0 if rollout.ahead else metrics.get("training/rollout_logprobs_abs_diff_mean", 0.0)
-    if gap > run.config.update.gap_warning:
+    gap = metrics.get("training/rollout_logprobs_abs_diff_mean", 0.0)
+    if not rollout.ahead and gap > run.config.update.gap_warning:  # with `ahead` the policies differ, as intended
         warn(
             f"the engine's log-probabilities differ from the trainer's by {gap:.3f} on average (update.gap_warning = "
             f"{run.config.update.gap_warning}), so the update is off-policy; check the dtypes and whether the engine "
@@ -331,12 +385,17 @@ def _warn_of(run: Run, steps: pl.DataFrame, metrics: dict[str, float]) -> None:
         )
     if metrics.get("actor/skipped", 0.0) > 0:
         warn("skipped an optimiser step whose loss or gradient was not finite")
-    truncated = (steps["prompt_token_ids"].list.len() >= rollout.max_prompt_tokens).mean()
-    if isinstance(truncated, float) and truncated > 0.01:
-        warn(f"{truncated:.1%} of prompts are as long as rollout.max_prompt_tokens and were probably truncated")
+    is_truncated = steps["prompt_token_ids"].list.len() >= rollout.max_prompt_tokens
+    share = is_truncated.sum() / max(is_truncated.count(), 1)
+    if share > 0.01:
+        warn(f"{share:.1%} of prompts are as long as rollout.max_prompt_tokens and were probably truncated")
 
 
-def trained_rows(config: UpdateConfig, rows: pl.DataFrame, iteration: int) -> tuple[pl.DataFrame, dict[str, float]]:
+def trained_rows(
+    config: UpdateConfig,
+    rows: pl.DataFrame,
+    iteration: int,
+) -> tuple[pl.DataFrame, dict[str, float]]:
     """Return the rows that are neither overlong nor stale, and the shares of those that are left out as metrics."""
     reasons: dict[str, pl.Expr] = {}
     if config.overlong == "mask":
@@ -345,9 +404,12 @@ def trained_rows(config: UpdateConfig, rows: pl.DataFrame, iteration: int) -> tu
         reasons["stale"] = iteration - pl.col("policy_version") > config.max_policy_lag
     if not reasons:
         return rows, {}
+
+    # A row without the value that a reason needs is kept.
     flags = rows.select(flag.fill_null(value=False).alias(name) for name, flag in reasons.items())
     shares = {f"training/{flag.name}_ratio": float(flag.sum()) / max(len(flag), 1) for flag in flags}
-    return rows.filter(~flags.select(pl.any_horizontal(pl.all())).to_series()), shares
+    kept = flags.select(~pl.any_horizontal(pl.all())).to_series()
+    return rows.filter(kept), shares
 
 
 def warn(message: str) -> None:

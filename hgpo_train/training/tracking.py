@@ -39,18 +39,28 @@ class Trackers:
         InputError: A configured tracker is not installed, or `metrics.jsonl` cannot be read.
     """
 
-    def __init__(self, config: Config | SftConfig, folder: Path, start: int) -> None:
+    def __init__(
+        self,
+        config: Config | SftConfig,
+        folder: Path,
+        start: int,
+    ) -> None:
+        # An interrupted run has lines of iterations after its checkpoint, which are computed again.
         path = folder / METRICS
         kept = {line["iteration"]: line for line in read_metrics(path) if line["iteration"] < start}
         write_file(path, b"".join(_encode(kept[iteration]) for iteration in sorted(kept)))
         self._lines = open_inside(path, os.O_APPEND)
+
         self._board: Any = None
         if config.tracking.tensorboard and find_spec("tensorboard") is not None:
             from torch.utils.tensorboard import SummaryWriter
 
             self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=start)
-        self._services: list[Any] = []  # wandb and trackio share the functions `init`, `log` and `finish`
-        for name, project in (("wandb", config.tracking.wandb), ("trackio", config.tracking.trackio)):
+
+        # wandb and trackio share the functions `init`, `log` and `finish`.
+        self._services: list[Any] = []
+        for name in ("wandb", "trackio"):
+            project = getattr(config.tracking, name)
             if project is None:
                 continue
             try:
@@ -59,7 +69,13 @@ class Trackers:
                 raise InputError(f"tracking.{name} is set but {name} is not installed; pip install {name}") from error
             extra = {"dir": str(folder), "id": folder.name} if name == "wandb" else {}
             settings = redact_json(asdict(config))
-            service.init(project=project, name=config.name, config=settings, resume="allow", **extra)
+            service.init(
+                project=project,
+                name=config.name,
+                config=settings,
+                resume="allow",
+                **extra,
+            )
             self._services.append(service)
 
     def log(self, metrics: Mapping[str, float], iteration: int) -> None:
@@ -96,12 +112,13 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     lines = []
     for number, line in enumerate(data.split(b"\n")[:-1], 1):
         try:
-            lines.append(msgspec.json.decode(line, type=dict[str, int | float | None]))
+            values = msgspec.json.decode(line, type=dict[str, int | float | None])
         except (ValueError, RecursionError):
-            lines.append({})
-        if type(lines[-1].get("iteration")) is not int:
+            values = {}
+        if type(values.get("iteration")) is not int:  # a bool is an int for isinstance
             raise InputError(f"{path}: line {number} is damaged; remove it, or restore the file from a backup")
-        lines[-1].pop(CHECK, None)
+        values.pop(CHECK, None)
+        lines.append(values)
     return lines
 
 

@@ -66,7 +66,14 @@ class Trainer:
             with another configuration, model, prompt template or data.
     """
 
-    def __init__(self, config: Config, folder: Path, display: Display, *, resume: bool = False) -> None:
+    def __init__(
+        self,
+        config: Config,
+        folder: Path,
+        display: Display,
+        *,
+        resume: bool = False,
+    ) -> None:
         self.config = config
         self.folder = folder
         self._display = display
@@ -86,9 +93,9 @@ class Trainer:
         inputs = {
             **self._env.identity(env_options(config, config.environment.split)),
             "model": stored_model(config.model.path),
-            # The path is a setting; the file behind it must be the same, too, when the run is resumed.
-            **({"chat_template": tokenizer.chat_template} if config.rollout.chat_template else {}),
         }
+        if config.rollout.chat_template:  # its path is a setting; the file behind it must be the same, too
+            inputs["chat_template"] = tokenizer.chat_template
         with removed_if_unused(folder, CONFIG), ExitStack() as resources:
             resources.callback(self._close_environments)
             self._table = resources.enter_context(open_run(folder, config, inputs))
@@ -96,13 +103,24 @@ class Trainer:
             # 2. The policy as the newest checkpoint left it, and its learner.
             with display.stage("load the model"):
                 learner, state = load_policy(self.config, folder)
-            self._run = stages.Run(self.config, folder, display, learner, tokenizer, estimator, state)
+            self._run = stages.Run(
+                self.config,
+                folder,
+                display,
+                learner,
+                tokenizer,
+                estimator,
+                state,
+            )
             free_gpu(config.rollout, learner.optimiser)
 
             # 3. The engine is last: its share is fixed by the plan, and what the learner holds by then is not its own.
             options = dict(config.rollout.engine_options if plan is None else plan.engine_options())
+            if config.rollout.sleep and config.rollout.engine == "vllm":
+                options["enable_sleep_mode"] = True
+            context = TrainableContext(config.model, generation_options(config.rollout), options)
             with display.stage(f"start {config.rollout.engine}"):  # vLLM takes a minute or two
-                self.policy = make_policy(learner.model, tokenizer, _engine_context(config, options))
+                self.policy = make_policy(learner.model, tokenizer, context)
             resources.enter_context(closing(self.policy))
             self._ahead: Future[tuple[pl.DataFrame, float]] | None = None
             self._beside = resources.enter_context(ThreadPoolExecutor(1, "hgpo-rollouts"))
@@ -158,7 +176,8 @@ class Trainer:
             InputError: The data, the rows or the device's memory do not allow training.
             RolloutError: As `stages.collect`.
         """
-        run, config = self._run, self.config
+        run = self._run
+        config = self.config
         learner = run.learner
         begin = time.perf_counter()
         run.seconds.clear()
@@ -198,8 +217,14 @@ class Trainer:
         self._track(metrics | estimated | self._iteration_metrics(steps, metrics))
         if is_best or self._due(config.checkpoint.every):
             with self._display.stage("checkpoint"):
-                weights = learner.model, run.tokenizer, learner.optimiser
-                save_checkpoint(self.folder / CHECKPOINTS, run.state, *weights, config.checkpoint)
+                save_checkpoint(
+                    self.folder / CHECKPOINTS,
+                    run.state,
+                    learner.model,
+                    run.tokenizer,
+                    learner.optimiser,
+                    config.checkpoint,
+                )
 
     def _iteration_metrics(self, steps: pl.DataFrame, updated: dict[str, float]) -> dict[str, float]:
         """Return the metrics of an iteration's rollouts, of its durations and of the device's memory."""
@@ -233,7 +258,15 @@ class Trainer:
 
     def collect(self, state: TrainingState, progress: Callable[[Tally], None]) -> pl.DataFrame:
         """Return the steps of the iteration after a state; see `stages.collect`."""
-        return stages.collect(self._run, state, self._env, self.policy, self._table, progress, self._is_closing.is_set)
+        return stages.collect(
+            self._run,
+            state,
+            self._env,
+            self.policy,
+            self._table,
+            progress,
+            self._is_closing.is_set,
+        )
 
     @cached_property
     def _held_out(self) -> EnvHandle:
@@ -276,12 +309,6 @@ def load_policy(config: Config, folder: Path) -> tuple[Learner, TrainingState]:
     with memory_advice(config):
         state = resume_checkpoint(folder / CHECKPOINTS, model, learner.optimiser, config.checkpoint)
     return learner, state
-
-
-def _engine_context(config: Config, engine_options: dict[str, Any]) -> TrainableContext:
-    if config.rollout.sleep and config.rollout.engine == "vllm":
-        engine_options["enable_sleep_mode"] = True
-    return TrainableContext(config.model, generation_options(config.rollout), engine_options)
 
 
 def free_gpu(config: RolloutConfig, optimiser: torch.optim.Optimizer) -> None:

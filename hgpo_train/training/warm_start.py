@@ -64,7 +64,13 @@ _MARK: Final = ".warm-start"
 """An empty file in a model of this module, which a later call may replace."""
 
 
-def warm_start(folder: Path, config: Config, start: WarmStart, display: Display, model: Path | None = None) -> Path:
+def warm_start(
+    folder: Path,
+    config: Config,
+    start: WarmStart,
+    display: Display,
+    model: Path | None = None,
+) -> Path:
     """Create a small model and train it by imitation.
 
     Args:
@@ -89,7 +95,12 @@ def warm_start(folder: Path, config: Config, start: WarmStart, display: Display,
         with display.stage("create the model"), new_folder(model, replace=_is_ours) as scratch:
             # The same demonstrations, sizes and seed give the same bytes, which `run_sft` compares when it resumes.
             rows = scan_steps(steps).sort("run", "trajectory", "step").select(pl.format("{}\n{}", "prompt", "action"))
-            save_tiny(scratch, rows.collect().to_series().to_list(), start.shape, start.seed)
+            save_tiny(
+                scratch,
+                rows.collect().to_series().to_list(),
+                start.shape,
+                start.seed,
+            )
             (scratch / _MARK).touch()
     settings = replace(
         SftConfig(),
@@ -120,7 +131,12 @@ def _is_ours(model: Path) -> bool:
     return (model / _MARK).is_file()
 
 
-def _demonstrate(folder: Path, config: Config, start: WarmStart, display: Display) -> None:
+def _demonstrate(
+    folder: Path,
+    config: Config,
+    start: WarmStart,
+    display: Display,
+) -> None:
     """Collect demonstrations, one run for each data source; existing ones are not repeated."""
     sources = [{"data": path} for path in start.data] or [{}]
     for number, source in enumerate(sources):

@@ -76,7 +76,8 @@ def exact_columns(case: str) -> list[str]:
 @pytest.mark.parametrize("case", CASES)
 def test_every_configuration_matches_the_recording(case: str) -> None:
     """In float64, and in float32 except in few rows, where the official advantages of equal returns are noise."""
-    steps, recorded = table(case), recording("expected", case)
+    steps = table(case)
+    recorded = recording("expected", case)
     columns = exact_columns(case)
     assert len(columns) > 50
     for column in columns:
@@ -94,7 +95,8 @@ def test_every_configuration_matches_the_recording(case: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("case", GRAPHGPO_CASES)
 def test_every_graphgpo_configuration_matches_the_recording(case: str) -> None:
-    steps, recorded = table(case), recording("graphgpo", case)
+    steps = table(case)
+    recorded = recording("graphgpo", case)
     columns = [name for name in recorded.columns if name.partition("|")[2] in {"x64", "d64"}]
     assert len(columns) > 30
     for column in columns:

@@ -43,7 +43,8 @@ def test_example_estimators_match_plain_python(name) -> None:
 
 
 def test_credit_by_time_to_success() -> None:
-    won, length = {"x", "z", "v"}, {"x": 2, "y": 2, "z": 3, "w": 1, "v": 1}
+    won = {"x", "z", "v"}
+    length = {"x": 2, "y": 2, "z": 3, "w": 1, "v": 1}
     credit = [
         0.5 ** (length[trajectory] - 1 - step) if trajectory in won else 0.0
         for trajectory, step in TABLE.select("trajectory", "step").rows()

@@ -74,9 +74,11 @@ def test_returns_are_discounted_sums(rows, penalty_at, returns, gamma, penalty):
         computed = steps.collect().sort("(row)")[name]
         for members in trajectories(rows):
             cost = [0.0 if rows[i]["action_valid"] else penalty for i in members]
-            reward, after = [2 * rows[i]["reward"] for i in members], cost
+            reward = [2 * rows[i]["reward"] for i in members]
+            after = cost
             if penalty_at == "reward":
-                reward, after = [r - c for r, c in zip(reward, cost, strict=True)], [0.0] * len(cost)
+                reward = [r - c for r, c in zip(reward, cost, strict=True)]
+                after = [0.0] * len(cost)
             for t, i in enumerate(members):
                 expected = sum(gamma**j * r for j, r in enumerate(reward[t:]))
                 if returns == "from_end":

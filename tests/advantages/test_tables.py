@@ -37,7 +37,8 @@ def walks(tasks: int = 12, rollouts: int = 6, seed: int = 0) -> pl.DataFrame:
 
 def same(frame: pl.DataFrame, other: pl.DataFrame, column: str = "advantage") -> bool:
     """Return whether two columns differ by at most 1e-12, and have equal zeros and nulls."""
-    one, two = frame[column], other[column]
+    one = frame[column]
+    two = other[column]
     zeros = (one == 0).equals((two == 0).alias(one.name)) and one.is_null().equals(two.is_null().alias(one.name))
     return zeros and float(abs(one - two).max() or 0) <= 1e-12
 
@@ -253,7 +254,8 @@ def lower(text: str) -> str:
 
 
 def test_a_table_is_written_next_to_the_run(tmp_path: Path) -> None:
-    steps, out = tmp_path / "steps.parquet", tmp_path / "advantages.parquet"
+    steps = tmp_path / "steps.parquet"
+    out = tmp_path / "advantages.parquet"
     walks().write_parquet(steps)
     before = steps.read_bytes()
     specs = [get("hgpo").with_parameters(history_length=1, details=True)]

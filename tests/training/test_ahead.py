@@ -37,7 +37,9 @@ def ahead(config, monkeypatch) -> Config:
 def test_rollouts_run_during_the_update_one_version_behind(ahead, runs, monkeypatch):
     begun: dict[int, Event] = defaultdict(Event)
     module = trainer_module._target()
-    collect, update, overlaps = module.Trainer.collect, module.stages.update, []
+    collect = module.Trainer.collect
+    update = module.stages.update
+    overlaps = []
 
     def announced(self, state, *progress):
         begun[state.iteration].set()
@@ -66,7 +68,8 @@ def test_rollouts_run_during_the_update_one_version_behind(ahead, runs, monkeypa
 def test_a_run_that_fails_keeps_the_rollouts_beside_the_update(ahead, runs, monkeypatch, failing):
     """The rollouts end before the folder is unlocked, and a resumed run trains on each group once."""
     module = trainer_module._target()
-    collect, update = module.Trainer.collect, module.stages.update
+    collect = module.Trainer.collect
+    update = module.stages.update
 
     def fails(self, state, *progress):
         steps = collect(self, state, *progress)

@@ -194,7 +194,8 @@ def test_a_damaged_newest_checkpoint_is_skipped_with_one_warning(pair, tmp_path,
 @given(st.data())
 def test_a_flipped_bit_in_any_file_is_detected(pair, tmp_path_factory, data):
     name, whole = data.draw(st.sampled_from(sorted(contents(pair / "000002").items())))
-    at, bits = data.draw(st.integers(0, len(whole) - 1)), data.draw(st.integers(1, 255))
+    at = data.draw(st.integers(0, len(whole) - 1))
+    bits = data.draw(st.integers(1, 255))
     folder = tmp_path_factory.mktemp("flipped") / "checkpoints"
     shutil.copytree(pair, folder)
     (folder / "000002" / name).write_bytes(whole[:at] + bytes([whole[at] ^ bits]) + whole[at + 1 :])

@@ -69,7 +69,8 @@ class StandIn:
     def __init__(self, model, tokenizer, *, publishes: bool) -> None:
         self._policy = TransformersPolicy(copy.deepcopy(model), tokenizer, GenerationOptions(max_response_tokens=4))
         self._publishes = publishes
-        self.submit, self.collect = self._policy.submit, self._policy.collect
+        self.submit = self._policy.submit
+        self.collect = self._policy.collect
 
     def publish(self, model, version):
         if self._publishes:

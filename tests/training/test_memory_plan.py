@@ -15,8 +15,10 @@ from hgpo_envs.errors import InputError
 from hgpo_train.training.config import Config, load_config, replace, shipped
 from hgpo_train.training.display import Display
 
-torch, transformers = Lazy("torch"), Lazy("transformers")
-memory_plan, trainer = Lazy("hgpo_train.training.memory_plan"), Lazy("hgpo_train.training.trainer")
+torch = Lazy("torch")
+transformers = Lazy("transformers")
+memory_plan = Lazy("hgpo_train.training.memory_plan")
+trainer = Lazy("hgpo_train.training.trainer")
 
 
 @pytest.fixture
@@ -159,7 +161,8 @@ def test_a_run_that_does_not_fit_is_refused_before_anything_is_loaded(monkeypatc
     monkeypatch.setattr("hgpo_train.training.memory_plan.choose_device", lambda name: torch.device("cpu"))
     card = memory_plan.Card("stand-in", int(79.1 * memory_plan.GIB))
     monkeypatch.setattr("hgpo_train.training.memory_plan.this_card", lambda device: card)
-    config, shown = load_config("webshop-7b-hgpo-k4"), Console(record=True, width=200)
+    config = load_config("webshop-7b-hgpo-k4")
+    shown = Console(record=True, width=200)
     message = (
         r"does not fit on stand-in.*16,384 tokens: weights.*lora\.rank = 64.*"
         r"hgpo-verl webshop-7b-hgpo-k4 --gpus 4.*check_memory = false"
@@ -172,7 +175,8 @@ def test_a_run_that_does_not_fit_is_refused_before_anything_is_loaded(monkeypatc
 
 def test_a_configuration_for_gpus_is_refused_without_one(monkeypatch):
     monkeypatch.setattr("torch.accelerator.is_available", lambda: False)
-    config, display = load_config("alfworld-1.5b-grpo"), Display(Console(), 1)
+    config = load_config("alfworld-1.5b-grpo")
+    display = Display(Console(), 1)
     for version, reason in ((None, "is not built for CUDA"), ("12.8", "CUDA 12.8 needs an NVIDIA driver 525 or newer")):
         monkeypatch.setattr("torch.version.cuda", version)
         with pytest.raises(InputError, match=f"alfworld-1.5b-grpo needs a GPU, and torch .*{reason}"):
@@ -182,7 +186,8 @@ def test_a_configuration_for_gpus_is_refused_without_one(monkeypatch):
 
 def test_the_engine_sleeps_and_the_state_returns_for_the_update(monkeypatch):
     plain = load_config("alfworld-1.5b-grpo").rollout
-    rollout, calls = dataclasses.replace(plain, sleep=True, offload_optimiser=True), []
+    rollout = dataclasses.replace(plain, sleep=True, offload_optimiser=True)
+    calls = []
     policy = SimpleNamespace(sleep=lambda: calls.append("sleep"), wake_up=lambda: calls.append("wake_up"))
     learner = SimpleNamespace(optimiser=None, device=torch.device("cuda"))
     moved = "hgpo_train.training.trainer.move_state"

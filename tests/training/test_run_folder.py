@@ -135,7 +135,9 @@ def test_no_file_of_a_run_contains_secrets(config, runs, monkeypatch):
 @pytest.mark.parametrize("name", [*FOLDERS, METRICS, CONFIG, "checkpoints/000001", "checkpoints/000001/trainer"])
 def test_what_is_planted_in_a_training_run_is_never_followed(tmp_path, name, kind):
     """A stranger's run that is resumed: no checkpoint and no other file outside of it changes or disappears."""
-    outside, run, config = tmp_path / "outside", tmp_path / "run", Config()
+    outside = tmp_path / "outside"
+    run = tmp_path / "run"
+    config = Config()
     target = outside / {"checkpoints/000001": "000001", "checkpoints/000001/trainer": "000001/trainer"}.get(name, ".")
     (outside / "000001/trainer").mkdir(parents=True)
     (outside / "000001" / OPTIMISER).write_text("mine")
@@ -155,7 +157,8 @@ def test_what_is_planted_in_a_training_run_is_never_followed(tmp_path, name, kin
 
 def test_every_flipped_bit_of_a_runs_small_files_is_found(tmp_path):
     """Of the configuration, metrics, sessions and summary; an incomplete last line of the metrics is no damage."""
-    run, config = tmp_path / "run", Config()
+    run = tmp_path / "run"
+    config = Config()
     open_run(run, config, {}).close()
     write_config(run, config)
     trackers = Trackers(replace(config, tracking={"tensorboard": False}), run, 0)

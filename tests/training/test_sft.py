@@ -90,7 +90,8 @@ def test_rows_of_a_conversation_are_what_its_policy_reads(demos, sft, tiny):
     chat = {"prompt_style": "chat", "system_prompt": "Be brief."}
     rows = tokenise(demonstrations(demos, sft), tokenizer, 4096, chat)
     for _, trajectory in rows.group_by("trajectory"):
-        text, before = "<|im_start|>system\nBe brief.<|im_end|>\n", 1
+        text = "<|im_start|>system\nBe brief.<|im_end|>\n"
+        before = 1
         for row in trajectory.sort("step").iter_rows(named=True):
             text += f"<|im_start|>user\n{row['prompt']}<|im_end|>\n<|im_start|>assistant\n"
             assert tokenizer.decode(row["prompt_token_ids"]) == text
@@ -160,7 +161,8 @@ def test_the_loss_falls_and_an_interrupted_run_ends_in_the_same_bytes(demos, sft
 @pytest.mark.slow
 def test_an_existing_run_is_not_resumed_with_other_inputs(demos, sft, tmp_path):
     """Another seed, rate or data is a one-line error; weights and configuration are unchanged."""
-    steps, run = tmp_path / "steps", tmp_path / "run"
+    steps = tmp_path / "steps"
+    run = tmp_path / "run"
     shutil.copytree(demos, steps)
     sft = replace(sft, update={"epochs": 1})
     train(sft, steps, run)

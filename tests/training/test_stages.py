@@ -103,7 +103,8 @@ def test_what_a_stage_left_is_read_again(small, runs, monkeypatch):
         with pytest.raises(Killed):
             runs.train(config)
     folder = runs.folder / "run"
-    (scores,), (advantages,) = files_of(folder, "scores"), files_of(folder, "advantages")
+    (scores,) = files_of(folder, "scores")
+    (advantages,) = files_of(folder, "advantages")
     before = [path.stat().st_mtime_ns for path in (scores, advantages)]
     assert set(read_table(scores).columns) == {
         "run", "trajectory", "step", "entropy", "entropies", "logprobs", "reference_logprobs"

@@ -239,7 +239,8 @@ def test_stages_alone_on_what_the_one_before_left_on_disk_end_in_the_same_weight
     """`hgpo advantages` and `hgpo train --steps` on each iteration's shard, twice, beside `hgpo train`."""
     config = replace(config, iterations=2, evaluation={"every": 0})
     runs.train(config, "whole")
-    path, alone = runs.folder / "config.toml", runs.folder / "alone"
+    path = runs.folder / "config.toml"
+    alone = runs.folder / "alone"
     path.write_text(to_toml(config))
     for number, resume in enumerate(([], ["--resume"])):
         shard = runs.folder / "whole" / "steps" / f"steps-{number:06d}.parquet"
@@ -310,7 +311,9 @@ def test_a_run_killed_at_random_moments_ends_in_the_same_bytes(config, runs):
     assert code == 0, errors
     calls = int(output.rpartition(" ")[2])
     assert calls > 100
-    moments, kills, command = random.Random(1), 0, ("train", path, "--out", killed, "--resume")
+    moments = random.Random(1)
+    kills = 0
+    command = ("train", path, "--out", killed, "--resume")
     for _ in range(sample_or_all(2, 20)):
         code, _, errors = killed_command(killed, moments.randrange(1, calls // 2), *command)
         assert code in (0, -signal.SIGKILL), errors
@@ -560,7 +563,8 @@ def test_training_with_a_custom_estimator(config, runs, tmp_path, monkeypatch):
     """A module in the working directory."""
     (tmp_path / "estimators_of_the_test.py").write_text(MINE)
     monkeypatch.chdir(tmp_path)
-    estimator, parameters = "estimators_of_the_test:late", {"scale": 3, "name": "xyz"}
+    estimator = "estimators_of_the_test:late"
+    parameters = {"scale": 3, "name": "xyz"}
     advantage = {"estimator": estimator, "parameters": parameters}
     config = replace(config, iterations=2, evaluation={"every": 0}, advantage=advantage)
     runs.train(config)

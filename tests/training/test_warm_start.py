@@ -27,7 +27,8 @@ SHAPE = TinyShape(vocabulary=512, width=32, layers=1, heads=1, key_value_heads=1
 @pytest.mark.slow
 def test_stages_continue_and_parts_are_reused_only_with_equal_settings(tmp_path):
     """Each data source is demonstrated equally and only once; a second stage trains the model of the first."""
-    config, display = load_config("tiny-webshop"), Display(Console(file=io.StringIO()), 1)
+    config = load_config("tiny-webshop")
+    display = Display(Console(file=io.StringIO()), 1)
     data = (str(bundled_folder()), str(bundled_folder()))
     start = WarmStart(data=data, demonstrations=12, rows="all", epochs=2, batch=8, shape=SHAPE)
     first = warm_start(tmp_path / "first", config, start, display)
@@ -96,7 +97,10 @@ def test_the_bundled_models_solve_tasks(name, least, tmp_path):
 
 def test_the_verdict_claims_an_improvement_only_beyond_chance():
     """Games are paired: what counts is by how much their differences vary."""
-    some, none, most, noisy = [0.25] * 30 + [0.5] * 6, [0.0] * 36, [0.75] * 36, [0.0, 0.0, 1.0] * 12
+    some = [0.25] * 30 + [0.5] * 6
+    none = [0.0] * 36
+    most = [0.75] * 36
+    noisy = [0.0, 0.0, 1.0] * 12
     for before, after, words in (
         (some, most, "became better"),
         (most, some, "became worse"),

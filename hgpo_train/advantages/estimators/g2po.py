@@ -67,12 +67,14 @@ def g2po(
     **_: Unpack[CallOptions],
 ) -> pl.LazyFrame:
     """Compare episode scores of a task, and gains along the edges of its state graph."""
-    node, reward = within("history_hash_0"), pl.col("episode_return")
+    node = within("history_hash_0")
+    reward = pl.col("episode_return")
     discount = rounded(gamma ** (pl.col("steps_left") + 1).cast(pl.Float64), precision)
     steps = mean(steps, "value", rounded(discount * reward, precision), node)  # rounded as in the official code
     end = pl.when(reward == success_reward).then(success_reward).otherwise(0.0)
     steps = steps.with_columns(pl.coalesce(neighbour("value", 1), end).alias("(after)"))
-    after, value = pl.col("(after)"), pl.col("value")
+    after = pl.col("(after)")
+    value = pl.col("value")
     steps = grpo.function(steps, mode=mode, cross_steps=cross_steps, ddof=ddof, epsilon=epsilon, precision=precision)
     steps = steps.with_columns(episode="advantage")
     cost = pl.col("penalty")

@@ -58,6 +58,7 @@ def gigpo(
     group = within("history_hash_0")
     if similarity:
         similar = clusters({"cluster": pl.col("state")}, similarity_threshold)
-        steps, group = steps.with_columns(similar.struct.field("cluster")), within("cluster")
+        steps = steps.with_columns(similar.struct.field("cluster"))
+        group = within("cluster")
     steps = normalise(steps, "step", "return", group, mode=mode, ddof=ddof, epsilon=epsilon, alone=0.0)
     return steps.with_columns(advantage=episode_weight * pl.col("episode") + step_weight * pl.col("step"))

@@ -151,10 +151,12 @@ def _distances(nodes: Sequence[pl.Series]) -> pl.Series:
     distance = np.full(len(numbers), -1, np.int32)
     distance[goal] = reached = 0
     known = (state.is_not_null() & after.is_not_null()).to_numpy()
-    source, target = before[known], behind[known]
+    source = before[known]
+    target = behind[known]
     while True:
         unreached = distance[source] < 0
-        source, target = source[unreached], target[unreached]
+        source = source[unreached]
+        target = target[unreached]
         nearer = source[distance[target] == reached]
         if not len(nearer):
             break

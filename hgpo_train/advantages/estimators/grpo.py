@@ -45,7 +45,8 @@ def grpo(
     **_: Unpack[SharedOptions],
 ) -> pl.LazyFrame:
     """Compare episode scores of a task."""
-    score, sample = pl.col("episode_score"), None if cross_steps else pl.col("first")
+    score = pl.col("episode_score")
+    sample = None if cross_steps else pl.col("first")
     lone = score
     if mode == "mean_std_norm":
         lone = score / (1 + epsilon if precision == "float64" else float(np.float32(1 + epsilon)))

@@ -11,7 +11,9 @@ attention is causal.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Final, Literal
 
 import numpy as np
@@ -108,27 +110,40 @@ def check_rows(steps: pl.DataFrame, vocabulary: int) -> None:
             one for each response token, or NaN, or positive.
     """
     for name in ("prompt_token_ids", "response_token_ids"):
-        ids = steps[name].explode().drop_nulls().to_numpy()
-        if len(ids) and (ids.min() < 0 or ids.max() >= vocabulary):
-            outside = ids.min() if ids.min() < 0 else ids.max()
-            raise InputError(f"expected {name} from 0 to {vocabulary - 1}, received {outside}; check the tokenizer")
+        ids = steps[name].explode()
+        outside = ids.filter((ids < 0) | (ids >= vocabulary))
+        if len(outside):
+            raise InputError(f"expected {name} from 0 to {vocabulary - 1}, received {outside[0]}; check the tokenizer")
+
     if not (steps["prompt_token_ids"].list.len().fill_null(0) > 0).all():
         raise InputError("expected prompts of at least one token, received an empty one")
-    advantage = pl.Series([]) if "advantage" not in steps.columns else steps["advantage"]
-    if not advantage.cast(pl.Float32).is_finite().fill_null(value=False).all():
-        raise InputError("expected finite advantages, received one that is not")
-    if steps.schema.get("response_logprobs", pl.Null) != pl.Null:
+
+    # The loss is float32, in which a finite float64 can be infinite.
+    if "advantage" in steps.columns:
+        finite = steps["advantage"].cast(pl.Float32).is_finite()
+        if not finite.fill_null(value=False).all():
+            raise InputError("expected finite advantages, received one that is not")
+
+    if _has_logprobs(steps):
         _check_logprobs(steps["response_logprobs"], steps["response_token_ids"].list.len())
+
+
+def _has_logprobs(steps: pl.DataFrame) -> bool:
+    return steps.schema.get("response_logprobs", pl.Null) != pl.Null
 
 
 def _check_logprobs(logprobs: pl.Series, tokens: pl.Series) -> None:
     """Raise `InputError` if rows with log-probabilities have not one for each token, of at most 0."""
     numbers = logprobs.list.len()
-    if (wrong := (numbers > 0) & (numbers != tokens)).any():
-        found, expected = numbers.filter(wrong)[0], tokens.filter(wrong)[0]
+    wrong = (numbers > 0) & (numbers != tokens)
+    if wrong.any():
+        found = numbers.filter(wrong)[0]
+        expected = tokens.filter(wrong)[0]
         raise InputError(f"expected response_logprobs for each of {expected} response tokens, received {found}")
+
+    # NaN and null are impossible, too: Polars takes NaN as larger than any number.
     values = logprobs.filter(numbers > 0).explode()
-    possible = (values <= _ROUNDING).fill_null(value=False)  # NaN is not
+    possible = (values <= _ROUNDING).fill_null(value=False)
     if not possible.all():
         found = values.filter(~possible)[0]
         raise InputError(f"expected response_logprobs of at most 0, received {found}; check the engine that wrote them")
@@ -146,27 +161,33 @@ def samples_from_steps(steps: pl.DataFrame, *, share_prefixes: bool = False) -> 
     prompt, prompt_length = _ragged(steps["prompt_token_ids"], np.int32)
     response, response_length = _ragged(steps["response_token_ids"], np.int32)
     length = prompt_length + response_length
-    start = np.concatenate([[0], np.cumsum(length)])
-    response_start = np.concatenate([[0], np.cumsum(response_length)])
-    tokens = np.empty(int(start[-1]), np.int32)
-    is_prompt = np.arange(int(start[-1])) - np.repeat(start[:-1], length) < np.repeat(prompt_length, length)
-    tokens[is_prompt], tokens[~is_prompt] = prompt, response
-    advantage = steps["advantage"].cast(pl.Float64).to_numpy() if "advantage" in steps.columns else np.ones(len(steps))
-    logprob = np.full(int(response_start[-1]), np.nan, np.float32)
-    if "response_logprobs" in steps.columns and steps.schema["response_logprobs"] != pl.Null:
+    start = np.append(0, np.cumsum(length))
+    response_start = np.append(0, np.cumsum(response_length))
+
+    # Each row is its prompt followed by its response. Both lists are flat and in the order of rows, so that one mask
+    # places all prompts and all responses at once.
+    tokens = np.empty(start[-1], np.int32)
+    is_prompt = _counted(length) < np.repeat(prompt_length, length)
+    tokens[is_prompt] = prompt
+    tokens[~is_prompt] = response
+
+    advantage = np.ones(len(steps))
+    if "advantage" in steps.columns:
+        advantage = steps["advantage"].cast(pl.Float64).to_numpy()
+
+    logprob = np.full(response_start[-1], np.nan, np.float32)
+    if _has_logprobs(steps):
         values, lengths = _ragged(steps["response_logprobs"], np.float32)
-        logprob[np.repeat(lengths > 0, response_length)] = np.maximum(values, _LEAST)
+        reported = np.repeat(lengths > 0, response_length)
+        logprob[reported] = np.maximum(values, _LEAST)
+
     sequence = np.arange(len(length))
-    if share_prefixes:
-        ends = [not _begins(tokens, start, row) for row in range(len(length) - 1)]
-        sequence = np.cumsum(np.array([False, *ends], np.int64))[: len(length)]
+    if share_prefixes and len(length):
+        rows = np.split(tokens, start[1:-1])
+        # A row that its predecessor does not begin starts a new sequence.
+        is_new = [not np.array_equal(row, following[: len(row)]) for row, following in pairwise(rows)]
+        sequence = np.cumsum([0, *is_new])
     return Samples(tokens, start, prompt_length, response_start, advantage, logprob, sequence)
-
-
-def _begins(tokens: NDArray[np.int32], start: NDArray[np.int64], row: int) -> bool:
-    """Return whether the tokens of a row begin those of the next one."""
-    first, following, end = start[row : row + 3]
-    return bool(np.array_equal(tokens[first:following], tokens[following:end][: following - first]))
 
 
 def _ragged(column: pl.Series, dtype: type) -> tuple[NDArray[np.generic], NDArray[np.int64]]:
@@ -177,7 +198,10 @@ def _ragged(column: pl.Series, dtype: type) -> tuple[NDArray[np.generic], NDArra
 
 
 def mini_batches(
-    rows: NDArray[np.int64], size: int, generator: np.random.Generator, sequence: NDArray[np.int64] | None = None
+    rows: NDArray[np.int64],
+    size: int,
+    generator: np.random.Generator,
+    sequence: NDArray[np.int64] | None = None,
 ) -> list[NDArray[np.int64]]:
     """Shuffle rows into as few mini-batches of at most `size` rows as possible, whose sizes differ by at most one.
 
@@ -186,19 +210,26 @@ def mini_batches(
     >>> [len(part) for part in mini_batches(np.arange(10), 4, np.random.default_rng(0))]
     [4, 3, 3]
     """
-    number = max(1, -(-len(rows) // size))
+    number = max(1, math.ceil(len(rows) / size))
     if sequence is None or len(np.unique(sequence[rows])) == len(rows):
         return np.array_split(generator.permutation(rows), number)
+
+    # The shuffled sequences lie side by side on a line as long as the number of rows, which is cut into equal parts.
+    # A sequence belongs to the part that its middle is in.
     _, unit, count = np.unique(sequence[rows], return_inverse=True, return_counts=True)
     order = generator.permutation(len(count))
     middle = np.cumsum(count[order]) - count[order] / 2
     batch = np.empty(len(count), np.int64)
     batch[order] = middle * number // len(rows)
-    return [rows[batch[unit] == each] for each in range(number) if (batch == each).any()]
+    return [rows[batch[unit] == each] for each in np.unique(batch)]
 
 
 def micro_batches(
-    samples: Samples, rows: NDArray[np.int64], *, max_tokens: int, layout: Layout = "padded"
+    samples: Samples,
+    rows: NDArray[np.int64],
+    *,
+    max_tokens: int,
+    layout: Layout = "padded",
 ) -> Iterator[MicroBatch]:
     """Split rows into micro-batches, longest sequences first, so that running out of memory happens in the first batch.
 
@@ -214,17 +245,22 @@ def micro_batches(
         The micro-batches. Together they contain every response token of `rows` once.
     """
     rows = rows[samples.response_length[rows] > 0]
+
+    # 1. The sequences of the rows (`unit` is each row's), longest first, and of equal ones the first in `rows`.
     _, first, unit = np.unique(samples.sequence[rows], return_index=True, return_inverse=True)
     longest = np.zeros(len(first), np.int64)
     np.maximum.at(longest, unit, samples.length[rows])
     order = np.lexsort((first, -longest))
     while len(order):
+        # 2. As many of them as fit: padding makes all as long as the first.
         length = longest[order]
         if layout == "padded":
-            number = max_tokens // int(length[0])
+            number = max_tokens // length[0]
         else:
-            number = int(np.searchsorted(np.cumsum(length), max_tokens, side="right"))
+            number = np.searchsorted(np.cumsum(length), max_tokens, side="right")
         chosen, order = np.split(order, [max(1, number)])
+
+        # 3. Their rows, sequence after sequence; `place` is a sequence's number in the micro-batch, or -1.
         place = np.full(len(first), -1)
         place[chosen] = np.arange(len(chosen))
         members = np.flatnonzero(place[unit] >= 0)
@@ -232,18 +268,40 @@ def micro_batches(
         yield _micro_batch(samples, rows[members], place[unit[members]], layout)
 
 
-def _micro_batch(samples: Samples, rows: NDArray[np.int64], sequence: NDArray[np.int64], layout: Layout) -> MicroBatch:
+def _micro_batch(
+    samples: Samples,
+    rows: NDArray[np.int64],
+    sequence: NDArray[np.int64],
+    layout: Layout,
+) -> MicroBatch:
     """Return the micro-batch of rows; `sequence` numbers the sequences of the rows from 0, in ascending order."""
+    # The longest row of each sequence contains the tokens of the others, so that only its tokens are computed.
     by_length = rows[np.lexsort((samples.length[rows], sequence))]
-    last = by_length[np.append(np.flatnonzero(np.diff(sequence)), len(rows) - 1)]  # the longest row of each sequence
-    length, answer = samples.length[last], samples.response_length[rows]
-    height, width = (len(last), int(length.max())) if layout == "padded" else (1, int(length.sum()))
-    first = np.arange(len(last)) * width if layout == "padded" else np.cumsum(length) - length
-    position, offset = _counted(length), _counted(answer)
+    ends = np.append(np.flatnonzero(np.diff(sequence)), len(rows) - 1)
+    last = by_length[ends]
+    length = samples.length[last]
+
+    # The input as one flat array; `first` is where each sequence begins in it.
+    if layout == "padded":
+        height = len(last)
+        width = int(length.max())
+        first = np.arange(height) * width
+    else:
+        height = 1
+        width = int(length.sum())
+        first = np.cumsum(length) - length
+
+    # Positions begin at 0 in every sequence, and go on in its padding.
+    position = _counted(length)
+    place = np.repeat(first, length) + position
     position_ids = np.tile(np.arange(width), height)
-    position_ids[np.repeat(first, length) + position] = position
+    position_ids[place] = position
     input_ids = np.zeros(height * width, np.int64)
-    input_ids[np.repeat(first, length) + position] = samples.tokens[np.repeat(samples.start[last], length) + position]
+    input_ids[place] = samples.tokens[np.repeat(samples.start[last], length) + position]
+
+    # Each response token is predicted by the output before it, the first one by that of the prompt's last token.
+    answer = samples.response_length[rows]
+    offset = _counted(answer)
     source = np.repeat(first[sequence] + samples.prompt_length[rows] - 1, answer) + offset
     return MicroBatch(
         input_ids=torch.from_numpy(input_ids.reshape(height, width)),

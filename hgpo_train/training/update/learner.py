@@ -57,7 +57,12 @@ class Learner(TokenScorer):
     """
 
     def __init__(
-        self, model: Model, config: Config | SftConfig, *, temperature: float = 1.0, reference: bool | None = None
+        self,
+        model: Model,
+        config: Config | SftConfig,
+        *,
+        temperature: float = 1.0,
+        reference: bool | None = None,
     ) -> None:
         super().__init__(model, config, temperature=temperature)
         keep = config.update.kl_weight > 0 if reference is None else reference
@@ -108,26 +113,33 @@ class Learner(TokenScorer):
         rows = np.flatnonzero(samples.response_length > 0)
         if not len(rows):
             return {"actor/optimiser_steps": 0.0}
+
+        # 1. What the loss takes as given, before the first step changes the policy.
         fixed, metrics = self._fixed(samples, self.fixed_scores(samples) if scores is None else scores)
+
+        # 2. One optimiser step per mini-batch.
         update_begin = time.perf_counter()
         if rate is not None:
             self.set_learning_rate(rate)
-        batches = [
-            batch
-            for _ in range(config.epochs)
-            for batch in mini_batches(rows, config.mini_batch_size, rng, samples.sequence)
-        ]
+        batches: list[NDArray[np.int64]] = []
+        for _ in range(config.epochs):
+            batches += mini_batches(rows, config.mini_batch_size, rng, samples.sequence)
         steps = []
         for done, batch in enumerate(batches):
             steps.append(self.step(samples, batch, fixed))
             if progress is not None:
                 progress(done + 1, len(batches))
-        metrics |= {name: float(np.mean([step[name] for step in steps])) for name in steps[0]}
-        metrics |= {"actor/lr": self.optimiser.param_groups[0]["lr"], "actor/optimiser_steps": float(len(steps))}
         end = time.perf_counter()
-        computed, total = float(samples.sequence_length.sum()), float(samples.start[-1])
-        metrics |= {"perf/update_tokens_per_s": computed / (end - begin), "perf/shared_tokens": 1.0 - computed / total}
-        if (peak := peak_flops(self.device, self.dtype)) is not None:
+
+        # 3. Metrics: means over optimiser steps, and throughput.
+        metrics |= {name: float(np.mean([step[name] for step in steps])) for name in steps[0]}
+        metrics["actor/lr"] = self.optimiser.param_groups[0]["lr"]
+        metrics["actor/optimiser_steps"] = float(len(steps))
+        computed = float(samples.sequence_length.sum())
+        metrics["perf/update_tokens_per_s"] = computed / (end - begin)
+        metrics["perf/shared_tokens"] = 1.0 - computed / float(samples.start[-1])
+        peak = peak_flops(self.device, self.dtype)
+        if peak is not None:
             flops = model_flops(self.model, samples.sequence_length, samples.response_length) * config.epochs
             metrics["perf/mfu/actor"] = flops / (end - update_begin) / peak  # as verl's: without scoring
         return metrics
@@ -161,7 +173,12 @@ class Learner(TokenScorer):
         for group in self.optimiser.param_groups:
             group["lr"] = rate
 
-    def step(self, samples: Samples, rows: NDArray[np.int64], fixed: Fixed) -> dict[str, float]:
+    def step(
+        self,
+        samples: Samples,
+        rows: NDArray[np.int64],
+        fixed: Fixed,
+    ) -> dict[str, float]:
         """Take one optimiser step on a mini-batch, with the gradient accumulated over micro-batches.
 
         The step is skipped and counted (`actor/skipped`) if the loss or the gradient is not finite. Arguments and
@@ -177,7 +194,12 @@ class Learner(TokenScorer):
         metrics = {f"actor/{name}": value for name, value in parts.items()}
         return metrics | {"actor/grad_norm": norm, "actor/skipped": float(not finite)}
 
-    def accumulate(self, samples: Samples, rows: NDArray[np.int64], fixed: Fixed) -> dict[str, float]:
+    def accumulate(
+        self,
+        samples: Samples,
+        rows: NDArray[np.int64],
+        fixed: Fixed,
+    ) -> dict[str, float]:
         """Add the gradient of a mini-batch's loss to the parameters' gradients.
 
         Args:
@@ -189,17 +211,17 @@ class Learner(TokenScorer):
             The loss, its parts, and means over response tokens, by name (`policy_loss`).
         """
         config = self.config.update
+        # A token's weight is that in the whole mini-batch, so that the sum of the micro-batches' losses is its loss.
         row_weight = np.zeros(len(samples))
         row_weight[rows] = token_weights(samples.response_length[rows], config.aggregation)
+        tokens = int(samples.response_length[rows].sum())
         self.model.train()
         sums: dict[str, float] = {}
-        tokens = int(samples.response_length[rows].sum())
         for micro in self.micro_batches(samples, rows):
             with memory_advice(self.config):
                 logprob, entropy = self.forward(self.model, micro, entropy_gradient=config.entropy_weight != 0)
-                old, reference, rollout_is = (
-                    None if values is None else self._tensor(values[micro.token]) for values in fixed
-                )
+                given = [None if values is None else self._tensor(values[micro.token]) for values in fixed]
+                old, reference, rollout_is = given
                 loss, parts, totals = policy_loss(
                     logprob,
                     entropy,
@@ -212,7 +234,8 @@ class Learner(TokenScorer):
                     torch.from_numpy(micro.row).to(self.device),
                 )
                 loss.backward()  # type: ignore[no-untyped-call]
-            for name, value in (parts | {name: total / tokens for name, total in totals.items()}).items():
+            means = {name: total / tokens for name, total in totals.items()}
+            for name, value in (parts | means).items():
                 sums[name] = sums.get(name, 0.0) + float(value)
         return sums
 

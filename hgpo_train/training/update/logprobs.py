@@ -26,7 +26,12 @@ if TYPE_CHECKING:
 
 
 def head_logprobs(
-    head: Callable[[Tensor], Tensor], hidden: Tensor, target: Tensor, *, temperature: float, entropy_gradient: bool
+    head: Callable[[Tensor], Tensor],
+    hidden: Tensor,
+    target: Tensor,
+    *,
+    temperature: float,
+    entropy_gradient: bool,
 ) -> tuple[Tensor, Tensor]:
     """Return log softmax(z / T)[y] and the entropy of softmax(z / T), where z = head(hidden), at least in float32.
 
@@ -71,10 +76,12 @@ def response_logprobs(
     hidden = last_hidden_states(model, input_ids, position_ids).flatten(0, 1)[source]
     output_layer = unwrap_peft(model).get_output_embeddings()
     head = partial(head_logprobs, output_layer, temperature=temperature, entropy_gradient=entropy_gradient)
-    parts, size = [], chunk or len(target)
+    size = chunk or len(target)
+    parts = []
     for part, tokens in zip(torch.split(hidden, size), torch.split(target, size), strict=True):
         if chunk and torch.is_grad_enabled():
             parts.append(checkpoint(head, part, tokens, use_reentrant=False, preserve_rng_state=False))
         else:
             parts.append(head(part, tokens))
-    return torch.cat([logprob for logprob, _ in parts]), torch.cat([entropy for _, entropy in parts])
+    logprobs, entropies = zip(*parts, strict=True)
+    return torch.cat(logprobs), torch.cat(entropies)

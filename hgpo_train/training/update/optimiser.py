@@ -23,20 +23,19 @@ def make_optimiser(model: nn.Module, config: OptimiserConfig) -> torch.optim.Ada
     Its moments are allocated here and not in the first step, so that a lack of memory shows before any rollout.
     """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    first, second = config.betas
     fused = parameters[0].is_cuda  # one kernel for all parameters; faster on GPUs
     optimiser = torch.optim.AdamW(
         parameters,
         lr=config.learning_rate,
-        betas=(first, second),
+        betas=config.betas,
         eps=config.epsilon,
         weight_decay=config.weight_decay,
         fused=fused,
     )
     for parameter in parameters:
         step = torch.tensor(0.0, device=parameter.device if fused else "cpu")
-        moments = {name: torch.zeros_like(parameter, memory_format=torch.preserve_format) for name in _MOMENTS[1:]}
-        optimiser.state[parameter] = {"step": step, **moments}
+        zeros = [torch.zeros_like(parameter, memory_format=torch.preserve_format) for _ in range(2)]
+        optimiser.state[parameter] = dict(zip(_MOMENTS, [step, *zeros], strict=True))
     return optimiser
 
 
@@ -57,7 +56,11 @@ def learning_rate(config: OptimiserConfig, iteration: int, iterations: int) -> f
     if iteration < warmup:
         return config.learning_rate * (iteration + 1) / warmup
     progress = (iteration - warmup) / max(iterations - warmup, 1)
-    shape = {"constant": 1.0, "linear": 1.0 - progress, "cosine": 0.5 * (1.0 + math.cos(math.pi * progress))}
+    shape = {
+        "constant": 1.0,
+        "linear": 1.0 - progress,
+        "cosine": 0.5 * (1.0 + math.cos(math.pi * progress)),
+    }
     return config.learning_rate * shape[config.schedule]
 
 
@@ -83,12 +86,17 @@ def optimiser_tensors(model: nn.Module, optimiser: torch.optim.Optimizer) -> dic
     }
 
 
-def restore_optimiser(model: nn.Module, optimiser: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
+def restore_optimiser(
+    model: nn.Module,
+    optimiser: torch.optim.Optimizer,
+    tensors: dict[str, Tensor],
+) -> None:
     """Restore the state that `optimiser_tensors` returned; raise `InputError` if it is another model's."""
     trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     expected = {f"state.{name}.{moment}" for name in trained for moment in _MOMENTS}
-    if odd := sorted(name.removeprefix("state.").rpartition(".")[0] for name in tensors.keys() ^ expected):
-        raise InputError(f"the optimiser's state belongs to another model: {odd[0]!r} is in only one of them")
+    if odd := tensors.keys() ^ expected:
+        parameter = min(odd).removeprefix("state.").rpartition(".")[0]
+        raise InputError(f"the optimiser's state belongs to another model: {parameter!r} is in only one of them")
     # torch numbers parameters in the optimiser's order, which is the model's, and moves the state to their devices.
     state = {
         number: {moment: tensors[f"state.{name}.{moment}"] for moment in _MOMENTS}

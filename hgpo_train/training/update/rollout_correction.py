@@ -67,6 +67,7 @@ def rollout_correction(
     >>> rollout_correction(old, rollout, np.array([0, 2, 3]), "sequence")[0].round(2).tolist()
     [1.5, 1.5, 1.0]
     """
+    # 1. Ratios of tokens and of responses.
     with np.errstate(invalid="ignore"):  # the difference of two infinities is unknown
         log_ratio = old_logprob.astype(np.float64) - rollout_logprob
     log_ratio = np.nan_to_num(log_ratio.clip(-_FAR, _FAR), nan=-np.inf)
@@ -76,13 +77,18 @@ def rollout_correction(
     log_ratio = log_ratio.clip(-_LOG_LIMIT, _LOG_LIMIT)
     tokens: NDArray[np.float64] = np.exp(log_ratio)
     responses = np.exp(sums.clip(-_LOG_LIMIT, _LOG_LIMIT))
+
+    # 2. Weights: ratios up to the threshold, or 0 where a mask leaves them out.
     by_token = level.startswith("token")
     weight = tokens if by_token else np.repeat(responses, lengths)
     masks = level.endswith("_mask")
     masked = masks & ((weight < least) | (weight > threshold))
     weight = np.where(masked, 0.0, weight.clip(max=threshold))
+
+    # 3. Statistics. An empty response has the ratio 1, which is that of nothing.
     sequences = responses[lengths > 0]
-    ratio, extreme = (tokens, weight) if by_token else (sequences, sequences)
+    ratio = tokens if by_token else sequences
+    extreme = weight if by_token else sequences
     values = {
         "rollout_is_mean": weight.mean(),
         "rollout_is_max": extreme.max(),

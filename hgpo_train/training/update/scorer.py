@@ -43,7 +43,12 @@ class TokenScorer:
     """
 
     def __init__(
-        self, model: Model, config: Config | SftConfig, *, temperature: float = 1.0, reference: Model | None = None
+        self,
+        model: Model,
+        config: Config | SftConfig,
+        *,
+        temperature: float = 1.0,
+        reference: Model | None = None,
     ) -> None:
         self.config = config
         self.temperature = temperature
@@ -69,6 +74,7 @@ class TokenScorer:
             return self._scores(self.model, samples)
         if self.reference is None:
             raise InputError("expected a reference model for reference_logprobs, received none; name one (--reference)")
+        # A model with adapters is its own reference while they are disabled.
         is_adapted = self.reference is self.model
         with self.model.disable_adapter() if is_adapted else nullcontext():
             return self._scores(self.reference, samples)
@@ -83,7 +89,8 @@ class TokenScorer:
 
     def _scores(self, model: Model, samples: Samples) -> TokenScores:
         model.eval()
-        scores = TokenScores(*(np.zeros(len(samples.rollout_logprob), np.float32) for _ in range(2)))
+        tokens = len(samples.rollout_logprob)
+        scores = TokenScores(np.zeros(tokens, np.float32), np.zeros(tokens, np.float32))
         with torch.no_grad(), memory_advice(self.config):
             for micro in self.micro_batches(samples, np.arange(len(samples))):
                 found = self.forward(model, micro, entropy_gradient=False)
@@ -91,14 +98,23 @@ class TokenScorer:
                     values[micro.token] = part.cpu().numpy()
         return scores
 
-    def forward(self, model: Model, micro: MicroBatch, *, entropy_gradient: bool) -> tuple[Tensor, Tensor]:
+    def forward(
+        self,
+        model: Model,
+        micro: MicroBatch,
+        *,
+        entropy_gradient: bool,
+    ) -> tuple[Tensor, Tensor]:
         """Return the log-probabilities and entropies of a micro-batch's tokens, float32 of shape (tokens,)."""
-        inputs = (part.to(self.device) for part in (micro.input_ids, micro.position_ids, micro.source, micro.target))
-        half = self.dtype != torch.float32
-        with torch.autocast(self.device.type, self.dtype, enabled=half):
+        # Weights are float32; products are computed in the compute dtype, as in the update.
+        is_half = self.dtype != torch.float32
+        with torch.autocast(self.device.type, self.dtype, enabled=is_half):
             return response_logprobs(
                 model,
-                *inputs,
+                micro.input_ids.to(self.device),
+                micro.position_ids.to(self.device),
+                micro.source.to(self.device),
+                micro.target.to(self.device),
                 temperature=self.temperature,
                 entropy_gradient=entropy_gradient,
                 chunk=self.config.update.logits_at_a_time,
@@ -106,10 +122,19 @@ class TokenScorer:
 
     def micro_batches(self, samples: Samples, rows: NDArray[np.int64]) -> Iterator[MicroBatch]:
         """Split rows into micro-batches of the configured size."""
-        return micro_batches(samples, rows, max_tokens=self.config.update.micro_batch_tokens, layout=self.layout)
+        return micro_batches(
+            samples,
+            rows,
+            max_tokens=self.config.update.micro_batch_tokens,
+            layout=self.layout,
+        )
 
 
-def _layout_of(model: Model, wanted: Literal["auto"] | Layout, dtype: torch.dtype) -> Layout:
+def _layout_of(
+    model: Model,
+    wanted: Literal["auto"] | Layout,
+    dtype: torch.dtype,
+) -> Layout:
     """Return how rows are laid out: packed if asked for, or if a kernel computes packed rows and the model can.
 
     Raises:

@@ -9,12 +9,21 @@ import torch
 from hgpo_train.models.hf import unwrap_peft
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import numpy as np
     from numpy.typing import NDArray
 
     from hgpo_train.models.hf import Model
 
-_DENSE_BF16: Final = {"H200": 989e12, "H100": 989e12, "H20": 148e12, "B200": 2250e12, "A100": 312e12, "A800": 312e12}
+_DENSE_BF16: Final = {
+    "H200": 989e12,
+    "H100": 989e12,
+    "H20": 148e12,
+    "B200": 2250e12,
+    "A100": 312e12,
+    "A800": 312e12,
+}
 """Dense bfloat16 peak in FLOP/s by a substring of the device's name, from the manufacturers' data sheets."""
 _EXPERTS: Final = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 _CHOSEN: Final = ("num_experts_per_tok", "moe_k", "moe_topk")
@@ -29,7 +38,11 @@ def peak_flops(device: torch.device, dtype: torch.dtype) -> float | None:
     return next((peak for part, peak in _DENSE_BF16.items() if part in name), None)
 
 
-def model_flops(model: Model, length: NDArray[np.int64], response_length: NDArray[np.int64]) -> float:
+def model_flops(
+    model: Model,
+    length: NDArray[np.int64],
+    response_length: NDArray[np.int64],
+) -> float:
     """Return the FLOPs of one forward and backward pass over sequences, without recomputation and padding.
 
     Per token: 6 · (weights of the layers), and 12 · layers · heads · head_dim · length / 2 for causal attention. Per
@@ -43,23 +56,37 @@ def model_flops(model: Model, length: NDArray[np.int64], response_length: NDArra
     """
     plain = unwrap_peft(model)
     config = plain.config.get_text_config()
-    head, embedding = plain.get_output_embeddings().weight, plain.get_input_embeddings().weight
-    experts = next((size for name in _EXPERTS if (size := getattr(config, name, None))), 0)
-    chosen = next((size for name in _CHOSEN if isinstance(size := getattr(config, name, None), int)), experts)
-    layers = -embedding.numel()
+
+    # 1. Weights of the layers that a token takes. The decoder contains the input embedding, which is only looked up.
+    experts = _first_number(config, _EXPERTS) or 0
+    chosen = _first_number(config, _CHOSEN) or experts
+    layers = -plain.get_input_embeddings().weight.numel()
     for name, parameter in plain.get_decoder().named_parameters():
         # Transformers stores the experts of a layer as one tensor whose first dimension is their number.
-        is_expert = experts and (".experts." in name or (parameter.dim() == 3 and len(parameter) == experts))
+        is_stacked = parameter.dim() == 3 and len(parameter) == experts
+        is_expert = experts and (".experts." in name or is_stacked)
         layers += parameter.numel() * (chosen / experts if is_expert else 1)
-    # Of latent attention (DeepSeek), keys and values have different widths.
+
+    # 2. Attention, whose cost grows with the square of the length. Keys and values of latent attention (DeepSeek) have
+    # different widths.
     value_dim = getattr(config, "v_head_dim", None)
+    key_dim = getattr(config, "qk_head_dim", None)
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    if value_dim is not None and (key_dim := getattr(config, "qk_head_dim", None)) is not None:
+    if value_dim is not None and key_dim is not None:
         head_dim = (key_dim + value_dim) / 2
     squared = float((length.astype("float64") ** 2).sum())
     attention = 6.0 * config.num_hidden_layers * config.num_attention_heads * head_dim * squared
+
+    # 3. Weights, per token and per response token. Adapters are those whose trained weights are a small part.
     total = sum(parameter.numel() for parameter in plain.parameters())
     trained = sum(parameter.numel() for parameter in plain.parameters() if parameter.requires_grad)
     per_weight = 6.0 if trained > 0.5 * total else 4.0
-    weights = layers * float(length.sum()) + head.numel() * float(response_length.sum())
+    head = plain.get_output_embeddings().weight.numel()
+    weights = layers * float(length.sum()) + head * float(response_length.sum())
     return float(per_weight * weights + attention)
+
+
+def _first_number(config: object, names: Sequence[str]) -> int | None:
+    """Return the first of these settings of a model that is a number; in some models they are lists or null."""
+    values = [getattr(config, name, None) for name in names]
+    return next((value for value in values if isinstance(value, int) and value), None)

@@ -32,7 +32,8 @@ def test_every_response_token_is_predicted_once_from_the_token_before(lengths, b
     samples = samples_from_steps(steps)
     seen = []
     for micro in micro_batches(samples, np.arange(len(samples)), max_tokens=bound, layout=layout):
-        flat, positions = micro.input_ids.reshape(-1).numpy(), micro.position_ids.reshape(-1).numpy()
+        flat = micro.input_ids.reshape(-1).numpy()
+        positions = micro.position_ids.reshape(-1).numpy()
         assert flat.size <= bound or len(np.unique(micro.row)) == 1
         assert (flat[micro.source.numpy() + 1] == micro.target.numpy()).all()
         for row in np.unique(micro.row):

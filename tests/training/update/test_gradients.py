@@ -70,7 +70,10 @@ def slow_gradient(model, reference_model, samples, rows, old, config):
         if update.ratio == "sequence":  # GSPO, equation 7
             ratios = token_ratio.prod().pow(1 / n).expand(n)
         for i in range(n):
-            place, token, logprob, ratio = len(table) - n + i, answer[i], logprobs[i], ratios[i]
+            place = len(table) - n + i
+            token = answer[i]
+            logprob = logprobs[i]
+            ratio = ratios[i]
             advantage = float(samples.advantage[row])
             term = -torch.minimum(ratio * advantage, ratio.clamp(1 - update.clip_low, 1 + update.clip_high) * advantage)
             if advantage < 0 and update.dual_clip is not None:
@@ -131,7 +134,8 @@ QUICK = {("padded", False), ("packed and accumulated", False), ("all at once", T
 def test_the_gradient_matches_the_slow_reference(model, steps, option, checkpointing):
     config = replace(BASE, update=OPTIONS[option])
     samples = samples_from_steps(steps)
-    start, behaviour = perturbed(model, 1), perturbed(model, 2)
+    start = perturbed(model, 1)
+    behaviour = perturbed(model, 2)
     old = make_learner(behaviour, config, reference=False).logprobs(samples)
     rows = np.array([7, 0, 3, 6, 8, 2, 1, 4])
     learner = make_learner(start, config)

@@ -53,7 +53,8 @@ def test_flops_match_values_by_hand():
     )  # fmt: skip
     model = Qwen2ForCausalLM(config)
     layer = 2 * 8 * 8 + 2 * 8 * 4 + 3 * 8 * 16 + (8 + 4 + 4) + 2 * 8 + 8  # with biases and norms
-    length, response = np.array([5, 7]), np.array([2, 3])
+    length = np.array([5, 7])
+    response = np.array([2, 3])
     attention = 6 * 1 * 2 * 4 * (25 + 49)
     assert model_flops(model, length, response) == 6 * layer * 12 + attention + 6 * 80 * 5
     adapted = add_adapters(model, LoraConfig(rank=1))

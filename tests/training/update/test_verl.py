@@ -15,7 +15,9 @@ from hgpo_train.training.update.rollout_correction import rollout_correction
 torch = Lazy("torch")
 policy_loss, token_weights = lazily("hgpo_train.training.update.losses", "policy_loss token_weights")
 
-CASES, RESPONSES, TOKENS = 200, 6, 12
+CASES = 200
+RESPONSES = 6
+TOKENS = 12
 MODES = {"token-mean": "token_mean", "seq-mean-token-mean": "sequence_mean", "seq-mean-token-sum": "sequence_sum"}
 
 
@@ -82,7 +84,8 @@ def test_the_loss_and_its_gradient_are_verls(cases, expected, mode, level):
         length = np.diff(starts(cases, case))
         logprob = torch.from_numpy(flat(cases, "logprob", case)).requires_grad_()
         old, reference, entropy = (torch.from_numpy(flat(cases, n, case)) for n in ("old", "reference", "entropy"))
-        weight, clips = None, {name: float(cases[name][case]) for name in ("clip_low", "clip_high")}
+        weight = None
+        clips = {name: float(cases[name][case]) for name in ("clip_low", "clip_high")}
         if level != "none":
             values, _ = rollout_correction(old.numpy(), flat(cases, "rollout", case), starts(cases, case), level, 2.0)
             weight = torch.from_numpy(values.astype(np.float32))
