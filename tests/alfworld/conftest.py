@@ -18,7 +18,8 @@ def golden_games(shared, tmp_path_factory):
     """Return the folder of 30 recorded games, generated from the alfworld package's layouts and rules."""
     folder = tmp_path_factory.mktemp("golden") / "games"
     with tarfile.open(shared / "golden/alfworld/generated-games.tar.xz") as packed:
-        packed.extractall(folder, filter="data")
+        packed.extraction_filter = getattr(tarfile, "data_filter", None)  # Python 3.11.4 and later have it
+        packed.extractall(folder)
     return folder
 
 
@@ -30,5 +31,6 @@ def official(shared, tmp_path_factory):
         pytest.skip("no official games")
     folder = tmp_path_factory.mktemp("official") / "games"
     with tarfile.open(archive) as packed:
-        packed.extractall(folder, filter="data")
+        packed.extraction_filter = getattr(tarfile, "data_filter", None)  # Python 3.11.4 and later have it
+        packed.extractall(folder)
     return folder

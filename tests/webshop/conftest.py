@@ -76,7 +76,8 @@ def golden(tmp_path_factory) -> Path:
     """Return the recordings of the original, unpacked. Their origin is documented in tests/golden/README.md."""
     folder = tmp_path_factory.mktemp("golden")
     with tarfile.open(Path(__file__).parent.parent / "golden" / "webshop" / "recordings.tar.xz") as packed:
-        packed.extractall(folder, filter="data")
+        packed.extraction_filter = getattr(tarfile, "data_filter", None)  # Python 3.11.4 and later have it
+        packed.extractall(folder)
     return folder
 
 
