@@ -32,13 +32,16 @@ def redact_output() -> None:
 
 
 def open_streams() -> None:
-    """Make both standard streams usable: a closed one discards its text, and others print what they can encode."""
+    """Make both standard streams usable: a closed one discards its text, and others print what they can encode.
+
+    They print each line at once, also into a pipe: a program that starts `hgpo view` waits for its address.
+    """
     for name in ("stdout", "stderr"):
         stream: Any = getattr(sys, name)
         if stream is None:  # `>&-`; a file that is opened later must not take its place
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115 - for the whole process
         elif isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")
+            stream.reconfigure(errors="replace", line_buffering=True)
 
 
 def flush_streams() -> OSError | None:
