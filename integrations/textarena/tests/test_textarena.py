@@ -42,7 +42,11 @@ def test_checks_of_environments_pass(game):
     source, settings = SharedSource(TextArenaSource(game)), settings_for("TextArena", max_steps=254)
     findings = check_environment(source, settings, source.source.ids("train"), episodes=8)
     faults = {each.check: each.message for each in findings if each.verdict != "pass"}
-    assert set(faults) <= {"odd commands"}  # two invalid actions lose the game
+    faults.pop("odd commands", None)  # two invalid actions lose the game
+    if game == "TowerOfHanoi-v0-medium":
+        # Random moves reach the game's limit of turns, which ends it at a board that is not an end elsewhere.
+        assert "leads to" in faults.pop("repeated states")
+    assert faults == {}
 
 
 @pytest.mark.slow
