@@ -47,7 +47,8 @@ def cpu(pid: int, *, ended: bool = False) -> float:
 
 def memory(pids: list[int]) -> tuple[float, float]:
     """Return the PSS of processes together, and the median of their private memory, in MB."""
-    total, private = 0, []
+    total = 0
+    private = []
     for pid in pids:
         lines = [line.split() for line in Path(f"/proc/{pid}/smaps_rollup").read_text("ascii").splitlines()[1:]]
         found = {line[0].rstrip(":"): int(line[1]) for line in lines}
@@ -70,7 +71,8 @@ def worlds(source: AppWorldSource, count: int) -> dict[str, float]:
     figures: dict[str, list[float]] = {"start, wall": [], "start": []}
     pids = []
     for number, engine in enumerate(engines):
-        before, began = cpu(server.pid), time.perf_counter()
+        before = cpu(server.pid)
+        began = time.perf_counter()
         engine.start(ids[number % len(ids)])
         figures["start, wall"].append(time.perf_counter() - began)
         (pid,) = set(children(server.pid)) - known

@@ -191,7 +191,8 @@ def test_files_of_a_program_end_neither_the_parent_nor_another_world(
 ) -> None:
     source = opened()
     task = source.ids("all")[0]
-    pid, scratch = source.server(task).pid, _scratch(source.server(task).pid)[0]
+    pid = source.server(task).pid
+    scratch = _scratch(source.server(task).pid)[0]
     other = source.engine()
     other.start(task)
     engine.act(program)  # done, or killed meanwhile
@@ -393,7 +394,8 @@ def test_a_world_has_neither_secrets_nor_files_of_others_open_for_writing(
     (pid,) = children(engine._world._server.pid)
     own = engine._world._server._outputs / engine._world._rollout
     for number in Path(f"/proc/{pid}/fd").iterdir():
-        target, flags = str(number.readlink()), Path(f"/proc/{pid}/fdinfo/{number.name}").read_text().split()[3]
+        target = str(number.readlink())
+        flags = Path(f"/proc/{pid}/fdinfo/{number.name}").read_text().split()[3]
         if target.startswith("/") and not target.startswith(f"{own}/"):
             assert int(flags, 8) & os.O_ACCMODE == os.O_RDONLY, target
 
@@ -436,7 +438,8 @@ def test_a_server_that_was_killed_is_replaced(opened: Opened) -> None:
     engine = source.engine()
     engine.start(task)
     pid = source.server(task).pid
-    running, scratch = children(pid), _scratch(pid)[0]
+    running = children(pid)
+    scratch = _scratch(pid)[0]
     os.kill(pid, signal.SIGKILL)
     assert gone([pid, *running])
     with pytest.raises(WorldFailed):
@@ -470,7 +473,8 @@ def test_no_process_and_no_file_outlives_its_owner(appworld_python: str, appworl
     assert owner.stdin
     assert owner.stdout
     pid = int(owner.stdout.readline())
-    running, scratch = children(pid), _scratch(pid)[0]
+    running = children(pid)
+    scratch = _scratch(pid)[0]
     assert len(running) == 2
     if end == "exit":
         owner.stdin.close()

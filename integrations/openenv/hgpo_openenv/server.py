@@ -41,7 +41,11 @@ HANDSHAKE_SECONDS: Final = 10.0
 PING_SECONDS: Final = 20.0
 """Clients that do not answer a ping for this long are gone."""
 
-NORMAL, GOING_AWAY, POLICY, INTERNAL, TRY_LATER = 1000, 1001, 1008, 1011, 1013
+NORMAL = 1000
+GOING_AWAY = 1001
+POLICY = 1008
+INTERNAL = 1011
+TRY_LATER = 1013
 """Codes that close a WebSocket connection (RFC 6455)."""
 
 
@@ -93,8 +97,11 @@ class EnvironmentServer:
         limits: Limits | None = None,
         log: Callable[[str], object] = print,
     ) -> None:
-        self._environments, self._access, self._limits = environments, access, limits or Limits()
-        self._log, self._logged = log, set[str]()
+        self._environments = environments
+        self._access = access
+        self._limits = limits or Limits()
+        self._log = log
+        self._logged = set[str]()
         self._sessions: dict[ServerConnection, Session] = {}
         self._server: Server | None = None
         self.counts: Counter[str] = Counter()
@@ -189,7 +196,8 @@ class EnvironmentServer:
             query = {name: values[-1] for name, values in parse_qs(address.query, max_num_fields=10).items()}
         except ValueError:
             raise Refusal(HTTPStatus.BAD_REQUEST, "expected the query start=…&stop=…, received more fields") from None
-        start, stop = query.get("start", "0"), query.get("stop", str(10**9))
+        start = query.get("start", "0")
+        stop = query.get("stop", str(10**9))
         if not (
             start.isascii() and start.isdecimal() and stop.isascii() and stop.isdecimal() and len(start + stop) < 40
         ):

@@ -21,7 +21,10 @@ class Running:
     """A server that runs."""
 
     def __init__(self, server: EnvironmentServer, port: int, log: list[str], loop: asyncio.AbstractEventLoop) -> None:
-        self.server, self.port, self.log, self._loop = server, port, log, loop
+        self.server = server
+        self.port = port
+        self.log = log
+        self._loop = loop
 
     def url(self, name: str = "", scheme: str = "http") -> str:
         """The address of an environment, with the token."""

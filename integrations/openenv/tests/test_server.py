@@ -31,7 +31,8 @@ class Engine:
     """An engine whose commands fail, or wait until a test lets them go on."""
 
     def __init__(self, source: "Source") -> None:
-        self.source, self.closed = source, False
+        self.source = source
+        self.closed = False
 
     def start(self, task_id: str) -> State:
         if task_id == "broken":
@@ -58,7 +59,9 @@ class Source:
     name = "Fragile"
 
     def __init__(self) -> None:
-        self.entered, self.go_on, self.closed = threading.Event(), threading.Event(), 0
+        self.entered = threading.Event()
+        self.go_on = threading.Event()
+        self.closed = 0
 
     def ids(self, split: str) -> list[str]:
         return ["good", "broken"]
@@ -290,7 +293,8 @@ def test_an_oversized_message_closes_only_its_session() -> None:
 
 def test_no_more_sessions_than_allowed() -> None:
     with running(fragile(), limits=Limits(sessions=2)) as run:
-        first, second = run.connect(), run.connect()
+        first = run.connect()
+        second = run.connect()
         ask(first, "reset", task="good"), ask(second, "reset", task="good")
         with run.connect() as third:
             refused = orjson.loads(third.recv(timeout=30))["data"]

@@ -43,7 +43,8 @@ def verifiers() -> str:
 
 def play(handle, task: str, name: str, *, well: bool) -> list[dict]:
     """Play a task here, as the expert or with one wrong action in each step: its rows."""
-    episode, rows = Episode(handle.shared, handle.settings), []
+    episode = Episode(handle.shared, handle.settings)
+    rows = []
     episode.start(task)
     spec = environment_spec(name)
     player = make_player("expert", spec.name)
@@ -99,7 +100,8 @@ def test_an_evaluation_is_what_is_played_here(verifiers, name, tmp_path) -> None
         times[prompt] = times.get(prompt, 0) + 1
         return completion(first[prompt] if prompt in first and times[prompt] % 2 == 0 else replies[prompt])
 
-    asked_so_far, times = [], {}
+    asked_so_far = []
+    times = {}
     results = evaluate(verifiers, name, answer, 3, 2, tmp_path / "run")
     assert len(results) == 6
     for example, task in enumerate(ids):
@@ -157,7 +159,7 @@ def call(name: str, arguments: str) -> dict:
 
 @pytest.mark.slow
 def test_a_conversation_has_the_earlier_messages_as_they_were_sent(verifiers, tmp_path) -> None:
-    """Reasoning that a server separates is part of the response, and goes back to the server apart, as with `openai:`."""
+    """Reasoning that a server separates is part of the response, and goes back apart, as with `openai:`."""
     asked = []
 
     def answer(body, attempt):

@@ -148,7 +148,8 @@ class Server:
             ) from None
         finally:
             theirs.close()
-        self._control, self._complaints = ours, complaints
+        self._control = ours
+        self._complaints = complaints
         self._outputs = Path(scratch, "experiments", "outputs")
         self.pid: Final = self._process.pid
         self.close = weakref.finalize(self, _end, os.getpid(), self._process, ours, complaints, scratch)
@@ -160,7 +161,8 @@ class Server:
         if "error" in answer:
             self.close()
             raise InputError(_with_fix(str(answer["error"]), launch))
-        self.version, self.confined = str(answer["version"]), tuple(answer["confined"])
+        self.version = str(answer["version"])
+        self.confined = tuple(answer["confined"])
         missing = [name for name in CONFINED if name not in self.confined]
         if missing and launch.isolation == "auto":
             warnings.warn(
@@ -253,9 +255,12 @@ class World:
     """
 
     def __init__(self, server: Server, task: str, limits: Limits) -> None:
-        self._server, self._task, self._limits = server, task, limits
+        self._server = server
+        self._task = task
+        self._limits = limits
         number, self._connection = server.fork("play", task, rollout := secrets.token_hex(16), limits)
-        self._number, self._rollout = number, rollout
+        self._number = number
+        self._rollout = rollout
         self.close = weakref.finalize(self, _leave, os.getpid(), server, number, rollout, self._connection)
         self._opened = False
         self._receive(Ready, OPENING_S)

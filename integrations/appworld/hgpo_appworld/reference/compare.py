@@ -80,7 +80,8 @@ def play_class(root: Path, python: str, episodes: Sequence[Episode]) -> Iterator
     """Play episodes with AppWorld's class."""
     for batch in batches(episodes):
         with tempfile.TemporaryDirectory(prefix="hgpo-appworld-") as scratch:
-            given, results = Path(scratch, "episodes.json"), Path(scratch, "results.json")
+            given = Path(scratch, "episodes.json")
+            results = Path(scratch, "results.json")
             given.write_text(json.dumps([[episode.task, episode.programs] for episode in batch]), "utf-8")
             command = [python, "-s", str(_WORKER), str(given), str(results)]
             run(command, "AppWorld's class", environment=_environment(root, scratch), folder=Path(scratch))
@@ -94,7 +95,8 @@ def play_server(root: Path, python: str, episodes: Sequence[Episode]) -> Iterato
             for number, episode in enumerate(batch):
                 world = {"task_id": episode.task}
                 call("initialize", {**world, "experiment_name": f"server-{number}"})
-                outputs, completed = [], []
+                outputs = []
+                completed = []
                 for program in episode.programs:
                     outputs.append(call("execute", {**world, "code": program}))
                     completed.append(bool(call("task_completed", world)))

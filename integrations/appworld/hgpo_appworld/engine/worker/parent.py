@@ -35,7 +35,9 @@ if TYPE_CHECKING:
 _LARGEST_REQUEST: Final = 1 << 16
 _LOOK_S: Final = 0.1
 _FILE_SIZE: Final = 1 << 28
-_MOST_THREADS, _MOST_WRITTEN, _MOST_FILES = 64, 1 << 30, 1000
+_MOST_THREADS = 64
+_MOST_WRITTEN = 1 << 30
+_MOST_FILES = 1000
 """Threads, written bytes and files of a process, of which AppWorld needs 3, 10,000 and 30. No limit of Linux bounds the
 first for root, nor the others."""
 _RUN: Final = {"play": world.play, "evaluate": world.evaluate}
@@ -69,7 +71,8 @@ class Parent:
     """
 
     def __init__(self, control: socket.socket, scratch: Path) -> None:
-        self._control, self._scratch = control, scratch
+        self._control = control
+        self._scratch = scratch
         self._processes: dict[int, tuple[int, Path]] = {}
 
     def serve(self) -> Job | None:
@@ -91,7 +94,8 @@ class Parent:
                 continue
             if not packet:
                 return None
-            answer, job = {}, None
+            answer = {}
+            job = None
             try:
                 request = json.loads(packet)
                 if "end" in request:
@@ -163,7 +167,9 @@ def main(number: str, given: str) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     scratch = Path(settings["scratch"])
     environment = dict(os.environ)
-    parent, job, own = Parent(control, scratch), None, os.getpid()
+    parent = Parent(control, scratch)
+    job = None
+    own = os.getpid()
     try:
         (scratch / "data").symlink_to(settings["data"])
         import appworld  # type: ignore[import-not-found, unused-ignore]
@@ -191,7 +197,8 @@ def main(number: str, given: str) -> None:
 
 def _run(job: Job | None, settings: dict[str, Any]) -> None:
     """Run a new process. This never returns: an ordinary exit would take seconds."""
-    status, connection = 1, None
+    status = 1
+    connection = None
     try:
         if job is not None:
             confinement.end_with_parent(job.parent)
@@ -209,7 +216,9 @@ def _run(job: Job | None, settings: dict[str, Any]) -> None:
 
 
 def _confine(job: Job, settings: dict[str, Any]) -> None:
-    request, folder, data = job.request, job.folder, Path(settings["data"])
+    request = job.request
+    folder = job.folder
+    data = Path(settings["data"])
     os.chdir(folder)
     playing = request["run"] == "play"
     confinement.limit_resources(request["memory_mb"] << 20, _FILE_SIZE, request["cpu_seconds"])
