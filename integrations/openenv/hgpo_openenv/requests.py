@@ -52,6 +52,7 @@ class Connection(ServerConnection):
 
     def data_received(self, data: bytes) -> None:
         """Take bytes from the client."""
+        # The first bytes may be fewer than the method's name; what they begin with decides.
         if self._is_get is None:
             self._is_get = data[: len(_GET)] == _GET[: len(data)]
         if self._is_get:

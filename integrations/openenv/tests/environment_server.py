@@ -34,6 +34,12 @@ class Running:
         """Open a session."""
         return connect(f"{self.url(name, 'ws')}/ws", compression=None, legacy=True, **options)
 
+    def playing(self, task: str = "good") -> ClientConnection:
+        """Open a session and start a task."""
+        client = self.connect()
+        assert ask(client, "reset", task=task)["type"] == "observation"
+        return client
+
     def stop(self) -> int:
         """Stop the server."""
         return asyncio.run_coroutine_threadsafe(self.server.stop("the server was stopped"), self._loop).result(30)

@@ -85,15 +85,20 @@ class Parent:
         self._control.settimeout(_LOOK_S)  # copies of the other end may stay open in processes that it has forked
         looked = time.monotonic()
         while os.getppid() == owner:
+            # 1. Processes are looked at between requests, also while there are none.
             if time.monotonic() >= looked + _LOOK_S:
                 self._kill_greedy()
                 looked = time.monotonic()
+
+            # 2. A request, with a socket for the new process.
             try:
                 packet, files, *_ = socket.recv_fds(self._control, _LARGEST_REQUEST, 1)
             except TimeoutError:
                 continue
             if not packet:
                 return None
+
+            # 3. In this process `job` stays None; a forked one leaves the loop with it and never answers here.
             answer = {}
             job = None
             try:
@@ -129,6 +134,7 @@ class Parent:
 
     def _kill_greedy(self) -> None:
         """Kill the processes that take too much of what all share. Files are counted in one folder a call."""
+        # Counting takes longest, so that each call counts one folder, or none.
         counted = random.choice([*self._processes, None])
         for number, (pid, folder) in self._processes.items():
             if (
@@ -149,6 +155,7 @@ class Parent:
         del self._processes[number]
         if ended:
             return {"running": False, "status": os.waitstatus_to_exitcode(status)}
+
         os.kill(pid, signal.SIGKILL)  # not yet waited for, so no other process has its number
         os.waitpid(pid, 0)
         return {"running": False, "status": None}
@@ -177,6 +184,7 @@ def main(number: str, given: str) -> None:
         world.warm_up({"task": settings["task"], "rollout": "warm-up", "seconds": settings["seconds"]})
         os.environ.clear()
         os.environ.update(environment)  # without what AppWorld read from a file .env
+        # Frozen objects are not touched by collections in forked processes, whose memory stays shared.
         gc.collect()
         gc.freeze()
         control.send(json.dumps({"version": appworld.__version__, "confined": _offered()}).encode())
@@ -220,6 +228,7 @@ def _confine(job: Job, settings: dict[str, Any]) -> None:
     folder = job.folder
     data = Path(settings["data"])
     os.chdir(folder)
+    # Limits first: what they need to read and write (/proc) is not there any more afterwards.
     playing = request["run"] == "play"
     confinement.limit_resources(request["memory_mb"] << 20, _FILE_SIZE, request["cpu_seconds"])
     if not settings["confined"]:
@@ -235,10 +244,12 @@ def _confine(job: Job, settings: dict[str, Any]) -> None:
         *(str(data / name) for name in ("base_dbs", "api_docs")),
         *(str(task / name) for name in parts),
     ]
+    # An evaluation repeats what a program has written, so it can write nothing at all.
     if playing:
         confinement.restrict_files(readable, [str(folder)])
     else:
         confinement.restrict_files([*readable, str(folder)], [])
+    # The filter is last, because it does not allow the calls of the other two.
     confinement.drop_capabilities()
     confinement.filter_system_calls(writing=playing)
 
