@@ -12,26 +12,24 @@ from __future__ import annotations
 
 import argparse
 import os
-import socket
 import statistics
-import subprocess
 import time
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-import httpx
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks.runner import Row, add_keep, store
 from hgpo_appworld.environment import open_source
+from hgpo_appworld.reference.compare import original_server
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from hgpo_appworld.engine.source import AppWorldSource
+    from hgpo_appworld.reference.compare import Call
 
 PROGRAMS = {"step": "x = 1 + 1", "step, one API call": "x = apis.supervisor.show_profile()"}
 STEPS = 20
@@ -47,7 +45,8 @@ def cpu(pid: int, *, ended: bool = False) -> float:
 
 def memory(pids: list[int]) -> tuple[float, float]:
     """Return the PSS of processes together, and the median of their private memory, in MB."""
-    total, private = 0, []
+    total = 0
+    private = []
     for pid in pids:
         lines = [line.split() for line in Path(f"/proc/{pid}/smaps_rollup").read_text("ascii").splitlines()[1:]]
         found = {line[0].rstrip(":"): int(line[1]) for line in lines}
@@ -70,7 +69,8 @@ def worlds(source: AppWorldSource, count: int) -> dict[str, float]:
     figures: dict[str, list[float]] = {"start, wall": [], "start": []}
     pids = []
     for number, engine in enumerate(engines):
-        before, began = cpu(server.pid), time.perf_counter()
+        before = cpu(server.pid)
+        began = time.perf_counter()
         engine.start(ids[number % len(ids)])
         figures["start, wall"].append(time.perf_counter() - began)
         (pid,) = set(children(server.pid)) - known
@@ -100,40 +100,22 @@ def servers(python: str, data: str, ids: list[str], count: int) -> dict[str, flo
     figures: dict[str, list[float]] = {}
     pids = []
     with ExitStack() as stack:
-        root = stack.enter_context(TemporaryDirectory())
-        (Path(root) / "data").symlink_to(Path(data).resolve() / "data")
-        client = stack.enter_context(httpx.Client(timeout=120))
         for number in range(count):
-            with closing(socket.socket()) as free:
-                free.bind(("127.0.0.1", 0))
-                port = free.getsockname()[1]
-            place = ["--host", "127.0.0.1", "--port", str(port), "--log-level", "critical"]
-            process = subprocess.Popen(
-                [python, str(Path(python).with_name("uvicorn")), "appworld.serve.environment:app", *place],
-                env={"PATH": os.environ["PATH"], "HOME": root, "APPWORLD_ROOT": root, "PYTHONHASHSEED": "0"},
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-            )
-            stack.callback(process.wait)
-            stack.callback(process.kill)
-            pids.append(process.pid)
-            address = f"http://127.0.0.1:{port}"
-            wait_for(client, address, process)
-            figures.setdefault("server until it answers", []).append(cpu(process.pid))
-            one_server(client, address, process.pid, ids[number % len(ids)], f"rollout-{number}", figures)
+            pid, call = stack.enter_context(original_server(Path(data), python))
+            pids.append(pid)
+            figures.setdefault("server until it answers", []).append(cpu(pid))
+            one_server(call, pid, ids[number % len(ids)], f"rollout-{number}", figures)
         total, private = memory(pids)
     return summarized(figures) | {"memory, MB": round(total), "private, MB": round(private)}
 
 
-def one_server(
-    client: httpx.Client, address: str, pid: int, task: str, rollout: str, figures: dict[str, list[float]]
-) -> None:
+def one_server(call: Call, pid: int, task: str, rollout: str, figures: dict[str, list[float]]) -> None:
     """Play a task on a server twice: the first start imports and computes what later ones find."""
 
     def timed(name: str | None, times: int, method: str, **given: str | bool) -> None:
         before = cpu(pid)
         for _ in range(times):
-            client.post(f"{address}/{method}", json={"task_id": task, **given}).raise_for_status()
+            call(method, {"task_id": task, **given})
         if name:
             figures.setdefault(name, []).append((cpu(pid) - before) / times)
 
@@ -143,18 +125,6 @@ def one_server(
             timed(None, 1, "execute", code=program)
             timed(name if again else None, STEPS, "execute", code=program)
         timed("end and evaluation" if again else None, 1, "evaluate", suppress_errors=True)
-
-
-def wait_for(client: httpx.Client, address: str, process: subprocess.Popen[bytes]) -> None:
-    """Wait until a server answers."""
-    while process.poll() is None:
-        try:
-            client.get(address)
-        except httpx.TransportError:
-            time.sleep(0.1)
-        else:
-            return
-    raise SystemExit("the original's server has ended")
 
 
 def summarized(figures: dict[str, list[float]]) -> dict[str, float]:

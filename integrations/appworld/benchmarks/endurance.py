@@ -119,7 +119,8 @@ class Sampler(threading.Thread):
 
     def __init__(self, seconds: float) -> None:
         super().__init__(daemon=True)
-        self._seconds, self._ended = seconds, threading.Event()
+        self._seconds = seconds
+        self._ended = threading.Event()
         self._before = segments()
         self.samples: list[dict[str, float]] = []
 
@@ -187,7 +188,8 @@ def harm(run: Path) -> dict[str, int]:
         )
         .collect()
     )
-    hostile, others = rollouts.filter("hostile"), rollouts.filter(~pl.col("hostile"))
+    hostile = rollouts.filter("hostile")
+    others = rollouts.filter(~pl.col("hostile"))
     for rollout in others.filter(~pl.col("won").fill_null(value=False)).iter_rows(named=True):
         sys.stdout.write(f"harmed: {rollout}\n")
     return {
@@ -245,7 +247,8 @@ def main() -> None:
     third = max(len(sampler.samples) // 3, 1)
     for name in sampler.samples[0]:
         values = [sample[name] for sample in sampler.samples]
-        first, last = statistics.median(values[:third]), statistics.median(values[-third:])
+        first = statistics.median(values[:third])
+        last = statistics.median(values[-third:])
         sys.stdout.write(
             f"{name}: {first:,.0f} in the first third, {last:,.0f} in the last, {max(values):,.0f} at most\n"
         )

@@ -10,7 +10,8 @@ from hgpo_envs.responses import Response
 FALLBACK_CHARACTERS: Final = 100
 """Number of last characters that are the program if there is none in tags or a block."""
 
-_OPEN, _CLOSE = "<code>", "</code>"
+_OPEN = "<code>"
+_CLOSE = "</code>"
 _FENCED = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)(?:\n[ \t]*```|\Z)", re.DOTALL)
 
 

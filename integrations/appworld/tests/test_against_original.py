@@ -22,7 +22,8 @@ def test_every_difference_is_named() -> None:
 
 
 def test_no_process_of_the_original_goes_on_after_a_logout() -> None:
-    plain, leaving = Episode("a_1", ("print(1)",)), Episode("a_1", ("x()", "apis.venmo.logout(access_token=t)"))
+    plain = Episode("a_1", ("print(1)",))
+    leaving = Episode("a_1", ("x()", "apis.venmo.logout(access_token=t)"))
     assert batches([plain, leaving, plain, plain]) == [[plain, leaving], [plain, plain]]
     assert batches([leaving, leaving]) == [[leaving], [leaving]]
     assert batches([]) == []

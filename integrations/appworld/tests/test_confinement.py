@@ -231,7 +231,8 @@ def test_the_page_says_what_is_denied(results: Results) -> None:
     page = (Path(__file__).parents[3] / "docs" / "security.md").read_text("utf-8")
     rows = [name for name in results[0, 0] if name != NEEDED]
     for name in rows:
-        with_landlock, without = set[str](), set[str]()
+        with_landlock = set[str]()
+        without = set[str]()
         for (version, _), found in results.items():
             if version is not None:
                 (with_landlock if version else without).update(found[name])
@@ -313,7 +314,8 @@ def test_a_world_finds_nothing_of_another(tmp_path: Path) -> None:
     settings = {"scratch": str(scratch), "data": str(tmp_path), "confined": False, "task": "", "seconds": 1}
     control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     command = [sys.executable, "-c", WORLDS, str(theirs.fileno()), json.dumps(settings)]
-    connections, found = [], []
+    connections = []
+    found = []
     with subprocess.Popen(command, pass_fds=[theirs.fileno()]) as process, control:
         theirs.close()
         assert json.loads(control.recv(1 << 16))["version"] == "1"

@@ -74,11 +74,9 @@ def test_outputs_are_bounded_and_keep_both_ends(text: str, longest: int) -> None
     if len(text) <= longest:
         assert short == text
     else:
-        start, note, end = (
-            short[: longest - longest // 2],
-            f"[… {len(text) - longest} characters left out …]",
-            longest // 2,
-        )
+        start = short[: longest - longest // 2]
+        note = f"[… {len(text) - longest} characters left out …]"
+        end = longest // 2
         assert text.startswith(start)
         assert note in short
         assert text.endswith(short[len(short) - end :])

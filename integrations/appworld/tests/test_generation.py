@@ -100,7 +100,9 @@ def test_answers_follow_from_the_rows(seed: int) -> None:
     """The answers are worked out again from what the databases will hold, not from the objects of the generator."""
     plan = make_plan(seed)
     for task in plan.tasks:
-        user, asked, answer = task.supervisor.id, task.draft.instruction, task.draft.answer
+        user = task.supervisor.id
+        asked = task.draft.instruction
+        answer = task.draft.answer
         match task.scenario.name:
             case "library_size":
                 model = next(m for m in ("song", "album", "playlist") if f"many {m}s" in asked)

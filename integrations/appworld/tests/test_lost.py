@@ -56,11 +56,13 @@ def test_the_end_of_the_server_aborts(engine: AppWorldEngine) -> None:
 
 def test_whose_doing_it_is_depends_on_the_server() -> None:
     world = World.__new__(World)
-    world._opened, world._server = True, SimpleNamespace(running=True)
+    world._opened = True
+    world._server = SimpleNamespace(running=True)
     assert type(world._failure("x")) is WorldLost
     world._server.running = False
     assert type(world._failure("x")) is WorldFailed
-    world._opened, world._server.running = False, True
+    world._opened = False
+    world._server.running = True
     assert type(world._failure("x")) is WorldFailed  # it has not started yet
 
 
@@ -71,8 +73,12 @@ def answered(data: bytes, longest: int = 1_000) -> Executed:
     """Return what a world of which a program has written the answer is said to have done."""
     ours, theirs = socket.socketpair()
     world = World.__new__(World)
-    world._connection, world._limits, world._task = ours, Limits(seconds=1, longest=longest), "a_1"
-    world._server, world._number, world._opened = SimpleNamespace(running=True, end=lambda *_: None), 0, True
+    world._connection = ours
+    world._limits = Limits(seconds=1, longest=longest)
+    world._task = "a_1"
+    world._server = SimpleNamespace(running=True, end=lambda *_: None)
+    world._number = 0
+    world._opened = True
     world.close = ours.close
 
     def answer() -> None:

@@ -97,8 +97,10 @@ def test_the_explorer_gives_up_on_what_it_does_not_understand() -> None:
 
 
 def episode(source, name: str, task_id: str) -> tuple[list[str], list[State]]:
-    engine, player = source.engine(), make_player(name, "AppWorld")
-    states, programs = [engine.start(task_id)], []
+    engine = source.engine()
+    player = make_player(name, "AppWorld")
+    states = [engine.start(task_id)]
+    programs = []
     player.reset(source.task(task_id), states[0], engine)
     while not states[-1].terminated and len(programs) < 50:
         programs.append(player.act(states[-1]))
@@ -133,7 +135,8 @@ def test_the_explorer_loses_where_it_is_not(opened) -> None:
 def test_the_expert_goes_on_when_others_have_taken_turns(opened) -> None:
     source = opened()
     task_id = source.ids("train")[0]
-    engine, expert = source.engine(), ExpertPlayer()
+    engine = source.engine()
+    expert = ExpertPlayer()
     state = engine.start(task_id)
     expert.reset(source.task(task_id), state, engine)
     alone, _ = episode(source, "expert", task_id)

@@ -55,6 +55,17 @@ def gone(pids: list[int], seconds: float = 30) -> bool:
     return True
 
 
+def scratch_of(pid: int) -> Path:
+    return Path(f"/proc/{pid}/cwd").readlink()
+
+
+def started(source: AppWorldSource) -> AppWorldEngine:
+    """Return a new engine in the first task of the split train."""
+    engine = source.engine()
+    engine.start(source.ids("train")[0])
+    return engine
+
+
 # -------------------------------------------------------------------------------------------------------------- playing
 
 
@@ -69,9 +80,7 @@ def test_programs_share_a_session_and_their_output_is_the_state(engine: AppWorld
 
 
 def test_a_task_ends_with_its_evaluation(opened: Opened) -> None:
-    source = opened()
-    engine = source.engine()
-    engine.start(source.ids("train")[0])
+    engine = started(opened())
     state = engine.act("apis.supervisor.complete_task(status='fail')")
     assert state.terminated
     assert not state.won
@@ -82,9 +91,7 @@ def test_a_task_ends_with_its_evaluation(opened: Opened) -> None:
 
 
 def test_at_the_step_limit_the_state_is_evaluated(opened: Opened) -> None:
-    source = opened(max_steps=2, reward_scale="score")
-    engine = source.engine()
-    engine.start(source.ids("train")[0])
+    engine = started(opened(max_steps=2, reward_scale="score"))
     assert "tests" not in engine.act("x = 1").info
     last = engine.act("y = 1")
     assert not last.terminated
@@ -93,18 +100,14 @@ def test_at_the_step_limit_the_state_is_evaluated(opened: Opened) -> None:
 
 
 def test_calls_tell_steps_with_the_same_output_apart(opened: Opened) -> None:
-    source = opened(observation="calls")
-    engine = source.engine()
-    engine.start(source.ids("train")[0])
+    engine = started(opened(observation="calls"))
     first = engine.act("x = apis.supervisor.show_profile()").text
     assert first == "Execution successful.\n\nAPI calls so far:\nGET /supervisor/profile"
     assert engine.act("x = apis.supervisor.show_profile()").text.endswith("GET /supervisor/profile (2 times)")
 
 
 def test_refused_programs_are_not_executed(opened: Opened) -> None:
-    source = opened(refuse=True)
-    engine = source.engine()
-    engine.start(source.ids("train")[0])
+    engine = started(opened(refuse=True))
     for program in ("x = 1; ...", "try:\n    x = 1\nexcept Exception:\n    pass", "  "):
         state = engine.act(program)
         assert not state.valid
@@ -114,9 +117,7 @@ def test_refused_programs_are_not_executed(opened: Opened) -> None:
 
 
 def test_long_outputs_are_shortened(opened: Opened) -> None:
-    source = opened(max_output=100)
-    engine = source.engine()
-    engine.start(source.ids("train")[0])
+    engine = started(opened(max_output=100))
     text = engine.act("print('a' * 60 + 'b' * 1000 + 'c' * 60)").text
     assert text.startswith("a" * 50 + "\n[… 1021 characters left out …]\n")
     assert text.endswith("c" * 49 + "\n")
@@ -124,7 +125,6 @@ def test_long_outputs_are_shortened(opened: Opened) -> None:
 
 def test_outputs_are_the_same_in_other_processes(opened: Opened) -> None:
     source = opened()
-    task = source.ids("train")[0]
     programs = [
         "print(apis.supervisor.show_account_passwords())",
         "import random\nprint(random.random(), {'a', 'b', 'c'}, hash('a'))",
@@ -132,8 +132,7 @@ def test_outputs_are_the_same_in_other_processes(opened: Opened) -> None:
     ]
     texts = []
     for _ in range(2):
-        engine = source.engine()
-        engine.start(task)
+        engine = started(source)
         texts.append([engine.act(program).text for program in programs])
         assert source._server is not None
         source._server.close()
@@ -191,7 +190,8 @@ def test_files_of_a_program_end_neither_the_parent_nor_another_world(
 ) -> None:
     source = opened()
     task = source.ids("all")[0]
-    pid, scratch = source.server(task).pid, _scratch(source.server(task).pid)[0]
+    pid = source.server(task).pid
+    scratch = scratch_of(pid)
     other = source.engine()
     other.start(task)
     engine.act(program)  # done, or killed meanwhile
@@ -318,8 +318,7 @@ def test_a_database_of_a_program_loses_its_evaluation(opened: Opened) -> None:
 def test_a_world_that_hangs_is_killed(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "GRACE_S", 1.0)
     source = opened(program_seconds=1)
-    engine = source.engine()
-    engine.start(source.ids("train")[0])
+    engine = started(source)
     assert "timed out after 1 seconds" in engine.act("while True: sum(range(99))").text
     assert source._server is not None
     running = children(source._server.pid)
@@ -344,14 +343,13 @@ def test_a_world_that_hangs_is_killed(opened: Opened, monkeypatch: pytest.Monkey
 )
 def test_what_a_world_survives(opened: Opened, program: str, output: str) -> None:
     source = opened(memory_mb=300)
-    engine = source.engine()
-    engine.start(source.ids("train")[0])
+    engine = started(source)
     if output == "MemoryError":  # raised by the program, or in the code that prints its error
         state = engine.act(program)
         if not state.terminated:
             assert output in state.text
             return
-        engine.start(source.ids("train")[0])
+        engine = started(source)
     else:
         assert output in engine.act(program).text
     assert engine.act("import builtins\nbuiltins.print(1 + 1)").text == "2\n"
@@ -393,7 +391,8 @@ def test_a_world_has_neither_secrets_nor_files_of_others_open_for_writing(
     (pid,) = children(engine._world._server.pid)
     own = engine._world._server._outputs / engine._world._rollout
     for number in Path(f"/proc/{pid}/fd").iterdir():
-        target, flags = str(number.readlink()), Path(f"/proc/{pid}/fdinfo/{number.name}").read_text().split()[3]
+        target = str(number.readlink())
+        flags = Path(f"/proc/{pid}/fdinfo/{number.name}").read_text().split()[3]
         if target.startswith("/") and not target.startswith(f"{own}/"):
             assert int(flags, 8) & os.O_ACCMODE == os.O_RDONLY, target
 
@@ -416,7 +415,7 @@ def test_worlds_end_with_their_engines(opened: Opened) -> None:
     pid = source.server(task).pid
     running = children(pid)
     assert len(running) == 3
-    scratch = next(path for path in _scratch(pid) if path.name.startswith("hgpo-appworld-"))
+    scratch = scratch_of(pid)
     engines[0].start(task)
     assert len(children(pid)) == 3
     engines[0].close()
@@ -426,17 +425,13 @@ def test_worlds_end_with_their_engines(opened: Opened) -> None:
     assert not [path for path in (scratch / "experiments" / "outputs").iterdir() if path.name != "warm-up"]
 
 
-def _scratch(pid: int) -> list[Path]:
-    return [Path(f"/proc/{pid}/cwd").readlink()]
-
-
 def test_a_server_that_was_killed_is_replaced(opened: Opened) -> None:
     source = opened()
     task = source.ids("train")[0]
-    engine = source.engine()
-    engine.start(task)
+    engine = started(source)
     pid = source.server(task).pid
-    running, scratch = children(pid), _scratch(pid)[0]
+    running = children(pid)
+    scratch = scratch_of(pid)
     os.kill(pid, signal.SIGKILL)
     assert gone([pid, *running])
     with pytest.raises(WorldFailed):
@@ -470,7 +465,8 @@ def test_no_process_and_no_file_outlives_its_owner(appworld_python: str, appworl
     assert owner.stdin
     assert owner.stdout
     pid = int(owner.stdout.readline())
-    running, scratch = children(pid), _scratch(pid)[0]
+    running = children(pid)
+    scratch = scratch_of(pid)
     assert len(running) == 2
     if end == "exit":
         owner.stdin.close()
@@ -508,10 +504,8 @@ def test_bubblewrap_hides_the_home_folder(opened: Opened) -> None:
 
     if not shutil.which("bwrap"):
         pytest.skip("needs bubblewrap")
-    source = opened(isolation="bwrap")
-    engine = source.engine()
     try:
-        engine.start(source.ids("train")[0])
+        engine = started(opened(isolation="bwrap"))
     except InputError as error:
         pytest.skip(f"bubblewrap does not run here: {error}")
     text = engine.act(f"{POSIX}print(posix.stat('/home').st_nlink, os.getpid() < 100)").text

@@ -45,7 +45,8 @@ class Play:
     """One episode of random actions, the same for the same seed, and the digest of everything that was observed."""
 
     def __init__(self, seed: int) -> None:
-        self._draw, self._digest = random.Random(seed), hashlib.blake2b(digest_size=16)
+        self._draw = random.Random(seed)
+        self._digest = hashlib.blake2b(digest_size=16)
 
     def action(self, info: dict[str, Any]) -> str:
         """Draw an admissible action."""
@@ -68,7 +69,9 @@ class Play:
 
 def play_locally(env_id: str, tasks: list[str], seeds: range, steps: int) -> tuple[list[str], int, float]:
     """Play one episode per seed in this process: digests, number of steps, seconds."""
-    env, digests, taken = gym.make(env_id), [], 0
+    env = gym.make(env_id)
+    digests = []
+    taken = 0
     env.reset(options={"task": tasks[0]})
     start = time.perf_counter()
     for seed in seeds:
@@ -122,7 +125,8 @@ async def play_served(
 async def play_all(url: str, tasks: list[str], seeds: range, steps: int, pause: float) -> dict[str, Any]:
     """Play one episode per seed, all at the same time."""
     waits: list[float] = []
-    ready, began = asyncio.Barrier(len(seeds) + 1), time.perf_counter()
+    ready = asyncio.Barrier(len(seeds) + 1)
+    began = time.perf_counter()
     games = [
         asyncio.create_task(play_served(url, tasks[seed % len(tasks)], seed, steps, pause, waits, ready))
         for seed in seeds
@@ -157,7 +161,8 @@ async def short_sessions(url: str, tasks: list[str], count: int, at_once: int) -
 
 async def memory_per_session(url: str, tasks: list[str], count: int, process: int) -> float:
     """Return the kilobytes that each of `count` open sessions takes in the server's process."""
-    before, connections = resident_kb(process), []
+    before = resident_kb(process)
+    connections = []
     for number in range(count):
         connection = await connect(url, compression=None, ping_interval=None, open_timeout=60)
         connections.append(connection)
@@ -256,7 +261,8 @@ def main() -> None:
         "server, local CPU",
     )
     for name, found in figures.items():
-        fast, paced = found["as_fast_as_possible"], found["paced"]
+        fast = found["as_fast_as_possible"]
+        paced = found["paced"]
         table.add_row(
             name,
             f"{fast['steps_per_s']:,.0f}",

@@ -34,7 +34,8 @@ class ServedEnvironment:
     """
 
     def __init__(self, env_id: str, env: TextEnv, threads: int = 0) -> None:
-        self.env_id, self._env = env_id, env
+        self.env_id = env_id
+        self._env = env
         self.name: Final = name_in(env_id)
         self.threads = ThreadPoolExecutor(threads, f"hgpo-{self.name}") if threads else None
 

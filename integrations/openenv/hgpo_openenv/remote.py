@@ -55,7 +55,9 @@ class RemoteEnv(gymnasium.Env[dict[str, Any], str]):
     metadata: ClassVar[dict[str, Any]] = {"render_modes": []}  # type: ignore[misc]  # a class constant
 
     def __init__(self, url: str, *, token: str | None = None, timeout: float = 300.0) -> None:
-        self._timeout, self._session, self._closed = timeout, ExitStack(), False
+        self._timeout = timeout
+        self._session = ExitStack()
+        self._closed = False
         self._connection = _connect(self._session, url, token or os.environ.get("HGPO_SERVE_TOKEN"), timeout)
         self.remote = self._ask({"type": "state"}, "state")
         """What the server said about the session: ``environment``, ``action_format``, ``system_prompt`` and more."""

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
     from websockets.http11 import Response
 
-INVALID_REQUEST, METHOD_NOT_FOUND = -32600, -32601
+INVALID_REQUEST = -32600
+METHOD_NOT_FOUND = -32601
 """Codes of errors (JSON-RPC 2.0)."""
 
 _GET: Final = b"GET "
@@ -41,7 +42,9 @@ class Connection(ServerConnection):
         **named: Any,
     ) -> None:
         super().__init__(*given, **named)
-        self._respond, self._refuse, self._most_bytes = respond, refuse, most_bytes
+        self._respond = respond
+        self._refuse = refuse
+        self._most_bytes = most_bytes
         self._is_get: bool | None = None
         self._http = h11.Connection(h11.SERVER)
         self._head: h11.Request | None = None
@@ -49,6 +52,7 @@ class Connection(ServerConnection):
 
     def data_received(self, data: bytes) -> None:
         """Take bytes from the client."""
+        # The first bytes may be fewer than the method's name; what they begin with decides.
         if self._is_get is None:
             self._is_get = data[: len(_GET)] == _GET[: len(data)]
         if self._is_get:

@@ -18,7 +18,7 @@ from websockets.datastructures import Headers
 from websockets.exceptions import ConnectionClosed
 from websockets.http11 import Response
 
-from hgpo_envs.errors import InputError, one_line
+from hgpo_envs.errors import one_line
 from hgpo_envs.files.secrets import redact
 from hgpo_openenv.access import Access, Address, Refusal
 from hgpo_openenv.environments import MOST_TASKS, SCHEMA
@@ -41,7 +41,11 @@ HANDSHAKE_SECONDS: Final = 10.0
 PING_SECONDS: Final = 20.0
 """Clients that do not answer a ping for this long are gone."""
 
-NORMAL, GOING_AWAY, POLICY, INTERNAL, TRY_LATER = 1000, 1001, 1008, 1011, 1013
+NORMAL = 1000
+GOING_AWAY = 1001
+POLICY = 1008
+INTERNAL = 1011
+TRY_LATER = 1013
 """Codes that close a WebSocket connection (RFC 6455)."""
 
 
@@ -57,20 +61,12 @@ class Limits:
         idle_seconds: A session that sends nothing, or reads nothing, for so long is closed.
         message_bytes: The largest message of a client.
         call_seconds: The longest call of an environment that runs in a thread.
-
-    Raises:
-        InputError: A limit is not positive.
     """
 
     sessions: int = 4096
     idle_seconds: float = 600.0
     message_bytes: int = 1 << 18
     call_seconds: float = 300.0
-
-    def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            if not 0 < value < float("inf"):
-                raise InputError(f"{name}: expected a positive number, received {value}")
 
 
 class EnvironmentServer:
@@ -93,8 +89,11 @@ class EnvironmentServer:
         limits: Limits | None = None,
         log: Callable[[str], object] = print,
     ) -> None:
-        self._environments, self._access, self._limits = environments, access, limits or Limits()
-        self._log, self._logged = log, set[str]()
+        self._environments = environments
+        self._access = access
+        self._limits = limits or Limits()
+        self._log = log
+        self._logged = set[str]()
         self._sessions: dict[ServerConnection, Session] = {}
         self._server: Server | None = None
         self.counts: Counter[str] = Counter()
@@ -130,11 +129,16 @@ class EnvironmentServer:
     async def stop(self, reason: str) -> int:
         """Close all sessions, and return how many there were."""
         assert self._server is not None
+        # 1. A copy, because sessions leave the dictionary while they are closed. New connections are refused from here.
         sessions = dict(self._sessions)
         self._server.close(close_connections=False)
+
+        # 2. Processes of environments end first: a call that waits for one would hold its session open.
         closing = [connection.close(GOING_AWAY, reason[:120]) for connection in sessions]
         for session in sessions.values():
             session.close()
+
+        # 3. Clients may be gone or slow; none of them keeps the others from being told.
         await asyncio.gather(*closing, return_exceptions=True)
         await self._server.wait_closed()
         for served in self._environments.values():
@@ -189,7 +193,8 @@ class EnvironmentServer:
             query = {name: values[-1] for name, values in parse_qs(address.query, max_num_fields=10).items()}
         except ValueError:
             raise Refusal(HTTPStatus.BAD_REQUEST, "expected the query start=…&stop=…, received more fields") from None
-        start, stop = query.get("start", "0"), query.get("stop", str(10**9))
+        start = query.get("start", "0")
+        stop = query.get("stop", str(10**9))
         if not (
             start.isascii() and start.isdecimal() and stop.isascii() and stop.isdecimal() and len(start + stop) < 40
         ):
@@ -204,6 +209,7 @@ class EnvironmentServer:
         """Serve one connection from its first message to its end."""
         assert connection.request is not None
         served = self._environments[self._address(connection.request).environment]
+        # There is no `await` between this check and the new entry, so that the limit holds without a lock.
         if len(self._sessions) >= self._limits.sessions:
             self.counts["refused sessions"] += 1
             text = f"all {self._limits.sessions} sessions are in use (--max-sessions); try again later"
@@ -215,7 +221,7 @@ class EnvironmentServer:
         self.counts["sessions"] += 1
         try:
             await self._converse(connection, session, served)
-        except ConnectionClosed:
+        except ConnectionClosed:  # the client has left, with or without a word
             pass
         finally:
             del self._sessions[connection]
@@ -224,6 +230,7 @@ class EnvironmentServer:
     async def _converse(self, connection: ServerConnection, session: Session, served: ServedEnvironment) -> None:
         """Answer messages until the client leaves or a limit is reached."""
         idle = self._limits.idle_seconds
+        # Both directions have the limit: a client that does not read lets `send` wait as soon as its buffers are full.
         try:
             while True:
                 async with asyncio.timeout(idle):
@@ -255,8 +262,9 @@ class EnvironmentServer:
             return error_message(error.code, str(error))
 
     async def _call(self, session: Session, served: ServedEnvironment, message: Reset | Step | GetState) -> bytes:
-        if served.threads is None:
+        if served.threads is None:  # a step is shorter than handing it to a thread
             return session.reply(message)
+        # A thread cannot be stopped: `shield` leaves the call alone, and only the session is given up after the limit.
         call = asyncio.get_running_loop().run_in_executor(served.threads, session.reply, message)
         try:
             return await asyncio.wait_for(asyncio.shield(call), self._limits.call_seconds)

@@ -25,7 +25,8 @@ class Session:
     """
 
     def __init__(self, served: ServedEnvironment, report: Callable[[BaseException], None]) -> None:
-        self._served, self._report = served, report
+        self._served = served
+        self._report = report
         self._env: TextEnv = served.new_env()
         self._episode_id: str | None = None
         self._started = self._done = False
@@ -59,7 +60,9 @@ class Session:
             return self._observation(observation, None, terminated=False, truncated=False, info=info)
 
         reply = self._guarded(reset)
-        self._episode_id, self._started, self._steps = asked.episode_id, True, 0
+        self._episode_id = asked.episode_id
+        self._started = True
+        self._steps = 0
         self._done = self._env.episode.done
         return reply
 
@@ -104,7 +107,8 @@ class Session:
         return write_message("observation", document)
 
     def _state(self) -> dict[str, Any]:
-        episode, settings = self._env.episode, self._env.episode.settings
+        episode = self._env.episode
+        settings = self._env.episode.settings
         return {
             "episode_id": self._episode_id,
             "step_count": self._steps if self._started else 0,

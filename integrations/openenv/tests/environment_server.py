@@ -21,7 +21,10 @@ class Running:
     """A server that runs."""
 
     def __init__(self, server: EnvironmentServer, port: int, log: list[str], loop: asyncio.AbstractEventLoop) -> None:
-        self.server, self.port, self.log, self._loop = server, port, log, loop
+        self.server = server
+        self.port = port
+        self.log = log
+        self._loop = loop
 
     def url(self, name: str = "", scheme: str = "http") -> str:
         """The address of an environment, with the token."""
@@ -30,6 +33,12 @@ class Running:
     def connect(self, name: str = "", **options) -> ClientConnection:
         """Open a session."""
         return connect(f"{self.url(name, 'ws')}/ws", compression=None, legacy=True, **options)
+
+    def playing(self, task: str = "good") -> ClientConnection:
+        """Open a session and start a task."""
+        client = self.connect()
+        assert ask(client, "reset", task=task)["type"] == "observation"
+        return client
 
     def stop(self) -> int:
         """Stop the server."""

@@ -25,7 +25,9 @@ def play(env, reset: dict, actions: list[str]) -> list[dict]:
 
 def main() -> None:
     """Play all games in one session, with an error between them."""
-    games, errors, states = [], [], []
+    games = []
+    errors = []
+    states = []
     with client(sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else None) as env:
         for game in json.load(sys.stdin):
             with contextlib.suppress(RuntimeError):

@@ -29,11 +29,17 @@ def openenv() -> str:
 
 def local_games(env, count):
     """Play random games: what a client sends, and what it should receive."""
-    draw, games, expected = random.Random(4), [], []
+    draw = random.Random(4)
+    games = []
+    expected = []
     for _ in range(count):
         task = env.tasks[draw.randrange(len(env.tasks))]
         observation, info = env.reset(options={"task": task})
-        seen, actions, reward, terminated, truncated = [], [], None, False, False
+        seen = []
+        actions = []
+        reward = None
+        terminated = False
+        truncated = False
         while True:
             shown = {**observation, "history_hash": observation["history_hash"].tolist()}
             shown |= {"terminated": terminated, "truncated": truncated, "info": info}

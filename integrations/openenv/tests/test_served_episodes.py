@@ -48,18 +48,21 @@ def plain(value):
 
 @pytest.mark.parametrize("name", IDS)
 def test_a_remote_environment_is_the_local_one(server, name) -> None:
-    local, remote = gymnasium.make(IDS[name]).unwrapped, RemoteEnv(server.url(name))
+    local = gymnasium.make(IDS[name]).unwrapped
+    remote = RemoteEnv(server.url(name))
     draw = random.Random(1)
     ids = [local.tasks[draw.randrange(len(local.tasks))] for _ in range(3)]
     try:
         for options in ({"seed": 7}, {}, {}, *({"options": {"task": task}} for task in ids)):
-            seen, expected = remote.reset(**options), local.reset(**options)
+            seen = remote.reset(**options)
+            expected = local.reset(**options)
             assert plain(seen) == plain(expected)
             assert remote.observation_space.contains(seen[0])
             done = False
             while not done:
                 action = choose(draw, expected[-1])
-                seen, expected = remote.step(action), local.step(action)
+                seen = remote.step(action)
+                expected = local.step(action)
                 assert plain(seen) == plain(expected)
                 done = expected[2] or expected[3]
             with pytest.raises(gymnasium.error.ResetNeeded, match="has ended"):
@@ -174,7 +177,9 @@ def replay(env, game):
     for message in game:
         if message["type"] == "reset":
             observation, info = env.reset(options={"task": message["data"]["task"]})
-            reward, terminated, truncated = None, False, False
+            reward = None
+            terminated = False
+            truncated = False
         else:
             observation, reward, terminated, truncated, info = env.step(message["data"]["action"])
         shown = {**observation, "history_hash": observation["history_hash"].tolist()}
@@ -187,13 +192,15 @@ def replay(env, game):
 @settings(max_examples=5)
 @given(seed=st.integers(0, 1 << 30))
 def test_hundreds_of_interleaved_sessions_never_mix(server, seed) -> None:
-    draw, name = random.Random(seed), random.Random(seed).choice(list(IDS))
+    draw = random.Random(seed)
+    name = random.Random(seed).choice(list(IDS))
     env = gymnasium.make(IDS[name]).unwrapped
     games = []
     for _ in range(100):
         task = env.tasks[draw.randrange(12)]  # many sessions play the same task differently
         _, info = env.reset(options={"task": task})
-        game, done = [{"type": "reset", "data": {"task": task}}], False
+        game = [{"type": "reset", "data": {"task": task}}]
+        done = False
         while not done and len(game) < 6:
             game.append({"type": "step", "data": {"action": choose(draw, info)}})
             *_, terminated, truncated, info = env.step(game[-1]["data"]["action"])

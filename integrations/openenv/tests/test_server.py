@@ -31,7 +31,8 @@ class Engine:
     """An engine whose commands fail, or wait until a test lets them go on."""
 
     def __init__(self, source: "Source") -> None:
-        self.source, self.closed = source, False
+        self.source = source
+        self.closed = False
 
     def start(self, task_id: str) -> State:
         if task_id == "broken":
@@ -58,7 +59,9 @@ class Source:
     name = "Fragile"
 
     def __init__(self) -> None:
-        self.entered, self.go_on, self.closed = threading.Event(), threading.Event(), 0
+        self.entered = threading.Event()
+        self.go_on = threading.Event()
+        self.closed = 0
 
     def ids(self, split: str) -> list[str]:
         return ["good", "broken"]
@@ -273,10 +276,8 @@ def test_a_close_message_ends_the_session(server) -> None:
 
 
 def test_an_oversized_message_closes_only_its_session() -> None:
-    with running(fragile(), limits=Limits(message_bytes=1000)) as run, run.connect() as other:
-        ask(other, "reset", task="good")
-        with run.connect() as client:
-            ask(client, "reset", task="good")
+    with running(fragile(), limits=Limits(message_bytes=1000)) as run, run.playing() as other:
+        with run.playing() as client:
             client.send(b"x" * 1001)
             code, reason = closed(client)
         assert code == 1009
@@ -290,8 +291,8 @@ def test_an_oversized_message_closes_only_its_session() -> None:
 
 def test_no_more_sessions_than_allowed() -> None:
     with running(fragile(), limits=Limits(sessions=2)) as run:
-        first, second = run.connect(), run.connect()
-        ask(first, "reset", task="good"), ask(second, "reset", task="good")
+        first = run.playing()
+        second = run.playing()
         with run.connect() as third:
             refused = orjson.loads(third.recv(timeout=30))["data"]
             assert refused["code"] == "CAPACITY_REACHED"
@@ -300,14 +301,12 @@ def test_no_more_sessions_than_allowed() -> None:
         assert ask(first, "step", action="look")["type"] == "observation"
         second.close()
         run.wait_for(lambda: run.server.open_sessions == 1)
-        with run.connect() as third:
-            assert ask(third, "reset", task="good")["type"] == "observation"
+        run.playing().close()
         first.close()
 
 
 def test_an_idle_session_is_closed() -> None:
-    with running(fragile(), limits=Limits(idle_seconds=0.2)) as run, run.connect() as client:
-        ask(client, "reset", task="good")
+    with running(fragile(), limits=Limits(idle_seconds=0.2)) as run, run.playing() as client:
         assert closed(client) == (1008, "idle for 0.2 s; connect again")
         run.wait_for(lambda: run.server.open_sessions == 0)
 
@@ -336,15 +335,12 @@ def test_a_client_that_never_reads_is_closed() -> None:
             pass
         run.wait_for(lambda: run.server.open_sessions == 0)
         client.close()
-        with run.connect() as other:
-            assert ask(other, "reset", task="good")["type"] == "observation"
+        run.playing().close()
 
 
 def test_a_killed_client_frees_its_session() -> None:
     with running(fragile()) as run:
-        clients = [run.connect() for _ in range(20)]
-        for client in clients:
-            ask(client, "reset", task="good")
+        clients = [run.playing() for _ in range(20)]
         assert run.server.open_sessions == 20
         for client in clients[:10]:
             linger = (1).to_bytes(4, "little") + (0).to_bytes(4, "little")
@@ -400,10 +396,8 @@ def test_errors_of_an_environment_reach_the_log_and_not_the_client(threads) -> N
 def test_a_hanging_call_ends_only_its_session() -> None:
     served = fragile(threads=2)
     source = served._env.shared.source
-    with running(served, limits=Limits(call_seconds=0.3)) as run, run.connect() as other:
-        ask(other, "reset", task="good")
-        with run.connect() as client:
-            ask(client, "reset", task="good")
+    with running(served, limits=Limits(call_seconds=0.3)) as run, run.playing() as other:
+        with run.playing() as client:
             client.send(orjson.dumps({"type": "step", "data": {"action": "wait"}}), text=True)
             assert source.entered.wait(30)
             assert ask(other, "step", action="look")["type"] == "observation"  # meanwhile
@@ -418,9 +412,7 @@ def test_a_hanging_call_ends_only_its_session() -> None:
 
 def test_a_stopping_server_tells_its_clients() -> None:
     with running(fragile()) as run:
-        clients = [run.connect() for _ in range(5)]
-        for client in clients:
-            ask(client, "reset", task="good")
+        clients = [run.playing() for _ in range(5)]
         ends = [threading.Thread(target=closed, args=(client,)) for client in clients[1:]]
         for end in ends:
             end.start()

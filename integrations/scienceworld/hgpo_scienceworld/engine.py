@@ -29,7 +29,8 @@ class ScienceWorldEngine:
 
     def start(self, task_id: str) -> State:
         """Start a variation."""
-        self._task_id, self._commands = task_id, 0
+        self._task_id = task_id
+        self._commands = 0
         _load(self._simulator, task_id, self._simplifications, solved=False)
         self._simplified = self._simulator.getSimplificationsUsed()
         self._state = State("", (), score=max(self._simulator.getScore(), 0.0))  # some starts are worth something

@@ -31,4 +31,7 @@ SCIENCEWORLD: Final = EnvironmentSpec(
     players={"expert": "hgpo_scienceworld.expert:Expert"},
     evaluation_split="test",
     splits=SPLITS,
+    accepted={
+        "admissible actions": "the simulator lists some commands that it does not execute, such as to pick up a bee"
+    },
 )

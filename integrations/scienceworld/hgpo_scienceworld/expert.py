@@ -31,7 +31,8 @@ class Expert:
     def act(self, state: State) -> str:
         """Return the next command; after the solution, wait."""
         del state
-        command, self._rest = (self._rest or ("wait1",))[0], self._rest[1:]
+        command = (self._rest or ("wait1",))[0]
+        self._rest = self._rest[1:]
         return command
 
     def fork(self, engine: Engine | None) -> Expert:

@@ -40,8 +40,11 @@ def test_tasks_and_splits_are_the_simulators():
 @pytest.mark.slow
 @pytest.mark.parametrize("task_id", ["find-plant-3", "power-component-0", "grow-plant-0", "chemistry-mix-20"])
 def test_solutions_win_and_states_are_reproducible(task_id):
-    engine, again = SOURCE.engine(), SOURCE.engine()
-    task, player, state = SOURCE.task(task_id), make_player("expert", "ScienceWorld"), engine.start(task_id)
+    engine = SOURCE.engine()
+    again = SOURCE.engine()
+    task = SOURCE.task(task_id)
+    player = make_player("expert", "ScienceWorld")
+    state = engine.start(task_id)
     assert task.instruction.startswith("Your task is to ")
     player.reset(task, state, engine)
     start = state
@@ -61,7 +64,8 @@ def test_solutions_win_and_states_are_reproducible(task_id):
 
 @pytest.mark.slow
 def test_episodes_of_different_tasks_do_not_change_each_other():
-    engine, other = SOURCE.engine(), SOURCE.engine()
+    engine = SOURCE.engine()
+    other = SOURCE.engine()
     alone = [engine.start("find-plant-0"), engine.act("go to kitchen"), engine.act("open cupboard")]
     together = [engine.start("find-plant-0")]
     other.start("power-component-0")  # needs electrical actions, which are otherwise simplified away
@@ -92,10 +96,8 @@ def test_replies():
 
 @pytest.mark.slow
 def test_checks_and_commands(tmp_path):
-    source, settings = (
-        SharedSource(ScienceWorldSource("lifespan-shortest-lived")),
-        settings_for("ScienceWorld", max_steps=4),
-    )
+    source = SharedSource(ScienceWorldSource("lifespan-shortest-lived"))
+    settings = settings_for("ScienceWorld", max_steps=4)
     findings = check_environment(source, settings, source.source.ids("train"), episodes=4)
     assert [finding for finding in findings if finding.verdict == "fail"] == []
     env = ("--env", "HGPO/ScienceWorld-v0", "--env-option", SHORT, "--tasks", 2, "--group-size", 2)

@@ -60,7 +60,8 @@ class RetailEngine:
 
     def start(self, task_id: str) -> State:
         """Start a conversation with the shop's own database."""
-        self._task_id, self._database = task_id, retail.new_database()
+        self._task_id = task_id
+        self._database = retail.new_database()
         self._said: tuple[str, ...] = ()
         told = customer(task_id) if self._user is None else self._answer(GREETING)
         self._state = State(text=told, actions=())
@@ -94,7 +95,9 @@ class RetailEngine:
     def fork(self) -> RetailEngine:
         """Return an independent copy of the conversation."""
         other = RetailEngine(self._user)
-        other._task_id, other._state, other._said = self._task_id, self._state, self._said
+        other._task_id = self._task_id
+        other._state = self._state
+        other._said = self._said
         other._database = orjson.loads(orjson.dumps(self._database))
         return other
 
@@ -159,12 +162,14 @@ class Expert:
     def reset(self, task: Task, state: State, engine: Engine | None = None) -> None:
         """Start a task."""
         del state, engine
-        self.task_id, self.step = task.id, 0
+        self.task_id = task.id
+        self.step = 0
 
     def act(self, state: State) -> str:
         """Return the next call."""
         del state
-        calls, self.step = retail.gold_calls(self.task_id), self.step + 1
+        calls = retail.gold_calls(self.task_id)
+        self.step = self.step + 1
         return calls[self.step - 1].text() if self.step <= len(calls) else "Done. Is there anything else?"
 
     def fork(self, engine: Engine | None) -> Expert:

@@ -47,7 +47,8 @@ def test_every_solution_wins():
         "all": 114,
     }
     for task_id in SOURCE.ids("all"):
-        engine, player = SOURCE.engine(), make_player("expert", "Tau2Retail")
+        engine = SOURCE.engine()
+        player = make_player("expert", "Tau2Retail")
         state = engine.start(task_id)
         player.reset(SOURCE.task(task_id), state)
         while not state.terminated:
@@ -262,7 +263,9 @@ def test_a_model_is_taught_to_call_the_tools(style, tmp_path):
     from hgpo_train.training.config import SftConfig
     from hgpo_train.training.sft import demonstrations, tokenise
 
-    run, model, tokens = tmp_path / "run", tmp_path / "model", {"max_prompt_tokens": 20_000}
+    run = tmp_path / "run"
+    model = tmp_path / "model"
+    tokens = {"max_prompt_tokens": 20_000}
     env = ("--env", "HGPO/Tau2Retail-v0", "--tasks", 3, "--env-option", f"prompt_style={style}")
     invoke("rollout", *env, "--policy", "expert", "--group-size", 1, "--out", run)
     rows = demonstrations(run, SftConfig())

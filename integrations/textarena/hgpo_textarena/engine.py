@@ -84,7 +84,8 @@ class TextArenaEngine:
     def _observed(self, *, valid: bool) -> State:
         shown = (ObservationType.PROMPT, ObservationType.PLAYER_ACTION)
         messages = [(text.strip(), kind) for _, text, kind in self._game.get_observation()[1] if kind not in shown]
-        done, reward = self._game.state.done, 0.0
+        done = self._game.state.done
+        reward = 0.0
         if done:
             rewards, infos = self._game.close()
             reward = float(rewards[0])
@@ -109,7 +110,8 @@ def different_games(game_id: str) -> dict[str, tuple[str, ...]]:
     The seed changes nothing in some games (TowerOfHanoi), and a number of 20 in others. The last tenth of the games is
     the split ``test``, which is empty where there are fewer than ten.
     """
-    game, first = textarena.make(f"{game_id}-raw"), dict[str, str]()
+    game = textarena.make(f"{game_id}-raw")
+    first = dict[str, str]()
     for seed in range(SEEDS):
         with OwnRandom(seed):
             game.reset(num_players=1, seed=seed)

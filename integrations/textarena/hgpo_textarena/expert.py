@@ -42,7 +42,8 @@ class Expert:
         """Return a copy for another engine in the same state."""
         other = Expert()
         other._engine = engine if isinstance(engine, TextArenaEngine) else self._engine
-        other._plan, other._expected = deque(self._plan), self._expected
+        other._plan = deque(self._plan)
+        other._expected = self._expected
         return other
 
 

@@ -83,7 +83,9 @@ class TextWorldEngine:
     def fork(self) -> TextWorldEngine:
         """Return an independent copy of the game."""
         copy = TextWorldEngine(self._source)
-        copy._env, copy._state, copy._words = self._env.copy(), self._state, self._words
+        copy._env = self._env.copy()
+        copy._state = self._state
+        copy._words = self._words
         return copy
 
     def key(self) -> Hashable:

@@ -74,7 +74,8 @@ def compiled(family: str, level: int, seed: int) -> Path:
 
 def _generate(family: str, level: int, seed: int, path: Path) -> None:
     options = textworld.GameOptions()
-    options.seeds, options.path = seed, str(path)
+    options.seeds = seed
+    options.path = str(path)
     options.grammar.only_last_action = True  # the objective names the goal, not the way to it
     settings: dict[str, Any] = {"level": level}
     if family == "cooking":

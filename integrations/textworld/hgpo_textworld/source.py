@@ -32,7 +32,8 @@ class TextWorldSource:
 
     def __init__(self, data: str | None = None, family: str = "treasure-hunter", level: int = 5) -> None:
         check_family(family, level)
-        self._family, self._level = family, level
+        self._family = family
+        self._level = level
         self._files = None if data is None else _games(Path(data))
 
     def ids(self, split: str) -> list[str]:
@@ -63,7 +64,8 @@ class TextWorldSource:
         """Return a task's description, which generates its game if necessary."""
         file = self.file(task_id)
         game: dict[str, Any] = json.loads(file.with_suffix(".json").read_text(encoding="utf-8"))
-        split, kind = task_id.partition("/")[0], "game"
+        split = task_id.partition("/")[0]
+        kind = "game"
         if self._files is None:
             split = next(name for name, seeds in SPLITS.items() if self._seed(task_id) in seeds)
             kind = self._family

@@ -34,7 +34,9 @@ def cache(tmp_path_factory):
 @pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.ids("train")[0])
 def test_the_expert_wins_and_a_fork_is_independent(source):
     task = source.task(source.ids("test")[0])
-    engine, again, player = source.engine(), source.engine(), make_player("expert", "TextWorld")
+    engine = source.engine()
+    again = source.engine()
+    player = make_player("expert", "TextWorld")
     state = engine.start(task.id)
     assert again.start(task.id) == state
     player.reset(task, state, engine)
@@ -63,7 +65,8 @@ def test_the_expert_wins_and_a_fork_is_independent(source):
 def test_a_game_depends_on_its_seed_alone(monkeypatch, tmp_path):
     first = compiled("treasure-hunter", 12, 5)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    again, other = compiled("treasure-hunter", 12, 5), compiled("treasure-hunter", 12, 6)
+    again = compiled("treasure-hunter", 12, 5)
+    other = compiled("treasure-hunter", 12, 6)
     games = [json.loads(game.with_suffix(".json").read_text("utf-8")) for game in (first, again, other)]
     assert first != again
     assert games[0] == games[1] != games[2]
@@ -72,7 +75,8 @@ def test_a_game_depends_on_its_seed_alone(monkeypatch, tmp_path):
 @pytest.mark.slow
 def test_commands_that_the_list_does_not_name():
     source = TextWorldSource(family="coin-collector", level=3)
-    engine, listed = source.engine(), source.engine()
+    engine = source.engine()
+    listed = source.engine()
     state = engine.start("coin-collector-3-0")
     listed.start("coin-collector-3-0")
     move = next(action for action in state.actions if action.startswith("go "))

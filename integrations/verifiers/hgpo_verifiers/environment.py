@@ -62,7 +62,8 @@ class StepEnv(vf.MultiTurnEnv):
         parameters: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> None:
-        self._handle, self._playing = handle, dict[str, Trajectory]()
+        self._handle = handle
+        self._playing = dict[str, Trajectory]()
         self._asked = dict[str, Request]()  # what each trajectory asks its policy now
         self._in_threads = getattr(handle.shared.source, "concurrent", None) is not None
         rubric = StepRubric(estimator, parameters or {})
@@ -154,7 +155,8 @@ class StepEnv(vf.MultiTurnEnv):
         if tasks != -1 and tasks < 1:
             raise InputError(f"tasks: expected at least 1, or -1 for all, received {tasks}")
         chosen = list(islice(task_stream(order, ids, seed), len(ids) if tasks == -1 else tasks))
-        episode, prompts = Episode(self._handle.shared, self._handle.settings), {}
+        episode = Episode(self._handle.shared, self._handle.settings)
+        prompts = {}
         for task_id in dict.fromkeys(chosen):
             episode.start(task_id)
             prompts[task_id] = episode.prompt()

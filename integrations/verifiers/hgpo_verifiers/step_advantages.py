@@ -28,7 +28,8 @@ class StepRubric(vf.Rubric):
 
     def __init__(self, estimator: str, parameters: Mapping[str, Any]) -> None:
         registry.get(estimator)
-        self._estimator, self._parameters = estimator, dict(parameters)
+        self._estimator = estimator
+        self._parameters = dict(parameters)
         super().__init__(funcs=[episode_return], weights=[1.0])
         for metric in (won, score, invalid_actions):
             self.add_metric(metric)

@@ -63,7 +63,8 @@ def write_steps(
         InputError: A result has no rows.
     """
     ordered = sorted(outputs, key=lambda output: output["example_id"])
-    count, groups_of_task = 0, dict[str, int]()
+    count = 0
+    groups_of_task = dict[str, int]()
     stored = {"env": {"id": environment}, **(config or {})}
     with StepWriter(folder, config=stored, defaults={"env_id": environment}) as writer:
         for example, members in groupby(ordered, key=lambda output: output["example_id"]):

@@ -43,7 +43,8 @@ def verifiers() -> str:
 
 def play(handle, task: str, name: str, *, well: bool) -> list[dict]:
     """Play a task here, as the expert or with one wrong action in each step: its rows."""
-    episode, rows = Episode(handle.shared, handle.settings), []
+    episode = Episode(handle.shared, handle.settings)
+    rows = []
     episode.start(task)
     spec = environment_spec(name)
     player = make_player("expert", spec.name)
@@ -99,7 +100,8 @@ def test_an_evaluation_is_what_is_played_here(verifiers, name, tmp_path) -> None
         times[prompt] = times.get(prompt, 0) + 1
         return completion(first[prompt] if prompt in first and times[prompt] % 2 == 0 else replies[prompt])
 
-    asked_so_far, times = [], {}
+    asked_so_far = []
+    times = {}
     results = evaluate(verifiers, name, answer, 3, 2, tmp_path / "run")
     assert len(results) == 6
     for example, task in enumerate(ids):
@@ -156,20 +158,25 @@ def call(name: str, arguments: str) -> dict:
 
 
 @pytest.mark.slow
-def test_a_conversation_has_the_earlier_messages_and_whole_responses(verifiers, tmp_path) -> None:
-    """Reasoning that a server separates is part of the response, as it is with the policy `openai:`."""
-    response, asked = "<think>\nWhere am I?\n</think>\n\n<action>look</action>", []
+def test_a_conversation_has_the_earlier_messages_as_they_were_sent(verifiers, tmp_path) -> None:
+    """Reasoning that a server separates is part of the response, and goes back apart, as with `openai:`."""
+    asked = []
 
     def answer(body, attempt):
-        asked.append([(one["role"], one["content"]) for one in body["messages"]])
+        asked.append([(one["role"], one["content"], one.get("reasoning_content")) for one in body["messages"]])
         return message("<action>look</action>", reasoning_content="Where am I?")
 
     options = {"prompt_style": "chat", "max_steps": 3}
     (result,) = evaluate(verifiers, "HGPO/ALFWorld-v0", answer, 1, 1, tmp_path / "run", **options)
     rows = result["hgpo_steps"]
+    response = "<think>\nWhere am I?\n</think>\n\n<action>look</action>"
     assert [(row["response"], row["action"], row["action_valid"]) for row in rows] == [(response, "look", True)] * 3
-    turns = [turn for row in rows for turn in (("user", row["prompt"]), ("assistant", response))]
-    assert asked == [[("system", "You are a player."), *turns[: 2 * step + 1]] for step in range(3)]
+    turns = []
+    for row in rows:
+        turns.append(("user", row["prompt"], None))
+        turns.append(("assistant", "<action>look</action>", "Where am I?"))
+    system = ("system", "You are a player.", None)
+    assert asked == [[system, *turns[: 2 * step + 1]] for step in range(3)]
     assert len(rows[1]["prompt"]) < len(rows[0]["prompt"])
 
 

@@ -47,7 +47,9 @@ class StepsAgentLoop(AgentLoopBase):
     async def run(self, sampling_params: dict[str, Any], **task: Any) -> list[AgentLoopOutput]:
         """Play the rollout. See verl's `AgentLoopBase.run`; `task` is a row of `hgpo_verl.tasks.TaskDataset`."""
         settings, train, evaluation = _opened(OmegaConf.to_yaml(self.config.hgpo, resolve=True))
-        config, is_evaluation, member = settings.config, bool(task["evaluation"]), int(task["session_id"])
+        config = settings.config
+        is_evaluation = bool(task["evaluation"])
+        member = int(task["session_id"])
         handle = evaluation if is_evaluation else train
         sampling = {**sampling_params, "max_tokens": config.rollout.max_response_tokens}
         if config.rollout.stop:
@@ -76,7 +78,8 @@ class StepsAgentLoop(AgentLoopBase):
 
     def _outputs(self, trajectory: Trajectory, global_steps: int) -> list[AgentLoopOutput]:
         rows = trajectory.rows
-        won, total = bool(rows[-1].won), float(sum(row.reward for row in rows))
+        won = bool(rows[-1].won)
+        total = float(sum(row.reward for row in rows))
         shown = {"acc": float(won and not trajectory.aborted), "steps": len(rows), "failed": float(trajectory.aborted)}
         outputs = [self._output(row, trained=not trajectory.aborted, global_steps=global_steps) for row in rows]
         for output in outputs:

@@ -104,7 +104,8 @@ async def _step(
         return generated
     ends = end_tokens(tokenizer)
     count = stop_length(tokenizer, generated.tokens, options.stop)
-    tokens, logprobs = generated.tokens[:count], generated.logprobs and generated.logprobs[:count]
+    tokens = generated.tokens[:count]
+    logprobs = generated.logprobs and generated.logprobs[:count]
     is_whole = len(tokens) == options.max_response_tokens and tokens[-1] not in ends and count is None
     reply = fitted.reply(response_text(tokenizer, tokens, ends), tokens, logprobs, "length" if is_whole else "stop")
     return attempt("EnvironmentFailed", _act, trajectory, reply, perf_counter() - began, generated.version or 0)

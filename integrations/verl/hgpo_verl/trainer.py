@@ -66,7 +66,8 @@ class HgpoTrainer(PPOTrainerSync):
         metrics["training/workers_replaced"] = self.agent_loop_manager.replaced
         found = advantages(steps, self.settings.config.advantage)
         masks = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=["response_mask"])
-        values, trained = [], []
+        values = []
+        trained = []
         for key, mask in zip(batch.keys, masks["response_mask"].unbind(), strict=True):
             row = rows.get(key)
             advantage = None if row is None else found.get((row["trajectory"], row["step"]))

@@ -161,7 +161,8 @@ def test_configurations_of_the_papers_are_translated_and_come_back_whole(name) -
     text = launch_text(name, given, Cluster(), FOLDER)
     launch = yaml.safe_load(text)
     assert read_settings(launch["hgpo"]).config == given
-    actor, rollout = launch["actor_rollout_ref"]["actor"], launch["actor_rollout_ref"]["rollout"]
+    actor = launch["actor_rollout_ref"]["actor"]
+    rollout = launch["actor_rollout_ref"]["rollout"]
     assert actor["ppo_mini_batch_size"] * rollout["n"] == given.update.mini_batch_size
     assert launch["data"]["train_batch_size"] * rollout["n"] == 128
     assert launch["trainer"]["total_training_steps"] == given.iterations

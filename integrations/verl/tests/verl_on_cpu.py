@@ -42,7 +42,10 @@ class TinyServer:
         torch.set_num_threads(1)
         self.model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
         self.stop = (self.model.config.eos_token_id,)
-        self.version, self.seed, self.requests, self.waiting = None, seed, 0, []
+        self.version = None
+        self.seed = seed
+        self.requests = 0
+        self.waiting = []
 
     async def generate(self, prompt_ids, sampling_params, request_id, **_):
         done = asyncio.get_running_loop().create_future()
@@ -55,7 +58,8 @@ class TinyServer:
         from hgpo_train.policies.token_sampling import SamplingOptions, sample_responses
 
         self._pause()
-        batch, self.waiting = self.waiting, []
+        batch = self.waiting
+        self.waiting = []
         sampling = batch[0][1]
         seeds = [self.seed + self.requests + number for number in range(len(batch))]
         self.requests += len(batch)
@@ -83,7 +87,8 @@ class TinyServer:
 
     def _pause(self):
         """After `VERL_TEST_PAUSE` requests, say so and wait until the test has killed a worker."""
-        folder, count = os.environ.get("VERL_TEST_FOLDER"), int(os.environ.get("VERL_TEST_PAUSE", "0"))
+        folder = os.environ.get("VERL_TEST_FOLDER")
+        count = int(os.environ.get("VERL_TEST_PAUSE", "0"))
         if folder is None or self.requests < count or (Path(folder) / "paused").exists():
             return
         (Path(folder) / "paused").touch()
@@ -113,7 +118,9 @@ class TinyReplica(RolloutReplica):
     async def launch_servers(self):
         path = self.model_config["path"]
         server = TinyServer.options(name=f"tiny_server_{self.replica_rank}").remote(path, 1000 * self.replica_rank)
-        self.servers, self._server_handle, self._server_address = [server], server, f"tiny_{self.replica_rank}"
+        self.servers = [server]
+        self._server_handle = server
+        self._server_address = f"tiny_{self.replica_rank}"
 
 
 class TinyAdapter(BaseRollout):

@@ -55,7 +55,9 @@ class AppWorldEngine:
         self._source.task(task_id)
         self.close()
         self._world = self._source.server(task_id).world(task_id, self._source.limits)
-        self._task_id, self._steps, self._last = task_id, 0, State("", ())
+        self._task_id = task_id
+        self._steps = 0
+        self._last = State("", ())
         self._calls.clear()
         self.programs.clear()
         return self._last

@@ -112,6 +112,7 @@ class Server:
             raise InputError(
                 f"AppWorld's worlds need Linux, received {sys.platform}; use a container or virtual machine"
             )
+        # 1. A folder of its own, and a socket that only the new process inherits: no port, and no name to connect to.
         self._lock = threading.Lock()
         self._numbers = count()
         scratch = tempfile.mkdtemp(prefix="hgpo-appworld-")
@@ -124,6 +125,8 @@ class Server:
             "task": task,
             "seconds": Limits().seconds,
         }
+
+        # 2. The process. Its session is another one, so that Ctrl-C in the terminal reaches this process alone.
         command = [launch.python, "-s", str(_WORKER / "start.py"), str(theirs.fileno()), json.dumps(settings)]
         if launch.isolation == "bwrap":
             command = [*_bubblewrap(launch, scratch), *command]
@@ -147,11 +150,16 @@ class Server:
                 "(hgpo data install appworld makes one)"
             ) from None
         finally:
-            theirs.close()
-        self._control, self._complaints = ours, complaints
+            theirs.close()  # the end of the process is then the end of the socket
+
+        # 3. From here on, the finalizer ends the process, also if what follows fails.
+        self._control = ours
+        self._complaints = complaints
         self._outputs = Path(scratch, "experiments", "outputs")
         self.pid: Final = self._process.pid
         self.close = weakref.finalize(self, _end, os.getpid(), self._process, ours, complaints, scratch)
+
+        # 4. It says that AppWorld is imported, or why not.
         try:
             ours.settimeout(OPENING_S)
             answer = self._receive()
@@ -160,7 +168,8 @@ class Server:
         if "error" in answer:
             self.close()
             raise InputError(_with_fix(str(answer["error"]), launch))
-        self.version, self.confined = str(answer["version"]), tuple(answer["confined"])
+        self.version = str(answer["version"])
+        self.confined = tuple(answer["confined"])
         missing = [name for name in CONFINED if name not in self.confined]
         if missing and launch.isolation == "auto":
             warnings.warn(
@@ -220,7 +229,7 @@ class Server:
         remove_folder(self._outputs / rollout)
 
     def _ask(self, request: dict[str, Any], files: Sequence[int] = ()) -> dict[str, Any]:
-        with self._lock:
+        with self._lock:  # an answer belongs to the request before it, whichever thread asked
             socket.send_fds(self._control, [json.dumps(request).encode()], files)
             return self._receive()
 
@@ -253,10 +262,14 @@ class World:
     """
 
     def __init__(self, server: Server, task: str, limits: Limits) -> None:
-        self._server, self._task, self._limits = server, task, limits
+        self._server = server
+        self._task = task
+        self._limits = limits
         number, self._connection = server.fork("play", task, rollout := secrets.token_hex(16), limits)
-        self._number, self._rollout = number, rollout
+        self._number = number
+        self._rollout = rollout
         self.close = weakref.finalize(self, _leave, os.getpid(), server, number, rollout, self._connection)
+        # A world that dies before it is ready has executed no program: that is no agent's doing (`_failure`).
         self._opened = False
         self._receive(Ready, OPENING_S)
         self._opened = True
@@ -291,7 +304,7 @@ class World:
             return read_answer(connection, Evaluated, self._limits.longest, OPENING_S)
         except TimeoutError:
             raise self._failure(f"{failure}: no answer within {OPENING_S:g} s") from None
-        except OSError as error:
+        except OSError as error:  # a process that dies closes its socket a moment before it can be waited for
             status = self._server.end(number, _DYING_S)
             raise self._failure(f"{failure}: it {_how(status, error)}") from None
         except NoAnswerError as error:

@@ -94,7 +94,8 @@ def _switch_alarm(world: World, person: Person, rng: random.Random, rows: Rows) 
 
 def _new_file(world: World, person: Person, rng: random.Random, rows: Rows) -> Draft:
     del world, rows
-    folder, text = rng.choice(FOLDERS), rng.choice(SENTENCES)
+    folder = rng.choice(FOLDERS)
+    text = rng.choice(SENTENCES)
     name = f"reminder_{rng.randrange(10, 99)}.txt"
     steps = [
         PASSWORDS,

@@ -55,7 +55,8 @@ def _note_lines(title: str) -> list[str]:
 def _pay_contacts(world: World, person: Person, rng: random.Random, rows: Rows) -> Draft:
     del rows
     relationship = rng.choice(["roommate", "friend", "coworker", "sibling"])
-    amount, note = rng.randrange(5, 60), rng.choice(MONEY_NOTES)
+    amount = rng.randrange(5, 60)
+    note = rng.choice(MONEY_NOTES)
     steps = [
         PASSWORDS,
         login("phone"),

@@ -150,7 +150,8 @@ def _genre_playlist(world: World, person: Person, rng: random.Random, rows: Rows
 
 def _text_contacts(world: World, person: Person, rng: random.Random, rows: Rows) -> Draft:
     del rows
-    relationship, text = rng.choice(["friend", "coworker", "roommate"]), rng.choice(MESSAGES)
+    relationship = rng.choice(["friend", "coworker", "roommate"])
+    text = rng.choice(MESSAGES)
     steps = [
         PASSWORDS,
         login("phone"),

@@ -56,7 +56,8 @@ class PlannedTask:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the task as JSON values for `build_root.py`."""
-        person, scenario = self.supervisor, self.scenario
+        person = self.supervisor
+        scenario = self.scenario
         return {
             "id": self.id,
             "split": scenario.split,

@@ -227,7 +227,8 @@ def _contacts(world: World, rng: random.Random) -> None:
         sizes = (2, 6, 2, 1)
         known = world.contacts[person.id] = {}
         for relationship, size in zip(RELATIONSHIPS, sizes, strict=True):
-            known[relationship], others = others[:size], others[size:]
+            known[relationship] = others[:size]
+            others = others[size:]
         for relationship, people in known.items():
             for other in people:
                 world.rows.add(
@@ -266,7 +267,9 @@ def _music(world: World, rng: random.Random) -> None:
     titles = [f"{adjective} {noun}" for adjective in words.ADJECTIVES for noun in words.NOUNS]
     plays = rng.sample(range(100, 100_000), 72)  # all different: "the most played" is one song
     for title, play_count in zip(rng.sample(titles, 72), plays, strict=True):
-        artist, genre, duration = rng.randrange(1, 11), rng.choice(words.GENRES), rng.randrange(120, 420)
+        artist = rng.randrange(1, 11)
+        genre = rng.choice(words.GENRES)
+        duration = rng.randrange(120, 420)
         number = world.rows.add(
             "spotify",
             "Song",
@@ -345,7 +348,8 @@ def _money(world: World, rng: random.Random) -> None:
         for _ in range(rng.randrange(10, 18)):
             other = rng.choice(friends)
             sender, receiver = (person, other) if rng.random() < 0.7 else (other, person)
-            cents, sent = rng.randrange(200, 9000), ago(rng, 480)
+            cents = rng.randrange(200, 9000)
+            sent = ago(rng, 480)
             world.rows.add(
                 "venmo",
                 "Transaction",
@@ -365,9 +369,11 @@ def _mail(world: World, rng: random.Random) -> None:
         own = world.inbox[person.id] = []
         senders = [*world.contacts[person.id]["friend"], *world.contacts[person.id]["coworker"]]
         for _ in range(rng.randrange(9, 13)):
-            sender, subject = rng.choice(senders), rng.choice(words.SUBJECTS)
+            sender = rng.choice(senders)
+            subject = rng.choice(words.SUBJECTS)
             body = "\n".join(rng.sample(words.SENTENCES, 2))
-            sent, starred = ago(rng, 200), rng.random() < 0.2
+            sent = ago(rng, 200)
+            starred = rng.random() < 0.2
             thread = add_email(world.rows, sender, person, subject, body, sent, starred=starred)
             own.append(Thread(thread, sender.id, subject, body, starred))
 

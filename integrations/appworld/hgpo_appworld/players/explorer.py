@@ -38,13 +38,15 @@ class ExplorerPlayer:
     def reset(self, task: Task, state: State, engine: Engine | None = None) -> None:
         """Plan what to look up and what to do for a task's instruction."""
         del state, engine
-        self._left, self._tried = deque(plan(task.instruction)), 0
+        self._left = deque(plan(task.instruction))
+        self._tried = 0
 
     def fork(self, engine: Engine | None) -> ExplorerPlayer:
         """Return an independent copy. The engine is not used."""
         del engine
         player = ExplorerPlayer()
-        player._left, player._tried = self._left.copy(), self._tried
+        player._left = self._left.copy()
+        player._tried = self._tried
         return player
 
     def act(self, state: State) -> str:

@@ -12,7 +12,7 @@ import urllib.request
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from hgpo_appworld.data.commands import run
 from hgpo_appworld.engine.process import Limits
@@ -29,6 +29,8 @@ _WORKER: Final = Path(__file__).with_name("original_worker.py")
 _WHOLE: Final = 10**7
 _STARTING_S: Final = 120.0
 _STEP_S: Final = 150.0
+
+Call: TypeAlias = "Callable[[str, Mapping[str, Any]], Any]"
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,8 @@ def play_class(root: Path, python: str, episodes: Sequence[Episode]) -> Iterator
     """Play episodes with AppWorld's class."""
     for batch in batches(episodes):
         with tempfile.TemporaryDirectory(prefix="hgpo-appworld-") as scratch:
-            given, results = Path(scratch, "episodes.json"), Path(scratch, "results.json")
+            given = Path(scratch, "episodes.json")
+            results = Path(scratch, "results.json")
             given.write_text(json.dumps([[episode.task, episode.programs] for episode in batch]), "utf-8")
             command = [python, "-s", str(_WORKER), str(given), str(results)]
             run(command, "AppWorld's class", environment=_environment(root, scratch), folder=Path(scratch))
@@ -90,11 +93,12 @@ def play_class(root: Path, python: str, episodes: Sequence[Episode]) -> Iterator
 def play_server(root: Path, python: str, episodes: Sequence[Episode]) -> Iterator[Played]:
     """Play episodes with AppWorld's HTTP server, which is started on a free port of this machine only."""
     for batch in batches(episodes):
-        with tempfile.TemporaryDirectory(prefix="hgpo-appworld-") as scratch, _server(root, python, scratch) as call:
+        with original_server(root, python) as (_, call):
             for number, episode in enumerate(batch):
                 world = {"task_id": episode.task}
                 call("initialize", {**world, "experiment_name": f"server-{number}"})
-                outputs, completed = [], []
+                outputs = []
+                completed = []
                 for program in episode.programs:
                     outputs.append(call("execute", {**world, "code": program}))
                     completed.append(bool(call("task_completed", world)))
@@ -155,8 +159,13 @@ def _environment(root: Path, scratch: str) -> dict[str, str]:
 
 
 @contextmanager
-def _server(root: Path, python: str, scratch: str) -> Iterator[Callable[[str, Mapping[str, Any]], Any]]:
-    """Start the server and yield a function that calls it."""
+def original_server(root: Path, python: str) -> Iterator[tuple[int, Call]]:
+    """Start AppWorld's HTTP server; yield its process id, and a function that calls it by name and body."""
+    with tempfile.TemporaryDirectory(prefix="hgpo-appworld-") as scratch:
+        yield from _serve(root, python, scratch)
+
+
+def _serve(root: Path, python: str, scratch: str) -> Iterator[tuple[int, Call]]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -179,7 +188,7 @@ def _server(root: Path, python: str, scratch: str) -> Iterator[Callable[[str, Ma
 
     try:
         _await_server(process, port, Path(scratch, "log"))
-        yield call
+        yield process.pid, call
     finally:
         process.kill()  # it does not stop when asked to
         process.wait()

@@ -17,7 +17,8 @@ def main(episodes: str, results: str) -> None:
     played: list[dict[str, Any]] = []
     for number, (task, programs) in enumerate(json.loads(Path(episodes).read_text("utf-8"))):
         world = AppWorld(task, experiment_name=f"class-{number}")
-        outputs, completed = [], []
+        outputs = []
+        completed = []
         for program in programs:
             outputs.append(world.execute(program))
             completed.append(bool(world.task_completed()))

@@ -24,10 +24,14 @@ if TYPE_CHECKING:
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
 
-_SET_DEATH_SIGNAL, _SET_SECCOMP, _SET_NO_NEW_PRIVILEGES = 1, 22, 38
+_SET_DEATH_SIGNAL = 1
+_SET_SECCOMP = 22
+_SET_NO_NEW_PRIVILEGES = 38
 _FILTER: Final = 2
-_CAPSET, _CAPABILITY_VERSION = 126, 0x20080522
-_EPERM, _ENOSYS = 1, 38
+_CAPSET = 126
+_CAPABILITY_VERSION = 0x20080522
+_EPERM = 1
+_ENOSYS = 38
 _MOST_FILES: Final = 256
 
 
@@ -73,9 +77,14 @@ def drop_capabilities() -> bool:
 # ------------------------------------------------------------------------------------------------------- system calls
 
 _X86_64: Final = 0xC000003E
-_LOAD, _EQUAL, _AND, _RETURN = 0x20, 0x15, 0x54, 0x06
-_ALLOW, _FAIL = 0x7FFF0000, 0x00050000
-_NUMBER, _ARCHITECTURE = 0, 4
+_LOAD = 0x20
+_EQUAL = 0x15
+_AND = 0x54
+_RETURN = 0x06
+_ALLOW = 0x7FFF0000
+_FAIL = 0x00050000
+_NUMBER = 0
+_ARCHITECTURE = 4
 _ARGUMENTS: Final = 16
 
 _ALLOWED: Final = (
@@ -101,8 +110,16 @@ and Python's modules for files, waiting and time take in their place.
 _CHANGING: Final = (77, 82, 83, 84, 87, 258, 263)
 """ftruncate, rename, mkdir, rmdir, unlink, mkdirat, unlinkat: for worlds, which write files."""
 _CLONE3: Final = 435
-_KILL, _TGKILL, _OPENAT, _FCNTL, _IOCTL_CALL, _SOCKETPAIR, _SENDTO, _CLONE = 62, 234, 257, 72, 16, 53, 44, 56
-_PRLIMIT, _GETAFFINITY = 302, 204
+_KILL = 62
+_TGKILL = 234
+_OPENAT = 257
+_FCNTL = 72
+_IOCTL_CALL = 16
+_SOCKETPAIR = 53
+_SENDTO = 44
+_CLONE = 56
+_PRLIMIT = 302
+_GETAFFINITY = 204
 _UNIX: Final = 1
 _THREADS: Final = (0x3D0F00, 0x7D0F00)
 """The flags of `clone` with which the C libraries glibc and musl start a thread."""
@@ -187,7 +204,10 @@ def _opened(writing: bool) -> list[_Line]:
     be read, and, with the access mode 3, every file of the user. With O_RDWR, a file could be mapped and filled without
     counting as written.
     """
-    read, write, made, emptied = os.O_RDONLY, os.O_WRONLY, os.O_CREAT, os.O_TRUNC
+    read = os.O_RDONLY
+    write = os.O_WRONLY
+    made = os.O_CREAT
+    emptied = os.O_TRUNC
     if not writing:
         return _one_of(2, read, mask=os.O_ACCMODE | made | emptied)
     return _one_of(2, read, write, write | emptied, mask=os.O_ACCMODE | emptied)
@@ -199,9 +219,17 @@ def _return(value: int) -> _Line:
 
 # -------------------------------------------------------------------------------------------------------------- files
 
-_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
-_VERSION_FLAG, _PATH_BENEATH = 1, 1
-_EXECUTE, _WRITE, _READ, _LIST, _TRUNCATE, _IOCTL = 1 << 0, 1 << 1, 1 << 2, 1 << 3, 1 << 14, 1 << 15
+_CREATE_RULESET = 444
+_ADD_RULE = 445
+_RESTRICT_SELF = 446
+_VERSION_FLAG = 1
+_PATH_BENEATH = 1
+_EXECUTE = 1 << 0
+_WRITE = 1 << 1
+_READ = 1 << 2
+_LIST = 1 << 3
+_TRUNCATE = 1 << 14
+_IOCTL = 1 << 15
 _OF_FILES: Final = _EXECUTE | _WRITE | _READ | _TRUNCATE | _IOCTL
 _REFER: Final = 1 << 13
 _FIRST_VERSION: Final = (1 << 13) - 1

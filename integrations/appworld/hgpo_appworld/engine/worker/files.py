@@ -37,7 +37,8 @@ def remove_folder(folder: Path) -> None:
     Folders within folders are moved to the top, so that neither recursion, the length of a path nor open files limit
     the depth. Links are not followed.
     """
-    name, numbers = str(folder / secrets.token_hex(8)), count()
+    name = str(folder / secrets.token_hex(8))
+    numbers = count()
     waiting = [str(folder)]
     while waiting:
         top = waiting.pop()

@@ -35,7 +35,9 @@ if TYPE_CHECKING:
 _LARGEST_REQUEST: Final = 1 << 16
 _LOOK_S: Final = 0.1
 _FILE_SIZE: Final = 1 << 28
-_MOST_THREADS, _MOST_WRITTEN, _MOST_FILES = 64, 1 << 30, 1000
+_MOST_THREADS = 64
+_MOST_WRITTEN = 1 << 30
+_MOST_FILES = 1000
 """Threads, written bytes and files of a process, of which AppWorld needs 3, 10,000 and 30. No limit of Linux bounds the
 first for root, nor the others."""
 _RUN: Final = {"play": world.play, "evaluate": world.evaluate}
@@ -69,7 +71,8 @@ class Parent:
     """
 
     def __init__(self, control: socket.socket, scratch: Path) -> None:
-        self._control, self._scratch = control, scratch
+        self._control = control
+        self._scratch = scratch
         self._processes: dict[int, tuple[int, Path]] = {}
 
     def serve(self) -> Job | None:
@@ -82,16 +85,22 @@ class Parent:
         self._control.settimeout(_LOOK_S)  # copies of the other end may stay open in processes that it has forked
         looked = time.monotonic()
         while os.getppid() == owner:
+            # 1. Processes are looked at between requests, also while there are none.
             if time.monotonic() >= looked + _LOOK_S:
                 self._kill_greedy()
                 looked = time.monotonic()
+
+            # 2. A request, with a socket for the new process.
             try:
                 packet, files, *_ = socket.recv_fds(self._control, _LARGEST_REQUEST, 1)
             except TimeoutError:
                 continue
             if not packet:
                 return None
-            answer, job = {}, None
+
+            # 3. In this process `job` stays None; a forked one leaves the loop with it and never answers here.
+            answer = {}
+            job = None
             try:
                 request = json.loads(packet)
                 if "end" in request:
@@ -125,6 +134,7 @@ class Parent:
 
     def _kill_greedy(self) -> None:
         """Kill the processes that take too much of what all share. Files are counted in one folder a call."""
+        # Counting takes longest, so that each call counts one folder, or none.
         counted = random.choice([*self._processes, None])
         for number, (pid, folder) in self._processes.items():
             if (
@@ -145,6 +155,7 @@ class Parent:
         del self._processes[number]
         if ended:
             return {"running": False, "status": os.waitstatus_to_exitcode(status)}
+
         os.kill(pid, signal.SIGKILL)  # not yet waited for, so no other process has its number
         os.waitpid(pid, 0)
         return {"running": False, "status": None}
@@ -163,7 +174,9 @@ def main(number: str, given: str) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     scratch = Path(settings["scratch"])
     environment = dict(os.environ)
-    parent, job, own = Parent(control, scratch), None, os.getpid()
+    parent = Parent(control, scratch)
+    job = None
+    own = os.getpid()
     try:
         (scratch / "data").symlink_to(settings["data"])
         import appworld  # type: ignore[import-not-found, unused-ignore]
@@ -171,6 +184,7 @@ def main(number: str, given: str) -> None:
         world.warm_up({"task": settings["task"], "rollout": "warm-up", "seconds": settings["seconds"]})
         os.environ.clear()
         os.environ.update(environment)  # without what AppWorld read from a file .env
+        # Frozen objects are not touched by collections in forked processes, whose memory stays shared.
         gc.collect()
         gc.freeze()
         control.send(json.dumps({"version": appworld.__version__, "confined": _offered()}).encode())
@@ -191,7 +205,8 @@ def main(number: str, given: str) -> None:
 
 def _run(job: Job | None, settings: dict[str, Any]) -> None:
     """Run a new process. This never returns: an ordinary exit would take seconds."""
-    status, connection = 1, None
+    status = 1
+    connection = None
     try:
         if job is not None:
             confinement.end_with_parent(job.parent)
@@ -209,8 +224,11 @@ def _run(job: Job | None, settings: dict[str, Any]) -> None:
 
 
 def _confine(job: Job, settings: dict[str, Any]) -> None:
-    request, folder, data = job.request, job.folder, Path(settings["data"])
+    request = job.request
+    folder = job.folder
+    data = Path(settings["data"])
     os.chdir(folder)
+    # Limits first: what they need to read and write (/proc) is not there any more afterwards.
     playing = request["run"] == "play"
     confinement.limit_resources(request["memory_mb"] << 20, _FILE_SIZE, request["cpu_seconds"])
     if not settings["confined"]:
@@ -226,10 +244,12 @@ def _confine(job: Job, settings: dict[str, Any]) -> None:
         *(str(data / name) for name in ("base_dbs", "api_docs")),
         *(str(task / name) for name in parts),
     ]
+    # An evaluation repeats what a program has written, so it can write nothing at all.
     if playing:
         confinement.restrict_files(readable, [str(folder)])
     else:
         confinement.restrict_files([*readable, str(folder)], [])
+    # The filter is last, because it does not allow the calls of the other two.
     confinement.drop_capabilities()
     confinement.filter_system_calls(writing=playing)
 
