@@ -31,6 +31,8 @@ def main() -> None:
         sys.exit(130)
     except SystemExit:
         raise
+    except BrokenPipeError:  # the reader of the output, such as `| head`, has ended
+        sys.exit(1)
     except BaseException as error:  # noqa: BLE001 - Polars' panics are no exceptions
         from hgpo_train.cli.exit_status import exit_with_error
 

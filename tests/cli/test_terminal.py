@@ -117,3 +117,17 @@ def test_progress_bars_of_other_libraries_are_kept_and_their_texts_are_not() -> 
     for text in ("\r 50%|#####     |", "\n\x1b[A", "\x1b[A\x1b[A", "\r a\x1b[2J", "tab\tline\n", "\ud800"):
         RedactedStream(stream).write(text)
     assert stream.getvalue() == "\r 50%|#####     |\n\x1b[A\x1b[A\x1b[A� a�[2Jtab\tline\n�"
+
+
+def test_a_reader_of_a_pipe_receives_each_line_at_once_and_may_end_early(run: Path) -> None:
+    """Of a viewer, which waits for Ctrl-C: its address comes first."""
+    buffered = {name: value for name, value in environment().items() if name != "PYTHONUNBUFFERED"}
+    command = [sys.executable, "-c", MAIN, "view", str(run), "--no-browser"]
+    with subprocess.Popen(command, env=buffered, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as viewer:
+        assert "http://127.0.0.1:" in viewer.stdout.readline()
+        viewer.terminate()
+    listing = [sys.executable, "-c", MAIN, "advantages", "--list"]
+    with subprocess.Popen(listing, env=buffered, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as ended:
+        ended.stdout.close()
+        assert ended.stderr.read() == ""
+    assert ended.returncode == 1
