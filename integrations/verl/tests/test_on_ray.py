@@ -313,7 +313,7 @@ for file in sorted(Path(sys.argv[1]).glob("*.yaml")):
 """
     environment = {**os.environ, "VERL_USE_EXTERNAL_MODULES": ""}
     done = subprocess.run(
-        [python, "-c", code, str(HERE.parents[1] / "integrations/verl/launch")],
+        [python, "-c", code, str(HERE.parent / "launch")],
         capture_output=True,
         text=True,
         env=environment,
