@@ -15,9 +15,9 @@ import warnings
 from importlib.metadata import PackageNotFoundError, entry_points, version
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, get_args, get_origin
 
-from cyclopts import App, Parameter
+from cyclopts import App, CoercionError, Parameter, convert
 
 from hgpo_train.cli import check, data
 from hgpo_train.cli.advantages import advantages
@@ -40,6 +40,8 @@ from hgpo_train.cli.view import view
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+
+    from cyclopts import Token
 
 LIBRARIES: Final = (
     "gymnasium", "numpy", "polars", "pyarrow", "torch", "transformers", "tokenizers", "peft", "vllm", "aiohttp"
@@ -68,7 +70,9 @@ def application() -> App:
         help_formatter=HelpPage(),
         help_format="plaintext",
         group_parameters="Options",
-        default_parameter=Parameter(negative=(), negative_iterable=(), allow_repeating=True),
+        default_parameter=Parameter(
+            negative=(), negative_iterable=(), allow_repeating=True, converter=_convert_without_rounding
+        ),
     )
     for command in COMMANDS:
         app.command(command)
@@ -77,6 +81,15 @@ def application() -> App:
     data.add_commands(app)
     app.register_install_completion_command(help="Install completion for this shell: bash, zsh, fish or PowerShell.")
     return app
+
+
+def _convert_without_rounding(kind: Any, tokens: Sequence[Token]) -> Any:
+    """Convert the words of an option as cyclopts does, which would read 1.5 as the integer 2."""
+    plain = get_args(kind)[0] if get_origin(kind) is Annotated else kind
+    for token in tokens:
+        if plain in (int, list[int]) and "." in token.value:
+            raise CoercionError(token=token, target_type=int)
+    return convert(kind, tokens)
 
 
 def add_plugins(app: App, words: Sequence[str]) -> None:
@@ -134,14 +147,11 @@ def run(words: Sequence[str]) -> None:
     """Run a command line. Its output has secrets removed, its warnings are one line each.
 
     Raises:
-        InputError: The path of an output cannot be written, or is empty, which would be the working directory: often
-            a shell variable that is not set.
+        InputError: The path of an output cannot be written, or a word is empty: often a shell variable that is not
+            set.
         cyclopts.CycloptsError: The command line is wrong.
     """
-    if "--out=" in words or ("--out", "") in pairwise(words):
-        from hgpo_envs.errors import InputError
-
-        raise InputError("--out: expected a path, received an empty text; use . for the working directory")
+    check_empty_words(words)
     app = application()
     if not words or words[0] not in {command.__name__ for command in COMMANDS}:  # finding the others takes 60 ms
         add_plugins(app, words)
@@ -154,6 +164,18 @@ def run(words: Sequence[str]) -> None:
     with warnings.catch_warnings():
         warnings.showwarning = lambda message, *_, **__: print(f"warning: {message}", file=sys.stderr)
         command(*bound.args, **bound.kwargs)
+
+
+def check_empty_words(words: Sequence[str]) -> None:
+    """Refuse empty texts: a path that is empty would be the working directory."""
+    for before, word in pairwise(("", *words)):
+        name, equals, value = word.partition("=")
+        if word and not (equals and not value and name.startswith("-")):
+            continue
+        from hgpo_envs.errors import InputError  # here, so that help imports nothing of it
+
+        option = name or (before if before.startswith("-") else "arguments")
+        raise InputError(f"{option}: expected a value, received an empty text; use . for the working directory")
 
 
 def check_output_paths(arguments: dict[str, Any]) -> None:
