@@ -15,6 +15,10 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 SHARED = Path(os.environ.get("HGPO_SHARED", Path(__file__).parent.parent / "shared"))
 
 
+collect_ignore_glob = ["research/benchmarks/*", "integrations/*/benchmarks/*"]
+"""Pytest would import them as `benchmarks`, in the place of the folder of that name here."""
+
+
 @pytest.fixture
 def hgpo(monkeypatch, capsys):
     """Return a function that runs a command line in this process: exit code, output and errors."""

@@ -83,7 +83,7 @@ def application() -> App:
     return app
 
 
-def _convert_without_rounding(kind: Any, tokens: Sequence[Token]) -> Any:
+def _convert_without_rounding(kind: Any, tokens: Sequence[Token]) -> Any:  # noqa: ANN401 - cyclopts' protocol
     """Convert the words of an option as cyclopts does, which would read 1.5 as the integer 2."""
     plain = get_args(kind)[0] if get_origin(kind) is Annotated else kind
     for token in tokens:
