@@ -1,4 +1,4 @@
-"""The folder of a training run: which file means what, and what an interrupted run goes on with.
+"""The folder of a training run: which file means what, and where an interrupted run resumes.
 
     RUN/config.toml             all settings after all overrides; `hgpo train --resume` reads it
     RUN/manifest.jsonl          the committed shards, and what the run was started with: its settings, and fingerprints
@@ -10,7 +10,7 @@
     RUN/evaluation/             evaluate: the step table of held-out tasks, with `iteration` as in steps/
     RUN/metrics.jsonl           one line per iteration, written before its checkpoint
 
-A run goes on from its newest valid checkpoint, by one rule: the stages of the next iteration are run in order, and one
+A run resumes from its newest valid checkpoint, by one rule: the stages of the next iteration are run in order, and one
 whose output is there reads it. The lines of metrics of iterations after the checkpoint are written again. All random
 numbers are derived from the seed and the iteration, so on a CPU the weights are those of an uninterrupted run.
 docs/run_folder.md says how to repair each.

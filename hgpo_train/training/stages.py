@@ -3,7 +3,7 @@
     collect  ->  score  ->  estimate  ->  update  ->  publish  ->  evaluate
 
 `hgpo train` is a loop over them (`trainer.py`); which file each writes is in `run_folder.py`. A stage whose output is
-there reads it instead of computing it, so that an interrupted iteration goes on where it was interrupted.
+there reads it instead of computing it, so that an interrupted iteration resumes where it was interrupted.
 """
 
 from __future__ import annotations

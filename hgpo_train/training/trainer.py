@@ -1,7 +1,7 @@
 """The training loop: a loop over the stages (`stages.py`), on the files of a run (`run_folder.py`).
 
 Rollouts, scores and advantages are written before they are trained on, and all random numbers are derived from the seed
-and the iteration. An interrupted run therefore goes on from its last checkpoint: what the files after it contain is
+and the iteration. An interrupted run therefore resumes from its last checkpoint: what the files after it contain is
 used again, the rest is computed again. On a CPU the resulting weights are byte for byte those of an uninterrupted run.
 """
 

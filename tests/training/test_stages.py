@@ -1,4 +1,4 @@
-"""The stages of an iteration: an interrupted run goes on with the first one whose output is missing."""
+"""The stages of an iteration: an interrupted run resumes at the first one whose output is missing."""
 
 import shutil
 from pathlib import Path
