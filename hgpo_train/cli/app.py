@@ -83,11 +83,16 @@ def application() -> App:
     return app
 
 
+def _is_integer(kind: object) -> bool:
+    """Return whether a type takes integers, with or without notes and None."""
+    parts = get_args(kind)[:1] if get_origin(kind) is Annotated else get_args(kind)
+    return kind is int or any(_is_integer(part) for part in parts)
+
+
 def _convert_without_rounding(kind: Any, tokens: Sequence[Token]) -> Any:  # noqa: ANN401 - cyclopts' protocol
     """Convert the words of an option as cyclopts does, which would read 1.5 as the integer 2."""
-    plain = get_args(kind)[0] if get_origin(kind) is Annotated else kind
     for token in tokens:
-        if plain in (int, list[int]) and "." in token.value:
+        if _is_integer(kind) and "." in token.value:
             raise CoercionError(token=token, target_type=int)
     return convert(kind, tokens)
 

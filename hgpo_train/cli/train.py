@@ -113,7 +113,7 @@ def _run(
     display = Display(console, settings.iterations if steps is None else 0)
     stage = "" if steps is None else f" --steps {steps} --advantages {advantages}"
     stage += "".join(f" --allow {shlex.quote(str(name))}" for name in code_named(settings).values() if name)
-    command = f"hgpo train --resume{stage} --out {shlex.quote(str(folder))}"
+    command = f"{common.program()} train --resume{stage} --out {shlex.quote(str(folder))}"
     with common.resumable(lambda: f"{describe_interrupted(folder)} Resume with: {command}"):
         if steps is not None and advantages is not None:
             with display.live():

@@ -26,6 +26,7 @@ COMMANDS = {
     "rollout --out x --tasks many": 'Invalid value for --tasks: unable to convert "many" into int',
     "rollout --out /proc/x/y": "--out /proc/x/y: /proc: No such file or directory; choose another path",
     "rollout --out x --tasks 1.5": 'Invalid value for --tasks: unable to convert "1.5" into int',
+    "rollout --out x --workers 1.5": 'Invalid value for --workers: unable to convert "1.5" into int',
     "rollout --out ''": "--out: expected a value, received an empty text",
     "rollout --out=": "--out: expected a value, received an empty text",
     "verify ''": "arguments: expected a value, received an empty text",
