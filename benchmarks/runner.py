@@ -93,7 +93,8 @@ class Row:
             return self.value / self.floor[1]
         if self.rival is None or self.unit == "%":
             return None
-        ours, theirs = self.value, self.rival[1]
+        ours = self.value
+        theirs = self.rival[1]
         return ours / theirs if self.unit.endswith("/s") else theirs / ours
 
     def shown_value(self) -> str:

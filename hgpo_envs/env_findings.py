@@ -243,7 +243,8 @@ def actions(play: Play) -> str:
                     f"{place}: no admissible actions in a state that is not the end; list them, or set "
                     "admissible_actions=False in the specification"
                 )
-            action, times = Counter(state.actions).most_common(1)[0] if state.actions else ("", 0)
+            most_common = Counter(state.actions).most_common(1) or [("", 0)]
+            action, times = most_common[0]
             if times > 1:
                 raise Doubt(f"{place}: {action!r:.60} is listed twice; list each action once")
     for rollout, step, state, command, after in _steps(play.rollouts):

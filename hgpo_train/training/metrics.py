@@ -38,7 +38,7 @@ def episode_metrics(steps: pl.DataFrame, prefix: str = "episode") -> dict[str, f
         pl.len().alias("length"),
     )
 
-    # Aborted trajectories say nothing about the policy.
+    # Aborted trajectories are failures of the system, not outcomes of the policy.
     whole = episodes.filter(~pl.col("aborted"))
     metrics = {
         f"{prefix}/success_rate": _mean(whole["won"]),

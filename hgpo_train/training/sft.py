@@ -101,7 +101,7 @@ def tokenise(
     if environment.get("id") in environment_ids():
         tools = environment_spec(environment["id"]).tools
 
-    # 1. Responses. A thought that the template opens is in the prompt, and would be there twice.
+    # 1. Responses. A thought that the template opens is part of the prompt already.
     (shortest,) = encode_chats(tokenizer, [chat_messages("", (), "?")], chat_template_options)
     opened = opened_thought(tokenizer, shortest)
     texts = [without_opened_thought(text, opened) for text in rows["response"]]

@@ -29,7 +29,7 @@ class Game:
     Attributes:
         name: Its name.
         kind: The type of its tasks.
-        instruction: What the player is told.
+        instruction: The instruction of the task.
     """
 
     name: str

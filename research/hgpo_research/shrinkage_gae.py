@@ -205,7 +205,7 @@ def _from_all(steps: pl.LazyFrame, levels: Mapping[str, pl.Expr]) -> pl.LazyFram
                 mode="mean_norm",
                 alone=0.0,
             )
-        # A level that no other rollout shares says nothing, also with the own rollout in it.
+        # A group without other rollouts has no information, also where the rollout itself counts.
         known = pl.col("(compared)") & pl.col(_deviation("plain", level)).is_not_null()
         rollouts = pl.col(_others(level)).fill_null(0.0) + 1.0
         steps = steps.with_columns(

@@ -124,6 +124,6 @@ def perfect(steps: pl.LazyFrame, *, shift: float = 0.0, scale: float = 1.0) -> p
 
 
 def noise(steps: pl.LazyFrame) -> pl.LazyFrame:
-    """Return advantages that say nothing."""
+    """Return pseudo-random advantages, which do not depend on rewards."""
     key = pl.col("trajectory_key") * 31 + pl.col("step")
     return steps.with_columns(advantage=(key % 7919).cast(pl.Float64) / 3959.5 - 1.0)

@@ -329,7 +329,7 @@ def test_undiscounted_grpo_takes_over_where_the_long_way_wins():
 
 
 def noise(steps: pl.LazyFrame) -> pl.LazyFrame:
-    """Return advantages that say nothing."""
+    """Return pseudo-random advantages, which do not depend on rewards."""
     return steps.with_columns(advantage=(pl.col("trajectory_key") % 7919).cast(pl.Float64) / 3959.5 - 1.0)
 
 

@@ -146,7 +146,7 @@ def test_scores_of_others_are_not_trained_on(interrupted, runs, tiny, names):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["scores", "advantages"])
 def test_tables_of_other_rows_are_not_trained_on(interrupted, runs, name):
-    """Scores that lack rows are computed again; of advantages, and where rows are there twice, it is an error."""
+    """Scores with missing rows are computed again; missing rows of advantages and duplicate rows are errors."""
     config, folder = interrupted
     (path,) = files_of(folder, name)
     table, stored = read_table(path), pl.read_parquet_metadata(path)
