@@ -300,6 +300,14 @@ LINKS = """
 """
 """The links of the search's dialog, which is in a shadow root."""
 
+SHOWN = f"""
+(query) => {{
+  const queries = ({LINKS})().map((link) => new URL(link, location).searchParams.get("h")).filter((text) => text !== null);
+  return queries.length > 0 && queries.every((text) => text === query);
+}}
+"""
+"""Whether the dialog shows the hits of a query and none of the query before it: they are replaced one by one."""
+
 
 class QuietHandler(SimpleHTTPRequestHandler):
     """Serves files without printing a line for each request."""
@@ -326,11 +334,7 @@ def test_searches_find_their_place_in_the_first_two_hits(site) -> None:
         for query in SEARCHES:
             page.locator("input[type=text]").last.fill(query)
             with suppress(playwright.TimeoutError):  # no hit at all
-                page.wait_for_function(
-                    f"query => ({LINKS})().some((link) => new URL(link, location).searchParams.get('h') === query)",
-                    arg=query.replace("&", "&amp;"),
-                    timeout=10_000,
-                )
+                page.wait_for_function(SHOWN, arg=query.replace("&", "&amp;"), timeout=10_000)
             hits[query] = [re.sub(r"[?]h=[^#]*", "", link.removeprefix(root)) for link in page.evaluate(LINKS)[:2]]
         server.shutdown()
     lost = {query: hits[query] for query, at in SEARCHES.items() if not any(hit.startswith(at) for hit in hits[query])}
