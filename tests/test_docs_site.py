@@ -302,7 +302,8 @@ LINKS = """
 
 SHOWN = f"""
 (query) => {{
-  const queries = ({LINKS})().map((link) => new URL(link, location).searchParams.get("h")).filter((text) => text !== null);
+  const marks = ({LINKS})().map((link) => new URL(link, location).searchParams.get("h"));
+  const queries = marks.filter((text) => text !== null);
   return queries.length > 0 && queries.every((text) => text === query);
 }}
 """
