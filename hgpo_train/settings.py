@@ -40,9 +40,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 LARGEST_FLOAT: Final = sys.float_info.max  # infinity is larger
+LARGEST_INT: Final = (1 << 63) - 1  # of the files that store settings
 
-NonNegativeInt = Annotated[int, Meta(ge=0)]
-PositiveInt = Annotated[int, Meta(ge=1)]
+NonNegativeInt = Annotated[int, Meta(ge=0, le=LARGEST_INT)]
+PositiveInt = Annotated[int, Meta(ge=1, le=LARGEST_INT)]
 NonNegativeFloat = Annotated[float, Meta(ge=0, le=LARGEST_FLOAT)]
 PositiveFloat = Annotated[float, Meta(gt=0, le=LARGEST_FLOAT)]
 Temperature = NonNegativeFloat

@@ -216,7 +216,7 @@ def collect(
             seed=number,
             order=order,
             iteration=number if several_seeds else 0,
-            max_groups=dynamic,
+            dynamic=dynamic,
         )
         for number in seeds
     ]

@@ -99,8 +99,8 @@ class GroupScheduler:
 
     def begin(self) -> tuple[PlannedGroup, Sequence[int]] | None:
         """Start the next group. Return it with the members to play, or None if no group may begin now."""
-        dynamic = self._spec.max_groups is not None
-        most = self._spec.max_groups or self._spec.tasks
+        dynamic = self._spec.dynamic is not None
+        most = self._spec.dynamic or self._spec.tasks
         while self.begun < most:
             # Without dynamic sampling every group is wanted. With it, active groups count as informative until they
             # end: otherwise more groups would begin than are needed.

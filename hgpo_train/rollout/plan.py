@@ -31,7 +31,7 @@ class RolloutSpec(Settings):
         order: The task order, one of `hgpo_envs.task_sampling`.
         iteration: Training iteration, written to every row.
         skip: Number of tasks to skip at the start of the order.
-        max_groups: Maximum number of groups to play with dynamic sampling, until `tasks` of them are informative. None
+        dynamic: Maximum number of groups to play with dynamic sampling, until `tasks` of them are informative. None
             turns dynamic sampling off.
         outcome: The outcome that must differ within an informative group (`hgpo_train.rollout.outcomes`).
 
@@ -45,7 +45,7 @@ class RolloutSpec(Settings):
     order: str = "shuffled"
     iteration: NonNegativeInt = 0
     skip: NonNegativeInt = 0
-    max_groups: PositiveInt | None = None
+    dynamic: PositiveInt | None = None
     outcome: str = "reward"
 
     def __post_init__(self) -> None:
@@ -54,13 +54,13 @@ class RolloutSpec(Settings):
             raise InputError(unknown("task order", self.order, TASK_SAMPLINGS))
         if self.outcome not in OUTCOMES:
             raise InputError(unknown("outcome", self.outcome, OUTCOMES))
-        if self.max_groups is not None and self.max_groups < self.tasks:
-            raise InputError(f"max_groups: expected at least {self.tasks} wanted groups, received {self.max_groups}")
+        if self.dynamic is not None and self.dynamic < self.tasks:
+            raise InputError(f"dynamic: expected at least {self.tasks} wanted groups, received {self.dynamic}")
 
     @property
     def rollouts(self) -> int:
         """The largest number of rollouts."""
-        return (self.max_groups or self.tasks) * self.group_size
+        return (self.dynamic or self.tasks) * self.group_size
 
 
 @dataclass(frozen=True)

@@ -182,8 +182,8 @@ def run_sft(
             contains a run with another configuration, other demonstrations or another model.
     """
     # 1. The rows, and what must be the same when the run is resumed.
-    tokenizer = load_tokenizer(config.model.path, config.chat_template)
     rows = demonstrations(source, config)
+    tokenizer = load_tokenizer(config.model.path, config.chat_template)
     inputs = {
         "demonstrations": {"path": str(source), "rows": len(rows)},
         "model": stored_model(config.model.path),

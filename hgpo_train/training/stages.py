@@ -115,7 +115,7 @@ def collect(
         seed=run.config.seed,
         iteration=state.iteration,
         skip=state.tasks_drawn,
-        max_groups=rollout.tasks * rollout.max_generation_batches if rollout.filter_groups else None,
+        dynamic=rollout.tasks * rollout.max_generation_batches if rollout.filter_groups else None,
         outcome=outcome_of(run.config),
     )
     # The failed rollouts of an iteration with advantages were accepted, and are not repeated.
@@ -164,7 +164,7 @@ def _play(
     rollout = run.config.rollout
     # One shard per iteration: an interrupted collection is repeated completely, so its batches have the same shapes
     # and its log-probabilities the same bytes.
-    groups = max(spec.tasks, spec.max_groups or 0)
+    groups = max(spec.tasks, spec.dynamic or 0)
     execution = ExecutionOptions(
         slots=rollout.slots,
         groups_per_shard=groups,

@@ -31,7 +31,7 @@ COMMANDS = {
     "rollout --out=": "--out: expected a value, received an empty text",
     "verify ''": "arguments: expected a value, received an empty text",
     f"{ROLLOUT} --order sorted": "unknown task order 'sorted'",
-    f"{ROLLOUT} --dynamic 3": "max_groups: expected at least 16 wanted groups, received 3",
+    f"{ROLLOUT} --dynamic 3": "dynamic: expected at least 16 wanted groups, received 3",
     f"{ROLLOUT} --max-failed nan": "max_failed: expected a share from 0 to 1, received nan",
     f"{ROLLOUT} --env-option prompt_template=bad.j2": "prompt template bad.j2 fails",
     f"{ROLLOUT} --policy randm": "unknown policy 'randm'; did you mean 'random'?",

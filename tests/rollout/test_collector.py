@@ -227,7 +227,7 @@ def test_iterations_continue_the_task_order(runs):
 
 @pytest.mark.slow
 def test_dynamic_sampling_refills_and_does_not_depend_on_the_order_of_ends(runs):
-    spec = RolloutSpec(tasks=6, group_size=3, seed=2, max_groups=100)
+    spec = RolloutSpec(tasks=6, group_size=3, seed=2, dynamic=100)
     slow = Slow()
     runs.collect("one", spec=spec, execution=ExecutionOptions(slots=1))
     runs.collect("many", spec=spec, execution=ExecutionOptions(slots=40))
@@ -248,9 +248,9 @@ def test_dynamic_sampling_refills_and_does_not_depend_on_the_order_of_ends(runs)
     runs.collect("resumed", spec=spec)
     assert told("resumed").equals(told("one"))
     assert told("resumed")["said"].sum() == 6
-    bounded = RolloutSpec(tasks=6, group_size=3, seed=2, max_groups=told("one").height - 1)
+    bounded = RolloutSpec(tasks=6, group_size=3, seed=2, dynamic=told("one").height - 1)
     runs.collect("bounded", spec=bounded)
-    assert told("bounded").height == bounded.max_groups
+    assert told("bounded").height == bounded.dynamic
 
 
 @pytest.mark.slow
@@ -274,7 +274,7 @@ def test_bad_collections():
     for values, line in (
         ({"tasks": 0}, "tasks: expected int >= 1, received 0"),
         ({"tasks": 2, "group_size": 0}, "group_size: expected int >= 1, received 0"),
-        ({"tasks": 5, "max_groups": 4}, "max_groups: expected at least 5 wanted groups, received 4"),
+        ({"tasks": 5, "dynamic": 4}, "dynamic: expected at least 5 wanted groups, received 4"),
         ({"tasks": 5, "outcome": "won"}, "unknown outcome 'won'"),
         ({"tasks": 1, "order": "shufled"}, "unknown task order 'shufled'; did you mean 'shuffled'"),
     ):

@@ -75,7 +75,7 @@ def group(position: int) -> PlannedGroup:
 def play(table, ends, wanted, most, *, failing=frozenset(), choose=lambda _: 0, turns=10_000, slots=5) -> None:
     """Simulate one run of the command: rollouts end in the order of `choose`, or the run stops after some turns."""
     done, failed = table.earlier()
-    spec = RolloutSpec(wanted, SIZE, max_groups=most)
+    spec = RolloutSpec(wanted, SIZE, dynamic=most)
     execution = ExecutionOptions(groups_per_shard=2)
     groups = GroupScheduler(map(group, count()), spec, execution, table.commit, done, failed)
     members: list[tuple[PlannedGroup, int]] = []
@@ -103,7 +103,7 @@ CUT = st.one_of(st.just(10_000), st.integers(0, 30))
 @pytest.mark.slow
 @given(ENDS, st.integers(1, 5), st.integers(0, 12), FAILING, CUT, st.data())
 def test_a_retried_run_contains_what_an_undisturbed_one_does(ends, wanted, spare, failing, cut, data):
-    """With dynamic sampling, a resumed run may contain surplus groups, but never more than `max_groups`."""
+    """With dynamic sampling, a resumed run may contain surplus groups, but never more than `dynamic`."""
 
     def choose(number: int) -> int:
         return data.draw(st.integers(0, number - 1))
