@@ -211,6 +211,8 @@ def test_every_flipped_byte_of_a_table_is_found(tmp_path):
             report = VerifyReport("run")
             verify_tables(tmp_path, "scores", report)
             assert len(report.problems) == 1, place
+            with pytest.raises(InputError, match="delete it, and it is computed again"):
+                read_table(path)
         file.write_bytes(data)
     path.write_bytes(b"PAR1")
     with pytest.raises(InputError, match=r"cannot be read .* delete it, and it is computed again"):
