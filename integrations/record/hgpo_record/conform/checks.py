@@ -12,7 +12,7 @@ from functools import partial
 from inspect import signature
 from itertools import combinations_with_replacement
 from math import factorial, prod
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import polars as pl
@@ -20,6 +20,9 @@ import polars as pl
 from hgpo_envs.errors import InputError, unknown
 from hgpo_record.conform.adapters import ADAPTERS, Advantages, CallError
 from hgpo_record.conform.rollouts import table
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 Estimate = Callable[[pl.DataFrame], Advantages]
 """The code that is checked: from a table to its advantages."""
@@ -106,9 +109,7 @@ def conform(
     given = dict(settings or {})
     call = partial(ADAPTERS[adapter], function)
     estimate = partial(call, settings=given)
-    chosen = [check for check in CHECKS if adapter in check.adapters]
-    if scope == "batch":
-        chosen = [check for check in chosen if not check.per_task]
+    chosen = [check for check in CHECKS if adapter in check.adapters and not (check.per_task and scope == "batch")]
     # With a discount, returns that are equal at the end differ before: to stop early is better.
     takes_gamma = "gamma" in signature(function).parameters
     without_discount = partial(call, settings={**given, "gamma": 1.0}) if takes_gamma else estimate
@@ -185,18 +186,17 @@ def other_tasks(estimate: Estimate) -> str | None:
     """The rollouts of another task change nothing (agent-lightning #489)."""
     changed = PLAIN | {"rare": [[0.0, 5.0], [0.0, -3.0], [0.0, 1.0], [0.0, 0.25]]}
     before = estimate(table(PLAIN)).values[:8]
-    difference = np.abs(before - estimate(table(changed)).values[:8]).max()
-    if not difference <= NOISE:
-        return f"other rewards in one task change the advantages of another by {difference:.3g}"
-    return None
+    after = estimate(table(changed)).values[:8]
+    return _unless_equal(before, after, "other rewards in one task change the advantages of another")
 
 
 def names(estimate: Estimate) -> str | None:
     """Tasks are told apart by their whole names: one name that begins another, or differs in case, is another."""
     pair = {"task-1": PLAIN["won"], "task-10": PLAIN["rare"], "Task-1": [[0.0, 3.0], *[[0.0, 0.0]] * 3]}
     others = {"x": PLAIN["won"], "y": PLAIN["rare"], "z": pair["Task-1"]}
-    difference = np.abs(estimate(table(pair)).values - estimate(table(others)).values).max()
-    return None if difference <= NOISE else "advantages depend on the names of tasks; compare whole names"
+    found = estimate(table(pair)).values
+    expected = estimate(table(others)).values
+    return _unless_equal(found, expected, "other names of the tasks change advantages; compare whole names")
 
 
 def order(estimate: Estimate) -> str | None:
@@ -214,8 +214,13 @@ def _reordered(estimate: Estimate, steps: pl.DataFrame, seeds: range) -> str | N
     for seed in seeds:
         places = np.random.default_rng(seed).permutation(steps.height)
         found = estimate(steps[places]).values
-        if not np.abs(found - expected[places]).max() <= NOISE:
-            return "another order of the rows gives other advantages; group by ids, not by position"
+        problem = _unless_equal(
+            found,
+            expected[places],
+            "another order of the rows changes advantages; group by ids, not by position",
+        )
+        if problem is not None:
+            return problem
     return None
 
 
@@ -223,16 +228,20 @@ def rollout_order(estimate: Estimate) -> str | None:
     """The rollouts of a task in any order give the same advantages."""
     steps = table(ONE_STEP)
     places = np.array([2, 0, 3, 1, 7, 6, 4, 5])
-    difference = np.abs(estimate(steps[places]).values - estimate(steps).values[places]).max()
-    return None if difference <= NOISE else "another order of the rollouts of a task gives other advantages"
+    found = estimate(steps[places]).values
+    expected = estimate(steps).values[places]
+    return _unless_equal(found, expected, "another order of the rollouts of a task changes advantages")
 
 
 def sizes(estimate: Estimate) -> str | None:
     """Groups may have different sizes, as after failed rollouts."""
     both = estimate(table({"three": PLAIN["won"][:3], "five": [*PLAIN["rare"], [0.0, 1.0]]})).values
     first = estimate(table({"three": PLAIN["won"][:3]})).values
-    difference = np.abs(both[: len(first)] - first).max()
-    return None if difference <= NOISE else "groups of different sizes are mixed; group by ids, not by position"
+    return _unless_equal(
+        both[: len(first)],
+        first,
+        "a group of another size changes advantages; group by ids, not by position",
+    )
 
 
 def sign(estimate: Estimate) -> str | None:
@@ -250,8 +259,8 @@ def shift(estimate: Estimate) -> str | None:
     before = estimate(table(PLAIN)).values
     more = {name: [[*rewards[:-1], rewards[-1] + 3.0] for rewards in rollouts] for name, rollouts in PLAIN.items()}
     won = table(PLAIN)["won"]  # as before: some estimators read it
-    difference = np.abs(estimate(table(more).with_columns(won)).values - before).max()
-    return None if difference <= 10 * NOISE else f"3 more in every return changes advantages by {difference:.3g}"
+    after = estimate(table(more).with_columns(won)).values
+    return _unless_equal(after, before, "3 more in every return changes advantages", most=10 * NOISE)
 
 
 def nan(estimate: Estimate) -> str | None:
@@ -274,8 +283,8 @@ def aborted(estimate: Estimate) -> str | None:
     found = estimate(failed.with_columns(is_failed)).values
     if np.nan_to_num(np.abs(found[6:])).max() > NOISE:
         return f"an aborted rollout has the advantage {found[6]:.3g}; expected none"
-    difference = np.abs(found[:6] - estimate(steps).values).max()
-    return None if difference <= NOISE else f"an aborted rollout changes the others' advantages by {difference:.3g}"
+    expected = estimate(steps).values
+    return _unless_equal(found[:6], expected, "an aborted rollout changes the advantages of the others")
 
 
 def other_states(estimate: Estimate) -> str | None:
@@ -283,8 +292,8 @@ def other_states(estimate: Estimate) -> str | None:
     named = table(PLAIN)
     same = named.with_columns(state=pl.format("at {}", "step"), next_state=pl.format("at {}", pl.col("step") + 1))
     first = estimate(same.filter(pl.col("task_id") == "won")).values
-    difference = np.abs(estimate(same).values[:8] - first).max()
-    return None if difference <= NOISE else "equal states of two tasks are compared with each other"
+    found = estimate(same).values[:8]
+    return _unless_equal(found, first, "equal states of two tasks are compared with each other; advantages change")
 
 
 def untouched(estimate: Estimate) -> str | None:
@@ -296,8 +305,9 @@ def untouched(estimate: Estimate) -> str | None:
 def repeated(estimate: Estimate) -> str | None:
     """Two calls give the same advantages."""
     steps = table(PLAIN)
-    difference = np.abs(estimate(steps).values - estimate(steps).values).max()
-    return None if difference == 0 else f"two calls with the same rows differ by {difference:.3g}"
+    first = estimate(steps).values
+    second = estimate(steps).values
+    return _unless_equal(first, second, "two calls with the same rows differ", most=0)
 
 
 def longer(estimate: Estimate) -> str | None:
@@ -360,6 +370,19 @@ def stop_gradient(estimate: Estimate, game: Mapping[tuple[float, ...], float], s
     return total
 
 
+def _unless_equal(
+    found: NDArray[np.float64],
+    expected: NDArray[np.float64],
+    problem: str,
+    most: float = NOISE,
+) -> str | None:
+    """Return the problem with its size unless advantages are equal up to rounding; NaN is a difference."""
+    difference = np.abs(found - expected).max()
+    if difference <= most:
+        return None
+    return f"{problem}, by {difference:.3g}"
+
+
 def has_effect(estimate: Estimate, without: Estimate, shown: str) -> str | None:
     """Whether a setting changes anything, on rows that differ in all that a setting can be about."""
     long = [[0.2, 0.0, 0.0, 1.0], [0.0, 0.3, 0.0, 0.0], [0.0, 0.0, 0.0, 0.5], [0.0, 0.1, 0.0, 0.0]]
@@ -376,25 +399,124 @@ def has_effect(estimate: Estimate, without: Estimate, shown: str) -> str | None:
 _TENSORS: Final = ("verl", "skyrl")
 _NAMED: Final = ("plain", "verl", "skyrl")
 CHECKS: Final = (
-    Check("finite", "one finite number for each step", finite, _NAMED),
-    Check("mask", "advantages only inside of each sequence's own mask", mask, _TENSORS),
-    Check("equal returns", "0 for equal returns", equal, per_task=True, undiscounted=True),
-    Check("group of one", "0 without a baseline", alone),
-    Check("other tasks", "tasks are not mixed", other_tasks, per_task=True),
-    Check("names of tasks", "whole names are compared", names, _NAMED),
-    Check("order of rows", "any order of the rows", order, ("plain",)),
-    Check("mixed tasks", "rollouts of other tasks in between", mixed_tasks, _NAMED),
-    Check("order of rollouts", "any order of a task's rollouts", rollout_order),
-    Check("sizes of groups", "groups of different sizes", sizes, _NAMED, per_task=True),
-    Check("sign", "better rollouts are above 0, worse ones below", sign),
-    Check("shift", "a constant in all returns changes nothing", shift, undiscounted=True),
-    Check("NaN", "a reward of NaN is an error, or stays NaN", nan),
-    Check("aborted", "aborted rollouts are left out", aborted, ("plain",)),
-    Check("equal states", "states of different tasks are different", other_states, ("plain",), per_task=True),
-    Check("arguments", "arguments are not modified", untouched),
-    Check("repeated", "two calls agree", repeated),
-    Check("rows or rollouts", "each rollout counts once", longer, _NAMED),
-    Check("stopping", "no bias by when a rollout stops", stopping, per_task=True, undiscounted=True),
-    Check("better choice", "the gradient points to the better choice", better, per_task=True, undiscounted=True),
+    Check(
+        "finite",
+        "one finite number for each step",
+        finite,
+        _NAMED,
+    ),
+    Check(
+        "mask",
+        "advantages only inside of each sequence's own mask",
+        mask,
+        _TENSORS,
+    ),
+    Check(
+        "equal returns",
+        "0 for equal returns",
+        equal,
+        per_task=True,
+        undiscounted=True,
+    ),
+    Check(
+        "group of one",
+        "0 without a baseline",
+        alone,
+    ),
+    Check(
+        "other tasks",
+        "tasks are not mixed",
+        other_tasks,
+        per_task=True,
+    ),
+    Check(
+        "names of tasks",
+        "whole names are compared",
+        names,
+        _NAMED,
+    ),
+    Check(
+        "order of rows",
+        "any order of the rows",
+        order,
+        ("plain",),
+    ),
+    Check(
+        "mixed tasks",
+        "rollouts of other tasks in between",
+        mixed_tasks,
+        _NAMED,
+    ),
+    Check(
+        "order of rollouts",
+        "any order of a task's rollouts",
+        rollout_order,
+    ),
+    Check(
+        "sizes of groups",
+        "groups of different sizes",
+        sizes,
+        _NAMED,
+        per_task=True,
+    ),
+    Check(
+        "sign",
+        "better rollouts are above 0, worse ones below",
+        sign,
+    ),
+    Check(
+        "shift",
+        "a constant in all returns changes nothing",
+        shift,
+        undiscounted=True,
+    ),
+    Check(
+        "NaN",
+        "a reward of NaN is an error, or stays NaN",
+        nan,
+    ),
+    Check(
+        "aborted",
+        "aborted rollouts are left out",
+        aborted,
+        ("plain",),
+    ),
+    Check(
+        "equal states",
+        "states of different tasks are different",
+        other_states,
+        ("plain",),
+        per_task=True,
+    ),
+    Check(
+        "arguments",
+        "arguments are not modified",
+        untouched,
+    ),
+    Check(
+        "repeated",
+        "two calls agree",
+        repeated,
+    ),
+    Check(
+        "rows or rollouts",
+        "each rollout counts once",
+        longer,
+        _NAMED,
+    ),
+    Check(
+        "stopping",
+        "no bias by when a rollout stops",
+        stopping,
+        per_task=True,
+        undiscounted=True,
+    ),
+    Check(
+        "better choice",
+        "the gradient points to the better choice",
+        better,
+        per_task=True,
+        undiscounted=True,
+    ),
 )
 """The checks, in the order of the report."""
