@@ -34,6 +34,7 @@ COPIED: Final = {
     "viewer/README.md": "viewer-page.md",
     "integrations/appworld/README.md": "appworld.md",
     "integrations/openenv/README.md": "serving.md",
+    "integrations/record/README.md": "conform.md",
     "integrations/tau2/README.md": "tau2.md",
     "integrations/scienceworld/README.md": "scienceworld.md",
     "integrations/textarena/README.md": "textarena.md",

@@ -53,6 +53,7 @@ COMMANDS: Final = (advantages, card, envs, new, play, quickstart, rollout, score
 ENTRY_POINTS: Final = "hgpo.commands"
 
 KNOWN: Final = {
+    "conform": "integrations/record",
     "serve": "integrations/openenv",
     **dict.fromkeys(("data.install.appworld", "data.fetch.appworld", "data.synth.appworld"), "integrations/appworld"),
 }

@@ -1,0 +1,1 @@
+"""Rollouts and advantages of other trainers."""
