@@ -123,10 +123,12 @@ def _fixed_point(columns: Sequence[pl.Series], gamma: float) -> pl.Series:
     _, state = np.unique(keys, return_inverse=True)
     visits = np.bincount(state)
     constant = gamma * np.bincount(state, ahead) / visits
-    before = np.flatnonzero(~first[1:])  # the rows that another step follows
-    source = state[before]
-    target = state[before + 1]
-    weight = gamma / visits[source]
+    # The different transitions, of which a loop has few; those of last steps add nothing.
+    before = np.flatnonzero(~first[1:])
+    pairs = state[before] * len(visits) + state[before + 1]
+    pairs, count = np.unique(pairs, return_counts=True)
+    source, target = np.divmod(pairs, len(visits))
+    weight = gamma * count / visits[source]
     value = constant
     for _ in range(_ROUNDS):
         updated = constant + np.bincount(source, weight * value[target], len(visits))
