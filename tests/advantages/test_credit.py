@@ -240,6 +240,10 @@ def test_a_choice_to_stop_biases_turns_but_not_returns(go, good, size):
     biased = gradient(form="turn", mode="mean_norm", episode_weight=0)
     assert biased[0] == 0
     assert abs(true[0]) > 0.05
+    # With the episode's advantage, whose mean contains the rollout itself, the second choice still counts for more.
+    mixed = gradient(form="turn", mode="mean_norm", cross_steps=False)
+    assert mixed[0] == pytest.approx((1 - 1 / size) * true[0], abs=1e-12)
+    assert mixed[1] > (1 - 1 / size) * true[1] + 1e-3
 
 
 @pytest.mark.parametrize("name", ["ecpo", "gagpo", "bepo", "turn", "graphgpo"])
