@@ -6,21 +6,28 @@ docs/estimators.md.
 
 from __future__ import annotations
 
+from hgpo_train.advantages.estimators.bepo import bepo
+from hgpo_train.advantages.estimators.ecpo import ecpo
 from hgpo_train.advantages.estimators.g2po import g2po
+from hgpo_train.advantages.estimators.gagpo import gagpo
 from hgpo_train.advantages.estimators.gigpo import gigpo
 from hgpo_train.advantages.estimators.graphgpo import graphgpo
 from hgpo_train.advantages.estimators.grpo import grpo
 from hgpo_train.advantages.estimators.hgpo import hgpo
 from hgpo_train.advantages.estimators.reinforce_pp import reinforce_pp
 from hgpo_train.advantages.estimators.rloo import rloo
+from hgpo_train.advantages.estimators.turn import turn
 from hgpo_train.advantages.registry import Estimator, compute, compute_many, estimator, get, names
 
 __all__ = [
     "Estimator",
+    "bepo",
     "compute",
     "compute_many",
+    "ecpo",
     "estimator",
     "g2po",
+    "gagpo",
     "get",
     "gigpo",
     "graphgpo",
@@ -29,4 +36,5 @@ __all__ = [
     "names",
     "reinforce_pp",
     "rloo",
+    "turn",
 ]

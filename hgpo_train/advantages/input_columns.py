@@ -11,6 +11,7 @@ to each other, in the order of their steps, with these additional columns:
     first             bool     whether the step is its trajectory's first
     penalty           float64  what is subtracted from a return for the step's action: `invalid_action_penalty` if the
                                action is invalid; 0 if it is valid, or with `penalty_at="reward"`
+    step_reward       float64  r_t, the scaled reward of this step; with `penalty_at="reward"`, minus its penalty
     return            float64  R_t, the discounted sum of rewards from this step, minus the penalty
     plain_return      float64  R_t without the penalty
     episode_return    float64  S, the sum of the trajectory's rewards
@@ -359,6 +360,7 @@ def _with_outcomes(
     number = np.repeat(np.arange(len(starts)), lengths)
     totals = np.bincount(number, rewards)
     outcomes["episode_return"] = np.repeat(totals, lengths)
+    outcomes["step_reward"] = rewards
     steps = steps.with_columns(pl.Series(name, values) for name, values in outcomes.items())
 
     # 5. What is computed only if a query uses it.

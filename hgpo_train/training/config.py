@@ -142,7 +142,7 @@ class AdvantageConfig(Settings):
     """How advantages are computed."""
 
     estimator: str = "hgpo"
-    """A registered estimator: hgpo, gigpo, grpo, g2po, graphgpo, rloo, reinforce_pp, or
+    """A registered estimator, such as hgpo, gigpo or grpo (hgpo advantages --list), or
     one from a plugin."""
     parameters: dict[str, Any] = field(default_factory=dict)
     """The estimator's parameters, for example { history_length = 2, reward_scale = 10.0 }."""

@@ -114,7 +114,7 @@ def test_every_graphgpo_configuration_matches_the_recording(case: str) -> None:
 
 @pytest.mark.parametrize("estimator", names())
 def test_nan_is_reported(estimator: str) -> None:
-    steps = table("nan_reward")
+    steps = table("nan_reward").with_columns(action=pl.lit("go"))
     line = r"expected a finite number as reward, received nan at task='a', trajectory=.*step="
     with pytest.raises(InputError, match=line):
         compute(steps, estimator).collect()

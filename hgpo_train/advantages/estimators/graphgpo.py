@@ -11,6 +11,18 @@ episode with a reward above 0 leads to the goal. d(s) is the minimum number of e
 
 A_episode is the advantage of GRPO (`grpo.py`).
 
+`potential="rewardflow"` is RewardFlow (arXiv 2603.18859; rewardflow/ of tmlr-group/RewardFlow), whose values decay from
+the goal along observed steps:
+
+    V(s) = max over the observed successors of γ V(s'), 10 at the goal, 0 if no path leads there;   V(s) = 10 γ^d(s)
+    R_t  = V(s_{t+1}) - V(s_t)                             the step's own reward if the next state is unknown
+
+The steps of a group have the same V(s_t), so that A_step is GraphGPO's with the same γ, except where a path to the goal
+is missing (V is 0, and GraphGPO's distance is the largest + 1) or the next state unknown (GraphGPO's too). The official
+scripts use `mode="mean_norm"` and γ = 0.9 (0.95 for search). Differences: the official code knows no next state at the
+last step of the longest rollouts, even of a success; it gives the goal the reward of the first step that it finds to
+its text; and it simplifies the states of its benchmarks before, which a `state_key` can do here.
+
 Special cases, as in the official code: the variance's divisor is n - 1; A_step is 0 in singleton groups. If no path
 leads from a node to the goal, its distance is the task's largest finite distance + 1, which is 1 in a task without a
 success. The last step of a failed episode leads to its `next_state` if that is known, else it is not an edge. Step
@@ -63,6 +75,13 @@ EdgeDiscount = Annotated[
     Discount,
     Meta(description="γ, the discount per edge; the official scripts use 0.10 for ALFWorld and 0.20 for WebShop."),
 ]
+Potential = Annotated[
+    Literal["distance", "rewardflow"],
+    Meta(
+        description="distance credits the distance of the next state to the goal (GraphGPO), rewardflow the change of "
+        "a value that decays with the distance (RewardFlow)."
+    ),
+]
 NormalizeDistance = Annotated[
     bool, Meta(description="Whether returns depend on the reduction of the distance instead of the distance.")
 ]
@@ -88,6 +107,7 @@ def graphgpo(
     mode: Mode = "mean_std_norm",
     step_weight: StepWeight = 1.0,
     episode_weight: EpisodeWeight = 1.0,
+    potential: Potential = "distance",
     normalize_distance: NormalizeDistance = False,
     cross_steps: CrossSteps = True,
     similarity: Similarity = False,
@@ -128,7 +148,11 @@ def graphgpo(
     unreachable = pl.col("from").max().over("task_key").fill_null(0.0) + 1
     before, after = (pl.col(name).fill_null(unreachable) for name in ("from", "to"))
     steps = steps.with_columns((after - before + 1 if normalize_distance else after).alias("edges"), distance=after)
-    value = rounded(success_reward * gamma ** pl.col("edges"), precision)
+    value = success_reward * gamma ** pl.col("edges")
+    if potential == "rewardflow":
+        before, after = (success_reward * (gamma ** pl.col(name)).fill_null(0.0) for name in ("from", "to"))
+        value = pl.when(pl.col("next").is_null()).then("step_reward").otherwise(after - before)
+    value = rounded(value, precision)
     value = rounded(value - rounded(pl.col("penalty"), precision), precision)
     # float64: unlike the others, the official code does not round 1 + ε, by which it divides a lone score
     steps = grpo.function(steps, mode=mode, cross_steps=cross_steps, ddof=ddof, epsilon=epsilon, precision="float64")
