@@ -73,7 +73,11 @@ RIGHT = {
     "verl": [verl_grpo, verl_dr_grpo, verl_agent_grpo],
     "skyrl": [skyrl_grpo],
     "trl": [trl_grpo],
-    "plain": [plain_mean, *map(get, ("hgpo", "gigpo", "grpo", "graphgpo", "rloo"))],
+    "plain": [
+        plain_mean,
+        get("turn").with_parameters(form="return"),
+        *map(get, ("hgpo", "gigpo", "grpo", "graphgpo", "rloo", "ecpo", "gagpo", "bepo")),
+    ],
 }
 
 
@@ -258,6 +262,7 @@ FAULTS = {
     "a wrong view": ("trl", wrong_view),
     "all tasks together": ("trl", whole_batch),
     "a division by 0": ("trl", no_guard),
+    "the turn's rewards": ("plain", get("turn")),
     "aborted rollouts counted": ("plain", aborted_counted),
     "states of all tasks": ("plain", states_of_all_tasks),
     "NaN counted as a lost step": ("plain", nan_as_zero),
