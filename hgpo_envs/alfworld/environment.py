@@ -68,4 +68,5 @@ ALFWORLD: Final = EnvironmentSpec(
     splits=("train", "valid_seen", "valid_unseen"),
     data_places=data_places,
     data_command="hgpo data fetch alfworld",
+    wordings="hgpo_envs.alfworld.engine.grammar:WORDINGS",
 )

@@ -11,7 +11,7 @@ from hgpo_envs.alfworld.data.game_folder import SPLITS, FolderStore, GameStore
 from hgpo_envs.alfworld.data.pack import PackStore
 from hgpo_envs.alfworld.engine import ALFWorldEngine
 from hgpo_envs.alfworld.engine.game import Game, compile_game
-from hgpo_envs.alfworld.engine.grammar import GRAMMARS, convert
+from hgpo_envs.alfworld.engine.grammar import GRAMMARS, convert, recognise, split_task
 from hgpo_envs.engine import Task
 from hgpo_envs.errors import InputError, UnknownTask, unknown
 
@@ -90,6 +90,32 @@ class ALFWorldSource:
     def trajectory(self, task_id: str) -> dict[str, Any] | None:
         """Return the stored part of the game's `traj_data.json`, or None."""
         return self.store.trajectory(task_id)
+
+    def contents(self, task_id: str) -> dict[str, str]:
+        """Return what must be equal for a game to be the same: task sentence, wording, initial state and goal.
+
+        The walkthrough is not part of it, and neither are comments and layout of the problem.
+
+        Raises:
+            InputError: The game cannot be read, or its rules or wording are unknown.
+        """
+        file = self.read(task_id)
+        try:
+            grammar, sentence = split_task(file["grammar"])
+            wording = recognise(file["pddl_domain"], grammar)
+        except InputError as error:
+            raise InputError(f"{task_id}: {error}") from None
+        problem = file["pddl_problem"].lower()
+        start, _, goal = problem.partition("(:goal")
+        declared = start.partition("(:objects")[2] or start
+        arrival = "location" if wording.arrives_at_location else "receptacle"
+        words = [wording.words, wording.puts, f"arrival names the {arrival}", "help" if wording.help else "no help"]
+        return {
+            "sentence": sentence,
+            "wording": "\n".join(words),
+            "initial state": declared.replace(")", ")\n"),  # one fact a line
+            "goal": " ".join(goal.split()),
+        }
 
     def engine(self) -> ALFWorldEngine:
         """Return a new engine over these games."""
