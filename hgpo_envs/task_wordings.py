@@ -17,7 +17,7 @@ from hgpo_envs.environment_spec import environment_spec, spec_named
 from hgpo_envs.errors import InputError, one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,24 +63,25 @@ def warn_of_other_wordings(benchmark: str, versions: Mapping[str, str], texts: M
     spec = spec_named(benchmark)
     known = {} if spec is None else spec.known_wordings()
     for name, wordings in known.items():
-        played = versions.get(name, "")
-        if played not in wordings:
+        played = wordings.get(versions.get(name, ""))
+        if played is None:
             continue
         for where, text in texts.items():
-            for other, phrase in _phrases(wordings, text):
-                if other == played:
-                    continue
-                warnings.warn(
-                    f'{where} says "{phrase}", but the wording of these tasks is {wordings[played].words}; '
-                    f'play them with {name}="{other}" (--env-option {name}={other}), or change the text',
-                    stacklevel=2,
-                )
-                break
+            other = _other_wording(wordings, played, text)
+            if other is None:
+                continue
+            value, phrase = other
+            warnings.warn(
+                f'{where} says "{phrase}", but the wording of these tasks is {played.words}; '
+                f'play them with {name}="{value}" (--env-option {name}={value}), or change the text',
+                stacklevel=2,
+            )
 
 
-def _phrases(wordings: Mapping[str, Wording], text: str) -> Iterator[tuple[str, str]]:
-    """Yield the wordings for which a text is written, each with the first phrase that shows it."""
-    for name, wording in wordings.items():
+def _other_wording(wordings: Mapping[str, Wording], played: Wording, text: str) -> tuple[str, str] | None:
+    """Return another wording for which a text is written, with the phrase that shows it; None if there is none."""
+    for value, wording in wordings.items():
         found = re.search(wording.phrase, text, re.IGNORECASE)
-        if found:
-            yield name, one_line(found[0])
+        if found and wording != played:
+            return value, one_line(found[0])
+    return None

@@ -79,7 +79,7 @@ MOVE: Final = Grammar(
 PUT: Final = Grammar(
     "put", "put {object} in/on {receptacle}", "You put the {object} in/on the {receptacle}.", True, None
 )
-"""The wording of the first release (json_2.1.1)."""
+"""The wording of alfworld 0.3 and before (json_2.1.1)."""
 GRAMMARS: Final = {grammar.name: grammar for grammar in (MOVE, PUT)}
 
 _NAMES: Final = (
