@@ -23,7 +23,7 @@ class Difference:
 
     Attributes:
         task_id: The id.
-        a: The text of the first data set; of texts with several lines, those that the second does not have, sorted.
+        a: The text of the first data set; of texts with several lines, those that the second does not have.
         b: Likewise, of the second.
     """
 
@@ -85,8 +85,11 @@ def compare_data(
         others = _contents("B", b, task_id)
         for name in texts | others:
             found = differences.setdefault(name, [])
-            if lines := _different(texts.get(name, ""), others.get(name, "")):
-                found.append(Difference(task_id, *lines))
+            text = texts.get(name, "")
+            other = others.get(name, "")
+            change = Difference(task_id, _only(text, other), _only(other, text))
+            if change.a or change.b:
+                found.append(change)
     return DataComparison(
         len(first),
         len(second),
@@ -108,22 +111,12 @@ def _contents(side: str, source: TaskSource, task_id: str) -> dict[str, str]:
     return {"sentence": task.instruction, "type": task.task_type, "split": task.split, **task.versions}
 
 
-def _different(a: str, b: str) -> tuple[str, str] | None:
-    """Return what each of two texts has and the other one not; None if they are equal.
-
-    The order, repetition and indentation of lines does not count.
-    """
-    if a == b:
-        return None
-    if "\n" not in a + b:
-        return a, b
-    lines = _lines(a)
-    others = _lines(b)
-    if lines == others:
-        return None
-    return "\n".join(sorted(lines - others)), "\n".join(sorted(others - lines))
-
-
-def _lines(text: str) -> set[str]:
-    lines = {line.strip() for line in text.splitlines()}
-    return lines - {""}
+def _only(text: str, other: str) -> str:
+    """Return the lines of a text that another one does not have, whatever their order and indentation."""
+    if text == other:
+        return ""
+    if "\n" not in text + other:
+        return text
+    known = {line.strip() for line in other.splitlines()}
+    lines = [line.strip() for line in text.splitlines()]
+    return "\n".join([line for line in lines if line and line not in known])

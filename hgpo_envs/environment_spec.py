@@ -90,8 +90,8 @@ class EnvironmentSpec:
             exist as ``data``: a function or ``module:function``.
         needs_data: Whether the source has no data of its own. `hgpo envs` then lists only what it finds.
         data_command: The command that gets the benchmark's own data, for error messages; empty if there is none.
-        wordings: The wordings of the benchmark's versions: by the name of an argument of `source` that is also one of
-            `hgpo_envs.engine.Task.versions`, and by its value (`hgpo_envs.task_wordings`), or as ``module:object``.
+        wordings: The wordings of the benchmark (`hgpo_envs.task_wordings`) by ``name=value``: an argument of `source`
+            that is also one of `hgpo_envs.engine.Task.versions`.
 
     Raises:
         InputError: If the id is malformed, or a player has another name.
@@ -117,7 +117,7 @@ class EnvironmentSpec:
     data_places: Callable[[], Sequence[str | os.PathLike[str]]] | str = tuple
     needs_data: bool = False
     data_command: str = ""
-    wordings: Mapping[str, Mapping[str, Wording]] | str = field(default_factory=dict)
+    wordings: Mapping[str, Wording] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         name_in(self.id)
@@ -156,12 +156,6 @@ class EnvironmentSpec:
     def parameters(self) -> Mapping[str, Parameter]:
         """Return the parameters of `source` by name."""
         return signature(self._factory()[1]).parameters
-
-    def known_wordings(self) -> Mapping[str, Mapping[str, Wording]]:
-        """Return `wordings`, imported if it is a name."""
-        if isinstance(self.wordings, str):
-            return imported(self.wordings)  # type: ignore[no-any-return]  # whatever is there
-        return self.wordings
 
     def open_source(self, **arguments: Any) -> SharedSource:
         """Open the task source, once per process for the same arguments (`hgpo_envs.sources.open_shared`).

@@ -47,9 +47,8 @@ def wording_of(env_id: str, versions: Mapping[str, str]) -> str:
         spec = environment_spec(env_id)
     except InputError:
         return ""
-    known = spec.known_wordings()
-    named = [known[name][value].words for name, value in versions.items() if value in known.get(name, ())]
-    return ", ".join(named)
+    known = [spec.wordings.get(f"{name}={value}") for name, value in versions.items()]
+    return ", ".join([wording.words for wording in known if wording is not None])
 
 
 def warn_of_other_wordings(benchmark: str, versions: Mapping[str, str], texts: Mapping[str, str]) -> None:
@@ -58,30 +57,20 @@ def warn_of_other_wordings(benchmark: str, versions: Mapping[str, str], texts: M
     Args:
         benchmark: The benchmark's name.
         versions: The task's versions.
-        texts: The texts by what they are called, such as ``the system prompt``. There is one warning for each.
+        texts: The texts by what they are called, such as ``the system prompt``. There is one warning for each of
+            them and each other wording.
     """
     spec = spec_named(benchmark)
-    known = {} if spec is None else spec.known_wordings()
-    for name, wordings in known.items():
-        played = wordings.get(versions.get(name, ""))
-        if played is None:
-            continue
-        for where, text in texts.items():
-            other = _other_wording(wordings, played, text)
-            if other is None:
-                continue
-            value, phrase = other
-            warnings.warn(
-                f'{where} says "{phrase}", but the wording of these tasks is {played.words}; '
-                f'play them with {name}="{value}" (--env-option {name}={value}), or change the text',
-                stacklevel=2,
-            )
-
-
-def _other_wording(wordings: Mapping[str, Wording], played: Wording, text: str) -> tuple[str, str] | None:
-    """Return another wording for which a text is written, with the phrase that shows it; None if there is none."""
-    for value, wording in wordings.items():
-        found = re.search(wording.phrase, text, re.IGNORECASE)
-        if found and wording != played:
-            return value, one_line(found[0])
-    return None
+    played = "" if spec is None else wording_of(spec.id, versions)
+    if spec is None or not played:
+        return
+    for where, text in texts.items():
+        for argument, wording in spec.wordings.items():
+            found = re.search(wording.phrase, text, re.IGNORECASE)
+            if found and wording.words != played:
+                name, value = argument.split("=")
+                warnings.warn(
+                    f'{where} says "{one_line(found[0])}", but the wording of these tasks is {played}; '
+                    f'play them with {name}="{value}" (--env-option {argument}), or change the text',
+                    stacklevel=2,
+                )

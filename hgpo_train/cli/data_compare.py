@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path  # noqa: TC003 - cyclopts reads the annotations
 from typing import TYPE_CHECKING, Any, Final
 
-from hgpo_train.cli import options  # noqa: TC001 - cyclopts reads the annotations
+from hgpo_train.cli import options
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 SHOWN: Final = 3
 """The number of ids, and of differences of a kind, that are printed."""
-LINES: Final = 4
-"""The number of lines of a difference that are printed."""
+LONGEST: Final = 300
+"""The number of characters of a text that are printed."""
 
 
 def compare(
@@ -47,76 +47,53 @@ def compare(
 
     from hgpo_envs.data_comparison import compare_data
     from hgpo_envs.environment_spec import environment_spec
-    from hgpo_envs.errors import InputError
     from hgpo_envs.registration import resolve_id
     from hgpo_envs.sources import Split
-    from hgpo_envs.task_sampling import SORTED
     from hgpo_train.cli.display import ProgressBars, print_json
-    from hgpo_train.settings import read_assignments
 
     spec = environment_spec(resolve_id(env))
-    if "data" not in spec.parameters():
-        raise InputError(f"--env {env}: expected an environment with the argument data, received one without")
-    arguments = read_assignments("--env-option", env_option or (), {})
-    if "data" in arguments:
-        raise InputError("--env-option data: expected another argument; the data are those that are compared")
-    shared = [spec.open_source(data=str(path), **arguments) for path in (a, b)]
-    tasks = [Split(each, split) for each in shared]
-    if max(map(len, tasks)) > SORTED:
-        raise InputError(f"--split {split}: expected at most {SORTED:,} tasks, received more; choose another split")
+    given = options.EnvironmentOptions(env_option=env_option)
+    shared = [spec.open_source(**given.arguments(data=path)) for path in (a, b)]
+    ids = [Split(each, split) for each in shared]
     with ProgressBars() as bars:
         track = partial(bars.track, description="comparing")
-        comparison = compare_data(shared[0].source, shared[1].source, (tasks[0], tasks[1]), track)
+        comparison = compare_data(shared[0].source, shared[1].source, (ids[0], ids[1]), track)
     if as_json:
         document: dict[str, Any] = {"env": spec.id, "split": split, "a": str(a), "b": str(b)}
         print_json(document | {"equal": comparison.equal} | asdict(comparison))
     else:
-        _show(comparison, spec.id, str(a), str(b))
+        _show(comparison, str(a), str(b))
     sys.exit(0 if comparison.equal else 1)
 
 
-def _show(comparison: DataComparison, env_id: str, a: str, b: str) -> None:
+def _show(comparison: DataComparison, a: str, b: str) -> None:
     from hgpo_envs.wording import counted
     from hgpo_train.cli.display import print_table
 
-    counts = {
-        "A": f"{a}: {counted(comparison.tasks_in_a, 'task')}",
-        "B": f"{b}: {counted(comparison.tasks_in_b, 'task')}",
-    }
-    print_table(["", ""], counts.items(), title=env_id, texts=2)
+    for side, path, tasks in (("A", a, comparison.tasks_in_a), ("B", b, comparison.tasks_in_b)):
+        print(f"{side}: {path}, {counted(tasks, 'task')}")
     if comparison.equal:
-        print(f"\nequal: {', '.join(comparison.differences)}")
+        print(f"equal: {', '.join(comparison.differences)}")
         return
-    rows = [("only in A", len(comparison.only_in_a)), ("only in B", len(comparison.only_in_b))]
-    rows += [(name, len(found)) for name, found in comparison.differences.items()]
-    print_table(["different", "tasks"], [(name, f"{count:,}") for name, count in rows])
-    print()
+    sizes = {"only in A": len(comparison.only_in_a), "only in B": len(comparison.only_in_b)}
+    sizes |= {name: len(found) for name, found in comparison.differences.items()}
+    print_table(["different", "tasks"], [(name, f"{size:,}") for name, size in sizes.items()])
     for line in _examples(comparison):
         print(line)
 
 
 def _examples(comparison: DataComparison) -> Iterator[str]:
     """Yield the first ids of one side, and the most frequent differences of each kind with the first id of each."""
+    from hgpo_envs.errors import one_line
+
     for side, ids in (("A", comparison.only_in_a), ("B", comparison.only_in_b)):
         for task_id in ids[:SHOWN]:
             yield f"only in {side}: {task_id}"
-        if len(ids) > SHOWN:
-            yield f"only in {side}: … {len(ids) - SHOWN:,} more; --json has all"
     for name, found in comparison.differences.items():
         firsts = {(each.a, each.b): each.task_id for each in reversed(found)}
-        pairs = Counter((each.a, each.b) for each in found)
-        for (a, b), times in pairs.most_common(SHOWN):
-            more = f" and {times - 1:,} more" if times > 1 else ""
-            yield f"{name} of {firsts[a, b]}{more}"
-            yield from _lines("A", a)
-            yield from _lines("B", b)
-        if len(pairs) > SHOWN:
-            yield f"{name}: … {len(pairs) - SHOWN:,} other pairs; --json has all"
-
-
-def _lines(side: str, text: str) -> Iterator[str]:
-    lines = text.splitlines()
-    for line in lines[:LINES]:
-        yield f"  {side}: {line}"
-    if len(lines) > LINES:
-        yield f"  {side}: … {len(lines) - LINES:,} more lines"
+        times = Counter([(each.a, each.b) for each in found])
+        for pair, count in times.most_common(SHOWN):
+            more = f" and {count - 1:,} more" if count > 1 else ""
+            yield f"{name} of {firsts[pair]}{more}"
+            for side, text in zip("AB", pair, strict=True):
+                yield f"  {side}: {one_line('; '.join(text.splitlines()), LONGEST)}"

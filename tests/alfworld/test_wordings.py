@@ -35,8 +35,8 @@ IDS = [BUNDLED.ids(split)[0] for split in ("train", "valid_seen", "valid_unseen"
 
 def wordings(text: str) -> list[str]:
     """Return the wordings for which a text is written."""
-    known = WORDINGS["grammar"].items()
-    return [name for name, wording in known if re.search(wording.phrase, text, re.IGNORECASE)]
+    known = WORDINGS.items()
+    return [key.removeprefix("grammar=") for key, wording in known if re.search(wording.phrase, text, re.IGNORECASE)]
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ class SlidingDoors(DoorsSource):
 
 
 def test_other_benchmarks_declare_their_wordings(monkeypatch: pytest.MonkeyPatch) -> None:
-    known = {"house": {"1": Wording("doors that open", "open door"), "2": Wording("doors that slide", "slide door")}}
+    known = {"house=1": Wording("doors that open", "open door"), "house=2": Wording("doors that slide", "slide door")}
     spec = EnvironmentSpec(id="Mine/SlidingDoors-v0", source=SlidingDoors, wordings=known)
     monkeypatch.setitem(environment_spec._added, spec.id, spec)
     with pytest.warns(UserWarning, match='says "Slide door", but the wording of these tasks is doors that open; '):
@@ -165,7 +165,7 @@ def test_games_in_the_other_wording(hgpo: Callable, games: Path, tmp_path: Path)
     assert compared(hgpo, games, tmp_path / "put.pack", "--env-option", "grammar=put")[0] == 0
     shown = hgpo("data", "compare", games, tmp_path / "put.pack")[1]
     assert f"wording of {IDS[0]} and 2 more" in shown
-    assert f"  B: {PUT}" in shown
+    assert f"  B: {PUT}; You put the {{object}} in/on the {{receptacle}}.; arrival names the location; no help" in shown
 
 
 @pytest.mark.parametrize(
@@ -216,7 +216,8 @@ def test_what_cannot_be_read_is_one_line_and_exit_status_2(
         (tmp_path / "file", "not a complete pack"),
         (games, "--split", "tran", "did you mean 'train'"),
         (games, "--env", "HGPO/WebShop-v0", "no WebShop catalogue"),
-        (games, "--env-option", "data=x", "expected another argument"),
+        (games, "--env-option", "data=x", "--env-option data"),
+        (games, "--env-option", "grammer=put", "unexpected keyword argument 'grammer'"),
     ):
         code, _, err = hgpo("data", "compare", games, other, *options)
         assert (code, err.strip().count("\n"), reason in err) == (2, 0, True), err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import lru_cache, partial
 from importlib import resources
 from pathlib import Path
@@ -94,7 +95,8 @@ class ALFWorldSource:
     def contents(self, task_id: str) -> dict[str, str]:
         """Return what must be equal for a game to be the same: task sentence, wording, initial state and goal.
 
-        The walkthrough is not part of it, and neither are comments and layout of the problem.
+        The walkthrough is not part of it, nor the layout of the problem. The lines of the initial state are declared
+        names with their kinds, and facts.
 
         Raises:
             InputError: The game cannot be read, or its rules or wording are unknown.
@@ -105,18 +107,28 @@ class ALFWorldSource:
             wording = recognise(file["pddl_domain"], grammar)
         except InputError as error:
             raise InputError(f"{task_id}: {error}") from None
-        problem = file["pddl_problem"].lower()
-        start, _, goal = problem.partition("(:goal")
-        declared = start.partition("(:objects")[2] or start
+        start, goal = _parts(file["pddl_problem"])
         arrival = "location" if wording.arrives_at_location else "receptacle"
         words = [wording.words, wording.puts, f"arrival names the {arrival}", "help" if wording.help else "no help"]
         return {
             "sentence": sentence,
             "wording": "\n".join(words),
-            "initial state": declared.replace(")", ")\n"),  # one fact a line
-            "goal": " ".join(goal.split()),
+            "initial state": start,
+            "goal": goal,
         }
 
     def engine(self) -> ALFWorldEngine:
         """Return a new engine over these games."""
         return ALFWorldEngine(self.game)
+
+
+_ENDS: Final = re.compile(r"(\)|- \w+|:init) ")
+"""The ends of facts and declarations."""
+
+
+@lru_cache(1)  # data sets that are compared often have the same problem
+def _parts(problem: str) -> tuple[str, str]:
+    """Return the initial state, a declaration or a fact a line, and the goal of a planning problem."""
+    start, _, goal = " ".join(problem.lower().split()).partition("(:goal")
+    start = start.partition("(:objects")[2] or start
+    return _ENDS.sub(r"\1\n", start), goal

@@ -94,9 +94,7 @@ _PHRASES: Final = {
     "put": r"\bput\b[^.\n]{1,60}?\bin ?/ ?on\b",
 }
 """What prompts for a wording say. Everyday English does not: "move to the next step", "put the action in tags"."""
-WORDINGS: Final = {
-    "grammar": {name: Wording(grammar.words, _PHRASES[name]) for name, grammar in GRAMMARS.items()},
-}
+WORDINGS: Final = {f"grammar={name}": Wording(each.words, _PHRASES[name]) for name, each in GRAMMARS.items()}
 """The wordings for `hgpo_envs.environment_spec.EnvironmentSpec`."""
 
 _TASK = re.compile(r'("rhs"\s*:\s*"Your task is to: )([^";|<>\[\]#{}\\\n\t]*)(")')
