@@ -208,14 +208,11 @@ def test_the_order_and_layout_of_facts_do_not_count(games: Path, tmp_path: Path)
 def test_what_cannot_be_read_is_one_line_and_exit_status_2(
     hgpo: Callable, games: Path, edited: Callable[..., Path], tmp_path: Path
 ) -> None:
-    (tmp_path / "file").write_text("x")
     broken = edited("grammar", "You arrive at", "You walk to")
     for other, *options, reason in (
         (broken, f"B: {IDS[0]}: unknown grammar"),
         (tmp_path / "absent", "no ALFWorld data"),
-        (tmp_path / "file", "not a complete pack"),
         (games, "--split", "tran", "did you mean 'train'"),
-        (games, "--env", "HGPO/WebShop-v0", "no WebShop catalogue"),
         (games, "--env-option", "data=x", "--env-option data"),
         (games, "--env-option", "grammer=put", "unexpected keyword argument 'grammer'"),
     ):

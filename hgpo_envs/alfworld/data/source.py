@@ -129,6 +129,9 @@ _ENDS: Final = re.compile(r"(\)|- \w+|:init) ")
 @lru_cache(1)  # data sets that are compared often have the same problem
 def _parts(problem: str) -> tuple[str, str]:
     """Return the initial state, a declaration or a fact a line, and the goal of a planning problem."""
-    start, _, goal = " ".join(problem.lower().split()).partition("(:goal")
+    text = " ".join(problem.lower().split())
+    text = text.replace("( ", "(").replace(" )", ")").replace(")(", ") (")
+    start, _, goal = text.partition("(:goal")
     start = start.partition("(:objects")[2] or start
-    return _ENDS.sub(r"\1\n", start), goal
+    facts = start.rstrip(" )") + ")"  # without the bracket that closes all of them
+    return _ENDS.sub(r"\1\n", facts), goal.strip()
