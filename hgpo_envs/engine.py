@@ -115,6 +115,9 @@ class TaskSource(Protocol):
 
     A source that holds something outside this process, such as a server, may have a method ``close``, which is called
     once, after its last environment was closed (`hgpo_envs.sources.SharedSource`).
+
+    A source may have a method ``contents``, which returns the texts of a task, by name, that must be equal for it to be
+    the same task in another data set, such as its sentence and its initial state (`hgpo_envs.data_comparison`).
     """
 
     name: str

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from hgpo_envs.memory import Memory
     from hgpo_envs.responses import Response
     from hgpo_envs.sources import SharedSource
+    from hgpo_envs.task_wordings import Wording
 
 ENTRY_POINTS: Final = "hgpo.environments"
 
@@ -89,6 +90,8 @@ class EnvironmentSpec:
             exist as ``data``: a function or ``module:function``.
         needs_data: Whether the source has no data of its own. `hgpo envs` then lists only what it finds.
         data_command: The command that gets the benchmark's own data, for error messages; empty if there is none.
+        wordings: The wordings of the benchmark (`hgpo_envs.task_wordings`) by ``name=value``: an argument of `source`
+            that is also one of `hgpo_envs.engine.Task.versions`.
 
     Raises:
         InputError: If the id is malformed, or a player has another name.
@@ -114,6 +117,7 @@ class EnvironmentSpec:
     data_places: Callable[[], Sequence[str | os.PathLike[str]]] | str = tuple
     needs_data: bool = False
     data_command: str = ""
+    wordings: Mapping[str, Wording] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         name_in(self.id)

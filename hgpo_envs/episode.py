@@ -21,6 +21,7 @@ from hgpo_envs.plugins import answer_of, import_object
 from hgpo_envs.prompts import PromptTemplate, load_template, turn_template
 from hgpo_envs.responses import Response, action_text, admissible, numbered, parse
 from hgpo_envs.state_keys import state_key
+from hgpo_envs.task_wordings import warn_of_other_wordings
 from hgpo_envs.unicode_text import clean_text
 
 if TYPE_CHECKING:
@@ -374,21 +375,26 @@ def _replayed(shared: SharedSource, settings: Settings, task_id: str | None, jou
 
 
 def check_template(shared: SharedSource, settings: Settings, task_id: str) -> None:
-    """Check a user's prompt template by rendering it for the first state of a task, without and with a past pair.
+    """Check the texts for a policy by rendering a user's prompt template for a task, without and with a past pair.
 
     A template that passes may still fail at a later state; then that rollout fails. If the task cannot be started, no
-    error is raised, because the template was not tested.
+    error is raised, because the template was not tested. The template and the system prompt cause a warning if they
+    are written for another wording of the benchmark than that of the task (`hgpo_envs.task_wordings`).
 
     Raises:
         InputError: If the template fails.
     """
-    if settings.template.trusted:
+    if settings.template.trusted and not settings.system_prompt:
         return
     episode = Episode(shared, settings)
     try:
         episode.start(task_id)
     except (Exception, SystemExit):  # noqa: BLE001 - any error of the environment
         return
-    episode.prompt()
+    first = episode.prompt()
     episode.observe(next(iter(episode.state.actions), ""), None, episode.state)  # as if the action changed nothing
-    episode.prompt()
+    texts = {
+        f"prompt template {settings.template.name}": f"{first}\n{episode.prompt()}",
+        "the system prompt": settings.system_prompt,
+    }
+    warn_of_other_wordings(shared.source.name, episode.task.versions, texts)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from hgpo_envs.environment_spec import NotInstalled, environment_ids, environment_spec, imported, provider
 from hgpo_envs.errors import one_line
 from hgpo_envs.registration import default_arguments
+from hgpo_envs.task_wordings import wording_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,11 +24,13 @@ class FoundData:
     Attributes:
         path: The path to pass as ``data``. None is the data that the benchmark opens without one.
         splits: The number of tasks in each split.
+        wordings: The wordings (`hgpo_envs.task_wordings`) of the first task of each split, each once.
         error: Why the data cannot be used, in one line; empty if it can.
     """
 
     path: str | None
     splits: Mapping[str, int] = field(default_factory=dict)
+    wordings: tuple[str, ...] = ()
     error: str = ""
 
 
@@ -95,8 +98,13 @@ def _data_places(spec: EnvironmentSpec) -> list[Path]:
 def _found(spec: EnvironmentSpec, place: Path | None) -> FoundData:
     path = None if place is None else str(place)
     try:
-        shared = spec.open_source(**({} if path is None else {"data": path}))
+        source = spec.open_source(**({} if path is None else {"data": path})).source
         splits = spec.splits or dict.fromkeys(("train", spec.evaluation_split or "train"))
-        return FoundData(path, {split: len(shared.source.ids(split)) for split in splits})
+        ids = {split: source.ids(split) for split in splits}
+        sizes = {split: len(tasks) for split, tasks in ids.items()}
+        # Describing a task can take long, so it is done only where there is something to see.
+        firsts = [source.task(tasks[0]) for tasks in ids.values() if spec.wordings and len(tasks)]
+        wordings = dict.fromkeys([wording_of(spec.id, task.versions) for task in firsts])
+        return FoundData(path, sizes, tuple(filter(None, wordings)))
     except Exception as error:  # noqa: BLE001 - damaged data, or the code of another package
         return FoundData(path, error=one_line(error, 300))

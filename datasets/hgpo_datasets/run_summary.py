@@ -10,6 +10,7 @@ import polars as pl
 
 from hgpo_datasets import schema
 from hgpo_datasets.reader import errors, scan_files, shared_depth, source_files
+from hgpo_datasets.wordings import wordings_of
 from hgpo_envs.errors import InputError
 from hgpo_envs.unicode_text import clean_text
 
@@ -29,6 +30,7 @@ def summarize_run(source: str | os.PathLike[str]) -> dict[str, Any]:
         JSON values. `iterations` are the first and the last; `group_sizes` has the number of groups by size;
         `shortest`, `median` and `longest` are lengths of episodes in steps; `depth` is the largest k of the stored
         hashes; `family_bytes` are compressed sizes by family of columns; `config` is null for several runs or a file.
+        `wordings` names the wordings of the tasks (`hgpo_datasets.wordings`).
 
         `total` has the results of all episodes, `kinds` those of each `task_type`. `success` leaves out aborted
         episodes and those for which it is unknown; `success_if_aborted_lost` counts them as lost,
@@ -58,6 +60,7 @@ def summarize_run(source: str | os.PathLike[str]) -> dict[str, Any]:
             )
             .collect(engine="streaming")
         )
+        wordings = wordings_of(steps)
     if episodes.is_empty():
         raise InputError(f"no rows in {source}")
     # 2. What is counted over all of them.
@@ -67,6 +70,7 @@ def summarize_run(source: str | os.PathLike[str]) -> dict[str, Any]:
     return {
         "source": clean_text(str(source)),
         **dict(zip(("runs", "env_ids", "splits"), names.row(0), strict=True)),
+        "wordings": wordings,
         "iterations": [int(episodes["iteration"].min() or 0), int(episodes["iteration"].max() or 0)],  # type: ignore[arg-type]
         "groups": sizes.total(),
         "group_sizes": dict(sizes),

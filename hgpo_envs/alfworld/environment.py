@@ -8,6 +8,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from hgpo_envs.alfworld.engine.grammar import WORDINGS
 from hgpo_envs.environment_spec import EnvironmentSpec
 from hgpo_envs.errors import InputError, unknown
 from hgpo_envs.responses import parse
@@ -68,4 +69,5 @@ ALFWORLD: Final = EnvironmentSpec(
     splits=("train", "valid_seen", "valid_unseen"),
     data_places=data_places,
     data_command="hgpo data fetch alfworld",
+    wordings=WORDINGS,
 )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import App, Parameter
 
 from hgpo_train.cli import common, options  # cyclopts reads the annotations
+from hgpo_train.cli.data_compare import compare
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,6 +41,7 @@ def add_commands(app: App) -> None:
         group, _, name = command.__name__.partition("_")
         data[group].command(command, name=name.replace("_", "-"))
     data["show"].default(show_run)
+    data.command(compare)
 
 
 def build_alfworld(folder: Path, /, *, out: Path, grammar: str | None = None) -> None:

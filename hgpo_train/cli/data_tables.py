@@ -44,6 +44,7 @@ def print_run(run: dict[str, Any]) -> None:
     facts = {
         "run": ", ".join(run["runs"]),
         "environment": f"{', '.join(run['env_ids']) or 'unknown'} ({', '.join(run['splits']) or 'split unknown'})",
+        "wording": ", ".join(run["wordings"]),
         "iterations": " to ".join(map(str, dict.fromkeys(run["iterations"]))) if run["iterations"][1] else "",
         "groups": ", ".join(sizes),
         "steps": "{steps:,} (episodes of {shortest} to {longest}, median {median:g})".format(**run),

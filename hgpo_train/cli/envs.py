@@ -63,4 +63,6 @@ def _describe(data: FoundData, listed: ListedEnvironment) -> str:
     name = bundled if data.path is None else f'data="{data.path}"'
     if data.error:
         return f"{name}: cannot be used: {data.error}"
-    return f"{name}: " + ", ".join(f"{split} {count:,}" for split, count in data.splits.items())
+    splits = ", ".join(f"{split} {count:,}" for split, count in data.splits.items())
+    wordings = "".join(f"; {wording}" for wording in data.wordings)
+    return f"{name}: {splits}{wordings}"

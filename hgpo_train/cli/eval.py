@@ -84,6 +84,7 @@ def _report(run: CollectedRun, against: Path | None, other: pl.DataFrame | None,
     """Print the results of an evaluation, and its comparison with the episodes of another one, if there is one."""
     from dataclasses import asdict
 
+    from hgpo_datasets.wordings import wordings_of
     from hgpo_envs.wording import counted
     from hgpo_train.cli.display import print_json
     from hgpo_train.evaluation import compare, episode_table, evaluation_reports
@@ -94,14 +95,18 @@ def _report(run: CollectedRun, against: Path | None, other: pl.DataFrame | None,
     measures = [name for name in ("success", "score") if name == "success" or _is_scored(reports)]
     known = [name for name in measures if reports and reports[0].measures[name] is not None]
     comparisons = [] if other is None else [compare(episodes, other, measure) for measure in known]
+    wordings = wordings_of(run.steps)
     if as_json:
         document: dict[str, object] = {"run": str(run.path), "reports": [asdict(report) for report in reports]}
+        document["wordings"] = wordings
         if against is not None:
             document |= {"against": str(against), "comparisons": [asdict(comparison) for comparison in comparisons]}
         print_json(document)
         return
     if reports:
         _print_reports(reports)
+        if wordings:
+            print(f"wording: {', '.join(wordings)}")
         print(f"success of all tasks: {reports[0].success.describe()}")
     for comparison in comparisons:
         values = (comparison.difference, comparison.low, comparison.high)

@@ -11,6 +11,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Final
 
 from hgpo_datasets import manifest, scan_steps
+from hgpo_datasets.wordings import wordings_of
 from hgpo_envs.errors import InputError
 from hgpo_envs.files.atomic import write_file
 from hgpo_envs.files.sealed import seal
@@ -57,6 +58,7 @@ def write_summary(run: Path) -> None:
         "complete": bool(sessions) and sessions[-1].ended == "complete",
         "policy": config.get("policy"),
         "environment": config.get("env"),
+        "wordings": wordings_of(scan_steps(run)),
         "seeds": [config["seed"]] if "seed" in config else episodes["seed"].unique().sort().to_list(),
         "episodes": {
             "played": len(episodes),

@@ -55,6 +55,7 @@ def test_the_listed_splits_and_arguments_are_those_of_the_environment(env_id: st
     assert vars(explicit.episode.settings).keys() == vars(default.episode.settings).keys()
     assert explicit.episode.settings.max_steps == default.episode.settings.max_steps == defaults["max_steps"]
     (bundled,) = [data for data in one["data"] if data["path"] is None]
+    assert bundled["wordings"] == (["move … to … (alfworld 0.4 and later)"] if "ALFWorld" in env_id else [])
     for split, tasks in {**bundled["splits"], "all": sum(bundled["splits"].values())}.items():
         assert tasks == len(gymnasium.make(env_id, split=split).unwrapped.tasks)
 

@@ -141,6 +141,8 @@ def test_the_command_resumes_compares_and_prints_json(tmp_path: Path, hgpo) -> N
     assert code == 0
     assert "admis." in out
     assert "61.0–100.0" in out  # Wilson's interval of 6 of 6
+    assert "wording: move … to … (alfworld 0.4 and later)" in out
+    assert json.loads((tmp_path / "a/summary.json").read_text())["wordings"] == ["move … to … (alfworld 0.4 and later)"]
     files = sorted((tmp_path / "a").glob("steps/*"))
     stamps = [file.stat().st_mtime_ns for file in files]
     hgpo("eval", "--policy", "expert", "--out", tmp_path / "a", *common)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import lru_cache, partial
 from importlib import resources
 from pathlib import Path
@@ -11,7 +12,7 @@ from hgpo_envs.alfworld.data.game_folder import SPLITS, FolderStore, GameStore
 from hgpo_envs.alfworld.data.pack import PackStore
 from hgpo_envs.alfworld.engine import ALFWorldEngine
 from hgpo_envs.alfworld.engine.game import Game, compile_game
-from hgpo_envs.alfworld.engine.grammar import GRAMMARS, convert
+from hgpo_envs.alfworld.engine.grammar import GRAMMARS, convert, recognise, split_task
 from hgpo_envs.engine import Task
 from hgpo_envs.errors import InputError, UnknownTask, unknown
 
@@ -91,6 +92,46 @@ class ALFWorldSource:
         """Return the stored part of the game's `traj_data.json`, or None."""
         return self.store.trajectory(task_id)
 
+    def contents(self, task_id: str) -> dict[str, str]:
+        """Return what must be equal for a game to be the same: task sentence, wording, initial state and goal.
+
+        The walkthrough is not part of it, nor the layout of the problem. The lines of the initial state are declared
+        names with their kinds, and facts.
+
+        Raises:
+            InputError: The game cannot be read, or its rules or wording are unknown.
+        """
+        file = self.read(task_id)
+        try:
+            grammar, sentence = split_task(file["grammar"])
+            wording = recognise(file["pddl_domain"], grammar)
+        except InputError as error:
+            raise InputError(f"{task_id}: {error}") from None
+        start, goal = _parts(file["pddl_problem"])
+        arrival = "location" if wording.arrives_at_location else "receptacle"
+        words = [wording.words, wording.puts, f"arrival names the {arrival}", "help" if wording.help else "no help"]
+        return {
+            "sentence": sentence,
+            "wording": "\n".join(words),
+            "initial state": start,
+            "goal": goal,
+        }
+
     def engine(self) -> ALFWorldEngine:
         """Return a new engine over these games."""
         return ALFWorldEngine(self.game)
+
+
+_ENDS: Final = re.compile(r"(\)|- \w+|:init) ")
+"""The ends of facts and declarations."""
+
+
+@lru_cache(1)  # data sets that are compared often have the same problem
+def _parts(problem: str) -> tuple[str, str]:
+    """Return the initial state, a declaration or a fact a line, and the goal of a planning problem."""
+    text = " ".join(problem.lower().split())
+    text = text.replace("( ", "(").replace(" )", ")").replace(")(", ") (")
+    start, _, goal = text.partition("(:goal")
+    start = start.partition("(:objects")[2] or start
+    facts = start.rstrip(" )") + ")"  # without the bracket that closes all of them
+    return _ENDS.sub(r"\1\n", facts), goal.strip()

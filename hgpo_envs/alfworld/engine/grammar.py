@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from hgpo_envs.alfworld.engine.grammar_parts import bundled, domain_parts, grammar_parts
 from hgpo_envs.errors import InputError, unknown
+from hgpo_envs.task_wordings import Wording
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -57,6 +58,19 @@ class Grammar:
     arrives_at_location: bool
     help: str | None
 
+    @property
+    def words(self) -> str:
+        """What commands call this wording: the command that puts an object down, and the versions that have it.
+
+        >>> MOVE.words, PUT.words
+        ('move … to … (alfworld 0.4 and later)', 'put … in/on … (alfworld 0.3 and before)')
+        """
+        command = self.put.format(object="…", receptacle="…")
+        return f"{command} ({_RELEASES[self.name]})"
+
+
+_RELEASES: Final = {"move": "alfworld 0.4 and later", "put": "alfworld 0.3 and before"}
+"""The versions of alfworld that install a wording and download games with it (read in 0.2.2 to 0.4.2)."""
 
 MOVE: Final = Grammar(
     "move", "move {object} to {receptacle}", "You move the {object} to the {receptacle}.", False, HELP
@@ -65,8 +79,23 @@ MOVE: Final = Grammar(
 PUT: Final = Grammar(
     "put", "put {object} in/on {receptacle}", "You put the {object} in/on the {receptacle}.", True, None
 )
-"""The wording of the first release (json_2.1.1)."""
+"""The wording of alfworld 0.3 and before (json_2.1.1)."""
 GRAMMARS: Final = {grammar.name: grammar for grammar in (MOVE, PUT)}
+
+_NAMES: Final = (
+    r"[{(\[<]+[^{}()\[\]<>\n]{1,40}[})\]>]+",  # {obj}, (object), [object], <object>
+    r"(?:the )?[a-z]+ \d+",  # mug 1, the mug 1
+    r"obj(?:ect)?|recep(?:tacle)?|\b[a-z]\b",  # object, X
+    r"…|\.\.\.|__+",
+)
+"""Objects and places in prompts that explain commands or show examples of them."""
+_PHRASES: Final = {
+    "move": r"\bmove (?:{0}) to (?:{0})".format("|".join(_NAMES)),
+    "put": r"\bput\b[^.\n]{1,60}?\bin ?/ ?on\b",
+}
+"""What prompts for a wording say. Everyday English does not: "move to the next step", "put the action in tags"."""
+WORDINGS: Final = {f"grammar={name}": Wording(each.words, _PHRASES[name]) for name, each in GRAMMARS.items()}
+"""The wordings for `hgpo_envs.environment_spec.EnvironmentSpec`."""
 
 _TASK = re.compile(r'("rhs"\s*:\s*"Your task is to: )([^";|<>\[\]#{}\\\n\t]*)(")')
 
