@@ -12,7 +12,7 @@ or -1 exactly.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
 import polars as pl
@@ -44,6 +44,46 @@ LARGEST_GAP: Final = 0.01
 """The largest mean difference of log-probabilities per token between the run and the model."""
 
 
+class Gradients(Protocol):
+    """The gradients of log π at the steps of a run, which have numbers.
+
+    Attributes:
+        rows: One row per step that has a gradient: `trajectory`, `step`, and `sketch`, its number.
+        exact: Whether the policy's probabilities are known.
+    """
+
+    @property
+    def rows(self) -> pl.DataFrame: ...  # noqa: D102 - above
+
+    @property
+    def exact(self) -> bool: ...  # noqa: D102 - above
+
+    def summed(self, weights: Floats, numbers: Integers) -> Floats:
+        """Return Σ w ∇ log π over steps, of shape (estimators, parameters).
+
+        Args:
+            weights: w, of shape (estimators, steps).
+            numbers: The number of each step, of shape (steps,).
+        """
+        ...
+
+    def slopes(self, directions: Any, numbers: Integers) -> Floats:  # noqa: ANN401 - an array of floats
+        """Return x · ∇ log π of steps along directions x, float64 of shape (steps, directions)."""
+        ...
+
+    def products(self, directions: Any, numbers: Integers, weights: Floats) -> Floats:  # noqa: ANN401 - as above
+        """Return Σ w E[(x · ∇ log π) (y · ∇ log π)] over steps, for all pairs of directions x, y.
+
+        The mean is over the policy's actions where these are known; else the step's own action stands for it.
+
+        Args:
+            directions: Of shape (directions, parameters).
+            numbers: The number of each step, of shape (steps,).
+            weights: w, of shape (steps,).
+        """
+        ...
+
+
 @dataclass(frozen=True)
 class RowGradients:
     """Sketches of the gradients of a run's steps.
@@ -62,20 +102,26 @@ class RowGradients:
     gap: float
     fisher: Fisher | None = None
 
+    @property
+    def exact(self) -> bool:
+        """See `Gradients`."""
+        return self.fisher is not None
+
+    def summed(self, weights: Floats, numbers: Integers) -> Floats:
+        """See `Gradients`."""
+        directions: Any = weights.astype(np.float32) @ self.sketches[numbers]
+        return directions
+
+    def slopes(self, directions: Sketches, numbers: Integers) -> Floats:
+        """See `Gradients`."""
+        return (self.sketches[numbers] @ directions.T).astype(np.float64)
+
     def products(self, directions: Sketches, numbers: Integers, weights: Floats) -> Floats:
-        """Return Σ w E[(x · ∇ log π) (y · ∇ log π)] over steps, for all pairs of directions x, y.
-
-        The mean is over the policy's actions where these are known; else the step's own action stands for it.
-
-        Args:
-            directions: Of shape (directions, size).
-            numbers: The sketch of each step, of shape (steps,).
-            weights: w, of shape (steps,).
-        """
+        """See `Gradients`."""
         if self.fisher is not None:
             return self.fisher(directions, numbers, weights)
         # Without probabilities, the mean over the policy's actions is estimated from the actions that it took.
-        slopes = (self.sketches[numbers] @ directions.T).astype(np.float64)
+        slopes = self.slopes(directions, numbers)
         return (slopes.T * weights) @ slopes
 
 

@@ -1,0 +1,313 @@
+"""Advice on the estimator to train with, from a saved run: `advise`.
+
+Estimators are ranked by cross-validated gain (`hgpo_research.comparison.gain`), one batch of the run after the other,
+so that memory is that of a batch. A rank is an interval of ranks: estimators are above another one only where the
+interval of their difference, which holds for all pairs at once (Bonferroni), does not contain 0. Two controls show what
+chance gives:
+
+- *A/A*: half of the difference between the gains of the first estimator on two random halves of the groups, which has
+  the error of its gain;
+- *chance*: the gain of advantages that are permuted among the steps of each group.
+
+**How much more.** With δ and s the mean and the standard deviation of a group's part of a difference, n groups find it
+at the level of its interval with a power of 80% if n ≥ s² (t + t)² / δ² (`hgpo_research.power.pairs_needed`). This
+assumes that the difference seen is the true one.
+
+**Where two estimators differ.** Advantages are divided by the root of their mean square in the batch. Of the steps of
+groups with both outcomes, *sign* is the share where the two have not the same sign (0 is a sign of its own), *size*
+that where the sign is the same and one is more than twice the other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import wraps
+from itertools import combinations
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import polars as pl
+
+from hgpo_envs.errors import InputError
+from hgpo_research.comparison.gain import by_group, compared, held_out
+from hgpo_research.comparison.inputs import complete_rollouts
+from hgpo_research.power import pairs_needed
+from hgpo_train.advantages.input_columns import batch_keys, group_keys
+from hgpo_train.advantages.registry import compute_many
+from hgpo_train.resampling import LEVEL, student_quantile
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from hgpo_research.arrays import Floats
+    from hgpo_research.comparison.gain import Gains
+    from hgpo_research.comparison.row_gradients import Gradients
+    from hgpo_train.advantages.variants import Variant
+
+FOLDS: Final = 4
+"""The parts of a group's rollouts, of which one is held out in turn; two where groups have less than eight rollouts."""
+
+FEWEST_ROLLOUTS: Final = 4
+"""The fewest rollouts of a group: smaller ones cannot be divided into two parts that have a baseline."""
+
+POWER: Final = 0.8
+_MANY: Final = 1_000_000
+"""The largest number of groups that is computed."""
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What a run says about estimators.
+
+    Attributes:
+        ranks: One row per estimator, the largest gain first: `estimator`, `rank_low` and `rank_high`, its interval of
+            ranks, `gain` with its 95% interval `low` and `high`, and `difference`, what it is below the first, with
+            the interval `difference_low` and `difference_high` that holds for all pairs. Without intervals, all but
+            `estimator`, `gain` and `difference` are null.
+        controls: The rows `A/A` and `chance`: `control`, `gain`, `low`, `high`.
+        differences: One row per pair, `first` above `second`: `value`, `low`, `high` as of all pairs; `groups`, with
+            how many groups in all the difference is found (null if it is, or without intervals); `sign` and `size`,
+            the shares of steps on which the two differ.
+        gains: The gains, with the numbers of batches and groups.
+        left_out: The number of groups with fewer than `FEWEST_ROLLOUTS` rollouts.
+    """
+
+    ranks: pl.DataFrame
+    controls: pl.DataFrame
+    differences: pl.DataFrame
+    gains: Gains
+    left_out: int
+
+    @property
+    def known(self) -> bool:
+        """Whether there are intervals: enough groups have both outcomes."""
+        return not self.ranks["low"].null_count()
+
+    @property
+    def separated(self) -> bool:
+        """Whether any two estimators differ significantly."""
+        return self.known and bool((self.differences["low"] > 0).any())
+
+    @property
+    def best(self) -> list[str]:
+        """The estimators that none is above; empty where nothing is separated."""
+        return self.ranks.filter(rank_low=1)["estimator"].to_list() if self.separated else []
+
+    @property
+    def first_two(self) -> dict[str, Any]:
+        """The difference of the first two estimators, a row of `differences`."""
+        return self.differences.row(0, named=True)
+
+    @property
+    def nearest(self) -> dict[str, Any] | None:
+        """The difference that the fewest further groups would find, a row of `differences`; None if there is none."""
+        open_pairs = self.differences.filter(pl.col("groups").is_not_null()).sort("groups", maintain_order=True)
+        return open_pairs.row(0, named=True) if open_pairs.height else None
+
+
+def advise(
+    steps: pl.LazyFrame,
+    variants: Sequence[Variant],
+    gradients: Callable[[pl.LazyFrame], Gradients],
+    *,
+    kl: float = 0.01,
+    seed: int = 0,
+    progress: Callable[[int, int], object] = lambda _done, _total: None,
+) -> Advice:
+    """Rank estimators by their gain on a saved run.
+
+    Args:
+        steps: A step table with `won`.
+        variants: The estimators, at least two.
+        gradients: Returns the gradients of the policy's log-probabilities at the steps of a batch.
+        kl: δ, the divergence per step of the update whose gain is measured.
+        seed: Seed of the controls.
+        progress: Called with the number of finished batches and of all batches.
+
+    Raises:
+        InputError: A column is missing, an estimator refuses the run, or no group has enough rollouts.
+    """
+    if len(variants) < 2:
+        raise InputError(f"expected at least two estimators to compare, received {variants[0].name}")
+    measured = [*variants, permuted(variants[0], seed)]
+    keys = batch_keys(steps.collect_schema())
+    batches = steps.select(keys).unique().sort(keys).collect().to_dicts() if keys else [{}]
+    groups: list[Floats] = []
+    bound = np.zeros((len(measured), len(measured)))
+    apart = np.zeros((3, len(variants), len(variants)))
+    rollouts = left_out = 0
+    for number, batch in enumerate(batches):
+        progress(number, len(batches))
+        rows = steps.filter([pl.col(name).eq_missing(value) for name, value in batch.items()])
+        table, few = _usable(rows.collect())
+        left_out += few
+        if table.is_empty():
+            continue
+
+        # 1. The gains of the batch, by group.
+        size = _smallest_group(table)
+        held = held_out(
+            table.lazy(),
+            measured,
+            gradients(table.lazy()),
+            folds=min(FOLDS, size // 2),
+        )
+        parts, most = by_group(held, kl)
+        groups.append(parts)
+        bound += most
+        rollouts += held[0].rollouts
+
+        # 2. Where the advantages of all rollouts differ.
+        apart += _apart(table, variants)
+    progress(len(batches), len(batches))
+    if not groups:
+        wanted = f"groups of at least {FEWEST_ROLLOUTS} complete rollouts"
+        raise InputError(f"expected {wanted}, received {left_out} smaller groups")
+
+    # 3. All batches together. The controls are no part of the family of differences.
+    parts = np.concatenate(groups, 1)
+    count = len(groups)
+    names = [variant.name for variant in variants]
+    found = compared(names, parts[:-1], bound[:-1, :-1], count, rollouts / count, kl)
+    chance = compared(["chance"], parts[-1:], bound[-1:, -1:], count, rollouts / count, kl)
+    first = names.index(found.gains["estimator"][0])
+    half = halves(parts[first], count, np.random.default_rng(seed))
+    controls = pl.DataFrame(
+        [("A/A", *half), chance.gains.row(0)],
+        {"control": pl.String, "gain": pl.Float64, "low": pl.Float64, "high": pl.Float64},
+        orient="row",
+    )
+    differences = _differences(found, names, apart)
+    return Advice(_ranks(found), controls, differences, found, left_out)
+
+
+def permuted(variant: Variant, seed: int) -> Variant:
+    """Return an estimator whose advantages are permuted among the steps of each group."""
+    function = variant.estimator.function
+
+    @wraps(function)
+    def chance(steps: pl.LazyFrame, **options: Any) -> pl.LazyFrame:
+        return function(steps, **options).with_columns(pl.col("advantage").shuffle(seed).over("task_key"))
+
+    return variant._replace(
+        name="chance",
+        estimator=replace(variant.estimator, function=chance, column="(estimate chance)"),
+    )
+
+
+def halves(parts: Floats, batches: int, rng: np.random.Generator) -> tuple[float, float | None, float | None]:
+    """Return half of the difference of a gain between random halves of the decided groups, and its interval.
+
+    The interval is that of a t test of two samples with equal variances; there is none with fewer than five groups.
+
+    Decided groups have both outcomes.
+
+    Args:
+        parts: The groups' parts, of shape (groups,): their sum is the gain times the number of batches.
+        batches: The number of batches.
+        rng: Draws the halves.
+    """
+    drawn = rng.permutation(parts[parts != 0])
+    count = len(drawn)
+    if count < 5:
+        return 0.0, None, None
+    one, other = np.array_split(drawn, 2)
+    # Half of the difference has the same error as the gain.
+    scale = count / batches / 2
+    difference = scale * float(one.mean() - other.mean())
+    squares = one.var() * len(one) + other.var() * len(other)
+    error = scale * float(np.sqrt(squares / (count - 2) * (1 / len(one) + 1 / len(other))))
+    half = student_quantile((1 + LEVEL) / 2, count - 2) * error
+    return difference, difference - half, difference + half
+
+
+def _usable(table: pl.DataFrame) -> tuple[pl.DataFrame, int]:
+    """Return the rows of complete rollouts in groups that are large enough, and the number of the other groups."""
+    keys = group_keys(table.columns)
+    table = complete_rollouts(table)
+    sizes = table.group_by(keys).agg(size=pl.col("trajectory").n_unique())
+    large = sizes.filter(pl.col("size") >= FEWEST_ROLLOUTS)
+    kept = table.join(large, on=keys, how="semi", maintain_order="left", nulls_equal=True)
+    return kept, sizes.height - large.height
+
+
+def _smallest_group(table: pl.DataFrame) -> int:
+    sizes = table.group_by(group_keys(table.columns)).agg(size=pl.col("trajectory").n_unique())
+    return int(sizes["size"].to_numpy().min())
+
+
+def _apart(table: pl.DataFrame, variants: Sequence[Variant]) -> Floats:
+    """Return for all pairs of estimators the numbers of steps that differ in sign, that differ in size, and of all."""
+    won = pl.col("won").cast(pl.Boolean).any().over("trajectory")
+    keys = group_keys(table.columns)
+    informative = (won.min() != won.max()).over(keys)
+    estimators = [variant.estimator for variant in variants]
+    columns = [each.column for each in estimators]
+    estimated = compute_many(table.lazy(), estimators).select(columns).collect()
+    values = estimated.filter(table.select(informative).to_series()).to_numpy().T
+    found = np.zeros((3, len(variants), len(variants)))
+    if not values.size:
+        return found
+    scales = np.sqrt((values**2).mean(1))
+    units = np.abs(values) / np.where(scales > 0, scales, 1.0)[:, None]
+    signs = np.sign(values)
+    for one, other in combinations(range(len(variants)), 2):
+        equal = signs[one] == signs[other]
+        unlike = np.maximum(units[one], units[other]) > 2 * np.minimum(units[one], units[other])
+        counts = (~equal).sum(), (equal & unlike).sum(), len(equal)
+        found[:, one, other] = counts
+        found[:, other, one] = counts
+    return found
+
+
+def _differences(found: Gains, names: Sequence[str], apart: Floats) -> pl.DataFrame:
+    """Return the table `Advice.differences`."""
+    family = found.differences.height
+    rows = []
+    for row in found.differences.iter_rows(named=True):
+        one = names.index(row["first"])
+        other = names.index(row["second"])
+        sign, size, steps = apart[:, one, other]
+        groups = None
+        if row["batches"] is not None:
+            groups = _groups_needed(row["value"], row["high"] - row["value"], found, family)
+        shares = (sign / steps, size / steps) if steps else (None, None)
+        rows.append((row["first"], row["second"], row["value"], row["low"], row["high"], groups, *shares))
+    numbers = dict.fromkeys(("value", "low", "high"), pl.Float64)
+    schema = {"first": pl.String, "second": pl.String, **numbers, "groups": pl.Int64}
+    return pl.DataFrame(rows, schema | {"sign": pl.Float64, "size": pl.Float64}, orient="row")
+
+
+def _groups_needed(value: float, half: float, found: Gains, family: int) -> int:
+    """Return how many groups find a difference, whose interval among `family` others has a half-width."""
+    level = (1 - LEVEL) / family
+    # The half-width of a mean over groups, as that of a sum over the groups of a batch.
+    deviation = half / student_quantile(1 - level / 2, found.informative - 1) * found.groups**0.5
+    # More groups than are computed; also a difference of 0.
+    if value * _MANY**0.5 <= deviation:
+        return _MANY
+    return min(_MANY, max(found.groups + 1, pairs_needed(value, deviation, level, POWER)))
+
+
+def _ranks(found: Gains) -> pl.DataFrame:
+    """Return the table `Advice.ranks`."""
+    first = found.gains["estimator"][0]
+    names = found.gains["estimator"].to_list()
+    known = not found.gains["low"].null_count()
+    above = dict.fromkeys(names, 0)
+    below = dict.fromkeys(names, 0)
+    to_first: dict[str, tuple[float | None, ...]] = {first: (0.0, None, None)}
+    for row in found.differences.iter_rows(named=True):
+        if row["low"] is not None and row["low"] > 0:
+            above[row["second"]] += 1
+            below[row["first"]] += 1
+        if row["first"] == first:
+            ends = (-row["high"], -row["low"]) if known else (None, None)
+            to_first[row["second"]] = (-row["value"], *ends)
+    rows = []
+    for name, gain, low, high in found.gains.iter_rows():
+        ranks = (1 + above[name], len(names) - below[name]) if known else (None, None)
+        rows.append((name, *ranks, gain, low, high, *to_first[name]))
+    numbers = ("gain", "low", "high", "difference", "difference_low", "difference_high")
+    schema = {"estimator": pl.String, "rank_low": pl.Int64, "rank_high": pl.Int64}
+    return pl.DataFrame(rows, schema | dict.fromkeys(numbers, pl.Float64), orient="row")
