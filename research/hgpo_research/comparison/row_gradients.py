@@ -12,7 +12,7 @@ or -1 exactly.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import numpy as np
 import polars as pl
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
-    from hgpo_research.arrays import Floats, Integers
+    from hgpo_research.arrays import Array, Floats, Integers
     from hgpo_train.models.hf import Model
 
     Sketches = NDArray[np.float32]
@@ -58,7 +58,7 @@ class Gradients(Protocol):
     @property
     def exact(self) -> bool: ...  # noqa: D102 - above
 
-    def summed(self, weights: Floats, numbers: Integers) -> Floats:
+    def summed(self, weights: Floats, numbers: Integers) -> Array:
         """Return Σ w ∇ log π over steps, of shape (estimators, parameters).
 
         Args:
@@ -67,11 +67,11 @@ class Gradients(Protocol):
         """
         ...
 
-    def slopes(self, directions: Any, numbers: Integers) -> Floats:  # noqa: ANN401 - an array of floats
+    def slopes(self, directions: Array, numbers: Integers) -> Floats:
         """Return x · ∇ log π of steps along directions x, float64 of shape (steps, directions)."""
         ...
 
-    def products(self, directions: Any, numbers: Integers, weights: Floats) -> Floats:  # noqa: ANN401 - as above
+    def products(self, directions: Array, numbers: Integers, weights: Floats) -> Floats:
         """Return Σ w E[(x · ∇ log π) (y · ∇ log π)] over steps, for all pairs of directions x, y.
 
         The mean is over the policy's actions where these are known; else the step's own action stands for it.
@@ -107,9 +107,9 @@ class RowGradients:
         """See `Gradients`."""
         return self.fisher is not None
 
-    def summed(self, weights: Floats, numbers: Integers) -> Floats:
+    def summed(self, weights: Floats, numbers: Integers) -> Array:
         """See `Gradients`."""
-        directions: Any = weights.astype(np.float32) @ self.sketches[numbers]
+        directions: Array = weights.astype(np.float32) @ self.sketches[numbers]
         return directions
 
     def slopes(self, directions: Sketches, numbers: Integers) -> Floats:
