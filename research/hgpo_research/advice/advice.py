@@ -164,21 +164,46 @@ def advise(
         wanted = f"groups of at least {FEWEST_ROLLOUTS} complete rollouts"
         raise InputError(f"expected {wanted}, received {left_out} smaller groups")
 
-    # 3. All batches together. The controls are no part of the family of differences.
-    parts = np.concatenate(groups, 1)
-    count = len(groups)
     names = [variant.name for variant in variants]
-    found = compared(names, parts[:-1], bound[:-1, :-1], count, rollouts / count, kl)
-    chance = compared(["chance"], parts[-1:], bound[-1:, -1:], count, rollouts / count, kl)
+    parts = np.concatenate(groups, 1)
+    return concluded(names, parts, bound, len(groups), rollouts / len(groups), kl, seed, apart, left_out)
+
+
+def concluded(
+    names: Sequence[str],
+    parts: Floats,
+    bound: Floats,
+    batches: int,
+    rollouts: float,
+    kl: float,
+    seed: int,
+    apart: Floats,
+    left_out: int = 0,
+) -> Advice:
+    """Return the advice of all batches.
+
+    Args:
+        names: The estimators.
+        parts: The groups' parts of gains (`by_group`) of these and of `chance`, of shape (estimators + 1, groups).
+        bound: Their bound.
+        batches: The number of batches.
+        rollouts: The mean number of rollouts of a batch.
+        kl: δ.
+        seed: Seed of the halves.
+        apart: For all pairs, the numbers of steps that differ in sign, that differ in size, and of all steps.
+        left_out: The number of groups with too few rollouts.
+    """
+    # The controls are no part of the family of differences.
+    found = compared(names, parts[:-1], bound[:-1, :-1], batches, rollouts, kl)
+    chance = compared(["chance"], parts[-1:], bound[-1:, -1:], batches, rollouts, kl)
     first = names.index(found.gains["estimator"][0])
-    half = halves(parts[first], count, np.random.default_rng(seed))
+    half = halves(parts[first], batches, np.random.default_rng(seed))
     controls = pl.DataFrame(
         [("A/A", *half), chance.gains.row(0)],
         {"control": pl.String, "gain": pl.Float64, "low": pl.Float64, "high": pl.Float64},
         orient="row",
     )
-    differences = _differences(found, names, apart)
-    return Advice(_ranks(found), controls, differences, found, left_out)
+    return Advice(_ranks(found), controls, _differences(found, names, apart), found, left_out)
 
 
 def permuted(variant: Variant, seed: int) -> Variant:
