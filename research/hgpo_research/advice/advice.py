@@ -1,9 +1,11 @@
 """Advice on the estimator to train with, from a saved run: `advise`.
 
 Estimators are ranked by cross-validated gain (`hgpo_research.comparison.gain`), one batch of the run after the other,
-so that memory is that of a batch. A rank is an interval of ranks: estimators are above another one only where the
-interval of their difference, which holds for all pairs at once (Bonferroni), does not contain 0. Two controls show what
-chance gives:
+so that memory is that of a batch. A rank is an interval of ranks: those above an estimator are the ones whose difference
+from it has an interval above 0. These intervals hold for all differences of one estimator at once (Bonferroni over the
+others), so that each interval of ranks contains the true rank with 95%, and the best estimator is among `best` with
+97.5% (J. C. Hsu, Multiple Comparisons: Theory and Methods, 1996, chapter 4: comparisons with the best). Two controls
+show what chance gives:
 
 - *A/A*: half of the difference between the gains of the first estimator on two random halves of the groups, which has
   the error of its gain;
@@ -62,10 +64,10 @@ class Advice:
     Attributes:
         ranks: One row per estimator, the largest gain first: `estimator`, `rank_low` and `rank_high`, its interval of
             ranks, `gain` with its 95% interval `low` and `high`, and `difference`, what it is below the first, with
-            the interval `difference_low` and `difference_high` that holds for all pairs. Without intervals, all but
+            the interval `difference_low` and `difference_high` that holds for all of these. Without intervals, all but
             `estimator`, `gain` and `difference` are null.
         controls: The rows `A/A` and `chance`: `control`, `gain`, `low`, `high`.
-        differences: One row per pair, `first` above `second`: `value`, `low`, `high` as of all pairs; `groups`, with
+        differences: One row per pair, `first` above `second`: `value` and its interval `low`, `high`; `groups`, with
             how many groups in all the difference is found (null if it is, or without intervals); `sign` and `size`,
             the shares of steps on which the two differ.
         gains: The gains, with the numbers of batches and groups.
@@ -194,7 +196,8 @@ def concluded(
         left_out: The number of groups with too few rollouts.
     """
     # The controls are no part of the family of differences.
-    found = compared(names, parts[:-1], bound[:-1, :-1], batches, rollouts, kl)
+    family = len(names) - 1
+    found = compared(names, parts[:-1], bound[:-1, :-1], batches, rollouts, kl, family)
     chance = compared(["chance"], parts[-1:], bound[-1:, -1:], batches, rollouts, kl)
     first = names.index(found.gains["estimator"][0])
     half = halves(parts[first], batches, np.random.default_rng(seed))
@@ -287,7 +290,7 @@ def _apart(table: pl.DataFrame, variants: Sequence[Variant]) -> Floats:
 
 def _differences(found: Gains, names: Sequence[str], apart: Floats) -> pl.DataFrame:
     """Return the table `Advice.differences`."""
-    family = found.differences.height
+    family = len(names) - 1
     rows = []
     for row in found.differences.iter_rows(named=True):
         one = names.index(row["first"])

@@ -425,6 +425,7 @@ def compared(
     batches: int,
     rollouts: float,
     kl: float,
+    family: int | None = None,
 ) -> Gains:
     """Return gains and their differences, with intervals.
 
@@ -435,9 +436,10 @@ def compared(
         batches: The number of batches.
         rollouts: The mean number of rollouts of a batch.
         kl: δ.
+        family: The number of differences whose intervals hold at once; all pairs by default.
     """
     informative = int(np.any(parts != 0, 0).sum())
-    pairs = max(1, len(names) * (len(names) - 1) // 2)
+    pairs = family or max(1, len(names) * (len(names) - 1) // 2)
 
     def measured(contrast: Floats, family: int) -> tuple[float, float | None]:
         """Return a combination of gains, and half of its interval in a family of some size."""
