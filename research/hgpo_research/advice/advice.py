@@ -1,11 +1,11 @@
 """Advice on the estimator to train with, from a saved run: `advise`.
 
 Estimators are ranked by cross-validated gain (`hgpo_research.comparison.gain`), one batch of the run after the other,
-so that memory is that of a batch. A rank is an interval of ranks: those above an estimator are the ones whose difference
-from it has an interval above 0. These intervals hold for all differences of one estimator at once (Bonferroni over the
-others), so that each interval of ranks contains the true rank with 95%, and the best estimator is among `best` with
-97.5% (J. C. Hsu, Multiple Comparisons: Theory and Methods, 1996, chapter 4: comparisons with the best). Two controls
-show what chance gives:
+so that memory is that of a batch. A rank is an interval of ranks: those above an estimator are the ones whose
+difference from it has an interval above 0. These intervals hold for all differences of one estimator at once
+(Bonferroni over the others), so that each interval of ranks contains the true rank with 95%, and the best estimator is
+among `best` with 97.5% (J. C. Hsu, Multiple Comparisons: Theory and Methods, 1996, chapter 4: comparisons with the
+best). Two controls show what chance gives:
 
 - *A/A*: half of the difference between the gains of the first estimator on two random halves of the groups, which has
   the error of its gain;
@@ -140,7 +140,9 @@ def advise(
     rollouts = left_out = 0
     for number, batch in enumerate(batches):
         progress(number, len(batches))
-        rows = steps.filter([pl.col(name).eq_missing(value) for name, value in batch.items()])
+        rows = steps
+        for name, value in batch.items():
+            rows = rows.filter(pl.col(name).eq_missing(value))
         table, few = _usable(rows.collect())
         left_out += few
         if table.is_empty():

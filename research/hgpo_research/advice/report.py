@@ -35,10 +35,11 @@ def verdict(advice: Advice) -> str:
         return f"Nothing separates these estimators: keep the one that you train with. {more_groups(advice)}"
     if len(advice.best) == 1:
         return f"Train with {advice.best[0]}: its gain is above that of every other estimator."
-    behind = advice.ranks.height - len(advice.best)
+    names = advice.ranks["estimator"].to_list()
+    below = listed([name for name in names if name not in advice.best])
     return (
-        f"Nothing separates {listed(advice.best)}, and {behind} of {advice.ranks.height} estimators are below one of "
-        f"them: keep the one that you train with if it is among these. {more_groups(advice)}"
+        f"Train with one of these, which nothing separates: {listed(advice.best)}. One of them is above each of the "
+        f"others: {below}. {more_groups(advice)}"
     )
 
 
@@ -90,16 +91,15 @@ def setting(variant: Variant, settings: Sequence[str] = ()) -> list[str]:
         variant: The estimator.
         settings: Parameters of all estimators, ``name=value``.
     """
-    estimator = variant.estimator
-    names = [*(each.partition("=")[0] for each in settings), *variant.assigned]
-    known = asdict(estimator.parameters)
-    # JSON's texts, numbers and truth values are those of TOML, too.
-    values = [f"{name} = {json.dumps(known[name])}" for name in dict.fromkeys(names) if name in known]
-    table = f"{{ {', '.join(values)} }}" if values else "{}"
-    # The parameters of the configuration belong to its own estimator: they are replaced as a whole.
-    registered = variant.name.split(":")
-    name = ":".join(part for part in registered if "=" not in part)
-    return ["--set", f"advantage.estimator={name}", "--set", f"advantage.parameters={table}"]
+    name = ":".join(part for part in variant.name.split(":") if "=" not in part)
+    known = asdict(variant.estimator.parameters)
+    given = dict.fromkeys([*(each.partition("=")[0] for each in settings), *variant.assigned])
+    words = ["--set", f"advantage.estimator={name}"]
+    for parameter in given:
+        if parameter in known:
+            # JSON's texts, numbers and truth values are those of TOML, too.
+            words += ["--set", f"advantage.parameters.{parameter}={json.dumps(known[parameter])}"]
+    return words
 
 
 def document(advice: Advice, command: str | None, about: dict[str, Any]) -> dict[str, Any]:
