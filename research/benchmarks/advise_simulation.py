@@ -95,7 +95,7 @@ def cell(labels: tuple[float, int]) -> dict[str, Any]:
         "batches": len(advices),
         "printed": len(known) / len(advices),
         "wrong": sum(wrong) / len(advices),
-        "separated": sum(advice.separated for advice in advices) / len(advices),
+        "separated": sum(bool(advice.best) for advice in advices) / len(advices),
         "alone": sum(alone) / len(advices),
         "excluded": sum(excluded) / len(advices),
         "covered": _mean(covered),

@@ -75,7 +75,7 @@ def test_the_groups_needed_are_those_of_a_paired_test():
     spread = np.array([-1.0, 1.0] * 5)
     spread /= spread.std(ddof=1)
     found = of_parts(3.5 + spread, np.full(10, 3.0))
-    row = found.first_two
+    row = found.differences.row(0, named=True)
     assert row["low"] < 0 < row["value"]
     assert row["groups"] == 34
     assert "about 24 more groups like these 10 would separate" in report.verdict(found)
@@ -138,11 +138,11 @@ def test_chance_keeps_the_advantages_of_a_group():
 def test_equal_estimators_are_never_separated():
     found = advised([PERFECT, f"{PERFECT}:scale=2.0"], tasks=8)
     assert found.known
-    assert not found.separated
+    assert not found.best
     assert found.ranks.select("rank_low", "rank_high").rows() == [(1, 2), (1, 2)]
     assert "no number of groups that can be played would separate" in report.verdict(found)
     # Advantages are compared in units of their own size.
-    assert (found.first_two["sign"], found.first_two["size"]) == (0.0, 0.0)
+    assert (found.differences.row(0, named=True)["sign"], found.differences.row(0, named=True)["size"]) == (0.0, 0.0)
 
 
 @pytest.mark.slow

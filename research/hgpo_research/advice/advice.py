@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from hgpo_research.arrays import Floats
     from hgpo_research.comparison.gain import Gains
-    from hgpo_research.comparison.row_gradients import Gradients
+    from hgpo_research.comparison.logit_table import Gradients
     from hgpo_train.advantages.variants import Variant
 
 FOLDS: Final = 4
@@ -53,7 +53,7 @@ FEWEST_ROLLOUTS: Final = 4
 """The fewest rollouts of a group: smaller ones cannot be divided into two parts that have a baseline."""
 
 POWER: Final = 0.8
-_MANY: Final = 1_000_000
+MANY: Final = 1_000_000
 """The largest number of groups that is computed."""
 
 
@@ -86,25 +86,11 @@ class Advice:
         return not self.ranks["low"].null_count()
 
     @property
-    def separated(self) -> bool:
-        """Whether any two estimators differ significantly."""
-        return self.known and bool((self.differences["low"] > 0).any())
-
-    @property
     def best(self) -> list[str]:
-        """The estimators that none is above; empty where nothing is separated."""
-        return self.ranks.filter(rank_low=1)["estimator"].to_list() if self.separated else []
-
-    @property
-    def first_two(self) -> dict[str, Any]:
-        """The difference of the first two estimators, a row of `differences`."""
-        return self.differences.row(0, named=True)
-
-    @property
-    def nearest(self) -> dict[str, Any] | None:
-        """The difference that the fewest further groups would find, a row of `differences`; None if there is none."""
-        open_pairs = self.differences.filter(pl.col("groups").is_not_null()).sort("groups", maintain_order=True)
-        return open_pairs.row(0, named=True) if open_pairs.height else None
+        """The estimators that none is above; empty where no two are separated."""
+        if not self.known or not (self.differences["low"] > 0).any():
+            return []
+        return self.ranks.filter(rank_low=1)["estimator"].to_list()
 
 
 def advise(
@@ -314,9 +300,9 @@ def _groups_needed(value: float, half: float, found: Gains, family: int) -> int:
     # The half-width of a mean over groups, as that of a sum over the groups of a batch.
     deviation = half / student_quantile(1 - level / 2, found.informative - 1) * found.groups**0.5
     # More groups than are computed; also a difference of 0.
-    if value * _MANY**0.5 <= deviation:
-        return _MANY
-    return min(_MANY, max(found.groups + 1, pairs_needed(value, deviation, level, POWER)))
+    if value * MANY**0.5 <= deviation:
+        return MANY
+    return min(MANY, max(found.groups + 1, pairs_needed(value, deviation, level, POWER)))
 
 
 def _ranks(found: Gains) -> pl.DataFrame:

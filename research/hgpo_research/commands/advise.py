@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path  # noqa: TC003 - cyclopts reads the annotations
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
@@ -94,9 +94,9 @@ def advise(
         from hgpo_train.analysis.charts import save_chart
 
         save_chart(report.picture(found, f"Gain on {run.name}: {gradients.title}"), out)
-    about: dict[str, Any] = {"run": str(run), "gradients": gradients.title, "left_out": unable}
     if json:
-        print_json(report.document(found, command, about))
+        about = {"run": str(run), "gradients": gradients.title, "left_out": unable, "command": command}
+        print_json(about | report.document(found))
         return
     _print(found, command, gradients.title, unable)
     if out is not None:

@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from hgpo_research.arrays import Booleans, Floats, Integers
-    from hgpo_research.comparison.row_gradients import Gradients
+    from hgpo_research.comparison.logit_table import Gradients
     from hgpo_train.advantages.variants import Variant
 
 TRUTH: Final = "true advantages"

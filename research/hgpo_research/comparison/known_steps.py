@@ -12,19 +12,14 @@ from hgpo_envs.wording import listed
 from hgpo_train.policies.base import Request
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from typing import Protocol
+    from collections.abc import Iterator
 
     import polars as pl
 
-    from hgpo_research.policies.distributions import Distribution
+    from hgpo_research.policies.distributions import Distribution, KnownPolicy
+    from hgpo_research.policies.softmax import SoftmaxPolicy
 
-    class Known(Protocol):
-        """A policy with `distributions`, which depend on nothing but the request."""
-
-        def distributions(self, requests: Sequence[Request]) -> list[Distribution]:
-            """Return the distribution of the reply to each request."""
-            ...
+    Known = KnownPolicy | SoftmaxPolicy
 
 
 class KnownStep(NamedTuple):

@@ -20,8 +20,9 @@ from hgpo_train.advantages.input_columns import group_keys
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from hgpo_research.arrays import Floats, Integers
+    from hgpo_research.arrays import Array, Floats, Integers
     from hgpo_research.comparison.known_steps import Known
+    from hgpo_research.comparison.row_gradients import RowGradients
 
 _BLOCK: Final = 4096
 """The number of steps whose responses are in memory for all estimators at once."""
@@ -29,7 +30,7 @@ _BLOCK: Final = 4096
 
 @dataclass(frozen=True)
 class LogitTable:
-    """The gradients of a run's steps; see `hgpo_research.comparison.row_gradients.Gradients`.
+    """The gradients of a run's steps, with the methods of `RowGradients`.
 
     Attributes:
         rows: One row per step whose probabilities are known: `trajectory`, `step` and `sketch`, its number.
@@ -49,8 +50,8 @@ class LogitTable:
 
     exact: Final = True
 
-    def summed(self, weights: Floats, numbers: Integers) -> Floats:
-        """See `Gradients`."""
+    def summed(self, weights: Floats, numbers: Integers) -> Array:
+        """See `RowGradients`."""
         sizes = np.diff(self.first)
         found = np.zeros((len(weights), self.parameters))
         for row, given in enumerate(weights):
@@ -61,15 +62,15 @@ class LogitTable:
             found[row] = taken - np.bincount(self.parameter, expected, self.parameters)
         return found
 
-    def slopes(self, directions: Floats, numbers: Integers) -> Floats:
-        """See `Gradients`."""
+    def slopes(self, directions: Array, numbers: Integers) -> Floats:
+        """See `RowGradients`."""
         found = np.zeros((len(self.taken), len(directions)))
         for steps, places, change in self._changes(directions):
             found[steps] = change[:, self.taken[steps] - places.start].T
         return found[numbers]
 
-    def products(self, directions: Floats, numbers: Integers, weights: Floats) -> Floats:
-        """See `Gradients`."""
+    def products(self, directions: Array, numbers: Integers, weights: Floats) -> Floats:
+        """See `RowGradients`."""
         weight = np.zeros(len(self.taken))
         np.add.at(weight, numbers, weights)
         total = np.zeros((len(directions), len(directions)))
@@ -79,7 +80,7 @@ class LogitTable:
             total += (change * shares) @ change.T
         return total
 
-    def _changes(self, directions: Floats) -> Iterator[tuple[slice, slice, Floats]]:
+    def _changes(self, directions: Array) -> Iterator[tuple[slice, slice, Floats]]:
         """Yield blocks of steps, their places, and the changes of log π of their responses along directions."""
         for start in range(0, len(self.taken), _BLOCK):
             steps = slice(start, min(start + _BLOCK, len(self.taken)))
@@ -135,3 +136,7 @@ def logit_table(steps: pl.LazyFrame, policy: Known, history_length: int) -> Logi
         np.array(taken),
         len(numbers),
     )
+
+
+if TYPE_CHECKING:
+    Gradients = RowGradients | LogitTable

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     import polars as pl
 
-    from hgpo_research.comparison.row_gradients import Gradients
+    from hgpo_research.comparison.logit_table import Gradients
 
     Show = Callable[[str, int, int], object]
 

@@ -12,7 +12,7 @@ or -1 exactly.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import polars as pl
@@ -44,46 +44,6 @@ LARGEST_GAP: Final = 0.01
 """The largest mean difference of log-probabilities per token between the run and the model."""
 
 
-class Gradients(Protocol):
-    """The gradients of log π at the steps of a run, which have numbers.
-
-    Attributes:
-        rows: One row per step that has a gradient: `trajectory`, `step`, and `sketch`, its number.
-        exact: Whether the policy's probabilities are known.
-    """
-
-    @property
-    def rows(self) -> pl.DataFrame: ...  # noqa: D102 - above
-
-    @property
-    def exact(self) -> bool: ...  # noqa: D102 - above
-
-    def summed(self, weights: Floats, numbers: Integers) -> Array:
-        """Return Σ w ∇ log π over steps, of shape (estimators, parameters).
-
-        Args:
-            weights: w, of shape (estimators, steps).
-            numbers: The number of each step, of shape (steps,).
-        """
-        ...
-
-    def slopes(self, directions: Array, numbers: Integers) -> Floats:
-        """Return x · ∇ log π of steps along directions x, float64 of shape (steps, directions)."""
-        ...
-
-    def products(self, directions: Array, numbers: Integers, weights: Floats) -> Floats:
-        """Return Σ w E[(x · ∇ log π) (y · ∇ log π)] over steps, for all pairs of directions x, y.
-
-        The mean is over the policy's actions where these are known; else the step's own action stands for it.
-
-        Args:
-            directions: Of shape (directions, parameters).
-            numbers: The number of each step, of shape (steps,).
-            weights: w, of shape (steps,).
-        """
-        ...
-
-
 @dataclass(frozen=True)
 class RowGradients:
     """Sketches of the gradients of a run's steps.
@@ -104,20 +64,33 @@ class RowGradients:
 
     @property
     def exact(self) -> bool:
-        """See `Gradients`."""
+        """Whether the policy's probabilities are known."""
         return self.fisher is not None
 
     def summed(self, weights: Floats, numbers: Integers) -> Array:
-        """See `Gradients`."""
+        """Return Σ w ∇ log π over steps, float32 of shape (estimators, size).
+
+        Args:
+            weights: w, of shape (estimators, steps).
+            numbers: The sketch of each step, of shape (steps,).
+        """
         directions: Array = weights.astype(np.float32) @ self.sketches[numbers]
         return directions
 
-    def slopes(self, directions: Sketches, numbers: Integers) -> Floats:
-        """See `Gradients`."""
+    def slopes(self, directions: Array, numbers: Integers) -> Floats:
+        """Return x · ∇ log π of steps along directions x, float64 of shape (steps, directions)."""
         return (self.sketches[numbers] @ directions.T).astype(np.float64)
 
-    def products(self, directions: Sketches, numbers: Integers, weights: Floats) -> Floats:
-        """See `Gradients`."""
+    def products(self, directions: Array, numbers: Integers, weights: Floats) -> Floats:
+        """Return Σ w E[(x · ∇ log π) (y · ∇ log π)] over steps, for all pairs of directions x, y.
+
+        The mean is over the policy's actions where these are known; else the step's own action stands for it.
+
+        Args:
+            directions: Of shape (directions, size).
+            numbers: The sketch of each step, of shape (steps,).
+            weights: w, of shape (steps,).
+        """
         if self.fisher is not None:
             return self.fisher(directions, numbers, weights)
         # Without probabilities, the mean over the policy's actions is estimated from the actions that it took.
