@@ -45,8 +45,8 @@ def verdict(advice: Advice) -> str:
     names = advice.ranks["estimator"].to_list()
     below = listed([name for name in names if name not in best])
     return (
-        f"Train with one of these, which nothing separates: {listed(best)}. One of them is above each of the "
-        f"others: {below}. {_more_groups(advice)}"
+        f"Nothing separates {listed(best)}: keep the one that you train with if it is one of these. One of them is "
+        f"above each of the others: {below}. {_more_groups(advice)}"
     )
 
 
