@@ -58,7 +58,7 @@ def simulate(success: float, tasks: int) -> tuple[list[Advice], Floats]:
             parts, bound = by_group([_alone(part, batch * tasks) for part in own], KL)
             # The seed of the halves is the batch's: those of all batches are independent.
             seed = len(advices)
-            advices.append(concluded(names, parts, bound, 1, own[0].rollouts, KL, seed, apart))
+            advices.append(concluded(names, parts, bound, apart, batches=1, rollouts=own[0].rollouts, kl=KL, seed=seed))
     return advices, np.mean(gains, 0)
 
 

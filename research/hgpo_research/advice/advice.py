@@ -24,17 +24,28 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import wraps
-from itertools import combinations
+from itertools import product
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import polars as pl
 
 from hgpo_envs.errors import InputError
-from hgpo_research.comparison.gain import by_group, compared, held_out
+from hgpo_research.comparison.gain import (
+    FEWEST_GROUPS,
+    by_group,
+    compared,
+    held_out,
+)
 from hgpo_research.comparison.inputs import complete_rollouts
+from hgpo_research.comparison.known_steps import COLUMNS
+from hgpo_research.comparison.row_gradients import TOKENS
 from hgpo_research.power import pairs_needed
-from hgpo_train.advantages.input_columns import batch_keys, group_keys
+from hgpo_train.advantages.input_columns import (
+    batch_keys,
+    group_keys,
+    row_keys,
+)
 from hgpo_train.advantages.registry import compute_many
 from hgpo_train.resampling import LEVEL, student_quantile
 
@@ -118,24 +129,28 @@ def advise(
     if len(variants) < 2:
         raise InputError(f"expected at least two estimators to compare, received {variants[0].name}")
     measured = [*variants, permuted(variants[0], seed)]
-    keys = batch_keys(steps.collect_schema())
+    schema = steps.collect_schema()
+    needed = {"won", "aborted", *row_keys(schema), *COLUMNS, *TOKENS}
+    needed = needed.union(*(variant.estimator.columns(schema) for variant in variants))
+    steps = steps.select(name for name in schema if name in needed)
+    keys = batch_keys(schema)
     batches = steps.select(keys).unique().sort(keys).collect().to_dicts() if keys else [{}]
     groups: list[Floats] = []
     bound = np.zeros((len(measured), len(measured)))
     apart = np.zeros((3, len(variants), len(variants)))
-    rollouts = left_out = 0
+    rollouts = 0
+    left_out = 0
     for number, batch in enumerate(batches):
         progress(number, len(batches))
         rows = steps
         for name, value in batch.items():
             rows = rows.filter(pl.col(name).eq_missing(value))
-        table, few = _usable(rows.collect())
+        table, size, few = _usable(rows.collect())
         left_out += few
         if table.is_empty():
             continue
 
         # 1. The gains of the batch, by group.
-        size = _smallest_group(table)
         held = held_out(
             table.lazy(),
             measured,
@@ -148,26 +163,37 @@ def advise(
         rollouts += held[0].rollouts
 
         # 2. Where the advantages of all rollouts differ.
-        apart += _apart(table, variants)
+        apart += steps_apart(table, variants)
     progress(len(batches), len(batches))
     if not groups:
         wanted = f"groups of at least {FEWEST_ROLLOUTS} complete rollouts"
         raise InputError(f"expected {wanted}, received {left_out} smaller groups")
 
+    # 3. All batches together.
     names = [variant.name for variant in variants]
-    parts = np.concatenate(groups, 1)
-    return concluded(names, parts, bound, len(groups), rollouts / len(groups), kl, seed, apart, left_out)
+    return concluded(
+        names,
+        np.concatenate(groups, 1),
+        bound,
+        apart,
+        batches=len(groups),
+        rollouts=rollouts / len(groups),
+        kl=kl,
+        seed=seed,
+        left_out=left_out,
+    )
 
 
 def concluded(
     names: Sequence[str],
     parts: Floats,
     bound: Floats,
+    apart: Floats,
+    *,
     batches: int,
     rollouts: float,
     kl: float,
-    seed: int,
-    apart: Floats,
+    seed: int = 0,
     left_out: int = 0,
 ) -> Advice:
     """Return the advice of all batches.
@@ -176,11 +202,11 @@ def concluded(
         names: The estimators.
         parts: The groups' parts of gains (`by_group`) of these and of `chance`, of shape (estimators + 1, groups).
         bound: Their bound.
+        apart: As of `steps_apart`.
         batches: The number of batches.
         rollouts: The mean number of rollouts of a batch.
         kl: δ.
         seed: Seed of the halves.
-        apart: For all pairs, the numbers of steps that differ in sign, that differ in size, and of all steps.
         left_out: The number of groups with too few rollouts.
     """
     # The controls are no part of the family of differences.
@@ -191,10 +217,16 @@ def concluded(
     half = halves(parts[first], batches, np.random.default_rng(seed))
     controls = pl.DataFrame(
         [("A/A", *half), chance.gains.row(0)],
-        {"control": pl.String, "gain": pl.Float64, "low": pl.Float64, "high": pl.Float64},
+        {"control": pl.String, **dict.fromkeys(("gain", "low", "high"), pl.Float64)},
         orient="row",
     )
-    return Advice(_ranks(found), controls, _differences(found, names, apart), found, left_out)
+    return Advice(
+        _ranks(found),
+        controls,
+        _differences(found, names, apart),
+        found,
+        left_out,
+    )
 
 
 def permuted(variant: Variant, seed: int) -> Variant:
@@ -205,18 +237,23 @@ def permuted(variant: Variant, seed: int) -> Variant:
     def chance(steps: pl.LazyFrame, **options: Any) -> pl.LazyFrame:
         return function(steps, **options).with_columns(pl.col("advantage").shuffle(seed).over("task_key"))
 
-    return variant._replace(
-        name="chance",
-        estimator=replace(variant.estimator, function=chance, column="(estimate chance)"),
+    changed = replace(
+        variant.estimator,
+        function=chance,
+        column="(estimate chance)",
     )
+    return variant._replace(name="chance", estimator=changed)
 
 
-def halves(parts: Floats, batches: int, rng: np.random.Generator) -> tuple[float, float | None, float | None]:
-    """Return half of the difference of a gain between random halves of the decided groups, and its interval.
+def halves(
+    parts: Floats,
+    batches: int,
+    rng: np.random.Generator,
+) -> tuple[float, float | None, float | None]:
+    """Return half of the difference of a gain between random halves of the groups, and its interval.
 
-    The interval is that of a t test of two samples with equal variances; there is none with fewer than five groups.
-
-    Decided groups have both outcomes.
+    Only groups with both outcomes count. The interval is that of a t test of two samples with equal variances; there is
+    none with fewer than `FEWEST_GROUPS`.
 
     Args:
         parts: The groups' parts, of shape (groups,): their sum is the gain times the number of batches.
@@ -225,60 +262,72 @@ def halves(parts: Floats, batches: int, rng: np.random.Generator) -> tuple[float
     """
     drawn = rng.permutation(parts[parts != 0])
     count = len(drawn)
-    if count < 5:
+    if count < FEWEST_GROUPS:
         return 0.0, None, None
     one, other = np.array_split(drawn, 2)
     # Half of the difference has the same error as the gain.
     scale = count / batches / 2
     difference = scale * float(one.mean() - other.mean())
     squares = one.var() * len(one) + other.var() * len(other)
-    error = scale * float(np.sqrt(squares / (count - 2) * (1 / len(one) + 1 / len(other))))
-    half = student_quantile((1 + LEVEL) / 2, count - 2) * error
+    variance = squares / (count - 2) * (1 / len(one) + 1 / len(other))
+    quantile = student_quantile((1 + LEVEL) / 2, count - 2)
+    half = quantile * scale * float(variance**0.5)
     return difference, difference - half, difference + half
 
 
-def _usable(table: pl.DataFrame) -> tuple[pl.DataFrame, int]:
-    """Return the rows of complete rollouts in groups that are large enough, and the number of the other groups."""
+def _usable(table: pl.DataFrame) -> tuple[pl.DataFrame, int, int]:
+    """Return the complete rollouts of groups that are large enough, the smallest size, and the number of others."""
     keys = group_keys(table.columns)
     table = complete_rollouts(table)
     sizes = table.group_by(keys).agg(size=pl.col("trajectory").n_unique())
     large = sizes.filter(pl.col("size") >= FEWEST_ROLLOUTS)
-    kept = table.join(large, on=keys, how="semi", maintain_order="left", nulls_equal=True)
-    return kept, sizes.height - large.height
+    kept = table.join(
+        large,
+        on=keys,
+        how="semi",
+        maintain_order="left",
+        nulls_equal=True,
+    )
+    smallest = min(large["size"], default=0)
+    return kept, smallest, sizes.height - large.height
 
 
-def _smallest_group(table: pl.DataFrame) -> int:
-    sizes = table.group_by(group_keys(table.columns)).agg(size=pl.col("trajectory").n_unique())
-    return int(sizes["size"].to_numpy().min())
+def steps_apart(table: pl.DataFrame, variants: Sequence[Variant]) -> Floats:
+    """Return on how many steps of groups with both outcomes estimators differ, of shape (3, estimators, estimators).
 
+    Args:
+        table: A step table.
+        variants: The estimators.
 
-def _apart(table: pl.DataFrame, variants: Sequence[Variant]) -> Floats:
-    """Return for all pairs of estimators the numbers of steps that differ in sign, that differ in size, and of all."""
-    won = pl.col("won").cast(pl.Boolean).any().over("trajectory")
+    Returns:
+        For all pairs, the numbers of steps that differ in sign, of those that differ in size, and of all.
+    """
+    # 1. The rollouts of a group without both outcomes have no advantage that matters.
+    won = table.group_by(*group_keys(table.columns), "trajectory").agg(pl.col("won").cast(pl.Boolean).any())
     keys = group_keys(table.columns)
-    informative = (won.min() != won.max()).over(keys)
+    mixed = won.group_by(keys).agg(pl.col("won").n_unique()).filter(won=2)
     estimators = [variant.estimator for variant in variants]
-    columns = [each.column for each in estimators]
-    estimated = compute_many(table.lazy(), estimators).select(columns).collect()
-    values = estimated.filter(table.select(informative).to_series()).to_numpy().T
+    estimated = compute_many(table.lazy(), estimators).collect()
+    kept = estimated.join(mixed, on=keys, how="semi", nulls_equal=True)
+    values = kept.select(each.column for each in estimators).to_numpy().T
+
+    # 2. Signs, and sizes in units of each estimator's own.
     found = np.zeros((3, len(variants), len(variants)))
-    if not values.size:
-        return found
-    scales = np.sqrt((values**2).mean(1))
-    units = np.abs(values) / np.where(scales > 0, scales, 1.0)[:, None]
     signs = np.sign(values)
-    for one, other in combinations(range(len(variants)), 2):
+    scales = np.sqrt((values**2).sum(1, keepdims=True))
+    units = np.abs(values) / np.where(scales > 0, scales, 1.0)
+    for one, other in product(range(len(variants)), repeat=2):
         equal = signs[one] == signs[other]
-        unlike = np.maximum(units[one], units[other]) > 2 * np.minimum(units[one], units[other])
-        counts = (~equal).sum(), (equal & unlike).sum(), len(equal)
-        found[:, one, other] = counts
-        found[:, other, one] = counts
+        large = np.maximum(units[one], units[other])
+        small = np.minimum(units[one], units[other])
+        found[0, one, other] = np.count_nonzero(~equal)
+        found[1, one, other] = np.count_nonzero(equal & (large > 2 * small))
+        found[2, one, other] = len(equal)
     return found
 
 
 def _differences(found: Gains, names: Sequence[str], apart: Floats) -> pl.DataFrame:
     """Return the table `Advice.differences`."""
-    family = len(names) - 1
     rows = []
     for row in found.differences.iter_rows(named=True):
         one = names.index(row["first"])
@@ -286,44 +335,57 @@ def _differences(found: Gains, names: Sequence[str], apart: Floats) -> pl.DataFr
         sign, size, steps = apart[:, one, other]
         groups = None
         if row["batches"] is not None:
-            groups = _groups_needed(row["value"], row["high"] - row["value"], found, family)
-        shares = (sign / steps, size / steps) if steps else (None, None)
-        rows.append((row["first"], row["second"], row["value"], row["low"], row["high"], groups, *shares))
-    numbers = dict.fromkeys(("value", "low", "high"), pl.Float64)
-    schema = {"first": pl.String, "second": pl.String, **numbers, "groups": pl.Int64}
-    return pl.DataFrame(rows, schema | {"sign": pl.Float64, "size": pl.Float64}, orient="row")
+            half = row["high"] - row["value"]
+            groups = _groups_needed(row["value"], half, found, len(names) - 1)
+        rows.append(
+            {
+                **row,
+                "groups": groups,
+                "sign": sign / steps if steps else None,
+                "size": size / steps if steps else None,
+            }
+        )
+    shares = dict.fromkeys(("sign", "size"), pl.Float64)
+    schema: dict[str, Any] = {**found.differences.schema, "groups": pl.Int64, **shares}
+    return pl.DataFrame(rows, schema).drop("batches")
 
 
 def _groups_needed(value: float, half: float, found: Gains, family: int) -> int:
-    """Return how many groups find a difference, whose interval among `family` others has a half-width."""
+    """Return how many groups find a difference whose interval, in a family, has a half-width."""
     level = (1 - LEVEL) / family
-    # The half-width of a mean over groups, as that of a sum over the groups of a batch.
-    deviation = half / student_quantile(1 - level / 2, found.informative - 1) * found.groups**0.5
+    quantile = student_quantile(1 - level / 2, found.informative - 1)
+    # The deviation of the groups, as of numbers whose mean is the difference.
+    deviation = half / quantile * found.groups**0.5
     # More groups than are computed; also a difference of 0.
     if value * MANY**0.5 <= deviation:
         return MANY
-    return min(MANY, max(found.groups + 1, pairs_needed(value, deviation, level, POWER)))
+    needed = pairs_needed(value, deviation, level, POWER)
+    return min(MANY, max(found.groups + 1, needed))
 
 
 def _ranks(found: Gains) -> pl.DataFrame:
     """Return the table `Advice.ranks`."""
-    first = found.gains["estimator"][0]
-    names = found.gains["estimator"].to_list()
     known = not found.gains["low"].null_count()
-    above = dict.fromkeys(names, 0)
-    below = dict.fromkeys(names, 0)
-    to_first: dict[str, tuple[float | None, ...]] = {first: (0.0, None, None)}
-    for row in found.differences.iter_rows(named=True):
-        if row["low"] is not None and row["low"] > 0:
-            above[row["second"]] += 1
-            below[row["first"]] += 1
-        if row["first"] == first:
-            ends = (-row["high"], -row["low"]) if known else (None, None)
-            to_first[row["second"]] = (-row["value"], *ends)
+    significant = found.differences.filter(pl.col("low") > 0)
+    first = found.gains["estimator"][0]
+    to_first = {row["second"]: row for row in found.differences.filter(first=first).to_dicts()}
     rows = []
-    for name, gain, low, high in found.gains.iter_rows():
-        ranks = (1 + above[name], len(names) - below[name]) if known else (None, None)
-        rows.append((name, *ranks, gain, low, high, *to_first[name]))
-    numbers = ("gain", "low", "high", "difference", "difference_low", "difference_high")
-    schema = {"estimator": pl.String, "rank_low": pl.Int64, "rank_high": pl.Int64}
-    return pl.DataFrame(rows, schema | dict.fromkeys(numbers, pl.Float64), orient="row")
+    for row in found.gains.to_dicts():
+        name = row["estimator"]
+        above = significant.filter(second=name).height
+        below = significant.filter(first=name).height
+        difference = to_first.get(name, {"value": 0.0, "low": None, "high": None})
+        has_ends = difference["low"] is not None
+        rows.append(
+            {
+                **row,
+                "rank_low": 1 + above if known else None,
+                "rank_high": found.gains.height - below if known else None,
+                "difference": 0.0 - difference["value"],
+                "difference_low": -difference["high"] if has_ends else None,
+                "difference_high": -difference["low"] if has_ends else None,
+            }
+        )
+    ranks: dict[str, Any] = dict.fromkeys(("rank_low", "rank_high"), pl.Int64)
+    numbers = dict.fromkeys(("difference", "difference_low", "difference_high"), pl.Float64)
+    return pl.DataFrame(rows, {**found.gains.schema, **ranks, **numbers})
