@@ -229,6 +229,7 @@ def test_the_command_advises_on_a_run_alone(tmp_path, monkeypatch):
         (["-e", "grpo,hppo"], "unknown estimator 'hppo'"),
         (["--iteration", 3], "--iteration: expected one of 0 to 0, received 3"),
         (["--kl", 0], "--kl: expected a positive number, received 0"),
+        (["--seed", -1], "--seed: expected an integer from 0 to 4294967295, received -1"),
         (["-o", "advice.txt"], "--out advice.txt: expected a file that ends in"),
         (["-o", "run/advice.svg"], "expected an output file outside of the input"),
         (["--device", "cpu"], "--device is an option of --model"),

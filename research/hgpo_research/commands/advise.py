@@ -63,6 +63,8 @@ def advise(
     # 1. What is asked for, before anything is computed.
     if not 0 < kl < math.inf:
         raise InputError(f"--kl: expected a positive number, received {kl:g}")
+    if not 0 <= seed < 1 << 32:
+        raise InputError(f"--seed: expected an integer from 0 to {(1 << 32) - 1}, received {seed}")
     if device is not None and model is None:
         raise InputError("--device is an option of --model; name a checkpoint with --model")
     if out is not None:

@@ -71,7 +71,9 @@ def _named_policy(run: Path, allow: Collection[str]) -> str:
     try:
         return plan_truth(run, Rewards(), Budget(), allow=allow).policy
     except InputError as error:
-        raise InputError(f"{error}; or name the model that played the run with --model") from None
+        # Another policy would have other gradients: only the one that played the run can be named.
+        reason = str(error).removesuffix("; choose one with --policy")
+        raise InputError(f"{reason}; or name the model that played the run with --model") from None
 
 
 @contextmanager
