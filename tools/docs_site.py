@@ -44,7 +44,15 @@ COPIED: Final = {
     "research/README.md": "research.md",
     **{
         f"research/docs/{name}.md": f"{name}.md"
-        for name in ("truth", "estimator_comparison", "study", "shrinkage_gae", "learning_tabular", "learning_models")
+        for name in (
+            "truth",
+            "advise",
+            "estimator_comparison",
+            "study",
+            "shrinkage_gae",
+            "learning_tabular",
+            "learning_models",
+        )
     },
 }
 """Pages of the repository outside docs/, and their names in the site."""

@@ -11,7 +11,7 @@ import polars as pl
 from benchmarks.readme import ESTIMATORS, ROOT, WORLDS, figures, rewrite
 from hgpo_research.power import pooled_deviation, seeds_needed
 from hgpo_research.tabular.report import markdown, markdown_table, summary
-from research.benchmarks import gain_simulation
+from research.benchmarks import advise_agreement, advise_simulation, gain_simulation
 from research.benchmarks.what_learns import (
     GRPO,
     comparison,
@@ -121,6 +121,10 @@ def models(world: str) -> str:
 
 PAGES: Final[dict[str, dict[str, Callable[[], str]]]] = {
     "research/docs/truth.md": {"speed": truth_speed},
+    "research/docs/advise.md": {
+        "ranking": advise_simulation.table,
+        "agreement": advise_agreement.table,
+    },
     "research/docs/estimator_comparison.md": {"simulation": gain_simulation.table},
     "research/docs/learning_tabular.md": {"third": third},
     "research/docs/learning_models.md": {world: partial(models, world) for world in ("alfworld", "webshop")},

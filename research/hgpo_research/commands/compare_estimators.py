@@ -13,12 +13,11 @@ from hgpo_train.advantages.parameters import REWARD_SCALE
 from hgpo_train.cli import options  # noqa: TC001 - cyclopts reads the annotations
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     import polars as pl
 
     from hgpo_research.comparison import Comparison
-    from hgpo_research.comparison.row_gradients import RowGradients
     from hgpo_train.advantages.variants import Variant
 
 SHOWN: Final = ("correlation", "sign", "error", "slope")
@@ -180,6 +179,7 @@ def _gain(
     from hgpo_research.comparison.files import write_gains
     from hgpo_research.comparison.gain import cross_validated_gain, ranking, table_gradients
     from hgpo_research.comparison.inputs import descriptions, truth_rewards
+    from hgpo_research.comparison.open_gradients import open_gradients
     from hgpo_train.advantages.variants import read_variants
     from hgpo_train.cli.display import print_table, terminal
 
@@ -198,7 +198,12 @@ def _gain(
     errors = terminal(stderr=True)
     with errors.status("comparing") as status:
         if model is not None:
-            gradients = _gradients(run, steps, model, device, seed, status.update, allow)
+
+            def show(stage: str, done: int, total: int) -> None:
+                status.update(f"{stage} of the model: {done:,} of {total:,}")
+
+            with open_gradients(run, model, device=device, seed=seed, allow=allow, show=show) as opened:
+                gradients = opened.of(steps)
         elif exact is not None:
             gradients = table_gradients(exact)
         else:
@@ -218,45 +223,6 @@ def _gain(
     for sentence in ranking(found):
         print(f"• {sentence}")
     print(f"\nThe tables: {target}")
-
-
-def _gradients(
-    run: Path,
-    steps: pl.LazyFrame,
-    model: str,
-    device: str,
-    seed: int,
-    say: Callable[[str], object],
-    allow: list[str],
-) -> RowGradients:
-    if model == "softmax":
-        from hgpo_envs.errors import InputError
-        from hgpo_research.comparison.feature_gradients import feature_gradients
-        from hgpo_research.truth import Budget, Rewards, plan_truth
-        from hgpo_train.policies.registry import PolicyContext, make_policy
-        from hgpo_train.rollout.env_handle import open_env
-
-        plan = plan_truth(run, Rewards(), Budget(), allow=allow)
-        if plan.policy != model:
-            raise InputError(f"--model: expected the policy that played {run}, {plan.policy}, received {model}")
-        handle = open_env(plan.env_id, **plan.env_options)
-        context = PolicyContext(handle.shared.source.name, handle.settings.action_format, plan.policy_options)
-        policy: Any = make_policy("softmax", context)
-        return feature_gradients(steps, policy, handle.settings.history_length)
-    from hgpo_research.comparison.row_gradients import row_gradients
-    from hgpo_train.models.config import ModelConfig
-    from hgpo_train.models.loading import choose_device, load_model
-    from hgpo_train.models.preflight import check_model_source
-
-    choose_device(device)
-    check_model_source(model)
-    config = ModelConfig(path=model, device=device, compute_dtype="float32", gradient_checkpointing=False)
-    return row_gradients(
-        steps,
-        load_model(config),
-        seed=seed,
-        progress=lambda done, total: say(f"gradients of the model: {done:,} of {total:,}"),
-    )
 
 
 def _with_scores(run: Path, variants: Sequence[Variant]) -> pl.LazyFrame:

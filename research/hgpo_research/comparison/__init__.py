@@ -6,6 +6,8 @@
     comparison       the tables of all estimators, group sizes and parts
     report           the tables → a page of HTML; `pictures` draws its pictures
     row_gradients    a language model and a run → sketches of the gradient of log π of each step; feature_gradients
+    logit_table      a policy with known probabilities and a run → the gradients of a table of logits (known_steps)
+    open_gradients   the policy that a run names → its gradients
     gain             a run and such gradients → the gain of estimators, without truth
 
 Intervals are those of `families`. docs/estimator_comparison.md describes how to use it and how to

@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from hgpo_research.arrays import Booleans, Floats, Integers
+    from hgpo_research.comparison.logit_table import Gradients
     from hgpo_train.advantages.variants import Variant
 
 TRUTH: Final = "true advantages"
@@ -117,7 +118,7 @@ class Gains:
 def cross_validated_gain(
     steps: pl.LazyFrame,
     variants: Sequence[Variant],
-    gradients: RowGradients,
+    gradients: Gradients,
     *,
     truth: pl.LazyFrame | None = None,
     folds: int = 4,
@@ -156,25 +157,28 @@ def cross_validated_gain(
 
 def summed(held: Sequence[HeldOut], names: Sequence[str], kl: float) -> Gains:
     """Return the gains of held-out parts; see `cross_validated_gain`."""
-    count = 1 + max(int(part.group.max()) for part in held if len(part.group))
-    groups = np.zeros((len(names), count))
-    bound = np.zeros((len(names), len(names)))
+    groups, bound = by_group(held, kl)
+    # Each batch is counted once a fold.
+    rollouts = sum(part.rollouts for part in held) / len(held)
+    return compared(names, groups, bound, held[-1].batch + 1, rollouts, kl)
+
+
+def by_group(held: Sequence[HeldOut], kl: float) -> tuple[Floats, Floats]:
+    """Return the parts of gains that groups have, of shape (estimators, groups), and their bound; see `compared`.
+
+    Args:
+        held: The held-out parts of all folds of one or several batches.
+        kl: δ.
+    """
+    count = 1 + max((int(part.group.max()) for part in held if len(part.group)), default=-1)
+    names = len(held[0].bound)
+    groups = np.zeros((names, count))
+    bound = np.zeros((names, names))
     # A group's parts of all folds are one number: the folds of a group are not independent.
     for part in held:
         np.add.at(groups.T, part.group, part.slopes * part.against / part.rollouts)
         bound += part.bound / part.rollouts**2
-    rows, differences, informative = _compared(names, np.sqrt(2 * kl) * groups, 2 * kl * bound, held[-1].batch + 1)
-    # Each batch is counted once a fold.
-    rollouts = sum(part.rollouts for part in held) / len(held)
-    return Gains(
-        rows,
-        differences,
-        held[-1].batch + 1,
-        count,
-        informative,
-        rollouts,
-        kl,
-    )
+    return np.sqrt(2 * kl) * groups, 2 * kl * bound
 
 
 @dataclass(frozen=True)
@@ -207,7 +211,7 @@ class HeldOut:
 def held_out(
     steps: pl.LazyFrame,
     variants: Sequence[Variant],
-    gradients: RowGradients,
+    gradients: Gradients,
     *,
     truth: pl.LazyFrame | None = None,
     folds: int = 4,
@@ -256,9 +260,9 @@ def held_out(
             inside = (batch == number) & (sketch >= 0)
             rows = np.flatnonzero(inside & kept)
             tested = np.flatnonzero(inside & ~kept)
-            directions = weights[:, rows].astype(np.float32) @ gradients.sketches[sketch[rows]]
+            directions = gradients.summed(weights[:, rows], sketch[rows])
             lengths = np.linalg.norm(directions, axis=1).astype(np.float64)
-            if gradients.fisher is not None and len(rows):
+            if gradients.exact and len(rows):
                 products = gradients.products(
                     directions,
                     sketch[rows],
@@ -272,13 +276,13 @@ def held_out(
                 directions=directions,
                 lengths=lengths,
                 group=group[tested],
-                slopes=(gradients.sketches[sketch[tested]] @ units.T).astype(np.float64),
+                slopes=gradients.slopes(units, sketch[tested]),
                 against=against[tested],
                 products=gradients.products(units, sketch[tested], np.ones(len(tested))),
                 bound=gradients.products(units, sketch[tested], most[tested]),
             )
             found.append(part)
-    return found if gradients.fisher is not None else _pooled(found)
+    return found if gradients.exact else _pooled(found)
 
 
 def _pooled(found: Sequence[HeldOut]) -> list[HeldOut]:
@@ -368,7 +372,7 @@ def _points(value: float) -> str:
 def _read(
     steps: pl.LazyFrame,
     variants: Sequence[Variant],
-    gradients: RowGradients,
+    gradients: Gradients,
     truth: pl.LazyFrame | None,
 ) -> tuple[pl.DataFrame, Floats]:
     """Return the steps of complete rollouts with `(sketch)` and `(truth)`, and the success of each step's rollout."""
@@ -414,19 +418,28 @@ def _means(group: Integers, rollout: Integers, success: Floats, kept: Booleans) 
     return means[group]
 
 
-def _compared(
-    names: Sequence[str], parts: Floats, bound: Floats, batches: int
-) -> tuple[pl.DataFrame, pl.DataFrame, int]:
-    """Return the tables of gains and differences, and the number of groups with both outcomes.
+def compared(
+    names: Sequence[str],
+    parts: Floats,
+    bound: Floats,
+    batches: int,
+    rollouts: float,
+    kl: float,
+    family: int | None = None,
+) -> Gains:
+    """Return gains and their differences, with intervals.
 
     Args:
         names: The estimators.
         parts: The groups' parts, of shape (estimators, groups): their sum is the gain times the number of batches.
         bound: The largest variances and covariances of that sum by the chance of rollouts alone.
         batches: The number of batches.
+        rollouts: The mean number of rollouts of a batch.
+        kl: δ.
+        family: The number of differences whose intervals hold at once; all pairs by default.
     """
     informative = int(np.any(parts != 0, 0).sum())
-    pairs = max(1, len(names) * (len(names) - 1) // 2)
+    pairs = family or max(1, len(names) * (len(names) - 1) // 2)
 
     def measured(contrast: Floats, family: int) -> tuple[float, float | None]:
         """Return a combination of gains, and half of its interval in a family of some size."""
@@ -472,14 +485,19 @@ def _compared(
         **ends,
         "batches": pl.Int64,
     }
-    return (
-        pl.DataFrame(
-            rows,
-            {"estimator": pl.String, "gain": pl.Float64, **ends},
-            orient="row",
-        ),
+    gains = pl.DataFrame(
+        rows,
+        {"estimator": pl.String, "gain": pl.Float64, **ends},
+        orient="row",
+    )
+    return Gains(
+        gains,
         pl.DataFrame(differences, between, orient="row"),
+        batches,
+        parts.shape[1],
         informative,
+        rollouts,
+        kl,
     )
 
 

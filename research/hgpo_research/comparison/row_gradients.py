@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
-    from hgpo_research.arrays import Floats, Integers
+    from hgpo_research.arrays import Array, Floats, Integers
     from hgpo_train.models.hf import Model
 
     Sketches = NDArray[np.float32]
@@ -62,7 +62,26 @@ class RowGradients:
     gap: float
     fisher: Fisher | None = None
 
-    def products(self, directions: Sketches, numbers: Integers, weights: Floats) -> Floats:
+    @property
+    def exact(self) -> bool:
+        """Whether the policy's probabilities are known."""
+        return self.fisher is not None
+
+    def summed(self, weights: Floats, numbers: Integers) -> Array:
+        """Return Σ w ∇ log π over steps, float32 of shape (estimators, size).
+
+        Args:
+            weights: w, of shape (estimators, steps).
+            numbers: The sketch of each step, of shape (steps,).
+        """
+        directions: Array = weights.astype(np.float32) @ self.sketches[numbers]
+        return directions
+
+    def slopes(self, directions: Array, numbers: Integers) -> Floats:
+        """Return x · ∇ log π of steps along directions x, float64 of shape (steps, directions)."""
+        return (self.sketches[numbers] @ directions.T).astype(np.float64)
+
+    def products(self, directions: Array, numbers: Integers, weights: Floats) -> Floats:
         """Return Σ w E[(x · ∇ log π) (y · ∇ log π)] over steps, for all pairs of directions x, y.
 
         The mean is over the policy's actions where these are known; else the step's own action stands for it.
@@ -75,7 +94,7 @@ class RowGradients:
         if self.fisher is not None:
             return self.fisher(directions, numbers, weights)
         # Without probabilities, the mean over the policy's actions is estimated from the actions that it took.
-        slopes = (self.sketches[numbers] @ directions.T).astype(np.float64)
+        slopes = self.slopes(directions, numbers)
         return (slopes.T * weights) @ slopes
 
 
