@@ -69,10 +69,9 @@ def find_data(panel: Panel, data: str | os.PathLike[str] | None = None) -> tuple
     if place is None and panel.data:
         place, looked = official_data(spec, base.environment["split"])
         if place is None:
-            raise InputError(
-                f"panel {panel.title}: no data at {', '.join(looked) or 'the usual places'}; get them with `{panel.data}`, or give their "
-                "place (--data)"
-            )
+            tried = ", ".join(looked) or "the usual places"
+            advice = f"get them with `{panel.data}`, or give their place (--data)"
+            raise InputError(f"panel {panel.title}: no data at {tried}; {advice}")
     place_argument = {} if place is None else {"data": place}
     names = set(spec.parameters())
     arguments = {name: value for name, value in base.environment.items() if name in names} | place_argument
