@@ -110,9 +110,11 @@ def check_card(
     """
     from hgpo_envs.wording import counted
     from hgpo_train.evaluation.card_page import card_problems, read_card
+    from hgpo_train.training.run_folder import CONFIG
 
     found, given = read_card(card)
-    problems = card_problems(_document(run, given.question, given.iteration), found)
+    iteration = given.iteration if (run / CONFIG).exists() else None  # a run of another kind has none
+    problems = card_problems(_document(run, given.question, iteration), found)
     for problem in problems[:_SHOWN]:
         print(problem)
     if problems:

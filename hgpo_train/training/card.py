@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from hgpo_datasets import manifest, scan_steps
+from hgpo_datasets import scan_steps
 from hgpo_envs.errors import InputError
-from hgpo_train.evaluation.card import file_sum, finished, read_header, results, rollout_counts, shard_sums
+from hgpo_train.evaluation.card import file_sum, finished, read_manifest, results, rollout_counts, shard_sums
 from hgpo_train.models.checkpoint_files import (
     BUNDLED,
     STATE,
@@ -84,7 +84,7 @@ def training_card(run: Path, checkpoint: Path, question: str | None = None) -> d
         config = stored_config(run / CONFIG)
     except InputError as error:  # such as the settings of `hgpo sft`
         raise InputError(f"{run}: expected the folder of a run of hgpo train ({error})") from None
-    read_header(run)  # which refuses a damaged manifest
+    has_rollouts = bool(read_manifest(run).shards)
     state = read_json(checkpoint / STATE, TrainingState)
     metrics = read_metrics(run / METRICS)
     base = config.model.path
@@ -96,7 +96,7 @@ def training_card(run: Path, checkpoint: Path, question: str | None = None) -> d
 
     # 2. Rollouts for training, which a run on saved tables has none of, and how many were trained on.
     rollouts = {}
-    if manifest.read(run).shards:
+    if has_rollouts:
         rollouts["training"] = _trained(config, scan_steps(run), metrics)
 
     # 3. Held-out tasks. The initial policy is a point of the curve, and no checkpoint that can be chosen.
@@ -227,7 +227,7 @@ def _gpu_hours(config: Config, metrics: Sequence[Mapping[str, Any]]) -> float | 
     if not any("perf/max_memory_allocated_gb" in line for line in metrics):
         return None
     gpus = config.rollout.engine_options.get("tensor_parallel_size", 1)
-    return _total(metrics, "timing_s/step") / 3600 * (gpus if isinstance(gpus, int) else 1)
+    return round(_total(metrics, "timing_s/step") / 3600 * (gpus if isinstance(gpus, int) else 1), 3)
 
 
 def _local(base: str) -> str:
