@@ -66,7 +66,8 @@ def read_manifest(run: Path) -> manifest.Manifest:
         InputError: The folder contains no run, or its manifest is damaged.
     """
     if not is_run(run):
-        raise InputError(f"{run}: expected the folder of a run, found no {manifest.NAME} in it")
+        expected = "expected the folder (--out) of hgpo train, hgpo eval or hgpo rollout"
+        raise InputError(f"{run}: {expected}, found no {manifest.NAME} in it")
     listed = manifest.read(run)
     if listed.problem:
         raise InputError(f"{run}: {listed.problem}; restore it from a backup (hgpo verify {run} finds all damage)")
@@ -128,6 +129,12 @@ def run_card(run: Path, question: str | None = None) -> dict[str, Any]:
     kind = "evaluation" if is_evaluation else "rollouts"
     policy = _entry(config, "policy", "name") or "unknown"
     environment = _entry(config, "env", "id") or "an unknown environment"
+    commands = [
+        "verify RUN  # find every changed byte of the files",
+        "card check README.md --run RUN  # compute every figure of this page again from the run",
+    ]
+    if certificate:
+        commands.append(f"certificate check RUN/{CERTIFICATE} --run RUN --replay 5  # play episodes again")
     return finished(
         missing,
         kind=kind,
@@ -138,10 +145,7 @@ def run_card(run: Path, question: str | None = None) -> dict[str, Any]:
         config=config,
         rollouts={"all": rollouts},
         files=files,
-        commands=[
-            "verify RUN  # find every changed byte of the files",
-            "card check README.md --run RUN  # compute every figure of this page again from the run",
-        ],
+        commands=commands,
         **results(episodes),
     )
 

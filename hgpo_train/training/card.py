@@ -89,7 +89,8 @@ def training_card(run: Path, checkpoint: Path, question: str | None = None) -> d
     metrics = read_metrics(run / METRICS)
     base = config.model.path
     is_on_hub = base.count("/") == 1 and not Path(base).exists() and not base.startswith(".")
-    files = {name: file_sum(run / name) for name in (CONFIG, METRICS)} | shard_sums(run)
+    files = {name: file_sum(run / name) for name in (CONFIG, METRICS) if (run / name).exists()}
+    files |= shard_sums(run)
     for name, digest in checksums(checkpoint).items():
         if not name.startswith("trainer/"):  # what is published
             files[f"{CHECKPOINTS}/{checkpoint.name}/{name}"] = digest
@@ -153,7 +154,7 @@ def _trained(config: Config, steps: pl.LazyFrame, metrics: Sequence[Mapping[str,
     iterations = int(steps.select(pl.col("iteration").max()).collect().item()) + 1
     counts = rollout_counts(steps, iterations * config.rollout.tasks * config.rollout.group_size)
     for name in ("groups", "rows"):
-        counts[f"{name}_trained_on"] = int(_total(metrics, f"training/{name}"))
+        counts[f"{name}_trained_on"] = _total(metrics, f"training/{name}")
     return counts
 
 
@@ -184,8 +185,9 @@ def _settings(config: Config, state: TrainingState, metrics: Sequence[Mapping[st
         "estimator": config.advantage.estimator,
         "its parameters": _parameters(config),
         "training": {
-            "checkpoint": f"iteration {state.iteration} of {max((line['iteration'] for line in metrics), default=0)}",
-            "planned iterations": config.iterations,
+            "iterations of the checkpoint": state.iteration,
+            "of the run": max((line["iteration"] for line in metrics), default=None),
+            "planned": config.iterations,
             "tasks": config.rollout.tasks,
             "group size": config.rollout.group_size,
         },
@@ -193,10 +195,10 @@ def _settings(config: Config, state: TrainingState, metrics: Sequence[Mapping[st
         "seeds": {"training": config.seed, "evaluation": config.seed + config.evaluation.seed},
         "compute": {
             "device": config.model.device,
-            "seconds of iterations": round(_total(metrics, "timing_s/step"), 1),
+            "seconds of iterations": _total(metrics, "timing_s/step", 1),
             "GPU hours": hours,
             "environment steps of the checkpoint": state.environment_steps,
-            "tokens trained on": int(_total(metrics, "perf/total_num_tokens")),
+            "tokens trained on": _total(metrics, "perf/total_num_tokens"),
         },
         "versions": state.versions,
     }
@@ -214,9 +216,10 @@ def _parameters(config: Config) -> dict[str, Any]:
         return stored
 
 
-def _total(metrics: Sequence[Mapping[str, Any]], name: str) -> float:
-    """Return the sum of a metric over the iterations."""
-    return sum(line.get(name) or 0.0 for line in metrics)
+def _total(metrics: Sequence[Mapping[str, Any]], name: str, digits: int | None = None) -> float | None:
+    """Return the sum of a metric over the iterations, rounded; None if no iteration has it."""
+    values = [line[name] for line in metrics if line.get(name) is not None]
+    return round(sum(values), digits) if values else None
 
 
 def _gpu_hours(config: Config, metrics: Sequence[Mapping[str, Any]]) -> float | None:
@@ -224,10 +227,11 @@ def _gpu_hours(config: Config, metrics: Sequence[Mapping[str, Any]]) -> float | 
 
     Not in it: the evaluation before training, and what was repeated after an interruption.
     """
-    if not any("perf/max_memory_allocated_gb" in line for line in metrics):
-        return None
+    seconds = _total([line for line in metrics if "perf/max_memory_allocated_gb" in line], "timing_s/step")
     gpus = config.rollout.engine_options.get("tensor_parallel_size", 1)
-    return round(_total(metrics, "timing_s/step") / 3600 * (gpus if isinstance(gpus, int) else 1), 3)
+    if seconds is None or not isinstance(gpus, int):
+        return None
+    return round(gpus * seconds / 3600, 3)
 
 
 def _local(base: str) -> str:
