@@ -21,7 +21,7 @@ from hgpo_envs.episode import Episode
 from hgpo_envs.errors import InputError, one_line
 from hgpo_envs.files.sealed import is_sealed
 from hgpo_envs.files.untrusted_files import read_bytes
-from hgpo_train.evaluation.certificate import FORMAT, OUTCOME, as_table, certificate, figures
+from hgpo_train.evaluation.certificate import FORMAT, NAME, OUTCOME, as_table, certificate, figures
 from hgpo_train.evaluation.json_difference import differences
 from hgpo_train.panels.data import find_data
 from hgpo_train.panels.loading import load_panel
@@ -118,6 +118,27 @@ def read_certificate(path: Path) -> Certificate:
         raise InputError(f"{path}: episodes: {one_line(error, 200)}") from None
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
+    return found
+
+
+def read_comparable(path: Path, panel: Panel, data: str | os.PathLike[str] | None = None) -> Certificate:
+    """Read a certificate whose episodes can be compared with those of a panel, task by task.
+
+    Args:
+        path: The certificate, or the folder of a run that has one.
+        panel: The panel.
+        data: Where its data are, as of `find_data`.
+
+    Raises:
+        InputError: The certificate is of another panel, or of other data. The line says which settings differ.
+    """
+    found = read_certificate(path / NAME if path.is_dir() else path)
+    theirs = found.own_panel().canonical() | {"tasks played": found.data.get("tasks")}
+    ours = panel.canonical() | {"tasks played": find_data(panel, data)[1]}
+    if different := list(differences(ours, theirs)):
+        shown = "; ".join([f"{each.path} is {each.found} there and {each.expected} here" for each in different[:5]])
+        rest = f"; and {len(different) - 5} more" if len(different) > 5 else ""
+        raise InputError(f"{path} is of another panel, {one_line(found.panel.title)}: {shown}{rest}")
     return found
 
 
