@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _SHOWN: Final = 20
+"""Differences that are printed."""
+_QUESTION: Final = 1000
+"""Characters of a question."""
 
 
 def add_commands(app: App) -> None:
@@ -48,12 +51,12 @@ def card(
     """
     import orjson
 
+    from hgpo_envs.errors import one_line
     from hgpo_envs.files.atomic import write_file
     from hgpo_train.cli.display import print_json
     from hgpo_train.evaluation.card_page import card_page
 
-    one_line = None if question is None else " ".join(question.split())
-    document = _document(run, one_line, iteration)
+    document = _document(run, None if question is None else one_line(question, _QUESTION), iteration)
     if out is None:
         if as_json:
             print_json(document)

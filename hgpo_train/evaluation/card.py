@@ -22,13 +22,13 @@ from hgpo_datasets import manifest, scan_steps
 from hgpo_datasets.sources import STEPS, is_run
 from hgpo_envs.errors import InputError
 from hgpo_envs.files.secrets import redact_json
-from hgpo_envs.files.untrusted_files import parse_json, read_bytes
+from hgpo_envs.files.untrusted_files import read_bytes
 from hgpo_train.evaluation.certificate import NAME as CERTIFICATE
-from hgpo_train.evaluation.certificate_check import MOST_BYTES
+from hgpo_train.evaluation.certificate_check import read_certificate
 from hgpo_train.evaluation.report import episode_table
 from hgpo_train.evaluation.reporting_rules import MEANT, by_seed, success_by_rule
 from hgpo_train.evaluation.summary import expense
-from hgpo_train.measures import TASK, measure_by_task
+from hgpo_train.measures import TASK, measure, measure_by_task
 from hgpo_train.rollout.failures import failures_of
 from hgpo_train.rollout.outcomes import GROUP, rollout_table
 from hgpo_train.rollout.sessions import read_sessions
@@ -54,6 +54,9 @@ OPEN: Final = {
     "license": "the licenses of data and weights",
 }
 """What a card lists as not known, by name."""
+
+_MEASURES: Final = ("score", "mean_length", "valid", "admissible")
+"""The measures besides success (`hgpo_train.measures`)."""
 
 _SMALL: Final = 1 << 30
 """The largest file in bytes whose checksum is computed; those of shards and weights are stored."""
@@ -91,9 +94,10 @@ def run_card(run: Path, question: str | None = None) -> dict[str, Any]:
     episodes = episode_table(scan_steps(run))
     sessions = read_sessions(run)
     spent = expense(sessions)
-    certificate = _certificate(run)
     files = shard_sums(run)
-    if certificate:
+    certificate = None
+    if (run / CERTIFICATE).exists():
+        certificate = read_certificate(run / CERTIFICATE)
         files[CERTIFICATE] = file_sum(run / CERTIFICATE)
 
     # 2. A complete evaluation has played every task for each seed. How many tasks others asked for is not stored.
@@ -101,7 +105,8 @@ def run_card(run: Path, question: str | None = None) -> dict[str, Any]:
     is_complete = bool(sessions) and sessions[-1].ended == "complete"
     seeds = episodes["seed"].unique().sort().to_list()
     count = _entry(config, "tasks", "count")
-    planned = count * len(seeds) if is_evaluation and is_complete and isinstance(count, int) else None
+    is_planned = is_evaluation and is_complete and isinstance(count, int)
+    planned = count * len(seeds) if is_planned else None
     rollouts = rollout_counts(scan_steps(run), planned)
     for name, tokens in spent["tokens"].items():
         if tokens is not None:  # those of rollouts that were repeated, too
@@ -113,10 +118,10 @@ def run_card(run: Path, question: str | None = None) -> dict[str, Any]:
         "tasks": config.get("tasks"),
         "panel": config.get("panel"),
         "policy": config.get("policy"),
-        "the policy's files": _entry(certificate, "policy", "files"),
+        "the policy's files": certificate and certificate.policy.get("files"),
         "seeds": seeds if is_evaluation else config.get("seed"),
         "seconds": spent["wall_s"],
-        "machine": certificate.get("machine"),
+        "machine": certificate and certificate.machine,
         "sessions": [session.ended for session in sessions],
         "versions": sessions[-1].versions if sessions else None,
     }
@@ -130,11 +135,11 @@ def run_card(run: Path, question: str | None = None) -> dict[str, Any]:
     policy = _entry(config, "policy", "name") or "unknown"
     environment = _entry(config, "env", "id") or "an unknown environment"
     commands = [
-        "verify RUN  # find every changed byte of the files",
-        "card check README.md --run RUN  # compute every figure of this page again from the run",
+        "verify RUN # find every changed byte of the files",
+        "card check README.md --run RUN # compute every figure of this page again from the run",
     ]
     if certificate:
-        commands.append(f"certificate check RUN/{CERTIFICATE} --run RUN --replay 5  # play episodes again")
+        commands.append(f"certificate check RUN/{CERTIFICATE} --run RUN --replay 5 # play episodes again")
     return finished(
         missing,
         kind=kind,
@@ -148,14 +153,6 @@ def run_card(run: Path, question: str | None = None) -> dict[str, Any]:
         commands=commands,
         **results(episodes),
     )
-
-
-def _certificate(run: Path) -> dict[str, Any]:
-    """Return the certificate of an evaluation on a panel, which `hgpo certificate check` checks; empty without one."""
-    if not (run / CERTIFICATE).exists():
-        return {}
-    found = parse_json(read_bytes(run / CERTIFICATE, MOST_BYTES, "certificate"))
-    return found if isinstance(found, dict) else {}
 
 
 def finished(missing: set[str], **parts: Any) -> dict[str, Any]:
@@ -189,6 +186,7 @@ def results(episodes: pl.DataFrame, evaluations: pl.DataFrame | None = None) -> 
     shares = {str(number): found.value for number, found in by_seed(chosen_from).items()}
     of_tasks = measure_by_task(episodes.with_columns(success=pl.col("won").cast(pl.Float64)), "success", TASK)
     success = of_tasks["success"]
+    measures = measure(episodes, _MEASURES)[None]
     return {
         "reporting_rule": MEANT,
         "rules": {name: counted._asdict() for name, counted in rules.items()},
@@ -201,6 +199,7 @@ def results(episodes: pl.DataFrame, evaluations: pl.DataFrame | None = None) -> 
             "always_solved": int((success == 1).sum()),
             "never_solved": int((success == 0).sum()),
         },
+        "measures": {name: found and found._asdict() for name, found in measures.items()},
         "tasks": chosen_from["task_id"].unique().sort().to_list(),
     }
 
@@ -263,14 +262,17 @@ def list_sum(values: Sequence[str]) -> str:
 
 
 def _plain(value: Any) -> Any:  # noqa: ANN401 - JSON
+    """Return a value as JSON; of a path on this machine its name."""
     if isinstance(value, dict):
         return {str(name): _plain(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(inner) for inner in value]
     if isinstance(value, float):
         return value if math.isfinite(value) else None
-    if value is None or isinstance(value, int):
-        return value
+    if isinstance(value, int):
+        return value if value.bit_length() < 64 else None  # what JSON's readers know
+    if value is None:
+        return None
     text = str(value)
     return Path(text).name if Path(text).is_absolute() else text
 

@@ -40,6 +40,8 @@ _BEFORE: Final = 20
 """Characters of a line that are shown before a difference."""
 _SHOWN: Final = 80
 """Characters of a line that are shown."""
+_LONGEST: Final = 4000
+"""Characters of a value on the page."""
 _BYTES: Final = 64 << 20
 _ESCAPED: Final = str.maketrans({"|": "/", "<": "‹", "`": "'", "[": "\\["})
 
@@ -62,7 +64,7 @@ def card_page(card: Mapping[str, Any]) -> str:
         lines += _curve(card)
     lines += _rollouts(card["rollouts"])
     lines += _files(card["files"])
-    commands = [" ".join(command.splitlines()) for command in card["commands"]]
+    commands = [one_line(command, _LONGEST) for command in card["commands"]]
     lines += ["## Commands", "", *(f"    hgpo {command}" for command in commands), ""]
     return "\n".join([*lines, _OPEN, "", *(f"- {text}" for text in card["open"]), ""])
 
@@ -75,7 +77,7 @@ def _mark(card: Mapping[str, Any]) -> str:
 
 def _text(value: object) -> str:
     """Return a value as a text that is one line, and neither a cell, a tag, a link nor code of its own."""
-    return " ".join(str(value).split()).translate(_ESCAPED)
+    return one_line(value, _LONGEST).translate(_ESCAPED)
 
 
 def _cell(value: Any) -> str:  # noqa: ANN401 - JSON
@@ -130,6 +132,10 @@ def _success(card: Mapping[str, Any]) -> list[str]:
     mixed = found["tasks"] - found["always_solved"] - found["never_solved"]
     solved = f"{found['always_solved']:,} always solved, {mixed:,} sometimes, {found['never_solved']:,} never"
     lines.append(f"- Over {counted(found['tasks'], 'task')}: {solved}, {_deviation(found['std_over_tasks'])}.")
+    for name, measured in card["measures"].items():
+        if measured is not None:
+            bounds = "" if measured["low"] is None else f" ({measured['low']:.3g} to {measured['high']:.3g})"
+            lines.append(f"- {name.replace('_', ' ').capitalize()}: {measured['value']:.3g}{bounds}.")
     tasks = card["tasks"]
     return [*lines, f"- Played: {counted(len(tasks), 'task id')}, SHA-256 of their list `{list_sum(tasks)}`.", ""]
 
@@ -236,7 +242,7 @@ def card_problems(card: Mapping[str, Any], found: str | Mapping[str, Any]) -> li
 
 
 def _labelled_lines(page: str) -> dict[str, str]:
-    """Return the lines of a page that are compared, by their heading and their first cell or words."""
+    """Return the lines of a page that are compared, by their heading and their first cell or word."""
     lines = page.splitlines()
     if lines[:1] == ["---"] and "---" in lines[1:]:
         lines = lines[lines.index("---", 1) + 1 :]
@@ -248,7 +254,8 @@ def _labelled_lines(page: str) -> dict[str, str]:
             break
         if line.startswith("## "):
             heading = line.removeprefix("## ")
-        name = line.split("|", 2)[1].strip(" *") if line.startswith("| ") else line.split(" ")[0]
+        words = line.removeprefix("- ").split(" ")
+        name = line.split("|", 2)[1].strip(" *") if line.startswith("| ") else words[0]
         label = f"{heading}, {name}"
         times[label] += 1
         if times[label] > 1:  # a second line of that name can be a false one

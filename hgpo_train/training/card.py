@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from dataclasses import asdict
 from pathlib import Path
@@ -88,7 +89,7 @@ def training_card(run: Path, checkpoint: Path, question: str | None = None) -> d
     state = read_json(checkpoint / STATE, TrainingState)
     metrics = read_metrics(run / METRICS)
     base = config.model.path
-    is_on_hub = base.count("/") == 1 and not Path(base).exists() and not base.startswith(".")
+    is_hub_name = base.count("/") == 1 and base[0] not in "./~"
     files = {name: file_sum(run / name) for name in (CONFIG, METRICS) if (run / name).exists()}
     files |= shard_sums(run)
     for name, digest in checksums(checkpoint).items():
@@ -119,16 +120,16 @@ def training_card(run: Path, checkpoint: Path, question: str | None = None) -> d
     missing = {"training seeds", "tried", "equal compute", "license"}
     missing |= {"evaluation"} if episodes is None else set()
     missing |= {"GPU"} if _gpu_hours(config, metrics) is not None else set()
-    missing |= {"base model"} if not is_on_hub and base not in BUNDLED else set()
+    missing |= {"base model"} if not is_hub_name and base not in BUNDLED else set()
 
     head = {
         "library_name": "peft" if (checkpoint / ADAPTER_SETTINGS).exists() else "transformers",
         "pipeline_tag": "text-generation",
     }
-    if is_on_hub:
+    if is_hub_name and not Path(base).exists():
         head["base_model"] = base
     settings = _settings(config, state, metrics)
-    settings["base model"] = base if is_on_hub else _local(base)
+    settings["base model"] = base if is_hub_name else _local(base)
     return finished(
         missing,
         kind="training",
@@ -219,7 +220,8 @@ def _parameters(config: Config) -> dict[str, Any]:
 def _total(metrics: Sequence[Mapping[str, Any]], name: str, digits: int | None = None) -> float | None:
     """Return the sum of a metric over the iterations, rounded; None if no iteration has it."""
     values = [line[name] for line in metrics if line.get(name) is not None]
-    return round(sum(values), digits) if values else None
+    total = sum(values)
+    return round(total, digits) if values and math.isfinite(total) else None
 
 
 def _gpu_hours(config: Config, metrics: Sequence[Mapping[str, Any]]) -> float | None:
@@ -246,7 +248,7 @@ def _commands(config: Config) -> list[str]:
     if template:  # a file of this machine, without its folder
         command = command.replace(template, Path(template).name)
     return [
-        f"{command} --out runs/eval  # evaluate this folder",
-        "train config.toml --out runs/again  # train again, with this configuration",
-        "card check README.md --run RUN  # compute every figure of this page again from the run",
+        f"{command} --out runs/eval # evaluate this folder",
+        "train config.toml --out runs/again # train again, with this configuration",
+        "card check README.md --run RUN # compute every figure of this page again from the run",
     ]

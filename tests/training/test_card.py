@@ -60,7 +60,7 @@ def test_the_card_says_what_was_trained_and_its_command_evaluates_the_model(run,
     assert "its parameters: expected" in output
     assert output.count("\n") == 1
 
-    command = next(line for line in text.splitlines() if "hgpo eval" in line).partition("  #")[0]
+    command = next(line for line in text.splitlines() if "hgpo eval" in line).partition(" #")[0]
     names = {"FOLDER": trained, "runs/eval": tmp_path / "eval", "short.j2": config.environment.prompt_template}
     for name, path in names.items():
         command = command.replace(name, str(path))
