@@ -52,7 +52,8 @@ def card(
     import orjson
 
     from hgpo_envs.errors import one_line
-    from hgpo_envs.files.atomic import write_file
+    from hgpo_envs.files.atomic import making_folder, write_file
+    from hgpo_envs.files.untrusted_files import writing
     from hgpo_train.cli.display import print_json
     from hgpo_train.evaluation.card_page import card_page
 
@@ -64,7 +65,8 @@ def card(
             print(card_page(document), end="")
         return
     text = orjson.dumps(document, option=orjson.OPT_INDENT_2) if as_json else card_page(document).encode()
-    write_file(out, text)
+    with writing(out), making_folder(out.absolute().parent):
+        write_file(out, text)
     print(f"The card is {out}. {common.next_commands(('card', 'check', out, '--run', run))}")
     if not as_json:
         print("Or, with the name of your repository:")

@@ -187,6 +187,9 @@ def results(episodes: pl.DataFrame, evaluations: pl.DataFrame | None = None) -> 
     of_tasks = measure_by_task(episodes.with_columns(success=pl.col("won").cast(pl.Float64)), "success", TASK)
     success = of_tasks["success"]
     measures = measure(episodes, _MEASURES)[None]
+    score = measures["score"]
+    if score is not None and score.value == rules[MEANT].success:  # a benchmark without scores of its own
+        del measures["score"]
     return {
         "reporting_rule": MEANT,
         "rules": {name: counted._asdict() for name, counted in rules.items()},
