@@ -42,6 +42,7 @@ OPEN: Final = {
     "question": "what the run was to find out (--question TEXT)",
     "panel": "a panel that fixes tasks, seeds and limits (hgpo panels)",
     "planned": "how many rollouts were planned",
+    "rollouts": "the rollouts that were trained on: they are in another run, which has its own card",
     "evaluation": "success on held-out tasks: the run was not evaluated",
     "seeds": "variance over seeds: one seed was played",
     "training seeds": "variance over training seeds: this is one run",

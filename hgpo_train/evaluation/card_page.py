@@ -62,7 +62,8 @@ def card_page(card: Mapping[str, Any]) -> str:
         lines += _success(card)
     if card["curve"]:
         lines += _curve(card)
-    lines += _rollouts(card["rollouts"])
+    if card["rollouts"]:
+        lines += _rollouts(card["rollouts"])
     lines += _files(card["files"])
     commands = [one_line(command, _LONGEST) for command in card["commands"]]
     lines += ["## Commands", "", *(f"    hgpo {command}" for command in commands), ""]
@@ -120,7 +121,7 @@ def _success(card: Mapping[str, Any]) -> list[str]:
     for name, counts in card["rules"].items():
         shown = f"**{name}**" if name == card["reporting_rule"] else name
         rows.append([shown, _share(counts["success"]), _interval(counts), f"{counts['episodes']:,}", RULES[name][0]])
-    lines = ["## Success", "", *card["notes"]]
+    lines = ["## Success", "", *map(_text, card["notes"])]
     lines.append("The rule in bold is that of all other figures of this run; intervals have tasks as trials.")
     lines += ["", *_table(["rule", "success", "95%", "rollouts", ""], rows)]
 

@@ -130,11 +130,17 @@ def training_card(run: Path, checkpoint: Path, question: str | None = None) -> d
         head["base_model"] = base
     settings = _settings(config, state, metrics)
     settings["base model"] = base if is_hub_name else _local(base)
+    title = f"A policy for {config.environment.id}, trained with the estimator {config.advantage.estimator}."
+    if not rollouts:  # trained on a saved table: the configuration's environment and groups were not used
+        title = f"A policy, trained on saved rollouts with the estimator {config.advantage.estimator}."
+        missing.add("rollouts")
+        del settings["environment"]
+        del settings["training"]
     return finished(
         missing,
         kind="training",
         name=config.name,
-        title=f"A policy for {config.environment.id}, trained with the estimator {config.advantage.estimator}.",
+        title=title,
         question=question,
         iteration=state.iteration,
         head=head,
