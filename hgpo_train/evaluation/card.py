@@ -13,28 +13,27 @@ from __future__ import annotations
 import hashlib
 import math
 from pathlib import Path
-from statistics import stdev
 from typing import TYPE_CHECKING, Any, Final
 
 import polars as pl
 
 from hgpo_datasets import manifest, scan_steps
-from hgpo_datasets.sources import STEPS, is_run
+from hgpo_datasets.sources import is_run
 from hgpo_envs.errors import InputError
 from hgpo_envs.files.secrets import redact_json
 from hgpo_envs.files.untrusted_files import read_bytes
 from hgpo_train.evaluation.certificate import NAME as CERTIFICATE
 from hgpo_train.evaluation.certificate_check import read_certificate
 from hgpo_train.evaluation.report import episode_table
-from hgpo_train.evaluation.reporting_rules import MEANT, by_seed, success_by_rule
+from hgpo_train.evaluation.reporting_rules import MEANT, RULES, by_seed, success_by_rule
 from hgpo_train.evaluation.summary import expense
 from hgpo_train.measures import TASK, measure, measure_by_task
 from hgpo_train.rollout.failures import failures_of
-from hgpo_train.rollout.outcomes import GROUP, rollout_table
+from hgpo_train.rollout.outcomes import rollout_table
 from hgpo_train.rollout.sessions import read_sessions
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
 FORMAT: Final = "hgpo card 1"
 
@@ -50,11 +49,15 @@ OPEN: Final = {
     "device": "the device, and its GPU hours",
     "GPU": "the type of the GPU",
     "tokens": "the number of tokens: the policy reported none",
-    "equal compute": "whether what it is compared with had the same steps, tokens and number of tried settings",
-    "tried": "how many other runs were made before this one, and why it was chosen",
-    "license": "the licenses of data and weights",
 }
 """What a card lists as not known, by name."""
+
+ALWAYS: Final = (
+    "whether what it is compared with had the same steps, tokens and number of tried settings",
+    "how many other runs were made before this one, and why it was chosen",
+    "the licenses of data and weights",
+)
+"""What no file of a run says."""
 
 _MEASURES: Final = ("score", "mean_length", "valid", "admissible")
 """The measures besides success (`hgpo_train.measures`)."""
@@ -95,25 +98,26 @@ def run_card(run: Path, question: str | None = None) -> dict[str, Any]:
     episodes = episode_table(scan_steps(run))
     sessions = read_sessions(run)
     spent = expense(sessions)
-    files = shard_sums(run)
-    certificate = None
-    if (run / CERTIFICATE).exists():
-        certificate = read_certificate(run / CERTIFICATE)
-        files[CERTIFICATE] = file_sum(run / CERTIFICATE)
+    path = run / CERTIFICATE
+    certificate = read_certificate(path) if path.exists() else None
 
     # 2. A complete evaluation has played every task for each seed. How many tasks others asked for is not stored.
     is_evaluation = bool(config.get("evaluation"))
     is_complete = bool(sessions) and sessions[-1].ended == "complete"
     seeds = episodes["seed"].unique().sort().to_list()
     count = _entry(config, "tasks", "count")
-    is_planned = is_evaluation and is_complete and isinstance(count, int)
-    planned = count * len(seeds) if is_planned else None
+    planned = None
+    if is_evaluation and is_complete and isinstance(count, int):
+        planned = count * len(seeds)
     rollouts = rollout_counts(scan_steps(run), planned)
     for name, tokens in spent["tokens"].items():
         if tokens is not None:  # those of rollouts that were repeated, too
             rollouts[f"{name}_tokens"] = tokens
 
     # 3. The document.
+    kind = "evaluation" if is_evaluation else "rollouts"
+    policy = _entry(config, "policy", "name") or "unknown"
+    environment = _entry(config, "env", "id") or "an unknown environment"
     settings = {
         "environment": config.get("env"),
         "tasks": config.get("tasks"),
@@ -126,21 +130,16 @@ def run_card(run: Path, question: str | None = None) -> dict[str, Any]:
         "sessions": [session.ended for session in sessions],
         "versions": sessions[-1].versions if sessions else None,
     }
-    also = {
-        "panel": not settings["panel"],
-        "seeds": len(seeds) < 2,
-        "device": not settings["machine"],
-    }
-    missing = {"tried", "equal compute", "license", *(name for name, is_missing in also.items() if is_missing)}
-    kind = "evaluation" if is_evaluation else "rollouts"
-    policy = _entry(config, "policy", "name") or "unknown"
-    environment = _entry(config, "env", "id") or "an unknown environment"
-    commands = [
-        "verify RUN # find every changed byte of the files",
-        "card check README.md --run RUN # compute every figure of this page again from the run",
-    ]
+    commands = ["verify RUN # find every changed byte of the files"]
     if certificate:
         commands.append(f"certificate check RUN/{CERTIFICATE} --run RUN --replay 5 # play episodes again")
+    missing = {
+        "panel": not settings["panel"],
+        "planned": planned is None,
+        "seeds": len(seeds) < 2,
+        "device": certificate is None,
+        "tokens": rollouts["prompt_tokens"] is None,
+    }
     return finished(
         missing,
         kind=kind,
@@ -149,62 +148,71 @@ def run_card(run: Path, question: str | None = None) -> dict[str, Any]:
         question=question,
         settings=settings,
         config=config,
-        rollouts={"all": rollouts},
-        files=files,
+        rollouts={kind: rollouts},
+        files=file_sums(run, manifest.NAME, CERTIFICATE),
         commands=commands,
-        **results(episodes),
+        **results(episodes, episodes),
     )
 
 
-def finished(missing: set[str], **parts: Any) -> dict[str, Any]:
+def finished(missing: Mapping[str, bool], **parts: Any) -> dict[str, Any]:
     """Return a card as JSON values that are the same on every machine, without secrets.
 
     Args:
-        missing: Names of what is not known (`OPEN`), besides what follows from the parts.
+        missing: What is not known, by its name in `OPEN`, besides the question.
         **parts: The entries of the card.
     """
-    card = {"format": FORMAT, "iteration": None, "head": {}, "notes": [], "curve": [], **parts}
-    counts = list(card["rollouts"].values())
-    also = {
-        "question": card["question"] is None,
-        "planned": any(part["planned"] is None for part in counts),
-        "tokens": any(part["prompt_tokens"] is None for part in counts),
-    }
-    missing = missing | {name for name, is_missing in also.items() if is_missing}
-    card["open"] = [text for name, text in OPEN.items() if name in missing]
+    card = {"format": FORMAT, "iteration": None, "head": {}, "notes": [], **parts}
+    names = {"question": card["question"] is None, **missing}
+    card["open"] = [OPEN[name] for name, is_missing in names.items() if is_missing]
+    card["open"] += ALWAYS
+    card["commands"].append("card check README.md --run RUN # compute every figure of this page again from the run")
     return {name: _plain(value) for name, value in redact_json(card).items()}
 
 
-def results(episodes: pl.DataFrame, evaluations: pl.DataFrame | None = None) -> dict[str, Any]:
-    """Return success under every reporting rule, its variance, and the ids of the tasks.
+def results(episodes: pl.DataFrame, evaluations: pl.DataFrame) -> dict[str, Any]:
+    """Return success under every reporting rule, its spread over seeds and tasks, other measures, and the task ids.
 
     Args:
         episodes: Rows of `hgpo_train.evaluation.report.episode_table`.
-        evaluations: The episodes among whose evaluations some rules choose. Default: `episodes`.
+        evaluations: The episodes of all seeds or evaluations, among which some rules choose.
     """
-    chosen_from = episodes if evaluations is None else evaluations
-    rules = success_by_rule(episodes, chosen_from)
-    shares = {str(number): found.value for number, found in by_seed(chosen_from).items()}
-    of_tasks = measure_by_task(episodes.with_columns(success=pl.col("won").cast(pl.Float64)), "success", TASK)
-    success = of_tasks["success"]
+    rules = success_by_rule(episodes, evaluations)
+    of_seeds = pl.Series([found.value for found in by_seed(evaluations).values()], dtype=pl.Float64)
+    known = episodes.with_columns(success=pl.col("won").cast(pl.Float64))
+    of_tasks = measure_by_task(known, "success", TASK)["success"]
+
+    # A benchmark without scores of its own has that of success.
     measures = measure(episodes, _MEASURES)[None]
     score = measures["score"]
-    if score is not None and score.value == rules[MEANT].success:  # a benchmark without scores of its own
+    if score is not None and score.value == rules[MEANT].success:
         del measures["score"]
     return {
         "reporting_rule": MEANT,
-        "rules": {name: counted._asdict() for name, counted in rules.items()},
-        "variance": {
-            "unit": "seed" if evaluations is None else "evaluation",
-            "of": shares,
-            "std": stdev(shares.values()) if len(shares) > 1 else None,
-            "tasks": len(success),
-            "std_over_tasks": success.std(),
-            "always_solved": int((success == 1).sum()),
-            "never_solved": int((success == 0).sum()),
-        },
-        "measures": {name: found and found._asdict() for name, found in measures.items()},
-        "tasks": chosen_from["task_id"].unique().sort().to_list(),
+        "rules": {name: {**found._asdict(), "what counts": RULES[name][0]} for name, found in rules.items()},
+        "spread": {"seeds": _spread(of_seeds), "tasks": _spread(of_tasks)},
+        "by_seed": points(evaluations),
+        "measures": {name: found._asdict() for name, found in measures.items() if found is not None},
+        "tasks": evaluations["task_id"].unique().sort().to_list(),
+    }
+
+
+def points(evaluations: pl.DataFrame) -> dict[str, Any]:
+    """Return the success of each seed or evaluation with its interval, by its number as a text."""
+    found = by_seed(evaluations)
+    return {
+        str(number): {"success": estimate.value, "low": estimate.low, "high": estimate.high}
+        for number, estimate in found.items()
+    }
+
+
+def _spread(values: pl.Series) -> dict[str, Any]:
+    """Return how many shares of success there are, and how far they are apart; None if too few are known."""
+    return {
+        "number": len(values),
+        "lowest": values.min(),
+        "highest": values.max(),
+        "standard deviation": values.std(),
     }
 
 
@@ -217,52 +225,32 @@ def rollout_counts(steps: pl.LazyFrame, planned: int | None) -> dict[str, Any]:
     """
     rollouts = rollout_table(steps).collect()
     failures = failures_of(rollouts)
-    unknown = rollouts.filter(~pl.col("aborted"))["won"].null_count()
-    lengths = {name: pl.col(f"{name}_token_ids").list.len() for name in ("prompt", "response")}
-    sums = (
-        steps.select(
-            *(length.sum().alias(name) for name, length in lengths.items()),
-            known=pl.col("prompt_token_ids").count(),
-            cut=(pl.col("finish_reason") == "length").sum(),
-        )
-        .collect(engine="streaming")
-        .row(0, named=True)
+    whole = rollouts.filter(~pl.col("aborted"))
+    sums = steps.select(
+        prompt=pl.col("prompt_token_ids").list.len().sum(),
+        response=pl.col("response_token_ids").list.len().sum(),
+        known=pl.col("prompt_token_ids").count(),
+        cut=(pl.col("finish_reason") == "length").sum(),
     )
+    tokens = sums.collect(engine="streaming").row(0, named=True)
     return {
         "planned": planned,
         "stored": len(rollouts),
         "failed": failures.failed,
         "reasons": dict(failures.reasons),
-        "at_step_limit": int(rollouts["truncated"].sum()),
-        "result_unknown": unknown,
-        "groups": rollouts.n_unique(GROUP),
-        "environment_steps": int(rollouts["length"].sum()),
-        "responses_cut": sums["cut"],
-        "prompt_tokens": sums["prompt"] if sums["known"] else None,
-        "response_tokens": sums["response"] if sums["known"] else None,
+        "at_step_limit": rollouts["truncated"].sum(),
+        "result_unknown": whole["won"].null_count(),
+        "environment_steps": rollouts["length"].sum(),
+        "responses_cut": tokens["cut"],
+        "prompt_tokens": tokens["prompt"] if tokens["known"] else None,
+        "response_tokens": tokens["response"] if tokens["known"] else None,
     }
 
 
-def shard_sums(run: Path, folder: str = "") -> dict[str, str]:
-    """Return the SHA-256 of a run's manifest and of its shards, which the manifest lists, by name.
-
-    Args:
-        run: The run's folder.
-        folder: What precedes the names, for a run inside of another.
-    """
-    shards = read_manifest(run).shards
-    sums = {f"{folder}{manifest.NAME}": file_sum(run / manifest.NAME)}
-    return sums | {f"{folder}{STEPS}/{name}": shard.sha256 for name, shard in shards.items()}
-
-
-def file_sum(path: Path) -> str:
-    """Return the SHA-256 of a small file."""
-    return hashlib.sha256(read_bytes(path, _SMALL)).hexdigest()
-
-
-def list_sum(values: Sequence[str]) -> str:
-    """Return the SHA-256 of lines, in their order: one figure for a list that is too long to be printed."""
-    return hashlib.sha256("".join(f"{value}\n" for value in values).encode()).hexdigest()
+def file_sums(run: Path, *names: str) -> dict[str, str]:
+    """Return the SHA-256 of small files of a run, of those that exist; manifests have those of the shards."""
+    paths = {name: run / name for name in names if (run / name).exists()}
+    return {name: hashlib.sha256(read_bytes(path, _SMALL)).hexdigest() for name, path in paths.items()}
 
 
 def _plain(value: Any) -> Any:  # noqa: ANN401 - JSON
@@ -274,7 +262,7 @@ def _plain(value: Any) -> Any:  # noqa: ANN401 - JSON
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, int):
-        return value if value.bit_length() < 64 else None  # what JSON's readers know
+        return value if value.bit_length() < 64 else None  # what readers of JSON know
     if value is None:
         return None
     text = str(value)

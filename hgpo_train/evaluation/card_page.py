@@ -8,38 +8,32 @@ license, tags) and the end of the page are the author's, and are not compared.
 
 from __future__ import annotations
 
+import difflib
+import hashlib
 import json
-from collections import Counter
-from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 
 from hgpo_envs.errors import InputError, one_line
 from hgpo_envs.files.untrusted_files import read_bytes
-from hgpo_envs.wording import counted
-from hgpo_train.evaluation.card import list_sum
 from hgpo_train.evaluation.json_difference import differences
-from hgpo_train.evaluation.reporting_rules import RULES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Mapping
     from pathlib import Path
 
 BAR: Final = 30
-"""Characters of a success of 100% in the learning curve."""
+"""Characters of a success of 100%."""
 POINTS: Final = 10
-"""The largest number of lines of the learning curve; the document has all."""
+"""Lines of the learning curve; the document has all of them."""
 
+_TAGS: Final = ("tags:", "- hgpo", "- reinforcement-learning", "- llm-agent")
 _MARK: Final = "<!-- "
 _END: Final = " -->"
 _OPEN: Final = "## Not known"
 _FREE: Final = ("head", "open")
 """The entries of a document that are the author's."""
-_BEFORE: Final = 20
-"""Characters of a line that are shown before a difference."""
-_SHOWN: Final = 80
-"""Characters of a line that are shown."""
 _LONGEST: Final = 4000
 """Characters of a value on the page."""
 _BYTES: Final = 64 << 20
@@ -51,144 +45,87 @@ _ESCAPED: Final = str.maketrans({"|": "/", "<": "‹", "`": "'", "[": "\\["})
 
 def card_page(card: Mapping[str, Any]) -> str:
     """Return the page of a card, as Markdown."""
-    lines = ["---"]
-    lines += [f"{name}: {json.dumps(value)}" for name, value in card["head"].items()]
-    lines += ["tags:", "- hgpo", "- reinforcement-learning", "- llm-agent", "---", "", _mark(card), ""]
-    lines += [f"# {_text(card['name'])}", "", f"{_text(card['title'])}", ""]
-    lines += [f"**Question:** {_text(card['question'] or 'not given')}", ""]
-    settings = {name: value for name, value in card["settings"].items() if value not in (None, "", {}, [])}
-    lines += _table(["", ""], [[name, _cell(value)] for name, value in settings.items()])
-    if card["rules"]:
-        lines += _success(card)
-    if card["curve"]:
-        lines += _curve(card)
-    if card["rollouts"]:
-        lines += _rollouts(card["rollouts"])
-    lines += _files(card["files"])
-    commands = [one_line(command, _LONGEST) for command in card["commands"]]
-    lines += ["## Commands", "", *(f"    hgpo {command}" for command in commands), ""]
+    head = [f"{name}: {json.dumps(value)}" for name, value in card["head"].items()]
+    given = msgspec.json.encode(msgspec.convert(card, Given)).decode()
+    mark = _MARK + given.replace(">", "\\u003e") + _END  # a question cannot end the comment
+    lines = ["---", *head, *_TAGS, "---", "", mark, ""]
+    lines += [f"# {_cell(card['name'])}", "", _cell(card["title"]), ""]
+    lines += [f"**Question:** {_cell(card['question'] or 'not given')}", ""]
+    for note in card["notes"]:
+        lines += [_cell(note), ""]
+    lines += _table({name: {"": value} for name, value in card["settings"].items() if value}, "setting")
+
+    # Success, from the rules to its parts.
+    sections = {
+        f"Success by rule (of other figures: {card['reporting_rule']})": card["rules"],
+        "Spread of success": card["spread"],
+        "Success by seed or iteration": _points(card),
+        "Other measures": card["measures"],
+        "Rollouts and what was dropped": _transposed(card["rollouts"]),
+    }
+    for title, table in sections.items():
+        if table:
+            lines += [f"## {title}", "", *_table(table)]
+
+    digest = hashlib.sha256("".join(f"{task}\n" for task in card["tasks"]).encode()).hexdigest()
+    files = {**card["files"], f"ids of the {len(card['tasks'])} tasks, one a line": digest}
+    lines += ["## Files", "", *_table({name: {"SHA-256": digest} for name, digest in files.items()})]
+    lines += ["## Commands", "", *(f"    hgpo {one_line(command, _LONGEST)}" for command in card["commands"]), ""]
     return "\n".join([*lines, _OPEN, "", *(f"- {text}" for text in card["open"]), ""])
 
 
-def _mark(card: Mapping[str, Any]) -> str:
-    """Return the line that names the format and what the author chose, with which the card is computed again."""
-    given = msgspec.json.encode(msgspec.convert(card, Given)).decode()
-    return _MARK + given.replace(">", "\\u003e") + _END  # a question cannot end the comment
+def _points(card: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the success of seeds or iterations with bars: the first, the last, the checkpoint, and some between."""
+    points = list(card["by_seed"].items())
+    every = max(1, len(points) // POINTS)
+    shown = {}
+    for place, (number, point) in enumerate(points):
+        is_chosen = number == str(card["iteration"])
+        if is_chosen or place % every == 0 or place + 1 == len(points):
+            mark = " this model" if is_chosen else ""
+            shown[number] = {**point, "": "█" * round(BAR * point["success"]) + mark}
+    return shown
 
 
-def _text(value: object) -> str:
-    """Return a value as a text that is one line, and neither a cell, a tag, a link nor code of its own."""
-    return one_line(value, _LONGEST).translate(_ESCAPED)
+def _transposed(table: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return a table with its columns as rows; what a row lacks is left out."""
+    turned: dict[str, dict[str, Any]] = {}
+    for row, values in table.items():
+        for column, value in values.items():
+            turned.setdefault(column.replace("_", " "), {})[row] = value
+    return turned
 
 
-def _cell(value: Any) -> str:  # noqa: ANN401 - JSON
-    """Return a JSON value in words, of tables and lists one entry after another."""
-    if isinstance(value, dict):
-        return ", ".join(f"{_text(name)} = {_inner(inner)}" for name, inner in value.items())
-    if isinstance(value, list):
-        return f"[{', '.join(_cell(inner) for inner in value)}]"
-    if isinstance(value, str):
-        return _text(value)
-    return "none" if value is None else json.dumps(value)
-
-
-def _inner(value: Any) -> str:  # noqa: ANN401 - JSON
-    """Return a JSON value in words, in brackets if it has several."""
-    return f"({_cell(value)})" if isinstance(value, dict) else _cell(value)
-
-
-def _table(head: list[str], rows: Iterable[list[str]]) -> list[str]:
+def _table(rows: Mapping[str, Mapping[str, Any]], corner: str = "") -> list[str]:
     """Return the lines of a table, and an empty one."""
-    lines = [head, ["---"] * len(head), *rows]
+    columns = list(dict.fromkeys(column for values in rows.values() for column in values))
+    lines = [[corner, *columns], ["---"] * (1 + len(columns))]
+    for name, values in rows.items():
+        cells = [_cell(values.get(column, "")) for column in columns]
+        lines.append([_cell(name), *cells])
     return [*(f"| {' | '.join(cells)} |" for cells in lines), ""]
 
 
-def _share(value: float | None) -> str:
-    return "unknown" if value is None else f"{value:.1%}"
-
-
-def _interval(counts: Mapping[str, Any]) -> str:
-    return "" if counts["low"] is None else f"{_share(counts['low'])} to {_share(counts['high'])}"
-
-
-def _deviation(value: float | None) -> str:
-    return "standard deviation unknown" if value is None else f"standard deviation {100 * value:.1f} points"
-
-
-def _success(card: Mapping[str, Any]) -> list[str]:
-    """Return success under every rule, and its variance."""
-    rows = []
-    for name, counts in card["rules"].items():
-        shown = f"**{name}**" if name == card["reporting_rule"] else name
-        rows.append([shown, _share(counts["success"]), _interval(counts), f"{counts['episodes']:,}", RULES[name][0]])
-    lines = ["## Success", "", *map(_text, card["notes"])]
-    lines.append("The rule in bold is that of all other figures of this run; intervals have tasks as trials.")
-    lines += ["", *_table(["rule", "success", "95%", "rollouts", ""], rows)]
-
-    found = card["variance"]
-    shares = found["of"].values()
-    if shares:
-        spread = f"{_share(min(shares))} to {_share(max(shares))}, {_deviation(found['std'])}"
-        lines.append(f"- Over {counted(len(shares), found['unit'])}: {spread}.")
-    mixed = found["tasks"] - found["always_solved"] - found["never_solved"]
-    solved = f"{found['always_solved']:,} always solved, {mixed:,} sometimes, {found['never_solved']:,} never"
-    lines.append(f"- Over {counted(found['tasks'], 'task')}: {solved}, {_deviation(found['std_over_tasks'])}.")
-    for name, measured in card["measures"].items():
-        if measured is not None:
-            bounds = "" if measured["low"] is None else f" ({measured['low']:.3g} to {measured['high']:.3g})"
-            lines.append(f"- {name.replace('_', ' ').capitalize()}: {measured['value']:.3g}{bounds}.")
-    tasks = card["tasks"]
-    return [*lines, f"- Played: {counted(len(tasks), 'task id')}, SHA-256 of their list `{list_sum(tasks)}`.", ""]
-
-
-def _curve(card: Mapping[str, Any]) -> list[str]:
-    """Return the learning curve: its ends, the checkpoint, the highest point, and some between."""
-    curve = card["curve"]
-    chosen = [point["iteration"] == card["iteration"] for point in curve]
-    highest = max(range(len(curve)), key=lambda number: curve[number]["success"] or 0.0)
-    every = -(-len(curve) // (POINTS - 3))
-    rows = []
-    for number, point in enumerate(curve):
-        if not (chosen[number] or number in (highest, len(curve) - 1) or number % every == 0):
-            continue
-        bar = "█" * round(BAR * (point["success"] or 0.0))
-        mark = " this model" if chosen[number] else ""
-        numbers = [str(point["iteration"]), str(point["tasks"]), _share(point["success"]), _interval(point)]
-        rows.append([*numbers, bar + mark])
-    title = ["## Learning curve", ""]
-    return [*title, *_table(["iteration", "tasks", "success", "95%", ""], rows)]
-
-
-def _rollouts(parts: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return what was played, and what of it was dropped, with a column for each table of steps."""
-    names = list(dict.fromkeys(name for part in parts.values() for name in part))
-    rows = []
-    for name in names:
-        values = [part.get(name, {}) for part in parts.values()]
-        rows.append([name.replace("_", " "), *(_count(value) for value in values)])
-    return ["## Rollouts and what was dropped", "", *_table(["", *parts], rows)]
-
-
-def _count(value: Any) -> str:  # noqa: ANN401 - JSON
-    """Return a number, or the reasons of failures with theirs."""
+def _cell(value: Any) -> str:  # noqa: ANN401 - JSON
+    """Return a JSON value in words, as one line that is neither a cell, a tag, a link nor code of its own."""
+    if isinstance(value, str):
+        return one_line(value, _LONGEST).translate(_ESCAPED)
     if isinstance(value, dict):
-        return "; ".join(f"{times:,} × {_text(reason)}" for reason, times in value.items()) or "–"
-    return "unknown" if value is None else f"{value:,}"
+        return ", ".join(f"{_cell(name)} = {_nested(inner)}" for name, inner in value.items())
+    if isinstance(value, list):
+        return f"[{', '.join(map(_nested, value))}]"
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return "unknown" if value is None else json.dumps(value)
 
 
-def _files(files: Mapping[str, str]) -> list[str]:
-    """Return the files by folder. The SHA-256 of a folder is that of the lines that sha256sum prints for its files."""
-    folders: dict[str, dict[str, str]] = {}
-    for name, digest in sorted(files.items()):
-        folders.setdefault(str(PurePosixPath(name).parent), {})[name] = digest
-    rows = []
-    for folder, sums in folders.items():
-        if folder == ".":
-            rows += [[_text(name), digest] for name, digest in sums.items()]
-            continue
-        digest = list_sum([f"{digest}  {name}" for name, digest in sums.items()])
-        rows.append([f"{folder}/: {counted(len(sums), 'file')}, their list", digest])
-    return ["## Files", "", *_table(["file", "SHA-256"], rows)]
+def _nested(value: Any) -> str:  # noqa: ANN401 - JSON
+    """Return a value inside of a table or a list: a setting, whose digits all count, and which can be none."""
+    if isinstance(value, dict):
+        return f"({_cell(value)})"
+    if isinstance(value, float):
+        return json.dumps(value)
+    return "none" if value is None else _cell(value)
 
 
 # -------------------------------------------------------------------------------------------------------------- check
@@ -235,43 +172,26 @@ def card_problems(card: Mapping[str, Any], found: str | Mapping[str, Any]) -> li
     Args:
         card: The run's card, with what the author of the other chose (`read_card`).
         found: The page or the document.
+
+    Returns:
+        Of a page, its lines that are not of the run after a minus, and lines that the run's card has after a plus. Of a
+        document, the paths of values, with both values.
     """
-    if isinstance(found, str):
-        return list(_other_lines(_labelled_lines(card_page(card)), _labelled_lines(found)))
-    free: dict[str, Any] = dict.fromkeys(_FREE)
-    return [str(difference) for difference in differences({**card, **free}, {**found, **free})]
+    if isinstance(found, dict):
+        free: dict[str, Any] = dict.fromkeys(_FREE)
+        return [str(difference) for difference in differences({**card, **free}, {**found, **free})]
+    received = _compared_lines(str(found))
+    expected = _compared_lines(card_page(card))
+    changes = difflib.unified_diff(received, expected, n=0, lineterm="")
+    lines = [one_line(line, _LONGEST) for line in changes if not line.startswith("@@")]
+    return lines[2:]  # after the names of two files
 
 
-def _labelled_lines(page: str) -> dict[str, str]:
-    """Return the lines of a page that are compared, by their heading and their first cell or word."""
+def _compared_lines(page: str) -> list[str]:
+    """Return the lines of a page between its head and what is not known."""
     lines = page.splitlines()
     if lines[:1] == ["---"] and "---" in lines[1:]:
         lines = lines[lines.index("---", 1) + 1 :]
-    labelled: dict[str, str] = {}
-    times: Counter[str] = Counter()
-    heading = "page"
-    for line in filter(str.strip, lines):
-        if line == _OPEN:
-            break
-        if line.startswith("## "):
-            heading = line.removeprefix("## ")
-        words = line.removeprefix("- ").split(" ")
-        name = line.split("|", 2)[1].strip(" *") if line.startswith("| ") else words[0]
-        label = f"{heading}, {name}"
-        times[label] += 1
-        if times[label] > 1:  # a second line of that name can be a false one
-            label = f"{label} ({times[label]})"
-        labelled[label] = line
-    return labelled
-
-
-def _other_lines(expected: Mapping[str, str], found: Mapping[str, str]) -> Iterator[str]:
-    """Describe the lines that differ, from shortly before the first letter that does."""
-    for label in dict.fromkeys([*expected, *found]):
-        sides = [side.get(label, "no such line") for side in (expected, found)]
-        if sides[0] == sides[1]:
-            continue
-        same = [first == second for first, second in zip(*sides, strict=False)]
-        start = max(0, (same.index(False) if False in same else len(same)) - _BEFORE)
-        shown = [repr(side[start : start + _SHOWN]) for side in sides]
-        yield f"{one_line(label, _SHOWN)}: expected {shown[0]}, found {shown[1]}"
+    if _OPEN in lines:
+        lines = lines[: lines.index(_OPEN)]
+    return [line for line in lines if line.strip()]

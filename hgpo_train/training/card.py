@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from hgpo_datasets import scan_steps
+from hgpo_datasets import manifest, scan_steps
 from hgpo_envs.errors import InputError
-from hgpo_train.evaluation.card import file_sum, finished, read_manifest, results, rollout_counts, shard_sums
+from hgpo_train.evaluation.card import file_sums, finished, points, read_manifest, results, rollout_counts
+from hgpo_train.evaluation.reporting_rules import MEANT
 from hgpo_train.models.checkpoint_files import (
     BUNDLED,
     STATE,
@@ -90,8 +91,7 @@ def training_card(run: Path, checkpoint: Path, question: str | None = None) -> d
     metrics = read_metrics(run / METRICS)
     base = config.model.path
     is_hub_name = base.count("/") == 1 and base[0] not in "./~"
-    files = {name: file_sum(run / name) for name in (CONFIG, METRICS) if (run / name).exists()}
-    files |= shard_sums(run)
+    files = file_sums(run, CONFIG, METRICS, manifest.NAME, f"{EVALUATION}/{manifest.NAME}")
     for name, digest in checksums(checkpoint).items():
         if not name.startswith("trainer/"):  # what is published
             files[f"{CHECKPOINTS}/{checkpoint.name}/{name}"] = digest
@@ -102,26 +102,27 @@ def training_card(run: Path, checkpoint: Path, question: str | None = None) -> d
         rollouts["training"] = _trained(config, scan_steps(run), metrics)
 
     # 3. Held-out tasks. The initial policy is a point of the curve, and no checkpoint that can be chosen.
-    success: dict[str, Any] = {"rules": {}, "variance": None, "tasks": []}
-    found = evaluations(run)
+    success: dict[str, Any] = {name: {} for name in ("rules", "spread", "by_seed", "measures")}
+    success |= {"reporting_rule": MEANT, "tasks": []}
     episodes = evaluation_episodes(run)
     if episodes is not None:
         trained = episodes.filter(pl.col("seed") > 0)
         chosen_from = episodes if trained.is_empty() else trained
         success = results(episodes.filter(pl.col("seed") == state.iteration), chosen_from)
-        success["notes"] = [evaluation_result(config, found, state.iteration)]
-        success["curve"] = _curve(found)
+        success["by_seed"] = points(episodes)
+        success["notes"] = [evaluation_result(config, evaluations(run), state.iteration)]
         tasks = episodes["task_id"].n_unique()
         planned = tasks * config.evaluation.group_size * episodes["seed"].n_unique()
         rollouts["evaluation"] = rollout_counts(scan_steps(run / EVALUATION), planned)
-        files |= shard_sums(run / EVALUATION, f"{EVALUATION}/")
 
-    # 4. What no file says.
-    missing = {"training seeds", "tried", "equal compute", "license"}
-    missing |= {"evaluation"} if episodes is None else set()
-    missing |= {"GPU"} if _gpu_hours(config, metrics) is not None else set()
-    missing |= {"base model"} if not is_hub_name and base not in BUNDLED else set()
-
+    # 4. The document.
+    missing = {
+        "rollouts": not has_rollouts,
+        "evaluation": episodes is None,
+        "training seeds": True,
+        "GPU": _gpu_hours(config, metrics) is not None,
+        "base model": not is_hub_name and base not in BUNDLED,
+    }
     head = {
         "library_name": "peft" if (checkpoint / ADAPTER_SETTINGS).exists() else "transformers",
         "pipeline_tag": "text-generation",
@@ -131,9 +132,8 @@ def training_card(run: Path, checkpoint: Path, question: str | None = None) -> d
     settings = _settings(config, state, metrics)
     settings["base model"] = base if is_hub_name else _local(base)
     title = f"A policy for {config.environment.id}, trained with the estimator {config.advantage.estimator}."
-    if not rollouts:  # trained on a saved table: the configuration's environment and groups were not used
+    if not has_rollouts:  # trained on a saved table: the configuration's environment and groups were not used
         title = f"A policy, trained on saved rollouts with the estimator {config.advantage.estimator}."
-        missing.add("rollouts")
         del settings["environment"]
         del settings["training"]
     return finished(
@@ -165,16 +165,6 @@ def _trained(config: Config, steps: pl.LazyFrame, metrics: Sequence[Mapping[str,
     return counts
 
 
-def _curve(found: Mapping[int, Any]) -> list[dict[str, Any]]:
-    """Return the points of the learning curve: each evaluation's success on held-out tasks."""
-    points = []
-    for iteration, report in found.items():
-        measure = report.measures["success"]
-        bounds = {name: getattr(measure, name, None) for name in ("low", "high")}
-        points.append({"iteration": iteration, "tasks": report.tasks, "success": report.success.share, **bounds})
-    return points
-
-
 def _settings(config: Config, state: TrainingState, metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the settings that the page shows: those of environment and estimator, and others that were changed."""
     environment = asdict(config.environment)
@@ -185,7 +175,6 @@ def _settings(config: Config, state: TrainingState, metrics: Sequence[Mapping[st
         for name, value in chosen[section].items():
             if value != defaults[section][name] and (section, name) != ("model", "path"):
                 changed[f"{section}.{name}"] = value
-    hours = _gpu_hours(config, metrics)
     return {
         "environment": {name: value for name, value in environment.items() if value not in ("", {})},
         "base model": "",
@@ -203,7 +192,7 @@ def _settings(config: Config, state: TrainingState, metrics: Sequence[Mapping[st
         "compute": {
             "device": config.model.device,
             "seconds of iterations": _total(metrics, "timing_s/step", 1),
-            "GPU hours": hours,
+            "GPU hours": _gpu_hours(config, metrics),
             "environment steps of the checkpoint": state.environment_steps,
             "tokens trained on": _total(metrics, "perf/total_num_tokens"),
         },
@@ -248,7 +237,7 @@ def _local(base: str) -> str:
 
 
 def _commands(config: Config) -> list[str]:
-    """Return the commands that evaluate the model, train it again, and check the card."""
+    """Return the commands that evaluate the model, and that train it again."""
     command = shlex.join(evaluation_command(config, "transformers:FOLDER"))
     template = config.environment.prompt_template
     if template:  # a file of this machine, without its folder
@@ -256,5 +245,4 @@ def _commands(config: Config) -> list[str]:
     return [
         f"{command} --out runs/eval # evaluate this folder",
         "train config.toml --out runs/again # train again, with this configuration",
-        "card check README.md --run RUN # compute every figure of this page again from the run",
     ]
