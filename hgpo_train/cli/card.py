@@ -123,6 +123,9 @@ def check_card(
     for problem in problems[:_SHOWN]:
         print(problem)
     if problems:
-        print(f"{card} is not the card of {run}: {counted(len(problems), 'line or value', 'lines or values')}", file=sys.stderr)
+        print(
+            f"{card} is not the card of {run}: {counted(len(problems), 'line or value', 'lines or values')}",
+            file=sys.stderr,
+        )
         sys.exit(1)
     print(f"Every figure of {card} is that of {run}. {common.next_commands(('verify', run))}")

@@ -45,15 +45,19 @@ _ESCAPED: Final = str.maketrans({"|": "/", "<": "‹", "`": "'", "[": "\\["})
 
 def card_page(card: Mapping[str, Any]) -> str:
     """Return the page of a card, as Markdown."""
+    # What Hugging Face reads, and what the check reads.
     head = [f"{name}: {json.dumps(value)}" for name, value in card["head"].items()]
     given = msgspec.json.encode(msgspec.convert(card, Given)).decode()
     mark = _MARK + given.replace(">", "\\u003e") + _END  # a question cannot end the comment
     lines = ["---", *head, *_TAGS, "---", "", mark, ""]
-    lines += [f"# {_cell(card['name'])}", "", _cell(card["title"]), ""]
-    lines += [f"**Question:** {_cell(card['question'] or 'not given')}", ""]
-    for note in card["notes"]:
-        lines += [_cell(note), ""]
-    lines += _table({name: {"": value} for name, value in card["settings"].items() if value}, "setting")
+
+    question = card["question"] or "not given"
+    lines += [f"# {_cell(card['name'])}", ""]
+    for text in (card["title"], *card["notes"]):
+        lines += [_cell(text), ""]
+    lines += [f"**Question:** {_cell(question)}", ""]
+    settings = {name: {"": value} for name, value in card["settings"].items() if value}
+    lines += _table(settings, "setting")
 
     # Success, from the rules to its parts.
     sections = {
@@ -67,23 +71,34 @@ def card_page(card: Mapping[str, Any]) -> str:
         if table:
             lines += [f"## {title}", "", *_table(table)]
 
-    digest = hashlib.sha256("".join(f"{task}\n" for task in card["tasks"]).encode()).hexdigest()
-    files = {**card["files"], f"ids of the {len(card['tasks'])} tasks, one a line": digest}
-    lines += ["## Files", "", *_table({name: {"SHA-256": digest} for name, digest in files.items()})]
-    lines += ["## Commands", "", *(f"    hgpo {one_line(command, _LONGEST)}" for command in card["commands"]), ""]
-    return "\n".join([*lines, _OPEN, "", *(f"- {text}" for text in card["open"]), ""])
+    # Files, and the ids of the tasks as if they were one.
+    tasks = "".join(f"{task}\n" for task in card["tasks"])
+    files = dict(card["files"])
+    files[f"ids of the {len(card['tasks'])} tasks, one a line"] = hashlib.sha256(tasks.encode()).hexdigest()
+    rows = {name: {"SHA-256": digest} for name, digest in files.items()}
+    lines += ["## Files", "", *_table(rows)]
+
+    commands = [one_line(command, _LONGEST) for command in card["commands"]]
+    lines += ["## Commands", ""]
+    lines += [f"    hgpo {command}" for command in commands]
+    lines += ["", _OPEN, ""]
+    lines += [f"- {text}" for text in card["open"]]
+    return "\n".join([*lines, ""])
 
 
 def _points(card: Mapping[str, Any]) -> dict[str, Any]:
     """Return the success of seeds or iterations with bars: the first, the last, the checkpoint, and some between."""
     points = list(card["by_seed"].items())
+    last = len(points) - 1
     every = max(1, len(points) // POINTS)
     shown = {}
     for place, (number, point) in enumerate(points):
         is_chosen = number == str(card["iteration"])
-        if is_chosen or place % every == 0 or place + 1 == len(points):
-            mark = " this model" if is_chosen else ""
-            shown[number] = {**point, "": "█" * round(BAR * point["success"]) + mark}
+        if not is_chosen and place % every and place != last:
+            continue
+        bar = "█" * round(BAR * point["success"])
+        mark = " this model" if is_chosen else ""
+        shown[number] = {**point, "": bar + mark}
     return shown
 
 
@@ -98,12 +113,15 @@ def _transposed(table: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, A
 
 def _table(rows: Mapping[str, Mapping[str, Any]], corner: str = "") -> list[str]:
     """Return the lines of a table, and an empty one."""
-    columns = list(dict.fromkeys(column for values in rows.values() for column in values))
-    lines = [[corner, *columns], ["---"] * (1 + len(columns))]
+    columns: dict[str, None] = {}
+    for values in rows.values():
+        columns |= dict.fromkeys(values)
+    table = [[corner, *columns], ["---"] * (1 + len(columns))]
     for name, values in rows.items():
         cells = [_cell(values.get(column, "")) for column in columns]
-        lines.append([_cell(name), *cells])
-    return [*(f"| {' | '.join(cells)} |" for cells in lines), ""]
+        table.append([_cell(name), *cells])
+    lines = [" | ".join(cells) for cells in table]
+    return [*(f"| {line} |" for line in lines), ""]
 
 
 def _cell(value: Any) -> str:  # noqa: ANN401 - JSON
@@ -111,9 +129,11 @@ def _cell(value: Any) -> str:  # noqa: ANN401 - JSON
     if isinstance(value, str):
         return one_line(value, _LONGEST).translate(_ESCAPED)
     if isinstance(value, dict):
-        return ", ".join(f"{_cell(name)} = {_nested(inner)}" for name, inner in value.items())
+        entries = [f"{_cell(name)} = {_nested(inner)}" for name, inner in value.items()]
+        return ", ".join(entries)
     if isinstance(value, list):
-        return f"[{', '.join(map(_nested, value))}]"
+        entries = [_nested(inner) for inner in value]
+        return f"[{', '.join(entries)}]"
     if isinstance(value, float):
         return f"{value:.4g}"
     return "unknown" if value is None else json.dumps(value)

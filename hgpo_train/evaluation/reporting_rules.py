@@ -60,7 +60,8 @@ def aborted_lost(rollouts: pl.DataFrame) -> Counted:
         rollouts: One row per rollout (`hgpo_train.rollout.outcomes.rollout_table`,
             `hgpo_train.evaluation.report.episode_table`), of which `env_id`, `task_id`, `won` and `aborted` are read.
     """
-    return _counted(rollouts, pl.when(_UNKNOWN).then(0.0).otherwise(_WON))
+    outcome = pl.when(_UNKNOWN).then(0.0).otherwise(_WON)
+    return _counted(rollouts, outcome)
 
 
 def aborted_dropped(rollouts: pl.DataFrame) -> Counted:
@@ -73,7 +74,8 @@ def aborted_won(rollouts: pl.DataFrame) -> Counted:
 
     Arguments are those of `aborted_lost`.
     """
-    return _counted(rollouts, pl.when(_UNKNOWN).then(1.0).otherwise(_WON))
+    outcome = pl.when(_UNKNOWN).then(1.0).otherwise(_WON)
+    return _counted(rollouts, outcome)
 
 
 def limit_lost(rollouts: pl.DataFrame) -> Counted:
@@ -81,7 +83,8 @@ def limit_lost(rollouts: pl.DataFrame) -> Counted:
 
     Arguments are those of `aborted_lost`; the column `truncated` is read, too.
     """
-    return _counted(rollouts, pl.when(~_ABORTED).then(pl.when("truncated").then(0.0).otherwise(_WON)))
+    outcome = pl.when("truncated").then(0.0).otherwise(_WON)
+    return _counted(rollouts, pl.when(~_ABORTED).then(outcome))
 
 
 def limit_won(rollouts: pl.DataFrame) -> Counted:
@@ -89,7 +92,8 @@ def limit_won(rollouts: pl.DataFrame) -> Counted:
 
     Arguments are those of `limit_lost`.
     """
-    return _counted(rollouts, pl.when(~_ABORTED).then(pl.when("truncated").then(1.0).otherwise(_WON)))
+    outcome = pl.when("truncated").then(1.0).otherwise(_WON)
+    return _counted(rollouts, pl.when(~_ABORTED).then(outcome))
 
 
 def best(rollouts: pl.DataFrame) -> Counted:
@@ -102,12 +106,14 @@ def best(rollouts: pl.DataFrame) -> Counted:
     if not found:
         return Counted(None, None, None, 0)
     highest = max(found, key=lambda seed: found[seed].value)
-    return aborted_dropped(rollouts.filter(pl.col("seed") == highest))
+    of_seed = rollouts.filter(pl.col("seed") == highest)
+    return aborted_dropped(of_seed)
 
 
 def last(rollouts: pl.DataFrame) -> Counted:
     """Report the seed, or the evaluation, with the highest number. Arguments are those of `best`."""
-    return aborted_dropped(rollouts.filter(pl.col("seed") == pl.col("seed").max()))
+    is_last = pl.col("seed") == pl.col("seed").max()
+    return aborted_dropped(rollouts.filter(is_last))
 
 
 def mean(rollouts: pl.DataFrame) -> Counted:
@@ -118,7 +124,8 @@ def mean(rollouts: pl.DataFrame) -> Counted:
     value = fmean(estimate.value for estimate in found.values())
     known = rollouts.filter(~_UNKNOWN)
     # Seeds play the same tasks, so that the tasks are the trials, not the episodes.
-    low, high = wilson_interval(value, known.select(pl.struct(TASK).n_unique()).item())
+    tasks = known.select(pl.struct(TASK).n_unique()).item()
+    low, high = wilson_interval(value, tasks)
     return Counted(value, low, high, len(known))
 
 
@@ -168,4 +175,8 @@ def success_by_rule(rollouts: pl.DataFrame, evaluations: pl.DataFrame | None = N
     [0.25, 0.3333333333333333, 1.0, 0.5]
     """
     chosen_from = rollouts if evaluations is None else evaluations
-    return {name: count(chosen_from if name in CHOICES else rollouts) for name, (_, count) in RULES.items()}
+    reported = {}
+    for name, (_, count) in RULES.items():
+        table = chosen_from if name in CHOICES else rollouts
+        reported[name] = count(table)
+    return reported
