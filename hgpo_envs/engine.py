@@ -116,8 +116,11 @@ class TaskSource(Protocol):
     A source that holds something outside this process, such as a server, may have a method ``close``, which is called
     once, after its last environment was closed (`hgpo_envs.sources.SharedSource`).
 
-    A source may have a method ``contents``, which returns the texts of a task, by name, that must be equal for it to be
-    the same task in another data set, such as its sentence and its initial state (`hgpo_envs.data_comparison`).
+    A source may have a method ``contents``, which returns texts of a task by name: everything that it depends on, such
+    as its sentence, initial state, rules and wording, and nothing else, such as paths and file formats. Data sets are
+    compared by them (`hgpo_envs.data_comparison`), and checksums of panels are made of them
+    (`hgpo_train.panels.data.task_checksum`). If its data were made from other files, a source may have the attribute
+    ``files``, their SHA-256 by name.
     """
 
     name: str

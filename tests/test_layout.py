@@ -25,7 +25,7 @@ ROOMS = {
         {"field_docs"},  # read by help, which imports nothing else
         {"settings", "lazy_names", "local_server", "proportions"},  # shared by all layers
         {"resampling"},
-        {"measures", "scores"},
+        {"measures", "scores", "panels"},  # panels know environments and settings, and nothing of how they are played
         {"advantages", "models"},
         {"policies"},
         {"rollout"},
@@ -39,7 +39,7 @@ ROOMS = {
     ],
     "hgpo_train/training": [
         {"config", "display", "metrics", "verify_run"}, {"data", "memory_plan", "tracking"}, {"run_folder", "update"},
-        {"card", "checkpoint", "scoring", "stages"}, {"gpu_check", "sft"}, {"trainer", "warm_start"},
+        {"checkpoint", "evaluations", "scoring", "stages"}, {"card", "gpu_check", "sft"}, {"trainer", "warm_start"},
         {"first_training", "saved_tables"},
     ],
     "hgpo_envs/alfworld": [{"engine"}, {"data"}, {"players"}, {"generation"}, {"reference"}, {"environment"}],

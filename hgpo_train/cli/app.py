@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, get_args, get_origin
 
 from cyclopts import App, CoercionError, Parameter, convert
 
-from hgpo_train.cli import check, data
+from hgpo_train.cli import card, certificate, check, data, panels
 from hgpo_train.cli.advantages import advantages
-from hgpo_train.cli.card import card
 from hgpo_train.cli.common import check_output_path
 from hgpo_train.cli.envs import envs
 from hgpo_train.cli.eval import evaluate
@@ -48,7 +47,7 @@ LIBRARIES: Final = (
 )  # fmt: skip
 """The libraries that results depend on, whose versions `hgpo --version` prints."""
 
-COMMANDS: Final = (advantages, card, envs, new, play, quickstart, rollout, score, sft, stats, train, verify, view)
+COMMANDS: Final = (advantages, envs, new, play, quickstart, rollout, score, sft, stats, train, verify, view)
 
 ENTRY_POINTS: Final = "hgpo.commands"
 
@@ -78,8 +77,11 @@ def application() -> App:
     for command in COMMANDS:
         app.command(command)
     app.command(evaluate, name="eval")
+    card.add_commands(app)
     check.add_commands(app)
     data.add_commands(app)
+    panels.add_commands(app)
+    certificate.add_commands(app)
     app.register_install_completion_command(help="Install completion for this shell: bash, zsh, fish or PowerShell.")
     return app
 

@@ -34,8 +34,8 @@ def episode_table(steps: pl.LazyFrame) -> pl.DataFrame:
     """Return a frame with one row per episode, sorted by seed and task.
 
     Its columns are seed, env_id, task_id, task (the instruction), task_type, the measures (null where unknown),
-    aborted, won; invalid, judged and admissible (numbers of actions, `hgpo_train.measures`); and scenario, if the
-    benchmark has scenarios (`hgpo_envs.environment_spec.EnvironmentSpec`).
+    aborted, truncated, won; invalid, judged and admissible (numbers of actions, `hgpo_train.measures`); and scenario,
+    if the benchmark has scenarios (`hgpo_envs.environment_spec.EnvironmentSpec`).
     """
     episodes = (
         rollout_table(steps)
@@ -50,6 +50,7 @@ def episode_table(steps: pl.LazyFrame) -> pl.DataFrame:
             (1 - pl.col("invalid") / pl.col("length")).alias("validity"),
             (pl.col("admissible") / pl.col("judged")).fill_nan(None).alias("admissibility"),
             "aborted",
+            "truncated",
             "won",
             "invalid",
             "judged",

@@ -42,7 +42,7 @@ def rollout_table(steps: pl.LazyFrame) -> pl.LazyFrame:
     The columns are run, iteration, task_id, group and trajectory; env_id, task and task_type; won (null if unknown),
     score, episode_return and length (number of steps, those of an aborted rollout until it failed); invalid (number of
     actions that were not well-formed), judged and admissible (numbers of actions of which that is known, and of
-    admissible ones); aborted and error.
+    admissible ones); aborted, truncated (whether the step limit ended it) and error.
     """
     return steps.group_by("run", *GROUP, "trajectory").agg(
         pl.col("env_id", "task", "task_type", "episode_return").first(),
@@ -52,7 +52,7 @@ def rollout_table(steps: pl.LazyFrame) -> pl.LazyFrame:
         (~pl.col("action_valid")).sum().alias("invalid"),
         pl.col("action_admissible").count().alias("judged"),
         pl.col("action_admissible").sum().alias("admissible"),
-        pl.col("aborted").any(),
+        pl.col("aborted", "truncated").any(),
         pl.col("error").drop_nulls().first(),
     )
 

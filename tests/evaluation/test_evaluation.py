@@ -185,7 +185,7 @@ def test_a_scenario_is_solved_if_all_its_tasks_are(monkeypatch) -> None:
         {"run": "run", "iteration": seed, "task_id": task, "task": "", "task_type": "difficulty 1", "env_id": "e"}
         | {"trajectory": f"{seed}/{task}", "group": 0, "step": 0, "won": won or False, "episode_won": won or False}
         | {"score": 0.5, "episode_return": 0.0, "action_valid": True, "action_admissible": True}
-        | {"aborted": won is None, "error": None}
+        | {"aborted": won is None, "truncated": False, "error": None}
         for (seed, task), won in outcomes.items()
     ]
     played = episode_table(pl.DataFrame(rows).lazy())
