@@ -115,6 +115,11 @@ class TaskSource(Protocol):
 
     A source that holds something outside this process, such as a server, may have a method ``close``, which is called
     once, after its last environment was closed (`hgpo_envs.sources.SharedSource`).
+
+    A source may have a method ``content``, which returns a text that changes with everything that a task depends on
+    (hidden state, rules, wording), and with nothing else, such as paths and file formats. Checksums of panels are made
+    of it; without it, of the task's first state and versions. If its data were made from other files, it may have the
+    attribute ``files``, their SHA-256 by name.
     """
 
     name: str

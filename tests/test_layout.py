@@ -25,7 +25,7 @@ ROOMS = {
         {"field_docs"},  # read by help, which imports nothing else
         {"settings", "lazy_names", "local_server", "proportions"},  # shared by all layers
         {"resampling"},
-        {"measures", "scores"},
+        {"measures", "scores", "panels"},  # panels know environments and settings, and nothing of how they are played
         {"advantages", "models"},
         {"policies"},
         {"rollout"},

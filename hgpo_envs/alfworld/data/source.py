@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import astuple
 from functools import lru_cache, partial
 from importlib import resources
 from pathlib import Path
@@ -86,6 +88,11 @@ class ALFWorldSource:
         except KeyError:
             raise UnknownTask(unknown("ALFWorld task", task_id, self.store.ids(), limit=2)) from None
         return file if self._grammar is None else convert(file, self._grammar)
+
+    def content(self, task_id: str) -> str:
+        """Return the planning problem and the wording of a task (`hgpo_envs.engine.TaskSource`)."""
+        problem = " ".join(self.read(task_id)["pddl_problem"].split())
+        return json.dumps([problem, *astuple(self.game(task_id).grammar)])
 
     def trajectory(self, task_id: str) -> dict[str, Any] | None:
         """Return the stored part of the game's `traj_data.json`, or None."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, get_args
@@ -85,6 +86,9 @@ class WebShopSource:
             _one_of(name, value, _QUIRKS[name])
         self.quirks: Final = Quirks(**dict[str, Any](quirks))
         self.splits: Final = split_ranges(len(self.shop.goals))
+        self.files: Final = dict[str, str](catalogue.manifest["sources"])
+        """SHA-256 of the files that the catalogue was built from, by name."""
+        self._products = catalogue.manifest["products"]
         self._versions = {
             "catalogue": catalogue.manifest["id"],
             "nouns": catalogue.manifest["nouns"],
@@ -126,6 +130,17 @@ class WebShopSource:
             goal.product.category,
             self._versions,
         )
+
+    def content(self, task_id: str) -> str:
+        """Return a goal, and what the pages and rewards come from (`hgpo_envs.engine.TaskSource`).
+
+        The catalogue's id is left out: it depends on whether its files are compressed.
+        """
+        goal = self.shop.goal(task_id)
+        options = dict(goal.options) if isinstance(goal.options, Mapping) else goal.options
+        wanted = [goal.product.asin, goal.attributes, options, goal.price_upper]
+        others = {name: value for name, value in self._versions.items() if name != "catalogue"}
+        return json.dumps([wanted, sorted(self.files.values()), self._products, others])
 
     def engine(self) -> WebShopEngine:
         """Return a new engine over this catalogue."""
