@@ -340,7 +340,7 @@ class Protocol(NamedTuple):
     benchmark: str | None = None
 
 
-SEEDS: Final = "checklist of arXiv 2604.09459: 2 of 41 methods report a variance"
+SEEDS_SOURCE: Final = "checklist of arXiv 2604.09459: 2 of 41 methods report a variance"
 LIMITS: Final = "jinyangwu/SEED #6; scripts of verl-agent and HGPO"
 _AUDITS: Final = "ZJU-REAL/Agent-G2 #1, ZJU-REAL/SDAR #58, ZethWang/AgentOPSD #11"
 _SIZES: Final = "aiming-lab/SkillRL #66, #68"
@@ -359,8 +359,10 @@ _TASKS: Final = [
 ]
 
 PROTOCOLS: Final = (
-    Protocol("other seeds", "A/A: the reference again, with other seeds. What chance gives.", SEEDS, other_seeds),
-    Protocol("one seed", "One seed, without an interval.", SEEDS, partial(reseeded, 1.0)),
+    Protocol(
+        "other seeds", "A/A: the reference again, with other seeds. What chance gives.", SEEDS_SOURCE, other_seeds
+    ),
+    Protocol("one seed", "One seed, without an interval.", SEEDS_SOURCE, partial(reseeded, 1.0)),
     Protocol(
         "128 workers",
         "Each worker shuffles an unsorted list by its seed: 91 of 140 games.",
