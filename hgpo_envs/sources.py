@@ -10,7 +10,7 @@ from threading import RLock
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakSet, finalize
 
-from hgpo_envs.errors import InputError
+from hgpo_envs.errors import InputError, unknown
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -134,14 +134,16 @@ class Split(Sequence[str]):
     Args:
         shared: The task source.
         name: The split; ``all`` contains every task.
+        chosen: Distinct ids of some of its tasks, in the order that replaces the source's. None is all of them.
 
     Raises:
-        InputError: The source has no such split, or the split has no tasks.
+        InputError: The source has no such split, the split has no tasks, or it lacks one that is chosen.
     """
 
-    def __init__(self, shared: SharedSource, name: str) -> None:
+    def __init__(self, shared: SharedSource, name: str, chosen: Sequence[str] | None = None) -> None:
         self.shared = shared
         self.name = name
+        self.chosen = None if chosen is None else tuple(chosen)
         try:
             self._ids = shared.source.ids(name)
         except InputError:
@@ -150,6 +152,8 @@ class Split(Sequence[str]):
             raise InputError(str(error.args[0]) if error.args else f"unknown split {name!r}") from error
         if not len(self._ids):
             raise InputError(f"split {name!r} of {shared.source.name} has no tasks")
+        if self.chosen is not None:
+            self._ids = _checked(self.chosen, self._ids, f"task of split {name}")
 
     def __len__(self) -> int:
         return len(self._ids)
@@ -160,5 +164,15 @@ class Split(Sequence[str]):
     def __deepcopy__(self, memo: dict[int, Any]) -> Split:
         return self
 
-    def __reduce__(self) -> tuple[type[Split], tuple[SharedSource, str]]:
-        return Split, (self.shared, self.name)
+    def __reduce__(self) -> tuple[type[Split], tuple[SharedSource, str, tuple[str, ...] | None]]:
+        return Split, (self.shared, self.name, self.chosen)
+
+
+def _checked(chosen: tuple[str, ...], ids: Sequence[str], kind: str) -> tuple[str, ...]:
+    if not chosen or len(set(chosen)) < len(chosen):
+        raise InputError(f"tasks: expected distinct ids, at least one, received {len(chosen)} with {len(set(chosen))}")
+    known = set(ids)
+    for task_id in chosen:
+        if task_id not in known:
+            raise InputError(unknown(kind, task_id, ids, limit=2))
+    return chosen

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, get_args, get_origin
 
 from cyclopts import App, CoercionError, Parameter, convert
 
-from hgpo_train.cli import check, data
+from hgpo_train.cli import certificate, check, data, panels
 from hgpo_train.cli.advantages import advantages
 from hgpo_train.cli.card import card
 from hgpo_train.cli.common import check_output_path
@@ -82,6 +82,8 @@ def application() -> App:
     app.command(evaluate, name="eval")
     check.add_commands(app)
     data.add_commands(app)
+    panels.add_commands(app)
+    certificate.add_commands(app)
     app.register_install_completion_command(help="Install completion for this shell: bash, zsh, fish or PowerShell.")
     return app
 

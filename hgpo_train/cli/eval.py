@@ -6,7 +6,9 @@ import sys
 from contextlib import closing
 from functools import partial
 from pathlib import Path  # noqa: TC003 - cyclopts reads the annotations
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+from cyclopts import Parameter
 
 from hgpo_train.cli import common, options  # cyclopts reads the annotations
 
@@ -16,14 +18,23 @@ if TYPE_CHECKING:
     from hgpo_envs.sources import Split
     from hgpo_train.evaluation import EvaluationReport
     from hgpo_train.evaluation.report import MeasureSummary
+    from hgpo_train.panels import Panel
     from hgpo_train.rollout.collection import CollectedRun
+
+DEFAULT_ENV: Final = "HGPO/ALFWorld-v0"
+
+PANEL: Final = (
+    "What is played: a panel of `hgpo panels`, or a TOML file; name+setting=value changes a setting and the name. "
+    "Instead of --env and the options of the environment."
+)
 
 
 def evaluate(
     *,
     out: options.RunFolder,
     policy: str = "random",
-    env: options.Env = "HGPO/ALFWorld-v0",
+    panel: Annotated[str | None, Parameter(help=PANEL)] = None,
+    env: options.Env = DEFAULT_ENV,
     environment: options.EpisodeOptions = options.EpisodeOptions(),
     seeds: str = "123,456,789",
     temperature: float | None = None,
@@ -31,17 +42,18 @@ def evaluate(
     against: Path | None = None,
     as_json: options.Json = False,
 ) -> None:
-    """Evaluate a policy on every task of a split, once per seed.
+    """Evaluate a policy on every task of a split, or on the tasks of a panel, once per seed.
 
     Args:
         out: The run's folder.
         policy: random, expert, openai:MODEL, vllm:MODEL, transformers:MODEL, … (docs/rollouts.md)
+        panel: The panel.
         env: The environment.
         environment: The options of the environment.
         seeds: Comma-separated seeds; every task is played once per seed.
         temperature: A model's temperature. Default: 0.4, as published.
         execution: The options of the policy and of the execution.
-        against: Another evaluation, for a paired comparison by task.
+        against: Another evaluation, or a certificate of the same panel, for a paired comparison by task.
         as_json: Whether to print JSON.
     """
     import polars as pl
@@ -50,7 +62,7 @@ def evaluate(
     from hgpo_envs.errors import InputError
     from hgpo_train.evaluation import episode_table
     from hgpo_train.evaluation import evaluate as play
-    from hgpo_train.evaluation.play import SAMPLING
+    from hgpo_train.evaluation.play import SAMPLING, SEEDS
     from hgpo_train.rollout.env_handle import evaluation_split, open_env
 
     try:
@@ -60,6 +72,13 @@ def evaluate(
     sampling = {} if temperature is None else {"temperature": temperature}
     if sampling and policy.partition(":")[0] not in SAMPLING:
         raise InputError(f"--temperature: policy {policy!r} does not sample from a model; remove the option")
+    if panel is not None:
+        given: dict[str, Any] = {"env": None if env == DEFAULT_ENV else env, "temperature": temperature}
+        given["seeds"] = None if numbers == [*SEEDS] else numbers
+        _evaluate_panel(panel, policy, out, environment, given, execution, against, as_json=as_json)
+        return
+    if against is not None and against.is_file() and against.suffix == ".json":
+        raise InputError(f"--against {against}: a certificate is compared with a run of its panel; give the --panel")
     arguments = environment.arguments(split=environment.split or evaluation_split(env))
     other = None if against is None else episode_table(scan_steps(against))
     if other is not None:
@@ -71,6 +90,37 @@ def evaluate(
     common.play_and_report(play, partial(_report, against=against, other=other, as_json=as_json))
 
 
+def _evaluate_panel(
+    name: str,
+    policy: str,
+    out: Path,
+    environment: options.EpisodeOptions,
+    given: dict[str, Any],
+    execution: options.RolloutOptions,
+    against: Path | None,
+    *,
+    as_json: bool,
+) -> None:
+    """Evaluate a policy on a panel. Options that a panel fixes are refused; `given` are those of them, None if not."""
+    from hgpo_envs.errors import InputError
+    from hgpo_train.evaluation import evaluate_panel
+    from hgpo_train.evaluation.certificate_check import read_comparable
+    from hgpo_train.panels import load_panel
+
+    panel = load_panel(name)
+    given |= {each: getattr(environment, each) for each in ("split", "history_length", "max_steps", "action_format")}
+    given["env_option"] = environment.env_option
+    for option, value in given.items():
+        if value is None:
+            continue
+        instead = f"{name}+{option}={value}".replace(" ", "")
+        advice = f"to change it, write --panel '{instead}'" if option in panel.flat() else "leave it out"
+        raise InputError(f"--{option.replace('_', '-')}: the panel {panel.title} fixes it; {advice}")
+    other = None if against is None else read_comparable(against, panel, environment.data).table()
+    play = partial(evaluate_panel, panel, policy, out, data=environment.data, **execution.arguments(policy))
+    common.play_and_report(play, partial(_report, against=against, other=other, as_json=as_json, panel=panel))
+
+
 def _is_listed(tasks: Split) -> pl.Expr:
     """Return whether a task is of a split; any is of one that is too long to be read."""
     import polars as pl
@@ -80,13 +130,16 @@ def _is_listed(tasks: Split) -> pl.Expr:
     return pl.lit(value=True) if len(tasks) > SORTED else pl.col("task_id").is_in(list(tasks))
 
 
-def _report(run: CollectedRun, against: Path | None, other: pl.DataFrame | None, *, as_json: bool) -> None:
+def _report(
+    run: CollectedRun, against: Path | None, other: pl.DataFrame | None, *, as_json: bool, panel: Panel | None = None
+) -> None:
     """Print the results of an evaluation, and its comparison with the episodes of another one, if there is one."""
     from dataclasses import asdict
 
     from hgpo_envs.wording import counted
     from hgpo_train.cli.display import print_json
     from hgpo_train.evaluation import compare, episode_table, evaluation_reports
+    from hgpo_train.evaluation.certificate import NAME as CERTIFICATE
     from hgpo_train.evaluation.summary import NAME as SUMMARY
 
     episodes = episode_table(run.steps)
@@ -96,12 +149,14 @@ def _report(run: CollectedRun, against: Path | None, other: pl.DataFrame | None,
     comparisons = [] if other is None else [compare(episodes, other, measure) for measure in known]
     if as_json:
         document: dict[str, object] = {"run": str(run.path), "reports": [asdict(report) for report in reports]}
+        if panel is not None:
+            document |= {"panel": panel.title, "digest": panel.digest, "certificate": str(run.path / CERTIFICATE)}
         if against is not None:
             document |= {"against": str(against), "comparisons": [asdict(comparison) for comparison in comparisons]}
         print_json(document)
         return
     if reports:
-        _print_reports(reports)
+        _print_reports(reports, "" if panel is None else f"{panel.title}, ")
         print(f"success of all tasks: {reports[0].success.describe()}")
     for comparison in comparisons:
         values = (comparison.difference, comparison.low, comparison.high)
@@ -112,11 +167,14 @@ def _report(run: CollectedRun, against: Path | None, other: pl.DataFrame | None,
             f"permutation test p = {comparison.p:.4f}"
         )
     following = common.next_commands(("stats", run.path))
+    if panel is not None:
+        path = run.path / CERTIFICATE
+        following = common.next_commands(("certificate", "check", path, "--run", run.path, "--replay", 10))
     hint = f"Steps are in {run.path}, all numbers in {run.path / SUMMARY}. {following}"
     print(hint, file=sys.stderr)
 
 
-def _print_reports(reports: list[EvaluationReport]) -> None:
+def _print_reports(reports: list[EvaluationReport], panel: str) -> None:
     from hgpo_train.cli.display import print_table
 
     is_scored = _is_scored(reports)
@@ -138,7 +196,7 @@ def _print_reports(reports: list[EvaluationReport]) -> None:
             row.append("–" if report.scenario_success is None else f"{100 * report.scenario_success:.1f}")
         row += [_mean(values["length"], 1), _mean(values["validity"], 100), _mean(values["admissibility"], 100)]
         rows.append(row)
-    title = f"seeds {seeds}; ± std over seeds, 95% interval over tasks ({intervals})"
+    title = f"{panel}seeds {seeds}; ± std over seeds, 95% interval over tasks ({intervals})"
     print_table([*columns, "steps", "valid\n%", "admis.\n%"], rows, title=title)
 
 

@@ -32,6 +32,7 @@ def evaluate(
     out: str | os.PathLike[str],
     *,
     split: str | None = None,
+    tasks: Sequence[str] | None = None,
     seeds: Sequence[int] = SEEDS,
     policy_options: Mapping[str, Any] | None = None,
     **options: Any,
@@ -46,10 +47,11 @@ def evaluate(
         policy: Likewise.
         out: The run's folder.
         split: The split. Default: the environment's for evaluations.
+        tasks: Ids of the tasks of the split that are played, in this order. Default: all, in the split's order.
         seeds: Distinct integers in [0, 2³¹).
         policy_options: Options of a policy that is selected by name. The default of a model's `temperature` is 0.4.
-        **options: Further arguments of `collect`: `slots`, `workers`, `retry_failed`, `max_failed`, `progress`, and the
-            keyword arguments of the environment.
+        **options: Further arguments of `collect`: `slots`, `workers`, `retry_failed`, `max_failed`, `progress`,
+            `metadata`, and the keyword arguments of the environment.
 
     Raises:
         InputError: The seeds are not distinct, or as `collect`, like the other exceptions.
@@ -63,7 +65,7 @@ def evaluate(
         raise InputError("split: expected an id together with a split, received an environment that is open")
     if isinstance(policy, str) and policy.partition(":")[0] in SAMPLING:
         policy_options = {"temperature": TEMPERATURE, **(policy_options or {})}
-    options |= {"tasks": None, "group_size": 1, "seed": seeds, "order": "sweep", "policy_options": policy_options}
+    options |= {"tasks": tasks, "group_size": 1, "seed": seeds, "order": "sweep", "policy_options": policy_options}
     try:
         run = collect(env, policy, out, **options)
     except InputError:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from hgpo_datasets import manifest, scan_steps
 from hgpo_envs.errors import InputError
@@ -20,7 +20,10 @@ from hgpo_train.rollout.failures import failures_of_steps
 from hgpo_train.rollout.sessions import read_sessions
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
+
+    from hgpo_train.rollout.sessions import Session
 
 NAME: Final = "summary.json"
 FORMAT: Final = "hgpo summary 2"
@@ -45,18 +48,13 @@ def write_summary(run: Path) -> None:
     failures = failures_of_steps(scan_steps(run))
     sessions = read_sessions(run)
 
-    # Sums are known if sessions were recorded from the run's first rollout on, and every one counted.
-    recorded = bool(sessions) and not sessions[0].groups_before
-    tokens = {}
-    for name in ("prompt", "response"):
-        counts = [getattr(session, f"{name}_tokens") for session in sessions]
-        tokens[name] = sum(counts) if recorded and None not in counts else None
     summary = {
         "format": FORMAT,
         "run": run.resolve().name if header is None else header.run,
         "complete": bool(sessions) and sessions[-1].ended == "complete",
         "policy": config.get("policy"),
         "environment": config.get("env"),
+        "panel": config.get("panel"),
         "seeds": [config["seed"]] if "seed" in config else episodes["seed"].unique().sort().to_list(),
         "episodes": {
             "played": len(episodes),
@@ -66,10 +64,22 @@ def write_summary(run: Path) -> None:
         "failures": [{"reason": reason, "episodes": times} for reason, times in failures.reasons],
         "results": [asdict(report) for report in evaluation_reports(episodes)],
         "intervals": INTERVALS,
-        "tokens": tokens,
-        "wall_s": round(sum(session.seconds for session in sessions), 3) if recorded else None,
-        "sessions": len(sessions),
+        **expense(sessions),
         "versions": sessions[-1].versions if sessions else {},
     }
     text = json.dumps(redact_json(summary), indent=1, ensure_ascii=False, allow_nan=False)
     write_file(run / NAME, seal(text.encode()))
+
+
+def expense(sessions: Sequence[Session]) -> dict[str, Any]:
+    """Return the tokens of prompts and responses, the seconds, and the number of sessions.
+
+    Sums are None unless sessions were recorded from the run's first rollout on, and every one counted.
+    """
+    recorded = bool(sessions) and not sessions[0].groups_before
+    tokens = {}
+    for name in ("prompt", "response"):
+        counts = [getattr(session, f"{name}_tokens") for session in sessions]
+        tokens[name] = sum(counts) if recorded and None not in counts else None
+    seconds = round(sum(session.seconds for session in sessions), 3) if recorded else None
+    return {"tokens": tokens, "wall_s": seconds, "sessions": len(sessions)}

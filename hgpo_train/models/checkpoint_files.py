@@ -166,8 +166,14 @@ def is_removable(folder: Path) -> bool:
 
 def write_manifest(folder: Path) -> None:
     """Write a checkpoint's manifest. Call it after all other files are written."""
-    files = {name: _sha256(folder / name) for name in _files(folder) if name != MANIFEST}
+    files = file_checksums(folder)
+    files.pop(MANIFEST, None)
     (folder / MANIFEST).write_bytes(msgspec.json.encode(_Manifest("hgpo checkpoint 1", files)))
+
+
+def file_checksums(folder: Path) -> dict[str, str]:
+    """Return the SHA-256 of every file below a folder by its relative name."""
+    return {name: _sha256(folder / name) for name in _files(folder)}
 
 
 def checksums(folder: Path) -> dict[str, str]:

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 OWN_DATA: Final = "the data that the environment opens without a path"
 
 
+class NoDataError(InputError):
+    """A panel's data are not on this machine."""
+
+
 def task_checksum(source: TaskSource, ids: Sequence[str]) -> str:
     """Return the SHA-256 of tasks, in hexadecimal digits: equal on every machine, whatever the files' place and format.
 
@@ -60,7 +64,8 @@ def find_data(panel: Panel, data: str | os.PathLike[str] | None = None) -> tuple
         The keyword arguments of `hgpo_train.evaluation.evaluate` that select the environment, and the tasks' checksum.
 
     Raises:
-        InputError: There are no data, a task is missing, or they are not those of the panel.
+        NoDataError: There are no data.
+        InputError: A task is missing, or they are not those of the panel.
     """
     # What is pinned is the panel before any override: of another wording of a game, the checksum would be another one.
     base = panel.base or panel
@@ -71,7 +76,7 @@ def find_data(panel: Panel, data: str | os.PathLike[str] | None = None) -> tuple
         if place is None:
             tried = ", ".join(looked) or "the usual places"
             advice = f"get them with `{panel.data}`, or give their place (--data)"
-            raise InputError(f"panel {panel.title}: no data at {tried}; {advice}")
+            raise NoDataError(f"panel {panel.title}: no data at {tried}; {advice}")
     place_argument = {} if place is None else {"data": place}
     names = set(spec.parameters())
     arguments = {name: value for name, value in base.environment.items() if name in names} | place_argument

@@ -83,6 +83,11 @@ class Panel(Settings):
         for name in REQUIRED:
             if name not in self.environment:
                 raise InputError(f"panel {self.id}: expected environment.{name}, received none; write it out")
+        for name in ("env", "split"):
+            if not isinstance(self.environment[name], str):
+                raise InputError(
+                    f"panel {self.id}: expected a text as environment.{name}, received {self.environment[name]!r}"
+                )
         for name, values in (("tasks", self.tasks), ("seeds", self.seeds)):
             if len(set(values)) < len(values):
                 raise InputError(f"panel {self.id}: expected distinct {name}, received one of them twice")

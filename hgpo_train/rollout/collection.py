@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import cached_property
 from inspect import signature
@@ -32,6 +32,7 @@ from hgpo_envs.episode_options import EpisodeOptions
 from hgpo_envs.errors import InputError
 from hgpo_envs.files.atomic import LOCK, FolderLock, missing_folders, remove_unused
 from hgpo_envs.files.secrets import redact_json
+from hgpo_envs.sources import Split
 from hgpo_envs.task_sampling import SORTED
 from hgpo_train.measures import measure
 from hgpo_train.policies.registry import PolicyContext, PolicySpec, find_policy, name_of, own_policy, source_hash
@@ -53,7 +54,7 @@ from hgpo_train.rollout.sessions import Session, read_sessions, record_session
 from hgpo_train.rollout.tally import Tally
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping
 
     import polars as pl
 
@@ -133,7 +134,7 @@ def collect(
     policy: object,
     out: str | os.PathLike[str],
     *,
-    tasks: int | None = 16,
+    tasks: int | Sequence[str] | None = 16,
     group_size: int = 8,
     seed: int | Sequence[int] = 0,
     order: str = "shuffled",
@@ -145,6 +146,7 @@ def collect(
     max_failed: float = MAX_FAILED,
     without: str | Iterable[str] = (),
     progress: bool | Callable[[Tally], None] = True,
+    metadata: Mapping[str, Any] = {},
     **env_options: Any,
 ) -> CollectedRun:
     """Collect groups of rollouts into a run's folder. A run in the folder is resumed.
@@ -160,7 +162,7 @@ def collect(
 
             Instead of a text, a `Reply` also gives token ids and log-probabilities, and a `Failure` fails the rollout.
         out: The run's folder.
-        tasks: Number of tasks, each played by one group; None for all tasks of the split.
+        tasks: Number of tasks, each played by one group; None for all tasks of the split; or ids of tasks of the split.
         group_size: Number of rollouts per group.
         seed: Seed of the task order and of every rollout. With several seeds, everything is played once for each, which
             is then the column `iteration`.
@@ -175,6 +177,7 @@ def collect(
         without: Columns or families of columns to omit, such as ``"prompt"``.
         progress: Whether to show a progress line, or lines in a file now and then; or a function that is called
             regularly with the counts so far.
+        metadata: Further JSON values that the run's configuration contains.
         **env_options: Keyword arguments of the environment, such as ``split="valid_seen"``, ``history_length=4`` or
             ``max_steps=30``. The default of ``action_format`` is ``"command"`` for functions and objects with
             `respond`, whose texts are then actions, and ``"response"`` otherwise: the prompt then asks for thoughts
@@ -204,14 +207,13 @@ def collect(
     # 1. The policy's specification and the environment, whose default of `action_format` depends on it.
     maker, argument = find_policy(policy)
     handle, stored_options = _open(env, env_options, maker.action_format)
-    if tasks is None and len(handle.tasks) > SORTED:
-        raise InputError(f"tasks: expected a number, because the split has {len(handle.tasks):,} tasks; received none")
+    handle, count = _select(handle, tasks)
     # 2. What is played, once for each seed.
     several_seeds = isinstance(seed, Iterable)
     seeds = list(seed) if isinstance(seed, Iterable) else [seed]
     specs = [
         RolloutSpec(
-            tasks=len(handle.tasks) if tasks is None else tasks,
+            tasks=count,
             group_size=group_size,
             seed=number,
             order=order,
@@ -256,6 +258,7 @@ def collect(
                 **({"evaluation": True} if several_seeds else {"seed": seed}),  # further seeds can be added
                 "order": order,
                 "dynamic": dynamic is not None,
+                **metadata,
             }
         )
         columns = [without] if isinstance(without, str) else list(without)
@@ -323,6 +326,17 @@ def _open(env: AnyEnv, options: Mapping[str, Any], action_format: str) -> tuple[
         )
     names = ("history_length", "action_format", "max_steps")
     return env, {"split": env.tasks.name, **{name: getattr(env.settings, name) for name in names}}
+
+
+def _select(handle: EnvHandle, tasks: int | Sequence[str] | None) -> tuple[EnvHandle, int]:
+    """Return the environment with the tasks that are chosen, and the number of tasks to play."""
+    if isinstance(tasks, Sequence):
+        chosen = Split(handle.shared, handle.tasks.name, tasks)
+        return replace(handle, tasks=chosen), len(chosen)
+    number = len(handle.tasks)
+    if tasks is None and number > SORTED:
+        raise InputError(f"tasks: expected a number, because the split has {number:,} tasks; received none")
+    return handle, number if tasks is None else tasks
 
 
 def _changes(folder: Path, earlier: Sequence[Session], session: Session, name: str) -> list[str]:

@@ -13,6 +13,7 @@ from hgpo_envs.environment_spec import environment_ids, environment_spec
 from hgpo_envs.episode import Settings, check_template, settings_for
 from hgpo_envs.episode_options import EpisodeOptions
 from hgpo_envs.errors import InputError, one_line, unknown
+from hgpo_envs.hashing import text_hash
 from hgpo_envs.plugins import name_of
 from hgpo_envs.registration import make_env, resolve_id
 from hgpo_envs.sources import SharedSource, Split, open_shared
@@ -53,9 +54,11 @@ class EnvHandle:
         functions = {"state_key": self.settings.state_key, "memory": self.settings.memory}
         named = {name: name_of(function) for name, function in functions.items() if function is not None}
         plain = {name: name_of(value) if callable(value) else value for name, value in options.items()}
+        # A list of ids may be long: their hash tells one list from another.
+        chosen = {} if self.tasks.chosen is None else {"chosen": text_hash(json.dumps(self.tasks.chosen))}
         return {
             "env": {"id": self.env_id, **plain},
-            "tasks": {"count": len(self.tasks), **self.shared.source.task(self.tasks[0]).versions},
+            "tasks": {"count": len(self.tasks), **chosen, **self.shared.source.task(self.tasks[0]).versions},
             "prompt_template": self.settings.template.fingerprint,
             **named,
         }

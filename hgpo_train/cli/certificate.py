@@ -1,0 +1,75 @@
+"""`hgpo certificate check`: recompute the figures of a certificate, and replay its episodes."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path  # noqa: TC003 - cyclopts reads the annotations
+from typing import Final
+
+from cyclopts import App
+from cyclopts.types import NonNegativeInt  # noqa: TC002 - cyclopts reads the annotations
+
+from hgpo_train.cli import common, options  # cyclopts reads the annotations
+
+SHOWN: Final = 20
+"""The largest number of differences that are printed."""
+
+
+def add_commands(app: App) -> None:
+    """Add the group of commands to an application."""
+    certificate = App(name="certificate", help="Check the certificate of an evaluation on a panel.")
+    app.command(certificate)
+    certificate.command(check)
+
+
+def check(
+    file: Path,
+    /,
+    *,
+    run: Path | None = None,
+    replay: NonNegativeInt = 0,
+    panel: str | None = None,
+    data: Path | None = None,
+    as_json: options.Json = False,
+) -> None:
+    """Recompute every figure of a certificate, and compare it with its panel, its run and the environment.
+
+    The exit code is 1 if anything differs, each in a line.
+
+    Args:
+        file: The certificate, or the run's folder that contains it.
+        run: The run that it is of, whose table is compared.
+        replay: Number of episodes, drawn at random, whose recorded actions are played again; needs --run.
+        panel: The panel. Default: the one of the certificate's title.
+        data: Where the panel's data are. Default: the bundled data, or the environment's usual places.
+        as_json: Whether to print JSON.
+    """
+    from dataclasses import asdict
+
+    from hgpo_envs.wording import counted
+    from hgpo_train.cli.display import print_json
+    from hgpo_train.evaluation.certificate import NAME
+    from hgpo_train.evaluation.certificate_check import check_certificate, read_certificate
+
+    path = file / NAME if file.is_dir() else file
+    result = check_certificate(path, run, replay=replay, panel=panel, data=data)
+    if as_json:
+        print_json({"ok": not result.problems, **asdict(result)})
+        sys.exit(1 if result.problems else 0)
+    for line in result.problems[:SHOWN]:
+        print(line)
+    if len(result.problems) > SHOWN:
+        print(f"and {len(result.problems) - SHOWN} more")
+    for line in result.notes:
+        print(f"note: {line}", file=sys.stderr)
+    if result.problems:
+        print(f"{path}: {counted(len(result.problems), 'difference')}")
+        sys.exit(1)
+    compared = ["its figures follow from its episodes"]
+    if run is not None:
+        compared.append("they are those of the run")
+    if replay:
+        compared.append(f"{counted(result.replayed, 'episode')} replayed alike")
+    print(f"{read_certificate(path).panel.title}: {', '.join(compared)}.")
+    if run is None:
+        print(common.next_commands(("certificate", "check", path, "--run", "RUN", "--replay", 10)))
