@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, get_args, get_origin
 
 from cyclopts import App, CoercionError, Parameter, convert
 
-from hgpo_train.cli import certificate, check, data, panels
+from hgpo_train.cli import card, certificate, check, data, panels
 from hgpo_train.cli.advantages import advantages
-from hgpo_train.cli.card import card
 from hgpo_train.cli.common import check_output_path
 from hgpo_train.cli.envs import envs
 from hgpo_train.cli.eval import evaluate
@@ -50,7 +49,7 @@ LIBRARIES: Final = (
 """The libraries that results depend on, whose versions `hgpo --version` prints."""
 
 COMMANDS: Final = (
-    advantages, card, envs, new, play, protocols, quickstart, rollout, score, sft, stats, train, verify, view
+    advantages, envs, new, play, protocols, quickstart, rollout, score, sft, stats, train, verify, view
 )  # fmt: skip
 
 ENTRY_POINTS: Final = "hgpo.commands"
@@ -80,6 +79,7 @@ def application() -> App:
     for command in COMMANDS:
         app.command(command)
     app.command(evaluate, name="eval")
+    card.add_commands(app)
     check.add_commands(app)
     data.add_commands(app)
     panels.add_commands(app)

@@ -1,12 +1,28 @@
-"""`hgpo card`: the model card of a training run's checkpoint."""
+"""`hgpo card`: what a reader needs to believe a run, on one page; and the check of such a page."""
 
 from __future__ import annotations
 
 import shlex
+import sys
 from pathlib import Path  # noqa: TC003 - cyclopts reads the annotations
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
-from cyclopts import Parameter
+from cyclopts import App, Parameter
+
+from hgpo_train.cli import common
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_SHOWN: Final = 20
+
+
+def add_commands(app: App) -> None:
+    """Add `hgpo card RUN` and `hgpo card check` to an application."""
+    group = App(name="card", help="Write the card of a run, or check one.")
+    app.command(group)
+    group.default(card)
+    group.command(check_card, name="check")
 
 
 def card(
@@ -14,28 +30,92 @@ def card(
     /,
     *,
     out: Annotated[Path | None, Parameter(alias="-o")] = None,
+    question: str | None = None,
     iteration: int | None = None,
+    as_json: Annotated[bool, Parameter("--json")] = False,
 ) -> None:
-    """Write the model card of a checkpoint: what was trained and how, and its success on held-out tasks.
+    """Write the card of a run: what a reader needs to believe it, on one page, with the head that Hugging Face reads.
 
-    The card has the head that Hugging Face reads. With --out, the commands that upload the model are printed.
+    It has the settings, success under every reporting rule, what was dropped, cost, files, and what is not known. With
+    --out, the commands that check and upload it are printed. To check one: hgpo card check CARD --run RUN
 
     Args:
-        run: The folder of a run of hgpo train.
+        run: A folder of hgpo train, hgpo eval or hgpo rollout. One that is called check: ./check.
         out: The file to write. Default: print the card.
-        iteration: The iteration of the checkpoint. Default: the best on held-out tasks, or the newest.
+        question: What the run was to find out.
+        iteration: Of hgpo train: the iteration of the checkpoint. Default: the best on held-out tasks, or the newest.
+        as_json: Whether to write JSON: everything, with all settings, task ids and files.
     """
+    import orjson
+
     from hgpo_envs.files.atomic import write_file
-    from hgpo_train.training.card import checkpoint_of, run_card
+    from hgpo_train.cli.display import print_json
+    from hgpo_train.evaluation.card_page import card_page
+
+    one_line = None if question is None else " ".join(question.split())
+    document = _document(run, one_line, iteration)
+    if out is None:
+        if as_json:
+            print_json(document)
+        else:
+            print(card_page(document), end="")
+        return
+    text = orjson.dumps(document, option=orjson.OPT_INDENT_2) if as_json else card_page(document).encode()
+    write_file(out, text)
+    print(f"The card is {out}. {common.next_commands(('card', 'check', out, '--run', run))}")
+    if not as_json:
+        print("Or, with the name of your repository:")
+        for upload in _uploads(document, run, out):
+            print(f"    hf upload ME/NAME {shlex.join(map(str, upload))}")
+
+
+def _document(run: Path, question: str | None, iteration: int | None) -> dict[str, Any]:
+    """Return the card of a run of any kind."""
+    from hgpo_envs.errors import InputError
+    from hgpo_train.evaluation.card import run_card
     from hgpo_train.training.run_folder import CONFIG
 
-    checkpoint = checkpoint_of(run, iteration)
-    text = run_card(run, checkpoint)
-    if out is None:
-        print(text, end="")
-        return
-    write_file(out, text.encode())
-    print(f"The card is {out}. Next, with the name of your repository:")
-    uploads = [(checkpoint, ".", "--exclude", "trainer/*"), (out, "README.md"), (run / CONFIG, CONFIG)]
-    for upload in uploads:
-        print(f"    hf upload ME/NAME {shlex.join(map(str, upload))}")
+    if (run / CONFIG).exists():
+        from hgpo_train.training.card import checkpoint_of, training_card
+
+        return training_card(run, checkpoint_of(run, iteration), question)
+    if iteration is not None:
+        raise InputError(f"--iteration: expected a run of hgpo train, received {run}; remove the option")
+    return run_card(run, question)
+
+
+def _uploads(document: Mapping[str, Any], run: Path, page: Path) -> list[list[object]]:
+    """Return the arguments of `hf upload` that publish a checkpoint, or a run as a data set, with its page."""
+    from hgpo_train.training.run_folder import CHECKPOINTS, CONFIG
+
+    if document["kind"] == "training":
+        checkpoint = run / CHECKPOINTS / f"{document['iteration']:06d}"
+        return [[checkpoint, ".", "--exclude", "trainer/*"], [page, "README.md"], [run / CONFIG, CONFIG]]
+    return [[run, ".", "--repo-type", "dataset"], [page, "README.md", "--repo-type", "dataset"]]
+
+
+def check_card(
+    card: Path,
+    /,
+    *,
+    run: Path,
+) -> None:
+    """Compute every figure of a card again from its run, and name those that differ. The exit code is then 1.
+
+    The head and what is under "Not known" are the author's and are not compared.
+
+    Args:
+        card: The page, or the JSON document, that hgpo card wrote.
+        run: The run's folder.
+    """
+    from hgpo_envs.wording import counted
+    from hgpo_train.evaluation.card_page import card_problems, read_card
+
+    found, given = read_card(card)
+    problems = card_problems(_document(run, given.question, given.iteration), found)
+    for problem in problems[:_SHOWN]:
+        print(problem)
+    if problems:
+        print(f"{card} is not the card of {run}: {counted(len(problems), 'difference')}", file=sys.stderr)
+        sys.exit(1)
+    print(f"Every figure of {card} is that of {run}. {common.next_commands(('verify', run))}")

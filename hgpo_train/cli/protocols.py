@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 from cyclopts import Parameter
 
 from hgpo_train.cli import common, options  # cyclopts reads the annotations
+from hgpo_train.cli.eval import DEFAULT_ENV, PANEL
 
 if TYPE_CHECKING:
     from hgpo_train.evaluation.protocols import Effect, Reference
+
+SEEDS: Final = "123,456,789"
 
 
 def protocols(
@@ -19,10 +22,10 @@ def protocols(
     /,
     *,
     policy: str | None = None,
-    panel: str | None = None,
-    env: options.Env = "HGPO/ALFWorld-v0",
+    panel: Annotated[str | None, Parameter(help=PANEL)] = None,
+    env: options.Env = DEFAULT_ENV,
     environment: options.EpisodeOptions = options.EpisodeOptions(),
-    seeds: str = "123,456,789",
+    seeds: str = SEEDS,
     temperature: float | None = None,
     execution: options.RolloutOptions = options.RolloutOptions(),
     out: Path | None = None,
@@ -37,10 +40,10 @@ def protocols(
     Args:
         run: A run of hgpo eval or hgpo train.
         policy: Play this policy instead, as in hgpo eval.
-        panel: The panel on which it is played.
-        env: The environment, without a panel.
+        panel: The panel.
+        env: The environment.
         environment: The options of the environment.
-        seeds: Comma-separated seeds, without a panel.
+        seeds: Comma-separated seeds; every task is played once per seed.
         temperature: A model's temperature. Default: 0.4, or the panel's.
         execution: The options of the policy and of the execution.
         out: The folder of what is played; it is resumed.
@@ -71,12 +74,14 @@ def protocols(
         title = policy
         sampling = {} if temperature is None else {"temperature": temperature}
         settings = execution.arguments(policy, **sampling)
-        if panel is None:
+        if panel is not None:
+            title += f" on {panel}"
+            if (env, environment, seeds, temperature) != (DEFAULT_ENV, options.EpisodeOptions(data=environment.data), SEEDS, None):
+                raise InputError(f"--panel {panel}: it fixes environment, seeds and temperature; write {panel}+setting=value")
+            settings |= panel_settings(panel, policy, environment.data, settings["policy_options"])
+        else:
             split = environment.split or evaluation_split(env)
             settings |= environment.arguments(env=env, split=split) | {"seeds": common.read_seeds(seeds)}
-        else:
-            title += f" on {panel}"
-            settings |= panel_settings(panel, policy, environment.data, settings["policy_options"])
         with common.resumable("Finished groups are committed; run the same command again to resume."):
             reference, played = played_effects(policy, out, **settings)
     effects = [*table_effects(reference), *played]

@@ -101,9 +101,9 @@ def _run(
 ) -> None:
     from hgpo_envs.errors import InputError
     from hgpo_train.models.checkpoint_files import list_checkpoints
-    from hgpo_train.training.card import evaluation_command, evaluation_result, evaluations
     from hgpo_train.training.config import code_named, configured_estimator
     from hgpo_train.training.display import Display
+    from hgpo_train.training.evaluations import evaluation_command, evaluation_result, evaluations
     from hgpo_train.training.run_folder import describe_interrupted
     from hgpo_train.training.saved_tables import train_on_table
     from hgpo_train.training.trainer import Trainer

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from hgpo_datasets import manifest
 from hgpo_envs.environment_spec import environment_spec
+from hgpo_train.evaluation.panel_evaluation import SAMPLING as FIXED
 from hgpo_train.evaluation.play import SAMPLING, SEEDS, TEMPERATURE, evaluate
 from hgpo_train.evaluation.protocols import (
     LIMITS,
@@ -33,10 +34,6 @@ if TYPE_CHECKING:
 
 OTHER_SEED: Final = 1000
 """What verl-agent adds to a seed for its validation; here, to all seeds for the repetition."""
-
-
-PANEL_OPTIONS: Final = ("temperature", "max_prompt_tokens", "max_response_tokens")
-"""The options of policies that a panel fixes, of those that a policy has."""
 
 
 class Variation(NamedTuple):
@@ -173,5 +170,5 @@ def panel_settings(panel: str, policy: str, data: Path | None, options: Mapping[
     arguments, _ = find_data(found, data)
     known = find_policy(policy)[0].option_types
     sampling = dict(options)
-    sampling |= {name: getattr(found, name) for name in PANEL_OPTIONS if name in known}
+    sampling |= {name: getattr(found, name) for name in FIXED if name in known}
     return arguments | {"tasks": found.tasks, "seeds": found.seeds, "policy_options": sampling}

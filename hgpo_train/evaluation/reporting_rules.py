@@ -125,7 +125,12 @@ def mean(rollouts: pl.DataFrame) -> Counted:
 def by_seed(rollouts: pl.DataFrame) -> dict[int, Estimate]:
     """Return the success of each seed or evaluation of which it is known, by its number, in order."""
     found = measure(rollouts.with_columns(success=_WON), ["success"], by="seed")
-    return {seed: found[seed]["success"] for seed in sorted(found) if found[seed]["success"] is not None}
+    known: dict[int, Estimate] = {}
+    for seed in sorted(found):
+        estimate = found[seed]["success"]
+        if estimate is not None:
+            known[seed] = estimate
+    return known
 
 
 MEANT: Final = "aborted dropped"

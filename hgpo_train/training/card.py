@@ -1,37 +1,40 @@
-"""Evaluations of a training run, and the model card of a checkpoint: `hgpo card`."""
+"""The card of a training run's checkpoint, for `hgpo card`: results on held-out tasks, and how it was trained."""
 
 from __future__ import annotations
 
-import json
 import shlex
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any
 
-from hgpo_datasets import scan_steps
+import polars as pl
+
+from hgpo_datasets import manifest, scan_steps
 from hgpo_envs.errors import InputError
-from hgpo_envs.wording import counted
-from hgpo_train.evaluation.report import EvaluationReport, episode_table, evaluation_reports
+from hgpo_train.evaluation.card import file_sum, finished, read_header, results, rollout_counts, shard_sums
 from hgpo_train.models.checkpoint_files import (
     BUNDLED,
     STATE,
     TrainingState,
+    checksums,
     list_checkpoints,
     read_json,
     resolve_model,
     verify_checkpoint,
 )
 from hgpo_train.models.preflight import ADAPTER_SETTINGS
-from hgpo_train.training.config import Config, stored_config
-from hgpo_train.training.run_folder import CONFIG
+from hgpo_train.training.config import Config, code_named, configured_estimator, stored_config
+from hgpo_train.training.evaluations import (
+    evaluation_command,
+    evaluation_episodes,
+    evaluation_result,
+    evaluations,
+)
+from hgpo_train.training.run_folder import CHECKPOINTS, CONFIG, EVALUATION
+from hgpo_train.training.tracking import METRICS, read_metrics
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-BAR: Final = 30
-"""Characters of a success of 100% in the card's curve."""
-
-_FLAGS: Final = ("history_length", "max_steps", "action_format")
-"""The options of episodes that are options of `hgpo eval`; it takes the others as `--env-option`."""
+    from collections.abc import Mapping, Sequence
 
 
 def checkpoint_of(run: Path, iteration: int | None = None) -> Path:
@@ -63,122 +66,168 @@ def checkpoint_of(run: Path, iteration: int | None = None) -> Path:
     return checkpoint
 
 
-def run_card(run: Path, checkpoint: Path) -> str:
-    """Return the model card of a checkpoint of a training run.
+def training_card(run: Path, checkpoint: Path, question: str | None = None) -> dict[str, Any]:
+    """Return the card of a checkpoint of a training run, a document as `hgpo_train.evaluation.card` describes it.
+
+    Rollouts, compute and learning curve are those of the whole run, from which the checkpoint was chosen.
+
+    Args:
+        run: The run's folder.
+        checkpoint: The checkpoint (`checkpoint_of`).
+        question: What the run was to find out.
 
     Raises:
-        InputError: The folder is not that of a training run.
+        InputError: The folder is not that of a training run, or files in it are damaged.
     """
+    # 1. The files.
     try:
         config = stored_config(run / CONFIG)
     except InputError as error:  # such as the settings of `hgpo sft`
         raise InputError(f"{run}: expected the folder of a run of hgpo train ({error})") from None
+    read_header(run)  # which refuses a damaged manifest
     state = read_json(checkpoint / STATE, TrainingState)
-    return model_card(
-        config,
-        state,
-        evaluations(run),
-        adapters=(checkpoint / ADAPTER_SETTINGS).exists(),
+    metrics = read_metrics(run / METRICS)
+    base = config.model.path
+    is_on_hub = base.count("/") == 1 and not Path(base).exists() and not base.startswith(".")
+    files = {name: file_sum(run / name) for name in (CONFIG, METRICS)} | shard_sums(run)
+    for name, digest in checksums(checkpoint).items():
+        if not name.startswith("trainer/"):  # what is published
+            files[f"{CHECKPOINTS}/{checkpoint.name}/{name}"] = digest
+
+    # 2. Rollouts for training, which a run on saved tables has none of, and how many were trained on.
+    rollouts = {}
+    if manifest.read(run).shards:
+        rollouts["training"] = _trained(config, scan_steps(run), metrics)
+
+    # 3. Held-out tasks. The initial policy is a point of the curve, and no checkpoint that can be chosen.
+    success: dict[str, Any] = {"rules": {}, "variance": None, "tasks": []}
+    found = evaluations(run)
+    episodes = evaluation_episodes(run)
+    if episodes is not None:
+        trained = episodes.filter(pl.col("seed") > 0)
+        chosen_from = episodes if trained.is_empty() else trained
+        success = results(episodes.filter(pl.col("seed") == state.iteration), chosen_from)
+        success["notes"] = [evaluation_result(config, found, state.iteration)]
+        success["curve"] = _curve(found)
+        tasks = episodes["task_id"].n_unique()
+        planned = tasks * config.evaluation.group_size * episodes["seed"].n_unique()
+        rollouts["evaluation"] = rollout_counts(scan_steps(run / EVALUATION), planned)
+        files |= shard_sums(run / EVALUATION, f"{EVALUATION}/")
+
+    # 4. What no file says.
+    missing = {"training seeds", "tried", "equal compute", "license"}
+    missing |= {"evaluation"} if episodes is None else set()
+    missing |= {"GPU"} if _gpu_hours(config, metrics) is not None else set()
+    missing |= {"base model"} if not is_on_hub and base not in BUNDLED else set()
+
+    head = {
+        "library_name": "peft" if (checkpoint / ADAPTER_SETTINGS).exists() else "transformers",
+        "pipeline_tag": "text-generation",
+    }
+    if is_on_hub:
+        head["base_model"] = base
+    settings = _settings(config, state, metrics)
+    settings["base model"] = base if is_on_hub else _local(base)
+    return finished(
+        missing,
+        kind="training",
+        name=config.name,
+        title=f"A policy for {config.environment.id}, trained with the estimator {config.advantage.estimator}.",
+        question=question,
+        iteration=state.iteration,
+        head=head,
+        settings=settings,
+        config=asdict(config),
+        rollouts=rollouts,
+        files=files,
+        commands=_commands(config),
+        **success,
     )
 
 
-def evaluation_command(config: Config, policy: str) -> list[str]:
-    """Return the arguments of `hgpo` that play a policy with the prompts, format and limits of its training."""
-    environment = config.environment
-    flags: dict[str, object] = {
-        "env": environment.id,
-        "policy": policy,
-        "split": config.evaluation.split,
+def _trained(config: Config, steps: pl.LazyFrame, metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the counts of the rollouts for training, and what of them the updates used.
+
+    Groups are left out by `rollout.filter_groups`, rows by `update.overlong` and `update.max_policy_lag`.
+    """
+    iterations = int(steps.select(pl.col("iteration").max()).collect().item()) + 1
+    counts = rollout_counts(steps, iterations * config.rollout.tasks * config.rollout.group_size)
+    for name in ("groups", "rows"):
+        counts[f"{name}_trained_on"] = int(_total(metrics, f"training/{name}"))
+    return counts
+
+
+def _curve(found: Mapping[int, Any]) -> list[dict[str, Any]]:
+    """Return the points of the learning curve: each evaluation's success on held-out tasks."""
+    points = []
+    for iteration, report in found.items():
+        measure = report.measures["success"]
+        bounds = {name: getattr(measure, name, None) for name in ("low", "high")}
+        points.append({"iteration": iteration, "tasks": report.tasks, "success": report.success.share, **bounds})
+    return points
+
+
+def _settings(config: Config, state: TrainingState, metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the settings that the page shows: those of environment and estimator, and others that were changed."""
+    environment = asdict(config.environment)
+    chosen = asdict(config)
+    defaults = asdict(Config())
+    changed: dict[str, Any] = {}
+    for section in ("model", "rollout", "update", "optimiser", "evaluation"):
+        for name, value in chosen[section].items():
+            if value != defaults[section][name] and (section, name) != ("model", "path"):
+                changed[f"{section}.{name}"] = value
+    hours = _gpu_hours(config, metrics)
+    return {
+        "environment": {name: value for name, value in environment.items() if value not in ("", {})},
+        "base model": "",
+        "estimator": config.advantage.estimator,
+        "its parameters": _parameters(config),
+        "training": {
+            "checkpoint": f"iteration {state.iteration} of {max((line['iteration'] for line in metrics), default=0)}",
+            "planned iterations": config.iterations,
+            "tasks": config.rollout.tasks,
+            "group size": config.rollout.group_size,
+        },
+        "other settings that are not defaults": changed,
+        "seeds": {"training": config.seed, "evaluation": config.seed + config.evaluation.seed},
+        "compute": {
+            "device": config.model.device,
+            "seconds of iterations": round(_total(metrics, "timing_s/step"), 1),
+            "GPU hours": hours,
+            "environment steps of the checkpoint": state.environment_steps,
+            "tokens trained on": int(_total(metrics, "perf/total_num_tokens")),
+        },
+        "versions": state.versions,
     }
-    if environment.data != "bundled":
-        flags["data"] = "DATA"
-    for name in _FLAGS:
-        flags[name.replace("_", "-")] = getattr(environment, name)
-    flags["temperature"] = config.evaluation.temperature
-    arguments = ["eval"]
-    for name, value in flags.items():
-        arguments += [f"--{name}", str(value)]
-
-    # options without a flag, where they differ from the defaults
-    chosen = environment.episode_options()
-    defaults = Config().environment.episode_options()
-    shown = {name: value for name, value in chosen.items() if value != defaults[name] and name not in _FLAGS}
-    limits = {name: getattr(config.rollout, name) for name in ("max_prompt_tokens", "max_response_tokens", "overflow")}
-    for kind, values in (("env", shown | environment.options), ("policy", limits)):
-        for name, value in values.items():
-            text = value if isinstance(value, str) else json.dumps(value)
-            arguments += [f"--{kind}-option", f"{name}={text}"]
-    return arguments
 
 
-def evaluations(run: Path) -> dict[int, EvaluationReport]:
-    """Return the evaluations of a training run on held-out tasks, by iteration."""
-    if not (run / "evaluation").is_dir():
-        return {}
-    parts = episode_table(scan_steps(run / "evaluation")).partition_by("seed", as_dict=True)
-    reports = {int(str(seed)): evaluation_reports(part) for (seed,), part in parts.items()}
-    return {seed: reports[seed][0] for seed in sorted(reports) if reports[seed]}
+def _parameters(config: Config) -> dict[str, Any]:
+    """Return all parameters of the estimator; only those that are stored, if it is not of this package or a plugin."""
+    named = code_named(config)
+    stored = config.advantage.parameters
+    if named["the estimator"] or named["the state key"]:  # code that a stranger's run names is not imported
+        return stored
+    try:
+        return asdict(configured_estimator(config).parameters)
+    except InputError:
+        return stored
 
 
-def evaluation_result(
-    config: Config,
-    found: Mapping[int, EvaluationReport],
-    iteration: int,
-) -> str:
-    """Return a checkpoint's success on held-out tasks with its interval, and whether it is the highest of several."""
-    shares = {number: report.success.share or 0.0 for number, report in found.items()}
-    if iteration not in found:
-        return f"Iteration {iteration} was not evaluated on held-out tasks."
-    size = f"{counted(found[iteration].tasks, 'task')} of split {config.evaluation.split}"
-    line = f"Iteration {iteration}: success {_success(found[iteration])} on {size}."
-    last = max(found)
-    if len(found) == 1 or shares[iteration] < max(shares.values()):
-        return line
-    line += f" It is the highest of {len(found)} evaluations on these tasks: chosen for that, it is too high."
-    return line if last == iteration else f"{line} The last, iteration {last}: {_success(found[last])}."
+def _total(metrics: Sequence[Mapping[str, Any]], name: str) -> float:
+    """Return the sum of a metric over the iterations."""
+    return sum(line.get(name) or 0.0 for line in metrics)
 
 
-def _success(report: EvaluationReport) -> str:
-    measure = report.measures["success"]
-    return "unknown" if measure is None else f"{measure.mean:.1%} ({measure.low:.1%} to {measure.high:.1%})"
+def _gpu_hours(config: Config, metrics: Sequence[Mapping[str, Any]]) -> float | None:
+    """Return the GPU hours of the iterations; None if they were not trained on a GPU.
 
-
-def model_card(
-    config: Config,
-    state: TrainingState,
-    found: Mapping[int, EvaluationReport],
-    *,
-    adapters: bool = False,
-) -> str:
-    """Return the card of a model: environment, estimator, its success on held-out tasks (`evaluations`), commands."""
-    environment = config.environment
-    base = config.model.path
-    is_on_hub = base.count("/") == 1 and not Path(base).exists() and not base.startswith(".")
-
-    # the head that Hugging Face reads
-    header = {"library_name": "peft" if adapters else "transformers", "pipeline_tag": "text-generation"}
-    if is_on_hub:
-        header["base_model"] = base
-    lines = ["---", *(f"{name}: {value}" for name, value in header.items())]
-    lines += ["tags:", "- hgpo", "- reinforcement-learning", "- llm-agent", "---", ""]
-
-    lines += [f"# {config.name}", ""]
-    lines += [f"A policy for {environment.id}, trained with the estimator `{config.advantage.estimator}`.", ""]
-    lines += ["| | |", "|---|---|"]
-    for name, value in _facts(config, state, base if is_on_hub else _local(base), adapters=adapters).items():
-        lines.append(f"| {name} | {value.replace('|', '/')} |")
-    lines.append("")
-    if found:
-        lines += _curve(config, found, state.iteration)
-
-    command = shlex.join(evaluation_command(config, "transformers:FOLDER"))
-    if environment.prompt_template:  # a file of this machine, without its folder
-        command = command.replace(environment.prompt_template, Path(environment.prompt_template).name)
-    lines += ["## Commands", ""]
-    lines.append(f"    hgpo {command} --out runs/eval  # evaluate this folder")
-    lines.append("    hgpo train config.toml --out runs/again  # train again, with this configuration")
-    lines += ["", "The license of the weights is that of the base model.", ""]
-    return "\n".join(lines)
+    Not in it: the evaluation before training, and what was repeated after an interruption.
+    """
+    if not any("perf/max_memory_allocated_gb" in line for line in metrics):
+        return None
+    gpus = config.rollout.engine_options.get("tensor_parallel_size", 1)
+    return _total(metrics, "timing_s/step") / 3600 * (gpus if isinstance(gpus, int) else 1)
 
 
 def _local(base: str) -> str:
@@ -186,38 +235,14 @@ def _local(base: str) -> str:
     return f"{base}, of the package hgpo" if base in BUNDLED else "a model of the author"
 
 
-def _facts(
-    config: Config,
-    state: TrainingState,
-    base: str,
-    *,
-    adapters: bool,
-) -> dict[str, str]:
-    environment = config.environment
-    tasks = counted(config.rollout.tasks, "task")
-    rollouts = counted(config.rollout.group_size, "rollout")
-    steps = f"{state.environment_steps:,} environment steps"
-    return {
-        "base model": f"{base}, with adapters" if adapters else base,
-        "environment": f"{environment.id}, split {environment.split}, at most {environment.max_steps} steps",
-        "prompt": f"{environment.prompt_style}, K = {environment.history_length}, {environment.action_format}",
-        "estimator": f"{config.advantage.estimator} {json.dumps(config.advantage.parameters, default=str)}",
-        "training": f"{counted(state.iteration, 'iteration')} of {tasks} × {rollouts}, {steps}, seed {config.seed}",
-        "versions": ", ".join(f"{name} {version}" for name, version in state.versions.items()),
-    }
-
-
-def _curve(
-    config: Config,
-    found: Mapping[int, EvaluationReport],
-    chosen: int,
-) -> list[str]:
-    lines = ["## Success on held-out tasks", "", evaluation_result(config, found, chosen)]
-    temperature = config.evaluation.temperature
-    lines += [f"Sampled at temperature {temperature}; 95% intervals with the tasks as trials.", ""]
-    lines += ["| iteration | tasks | success | |", "|---|---|---|---|"]
-    for iteration, report in found.items():
-        bar = "█" * round(BAR * (report.success.share or 0))
-        mark = " this model" if iteration == chosen else ""
-        lines.append(f"| {iteration} | {report.tasks} | {_success(report)} | {bar}{mark} |")
-    return [*lines, ""]
+def _commands(config: Config) -> list[str]:
+    """Return the commands that evaluate the model, train it again, and check the card."""
+    command = shlex.join(evaluation_command(config, "transformers:FOLDER"))
+    template = config.environment.prompt_template
+    if template:  # a file of this machine, without its folder
+        command = command.replace(template, Path(template).name)
+    return [
+        f"{command} --out runs/eval  # evaluate this folder",
+        "train config.toml --out runs/again  # train again, with this configuration",
+        "card check README.md --run RUN  # compute every figure of this page again from the run",
+    ]

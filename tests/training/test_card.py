@@ -14,7 +14,7 @@ from hgpo_train.models.checkpoint_files import STATE, list_checkpoints
 from hgpo_train.proportions import wilson_interval
 from hgpo_train.training.config import replace
 
-evaluation_result = Lazy("hgpo_train.training.card:evaluation_result")
+evaluation_result = Lazy("hgpo_train.training.evaluations:evaluation_result")
 
 
 @pytest.fixture

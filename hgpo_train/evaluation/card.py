@@ -1,0 +1,266 @@
+"""What a reader needs to believe a run, as one document: what `hgpo card` shows of every kind of run.
+
+A card is a dictionary of JSON values. Everything in it follows from the files of the run and from what its author gave
+(`question`, `iteration`), so that anybody who has the run can compute it again (`hgpo_train.evaluation.card_page`).
+What no machine can know is listed under `open`.
+
+Sources: Rollout Cards (arXiv 2605.12131) for the manifest of drops and the reporting rule; the checklist of
+arXiv 2604.09459 for variance, GPU hours and equal compute.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from pathlib import Path
+from statistics import stdev
+from typing import TYPE_CHECKING, Any, Final
+
+import polars as pl
+
+from hgpo_datasets import manifest, scan_steps
+from hgpo_datasets.sources import STEPS, is_run
+from hgpo_envs.errors import InputError
+from hgpo_envs.files.secrets import redact_json
+from hgpo_envs.files.untrusted_files import read_bytes
+from hgpo_train.evaluation.report import episode_table
+from hgpo_train.evaluation.reporting_rules import MEANT, by_seed, success_by_rule
+from hgpo_train.measures import TASK, measure_by_task
+from hgpo_train.rollout.failures import failures_of
+from hgpo_train.rollout.outcomes import GROUP, rollout_table
+from hgpo_train.rollout.sessions import read_sessions
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from hgpo_datasets.manifest import Header
+
+FORMAT: Final = "hgpo card 1"
+
+OPEN: Final = {
+    "question": "what the run was to find out (--question TEXT)",
+    "panel": "a panel that fixes tasks, seeds and limits (hgpo panels)",
+    "planned": "how many rollouts were planned",
+    "evaluation": "success on held-out tasks: the run was not evaluated",
+    "seeds": "variance over seeds: one seed was played",
+    "training seeds": "variance over training seeds: this is one run",
+    "base model": "where the base model comes from: it is a folder of the author",
+    "device": "the device, and its GPU hours",
+    "GPU": "the type of the GPU",
+    "tokens": "the number of tokens: the policy reported none",
+    "equal compute": "whether what it is compared with had the same steps, tokens and number of tried settings",
+    "tried": "how many other runs were made before this one, and why it was chosen",
+    "license": "the licenses of data and weights",
+}
+"""What a card lists as not known, by name."""
+
+_SMALL: Final = 1 << 30
+"""The largest file in bytes whose checksum is computed; those of shards and weights are stored."""
+
+
+def read_header(run: Path) -> Header:
+    """Return the description of a run from its manifest.
+
+    Raises:
+        InputError: The folder contains no run, or its manifest is damaged.
+    """
+    if not is_run(run):
+        raise InputError(f"{run}: expected the folder of a run, found no {manifest.NAME} in it")
+    listed = manifest.read(run)
+    if listed.header is None or listed.problem:
+        raise InputError(f"{run}: {listed.problem}; restore it from a backup (hgpo verify {run} finds all damage)")
+    return listed.header
+
+
+def run_card(run: Path, question: str | None = None) -> dict[str, Any]:
+    """Return the card of an evaluation or of rollouts.
+
+    Args:
+        run: The run's folder.
+        question: What the run was to find out.
+
+    Raises:
+        InputError: The folder contains no run, a damaged one, or one without rows.
+    """
+    header = read_header(run)
+    config = header.config
+    episodes = episode_table(scan_steps(run))
+    sessions = read_sessions(run)
+    seeds = episodes["seed"].unique().sort().to_list()
+
+    # 1. An evaluation plays every task of its split for each seed; how many tasks others asked for is not stored.
+    is_evaluation = bool(config.get("evaluation"))
+    sizes = (_entry(config, "tasks", "count"), config.get("group_size"))
+    planned = None
+    if is_evaluation and all(isinstance(size, int) for size in sizes):
+        planned = math.prod((*sizes, len(seeds)))
+    rollouts = rollout_counts(scan_steps(run), planned)
+
+    # 2. Sessions know their tokens and seconds, unless the first ones were not recorded.
+    recorded = bool(sessions) and not sessions[0].groups_before
+    for name in ("prompt_tokens", "response_tokens"):
+        counts = [getattr(session, name) for session in sessions]
+        if recorded and None not in counts:
+            rollouts[name] = sum(counts)
+    compute = {
+        "seconds": sum(session.seconds for session in sessions) if recorded else None,
+        "sessions": [session.ended for session in sessions],
+    }
+
+    # 3. The document.
+    settings = {
+        "environment": config.get("env"),
+        "tasks": config.get("tasks"),
+        "panel": config.get("panel"),
+        "policy": config.get("policy"),
+        "seeds": seeds if is_evaluation else config.get("seed"),
+        "compute": compute,
+        "versions": sessions[-1].versions if sessions else None,
+    }
+    missing = {"tried", "equal compute", "device", "license"}
+    if not settings["panel"]:
+        missing.add("panel")
+    if len(seeds) < 2:
+        missing.add("seeds")
+    kind = "evaluation" if is_evaluation else "rollouts"
+    policy = _entry(config, "policy", "name") or "an unknown policy"
+    environment = _entry(config, "env", "id") or "an unknown environment"
+    return finished(
+        missing,
+        kind=kind,
+        name=header.run,
+        title=f"{kind.capitalize()} of the policy {policy} in {environment}.",
+        question=question,
+        settings=settings,
+        config=config,
+        rollouts={"all": rollouts},
+        files=shard_sums(run),
+        commands=[
+            "verify RUN  # find every changed byte of the files",
+            "card check README.md --run RUN  # compute every figure of this page again from the run",
+        ],
+        **results(episodes),
+    )
+
+
+def finished(missing: set[str], **parts: Any) -> dict[str, Any]:
+    """Return a card as JSON values that are the same on every machine, without secrets.
+
+    Args:
+        missing: Names of what is not known (`OPEN`), besides what follows from the parts.
+        **parts: The entries of the card.
+    """
+    card = {"format": FORMAT, "iteration": None, "head": {}, "notes": [], "curve": [], **parts}
+    counts = list(card["rollouts"].values())
+    also = {
+        "question": card["question"] is None,
+        "planned": any(part["planned"] is None for part in counts),
+        "tokens": any(part["prompt_tokens"] is None for part in counts),
+    }
+    missing = missing | {name for name, is_missing in also.items() if is_missing}
+    card["open"] = [text for name, text in OPEN.items() if name in missing]
+    return {name: _plain(value) for name, value in redact_json(card).items()}
+
+
+def results(episodes: pl.DataFrame, evaluations: pl.DataFrame | None = None) -> dict[str, Any]:
+    """Return success under every reporting rule, its variance, and the ids of the tasks.
+
+    Args:
+        episodes: Rows of `hgpo_train.evaluation.report.episode_table`.
+        evaluations: The episodes among whose evaluations some rules choose. Default: `episodes`.
+    """
+    chosen_from = episodes if evaluations is None else evaluations
+    rules = success_by_rule(episodes, chosen_from)
+    shares = {str(number): found.value for number, found in by_seed(chosen_from).items()}
+    of_tasks = measure_by_task(episodes.with_columns(success=pl.col("won").cast(pl.Float64)), "success", TASK)
+    success = of_tasks["success"]
+    return {
+        "reporting_rule": MEANT,
+        "rules": {name: counted._asdict() for name, counted in rules.items()},
+        "variance": {
+            "unit": "seed" if evaluations is None else "evaluation",
+            "of": shares,
+            "std": stdev(shares.values()) if len(shares) > 1 else None,
+            "tasks": len(success),
+            "std_over_tasks": success.std(),
+            "always_solved": int((success == 1).sum()),
+            "never_solved": int((success == 0).sum()),
+        },
+        "tasks": chosen_from["task_id"].unique().sort().to_list(),
+    }
+
+
+def rollout_counts(steps: pl.LazyFrame, planned: int | None) -> dict[str, Any]:
+    """Return how many rollouts of a step table were planned, stored and dropped, and why, with steps and tokens.
+
+    Args:
+        steps: A step table.
+        planned: The number of rollouts that were asked for; None if it is not known.
+    """
+    rollouts = rollout_table(steps).collect()
+    failures = failures_of(rollouts)
+    unknown = rollouts.filter(~pl.col("aborted"))["won"].null_count()
+    lengths = {name: pl.col(f"{name}_token_ids").list.len() for name in ("prompt", "response")}
+    sums = (
+        steps.select(
+            *(length.sum().alias(name) for name, length in lengths.items()),
+            known=pl.col("prompt_token_ids").count(),
+            cut=(pl.col("finish_reason") == "length").sum(),
+        )
+        .collect(engine="streaming")
+        .row(0, named=True)
+    )
+    return {
+        "planned": planned,
+        "stored": len(rollouts),
+        "failed": failures.failed,
+        "reasons": dict(failures.reasons),
+        "at_step_limit": int(rollouts["truncated"].sum()),
+        "result_unknown": unknown,
+        "groups": rollouts.n_unique(GROUP),
+        "environment_steps": int(rollouts["length"].sum()),
+        "responses_cut": sums["cut"],
+        "prompt_tokens": sums["prompt"] if sums["known"] else None,
+        "response_tokens": sums["response"] if sums["known"] else None,
+    }
+
+
+def shard_sums(run: Path, folder: str = "") -> dict[str, str]:
+    """Return the SHA-256 of a run's manifest and of its shards, which the manifest lists, by name.
+
+    Args:
+        run: The run's folder.
+        folder: What precedes the names, for a run inside of another.
+    """
+    shards = manifest.read(run).shards
+    sums = {f"{folder}{manifest.NAME}": file_sum(run / manifest.NAME)}
+    return sums | {f"{folder}{STEPS}/{name}": shard.sha256 for name, shard in shards.items()}
+
+
+def file_sum(path: Path) -> str:
+    """Return the SHA-256 of a small file."""
+    return hashlib.sha256(read_bytes(path, _SMALL)).hexdigest()
+
+
+def list_sum(values: Sequence[str]) -> str:
+    """Return the SHA-256 of lines, in their order: one figure for a list that is too long to be printed."""
+    return hashlib.sha256("".join(f"{value}\n" for value in values).encode()).hexdigest()
+
+
+def _plain(value: Any) -> Any:  # noqa: ANN401 - JSON
+    if isinstance(value, dict):
+        return {str(name): _plain(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in value]
+    if isinstance(value, float):  # the last digits of a sum depend on its order
+        return float(f"{value:.6g}") if math.isfinite(value) else None
+    if value is None or isinstance(value, int):
+        return value
+    text = str(value)
+    return Path(text).name if Path(text).is_absolute() else text
+
+
+def _entry(config: Mapping[str, Any], table: str, name: str) -> Any:  # noqa: ANN401 - JSON
+    """Return a value of a table of a manifest, which anybody can have written; None if there is none."""
+    values = config.get(table)
+    return values.get(name) if isinstance(values, dict) else None
