@@ -66,22 +66,24 @@ def protocols(
         raise InputError("expected a run, or a policy with a folder: hgpo protocols RUN, or --policy P --out FOLDER")
 
     # 1. The number and the effects on it: of a saved run's table, and of what is played.
-    title = Path(run or "").name
+    title = policy or Path(str(run)).name
     played: list[Effect] = []
     if policy is None or out is None:
         reference = read_reference(str(run))
     else:
-        title = policy
         sampling = {} if temperature is None else {"temperature": temperature}
         settings = execution.arguments(policy, **sampling)
-        if panel is not None:
-            title += f" on {panel}"
-            if (env, environment, seeds, temperature) != (DEFAULT_ENV, options.EpisodeOptions(data=environment.data), SEEDS, None):
-                raise InputError(f"--panel {panel}: it fixes environment, seeds and temperature; write {panel}+setting=value")
-            settings |= panel_settings(panel, policy, environment.data, settings["policy_options"])
-        else:
+        if panel is None:
             split = environment.split or evaluation_split(env)
             settings |= environment.arguments(env=env, split=split) | {"seeds": common.read_seeds(seeds)}
+        else:
+            title = f"{policy} on {panel}"
+            given = (env, environment, seeds, temperature)
+            if given != (DEFAULT_ENV, options.EpisodeOptions(data=environment.data), SEEDS, None):
+                raise InputError(
+                    f"--panel {panel}: it fixes environment, seeds and temperature; write {panel}+name=value"
+                )
+            settings |= panel_settings(panel, policy, environment.data, settings["policy_options"])
         with common.resumable("Finished groups are committed; run the same command again to resume."):
             reference, played = played_effects(policy, out, **settings)
     effects = [*table_effects(reference), *played]
