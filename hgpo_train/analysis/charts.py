@@ -93,11 +93,11 @@ def protocols_chart(effects: pl.DataFrame) -> alt.FacetChart:
     """Return a chart of what protocols add to a policy's success, a dot and a bar each, and a column for each policy.
 
     Args:
-        effects: One row per policy and protocol, with the column `policy` and those of
+        effects: One row per policy and protocol, with the column `policy` (a new line after each comma) and those of
             `hgpo_train.evaluation.protocols.Effect`. Effects that are not known are left out.
     """
-    points = pl.col("effect", "low", "high") * 100
-    rows = effects.filter(pl.col("effect").is_not_null()).with_columns(points, pl.col("kind").replace(PROTOCOL_KINDS))
+    known = effects.filter(pl.col("effect").is_not_null())
+    rows = known.with_columns(pl.col("effect", "low", "high") * 100, pl.col("kind").replace(PROTOCOL_KINDS))
     names = rows["protocol"].unique(maintain_order=True).to_list()
     scale = alt.Scale(domain=list(PROTOCOL_KINDS.values()), range=[COLOURS[1], COLOURS[0], "#b0b0b0"])
     legend = alt.Legend(orient="bottom", labelLimit=0, columns=1, symbolType="circle")
@@ -109,10 +109,15 @@ def protocols_chart(effects: pl.DataFrame) -> alt.FacetChart:
     # Layers from the back: the number that is moved, intervals, and effects.
     zero = base.mark_rule(color="#9a9a9a").encode(x=alt.datum(0), y=alt.value(0), y2=alt.value("height"))
     bars = base.mark_rule(strokeWidth=3).encode(x="low:Q", x2="high:Q")
-    dots = base.mark_point(filled=True, size=50, opacity=1).encode(x=alt.X("effect:Q", title="points of success"))
-    policies = alt.Column("policy:N", sort=rows["policy"].unique(maintain_order=True).to_list(), title=None)
+    # Most effects are small and a few are not: beyond 10 points the axis is logarithmic.
+    near = alt.Scale(type="symlog", constant=10)
+    axis = alt.Axis(values=[-30, -10, 0, 10, 30, 100])
+    points = alt.X("effect:Q", title="points of success", scale=near, axis=axis)
+    dots = base.mark_point(filled=True, size=50, opacity=1).encode(x=points)
+    order = rows["policy"].unique(maintain_order=True).to_list()
+    head = alt.Header(title=None, labelExpr="split(datum.value, ', ')", labelFontWeight="bold")
     layers = alt.layer(zero, bars, dots).properties(width=_WIDTH // 2, height=alt.Step(18))
-    return layers.facet(column=policies)
+    return layers.facet(column=alt.Column("policy:N", sort=order, header=head))
 
 
 def check_chart_file(option: str, path: Path) -> None:

@@ -81,20 +81,6 @@ def play_and_report(play: Callable[[], CollectedRun], report: Callable[[Collecte
         print(f"{run.failures.describe()}. Run the same command again to retry them.", file=sys.stderr)
 
 
-def read_seeds(text: str) -> list[int]:
-    """Return the seeds of ``--seeds``.
-
-    Raises:
-        InputError: They are not integers separated by commas.
-    """
-    from hgpo_envs.errors import InputError
-
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError:
-        raise InputError(f"--seeds: expected integers separated by commas, received {text!r}") from None
-
-
 def note_memory(shown: int | None, estimators: Iterable[Estimator]) -> None:
     """Print a note if estimators compare another number of past states than the policy's prompts show (docs/memory.md).
 

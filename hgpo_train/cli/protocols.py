@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
 from hgpo_train.cli import common, options  # cyclopts reads the annotations
-from hgpo_train.cli.eval import DEFAULT_ENV, PANEL
 
 if TYPE_CHECKING:
     from hgpo_train.evaluation.protocols import Effect, Reference
-
-SEEDS: Final = "123,456,789"
 
 
 def protocols(
@@ -22,31 +19,25 @@ def protocols(
     /,
     *,
     policy: str | None = None,
-    panel: Annotated[str | None, Parameter(help=PANEL)] = None,
-    env: options.Env = DEFAULT_ENV,
-    environment: options.EpisodeOptions = options.EpisodeOptions(),
-    seeds: str = SEEDS,
-    temperature: float | None = None,
-    execution: options.RolloutOptions = options.RolloutOptions(),
+    panel: str = "alfworld-bundled",
     out: Path | None = None,
+    data: Path | None = None,
+    execution: options.RolloutOptions = options.RolloutOptions(),
     plot: Annotated[Path | None, Parameter(alias="-o")] = None,
     as_json: options.Json = False,
 ) -> None:
     """Show by how much each protocol of published evaluations moves a policy's number.
 
-    With a saved run, the same episodes are scored in other ways. With --policy and --out, the policy is also played
-    under other settings: seeds, split, wording, limit, prices, temperature. (docs/repeatable.md)
+    With a saved run, the same rollouts are scored in other ways. With --policy and --out, the policy plays a panel, and
+    the panel under other settings: seeds, split, wording, limit, prices, temperature. (docs/repeatable.md)
 
     Args:
         run: A run of hgpo eval or hgpo train.
-        policy: Play this policy instead, as in hgpo eval.
-        panel: The panel.
-        env: The environment.
-        environment: The options of the environment.
-        seeds: Comma-separated seeds; every task is played once per seed.
-        temperature: A model's temperature. Default: 0.4, or the panel's.
-        execution: The options of the policy and of the execution.
+        policy: Play this policy, as in hgpo eval.
+        panel: What it plays: a panel of hgpo panels, or a TOML file; name+setting=value changes a setting.
         out: The folder of what is played; it is resumed.
+        data: Where the panel's data are. Default: the bundled data, or the usual places.
+        execution: The options of the policy and of the execution.
         plot: A picture: .html, .svg, .png or .json (extra notebooks).
         as_json: Whether to print JSON.
     """
@@ -54,9 +45,9 @@ def protocols(
 
     from hgpo_envs.errors import InputError
     from hgpo_train.cli.display import print_json
-    from hgpo_train.evaluation.protocol_variations import panel_settings, played_effects
+    from hgpo_train.evaluation.protocol_variations import played_effects
     from hgpo_train.evaluation.protocols import read_reference, table_effects
-    from hgpo_train.rollout.env_handle import evaluation_split
+    from hgpo_train.panels import load_panel
 
     if plot is not None:
         from hgpo_train.analysis.charts import check_chart_file, protocols_chart, save_chart
@@ -66,32 +57,22 @@ def protocols(
         raise InputError("expected a run, or a policy with a folder: hgpo protocols RUN, or --policy P --out FOLDER")
 
     # 1. The number and the effects on it: of a saved run's table, and of what is played.
-    title = policy or Path(str(run)).name
+    title = Path(str(run)).name
     played: list[Effect] = []
     if policy is None or out is None:
         reference = read_reference(str(run))
     else:
-        sampling = {} if temperature is None else {"temperature": temperature}
-        settings = execution.arguments(policy, **sampling)
-        if panel is None:
-            split = environment.split or evaluation_split(env)
-            settings |= environment.arguments(env=env, split=split) | {"seeds": common.read_seeds(seeds)}
-        else:
-            title = f"{policy} on {panel}"
-            given = (env, environment, seeds, temperature)
-            if given != (DEFAULT_ENV, options.EpisodeOptions(data=environment.data), SEEDS, None):
-                raise InputError(
-                    f"--panel {panel}: it fixes environment, seeds and temperature; write {panel}+name=value"
-                )
-            settings |= panel_settings(panel, policy, environment.data, settings["policy_options"])
+        found = load_panel(panel)
+        title = f"{policy}, {found.title}"
+        arguments = execution.arguments(policy)
         with common.resumable("Finished groups are committed; run the same command again to resume."):
-            reference, played = played_effects(policy, out, **settings)
+            reference, played = played_effects(found, policy, out, data=data, **arguments)
     effects = [*table_effects(reference), *played]
 
     # 2. The report.
     if as_json:
-        found = [each._asdict() for each in effects]
-        print_json({"success": reference.success, "tasks": reference.tasks, "effects": found})
+        rows = [each._asdict() for each in effects]
+        print_json({"success": reference.success, "tasks": reference.tasks, "effects": rows})
     else:
         _print_effects(title, reference, effects)
     if plot is not None:

@@ -1,19 +1,20 @@
-"""Protocols that play other episodes: the same policy under other settings of an evaluation.
+"""Protocols that play other episodes: the same policy under other settings of a panel.
 
-Each is a few settings that replace those of the reference, and is compared with it: paired by task where a task's id
-means the same task, otherwise as two samples of tasks.
+Each replaces a few settings of the panel, and is compared with it: paired by task where a task's id means the same
+task, otherwise as two samples of tasks.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from hgpo_datasets import manifest
 from hgpo_envs.environment_spec import environment_spec
-from hgpo_train.evaluation.panel_evaluation import SAMPLING as FIXED
-from hgpo_train.evaluation.play import SAMPLING, SEEDS, TEMPERATURE, evaluate
+from hgpo_envs.registration import resolve_id
+from hgpo_train.evaluation.panel_evaluation import evaluate_panel
+from hgpo_train.evaluation.play import SAMPLING
 from hgpo_train.evaluation.protocols import (
     LIMITS,
     SEEDS_SOURCE,
@@ -24,13 +25,13 @@ from hgpo_train.evaluation.protocols import (
     read_reference,
 )
 from hgpo_train.panels.data import find_data
-from hgpo_train.panels.loading import load_panel
-from hgpo_train.policies.registry import find_policy
 from hgpo_train.proportions import wilson_interval
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Mapping
+
+    from hgpo_train.panels import Panel
 
 OTHER_SEED: Final = 1000
 """What verl-agent adds to a seed for its validation; here, to all seeds for the repetition."""
@@ -43,7 +44,7 @@ class Variation(NamedTuple):
         name: Its name.
         sentence: What it does.
         source: Where it was seen.
-        settings: What replaces the reference's settings: ``temperature``, or arguments of the environment.
+        settings: What replaces the panel's settings.
         benchmark: The only benchmark that has it; None for all.
         has_other_tasks: Whether a task's id means another task than in the reference.
     """
@@ -100,75 +101,71 @@ def unpaired_difference(first: Reference, second: Reference) -> Effect:
     return Effect("shift", difference, difference - below, difference + above)
 
 
-def played_effects(policy: str, out: str | os.PathLike[str], **settings: Any) -> tuple[Reference, list[Effect]]:
-    """Play the reference and every variation that the benchmark has, each into its folder of `out`; resume them.
+def played_effects(
+    panel: Panel,
+    policy: str,
+    out: str | os.PathLike[str],
+    *,
+    data: str | os.PathLike[str] | None = None,
+    **execution: Any,
+) -> tuple[Reference, list[Effect]]:
+    """Play a panel and every variation that its benchmark has, each into its folder of `out`; resume them.
 
     Args:
+        panel: The panel, which is the reference.
         policy: The policy's name.
         out: The folder.
-        **settings: Arguments of `hgpo_train.evaluation.evaluate`, with `env`.
+        data: Where the panel's data are. Default: the bundled data, or the environment's usual places.
+        **execution: Further arguments of `hgpo_train.evaluation.panel_evaluation.evaluate_panel`.
 
     Returns:
         The reference, and the effects of the variations that differ from it.
 
     Raises:
-        InputError: As `evaluate`, like the other exceptions.
+        InputError: As `evaluate_panel`, like the other exceptions.
     """
-    reference_settings = {"seeds": SEEDS, "policy_options": {}} | settings
-    sampling = reference_settings["policy_options"]
+    spec = environment_spec(resolve_id(panel.environment["env"]))
 
-    def play(name: str, **replaced: Any) -> Reference:
+    def play(name: str, other: Panel) -> Reference:
         folder = Path(out) / name.replace(" ", "-").replace("/", "-")
-        evaluate(policy=policy, out=folder, **reference_settings | replaced)
+        evaluate_panel(other, policy, folder, data=data, **execution)
         return read_reference(folder)
 
-    # 1. The reference, its settings, and what chance gives without any difference.
-    reference = play("reference")
-    header = manifest.read(Path(out) / "reference").header
-    assert header is not None
-    spec = environment_spec(header.config["env"]["id"])
-    known = {"max_steps": spec.max_steps, "temperature": TEMPERATURE}
-    known |= header.config["tasks"] | header.config["env"] | sampling
-    again = play("other seeds", seeds=[seed + OTHER_SEED for seed in reference_settings["seeds"]])
-    chance = paired_difference(again, reference)
+    # 1. The reference, and what chance gives without any difference.
+    reference = play("reference", panel)
+    seeds = tuple([(seed + OTHER_SEED) % (1 << 31) for seed in panel.seeds])
+    again = paired_difference(play("played again", panel.with_overrides({"seeds": seeds})), reference)
     sentence = "A/A: the reference played again with other seeds."
-    effects = [chance._replace(protocol="played again", sentence=sentence, source=SEEDS_SOURCE)]
+    effects = [again._replace(protocol="played again", sentence=sentence, source=SEEDS_SOURCE)]
 
     # 2. Every variation that is not the reference itself.
+    settings = panel.flat()
     for name, sentence, source, changes, benchmark, has_other_tasks in VARIATIONS:
-        is_reference = all(known.get(key) == value for key, value in changes.items())
+        is_reference = all(settings.get(key) == value for key, value in changes.items())
         if benchmark not in (None, spec.name) or is_reference:
             continue
-        replaced = dict(changes)
-        if "split" in changes and "tasks" in reference_settings:
-            replaced["tasks"] = None  # those of a panel are of its split
-        if "temperature" in changes:
-            replaced = {"policy_options": sampling | changes}
         if "temperature" in changes and policy.partition(":")[0] not in SAMPLING:
             effect = cannot_move("the policy does not sample from a model")
         elif has_other_tasks:
-            effect = unpaired_difference(play(name, **replaced), reference)
+            effect = unpaired_difference(play(name, _of_split(panel, changes, data)), reference)
         else:
-            effect = paired_difference(play(name, **replaced), reference)
+            effect = paired_difference(play(name, panel.with_overrides(changes)), reference)
         effects.append(effect._replace(protocol=name, sentence=sentence, source=source))
     return reference, effects
 
 
-def panel_settings(panel: str, policy: str, data: Path | None, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a panel's settings for `played_effects`.
-
-    Args:
-        panel: The panel (`hgpo_train.panels.load_panel`).
-        policy: The policy's name.
-        data: Where the panel's data are. Default: the bundled data, or the usual places.
-        options: Options of the policy; those that the panel fixes replace them.
-
-    Raises:
-        InputError: There is no such panel, or the data are not the panel's.
-    """
-    found = load_panel(panel)
-    arguments, _ = find_data(found, data)
-    known = find_policy(policy)[0].option_types
-    sampling = dict(options)
-    sampling |= {name: getattr(found, name) for name in FIXED if name in known}
-    return arguments | {"tasks": found.tasks, "seeds": found.seeds, "policy_options": sampling}
+def _of_split(panel: Panel, changes: Mapping[str, Any], data: str | os.PathLike[str] | None) -> Panel:
+    """Return a panel with other settings; one of another split has all of its tasks, and another name."""
+    if "split" not in changes:
+        return panel.with_overrides(changes)
+    split = changes["split"]
+    arguments, _ = find_data(panel, data)
+    spec = environment_spec(resolve_id(panel.environment["env"]))
+    known = {name: value for name, value in arguments.items() if name in spec.parameters()}
+    return replace(
+        panel,
+        name=f"{panel.name}-{split.replace('_', '-')}",
+        environment={**panel.environment, **changes},
+        tasks=tuple(spec.open_source(**known).source.ids(split)),
+        checksum="",
+    )

@@ -118,13 +118,15 @@ def read_reference(run: str | Path) -> Reference:
         run: A run of `hgpo eval` or `hgpo train`, or another step table (`hgpo_datasets.scan_steps`).
 
     Raises:
-        InputError: It is no step table, or has no rows.
+        InputError: It is no step table of one run.
     """
     held_out = Path(run) / "evaluation"
     is_training = held_out.is_dir()
-    rollouts = episode_table(scan_steps(held_out if is_training else run))
-    if rollouts.is_empty():
-        raise InputError(f"{run}: expected rollouts of an evaluation, received a step table without rows")
+    steps = scan_steps(held_out if is_training else run)
+    runs = steps.select(pl.col("run").n_unique()).collect().item()
+    if runs != 1:
+        raise InputError(f"{run}: expected the rollouts of one run, received those of {runs}; name one")
+    rollouts = episode_table(steps)
     if not is_training:
         return Reference(rollouts)
     return Reference(rollouts.filter(pl.col("seed") == pl.col("seed").max()), rollouts)
@@ -380,7 +382,7 @@ PROTOCOLS: Final = (
     ),
     Protocol(
         "best of 30",
-        "The best of 30 equal checkpoints, each on every task once.",
+        "The best of 30 equal checkpoints, each on every task of the run once.",
         _BEST,
         partial(reseeded, 1.0, highest_of=30),
     ),
