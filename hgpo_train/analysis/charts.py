@@ -107,7 +107,8 @@ def protocols_chart(effects: pl.DataFrame) -> alt.FacetChart:
         tooltip=["protocol:N", "sentence:N", "effect:Q", "low:Q", "high:Q", "note:N", "source:N"],
     )
     # Layers from the back: the number that is moved, intervals, and effects.
-    zero = base.mark_rule(color="#9a9a9a").encode(x=alt.datum(0), y=alt.value(0), y2=alt.value("height"))
+    middle = {"x": alt.datum(0), "y": alt.value(0), "y2": alt.value("height"), "color": alt.value("#9a9a9a")}
+    zero = base.mark_rule().encode(**middle)
     bars = base.mark_rule(strokeWidth=3).encode(x="low:Q", x2="high:Q")
     # Most effects are small and a few are not: beyond 10 points the axis is logarithmic.
     near = alt.Scale(type="symlog", constant=10)

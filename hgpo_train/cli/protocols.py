@@ -28,8 +28,8 @@ def protocols(
 ) -> None:
     """Show by how much each protocol of published evaluations moves a policy's number.
 
-    With a saved run, the same rollouts are scored in other ways. With --policy and --out, the policy plays a panel, and
-    the panel under other settings: seeds, split, wording, limit, prices, temperature. (docs/repeatable.md)
+    With a saved run, the same rollouts are scored in other ways. A policy plays a panel, and the panel under other
+    settings: seeds, split, wording, limit, prices, temperature. (docs/repeatable.md)
 
     Args:
         run: A run of hgpo eval or hgpo train.

@@ -73,7 +73,7 @@ VARIATIONS: Final = (
     Variation("limit 30", "A limit of 30 steps.", LIMITS, {"max_steps": 30}, "WebShop"),
     Variation("other prices", "The same goals with another seed of prices.", _PRICES, _OTHER, "WebShop"),
     Variation(
-        "a worker's goals",
+        "goals of a worker",
         "Goals and prices by a worker's seed: an id is another task.",
         _GOALS,
         _OTHER | {"shuffle_seed": OTHER_SEED},

@@ -256,7 +256,7 @@ def spread(reference: Reference, deviation: float, highest_of: int = 1) -> Effec
     most = 1 - reference.success
     return Effect(
         "spread",
-        min(most, fmean(values)),
+        min(most, round(fmean(values), 12)),
         max(least, low),
         min(most, high),
     )
@@ -299,7 +299,7 @@ def drawn_with_repeats(environments: int, reference: Reference, highest_of: int 
     at_most = np.cumsum(chances).clip(0, 1) ** highest_of
     mean = float((1 - at_most[:-1]).sum()) / environments
     low, high = (np.searchsorted(at_most, TAILS) / environments - share).tolist()
-    return Effect("spread", mean - share, low, high)
+    return Effect("spread", round(mean - share, 12), low, high)
 
 
 def reseeded(evaluations: float, reference: Reference, highest_of: int = 1) -> Effect:

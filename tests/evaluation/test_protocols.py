@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.protocols import reach
 from hgpo_datasets import scan_steps
 from hgpo_envs.errors import InputError
 from hgpo_envs.task_sampling import verl_agent
@@ -114,6 +115,15 @@ def test_draws_of_a_policy_that_samples_spread_as_drawn_ones_do() -> None:
 def test_the_best_of_two_validations_of_two_draws_by_hand() -> None:
     """Wins are 0, 1, 2 with probabilities 1/4, 1/2, 1/4; the higher of two with 1/16, 8/16, 7/16."""
     assert drawn_with_repeats(2, solved(5, 10), highest_of=2).effect == pytest.approx(22 / 32 - 1 / 2)
+
+
+def test_what_the_number_of_environments_can_explain_by_hand() -> None:
+    """Wins are 53.76, 98.56 and 72.8 of 332, .678 of all: chi-squared is 1.68 + 1.08 + 3.50, over .218."""
+    found = reach({64: 0.84, 128: 0.77, 140: 0.52})
+    assert found["p"] == pytest.approx(math.exp(-28.67 / 2), rel=0.01)
+    assert found["draws"] == pytest.approx(1.96 * math.sqrt(0.25 / 64 + 0.25 / 140), abs=1e-4)
+    assert found["tasks"] == pytest.approx(1.96 * math.sqrt(0.25 / 64 * 76 / 139), abs=1e-4)
+    assert found["least"] == pytest.approx(98.56 / 140)
 
 
 @pytest.mark.parametrize(
