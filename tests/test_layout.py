@@ -39,7 +39,7 @@ ROOMS = {
     ],
     "hgpo_train/training": [
         {"config", "display", "metrics", "verify_run"}, {"data", "memory_plan", "tracking"}, {"run_folder", "update"},
-        {"card", "checkpoint", "scoring", "stages"}, {"gpu_check", "sft"}, {"trainer", "warm_start"},
+        {"checkpoint", "evaluations", "scoring", "stages"}, {"card", "gpu_check", "sft"}, {"trainer", "warm_start"},
         {"first_training", "saved_tables"},
     ],
     "hgpo_envs/alfworld": [{"engine"}, {"data"}, {"players"}, {"generation"}, {"reference"}, {"environment"}],

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _SHOWN: Final = 20
+"""Differences that are printed."""
+_QUESTION: Final = 1000
+"""Characters of a question."""
 
 
 def add_commands(app: App) -> None:
@@ -48,12 +51,13 @@ def card(
     """
     import orjson
 
-    from hgpo_envs.files.atomic import write_file
+    from hgpo_envs.errors import one_line
+    from hgpo_envs.files.atomic import making_folder, write_file
+    from hgpo_envs.files.untrusted_files import writing
     from hgpo_train.cli.display import print_json
     from hgpo_train.evaluation.card_page import card_page
 
-    one_line = None if question is None else " ".join(question.split())
-    document = _document(run, one_line, iteration)
+    document = _document(run, None if question is None else one_line(question, _QUESTION), iteration)
     if out is None:
         if as_json:
             print_json(document)
@@ -61,7 +65,8 @@ def card(
             print(card_page(document), end="")
         return
     text = orjson.dumps(document, option=orjson.OPT_INDENT_2) if as_json else card_page(document).encode()
-    write_file(out, text)
+    with writing(out), making_folder(out.absolute().parent):
+        write_file(out, text)
     print(f"The card is {out}. {common.next_commands(('card', 'check', out, '--run', run))}")
     if not as_json:
         print("Or, with the name of your repository:")
@@ -110,9 +115,11 @@ def check_card(
     """
     from hgpo_envs.wording import counted
     from hgpo_train.evaluation.card_page import card_problems, read_card
+    from hgpo_train.training.run_folder import CONFIG
 
     found, given = read_card(card)
-    problems = card_problems(_document(run, given.question, given.iteration), found)
+    iteration = given.iteration if (run / CONFIG).exists() else None  # a run of another kind has none
+    problems = card_problems(_document(run, given.question, iteration), found)
     for problem in problems[:_SHOWN]:
         print(problem)
     if problems:

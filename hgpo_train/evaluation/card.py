@@ -23,9 +23,12 @@ from hgpo_datasets.sources import STEPS, is_run
 from hgpo_envs.errors import InputError
 from hgpo_envs.files.secrets import redact_json
 from hgpo_envs.files.untrusted_files import read_bytes
+from hgpo_train.evaluation.certificate import NAME as CERTIFICATE
+from hgpo_train.evaluation.certificate_check import read_certificate
 from hgpo_train.evaluation.report import episode_table
 from hgpo_train.evaluation.reporting_rules import MEANT, by_seed, success_by_rule
-from hgpo_train.measures import TASK, measure_by_task
+from hgpo_train.evaluation.summary import expense
+from hgpo_train.measures import TASK, measure, measure_by_task
 from hgpo_train.rollout.failures import failures_of
 from hgpo_train.rollout.outcomes import GROUP, rollout_table
 from hgpo_train.rollout.sessions import read_sessions
@@ -33,14 +36,13 @@ from hgpo_train.rollout.sessions import read_sessions
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from hgpo_datasets.manifest import Header
-
 FORMAT: Final = "hgpo card 1"
 
 OPEN: Final = {
     "question": "what the run was to find out (--question TEXT)",
     "panel": "a panel that fixes tasks, seeds and limits (hgpo panels)",
     "planned": "how many rollouts were planned",
+    "rollouts": "the rollouts that were trained on: they are in another run, which has its own card",
     "evaluation": "success on held-out tasks: the run was not evaluated",
     "seeds": "variance over seeds: one seed was played",
     "training seeds": "variance over training seeds: this is one run",
@@ -54,22 +56,26 @@ OPEN: Final = {
 }
 """What a card lists as not known, by name."""
 
+_MEASURES: Final = ("score", "mean_length", "valid", "admissible")
+"""The measures besides success (`hgpo_train.measures`)."""
+
 _SMALL: Final = 1 << 30
 """The largest file in bytes whose checksum is computed; those of shards and weights are stored."""
 
 
-def read_header(run: Path) -> Header:
-    """Return the description of a run from its manifest.
+def read_manifest(run: Path) -> manifest.Manifest:
+    """Return the manifest of a run, with its header.
 
     Raises:
         InputError: The folder contains no run, or its manifest is damaged.
     """
     if not is_run(run):
-        raise InputError(f"{run}: expected the folder of a run, found no {manifest.NAME} in it")
+        expected = "expected the folder (--out) of hgpo train, hgpo eval or hgpo rollout"
+        raise InputError(f"{run}: {expected}, found no {manifest.NAME} in it")
     listed = manifest.read(run)
-    if listed.header is None or listed.problem:
+    if listed.problem:
         raise InputError(f"{run}: {listed.problem}; restore it from a backup (hgpo verify {run} finds all damage)")
-    return listed.header
+    return listed
 
 
 def run_card(run: Path, question: str | None = None) -> dict[str, Any]:
@@ -82,30 +88,30 @@ def run_card(run: Path, question: str | None = None) -> dict[str, Any]:
     Raises:
         InputError: The folder contains no run, a damaged one, or one without rows.
     """
-    header = read_header(run)
+    # 1. The files.
+    header = read_manifest(run).header
+    assert header is not None
     config = header.config
     episodes = episode_table(scan_steps(run))
     sessions = read_sessions(run)
-    seeds = episodes["seed"].unique().sort().to_list()
+    spent = expense(sessions)
+    files = shard_sums(run)
+    certificate = None
+    if (run / CERTIFICATE).exists():
+        certificate = read_certificate(run / CERTIFICATE)
+        files[CERTIFICATE] = file_sum(run / CERTIFICATE)
 
-    # 1. An evaluation plays every task of its split for each seed; how many tasks others asked for is not stored.
+    # 2. A complete evaluation has played every task for each seed. How many tasks others asked for is not stored.
     is_evaluation = bool(config.get("evaluation"))
-    sizes = (_entry(config, "tasks", "count"), config.get("group_size"))
-    planned = None
-    if is_evaluation and all(isinstance(size, int) for size in sizes):
-        planned = math.prod((*sizes, len(seeds)))
+    is_complete = bool(sessions) and sessions[-1].ended == "complete"
+    seeds = episodes["seed"].unique().sort().to_list()
+    count = _entry(config, "tasks", "count")
+    is_planned = is_evaluation and is_complete and isinstance(count, int)
+    planned = count * len(seeds) if is_planned else None
     rollouts = rollout_counts(scan_steps(run), planned)
-
-    # 2. Sessions know their tokens and seconds, unless the first ones were not recorded.
-    recorded = bool(sessions) and not sessions[0].groups_before
-    for name in ("prompt_tokens", "response_tokens"):
-        counts = [getattr(session, name) for session in sessions]
-        if recorded and None not in counts:
-            rollouts[name] = sum(counts)
-    compute = {
-        "seconds": sum(session.seconds for session in sessions) if recorded else None,
-        "sessions": [session.ended for session in sessions],
-    }
+    for name, tokens in spent["tokens"].items():
+        if tokens is not None:  # those of rollouts that were repeated, too
+            rollouts[f"{name}_tokens"] = tokens
 
     # 3. The document.
     settings = {
@@ -113,18 +119,28 @@ def run_card(run: Path, question: str | None = None) -> dict[str, Any]:
         "tasks": config.get("tasks"),
         "panel": config.get("panel"),
         "policy": config.get("policy"),
+        "the policy's files": certificate and certificate.policy.get("files"),
         "seeds": seeds if is_evaluation else config.get("seed"),
-        "compute": compute,
+        "seconds": spent["wall_s"],
+        "machine": certificate and certificate.machine,
+        "sessions": [session.ended for session in sessions],
         "versions": sessions[-1].versions if sessions else None,
     }
-    missing = {"tried", "equal compute", "device", "license"}
-    if not settings["panel"]:
-        missing.add("panel")
-    if len(seeds) < 2:
-        missing.add("seeds")
+    also = {
+        "panel": not settings["panel"],
+        "seeds": len(seeds) < 2,
+        "device": not settings["machine"],
+    }
+    missing = {"tried", "equal compute", "license", *(name for name, is_missing in also.items() if is_missing)}
     kind = "evaluation" if is_evaluation else "rollouts"
-    policy = _entry(config, "policy", "name") or "an unknown policy"
+    policy = _entry(config, "policy", "name") or "unknown"
     environment = _entry(config, "env", "id") or "an unknown environment"
+    commands = [
+        "verify RUN # find every changed byte of the files",
+        "card check README.md --run RUN # compute every figure of this page again from the run",
+    ]
+    if certificate:
+        commands.append(f"certificate check RUN/{CERTIFICATE} --run RUN --replay 5 # play episodes again")
     return finished(
         missing,
         kind=kind,
@@ -134,11 +150,8 @@ def run_card(run: Path, question: str | None = None) -> dict[str, Any]:
         settings=settings,
         config=config,
         rollouts={"all": rollouts},
-        files=shard_sums(run),
-        commands=[
-            "verify RUN  # find every changed byte of the files",
-            "card check README.md --run RUN  # compute every figure of this page again from the run",
-        ],
+        files=files,
+        commands=commands,
         **results(episodes),
     )
 
@@ -174,6 +187,10 @@ def results(episodes: pl.DataFrame, evaluations: pl.DataFrame | None = None) -> 
     shares = {str(number): found.value for number, found in by_seed(chosen_from).items()}
     of_tasks = measure_by_task(episodes.with_columns(success=pl.col("won").cast(pl.Float64)), "success", TASK)
     success = of_tasks["success"]
+    measures = measure(episodes, _MEASURES)[None]
+    score = measures["score"]
+    if score is not None and score.value == rules[MEANT].success:  # a benchmark without scores of its own
+        del measures["score"]
     return {
         "reporting_rule": MEANT,
         "rules": {name: counted._asdict() for name, counted in rules.items()},
@@ -186,6 +203,7 @@ def results(episodes: pl.DataFrame, evaluations: pl.DataFrame | None = None) -> 
             "always_solved": int((success == 1).sum()),
             "never_solved": int((success == 0).sum()),
         },
+        "measures": {name: found and found._asdict() for name, found in measures.items()},
         "tasks": chosen_from["task_id"].unique().sort().to_list(),
     }
 
@@ -232,7 +250,7 @@ def shard_sums(run: Path, folder: str = "") -> dict[str, str]:
         run: The run's folder.
         folder: What precedes the names, for a run inside of another.
     """
-    shards = manifest.read(run).shards
+    shards = read_manifest(run).shards
     sums = {f"{folder}{manifest.NAME}": file_sum(run / manifest.NAME)}
     return sums | {f"{folder}{STEPS}/{name}": shard.sha256 for name, shard in shards.items()}
 
@@ -248,14 +266,17 @@ def list_sum(values: Sequence[str]) -> str:
 
 
 def _plain(value: Any) -> Any:  # noqa: ANN401 - JSON
+    """Return a value as JSON; of a path on this machine its name."""
     if isinstance(value, dict):
         return {str(name): _plain(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(inner) for inner in value]
-    if isinstance(value, float):  # the last digits of a sum depend on its order
-        return float(f"{value:.6g}") if math.isfinite(value) else None
-    if value is None or isinstance(value, int):
-        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, int):
+        return value if value.bit_length() < 64 else None  # what JSON's readers know
+    if value is None:
+        return None
     text = str(value)
     return Path(text).name if Path(text).is_absolute() else text
 

@@ -8,18 +8,18 @@ license, tags) and the end of the page are the author's, and are not compared.
 
 from __future__ import annotations
 
-import difflib
 import json
-from itertools import zip_longest
+from collections import Counter
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 
-from hgpo_envs.errors import InputError
+from hgpo_envs.errors import InputError, one_line
 from hgpo_envs.files.untrusted_files import read_bytes
 from hgpo_envs.wording import counted
 from hgpo_train.evaluation.card import list_sum
+from hgpo_train.evaluation.json_difference import differences
 from hgpo_train.evaluation.reporting_rules import RULES
 
 if TYPE_CHECKING:
@@ -36,6 +36,12 @@ _END: Final = " -->"
 _OPEN: Final = "## Not known"
 _FREE: Final = ("head", "open")
 """The entries of a document that are the author's."""
+_BEFORE: Final = 20
+"""Characters of a line that are shown before a difference."""
+_SHOWN: Final = 80
+"""Characters of a line that are shown."""
+_LONGEST: Final = 4000
+"""Characters of a value on the page."""
 _BYTES: Final = 64 << 20
 _ESCAPED: Final = str.maketrans({"|": "/", "<": "‹", "`": "'", "[": "\\["})
 
@@ -56,9 +62,10 @@ def card_page(card: Mapping[str, Any]) -> str:
         lines += _success(card)
     if card["curve"]:
         lines += _curve(card)
-    lines += _rollouts(card["rollouts"])
+    if card["rollouts"]:
+        lines += _rollouts(card["rollouts"])
     lines += _files(card["files"])
-    commands = [" ".join(command.splitlines()) for command in card["commands"]]
+    commands = [one_line(command, _LONGEST) for command in card["commands"]]
     lines += ["## Commands", "", *(f"    hgpo {command}" for command in commands), ""]
     return "\n".join([*lines, _OPEN, "", *(f"- {text}" for text in card["open"]), ""])
 
@@ -71,7 +78,7 @@ def _mark(card: Mapping[str, Any]) -> str:
 
 def _text(value: object) -> str:
     """Return a value as a text that is one line, and neither a cell, a tag, a link nor code of its own."""
-    return " ".join(str(value).split()).translate(_ESCAPED)
+    return one_line(value, _LONGEST).translate(_ESCAPED)
 
 
 def _cell(value: Any) -> str:  # noqa: ANN401 - JSON
@@ -114,7 +121,7 @@ def _success(card: Mapping[str, Any]) -> list[str]:
     for name, counts in card["rules"].items():
         shown = f"**{name}**" if name == card["reporting_rule"] else name
         rows.append([shown, _share(counts["success"]), _interval(counts), f"{counts['episodes']:,}", RULES[name][0]])
-    lines = ["## Success", "", *card["notes"]]
+    lines = ["## Success", "", *map(_text, card["notes"])]
     lines.append("The rule in bold is that of all other figures of this run; intervals have tasks as trials.")
     lines += ["", *_table(["rule", "success", "95%", "rollouts", ""], rows)]
 
@@ -126,6 +133,10 @@ def _success(card: Mapping[str, Any]) -> list[str]:
     mixed = found["tasks"] - found["always_solved"] - found["never_solved"]
     solved = f"{found['always_solved']:,} always solved, {mixed:,} sometimes, {found['never_solved']:,} never"
     lines.append(f"- Over {counted(found['tasks'], 'task')}: {solved}, {_deviation(found['std_over_tasks'])}.")
+    for name, measured in card["measures"].items():
+        if measured is not None:
+            bounds = "" if measured["low"] is None else f" ({measured['low']:.3g} to {measured['high']:.3g})"
+            lines.append(f"- {name.replace('_', ' ').capitalize()}: {measured['value']:.3g}{bounds}.")
     tasks = card["tasks"]
     return [*lines, f"- Played: {counted(len(tasks), 'task id')}, SHA-256 of their list `{list_sum(tasks)}`.", ""]
 
@@ -226,37 +237,41 @@ def card_problems(card: Mapping[str, Any], found: str | Mapping[str, Any]) -> li
         found: The page or the document.
     """
     if isinstance(found, str):
-        return list(_other_lines(_lines(card_page(card)), _lines(found)))
-    free = dict.fromkeys(_FREE)
-    return list(_other_values({**card, **free}, {**found, **free}))
+        return list(_other_lines(_labelled_lines(card_page(card)), _labelled_lines(found)))
+    free: dict[str, Any] = dict.fromkeys(_FREE)
+    return [str(difference) for difference in differences({**card, **free}, {**found, **free})]
 
 
-def _lines(page: str) -> list[str]:
-    """Return the lines of a page that are compared: those between its head and what is not known."""
-    lines = [line.rstrip() for line in page.splitlines()]
-    if lines[0] == "---" and "---" in lines[1:]:
+def _labelled_lines(page: str) -> dict[str, str]:
+    """Return the lines of a page that are compared, by their heading and their first cell or word."""
+    lines = page.splitlines()
+    if lines[:1] == ["---"] and "---" in lines[1:]:
         lines = lines[lines.index("---", 1) + 1 :]
-    if _OPEN in lines:
-        lines = lines[: lines.index(_OPEN)]
-    return [line for line in lines if line]
+    labelled: dict[str, str] = {}
+    times: Counter[str] = Counter()
+    heading = "page"
+    for line in filter(str.strip, lines):
+        if line == _OPEN:
+            break
+        if line.startswith("## "):
+            heading = line.removeprefix("## ")
+        words = line.removeprefix("- ").split(" ")
+        name = line.split("|", 2)[1].strip(" *") if line.startswith("| ") else words[0]
+        label = f"{heading}, {name}"
+        times[label] += 1
+        if times[label] > 1:  # a second line of that name can be a false one
+            label = f"{label} ({times[label]})"
+        labelled[label] = line
+    return labelled
 
 
-def _other_lines(expected: list[str], found: list[str]) -> Iterator[str]:
-    """Describe the lines of a page that differ, with the heading that they are under."""
-    matcher = difflib.SequenceMatcher(None, expected, found, autojunk=False)
-    for kind, start, end, other_start, other_end in matcher.get_opcodes():
-        if kind == "equal":
+def _other_lines(expected: Mapping[str, str], found: Mapping[str, str]) -> Iterator[str]:
+    """Describe the lines that differ, from shortly before the first letter that does."""
+    for label in dict.fromkeys([*expected, *found]):
+        sides = [side.get(label, "no such line") for side in (expected, found)]
+        if sides[0] == sides[1]:
             continue
-        headings = [line for line in expected[: start + 1] if line.startswith("#")]
-        where = headings[-1].lstrip("# ") if headings else "top"
-        for line, other in zip_longest(expected[start:end], found[other_start:other_end], fillvalue="no such line"):
-            yield f"{where}: expected {line}, received {other}"
-
-
-def _other_values(expected: Any, found: Any, *where: Any) -> Iterator[str]:  # noqa: ANN401 - JSON
-    """Describe the values of a document that differ; a name that only one side has is null on the other."""
-    if isinstance(expected, dict) and isinstance(found, dict):
-        for name in dict.fromkeys((*expected, *found)):
-            yield from _other_values(expected.get(name), found.get(name), *where, name)
-    elif expected != found:
-        yield f"{'.'.join(where)}: expected {json.dumps(expected)}, received {json.dumps(found)}"
+        same = [first == second for first, second in zip(*sides, strict=False)]
+        start = max(0, (same.index(False) if False in same else len(same)) - _BEFORE)
+        shown = [repr(side[start : start + _SHOWN]) for side in sides]
+        yield f"{one_line(label, _SHOWN)}: expected {shown[0]}, found {shown[1]}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from dataclasses import asdict
 from pathlib import Path
@@ -9,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from hgpo_datasets import manifest, scan_steps
+from hgpo_datasets import scan_steps
 from hgpo_envs.errors import InputError
-from hgpo_train.evaluation.card import file_sum, finished, read_header, results, rollout_counts, shard_sums
+from hgpo_train.evaluation.card import file_sum, finished, read_manifest, results, rollout_counts, shard_sums
 from hgpo_train.models.checkpoint_files import (
     BUNDLED,
     STATE,
@@ -84,19 +85,20 @@ def training_card(run: Path, checkpoint: Path, question: str | None = None) -> d
         config = stored_config(run / CONFIG)
     except InputError as error:  # such as the settings of `hgpo sft`
         raise InputError(f"{run}: expected the folder of a run of hgpo train ({error})") from None
-    read_header(run)  # which refuses a damaged manifest
+    has_rollouts = bool(read_manifest(run).shards)
     state = read_json(checkpoint / STATE, TrainingState)
     metrics = read_metrics(run / METRICS)
     base = config.model.path
-    is_on_hub = base.count("/") == 1 and not Path(base).exists() and not base.startswith(".")
-    files = {name: file_sum(run / name) for name in (CONFIG, METRICS)} | shard_sums(run)
+    is_hub_name = base.count("/") == 1 and base[0] not in "./~"
+    files = {name: file_sum(run / name) for name in (CONFIG, METRICS) if (run / name).exists()}
+    files |= shard_sums(run)
     for name, digest in checksums(checkpoint).items():
         if not name.startswith("trainer/"):  # what is published
             files[f"{CHECKPOINTS}/{checkpoint.name}/{name}"] = digest
 
     # 2. Rollouts for training, which a run on saved tables has none of, and how many were trained on.
     rollouts = {}
-    if manifest.read(run).shards:
+    if has_rollouts:
         rollouts["training"] = _trained(config, scan_steps(run), metrics)
 
     # 3. Held-out tasks. The initial policy is a point of the curve, and no checkpoint that can be chosen.
@@ -118,21 +120,27 @@ def training_card(run: Path, checkpoint: Path, question: str | None = None) -> d
     missing = {"training seeds", "tried", "equal compute", "license"}
     missing |= {"evaluation"} if episodes is None else set()
     missing |= {"GPU"} if _gpu_hours(config, metrics) is not None else set()
-    missing |= {"base model"} if not is_on_hub and base not in BUNDLED else set()
+    missing |= {"base model"} if not is_hub_name and base not in BUNDLED else set()
 
     head = {
         "library_name": "peft" if (checkpoint / ADAPTER_SETTINGS).exists() else "transformers",
         "pipeline_tag": "text-generation",
     }
-    if is_on_hub:
+    if is_hub_name and not Path(base).exists():
         head["base_model"] = base
     settings = _settings(config, state, metrics)
-    settings["base model"] = base if is_on_hub else _local(base)
+    settings["base model"] = base if is_hub_name else _local(base)
+    title = f"A policy for {config.environment.id}, trained with the estimator {config.advantage.estimator}."
+    if not rollouts:  # trained on a saved table: the configuration's environment and groups were not used
+        title = f"A policy, trained on saved rollouts with the estimator {config.advantage.estimator}."
+        missing.add("rollouts")
+        del settings["environment"]
+        del settings["training"]
     return finished(
         missing,
         kind="training",
         name=config.name,
-        title=f"A policy for {config.environment.id}, trained with the estimator {config.advantage.estimator}.",
+        title=title,
         question=question,
         iteration=state.iteration,
         head=head,
@@ -153,7 +161,7 @@ def _trained(config: Config, steps: pl.LazyFrame, metrics: Sequence[Mapping[str,
     iterations = int(steps.select(pl.col("iteration").max()).collect().item()) + 1
     counts = rollout_counts(steps, iterations * config.rollout.tasks * config.rollout.group_size)
     for name in ("groups", "rows"):
-        counts[f"{name}_trained_on"] = int(_total(metrics, f"training/{name}"))
+        counts[f"{name}_trained_on"] = _total(metrics, f"training/{name}")
     return counts
 
 
@@ -184,8 +192,9 @@ def _settings(config: Config, state: TrainingState, metrics: Sequence[Mapping[st
         "estimator": config.advantage.estimator,
         "its parameters": _parameters(config),
         "training": {
-            "checkpoint": f"iteration {state.iteration} of {max((line['iteration'] for line in metrics), default=0)}",
-            "planned iterations": config.iterations,
+            "iterations of the checkpoint": state.iteration,
+            "of the run": max((line["iteration"] for line in metrics), default=None),
+            "planned": config.iterations,
             "tasks": config.rollout.tasks,
             "group size": config.rollout.group_size,
         },
@@ -193,10 +202,10 @@ def _settings(config: Config, state: TrainingState, metrics: Sequence[Mapping[st
         "seeds": {"training": config.seed, "evaluation": config.seed + config.evaluation.seed},
         "compute": {
             "device": config.model.device,
-            "seconds of iterations": round(_total(metrics, "timing_s/step"), 1),
+            "seconds of iterations": _total(metrics, "timing_s/step", 1),
             "GPU hours": hours,
             "environment steps of the checkpoint": state.environment_steps,
-            "tokens trained on": int(_total(metrics, "perf/total_num_tokens")),
+            "tokens trained on": _total(metrics, "perf/total_num_tokens"),
         },
         "versions": state.versions,
     }
@@ -214,9 +223,11 @@ def _parameters(config: Config) -> dict[str, Any]:
         return stored
 
 
-def _total(metrics: Sequence[Mapping[str, Any]], name: str) -> float:
-    """Return the sum of a metric over the iterations."""
-    return sum(line.get(name) or 0.0 for line in metrics)
+def _total(metrics: Sequence[Mapping[str, Any]], name: str, digits: int | None = None) -> float | None:
+    """Return the sum of a metric over the iterations, rounded; None if no iteration has it."""
+    values = [line[name] for line in metrics if line.get(name) is not None]
+    total = sum(values)
+    return round(total, digits) if values and math.isfinite(total) else None
 
 
 def _gpu_hours(config: Config, metrics: Sequence[Mapping[str, Any]]) -> float | None:
@@ -224,10 +235,11 @@ def _gpu_hours(config: Config, metrics: Sequence[Mapping[str, Any]]) -> float | 
 
     Not in it: the evaluation before training, and what was repeated after an interruption.
     """
-    if not any("perf/max_memory_allocated_gb" in line for line in metrics):
-        return None
+    seconds = _total([line for line in metrics if "perf/max_memory_allocated_gb" in line], "timing_s/step")
     gpus = config.rollout.engine_options.get("tensor_parallel_size", 1)
-    return _total(metrics, "timing_s/step") / 3600 * (gpus if isinstance(gpus, int) else 1)
+    if seconds is None or not isinstance(gpus, int):
+        return None
+    return round(gpus * seconds / 3600, 3)
 
 
 def _local(base: str) -> str:
@@ -242,7 +254,7 @@ def _commands(config: Config) -> list[str]:
     if template:  # a file of this machine, without its folder
         command = command.replace(template, Path(template).name)
     return [
-        f"{command} --out runs/eval  # evaluate this folder",
-        "train config.toml --out runs/again  # train again, with this configuration",
-        "card check README.md --run RUN  # compute every figure of this page again from the run",
+        f"{command} --out runs/eval # evaluate this folder",
+        "train config.toml --out runs/again # train again, with this configuration",
+        "card check README.md --run RUN # compute every figure of this page again from the run",
     ]

@@ -40,11 +40,11 @@ def test_the_card_says_what_was_trained_and_its_command_evaluates_the_model(run,
     card = (tmp_path / "card.md").read_text()
     assert hgpo("card", run)[1] == card
     header, _, text = card.removeprefix("---\n").partition("---\n")
-    assert "library_name: transformers" in header
+    assert 'library_name: "transformers"' in header
     assert "base_model" not in header  # a folder of this machine
     assert "/tmp" not in text
-    size = f"{counted(best, 'iteration')} of 2 tasks × 2 rollouts"
-    for line in ("Doors", "`hgpo`", "| 0 | ", size, "hgpo eval", "this model"):
+    size = f"iterations of the checkpoint = {best}, of the run = 2, planned = 2, tasks = 2, group size = 2"
+    for line in ("Doors", "the estimator hgpo", "alpha = 1.0", "| 0 | ", size, "hgpo eval", "this model"):
         assert line in text, line
     played = scan_steps(run / "evaluation").filter(pl.col("iteration") == best)
     won = played.group_by("task_id").agg(pl.col("episode_won").mean()).collect()["episode_won"]
@@ -52,7 +52,15 @@ def test_the_card_says_what_was_trained_and_its_command_evaluates_the_model(run,
     size = counted(len(won), "task")
     assert f"Iteration {best}: success {won.mean():.1%} ({low:.1%} to {high:.1%}) on {size} of split" in text
 
-    command = next(line for line in text.splitlines() if "hgpo eval" in line).partition("  #")[0]
+    code, output, errors = hgpo("card", "check", tmp_path / "card.md", "--run", run)
+    assert code == 0, output
+    (tmp_path / "card.md").write_text(card.replace("alpha = 1.0", "alpha = 2.0"))
+    code, output, errors = hgpo("card", "check", tmp_path / "card.md", "--run", run)
+    assert code == 1
+    assert "its parameters: expected" in output
+    assert output.count("\n") == 1
+
+    command = next(line for line in text.splitlines() if "hgpo eval" in line).partition(" #")[0]
     names = {"FOLDER": trained, "runs/eval": tmp_path / "eval", "short.j2": config.environment.prompt_template}
     for name, path in names.items():
         command = command.replace(name, str(path))
@@ -62,6 +70,12 @@ def test_the_card_says_what_was_trained_and_its_command_evaluates_the_model(run,
     assert all(prompt.startswith("light the lamp") for prompt in prompts)  # as the template does
 
     assert f"{run}/checkpoints/000001" in hgpo("card", run, "--iteration", 1, "-o", tmp_path / "first.md")[1]
+    hgpo("card", run, "--iteration", 1, "--json", "-o", tmp_path / "first.json")
+    shown = json.loads((tmp_path / "first.json").read_text())
+    assert shown["rollouts"]["training"]["planned"] == shown["rollouts"]["training"]["stored"] == 2 * 2 * 2
+    assert [point["iteration"] for point in shown["curve"]] == [0, 1, 2]
+    assert shown["tasks"] == sorted(scan_steps(run / "evaluation").select("task_id").unique().collect()["task_id"])
+    assert hgpo("card", "check", tmp_path / "first.json", "--run", run)[0] == 0
     code, _, errors = hgpo("card", run, "--iteration", 7)
     assert code == 2
     assert "expected one with a checkpoint (1, 2), received 7" in errors
