@@ -114,7 +114,8 @@ def _evaluate_panel(
         if value is None:
             continue
         instead = f"{name}+{option}={value}".replace(" ", "")
-        advice = f"to change it, write --panel '{instead}'" if option in panel.flat() else "leave it out"
+        can_change = option in panel.flat() and option != "env"
+        advice = f"to change it, write --panel '{instead}'" if can_change else "leave it out"
         raise InputError(f"--{option.replace('_', '-')}: the panel {panel.title} fixes it; {advice}")
     other = None if against is None else read_comparable(against, panel, environment.data).table()
     play = partial(evaluate_panel, panel, policy, out, data=environment.data, **execution.arguments(policy))

@@ -1,0 +1,346 @@
+"""Certificates: whatever is changed is found and named, and episodes are the same however they are played."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hgpo_datasets import scan_steps
+from hgpo_envs.alfworld.data.game_folder import write_folder
+from hgpo_envs.alfworld.data.source import ALFWorldSource
+from hgpo_envs.errors import InputError
+from hgpo_envs.files.sealed import is_sealed, seal
+from hgpo_train.evaluation import episode_table, evaluate_panel, evaluation_reports
+from hgpo_train.evaluation.certificate import NAME, as_table, certificate, figures, write_certificate
+from hgpo_train.evaluation.certificate_check import check_certificate, read_certificate, read_comparable
+from hgpo_train.evaluation.json_difference import differences
+from hgpo_train.panels import Panel, load_panel
+from hgpo_train.panels.data import task_checksum
+from hgpo_train.policies.base import Failure, Request
+from hgpo_train.rollout import collect
+from hgpo_train.settings import to_toml
+
+Document = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def small() -> Panel:
+    """Return a panel of three bundled games, two seeds and four steps."""
+    panel = load_panel("alfworld-bundled@1")
+    tasks = panel.tasks[:3]
+    environment = panel.environment | {"max_steps": 4}
+    checksum = task_checksum(ALFWorldSource(grammar="move"), tasks)
+    return replace(panel, name="small", tasks=tasks, seeds=(1, 2), environment=environment, checksum=checksum)
+
+
+def first_or_fail(request: Request) -> str | Failure:
+    """Take the first action; fail at the second step of one game."""
+    if request.step and "Box" in request.task.id:
+        return Failure("Broken", "the server is down")
+    return f"<think></think><action>{request.state.actions[0]}</action>"
+
+
+@pytest.fixture(scope="module")
+def played(small: Panel, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a run of the panel, two of whose six episodes failed, beside the panel's file."""
+    folder = tmp_path_factory.mktemp("certificates")
+    (folder / "small.toml").write_text(to_toml(small), "utf-8")
+    return evaluate_panel(small, first_or_fail, folder / "run", max_failed=0.5, progress=False).path
+
+
+def changed(played: Path, tmp_path: Path, change: Callable[[Document], object]) -> Path:
+    """Return a changed certificate, whose own check is right again."""
+    document = json.loads((played / "certificate.json").read_bytes())
+    change(document)
+    del document["check"]
+    path = tmp_path / "certificate.json"
+    path.write_bytes(seal(json.dumps(document, indent=1).encode()))
+    return path
+
+
+def test_a_certificate_contains_every_outcome_and_the_same_figures_as_the_run(played: Path, small: Panel) -> None:
+    document = json.loads((played / "certificate.json").read_bytes())
+    assert is_sealed((played / "certificate.json").read_bytes())
+    assert [(each["seed"], each["task_id"]) for each in document["episodes"]] == [
+        (seed, task_id) for seed in (1, 2) for task_id in small.tasks
+    ]
+    assert document["counts"] == {"played": 6, "won": 0, "aborted": 2, "truncated": 4}
+    assert document["cost"]["environment_steps"] == 4 * 4 + 2 * 2  # a failed step is one, too
+    success = document["success_by_rule"]
+    assert [success[rule]["success"] for rule in ("aborted lost", "aborted won", "limit won")] == [0.0, 1 / 3, 1.0]
+    of_run = evaluation_reports(episode_table(scan_steps(played)))[0]
+    assert document["results"][0]["success"]["rollouts"] == of_run.success.rollouts == 6
+    assert document["results"][0]["success"]["interval"] == list(of_run.success.interval)
+
+
+def test_an_untouched_certificate_has_no_difference(played: Path) -> None:
+    panel = str(played.parent / "small.toml")
+    result = check_certificate(played / "certificate.json", played, replay=9, panel=panel)
+    assert (result.problems, result.notes, result.replayed) == ([], [], 4)
+    unnamed = check_certificate(played / "certificate.json")
+    assert unnamed.problems == []
+    assert "not known here" in unnamed.notes[0]
+
+
+def flip(document: Document) -> None:
+    """Make one lost episode a won one, with figures to match."""
+    document["episodes"][0] |= {"won": True, "score": 1.0}
+    document |= figures(document["episodes"], "HGPO/ALFWorld-v0")
+
+
+def drop_the_failed(document: Document) -> None:
+    document["episodes"] = [episode for episode in document["episodes"] if not episode["aborted"]]
+    document |= figures(document["episodes"], "HGPO/ALFWorld-v0")
+    document["cost"]["environment_steps"] = 16
+
+
+def with_settings(document: Document, **settings: object) -> None:
+    """Change settings of the panel, and its digest to match."""
+    values = document["panel"]["settings"]
+    for name, value in settings.items():
+        (values["environment"] if name in values["environment"] else values)[name] = value
+    panel = Panel(**values)
+    document["panel"]["digest"] = panel.digest
+
+
+OF_THE_FILE: dict[str, tuple[Callable[[Document], object], str]] = {
+    "a figure": (
+        lambda document: document["results"][0]["success"].update(share=0.5),
+        "results[0].success.share: expected 0.0, found 0.5",
+    ),
+    "an interval": (
+        lambda document: document["success_by_rule"]["aborted lost"].update(high=0.1),
+        "success_by_rule.aborted lost.high: expected ",
+    ),
+    "the number of failures": (
+        lambda document: document["counts"].update(aborted=0),
+        "counts.aborted: expected 2, found 0",
+    ),
+    "failed episodes are dropped": (drop_the_failed, "episodes: seed 1, valid_unseen/look_at_obj_in_light-Box"),
+    "an episode twice": (
+        lambda document: document["episodes"].append(document["episodes"][0]),
+        "occurs 2 times",
+    ),
+    "a task is swapped": (
+        lambda document: document["episodes"][0].update(task_id="valid_unseen/another/trial"),
+        "episodes: seed 1, valid_unseen/another/trial is not of the panel",
+    ),
+    "the order": (lambda document: document["episodes"].reverse(), "their order is not the panel's"),
+    "the split": (
+        lambda document: with_settings(document, split="valid_seen"),
+        "panel.settings.environment.split: expected 'valid_unseen', found 'valid_seen'",
+    ),
+    "another panel of this name": (
+        lambda document: with_settings(document, temperature=1.0),
+        "panel.settings.temperature: expected 0.4, found 1.0",
+    ),
+    "the digest": (lambda document: document["panel"].update(digest="0" * 64), "panel.digest: expected"),
+    "the title": (lambda document: document["panel"].update(title="alfworld-unseen@1"), "panel.title: expected"),
+    "the steps": (
+        lambda document: document["cost"].update(environment_steps=1),
+        "cost.environment_steps: expected 20, found 1",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OF_THE_FILE)
+def test_a_change_is_found_in_the_file_alone(played: Path, tmp_path: Path, name: str) -> None:
+    change, line = OF_THE_FILE[name]
+    path = changed(played, tmp_path, change)
+    result = check_certificate(path, panel=str(played.parent / "small.toml"))
+    assert any(line in problem for problem in result.problems), result.problems
+    assert all("\n" not in problem for problem in result.problems)
+
+
+OF_THE_RUN: dict[str, tuple[Callable[[Document], object], str]] = {
+    "an outcome": (flip, "episodes.seed 1, {task}.won: expected False, found True"),
+    "a trajectory": (
+        lambda document: document["episodes"][0].update(trajectory="0" * 64),
+        "episodes.seed 1, {task}.trajectory: expected ",
+    ),
+    "the policy": (lambda document: document["policy"].update(name="better"), "policy.name: expected "),
+    "the time": (lambda document: document["cost"].update(wall_s=0.0), "cost.wall_s: expected "),
+    "the data": (lambda document: document["data"].update(tasks="0" * 64), "data.tasks: expected "),
+}
+
+
+@pytest.mark.parametrize("name", OF_THE_RUN)
+def test_a_change_with_figures_to_match_is_found_with_the_run(played: Path, tmp_path: Path, name: str) -> None:
+    change, line = OF_THE_RUN[name]
+    path = changed(played, tmp_path, change)
+    panel = str(played.parent / "small.toml")
+    assert check_certificate(path, panel=panel).problems == []
+    problems = check_certificate(path, played, panel=panel).problems
+    task = read_certificate(path).episodes[0]["task_id"]
+    assert any(problem.startswith(line.format(task=task)) for problem in problems), problems
+
+
+def test_a_changed_byte_is_found(played: Path, tmp_path: Path, hgpo) -> None:
+    data = (played / "certificate.json").read_bytes()
+    (tmp_path / "certificate.json").write_bytes(data.replace(b'"processors"', b'"processorz"'))
+    code, out, _ = hgpo("certificate", "check", tmp_path / "certificate.json")
+    assert (code, out.splitlines()[0]) == (1, "check: the file was changed after it was written")
+
+
+def claimed(panel: Panel, folder: Path, **others: Any) -> None:
+    """Play other things than a panel into a run that claims to be of it."""
+    claim = {"panel": {"title": panel.title, "digest": panel.digest, "tasks": panel.checksum}}
+    arguments = panel.environment | {"tasks": panel.tasks, "seed": panel.seeds, "order": "sweep"} | others
+    collect(policy="random", out=folder, group_size=1, metadata=claim, progress=False, **arguments)
+
+
+def test_a_run_of_another_environment_that_claims_the_panel_is_found_by_a_replay(small: Panel, tmp_path: Path) -> None:
+    claimed(small, tmp_path, grammar="put")
+    write_certificate(tmp_path, small)
+    (tmp_path / "small.toml").write_text(to_toml(small), "utf-8")
+    result = check_certificate(tmp_path / NAME, tmp_path, replay=6, panel=str(tmp_path / "small.toml"))
+    assert result.replayed == 6
+    assert all(problem.startswith("replay of seed ") for problem in result.problems)
+    assert len({problem.partition(", step")[0] for problem in result.problems}) == 6
+
+
+@pytest.mark.parametrize(
+    ("data", "line"),
+    [
+        (b"", "is no certificate"),
+        (b"[1]", "is no certificate"),
+        (b'{"format": "hgpo certificate 9"}', "is no certificate"),
+        (b"[" * 100_000, "is no certificate"),
+    ],
+)
+def test_other_files_are_no_certificates(tmp_path: Path, data: bytes, line: str) -> None:
+    (tmp_path / "file.json").write_bytes(data)
+    with pytest.raises(InputError, match=line):
+        read_certificate(tmp_path / "file.json")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda document: document["episodes"][0].pop("won"),
+        lambda document: document["episodes"][0].update(seed="x"),
+        lambda document: document["episodes"][0].update(seed=2**70),
+        lambda document: document["episodes"][0].update(aborted=None),
+        lambda document: document["panel"]["settings"].pop("tasks"),
+        lambda document: document["panel"]["settings"].update(environment=3),
+        lambda document: document.update(episodes=3),
+        lambda document: document.update(more=3),
+    ],
+)
+def test_a_value_of_the_wrong_type_is_one_line(
+    played: Path, tmp_path: Path, change: Callable[[Document], object]
+) -> None:
+    with pytest.raises(InputError, match=NAME) as error:
+        check_certificate(changed(played, tmp_path, change))
+    assert "\n" not in str(error.value)
+
+
+def test_an_incomplete_run_and_one_of_another_panel_have_no_certificate(
+    played: Path, small: Panel, tmp_path: Path
+) -> None:
+    claimed(small, tmp_path, tasks=small.tasks[:2])
+    with pytest.raises(InputError, match="expected 6 episodes of panel small@1, found 4, 2 of them are missing"):
+        certificate(tmp_path, small)
+    with pytest.raises(InputError, match="expected a run of panel alfworld-seen@1, found small@1"):
+        certificate(played, load_panel("alfworld-seen@1"))
+
+
+def test_options_that_the_panel_fixes_are_refused(tmp_path: Path, hgpo) -> None:
+    common = ("eval", "--panel", "alfworld-bundled", "--policy", "random", "--out", tmp_path / "run")
+    for option, advice in (
+        (("--max-steps", 9), "write --panel 'alfworld-bundled+max_steps=9'"),
+        (("--seeds", "1,2"), "write --panel 'alfworld-bundled+seeds=[1,2]'"),
+        (("--env", "HGPO/WebShop-v0"), "leave it out"),
+    ):
+        code, _, error = hgpo(*common, *option)
+        assert (code, error.count("\n")) == (2, 1)
+        assert f"{option[0]}: the panel alfworld-bundled@1 fixes it" in error
+        assert advice in error
+    with pytest.raises(InputError, match=r"temperature: panel small@1 fixes it at 0.4;.*small@1\+temperature=1"):
+        evaluate_panel(
+            replace(load_panel("alfworld-bundled"), name="small"),
+            "openai:model",
+            tmp_path / "run",
+            policy_options={"temperature": 1},
+        )
+    assert not (tmp_path / "run").exists()
+
+
+def test_certificates_are_compared_only_within_a_panel(played: Path, small: Panel) -> None:
+    table = read_comparable(played, small).table()
+    assert table.equals(as_table(read_certificate(played / "certificate.json").episodes, "HGPO/ALFWorld-v0"))
+    hot = small.with_overrides({"temperature": 0.7, "max_steps": 9})
+    with pytest.raises(InputError, match=r"another panel, small@1: environment\.max_steps is 4 there and 9 here; temp"):
+        read_comparable(played, hot)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@pytest.mark.slow
+@given(JSON, JSON)
+def test_documents_differ_exactly_if_they_are_not_equal(first: object, second: object) -> None:
+    assert list(differences(first, first)) == []
+    if not list(differences(first, second)):
+        assert first == pytest.approx(second, rel=1e-8, abs=1e-8) if isinstance(first, float) else True
+        assert type(first) is type(second) or {type(first), type(second)} == {int, float}
+    assert bool(list(differences(first, second))) == bool(list(differences(second, first)))
+
+
+def episodes_of(panel: str | Panel, folder: Path, **options: Any) -> list[Document]:
+    run = evaluate_panel(panel, "random", folder, progress=False, **options)
+    return json.loads((run.path / "certificate.json").read_bytes())["episodes"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("panel", ["alfworld-bundled@1+max_steps=12", "webshop-bundled@1"])
+def test_episodes_are_the_same_however_they_are_played(panel: str, tmp_path: Path) -> None:
+    expected = episodes_of(panel, tmp_path / "256")
+    assert len(expected) == 36
+    assert len({episode["trajectory"] for episode in expected}) > 12  # seeds differ
+    assert episodes_of(panel, tmp_path / "1", slots=1) == expected
+    assert episodes_of(panel, tmp_path / "workers", workers=True, slots=2) == expected
+
+
+@pytest.mark.slow
+def test_episodes_do_not_depend_on_the_order_of_a_folder(tmp_path: Path) -> None:
+    panel = load_panel("alfworld-bundled@1+max_steps=12")
+    source = ALFWorldSource()
+    for name, ids in (("a", source.ids("valid_unseen")), ("b", sorted(source.ids("all"), key=lambda each: each[::-1]))):
+        write_folder(source, ids, tmp_path / name)
+    bundled = episodes_of(panel, tmp_path / "run")
+    assert episodes_of(panel, tmp_path / "run a", data=tmp_path / "a") == bundled
+    assert episodes_of(panel, tmp_path / "run b", data=tmp_path / "b") == bundled
+
+
+KILLED = """
+import os, signal, sys
+from hgpo_train.evaluation import evaluate_panel
+def kill(tally):
+    if tally.trajectories > 14:  # the first seed is committed
+        os.kill(os.getpid(), signal.SIGKILL)
+evaluate_panel(sys.argv[1], "random", sys.argv[2], slots=3, progress=kill)
+"""
+
+
+@pytest.mark.slow
+def test_a_killed_and_resumed_run_has_the_same_episodes(tmp_path: Path) -> None:
+    panel = "alfworld-bundled@1+max_steps=12"
+    done = subprocess.run([sys.executable, "-c", KILLED, panel, tmp_path / "killed"], env=os.environ)
+    assert done.returncode == -signal.SIGKILL
+    assert not (tmp_path / "killed" / "certificate.json").exists()
+    assert scan_steps(tmp_path / "killed").collect()["iteration"].unique().to_list() == [123]
+    assert episodes_of(panel, tmp_path / "killed") == episodes_of(panel, tmp_path / "whole")
