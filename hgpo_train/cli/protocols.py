@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
+from pathlib import Path  # noqa: TC003 - cyclopts reads the annotations
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def protocols(
-    run: options.SavedRun | None = None,
+    run: Path | None = None,
     /,
     *,
     policy: str | None = None,
@@ -57,16 +57,20 @@ def protocols(
         raise InputError("expected a run, or a policy with a folder: hgpo protocols RUN, or --policy P --out FOLDER")
 
     # 1. The number and the effects on it: of a saved run's table, and of what is played.
-    title = Path(str(run)).name
     played: list[Effect] = []
-    if policy is None or out is None:
-        reference = read_reference(str(run))
+    if run is not None:
+        title = run.name
+        reference = read_reference(run)
+        following = common.next_commands(("protocols", "--policy", "POLICY", "--out", "FOLDER"))
     else:
+        assert policy is not None
+        assert out is not None
         found = load_panel(panel)
         title = f"{policy}, {found.title}"
         arguments = execution.arguments(policy)
         with common.resumable("Finished groups are committed; run the same command again to resume."):
             reference, played = played_effects(found, policy, out, data=data, **arguments)
+        following = common.next_commands(("view", out / "reference"))
     effects = [*table_effects(reference), *played]
 
     # 2. The report.
@@ -79,6 +83,7 @@ def protocols(
         table = pl.DataFrame([each._asdict() for each in effects], infer_schema_length=None)
         save_chart(protocols_chart(table.with_columns(policy=pl.lit(title))), plot)
         print(f"The picture is {plot}.", file=sys.stderr)
+    print(following, file=sys.stderr)
 
 
 def _print_effects(title: str, reference: Reference, effects: list[Effect]) -> None:
