@@ -230,7 +230,7 @@ def best_checkpoint(reference: Reference) -> Effect:
 def paired_difference(first: Reference, second: Reference) -> Effect:
     """Return the difference of two evaluations on the tasks with the same ids."""
     shares = _COUNTED.mean().alias("share")
-    tables = [each.rollouts.group_by(TASK).agg(shares).drop_nulls() for each in (first, second)]
+    tables = [each.rollouts.group_by(TASK).agg(shares).drop_nulls("share") for each in (first, second)]
     both = tables[0].join(tables[1], on=TASK, suffix=" of second", nulls_equal=True)
     if both.is_empty():
         return not_known("no task was played without failure in both")
