@@ -198,6 +198,49 @@ def serve() -> str:
     return markdown(head, lines)
 
 
+def protocols() -> str:
+    """Return the effects of protocols in points as Markdown: a line for each protocol, a column for each policy."""
+    policies = figures("protocols")["policies"]
+    titles = [f"{title}: {100 * found['success']:.0f}%" for title, found in policies.items()]
+    cells: dict[str, dict[str, str]] = {}
+    for title, found in policies.items():
+        for each in found["effects"]:
+            cells.setdefault(each["protocol"], {})[title] = _effect(each)
+    lines = [(name, *(row.get(title, "") for title in policies)) for name, row in cells.items()]
+    return markdown(f"| protocol | {' | '.join(titles)} |", lines)
+
+
+def _effect(each: Mapping[str, Any]) -> str:
+    if each["kind"] == "none":
+        return "·" if each["effect"] is not None else "?"
+    low, high = (f"{100 * each[name]:+.1f}" for name in ("low", "high"))
+    centre = "" if each["kind"] == "spread" and not each["effect"] else f"{100 * each['effect']:+.1f}, "
+    return f"{centre}{low} to {high}".replace("-", "−")
+
+
+def protocol_sources() -> str:
+    """Return what every protocol does and where it was seen as Markdown."""
+    named = {}
+    for found in figures("protocols")["policies"].values():
+        named |= {each["protocol"]: (each["sentence"], each["source"]) for each in found["effects"]}
+    return markdown("| protocol | what it does | seen in |", [(name, *about) for name, about in named.items()])
+
+
+def protocols_reach() -> str:
+    """Return whether the number of environments explains the numbers of a public issue."""
+    found = {name: f"{100 * value:.0f}" for name, value in figures("protocols")["reach"].items()}
+    chance = figures("protocols")["reach"]["p"]
+    return (
+        "One checkpoint was reported with .84, .77 and .52 on 64, 128 and 140 environments (aiming-lab/SkillRL #68), "
+        f"which is out of reach of draws and orders: 64 and 140 draws of 140 games differ by at most {found['draws']} "
+        f"points at 95% ({found['tasks']} if games do not repeat and always end in the same way), {found['seen']} were "
+        f"seen, which draws give with p = {chance:.0e}; and if every game is played once, 12 more of them cannot bring "
+        f".77 of 128 below {found['least']}% of 140 with the same outcomes, easy games first included. It would take "
+        "other games for each number that were chosen and not drawn, or environments that end in another way when more "
+        "of them run at once: failures, time limits, resets."
+    )
+
+
 def percent(measured: dict[str, float]) -> str:
     """Format a fraction with its interval."""
     return f"{measured['mean']:.1%} ({measured['low']:.1%} to {measured['high']:.1%})"
@@ -243,6 +286,7 @@ PAGES: Final[dict[str, dict[str, Callable[[], str]]]] = {
         "prompt styles": prompt_styles,
         "rollout correction": partial(pivot, "rollout_correction", BIAS),
     },
+    "docs/repeatable.md": {"protocols": protocols, "reach": protocols_reach, "sources": protocol_sources},
     "docs/viewer.md": {"speed": partial(pivot, "viewer", REQUESTS)},
     "integrations/openenv/README.md": {"serve": serve},
 }

@@ -1,4 +1,4 @@
-"""Charts of the statistics of a run, for `hgpo stats --plot` and the notebooks. Requires the extra `notebooks`.
+"""Charts of the statistics of a run and of protocols, for `--plot` and notebooks. Requires the extra `notebooks`.
 
 Charts of levels are of `Statistics.intervals` (one row per level and statistic): dots are values, hollow ones are
 decided by too few tasks for an interval, lines are 95% intervals, and grey ticks are what chance alone gives.
@@ -25,6 +25,13 @@ FORMATS: Final = (".html", ".svg", ".png", ".json")
 
 COLOURS: Final = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 """Okabe and Ito's colours, which colour-blind readers can tell apart."""
+
+PROTOCOL_KINDS: Final = {
+    "shift": "counted or played in another way: 95% interval over tasks",
+    "spread": "drawn by chance: where 95% of numbers lie",
+    "none": "cannot move it",
+}
+"""What the kinds of effects of protocols mean (`hgpo_train.evaluation.protocols.Effect`)."""
 
 _WIDTH: Final = 420
 _HEIGHT: Final = 220
@@ -80,6 +87,38 @@ def statistics_chart(intervals: pl.DataFrame, *, by: str | None = None) -> alt.V
         levels_chart(intervals, name, by=by) for name in ("shared", "differing", "explained", "sign_disagreement")
     ]
     return alt.vconcat(charts[0] | charts[1], charts[2] | charts[3])
+
+
+def protocols_chart(effects: pl.DataFrame) -> alt.FacetChart:
+    """Return a chart of what protocols add to a policy's success, a dot and a bar each, and a column for each policy.
+
+    Args:
+        effects: One row per policy and protocol, with the column `policy` (a new line after each comma) and those of
+            `hgpo_train.evaluation.protocols.Effect`. Effects that are not known are left out.
+    """
+    known = effects.filter(pl.col("effect").is_not_null())
+    rows = known.with_columns(pl.col("effect", "low", "high") * 100, pl.col("kind").replace(PROTOCOL_KINDS))
+    names = rows["protocol"].unique(maintain_order=True).to_list()
+    scale = alt.Scale(domain=list(PROTOCOL_KINDS.values()), range=[COLOURS[1], COLOURS[0], "#b0b0b0"])
+    legend = alt.Legend(orient="bottom", labelLimit=0, columns=1, symbolType="circle")
+    base = alt.Chart(alt.InlineData(values=rows.to_dicts())).encode(
+        y=alt.Y("protocol:N", sort=names, title=None, axis=alt.Axis(grid=True, labelLimit=0)),
+        color=alt.Color("kind:N", scale=scale, title=None, legend=legend),
+        tooltip=["protocol:N", "sentence:N", "effect:Q", "low:Q", "high:Q", "note:N", "source:N"],
+    )
+    # Layers from the back: the number that is moved, intervals, and effects.
+    middle = {"x": alt.datum(0), "y": alt.value(0), "y2": alt.value("height"), "color": alt.value("#9a9a9a")}
+    zero = base.mark_rule().encode(**middle)
+    bars = base.mark_rule(strokeWidth=3).encode(x="low:Q", x2="high:Q")
+    # Most effects are small and a few are not: beyond 10 points the axis is logarithmic.
+    near = alt.Scale(type="symlog", constant=10)
+    axis = alt.Axis(values=[-30, -10, 0, 10, 30, 100])
+    points = alt.X("effect:Q", title="points of success", scale=near, axis=axis)
+    dots = base.mark_point(filled=True, size=50, opacity=1).encode(x=points)
+    order = rows["policy"].unique(maintain_order=True).to_list()
+    head = alt.Header(title=None, labelExpr="split(datum.value, ', ')", labelFontWeight="bold")
+    layers = alt.layer(zero, bars, dots).properties(width=_WIDTH // 2, height=alt.Step(18))
+    return layers.facet(column=alt.Column("policy:N", sort=order, header=head))
 
 
 def check_chart_file(option: str, path: Path) -> None:

@@ -27,6 +27,7 @@ from hgpo_train.cli.eval import evaluate
 from hgpo_train.cli.help_page import HelpPage
 from hgpo_train.cli.new import new
 from hgpo_train.cli.play import play
+from hgpo_train.cli.protocols import protocols
 from hgpo_train.cli.quickstart import quickstart
 from hgpo_train.cli.redaction import redact_output
 from hgpo_train.cli.rollout import rollout
@@ -47,7 +48,9 @@ LIBRARIES: Final = (
 )  # fmt: skip
 """The libraries that results depend on, whose versions `hgpo --version` prints."""
 
-COMMANDS: Final = (advantages, envs, new, play, quickstart, rollout, score, sft, stats, train, verify, view)
+COMMANDS: Final = (
+    advantages, envs, new, play, protocols, quickstart, rollout, score, sft, stats, train, verify, view
+)  # fmt: skip
 
 ENTRY_POINTS: Final = "hgpo.commands"
 
