@@ -25,8 +25,9 @@ ROOMS = {
         {"field_docs"},  # read by help, which imports nothing else
         {"settings", "lazy_names", "local_server", "proportions"},  # shared by all layers
         {"resampling"},
-        {"measures", "scores"},
-        {"advantages", "models"},
+        {"measures", "models"},
+        {"scores"},
+        {"advantages"},
         {"policies"},
         {"rollout"},
         {"analysis", "evaluation"},

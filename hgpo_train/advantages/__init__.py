@@ -6,11 +6,14 @@ docs/estimators.md.
 
 from __future__ import annotations
 
+from hgpo_train.advantages.estimators.empg import empg
 from hgpo_train.advantages.estimators.g2po import g2po
 from hgpo_train.advantages.estimators.gigpo import gigpo
 from hgpo_train.advantages.estimators.graphgpo import graphgpo
 from hgpo_train.advantages.estimators.grpo import grpo
+from hgpo_train.advantages.estimators.hcapo import hcapo
 from hgpo_train.advantages.estimators.hgpo import hgpo
+from hgpo_train.advantages.estimators.progress import progress
 from hgpo_train.advantages.estimators.reinforce_pp import reinforce_pp
 from hgpo_train.advantages.estimators.rloo import rloo
 from hgpo_train.advantages.registry import Estimator, compute, compute_many, estimator, get, names
@@ -19,14 +22,17 @@ __all__ = [
     "Estimator",
     "compute",
     "compute_many",
+    "empg",
     "estimator",
     "g2po",
     "get",
     "gigpo",
     "graphgpo",
     "grpo",
+    "hcapo",
     "hgpo",
     "names",
+    "progress",
     "reinforce_pp",
     "rloo",
 ]

@@ -77,7 +77,7 @@ def run(tmp_path):
 
 def test_scores_are_those_of_all_logits(run, settings):
     """log softmax(logits / temperature), one row at a time, without batches and chunks."""
-    assert score_run(run, ["logprobs", "entropy", "mean_logprob"], settings) == 4
+    assert score_run(run, ["logprobs", "entropy", "entropies", "mean_logprob"], settings) == 4
     model = load_model(settings.model, 0).eval()
     first, second = map(read_table, files_of(run, "scores"))
     assert (first["trajectory"].to_list(), second["trajectory"].to_list()) == (["0-0", "0-1"], ["1-0", "1-1"])
@@ -92,7 +92,7 @@ def test_scores_are_those_of_all_logits(run, settings):
         assert row["entropy"] == pytest.approx(entropies.mean().item(), abs=1e-5)
         assert row["mean_logprob"] == pytest.approx(logprobs.mean().item(), abs=1e-5)
     about = read_metadata(path_of(run, "scores", 1), METADATA)
-    assert (about["entropy"]["temperature"], about["entropies"]["score"]) == (0.5, "entropy")
+    assert (about["entropy"]["temperature"], about["entropies"]["score"]) == (0.5, "entropies")
 
 
 def test_scores_are_added_kept_and_replaced(run, settings, tiny, tmp_path):
@@ -144,14 +144,17 @@ def test_steps_that_were_added_after_a_score_are_scored(run, settings):
 
 
 def test_iterations_may_have_different_scores(run, settings):
-    """As after an interrupted `hgpo score`: only the second iteration has a score."""
+    """As after an interrupted `hgpo score`: only the second iteration has a score, and can be used."""
     score_run(run, ["logprobs"], settings)
     path = path_of(run, "scores", 1)
     before = path.read_bytes()
     score_run(run, ["mean_logprob"], settings)
     path.write_bytes(before)
-    found = with_scores(scan_steps(run), run, ["mean_logprob"]).collect()
-    assert found.filter(pl.col("mean_logprob").is_not_null())["iteration"].to_list() == [1, 1]
+    second = scan_steps(run).filter(iteration=1)
+    assert with_scores(second, run, ["mean_logprob"]).collect()["mean_logprob"].null_count() == 1  # the aborted one
+    for steps in (scan_steps(run), scan_steps(run).filter(iteration=0)):
+        with pytest.raises(InputError, match=r"add them with: hgpo score .*run --model MODEL -s mean_logprob"):
+            with_scores(steps, run, ["mean_logprob"])
 
 
 @pytest.mark.parametrize("kind", ["pipe", "folder", "link to a device"])
@@ -184,7 +187,7 @@ def test_what_cannot_be_scored_is_an_error_and_leaves_nothing(run, settings, cha
         score_run(run / change.get("run", ""), change.get("scores", ["entropy"]), settings)
     assert not (run / "scores").exists()
     assert {"logprobs", "entropy", "reference_logprobs"} <= set(names())
-    assert get("entropy").summary.startswith("Score each response by the entropy")
+    assert get("entropy").summary.startswith("Score each response by the mean entropy")
 
 
 def test_the_command_scores_and_says_what_is_next(run, tiny, hgpo):
