@@ -75,5 +75,6 @@ def score(
     # The estimators that read no other scores.
     chosen = {*(scores or ["logprobs"])}
     readers = [name for name in names(scored=True) if get(name).scores and chosen.issuperset(get(name).scores)]
-    following = [("advantages", run, "-e", name) for name in readers] or [("advantages", "--list")]
+    following: list[tuple[object, ...]] = [("advantages", run, "-e", name) for name in readers]
+    following = following or [("advantages", "--list")]
     print(f"{counted(rows, 'scored step')} in {run / 'scores'}. {common.next_commands(*following)}")

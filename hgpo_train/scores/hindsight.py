@@ -3,8 +3,8 @@
 HCAPO (arXiv 2603.08754) compares the steps of a trajectory by it: an action that leads to the end that was reached is
 more likely in hindsight. The response is not generated again, but teacher-forced after another prompt.
 
-The text of the paper's prompt is not known here; `NOTE` is a text of our own. It is added at the end of the last message
-of the prompt, in tokens: all other tokens are those that the policy read, also in conversations, with tools, and where
+The text of the paper's prompt is not known here; `NOTE` is a text of our own. It is added at the end of the prompt's
+last message, in tokens: all other tokens are those that the policy read, also in conversations, with tools, and where
 the prompt was shortened.
 """
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from hgpo_train.scores.rows import ScoredRows
 
 NOTE: Final = "\n\nIt is known how this episode ends. Its last state is:\n{state}"
-"""What is added to a prompt. The last state is the one after the last step or, if that is not stored, that before it."""
+"""What is added to a prompt. The last state is the one after the last step, or before it if that is not stored."""
 MOST: Final = 1024
 """The largest number of tokens of a note; what is longer is cut at its end."""
 
@@ -80,7 +80,7 @@ def _last_place(tokens: NDArray[np.int32], part: NDArray[np.int32]) -> int:
         places = np.flatnonzero((windows == part).all(axis=1))
     if not len(places):
         raise InputError(
-            f"hindsight: expected prompts with the tokens {part.tolist()}, which the model's chat template writes after "
-            "a message, received one without; name the model that played the run (--model)"
+            f"hindsight: expected prompts with the tokens {part.tolist()}, which the model's chat template writes "
+            "after a message, received one without; name the model that played the run (--model)"
         )
     return int(places[-1])

@@ -95,7 +95,7 @@ def store_scores(path: Path, table: pl.DataFrame, about: Mapping[str, Mapping[st
     if path.exists():
         kept = read_table(path).drop(*about, strict=False)
         table = table.join(kept, on=list(KEYS), how="full", coalesce=True).sort(KEYS)
-        about = (read_metadata(path, METADATA) or {}) | about
+        about = {**(read_metadata(path, METADATA) or {}), **about}
     write_table(path, table, {METADATA: about})
 
 
@@ -163,24 +163,32 @@ def with_scores(steps: pl.LazyFrame, source: Source | Sequence[Source], scores: 
     # The files of the iterations that the steps are of, which alone are read.
     wanted = " ".join(f"-s {name}" for name in scores)
     numbers = steps.select(pl.col("iteration").drop_nulls().unique()).collect().to_series().to_list()
-    columns = [pl.col(column).cast(dtype) for column, dtype in missing.items()]
     tables = []
-    for run in runs:
-        with errors(run / FOLDER):
-            files = {*readable_files(run, FOLDER)} & {path_of(run, FOLDER, number + 1) for number in numbers}
-            # Iterations may have different scores.
-            known = [pl.scan_parquet(file, glob=False) for file in sorted(files)]
-            found = [table for table in known if {*KEYS, *missing} <= set(table.collect_schema())]
-            tables += [table.select(*KEYS, *columns).collect() for table in found]
+    for folder in runs:
+        command = f"hgpo score {folder} --model MODEL {wanted}"
+        found = _read_columns(folder, numbers, missing)
         if not found:
-            raise InputError(
-                f"{run} has no scores {listed([*missing])}; add them with: hgpo score {run} --model MODEL {wanted}"
-            )
+            raise InputError(f"{folder} has no scores {listed([*missing])}; add them with: {command}")
+        tables += found
     added = pl.concat(tables)
     if added.select(KEYS).is_duplicated().any():
-        raise InputError(f"{run / FOLDER}: expected each step once, found some twice; delete its files and score again")
-    _check_complete(steps, added, f"hgpo score {run} --model MODEL {wanted}")
+        raise InputError(f"{folder / FOLDER}: expected each step once, found some twice; delete it and score again")
+    _check_complete(steps, added, command)
     return steps.join(added.lazy(), on=list(KEYS), how="left", maintain_order="left")
+
+
+def _read_columns(
+    run: Path,
+    iterations: Sequence[int],
+    columns: Mapping[str, pl.DataType],
+) -> list[pl.DataFrame]:
+    """Return the keys and columns of the files of iterations that have them; iterations may have different scores."""
+    paths = {path_of(run, FOLDER, number + 1) for number in iterations}
+    values = [pl.col(column).cast(dtype) for column, dtype in columns.items()]
+    with errors(run / FOLDER):
+        tables = [pl.scan_parquet(path, glob=False) for path in readable_files(run, FOLDER) if path in paths]
+        found = [table for table in tables if {*KEYS, *columns} <= set(table.collect_schema())]
+        return [table.select(*KEYS, *values).collect() for table in found]
 
 
 def _check_complete(steps: pl.LazyFrame, scores: pl.DataFrame, command: str) -> None:

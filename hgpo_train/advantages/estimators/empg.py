@@ -13,10 +13,10 @@ Confident steps count more, and a step that leads to a confident one has a bonus
 iteration, or the whole table if it has no such columns, whatever the chunks. In training, these are the groups that are
 trained on (`rollout.filter_groups`).
 
-Special cases: a last step has no next one, and no bonus. With equal entropies Ĥ is 0, so that g is 1 and every bonus is
-ζ. Where all returns are equal, A_episode is 0 and the bonuses remain: A is exactly 0 only with ζ = 0, or if all bonuses
-are equal. A response without tokens has no entropy: its g is 1, the step before it has no bonus, and it is in no mean of
-exp(-k Ĥ). A batch of one step has advantage 0.
+Special cases: a last step has no next one, and no bonus. With equal entropies Ĥ is 0, so that g is 1 and every bonus
+is ζ. Where all returns are equal, A_episode is 0 and the bonuses remain: A is exactly 0 only with ζ = 0, or if all
+bonuses are equal. A response without tokens has no entropy: its g is 1, the step before it has no bonus, and it is in
+no mean of exp(-k Ĥ). A batch of one step has advantage 0. The episode term of a task's only rollout is that of GRPO.
 """
 
 from __future__ import annotations

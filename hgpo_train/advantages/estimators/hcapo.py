@@ -10,9 +10,9 @@ log-probability h_t of the tokens of a response, after a prompt that also shows 
     micro = (Q_t - mean Q) / (std Q + ε)           over the steps of the task, or those of it in the same state
     A(t)  = macro + ω micro                        in successful trajectories, micro is at least 0
 
-With `smoothing`, Q_t is replaced by (Q_t + Q_{t+1}) / 2 before it is normalised, except at the last step. The caption of
-equation 8 takes the micro term at one time step, while section 5.2 and algorithm 1 compare across states: `micro="group"`
-takes all steps of the task, and `micro="state"` those in the same state.
+With `smoothing`, Q_t is replaced by (Q_t + Q_{t+1}) / 2 before it is normalised, except at the last step. The caption
+of equation 8 takes the micro term at one time step, while section 5.2 and algorithm 1 compare across states. So
+`micro="group"` takes all steps of the task, and `micro="state"` those in the same state.
 
 Special cases: a trajectory is successful if R > 0; with graded rewards, `reward="success"` makes that the won ones. The
 penalty of an invalid action is subtracted from that row's R in the macro term alone, as GRPO does (`grpo.py`). A task
