@@ -207,7 +207,7 @@ def test_hcapo_is_that_of_plain_python(rows, smoothing, micro):
 
     steps = pl.DataFrame(rows, schema_overrides=TYPES).drop("R", "Q")
     found = values(hcapo(steps, gamma=0.9, smoothing=smoothing, micro=micro, **PLAIN))
-    assert found == pytest.approx([expected[row["trajectory"], row["step"]] for row in rows], abs=1e-6)
+    assert found == pytest.approx([expected[row["trajectory"], row["step"]] for row in rows], abs=1e-9)
 
 
 @SOME

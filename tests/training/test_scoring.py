@@ -195,7 +195,9 @@ def test_the_command_scores_and_says_what_is_next(run, tiny, hgpo):
     code, output, errors = hgpo("score", run, "--model", tiny, "-s", "entropy", *settings)
     assert code == 0, errors
     assert "4 scored steps" in output
-    assert "Next: hgpo advantages" in output
+    assert f"Next: hgpo advantages {run} -e empg" in " ".join(output.split())
+    code, output, _ = hgpo("score", run, "--model", tiny, *settings)
+    assert (code, "Next: hgpo advantages --list" in " ".join(output.split())) == (0, True)
     code, output, _ = hgpo("score", run, "--model", tiny, "--list")
     assert (code, "reference_logprobs" in output) == (0, True)
 
