@@ -201,4 +201,6 @@ def _check_complete(steps: pl.LazyFrame, scores: pl.DataFrame, command: str) -> 
     with_tokens = steps.filter(HAS_TOKENS).select(KEYS).join(known, on=list(KEYS), how="anti")
     count = with_tokens.select(pl.len()).collect().item()
     if count:
-        raise InputError(f"{counted(count, 'step')} with a response have no scores; add them with: {command}")
+        one = count == 1
+        lacks = "has no score; add it" if one else "have no scores; add them"
+        raise InputError(f"{counted(count, 'step')} with a response {lacks} with: {command}")

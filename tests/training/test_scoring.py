@@ -157,6 +157,24 @@ def test_iterations_may_have_different_scores(run, settings):
             with_scores(steps, run, ["mean_logprob"])
 
 
+def test_rows_that_are_there_twice_and_missing_steps_are_refused(run, settings):
+    """A join would repeat the steps of the first, and the second have no score."""
+    score_run(run, ["mean_logprob"], settings)
+    path = path_of(run, "scores", 1)
+    table = read_table(path)
+    write_table(path, pl.concat([table, table]), {METADATA: read_metadata(path, METADATA)})
+    with pytest.raises(InputError, match=r"scores: expected each step once, found some twice"):
+        compute(run, "likely")
+    write_table(path, table.head(1), {METADATA: read_metadata(path, METADATA)})
+    with pytest.raises(
+        InputError, match=r"1 step with a response has no score; add it with: hgpo score .*mean_logprob"
+    ):
+        compute(run, "likely")
+    without = scan_steps(run).with_columns(response_token_ids=pl.lit(None, pl.List(pl.Int32)))
+    found = with_scores(without, run, ["mean_logprob"]).collect()
+    assert found.filter(~pl.col("aborted"))["mean_logprob"].null_count() == 1
+
+
 @pytest.mark.parametrize("kind", ["pipe", "folder", "link to a device"])
 def test_what_is_planted_among_scores_is_refused(run, settings, kind, tmp_path):
     """Opening a pipe would wait forever."""
