@@ -130,7 +130,7 @@ class Source:
             return None
         # A foreign run must not name a module to import.
         name = training.estimator
-        if name not in registry.names(scored=True) or not is_safe_state_key(training.parameters.get("state_key")):
+        if name not in registry.names() or not is_safe_state_key(training.parameters.get("state_key")):
             return None
         return name, training.parameters
 
