@@ -9,7 +9,7 @@ import polars as pl
 from hgpo_envs.errors import InputError
 from hgpo_envs.wording import listed
 from hgpo_train.advantages.input_columns import StepTableError
-from hgpo_train.scores.registry import columns_of
+from hgpo_train.scores.registry import columns_of, score_command
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,10 +29,9 @@ def require_scores(schema: pl.Schema, scores: Sequence[str], name: str) -> None:
     columns = columns_of(scores)
     missing = [f"`{column}`" for column in columns if column not in schema]
     if missing:
-        command = f"hgpo score RUN --model MODEL {' '.join(f'-s {score}' for score in scores)}"
         raise InputError(
             f"the table has no {listed(missing)}, which {name} reads; name a run in place of the table, and add its "
-            f"scores with: {command}"
+            f"scores with: {score_command('RUN', scores)}"
         )
     for column, expected in columns.items():
         found = schema[column]

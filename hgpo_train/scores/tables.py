@@ -14,7 +14,7 @@ from hgpo_datasets.row_tables import KEYS, path_of, read_metadata, read_table, r
 from hgpo_datasets.sources import parts_of, run_at, run_of_file
 from hgpo_envs.errors import InputError
 from hgpo_envs.wording import counted, listed
-from hgpo_train.scores.registry import columns_of, get
+from hgpo_train.scores.registry import columns_of, get, score_command
 from hgpo_train.scores.rows import ScoredRows
 
 if TYPE_CHECKING:
@@ -161,11 +161,10 @@ def with_scores(steps: pl.LazyFrame, source: Source | Sequence[Source], scores: 
         raise InputError(f"expected a saved run with the columns {listed([*missing])}, received a table without them")
 
     # The files of the iterations that the steps are of, which alone are read.
-    wanted = " ".join(f"-s {name}" for name in scores)
     numbers = steps.select(pl.col("iteration").drop_nulls().unique()).collect().to_series().to_list()
     tables = []
     for folder in runs:
-        command = f"hgpo score {folder} --model MODEL {wanted}"
+        command = score_command(folder, scores)
         found = _read_columns(folder, numbers, missing)
         if not found:
             raise InputError(f"{folder} has no scores {listed([*missing])}; add them with: {command}")

@@ -100,6 +100,18 @@ def test_hcapo_by_hand():
     assert values(of_states) == approx([0.5, 0.5, 0.5 + Fraction(11, 10) - mean, -0.5 - mean])
 
 
+def test_the_penalty_of_an_invalid_action_is_part_of_its_step():
+    """Of lost rollouts, Q is -0.5, 0, 0 and 0, whose mean is -0.125; a successful rollout is not punished."""
+    steps = table(TWO, hindsight=[-1.0] * 4).with_columns(action_valid=pl.Series([False, True, True, True]))
+    options = MEAN | {"invalid_action_penalty": 0.5, "gamma": 1.0}
+    lost = steps.with_columns(reward=0.0)
+    assert values(hcapo(lost, **options)) == approx([-0.375, 0.125, 0.125, 0.125])
+    # Q is 0.5, 1, 0 and 0, with the mean 0.375.
+    assert values(hcapo(steps, **options)) == approx([0.625, 1.125, -0.875, -0.875])
+    standardised = values(hcapo(lost, **options | {"mode": "mean_std_norm", "epsilon": 0.0}))
+    assert standardised == approx([each / 0.25 for each in [-0.375, 0.125, 0.125, 0.125]])
+
+
 def test_hcapo_clips_flattens_and_standardises():
     steps = table(TWO, hindsight=[math.log(1), math.log(3), -1.0, -1.0])
     q = [0.8 * 0.5, 1.2, 0.0, 0.0]
@@ -238,7 +250,8 @@ NAN = float("nan")
 @pytest.mark.parametrize("name", ["empg", "hcapo", "progress"])
 def test_tables_without_scores_are_refused_with_the_command(name):
     scores = get(name).scores
-    command = f"hgpo score RUN --model MODEL -s {' -s '.join(scores)}$"
+    reference = " --reference OTHER" if name == "progress" else ""
+    command = f"hgpo score RUN --model MODEL -s {' -s '.join(scores)}{reference}$"
     with pytest.raises(InputError, match=rf"the table has no `{scores[0]}`.*, which {name} reads; .* {command}"):
         compute(table(TWO), name)
     assert name in names(scored=True)

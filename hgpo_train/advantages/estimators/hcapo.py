@@ -15,10 +15,10 @@ of equation 8 takes the micro term at one time step, while section 5.2 and algor
 `micro="group"` takes all steps of the task, and `micro="state"` those in the same state.
 
 Special cases: a trajectory is successful if R > 0; with graded rewards, `reward="success"` makes that the won ones. The
-penalty of an invalid action is subtracted from that row's R in the macro term alone, as GRPO does (`grpo.py`). A task
-with one trajectory has a macro term of 0, and a single step of a group a micro term of 0. Without any reward in a task,
-all its advantages are exactly 0, apart from penalties; where all succeed alike, the macro term is exactly 0, and the
-micro term orders their steps. A response without tokens has no score: its ρ is 1, and it is in no mean of π.
+penalty of an invalid action is subtracted from that step's Q, after smoothing. A task with one trajectory has a macro
+term of 0, and a single step of a group a micro term of 0. Without any reward in a task, all its advantages are exactly
+0, apart from penalties; where all succeed alike, the macro term is exactly 0, and the micro term orders their steps. A
+response without tokens has no score: its ρ is 1, and it is in no mean of π.
 """
 
 from __future__ import annotations
@@ -95,8 +95,8 @@ def hcapo(
     # 3. Both terms.
     compared = partial(normalise, mode=mode, ddof=ddof, epsilon=epsilon, alone=0.0)
     group = within("history_hash_0") if micro == "state" else within()
-    steps = compared(steps, "macro", "episode_score", within(), sample=pl.col("first"))
-    steps = compared(steps, "micro", "(q)", group)
+    steps = compared(steps, "macro", total, within(), sample=pl.col("first"))
+    steps = compared(steps, "micro", pl.col("(q)") - pl.col("penalty"), group)
     harmless = pl.when(total > 0).then(pl.col("micro").clip(0.0)).otherwise("micro")
     steps = steps.with_columns(harmless.alias("micro"))
     return steps.with_columns(advantage=pl.col("macro") + step_weight * pl.col("micro"))
