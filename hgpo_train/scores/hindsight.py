@@ -47,25 +47,35 @@ def hindsight_prompts(rows: ScoredRows) -> pl.Series:
         InputError: A prompt does not contain what the tokenizer's chat template writes after a message.
     """
     # 1. The note of each trajectory, tokenized once.
-    states = rows.trajectories.select("trajectory", "step", state=pl.coalesce("next_state", "state"))
+    states = rows.trajectories.select(
+        "trajectory",
+        "step",
+        state=pl.coalesce("next_state", "state"),
+    )
     ends = states.sort("step").group_by("trajectory").last()
     notes = [NOTE.format(state=state) for state in ends["state"]]
-    encoded = rows.tokenizer(notes, add_special_tokens=False)["input_ids"] if notes else []
+    encoded: list[list[int]] = []
+    if notes:
+        encoded = rows.tokenizer(notes, add_special_tokens=False)["input_ids"]
     note_of = dict(zip(ends["trajectory"], encoded, strict=True))
 
     # 2. Each prompt with its note.
     end = np.asarray(end_of_message(rows.tokenizer), np.int32)
-    lengths = rows.steps["response_token_ids"].list.len()
+    steps = rows.steps.select(
+        "trajectory",
+        "prompt_token_ids",
+        pl.col("response_token_ids").list.len(),
+    )
+    context = rows.scorer.context
     prompts = []
-    for row, length in zip(rows.steps.select("trajectory", "prompt_token_ids").iter_rows(), lengths, strict=True):
-        trajectory, tokens = row
+    for trajectory, tokens, length in steps.iter_rows():
         prompt = np.asarray(tokens, np.int32)
         place = _last_place(prompt, end)
         note = np.asarray(note_of[trajectory][:MOST], np.int32)
         whole = np.concatenate([prompt[:place], note, prompt[place:]])
         excess = 0
-        if rows.scorer.context is not None:
-            excess = max(0, len(whole) + length - rows.scorer.context)
+        if context is not None:
+            excess = max(0, len(whole) + length - context)
         prompts.append(whole[excess:])
     return pl.Series(prompts, dtype=pl.List(pl.Int32))
 
