@@ -25,8 +25,9 @@ ROOMS = {
         {"field_docs"},  # read by help, which imports nothing else
         {"settings", "lazy_names", "local_server", "proportions"},  # shared by all layers
         {"resampling"},
-        {"measures", "scores", "panels"},  # panels know environments and settings, and nothing of how they are played
-        {"advantages", "models"},
+        {"measures", "models", "panels"},  # panels know environments and settings, and nothing of how they are played
+        {"scores"},
+        {"advantages"},
         {"policies"},
         {"rollout"},
         {"analysis", "evaluation"},

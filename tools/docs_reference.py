@@ -147,12 +147,13 @@ def estimators_page() -> str:
         table("parameter", dataclass_values(Parameters)),
     ]
     common = {one.name: one for one in dataclass_values(Parameters)}
-    for name, found in ((name, get(name)) for name in names()):
+    for name, found in ((name, get(name)) for name in names(scored=True)):
         if not found.function.__module__.startswith("hgpo_train."):
             continue  # of another package, or of the user
         own = [one for one in dataclass_values(type(found.parameters)) if common.get(one.name) != one]
         whole = "" if found.scope == "group" else " Needs all rows of an iteration."
-        parts += [f"## {name}", f"{plain(found.summary)}.{whole}"]
+        scores = f" Reads the scores {', '.join(found.scores)} (`hgpo score`)." if found.scores else ""
+        parts += [f"## {name}", f"{plain(found.summary)}.{whole}{scores}"]
         parts += [table("parameter", own)] if own else []
     return "\n\n".join(parts) + "\n"
 

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from hgpo_train.advantages.estimators.bepo import bepo
 from hgpo_train.advantages.estimators.ecpo import ecpo
+from hgpo_train.advantages.estimators.empg import empg
 from hgpo_train.advantages.estimators.g2po import g2po
 from hgpo_train.advantages.estimators.gagpo import gagpo
 from hgpo_train.advantages.estimators.gigpo import gigpo
 from hgpo_train.advantages.estimators.graphgpo import graphgpo
 from hgpo_train.advantages.estimators.grpo import grpo
+from hgpo_train.advantages.estimators.hcapo import hcapo
 from hgpo_train.advantages.estimators.hgpo import hgpo
+from hgpo_train.advantages.estimators.progress import progress
 from hgpo_train.advantages.estimators.reinforce_pp import reinforce_pp
 from hgpo_train.advantages.estimators.rloo import rloo
 from hgpo_train.advantages.estimators.turn import turn
@@ -25,6 +28,7 @@ __all__ = [
     "compute",
     "compute_many",
     "ecpo",
+    "empg",
     "estimator",
     "g2po",
     "gagpo",
@@ -32,8 +36,10 @@ __all__ = [
     "gigpo",
     "graphgpo",
     "grpo",
+    "hcapo",
     "hgpo",
     "names",
+    "progress",
     "reinforce_pp",
     "rloo",
     "turn",

@@ -22,6 +22,7 @@ from hgpo_envs.plugins import import_object, installed, load
 from hgpo_envs.wording import listed
 from hgpo_train.advantages.input_columns import StepTableError, columns_used, prepare
 from hgpo_train.advantages.parameters import Parameters
+from hgpo_train.advantages.score_columns import check_scores, require_scores
 from hgpo_train.advantages.tables import step_table
 from hgpo_train.scores.registry import columns_of
 from hgpo_train.settings import build, types_of
@@ -120,21 +121,17 @@ class Estimator:
         optional = self.optional(self.parameters) if self.details else ()
         return {self.column: "advantage"} | {f"{self.column}_{name}": name for name in optional}
 
-    def all_reads(self) -> list[str] | None:
-        """Return the hashes, columns of texts and of scores that the function reads; None if it does not say."""
-        reads = self.reads(self.parameters)
-        return None if reads is None else [*reads, *columns_of(self.scores)]
-
     def columns(self, schema: pl.Schema) -> list[str]:
         """Return the columns of a table that are read; all if the estimator does not say. None may be missing."""
-        reads = self.all_reads()
+        require_scores(schema, self.scores, self.name)
+        reads = self.reads(self.parameters)
         used, _ = columns_used(
             schema,
             self.parameters,
             reads or (),
             self.name,
         )
-        return list(schema) if reads is None else used
+        return list(schema) if reads is None else list(dict.fromkeys([*used, *columns_of(self.scores)]))
 
     def apply(self, steps: pl.LazyFrame) -> pl.LazyFrame:
         """Call the function on a table with the input columns."""
@@ -273,9 +270,10 @@ def _estimates(columns: Sequence[pl.Series], estimator: Estimator) -> pl.Series:
         prepared = prepare(
             steps,
             estimator.parameters,
-            estimator.all_reads(),
+            estimator.reads(estimator.parameters),
             estimator.name,
         )
+        check_scores(prepared, estimator.scores, steps)
         table = estimator.apply(prepared).select("(row)", "(aborted)", *added).collect(engine=engine)
     except InputError as error:  # of a query that is part of this one
         raise StepTableError(str(error)) from None
@@ -414,14 +412,17 @@ def get(name: str) -> Estimator:
         found = replace(as_estimator(load(entry_points[name])), name=name)
         _registered.setdefault(name, found)
     if name not in _registered:
-        raise InputError(unknown("estimator", name, names()))
+        raise InputError(unknown("estimator", name, names(scored=True)))
     return _registered[name]
 
 
-def names() -> list[str]:
+def names(*, scored: bool = False) -> list[str]:
     """Return the names of registered estimators that need a step table only, neither scores nor a model.
 
     Warn if an entry point cannot be imported.
+
+    Args:
+        scored: Whether to add those that read scores.
     """
     for name in installed(ENTRY_POINTS):
         try:
@@ -429,4 +430,5 @@ def names() -> list[str]:
         except InputError as error:
             warnings.warn(str(error), stacklevel=2)
     # Others cannot be computed from any table, which is what "all" means to a caller.
-    return [name for name, each in _registered.items() if each.in_training is None and not each.scores]
+    found = {name: each for name, each in _registered.items() if each.in_training is None}
+    return [name for name, each in found.items() if scored or not each.scores]

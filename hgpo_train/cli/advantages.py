@@ -22,9 +22,10 @@ def _list() -> None:
 
     shared = vars(Parameters())
     rows = []
-    for name in names():
+    for name in names(scored=True):
         own = [item for item in vars(get(name).parameters).items() if item not in shared.items()]
-        rows.append([name, get(name).summary, ", ".join(f"{parameter}={value}" for parameter, value in own)])
+        scores = f" (scores: {', '.join(get(name).scores)})" if get(name).scores else ""
+        rows.append([name, get(name).summary + scores, ", ".join(f"{parameter}={value}" for parameter, value in own)])
     rows.append(["all", "", ", ".join(f"{parameter}={value}" for parameter, value in shared.items())])
     print_table(["estimator", "summary", "parameters and their defaults"], rows, texts=3)
 

@@ -52,6 +52,7 @@ def score(
     from hgpo_datasets import scan_steps
     from hgpo_envs.errors import InputError
     from hgpo_envs.wording import counted
+    from hgpo_train.advantages import get, names
     from hgpo_train.cli.display import ProgressBars
     from hgpo_train.training.config import load_config
     from hgpo_train.training.scoring import score_run
@@ -71,5 +72,9 @@ def score(
             overwrite=overwrite,
             progress=partial(bars.advance, bars.add_task("score", total=total)),
         )
-    following = common.next_commands(("advantages", run, "-e", "module:function"))
-    print(f"{counted(rows, 'scored step')} in {run / 'scores'}. {following}")
+    # The estimators that read no other scores.
+    chosen = {*(scores or ["logprobs"])}
+    readers = [name for name in names(scored=True) if get(name).scores and chosen.issuperset(get(name).scores)]
+    following: list[tuple[object, ...]] = [("advantages", run, "-e", name) for name in readers]
+    following = following or [("advantages", "--list")]
+    print(f"{counted(rows, 'scored step')} in {run / 'scores'}. {common.next_commands(*following)}")

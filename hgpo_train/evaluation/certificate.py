@@ -83,7 +83,7 @@ def certificate(run: Path, panel: Panel) -> dict[str, Any]:
     sessions = read_sessions(run)
     return {
         "format": FORMAT,
-        "panel": {"title": panel.title, "digest": panel.digest, "settings": panel.canonical()},
+        "panel": {"title": played["title"], "digest": panel.digest, "settings": panel.canonical()},
         "data": {"tasks": played["tasks"], "pinned": bool(panel.checksum or panel.files), **_plain(config["tasks"])},
         "policy": {**_plain(config["policy"]), "files": policy_files(config["policy"])},
         **figures(episodes, panel.environment["env"]),

@@ -52,6 +52,13 @@ def end_of_turn(tokenizer: Tokenizer) -> int:
     return eos
 
 
+def end_of_message(tokenizer: Tokenizer) -> list[int]:
+    """Return the ids of the tokens that the chat template writes after the text of a user's message."""
+    text = tokenizer.apply_chat_template([{"role": "user", "content": RESPONSE}], tokenize=False)
+    tokens: list[int] = tokenizer([text.partition(RESPONSE)[2]], add_special_tokens=False)["input_ids"][0]
+    return tokens
+
+
 def end_tokens(tokenizer: Tokenizer, model: Model | None = None) -> tuple[int, ...]:
     """Return the ids of the tokens that end a response: of the tokenizer, its chat template and the model's settings.
 

@@ -6,7 +6,8 @@ saved run with token ids. They are stored in `RUN/scores`, beside the step table
 
 from __future__ import annotations
 
-import hgpo_train.scores.builtin  # noqa: F401 - registers the scores of this package
+import hgpo_train.scores.builtin
+import hgpo_train.scores.hindsight  # noqa: F401 - both register the scores of this package
 from hgpo_train.scores.registry import Score, get, names, score
 from hgpo_train.scores.rows import ScoredRows, Scorer, TokenScores
 

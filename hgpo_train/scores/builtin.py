@@ -22,11 +22,16 @@ def logprobs(rows: ScoredRows) -> dict[str, pl.Series]:
     return {"logprobs": rows.per_token(rows.policy.logprobs)}
 
 
-@score("entropy", columns={"entropy": pl.Float64(), "entropies": TOKENS})
+@score("entropy", columns={"entropy": pl.Float64()})
 def entropy(rows: ScoredRows) -> dict[str, pl.Series]:
-    """Score each response by the entropy of its tokens' distributions: the mean, and one per token as `entropies`."""
-    entropies = rows.per_token(rows.policy.entropies)
-    return {"entropy": entropies.cast(pl.List(pl.Float64)).list.mean(), "entropies": entropies}
+    """Score each response by the mean entropy of the distributions of its tokens."""
+    return {"entropy": rows.per_token(rows.policy.entropies).cast(pl.List(pl.Float64)).list.mean()}
+
+
+@score("entropies", columns={"entropies": TOKENS})
+def entropies(rows: ScoredRows) -> dict[str, pl.Series]:
+    """Score each response token by the entropy of its distribution, as `entropies`."""
+    return {"entropies": rows.per_token(rows.policy.entropies)}
 
 
 @score("reference_logprobs", columns={"reference_logprobs": TOKENS})

@@ -114,6 +114,13 @@ def names() -> list[str]:
     return list(_registered)
 
 
+def score_command(run: object, scores: Iterable[str]) -> str:
+    """Return the command that adds scores to a run."""
+    names = dict.fromkeys(scores)
+    reference = " --reference OTHER" if "reference_logprobs" in names else ""
+    return f"hgpo score {run} --model MODEL {' '.join(f'-s {name}' for name in names)}{reference}"
+
+
 def columns_of(scores: Iterable[str]) -> dict[str, pl.DataType]:
     """Return the dtypes of the columns of several scores by name."""
     columns: dict[str, pl.DataType] = {}

@@ -8,8 +8,14 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import numpy as np
 import polars as pl
 
+from hgpo_envs.errors import InputError
+
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
+
+    from hgpo_train.models.hf import Tokenizer
 
 TOKENS = pl.List(pl.Float32())
 """The dtype of a score with one value per response token."""
@@ -30,6 +36,10 @@ class TokenScores(NamedTuple):
 class Scorer(Protocol):
     """A model that scores the tokens of responses (`hgpo_train.training.update.scorer`)."""
 
+    @property
+    def context(self) -> int | None:
+        """The number of tokens of the longest sequence that the model accepts; None if it names none."""
+
     def score(self, steps: pl.DataFrame, *, reference: bool = False) -> TokenScores:
         """Score the response tokens of rows, in the order of the rows, under the policy or under the reference model.
 
@@ -44,11 +54,32 @@ class ScoredRows:
     Args:
         steps: Rows with the columns `prompt_token_ids` and `response_token_ids`.
         scorer: The model.
+        trajectories: All rows of their trajectories, also those without a response; by default `steps`.
+        load_tokenizer: Returns the model's tokenizer, which few scores need.
     """
 
-    def __init__(self, steps: pl.DataFrame, scorer: Scorer) -> None:
+    def __init__(
+        self,
+        steps: pl.DataFrame,
+        scorer: Scorer,
+        trajectories: pl.DataFrame | None = None,
+        load_tokenizer: Callable[[], Tokenizer] | None = None,
+    ) -> None:
         self.steps = steps
         self.scorer = scorer
+        self.trajectories = steps if trajectories is None else trajectories
+        self._load_tokenizer = load_tokenizer
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer.
+
+        Raises:
+            InputError: There is none.
+        """
+        if self._load_tokenizer is None:
+            raise InputError("expected a model with a tokenizer for this score, received one without")
+        return self._load_tokenizer()
 
     @cached_property
     def policy(self) -> TokenScores:
@@ -62,7 +93,8 @@ class ScoredRows:
 
     def with_prompts(self, prompt_token_ids: pl.Series) -> ScoredRows:
         """Return the same responses after other prompts, a list of token ids for each row."""
-        return ScoredRows(self.steps.with_columns(prompt_token_ids=prompt_token_ids), self.scorer)
+        steps = self.steps.with_columns(prompt_token_ids=prompt_token_ids)
+        return ScoredRows(steps, self.scorer, self.trajectories, self._load_tokenizer)
 
     def per_token(self, values: NDArray[np.float32]) -> pl.Series:
         """Return values of response tokens as a column of lists, one list per row; empty for a row without tokens."""

@@ -10,23 +10,25 @@ from typing import TYPE_CHECKING, Final
 import polars as pl
 
 from hgpo_datasets.reader import errors
-from hgpo_datasets.row_tables import KEYS, read_metadata, read_table, readable_files
+from hgpo_datasets.row_tables import KEYS, path_of, read_metadata, read_table, readable_files, write_table
 from hgpo_datasets.sources import parts_of, run_at, run_of_file
 from hgpo_envs.errors import InputError
-from hgpo_envs.wording import listed
-from hgpo_train.scores.registry import columns_of, get
+from hgpo_envs.wording import counted, listed
+from hgpo_train.scores.registry import columns_of, get, score_command
 from hgpo_train.scores.rows import ScoredRows
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from hgpo_datasets.sources import Source
+    from hgpo_train.models.hf import Tokenizer
     from hgpo_train.scores.rows import Scorer
 
 FOLDER: Final = "scores"
 METADATA: Final = "hgpo.scores"
 """The metadata of a file: what each column was computed with."""
-HAS_TOKENS: Final = (pl.col("response_token_ids").list.len() > 0) & ~pl.col("aborted").any().over("trajectory")
+IS_ABORTED: Final = pl.col("aborted").any().over("run", "trajectory")
+HAS_TOKENS: Final = (pl.col("response_token_ids").list.len() > 0) & ~IS_ABORTED
 """Whether a step is scored."""
 
 
@@ -34,13 +36,15 @@ def score_table(
     steps: pl.DataFrame,
     scores: Sequence[str],
     scorer: Scorer,
+    load_tokenizer: Callable[[], Tokenizer] | None = None,
 ) -> tuple[pl.DataFrame, dict[str, float]]:
     """Score the steps that have a response with token ids.
 
     Args:
-        steps: Rows of a step table, with their token ids. Those of aborted trajectories are left out.
+        steps: Whole trajectories of a step table, with their token ids. Those that are aborted are left out.
         scores: The names of scores.
         scorer: The model.
+        load_tokenizer: Returns the model's tokenizer.
 
     Returns:
         The scored rows, with the columns of `KEYS` and of the scores; and the seconds of each score. A forward pass
@@ -51,7 +55,7 @@ def score_table(
     """
     # A trajectory is left out as a whole, because no estimator uses the rest of an aborted one.
     rows = steps.filter(HAS_TOKENS)
-    scored = ScoredRows(rows, scorer)
+    scored = ScoredRows(rows, scorer, steps, load_tokenizer)
     columns: dict[str, pl.Series] = {}
     seconds: dict[str, float] = {}
     for name in scores:
@@ -66,13 +70,33 @@ def description(
     *,
     model: str,
     temperature: float,
+    reference: str | None = None,
 ) -> dict[str, dict[str, object]]:
-    """Return what the columns of scores were computed with, as the metadata `METADATA` store it."""
-    return {
+    """Return what the columns of scores were computed with, as the metadata `METADATA` store it.
+
+    The model of the score `reference_logprobs` is the reference.
+    """
+    about = {
         column: {"score": name, "model": model, "temperature": temperature}
         for name in scores
         for column in get(name).columns
     }
+    if reference is not None and "reference_logprobs" in about:
+        about["reference_logprobs"]["model"] = reference
+    return about
+
+
+def store_scores(path: Path, table: pl.DataFrame, about: Mapping[str, Mapping[str, object]]) -> None:
+    """Write an iteration's scores, beside those of other columns that its file has.
+
+    Raises:
+        InputError: The file is damaged.
+    """
+    if path.exists():
+        kept = read_table(path).drop(*about, strict=False)
+        table = table.join(kept, on=list(KEYS), how="full", coalesce=True).sort(KEYS)
+        about = {**(read_metadata(path, METADATA) or {}), **about}
+    write_table(path, table, {METADATA: about})
 
 
 def stored_scores(path: Path, steps: pl.DataFrame, about: Mapping[str, Mapping[str, object]]) -> pl.DataFrame | None:
@@ -121,7 +145,7 @@ def with_scores(steps: pl.LazyFrame, source: Source | Sequence[Source], scores: 
         InputError: A run has no such scores.
     """
     present = steps.collect_schema()
-    missing = [column for column in columns_of(scores) if column not in present]
+    missing = {column: dtype for column, dtype in columns_of(scores).items() if column not in present}
     if not missing:
         return steps
 
@@ -134,19 +158,48 @@ def with_scores(steps: pl.LazyFrame, source: Source | Sequence[Source], scores: 
         if run is not None:
             runs[run] = None
     if not runs:
-        raise InputError(f"expected a saved run with the columns {listed(missing)}, received a table without them")
+        raise InputError(f"expected a saved run with the columns {listed([*missing])}, received a table without them")
 
-    # All columns must be there in every run; rows that were not scored have null.
+    # The files of the iterations that the steps are of, which alone are read.
+    numbers = steps.select(pl.col("iteration").drop_nulls().unique()).collect().to_series().to_list()
     tables = []
-    for run in runs:
-        with errors(run / FOLDER):
-            known = [pl.scan_parquet(file, glob=False) for file in readable_files(run, FOLDER)]
-            # Iterations may have different scores.
-            found = [table for table in known if {*KEYS, *missing} <= set(table.collect_schema())]
+    for folder in runs:
+        command = score_command(folder, scores)
+        found = _read_columns(folder, numbers, missing)
         if not found:
-            wanted = " ".join(f"-s {name}" for name in scores)
-            raise InputError(
-                f"{run} has no scores {listed(missing)}; add them with: hgpo score {run} --model MODEL {wanted}"
-            )
-        tables += [table.select(*KEYS, *missing) for table in found]
-    return steps.join(pl.concat(tables), on=list(KEYS), how="left", maintain_order="left")
+            raise InputError(f"{folder} has no scores {listed([*missing])}; add them with: {command}")
+        tables += found
+    added = pl.concat(tables)
+    if added.select(KEYS).is_duplicated().any():
+        raise InputError(f"{folder / FOLDER}: expected each step once, found some twice; delete it and score again")
+    _check_complete(steps, added, command)
+    return steps.join(added.lazy(), on=list(KEYS), how="left", maintain_order="left")
+
+
+def _read_columns(
+    run: Path,
+    iterations: Sequence[int],
+    columns: Mapping[str, pl.DataType],
+) -> list[pl.DataFrame]:
+    """Return the keys and columns of the files of iterations that have them; iterations may have different scores."""
+    paths = {path_of(run, FOLDER, number + 1) for number in iterations}
+    values = [pl.col(column).cast(dtype) for column, dtype in columns.items()]
+    with errors(run / FOLDER):
+        tables = [pl.scan_parquet(path, glob=False) for path in readable_files(run, FOLDER) if path in paths]
+        found = [table for table in tables if {*KEYS, *columns} <= set(table.collect_schema())]
+        return [table.select(*KEYS, *values).collect() for table in found]
+
+
+def _check_complete(steps: pl.LazyFrame, scores: pl.DataFrame, command: str) -> None:
+    """Raise an `InputError` if steps with a response have no scores, as after an interrupted `hgpo score`."""
+    known = scores.lazy().select(KEYS)
+    unscored = steps.filter(~IS_ABORTED).select(KEYS).join(known, on=list(KEYS), how="anti")
+    if unscored.head(1).collect().is_empty():
+        return
+    # Responses without tokens have none. Token ids are the largest column, so that they are read only here.
+    with_tokens = steps.filter(HAS_TOKENS).select(KEYS).join(known, on=list(KEYS), how="anti")
+    count = with_tokens.select(pl.len()).collect().item()
+    if count:
+        one = count == 1
+        lacks = "has no score; add it" if one else "have no scores; add them"
+        raise InputError(f"{counted(count, 'step')} with a response {lacks} with: {command}")

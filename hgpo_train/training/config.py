@@ -461,13 +461,20 @@ def configured_estimator(config: Config) -> Estimator:
     """Return the estimator with its parameters. A stored configuration is read without it: it may be elsewhere.
 
     Raises:
-        InputError: There is no such estimator, a parameter is unknown or not valid, or groups are too small for it.
+        InputError: There is no such estimator, a parameter is unknown or not valid, groups are too small for it, or it
+            reads log-probabilities of a reference model, which is kept for the KL term alone.
     """
     estimator = get(config.advantage.estimator)
     if config.rollout.group_size < estimator.smallest_group:
         raise InputError(
             f"setting rollout.group_size: expected at least {estimator.smallest_group} for the estimator "
             f"{config.advantage.estimator!r}, received {config.rollout.group_size}"
+        )
+    if "reference_logprobs" in estimator.scores and not config.update.kl_weight:
+        raise InputError(
+            f"setting update.kl_weight: expected more than 0 for the estimator {config.advantage.estimator!r}, which "
+            "reads the log-probabilities of the reference model (the one that training starts from), received 0; add "
+            "--set update.kl_weight=0.01"
         )
     try:
         estimator = estimator.with_parameters(**config.advantage.parameters)

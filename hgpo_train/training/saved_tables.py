@@ -12,13 +12,14 @@ import polars as pl
 from hgpo_datasets import manifest, scan_steps
 from hgpo_datasets.sources import run_at, run_of_file
 from hgpo_envs.errors import InputError
+from hgpo_train.advantages import get
 from hgpo_train.advantages.advantage_tables import fingerprint, join_advantages, read_metadata
 from hgpo_train.models.checkpoint_files import stored_model
 from hgpo_train.models.loading import load_tokenizer
 from hgpo_train.rollout.collection import removed_if_unused
 from hgpo_train.training import stages
 from hgpo_train.training.checkpoint import save_checkpoint
-from hgpo_train.training.config import AdvantageConfig, configured_estimator
+from hgpo_train.training.config import AdvantageConfig
 from hgpo_train.training.run_folder import CHECKPOINTS, CONFIG, check_new, open_run, write_config
 from hgpo_train.training.scoring import sampling_temperature
 from hgpo_train.training.tracking import Trackers
@@ -67,6 +68,8 @@ def train_on_table(
     # 2. The configuration as it is stored, with the estimator of these advantages.
     used = metadata["columns"]["advantage"]
     config = replace(config, advantage=AdvantageConfig(estimator=used["estimator"], parameters=used["parameters"]))
+    # What it read is in the advantages already: only the scores of the loss are computed.
+    estimator = replace(get(used["estimator"]).with_parameters(**used["parameters"]), scores=())
     tokenizer = load_tokenizer(config.model.path, config.rollout.chat_template)
     inputs = {"model": stored_model(config.model.path)}
 
@@ -79,7 +82,7 @@ def train_on_table(
             display,
             learner,
             tokenizer,
-            configured_estimator(config),
+            estimator,
             state,
         )
         write_config(folder, config)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
 import polars as pl
 
 from hgpo_datasets import manifest, scan_steps
-from hgpo_datasets.row_tables import KEYS, path_of, read_metadata, read_table, write_table
+from hgpo_datasets.row_tables import KEYS, path_of, read_metadata
 from hgpo_datasets.sources import run_at
 from hgpo_envs.errors import InputError
 from hgpo_train.models.checkpoint_files import stored_model
-from hgpo_train.models.loading import load_model
+from hgpo_train.models.loading import load_model, load_tokenizer
 from hgpo_train.models.reference import frozen_copy
 from hgpo_train.policies.generation import GenerationOptions
 from hgpo_train.scores import tables
@@ -23,10 +24,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from hgpo_datasets.manifest import Header
+    from hgpo_train.models.hf import Tokenizer
     from hgpo_train.training.config import Config
 
 ROWS: Final = 4096
-"""The number of steps that are scored at a time."""
+"""The number of steps that are scored at a time, of whole trajectories."""
 
 
 def score_run(
@@ -46,7 +48,7 @@ def score_run(
     Args:
         run: The run's folder.
         scores: The names of scores.
-        config: The settings, of which the sections `model` and `update` are used.
+        config: The settings, of which the sections `model` and `update` and the chat template are used.
         temperature: The temperature of the scored distribution; by default that at which the run was sampled.
         reference: The path of the reference model; none by default.
         overwrite: Whether to replace scores of another model or temperature.
@@ -67,9 +69,8 @@ def score_run(
     if temperature is None:
         temperature = sampling_temperature(header)
     model = stored_model(config.model.path)
-    about = tables.description(scores, model=model, temperature=temperature)
-    if reference is not None and "reference_logprobs" in about:
-        about["reference_logprobs"]["model"] = stored_model(reference)
+    other = None if reference is None else stored_model(reference)
+    about = tables.description(scores, model=model, temperature=temperature, reference=other)
 
     # 2. The iterations that have no such scores.
     steps = scan_steps(folder)
@@ -85,20 +86,24 @@ def score_run(
 
     # 3. Their scores, in parts of a bounded number of rows; an iteration is stored when it is complete.
     scorer = _scorer(config, reference, temperature)
+
+    @cache
+    def tokenizer() -> Tokenizer:
+        return load_tokenizer(config.model.path, config.rollout.chat_template)
+
     total = 0
     for iteration in wanted:
         rows = steps.filter(pl.col("iteration") == iteration).sort("trajectory", "step").collect()
         if rows["response_token_ids"].is_null().all():
             raise InputError(f"{run} has no token ids, which scores need; collect it with transformers:MODEL")
-        # Before rows are divided, because a trajectory is left out as a whole.
-        with_tokens = rows.filter(tables.HAS_TOKENS)
-        progress(rows.height - with_tokens.height)
+        # A trajectory is in the part of its first row.
+        part = pl.int_range(pl.len()).first().over("trajectory") // ROWS
         scored = []
-        for part in [*with_tokens.iter_slices(ROWS)] or [with_tokens]:
-            scored.append(tables.score_table(part, scores, scorer)[0])
-            progress(part.height)
+        for steps_of_part in rows.with_columns(part.alias("(part)")).partition_by("(part)", maintain_order=True):
+            scored.append(tables.score_table(steps_of_part, scores, scorer, tokenizer)[0])
+            progress(steps_of_part.height)
         table = pl.concat(scored)
-        _store(paths[iteration], table, about)
+        tables.store_scores(paths[iteration], table, about)
         total += table.height
     return total
 
@@ -131,16 +136,3 @@ def _is_wanted(path: Path, steps: pl.LazyFrame, about: dict[str, dict[str, objec
         other = f"{column} of {value['model']} at temperature {value['temperature']}"
         raise InputError(f"{path} has {other}; replace it with --overwrite")
     return tables.stored_scores(path, steps.collect(), about) is None
-
-
-def _store(
-    path: Path,
-    table: pl.DataFrame,
-    about: dict[str, dict[str, object]],
-) -> None:
-    """Write an iteration's scores, beside those of other columns that are there."""
-    if path.exists():
-        kept = read_table(path).drop(*about, strict=False)
-        table = kept.join(table, on=list(KEYS), how="full", coalesce=True).sort(KEYS)
-        about = (read_metadata(path, tables.METADATA) or {}) | about
-    write_table(path, table, {tables.METADATA: about})

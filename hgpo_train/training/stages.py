@@ -236,7 +236,8 @@ def score(run: Run, steps: pl.DataFrame) -> pl.DataFrame:
     if not needed:
         return steps
     path = path_of(run.folder, scores.FOLDER, run.number)
-    about = scores.description(needed, model="the policy", temperature=run.learner.temperature)
+    temperature = run.learner.temperature
+    about = scores.description(needed, model="the policy", temperature=temperature, reference="the first policy")
     stored = scores.stored_scores(path, steps, about)
     if stored is not None:
         return trained_groups(run.config, _joined(steps, stored.select(*KEYS, *about)))
@@ -246,8 +247,8 @@ def score(run: Run, steps: pl.DataFrame) -> pl.DataFrame:
         engine = run.config.rollout.engine
         raise InputError(f"the engine {engine!r} reported no token ids, which training needs")
 
-    scored, seconds = scores.score_table(steps, needed, run.learner)
-    write_table(path, scored, {scores.METADATA: about})
+    scored, seconds = scores.score_table(steps, needed, run.learner, lambda: run.tokenizer)
+    scores.store_scores(path, scored, about)
     run.seconds |= {SCORES.get(name, f"score_{name}"): duration for name, duration in seconds.items()}
     return trained_groups(run.config, _joined(steps, scored))
 

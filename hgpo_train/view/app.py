@@ -83,7 +83,7 @@ def make_app(
     Requests may be addressed to loopback's names and to `hosts`. `estimators` are offered as ``module:function``, in
     addition to the registered ones, and the first two are the pair that is shown; an unknown one raises InputError.
     """
-    names = list(dict.fromkeys([*registry.names(), *estimators]))
+    names = list(dict.fromkeys([*registry.names(scored=True), *estimators]))
     head = {
         "estimators": estimator_documents(names),
         "opened": [*estimators],

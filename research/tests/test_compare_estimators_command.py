@@ -10,11 +10,13 @@ import pytest
 from command import invoke, outcome
 from tabular_world import play, store
 
+from hgpo_datasets.row_tables import path_of, write_table
 from hgpo_envs.errors import InputError
 from hgpo_research.comparison.files import FILES
 from hgpo_research.comparison.inputs import truth_rewards
 from hgpo_research.comparison.measures import MEASURES
 from hgpo_research.truth.table import METADATA
+from hgpo_train.advantages import estimator
 
 FAST = ["--resamples", 100, "--permutations", 2, "--redraws", 1]
 
@@ -249,6 +251,34 @@ def test_the_truth_is_read_in_its_own_unit(world: Path) -> None:
     one, ten = (pl.read_parquet(world / name / "estimates.parquet") for name in ("one", "ten"))
     compared = [table.filter(pl.col("steps") > 100).select("estimator", "measure", "value") for table in (one, ten)]
     polars.testing.assert_frame_equal(*compared, rel_tol=1e-4, abs_tol=1e-6)  # returns are rounded to float32
+
+
+@pytest.mark.slow
+def test_estimators_that_read_scores_are_compared(tmp_path: Path) -> None:
+    """With a score that is the true advantage, which correlates with the truth perfectly."""
+    steps, truth = play(tasks=12, rollouts=4, seed=3)
+    run = tmp_path / "first"
+    store(steps, run)
+    truth.with_columns(run=pl.lit("first")).write_parquet(tmp_path / "truth.parquet")
+    chosen = f"grpo,empg:k=0:zeta=0,{__name__}:of_score"
+    line = r"first has no scores entropy; add them with: hgpo score .*first .* -s entropy"
+    with pytest.raises(InputError, match=line):
+        compare(tmp_path, estimators=chosen)
+    scores = truth.select(pl.lit("first").alias("run"), "trajectory", "step", entropy="advantage")
+    write_table(path_of(run, "scores", 1), scores, {})
+    compare(tmp_path, "--group-sizes", 4, estimators=chosen)
+    estimates = pl.read_parquet(tmp_path / "first.comparison" / "estimates.parquet")
+    found = estimates.filter(dimension="all", measure="correlation")
+    values = dict(found.select("estimator", "value").rows())
+    assert values[f"{__name__}:of_score"] == pytest.approx(1)
+    # Without modulation, empg is grpo minus the mean of the batch.
+    assert values["empg:k=0:zeta=0"] == pytest.approx(values["grpo"])
+
+
+@estimator("of_score", reads=(), scores=("entropy",))
+def of_score(steps: pl.LazyFrame) -> pl.LazyFrame:
+    """Take the score as the advantage."""
+    return steps.with_columns(advantage=pl.col("entropy").fill_null(0.0))
 
 
 def interrupted(steps: pl.LazyFrame) -> pl.LazyFrame:

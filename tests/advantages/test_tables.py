@@ -31,8 +31,15 @@ def walks(tasks: int = 12, rollouts: int = 6, seed: int = 0) -> pl.DataFrame:
     columns |= {"reward": np.where(last & (rng.random(len(last)) < 0.5), 1.0, 0.0)}
     columns |= {"action_valid": rng.random(len(last)) < 0.9}
     columns |= {"action": rng.choice(["go north", "go south", "wait"], len(last))}
-    return pl.DataFrame(columns).with_columns(
-        pl.when(pl.Series(defined[k])).then(pl.Series(values[k])).alias(f"history_hash_{k}") for k in range(5)
+    columns |= {"entropy": rng.random(len(last)), "hindsight": -3 * rng.random(len(last))}
+    columns |= {name: -rng.random((len(last), 2)) for name in ("logprobs", "reference_logprobs")}
+    lists = pl.col("logprobs", "reference_logprobs").arr.to_list()
+    return (
+        pl.DataFrame(columns)
+        .with_columns(lists)
+        .with_columns(
+            pl.when(pl.Series(defined[k])).then(pl.Series(values[k])).alias(f"history_hash_{k}") for k in range(5)
+        )
     )
 
 
@@ -49,27 +56,35 @@ SMALL = pl.DataFrame(
      ("a", "y", 1, "u", 0.0, False)],
     ["task", "trajectory", "step", "state", "reward", "action_valid"], orient="row",
 ).with_columns(action=pl.lit("go"))  # fmt: skip
+SCORED = SMALL.with_columns(
+    entropy=pl.Series([0.5, 1.0, 0.25, 0.0]),
+    hindsight=pl.Series([-1.0, -0.5, -2.0, -1.0]),
+    logprobs=pl.Series([[-1.0, -2.0], [-1.0], [-0.5], [-3.0]]),
+    reference_logprobs=pl.Series([[-1.0, -1.0], [-2.0], [-0.5], [-1.0]]),
+)
+NAMES = [*names(), "empg", "hcapo", "progress"]
+"""The estimators that read tables, and those of this package that read scores, too."""
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", NAMES)
 def test_invalid_rows_are_named(name: str) -> None:
     place = "at task='a', trajectory='y', step="
     for value in (float("nan"), float("inf"), None):
-        table = SMALL.with_columns(reward=pl.Series([0.0, 1.0, value, 0.0]))
+        table = SCORED.with_columns(reward=pl.Series([0.0, 1.0, value, 0.0]))
         with pytest.raises(InputError, match=rf"^expected a finite number as reward, received .* {place}0$"):
             compute(table, name).collect()
     with pytest.raises(InputError, match=f"expected a value as action_valid, received null {place}1"):
-        compute(SMALL.with_columns(action_valid=pl.Series([True, True, True, None])), name).collect()
+        compute(SCORED.with_columns(action_valid=pl.Series([True, True, True, None])), name).collect()
     with pytest.raises(InputError, match=f"expected each step of a trajectory once, received step 1 again {place}1"):
-        compute(pl.concat([SMALL, SMALL.tail(1)]), name).collect()
+        compute(pl.concat([SCORED, SCORED.tail(1)]), name).collect()
     with pytest.raises(InputError, match=r"trajectory in one task and group .*, received y at task='b', traj.*'y'"):
-        compute(SMALL.with_columns(task=pl.Series(["a", "a", "a", "b"])), name).collect()
+        compute(SCORED.with_columns(task=pl.Series(["a", "a", "a", "b"])), name).collect()
     with pytest.raises(InputError, match="column state_hash: expected int64, received UInt64; convert it with"):
         compute(SMALL.with_columns(state_hash=pl.col("state").hash()), "hgpo")
     with pytest.raises(InputError, match=r"^state key: expected .*, which raised TypeError: .* for '"):
         compute(SMALL, "hgpo", state_key="math:sqrt").collect()
     with pytest.raises(InputError, match="the step table has no rows"):
-        compute(SMALL.clear(), name).collect()
+        compute(SCORED.clear(), name).collect()
 
 
 def test_an_invalid_row_of_an_unsorted_table_is_named() -> None:
@@ -127,12 +142,12 @@ def test_equal_names_in_two_runs_are_two_trajectories() -> None:
     assert both["advantage"].to_list() == compute(SMALL, "hgpo").collect()["advantage"].to_list() * 2
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", NAMES)
 def test_rewards_that_are_too_large_are_reported_in_one_line(name: str) -> None:
     """Or their advantages are finite, where differences and means do not overflow."""
     for size in (1e30, 1e200, 1e308):
         for precision in ("float64", "mixed"):
-            table = SMALL.with_columns(reward=pl.Series([size, size, 0.0, 0.0]))
+            table = SCORED.with_columns(reward=pl.Series([size, size, 0.0, 0.0]))
             try:
                 assert compute(table, name, precision=precision).collect()["advantage"].is_finite().all()
             except InputError as error:
@@ -164,7 +179,7 @@ def test_an_invalid_row_is_reported_on_a_single_thread(engine: str, tmp_path: Pa
     assert output.endswith(f"trajectory='{row['trajectory']}', step={row['step']}\n")
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", NAMES)
 def test_neither_order_nor_engine_changes_results_and_columns_are_kept(name: str) -> None:
     table = walks().with_columns(note=pl.lit("kept"), row=pl.int_range(pl.len()))
     want = compute(table, name).collect(engine="in-memory")
@@ -180,10 +195,10 @@ def test_neither_order_nor_engine_changes_results_and_columns_are_kept(name: str
 def test_threads_do_not_change_results(tmp_path: Path) -> None:
     walks(tasks=40).write_parquet(tmp_path / "steps.parquet", row_group_size=100)
     code = (
-        "import polars as pl, sys; from hgpo_train.advantages import compute, names\n"
+        "import polars as pl, sys; from hgpo_train.advantages import compute\n"
         "steps = pl.scan_parquet(sys.argv[1])\n"
-        "for name in names(): steps = compute(steps, name, column=name)\n"
-        "steps.select(names()).collect().write_parquet(sys.argv[2])"
+        f"for name in {NAMES}: steps = compute(steps, name, column=name)\n"
+        f"steps.select({NAMES}).collect().write_parquet(sys.argv[2])"
     )
     for threads in (1, 4):
         in_a_process(code, tmp_path / "steps.parquet", tmp_path / str(threads), threads=threads)
@@ -220,7 +235,7 @@ def test_only_needed_columns_are_read_and_filters_are_pushed_down(tmp_path: Path
     assert plan.collect().height == steps.select(pl.len()).collect().item()
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", NAMES)
 def test_aborted_rollouts_are_left_out(name: str) -> None:
     table = walks()
     broken = table["trajectory"].unique(maintain_order=True)[3]
@@ -231,7 +246,7 @@ def test_aborted_rollouts_are_left_out(name: str) -> None:
     assert result.filter(trajectory=broken)["advantage"].null_count() == table.filter(trajectory=broken).height
     others = compute(table.filter(pl.col("trajectory") != broken), name).collect()
     assert same(result.filter(pl.col("trajectory") != broken), others)
-    nothing = compute(SMALL.with_columns(aborted=pl.lit(value=True)), name, details=True).collect()
+    nothing = compute(SCORED.with_columns(aborted=pl.lit(value=True)), name, details=True).collect()
     assert nothing["advantage"].null_count() == 4
 
 
@@ -276,14 +291,14 @@ def test_a_table_is_written_next_to_the_run(tmp_path: Path) -> None:
 
 
 def test_chunks_do_not_change_results(tmp_path: Path) -> None:
-    table = walks()
-    specs = [get(name).with_parameters(column=name) for name in names()]
+    table = walks(tasks=8)
+    specs = [get(name).with_parameters(column=name) for name in NAMES]
     whole = compute_many(table, specs).collect()
     for rows in (1, 200):
         out = tmp_path / "advantages.parquet"
         assert write_advantages(table.lazy(), specs, out, chunk_rows=rows) == table.height
         chunked = pl.read_parquet(out)
-        assert all(same(chunked, whole, name) for name in names())
+        assert all(same(chunked, whole, name) for name in NAMES)
 
 
 def test_no_table_is_written_partially(tmp_path: Path) -> None:

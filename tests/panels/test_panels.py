@@ -97,7 +97,7 @@ def test_a_wrong_name_or_override_is_one_line(text: str, line: str) -> None:
         ("seeds = [123, 456, 789]", "seeds = [-1]", "seeds"),
         ('split = "valid_unseen"', "", "expected environment.split"),
         ('env = "HGPO/ALFWorld-v0"', "env = 3", "expected a text as environment.env"),
-        ('checksum = "251e', 'checksum = "xyz', "checksum"),
+        ('checksum = "c5d9', 'checksum = "xyz', "checksum"),
         ('name = "alfworld-bundled"', 'name = "../x"', "name"),
         ("version = 1", "version = 1\nbase = 2", "unknown panel setting 'base'"),
         ("version = 1", "version = [", "is not TOML"),

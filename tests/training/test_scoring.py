@@ -77,7 +77,7 @@ def run(tmp_path):
 
 def test_scores_are_those_of_all_logits(run, settings):
     """log softmax(logits / temperature), one row at a time, without batches and chunks."""
-    assert score_run(run, ["logprobs", "entropy", "mean_logprob"], settings) == 4
+    assert score_run(run, ["logprobs", "entropy", "entropies", "mean_logprob"], settings) == 4
     model = load_model(settings.model, 0).eval()
     first, second = map(read_table, files_of(run, "scores"))
     assert (first["trajectory"].to_list(), second["trajectory"].to_list()) == (["0-0", "0-1"], ["1-0", "1-1"])
@@ -92,7 +92,7 @@ def test_scores_are_those_of_all_logits(run, settings):
         assert row["entropy"] == pytest.approx(entropies.mean().item(), abs=1e-5)
         assert row["mean_logprob"] == pytest.approx(logprobs.mean().item(), abs=1e-5)
     about = read_metadata(path_of(run, "scores", 1), METADATA)
-    assert (about["entropy"]["temperature"], about["entropies"]["score"]) == (0.5, "entropy")
+    assert (about["entropy"]["temperature"], about["entropies"]["score"]) == (0.5, "entropies")
 
 
 def test_scores_are_added_kept_and_replaced(run, settings, tiny, tmp_path):
@@ -144,14 +144,35 @@ def test_steps_that_were_added_after_a_score_are_scored(run, settings):
 
 
 def test_iterations_may_have_different_scores(run, settings):
-    """As after an interrupted `hgpo score`: only the second iteration has a score."""
+    """As after an interrupted `hgpo score`: only the second iteration has a score, and can be used."""
     score_run(run, ["logprobs"], settings)
     path = path_of(run, "scores", 1)
     before = path.read_bytes()
     score_run(run, ["mean_logprob"], settings)
     path.write_bytes(before)
-    found = with_scores(scan_steps(run), run, ["mean_logprob"]).collect()
-    assert found.filter(pl.col("mean_logprob").is_not_null())["iteration"].to_list() == [1, 1]
+    second = scan_steps(run).filter(iteration=1)
+    assert with_scores(second, run, ["mean_logprob"]).collect()["mean_logprob"].null_count() == 1  # the aborted one
+    for steps in (scan_steps(run), scan_steps(run).filter(iteration=0)):
+        with pytest.raises(InputError, match=r"add them with: hgpo score .*run --model MODEL -s mean_logprob"):
+            with_scores(steps, run, ["mean_logprob"])
+
+
+def test_rows_that_are_there_twice_and_missing_steps_are_refused(run, settings):
+    """A join would repeat the steps of the first, and the second have no score."""
+    score_run(run, ["mean_logprob"], settings)
+    path = path_of(run, "scores", 1)
+    table = read_table(path)
+    write_table(path, pl.concat([table, table]), {METADATA: read_metadata(path, METADATA)})
+    with pytest.raises(InputError, match=r"scores: expected each step once, found some twice"):
+        compute(run, "likely")
+    write_table(path, table.head(1), {METADATA: read_metadata(path, METADATA)})
+    with pytest.raises(
+        InputError, match=r"1 step with a response has no score; add it with: hgpo score .*mean_logprob"
+    ):
+        compute(run, "likely")
+    without = scan_steps(run).with_columns(response_token_ids=pl.lit(None, pl.List(pl.Int32)))
+    found = with_scores(without, run, ["mean_logprob"]).collect()
+    assert found.filter(~pl.col("aborted"))["mean_logprob"].null_count() == 1
 
 
 @pytest.mark.parametrize("kind", ["pipe", "folder", "link to a device"])
@@ -184,7 +205,7 @@ def test_what_cannot_be_scored_is_an_error_and_leaves_nothing(run, settings, cha
         score_run(run / change.get("run", ""), change.get("scores", ["entropy"]), settings)
     assert not (run / "scores").exists()
     assert {"logprobs", "entropy", "reference_logprobs"} <= set(names())
-    assert get("entropy").summary.startswith("Score each response by the entropy")
+    assert get("entropy").summary.startswith("Score each response by the mean entropy")
 
 
 def test_the_command_scores_and_says_what_is_next(run, tiny, hgpo):
@@ -192,7 +213,9 @@ def test_the_command_scores_and_says_what_is_next(run, tiny, hgpo):
     code, output, errors = hgpo("score", run, "--model", tiny, "-s", "entropy", *settings)
     assert code == 0, errors
     assert "4 scored steps" in output
-    assert "Next: hgpo advantages" in output
+    assert f"Next: hgpo advantages {run} -e empg" in " ".join(output.split())
+    code, output, _ = hgpo("score", run, "--model", tiny, *settings)
+    assert (code, "Next: hgpo advantages --list" in " ".join(output.split())) == (0, True)
     code, output, _ = hgpo("score", run, "--model", tiny, "--list")
     assert (code, "reference_logprobs" in output) == (0, True)
 

@@ -58,6 +58,13 @@ class TokenScorer:
         self.dtype = compute_dtype(config.model)
         self.layout = _layout_of(model, config.update.layout, self.dtype)
 
+    @property
+    def context(self) -> int | None:
+        """The number of tokens of the longest sequence that the model accepts; None if its configuration names none."""
+        positions: int | None
+        positions = getattr(unwrap_peft(self.model).config.get_text_config(), "max_position_embeddings", None)
+        return positions
+
     def score(self, steps: pl.DataFrame, *, reference: bool = False) -> TokenScores:
         """Score the response tokens of rows; see `hgpo_train.scores.Scorer`."""
         check_rows(steps, vocabulary(self.model))
