@@ -119,7 +119,8 @@ def _evaluate_panel(
         raise InputError(f"--{option.replace('_', '-')}: the panel {panel.title} fixes it; {advice}")
     other = None if against is None else read_comparable(against, panel, environment.data).table()
     play = partial(evaluate_panel, panel, policy, out, data=environment.data, **execution.arguments(policy))
-    common.play_and_report(play, partial(_report, against=against, other=other, as_json=as_json, panel=panel))
+    report = partial(_report, against=against, other=other, as_json=as_json, panel=panel, data=environment.data)
+    common.play_and_report(play, report)
 
 
 def _is_listed(tasks: Split) -> pl.Expr:
@@ -132,7 +133,13 @@ def _is_listed(tasks: Split) -> pl.Expr:
 
 
 def _report(
-    run: CollectedRun, against: Path | None, other: pl.DataFrame | None, *, as_json: bool, panel: Panel | None = None
+    run: CollectedRun,
+    against: Path | None,
+    other: pl.DataFrame | None,
+    *,
+    as_json: bool,
+    panel: Panel | None = None,
+    data: Path | None = None,
 ) -> None:
     """Print the results of an evaluation, and its comparison with the episodes of another one, if there is one."""
     from dataclasses import asdict
@@ -175,7 +182,8 @@ def _report(
     following = common.next_commands(("stats", run.path))
     if panel is not None:
         path = run.path / CERTIFICATE
-        following = common.next_commands(("certificate", "check", path, "--run", run.path, "--replay", 10))
+        place = () if data is None else ("--data", data)
+        following = common.next_commands(("certificate", "check", path, "--run", run.path, "--replay", 10, *place))
     hint = f"Steps are in {run.path}, all numbers in {run.path / SUMMARY}. {following}"
     print(hint, file=sys.stderr)
 
