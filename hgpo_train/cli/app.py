@@ -55,6 +55,7 @@ COMMANDS: Final = (
 ENTRY_POINTS: Final = "hgpo.commands"
 
 KNOWN: Final = {
+    **dict.fromkeys(("advise", "compare-estimators", "learn-tabular", "truth"), "research"),
     "conform": "integrations/record",
     "serve": "integrations/openenv",
     **dict.fromkeys(("data.install.appworld", "data.fetch.appworld", "data.synth.appworld"), "integrations/appworld"),
