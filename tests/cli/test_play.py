@@ -10,6 +10,7 @@ from command import MAIN, environment, outcome
 
 from hgpo_datasets import scan_steps
 from hgpo_train import collect
+from hgpo_train.cli.new import filled
 
 WORLDS = ["HGPO/ALFWorld-v0", "HGPO/WebShop-v0"]
 
@@ -67,7 +68,7 @@ def test_tools_are_shown_and_called(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("hgpo_envs.environment_spec._added", {})
     typed = ["h", "t", "1", "read_note {", 'read_note {"place": "shelf"}', "p",
              '<tool_call>{"name": "open_box", "arguments": {"code": 4}}</tool_call>']  # fmt: skip
-    done = play("\n".join(typed), "box_played:BOX_PLAYED", "--env-option", 'task="3"', "--out", "mine")
+    done = play("\n".join(typed), "box_played:BOX_PLAYED", "--max-steps", "3", "--out", "mine")
     for part in (
         'read_note(place: "shelf" | "drawer" | "carpet")  Read the note',
         "open_box(code: integer)  Try a code on the box.",
