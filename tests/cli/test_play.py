@@ -70,7 +70,7 @@ def test_tools_are_shown_and_called(tmp_path: Path, monkeypatch: pytest.MonkeyPa
              '<tool_call>{"name": "open_box", "arguments": {"code": 4}}</tool_call>']  # fmt: skip
     done = play("\n".join(typed), "box_played:BOX_PLAYED", "--max-steps", "3", "--out", "mine")
     for part in (
-        'read_note(place: "shelf" | "drawer" | "carpet")  Read the note',
+        'read_note(place: "carpet" | "drawer" | "shelf")  Read the note',
         "open_box(code: integer)  Try a code on the box.",
         '<tool_call>{"name": "NAME", "arguments": {…}}</tool_call>',
         '"additionalProperties"',
