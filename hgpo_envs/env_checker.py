@@ -94,7 +94,7 @@ def check_environment(
         processes: Whether to play the commands in other processes too, which takes some seconds.
 
     Yields:
-        The findings. If an engine raises an error while it plays, there are no further ones.
+        The findings. There are no further ones if schemas of tools are wrong, or if an engine raises an error.
     """
     spec = spec_named(shared.source.name)
     accepted = {} if spec is None else spec.accepted
@@ -109,7 +109,8 @@ def check_environment(
             if found.verdict != "pass" and name in accepted:
                 found = Finding(name, "pass", f"accepted ({accepted[name]}): {found.message}")
             yield found
-            if name == "plays" and not play.rollouts:
+            # Tools that no call can fit, or an engine that fails, would only lead to further findings of the same.
+            if (name == "tools" and found.verdict == "fail") or (name == "plays" and not play.rollouts):
                 return
         if play.stochastic:
             yield Finding("replay", "pass", "not compared: the environment is declared to be stochastic")
@@ -419,13 +420,14 @@ def _alike(play: Play, ids: Sequence[str]) -> int:
         if play.spec is not None and number // 2 < len(play.spec.players):
             name = sorted(play.spec.players)[number // 2]
             choose = _scripted(name, play.spec.name, play.shared.source.task(task_id), engine)
-        commands = _played(play, task_id, engine, choose).commands
+        rollout = _played(play, task_id, engine, choose)
+        commands = rollout.commands
         if tuple(commands) in plans:
             continue
         plans.add(tuple(commands))
         if len({_reaction(play, each, [commands]) for each in ids}) > 1:
             return 0
-        tried += len(commands)
+        tried += sum(state.valid is not False for state in rollout.states[1:])  # what is refused tells nothing
         if tried >= ENOUGH:
             break
     return tried if tried >= ENOUGH else 0

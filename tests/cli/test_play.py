@@ -73,7 +73,7 @@ def test_tools_are_shown_and_called(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         'read_note(place: "carpet" | "drawer" | "shelf")  Read the note',
         "open_box(code: integer)  Try a code on the box.",
         '<tool_call>{"name": "NAME", "arguments": {…}}</tool_call>',
-        '"additionalProperties"',
+        '"required": [',
         "read_note: expected its arguments as JSON",
         "step 3 ──",
         "Step 3. You see:",

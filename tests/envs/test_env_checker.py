@@ -457,6 +457,13 @@ class Safe:
         return State(text, [], None, won, won, float(won), float(won))
 
 
+class Refusing(Safe):
+    """Accepts no call that is played, which tells nothing about its tasks."""
+
+    def act(self, command):
+        return replace(self.state("Nothing."), valid=False)
+
+
 class Opener:
     def reset(self, task, state, engine=None):
         self.number = engine.number
@@ -505,6 +512,7 @@ def test_tasks_are_called_one_only_after_enough_commands():
     assert found.verdict == "warning"
     said = re.search(r"task twin 3 of split test is task 3 of split train: .* alike to (\d+) commands", found.message)
     assert int(said[1]) >= env_checker.ENOUGH
+    assert checked(Refusing, TwoSplits, tools=[walk], **UNLISTED)["distinct tasks"].verdict == "pass"
 
 
 class Timed(Corridor):
@@ -523,6 +531,10 @@ class Timed(Corridor):
         over = state.terminated or self.turn >= 6
         actions = [] if over else state.actions
         return replace(state, text=f"{state.text} Turn {self.turn}.", key=state.text, terminated=over, actions=actions)
+
+
+def test_nothing_is_played_with_tools_that_no_call_fits():
+    assert list(checked(Unlisted, tools=[tool(properties=["place"])], **UNLISTED))[-1] == "tools"
 
 
 def test_turns_that_run_out_are_no_outcome_of_a_command():
