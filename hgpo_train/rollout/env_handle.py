@@ -53,11 +53,14 @@ class EnvHandle:
         functions = {"state_key": self.settings.state_key, "memory": self.settings.memory}
         named = {name: name_of(function) for name, function in functions.items() if function is not None}
         plain = {name: name_of(value) if callable(value) else value for name, value in options.items()}
+        # Prompts contain the tools, and a later command may not know the environment: `module:object` is of a process.
+        tools = {"tools": list(self.settings.tools)} if self.settings.tools else {}
         return {
             "env": {"id": self.env_id, **plain},
             "tasks": {"count": len(self.tasks), **self.shared.source.task(self.tasks[0]).versions},
             "prompt_template": self.settings.template.fingerprint,
             **named,
+            **tools,
         }
 
 
