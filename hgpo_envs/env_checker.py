@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     import gymnasium
 
-    from hgpo_envs.engine import Engine, State
+    from hgpo_envs.engine import Engine, State, Task
     from hgpo_envs.episode import Settings
     from hgpo_envs.sources import SharedSource
 
@@ -57,6 +57,8 @@ ANSWER_SECONDS: Final = 60.0
 """The time in which an engine must answer a command or start a task."""
 COMPARED: Final = 20
 """The number of tasks of a split that are compared with each other."""
+ENOUGH: Final = 40
+"""The number of commands to which two tasks must react alike before they are called one."""
 LISTED: Final = 100_000
 """The number of task ids that are searched for repeated ones. A split may be a lazy sequence of any length."""
 HASH_SEEDS: Final = ("1", "2", "3")
@@ -92,7 +94,7 @@ def check_environment(
         processes: Whether to play the commands in other processes too, which takes some seconds.
 
     Yields:
-        The findings. If an engine raises an error while it plays, there are no further ones.
+        The findings. There are no further ones if schemas of tools are wrong, or if an engine raises an error.
     """
     spec = spec_named(shared.source.name)
     accepted = {} if spec is None else spec.accepted
@@ -101,13 +103,14 @@ def check_environment(
     generators = random.getstate(), np.random.get_state()  # noqa: NPY002 - the state that other packages use
     try:
         for name, check in _CHECKS.items():
-            if play.stochastic and name in _REPEATING:
+            if (play.stochastic and name in _REPEATING) or (name == "tools" and not play.tools):
                 continue
             found = _guarded(name, check, play)
             if found.verdict != "pass" and name in accepted:
                 found = Finding(name, "pass", f"accepted ({accepted[name]}): {found.message}")
             yield found
-            if name == "plays" and not play.rollouts:
+            # Tools that no call can fit, or an engine that fails, would only lead to further findings of the same.
+            if (name == "tools" and found.verdict == "fail") or (name == "plays" and not play.rollouts):
                 return
         if play.stochastic:
             yield Finding("replay", "pass", "not compared: the environment is declared to be stochastic")
@@ -226,6 +229,11 @@ def _rollout(play: Play, task_id: str, rng: random.Random, number: int, plan: Se
     """Play a task with the plan's commands, or with those of `_chooser`."""
     engine = play.shared.source.engine()
     choose = _chooser(play, engine, task_id, rng, number, plan)
+    return _played(play, task_id, engine, choose)
+
+
+def _played(play: Play, task_id: str, engine: Engine, choose: Callable[[State], str | None]) -> Rollout:
+    """Play a task with the commands that a function of the state chooses, until it returns None."""
     rollout = Rollout(task_id, [], [], [])
     state = play.ask(where(rollout, 0), engine.start, task_id)
     while True:
@@ -265,7 +273,12 @@ def _chooser(
             return rng.choice(["look", *words])
 
         return draw
-    player = make_player(min(spec.players, key=("explorer", "expert").index), spec.name)
+    return _scripted(min(spec.players, key=("explorer", "expert").index), spec.name, task, engine)
+
+
+def _scripted(name: str, benchmark: str, task: Task, engine: Engine) -> Callable[[State], str]:
+    """Return a scripted player as a function of the state."""
+    player = make_player(name, benchmark)
     started = False
 
     def act(state: State) -> str:
@@ -370,23 +383,54 @@ def _distinct(play: Play) -> str:
     reactions = {
         task_id: start if times[start] == 1 else _reaction(play, task_id, commands) for task_id, start in starts.items()
     }
-    # 3. Equal reactions are equal tasks.
+    # 3. Tasks that have reacted alike may differ in what was not tried: they are played further.
     owners = {reactions[task_id]: task_id for task_id in splits[here]}
     count = len(splits[here])
-    if len(owners) == 1 < count:
+    if len(owners) == 1 < count and (tried := _alike(play, splits[here])):
         raise Doubt(
-            f"all {count} tasks that were compared are one: they start and react alike; "
+            f"all {count} tasks that were compared are one: they start alike, and react alike to {tried} commands; "
             "list each once, because intervals count tasks as independent"
         )
     del splits[here]
     for name, ids in splits.items():
         for task_id in ids:
-            if same := owners.get(reactions[task_id]):
+            same = owners.get(reactions[task_id])
+            tried = 0 if same is None else _alike(play, [same, task_id])
+            if tried:
                 raise Doubt(
-                    f"task {task_id} of split {name} is task {same} of split {here}: they start and react alike; "
-                    "keep the splits apart"
+                    f"task {task_id} of split {name} is task {same} of split {here}: they start alike, and react "
+                    f"alike to {tried} commands; keep the splits apart"
                 )
-    return f"{len(owners)} of {count} tasks differ in their start or in what follows"
+    tried = sum(map(len, commands))
+    return f"{len(owners)} of {count} tasks are told apart by their start or by {counted(tried, 'command')}"
+
+
+def _alike(play: Play, ids: Sequence[str]) -> int:
+    """Return how many commands lead to the same in all of these tasks; 0 if one leads to something else, or too few.
+
+    The commands are those that solve the first and the last task, if there is a player that can, and random ones.
+    """
+    rng = random.Random(play.seed)
+    tried = 0
+    plans: set[tuple[str, ...]] = set()
+    for number in range(2 * ENOUGH):
+        task_id = ids[-(number % 2)]  # the first and the last, in turns
+        engine = play.shared.source.engine()
+        choose: Callable[[State], str | None] = _chooser(play, engine, task_id, rng, number // 2, None)
+        if play.spec is not None and number // 2 < len(play.spec.players):
+            name = sorted(play.spec.players)[number // 2]
+            choose = _scripted(name, play.spec.name, play.shared.source.task(task_id), engine)
+        rollout = _played(play, task_id, engine, choose)
+        commands = rollout.commands
+        if tuple(commands) in plans:
+            continue
+        plans.add(tuple(commands))
+        if len({_reaction(play, each, [commands]) for each in ids}) > 1:
+            return 0
+        tried += sum(state.valid is not False for state in rollout.states[1:])  # what is refused tells nothing
+        if tried >= ENOUGH:
+            break
+    return tried if tried >= ENOUGH else 0
 
 
 def _reaction(play: Play, task_id: str, plays: Sequence[list[str]]) -> str:
@@ -515,6 +559,7 @@ _REPEATING: Final[dict[str, Check]] = {
 _CHECKS: Final[dict[str, Check]] = {
     "tasks": _tasks,
     "unknown tasks": _unknown,
+    "tools": env_findings.tools,
     "plays": _plays,
     "values": env_findings.values,
     **_REPEATING,

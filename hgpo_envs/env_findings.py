@@ -18,7 +18,9 @@ from hgpo_envs.errors import InputError
 from hgpo_envs.plugins import answer_of
 from hgpo_envs.responses import Response, admissible, tool_calls
 from hgpo_envs.state_keys import STATE_KEYS, sort_lines
+from hgpo_envs.tool_checks import flaws, undescribed
 from hgpo_envs.unicode_text import clean_text
+from hgpo_envs.wording import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 Verdict = Literal["pass", "warning", "fail"]
 
 _RARE: Final = 0.05  # a share of repeated states that is too small
+_LISTED: Final = 5  # flaws of tools in one line
 _GAIN: Final = 0.2  # what a key must add to it to be recommended
 _ASKED: Final = re.compile(r"<(\w+)>[^<>]*</\1>|\\boxed\{[^{}]*\}")  # the forms of answers that prompts ask for
 
@@ -151,6 +154,17 @@ class Play:
         yield self.ask(where(rollout, 0), engine.start, rollout.task)
         for step, command in enumerate(rollout.commands, 1):
             yield self.ask(where(rollout, step), engine.act, command)
+
+
+def tools(play: Play) -> str:
+    """Check the schemas of the tools."""
+    schemas = () if play.spec is None else play.spec.tools
+    if found := flaws(schemas):
+        more = f"; and {len(found) - _LISTED} more" if len(found) > _LISTED else ""
+        raise Flaw("; ".join(found[:_LISTED]) + more)
+    if names := undescribed(schemas):
+        raise Doubt(f"no description: {', '.join(names)}; say what the tool does, which a model learns from it alone")
+    return f"{counted(len(schemas), 'tool')} with sound schemas"
 
 
 def values(play: Play) -> str:
@@ -371,7 +385,7 @@ def _shared(rollouts: Sequence[Rollout], key: Callable[[State], str]) -> float:
 
 
 _Seen = tuple[frozenset[str], str, object]
-"""A step: the admissible actions of its state, its command, and the command's outcome."""
+"""A step: the admissible actions of its state, its command, and the command's outcome; None if it is not compared."""
 
 
 def _merged(rollouts: Sequence[Rollout], key: Callable[[State], str]) -> str:
@@ -379,9 +393,16 @@ def _merged(rollouts: Sequence[Rollout], key: Callable[[State], str]) -> str:
 
     Where states of one text already differ so, because they hide something, the key is not to blame.
     """
+    longest: dict[str, int] = {}
+    for rollout in rollouts:
+        longest[rollout.task] = max(longest.get(rollout.task, 0), len(rollout.commands))
+
     texts = defaultdict[tuple[str, str], dict[str, list[_Seen]]](dict)
-    for rollout, _, state, command, after in _steps(rollouts):
-        outcome = after.terminated, after.won, after.reward > 0
+    for rollout, step, state, command, after in _steps(rollouts):
+        outcome: object = (after.terminated, after.won, after.reward > 0)
+        # No rollout of the task is longer: the turns may have run out, which is no outcome of this command.
+        if step + 1 == longest[rollout.task] and not after.won:
+            outcome = None
         steps = texts[rollout.task, key(state)].setdefault(state.text, [])
         steps.append((frozenset(state.actions), command, outcome))
     for (task, name), by_text in texts.items():
@@ -397,7 +418,7 @@ def _difference(steps: Sequence[_Seen]) -> str:
         return "their admissible actions"
     outcomes: dict[str, object] = {}
     for _, command, outcome in steps:
-        if outcomes.setdefault(command, outcome) != outcome:
+        if outcome is not None and outcomes.setdefault(command, outcome) != outcome:
             return f"what {command!r:.40} leads to"
     return ""
 

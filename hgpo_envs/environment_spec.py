@@ -26,7 +26,7 @@ from hgpo_envs.errors import InputError, one_line, unknown
 from hgpo_envs.plugins import answer_of, distribution, install_command, installed, load
 from hgpo_envs.responses import parse, parse_tool_calls
 from hgpo_envs.sources import open_shared
-from hgpo_envs.tools import tool_schema
+from hgpo_envs.tool_checks import tools_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -94,7 +94,7 @@ class EnvironmentSpec:
             that is also one of `hgpo_envs.engine.Task.versions`.
 
     Raises:
-        InputError: If the id is malformed, or a player has another name.
+        InputError: If the id is malformed, a player has another name, or a tool another form.
     """
 
     id: str
@@ -124,8 +124,11 @@ class EnvironmentSpec:
         for name in self.players:
             if name not in PLAYERS:
                 raise InputError(f"{self.id}: {unknown('player', name, PLAYERS)}")
-        schemas = tuple([tool_schema(tool) if callable(tool) else tool for tool in self.tools])
-        object.__setattr__(self, "tools", schemas)
+        try:
+            tools = tools_of(self.tools)
+        except InputError as error:
+            raise InputError(f"{self.id}: {error}") from error
+        object.__setattr__(self, "tools", tools)
 
     @property
     def takes_calls(self) -> bool:

@@ -15,7 +15,8 @@ from hgpo_train.cli import options  # cyclopts reads the annotations
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-_MARKS: Final = {"pass": "✓", "warning": "!", "fail": "✗"}
+_WORDS: Final = {"pass": "ok", "warning": "warn", "fail": "FAIL"}
+"""The verdicts in words, because a terminal without UTF-8 prints other marks as question marks."""
 
 
 def add_commands(app: App) -> None:
@@ -64,7 +65,9 @@ def check_env(
     )
     with closing(handle):
         _report(
-            checks, lambda finding: f"{_MARKS[finding.verdict]} {finding.check:<19} {finding.message}", as_json=as_json
+            checks,
+            lambda finding: f"{_WORDS[finding.verdict]:<4} {finding.check:<19} {finding.message}",
+            as_json=as_json,
         )
 
 

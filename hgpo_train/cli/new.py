@@ -20,12 +20,20 @@ _NEXT: Final = {
 """What can be done with each kind of file once its test passes."""
 
 
-def new(kind: Literal["environment", "estimator", "policy"], name: str, /, *, out: Path = Path()) -> None:
+def new(
+    kind: Literal["environment", "estimator", "policy"],
+    name: str,
+    /,
+    *,
+    tools: bool = False,
+    out: Path = Path(),
+) -> None:
     """Write NAME.py, a minimal environment, estimator or policy of your own, and a test that passes.
 
     Args:
         kind: What to write.
         name: Name of the module and of what is in it, such as my_maze.
+        tools: Write an environment whose actions are calls of tools.
         out: The folder for the two files.
     """
     from hgpo_envs.errors import InputError
@@ -38,12 +46,15 @@ def new(kind: Literal["environment", "estimator", "policy"], name: str, /, *, ou
             raise InputError(f"{path} exists already; choose another name, or another folder with --out")
     if not re.fullmatch("[a-z][a-z0-9_]*", name) or keyword.iskeyword(name):
         raise InputError(f"NAME: expected a Python name in lower case, such as my_maze, received {name!r}")
+    if tools and kind != "environment":
+        raise InputError(f"--tools: expected an environment, received {kind}; leave --tools out")
     if find_spec(name) is not None:
         raise InputError(f"NAME: {name!r} is an installed module, which would be imported instead; choose another name")
 
     out.mkdir(parents=True, exist_ok=True)
-    write_file(module, filled(kind, name).encode())
-    write_file(test, filled(f"{kind}_test", name).encode())
+    template = f"tool_{kind}" if tools else kind
+    write_file(module, filled(template, name).encode())
+    write_file(test, filled(f"{template}_test", name).encode())
 
     print(f"Written: {module}, {test}. Next:")
     commands = [] if out.resolve() == Path.cwd() else [f"cd {shlex.quote(str(out))}"]

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from cyclopts.types import PositiveInt  # noqa: TC002 - cyclopts reads the annotations
 
 from hgpo_train.cli import common, options  # cyclopts reads the annotations
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from rich.console import Console
 
@@ -24,6 +25,14 @@ TEXT    send any other text as the action, such as search[red shoes]
 /TEXT   list the actions that contain the text; / alone lists all
 p       show the prompt that a model would see
 q       quit; a game that is not finished is not saved"""
+
+HELP_TOOLS: Final = """\
+NAME {"ARGUMENT": VALUE, …}
+        call a tool; its arguments are JSON, none if they are left out
+<tool_call>{"name": "NAME", "arguments": {…}}</tool_call>
+        the same as models write it, also several calls in one line
+t       show the schemas of the tools, as a model gets them
+"""
 
 _SHOWN: Final = 40
 """Number of actions that are listed without being asked for."""
@@ -95,34 +104,79 @@ class Person:
         if not request.step:
             self._console.rule()
             self._console.print(request.instruction, style="bold", markup=False)
-        self._show(f"step {request.step}", request.observation)
+        if not request.step and request.tools:
+            self._tools(request.tools)
+        self._show(f"step {request.step + 1}", request.observation)  # from 1, as in prompts
         if request.state.valid is False:
             self._note("The action was not admissible, and was not executed.")
         self._list(request.admissible_actions, "", _SHOWN)
 
     def _action(self, request: Request) -> str:
-        from hgpo_envs.responses import numbered  # imports Gymnasium, which help does not need
-
         self._introduce(request)
+        actions = request.admissible_actions
         while True:
-            actions = request.admissible_actions
             text = self._ask()
             if text == "q":
                 raise _Quit
             if text in ("h", "?", ""):
-                self._note(HELP)
+                self._note(HELP_TOOLS + HELP if request.tools else HELP)
             elif text == "p":
                 self._show("prompt", request.prompt)
+            elif text == "t" and request.tools:
+                self._schemas(request.tools)
             elif text.startswith("/"):
                 self._list(actions, text[1:].strip(), len(actions))
-            elif not text.isdecimal():
-                return text
-            elif (action := numbered(text, actions)) == text:
-                self._note(f"expected a number from 1 to {len(actions)}")
-            elif "<" in action:  # an open query, such as search[<your query>]
-                self._note(f"{action}: write it with your own text")
-            else:
+            elif action := self._chosen(text, request):
                 return action
+
+    def _chosen(self, text: str, request: Request) -> str:
+        """Return the action that a text means; empty, with a note why, if it means none."""
+        from hgpo_envs.responses import numbered  # imports Gymnasium, which help does not need
+
+        actions = request.admissible_actions
+        if not actions or not text.isdecimal():  # without a list, a number is a text
+            return self._called(text, request.tools)
+        action = numbered(text, actions)
+        if action == text:
+            self._note(f"expected a number from 1 to {len(actions)}")
+            return ""
+        if "<" in action:  # an open query, such as search[<your query>]
+            self._note(f"{action}: write it with your own text")
+            return ""
+        return action
+
+    def _called(self, text: str, tools: Sequence[Mapping[str, Any]]) -> str:
+        """Return a text that begins with a tool's name as a call of it, any other text as it is; empty if malformed."""
+        from hgpo_envs.responses import ToolCall
+
+        name, _, written = text.partition(" ")
+        if name not in [tool["function"]["name"] for tool in tools]:
+            return text
+        try:
+            arguments = json.loads(written.strip() or "{}")
+        except (ValueError, RecursionError):
+            arguments = None
+        if isinstance(arguments, dict):
+            return ToolCall(name, arguments).text()
+        self._note(f'{name}: expected its arguments as JSON, such as {name} {{"ARGUMENT": "VALUE"}}; t shows them')
+        return ""
+
+    def _tools(self, tools: Sequence[Mapping[str, Any]]) -> None:
+        """List the tools: what each does, and its arguments by name and type."""
+        self._console.rule("tools", align="left")
+        for tool in tools:
+            function = tool["function"]
+            parameters = function.get("parameters")
+            properties = parameters.get("properties") if isinstance(parameters, dict) else None
+            listed = properties.items() if isinstance(properties, dict) else ()
+            arguments = ", ".join([f"{name}: {_type(schema)}" for name, schema in listed])
+            description = " ".join(str(function.get("description", "")).split())
+            self._note(f"{function['name']}({arguments})  {description}")
+        first = tools[0]["function"]["name"]
+        self._note(f'Type a call as {first} {{"ARGUMENT": VALUE, …}}; h: help, t: schemas')
+
+    def _schemas(self, tools: Sequence[Mapping[str, Any]]) -> None:
+        self._show("schemas", "\n".join([json.dumps(tool, ensure_ascii=False, indent=2) for tool in tools]))
 
     def _ask(self) -> str:
         # the collector's own handler of Ctrl-C waits for the end of a step
@@ -154,6 +208,16 @@ class Person:
         self._console.print(Columns(lines[:limit], padding=(0, 3), column_first=True))
         if len(lines) > limit:
             self._note(f"… and {len(lines) - limit} more (/: all, /TEXT: search)")
+
+
+def _type(schema: object) -> str:
+    """Return the values of an argument in a few words: those of an enumeration, or its type."""
+    if not isinstance(schema, dict):
+        return "any"
+    if isinstance(schema.get("enum"), list):
+        return " | ".join([json.dumps(value, ensure_ascii=False) for value in schema["enum"]])
+    kind = schema.get("type", "any")
+    return " | ".join(map(str, kind)) if isinstance(kind, list) else str(kind)
 
 
 class _Quit(Exception):  # noqa: N818 - no error

@@ -12,7 +12,7 @@ from bisect import bisect_left
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from hgpo_envs.errors import InputError
+from hgpo_envs.errors import InputError, one_line
 from hgpo_envs.responses import before_calls, call_of, message_calls, tool_calls
 from hgpo_train.models.chat_format import RESPONSE
 
@@ -184,14 +184,37 @@ def encode_chats(
     arguments = dict(chat_template_options or {})
     if tools:
         arguments = {"tools": list(tools), **arguments}
-    texts = tokenizer.apply_chat_template(
-        [list(chat) for chat in chats], add_generation_prompt=True, tokenize=False, **arguments
-    )
-    if tools and not all(tools[0]["function"]["name"] in text for text in texts):
-        raise InputError(
-            "the environment has tools, which the model's chat template does not render; use another model"
-        )
+
+    def render(rendered: Sequence[Sequence[Mapping[str, Any]]], arguments: Mapping[str, Any]) -> list[str]:
+        lists = [list(chat) for chat in rendered]
+        texts: list[str] = tokenizer.apply_chat_template(lists, add_generation_prompt=True, tokenize=False, **arguments)
+        return texts
+
+    texts = render(chats, arguments)
+    if tools and texts:
+        (bare,) = render(chats[:1], {**arguments, "tools": None})
+        missing = [tool for tool in tools if not _shows(tool["function"], texts[0], bare)]
+        if missing:
+            names = one_line(", ".join([tool["function"]["name"] for tool in missing]), 200)
+            raise InputError(
+                f"the environment has tools, which the model's chat template does not render ({names}); use another "
+                "model, or the option chat_template with a template that renders them"
+            )
     return _token_ids(tokenizer, texts)
+
+
+def _shows(function: Mapping[str, Any], text: str, bare: str) -> bool:
+    """Return whether a prompt describes a tool. Prompts name tools in any case, also if the template ignores them.
+
+    Args:
+        function: The tool's name and description.
+        text: The prompt, rendered with the tools.
+        bare: The same prompt, rendered without them.
+    """
+    name = function["name"]
+    description = function.get("description") or ""
+    written_by_the_environment = bool(description) and description in bare
+    return text.count(name) > bare.count(name) or written_by_the_environment
 
 
 def _token_ids(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:

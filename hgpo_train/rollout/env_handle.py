@@ -56,11 +56,14 @@ class EnvHandle:
         plain = {name: name_of(value) if callable(value) else value for name, value in options.items()}
         # A list of ids may be long: their hash tells one list from another.
         chosen = {} if self.tasks.chosen is None else {"chosen": text_hash(json.dumps(self.tasks.chosen))}
+        # Prompts contain the tools, and a later command may not know the environment: `module:object` is of a process.
+        tools = {"tools": list(self.settings.tools)} if self.settings.tools else {}
         return {
             "env": {"id": self.env_id, **plain},
             "tasks": {"count": len(self.tasks), **chosen, **self.shared.source.task(self.tasks[0]).versions},
             "prompt_template": self.settings.template.fingerprint,
             **named,
+            **tools,
         }
 
 

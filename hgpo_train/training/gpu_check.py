@@ -74,10 +74,10 @@ class Finding:
 
     def line(self) -> str:
         """Return the result as one line."""
-        mark = {"pass": "✓", "fail": "✗", "skip": "-"}[self.verdict]
+        word = {"pass": "ok", "fail": "FAIL", "skip": "skip"}[self.verdict]
         bound = f" (bound: {self.bound})" if self.bound else ""
         repair = f" → {self.repair}" if self.repair else ""
-        return f"{mark} {self.check:<24} {self.value}{bound}{repair}"
+        return f"{word:<4} {self.check:<24} {self.value}{bound}{repair}"
 
 
 class Skipped(Exception):  # noqa: N818 - it is no error

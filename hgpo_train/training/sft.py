@@ -92,13 +92,13 @@ def tokenise(
         rows: Rows of trajectories, sorted by trajectory and step.
         tokenizer: The model's tokenizer.
         max_prompt_tokens: Maximum prompt length; longer prompts lose their beginning.
-        environment: The environment's options as the run stores them; ``id``, ``prompt_style`` and ``system_prompt``
-            are used.
+        environment: The environment's options as the run stores them; ``id``, ``prompt_style``, ``system_prompt`` and
+            ``tools``, the schemas, are used.
         chat_template_options: Further arguments of the chat template.
     """
     system_prompt = environment.get("system_prompt", "")
-    tools: Sequence[Any] = ()
-    if environment.get("id") in environment_ids():
+    tools: Sequence[Any] = environment.get("tools", ())
+    if not tools and environment.get("id") in environment_ids():
         tools = environment_spec(environment["id"]).tools
 
     # 1. Responses. A thought that the template opens is part of the prompt already.
@@ -140,11 +140,12 @@ def tokenise(
 
 
 def _environment(source: str | Path) -> dict[str, Any]:
-    """Return the environment's options as a run stores them, the first of several runs; empty for other tables."""
+    """Return the environment's options and tools as a run stores them, the first of several; empty for other tables."""
     runs = [part.path for part in parts_of([source]) if part.kind == "run"]
     header = manifest.read(Path(runs[0])).header if runs else None
-    options: dict[str, Any] = {} if header is None else header.config.get("env", {})
-    return options
+    if header is None:
+        return {}
+    return {**header.config.get("env", {}), "tools": header.config.get("tools", ())}
 
 
 def split_held_out(

@@ -10,6 +10,7 @@ from command import MAIN, environment, outcome
 
 from hgpo_datasets import scan_steps
 from hgpo_train import collect
+from hgpo_train.cli.new import filled
 
 WORLDS = ["HGPO/ALFWorld-v0", "HGPO/WebShop-v0"]
 
@@ -58,6 +59,29 @@ def test_an_open_query_is_written_not_chosen() -> None:
     assert "search[<your query>]: write it with your own text" in done
     assert done.count("not admissible") == 1
     assert "step 1" in done
+
+
+def test_tools_are_shown_and_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a list of actions a number is a text; the step's number is the prompt's."""
+    (tmp_path / "box_played.py").write_text(filled("tool_environment", "box_played"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("hgpo_envs.environment_spec._added", {})
+    typed = ["h", "t", "1", "read_note {", 'read_note {"place": "shelf"}', "p",
+             '<tool_call>{"name": "open_box", "arguments": {"code": 4}}</tool_call>']  # fmt: skip
+    done = play("\n".join(typed), "box_played:BOX_PLAYED", "--max-steps", "3", "--out", "mine")
+    for part in (
+        'read_note(place: "carpet" | "drawer" | "shelf")  Read the note',
+        "open_box(code: integer)  Try a code on the box.",
+        '<tool_call>{"name": "NAME", "arguments": {…}}</tool_call>',
+        '"required": [',
+        "read_note: expected its arguments as JSON",
+        "step 3 ──",
+        "Step 3. You see:",
+    ):
+        assert part in done, part
+    assert "expected a number" not in done
+    call = '<tool_call>\n{"name": "read_note", "arguments": {"place": "shelf"}}\n</tool_call>'
+    assert scan_steps("mine").collect()["action"].to_list()[:2] == ["1", call]
 
 
 @pytest.mark.parametrize("typed", ["look\nq\n", "look\n"], ids=["quit", "end of input"])

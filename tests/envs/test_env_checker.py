@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 from command import invoke
 
-from hgpo_envs import env_checker, environment_spec
+from hgpo_envs import env_checker, env_findings, environment_spec
 from hgpo_envs.engine import State, Task
 from hgpo_envs.env_checker import check_environment
+from hgpo_envs.env_findings import Play
 from hgpo_envs.environment_spec import EnvironmentSpec
 from hgpo_envs.episode import Episode, Settings, settings_for
 from hgpo_envs.errors import InputError, UnknownTask
@@ -406,6 +407,141 @@ def test_right_environments_of_other_kinds_pass(engine, source, changes):
     assert set(found) >= {"plays", "values", "success", "parser"}
 
 
+def tool(name="walk", description="Walk.", **parameters):
+    function = {"name": name, "description": description, "parameters": {"type": "object"} | parameters}
+    return {"type": "function", "function": function}
+
+
+PLACE = {"place": {"type": "string"}}
+
+
+@pytest.mark.parametrize(
+    ("tools", "verdict", "messages"),
+    [
+        ([tool(), tool()], "fail", ["tool walk: 2 tools have this name"]),
+        ([tool(properties=PLACE, required="place")], "fail", [".required: expected a list of names, received 'place'"]),
+        ([tool(properties=PLACE, required=["plaec"])], "fail", ["'plaec' is none of its properties (place)"]),
+        ([tool(properties={"place": {"type": "text"}})], "fail", ["parameters.properties.place.type: unknown type"]),
+        ([tool(properties={"place": "string"})], "fail", ["properties.place: expected a schema such as"]),
+        ([tool(properties={"to": {"enum": []}})], "fail", ["properties.to.enum: expected a list of values"]),
+        ([tool(properties={"to": {"$ref": "#/$defs/Room"}})], "fail", ["properties.to.$ref: '#/$defs/Room' is not in"]),
+        ([tool(properties={"to": {"type": "array", "items": {"type": "int"}}})], "fail", ["to.items.type: unknown"]),
+        ([tool(properties={"to": {"anyOf": {"type": "string"}}})], "fail", ["to.anyOf: expected a list of schemas"]),
+        ([tool(type="array")], "fail", ['parameters: expected {"type": "object"']),
+        ([tool("walk on", 3)], "fail", ["expected a name of 1 to 64 letters", "description: expected a text"]),
+        ([tool(description="")], "warning", ["no description: walk"]),
+        ([tool("go", properties=PLACE, required=["place"]), walk], "pass", ["2 tools with sound schemas"]),
+    ],
+)
+def test_schemas_of_tools_are_checked(tools, verdict, messages):
+    spec = replace(CORRIDOR, tools=tools, **UNLISTED)
+    play = Play(SharedSource(Source(Unlisted)), settings_for("Corridor"), spec)
+    found = env_checker._guarded("tools", env_findings.tools, play)
+    assert found.verdict == verdict
+    for message in messages:
+        assert message in found.message
+
+
+class Safe:
+    """A number to find. Tasks differ in it alone, and most commands do not tell."""
+
+    def start(self, task_id):
+        self.number = task_id
+        return self.state("A safe.")
+
+    def act(self, command):
+        return self.state("It opens." if command == self.number else "Nothing.")
+
+    def state(self, text):
+        won = text == "It opens."
+        return State(text, [], None, won, won, float(won), float(won))
+
+
+class Refusing(Safe):
+    """Accepts no call that is played, which tells nothing about its tasks."""
+
+    def act(self, command):
+        return replace(self.state("Nothing."), valid=False)
+
+
+class Opener:
+    def reset(self, task, state, engine=None):
+        self.number = engine.number
+
+    def act(self, state):
+        return self.number
+
+
+class TwoSplits(Source):
+    """Tasks 0 to 9, and others to evaluate with; "twin 3" is task 3 under another name."""
+
+    test = ("10", "11")
+
+    def ids(self, split):
+        known = {"train": [str(number) for number in range(10)], "test": self.test}
+        if split == "all":
+            return [task_id for ids in known.values() for task_id in ids]
+        if split not in known:
+            raise InputError(f"unknown split {split}")
+        return list(known[split])
+
+    def task(self, task_id):
+        if task_id not in self.ids("all"):
+            raise UnknownTask(f"unknown task {task_id}")
+        return Task(task_id, "test" if task_id in self.test else "train", "Open the safe.", "safe")
+
+
+class Copied(TwoSplits):
+    test = ("10", "twin 3")
+
+
+class Twins(Safe):
+    def start(self, task_id):
+        state = super().start(task_id)
+        self.number = task_id.removeprefix("twin ")
+        return state
+
+
+def test_tasks_are_called_one_only_after_enough_commands():
+    """One rollout tells few tasks apart: the others are played with their own solutions before they are called one."""
+    changes = {"players": {"expert": Opener}, "tools": [walk], **UNLISTED}
+    found = checked(Safe, TwoSplits, **changes)["distinct tasks"]
+    assert found.verdict == "pass", found.message
+    assert "of 10 tasks are told apart by their start or by" in found.message
+    found = checked(Twins, Copied, **changes)["distinct tasks"]
+    assert found.verdict == "warning"
+    said = re.search(r"task twin 3 of split test is task 3 of split train: .* alike to (\d+) commands", found.message)
+    assert int(said[1]) >= env_checker.ENOUGH
+    assert checked(Refusing, TwoSplits, tools=[walk], **UNLISTED)["distinct tasks"].verdict == "pass"
+
+
+class Timed(Corridor):
+    """Ends after six turns, which its texts count and its keys leave out."""
+
+    def start(self, task_id):
+        self.turn = 0
+        return super().start(task_id)
+
+    def act(self, command):
+        self.turn += 1
+        return super().act(command)
+
+    def state(self, **flags):
+        state = super().state(**flags)
+        over = state.terminated or self.turn >= 6
+        actions = [] if over else state.actions
+        return replace(state, text=f"{state.text} Turn {self.turn}.", key=state.text, terminated=over, actions=actions)
+
+
+def test_nothing_is_played_with_tools_that_no_call_fits():
+    assert list(checked(Unlisted, tools=[tool(properties=["place"])], **UNLISTED))[-1] == "tools"
+
+
+def test_turns_that_run_out_are_no_outcome_of_a_command():
+    found = findings(Timed)["repeated states"]
+    assert found.verdict == "pass", found.message
+
+
 class OtherSplit(Source):
     def task(self, task_id):
         return replace(super().task(task_id), split="test")
@@ -488,5 +624,5 @@ def test_functions_and_tasks_that_fail_are_named():
 @pytest.mark.parametrize("env", ["HGPO/ALFWorld-v0", "HGPO/WebShop-v0"])
 def test_the_own_environments_pass(env):
     printed = invoke("check", "env", env, "--episodes", 8, "--split", "train")
-    assert "✗" not in printed
+    assert "FAIL" not in printed
     assert "!" not in printed

@@ -1,6 +1,7 @@
 """Benchmarks of other packages: by entry point, as module:object, in the process; broken ones harm no others."""
 
 import dataclasses
+import functools
 import pickle
 import re
 import sys
@@ -170,6 +171,26 @@ def boxed(text):
 
 def in_box(action):
     return rf"\boxed{{{action}}}"
+
+
+@pytest.mark.parametrize(
+    ("tools", "message"),
+    [
+        ([FIND["function"]], 'tools[0], \'find\': expected the form {"type": "function"'),
+        ([{"name": "find", "inputSchema": {}}], "and rename 'inputSchema' to 'parameters'"),
+        ([FIND, "find"], "tools[1]: expected a function or a schema"),
+        ("find", "tools: expected a list, received 'find'"),
+        (FIND, "tools: expected a list, received {'type'"),
+        ([{"function": FIND["function"]}], 'tools[0], \'find\': expected "type": "function"'),
+        ([{"type": "function", "function": "find"}], "tools[0]: expected a function with a name"),
+        ([{"type": "function", "function": {"name": "f", "x": {1}}}], "tools[0], 'f': expected JSON values alone"),
+        ([functools.partial(int)], "tools[0]: expected a function or a schema"),
+    ],
+)
+def test_a_tool_of_another_form_is_named_with_its_repair(tools, message):
+    with pytest.raises(InputError, match=re.escape(message)) as raised:
+        spec_of("Mine/Doors-v0", tools=tools)
+    assert "\n" not in str(raised.value)
 
 
 @pytest.mark.parametrize(

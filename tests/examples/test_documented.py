@@ -42,17 +42,20 @@ def hgpo(folder: Path, *lines: str, path: tuple[Path, ...] = ()) -> None:
 
 def test_the_page_shows_what_hgpo_new_writes():
     assert filled("environment", "guess") == "# guess.py\n" + documented("environments.md", "guess")
+    assert filled("tool_environment", "box") == "# box.py\n" + documented("environments.md", "box")
 
 
 @pytest.mark.slow
 def test_what_hgpo_new_writes_passes_its_tests_and_is_played(tmp_path):
-    hgpo(tmp_path, *(f"new {kind} my_{kind}" for kind in KINDS))
-    tests = [f"test_my_{kind}.py" for kind in KINDS]
+    hgpo(tmp_path, *(f"new {kind} my_{kind}" for kind in KINDS), "new environment my_tools --tools")
+    tests = [f"test_my_{kind}.py" for kind in (*KINDS, "tools")]
     done = python("import pytest, sys; sys.exit(pytest.main(sys.argv[1:]))", *tests, cwd=tmp_path)
-    assert "4 passed" in done.stdout, done.stdout
+    assert "6 passed" in done.stdout, done.stdout
     hgpo(
         tmp_path,
         "check env my_environment:MY_ENVIRONMENT",
+        "check env my_tools:MY_TOOLS",
+        "rollout --env my_tools:MY_TOOLS --policy expert --tasks 3 --out runs/tools",
         "rollout --env my_environment:MY_ENVIRONMENT --policy my_policy:my_policy --tasks 3 --out runs/mine",
         "advantages runs/mine -e my_estimator:my_estimator",
     )
@@ -72,6 +75,8 @@ def test_hgpo_new_prints_the_next_command_and_overwrites_nothing(tmp_path, kind)
 def test_hgpo_new_refuses_names_that_cannot_be_imported(tmp_path, name):
     with pytest.raises(InputError, match=f"NAME: .*{name}"):
         invoke("new", "policy", name, "--out", tmp_path / "out")
+    with pytest.raises(InputError, match="--tools: expected an environment, received policy"):
+        invoke("new", "policy", "mine", "--tools", "--out", tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -310,6 +310,15 @@ def test_the_chat_template_renders_the_tools_of_the_environment(tokenizer):
     fitted = fit_prompts(ours, requests, GenerationOptions())
     texts = [ours.decode(prompt.tokens) for prompt in fitted]
     assert ["find_user" in text for text in texts] == [False, True, True, False]
-    ours.chat_template = "{{ messages[0]['content'] }}"
-    with pytest.raises(InputError, match="which the model's chat template does not render"):
-        fit_prompts(ours, requests, GenerationOptions())
+    # A prompt that names the tools, or a template that renders the first alone, is not enough.
+    two = (*tools, {"type": "function", "function": {"name": "find_box", "description": "Find a box."}})
+    named = [request(0, "Call one of the tools: find_user, find_box.", tools=two)]
+    for template, missing in (
+        ("{{ messages[0]['content'] }}", "find_user, find_box"),
+        ("{% if tools %}{{ tools[0] | tojson }}{% endif %}{{ messages[0]['content'] }}", "find_box"),
+    ):
+        ours.chat_template = template
+        with pytest.raises(InputError, match=rf"the model's chat template does not render \({missing}\)"):
+            fit_prompts(ours, named, GenerationOptions())
+    described = "find_user: Find a user.\nfind_box: Find a box."
+    fit_prompts(ours, [request(0, described, tools=two)], GenerationOptions())  # the prompt describes what is missing

@@ -57,7 +57,9 @@ def test_an_exception_is_a_finding_and_the_other_checks_run():
     skips = Mock(side_effect=gpu_check.Skipped("needs CUDA"))
     checks = [("first", "update", raises), ("second", "", skips), ("third", "", lambda: (True, "1", "2"))]
     first, second, third = gpu_check._findings(checks)
-    assert " ".join(first.line().split()) == "✗ first RuntimeError: CUDA error: an illegal memory access more → update"
+    assert (
+        " ".join(first.line().split()) == "FAIL first RuntimeError: CUDA error: an illegal memory access more → update"
+    )
     assert (second.verdict, third.verdict) == ("skip", "pass")
 
 

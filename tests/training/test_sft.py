@@ -14,6 +14,8 @@ from hgpo_datasets import StepWriter
 from hgpo_envs.episode import Episode, settings_for
 from hgpo_envs.errors import InputError
 from hgpo_envs.sources import open_shared
+from hgpo_train import collect
+from hgpo_train.cli.new import filled
 from hgpo_train.models.checkpoint_files import list_checkpoints
 from hgpo_train.models.tiny import TinyShape, make_model
 from hgpo_train.training.config import SftConfig, replace
@@ -98,6 +100,18 @@ def test_rows_of_a_conversation_are_what_its_policy_reads(demos, sft, tiny):
             assert row["context_tokens"] == before
             text += f"{row['response']}<|im_end|>\n"
             before = len(row["prompt_token_ids"]) + len(row["response_token_ids"])
+
+
+def test_the_tools_of_a_run_are_in_its_prompts(sft, tmp_path, monkeypatch):
+    """Also if this process does not know the environment, which was `module:object` of another one."""
+    (tmp_path / "box_taught.py").write_text(filled("tool_environment", "box_taught"))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr("hgpo_envs.environment_spec._added", {})
+    collect("box_taught:BOX_TAUGHT", "expert", tmp_path / "run", tasks=2, group_size=2, progress=False)
+    monkeypatch.setattr("hgpo_envs.environment_spec._added", {})
+    with pytest.raises(InputError, match=r"does not render \(read_note, open_box\)"):
+        train(sft, tmp_path / "run", tmp_path / "out")
+    assert not (tmp_path / "out" / "config.json").exists()
 
 
 def test_responses_end_as_the_template_ends_a_turn(demos, sft, tiny):

@@ -77,16 +77,16 @@ def signed(value: float | None, digits: int = 2) -> Content:
 
 
 def outcome(trajectory: dict[str, Any]) -> Content:
-    """Return a mark for how a trajectory ended."""
+    """Return a word for how a trajectory ended."""
     if trajectory["aborted"]:
-        return Content.styled("!", "$text-warning")
+        return Content.styled("aborted", "$text-warning")
     if trajectory["won"]:
-        return Content.styled("✓", "$text-success")
+        return Content.styled("won", "$text-success")
     if trajectory["won"] is None:
-        return Content.styled("?", "$text-warning")
+        return Content.styled("unknown", "$text-warning")
     if trajectory["truncated"]:
-        return Content.styled("…", "$text-warning")
-    return Content.styled("✗", "$text-error")
+        return Content.styled("cut off", "$text-warning")
+    return Content.styled("lost", "$text-error")
 
 
 def short_names(names: Sequence[str]) -> list[str]:
