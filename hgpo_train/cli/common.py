@@ -8,6 +8,7 @@ import shutil
 import sys
 import tempfile
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -60,8 +61,17 @@ def resumable(advice: str | Callable[[], str]) -> Iterator[None]:
         sys.exit(130)
 
 
-def play_and_report(play: Callable[[], CollectedRun], report: Callable[[CollectedRun], None]) -> None:
+def play_and_report(
+    out: Path,
+    play: Callable[[], CollectedRun],
+    report: Callable[[CollectedRun], None],
+) -> None:
     """Play a run or resume it, and report it, also if too many rollouts failed.
+
+    Args:
+        out: The run's folder.
+        play: Plays the run.
+        report: Prints its results.
 
     Raises:
         RolloutError: Too many rollouts failed.
@@ -70,7 +80,7 @@ def play_and_report(play: Callable[[], CollectedRun], report: Callable[[Collecte
     from hgpo_train.rollout.failures import RolloutError
 
     try:
-        with resumable("Finished groups are committed; run the same command again to resume."):
+        with resumable(partial(_what_is_kept, out)):
             run = play()
     except RolloutError as error:
         if isinstance(error.run, CollectedRun):
@@ -79,6 +89,21 @@ def play_and_report(play: Callable[[], CollectedRun], report: Callable[[Collecte
     report(run)
     if run.failures.failed:
         print(f"{run.failures.describe()}. Run the same command again to retry them.", file=sys.stderr)
+
+
+def _what_is_kept(out: Path) -> str:
+    """Return how many groups of an interrupted run are committed, and how to continue."""
+    from hgpo_datasets import manifest
+    from hgpo_envs.errors import InputError
+    from hgpo_envs.wording import counted
+
+    try:
+        groups = sum(shard.groups for shard in manifest.read(out).shards.values())
+    except InputError:  # the folder was removed, because nothing was in it
+        groups = 0
+    if not groups:
+        return "No group had finished, and nothing was kept; run the same command again to start anew."
+    return f"{counted(groups, 'finished group')} committed; run the same command again to resume."
 
 
 def note_memory(shown: int | None, estimators: Iterable[Estimator]) -> None:

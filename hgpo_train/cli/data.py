@@ -69,7 +69,8 @@ def build_alfworld(folder: Path, /, *, out: Path, grammar: str | None = None) ->
 def _next_alfworld(games: int, out: Path) -> None:
     from hgpo_envs.wording import counted
 
-    print(f'{counted(games, "game")} in {out}. Next: gym.make("HGPO/ALFWorld-v0", data="{out}")')
+    play = ("rollout", "--env", "HGPO/ALFWorld-v0", "--data", out, "--policy", "explorer", "--out", "runs/games")
+    print(f"{counted(games, 'game')} in {out}. {common.next_commands(play)}")
 
 
 def synth_alfworld(*, out: Path, games: int = 216, seed: Seed = 0) -> None:
@@ -77,7 +78,7 @@ def synth_alfworld(*, out: Path, games: int = 216, seed: Seed = 0) -> None:
 
     Args:
         out: A pack (a name with a suffix, such as .pack), or a folder for json_2.1.1.
-        games: Number; two thirds train, a sixth each valid_seen, valid_unseen.
+        games: Number, at least 36; two thirds train, a sixth each valid_seen, valid_unseen.
         seed: The seed.
     """
     from hgpo_envs.alfworld.data.game_folder import write_folder
@@ -166,7 +167,8 @@ def build_webshop(
     print(line)
     if catalogue["first_unusable"]:
         print(f"first unusable: {catalogue['first_unusable']}")
-    print(f'Next: gym.make("HGPO/WebShop-v0", data="{out}")')
+    play = ("rollout", "--env", "HGPO/WebShop-v0", "--data", out, "--policy", "explorer", "--out", "runs/shop")
+    print(common.next_commands(play))
 
 
 def fetch_webshop(

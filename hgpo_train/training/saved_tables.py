@@ -92,6 +92,7 @@ def train_on_table(
             with display.stage("update"):
                 metrics = stages.update(run, scored)
             run.state = advanced(state, rows)
+            metrics |= {"training/environment_steps": float(run.state.environment_steps)}
             trackers.log(metrics, run.state.iteration)
             display.row(run.state.iteration, metrics)
         save_checkpoint(

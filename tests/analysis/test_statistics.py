@@ -444,3 +444,23 @@ def test_every_statistic_that_is_shown_is_defined_in_the_docs_and_on_hover() -> 
             assert row.replace("|A_k − A_K|", r"\|A_k − A_K\|") in page, row
             if table in ("summary", "levels"):
                 assert f'title="{escape(definition.text)}">{escape(definition.label)}<' in html
+
+
+def test_the_groups_of_one_task_are_one_observation():
+    """Groups that repeat what their tasks' others showed say nothing new: intervals stay as wide."""
+    generator = np.random.default_rng(0)
+    rows = [
+        {"task_id": f"task {task}", "trajectory": f"{task}/{number}", "step": step, "state": state}
+        for task in range(8)
+        for number in range(4)
+        for step, state in enumerate(generator.choice(["hall", "cellar"], 5))
+    ]
+    once = pl.DataFrame(rows).with_columns(reward=0.0, action_valid=True, env_id=pl.lit("Mine/House-v0"), group=0)
+    again = once.with_columns(group=1, trajectory=pl.concat_str(pl.col("trajectory"), pl.lit(" again")))
+    bounds = ["level", "statistic", "low", "high", "tasks"]
+    shares = pl.col("statistic").is_in(["shared", "cross", "differing", "inconsistency"])
+    expected, found = (
+        statistics(table).intervals.filter(shares).select(bounds) for table in (once, pl.concat([once, again]))
+    )
+    assert found["tasks"].unique().to_list() == [8]
+    polars.testing.assert_frame_equal(found, expected)

@@ -57,6 +57,7 @@ def to_delta(run: str | os.PathLike[str], table: str | os.PathLike[str]) -> Delt
     written = Transaction(f"hgpo/{header.run}/{manifest.encode_line(header, '')[1]}", 1)
     name = header.run.replace("'", "''")
     try:
+        _check_folder(url)
         if not DeltaTable.is_deltatable(url, options):
             # Only a commit after a version that both have read is refused if another export commits first.
             empty = steps.head(0).collect().to_arrow(compat_level=pl.CompatLevel.oldest())
@@ -84,6 +85,17 @@ def to_delta(run: str | os.PathLike[str], table: str | os.PathLike[str]) -> Delt
             raise
         raise InputError(f"{url}: {first_line(error)}") from error
     return DeltaReport(target.version(), steps.select(pl.len()).collect().item())
+
+
+def _check_folder(url: str) -> None:
+    """Refuse a file, and a folder of this machine in which a new table would stand among other files."""
+    path = Path(url)
+    if "://" in url or not path.exists():
+        return
+    if not path.is_dir():
+        raise InputError(f"{url}: expected a folder, received a file; choose another path")
+    if any(path.iterdir()) and not (path / "_delta_log").exists():
+        raise InputError(f"{url}: expected a Delta table or an empty folder, received a folder with other files")
 
 
 def _check(table: DeltaTable, run: str, app: str) -> None:

@@ -92,7 +92,9 @@ def _new_folder(dataset_id: str) -> Path:
     try:
         parse_dataset_id(dataset_id)
     except (ValueError, TypeError):  # TypeError: no version
-        expected = "letters, digits, _ and - with a version, such as hgpo/alfworld/random-v0"
+        expected = (
+            "letters, digits, _ and - with a version, and at least two in a namespace, such as hgpo/alfworld/random-v0"
+        )
         raise InputError(f"--name: expected {expected}, received {dataset_id!r}") from None
     folder = Path(os.environ.get("MINARI_DATASETS_PATH", Path.home() / ".minari" / "datasets")) / dataset_id
     if os.path.lexists(folder):

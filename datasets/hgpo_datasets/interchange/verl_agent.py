@@ -108,10 +108,11 @@ def import_rollouts(
     if not (math.isfinite(success_reward) and success_reward > 0):
         raise InputError(f"success_reward: expected a positive number, received {success_reward}")
     folder = Path(out).absolute()
+    files = list(_files([source] if isinstance(source, str | os.PathLike) else source))
     summary = ImportSummary()
     config = {"imported_from": "verl-agent", "success_reward": success_reward}
     with new_folder(folder) as new, StepWriter(new, run=folder.name, config=config) as writer:
-        for file in _files([source] if isinstance(source, str | os.PathLike) else source):
+        for file in files:
             trajectories = _trajectories(file, summary)
             limit = max(map(len, trajectories), default=0)
             groups: dict[str, list[dict[str, Any]]] = defaultdict(list)
@@ -128,7 +129,7 @@ def import_rollouts(
             summary.trajectories += len(trajectories)
             summary.groups += len(groups)
         if not summary.steps:
-            raise InputError(f"{source}: expected rollouts, received no complete trajectory")
+            raise InputError(f"{files[0]}: expected rollouts, received no complete trajectory")
     return summary
 
 

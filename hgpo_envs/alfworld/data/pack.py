@@ -89,7 +89,9 @@ class PackStore:
         try:
             yield
         except (InputError, msgspec.DecodeError, RecursionError, *BROKEN) as error:
-            raise InputError(f"{self.path} is damaged: {what}{one_line(error, 200)}; copy or build it again") from None
+            raise InputError(
+                f"{self.path} is damaged: {one_line(f'{what}{error}', 300)}; copy or build it again"
+            ) from None
 
     def _content(self, member: zipfile.ZipInfo) -> bytes:
         if member.file_size > LONGEST_FILE:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from typing import TYPE_CHECKING, Final
 
 from hgpo_envs.alfworld.data.game_folder import SPLITS
@@ -60,6 +61,8 @@ def fetch_release(
             archives, or the folder cannot be written.
     """
     urls = list(urls or [GAMES, *([TRAJECTORIES] if trajectories else [])])
+    if sha256 is not None and not re.fullmatch("[0-9a-fA-F]{64}", sha256):
+        raise InputError(f"--sha256: expected 64 hexadecimal digits, received {sha256!r}")
     if sha256 is not None and len(urls) > 1:
         raise InputError(f"expected one archive with one checksum, received {len(urls)} archives; omit the checksum")
     with writing(out), new_folder(out) as folder:

@@ -84,7 +84,7 @@ def fetch_release(
         InputError: If a file is missing in `local`, no source provides it, or it is not the official file.
     """
     if size not in FILES:
-        raise InputError(f"size: expected 'small' or 'full', received {size!r}")
+        raise InputError(f"--size: expected small or full, received {size!r}")
     for file in FILES[size]:
         path = out / file.name
         if os.path.lexists(path):
@@ -105,6 +105,8 @@ def fetch_release(
 
 
 def _copy(file: OfficialFile, source: Path, path: Path) -> None:
+    if not source.parent.is_dir():
+        raise InputError(f"--from {source.parent}: no such folder")
     if not source.exists():
         raise InputError(f"no {source.name} in {source.parent}; --from expects the folder of the official files")
     _check(file, source, source)
