@@ -55,12 +55,17 @@ COMMANDS: Final = (
 ENTRY_POINTS: Final = "hgpo.commands"
 
 KNOWN: Final = {
-    **dict.fromkeys(("advise", "compare-estimators", "learn-tabular", "truth"), "research"),
-    "conform": "integrations/record",
-    "serve": "integrations/openenv",
-    **dict.fromkeys(("data.install.appworld", "data.fetch.appworld", "data.synth.appworld"), "integrations/appworld"),
+    "advise": ("research", "Rank estimators on a saved run by what one update of each is worth."),
+    "compare-estimators": ("research", "Compare estimators on a saved run, by gain or with true advantages."),
+    "conform": ("integrations/record", "Check anybody's advantage code on tables with known right values."),
+    "data.fetch.appworld": ("integrations/appworld", "Download AppWorld's tasks."),
+    "data.install.appworld": ("integrations/appworld", "Install AppWorld in an environment of its own."),
+    "data.synth.appworld": ("integrations/appworld", "Generate tasks for AppWorld."),
+    "learn-tabular": ("research", "Train tabular policies with several estimators, and compare their curves."),
+    "serve": ("integrations/openenv", "Serve environments to trainers in other processes."),
+    "truth": ("research", "Compute the true advantages of the steps of a run."),
 }
-"""Commands of the project's own distributions, with the folder in a checkout."""
+"""Commands of the project's own distributions: the folder in a checkout, and what they do, for help."""
 
 
 def application() -> App:
@@ -117,7 +122,7 @@ def add_plugins(app: App, words: Sequence[str]) -> None:
             continue
         is_called = list(words[: len(groups) + 1]) == [*groups, last]
         function = load_plugin(name) if is_called else _not_called
-        about = None if is_called else f"A command of {KNOWN.get(name, 'another distribution')}."
+        about = None if is_called else KNOWN.get(name, ("", "A command of another distribution."))[1]
         parent.command(function, name=last, help=about)
 
 
@@ -136,7 +141,7 @@ def load_plugin(name: str) -> Callable[..., Any]:
 
     point = installed(ENTRY_POINTS).get(name)
     if point is None:
-        folder = KNOWN[name]
+        folder, _ = KNOWN[name]
         distribution = f"hgpo-{folder.rpartition('/')[2]}"
         raise InputError(f"hgpo {name.replace('.', ' ')} needs {distribution}: {install_command(folder=folder)}")
     function: Any = load(point)
