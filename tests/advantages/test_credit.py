@@ -359,3 +359,17 @@ def test_invalid_parameters_are_named(name, parameters, line):
 def test_ecpo_needs_actions():
     with pytest.raises(InputError, match="the table has no `action`, which ecpo reads"):
         compute(table([[("s", 0)]]).drop("action"), "ecpo")
+
+
+@pytest.mark.parametrize("name", ["gigpo", "g2po", "graphgpo", "ecpo", "bepo", "turn", "empg"])
+def test_a_penalty_is_not_divided_by_epsilon_alone(name):
+    """Both rollouts score 1, and the standard deviation of their first rows is 0; `grpo` repeats the official code."""
+    steps = table([[("s", 0, "l"), ("t", 1, "l")], [("s", 0, "l"), ("u", 1, "l")]])
+    steps = steps.with_columns(
+        action_valid=pl.Series([True, False, True, True]),
+        entropy=pl.lit(1.0),
+    )
+    options = {"cross_steps": False, "epsilon": 1e-6}
+    column = "advantage" if name == "bepo" else "advantage_episode"  # its second step has the episode's
+    assert advantages(steps, name, column, **options)[1] == pytest.approx(-0.1)
+    assert advantages(steps, "grpo", **options)[1] == pytest.approx(-100_000)

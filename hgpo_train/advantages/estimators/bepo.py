@@ -37,7 +37,7 @@ import polars as pl
 from msgspec import Meta
 
 from hgpo_train.advantages.estimators.bootstrapping import GaeLambda, generalised_advantage
-from hgpo_train.advantages.estimators.grpo import grpo
+from hgpo_train.advantages.estimators.grpo import with_episode
 from hgpo_train.advantages.parameters import (
     GAMMA,
     CallOptions,
@@ -99,8 +99,7 @@ def bepo(
         value=pl.col("plain_return") + surplus,
     )
     steps = generalised_advantage(steps, "(step)", gamma=gamma, gae_lambda=gae_lambda)
-    steps = grpo.function(steps, mode=mode, cross_steps=cross_steps, ddof=ddof, epsilon=epsilon, precision=precision)
-    steps = steps.with_columns(episode="advantage")
+    steps = with_episode(steps, mode=mode, cross_steps=cross_steps, ddof=ddof, epsilon=epsilon, precision=precision)
     if mode == "mean_std_norm":
         steps = normalise(steps, "(step)", "(step)", within(), ddof=ddof, epsilon=epsilon, alone=0.0)
 

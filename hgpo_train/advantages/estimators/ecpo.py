@@ -31,7 +31,7 @@ from typing import Annotated, Unpack
 import polars as pl
 from msgspec import Meta
 
-from hgpo_train.advantages.estimators.grpo import grpo
+from hgpo_train.advantages.estimators.grpo import with_episode
 from hgpo_train.advantages.parameters import (  # noqa: TC001 - evaluated annotations
     CrossSteps,
     EpisodeWeight,
@@ -69,13 +69,12 @@ def ecpo(
     **_: Unpack[SharedOptions],
 ) -> pl.LazyFrame:
     """Compare episode scores of a task, and actions in the same state, with little trust in few occurrences."""
-    steps = grpo.function(steps, mode=mode, cross_steps=cross_steps, epsilon=epsilon, precision=precision)
+    steps = with_episode(steps, mode=mode, cross_steps=cross_steps, epsilon=epsilon, precision=precision)
     state = within("state_hash")
     action = within("state_hash", "action_hash")
     steps = steps.with_columns(
         state.alias("(state)"),
         action.alias("(action)"),
-        episode="advantage",
     )
 
     # 1. The mean of each action, shrunk towards that of the state; exactly that if all returns are equal.

@@ -26,7 +26,7 @@ from typing import Annotated, Final, Unpack
 import polars as pl
 from msgspec import Meta
 
-from hgpo_train.advantages.estimators.grpo import grpo
+from hgpo_train.advantages.estimators.grpo import with_episode
 from hgpo_train.advantages.parameters import (  # noqa: TC001 - evaluated annotations
     CrossSteps,
     Ddof,
@@ -62,9 +62,7 @@ def empg(
     **_: Unpack[SharedOptions],
 ) -> pl.LazyFrame:
     """Scale episode advantages by the confidence of the step, and add a bonus for a confident next step."""
-    steps = grpo.function(steps, mode=mode, cross_steps=cross_steps, ddof=ddof, epsilon=epsilon, precision=precision)
-    steps = steps.with_columns(episode="advantage")
-
+    steps = with_episode(steps, mode=mode, cross_steps=cross_steps, ddof=ddof, epsilon=epsilon, precision=precision)
     # The entropy among those of the batch.
     batch = within(of="batch_key")
     entropy = pl.col("entropy")

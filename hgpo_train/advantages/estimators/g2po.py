@@ -29,7 +29,7 @@ from typing import Annotated, Unpack
 import polars as pl
 from msgspec import Meta
 
-from hgpo_train.advantages.estimators.grpo import grpo
+from hgpo_train.advantages.estimators.grpo import with_episode
 from hgpo_train.advantages.input_columns import rounded
 from hgpo_train.advantages.parameters import (
     GAMMA,
@@ -75,8 +75,7 @@ def g2po(
     steps = steps.with_columns(pl.coalesce(neighbour("value", 1), end).alias("(after)"))
     after = pl.col("(after)")
     value = pl.col("value")
-    steps = grpo.function(steps, mode=mode, cross_steps=cross_steps, ddof=ddof, epsilon=epsilon, precision=precision)
-    steps = steps.with_columns(episode="advantage")
+    steps = with_episode(steps, mode=mode, cross_steps=cross_steps, ddof=ddof, epsilon=epsilon, precision=precision)
     cost = pl.col("penalty")
     steps = normalise(steps, "node", after - cost, node, mode=mode, ddof=ddof, epsilon=epsilon, alone=0.0)
     steps = normalise(steps, "edge", after - value, within(), mode=mode, ddof=ddof, epsilon=epsilon, alone=0.0)

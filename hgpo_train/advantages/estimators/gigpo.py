@@ -19,7 +19,7 @@ from typing import Unpack
 
 import polars as pl
 
-from hgpo_train.advantages.estimators.grpo import grpo
+from hgpo_train.advantages.estimators.grpo import with_episode
 from hgpo_train.advantages.estimators.similarity import clusters
 from hgpo_train.advantages.parameters import (  # noqa: TC001 - evaluated annotations
     CrossSteps,
@@ -53,8 +53,7 @@ def gigpo(
     **_: Unpack[SharedOptions],
 ) -> pl.LazyFrame:
     """Compare episode scores of a task, and steps in the same state."""
-    steps = grpo.function(steps, mode=mode, cross_steps=cross_steps, ddof=ddof, epsilon=epsilon, precision=precision)
-    steps = steps.with_columns(episode="advantage")
+    steps = with_episode(steps, mode=mode, cross_steps=cross_steps, ddof=ddof, epsilon=epsilon, precision=precision)
     group = within("history_hash_0")
     if similarity:
         similar = clusters({"cluster": pl.col("state")}, similarity_threshold)

@@ -45,7 +45,7 @@ from msgspec import Meta
 
 from hgpo_envs import hashing
 from hgpo_envs.errors import InputError
-from hgpo_train.advantages.estimators.grpo import grpo
+from hgpo_train.advantages.estimators.grpo import with_episode
 from hgpo_train.advantages.estimators.similarity import clusters
 from hgpo_train.advantages.input_columns import rounded
 from hgpo_train.advantages.parameters import (
@@ -155,8 +155,7 @@ def graphgpo(
     value = rounded(value, precision)
     value = rounded(value - rounded(pl.col("penalty"), precision), precision)
     # float64: unlike the others, the official code does not round 1 + ε, by which it divides a lone score
-    steps = grpo.function(steps, mode=mode, cross_steps=cross_steps, ddof=ddof, epsilon=epsilon, precision="float64")
-    steps = steps.with_columns(episode="advantage")
+    steps = with_episode(steps, mode=mode, cross_steps=cross_steps, ddof=ddof, epsilon=epsilon, precision="float64")
     steps = normalise(steps, "step", value, within("state_hash"), mode=mode, ddof=ddof, epsilon=epsilon, alone=0.0)
     return steps.with_columns(advantage=episode_weight * pl.col("episode") + step_weight * pl.col("step"))
 

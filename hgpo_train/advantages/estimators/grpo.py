@@ -9,9 +9,12 @@ from that row's score.
 Special cases, as in the official code: with `cross_steps` (its default), mean and std are over all *rows* of the task,
 so long trajectories have more weight; otherwise, they are over the first row of each trajectory. If this is a single
 row, mean is 0 and std is 1: the advantage is the score itself, with `mean_std_norm` divided by 1 + ε, a sum that is
-rounded to float32. The variance's divisor is n - 1.
+rounded to float32. The variance's divisor is n - 1. Without `cross_steps`, an invalid action after the first row, in a
+task whose first rows have equal scores, has the advantage -penalty / ε, which is -100,000 by default, as in the
+official code: use `penalty_at="reward"` or ``mode="mean_norm"`` there.
 
-This is also the episode term of GiGPO, G2PO and GraphGPO, and HGPO's `base_group`.
+This is also the episode term of other estimators (`with_episode`), such as GiGPO, and HGPO's `base_group`. There, that
+advantage is -penalty.
 """
 
 from __future__ import annotations
@@ -53,3 +56,29 @@ def grpo(
     return normalise(
         steps, "advantage", score, within(), mode=mode, ddof=ddof, epsilon=epsilon, sample=sample, alone=lone
     )
+
+
+def with_episode(
+    steps: pl.LazyFrame,
+    *,
+    mode: Mode = "mean_std_norm",
+    cross_steps: CrossSteps = True,
+    ddof: Ddof = 1,
+    epsilon: Epsilon = 1e-6,
+    precision: Precision = "mixed",
+) -> pl.LazyFrame:
+    """Add `episode`, GRPO's advantage, as a term of other estimators.
+
+    It differs from `grpo` where the standard deviation is 0: a penalty after the first row is not divided by ε.
+    """
+    steps = grpo.function(steps, mode=mode, cross_steps=cross_steps, ddof=ddof, epsilon=epsilon, precision=precision)
+    episode = pl.col("advantage")
+    if mode == "mean_std_norm" and not cross_steps:
+        score = pl.col("episode_score")
+        baseline = pl.when("first").then(score)
+        least = baseline.min().over("task_key")
+        most = baseline.max().over("task_key")
+        is_constant = most - least <= 1e-12 * most.abs()  # sums of rewards are rounded
+        several = pl.col("size_advantage") > 1
+        episode = pl.when(is_constant & several).then(score - least).otherwise(episode)
+    return steps.with_columns(episode.alias("episode"))

@@ -26,7 +26,7 @@ from typing import Annotated, Any, Literal, Unpack
 import polars as pl
 from msgspec import Meta
 
-from hgpo_train.advantages.estimators.grpo import grpo
+from hgpo_train.advantages.estimators.grpo import with_episode
 from hgpo_train.advantages.input_columns import CHAINS
 from hgpo_train.advantages.parameters import (
     HISTORY_LENGTH,
@@ -88,7 +88,7 @@ def hgpo(
     first = 1 if weights == "paper" and not base_group else 2
     levels = {}
     if base_group:
-        steps = grpo.function(steps, mode=mode, epsilon=epsilon, precision=precision).with_columns(episode="advantage")
+        steps = with_episode(steps, mode=mode, epsilon=epsilon, precision=precision)
         levels["episode"] = 1.0
     for k in range(history_length + 1):
         group = within(f"{CHAINS[context]}{k}")

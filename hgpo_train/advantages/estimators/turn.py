@@ -27,7 +27,7 @@ from typing import Annotated, Literal, Unpack
 import polars as pl
 from msgspec import Meta
 
-from hgpo_train.advantages.estimators.grpo import grpo
+from hgpo_train.advantages.estimators.grpo import with_episode
 from hgpo_train.advantages.parameters import (  # noqa: TC001 - evaluated annotations
     CrossSteps,
     Ddof,
@@ -68,10 +68,7 @@ def turn(
     same = within("(number)")
     if form == "turn":
         reward = pl.col("step_reward") - pl.col("penalty")
-        steps = grpo.function(
-            steps, mode=mode, cross_steps=cross_steps, ddof=ddof, epsilon=epsilon, precision=precision
-        )
-        steps = steps.with_columns(episode="advantage")
+        steps = with_episode(steps, mode=mode, cross_steps=cross_steps, ddof=ddof, epsilon=epsilon, precision=precision)
         steps = normalise(steps, "step", reward, same, mode=mode, ddof=ddof, epsilon=epsilon, alone=0.0)
         return steps.with_columns(advantage=pl.col("step") + episode_weight * pl.col("episode"))
 

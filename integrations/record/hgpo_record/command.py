@@ -30,13 +30,22 @@ def conform(
     """
     from dataclasses import asdict
 
+    from hgpo_envs.errors import InputError
     from hgpo_envs.plugins import import_object
+    from hgpo_envs.wording import listed
     from hgpo_record.conform import conform as check
     from hgpo_train.advantages import get
     from hgpo_train.cli.display import print_json
     from hgpo_train.settings import read_assignments
 
-    code: Any = import_object(function, "a function") if ":" in function else get(function)
+    is_estimator = ":" not in function
+    code: Any = get(function) if is_estimator else import_object(function, "a function")
+    if is_estimator and adapter != "plain":
+        raise InputError(f"adapter: expected plain for the estimator {function}, received {adapter}")
+    if is_estimator and code.scores:
+        raise InputError(
+            f"{function} reads the scores {listed(code.scores)} of a model, which the tables of the checks do not have"
+        )
     findings = check(code, adapter, scope=scope, settings=read_assignments("--set", setting or (), {}))
     faults = [finding for finding in findings if finding.kind == "fault"]
     if as_json:

@@ -150,6 +150,24 @@ def neighbour_baseline(scores, index):
     return scores - torch.stack([means[following[name]] for name in index])
 
 
+def over_variance(scores, index):
+    """Divide by the variance instead of its root."""
+    found = torch.zeros_like(scores)
+    for name in dict.fromkeys(index):
+        rows = torch.tensor([other == name for other in index])
+        deviation = scores[rows].double().std(correction=0) + 1e-6
+        found[rows] = (z(scores, index)[rows] / deviation).float()
+    return found
+
+
+def distinct_scores(scores, index):
+    found = torch.zeros_like(scores)
+    for name in dict.fromkeys(index):
+        rows = torch.tensor([other == name for other in index])
+        found[rows] = scores[rows] - scores[rows].unique().mean()
+    return found
+
+
 def each_rollout_alone(token_level_rewards, response_mask, index, traj_index):
     return z(scores_of(token_level_rewards), traj_index)[:, None] * response_mask, None
 
@@ -249,6 +267,16 @@ FAULTS = {
     "magnitudes": ("verl", masked(lambda scores, index: z(scores, index).abs())),
     "only gains": ("verl", masked(lambda scores, index: z(scores, index).clamp(min=0))),
     "half precision": ("verl", masked(lambda scores, index: z(scores.bfloat16().float(), index))),
+    "half precision of IEEE": ("verl", masked(lambda scores, index: z(scores.half().float(), index))),
+    "a division by the variance": ("verl", masked(over_variance)),
+    "scores as integers": ("verl", masked(lambda scores, index: z(scores.long().float(), index))),
+    "a clipped score": ("verl", masked(lambda scores, index: z(scores.clamp(-1, 1), index))),
+    "the next token's mask": (
+        "verl",
+        lambda token_level_rewards, response_mask, index: verl_grpo(
+            token_level_rewards, response_mask.roll(1, -1), index
+        ),
+    ),
     "noise of float32": ("verl", masked(float32_noise)),
     "NaN in a group of one": ("verl", masked(nan_alone)),
     "no baseline": ("verl", masked(lambda scores, index: scores)),
@@ -276,6 +304,53 @@ FAULTS = {
 def test_seeded_faults_are_found(fault):
     adapter, function = FAULTS[fault]
     assert [finding for finding in conform(function, adapter) if finding.kind == "fault"]
+
+
+def notes(function, adapter):
+    return {finding.check for finding in conform(function, adapter) if finding.kind == "note"}
+
+
+def test_choices_are_noted():
+    assert "sum" in notes(masked(distinct_scores), "verl")
+    assert "iterations" in notes(plain_mean, "plain")
+    assert not notes(get("rloo").with_parameters(cross_steps=False), "plain") & {"iterations", "sum"}
+
+
+@pytest.mark.parametrize(
+    ("adapter", "function"),
+    [
+        ("plain", lambda steps: steps.with_columns(advantage=plain_mean(steps)).to_pandas()),
+        ("plain", lambda steps: torch.tensor(plain_mean(steps).to_list()).bfloat16()),
+        ("trl", lambda rewards, num_generations: trl_grpo(rewards, num_generations).bfloat16()),
+        (
+            "verl",
+            lambda token_level_rewards, response_mask, index: (
+                verl_grpo(token_level_rewards, response_mask, index)[0].half().tolist()
+            ),
+        ),
+    ],
+)
+def test_results_of_other_types(adapter, function):
+    assert [str(finding) for finding in conform(function, adapter) if finding.kind == "fault"] == []
+
+
+def exits(_steps):
+    raise SystemExit(3)
+
+
+@pytest.mark.parametrize("function", [exits, lambda steps: [10**400] * len(steps)])
+def test_what_stops_the_code_is_a_fault(function):
+    (finding,) = conform(function)
+    assert (finding.check, finding.kind) == ("call", "fault")
+
+
+@pytest.mark.parametrize(
+    ("function", "adapter"),
+    [(5, "plain"), (dict, "plain"), (lambda token_level_rewards, eos_mask, index: eos_mask, "verl")],
+)
+def test_what_cannot_be_called_is_no_fault(function, adapter):
+    with pytest.raises(InputError, match="expected a function"):
+        conform(function, adapter)
 
 
 def test_a_setting_without_an_effect_is_found():
@@ -335,6 +410,7 @@ def test_the_command(hgpo, tmp_path, monkeypatch):
     code, output, _ = hgpo("conform", "rloo", "--json")
     assert code == 0
     assert {finding["kind"] for finding in json.loads(output)["findings"]} <= {"ok", "note"}
-    code, _, errors = hgpo("conform", "nowhere:advantages")
-    assert code == 2
-    assert len(errors.splitlines()) == 1
+    for arguments in (["nowhere:advantages"], ["empg"], ["grpo", "--adapter", "verl"]):
+        code, _, errors = hgpo("conform", *arguments)
+        assert code == 2
+        assert len(errors.splitlines()) == 1

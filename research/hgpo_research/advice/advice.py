@@ -77,7 +77,8 @@ class Advice:
             ranks, `gain` with its 95% interval `low` and `high`, and `difference`, what it is below the first, with
             the interval `difference_low` and `difference_high` that holds for all of these. Without intervals, all but
             `estimator`, `gain` and `difference` are null.
-        controls: The rows `A/A` and `chance`: `control`, `gain`, `low`, `high`.
+        controls: The rows `A/A` and `chance`: `control`, `gain`, `low`, `high`; null where there are
+            too few groups.
         differences: One row per pair, `first` above `second`: `value` and its interval `low`, `high`; `groups`, with
             how many groups in all the difference is found (null if it is, or without intervals); `sign` and `size`,
             the shares of steps on which the two differ.
@@ -249,11 +250,11 @@ def halves(
     parts: Floats,
     batches: int,
     rng: np.random.Generator,
-) -> tuple[float, float | None, float | None]:
+) -> tuple[float | None, float | None, float | None]:
     """Return half of the difference of a gain between random halves of the groups, and its interval.
 
-    Only groups with both outcomes count. The interval is that of a t test of two samples with equal variances; there is
-    none with fewer than `FEWEST_GROUPS`.
+    Only groups with both outcomes count. The interval is that of a t test of two samples with equal variances. With
+    fewer than `FEWEST_GROUPS`, all are None.
 
     Args:
         parts: The groups' parts, of shape (groups,): their sum is the gain times the number of batches.
@@ -263,7 +264,7 @@ def halves(
     drawn = rng.permutation(parts[parts != 0])
     count = len(drawn)
     if count < FEWEST_GROUPS:
-        return 0.0, None, None
+        return None, None, None
     one, other = np.array_split(drawn, 2)
     # Half of the difference has the same error as the gain.
     scale = count / batches / 2

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from hgpo_train.advantages.variants import Variant
 
 CONTROLS: Final = {
-    "A/A": "A/A: halves of the groups",
+    "A/A": "A/A: halves of groups",
     "chance": "chance: permuted",
 }
-"""The titles of controls."""
+"""The titles of controls, of at most 24 characters, which a narrow terminal shows in a line."""
 
 
 def verdict(advice: Advice) -> str:
@@ -37,16 +37,14 @@ def verdict(advice: Advice) -> str:
             "neither always won nor always lost."
         )
     if not best:
-        return (
-            f"Nothing separates these estimators: keep the one that you train with (GRPO, HGPO). {_more_groups(advice)}"
-        )
+        return f"Nothing separates these estimators: keep the one that you train with. {_more_groups(advice)}"
     if len(best) == 1:
         return f"Train with {best[0]}: its gain is above that of every other estimator."
     names = advice.ranks["estimator"].to_list()
     below = listed([name for name in names if name not in best])
     return (
-        f"Nothing separates {listed(best)}: keep the one that you train with if it is one of these. One of them is "
-        f"above each of the others: {below}. {_more_groups(advice)}"
+        f"Nothing separates {listed(best)}: keep the one that you train with if it is one of these. "
+        f"Each of the others has an estimator above it: {below}. {_more_groups(advice)}"
     )
 
 
@@ -145,7 +143,8 @@ def rows(advice: Advice) -> list[list[str]]:
             ]
         )
     for name, gain, low, high in advice.controls.iter_rows():
-        cells.append([CONTROLS[name], "", f"{100 * gain:.2f}", _ends(low, high), ""])
+        shown = "" if gain is None else f"{100 * gain:.2f}"
+        cells.append([CONTROLS[name], "", shown, _ends(low, high), ""])
     return cells
 
 

@@ -16,6 +16,7 @@ import numpy as np
 import polars as pl
 
 from hgpo_envs.errors import InputError, one_line
+from hgpo_envs.wording import listed
 from hgpo_record.conform.rollouts import KEYS, returns
 
 if TYPE_CHECKING:
@@ -51,10 +52,13 @@ class Advantages:
 def plain(function: Callable[..., Any], steps: pl.DataFrame, settings: Mapping[str, Any]) -> Advantages:
     """Call ``function(steps, **settings)`` with a step table (a DataFrame).
 
-    It returns one number for each row, or the table with a column ``advantage``; its rows may have another order.
+    It returns one number for each row, or the table with a column ``advantage`` (of Polars or pandas); its rows may
+    have another order.
     """
     kept = steps.clone()
     result = _call(function, steps, **settings)
+    if type(result).__module__.startswith("pandas") and hasattr(result, "columns"):
+        result = pl.DataFrame({str(name): result[name].to_list() for name in result.columns})
     if isinstance(result, pl.DataFrame):
         if "advantage" not in result.columns:
             raise CallError(f"expected a column advantage, received {', '.join(result.columns)}")
@@ -110,7 +114,7 @@ def trl(function: Callable[..., Any], steps: pl.DataFrame, settings: Mapping[str
     rewards = torch.tensor(sums["reward"].to_list(), dtype=torch.float32)
     before = rewards.clone()
     given = {"rewards": rewards, "num_generations": sums.height // sums["task_id"].n_unique()}
-    values = _numbers(_call(function, **_accepted(function, given), **settings), sums.height)
+    values = _numbers(_call(function, **_accepted(function, given, settings), **settings), sums.height)
     by_rollout = sums.with_columns(advantage=pl.Series(values))
     found = steps.join(by_rollout, on=("task_id", "trajectory"), how="left", maintain_order="left")["advantage"]
     changed = () if torch.equal(rewards.nan_to_num(), before.nan_to_num()) else ("rewards",)
@@ -177,12 +181,12 @@ def _tensors(
     before = (scores.clone(), mask.clone())
 
     # 3. The call, and the advantages of each step's tokens.
-    result = _call(function, **_accepted(function, given), **settings)
+    result = _call(function, **_accepted(function, given, settings), **settings)
     if isinstance(result, tuple):
         result = result[0]
     try:
         found = torch.as_tensor(result).detach().to(torch.float64)
-    except (TypeError, ValueError, RuntimeError) as error:
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise CallError(f"expected a tensor of advantages, received {type(result).__name__}") from error
     if found.shape != mask.shape:
         raise CallError(f"expected advantages of the shape {tuple(mask.shape)}, received {tuple(found.shape)}")
@@ -201,29 +205,44 @@ def _tensors(
     )
 
 
-def _accepted(function: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments that a function has; all if it takes any."""
-    parameters = inspect.signature(function).parameters.values()
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-        return dict(given)
-    return {name: value for name, value in given.items() if name in {parameter.name for parameter in parameters}}
+def _accepted(
+    function: Callable[..., Any],
+    given: Mapping[str, Any],
+    settings: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Return the arguments that a function has; all if it takes any.
+
+    Raises:
+        InputError: The function needs others.
+    """
+    parameters = inspect.signature(function).parameters
+    takes_any = False
+    for name, parameter in parameters.items():
+        takes_any |= parameter.kind is parameter.VAR_KEYWORD
+        variadic = parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
+        if parameter.default is parameter.empty and not variadic and name not in {*given, *settings}:
+            raise InputError(
+                f"expected a function of {listed(list(given))}, received one that needs {name}; write a function that "
+                "passes it on, or name another adapter"
+            )
+    return dict(given) if takes_any else {name: value for name, value in given.items() if name in parameters}
 
 
 def _call(function: Callable[..., Any], *arguments: object, **named: object) -> Any:  # noqa: ANN401 - anything
     try:
         result = function(*arguments, **named)
         return result.collect() if isinstance(result, pl.LazyFrame) else result
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise CallError(f"it raised {type(error).__name__}: {one_line(error, 160)}") from error
 
 
 def _numbers(result: Any, rows: int) -> NDArray[np.float64]:  # noqa: ANN401 - anything
     """Return one number for each row; NaN for null."""
     if hasattr(result, "detach"):
-        result = result.detach().cpu()
+        result = result.detach().cpu().double()  # NumPy has no bfloat16
     try:
         values = np.asarray(result, dtype=np.float64)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise CallError(f"expected one number for each row, received {type(result).__name__}") from error
     if values.shape != (rows,):
         raise CallError(f"expected one advantage for each of {rows} rows, received the shape {values.shape}")

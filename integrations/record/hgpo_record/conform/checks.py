@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import polars as pl
 
-from hgpo_envs.errors import InputError, unknown
+from hgpo_envs.errors import InputError, one_line, unknown
 from hgpo_record.conform.adapters import ADAPTERS, Advantages, CallError
 from hgpo_record.conform.rollouts import table
 
@@ -96,7 +96,7 @@ def conform(
         One finding for each check, in the order of `CHECKS`.
 
     Raises:
-        InputError: The adapter or the scope is unknown.
+        InputError: The adapter or the scope is unknown, or the function needs arguments that the adapter does not pass.
 
     >>> from hgpo_train.advantages import grpo
     >>> {finding.kind for finding in conform(grpo) if finding.check != "rows or rollouts"}
@@ -111,7 +111,10 @@ def conform(
     estimate = partial(call, settings=given)
     chosen = [check for check in CHECKS if adapter in check.adapters and not (check.per_task and scope == "batch")]
     # With a discount, returns that are equal at the end differ before: to stop early is better.
-    takes_gamma = "gamma" in signature(function).parameters
+    try:
+        takes_gamma = "gamma" in signature(function).parameters
+    except (TypeError, ValueError) as error:  # not callable, or built in
+        raise InputError(f"expected a function of Python, received {one_line(repr(function))}") from error
     without_discount = partial(call, settings={**given, "gamma": 1.0}) if takes_gamma else estimate
     try:
         estimate(table(PLAIN))
@@ -246,7 +249,7 @@ def sizes(estimate: Estimate) -> str | None:
 
 def sign(estimate: Estimate) -> str | None:
     """The better rollout of a group has the larger advantage, above 0; the worse one is below 0."""
-    for high, low in ((1.0, 0.0), (0.0, -1.0), (1000.5, 1000.0), (0.02, 0.01)):
+    for high, low in ((1.0, 0.0), (0.0, -1.0), (1000.1, 1000.0), (0.02, 0.01)):
         values = estimate(table({"pair": [[high], [low], [low], [high]]})).values
         if not (values[0] > NOISE and values[1] < -NOISE):
             shown = f"{values[0]:.3g} and {values[1]:.3g}"
@@ -261,6 +264,38 @@ def shift(estimate: Estimate) -> str | None:
     won = table(PLAIN)["won"]  # as before: some estimators read it
     after = estimate(table(more).with_columns(won)).values
     return _unless_equal(after, before, "3 more in every return changes advantages", most=10 * NOISE)
+
+
+def scale(estimate: Estimate) -> str | None:
+    """Larger rewards do not give smaller advantages, as a division by the variance does."""
+    before = estimate(table(PLAIN)).values
+    more = {name: [[8 * reward for reward in rollout] for rollout in rollouts] for name, rollouts in PLAIN.items()}
+    after = estimate(table(more)).values
+    ratio = np.abs(after).max() / max(np.abs(before).max(), NOISE)
+    if ratio > 0.5:  # by the variance, 1/8
+        return None
+    return f"8 times the rewards give advantages of {ratio:.3g} times the size; divide by the standard deviation"
+
+
+def centred(estimate: Estimate) -> str | None:
+    """Whether the advantages of a task's rollouts sum to 0: the baseline is the mean of all their returns."""
+    values = estimate(table({"a": [[1.0], [0.0], [0.0], [0.5]]})).values
+    if abs(values.sum()) <= 0.01 * np.abs(values).sum():
+        return None
+    return Note(f"the advantages of four rollouts sum to {values.sum():.3g}: the baseline is not their mean return")
+
+
+def iterations(estimate: Estimate) -> str | None:
+    """Whether rollouts of the same task in another iteration are left out of the comparison."""
+    steps = table(PLAIN)
+    later = table({name: rollouts[:2] for name, rollouts in PLAIN.items()}).with_columns(
+        pl.lit(1, pl.Int64).alias("iteration"),
+        pl.format("later {}", "trajectory").alias("trajectory"),
+    )
+    found = estimate(pl.concat([steps, later])).values[: steps.height]
+    if np.abs(found - estimate(steps).values).max() <= NOISE:
+        return None
+    return Note("rollouts of one task in two iterations are compared; group by run and iteration too, or pass only one")
 
 
 def nan(estimate: Estimate) -> str | None:
@@ -471,6 +506,11 @@ CHECKS: Final = (
         undiscounted=True,
     ),
     Check(
+        "scale",
+        "larger rewards do not give smaller advantages",
+        scale,
+    ),
+    Check(
         "NaN",
         "a reward of NaN is an error, or stays NaN",
         nan,
@@ -497,6 +537,18 @@ CHECKS: Final = (
         "repeated",
         "two calls agree",
         repeated,
+    ),
+    Check(
+        "iterations",
+        "iterations are not mixed",
+        iterations,
+        ("plain",),
+    ),
+    Check(
+        "sum",
+        "the baseline is the mean return",
+        centred,
+        per_task=True,
     ),
     Check(
         "rows or rollouts",
