@@ -77,7 +77,10 @@ def certificate(run: Path, panel: Panel) -> dict[str, Any]:
     config = {} if header is None else header.config
     played = config.get("panel", {})
     if played.get("digest") != panel.digest:
-        raise InputError(f"{run}: expected a run of panel {panel.title}, found {played.get('title', 'none')}")
+        titles = [panel.title, played.get("title", "none")]
+        if titles[0] == titles[1]:
+            titles = [f"{panel.title} with digest {panel.digest}", f"digest {played.get('digest')}"]
+        raise InputError(f"{run}: expected a run of panel {titles[0]}, found {titles[1]}")
     steps = scan_steps(run)
     episodes = _episodes(steps, panel)
     sessions = read_sessions(run)

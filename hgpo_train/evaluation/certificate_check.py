@@ -40,6 +40,9 @@ if TYPE_CHECKING:
 MOST_BYTES: Final = 256 << 20
 """The largest certificate that is read, in bytes: about half a million episodes."""
 
+DEEPEST: Final = 64
+"""The deepest nesting of values that is read."""
+
 _ALWAYS: Final = ("seed", "task_id", "length", "invalid", "judged", "admissible", "aborted", "truncated", "trajectory")
 """What is known of every episode."""
 
@@ -110,6 +113,8 @@ def read_certificate(path: Path) -> Certificate:
         if isinstance(error, InputError):
             raise
         raise InputError(f"{path} is no certificate of the form {FORMAT!r}: {one_line(error, 200)}") from None
+    if _is_deep([found.panel.settings, found.data, found.policy, found.cost, found.machine, found.results]):
+        raise InputError(f"{path} is no certificate of the form {FORMAT!r}: values are nested more than {DEEPEST} deep")
     for number, episode in enumerate(found.episodes):
         if episode.keys() != OUTCOME.keys() or any(episode[name] is None for name in _ALWAYS):
             raise InputError(f"{path}: episodes[{number}]: expected values of {', '.join(OUTCOME)}")
@@ -231,7 +236,14 @@ def _check_figures(found: Certificate, result: CertificateCheck) -> None:
 def _check_run(found: Certificate, run: Path, result: CertificateCheck) -> None:
     """Compare the certificate with the one that the run's files give now, and the run's settings with the panel's."""
     result.problems += _wrong_settings(run, found.own_panel())
-    of_run = certificate(run, found.own_panel())
+    try:
+        of_run = certificate(run, found.own_panel())
+    except InputError as error:
+        # A changed panel is named already, and so is what was changed.
+        if not result.problems:
+            raise
+        result.problems.append(one_line(error))
+        return
     stated = msgspec.to_builtins(found)
     del of_run["machine"], stated["machine"], stated["check"]
     # The model may be elsewhere, or be gone.
@@ -272,13 +284,27 @@ def _key(episode: Mapping[str, Any]) -> str:
     return f"seed {episode['seed']}, {episode['task_id']}"
 
 
+def _is_deep(value: object) -> bool:
+    """Return whether values are nested deeper than `DEEPEST`, which later recursions over them could not follow."""
+    level: list[object] = [value]
+    for _ in range(DEEPEST):
+        below: list[object] = []
+        for each in level:
+            if isinstance(each, dict):
+                below += each.values()
+            elif isinstance(each, list):
+                below += each
+        level = below
+    return bool(level)
+
+
 def _is_possible(episode: Mapping[str, Any]) -> bool:
     """Return whether an episode's counts can be those of one; a value of another type is left to the table."""
     counts = [episode[name] for name in ("length", "invalid", "judged", "admissible")]
     if any(type(count) not in (int, float) for count in counts):
         return True
     length, invalid, judged, admissible = counts
-    is_whole = length < 1 << 31 and length == int(length)
+    is_whole: bool = length < 1 << 31 and length == int(length)
     return is_whole and 0 <= invalid <= length and 0 <= admissible <= judged <= length
 
 

@@ -107,6 +107,13 @@ def relabel(document: Document, **values: object) -> None:
     document |= figures(document["episodes"], "HGPO/ALFWorld-v0")
 
 
+def nested(depth: int) -> object:
+    value: object = 1
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
 def drop_the_failed(document: Document) -> None:
     document["episodes"] = [episode for episode in document["episodes"] if not episode["aborted"]]
     document |= figures(document["episodes"], "HGPO/ALFWorld-v0")
@@ -286,6 +293,13 @@ def test_a_table_that_was_rewritten_with_its_manifest_is_found_by_a_replay(
     assert any(problem.startswith("replay of ") and line in problem for problem in problems), problems
 
 
+def test_what_is_changed_in_the_panel_is_named_with_the_run_too(played: Path, tmp_path: Path) -> None:
+    path = changed(played, tmp_path, lambda document: with_settings(document, temperature=1.0))
+    problems = check_certificate(path, played, replay=1, panel=str(played.parent / "small.toml")).problems
+    assert "panel.settings.temperature: expected 0.4, found 1.0" in problems
+    assert "expected a run of panel small@1 with digest" in problems[-1]
+
+
 def test_a_swapped_task_is_named_with_a_replay_too(played: Path, tmp_path: Path) -> None:
     path = changed(played, tmp_path, lambda document: document["episodes"][0].update(task_id="valid_unseen/x/trial"))
     result = check_certificate(path, played, replay=9, panel=str(played.parent / "small.toml"))
@@ -315,6 +329,8 @@ def test_other_files_are_no_certificates(tmp_path: Path, data: bytes, line: str)
         lambda document: document["episodes"][0].update(seed="x"),
         lambda document: [episode.update(length=1e308) for episode in document["episodes"]],
         lambda document: document["episodes"][0].update(length=-1.0),
+        lambda document: document["data"].update(x=nested(900)),
+        lambda document: document["panel"]["settings"]["environment"].update(x=nested(900)),
         lambda document: document["episodes"][0].update(length=3.5),
         lambda document: document["episodes"][0].update(invalid=9),
         lambda document: document["episodes"][0].update(judged=1, admissible=2),
