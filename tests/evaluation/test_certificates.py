@@ -25,7 +25,12 @@ from hgpo_envs.errors import InputError
 from hgpo_envs.files.sealed import is_sealed, seal
 from hgpo_train.evaluation import episode_table, evaluate_panel, evaluation_reports
 from hgpo_train.evaluation.certificate import NAME, as_table, certificate, figures, write_certificate
-from hgpo_train.evaluation.certificate_check import check_certificate, read_certificate, read_comparable
+from hgpo_train.evaluation.certificate_check import (
+    _wrong_settings,
+    check_certificate,
+    read_certificate,
+    read_comparable,
+)
 from hgpo_train.evaluation.json_difference import differences
 from hgpo_train.panels import Panel, load_panel
 from hgpo_train.panels.data import task_checksum
@@ -298,6 +303,17 @@ def test_what_is_changed_in_the_panel_is_named_with_the_run_too(played: Path, tm
     problems = check_certificate(path, played, replay=1, panel=str(played.parent / "small.toml")).problems
     assert "panel.settings.temperature: expected 0.4, found 1.0" in problems
     assert "expected a run of panel small@1 with digest" in problems[-1]
+
+
+def test_a_temperature_of_the_manifest_that_is_not_the_panels_is_named(
+    played: Path, small: Panel, tmp_path: Path
+) -> None:
+    listed = manifest.read(played)
+    assert listed.header is not None
+    config = dict(listed.header.config) | {"policy": {"name": "a model", "temperature": 1.0}}
+    header = msgspec.structs.replace(listed.header, config=config)
+    (tmp_path / "manifest.jsonl").write_bytes(manifest.encode_line(header, "")[0])
+    assert _wrong_settings(tmp_path, small) == [f"settings of {tmp_path}.temperature: expected 0.4, found 1.0"]
 
 
 def test_a_swapped_task_is_named_with_a_replay_too(played: Path, tmp_path: Path) -> None:
