@@ -466,3 +466,16 @@ def test_a_killed_and_resumed_run_has_the_same_episodes(tmp_path: Path) -> None:
     assert not (tmp_path / "killed" / "certificate.json").exists()
     assert scan_steps(tmp_path / "killed").collect()["iteration"].unique().to_list() == [123]
     assert episodes_of(panel, tmp_path / "killed") == episodes_of(panel, tmp_path / "whole")
+
+
+def test_one_task_type_is_one_row_and_lists_of_another_panel_are_counted(
+    played: Path, small: Panel, tmp_path: Path, hgpo: Callable[..., tuple[int, str, str]]
+) -> None:
+    one = replace(small, name="one", tasks=small.tasks[:1], checksum="")
+    (tmp_path / "one.toml").write_text(to_toml(one), "utf-8")
+    code, out, _ = hgpo("eval", "--panel", tmp_path / "one.toml", "--policy", "random", "--out", tmp_path / "run")
+    rows = [line for line in out.splitlines() if "0.0 ±0.0" in line]
+    assert code == 0
+    assert [row.split()[0] for row in rows] == ["look_at_obj_in_light"]
+    with pytest.raises(InputError, match="tasks: 3 there, 1 here, 1 in both; name is 'small' there and 'one' here"):
+        read_comparable(played / NAME, one)
