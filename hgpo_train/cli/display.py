@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
@@ -84,9 +85,23 @@ def print_table(
             table.add_column(name, overflow="fold", min_width=width)
         for place in part:
             table.add_column(columns[place], justify="right", no_wrap=True)
+        room = console.width - sum([widths[place] + _GAP for place in part])
         for row in cells:
-            table.add_row(*row[:texts], *(row[place] for place in part))
+            shown_texts = row[:texts]
+            if texts == 1:
+                shown_texts = [Text(_lines(row[0].plain, max(room, labels[0])))]
+            table.add_row(*shown_texts, *(row[place] for place in part))
         console.print(table)
+
+
+def _lines(text: str, width: int) -> str:
+    """Return a text in lines of at most a width, broken after a space, ``_``, ``/`` or ``-`` where there is one."""
+    lines = [""]
+    for piece in re.split(r"(?<=[ _/-])", text):
+        if lines[-1] and cell_len(lines[-1] + piece.rstrip()) > width:
+            lines.append("")
+        lines[-1] += piece
+    return "\n".join(lines)
 
 
 def print_json(document: object) -> None:

@@ -201,7 +201,9 @@ def _print_reports(reports: list[EvaluationReport], panel: str) -> None:
     if is_grouped:
         columns.append("scenarios\n%")
     rows = []
-    for report in reports:
+    # The only task type of an evaluation has the row of all tasks.
+    is_one = len(reports) == 2 and reports[1].success.rollouts == reports[0].success.rollouts
+    for report in reports[1:] if is_one else reports:
         values = report.measures
         row = [report.name, str(report.tasks), *_mean_and_interval(values["success"], 100, 1)]
         if is_scored:

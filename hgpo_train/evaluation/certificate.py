@@ -77,7 +77,10 @@ def certificate(run: Path, panel: Panel) -> dict[str, Any]:
     config = {} if header is None else header.config
     played = config.get("panel", {})
     if played.get("digest") != panel.digest:
-        raise InputError(f"{run}: expected a run of panel {panel.title}, found {played.get('title', 'none')}")
+        titles = [panel.title, played.get("title", "none")]
+        if titles[0] == titles[1]:
+            titles = [f"{panel.title} with digest {panel.digest}", f"digest {played.get('digest')}"]
+        raise InputError(f"{run}: expected a run of panel {titles[0]}, found {titles[1]}")
     steps = scan_steps(run)
     episodes = _episodes(steps, panel)
     sessions = read_sessions(run)
@@ -131,13 +134,16 @@ def as_table(episodes: Sequence[Mapping[str, Any]], env_id: str) -> pl.DataFrame
 def _episodes(steps: pl.LazyFrame, panel: Panel) -> list[dict[str, Any]]:
     """Return the outcomes of all episodes, in the panel's order."""
     hashes = {(seed, task_id): digest for seed, task_id, digest in trajectory_hashes(steps)}
-    rows = {(row["seed"], row["task_id"]): row for row in episode_table(steps).iter_rows(named=True)}
+    table = episode_table(steps)
+    rows = {(row["seed"], row["task_id"]): row for row in table.iter_rows(named=True)}
     planned = [(seed, task_id) for seed in panel.seeds for task_id in panel.tasks]
     missing = [key for key in planned if key not in rows]
-    if missing or len(rows) > len(planned):
+    # A task that was played several times per seed would be counted with the episode that happens to be the last one.
+    if missing or len(table) > len(planned):
+        advice = "run the evaluation again to complete it" if missing else "play the panel into a new folder"
         raise InputError(
-            f"expected {len(planned)} episodes of panel {panel.title}, found {len(rows)}, {len(missing)} of them are "
-            "missing; run the evaluation again to complete it"
+            f"expected {len(planned)} episodes of panel {panel.title}, one per task and seed, found {len(table)}; "
+            f"{len(missing)} are missing; {advice}"
         )
     episodes = []
     for key in planned:

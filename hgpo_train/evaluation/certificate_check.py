@@ -16,13 +16,14 @@ import msgspec
 import polars as pl
 from msgspec import Struct
 
-from hgpo_datasets import scan_steps
+from hgpo_datasets import manifest, scan_steps
 from hgpo_envs.episode import Episode
 from hgpo_envs.errors import InputError, one_line
 from hgpo_envs.files.sealed import is_sealed
 from hgpo_envs.files.untrusted_files import read_bytes
 from hgpo_train.evaluation.certificate import FORMAT, NAME, OUTCOME, as_table, certificate, figures
 from hgpo_train.evaluation.json_difference import differences
+from hgpo_train.evaluation.panel_evaluation import SAMPLING
 from hgpo_train.panels.data import find_data
 from hgpo_train.panels.loading import load_panel
 from hgpo_train.panels.panel import Panel
@@ -38,6 +39,9 @@ if TYPE_CHECKING:
 
 MOST_BYTES: Final = 256 << 20
 """The largest certificate that is read, in bytes: about half a million episodes."""
+
+DEEPEST: Final = 64
+"""The deepest nesting of values that is read."""
 
 _ALWAYS: Final = ("seed", "task_id", "length", "invalid", "judged", "admissible", "aborted", "truncated", "trajectory")
 """What is known of every episode."""
@@ -109,9 +113,15 @@ def read_certificate(path: Path) -> Certificate:
         if isinstance(error, InputError):
             raise
         raise InputError(f"{path} is no certificate of the form {FORMAT!r}: {one_line(error, 200)}") from None
+    if _is_deep([found.panel.settings, found.data, found.policy, found.cost, found.machine, found.results]):
+        raise InputError(f"{path} is no certificate of the form {FORMAT!r}: values are nested more than {DEEPEST} deep")
     for number, episode in enumerate(found.episodes):
         if episode.keys() != OUTCOME.keys() or any(episode[name] is None for name in _ALWAYS):
             raise InputError(f"{path}: episodes[{number}]: expected values of {', '.join(OUTCOME)}")
+        if not _is_possible(episode):
+            raise InputError(
+                f"{path}: episodes[{number}]: expected counts with invalid <= length and admissible <= judged <= length"
+            )
     try:
         found.table()
     except (pl.exceptions.PolarsError, TypeError, OverflowError) as error:
@@ -135,8 +145,18 @@ def read_comparable(path: Path, panel: Panel, data: str | os.PathLike[str] | Non
     found = read_certificate(path / NAME if path.is_dir() else path)
     theirs = found.own_panel().canonical() | {"tasks played": found.data.get("tasks")}
     ours = panel.canonical() | {"tasks played": find_data(panel, data)[1]}
-    if different := list(differences(ours, theirs)):
-        shown = "; ".join([f"{each.path} is {each.found} there and {each.expected} here" for each in different[:5]])
+    # Of lists, their lengths say enough.
+    lists = []
+    for name in ("tasks", "seeds"):
+        here = ours.pop(name)
+        there = theirs.pop(name)
+        if here != there:
+            both = len(set(here) & set(there))
+            lists.append(f"{name}: {len(there)} there, {len(here)} here, {both} in both")
+    different = list(differences(ours, theirs))
+    if different or lists:
+        lines = [f"{each.path} is {each.found} there and {each.expected} here" for each in different[:5]]
+        shown = "; ".join([*lists, *lines])
         rest = f"; and {len(different) - 5} more" if len(different) > 5 else ""
         raise InputError(f"{path} is of another panel, {one_line(found.panel.title)}: {shown}{rest}")
     return found
@@ -194,6 +214,11 @@ def _check_panel(found: Certificate, name: str | None, result: CertificateCheck)
         result.notes.append(f"the panel is not known here and was not compared ({one_line(error)}); name its file")
         return own
     result.problems += _named("panel.settings", known.canonical(), own.canonical())
+    result.problems += _named("data.pinned", bool(known.checksum or known.files), found.data.get("pinned"))
+    # What is pinned is the panel before any override (`find_data`).
+    checksum = (known.base or known).checksum
+    if checksum:
+        result.problems += _named("data.tasks", checksum, found.data.get("tasks"))
     return known
 
 
@@ -209,8 +234,16 @@ def _check_figures(found: Certificate, result: CertificateCheck) -> None:
 
 
 def _check_run(found: Certificate, run: Path, result: CertificateCheck) -> None:
-    """Compare the certificate with the one that the run's files give now."""
-    of_run = certificate(run, found.own_panel())
+    """Compare the certificate with the one that the run's files give now, and the run's settings with the panel's."""
+    result.problems += _wrong_settings(run, found.own_panel())
+    try:
+        of_run = certificate(run, found.own_panel())
+    except InputError as error:
+        # A changed panel is named already, and so is what was changed.
+        if not result.problems:
+            raise
+        result.problems.append(one_line(error))
+        return
     stated = msgspec.to_builtins(found)
     del of_run["machine"], stated["machine"], stated["check"]
     # The model may be elsewhere, or be gone.
@@ -232,8 +265,10 @@ def _check_replay(
 ) -> None:
     """Replay episodes in the environment: the table's actions lead to its states, rewards and outcomes."""
     arguments, checksum = find_data(panel, data)
-    result.problems += _named("data.tasks", checksum, found.data.get("tasks"))
-    whole = [episode for episode in found.episodes if not episode["aborted"]]
+    lines = _named("data.tasks", checksum, found.data.get("tasks"))
+    result.problems += [line for line in lines if line not in result.problems]
+    # What is not of the panel is named already, and may be no task of the environment.
+    whole = [each for each in found.episodes if not each["aborted"] and each["task_id"] in panel.tasks]
     chosen = random.sample(whole, min(number, len(whole)))
     with closing(open_env(arguments.pop("env"), **arguments)) as handle:
         for episode in chosen:
@@ -249,6 +284,45 @@ def _key(episode: Mapping[str, Any]) -> str:
     return f"seed {episode['seed']}, {episode['task_id']}"
 
 
+def _is_deep(value: object) -> bool:
+    """Return whether values are nested deeper than `DEEPEST`, which later recursions over them could not follow."""
+    level: list[object] = [value]
+    for _ in range(DEEPEST):
+        below: list[object] = []
+        for each in level:
+            if isinstance(each, dict):
+                below += each.values()
+            elif isinstance(each, list):
+                below += each
+        level = below
+    return bool(level)
+
+
+def _is_possible(episode: Mapping[str, Any]) -> bool:
+    """Return whether an episode's counts can be those of one; a value of another type is left to the table."""
+    counts = [episode[name] for name in ("length", "invalid", "judged", "admissible")]
+    if any(type(count) not in (int, float) for count in counts):
+        return True
+    length, invalid, judged, admissible = counts
+    is_whole: bool = length < 1 << 31 and length == int(length)
+    return is_whole and 0 <= invalid <= length and 0 <= admissible <= judged <= length
+
+
+def _wrong_settings(run: Path, panel: Panel) -> list[str]:
+    """Return the settings with which a run was played, by its manifest, that are not the panel's."""
+    header = manifest.read(run).header
+    config = {} if header is None else header.config
+    sides: list[dict[str, Any]] = [dict(panel.environment), dict(config.get("env", {}))]
+    sides[0]["id"] = sides[0].pop("env")
+    sides[0] |= {name: getattr(panel, name) for name in SAMPLING}
+    # A policy that samples from no model has no such options.
+    policy = config.get("policy", {})
+    sides[1] |= {name: policy[name] for name in SAMPLING if name in policy}
+    both = [name for name in sides[0] if name in sides[1]]
+    expected, found = ({name: side[name] for name in both} for side in sides)
+    return _named(f"settings of {run}", expected, found)
+
+
 def _wrong_episodes(episodes: Sequence[Mapping[str, Any]], panel: Panel) -> Iterator[str]:
     """Yield the episodes that are missing, occur twice, are not of the panel, or are in another order."""
     planned = [_key({"seed": seed, "task_id": task_id}) for seed in panel.seeds for task_id in panel.tasks]
@@ -258,6 +332,10 @@ def _wrong_episodes(episodes: Sequence[Mapping[str, Any]], panel: Panel) -> Iter
     yield from (f"episodes: {key} occurs {times} times" for key, times in found.items() if times > 1)
     if list(found) != planned and sorted(found) == sorted(planned):
         yield "episodes: their order is not the panel's"
+    limit = panel.environment["max_steps"]
+    longest = max((episode["length"] for episode in episodes), default=0)
+    if isinstance(limit, int) and longest > limit:
+        yield f"episodes: expected at most {limit} steps, found {longest:.0f}"
 
 
 def _replay(run: Path, handle: EnvHandle, outcome: Mapping[str, Any]) -> list[str]:
@@ -267,6 +345,9 @@ def _replay(run: Path, handle: EnvHandle, outcome: Mapping[str, Any]) -> list[st
     with closing(Episode(handle.shared, handle.settings)) as episode:
         episode.start(outcome["task_id"])
         for row in rows:
+            if row["action"] is None or episode.terminated or episode.truncated:
+                what = "no action" if row["action"] is None else "a step after the end"
+                return [f"replay of {_key(outcome)}, step {row['step']}: found {what}"]
             replayed: dict[str, Any] = {"state": episode.state.text}
             episode.observe(row["action"], None, episode.engine.act(row["action"]))
             state = episode.state
@@ -278,4 +359,7 @@ def _replay(run: Path, handle: EnvHandle, outcome: Mapping[str, Any]) -> list[st
                 replayed["next_state"] = state.text
             if lines := _named(f"replay of {_key(outcome)}, step {row['step']}", replayed, recorded):
                 return lines
+        # Only a failure ends an episode before its end.
+        if not (episode.terminated or episode.truncated):
+            return [f"replay of {_key(outcome)}: expected an episode that ends, found more of it after its last step"]
     return []

@@ -19,3 +19,13 @@ def test_every_cell_is_shown_with_the_label_of_its_row(width: int) -> None:
     for kind, row in zip(kinds, numbers, strict=True):
         assert [cell for line in lines if line[0] == kind for cell in line[1:]] == row
     assert max(map(len, output.getvalue().splitlines())) <= width
+
+
+def test_long_labels_are_broken_between_words() -> None:
+    output = io.StringIO()
+    name = "pick_clean_then_place_in_recep"
+    print_table(["task type", "tasks"], [[name, "2"]], console=Console(file=output, width=34))
+    assert [line.split() for line in output.getvalue().splitlines()][-2:] == [
+        ["pick_clean_then_place_in_", "2"],
+        ["recep"],
+    ]

@@ -1,7 +1,9 @@
 """Certificates: whatever is changed is found and named, and episodes are the same however they are played."""
 
+import hashlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,18 +12,25 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
+import polars as pl
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hgpo_datasets import scan_steps
+from hgpo_datasets import manifest, scan_steps
 from hgpo_envs.alfworld.data.game_folder import write_folder
 from hgpo_envs.alfworld.data.source import ALFWorldSource
 from hgpo_envs.errors import InputError
 from hgpo_envs.files.sealed import is_sealed, seal
 from hgpo_train.evaluation import episode_table, evaluate_panel, evaluation_reports
 from hgpo_train.evaluation.certificate import NAME, as_table, certificate, figures, write_certificate
-from hgpo_train.evaluation.certificate_check import check_certificate, read_certificate, read_comparable
+from hgpo_train.evaluation.certificate_check import (
+    _wrong_settings,
+    check_certificate,
+    read_certificate,
+    read_comparable,
+)
 from hgpo_train.evaluation.json_difference import differences
 from hgpo_train.panels import Panel, load_panel
 from hgpo_train.panels.data import task_checksum
@@ -97,6 +106,19 @@ def flip(document: Document) -> None:
     document |= figures(document["episodes"], "HGPO/ALFWorld-v0")
 
 
+def relabel(document: Document, **values: object) -> None:
+    """Change the first episode, with figures to match."""
+    document["episodes"][0] |= values
+    document |= figures(document["episodes"], "HGPO/ALFWorld-v0")
+
+
+def nested(depth: int) -> object:
+    value: object = 1
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
 def drop_the_failed(document: Document) -> None:
     document["episodes"] = [episode for episode in document["episodes"] if not episode["aborted"]]
     document |= figures(document["episodes"], "HGPO/ALFWorld-v0")
@@ -145,6 +167,12 @@ OF_THE_FILE: dict[str, tuple[Callable[[Document], object], str]] = {
     ),
     "the digest": (lambda document: document["panel"].update(digest="0" * 64), "panel.digest: expected"),
     "the title": (lambda document: document["panel"].update(title="alfworld-unseen@1"), "panel.title: expected"),
+    "the data": (lambda document: document["data"].update(tasks="0" * 64), "data.tasks: expected "),
+    "that data are not pinned": (lambda document: document["data"].update(pinned=False), "data.pinned: expected True"),
+    "more steps than the limit": (
+        lambda document: document["episodes"][0].update(length=5.0),
+        "episodes: expected at most 4 steps, found 5",
+    ),
     "the steps": (
         lambda document: document["cost"].update(environment_steps=1),
         "cost.environment_steps: expected 20, found 1",
@@ -169,7 +197,14 @@ OF_THE_RUN: dict[str, tuple[Callable[[Document], object], str]] = {
     ),
     "the policy": (lambda document: document["policy"].update(name="better"), "policy.name: expected "),
     "the time": (lambda document: document["cost"].update(wall_s=0.0), "cost.wall_s: expected "),
-    "the data": (lambda document: document["data"].update(tasks="0" * 64), "data.tasks: expected "),
+    "a failure": (
+        lambda document: relabel(document, aborted=True),
+        "episodes.seed 1, {task}.aborted: expected False, found True",
+    ),
+    "a task type": (
+        lambda document: relabel(document, task_type="easy"),
+        "episodes.seed 1, {task}.task_type: expected 'look_at_obj_in_light', found 'easy'",
+    ),
 }
 
 
@@ -195,7 +230,8 @@ def claimed(panel: Panel, folder: Path, **others: Any) -> None:
     """Play other things than a panel into a run that claims to be of it."""
     claim = {"panel": {"title": panel.title, "digest": panel.digest, "tasks": panel.checksum}}
     arguments = panel.environment | {"tasks": panel.tasks, "seed": panel.seeds, "order": "sweep"} | others
-    collect(policy="random", out=folder, group_size=1, metadata=claim, progress=False, **arguments)
+    arguments = {"group_size": 1} | arguments
+    collect(policy="random", out=folder, metadata=claim, progress=False, **arguments)
 
 
 def test_a_run_of_another_environment_that_claims_the_panel_is_found_by_a_replay(small: Panel, tmp_path: Path) -> None:
@@ -204,8 +240,87 @@ def test_a_run_of_another_environment_that_claims_the_panel_is_found_by_a_replay
     (tmp_path / "small.toml").write_text(to_toml(small), "utf-8")
     result = check_certificate(tmp_path / NAME, tmp_path, replay=6, panel=str(tmp_path / "small.toml"))
     assert result.replayed == 6
-    assert all(problem.startswith("replay of seed ") for problem in result.problems)
-    assert len({problem.partition(", step")[0] for problem in result.problems}) == 6
+    first, *replayed = result.problems
+    assert first == f"settings of {tmp_path}.grammar: expected 'move', found 'put'"
+    assert all(problem.startswith("replay of seed ") for problem in replayed)
+    assert len({problem.partition(", step")[0] for problem in replayed}) == 6
+
+
+def test_settings_that_a_replay_cannot_see_are_compared_with_the_manifest(small: Panel, tmp_path: Path) -> None:
+    claimed(small, tmp_path, history_length=1)
+    write_certificate(tmp_path, small)
+    (tmp_path / "small.toml").write_text(to_toml(small), "utf-8")
+    result = check_certificate(tmp_path / NAME, tmp_path, replay=6, panel=str(tmp_path / "small.toml"))
+    assert result.problems == [f"settings of {tmp_path}.history_length: expected 2, found 1"]
+
+
+def test_a_run_that_played_tasks_several_times_has_no_certificate(small: Panel, tmp_path: Path) -> None:
+    claimed(small, tmp_path, group_size=2)
+    with pytest.raises(InputError, match=r"expected 6 episodes .* one per task and seed, found 12; 0 are missing"):
+        write_certificate(tmp_path, small)
+
+
+def rewritten(played: Path, folder: Path, small: Panel, change: Callable[[pl.DataFrame], pl.DataFrame]) -> list[str]:
+    """Rewrite the table of a run with its manifest and certificate, and return what the check with a replay finds."""
+    shutil.copytree(played, folder)
+    listed = manifest.read(folder)
+    assert listed.header is not None
+    lines, check = manifest.encode_line(listed.header, "")
+    for shard in listed.shards.values():
+        path = folder / "steps" / shard.file
+        table = change(pl.read_parquet(path))
+        table.write_parquet(path, metadata=pl.read_parquet_metadata(path))
+        content = path.read_bytes()
+        digest = hashlib.sha256(content).hexdigest()
+        forged = msgspec.structs.replace(shard, rows=len(table), bytes=len(content), sha256=digest)
+        line, check = manifest.encode_line(forged, check)
+        lines += line
+    (folder / "manifest.jsonl").write_bytes(lines)
+    write_certificate(folder, small)
+    panel = str(played.parent / "small.toml")
+    return check_certificate(folder / NAME, folder, replay=9, panel=panel).problems
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        (lambda table: table.filter(pl.col("step") < 3), "expected an episode that ends"),
+        (lambda table: table.filter(pl.col("step") > 0), "step 1.state: expected "),
+        (lambda table: table.with_columns(action=pl.lit(None, pl.String)), "step 0: found no action"),
+        (lambda table: table.with_columns(reward=pl.col("reward") + 1), "step 0.reward: expected "),
+        (lambda table: table.with_columns(aborted=False), "found no action"),
+    ],
+)
+def test_a_table_that_was_rewritten_with_its_manifest_is_found_by_a_replay(
+    played: Path, small: Panel, tmp_path: Path, change: Callable[[pl.DataFrame], pl.DataFrame], line: str
+) -> None:
+    problems = rewritten(played, tmp_path / "run", small, change)
+    assert any(problem.startswith("replay of ") and line in problem for problem in problems), problems
+
+
+def test_what_is_changed_in_the_panel_is_named_with_the_run_too(played: Path, tmp_path: Path) -> None:
+    path = changed(played, tmp_path, lambda document: with_settings(document, temperature=1.0))
+    problems = check_certificate(path, played, replay=1, panel=str(played.parent / "small.toml")).problems
+    assert "panel.settings.temperature: expected 0.4, found 1.0" in problems
+    assert "expected a run of panel small@1 with digest" in problems[-1]
+
+
+def test_a_temperature_of_the_manifest_that_is_not_the_panels_is_named(
+    played: Path, small: Panel, tmp_path: Path
+) -> None:
+    listed = manifest.read(played)
+    assert listed.header is not None
+    config = dict(listed.header.config) | {"policy": {"name": "a model", "temperature": 1.0}}
+    header = msgspec.structs.replace(listed.header, config=config)
+    (tmp_path / "manifest.jsonl").write_bytes(manifest.encode_line(header, "")[0])
+    assert _wrong_settings(tmp_path, small) == [f"settings of {tmp_path}.temperature: expected 0.4, found 1.0"]
+
+
+def test_a_swapped_task_is_named_with_a_replay_too(played: Path, tmp_path: Path) -> None:
+    path = changed(played, tmp_path, lambda document: document["episodes"][0].update(task_id="valid_unseen/x/trial"))
+    result = check_certificate(path, played, replay=9, panel=str(played.parent / "small.toml"))
+    assert "episodes: seed 1, valid_unseen/x/trial is not of the panel" in result.problems
+    assert result.replayed == 3
 
 
 @pytest.mark.parametrize(
@@ -228,6 +343,13 @@ def test_other_files_are_no_certificates(tmp_path: Path, data: bytes, line: str)
     [
         lambda document: document["episodes"][0].pop("won"),
         lambda document: document["episodes"][0].update(seed="x"),
+        lambda document: [episode.update(length=1e308) for episode in document["episodes"]],
+        lambda document: document["episodes"][0].update(length=-1.0),
+        lambda document: document["data"].update(x=nested(900)),
+        lambda document: document["panel"]["settings"]["environment"].update(x=nested(900)),
+        lambda document: document["episodes"][0].update(length=3.5),
+        lambda document: document["episodes"][0].update(invalid=9),
+        lambda document: document["episodes"][0].update(judged=1, admissible=2),
         lambda document: document["episodes"][0].update(seed=2**70),
         lambda document: document["episodes"][0].update(aborted=None),
         lambda document: document["panel"]["settings"].pop("tasks"),
@@ -248,7 +370,7 @@ def test_an_incomplete_run_and_one_of_another_panel_have_no_certificate(
     played: Path, small: Panel, tmp_path: Path
 ) -> None:
     claimed(small, tmp_path, tasks=small.tasks[:2])
-    with pytest.raises(InputError, match="expected 6 episodes of panel small@1, found 4, 2 of them are missing"):
+    with pytest.raises(InputError, match="one per task and seed, found 4; 2 are missing"):
         certificate(tmp_path, small)
     with pytest.raises(InputError, match="expected a run of panel alfworld-seen@1, found small@1"):
         certificate(played, load_panel("alfworld-seen@1"))
@@ -344,3 +466,16 @@ def test_a_killed_and_resumed_run_has_the_same_episodes(tmp_path: Path) -> None:
     assert not (tmp_path / "killed" / "certificate.json").exists()
     assert scan_steps(tmp_path / "killed").collect()["iteration"].unique().to_list() == [123]
     assert episodes_of(panel, tmp_path / "killed") == episodes_of(panel, tmp_path / "whole")
+
+
+def test_one_task_type_is_one_row_and_lists_of_another_panel_are_counted(
+    played: Path, small: Panel, tmp_path: Path, hgpo: Callable[..., tuple[int, str, str]]
+) -> None:
+    one = replace(small, name="one", tasks=small.tasks[:1], checksum="")
+    (tmp_path / "one.toml").write_text(to_toml(one), "utf-8")
+    code, out, _ = hgpo("eval", "--panel", tmp_path / "one.toml", "--policy", "random", "--out", tmp_path / "run")
+    rows = [line for line in out.splitlines() if "0.0 ±0.0" in line]
+    assert code == 0
+    assert [row.split()[0] for row in rows] == ["look_at_obj_in_light"]
+    with pytest.raises(InputError, match="tasks: 3 there, 1 here, 1 in both; name is 'small' there and 'one' here"):
+        read_comparable(played / NAME, one)
