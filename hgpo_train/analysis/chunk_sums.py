@@ -14,6 +14,7 @@ from hgpo_train.advantages.alfworld_nodes import ALFWORLD_NODES, NOTHING
 from hgpo_train.advantages.input_columns import CHAINS, prepare, row_keys, text_hash
 from hgpo_train.advantages.windows import chain
 from hgpo_train.analysis.level_sums import Groups, counts, exchanged, spread, sum_by, unbiased_squares
+from hgpo_train.measures import TASK
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -95,7 +96,7 @@ def _read(steps: pl.LazyFrame, settings: Settings) -> pl.DataFrame:
     if "action_admissible" in schema and settings.estimator.parameters.state_key != ALFWORLD_NODES:
         read.discard("admissible_actions")  # the widest column
     wanted = {*row_keys(schema), *settings.by, *read}
-    task = [name for name in ("env_id", "task_id") if name in schema] if "task_id" in schema else ["task"]
+    task = [name for name in TASK if name in schema] if "task_id" in schema else ["task"]
     texts = [pl.col(name).cast(pl.String) for name in task]
     named = pl.concat_str(texts, separator=" ", ignore_nulls=True).alias("(task)")
     return steps.select(name for name in schema if name in wanted).collect().with_columns(pl.lit(0).alias(ALL), named)
