@@ -50,13 +50,37 @@ def check_output_path(out: Path, option: str = "--out") -> None:
         return
 
 
+def check_output_file(out: Path, example: str, *, overwrite: bool) -> None:
+    """Check the path of a file that a command writes at its end.
+
+    Args:
+        out: The path.
+        example: A name for the file, for the message about a folder.
+        overwrite: Whether an existing file may be replaced.
+
+    Raises:
+        InputError: It is a folder, or exists and may not be replaced.
+    """
+    from hgpo_envs.errors import InputError
+
+    if out.is_dir():
+        raise InputError(f"--out {out}: expected a file, received a folder; name a file in it, such as {out / example}")
+    if out.exists() and not overwrite:
+        raise InputError(f"{out} exists already; replace it with --overwrite, or use another --out")
+
+
 @contextmanager
 def resumable(advice: str | Callable[[], str]) -> Iterator[None]:
-    """Exit after Ctrl-C with 130 and advice, or that which a function returns then: what is kept, and how to resume."""
+    """Exit after Ctrl-C with 130 and advice: what is kept, and how to resume.
+
+    Args:
+        advice: The advice, or a function that returns it. A message of the interruption itself replaces it.
+    """
     try:
         yield
-    except KeyboardInterrupt:
-        print(f"Interrupted. {advice if isinstance(advice, str) else advice()}", file=sys.stderr)
+    except KeyboardInterrupt as interrupt:
+        text = str(interrupt) or (advice if isinstance(advice, str) else advice())
+        print(f"Interrupted. {text}", file=sys.stderr)
         sys.exit(130)
 
 
@@ -70,7 +94,7 @@ def play_and_report(play: Callable[[], CollectedRun], report: Callable[[Collecte
     from hgpo_train.rollout.failures import RolloutError
 
     try:
-        with resumable("Finished groups are committed; run the same command again to resume."):
+        with resumable("Finished groups are kept; run the same command again to resume."):
             run = play()
     except RolloutError as error:
         if isinstance(error.run, CollectedRun):
