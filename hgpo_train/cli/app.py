@@ -53,11 +53,13 @@ COMMANDS: Final = (advantages, card, envs, new, play, quickstart, rollout, score
 ENTRY_POINTS: Final = "hgpo.commands"
 
 KNOWN: Final = {
-    "conform": "integrations/record",
-    "serve": "integrations/openenv",
-    **dict.fromkeys(("data.install.appworld", "data.fetch.appworld", "data.synth.appworld"), "integrations/appworld"),
+    "conform": ("integrations/record", "Check advantage code on tables whose right values are known"),
+    "serve": ("integrations/openenv", "Serve environments to trainers in other processes"),
+    "data.install.appworld": ("integrations/appworld", "Install AppWorld into a virtual environment of its own"),
+    "data.fetch.appworld": ("integrations/appworld", "Download the official AppWorld tasks"),
+    "data.synth.appworld": ("integrations/appworld", "Generate a small AppWorld with tasks"),
 }
-"""Commands of the project's own distributions, with the folder in a checkout."""
+"""Commands of the project's own distributions: the folder in a checkout, and what they do."""
 
 
 def application() -> App:
@@ -76,8 +78,8 @@ def application() -> App:
         ),
     )
     for command in COMMANDS:
-        app.command(command)
-    app.command(evaluate, name="eval")
+        app.command(command, help_formatter=HelpPage(command))
+    app.command(evaluate, name="eval", help_formatter=HelpPage(evaluate))
     check.add_commands(app)
     data.add_commands(app)
     app.register_install_completion_command(help="Install completion for this shell: bash, zsh, fish or PowerShell.")
@@ -111,8 +113,11 @@ def add_plugins(app: App, words: Sequence[str]) -> None:
             continue
         is_called = list(words[: len(groups) + 1]) == [*groups, last]
         function = load_plugin(name) if is_called else _not_called
-        about = None if is_called else f"A command of {KNOWN.get(name, 'another distribution')}."
-        parent.command(function, name=last, help=about)
+        about = None
+        if not is_called:
+            folder, does = KNOWN.get(name, ("another distribution", "A command"))
+            about = f"{does} ({folder})."
+        parent.command(function, name=last, help=about, help_formatter=HelpPage(function))
 
 
 def _not_called() -> None:
@@ -130,7 +135,7 @@ def load_plugin(name: str) -> Callable[..., Any]:
 
     point = installed(ENTRY_POINTS).get(name)
     if point is None:
-        folder = KNOWN[name]
+        folder, _ = KNOWN[name]
         distribution = f"hgpo-{folder.rpartition('/')[2]}"
         raise InputError(f"hgpo {name.replace('.', ' ')} needs {distribution}: {install_command(folder=folder)}")
     function: Any = load(point)

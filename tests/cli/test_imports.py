@@ -100,7 +100,7 @@ def test_a_broken_distribution_is_one_line(hgpo) -> None:
 
 
 def test_a_known_command_that_is_not_installed_names_the_installation(hgpo, monkeypatch) -> None:
-    monkeypatch.setitem(app.KNOWN, "absent", "integrations/absent")
-    assert "A command of integrations/absent." in hgpo("--help")[1]
+    monkeypatch.setitem(app.KNOWN, "absent", ("integrations/absent", "Greet"))
+    assert "Greet (integrations/absent)." in hgpo("--help")[1]
     repair = install_command(folder="integrations/absent")
     assert hgpo("absent") == (2, "", f"error: hgpo absent needs hgpo-absent: {repair}\n")
