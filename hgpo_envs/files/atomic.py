@@ -374,7 +374,9 @@ def _scratch_folder(path: Path, parent: Path) -> Iterator[Path]:
         finally:
             _remove_scratch(scratch, lock)
     except OSError as error:
-        if error.errno is not None and error.filename is None:  # from `os.write` and `os.fsync`
+        # `os.write` and `os.fsync` name no file, other functions the scratch folder, which is none of the user's.
+        named = str(error.filename or "")
+        if error.errno is not None and (not named or _SCRATCH.search(named)):
             error.filename = str(path)
         raise
 

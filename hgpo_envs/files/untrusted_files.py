@@ -122,7 +122,8 @@ def writing(out: Path) -> Iterator[None]:
         # NumPy reports a short write as an OSError without an errno
         full = error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG} or "requested and" in str(error)
         why = "no space left on the disk" if full else error.strerror or str(error)
-        where = f" ({error.filename})" if error.filename and not full else ""
+        is_other = error.filename and error.filename != str(out.absolute())
+        where = f" ({error.filename})" if is_other and not full else ""
         raise InputError(f"cannot write {out}: {why}{where}; no partial output was left") from None
 
 

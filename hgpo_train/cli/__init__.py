@@ -37,7 +37,7 @@ def main() -> None:
         from hgpo_train.cli.exit_status import exit_with_error
 
         is_reported = True
-        exit_with_error(error)
+        exit_with_error(error, sys.argv[1:])
     finally:
         if (failed := flush_streams()) is not None:
             if not isinstance(failed, BrokenPipeError) and not is_reported:  # the first as of `| head`

@@ -84,8 +84,8 @@ def application() -> App:
         ),
     )
     for command in COMMANDS:
-        app.command(command)
-    app.command(evaluate, name="eval")
+        app.command(command, help_formatter=HelpPage(command))
+    app.command(evaluate, name="eval", help_formatter=HelpPage(evaluate))
     card.add_commands(app)
     check.add_commands(app)
     data.add_commands(app)
@@ -123,7 +123,7 @@ def add_plugins(app: App, words: Sequence[str]) -> None:
         is_called = list(words[: len(groups) + 1]) == [*groups, last]
         function = load_plugin(name) if is_called else _not_called
         about = None if is_called else KNOWN.get(name, ("", "A command of another distribution."))[1]
-        parent.command(function, name=last, help=about)
+        parent.command(function, name=last, help=about, help_formatter=HelpPage(function))
 
 
 def _not_called() -> None:

@@ -8,7 +8,6 @@ import shutil
 import sys
 import tempfile
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -51,27 +50,42 @@ def check_output_path(out: Path, option: str = "--out") -> None:
         return
 
 
+def check_output_file(out: Path, example: str, *, overwrite: bool) -> None:
+    """Check the path of a file that a command writes at its end.
+
+    Args:
+        out: The path.
+        example: A name for the file, for the message about a folder.
+        overwrite: Whether an existing file may be replaced.
+
+    Raises:
+        InputError: It is a folder, or exists and may not be replaced.
+    """
+    from hgpo_envs.errors import InputError
+
+    if out.is_dir():
+        raise InputError(f"--out {out}: expected a file, received a folder; name a file in it, such as {out / example}")
+    if out.exists() and not overwrite:
+        raise InputError(f"{out} exists already; replace it with --overwrite, or use another --out")
+
+
 @contextmanager
 def resumable(advice: str | Callable[[], str]) -> Iterator[None]:
-    """Exit after Ctrl-C with 130 and advice, or that which a function returns then: what is kept, and how to resume."""
+    """Exit after Ctrl-C with 130 and advice: what is kept, and how to resume.
+
+    Args:
+        advice: The advice, or a function that returns it. A message of the interruption itself replaces it.
+    """
     try:
         yield
-    except KeyboardInterrupt:
-        print(f"Interrupted. {advice if isinstance(advice, str) else advice()}", file=sys.stderr)
+    except KeyboardInterrupt as interrupt:
+        text = str(interrupt) or (advice if isinstance(advice, str) else advice())
+        print(f"Interrupted. {text}", file=sys.stderr)
         sys.exit(130)
 
 
-def play_and_report(
-    out: Path,
-    play: Callable[[], CollectedRun],
-    report: Callable[[CollectedRun], None],
-) -> None:
+def play_and_report(play: Callable[[], CollectedRun], report: Callable[[CollectedRun], None]) -> None:
     """Play a run or resume it, and report it, also if too many rollouts failed.
-
-    Args:
-        out: The run's folder.
-        play: Plays the run.
-        report: Prints its results.
 
     Raises:
         RolloutError: Too many rollouts failed.
@@ -80,7 +94,7 @@ def play_and_report(
     from hgpo_train.rollout.failures import RolloutError
 
     try:
-        with resumable(partial(_what_is_kept, out)):
+        with resumable("Finished groups are kept; run the same command again to resume."):
             run = play()
     except RolloutError as error:
         if isinstance(error.run, CollectedRun):
@@ -89,21 +103,6 @@ def play_and_report(
     report(run)
     if run.failures.failed:
         print(f"{run.failures.describe()}. Run the same command again to retry them.", file=sys.stderr)
-
-
-def _what_is_kept(out: Path) -> str:
-    """Return how many groups of an interrupted run are committed, and how to continue."""
-    from hgpo_datasets import manifest
-    from hgpo_envs.errors import InputError
-    from hgpo_envs.wording import counted
-
-    try:
-        groups = sum(shard.groups for shard in manifest.read(out).shards.values())
-    except InputError:  # the folder was removed, because nothing was in it
-        groups = 0
-    if not groups:
-        return "No group had finished, and nothing was kept; run the same command again to start anew."
-    return f"{counted(groups, 'finished group')} committed; run the same command again to resume."
 
 
 def note_memory(shown: int | None, estimators: Iterable[Estimator]) -> None:

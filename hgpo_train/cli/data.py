@@ -10,6 +10,7 @@ from cyclopts import App, Parameter
 
 from hgpo_train.cli import common, options  # cyclopts reads the annotations
 from hgpo_train.cli.data_compare import compare
+from hgpo_train.cli.help_page import HelpPage
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,18 +40,26 @@ def add_commands(app: App) -> None:
     )
     for command in commands:
         group, _, name = command.__name__.partition("_")
-        data[group].command(command, name=name.replace("_", "-"))
+        data[group].command(command, name=name.replace("_", "-"), help_formatter=HelpPage(command))
     data["show"].default(show_run)
-    data.command(compare)
+    data.command(compare, help_formatter=HelpPage(compare))
 
 
-def build_alfworld(folder: Path, /, *, out: Path, grammar: str | None = None) -> None:
+def build_alfworld(
+    folder: Path,
+    /,
+    *,
+    out: Path,
+    grammar: str | None = None,
+    overwrite: options.Overwrite = False,
+) -> None:
     """Pack official ALFWorld games into one file that opens in milliseconds.
 
     Args:
         folder: The folder json_2.1.1, its parent, or a pack.
         out: The pack to write.
         grammar: Convert commands to this verb: move or put.
+        overwrite: Whether to replace a pack.
     """
     from hgpo_envs.alfworld.data.pack import write_pack
     from hgpo_envs.alfworld.data.source import ALFWorldSource
@@ -59,6 +68,7 @@ def build_alfworld(folder: Path, /, *, out: Path, grammar: str | None = None) ->
 
     if folder.exists() and out.exists() and out.samefile(folder):
         raise InputError(f"--out {out} is also the input; choose another name")
+    _check_pack(out, overwrite=overwrite)
     source = ALFWorldSource(folder, grammar=grammar)
     with ProgressBars() as bars:
         ids = bars.track(source.ids("all"), description="packing")
@@ -66,26 +76,42 @@ def build_alfworld(folder: Path, /, *, out: Path, grammar: str | None = None) ->
     _next_alfworld(count, out)
 
 
+def _check_pack(out: Path, *, overwrite: bool) -> None:
+    """Raise `InputError` if a path is a folder, a file of another kind, or a pack that may not be replaced."""
+    from hgpo_envs.alfworld.data.pack import check_replaceable
+
+    if not out.is_dir():
+        check_replaceable(out)
+    common.check_output_file(out, "games.pack", overwrite=overwrite)
+
+
 def _next_alfworld(games: int, out: Path) -> None:
     from hgpo_envs.wording import counted
 
-    play = ("rollout", "--env", "HGPO/ALFWorld-v0", "--data", out, "--policy", "explorer", "--out", "runs/games")
-    print(f"{counted(games, 'game')} in {out}. {common.next_commands(play)}")
+    print(f"{counted(games, 'game')} in {out}. {_next_rollout('HGPO/ALFWorld-v0', out)}")
 
 
-def synth_alfworld(*, out: Path, games: int = 216, seed: Seed = 0) -> None:
+def _next_rollout(env: str, data: Path) -> str:
+    """Return the command that rolls out tasks of new data."""
+    return common.next_commands(("rollout", "--env", env, "--data", data, "--out", f"runs/{data.absolute().stem}"))
+
+
+def synth_alfworld(*, out: Path, games: int = 216, seed: Seed = 0, overwrite: options.Overwrite = False) -> None:
     """Generate solvable ALFWorld games of all six task types.
 
     Args:
         out: A pack (a name with a suffix, such as .pack), or a folder for json_2.1.1.
         games: Number, at least 36; two thirds train, a sixth each valid_seen, valid_unseen.
         seed: The seed.
+        overwrite: Whether to replace a pack.
     """
     from hgpo_envs.alfworld.data.game_folder import write_folder
     from hgpo_envs.alfworld.data.pack import write_pack
     from hgpo_envs.alfworld.generation.store import GeneratedStore
     from hgpo_train.cli.display import ProgressBars
 
+    if out.suffix:
+        _check_pack(out, overwrite=overwrite)
     store = GeneratedStore(games, seed)
     with ProgressBars() as bars:
         ids = bars.track(store.ids(), description="generating")
@@ -114,8 +140,11 @@ def fetch_alfworld(
         sha256: Expected SHA-256 of the (single) archive.
     """
     from hgpo_envs.alfworld.data import release
+    from hgpo_envs.errors import InputError
     from hgpo_train.cli.display import ProgressBars
 
+    if local and sha256 is not None:
+        raise InputError("--sha256 is the checksum of a download; leave it out with --from")
     with ProgressBars() as bars:
         unpacking = partial(bars.show, "unpacked files")
         if local:
@@ -167,8 +196,7 @@ def build_webshop(
     print(line)
     if catalogue["first_unusable"]:
         print(f"first unusable: {catalogue['first_unusable']}")
-    play = ("rollout", "--env", "HGPO/WebShop-v0", "--data", out, "--policy", "explorer", "--out", "runs/shop")
-    print(common.next_commands(play))
+    print(_next_rollout("HGPO/WebShop-v0", out))
 
 
 def fetch_webshop(

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path  # noqa: TC003 - cyclopts reads the annotations
 from typing import TYPE_CHECKING, Any, Final
 
-from hgpo_train.cli import options
+from hgpo_train.cli import options  # noqa: TC001 - cyclopts reads the annotations
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -47,13 +47,18 @@ def compare(
 
     from hgpo_envs.data_comparison import compare_data
     from hgpo_envs.environment_spec import environment_spec
+    from hgpo_envs.errors import InputError
     from hgpo_envs.registration import resolve_id
     from hgpo_envs.sources import Split
     from hgpo_train.cli.display import ProgressBars, print_json
+    from hgpo_train.settings import read_assignments
 
     spec = environment_spec(resolve_id(env))
-    given = options.EnvironmentOptions(env_option=env_option)
-    shared = [spec.open_source(**given.arguments(data=path)) for path in (a, b)]
+    given = read_assignments("--env-option", env_option or (), {})
+    for name, instead in (("data", "the arguments A and B"), ("split", "--split")):
+        if name in given:
+            raise InputError(f"--env-option {name}: use {instead}")
+    shared = [spec.open_source(**given, data=str(path)) for path in (a, b)]
     ids = [Split(each, split) for each in shared]
     with ProgressBars() as bars:
         track = partial(bars.track, description="comparing")

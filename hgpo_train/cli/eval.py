@@ -87,7 +87,7 @@ def evaluate(
         if both.is_empty():
             raise InputError(f"--against {against}: it has no task of {handle.env_id} that would be evaluated")
     play = partial(play, env, policy, out, seeds=numbers, **execution.arguments(policy, **sampling), **arguments)
-    common.play_and_report(out, play, partial(_report, against=against, other=other, as_json=as_json))
+    common.play_and_report(play, partial(_report, against=against, other=other, as_json=as_json))
 
 
 def _evaluate_panel(
@@ -120,7 +120,7 @@ def _evaluate_panel(
     other = None if against is None else read_comparable(against, panel, environment.data).table()
     play = partial(evaluate_panel, panel, policy, out, data=environment.data, **execution.arguments(policy))
     report = partial(_report, against=against, other=other, as_json=as_json, panel=panel, data=environment.data)
-    common.play_and_report(out, play, report)
+    common.play_and_report(play, report)
 
 
 def _is_listed(tasks: Split) -> pl.Expr:

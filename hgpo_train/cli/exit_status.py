@@ -16,21 +16,26 @@ from hgpo_envs.errors import InputError, ProcessError
 from hgpo_train.rollout.failures import RolloutError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from types import TracebackType
 
 DISTRIBUTIONS: Final = {"PIL": "pillow", "vl_convert": "vl-convert-python"}
 """The distributions of modules with another name."""
 
 
-def exit_with_error(error: BaseException) -> NoReturn:
+def exit_with_error(error: BaseException, words: Sequence[str] = ()) -> NoReturn:
     """Print an error and exit.
 
     A wrong command line, bad input, or an extra that is missing, is one line and exit code 2. A run that failed,
     processes that were killed, a damaged file, or a disk that refused to read or write, is one line and exit code 1.
     Anything else is a fault of the program: a traceback and exit code 1.
+
+    Args:
+        error: The error.
+        words: The command line.
     """
     if isinstance(error, InputError):
-        _fail(error, str(error), 2)
+        _fail(error, _with_option(str(error), words), 2)
     if isinstance(error, CycloptsError):
         command = " ".join(("hgpo", *(error.command_chain or ())))
         _fail(error, f"{_usage_message(error)}; see {command} --help", 2)
@@ -55,6 +60,14 @@ def exit_with_error(error: BaseException) -> NoReturn:
         error.args = (message, *error.args[1:])
     print("".join(traceback.format_exception(type(error), error, _user_frames(error))), file=sys.stderr, end="")
     sys.exit(1)
+
+
+def _with_option(message: str, words: Sequence[str]) -> str:
+    """Return a message that begins with the name of an argument, with the option that the user typed instead."""
+    name, colon, rest = message.removeprefix("setting ").partition(":")
+    option = f"--{name.replace('_', '-')}"
+    typed = [word.partition("=")[0] for word in words]
+    return f"{option}{colon}{rest}" if option in typed else message
 
 
 def _usage_message(error: CycloptsError) -> str:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import textwrap
+from inspect import Parameter, signature
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from cyclopts.help import HelpEntry, HelpPanel
     from rich.console import Console, ConsoleOptions, RenderableType
 
@@ -20,7 +23,14 @@ _UNSAID: Final = ("True", "False", "[]", '""')
 
 
 class HelpPage:
-    """Renders the parts of a help page (`cyclopts.help.protocols.HelpFormatter`)."""
+    """Renders the parts of a help page (`cyclopts.help.protocols.HelpFormatter`).
+
+    Args:
+        command: The function of a command, whose arguments the usage names; None for a group of commands.
+    """
+
+    def __init__(self, command: Callable[..., object] | None = None) -> None:
+        self._command = command
 
     def __call__(self, console: Console, options: ConsoleOptions, panel: HelpPanel) -> None:
         """Print a panel: the commands, arguments or options."""
@@ -37,7 +47,10 @@ class HelpPage:
     def render_usage(self, console: Console, options: ConsoleOptions, usage: RenderableType) -> None:
         """Print how the command is called."""
         del options
-        lines = textwrap.wrap(f"Usage: {_text(console, usage)}", min(console.width, _LONGEST), subsequent_indent="    ")
+        line = _text(console, usage)
+        if self._command is not None:
+            line = _with_arguments(line, self._command)
+        lines = textwrap.wrap(f"Usage: {line}", min(console.width, _LONGEST), subsequent_indent="    ")
         _print(console, [*lines, ""])
 
     def render_description(self, console: Console, options: ConsoleOptions, description: RenderableType) -> None:
@@ -46,6 +59,27 @@ class HelpPage:
         width = min(console.width, _LONGEST)
         for paragraph in _text(console, description).split("\n\n"):
             _print(console, [*textwrap.wrap(paragraph, width), ""])
+
+
+def _with_arguments(usage: str, command: Callable[..., object]) -> str:
+    """Return a usage that names each argument, where cyclopts writes [ARGS] for all that are optional.
+
+    An argument that may be repeated is followed by dots.
+    """
+    required: list[str] = []
+    labels: list[str] = []
+    for argument in signature(command).parameters.values():
+        if argument.kind is not Parameter.POSITIONAL_ONLY:
+            continue
+        name = argument.name.upper()
+        label = f"{name}..." if str(argument.annotation).startswith("list[") else name
+        is_required = argument.default is Parameter.empty
+        labels.append(label if is_required else f"[{label}]")
+        if is_required:
+            required.append(name)
+    ending = [*required, "[ARGS]"] if len(labels) > len(required) else required
+    before = usage.removesuffix(" ".join(ending)).rstrip()
+    return " ".join([before, *labels])
 
 
 def _meaning(console: Console, entry: HelpEntry) -> str:

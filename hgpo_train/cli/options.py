@@ -153,7 +153,7 @@ class ContextOptions:
     """The options of contexts and advantages. Those that are None have the estimator's defaults."""
 
     history_length: int | None = None
-    """K, the number of past steps in the deepest context. Default: HGPO 2, stats 4."""
+    """K, the number of past steps in the deepest context. Default: 2 for advantages of HGPO, 4 in hgpo stats."""
     context: str | None = None
     """Content of a context: states, or states_actions."""
     mode: str | None = None

@@ -59,7 +59,7 @@ def rollout(
         **execution.arguments(policy),
         **environment.arguments(),
     )
-    common.play_and_report(out, play, _report)
+    common.play_and_report(play, _report)
 
 
 def _report(run: CollectedRun) -> None:

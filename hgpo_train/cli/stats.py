@@ -81,8 +81,10 @@ def stats(
     if out is not None:
         _write(result, changed, out)
         print(f"The tables are in {out}.")
-    split = not by and "task_type" in steps.collect_schema()
-    further = [("stats", run, "--by", "task_type")] if split else []
+    further = []
+    if not by and "task_type" in steps.collect_schema():
+        types = steps.select(pl.col("task_type").n_unique()).collect().item()
+        further = [("stats", run, "--by", "task_type")] if types > 1 else []
     print(common.next_commands(*further, ("advantages", run)))
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from hgpo_train.cli import options  # noqa: TC001 - cyclopts reads the annotations
+from hgpo_train.cli import common, options  # cyclopts reads the annotations
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -80,17 +80,12 @@ def _show(sources: list[Source], estimators: Sequence[str]) -> None:
 
 
 def _write(sources: list[Source], out: Path, *, max_mb: float, overwrite: bool, **selection: Any) -> None:
-    from hgpo_envs.errors import InputError
     from hgpo_envs.files.atomic import making_folder
     from hgpo_envs.wording import counted
     from hgpo_train.cli.display import ProgressBars
     from hgpo_train.view.page import MB, write_page
 
-    if out.is_dir():
-        file = out / "page.html"
-        raise InputError(f"--out {out}: expected a file, received a folder; name a file in it, such as {file}")
-    if out.exists() and not overwrite:
-        raise InputError(f"{out} exists already; replace it with --overwrite, or use another --out")
+    common.check_output_file(out, "page.html", overwrite=overwrite)
     with making_folder(out.absolute().parent), ProgressBars() as bars:
         page = write_page(
             sources, out, max_mb=max_mb, progress=lambda done, total: bars.show("tasks", done, total), **selection

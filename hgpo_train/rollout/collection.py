@@ -285,7 +285,7 @@ def collect(
                         tally=tally,
                     )
                     if should_stop():
-                        raise KeyboardInterrupt(f"finished groups are in {folder}; run it again to resume")
+                        raise KeyboardInterrupt(_kept(len(writer.committed), folder))
     # 5. The verdict is about the whole run, with the rollouts of earlier calls.
     run = CollectedRun(folder, tally)
     try:
@@ -353,6 +353,14 @@ def _changes(folder: Path, earlier: Sequence[Session], session: Session, name: s
             "folder to collect all of them with the new code."
         )
     return texts
+
+
+def _kept(groups: int, folder: Path) -> str:
+    """Return what an interrupted run leaves."""
+    if not groups:
+        return "Nothing was kept, because no group had ended."
+    are = "group is" if groups == 1 else "groups are"
+    return f"{groups:,} finished {are} kept in {folder}; run the same command again to resume."
 
 
 @contextmanager

@@ -88,6 +88,9 @@ def open_env(env_id: str, **options: Any) -> EnvHandle:
         make: Any = make_env if env_id in environment_ids() else gymnasium.make
         env = make(env_id, **options).unwrapped
     except gymnasium.error.Error as error:
+        is_unknown = isinstance(error, gymnasium.error.NameNotFound | gymnasium.error.NamespaceNotFound)
+        if is_unknown and ":" not in env_id:  # the names that Gymnasium proposes are mostly no text environments
+            raise InputError(unknown("environment", env_id, environment_ids())) from error
         raise InputError(f"unknown environment {env_id!r} ({error}). Known: {', '.join(environment_ids())}") from error
     except ImportError as error:
         raise InputError(f"{env_id}: {one_line(error, 300)}") from error

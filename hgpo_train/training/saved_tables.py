@@ -23,7 +23,7 @@ from hgpo_train.training.config import AdvantageConfig
 from hgpo_train.training.run_folder import CHECKPOINTS, CONFIG, check_new, open_run, write_config
 from hgpo_train.training.scoring import sampling_temperature
 from hgpo_train.training.tracking import Trackers
-from hgpo_train.training.trainer import advanced, load_policy
+from hgpo_train.training.trainer import advanced, load_policy, track
 
 if TYPE_CHECKING:
     from hgpo_train.training.config import Config
@@ -92,9 +92,7 @@ def train_on_table(
             with display.stage("update"):
                 metrics = stages.update(run, scored)
             run.state = advanced(state, rows)
-            metrics |= {"training/environment_steps": float(run.state.environment_steps)}
-            trackers.log(metrics, run.state.iteration)
-            display.row(run.state.iteration, metrics)
+            track(run, trackers, metrics)
         save_checkpoint(
             folder / CHECKPOINTS,
             run.state,

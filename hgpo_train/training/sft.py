@@ -15,7 +15,7 @@ import numpy as np
 import polars as pl
 
 from hgpo_datasets import manifest, scan_steps
-from hgpo_datasets.sources import parts_of
+from hgpo_datasets.sources import is_run, parts_of
 from hgpo_envs.environment_spec import environment_ids, environment_spec
 from hgpo_envs.errors import InputError
 from hgpo_train.models.chat_format import end_of_turn, opened_thought, without_opened_thought
@@ -161,6 +161,15 @@ def split_held_out(
     return rows.filter(~is_held_out), rows.filter(is_held_out)
 
 
+def _check_folder(folder: Path) -> None:
+    """Raise `InputError` if a folder is a file, or contains a run of another command."""
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"--out {folder}: expected a folder, received a file; choose another --out")
+    header = manifest.read(folder).header if is_run(folder) else None
+    if header is not None and "demonstrations" not in header.config:
+        raise InputError(f"--out {folder}: it contains a run that is not of hgpo sft; choose another --out")
+
+
 def run_sft(
     config: SftConfig,
     source: str | Path,
@@ -183,6 +192,7 @@ def run_sft(
             contains a run with another configuration, other demonstrations or another model.
     """
     # 1. The rows, and what must be the same when the run is resumed.
+    _check_folder(folder)
     rows = demonstrations(source, config)
     tokenizer = load_tokenizer(config.model.path, config.chat_template)
     inputs = {

@@ -295,9 +295,14 @@ class Trainer:
         self._run.seconds[metric] = time.perf_counter() - begin
 
     def _track(self, metrics: dict[str, float]) -> None:
-        metrics = metrics | {"training/environment_steps": float(self.state.environment_steps)}
-        self._trackers.log(metrics, self.state.iteration)
-        self._display.row(self.state.iteration, metrics)
+        track(self._run, self._trackers, metrics)
+
+
+def track(run: stages.Run, trackers: Trackers, metrics: dict[str, float]) -> None:
+    """Write the metrics of a run's state to its trackers, and show them."""
+    metrics = metrics | {"training/environment_steps": float(run.state.environment_steps)}
+    trackers.log(metrics, run.state.iteration)
+    run.display.row(run.state.iteration, metrics)
 
 
 def load_policy(config: Config, folder: Path) -> tuple[Learner, TrainingState]:

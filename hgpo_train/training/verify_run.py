@@ -83,11 +83,12 @@ def verify_run(path: Path, processes: int = 1) -> Iterator[VerifyReport]:
         if _has(part, MANIFEST, STATE):
             yield verify_checkpoint(part)
         elif _has(part, *_TRAINING):
-            yield _verify_files(part, VerifyReport(str(part)))
-            for table in (part, part / "evaluation"):
-                if (run := run_at(table)) is not None:
-                    report = hgpo_datasets.verify(run, processes=processes)
-                    yield report if table == part else _verify_files(table, report)
+            for folder in (part, part / "evaluation"):
+                run = run_at(folder)
+                if run is not None:
+                    yield _verify_files(folder, hgpo_datasets.verify(run, processes=processes))
+                elif folder == part:
+                    yield _verify_files(folder, VerifyReport(str(folder)))
             yield from map(verify_checkpoint, list_checkpoints(part / "checkpoints"))
         else:
             yield _verify_files(part, hgpo_datasets.verify(part, processes=processes))

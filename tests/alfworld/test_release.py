@@ -82,13 +82,18 @@ def test_build_never_replaces_its_input_or_files_that_are_not_packs(hgpo, bundle
         (pack, tmp_path / "thesis.tex", "already exists and is not a pack"),
         (pack, pack, "is also the input"),
         (pack, tmp_path / "link.pack", "is also the input"),
-        (pack, tmp_path, "found a folder"),
+        (pack, tmp_path, "expected a file, received a folder"),
     ):
         code, _, err = hgpo("data", "build", "alfworld", data, "--out", out)
         assert (code, err.count("error: "), match in err) == (2, 1, True), err
     assert {path: path.is_dir() or path.read_bytes() for path in tmp_path.rglob("*")} == before
     assert hgpo("data", "build", "alfworld", tmp_path / "mine.pack", "--out", tmp_path / "second.pack")[0] == 0
     assert (tmp_path / "second.pack").read_bytes() == pack.read_bytes()
+    again = ("data", "build", "alfworld", pack, "--out", tmp_path / "second.pack", "--grammar", "put")
+    assert "second.pack exists already; replace it with --overwrite" in hgpo(*again)[2]
+    assert (tmp_path / "second.pack").read_bytes() == pack.read_bytes()
+    assert hgpo(*again, "--overwrite")[0] == 0
+    assert (tmp_path / "second.pack").read_bytes() != pack.read_bytes()
 
 
 def test_synth_a_pack_and_a_folder(hgpo, tmp_path):

@@ -32,7 +32,7 @@ COMMANDS = {
     "verify ''": "arguments: expected a value, received an empty text",
     f"{ROLLOUT} --order sorted": "unknown task order 'sorted'",
     f"{ROLLOUT} --dynamic 3": "dynamic: expected at least 16 wanted groups, received 3",
-    f"{ROLLOUT} --max-failed nan": "max_failed: expected a share from 0 to 1, received nan",
+    f"{ROLLOUT} --max-failed nan": "--max-failed: expected a share from 0 to 1, received nan",
     f"{ROLLOUT} --env-option prompt_template=bad.j2": "prompt template bad.j2 fails",
     f"{ROLLOUT} --policy randm": "unknown policy 'randm'; did you mean 'random'?",
     f"{ROLLOUT} --policy bug:policy": "received 'bug:policy': ModuleNotFoundError: No module named 'nothing_there'",
@@ -62,6 +62,7 @@ COMMANDS = {
     "rollout --env-option sampling=sweep --out x": "--env-option sampling: expected an argument of the environment",
     "rollout --env HGPO/WebShop-v0 --env-option show_attributes=no --out x": "unknown show_attributes 'no'",
     "rollout --without hashes --out x": "without: hashes is always stored",
+    "rollout --env HGPO/AlfWorld-v0 --out x": "did you mean 'HGPO/ALFWorld-v0'?",
     "eval --env Nope --out x": "unknown environment 'Nope'",
     "eval --env HGPO/WebShop-v0 --against run --out x": "--against run: it has no task of HGPO/WebShop-v0",
     "view run --task x": "--task selects the tasks of a page; name one with --out",
@@ -75,8 +76,16 @@ COMMANDS = {
     "train unknown.toml": "unknown setting 'updat'; did you mean 'update'?",
     "train tiny-alfworld --set update.epochs=0": "setting update.epochs: expected int >= 1, received 0",
     "sft run --out x --model /no/model --set rows=all": "/no/model",
-    "quickstart --tasks 0 --out x": "tasks: expected int >= 1, received 0",
+    "sft run --out run --model /no/model": "--out run: it contains a run that is not of hgpo sft",
+    "quickstart --tasks 0 --out x": "--tasks: expected int >= 1, received 0",
     "data fetch alfworld --out file": "file already exists",
+    "data fetch alfworld --out x --sha256 abc": "--sha256: expected 64 hexadecimal digits, received 'abc'",
+    "data fetch webshop --out x --size medium": "--size: expected 'small' or 'full', received 'medium'",
+    "data build alfworld games.pack --out file": "file already exists and is not a pack",
+    "data build alfworld games.pack --out empty": "--out empty: expected a file, received a folder",
+    "data compare games.pack games.pack --env-option data=x": "--env-option data: use the arguments A and B",
+    "data import verl-agent void --out x": "error: void: expected rollouts",
+    "data export delta run --out file": "file: expected a folder, received a file",
     "data build alfworld /no/folder --out x": "no ALFWorld data at /no/folder",
     "data build webshop --out x": "parameter --items requires an argument",
     "data import verl-agent file --out x": "file, line 1: JSON is malformed",
@@ -90,6 +99,7 @@ def inputs(tmp_path_factory) -> Path:
     collect(DOORS, "random", folder / "run", tasks=2, group_size=2, max_steps=5, progress=False)
     (folder / "file").write_text("a list of goods\n")
     (folder / "empty").mkdir()
+    (folder / "void").touch()
     (folder / "bad.toml").write_text("a = = 3\n")
     (folder / "bad.j2").write_text("{{ admissible_actions[999] }}")
     (folder / "unknown.toml").write_text("[updat]\nepochs = 1\n")

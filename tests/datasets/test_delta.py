@@ -66,6 +66,17 @@ def test_paths_that_are_no_urls_are_refused(run: Path, tmp_path: Path) -> None:
         to_delta(run, tmp_path / "table[1]")
 
 
+def test_what_is_no_table_is_left_alone(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "catalogue").mkdir()
+    (tmp_path / "catalogue/items.json").write_text("{}")
+    for name, line in (("catalogue", "received one with other files"), ("catalogue/items.json", "received a file")):
+        with pytest.raises(InputError, match=line):
+            to_delta(run, tmp_path / name)
+    assert [path.name for path in tmp_path.glob("catalogue/*")] == ["items.json"]
+    (tmp_path / "empty").mkdir()
+    assert to_delta(run, tmp_path / "empty").version == 1
+
+
 def test_a_second_export_replaces_the_rows_of_the_first(run: Path, tmp_path: Path) -> None:
     """The run has grown, and some of its rollouts were retried. Earlier versions stay readable."""
     to_delta(run, tmp_path / "table")

@@ -48,7 +48,11 @@ def test_from_a_folder(tmp_path):
     (tmp_path / "have/items_human_ins.json").unlink()
     with pytest.raises(InputError, match=r"no items_human_ins\.json in"):
         release.fetch_release("small", tmp_path / "other", local=tmp_path / "have")
-    with pytest.raises(InputError, match="size: expected small or full, received 'huge'"):
+    with pytest.raises(InputError, match=r"no items_shuffle\.json in .*; it has those of --size small"):
+        release.fetch_release("full", tmp_path / "other", local=tmp_path / "have")
+    with pytest.raises(InputError, match="nowhere: there is no such folder"):
+        release.fetch_release("small", tmp_path / "other", local=tmp_path / "nowhere")
+    with pytest.raises(InputError, match="size: expected 'small' or 'full', received 'huge'"):
         release.fetch_release("huge", tmp_path / "other")
 
 
@@ -81,7 +85,7 @@ def test_synthesis_and_build(hgpo, tmp_path):
     following[-1] = str(tmp_path / "shop")
     code, out, _ = hgpo(*following, "--nouns", "stand-in")
     assert code == 0
-    assert f"hgpo rollout --env HGPO/WebShop-v0 --data {tmp_path / 'shop'}" in out
+    assert f"Next: hgpo rollout --env HGPO/WebShop-v0 --data {tmp_path / 'shop'} --out runs/shop" in out
     code, out, _ = hgpo("data", "show", "webshop", tmp_path / "shop", "--verify")
     assert code == 0
     assert "stand-in 1" in out

@@ -23,7 +23,10 @@ if TYPE_CHECKING:
 
 
 class DeltaReport(NamedTuple):
-    """The table's version after an export, and the number of rows of the run."""
+    """The table's version after an export, and the number of rows of the run.
+
+    Version 0 of a table that `to_delta` creates is empty; version 1 is the first export.
+    """
 
     version: int
     rows: int
@@ -38,7 +41,8 @@ def to_delta(run: str | os.PathLike[str], table: str | os.PathLike[str]) -> Delt
             options of object stores are environment variables.
 
     Raises:
-        InputError: The run has no rows or is damaged, the table has another run of this name, or it cannot be written.
+        InputError: The run has no rows or is damaged, the table is a file or a folder of something else, it has
+            another run of this name, or it cannot be written.
     """
     from deltalake import CommitProperties, DeltaTable, Transaction
     from deltalake.exceptions import DeltaError
@@ -57,7 +61,8 @@ def to_delta(run: str | os.PathLike[str], table: str | os.PathLike[str]) -> Delt
     written = Transaction(f"hgpo/{header.run}/{manifest.encode_line(header, '')[1]}", 1)
     name = header.run.replace("'", "''")
     try:
-        _check_folder(url)
+        if "://" not in url:
+            _check_folder(Path(url))
         if not DeltaTable.is_deltatable(url, options):
             # Only a commit after a version that both have read is refused if another export commits first.
             empty = steps.head(0).collect().to_arrow(compat_level=pl.CompatLevel.oldest())
@@ -87,15 +92,14 @@ def to_delta(run: str | os.PathLike[str], table: str | os.PathLike[str]) -> Delt
     return DeltaReport(target.version(), steps.select(pl.len()).collect().item())
 
 
-def _check_folder(url: str) -> None:
-    """Refuse a file, and a folder of this machine in which a new table would stand among other files."""
-    path = Path(url)
-    if "://" in url or not path.exists():
-        return
-    if not path.is_dir():
-        raise InputError(f"{url}: expected a folder, received a file; choose another path")
-    if any(path.iterdir()) and not (path / "_delta_log").exists():
-        raise InputError(f"{url}: expected a Delta table or an empty folder, received a folder with other files")
+def _check_folder(folder: Path) -> None:
+    """Refuse a path that is a file, or a folder with other content than a table."""
+    if folder.is_dir():
+        names = [path.name for path in folder.iterdir()]
+        if names and "_delta_log" not in names:
+            raise InputError(f"{folder}: expected a Delta table or an empty folder, received one with other files")
+    elif os.path.lexists(folder):
+        raise InputError(f"{folder}: expected a folder, received a file; choose another path")
 
 
 def _check(table: DeltaTable, run: str, app: str) -> None:

@@ -93,7 +93,8 @@ def _new_folder(dataset_id: str) -> Path:
         parse_dataset_id(dataset_id)
     except (ValueError, TypeError):  # TypeError: no version
         expected = (
-            "letters, digits, _ and - with a version, and at least two in a namespace, such as hgpo/alfworld/random-v0"
+            "NAMESPACE/NAME-vNUMBER of letters, digits, _ and -, where NAMESPACE may contain / and has at least two "
+            "characters, such as hgpo/alfworld/random-v0"
         )
         raise InputError(f"--name: expected {expected}, received {dataset_id!r}") from None
     folder = Path(os.environ.get("MINARI_DATASETS_PATH", Path.home() / ".minari" / "datasets")) / dataset_id

@@ -30,6 +30,7 @@ from hgpo_envs.errors import InputError
 from hgpo_envs.files.atomic import new_folder
 from hgpo_envs.files.untrusted_files import open_regular
 from hgpo_envs.responses import parse
+from hgpo_envs.wording import listed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -108,11 +109,11 @@ def import_rollouts(
     if not (math.isfinite(success_reward) and success_reward > 0):
         raise InputError(f"success_reward: expected a positive number, received {success_reward}")
     folder = Path(out).absolute()
-    files = list(_files([source] if isinstance(source, str | os.PathLike) else source))
+    sources = [Path(source)] if isinstance(source, str | os.PathLike) else [Path(path) for path in source]
     summary = ImportSummary()
     config = {"imported_from": "verl-agent", "success_reward": success_reward}
     with new_folder(folder) as new, StepWriter(new, run=folder.name, config=config) as writer:
-        for file in files:
+        for file in _files(sources):
             trajectories = _trajectories(file, summary)
             limit = max(map(len, trajectories), default=0)
             groups: dict[str, list[dict[str, Any]]] = defaultdict(list)
@@ -129,12 +130,12 @@ def import_rollouts(
             summary.trajectories += len(trajectories)
             summary.groups += len(groups)
         if not summary.steps:
-            raise InputError(f"{files[0]}: expected rollouts, received no complete trajectory")
+            raise InputError(f"{listed(list(map(str, sources)))}: expected rollouts, received no complete trajectory")
     return summary
 
 
-def _files(sources: Iterable[str | os.PathLike[str]]) -> Iterator[Path]:
-    for path in map(Path, sources):
+def _files(sources: Iterable[Path]) -> Iterator[Path]:
+    for path in sources:
         inside = sorted(path.glob("*.jsonl"), key=lambda file: (len(file.stem), file.stem)) if path.is_dir() else [path]
         if not inside or not inside[0].exists():
             raise InputError(f"{path}: expected a JSONL file, or a folder of them")

@@ -12,6 +12,7 @@ from hgpo_envs.alfworld.engine.game import LONGEST_FILE, read_file
 from hgpo_envs.errors import InputError
 from hgpo_envs.files.atomic import is_scratch, new_folder
 from hgpo_envs.files.untrusted_files import open_regular, parse_json, path_inside, read_bytes, writing
+from hgpo_envs.wording import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -66,9 +67,10 @@ class FolderStore:
             else:
                 self._folders[task_id] = place
         if not self._folders:
+            found = counted(left_out, "other game") if left_out else "no game"
             raise InputError(
                 f"no playable game in {folder}: expected {'|'.join(SPLITS)}/<task folder>/<trial folder>/{GAME_FILE} "
-                f"marked solvable, received {left_out or 'no'} other games"
+                f"marked solvable, received {found}"
             )
         self._ids = sorted(self._folders)
 

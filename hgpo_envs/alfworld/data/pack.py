@@ -18,7 +18,7 @@ import msgspec
 from hgpo_envs.alfworld.engine.game import LONGEST_FILE, checked, compile_game
 from hgpo_envs.alfworld.engine.grammar import join_task, split_task
 from hgpo_envs.errors import InputError, one_line
-from hgpo_envs.files.atomic import new_path
+from hgpo_envs.files.atomic import making_folder, new_path
 from hgpo_envs.files.unpack import BROKEN, open_zip
 from hgpo_envs.files.untrusted_files import open_regular, read_bytes, writing
 
@@ -128,7 +128,7 @@ class PackStore:
 
 
 def write_pack(path: Path, games: Iterable[PackedGame]) -> int:
-    """Write a pack atomically.
+    """Write a pack atomically. Missing parents are created.
 
     Args:
         path: The file to write. An existing file is replaced only if it is a pack.
@@ -142,7 +142,8 @@ def write_pack(path: Path, games: Iterable[PackedGame]) -> int:
             exists and is not a pack, or the disk is full.
     """
     check_replaceable(path)
-    with writing(path), new_path(path) as content, content.open("wb") as file:
+    parent = path.absolute().parent
+    with writing(path), making_folder(parent), new_path(path) as content, content.open("wb") as file:
         return _write(file, games)
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from hgpo_envs.alfworld.data.game_folder import SPLITS
 from hgpo_envs.alfworld.data.source import ALFWorldSource
-from hgpo_envs.errors import InputError
+from hgpo_envs.errors import InputError, one_line
 from hgpo_envs.files.atomic import new_folder
 from hgpo_envs.files.download import NoConnection, download
 from hgpo_envs.files.secrets import redact
@@ -57,14 +57,16 @@ def fetch_release(
         The number of games in each split.
 
     Raises:
-        InputError: If a download fails, an archive is damaged or contains no games, a checksum is given for several
-            archives, or the folder cannot be written.
+        InputError: If a download fails, an archive is damaged or contains no games, a checksum is not one or is given
+            for several archives, or the folder cannot be written.
     """
     urls = list(urls or [GAMES, *([TRAJECTORIES] if trajectories else [])])
     if sha256 is not None and not re.fullmatch("[0-9a-fA-F]{64}", sha256):
         raise InputError(f"--sha256: expected 64 hexadecimal digits, received {sha256!r}")
     if sha256 is not None and len(urls) > 1:
         raise InputError(f"expected one archive with one checksum, received {len(urls)} archives; omit the checksum")
+    if sha256 is not None and not re.fullmatch("[0-9a-fA-F]{64}", sha256):
+        raise InputError(f"sha256: expected 64 hexadecimal digits, received {one_line(repr(sha256))}")
     with writing(out), new_folder(out) as folder:
         archives = {}
         for number, url in enumerate(urls):

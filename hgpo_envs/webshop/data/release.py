@@ -84,7 +84,9 @@ def fetch_release(
         InputError: If a file is missing in `local`, no source provides it, or it is not the official file.
     """
     if size not in FILES:
-        raise InputError(f"--size: expected small or full, received {size!r}")
+        raise InputError(f"size: expected 'small' or 'full', received {size!r}")
+    if local is not None:
+        _check_local(size, local, out)
     for file in FILES[size]:
         path = out / file.name
         if os.path.lexists(path):
@@ -104,11 +106,19 @@ def fetch_release(
     return [out / file.name for file in FILES[size]]
 
 
+def _check_local(size: str, local: Path, out: Path) -> None:
+    """Raise InputError unless a folder has the files that are not in `out`."""
+    if not local.is_dir():
+        raise InputError(f"--from {local}: there is no such folder; expected that of the official files")
+    missing = [file.name for file in FILES[size] if not ((out / file.name).exists() or (local / file.name).exists())]
+    if not missing:
+        return
+    others = [name for name, files in FILES.items() if name != size and (local / files[0].name).exists()]
+    hint = f"; it has those of --size {others[0]}" if others else ""
+    raise InputError(f"--from {local}: no {missing[0]} in this folder of official files{hint}")
+
+
 def _copy(file: OfficialFile, source: Path, path: Path) -> None:
-    if not source.parent.is_dir():
-        raise InputError(f"--from {source.parent}: no such folder")
-    if not source.exists():
-        raise InputError(f"no {source.name} in {source.parent}; --from expects the folder of the official files")
     _check(file, source, source)
     with open_regular(source) as opened, path.open("wb") as copy:
         shutil.copyfileobj(opened, copy)
