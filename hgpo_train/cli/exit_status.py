@@ -64,7 +64,7 @@ def exit_with_error(error: BaseException, words: Sequence[str] = ()) -> NoReturn
 
 def _with_option(message: str, words: Sequence[str]) -> str:
     """Return a message that begins with the name of an argument, with the option that the user typed instead."""
-    name, colon, rest = message.removeprefix("setting ").partition(":")
+    name, colon, rest = re.sub("^(setting|parameter) ", "", message).partition(":")
     option = f"--{name.replace('_', '-')}"
     typed = [word.partition("=")[0] for word in words]
     return f"{option}{colon}{rest}" if option in typed else message

@@ -92,6 +92,21 @@ def test_commands_are_listed_without_import_and_run_when_called(hgpo) -> None:
     assert hgpo("greet")[2] == 'error: Command "greet" parameter NAME requires an argument; see hgpo greet --help\n'
 
 
+@pytest.mark.parametrize(
+    ("command", "usage"),
+    [
+        ("play", "[OPTIONS] [ENV]"),
+        ("train", "[OPTIONS] [CONFIG]"),
+        ("verify", "[OPTIONS] RUN..."),
+        ("data import verl-agent", "--out PATH [OPTIONS] DUMPS..."),
+        ("data compare", "[OPTIONS] A B"),
+        ("rollout", "--out PATH [OPTIONS]"),
+    ],
+)
+def test_usage_names_the_arguments(hgpo, command, usage) -> None:
+    assert hgpo(*command.split(), "--help")[1].startswith(f"Usage: hgpo {command} {usage}\n")
+
+
 @pytest.mark.usefixtures("greeting")
 def test_a_broken_distribution_is_one_line(hgpo) -> None:
     code, _, error = hgpo("lost")

@@ -48,7 +48,7 @@ COMMANDS = {
     "advantages run -e mine:positional": "the estimator 'positional': expected keyword-only parameters",
     "advantages run -e hgpo:alpha=1e6 --out x": "hgpo: a parameter is too large",
     "advantages run --out x.csv": "--out: expected the path of a table",
-    "advantages run --gamma 2": "parameter gamma: expected float <= 1.0, received 2.0",
+    "advantages run --gamma 2": "--gamma: expected float <= 1.0, received 2.0",
     "advantages run --out empty": "expected an output file, received the folder empty",
     "data export delta plain.parquet --out x": "plain.parquet: expected the folder of one run",
     "stats run run": "unexpected argument 'run'; see hgpo stats --help",

@@ -89,6 +89,12 @@ def test_a_killed_writer_leaves_the_old_content_and_the_next_writer_removes_its_
     assert (tmp_path / "data" / "old").read_bytes() == b"old"
 
 
+def test_a_missing_folder_is_named_and_not_the_scratch_folder(tmp_path):
+    with pytest.raises(FileNotFoundError) as caught:
+        write_file(tmp_path / "none" / "file", b"x")
+    assert caught.value.filename == str(tmp_path / "none" / "file")
+
+
 def test_errors_of_the_operating_system_name_the_file_and_leave_nothing(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")

@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import signal
 import traceback
 import warnings
 from pathlib import Path
@@ -289,6 +290,26 @@ def test_changed_code_of_a_function_is_reported(tmp_path):
     play(first, tmp_path / "run")
     with pytest.warns(UserWarning, match="was played with other code of the policy first; its groups are not played"):
         assert play(last, tmp_path / "run", tasks=4).summary["groups"] == 4
+
+
+@pytest.mark.parametrize(
+    ("number", "line"),
+    [(1, "^Nothing was kept, because no group had ended"), (5, "^1 finished group is kept in .*run;")],
+)
+def test_an_interruption_says_what_is_kept(tmp_path, number, line):
+    """Ctrl-C at a request, with groups of two rollouts of two steps, one after the other."""
+    asked = []
+
+    def interrupting(request):
+        asked.append(request)
+        if len(asked) == number:
+            signal.raise_signal(signal.SIGINT)
+        return "stand still"
+
+    size = {"tasks": 3, "group_size": 2, "max_steps": 2, "slots": 1}
+    with pytest.raises(KeyboardInterrupt, match=line):
+        collect(DOORS, interrupting, tmp_path / "run", progress=False, **size)
+    assert (tmp_path / "run").exists() == (number > 1)
 
 
 @pytest.mark.slow
