@@ -319,6 +319,17 @@ def remove_abandoned(folder: Path) -> None:
             _remove_scratch(scratch, FolderLock(scratch, "removing"))
 
 
+def check_writable(folder: Path) -> None:
+    """Create a scratch folder in a folder and remove it. The next write there removes one that a kill has left.
+
+    Raises:
+        OSError: The folder cannot be written, as those of the kernel's own file systems, which permit it.
+    """
+    scratch = folder / f".hgpo-{secrets.token_hex(8)}.tmp"
+    scratch.mkdir(mode=0o700)
+    scratch.rmdir()
+
+
 def is_scratch(name: str) -> bool:
     """Return whether a folder's name is that of a scratch folder, which readers must skip when they walk a tree."""
     return _SCRATCH.fullmatch(name) is not None

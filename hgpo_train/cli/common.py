@@ -6,7 +6,6 @@ import os
 import shlex
 import shutil
 import sys
-import tempfile
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,6 +26,7 @@ def check_output_path(out: Path, option: str = "--out") -> None:
     """
     from hgpo_datasets.sources import run_with_steps
     from hgpo_envs.errors import InputError
+    from hgpo_envs.files.atomic import check_writable
 
     if any(run_with_steps(folder) for folder in (out.absolute(), *out.absolute().parents)):
         raise InputError(f"{option} {out}: expected a path outside of a run's steps/; choose another path")
@@ -44,7 +44,7 @@ def check_output_path(out: Path, option: str = "--out") -> None:
             raise InputError(f"{option} {out}: {path} is read-only or without permission to write; choose another path")
         if path.is_dir() and path != out.absolute():
             try:
-                os.rmdir(tempfile.mkdtemp(prefix=".hgpo-", dir=path))  # noqa: PTH106 - the file systems of the kernel
+                check_writable(path)
             except OSError as error:
                 raise InputError(f"{option} {out}: {path}: {error.strerror}; choose another path") from None
         return

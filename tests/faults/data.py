@@ -55,7 +55,7 @@ def check_games(data: str, root: Path, noted: Sequence[str], whole: bool) -> Non
 
 
 def pack(root: Path, note: Note) -> None:
-    hgpo("data", "build", "alfworld", root / "unzipped", "--out", root / "g.pack")
+    hgpo("data", "build", "alfworld", root / "unzipped", "--out", root / "g.pack", "--overwrite")
     note("done")
 
 

@@ -362,17 +362,17 @@ def test_verify_covers_all_files_of_a_run(config, runs, hgpo, monkeypatch):
     folder = runs.train(replace(config, iterations=2, evaluation={"every": 1})).folder
     code, output, _ = hgpo("verify", folder)
     assert code == 0, output
-    assert output.count("no problems") == 5  # the run, two tables, two checkpoints
+    assert output.count("no problems") == 4  # the run with its table, the evaluations, two checkpoints
     newest = folder / "checkpoints" / "000002"
     for path in [*sorted(newest.rglob("*.*")), folder / "metrics.jsonl", folder / "config.toml"]:
         whole = path.read_bytes()
         path.write_bytes(whole[:-9] + b"\xff" + whole[-8:])
         code, output, _ = hgpo("verify", folder)
-        assert (code, output.count("no problems")) == (1, 4), path
+        assert (code, output.count("no problems")) == (1, 3), path
         assert path.name in output
         path.write_bytes(whole)
     code, output, _ = hgpo("verify", folder, "--json")
-    assert (code, [report["ok"] for report in json.loads(output)]) == (0, [True] * 5)
+    assert (code, [report["ok"] for report in json.loads(output)]) == (0, [True] * 4)
 
 
 INVALID = (
