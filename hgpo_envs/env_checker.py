@@ -402,7 +402,7 @@ def _distinct(play: Play) -> str:
                     f"alike to {tried} commands; keep the splits apart"
                 )
     tried = sum(map(len, commands))
-    return f"{len(owners)} of {count} tasks are told apart by their start or by {counted(tried, 'command')}"
+    return f"{len(owners)} of {count} tasks are distinguished by their start or by {counted(tried, 'command')}"
 
 
 def _alike(play: Play, ids: Sequence[str]) -> int:

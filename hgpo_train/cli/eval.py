@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 DEFAULT_ENV: Final = "HGPO/ALFWorld-v0"
 
+ENV: Final = f"Gymnasium id of the environment, or module:EnvironmentSpec. Default: {DEFAULT_ENV}."
+
 PANEL: Final = (
     "What is played: a panel of `hgpo panels`, or a TOML file; name+setting=value changes a setting and the name. "
     "Instead of --env and the options of the environment."
@@ -34,9 +36,9 @@ def evaluate(
     out: options.RunFolder,
     policy: str = "random",
     panel: Annotated[str | None, Parameter(help=PANEL)] = None,
-    env: options.Env = DEFAULT_ENV,
+    env: Annotated[str | None, Parameter(help=ENV)] = None,
     environment: options.EpisodeOptions = options.EpisodeOptions(),
-    seeds: str = "123,456,789",
+    seeds: str | None = None,
     temperature: float | None = None,
     execution: options.RolloutOptions = options.RolloutOptions(),
     against: Path | None = None,
@@ -48,9 +50,9 @@ def evaluate(
         out: The run's folder.
         policy: random, expert, openai:MODEL, vllm:MODEL, transformers:MODEL, … (docs/rollouts.md)
         panel: The panel.
-        env: The environment.
+        env: The environment. Default: ALFWorld.
         environment: The options of the environment.
-        seeds: Comma-separated seeds; every task is played once per seed.
+        seeds: Comma-separated seeds; every task is played once per seed. Default: 123,456,789.
         temperature: A model's temperature. Default: 0.4, as published.
         execution: The options of the policy and of the execution.
         against: Another evaluation, or a certificate of the same panel, for a paired comparison by task.
@@ -66,17 +68,17 @@ def evaluate(
     from hgpo_train.rollout.env_handle import evaluation_split, open_env
 
     try:
-        numbers = [int(part) for part in seeds.split(",")]
+        numbers = [*SEEDS] if seeds is None else [int(part) for part in seeds.split(",")]
     except ValueError:
         raise InputError(f"--seeds: expected integers separated by commas, received {seeds!r}") from None
     sampling = {} if temperature is None else {"temperature": temperature}
     if sampling and policy.partition(":")[0] not in SAMPLING:
         raise InputError(f"--temperature: policy {policy!r} does not sample from a model; remove the option")
     if panel is not None:
-        given: dict[str, Any] = {"env": None if env == DEFAULT_ENV else env, "temperature": temperature}
-        given["seeds"] = None if numbers == [*SEEDS] else numbers
+        given: dict[str, Any] = {"env": env, "temperature": temperature, "seeds": seeds and numbers}
         _evaluate_panel(panel, policy, out, environment, given, execution, against, as_json=as_json)
         return
+    env = env or DEFAULT_ENV
     if against is not None and against.is_file() and against.suffix == ".json":
         raise InputError(f"--against {against}: a certificate is compared with a run of its panel; give the --panel")
     arguments = environment.arguments(split=environment.split or evaluation_split(env))

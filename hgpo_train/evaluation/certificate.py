@@ -1,4 +1,4 @@
-"""The certificate of an evaluation on a panel, `RUN/certificate.json`: what was played, by what, and what came out.
+"""The certificate of an evaluation on a panel, `RUN/certificate.json`: the tasks, the policy and the results.
 
 It contains the outcome of every task and seed, so that its figures can be recomputed from it alone
 (`hgpo_train.evaluation.certificate_check`), and a hash of every trajectory, so that it can be compared with the run's

@@ -298,7 +298,9 @@ def drawn_with_repeats(environments: int, reference: Reference, highest_of: int 
         chances.append(ways * share**wins * (1 - share) ** (environments - wins))
     at_most = np.cumsum(chances).clip(0, 1) ** highest_of
     mean = float((1 - at_most[:-1]).sum()) / environments
-    low, high = (np.searchsorted(at_most, TAILS) / environments - share).tolist()
+    # The numbers of wins that 2.5% and 97.5% of the draws do not exceed.
+    quantiles = np.searchsorted(at_most, TAILS) / environments
+    low, high = (quantiles - share).tolist()
     return Effect("spread", round(mean - share, 12), low, high)
 
 

@@ -192,7 +192,7 @@ def test_too_few_decided_groups_are_no_ranking():
     assert not found.known
     assert found.best == []
     assert re.match(r"No ranking: [0-4] of 8 groups have both outcomes, and intervals need 5\.", report.verdict(found))
-    # Halves of so few groups say nothing; that is not a difference of 0. The title fits beside the numbers.
+    # Halves of so few groups have no estimate, which is not a difference of 0. The title fits beside the numbers.
     assert report.rows(found)[-2] == ["A/A: halves of groups", "", "", "", ""]
     few = steps.filter(pl.col("trajectory").str.slice(-3).is_in(["000", "001"]))
     with pytest.raises(InputError, match="expected groups of at least 4 complete rollouts, received 8 smaller groups"):

@@ -507,7 +507,7 @@ def test_tasks_are_called_one_only_after_enough_commands():
     changes = {"players": {"expert": Opener}, "tools": [walk], **UNLISTED}
     found = checked(Safe, TwoSplits, **changes)["distinct tasks"]
     assert found.verdict == "pass", found.message
-    assert "of 10 tasks are told apart by their start or by" in found.message
+    assert "of 10 tasks are distinguished by their start or by" in found.message
     found = checked(Twins, Copied, **changes)["distinct tasks"]
     assert found.verdict == "warning"
     said = re.search(r"task twin 3 of split test is task 3 of split train: .* alike to (\d+) commands", found.message)

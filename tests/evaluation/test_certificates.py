@@ -381,7 +381,9 @@ def test_options_that_the_panel_fixes_are_refused(tmp_path: Path, hgpo) -> None:
     for option, advice in (
         (("--max-steps", 9), "write --panel 'alfworld-bundled+max_steps=9'"),
         (("--seeds", "1,2"), "write --panel 'alfworld-bundled+seeds=[1,2]'"),
+        (("--seeds", "123,456,789"), "write --panel 'alfworld-bundled+seeds=[123,456,789]'"),
         (("--env", "HGPO/WebShop-v0"), "leave it out"),
+        (("--env", "HGPO/ALFWorld-v0"), "leave it out"),  # also the command's default, if it is given
     ):
         code, _, error = hgpo(*common, *option)
         assert (code, error.count("\n")) == (2, 1)

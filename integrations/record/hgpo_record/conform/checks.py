@@ -194,7 +194,7 @@ def other_tasks(estimate: Estimate) -> str | None:
 
 
 def names(estimate: Estimate) -> str | None:
-    """Tasks are told apart by their whole names: one name that begins another, or differs in case, is another."""
+    """Task names are compared as a whole: a prefix of a name, or another case, is another task."""
     pair = {"task-1": PLAIN["won"], "task-10": PLAIN["rare"], "Task-1": [[0.0, 3.0], *[[0.0, 0.0]] * 3]}
     others = {"x": PLAIN["won"], "y": PLAIN["rare"], "z": pair["Task-1"]}
     found = estimate(table(pair)).values
@@ -332,7 +332,7 @@ def other_states(estimate: Estimate) -> str | None:
 
 
 def untouched(estimate: Estimate) -> str | None:
-    """The arguments stay as they are: the caller goes on with them."""
+    """The arguments are not modified: the caller still needs them."""
     changed = estimate(table(PLAIN)).changed
     return f"it modifies {', '.join(changed)} in place; copy first" if changed else None
 
