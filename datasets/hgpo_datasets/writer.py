@@ -23,6 +23,7 @@ import orjson
 import polars as pl
 
 from hgpo_datasets import manifest, rows, schema, shards
+from hgpo_datasets.branches import IS_FIRST
 from hgpo_datasets.derived_columns import TRAJECTORY_KEY, complete
 from hgpo_datasets.manifest import Header, Shard
 from hgpo_datasets.rows import RowError, preview
@@ -135,7 +136,7 @@ class StepWriter:
                     named=run is not None,
                     configured=config is not None,
                 )
-            starts = self._committed().filter(step=0).select(TRAJECTORY_KEY).collect()
+            starts = self._committed().filter(IS_FIRST).select(TRAJECTORY_KEY).collect()
         except BaseException:
             self._run.close()
             raise
@@ -302,7 +303,7 @@ class StepWriter:
             sha256=hashlib.sha256(data).hexdigest(),
             bytes=len(data),
             rows=len(frame),
-            trajectories=frame.filter(step=0).height,
+            trajectories=frame.filter(IS_FIRST).height,
             groups=frame.select(schema.GROUP_KEY).n_unique(),
             replaces=replaces,
         )
@@ -378,9 +379,10 @@ def _leaves(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _columns_to_drop(without: Collection[str], depth: int) -> list[str]:
-    """Return the columns that are not stored. Columns that readers do not compute again, and `won`, must be."""
+    """Return the columns that are not stored. Those that readers need to understand the others must be."""
     every = schema.columns(depth)
-    optional = [column for column in every if column.null and not column.derived and column.name != "won"]
+    needed = ("won", "parent", "branch_step")
+    optional = [column for column in every if column.null and not column.derived and column.name not in needed]
     known = {
         *schema.FAMILIES,
         *(column.name for column in every),

@@ -21,6 +21,7 @@ from cyclopts import App, CoercionError, Parameter, convert
 
 from hgpo_train.cli import card, certificate, check, data, panels
 from hgpo_train.cli.advantages import advantages
+from hgpo_train.cli.branch import branch
 from hgpo_train.cli.common import check_output_path
 from hgpo_train.cli.envs import envs
 from hgpo_train.cli.eval import evaluate
@@ -49,7 +50,7 @@ LIBRARIES: Final = (
 """The libraries that results depend on, whose versions `hgpo --version` prints."""
 
 COMMANDS: Final = (
-    advantages, envs, new, play, protocols, quickstart, rollout, score, sft, stats, train, verify, view
+    advantages, branch, envs, new, play, protocols, quickstart, rollout, score, sft, stats, train, verify, view
 )  # fmt: skip
 
 ENTRY_POINTS: Final = "hgpo.commands"

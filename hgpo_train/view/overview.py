@@ -10,6 +10,7 @@ import msgspec
 import polars as pl
 
 from hgpo_datasets import scan_steps
+from hgpo_datasets.branches import IS_BRANCH
 from hgpo_envs.errors import InputError
 from hgpo_envs.files.untrusted_files import read_bytes
 from hgpo_train.advantages.parameters import STATISTICS_HISTORY_LENGTH
@@ -80,17 +81,17 @@ def overview_document(source: Source, index: Index) -> dict[str, Any]:
         "total": total,
         "task_types": results(episodes, "task_type"),
         "outcomes": index.groups.select(**{name: own.sum() for name, own in OUTCOMES.items()}).row(0, named=True),
-        "lengths": by_length(episodes).to_dicts(),
+        "lengths": by_length(episodes.filter(~IS_BRANCH)).to_dicts(),
     }
 
 
 def results(episodes: pl.DataFrame, by: str | None = None) -> list[dict[str, Any]]:
-    """Return the results of all episodes, or of those of each value of a column, sorted by it.
+    """Return the results of all episodes but branches, or of those of each value of a column, sorted by it.
 
     The measures and their `intervals` are those of `hgpo_train.measures`; None where unknown. Aborted rollouts are
     counted, and change `bounds` of success.
     """
-    episodes = episodes.with_columns(success="won", all=None)
+    episodes = episodes.filter(~IS_BRANCH).with_columns(success="won", all=None)
     whole = ~pl.col("aborted")
     known = whole & pl.col("won").is_not_null()
     totals = episodes.group_by(by or "all").agg(
