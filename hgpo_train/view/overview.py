@@ -21,7 +21,7 @@ from hgpo_train.evaluation.comparison import TASK, compare
 from hgpo_train.measures import MEASURES, measure, measure_by_task
 from hgpo_train.measures import TASK as MEASURED_TASK
 from hgpo_train.proportions import by_length
-from hgpo_train.view.tasks import OUTCOMES
+from hgpo_train.view.rollouts import OUTCOMES
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -116,14 +116,16 @@ def curves_document(source: Source, index: Index) -> dict[str, Any]:
     """Return results by iteration, from the steps and from the metrics of a training run.
 
     Returns:
-        ``results``: `results` of each iteration; and ``metrics``: for a training run, the values of each metric by its
-        name, with null where it was not logged, for the iterations in ``metrics_iterations``.
+        ``results``: `results` of each iteration; ``seeds``: whether an iteration is a seed of an evaluation; and
+        ``metrics``: for a training run, the values of each metric by its name, with null where it was not logged, for
+        the iterations in ``metrics_iterations``.
     """
     folder = source.training()
     lines = [] if folder is None else _metrics(folder / "metrics.jsonl")
     names = sorted({name for line in lines for name in line if name != "iteration"})[:_METRICS]
     return {
         "results": results(index.episodes, "iteration"),
+        "seeds": source.config().get("evaluation") is True,
         "metrics_iterations": [line["iteration"] for line in lines],
         "metrics": {name: [line.get(name) for line in lines] for name in names},
     }

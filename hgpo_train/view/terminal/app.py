@@ -18,7 +18,7 @@ from hgpo_envs.wording import counted
 from hgpo_train.advantages.variants import read_variants
 from hgpo_train.view.documents import group_document, step_documents
 from hgpo_train.view.estimates import AS_TRAINED, estimate, trained_estimate
-from hgpo_train.view.tasks import PAGE, TaskFilter, tasks_document
+from hgpo_train.view.rollouts import tasks_of
 from hgpo_train.view.terminal.texts import block, branch_of, line, number, outcome, short_names, signed, visible
 
 if TYPE_CHECKING:
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     Node = TreeNode[Any]
 
 DEFAULT: Final = ("hgpo", "gigpo")
+TASKS: Final = 500
+"""Tasks that the tree contains."""
 
 # The next step is usually of the same group.
 _estimate = lru_cache(16)(estimate)
@@ -163,15 +165,15 @@ class TerminalViewer(App[None]):
 
     def _add_tasks(self, source: Source, parent: Node) -> None:
         index = source.index()
-        found = tasks_document(index, TaskFilter(text=self.searched, limit=PAGE))
-        for task in found["tasks"]:
+        found = tasks_of(index, self.searched)
+        for task in found[:TASKS]:
             title = line(task["task_id"] if task["task"] is None else task["task"])
             parent.add(
                 _label(_share_won(task) + title + _figures(task)),
                 partial(self._add_groups, source, index, task["groups"]),
             )
-        if found["total"] > PAGE:
-            parent.add_leaf(Text(f"… {found['total'] - PAGE:,} more: find a task"))
+        if len(found) > TASKS:
+            parent.add_leaf(Text(f"… {len(found) - TASKS:,} more: find a task"))
 
     def _add_groups(self, source: Source, index: Index, groups: list[dict[str, Any]], parent: Node) -> None:
         if len(groups) == 1:
