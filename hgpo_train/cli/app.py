@@ -63,6 +63,8 @@ KNOWN: Final = {
     "data.install.appworld": ("integrations/appworld", "Install AppWorld in an environment of its own."),
     "data.synth.appworld": ("integrations/appworld", "Generate tasks for AppWorld."),
     "learn-tabular": ("research", "Train tabular policies with several estimators, and compare their curves."),
+    "record": ("integrations/record", "Record the calls of a program to an OpenAI-compatible server."),
+    "record.reward": ("integrations/record", "Reward the rollouts of a recorded run by a function."),
     "serve": ("integrations/openenv", "Serve environments to trainers in other processes."),
     "truth": ("research", "Compute the true advantages of the steps of a run."),
 }
