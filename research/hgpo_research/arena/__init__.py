@@ -1,0 +1,1 @@
+"""The arena: estimators in many worlds, with truth, gain and tabular learning."""

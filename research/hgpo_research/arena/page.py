@@ -1,0 +1,229 @@
+"""The arena's page: one file of HTML with the ranking, what predicts learning, and a picture of each world."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import jinja2
+import numpy as np
+import polars as pl
+
+from hgpo_envs.errors import InputError
+from hgpo_envs.files.atomic import write_file
+from hgpo_research.arena.prediction import MEASURES, predictions, verdict
+from hgpo_research.arena.questions import answers, points
+from hgpo_research.arena.ranking import (
+    CONTROLS,
+    ORACLE,
+    REFERENCE,
+    SETTINGS,
+    differences,
+    ranks,
+    sample,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+Cell = dict[str, Any]
+
+MARKS: Final = dict(zip((REFERENCE, *CONTROLS), ("reference", "A/A", "truth"), strict=True))
+MEANS: Final = {
+    "gain": ("gain", 100, ".2f"),
+    "cross_validated_gain": ("cross-validated gain", 100, ".2f"),
+    "correlation": ("correlation with truth", 1, ".2f"),
+    "singletons": ("singletons, %", 100, ".0f"),
+}
+"""The measures of the table: title, factor and format."""
+
+COLUMNS: Final = ("world", "estimator", "setting", "measure", "stage", "seed", "value")
+TEMPLATE: Final = "page.html.jinja"
+AXIS: Final = 75
+"""Half of the width of a picture's axis, in its units."""
+
+
+def write_page(results: pl.DataFrame, costs: pl.DataFrame, file: Path, worlds_folder: Path) -> None:
+    """Write the page.
+
+    Args:
+        results: Rows of `COLUMNS`.
+        costs: Rows of `world`, `estimator` and `ms_per_10k_steps`.
+        file: The page, which is replaced.
+        worlds_folder: The step tables; the results' files lie beside it, in `results/WORLD/`.
+
+    Raises:
+        InputError: Columns are missing, or no world has both the reference and another estimator.
+    """
+    missing = [name for name in COLUMNS if name not in results.columns]
+    if missing:
+        raise InputError(f"expected results with the columns {', '.join(COLUMNS)}, received none of {missing[0]!r}")
+    results = results.filter(pl.col("value").is_finite())
+    folder = worlds_folder.parent / "results"
+    link = Path(os.path.relpath(folder, file.parent)).as_posix()
+
+    def query(**filters: str) -> str:
+        """Return the line of Polars that reads the rows of a figure."""
+        arguments = ", ".join(f"{name}={json.dumps(value)}" for name, value in filters.items())
+        return f"pl.read_parquet({json.dumps(link + '/*/*.parquet')}).filter({arguments})"
+
+    predicted = predictions(results)
+    gaps = {setting: found for setting in SETTINGS if (found := _gaps(results, setting)).height}
+    if not gaps:
+        raise InputError(f"expected results of {REFERENCE!r} and another estimator in all worlds, received none")
+    context = {
+        "verdict": verdict(predicted),
+        "answers": answers(results),
+        "settings": {setting: SETTINGS[setting] for setting in gaps},
+        "titles": titles(gaps),
+        "rows": table(results, costs, gaps),
+        "predicted": prediction_rows(predicted),
+        "worlds": pictures(results, gaps, folder),
+        "query": query,
+        "folder": link,
+        "reference": REFERENCE,
+        "counts": [results[name].n_unique() for name in ("estimator", "world")],
+        "axis": AXIS,
+    }
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    text = environment.get_template(TEMPLATE).render(context)
+    write_file(file, text.encode())
+
+
+def _gaps(results: pl.DataFrame, setting: str) -> pl.DataFrame:
+    """Return the differences in area, best first; empty if the reference was not run in this setting."""
+    try:
+        found = differences(sample(results, setting, "area"))
+    except InputError:
+        return pl.DataFrame()
+    return found.sort("difference", "estimator", descending=[True, False])
+
+
+def titles(settings: Iterable[str]) -> list[str]:
+    """Return the titles of the columns of `table`."""
+    areas = [f"area, {SETTINGS[setting]}" for setting in settings]
+    measures = [title for title, *_ in MEANS.values()]
+    places = ["rank, these worlds", "rank, worlds like these"]
+    return ["estimator", *places, *areas, "final success, %", *measures, "ms per 10k steps"]
+
+
+def table(results: pl.DataFrame, costs: pl.DataFrame, gaps: Mapping[str, pl.DataFrame]) -> list[dict[str, Any]]:
+    """Return the rows of the ranking: `estimator`, `mark`, and `cells` in the order of `titles`."""
+    main = next(iter(gaps))
+    places = ranks(sample(results, main, "area")).rows_by_key("estimator", named=True, unique=True, include_key=True)
+    final = means(results.filter(setting=main, measure="final"), "value")
+    cost = means(costs, "ms_per_10k_steps")
+    measured = {name: means(results.filter(measure=name), "value") for name in MEANS}
+    differences_of = {
+        setting: found.rows_by_key("estimator", named=True, unique=True, include_key=True)
+        for setting, found in gaps.items()
+    }
+    rows = []
+    # Estimators that some world lacks come last, without a rank.
+    for name in dict.fromkeys([*gaps[main]["estimator"], *sorted(results["estimator"].unique())]):
+        cells = [rank(places.get(name), end) for end in ("", "_worlds")]
+        for setting, found in differences_of.items():
+            cell = difference(found.get(name))
+            cells.append(cell | {"rows": {"setting": setting, "measure": "area"}})
+        cell = number(final.get(name), 100, ".1f")
+        cells.append(cell | {"rows": {"setting": main, "measure": "final"}})
+        for measure, (_, factor, form) in MEANS.items():
+            cell = number(measured[measure].get(name), factor, form)
+            cells.append(cell | {"rows": {"measure": measure}})
+        cells.append(number(cost.get(name), 1, ".0f"))
+        rows.append({"estimator": name, "mark": MARKS.get(name), "cells": cells})
+    return rows
+
+
+def means(rows: pl.DataFrame, name: str) -> dict[str, float]:
+    """Return the means of estimators: every world counts equally."""
+    by_world = rows.group_by("estimator", "world").agg(pl.col(name).mean())
+    return dict(by_world.group_by("estimator").agg(pl.col(name).mean()).iter_rows())
+
+
+def rank(row: Mapping[str, Any] | None, end: str) -> Cell:
+    """Return the interval of a rank as a cell; `end` of the columns' names says whether over seeds or worlds."""
+    if row is None:
+        return {}
+    low = row["low" + end]
+    high = row["high" + end]
+    text = f"{low}" if low == high else f"{low}–{high}"
+    return {"text": text, "order": -low - high / 1000}
+
+
+def number(value: float | None, factor: float, form: str) -> Cell:
+    """Return a mean as a cell."""
+    return {} if value is None else {"text": format(factor * value, form), "order": value}
+
+
+def difference(row: Mapping[str, Any] | None) -> Cell:
+    """Return a difference as a cell, in points, with the interval that holds for all estimators at once."""
+    if row is None:
+        return {}
+    if row["estimator"] == REFERENCE:
+        return {"text": "0", "order": 0.0}
+    value = row["difference"]
+    low = row["low_all"]
+    high = row["high_all"]
+    if low is None:
+        return {"text": f"{100 * value:+.1f}", "order": value, "sign": 0}
+    cell = {"text": points(value, low, high), "order": value, "sign": int(low > 0) - int(high < 0)}
+    if row["low_all_worlds"] is not None:
+        half = 50 * (row["high_all_worlds"] - row["low_all_worlds"])
+        cell["note"] = f"worlds ± {half:.1f}"
+    return cell
+
+
+def prediction_rows(predicted: pl.DataFrame) -> list[dict[str, Any]]:
+    """Return one row for each measure and stage: `measure`, `stage`, and `cells` of the area in each setting."""
+    rows = []
+    found = predicted.filter(target="area")
+    for (measure, stage), part in found.group_by("measure", "stage", maintain_order=True):
+        cells = []
+        for row in part.iter_rows(named=True):
+            cell = number(row["correlation"], 1, "+.2f")
+            if row["low"] is not None:
+                known = row["p"] < 0.05 and row["low"] * row["high"] > 0
+                cell["sign"] = int(np.sign(row["correlation"])) if known else 0
+                cell["text"] += f" ({row['low']:+.2f} to {row['high']:+.2f})"
+                cell["note"] = f"chance {row['chance_low']:+.2f} to {row['chance_high']:+.2f}"
+            cells.append(cell)
+        rows.append({"measure": MEASURES[str(measure)], "stage": stage, "cells": cells})
+    return rows
+
+
+def pictures(results: pl.DataFrame, gaps: Iterable[str], folder: Path) -> dict[str, dict[str, Any]]:
+    """Return for each world its `files`, and its `pictures` by setting: `limit` of the axis, and `dots`.
+
+    Dots are the differences in area from the reference; their positions `x`, `low` and `high` are from -AXIS to AXIS,
+    on one scale for all worlds of a setting.
+    """
+    worlds: dict[str, dict[str, Any]] = {}
+    for name in sorted(results["world"].unique()):
+        files = [path.name for path in sorted((folder / name).glob("*.parquet"))]
+        worlds[name] = {"files": files, "pictures": {}}
+    for setting in gaps:
+        found = {world: _gaps(results.filter(world=world), setting) for world in worlds}
+        found = {world: rows for world, rows in found.items() if rows.height}
+        # The truth is far beyond all others: it stands in the text, not in the picture.
+        shown = pl.concat(found.values()).filter(pl.col("estimator") != ORACLE)
+        ends = shown.select(pl.col("difference", "low_all", "high_all").abs().max())
+        limit = max(0.01, *(end for end in ends.row(0) if end is not None))
+        for world, rows in found.items():
+            scaled = rows.with_columns(
+                x=pl.col("difference") * AXIS / limit,
+                low=pl.col("low_all") * AXIS / limit,
+                high=pl.col("high_all") * AXIS / limit,
+            )
+            dots = [
+                row | difference(row) | {"mark": MARKS.get(row["estimator"])} for row in scaled.iter_rows(named=True)
+            ]
+            worlds[world]["pictures"][setting] = {"limit": f"{100 * limit:.0f}", "dots": dots}
+    return worlds

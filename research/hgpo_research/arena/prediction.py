@@ -1,0 +1,189 @@
+"""Which measure of advantages predicts what policies learn from them?
+
+Over the estimators of a world, the rank correlation (Spearman) of a measure with learning; its mean over worlds. The
+interval resamples worlds and estimators at once (A. B. Owen, The pigeonhole bootstrap, Annals of Applied Statistics 1,
+2007). Chance is what the mean is if the measures of one estimator are those of another, in all worlds of the same one,
+because an estimator is alike in all of them. Controls are left out: truth has the largest gain and learns most, so it
+alone makes half of a correlation of few estimators.
+"""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+import polars as pl
+
+from hgpo_research.arena.ranking import CONTROLS, SETTINGS
+from hgpo_research.resampling import percentile_bounds
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+    from hgpo_research.arrays import Floats
+
+MEASURES: Final = {
+    "gain": "gain of one batch",
+    "expected_gain": "gain of the expected gradient",
+    "cross_validated_gain": "cross-validated gain",
+    "correlation": "correlation with truth",
+    "sign_agreement": "sign agreement",
+    "variance": "variance",
+}
+TARGETS: Final = ("area", "final")
+RESAMPLES: Final = 1000
+FEWEST: Final = 4
+"""The fewest estimators with a correlation."""
+
+
+class Pairs(NamedTuple):
+    """A measure and what was learned, means over seeds, of the estimators that every world has.
+
+    Attributes:
+        worlds: Names, in alphabetical order.
+        estimators: Names, in alphabetical order.
+        measured: Of shape (worlds, estimators).
+        learned: Of shape (worlds, estimators).
+    """
+
+    worlds: list[str]
+    estimators: list[str]
+    measured: Floats
+    learned: Floats
+
+
+def pairs(
+    results: pl.DataFrame,
+    measure: str,
+    stage: int | None,
+    setting: str,
+    target: str,
+    worlds: Collection[str] | None = None,
+) -> Pairs:
+    """Return a measure beside learning; without `stage`, the mean over stages; without `worlds`, in all of them."""
+    chosen = results.filter(~pl.col("estimator").is_in(CONTROLS))
+    if worlds is not None:
+        chosen = chosen.filter(pl.col("world").is_in(list(worlds)))
+    measured = chosen.filter(measure=measure)
+    if stage is not None:
+        measured = measured.filter(stage=stage)
+    # Every stage counts equally, however many policies it has.
+    keys = ["world", "estimator"]
+    by_stage = measured.group_by(*keys, "stage").agg(pl.col("value").mean())
+    first = by_stage.group_by(keys).agg(measured=pl.col("value").mean())
+    second = chosen.filter(setting=setting, measure=target).group_by(keys).agg(learned=pl.col("value").mean())
+    both = first.join(second, on=keys).drop_nulls().drop_nans()
+    known = sorted(both["world"].unique())
+    everywhere = pl.col("world").n_unique().over("estimator") == len(known)
+    both = both.filter(everywhere).sort(keys)
+    names = sorted(both["estimator"].unique())
+    shape = (len(known), len(names))
+    arrays = [both[name].to_numpy().reshape(shape) for name in ("measured", "learned")]
+    return Pairs(known, names, *arrays)
+
+
+def midranks(values: Floats) -> Floats:
+    """Return ranks along the last axis, equal values at their mean rank.
+
+    >>> midranks(np.array([3.0, 1.0, 3.0]))
+    array([1.5, 0. , 1.5])
+    """
+    below = values[..., :, None] > values[..., None, :]
+    equal = values[..., :, None] == values[..., None, :]
+    ranks: Floats = below.sum(-1) + (equal.sum(-1) - 1) / 2
+    return ranks
+
+
+def spearman(first: Floats, second: Floats) -> Floats:
+    """Return rank correlations along the last axis; NaN where all values are equal."""
+    x = midranks(first)
+    x = x - x.mean(-1, keepdims=True)
+    y = midranks(second)
+    y = y - y.mean(-1, keepdims=True)
+    with np.errstate(invalid="ignore"):
+        found: Floats = (x * y).sum(-1) / np.sqrt((x**2).sum(-1) * (y**2).sum(-1))
+    return found
+
+
+def prediction(found: Pairs) -> dict[str, float | None]:
+    """Return the mean rank correlation over worlds.
+
+    Returns:
+        `correlation`, its interval (`low`, `high`), the range of 95% of chance (`chance_low`, `chance_high`) and the
+        two-sided p-value (`p`); None where unknown.
+    """
+    worlds = len(found.worlds)
+    estimators = len(found.estimators)
+    names = ("correlation", "low", "high", "chance_low", "chance_high", "p")
+    if estimators < FEWEST:
+        return dict.fromkeys(names)
+    each = spearman(found.measured, found.learned)
+    if np.isnan(each).any():
+        return dict.fromkeys(names)
+    value = each.mean()
+    rng = np.random.default_rng([worlds, estimators])
+    # Two-way: a world is drawn with all of its estimators, an estimator with all of its worlds.
+    rows = rng.integers(worlds, size=(RESAMPLES, worlds, 1))
+    columns = rng.integers(estimators, size=(RESAMPLES, 1, estimators))
+    drawn = spearman(found.measured[rows, columns], found.learned[rows, columns])
+    units = min(worlds, estimators)
+    # A world in which all drawn estimators are one has no correlation.
+    low, high = percentile_bounds(value, np.ma.masked_invalid(drawn).mean(1).filled(np.nan), units)
+    # Chance.
+    order = rng.permuted(np.tile(np.arange(estimators), (RESAMPLES, 1)), axis=1)
+    chance = spearman(found.measured[:, order], found.learned[:, None]).mean(0)
+    chance_low, chance_high = np.quantile(chance, [0.025, 0.975])
+    extreme = np.abs(chance) >= abs(value) - 1e-12
+    p = (1 + extreme.sum()) / (1 + RESAMPLES)
+    numbers = map(float, (value, low, high, chance_low, chance_high, p))
+    return {name: None if np.isnan(number) else number for name, number in zip(names, numbers, strict=True)}
+
+
+def predictions(results: pl.DataFrame, worlds: Collection[str] | None = None) -> pl.DataFrame:
+    """Return how well every measure predicts learning in every setting.
+
+    Returns:
+        `measure`, `stage` (null: the mean over stages), `setting`, `target`, numbers of `worlds` and `estimators`, and
+        the columns of `prediction`.
+    """
+    learning = results.filter(pl.col("measure").is_in(TARGETS))
+    settings = [name for name in SETTINGS if name in learning["setting"]]
+    measures = [name for name in MEASURES if name in results["measure"]]
+    stages = sorted(results["stage"].drop_nulls().unique())
+    rows = []
+    for measure, stage, setting, target in product(measures, [None, *stages], settings, TARGETS):
+        found = pairs(results, measure, stage, setting, target, worlds)
+        keys = {
+            "measure": measure,
+            "stage": stage,
+            "setting": setting,
+            "target": target,
+            "worlds": len(found.worlds),
+            "estimators": len(found.estimators),
+        }
+        rows.append(keys | prediction(found))
+    return pl.DataFrame(rows, infer_schema_length=None)
+
+
+def verdict(found: pl.DataFrame) -> str:
+    """Return in a sentence whether the gain of one batch predicts area with shared parameters."""
+    if found.is_empty():
+        return "Whether gain predicts learning is not known: no estimator has both in all worlds."
+    rows = found.filter(pl.col("stage").is_null(), measure="gain", target="area")
+    row = rows.row(0, named=True)
+    where = f"over {row['worlds']} worlds and {row['estimators']} estimators, {SETTINGS[row['setting']]}"
+    if row["low"] is None:
+        return f"Whether gain predicts learning is not known: {shown(row)}, {where}."
+    beyond = row["low"] > 0 and row["p"] < 0.05
+    says = "predicts learning" if beyond else "does not predict learning beyond chance"
+    return f"The gain of one batch {says}: {shown(row)}, {where}."
+
+
+def shown(row: Mapping[str, Any]) -> str:
+    """Return a row of `prediction` in words."""
+    if row["correlation"] is None:
+        return "rank correlation not known"
+    bounds = "" if row["low"] is None else f"{row['low']:+.2f} to {row['high']:+.2f}; "
+    chance = f"chance {row['chance_low']:+.2f} to {row['chance_high']:+.2f}"
+    return f"rank correlation with area {row['correlation']:+.2f} ({bounds}{chance})"
