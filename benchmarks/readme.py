@@ -271,7 +271,8 @@ PAIRS: Final = (
 
 BIAS: Final = "| weights of the copy | mean gap of log-probabilities | no correction | token | sequence |"
 REQUESTS: Final = (
-    "| steps | open | memory | tasks | rollouts | group | transcript | HGPO | compare | search | contexts |"
+    "| steps | open | memory | rollouts | advantages | results | group | transcript | HGPO | compare "
+    "| search | contexts |"
 )
 
 PAGES: Final[dict[str, dict[str, Callable[[], str]]]] = {

@@ -12,6 +12,7 @@ are drawn at random from the whole run.
 
 from __future__ import annotations
 
+import base64
 import random
 import statistics
 import subprocess
@@ -45,7 +46,7 @@ import warnings
 warnings.simplefilter("ignore")
 app = make_app(open_sources([sys.argv[1]]), "t")
 client = TestClient(app, base_url="http://127.0.0.1")
-client.get("/t/api/runs/0/tasks").raise_for_status()
+client.get("/t/api/runs/0/rollouts").raise_for_status()
 opened = time.process_time()
 from benchmarks.runner import memory_mb
 print(opened, memory_mb("VmHWM"))
@@ -104,9 +105,11 @@ def measured(run: Path, count: int) -> Iterator[Row]:
     draw = random.Random(0)
     groups = [draw.randrange(index.groups.height) for _ in range(count)]
     rollouts = [index.episodes.row(draw.randrange(index.episodes.height), named=True) for _ in range(count)]
+    every_other = b"\x55" * (index.episodes.height // 8)
     requests = {
-        "tasks": [f"tasks?sort=success&outcome=partly&offset={50 * place}" for place in range(10)],
-        "rollouts": [f"trajectories?outcome=lost&sort=length&offset={50 * place}" for place in range(10)],
+        "rollouts": ["rollouts"],
+        "advantages": ["estimates"],
+        "results": [f"results?rows={base64.urlsafe_b64encode(every_other).decode()}"],
         "group": [f"groups/{group}" for group in groups],
         "transcript": [f"steps/{one['row']}?steps={min(50, one['length'])}" for one in rollouts],
         "HGPO": [f"groups/{group}/estimates?estimator=hgpo&set=history_length=4" for group in groups],

@@ -12,6 +12,7 @@ import polars as pl
 from hgpo_datasets import scan_steps
 from hgpo_datasets.branches import IS_BRANCH
 from hgpo_envs.errors import InputError
+from hgpo_envs.files.sealed import CHECK
 from hgpo_envs.files.untrusted_files import read_bytes
 from hgpo_train.advantages.parameters import STATISTICS_HISTORY_LENGTH
 from hgpo_train.analysis.definitions import DEFINITIONS
@@ -21,7 +22,6 @@ from hgpo_train.evaluation.comparison import TASK, compare
 from hgpo_train.measures import MEASURES, measure, measure_by_task
 from hgpo_train.measures import TASK as MEASURED_TASK
 from hgpo_train.proportions import by_length
-from hgpo_train.view.rollouts import OUTCOMES
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -80,7 +80,11 @@ def overview_document(source: Source, index: Index) -> dict[str, Any]:
         "evaluation": source.config().get("evaluation") is True,
         "total": total,
         "task_types": results(episodes, "task_type"),
-        "outcomes": index.groups.select(**{name: own.sum() for name, own in OUTCOMES.items()}).row(0, named=True),
+        "outcomes": index.groups.select(
+            none=(pl.col("won") == 0).sum(),
+            partly=pl.col("won").is_between(0, pl.col("size"), closed="none").sum(),
+            all=(pl.col("won") == pl.col("size")).sum(),
+        ).row(0, named=True),
         "lengths": by_length(episodes.filter(~IS_BRANCH)).to_dicts(),
     }
 
@@ -122,7 +126,7 @@ def curves_document(source: Source, index: Index) -> dict[str, Any]:
     """
     folder = source.training()
     lines = [] if folder is None else _metrics(folder / "metrics.jsonl")
-    names = sorted({name for line in lines for name in line if name != "iteration"})[:_METRICS]
+    names = sorted({name for line in lines for name in line if name not in ("iteration", CHECK)})[:_METRICS]
     return {
         "results": results(index.episodes, "iteration"),
         "seeds": source.config().get("evaluation") is True,

@@ -14,18 +14,21 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+import polars as pl
+
 from hgpo_datasets.reader import errors
 from hgpo_envs.errors import InputError, unknown
 from hgpo_envs.files.atomic import write_file
 from hgpo_envs.files.secrets import redact
 from hgpo_envs.unicode_text import clean_text
 from hgpo_train.advantages import registry
+from hgpo_train.measures import TASK
 from hgpo_train.view.documents import STEPS, group_document, step_documents
 from hgpo_train.view.encoding import encode_redacted
 from hgpo_train.view.estimates import AS_TRAINED, estimate, estimator_documents, trained_estimate
 from hgpo_train.view.notes import notes_document
 from hgpo_train.view.overview import curves_document, definitions_document, levels_document, overview_document
-from hgpo_train.view.rollouts import rollouts_document, tasks_of
+from hgpo_train.view.rollouts import rollouts_document
 from hgpo_train.view.sources import run_documents
 
 if TYPE_CHECKING:
@@ -95,10 +98,7 @@ def write_page(
     specs = [_specs(names, parameters) for _, parameters in trained]
 
     # The tasks of each run that are wanted.
-    wanted = []
-    for run in runs:
-        found = [task for task in tasks_of(run.index) if not task_ids or task["task_id"] in task_ids]
-        wanted.append(found if task_ids else found[:tasks])
+    wanted = [_tasks(run.index, tasks, task_ids) for run in runs]
     all_tasks = sum(map(len, wanted))
 
     # Tasks are added in turns, until the next one would exceed the size.
@@ -111,8 +111,7 @@ def write_page(
     size = len(_page(head, answers))
     kept: list[list[int]] = [[] for _ in runs]
     damaged = 0
-    for number, task in _in_turns(wanted):
-        groups = [group["number"] for group in task["groups"]]
+    for number, groups in _in_turns(wanted):
         added: dict[str, Any] = {}
         with _noting(runs[number].source, problems):
             added = _answers(f"runs/{number}", runs[number], groups, specs[number])
@@ -190,10 +189,18 @@ def _noting(source: Source, problems: list[str]) -> Iterator[None]:
         problems.append(f"{source.path}: {redact(clean_text(str(error)))}; left out")
 
 
-def _in_turns(runs: Sequence[Sequence[dict[str, Any]]]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the first task of each run, then the second, with the number of the run."""
+def _tasks(index: Index, most: int | None, task_ids: Sequence[str]) -> list[list[int]]:
+    """Return the numbers of the groups of some tasks: those with the ids, or else the first ones."""
+    tasks = index.groups.group_by(TASK, maintain_order=True).agg("number")
+    if task_ids:
+        return tasks.filter(pl.col("task_id").is_in(task_ids))["number"].to_list()
+    return tasks["number"].to_list()[:most]
+
+
+def _in_turns(runs: Sequence[Sequence[list[int]]]) -> Iterator[tuple[int, list[int]]]:
+    """Yield the groups of the first task of each run, then of the second, with the number of the run."""
     for row in zip_longest(*runs):
-        yield from ((run, task) for run, task in enumerate(row) if task is not None)
+        yield from ((run, groups) for run, groups in enumerate(row) if groups is not None)
 
 
 def _specs(names: Sequence[str], parameters: Mapping[str, Any]) -> dict[str, Estimator]:

@@ -1,10 +1,9 @@
-"""The rollouts of a run as columns, which the page filters and sorts; its tasks; and a search in the texts of steps."""
+"""The rollouts of a run as columns, which the page filters and sorts; and a search in the texts of steps."""
 
 from __future__ import annotations
 
 import base64
 import binascii
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -28,13 +27,6 @@ SEARCHED: Final = ("state", "action", "response", "error")
 """The columns that are searched. Prompts repeat states, so they are not."""
 HITS: Final = 1_000
 """The largest number of steps that an answer lists."""
-OUTCOMES: Final = {
-    "none": pl.col("won") == 0,
-    "partly": (pl.col("won") > 0) & (pl.col("won") < pl.col("size")),
-    "all": pl.col("won") == pl.col("size"),
-}
-"""Which groups have an outcome: how many of their trajectories won."""
-_ABOUT: Final = ("task_type", "task")
 
 
 def rollouts_document(index: Index, groups: Collection[int] | None = None) -> dict[str, Any]:
@@ -49,7 +41,7 @@ def rollouts_document(index: Index, groups: Collection[int] | None = None) -> di
         episodes = episodes.filter(pl.col("number").is_in(list(groups)))
     total = episodes.height
     episodes = episodes.head(MOST)
-    tasks = episodes.unique(TASK, keep="first", maintain_order=True).select(*TASK, *_ABOUT)
+    tasks = episodes.unique(TASK, keep="first", maintain_order=True).select(*TASK, "task_type", "task")
     places = tasks.select(*TASK, pl.int_range(pl.len()).alias("place"))
     episodes = episodes.join(places, on=TASK, nulls_equal=True, maintain_order="left")
     columns = episodes.select(*TRAJECTORY, "number", "iteration", "group", task="place")
@@ -77,55 +69,14 @@ def selected(index: Index, bits: str) -> pl.DataFrame:
     return episodes
 
 
-def tasks_of(index: Index, text: str = "") -> list[dict[str, Any]]:
-    """Return the tasks whose id or instruction contains a text; case does not matter.
-
-    Returns:
-        Of each task its totals over its groups, and ``groups``, their rows of `Index.groups`.
-    """
-    lowered = [pl.col(name).fill_null("").str.to_lowercase() for name in ("task_id", "task")]
-    contains = [name.str.contains(text.lower(), literal=True) for name in lowered]
-    groups = index.groups.filter(pl.any_horizontal(contains))
-    whole = pl.col("size") - pl.col("aborted")
-    means = []
-    for name in ("mean_return", "mean_length"):
-        mean = (pl.col(name) * whole).sum() / whole.sum()
-        means.append(mean.fill_nan(None).alias(name))
-    tasks = groups.group_by(TASK, maintain_order=True).agg(
-        pl.col(_ABOUT).first(),
-        pl.col("number").alias("groups"),
-        pl.col("size", "aborted").sum(),
-        pl.when(~pl.col("won").has_nulls()).then(pl.col("won").sum()).alias("won"),
-        *means,
-    )
-    found = []
-    for task in tasks.iter_rows(named=True):
-        rows = index.groups[task["groups"]].to_dicts()
-        found.append({**task, "task": shortened(task["task"], _LABEL), "groups": rows})
-    return found
-
-
 def search_document(index: Index, text: str) -> dict[str, Any]:
-    """Return the steps that `find_steps` finds.
-
-    Returns:
-        ``steps`` (their number), ``rollouts`` (the first row of each), and ``hits``: the first of them, each with its
-        ``row``, ``group``, ``trajectory``, ``step``, ``column``, and the ``snippet`` in which the text occurs.
-    """
-    steps = find_steps(index, text)
-    hits = steps.head(HITS).drop("first").rename({"number": "group"}).to_dicts()
-    return {"steps": steps.height, "rollouts": steps["first"].unique(maintain_order=True).to_list(), "hits": hits}
-
-
-@lru_cache(16)
-def find_steps(index: Index, text: str) -> pl.DataFrame:
     """Return the steps whose state, action, response or error contains a text; case does not matter.
 
     This reads the texts of the whole run.
 
     Returns:
-        One row per step: `row`, `step`, `column`, `snippet`, and of its trajectory `number` (of the group),
-        `trajectory` and `first` (its first row).
+        ``steps`` (their number), ``rollouts`` (the first row of each), and ``hits``: the first of them, each with its
+        ``row``, ``trajectory``, ``step``, ``column``, and the ``snippet`` in which the text occurs.
 
     Raises:
         InputError: The text is empty, or the steps cannot be read.
@@ -145,6 +96,11 @@ def find_steps(index: Index, text: str) -> pl.DataFrame:
         steps = scan_steps(index.files).select("step", *SEARCHED).with_row_index("row")
         steps = steps.with_columns(pl.col("row").cast(pl.Int64), column=pl.coalesce(columns))
         steps = steps.filter(pl.col("column").is_not_null())
-        hits = steps.select("row", "step", "column", snippet=pl.coalesce(snippets)).collect()
-    owners = index.episodes.select("row", "number", "trajectory", first="row").with_columns(pl.col("row").set_sorted())
-    return hits.sort("row").join_asof(owners, on="row", strategy="backward")
+        found = steps.select("row", "step", "column", snippet=pl.coalesce(snippets)).collect()
+    owners = index.episodes.select("row", "trajectory", first="row").with_columns(pl.col("row").set_sorted())
+    hits = found.sort("row").join_asof(owners, on="row", strategy="backward")
+    return {
+        "steps": hits.height,
+        "rollouts": hits["first"].unique(maintain_order=True).to_list(),
+        "hits": hits.head(HITS).drop("first").to_dicts(),
+    }

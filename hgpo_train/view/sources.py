@@ -188,7 +188,10 @@ def _was_played(training: Source, source: Source) -> bool:
     if training.training() is None:
         return False
     models = [Path(name).resolve() for name in models_of(source.config()) if "\0" not in name]
-    return any(training.place in path.parents for path in [source.place, *models])
+    places = [*source.place.parents, *models]
+    for model in models:
+        places += model.parents
+    return training.place in places
 
 
 def open_sources(paths: Iterable[str], *, wait: bool = False) -> list[Source]:

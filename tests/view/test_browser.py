@@ -601,7 +601,9 @@ def test_no_findings_of_axe(viewer, browser, small_run, training_run, scheme: st
         "#/small/compare?with=training": "What differs in the configurations",
     }
     for place, text in views.items():
+        page.goto("about:blank")
         page.goto(f"{address}{place}")
+        expect(page.get_by_role("heading", level=1)).to_be_attached()
         expect(page.get_by_text(text).last).to_be_attached()
         page.wait_for_load_state("networkidle")
         found = json.loads(run_in(page, "axe.run(document).then((found) => JSON.stringify(found.violations))"))

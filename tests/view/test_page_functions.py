@@ -100,16 +100,16 @@ def test_filters_choose_rollouts() -> None:
 
 
 def test_filters_that_cannot_be_read_are_one_line() -> None:
-    columns = "task, outcome, length, tokens, truncated"
+    column = "expected a column (see “Columns and operators”) or a text in quotes, received"
     refused = {
-        "color = 'red'": f"expected a column ({columns}) or a text in quotes, received color",
+        "color = 'red'": f"{column} color",
         "length": "expected = != <> < <= > >= after length, received the end",
         "length = 'three'": "expected a number for length, received three",
         "task > 3": "expected a text in quotes for task, received 3",
         "(length > 3": "expected ), received the end",
         "length > 3 length": "expected and, or, or the end, received length",
         "task contains": "expected a text in quotes, received the end",
-        "constructor = 1": f"expected a column ({columns}) or a text in quotes, received constructor",
+        "constructor = 1": f"{column} constructor",
         "length > 3; drop": "expected a column, a value or an operator, received ; drop",
         "(" * 2001: "expected at most 2000 characters, received 2001",
         "": [0, 1],

@@ -103,7 +103,7 @@ async def test_a_training_run_begins_with_what_it_was_trained_on(trained_run: Pa
     assert app.compared[1].estimator.parameters.gamma == 0.5
     assert [compared.name for compared in viewer(trained_run, estimators=("grpo",)).compared] == ["grpo"]
     async with app.run_test(size=(140, 45)) as pilot:
-        await press(pilot, "enter", "down", "enter", "down", "enter", "down", "down")
+        await press(pilot, "enter", "down", "enter", "down", "down")
         assert "A trained +1.250  R 5" in shown_step(app)
 
 
@@ -130,7 +130,7 @@ async def test_estimators_are_chosen_and_refused(small_run: Path) -> None:
 
 @pytest.mark.slow
 async def test_the_tree_finds_tasks_and_follows_several_runs(small_run: Path, tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr("hgpo_train.view.terminal.app.PAGE", 1)
+    monkeypatch.setattr("hgpo_train.view.terminal.app.GROUPS", 1)
     training = tmp_path / "training"
     with StepWriter(training) as writer:
         writer.add_group(small_rows("alpha", 0))
@@ -141,6 +141,7 @@ async def test_the_tree_finds_tasks_and_follows_several_runs(small_run: Path, tm
             for text in ("small", "training", "…w", "1 more: find a task"):
                 assert text in shown
             assert "key of omega" not in shown
+            monkeypatch.setattr("hgpo_train.view.terminal.app.GROUPS", 2)
             writer.add_group(small_rows("alpha", 1))
             writer.commit()
             shown = await press(pilot, "r", "end", "enter")

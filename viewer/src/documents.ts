@@ -108,7 +108,7 @@ export type RolloutEstimates = { spread: Series; tokens: Series };
 
 export type Note = { run: string; trajectory: string; note: string; score: number | null; time: string };
 
-export type Hit = { row: number; step: number; column: string; snippet: string | null; group: number; trajectory: string };
+export type Hit = { row: number; step: number; column: string; snippet: string | null; trajectory: string };
 export type Search = { steps: number; rollouts: number[]; hits: Hit[] };
 
 export type Trajectory = {

@@ -82,7 +82,7 @@ export function compile(text: string, kinds: Record<string, Kind>): Test {
       return (row) => includes(row.task, part) || includes(row.task_id, part);
     }
     const kind = Object.hasOwn(kinds, next().text) ? kinds[next().text] : undefined;
-    if (next().kind !== "word" || !kind) throw expected(`a column (${Object.keys(kinds).join(", ")}) or a text in quotes`);
+    if (next().kind !== "word" || !kind) throw expected("a column (see “Columns and operators”) or a text in quotes");
     return compared(take().text, kind);
   };
   const compared = (name: string, kind: Kind): Test => {

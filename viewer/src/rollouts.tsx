@@ -245,7 +245,8 @@ function Summary({ path, rows, kept, version }: { path: string; rows: Row[]; kep
     const timer = setTimeout(() => setBits(kept.length && !isFile ? bitsOf(kept, rows.length) : null), WAIT_MS);
     return () => clearTimeout(timer);
   }, [kept]);
-  const of = useDocument<Results>(bits === null ? null : `${path}/results`, { rows: bits ?? "" }, version).value;
+  const found = useDocument<Results>(bits === null ? null : `${path}/results`, { rows: bits ?? "" }, version).value;
+  const of = found?.episodes === kept.length ? found : null; // and not those of an earlier selection
   const success = of?.success ?? meanOf(valuesOf(kept, "won"));
   const interval = of?.intervals.success;
   const tasks = new Set(kept.map((row) => row.task_id)).size;

@@ -1,4 +1,4 @@
-"""The application: a tree of runs, tasks, rollouts and steps, and beside it the chosen step with its advantages."""
+"""The application: a tree of runs, groups, rollouts and steps, and beside it the chosen step with its advantages."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 
+import polars as pl
 from rich.text import Text
 from textual.app import App
 from textual.binding import Binding, BindingType
@@ -18,7 +19,6 @@ from hgpo_envs.wording import counted
 from hgpo_train.advantages.variants import read_variants
 from hgpo_train.view.documents import group_document, step_documents
 from hgpo_train.view.estimates import AS_TRAINED, estimate, trained_estimate
-from hgpo_train.view.rollouts import tasks_of
 from hgpo_train.view.terminal.texts import block, branch_of, line, number, outcome, short_names, signed, visible
 
 if TYPE_CHECKING:
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     Node = TreeNode[Any]
 
 DEFAULT: Final = ("hgpo", "gigpo")
-TASKS: Final = 500
-"""Tasks that the tree contains."""
+GROUPS: Final = 500
+"""Groups that the tree contains."""
 
 # The next step is usually of the same group.
 _estimate = lru_cache(16)(estimate)
@@ -151,7 +151,7 @@ class TerminalViewer(App[None]):
     # ----------------------------------------------------------------------------------------------------- the tree
 
     def action_fill(self) -> None:
-        """Read the tasks that contain the searched text."""
+        """Read the groups of the tasks that contain the searched text."""
         tree = self.query_one(Tree)
         tree.clear()
         for source in self.sources:
@@ -159,30 +159,23 @@ class TerminalViewer(App[None]):
             if len(self.sources) > 1:
                 parent = parent.add(_label(line(source.name)), expand=True)
             with self._reporting():
-                self._add_tasks(source, parent)
+                self._add_groups(source, parent)
         tree.focus()
         tree.move_cursor_to_line(0)
 
-    def _add_tasks(self, source: Source, parent: Node) -> None:
+    def _add_groups(self, source: Source, parent: Node) -> None:
         index = source.index()
-        found = tasks_of(index, self.searched)
-        for task in found[:TASKS]:
-            title = line(task["task_id"] if task["task"] is None else task["task"])
-            parent.add(
-                _label(_share_won(task) + title + _figures(task)),
-                partial(self._add_groups, source, index, task["groups"]),
-            )
-        if len(found) > TASKS:
-            parent.add_leaf(Text(f"… {len(found) - TASKS:,} more: find a task"))
-
-    def _add_groups(self, source: Source, index: Index, groups: list[dict[str, Any]], parent: Node) -> None:
-        if len(groups) == 1:
-            self._add_trajectories(source, index, groups[0]["number"], parent)
-            return
-        for group in groups:
-            name = f"iteration {group['iteration']}" + (f", group {group['group']}" if group["group"] else "")
+        texts = [pl.col(name).fill_null("").str.to_lowercase() for name in ("task_id", "task")]
+        contains = [text.str.contains(self.searched.lower(), literal=True) for text in texts]
+        found = index.groups.filter(pl.any_horizontal(contains))
+        has_iterations = index.groups["iteration"].n_unique() > 1
+        for group in found.head(GROUPS).iter_rows(named=True):
+            title = line(group["task_id"] if group["task"] is None else group["task"])
+            iteration = f" · iteration {group['iteration']}" if has_iterations else ""
             load = partial(self._add_trajectories, source, index, group["number"])
-            parent.add(_label(_share_won(group) + name + _figures(group)), load)
+            parent.add(_label(_share_won(group) + title + iteration + _figures(group)), load)
+        if found.height > GROUPS:
+            parent.add_leaf(Text(f"… {found.height - GROUPS:,} more: find a task"))
 
     def _add_trajectories(self, source: Source, index: Index, number_of_group: int, parent: Node) -> None:
         group = group_document(index, number_of_group)
@@ -305,14 +298,14 @@ def _label(content: Content) -> Text:
 
 
 def _share_won(of: dict[str, Any]) -> Content:
-    """Return the share of a task's or group's rollouts that won, of one width."""
+    """Return the share of a group's rollouts that won, of one width."""
     whole = of["size"] - of["aborted"]
     won = f"{of['won'] / whole:.0%}" if whole and of["won"] is not None else "–"
     return Content(f"{won:>4} won  ")
 
 
 def _figures(of: dict[str, Any]) -> str:
-    """Return the other figures of a task or a group."""
+    """Return the other figures of a group."""
     return f" · return {number(of['mean_return'])} · {number(of['mean_length'], 1)} steps"
 
 
