@@ -7,7 +7,7 @@ steps of a rollout do in RLOO. Q and the weights, by which advantages are multip
 `hgpo_train.advantages.trees`. The other children are independent of the step given the node, so that the expectation
 of A is the true advantage, and the weighted sum over all steps is an unbiased policy gradient.
 
-Without branches and with γ = 1 this is `rloo` with ``cross_steps=False``.
+Without branches and penalties, and with γ = 1, this is `rloo` with ``cross_steps=False``.
 """
 
 from __future__ import annotations
