@@ -93,6 +93,6 @@ def _report(run: CollectedRun, *, fresh: bool) -> None:
     ]
     console = terminal(stderr=True, highlight=False)
     print_table(["", ""], rows, texts=2, console=console)
-    chosen = ("-p", "fresh=true") if fresh else ()
-    following = common.next_commands(("advantages", run.path, "-e", "tree_loo", *chosen))
+    estimator = "tree_loo:fresh=true" if fresh else "tree_loo"
+    following = common.next_commands(("advantages", run.path, "-e", estimator))
     console.print(f"Steps are in {run.path}. {following}", soft_wrap=True, markup=False)

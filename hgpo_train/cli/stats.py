@@ -46,6 +46,7 @@ def stats(
     import polars as pl
 
     from hgpo_datasets import scan_steps
+    from hgpo_datasets.branches import has_branches
     from hgpo_envs.errors import InputError
     from hgpo_train.analysis.describe import describe
     from hgpo_train.analysis.statistics import default_permutations, with_and_without_unchanged
@@ -70,6 +71,8 @@ def stats(
             progress=partial(bars.advance, bars.add_task("statistics", total=total)),
             **contexts.given(),
         )
+    if has_branches(steps):
+        print("Branches are left out: the statistics are of rollouts that began at the start of their task.")
     _print(result, changed, by)
     if not by:
         console = terminal(highlight=False, markup=False)

@@ -10,16 +10,14 @@ from hgpo_envs.episode import Episode
 from hgpo_envs.errors import InputError
 from hgpo_envs.hashing import text_hash
 from hgpo_train.rollout.plan import PlannedGroup
-from hgpo_train.rollout.row import Row
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from typing import Any
 
-    import polars as pl
-
     from hgpo_envs.engine import BranchingEngine, Engine, State
     from hgpo_train.rollout.env_handle import EnvHandle
+    from hgpo_train.rollout.row import Row
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -64,7 +62,7 @@ class BranchedGroup(PlannedGroup):
         return text_hash(f"{run_seed}/{self.trajectory(member)}") % (1 << 63)
 
 
-def replayed_points(handle: EnvHandle, rows: pl.DataFrame, steps: Sequence[int]) -> list[BranchPoint]:
+def replayed_points(handle: EnvHandle, rows: Sequence[Row], steps: Sequence[int]) -> list[BranchPoint]:
     """Replay a stored trajectory up to the last of some steps, and return the point at each of them.
 
     Args:
@@ -75,19 +73,17 @@ def replayed_points(handle: EnvHandle, rows: pl.DataFrame, steps: Sequence[int])
     Raises:
         InputError: The table stores no actions, or another state follows than the stored one.
     """
-    known = [name for name in Row._fields if name in rows.columns]
-    stored = [Row(**row) for row in rows.select(known).iter_rows(named=True)]
     states: list[State] = []
     points = []
     with closing(Episode(handle.shared, handle.settings)) as episode:
-        _attempt(stored[0], episode.start, stored[0].task_id)
-        for row in stored[: steps[-1] + 1]:
+        _attempt(rows[0], episode.start, rows[0].task_id)
+        for row in rows[: steps[-1] + 1]:
             _check_state(row, episode)
             states.append(episode.state)
             if row.step in steps:
                 fork = getattr(episode.engine, "fork", None)
                 snapshot = None if fork is None else fork()
-                prefix = stored[: row.step + 1]
+                prefix = rows[: row.step + 1]
                 points.append(BranchPoint(row.trajectory, row.step, prefix, tuple(states), snapshot))
             if row.step < steps[-1]:
                 if row.action is None:

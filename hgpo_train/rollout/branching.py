@@ -302,11 +302,14 @@ class _Plan:
     def _branched(self, position: int, key: Key, group: pl.DataFrame) -> BranchedGroup:
         """Replay the trajectories of a group that have points, and name the branches."""
         taken = set(group["trajectory"])
-        whole = with_prefixes(group.lazy()).collect()
+        known = [name for name in Row._fields if name in group.columns]
+        chosen = pl.col("trajectory").is_in(list(self._points[key]))
+        whole = with_prefixes(group.lazy().select(known)).filter(chosen).sort("trajectory", "step").collect()
+        by_name = whole.select(known).partition_by("trajectory", as_dict=True)
         branches: list[tuple[str, BranchPoint]] = []
         for trajectory, steps in sorted(self._points[key].items()):
-            rows = whole.filter(trajectory=trajectory).sort("step")
-            points = replayed_points(self._handle, rows, steps)
+            stored = [Row(**row) for row in by_name[trajectory,].iter_rows(named=True)]
+            points = replayed_points(self._handle, stored, steps)
             self.replayed += steps[-1]
             for point in points:
                 names = (f"{trajectory}/{point.step:04d}.{number}" for number in range(len(taken) + self._width))

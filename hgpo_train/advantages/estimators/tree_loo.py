@@ -1,0 +1,39 @@
+"""Leave-one-out over trees: RLOO (arXiv 2402.14740) at every node of a tree of rollouts.
+
+    A(t) = Q(e) - mean of Q over the other steps that leave e's node,     e = the first step of t's segment
+
+A segment is what lies between two nodes with several children; its steps share the advantage of the first one, as the
+steps of a rollout do in RLOO. Q and the weights, by which advantages are multiplied, are those of
+`hgpo_train.advantages.trees`. The other children are independent of the step given the node, so that the expectation
+of A is the true advantage, and the weighted sum over all steps is an unbiased policy gradient.
+
+Without branches and penalties, and with γ = 1, this is `rloo` with ``cross_steps=False``.
+"""
+
+from __future__ import annotations
+
+from typing import Unpack
+
+import polars as pl
+
+from hgpo_train.advantages.parameters import GAMMA, CallOptions, Discount
+from hgpo_train.advantages.registry import estimator
+from hgpo_train.advantages.trees import Fresh, TreeWeights, leave_one_out, with_tree
+from hgpo_train.advantages.windows import neighbour
+
+
+@estimator(reads=(), details=("children", "weight"), branches=True)
+def tree_loo(
+    steps: pl.LazyFrame,
+    *,
+    gamma: Discount = GAMMA,
+    fresh: Fresh = False,
+    tree_weights: TreeWeights = True,
+    **_: Unpack[CallOptions],
+) -> pl.LazyFrame:
+    """Compare each segment of a tree of rollouts with the others that leave its node."""
+    steps = leave_one_out(with_tree(steps, gamma=gamma, fresh=fresh), "(edge)", "tree_return")
+    begins = (pl.col("children") > 1) | neighbour("step", -1).is_null()
+    edge = pl.when(begins).then("(edge)").forward_fill()
+    weight = pl.col("weight") if tree_weights else 1.0
+    return steps.with_columns(advantage=(edge - pl.col("penalty")) * weight)

@@ -1,0 +1,165 @@
+"""Branches of saved runs: what is shared, what is new, and that nothing depends on how they are played."""
+
+import copy
+
+import doors
+import polars as pl
+import pytest
+from doors_env import DOORS_ID
+
+from hgpo_datasets import StepWriter, scan_steps, verify
+from hgpo_datasets.branches import IS_BRANCH, with_prefixes
+from hgpo_envs.errors import InputError
+from hgpo_train.rollout import branch_rules, collect
+from hgpo_train.rollout.branching import branch_run
+from hgpo_train.rollout.failures import RolloutError
+from hgpo_train.rollout.outcomes import rollout_table
+
+QUIET = {"progress": False}
+
+
+@pytest.fixture
+def saved(tmp_path):
+    return collect(DOORS_ID, "random", tmp_path / "saved", tasks=4, group_size=3, max_steps=7, **QUIET).path
+
+
+def rows_of(run):
+    assert verify(run).ok
+    return scan_steps(run).sort("iteration", "task_id", "group", "trajectory", "step").collect()
+
+
+def test_a_branch_continues_its_parent_in_a_run_that_stands_alone(saved):
+    run = branch_run(saved, width=3, budget=60, seed=5, **QUIET)
+    rows = rows_of(run)
+    assert run.path.name == "saved-branched"
+    roots = rows.filter(~IS_BRANCH)
+    assert roots.drop("run").equals(rows_of(saved).drop("run"))
+    starts = rows.filter(IS_BRANCH).unique("trajectory", maintain_order=True)
+    assert starts.height == run.branches == 3 * run.points
+    assert starts.group_by("parent", "branch_step").len()["len"].unique().to_list() == [3]
+    assert starts["branch_step"].min() > 0
+    # Prompts show the parent's steps, and continuations differ from each other.
+    first = starts.join(roots, left_on=["parent", "branch_step"], right_on=["trajectory", "step"], suffix="_parent")
+    assert first.height == starts.height
+    assert first["prompt"].equals(first["prompt_parent"], check_names=False)
+    assert starts.group_by("parent", "branch_step").agg(pl.col("response").n_unique())["response"].max() > 1
+    # A rate is of rollouts.
+    assert run.rollouts.height == 12 < rollout_table(run.steps, branches=True).collect().height
+    assert run.tally.steps == rows.filter(IS_BRANCH).height
+
+
+@pytest.mark.parametrize("change", ["slots", "fork", "again"])
+def test_rows_do_not_depend_on_how_branches_are_played(saved, tmp_path, monkeypatch, change):
+    wanted = {"width": 2, "budget": 10_000, "seed": 1, **QUIET}  # every point, so that replays do not change the choice
+    expected = rows_of(branch_run(saved, out=tmp_path / "branched", **wanted))
+    if change == "fork":  # instead of a replay
+        monkeypatch.setattr(doors.DoorsEngine, "fork", copy.deepcopy, raising=False)
+    if change == "again":
+        policy = Interrupted()
+        with pytest.raises(KeyboardInterrupt):
+            branch_run(saved, out=tmp_path / "other" / "branched", **{**wanted, "progress": policy, "slots": 4})
+        kept = scan_steps(tmp_path / "other" / "branched").collect()
+        assert 0 < kept.height < expected.height
+    run = branch_run(saved, out=tmp_path / "other" / "branched", slots=2 if change == "slots" else None, **wanted)
+    assert rows_of(run).equals(expected)
+
+
+class Interrupted:
+    """Interrupts a collection when half of its branches have ended."""
+
+    def __call__(self, tally):
+        if tally.trajectories > 30:
+            raise KeyboardInterrupt
+
+
+def test_failed_branches_are_played_again(saved, tmp_path):
+    broken = {1, 2}
+
+    def policy(request):
+        if request.first_step and request.seed % 4 in broken:
+            raise ConnectionError("down")
+        return request.rng.choice(request.admissible_actions)
+
+    policy.reproducible = True  # rows contain no timings
+    wanted = {"policy": policy, "width": 2, "budget": 80, "max_failed": 0.1, **QUIET}
+    with pytest.raises(RolloutError, match="rollouts failed"):
+        branch_run(saved, out=tmp_path / "run", **{**wanted, "slots": 64})
+    assert verify(tmp_path / "run").ok
+    broken.clear()
+    run = branch_run(saved, out=tmp_path / "run", **wanted)
+    assert rows_of(run).equals(rows_of(branch_run(saved, out=tmp_path / "whole" / "run", **wanted)))
+
+
+def test_an_expert_takes_over_in_branches_of_branches(tmp_path):
+    run = collect("HGPO/ALFWorld-v0", "random", tmp_path / "run", tasks=2, group_size=2, max_steps=12, **QUIET)
+    once = branch_run(run, width=2, budget=60, **QUIET)
+    twice = branch_run(once.path, width=1, budget=400, out=tmp_path / "twice", policy="expert", **QUIET)
+    nested = rows_of(twice).filter(pl.col("parent").str.contains("/"))
+    assert nested.height > 0
+    assert nested["admissible_actions"].list.contains(nested["action"]).all()
+    whole = with_prefixes(twice.steps).sort("trajectory", "step").collect()
+    lengths = whole.group_by("trajectory").agg(pl.len(), pl.col("episode_length").first())
+    assert lengths["len"].to_list() == lengths["episode_length"].to_list()
+
+
+def table(*rollouts):
+    """Steps of (trajectory, states, return)."""
+    rows = [
+        {"iteration": 0, "task_id": "t", "group": 0, "trajectory": name, "step": step, "state_hash": ord(state)}
+        | {"episode_return": value, "episode_length": len(states), "aborted": False}
+        | {"entropy": ord(state) / 100 if state != "x" else None}
+        for name, states, value in rollouts
+        for step, state in enumerate(states)
+    ]
+    empty = {"parent": pl.String, "branch_step": pl.Int32}
+    return pl.LazyFrame(rows).with_columns(pl.lit(None, dtype).alias(name) for name, dtype in empty.items())
+
+
+STEPS = table(("p", "sabx", 1.0), ("q", "sbby", 0.0), ("r", "sa", 1.0))
+
+
+@pytest.mark.parametrize(
+    ("rule", "expected"),
+    [
+        ("first-visits", {("p", 1), ("q", 1), ("p", 3), ("q", 3)}),  # a and b at step 1; s is the start of the task
+        ("mixed-outcomes", {("q", 1)}),  # b was reached with both returns
+        ("entropy", {("p", 1), ("p", 2), ("q", 1), ("q", 2), ("q", 3), ("r", 1)}),  # x has no score
+        ("uniform", {("p", 1), ("p", 2), ("p", 3), ("q", 1), ("q", 2), ("q", 3), ("r", 1)}),
+    ],
+)
+def test_rules(rule, expected):
+    chosen = branch_rules.choose_points(
+        STEPS, branch_rules.get(rule), width=1, budget=1000, seed=0, replays=False
+    ).select("trajectory", "step")
+    assert set(chosen.rows()) == expected
+    assert rule != "entropy" or chosen.row(0) == ("q", 3)
+
+
+def test_a_budget_counts_the_steps_that_rollouts_take_on_average():
+    """At step 1 rollouts still take (3 + 3 + 1) / 3 = 7/3 steps: 3 branches at q are 7 steps, and 10 with replays."""
+    first = branch_rules.BranchRule("b", lambda steps: steps.filter(step=1).with_columns(priority=pl.lit(1)))
+    for budget, replays, points in ((7, False, 1), (8, False, 2), (10, True, 1), (11, True, 2)):
+        found = branch_rules.choose_points(STEPS, first, width=3, budget=budget, seed=0, replays=replays)
+        assert found.height == points
+
+
+def test_wrong_input_is_named(saved, tmp_path):
+    for arguments, line in (
+        ({"at": "unifrom"}, "did you mean 'uniform'"),
+        ({"width": 0}, "width: expected a number of branches of at least 1"),
+        ({"out": saved}, "expected another folder"),
+        ({"at": "entropy"}, "has no scores entropy"),
+        ({"policy": "randm"}, "did you mean 'random'"),
+    ):
+        with pytest.raises(InputError, match=line):
+            branch_run(saved, **{"out": tmp_path / "new", **arguments}, **QUIET)
+    assert not (tmp_path / "new").exists()
+    config = {"env": {"id": DOORS_ID, "split": "train"}, "policy": {"name": "random"}}
+    wrong = rows_of(saved).drop("run", "state_hash").with_columns(state=pl.col("state") + " ")
+    wrong = wrong.drop([name for name in wrong.columns if "_hash" in name])
+    with StepWriter(tmp_path / "wrong", config=config) as writer:
+        writer.add_group(wrong.with_columns(next_state=pl.lit(None, pl.String)))
+    with pytest.raises(InputError, match="gave another state than the stored one"):
+        branch_run(tmp_path / "wrong", **QUIET)
+    with pytest.raises(InputError, match="expected the folder of a saved run"):
+        branch_run(tmp_path, **QUIET)
