@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from pathlib import Path  # noqa: TC003 - cyclopts reads the annotations
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from cyclopts import App, Parameter
 
-from hgpo_train.cli import common
+from hgpo_train.cli import common, options  # cyclopts reads the annotations
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-_SHOWN: Final = 20
-"""Differences that are printed."""
 _QUESTION: Final = 1000
 """Characters of a question."""
 
@@ -35,7 +32,7 @@ def card(
     out: Annotated[Path | None, Parameter(alias="-o")] = None,
     question: str | None = None,
     iteration: int | None = None,
-    as_json: Annotated[bool, Parameter("--json")] = False,
+    as_json: options.Json = False,
 ) -> None:
     """Write the card of a run: what a reader needs to believe it, on one page, with the head that Hugging Face reads.
 
@@ -113,19 +110,11 @@ def check_card(
         card: The page, or the JSON document, that hgpo card wrote.
         run: The run's folder.
     """
-    from hgpo_envs.wording import counted
     from hgpo_train.evaluation.card_page import card_problems, read_card
     from hgpo_train.training.run_folder import CONFIG
 
     found, given = read_card(card)
     iteration = given.iteration if (run / CONFIG).exists() else None  # a run of another kind has none
     problems = card_problems(_document(run, given.question, iteration), found)
-    for problem in problems[:_SHOWN]:
-        print(problem)
-    if problems:
-        print(
-            f"{card} is not the card of {run}: {counted(len(problems), 'line or value', 'lines or values')}",
-            file=sys.stderr,
-        )
-        sys.exit(1)
+    common.print_problems(problems, f"{card} is not the card of {run}")
     print(f"Every figure of {card} is that of {run}. {common.next_commands(('verify', run))}")

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path  # noqa: TC003 - cyclopts reads the annotations
-from typing import Final
 
 from cyclopts import App
 from cyclopts.types import NonNegativeInt  # noqa: TC002 - cyclopts reads the annotations
 
 from hgpo_train.cli import common, options  # cyclopts reads the annotations
-
-SHOWN: Final = 20
-"""The largest number of differences that are printed."""
 
 
 def add_commands(app: App) -> None:
@@ -56,15 +52,9 @@ def check(
     if as_json:
         print_json({"ok": not result.problems, **asdict(result)})
         sys.exit(1 if result.problems else 0)
-    for line in result.problems[:SHOWN]:
-        print(line)
-    if len(result.problems) > SHOWN:
-        print(f"and {len(result.problems) - SHOWN} more")
     for line in result.notes:
         print(f"note: {line}", file=sys.stderr)
-    if result.problems:
-        print(f"{path}: {counted(len(result.problems), 'difference')}")
-        sys.exit(1)
+    common.print_problems(result.problems, f"{path} is not what it should be")
     compared = ["its figures follow from its episodes"]
     if run is not None:
         compared.append("they are those of the run")

@@ -131,6 +131,20 @@ def prompt_length(run: str) -> int | None:
     return length if isinstance(length, int) and env.get("prompt_style") != "chat" else None
 
 
+def print_problems(problems: Sequence[str], summary: str) -> None:
+    """Print what a check has found, a line each, and exit with 1; do nothing if there is none.
+
+    Args:
+        problems: The lines.
+        summary: What is printed after them, together with their number.
+    """
+    for problem in problems[:20]:
+        print(problem)
+    if problems:
+        print(f"{summary} ({len(problems)} in all)", file=sys.stderr)
+        sys.exit(1)
+
+
 def program() -> str:
     """Return how this program is called: ``hgpo`` where the shell finds it, such as ``.venv/bin/hgpo`` otherwise."""
     path = Path(sys.argv[0])

@@ -13,6 +13,8 @@ from cyclopts import Parameter
 from hgpo_train.cli import common, options  # cyclopts reads the annotations
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import polars as pl
 
     from hgpo_envs.sources import Split
@@ -121,7 +123,9 @@ def _evaluate_panel(
         raise InputError(f"--{option.replace('_', '-')}: the panel {panel.title} fixes it; {advice}")
     other = None if against is None else read_comparable(against, panel, environment.data).table()
     play = partial(evaluate_panel, panel, policy, out, data=environment.data, **execution.arguments(policy))
-    report = partial(_report, against=against, other=other, as_json=as_json, panel=panel, data=environment.data)
+    # A certificate is checked against the panel of its title, which knows no file.
+    check = {"--panel": name if ".toml" in name else None, "--data": environment.data}
+    report = partial(_report, against=against, other=other, as_json=as_json, panel=panel, check=check)
     common.play_and_report(play, report)
 
 
@@ -141,9 +145,12 @@ def _report(
     *,
     as_json: bool,
     panel: Panel | None = None,
-    data: Path | None = None,
+    check: Mapping[str, object] = {},
 ) -> None:
-    """Print the results of an evaluation, and its comparison with the episodes of another one, if there is one."""
+    """Print the results of an evaluation, and its comparison with the episodes of another one, if there is one.
+
+    Of a panel, `check` are the options of `hgpo certificate check`, None if not needed.
+    """
     from dataclasses import asdict
 
     from hgpo_datasets.wordings import wordings_of
@@ -184,8 +191,8 @@ def _report(
     following = common.next_commands(("stats", run.path))
     if panel is not None:
         path = run.path / CERTIFICATE
-        place = () if data is None else ("--data", data)
-        following = common.next_commands(("certificate", "check", path, "--run", run.path, "--replay", 10, *place))
+        needed = [part for option in check.items() if option[1] is not None for part in option]
+        following = common.next_commands(("certificate", "check", path, "--run", run.path, "--replay", 10, *needed))
     hint = f"Steps are in {run.path}, all numbers in {run.path / SUMMARY}. {following}"
     print(hint, file=sys.stderr)
 

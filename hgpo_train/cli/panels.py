@@ -78,7 +78,7 @@ def _document(panel: Panel) -> dict[str, object]:
         "environment": panel.environment["env"],
         "tasks": len(panel.tasks),
         "seeds": list(panel.seeds),
-        "pinned": bool(panel.checksum or panel.files),
+        "pinned": panel.is_pinned,
         "data": state,
         "problem": why,
         "digest": panel.digest,

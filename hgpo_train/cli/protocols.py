@@ -61,7 +61,7 @@ def protocols(
     if run is not None:
         title = run.name
         reference = read_reference(run)
-        following = common.next_commands(("protocols", "--policy", "POLICY", "--out", "FOLDER"))
+        following = common.next_commands(("protocols", "--policy", "POLICY", "--panel", "PANEL", "--out", "FOLDER"))
     else:
         assert policy is not None
         assert out is not None

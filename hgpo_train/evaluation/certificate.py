@@ -24,7 +24,7 @@ from hgpo_envs.errors import InputError
 from hgpo_envs.files.atomic import write_file
 from hgpo_envs.files.sealed import seal
 from hgpo_envs.files.secrets import redact_json
-from hgpo_train.evaluation.report import episode_table, evaluation_reports
+from hgpo_train.evaluation.report import SHARES, episode_table, evaluation_reports
 from hgpo_train.evaluation.reporting_rules import success_by_rule
 from hgpo_train.evaluation.summary import INTERVALS, expense
 from hgpo_train.models.checkpoint_files import BUNDLED, file_checksums
@@ -77,17 +77,15 @@ def certificate(run: Path, panel: Panel) -> dict[str, Any]:
     config = {} if header is None else header.config
     played = config.get("panel", {})
     if played.get("digest") != panel.digest:
-        titles = [panel.title, played.get("title", "none")]
-        if titles[0] == titles[1]:
-            titles = [f"{panel.title} with digest {panel.digest}", f"digest {played.get('digest')}"]
-        raise InputError(f"{run}: expected a run of panel {titles[0]}, found {titles[1]}")
+        found = f"{played.get('title', 'none')} with digest {played.get('digest')}"
+        raise InputError(f"{run}: expected a run of panel {panel.title} with digest {panel.digest}, found {found}")
     steps = scan_steps(run)
     episodes = _episodes(steps, panel)
     sessions = read_sessions(run)
     return {
         "format": FORMAT,
         "panel": {"title": played["title"], "digest": panel.digest, "settings": panel.canonical()},
-        "data": {"tasks": played["tasks"], "pinned": bool(panel.checksum or panel.files), **_plain(config["tasks"])},
+        "data": {"tasks": played["tasks"], "pinned": panel.is_pinned, **_plain(config["tasks"])},
         "policy": {**_plain(config["policy"]), "files": policy_files(config["policy"])},
         **figures(episodes, panel.environment["env"]),
         "cost": {**expense(sessions), "environment_steps": int(sum(episode["length"] for episode in episodes))},
@@ -106,15 +104,13 @@ def figures(episodes: Sequence[Mapping[str, Any]], env_id: str) -> dict[str, Any
     """
     table = as_table(episodes, env_id)
     reports = evaluation_reports(table)
-    counts = {"played": len(table), "won": int(table["won"].sum())}
-    counts |= {name: int(table[name].sum()) for name in ("aborted", "truncated")}
-    rules = {name: counted._asdict() for name, counted in success_by_rule(table).items()}
+    counts = {name: int(table[name].sum()) for name in ("won", "aborted", "truncated")}
     found: dict[str, Any] = _plain(
         {
-            "counts": counts,
+            "counts": {"played": len(table), **counts},
             "results": [asdict(report) for report in reports],
             "intervals": INTERVALS,
-            "success_by_rule": rules,
+            "success_by_rule": {name: counted._asdict() for name, counted in success_by_rule(table).items()},
         }
     )
     return found
@@ -126,8 +122,7 @@ def as_table(episodes: Sequence[Mapping[str, Any]], env_id: str) -> pl.DataFrame
     return table.with_columns(
         pl.lit(env_id).alias("env_id"),
         pl.col("won").cast(pl.Float64).alias("success"),
-        (1 - pl.col("invalid") / pl.col("length")).alias("validity"),
-        (pl.col("admissible") / pl.col("judged")).fill_nan(None).alias("admissibility"),
+        *SHARES,
     )
 
 

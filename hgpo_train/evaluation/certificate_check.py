@@ -146,19 +146,18 @@ def read_comparable(path: Path, panel: Panel, data: str | os.PathLike[str] | Non
     theirs = found.own_panel().canonical() | {"tasks played": found.data.get("tasks")}
     ours = panel.canonical() | {"tasks played": find_data(panel, data)[1]}
     # Of lists, their lengths say enough.
-    lists = []
+    lines = []
     for name in ("tasks", "seeds"):
         here = ours.pop(name)
         there = theirs.pop(name)
         if here != there:
             both = len(set(here) & set(there))
-            lists.append(f"{name}: {len(there)} there, {len(here)} here, {both} in both")
-    different = list(differences(ours, theirs))
-    if different or lists:
-        lines = [f"{each.path} is {each.found} there and {each.expected} here" for each in different[:5]]
-        shown = "; ".join([*lists, *lines])
-        rest = f"; and {len(different) - 5} more" if len(different) > 5 else ""
-        raise InputError(f"{path} is of another panel, {one_line(found.panel.title)}: {shown}{rest}")
+            lines.append(f"{name}: {len(there)} there, {len(here)} here, {both} in both")
+    lines += [f"{each.path} is {each.found} there and {each.expected} here" for each in differences(ours, theirs)]
+    if lines:
+        rest = [f"and {len(lines) - 5} more"] if len(lines) > 5 else []
+        shown = "; ".join([*lines[:5], *rest])
+        raise InputError(f"{path} is of another panel, {one_line(found.panel.title)}: {shown}")
     return found
 
 
@@ -194,6 +193,8 @@ def check_certificate(
         _check_run(found, run, result)
         if replay:
             _check_replay(found, run, known, result, replay, data)
+    # What the file shows, the run shows as well.
+    result.problems = list(dict.fromkeys(result.problems))
     return result
 
 
@@ -201,8 +202,7 @@ def _check_panel(found: Certificate, name: str | None, result: CertificateCheck)
     """Compare the panel with the one that is known here by its title. Return that, or the certificate's own."""
     own = found.own_panel()
     title = found.panel.title
-    if own.digest != found.panel.digest:
-        result.problems.append(f"panel.digest: expected {own.digest}, of its settings, found {found.panel.digest}")
+    result.problems += _named("panel.digest", own.digest, found.panel.digest)
     if title.partition("+")[0] != own.id:
         result.problems.append(f"panel.title: expected {own.id} with its overrides, found {one_line(title)}")
         title = own.id
@@ -211,10 +211,11 @@ def _check_panel(found: Certificate, name: str | None, result: CertificateCheck)
     except InputError as error:
         if name is not None:
             raise
-        result.notes.append(f"the panel is not known here and was not compared ({one_line(error)}); name its file")
+        # Anybody can write a panel, of easy tasks or many steps, with any figures.
+        result.problems.append(f"panel: not known here ({one_line(error)}); if you trust it, name it: --panel FILE")
         return own
     result.problems += _named("panel.settings", known.canonical(), own.canonical())
-    result.problems += _named("data.pinned", bool(known.checksum or known.files), found.data.get("pinned"))
+    result.problems += _named("data.pinned", known.is_pinned, found.data.get("pinned"))
     # What is pinned is the panel before any override (`find_data`).
     checksum = (known.base or known).checksum
     if checksum:
@@ -252,7 +253,7 @@ def _check_run(found: Certificate, run: Path, result: CertificateCheck) -> None:
         of_run["policy"]["files"] = found.policy["files"]
     for document in (of_run, stated):
         document["episodes"] = {_key(episode): episode for episode in document["episodes"]}
-    result.problems += [line for line in _named("", of_run, stated) if line not in result.problems]
+    result.problems += _named("", of_run, stated)
 
 
 def _check_replay(
@@ -265,8 +266,7 @@ def _check_replay(
 ) -> None:
     """Replay episodes in the environment: the table's actions lead to its states, rewards and outcomes."""
     arguments, checksum = find_data(panel, data)
-    lines = _named("data.tasks", checksum, found.data.get("tasks"))
-    result.problems += [line for line in lines if line not in result.problems]
+    result.problems += _named("data.tasks", checksum, found.data.get("tasks"))
     # What is not of the panel is named already, and may be no task of the environment.
     whole = [each for each in found.episodes if not each["aborted"] and each["task_id"] in panel.tasks]
     chosen = random.sample(whole, min(number, len(whole)))
@@ -312,15 +312,14 @@ def _wrong_settings(run: Path, panel: Panel) -> list[str]:
     """Return the settings with which a run was played, by its manifest, that are not the panel's."""
     header = manifest.read(run).header
     config = {} if header is None else header.config
-    sides: list[dict[str, Any]] = [dict(panel.environment), dict(config.get("env", {}))]
-    sides[0]["id"] = sides[0].pop("env")
-    sides[0] |= {name: getattr(panel, name) for name in SAMPLING}
-    # A policy that samples from no model has no such options.
+    settings = panel.flat()
+    settings["id"] = settings.pop("env")
     policy = config.get("policy", {})
-    sides[1] |= {name: policy[name] for name in SAMPLING if name in policy}
-    both = [name for name in sides[0] if name in sides[1]]
-    expected, found = ({name: side[name] for name in both} for side in sides)
-    return _named(f"settings of {run}", expected, found)
+    found = dict(config.get("env", {}))
+    # A policy that samples from no model has no such options.
+    found |= {name: policy[name] for name in SAMPLING if name in policy}
+    expected = {name: settings[name] for name in settings if name in found}
+    return _named(f"settings of {run}", expected, {name: found[name] for name in expected})
 
 
 def _wrong_episodes(episodes: Sequence[Mapping[str, Any]], panel: Panel) -> Iterator[str]:
@@ -345,9 +344,11 @@ def _replay(run: Path, handle: EnvHandle, outcome: Mapping[str, Any]) -> list[st
     with closing(Episode(handle.shared, handle.settings)) as episode:
         episode.start(outcome["task_id"])
         for row in rows:
-            if row["action"] is None or episode.terminated or episode.truncated:
-                what = "no action" if row["action"] is None else "a step after the end"
-                return [f"replay of {_key(outcome)}, step {row['step']}: found {what}"]
+            where = f"replay of {_key(outcome)}, step {row['step']}"
+            if row["action"] is None:
+                return [f"{where}: found no action"]
+            if episode.terminated or episode.truncated:
+                return [f"{where}: found a step after the end"]
             replayed: dict[str, Any] = {"state": episode.state.text}
             episode.observe(row["action"], None, episode.engine.act(row["action"]))
             state = episode.state
@@ -357,7 +358,7 @@ def _replay(run: Path, handle: EnvHandle, outcome: Mapping[str, Any]) -> list[st
             if row["next_state"] is not None:
                 recorded["next_state"] = row["next_state"]
                 replayed["next_state"] = state.text
-            if lines := _named(f"replay of {_key(outcome)}, step {row['step']}", replayed, recorded):
+            if lines := _named(where, replayed, recorded):
                 return lines
         # Only a failure ends an episode before its end.
         if not (episode.terminated or episode.truncated):

@@ -30,6 +30,13 @@ the number of steps, and the shares of well-formed and of admissible actions.
 """
 
 
+SHARES: Final = (
+    (1 - pl.col("invalid") / pl.col("length")).alias("validity"),
+    (pl.col("admissible") / pl.col("judged")).fill_nan(None).alias("admissibility"),
+)
+"""The shares of an episode's actions as columns; null without actions of which it is known."""
+
+
 def episode_table(steps: pl.LazyFrame) -> pl.DataFrame:
     """Return a frame with one row per episode, sorted by seed and task.
 
@@ -47,8 +54,7 @@ def episode_table(steps: pl.LazyFrame) -> pl.DataFrame:
             "task_type",
             pl.col("won").cast(pl.Float64).alias("success"),
             pl.col("score", "length").cast(pl.Float64),
-            (1 - pl.col("invalid") / pl.col("length")).alias("validity"),
-            (pl.col("admissible") / pl.col("judged")).fill_nan(None).alias("admissibility"),
+            *SHARES,
             "aborted",
             "truncated",
             "won",

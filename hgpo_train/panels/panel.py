@@ -112,6 +112,11 @@ class Panel(Settings):
         text = json.dumps(self.canonical(), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
         return hashlib.sha256(text.encode()).hexdigest()
 
+    @property
+    def is_pinned(self) -> bool:
+        """Whether the data are compared with a checksum."""
+        return bool(self.checksum or self.files)
+
     def canonical(self) -> dict[str, Any]:
         """Return everything that decides what is played, as JSON values."""
         values = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "about"}

@@ -95,9 +95,8 @@ def test_an_untouched_certificate_has_no_difference(played: Path) -> None:
     panel = str(played.parent / "small.toml")
     result = check_certificate(played / "certificate.json", played, replay=9, panel=panel)
     assert (result.problems, result.notes, result.replayed) == ([], [], 4)
-    unnamed = check_certificate(played / "certificate.json")
-    assert unnamed.problems == []
-    assert "not known here" in unnamed.notes[0]
+    (problem,) = check_certificate(played / "certificate.json").problems  # anybody can write a panel
+    assert problem.startswith("panel: not known here (unknown panel 'small@1'")
 
 
 def flip(document: Document) -> None:
@@ -372,7 +371,7 @@ def test_an_incomplete_run_and_one_of_another_panel_have_no_certificate(
     claimed(small, tmp_path, tasks=small.tasks[:2])
     with pytest.raises(InputError, match="one per task and seed, found 4; 2 are missing"):
         certificate(tmp_path, small)
-    with pytest.raises(InputError, match="expected a run of panel alfworld-seen@1, found small@1"):
+    with pytest.raises(InputError, match=r"panel alfworld-seen@1 with digest .*, found small@1"):
         certificate(played, load_panel("alfworld-seen@1"))
 
 
