@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import polars as pl
 
+from hgpo_datasets.branches import branch_faults, has_branches, with_prefixes
 from hgpo_datasets.rows import refuse
 from hgpo_datasets.schema import GROUP_KEY, SORT_KEY, columns
 from hgpo_envs import hashing
@@ -24,6 +25,21 @@ if TYPE_CHECKING:
     from hgpo_datasets.rows import Fault
 
 TRAJECTORY_KEY: Final = [*GROUP_KEY, "trajectory"]
+
+_READ: Final = (
+    *SORT_KEY,
+    "parent",
+    "branch_step",
+    "state",
+    "action",
+    "next_state",
+    "won",
+    "reward",
+    "state_hash",
+    "action_hash",
+    "next_state_hash",
+)
+"""The columns from which others are computed."""
 
 _ROUNDING: Final = 1e-9
 """Largest accepted difference between a supplied return and the computed sum."""
@@ -71,13 +87,15 @@ def first_rows(frame: pl.DataFrame) -> NDArray[np.bool_]:
 def order_faults(frame: pl.DataFrame, first: NDArray[np.bool_]) -> Iterator[Fault]:
     """Yield the rules of complete trajectories, with the rows that violate them. The rows must be sorted."""
     starts, lengths = _spans(first)
-    contiguous = frame["step"].to_numpy() == np.arange(len(first)) - np.repeat(starts, lengths)
-    text = "expected contiguous steps 0, 1, 2, …; an earlier step is missing or duplicated"
+    begins = frame["branch_step"].fill_null(0).to_numpy()[starts]
+    contiguous = frame["step"].to_numpy() == np.arange(len(first)) - np.repeat(starts - begins, lengths)
+    text = "expected contiguous steps 0, 1, 2, … (of a branch, from its branch_step); one is missing or duplicated"
     yield "step", text, pl.Series(~contiguous)
     names = frame["trajectory"].gather(starts)
     again = np.zeros(len(first), dtype=np.bool_)
     again[starts] = ~names.is_first_distinct()
     yield "trajectory", "expected an identifier that is unique in the run; it is in two groups", pl.Series(again)
+    yield from branch_faults(frame, first)
 
 
 def value_faults(frame: pl.DataFrame, first: NDArray[np.bool_]) -> Iterator[Fault]:
@@ -134,8 +152,16 @@ def derived(frame: pl.DataFrame, first: NDArray[np.bool_], depth: int) -> pl.Dat
 
     Supplied hashes of states are used, because they may be those of keys; texts are hashed where there are none. The
     hash of an action is that of its text, and the supplied one only where the text is null. The rows must be sorted;
-    `first` is the mask of `first_rows`.
+    `first` is the mask of `first_rows`. Returns, lengths, results and hashes of a branch include its parents' steps.
     """
+    if not has_branches(frame):
+        return _of_whole_trajectories(frame, first, depth)
+    whole = with_prefixes(frame.lazy().select(_READ)).collect().sort(SORT_KEY)
+    computed = _of_whole_trajectories(whole, first_rows(whole), depth)
+    return computed.filter(~whole["in_prefix"])
+
+
+def _of_whole_trajectories(frame: pl.DataFrame, first: NDArray[np.bool_], depth: int) -> pl.DataFrame:
     starts, lengths = _spans(first)
     rewards = frame["reward"].to_list()
     ends = starts + lengths

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from hgpo_datasets import schema
+from hgpo_datasets.branches import IS_BRANCH
 from hgpo_datasets.reader import errors, scan_files, shared_depth, source_files
 from hgpo_datasets.wordings import wordings_of
 from hgpo_envs.errors import InputError
@@ -28,6 +29,7 @@ def summarize_run(source: str | os.PathLike[str]) -> dict[str, Any]:
 
     Returns:
         JSON values. `iterations` are the first and the last; `group_sizes` has the number of groups by size;
+        `branches` is the number of branches, whose steps are part of `steps`, and which nothing else contains;
         `shortest`, `median` and `longest` are lengths of episodes in steps; `depth` is the largest k of the stored
         hashes; `family_bytes` are compressed sizes by family of columns; `config` is null for several runs or a file.
         `wordings` names the wordings of the tasks (`hgpo_datasets.wordings`).
@@ -55,6 +57,8 @@ def summarize_run(source: str | os.PathLike[str]) -> dict[str, Any]:
             .agg(
                 pl.col("env_id", "split", "task_type", "episode_return", "episode_length", "episode_won").first(),
                 pl.col("score").sort_by("step").last(),
+                IS_BRANCH.first().alias("branch"),
+                pl.len().cast(pl.Int64).alias("rows"),
                 pl.col("aborted").any(),
                 pl.col("action_valid").sum().alias("valid"),
             )
@@ -63,7 +67,12 @@ def summarize_run(source: str | os.PathLike[str]) -> dict[str, Any]:
         wordings = wordings_of(steps)
     if episodes.is_empty():
         raise InputError(f"no rows in {source}")
-    # 2. What is counted over all of them.
+    # 2. What is counted over all of them. Branches are no independent episodes: they are counted, and in no rate.
+    stored = episodes["rows"].sum()
+    branches = episodes["branch"].sum()
+    episodes = episodes.filter(~pl.col("branch"))
+    if episodes.is_empty():
+        raise InputError(f"{source}: expected rollouts with their branches, received branches alone")
     names = episodes.select(pl.col("run", "env_id", "split").unique().sort().drop_nulls().implode())
     lengths = pl.col("episode_length")
     sizes = Counter(sorted(episodes.group_by(run_group).len()["len"]))
@@ -74,9 +83,9 @@ def summarize_run(source: str | os.PathLike[str]) -> dict[str, Any]:
         "iterations": [int(episodes["iteration"].min() or 0), int(episodes["iteration"].max() or 0)],  # type: ignore[arg-type]
         "groups": sizes.total(),
         "group_sizes": dict(sizes),
-        **episodes.select(
-            steps=lengths.sum(), shortest=lengths.min(), median=lengths.median(), longest=lengths.max()
-        ).row(0, named=True),
+        "branches": branches,
+        "steps": stored,
+        **episodes.select(shortest=lengths.min(), median=lengths.median(), longest=lengths.max()).row(0, named=True),
         "depth": depth,
         "total": _results(episodes.with_columns(task_type=pl.lit(None, pl.String)))[0],
         "kinds": _results(episodes),

@@ -18,7 +18,7 @@ from hgpo_envs.hashing import DEFAULT_DEPTH
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-VERSION: Final = 3
+VERSION: Final = 4
 """The schema version of files, which is incremented when the columns change. Only this one is read."""
 
 MAX_DEPTH: Final = 64
@@ -105,7 +105,25 @@ _IDENTITY: Final = _family(
         default=0,
     ),
     Column("trajectory", TEXT, "Identifier of the trajectory, unique in the run."),
-    Column("step", pl.Int32(), "Position in the trajectory, contiguous.", unit="count from 0"),
+    Column(
+        "step",
+        pl.Int32(),
+        "Position in the trajectory, contiguous. The rows of a branch begin at `branch_step`.",
+        unit="count from 0",
+    ),
+    Column(
+        "parent",
+        TEXT,
+        "Of a branch, the trajectory of the same group with which it shares the steps before `branch_step`.",
+        "the trajectory began at the start of its task",
+    ),
+    Column(
+        "branch_step",
+        pl.Int32(),
+        "Of a branch, its first own step. It begins in the state of the parent's step of that number.",
+        "as `parent`",
+        "count from 0",
+    ),
     Column("task_type", TEXT, "The benchmark's name for this kind of task.", "unknown"),
 )
 

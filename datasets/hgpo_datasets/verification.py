@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from hgpo_datasets import manifest, schema, shards
+from hgpo_datasets.branches import IS_FIRST
 from hgpo_datasets.derived_columns import derived, derived_faults, first_rows, is_sorted, order_faults, value_faults
 from hgpo_datasets.partitions import check_processes, process_pool
 from hgpo_datasets.rows import row_name
@@ -334,7 +335,7 @@ def _check_content(path: Path, data: bytes, header: Header | None, report: Verif
     if header is not None and (frame["run"] != header.run).any():
         report.add("run", path, f"contains rows of another run than {header.run!r}")
     groups = frame.select(pl.lit("group"), "run", *schema.GROUP_KEY).unique(maintain_order=True)
-    trajectories = frame.filter(step=0).select(
+    trajectories = frame.filter(IS_FIRST).select(
         pl.lit("trajectory"),
         "run",
         "trajectory",

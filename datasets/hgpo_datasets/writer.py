@@ -3,6 +3,7 @@
     StepWriter("runs/mine", config={"seed": 1})
         add_group(rows)      add one or more complete groups of rollouts
         commit()             write a shard; called automatically when enough rows are pending
+        extend(rows)         add rollouts to groups that are committed already
 
 To resume an interrupted run, open it again with the same arguments. Committed groups are kept; `committed` lists them.
 
@@ -23,6 +24,7 @@ import orjson
 import polars as pl
 
 from hgpo_datasets import manifest, rows, schema, shards
+from hgpo_datasets.branches import IS_FIRST
 from hgpo_datasets.derived_columns import TRAJECTORY_KEY, complete
 from hgpo_datasets.manifest import Header, Shard
 from hgpo_datasets.rows import RowError, preview
@@ -135,7 +137,7 @@ class StepWriter:
                     named=run is not None,
                     configured=config is not None,
                 )
-            starts = self._committed().filter(step=0).select(TRAJECTORY_KEY).collect()
+            starts = self._committed().filter(IS_FIRST).select(TRAJECTORY_KEY).collect()
         except BaseException:
             self._run.close()
             raise
@@ -167,23 +169,52 @@ class StepWriter:
         frame = self._completed(steps, checked=checked)
         if frame.is_empty():
             return
-        groups = frozenset(GroupKey(*row) for row in frame.select(schema.GROUP_KEY).unique().iter_rows())
-        trajectories = frozenset(frame["trajectory"].unique())
+        batch = _batch(frame)
         # Both committed and accepted groups count: none may come a second time.
         known_groups = self.committed.union(*(batch.groups for batch in self._ready))
+        if known_groups & batch.groups:
+            name = preview(tuple(min(known_groups & batch.groups)), 200)
+            raise InputError(f"group {name} (iteration, task, group) {self._already}")
         known_trajectories = self._trajectories.union(*(batch.trajectories for batch in self._ready))
-        already = f"is already in run {self.header.run!r}"
-        if known_groups & groups:
-            name = preview(tuple(min(known_groups & groups)), 200)
-            raise InputError(f"group {name} (iteration, task, group) {already}")
-        if known_trajectories & trajectories:
-            names = sorted(known_trajectories & trajectories)
-            raise RowError((name, f"trajectory {preview(name, 200)} {already}") for name in names)
-        self._ready.append(_Batch(frame, groups, trajectories))
+        self._refuse_known(batch, known_trajectories)
+        self._ready.append(batch)
         shard_rows, shard_bytes = self._limits
         ready = [batch.frame for batch in self._ready]
         if sum(map(len, ready)) >= shard_rows or sum(frame.estimated_size() for frame in ready) >= shard_bytes:
             self.commit()
+
+    def extend(self, steps: rows.Rows, *, checked: bool = False) -> list[Shard]:
+        """Add complete rollouts to groups, of which some may be committed already, and commit them.
+
+        The file of a committed group is written again as in `replace`; the others get a file of their own. Accepted
+        groups are committed first. If this is interrupted, some of the files contain the new rollouts, which
+        `trajectories` then lists, and the others do not. The new files are returned.
+
+        Args:
+            steps: Rows of new trajectories, as in `add_group`.
+            checked: As in `add_group`.
+
+        Raises:
+            RowError: Rows violate the schema or belong to another run, or a trajectory is already in the run. Nothing
+                is added.
+            OSError: The disk cannot be written. Rollouts whose file was not written are not in the run.
+        """
+        self.commit()
+        self._check_open()
+        frame = self._completed(steps, checked=checked)
+        self._refuse_known(_batch(frame), self._trajectories)
+        written = []
+        if self.committed & _batch(frame).groups:
+            for shard in list(self._run.manifest.shards.values()):
+                groups = self._committed(shard).select(schema.GROUP_KEY).unique().collect()
+                members = frame.join(groups, schema.GROUP_KEY, "semi", maintain_order="left")
+                if not members.is_empty():
+                    kept = _Batch(self._read(shard))
+                    written.append(self._write_shard([kept, _batch(members)], replaces=shard.file))
+                    frame = frame.join(groups, schema.GROUP_KEY, "anti", maintain_order="left")
+        if not frame.is_empty():
+            written.append(self._write_shard([_batch(frame)]))
+        return written
 
     def commit(self) -> Shard | None:
         """Write the accepted groups, if there are any, as a shard, which is on disk when this returns.
@@ -233,17 +264,21 @@ class StepWriter:
         return [self._replace_in(shard, some, frame) for shard, some in names.items() if not some.is_empty()]
 
     def _replace_in(self, shard: Shard, names: pl.DataFrame, frame: pl.DataFrame) -> Shard:
-        path = self._run.steps / shard.file
-        data = read_bytes(path, shards.MOST_BYTES, shards.WHAT)
-        if hashlib.sha256(data).hexdigest() != shard.sha256:
-            raise InputError(f"{path} is damaged; run `hgpo verify {path}` for details")
-        kept = pl.read_parquet(data).join(
+        kept = self._read(shard).join(
             names,
             on="trajectory",
             how="anti",
         )
         new = frame.join(names, on="trajectory", how="semi")
         return self._write_shard([_Batch(kept), _Batch(new)], replaces=shard.file)
+
+    def _read(self, shard: Shard) -> pl.DataFrame:
+        """Read a committed shard."""
+        path = self._run.steps / shard.file
+        data = read_bytes(path, shards.MOST_BYTES, shards.WHAT)
+        if hashlib.sha256(data).hexdigest() != shard.sha256:
+            raise InputError(f"{path} is damaged; run `hgpo verify {path}` for details")
+        return pl.read_parquet(data)
 
     def close(self) -> None:
         """Commit the accepted groups and release the run's lock. After an OSError, groups not committed are lost."""
@@ -267,6 +302,19 @@ class StepWriter:
                 failure.add_note(note)
                 raise
             error.add_note(f"while leaving, {note}: {failure}")
+
+    @property
+    def trajectories(self) -> frozenset[str]:
+        """Identifiers of the committed trajectories."""
+        return self._trajectories
+
+    @property
+    def _already(self) -> str:
+        return f"is already in run {self.header.run!r}"
+
+    def _refuse_known(self, batch: _Batch, known: frozenset[str]) -> None:
+        if names := sorted(batch.trajectories & known):
+            raise RowError((name, f"trajectory {preview(name, 200)} {self._already}") for name in names)
 
     def _check_open(self) -> None:
         if not self._run.is_open:
@@ -302,7 +350,7 @@ class StepWriter:
             sha256=hashlib.sha256(data).hexdigest(),
             bytes=len(data),
             rows=len(frame),
-            trajectories=frame.filter(step=0).height,
+            trajectories=frame.filter(IS_FIRST).height,
             groups=frame.select(schema.GROUP_KEY).n_unique(),
             replaces=replaces,
         )
@@ -330,6 +378,12 @@ class StepWriter:
             self._trajectories = self._trajectories.union(*(batch.trajectories for batch in batches))
             self._ready = [batch for batch in self._ready if batch not in batches]
         self._writing = None
+
+
+def _batch(frame: pl.DataFrame) -> _Batch:
+    """Return rows that are new, with their groups and trajectories."""
+    groups = frozenset(GroupKey(*row) for row in frame.select(schema.GROUP_KEY).unique().iter_rows())
+    return _Batch(frame, groups, frozenset(frame["trajectory"].unique()))
 
 
 def _header(run: object, depth: object, config: object) -> Header:
@@ -378,9 +432,10 @@ def _leaves(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _columns_to_drop(without: Collection[str], depth: int) -> list[str]:
-    """Return the columns that are not stored. Columns that readers do not compute again, and `won`, must be."""
+    """Return the columns that are not stored. Those that readers need to understand the others must be."""
     every = schema.columns(depth)
-    optional = [column for column in every if column.null and not column.derived and column.name != "won"]
+    needed = ("won", "parent", "branch_step")
+    optional = [column for column in every if column.null and not column.derived and column.name not in needed]
     known = {
         *schema.FAMILIES,
         *(column.name for column in every),

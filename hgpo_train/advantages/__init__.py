@@ -7,6 +7,7 @@ docs/estimators.md.
 from __future__ import annotations
 
 from hgpo_train.advantages.estimators.bepo import bepo
+from hgpo_train.advantages.estimators.discounted_grpo import discounted_grpo
 from hgpo_train.advantages.estimators.ecpo import ecpo
 from hgpo_train.advantages.estimators.empg import empg
 from hgpo_train.advantages.estimators.g2po import g2po
@@ -27,6 +28,7 @@ __all__ = [
     "bepo",
     "compute",
     "compute_many",
+    "discounted_grpo",
     "ecpo",
     "empg",
     "estimator",

@@ -25,6 +25,12 @@ to each other, in the order of their steps, with these additional columns:
 Source of the returns: Eq. 5 of GiGPO (arXiv 2505.10978) and `compute_step_discounted_returns` of verl-agent's
 core_gigpo.py; of the time at which the penalty is subtracted: `apply_invalid_action_penalty` of its trainers.
 
+Where a table has branches (`hgpo_datasets.branches`), these columns are those of whole trajectories, which begin with
+their parents' steps; estimators receive every row once. Two more columns say where a branch leaves its parent:
+
+    parent_key        int64    trajectory_key of the parent; null in other trajectories
+    branch_step       int64    the first step of the branch; null in other trajectories
+
 Keys are hashes and are valid only within one query. The table's own hashes are used if it has them; otherwise, or with
 a `state_key`, they are computed from its texts.
 """
@@ -42,7 +48,9 @@ from hgpo_envs.errors import InputError, one_line
 from hgpo_envs.plugins import answer_of
 from hgpo_envs.state_keys import state_key
 from hgpo_envs.wording import listed
+from hgpo_train.advantages import branch_inputs
 from hgpo_train.advantages.alfworld_nodes import ALFWORLD_NODES, with_alfworld_nodes
+from hgpo_train.advantages.branch_inputs import check_branch_types, parent_columns, with_parents
 from hgpo_train.advantages.windows import chain, key, neighbour
 
 if TYPE_CHECKING:
@@ -159,8 +167,9 @@ def columns_used(
             f"{', '.join(schema) or 'no columns'}. Rename or add columns (docs/estimators.md describes them)"
         )
     _check_types(schema, p, needed)
+    check_branch_types(schema)
 
-    used = {*needed, "aborted"}
+    used = {*needed, "aborted", *branch_inputs.COLUMNS}
     if any("next" in column for column in reads):
         used |= {"next_state", "next_state_hash"}
     return [column for column in schema if column in used], list(checked)
@@ -197,6 +206,8 @@ def prepare(
     p: Parameters,
     reads: Sequence[str] | None = None,
     name: str = "an estimator",
+    *,
+    branches: bool = False,
 ) -> pl.LazyFrame:
     """Return a step table with the input columns of estimators. Columns of the table with the same names are replaced.
 
@@ -208,9 +219,10 @@ def prepare(
         p: The parameters.
         reads: The hashes and columns of texts to add; by default all that can be derived.
         name: The estimator, for error messages.
+        branches: Whether it takes tables with branches.
 
     Raises:
-        InputError: A column is missing, or rows are invalid.
+        InputError: A column is missing, rows are invalid, or there are branches that the estimator does not take.
     """
     schema = steps.schema
     stored = _stored(schema, p)
@@ -232,6 +244,10 @@ def prepare(
         if steps[column].null_count():
             raise StepTableError(f"expected a value as {column} in every row, received null; drop or repair such rows")
 
+    height = steps.height
+    steps = with_parents(steps, name, accepted=branches)
+    has_prefixes = steps.height > height
+
     # 3. Each row's keys, reward and penalty.
     penalty = pl.lit(0.0)
     if p.invalid_action_penalty:
@@ -243,6 +259,7 @@ def prepare(
     keyed = steps.with_columns(
         key(group_keys(schema)).alias("task_key"),
         key(name for name in ("run", "trajectory") if name in schema).alias("trajectory_key"),
+        *(parent_columns(schema) if branches else ()),
         rounded(reward, p.precision).alias("(reward)"),
         rounded(_added_rewards(p), p.precision).alias("(added)"),
         penalty.alias("penalty"),
@@ -272,7 +289,8 @@ def prepare(
     # 5. The hashes that the table does not have. A stored `next_state_hash` has nulls, which are filled.
     hashes_read = {name for name in reads if _HASH.fullmatch(name)}
     derived = hashes_read.difference(stored) | hashes_read.intersection(["next_state_hash"])
-    return _with_hashes(inputs, stored, p, derived) if derived else inputs
+    inputs = _with_hashes(inputs, stored, p, derived) if derived else inputs
+    return inputs.filter(~pl.col("in_prefix")) if has_prefixes else inputs
 
 
 def _added_columns(p: Parameters) -> list[str]:

@@ -61,8 +61,8 @@ class Estimator:
         name: Its name in the registry.
         function: Its function of a table with the columns of `hgpo_train.advantages.input_columns`.
         parameters: Its parameters: the keyword arguments of the function, and those of `Parameters`.
-        reads, optional, scores, scope, in_training, smallest_group: As of the decorator `estimator`; the first two are
-            functions of parameters.
+        reads, optional, scores, scope, in_training, smallest_group, branches: As of the decorator `estimator`; the
+            first two are functions of parameters.
         column, details: As of `compute`.
     """
 
@@ -75,6 +75,7 @@ class Estimator:
     scope: str = "group"
     in_training: InTraining | None = None
     smallest_group: int = 1
+    branches: bool = False
     column: str = "advantage"
     details: bool = False
 
@@ -272,6 +273,7 @@ def _estimates(columns: Sequence[pl.Series], estimator: Estimator) -> pl.Series:
             estimator.parameters,
             estimator.reads(estimator.parameters),
             estimator.name,
+            branches=estimator.branches,
         )
         check_scores(prepared, estimator.scores, steps)
         table = estimator.apply(prepared).select("(row)", "(aborted)", *added).collect(engine=engine)
@@ -316,6 +318,7 @@ def estimator(
     scope: str = "group",
     in_training: InTraining | None = None,
     smallest_group: int = 1,
+    branches: bool = False,
 ) -> Callable[[Callable[Concatenate[pl.LazyFrame, P], pl.LazyFrame]], TypedEstimator[P]]:
     """Return a decorator that registers a function as an estimator: ``@estimator("mine")``.
 
@@ -337,6 +340,7 @@ def estimator(
             an iteration's steps, the parameters, the model and the metrics of earlier iterations, and returns the steps
             with `advantage` and its own metrics.
         smallest_group: The number of rollouts of a group that `in_training` needs.
+        branches: Whether the function takes tables with branches (`hgpo_train.advantages.trees`); others refuse them.
 
     Raises:
         InputError: Another estimator is registered under this name.
@@ -351,6 +355,7 @@ def estimator(
             scope=scope,
             in_training=in_training,
             smallest_group=smallest_group,
+            branches=branches,
         )
         if _registered.setdefault(new.name, new) is not new:
             raise InputError(f"an estimator {new.name!r} is registered already; choose another name")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 import polars as pl
 
+from hgpo_datasets.branches import roots
 from hgpo_envs.errors import InputError, unknown
 from hgpo_envs.state_keys import mask_numbers
 from hgpo_envs.wording import listed
@@ -87,7 +88,8 @@ def part_sums(
 
 
 def _read(steps: pl.LazyFrame, settings: Settings) -> pl.DataFrame:
-    """Return the columns of a part that are needed, with `(task)`, the name of the task."""
+    """Return the columns of a part that are needed, with `(task)`, the name of the task, without branches."""
+    steps = roots(steps)
     schema = steps.collect_schema()
     for name in settings.by:
         if name not in schema and name != ALL:

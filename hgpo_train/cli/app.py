@@ -21,6 +21,7 @@ from cyclopts import App, CoercionError, Parameter, convert
 
 from hgpo_train.cli import card, certificate, check, data, panels
 from hgpo_train.cli.advantages import advantages
+from hgpo_train.cli.branch import branch
 from hgpo_train.cli.common import check_output_path
 from hgpo_train.cli.envs import envs
 from hgpo_train.cli.eval import evaluate
@@ -49,7 +50,7 @@ LIBRARIES: Final = (
 """The libraries that results depend on, whose versions `hgpo --version` prints."""
 
 COMMANDS: Final = (
-    advantages, envs, new, play, protocols, quickstart, rollout, score, sft, stats, train, verify, view
+    advantages, branch, envs, new, play, protocols, quickstart, rollout, score, sft, stats, train, verify, view
 )  # fmt: skip
 
 ENTRY_POINTS: Final = "hgpo.commands"
@@ -62,6 +63,8 @@ KNOWN: Final = {
     "data.install.appworld": ("integrations/appworld", "Install AppWorld in an environment of its own."),
     "data.synth.appworld": ("integrations/appworld", "Generate tasks for AppWorld."),
     "learn-tabular": ("research", "Train tabular policies with several estimators, and compare their curves."),
+    "record": ("integrations/record", "Record the calls of a program to an OpenAI-compatible server."),
+    "record.reward": ("integrations/record", "Reward the rollouts of a recorded run by a function."),
     "serve": ("integrations/openenv", "Serve environments to trainers in other processes."),
     "truth": ("research", "Compute the true advantages of the steps of a run."),
 }

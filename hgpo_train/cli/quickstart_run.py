@@ -133,7 +133,7 @@ class QuickstartPlayer(BatchPolicy):
     def _act(self, request: Request, answer: str | Reply | Failure) -> str | Reply | Failure:
         slot = request.slot
         draw = request.rng
-        if request.step == 0:
+        if request.is_first:
             self._lost.discard(slot)
             self._before[slot] = []
         if draw.random() < LOST:

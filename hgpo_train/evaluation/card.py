@@ -190,7 +190,7 @@ def results(episodes: pl.DataFrame, evaluations: pl.DataFrame) -> dict[str, Any]
         del measures["score"]
     return {
         "reporting_rule": MEANT,
-        "rules": {name: {**found._asdict(), "what counts": RULES[name][0]} for name, found in rules.items()},
+        "rules": {name: {**found._asdict(), "what counts": RULES[name]} for name, found in rules.items()},
         "spread": {"seeds": _spread(of_seeds), "tasks": _spread(of_tasks)},
         "by_seed": points(evaluations),
         "measures": {name: found._asdict() for name, found in measures.items() if found is not None},

@@ -46,7 +46,7 @@ from hgpo_datasets import scan_steps
 from hgpo_envs.errors import InputError
 from hgpo_envs.task_sampling import verl_agent
 from hgpo_train.evaluation.report import episode_table
-from hgpo_train.evaluation.reporting_rules import aborted_dropped, by_seed
+from hgpo_train.evaluation.reporting_rules import DROPPED, OUTCOMES, by_seed, count
 from hgpo_train.measures import TASK
 from hgpo_train.proportions import paired_interval
 
@@ -60,9 +60,6 @@ WORKER_SEED: Final = 1000
 """The seed of verl-agent's first validation worker; worker i has `WORKER_SEED` + i."""
 
 TAILS: Final = (0.025, 0.975)
-
-_WON: Final = pl.col("won").cast(pl.Float64)
-_COUNTED: Final = pl.when(~pl.col("aborted")).then(_WON)
 
 
 @dataclass(frozen=True)
@@ -84,7 +81,7 @@ class Reference:
         Raises:
             InputError: Every rollout failed, or no outcome is known.
         """
-        share = aborted_dropped(self.rollouts).success
+        share = count(self.rollouts).success
         if share is None:
             raise InputError("protocols: expected rollouts whose success is known, received none that did not fail")
         return share
@@ -97,7 +94,7 @@ class Reference:
     @cached_property
     def within(self) -> float | None:
         """The mean over tasks of the variance of a task's outcome; None if every task was played once."""
-        of_tasks = self.rollouts.group_by(TASK).agg(_COUNTED.var().alias("variance"))
+        of_tasks = self.rollouts.group_by(TASK).agg(DROPPED.var().alias("variance"))
         return of_tasks["variance"].mean()  # type: ignore[return-value]  # of floats
 
     @property
@@ -172,7 +169,7 @@ _SAME: Final = cannot_move("every draw has the same outcomes")
 # ------------------------------------------------------------------------------------------------------------- shifts
 
 
-def recounted(reference: Reference, outcome: pl.Expr, nothing: str) -> Effect:
+def recounted(outcome: pl.Expr, nothing: str, reference: Reference) -> Effect:
     """Count the same rollouts in another way.
 
     The interval is that of paired shares, of each task's influence on the difference; if all tasks count as often as
@@ -180,11 +177,11 @@ def recounted(reference: Reference, outcome: pl.Expr, nothing: str) -> Effect:
     and Other Resampling Plans, 1982, chapter 6).
 
     Args:
-        reference: The rollouts.
         outcome: What a rollout counts, in [0, 1]; null leaves it out.
         nothing: Why the number is not moved if no rollout counts differently.
+        reference: The rollouts.
     """
-    both = reference.rollouts.select(*TASK, first=outcome, second=_COUNTED)
+    both = reference.rollouts.select(*TASK, first=outcome, second=DROPPED)
     if both.filter(pl.col("first").ne_missing(pl.col("second"))).is_empty():
         return cannot_move(nothing)
     sums = both.group_by(TASK).agg(
@@ -201,19 +198,13 @@ def recounted(reference: Reference, outcome: pl.Expr, nothing: str) -> Effect:
 
 def shorter(limit: int, reference: Reference) -> Effect:
     """Truncate the rollouts after so many steps: exact for policies that do not know the limit."""
-    outcome = pl.when(pl.col("length") > limit).then(0.0).otherwise(_COUNTED)
-    return recounted(reference, outcome, f"no success takes more than {limit} steps")
+    outcome = pl.when(pl.col("length") > limit).then(0.0).otherwise(DROPPED)
+    return recounted(outcome, f"no success takes more than {limit} steps", reference)
 
 
-def limit_won(reference: Reference) -> Effect:
-    """Count a rollout that the step limit ended as won."""
-    outcome = pl.when("truncated", ~pl.col("aborted")).then(1.0).otherwise(_COUNTED)
-    return recounted(reference, outcome, "no rollout reaches the limit")
-
-
-def failed_as(value: float, reference: Reference) -> Effect:
-    """Count rollouts that failed, or whose outcome is not known, as lost or as won."""
-    return recounted(reference, _COUNTED.fill_null(value), "no rollout failed")
+def by_rule(rule: str, nothing: str) -> Callable[[Reference], Effect]:
+    """Return the protocol that counts rollouts by one of the reporting rules of `OUTCOMES`; else as `recounted`."""
+    return partial(recounted, OUTCOMES[rule][1], nothing)
 
 
 def best_checkpoint(reference: Reference) -> Effect:
@@ -229,7 +220,7 @@ def best_checkpoint(reference: Reference) -> Effect:
 
 def paired_difference(first: Reference, second: Reference) -> Effect:
     """Return the difference of two evaluations on the tasks with the same ids."""
-    shares = _COUNTED.mean().alias("share")
+    shares = DROPPED.mean().alias("share")
     tables = [each.rollouts.group_by(TASK).agg(shares).drop_nulls("share") for each in (first, second)]
     both = tables[0].join(tables[1], on=TASK, suffix=" of second", nulls_equal=True)
     if both.is_empty():
@@ -252,14 +243,8 @@ def spread(reference: Reference, deviation: float, highest_of: int = 1) -> Effec
     middles = (np.arange(1000) + 0.5) / 1000
     levels = [*TAILS, *middles]
     low, high, *values = (deviation * NormalDist().inv_cdf(level ** (1 / highest_of)) for level in levels)
-    least = -reference.success
     most = 1 - reference.success
-    return Effect(
-        "spread",
-        min(most, round(fmean(values), 12)),
-        max(least, low),
-        min(most, high),
-    )
+    return Effect("spread", min(most, round(fmean(values), 12)), max(most - 1, low), min(most, high))
 
 
 def drawn(environments: int, squares: float, reference: Reference) -> Effect:
@@ -271,9 +256,9 @@ def drawn(environments: int, squares: float, reference: Reference) -> Effect:
         reference: The outcomes.
     """
     tasks = reference.population
-    of_tasks = tasks / (tasks - 1) * reference.between * (squares - 1 / tasks)
+    of_tasks = tasks / (tasks - 1) * reference.between * max(0.0, squares - 1 / tasks)
     of_rollouts = (reference.within or 0.0) / environments
-    return spread(reference, math.sqrt(max(0.0, of_tasks) + of_rollouts))
+    return spread(reference, math.sqrt(of_tasks + of_rollouts))
 
 
 def drawn_by_workers(environments: int, reference: Reference) -> Effect:
@@ -292,16 +277,13 @@ def drawn_with_repeats(environments: int, reference: Reference, highest_of: int 
     share = reference.success
     if share in (0, 1):
         return _SAME
-    chances = []
-    for wins in range(environments + 1):
-        ways = math.comb(environments, wins)
-        chances.append(ways * share**wins * (1 - share) ** (environments - wins))
+    numbers = range(environments + 1)
+    chances = [math.comb(environments, wins) * share**wins * (1 - share) ** (environments - wins) for wins in numbers]
     at_most = np.cumsum(chances).clip(0, 1) ** highest_of
     mean = float((1 - at_most[:-1]).sum()) / environments
     # The numbers of wins that 2.5% and 97.5% of the draws do not exceed.
     quantiles = np.searchsorted(at_most, TAILS) / environments
-    low, high = (quantiles - share).tolist()
-    return Effect("spread", round(mean - share, 12), low, high)
+    return Effect("spread", round(mean - share, 12), *(quantiles - share).tolist())
 
 
 def reseeded(evaluations: float, reference: Reference, highest_of: int = 1) -> Effect:
@@ -350,6 +332,7 @@ _AUDITS: Final = "ZJU-REAL/Agent-G2 #1, ZJU-REAL/SDAR #58, ZethWang/AgentOPSD #1
 _SIZES: Final = "aiming-lab/SkillRL #66, #68"
 _BEST: Final = "aiming-lab/SkillRL #62"
 _CARDS: Final = "Rollout Cards, arXiv 2605.12131"
+_NONE_FAILED: Final = "no rollout failed"
 
 _DRAWS: Final = [
     Protocol(
@@ -389,9 +372,14 @@ PROTOCOLS: Final = (
         partial(reseeded, 1.0, highest_of=30),
     ),
     Protocol("best checkpoint", "The best evaluation of a training run, not the last.", _BEST, best_checkpoint),
-    Protocol("failed lost", "Failed rollouts count as lost.", _CARDS, partial(failed_as, 0.0)),
-    Protocol("failed won", "Failed rollouts count as won.", _CARDS, partial(failed_as, 1.0)),
-    Protocol("limit won", "Done at the step limit counts as success.", "mll-lab-nu/RAGEN #138", limit_won),
+    Protocol("failed lost", "Failed rollouts count as lost.", _CARDS, by_rule("aborted lost", _NONE_FAILED)),
+    Protocol("failed won", "Failed rollouts count as won.", _CARDS, by_rule("aborted won", _NONE_FAILED)),
+    Protocol(
+        "limit won",
+        "Done at the step limit counts as success.",
+        "mll-lab-nu/RAGEN #138",
+        by_rule("limit won", "no rollout reaches the limit"),
+    ),
     Protocol("30 steps", "A limit of 30 steps.", LIMITS, partial(shorter, 30), "ALFWorld"),
     Protocol("15 steps", "A limit of 15 steps.", LIMITS, partial(shorter, 15), "WebShop"),
 )

@@ -12,19 +12,43 @@ the test set).
 from __future__ import annotations
 
 from statistics import fmean
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import polars as pl
 
 from hgpo_train.measures import TASK, Estimate, measure
 from hgpo_train.proportions import wilson_interval
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-_ABORTED: Final = pl.col("aborted")
 _WON: Final = pl.col("won").cast(pl.Float64)
-_UNKNOWN: Final = _ABORTED | _WON.is_null()
+DROPPED: Final = pl.when(~pl.col("aborted")).then(_WON)
+"""What a rollout counts, in [0, 1]; null, which leaves it out, if it aborted or its result is unknown."""
+
+_AT_LIMIT: Final = pl.col("truncated") & ~pl.col("aborted")
+
+MEANT: Final = "aborted dropped"
+"""The rule of `hgpo eval` and of every other figure of this project that names none."""
+
+OUTCOMES: Final[dict[str, tuple[str, pl.Expr]]] = {
+    "aborted lost": ("Rollouts that failed count as lost.", DROPPED.fill_null(0.0)),
+    MEANT: ("Rollouts that failed are left out.", DROPPED),
+    "aborted won": ("Rollouts that failed count as won.", DROPPED.fill_null(1.0)),
+    "limit lost": (
+        "Rollouts that the step limit ended count as lost; failed ones are left out.",
+        pl.when(_AT_LIMIT).then(0.0).otherwise(DROPPED),
+    ),
+    "limit won": (
+        "Rollouts that the step limit ended count as won; failed ones are left out.",
+        pl.when(_AT_LIMIT).then(1.0).otherwise(DROPPED),
+    ),
+}
+"""Rules that count every rollout: a sentence, and what a rollout counts. The first and third bound the success."""
+
+RULES: Final = {name: sentence for name, (sentence, _) in OUTCOMES.items()} | {
+    "best": "The best seed or evaluation; chosen for that, it is too high.",
+    "last": "The last seed or evaluation.",
+    "mean": "The mean over seeds or evaluations.",
+}
+"""The sentences of all rules by name. The last three choose among seeds or evaluations."""
 
 
 class Counted(NamedTuple):
@@ -43,90 +67,21 @@ class Counted(NamedTuple):
     episodes: int
 
 
-def _counted(rollouts: pl.DataFrame, outcome: pl.Expr) -> Counted:
-    """Return the mean of an outcome in [0, 1]; a rollout whose outcome is null does not count."""
+def count(rollouts: pl.DataFrame, outcome: pl.Expr = DROPPED) -> Counted:
+    """Return the success of rollouts.
+
+    Args:
+        rollouts: One row per rollout (`hgpo_train.rollout.outcomes.rollout_table`,
+            `hgpo_train.evaluation.report.episode_table`), of which `env_id`, `task_id`, `won`, `aborted` and
+            `truncated` are read.
+        outcome: What a rollout counts (`OUTCOMES`).
+    """
     # `measure` leaves aborted rollouts out: the outcome says itself what they count.
     table = rollouts.with_columns(success=outcome, aborted=False)
     found = measure(table, ["success"])[None]["success"]
     if found is None:
         return Counted(None, None, None, 0)
     return Counted(*found, table["success"].count())
-
-
-def aborted_lost(rollouts: pl.DataFrame) -> Counted:
-    """Count rollouts that aborted, or whose result is unknown, as lost: the lower bound of success.
-
-    Args:
-        rollouts: One row per rollout (`hgpo_train.rollout.outcomes.rollout_table`,
-            `hgpo_train.evaluation.report.episode_table`), of which `env_id`, `task_id`, `won` and `aborted` are read.
-    """
-    outcome = pl.when(_UNKNOWN).then(0.0).otherwise(_WON)
-    return _counted(rollouts, outcome)
-
-
-def aborted_dropped(rollouts: pl.DataFrame) -> Counted:
-    """Leave out rollouts that aborted, or whose result is unknown. Arguments are those of `aborted_lost`."""
-    return _counted(rollouts, pl.when(~_ABORTED).then(_WON))
-
-
-def aborted_won(rollouts: pl.DataFrame) -> Counted:
-    """Count rollouts that aborted, or whose result is unknown, as won: the upper bound of success.
-
-    Arguments are those of `aborted_lost`.
-    """
-    outcome = pl.when(_UNKNOWN).then(1.0).otherwise(_WON)
-    return _counted(rollouts, outcome)
-
-
-def limit_lost(rollouts: pl.DataFrame) -> Counted:
-    """Count rollouts that the step limit ended as lost, and leave out those that aborted.
-
-    Arguments are those of `aborted_lost`; the column `truncated` is read, too.
-    """
-    outcome = pl.when("truncated").then(0.0).otherwise(_WON)
-    return _counted(rollouts, pl.when(~_ABORTED).then(outcome))
-
-
-def limit_won(rollouts: pl.DataFrame) -> Counted:
-    """Count rollouts that the step limit ended as won, and leave out those that aborted.
-
-    Arguments are those of `limit_lost`.
-    """
-    outcome = pl.when("truncated").then(1.0).otherwise(_WON)
-    return _counted(rollouts, pl.when(~_ABORTED).then(outcome))
-
-
-def best(rollouts: pl.DataFrame) -> Counted:
-    """Report the seed, or the evaluation, with the highest success; of equal ones the first.
-
-    Args:
-        rollouts: As of `aborted_lost`, with `seed`: the seed of an evaluation, or an evaluation's iteration.
-    """
-    found = by_seed(rollouts)
-    if not found:
-        return Counted(None, None, None, 0)
-    highest = max(found, key=lambda seed: found[seed].value)
-    of_seed = rollouts.filter(pl.col("seed") == highest)
-    return aborted_dropped(of_seed)
-
-
-def last(rollouts: pl.DataFrame) -> Counted:
-    """Report the seed, or the evaluation, with the highest number. Arguments are those of `best`."""
-    is_last = pl.col("seed") == pl.col("seed").max()
-    return aborted_dropped(rollouts.filter(is_last))
-
-
-def mean(rollouts: pl.DataFrame) -> Counted:
-    """Report the mean over seeds, or evaluations, each with equal weight. Arguments are those of `best`."""
-    found = by_seed(rollouts)
-    if not found:
-        return Counted(None, None, None, 0)
-    value = fmean(estimate.value for estimate in found.values())
-    known = rollouts.filter(~_UNKNOWN)
-    # Seeds play the same tasks, so that the tasks are the trials, not the episodes.
-    tasks = known.select(pl.struct(TASK).n_unique()).item()
-    low, high = wilson_interval(value, tasks)
-    return Counted(value, low, high, len(known))
 
 
 def by_seed(rollouts: pl.DataFrame) -> dict[int, Estimate]:
@@ -140,33 +95,12 @@ def by_seed(rollouts: pl.DataFrame) -> dict[int, Estimate]:
     return known
 
 
-MEANT: Final = "aborted dropped"
-"""The rule of `hgpo eval` and of every other figure of this project that names none."""
-
-RULES: Final[dict[str, tuple[str, Callable[[pl.DataFrame], Counted]]]] = {
-    "aborted lost": ("Rollouts that failed count as lost.", aborted_lost),
-    MEANT: ("Rollouts that failed are left out.", aborted_dropped),
-    "aborted won": ("Rollouts that failed count as won.", aborted_won),
-    "limit lost": ("Rollouts that the step limit ended count as lost; failed ones are left out.", limit_lost),
-    "limit won": ("Rollouts that the step limit ended count as won; failed ones are left out.", limit_won),
-    "best": ("The best seed or evaluation; chosen for that, it is too high.", best),
-    "last": ("The last seed or evaluation.", last),
-    "mean": ("The mean over seeds or evaluations.", mean),
-}
-"""The rules by name: a sentence, and the function. The last three need the column `seed`."""
-
-CHOICES: Final = ("best", "last", "mean")
-"""The rules that choose among seeds or evaluations."""
-
-
 def success_by_rule(rollouts: pl.DataFrame, evaluations: pl.DataFrame | None = None) -> dict[str, Counted]:
     """Return the success of a run under every rule of `RULES`, by the rule's name.
 
     Args:
-        rollouts: One row per rollout, with env_id, task_id, seed, won, aborted and truncated
-            (`hgpo_train.evaluation.report.episode_table`).
-        evaluations: The rollouts of several evaluations, with their iteration as `seed`, among which the rules of
-            `CHOICES` choose. Default: `rollouts`.
+        rollouts: One row per rollout, as of `count`, with `seed`: the seed of an evaluation, or its iteration.
+        evaluations: The rollouts of several evaluations, among which best, last and mean choose. Default: `rollouts`.
 
     >>> seeds = {"seed": [1, 1, 2, 2], "won": [True, None, False, False], "aborted": [False, True, False, False]}
     >>> table = pl.DataFrame({"env_id": "e", "task_id": ["a", "b", "a", "b"], "truncated": False} | seeds)
@@ -174,9 +108,23 @@ def success_by_rule(rollouts: pl.DataFrame, evaluations: pl.DataFrame | None = N
     >>> [found[rule].success for rule in ("aborted lost", "aborted dropped", "best", "mean")]
     [0.25, 0.3333333333333333, 1.0, 0.5]
     """
+    reported = {name: count(rollouts, outcome) for name, (_, outcome) in OUTCOMES.items()}
     chosen_from = rollouts if evaluations is None else evaluations
-    reported = {}
-    for name, (_, count) in RULES.items():
-        table = chosen_from if name in CHOICES else rollouts
-        reported[name] = count(table)
+    seeds = by_seed(chosen_from)
+    if not seeds:
+        nothing = Counted(None, None, None, 0)
+        return reported | dict.fromkeys(["best", "last", "mean"], nothing)
+
+    # Of equal seeds, the first one is the best.
+    chosen = {
+        "best": max(seeds, key=lambda seed: seeds[seed].value),
+        "last": chosen_from["seed"].max(),
+    }
+    reported |= {name: count(chosen_from.filter(pl.col("seed") == seed)) for name, seed in chosen.items()}
+
+    # Each seed has equal weight. Seeds play the same tasks, so that the tasks are the trials, not the episodes.
+    value = fmean(estimate.value for estimate in seeds.values())
+    known = chosen_from.filter(DROPPED.is_not_null())
+    tasks = known.select(pl.struct(TASK).n_unique()).item()
+    reported["mean"] = Counted(value, *wilson_interval(value, tasks), len(known))
     return reported

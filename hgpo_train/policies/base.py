@@ -50,7 +50,7 @@ class Request:
         prompt: The prompt.
         seed: The step's seed in [0, 2⁶³), derived from the run's seed, the task, the group, the member and the step. A
             policy with no other source of randomness is reproducible for any number of environments.
-        slot: The number of the environment. Its requests arrive one after the other; step 0 starts a new trajectory.
+        slot: The number of the environment. Its requests arrive one after the other; `is_first` starts a trajectory.
         step: Position in the trajectory, from 0.
         task: The task that is played.
         state: The environment's current state, for scripted policies.
@@ -61,9 +61,10 @@ class Request:
         tools: The tools that the response may call, as JSON schemas (`hgpo_envs.environment_spec`).
         system_prompt: The system message; none if empty.
         turns: The past turns of a conversation (`prompt_style="chat"`), of which the prompt is the next message.
+        first_step: The step at which the policy took over: 0, or in a branch the first step after those of its parent.
 
     The most frequently used parts are also properties: `observation`, `admissible_actions`, `instruction`, `history`,
-    `messages` and `rng`.
+    `messages`, `is_first` and `rng`.
     """
 
     id: int
@@ -79,7 +80,13 @@ class Request:
     tools: Sequence[Mapping[str, Any]] = ()
     system_prompt: str = ""
     turns: Sequence[Turn] = ()
+    first_step: int = 0
     _rng: random.Random | None = field(default=None, init=False, repr=False, compare=False)
+
+    @property
+    def is_first(self) -> bool:
+        """Whether it is the first request of its trajectory."""
+        return self.step == self.first_step
 
     @property
     def observation(self) -> str:

@@ -80,7 +80,7 @@ class OutdatedActionPolicy(RandomPolicy):
         self._seen: dict[int, dict[str, None]] = {}
 
     def _choose(self, request: Request) -> str | None:
-        if request.step == 0:
+        if request.is_first:
             self._seen[request.slot] = {}
         seen = self._seen[request.slot]
         now = request.state.actions
@@ -121,7 +121,7 @@ class ScriptedPolicy(BatchPolicy):
 
     def _play(self, request: Request) -> Reply | Failure:
         try:
-            if request.step == 0:
+            if request.is_first:
                 self._players.pop(request.slot, None)
                 player = self._make()
                 player.reset(request.task, request.state, request.engine)

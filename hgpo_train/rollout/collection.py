@@ -58,6 +58,8 @@ if TYPE_CHECKING:
 
     import polars as pl
 
+    from hgpo_train.policies.base import Policy
+
     AnyEnv = str | EnvHandle | gymnasium.Env[Any, Any]
 
 _LOCAL_MODELS: Final = ("transformers", "vllm")
@@ -226,15 +228,9 @@ def collect(
     execution = ExecutionOptions(slots, workers, max_consecutive_failures=allowed)
     # 3. The policy, and what a run stores of it: not the options that affect only the execution.
     context = PolicyContext(handle.shared.source.name, handle.settings.action_format, options)
-    player = own_policy(maker.make(argument, context))
-    name = policy if isinstance(policy, str) else name_of(player)
+    player, identity = player_of(maker, argument, policy, context)
+    name = identity["name"]
     unstored = getattr(maker.options, "EXECUTION", ())
-    identity = {"name": name, **{key: value for key, value in options.items() if key not in unstored}}
-    if name.partition(":")[0] in _LOCAL_MODELS:
-        from hgpo_train.models.checkpoint_files import stored_model
-
-        identity["weights"] = stored_model(argument)  # of a run that goes on, the newest checkpoint
-        identity["chat_template_hash"] = getattr(player, "chat_template_hash", None)
     # 4. The run's folder, in which everything is played. What the caller opened stays open.
     tally = Tally()
     with ExitStack() as opened:
@@ -294,6 +290,23 @@ def collect(
         error.run = run
         raise
     return run
+
+
+def player_of(
+    maker: PolicySpec, argument: str, policy: object, context: PolicyContext
+) -> tuple[Policy, dict[str, Any]]:
+    """Return a policy that was found by `find_policy`, and what a run stores of it."""
+    player = own_policy(maker.make(argument, context))
+    options = context.options
+    unstored = getattr(maker.options, "EXECUTION", ())
+    name = policy if isinstance(policy, str) else name_of(player)
+    identity = {"name": name, **{key: value for key, value in options.items() if key not in unstored}}
+    if name.partition(":")[0] in _LOCAL_MODELS:
+        from hgpo_train.models.checkpoint_files import stored_model
+
+        identity["weights"] = stored_model(argument)  # of a run that goes on, the newest checkpoint
+        identity["chat_template_hash"] = getattr(player, "chat_template_hash", None)
+    return player, identity
 
 
 def _open(env: AnyEnv, options: Mapping[str, Any], action_format: str) -> tuple[EnvHandle, dict[str, Any]]:

@@ -150,7 +150,8 @@ class Collector:
                 seat.episode,
                 clocked=not self._policy.reproducible,
             )
-            self._slots.call(seat.slot, "start", group.task_id)
+            branches = seat.trajectory.point is not None
+            self._slots.call(seat.slot, "start", group.trajectory(member) if branches else group.task_id)
         return len(self._free) < len(self._seats)
 
     def _exchange(self) -> list[tuple[int, Reply | Failure]]:
@@ -199,7 +200,7 @@ class Collector:
             task = checked_task(self._source.task(trajectory.group.task_id))
             if isinstance(task, Failure):
                 return task
-            episode.begin(task, state)
+            trajectory.begin(task, state)
             if episode.done:
                 return Failure("EnvironmentFailed", "the task ended before its first step")
         else:

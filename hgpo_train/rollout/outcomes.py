@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import polars as pl
 
+from hgpo_datasets.branches import IS_BRANCH, roots
 from hgpo_train.measures import measure
 from hgpo_train.proportions import by_length
 
@@ -36,15 +37,21 @@ _COLUMNS: Final = {"reward": "episode_return", "success": "won", "score": "score
 """The same outcomes as columns of `rollout_table`."""
 
 
-def rollout_table(steps: pl.LazyFrame) -> pl.LazyFrame:
+def rollout_table(steps: pl.LazyFrame, *, branches: bool = False) -> pl.LazyFrame:
     """Return one row per rollout of a step table.
+
+    Branches are left out, because they are no independent rollouts: where a run branched, its rollouts would count more
+    than elsewhere. With `branches` they have rows, too, and a column `branch`.
 
     The columns are run, iteration, task_id, group and trajectory; env_id, task and task_type; won (null if unknown),
     score, episode_return and length (number of steps, those of an aborted rollout until it failed); invalid (number of
     actions that were not well-formed), judged and admissible (numbers of actions of which that is known, and of
     admissible ones); aborted, truncated (whether the step limit ended it) and error.
     """
+    named = [IS_BRANCH.first().alias("branch")] if branches else []
+    steps = steps if branches else roots(steps)
     return steps.group_by("run", *GROUP, "trajectory").agg(
+        *named,
         pl.col("env_id", "task", "task_type", "episode_return").first(),
         pl.col("episode_won").first().alias("won"),
         pl.col("score").sort_by("step").last(),
@@ -139,11 +146,11 @@ def group_table(steps: pl.LazyFrame, outcome: str) -> pl.LazyFrame:
 
     Returns:
         A frame with the columns ``iteration``, ``task_id`` and ``group``; ``failed``, the ids of the failed
-        trajectories; and ``ends``, the known outcomes of the others.
+        trajectories; and ``ends``, the known outcomes of the other rollouts, without branches.
     """
-    whole = ~pl.col("aborted")
+    whole = ~pl.col("aborted") & ~pl.col("branch")
     return (
-        rollout_table(steps)
+        rollout_table(steps, branches=True)
         .group_by(GROUP)
         .agg(
             pl.col("trajectory").filter("aborted").alias("failed"),

@@ -19,6 +19,8 @@ from hgpo_train.settings import NonNegativeInt, PositiveFloat, PositiveInt, Sett
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from hgpo_train.rollout.branch_points import BranchPoint
+
 
 @dataclass(frozen=True)
 class RolloutSpec(Settings):
@@ -138,6 +140,10 @@ class PlannedGroup:
     def seed(self, run_seed: int, member: int) -> int:
         """Return a member's seed in [0, 2⁶³). It does not depend on other groups or on timing."""
         return text_hash(f"{run_seed}/{self.iteration}/{self.task_id}/{self.group}/{member}") % (1 << 63)
+
+    def point(self, _: int) -> BranchPoint | None:
+        """Return the point at which a member starts, if it is a branch; None if it starts the task."""
+        return None
 
 
 def plan_groups(ids: Sequence[str], spec: RolloutSpec) -> Iterator[PlannedGroup]:

@@ -23,6 +23,8 @@ class Row(NamedTuple):
     trajectory: str
     step: int
     state: str
+    parent: str | None = None
+    branch_step: int | None = None
     task: str | None = None
     task_type: str | None = None
     split: str | None = None

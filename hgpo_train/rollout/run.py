@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from hgpo_train.rollout.env_handle import EnvHandle
     from hgpo_train.rollout.plan import RolloutSpec
     from hgpo_train.rollout.row import Row
+    from hgpo_train.rollout.slots import Begin
 
 gymnasium.register_envs(hgpo_envs)
 
@@ -73,14 +74,28 @@ def collect_groups(
                 store({"env_id": [handle.env_id] * len(rows), **columns_of(rows)}, checked=True)
         writer.commit()
 
-    groups = GroupScheduler(
-        plan_groups(handle.tasks, spec),
-        spec,
-        execution,
-        commit,
-        done,
-        failed,
-    )
+    plan = plan_groups(handle.tasks, spec)
+    groups = GroupScheduler(plan, spec, execution, commit, done, failed)
+    play_groups(handle, policy, groups, spec, execution, tally, progress=progress, should_stop=should_stop)
+    return tally
+
+
+def play_groups(
+    handle: EnvHandle,
+    policy: Policy,
+    groups: GroupScheduler,
+    spec: RolloutSpec,
+    execution: ExecutionOptions,
+    tally: Tally,
+    *,
+    progress: Callable[[Tally], None],
+    should_stop: Callable[[], bool],
+    begin: Begin | None = None,
+) -> None:
+    """Play the groups of a scheduler; `begin` is what a slot does to start (`hgpo_train.rollout.slots.Slots`).
+
+    The other arguments and the errors are those of `collect_groups`.
+    """
     # More slots than rollouts would only cost memory.
     count = min(execution.slots or 1, spec.rollouts)
     concurrent: int | None = getattr(handle.shared.source, "concurrent", None)
@@ -90,16 +105,15 @@ def collect_groups(
 
         slots = WorkerSlots(handle.shared, count, timeout_s=execution.worker_timeout_s)
     elif concurrent is not None:  # engines that wait for other processes, of which the source allows so many
-        slots = ThreadSlots([handle.shared.source.engine() for _ in range(min(count, concurrent))])
+        slots = ThreadSlots([handle.shared.source.engine() for _ in range(min(count, concurrent))], begin)
     else:
-        slots = Slots([handle.shared.source.engine() for _ in range(count)])
+        slots = Slots([handle.shared.source.engine() for _ in range(count)], begin)
     collector = Collector(handle, slots, policy, groups, spec, execution, tally)
     try:
         collector.run(progress, should_stop)
     finally:
         slots.close()
         collector.release()
-    return tally
 
 
 @contextmanager

@@ -7,15 +7,17 @@ import queue
 import signal
 from concurrent.futures import ThreadPoolExecutor
 from time import perf_counter
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hgpo_train.policies.base import attempt
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from hgpo_envs.engine import Engine, State
     from hgpo_train.policies.base import Failure
+
+    Begin = Callable[[Engine, str], tuple[Engine, State]]
 
 
 class SlotResult(NamedTuple):
@@ -37,13 +39,19 @@ class Slots:
 
     Subclasses call them in threads, or in processes (`hgpo_train.rollout.workers.WorkerSlots`).
 
+    Args:
+        engines: The engines.
+        begin: What ``start`` does instead of starting a task: a function of the engine and the text, which returns the
+            slot's new engine and its state.
+
     Attributes:
         engines: The engine of each slot, for experts that inspect it between calls; None if it runs in another process.
         busy: Number of calls whose results have not been collected.
     """
 
-    def __init__(self, engines: Sequence[Engine | None]) -> None:
-        self.engines = engines
+    def __init__(self, engines: Sequence[Engine | None], begin: Begin | None = None) -> None:
+        self.engines = list(engines)
+        self._begin = begin
         self.busy = 0
         self._results: list[SlotResult] = []
 
@@ -65,8 +73,16 @@ class Slots:
 
     def _result(self, slot: int, method: str, text: str) -> SlotResult:
         began = perf_counter()
-        outcome = attempt("EnvironmentFailed", getattr(self.engines[slot], method), text)
+        outcome = attempt("EnvironmentFailed", self._state, slot, method, text)
         return SlotResult(slot, outcome, perf_counter() - began)
+
+    def _state(self, slot: int, method: str, text: str) -> State:
+        engine: Any = self.engines[slot]
+        if method == "start" and self._begin is not None:
+            self.engines[slot], state = self._begin(engine, text)
+        else:
+            state = getattr(engine, method)(text)
+        return state
 
 
 class ThreadSlots(Slots):
@@ -75,8 +91,8 @@ class ThreadSlots(Slots):
     Engines may have the method ``close``, which ends a call that is under way.
     """
 
-    def __init__(self, engines: Sequence[Engine]) -> None:
-        super().__init__(engines)
+    def __init__(self, engines: Sequence[Engine], begin: Begin | None = None) -> None:
+        super().__init__(engines, begin)
         self._threads = ThreadPoolExecutor(
             len(engines), "hgpo-engine", initializer=_leave_interrupts_to_the_main_thread
         )

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 from hgpo_envs.hashing import text_hash
 from hgpo_train.policies.base import Failure, Request
 from hgpo_train.policies.conversation import Turn
+from hgpo_train.rollout.branch_points import prefix_columns
 from hgpo_train.rollout.row import Row
 
 if TYPE_CHECKING:
-    from hgpo_envs.engine import Engine, State
+    from hgpo_envs.engine import Engine, State, Task
     from hgpo_envs.episode import Episode
     from hgpo_train.policies.base import Reply
     from hgpo_train.rollout.plan import PlannedGroup
@@ -30,6 +31,7 @@ class Trajectory:
     Attributes:
         rows: One row per finished step.
         characters: Number of characters in the prompts and responses of these rows.
+        point: Where it starts, if it is a branch; None if it starts its task.
         aborted: Whether the rollout failed.
         action: The command that the environment executes, and whether the response was well formed; None between steps.
     """
@@ -39,6 +41,7 @@ class Trajectory:
         self.member = member
         self.seed = seed
         self.episode = episode
+        self.point = group.point(member)
         self.rows: list[Row] = []
         self.characters = 0
         self.aborted = False
@@ -49,16 +52,29 @@ class Trajectory:
             "task_id": group.task_id,
             "group": group.group,
             "trajectory": group.trajectory(member),
+            **prefix_columns(self.point),
         }
+        self._first_step = 0 if self.point is None else self.point.step
         self._columns: dict[str, Any] = {}  # of the step that has begun; empty between steps
+
+    def begin(self, task: Task, state: State) -> None:
+        """Start the episode from its first state; of a branch, with the parent's steps in its memory."""
+        point = self.point
+        if point is None:
+            self.episode.begin(task, state)
+            return
+        self.episode.begin(task, point.states[0])
+        is_response = self.episode.settings.action_format == "response"
+        for row, following in zip(point.rows, [*point.states[1:-1], state], strict=False):
+            self.episode.observe(row.action or "", row.action_valid if is_response else None, following)
 
     def request(self, number: int = 0, slot: int = 0, engine: Engine | None = None) -> Request:
         """Begin the row of a step with its state and prompt. Return the request to the policy, with this number."""
         episode = self.episode
         settings = episode.settings
         state = episode.state
-        step = len(self.rows)
-        if not step:
+        step = self._first_step + len(self.rows)
+        if not self.rows:
             # The task is known from the first state on: a rollout may fail before it.
             task = episode.task
             self._identity |= {
@@ -78,7 +94,8 @@ class Trajectory:
         }
         turns: list[Turn] = []
         if settings.prompt_style == "chat":
-            for row in self.rows:
+            before = () if self.point is None else self.point.rows[:-1]
+            for row in (*before, *self.rows):
                 tokens = None if row.cut_pairs or row.cut_tokens else row.prompt_token_ids
                 turns.append(Turn(row.prompt or "", row.response or "", tokens, row.response_token_ids, row.message))
         return Request(
@@ -87,6 +104,7 @@ class Trajectory:
             seed=text_hash(f"{self.seed}/{step}") % (1 << 63),
             slot=slot,
             step=step,
+            first_step=self._first_step,
             task=episode.task,
             state=state,
             engine=engine,
@@ -165,7 +183,8 @@ class Trajectory:
             )
             return
         if not self._columns:  # before the first step
-            self._columns = {**self._identity, "step": 0, "state": ""}
+            at = Row(**self._identity, step=0, state="") if self.point is None else self.point.rows[-1]
+            self._columns = {**self._identity, "step": at.step, "state": at.state, "state_hash": at.state_hash}
         self._columns |= {"aborted": True, "error": error}
         self._add_row()
 

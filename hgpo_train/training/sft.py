@@ -15,6 +15,7 @@ import numpy as np
 import polars as pl
 
 from hgpo_datasets import manifest, scan_steps
+from hgpo_datasets.branches import roots
 from hgpo_datasets.sources import is_run, parts_of
 from hgpo_envs.environment_spec import environment_ids, environment_spec
 from hgpo_envs.errors import InputError
@@ -47,13 +48,13 @@ def demonstrations(source: str | Path, config: SftConfig) -> pl.DataFrame:
     """Return the rows of the trajectories to imitate, sorted by trajectory and step.
 
     The columns are `trajectory`, `step`, `prompt`, `response` and `imitated`. The response of a row without one is its
-    action, for policies that choose actions directly. Aborted trajectories are left out. With `rows = "won"`, so are
-    trajectories that did not solve their task, and rows with invalid actions are not imitated.
+    action, for policies that choose actions directly. Aborted trajectories and branches are left out. With
+    `rows = "won"`, so are trajectories that did not solve their task, and rows with invalid actions are not imitated.
 
     Raises:
         InputError: The table stores no prompts, or fewer than two trajectories remain.
     """
-    table = scan_steps(source)
+    table = roots(scan_steps(source))
     response = pl.coalesce("response", "action").alias("response")
     names = pl.format("{}/{}", "run", "trajectory").alias("trajectory")  # of several runs, which may have the same ids
     rows = table.select(names, "step", "prompt", response, "action_valid", "won", "aborted").collect()

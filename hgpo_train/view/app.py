@@ -1,7 +1,7 @@
 """The viewer's server: its addresses, and its rules: a token, known hosts, and pages that run no foreign code.
 
-Every address begins with the token: ``/<token>/`` is the page, ``/<token>/api/…`` the documents as JSON. All requests
-read; none changes a run.
+Every address begins with the token: ``/<token>/`` is the page, ``/<token>/api/…`` the documents as JSON. One request
+writes: a note, beside a run's tables, and only from this page.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import uvicorn
 from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
 from starlette.convertors import IntegerConvertor, register_url_convertor
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Mount, Route
@@ -23,20 +24,29 @@ from hgpo_envs.errors import InputError
 from hgpo_envs.files.secrets import redact
 from hgpo_train.advantages import registry
 from hgpo_train.local_server import address_of, bound_socket, is_known_host, known_hosts
-from hgpo_train.settings import build, read_assignments, types_of
 from hgpo_train.view.connections import BACKLOG, Connection
 from hgpo_train.view.documents import group_document, step_documents
 from hgpo_train.view.encoding import encode
-from hgpo_train.view.estimates import AS_TRAINED, estimate, estimator_documents, estimator_with, trained_estimate
+from hgpo_train.view.estimates import (
+    AS_TRAINED,
+    estimate,
+    estimator_documents,
+    estimator_with,
+    rollout_estimates,
+    trained_estimate,
+)
+from hgpo_train.view.notes import notes_document, save_note
 from hgpo_train.view.overview import (
     comparison_document,
     curves_document,
     definitions_document,
     levels_document,
     overview_document,
+    results,
 )
 from hgpo_train.view.page import STATIC
-from hgpo_train.view.tasks import TaskFilter, search_document, tasks_document, trajectories_document
+from hgpo_train.view.rollouts import rollouts_document, search_document, selected
+from hgpo_train.view.sources import run_documents
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -44,6 +54,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+    from hgpo_train.advantages import Estimator
     from hgpo_train.view.index import Index
     from hgpo_train.view.sources import Source
 
@@ -63,6 +74,11 @@ POLICY: Final = (
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 """The Content-Security-Policy of every answer: only the page's own files are loaded, and nothing inline runs."""
+
+NOTE_BYTES: Final = 1 << 17
+"""Bytes of a note that is saved, as JSON."""
+ADDRESS_BYTES: Final = 1 << 16
+"""Bytes of an address: a selection has a bit for each rollout."""
 
 HEADERS: Final = {
     "content-security-policy": POLICY,
@@ -90,54 +106,65 @@ def make_app(
         "definitions": definitions_document(),
     }
 
-    def source_at(request: Request, name: str = "run") -> Source:
-        number: int = request.path_params[name]
-        if number >= len(sources):
-            raise InputError(f"run: expected a number below {len(sources)}, received {number}")
-        return sources[number]
-
-    def of_run(document: Document) -> Callable[[Request], Response]:
-        def endpoint(request: Request) -> Response:
-            source = source_at(request)
-            return _json(document(source, source.index(), request))
-
-        return endpoint
-
-    def compared(_: Source, index: Index, request: Request) -> object:
-        return comparison_document(index, source_at(request, "other").index())
-
-    def runs(_: Request) -> Response:
-        return _json({"runs": [source.document() for source in sources], **head})
-
-    def estimated(source: Source, index: Index, request: Request) -> object:
-        query = request.query_params
-        number = request.path_params["group"]
-        name = query.get("estimator", "hgpo")
-        if name == AS_TRAINED:
-            return trained_estimate(source.run, index, number)
-        return estimate(index, number, estimator_with(name, query.getlist("set"), names))
-
-    paths = {
-        **DOCUMENTS,
-        "groups/{group:digits}/estimates": estimated,
-        "against/{other:digits}": compared,
-    }
     routes = [
-        Route("/api/runs", runs),
-        Route("/api/versions", lambda _: _json([source.version for source in sources])),
-        *(Route(f"/api/runs/{{run:digits}}/{path}", of_run(document)) for path, document in paths.items()),
+        Route("/api/runs", lambda _: _json({"runs": run_documents(sources), **head})),
+        Route("/api/versions", lambda _: _json([source.changes for source in sources])),
+        Route("/api/runs/{run:digits}/notes", _save, methods=["POST"]),
+        *(Route(f"/api/runs/{{run:digits}}/{path}", _endpoint(document)) for path, document in DOCUMENTS.items()),
         Mount("/", StaticFiles(directory=STATIC, html=True)),
     ]
     handlers: dict[Any, Any] = {InputError: lambda _, error: _json({"error": redact(str(error))}, 400)}
-    return _Guard(Starlette(routes=routes, exception_handlers=handlers), token, hosts)
+    app = Starlette(routes=routes, exception_handlers=handlers)
+    app.state.sources = sources
+    app.state.estimators = names
+    return _Guard(app, token, hosts)
 
 
-def _listed(document: Callable[[Index, TaskFilter], object]) -> Document:
-    def listed(_: Source, index: Index, request: Request) -> object:
-        query = [f"{name}={value}" for name, value in request.query_params.items()]
-        return document(index, build(TaskFilter, read_assignments("filter", query, types_of(TaskFilter)), "filter"))
+def _source(request: Request, name: str = "run") -> Source:
+    """Return the run that a number in the address means."""
+    sources: Sequence[Source] = request.app.state.sources
+    number: int = request.path_params[name]
+    if number >= len(sources):
+        raise InputError(f"run: expected a number below {len(sources)}, received {number}")
+    return sources[number]
 
-    return listed
+
+def _endpoint(document: Document) -> Callable[[Request], Response]:
+    def endpoint(request: Request) -> Response:
+        source = _source(request)
+        return _json(document(source, source.index(), request))
+
+    return endpoint
+
+
+async def _save(request: Request) -> Response:
+    source = _source(request)
+    if source.notes is None:
+        raise InputError("notes are kept in the folder of a run; this table has none")
+    body = b""
+    async for part in request.stream():
+        body += part
+        if len(body) > NOTE_BYTES:
+            raise InputError(f"note: expected at most {NOTE_BYTES:,} bytes, received more")
+    index = await run_in_threadpool(source.index)
+    return _json(await run_in_threadpool(save_note, source.notes, index, body))
+
+
+def _estimator(request: Request) -> Estimator | None:
+    """Return the estimator of a request; None for the advantages of training."""
+    query = request.query_params
+    name = query.get("estimator", "hgpo")
+    if name == AS_TRAINED:
+        return None
+    return estimator_with(name, query.getlist("set"), request.app.state.estimators)
+
+
+def _estimate(source: Source, index: Index, request: Request) -> object:
+    number = request.path_params["group"]
+    estimator = _estimator(request)
+    if estimator is None:
+        return trained_estimate(source.run, index, number)
+    return estimate(index, number, estimator)
 
 
 def _steps(source: Source, index: Index, request: Request) -> object:
@@ -152,13 +179,9 @@ def _steps(source: Source, index: Index, request: Request) -> object:
     )
 
 
-def _find(_: Source, index: Index, request: Request) -> object:
-    """Return the group of a trajectory."""
-    name = request.query_params.get("trajectory", "")
-    episodes = index.episodes.filter(trajectory=name)
-    if episodes.is_empty():
-        raise InputError(f"no trajectory {name!r:.200} in this run")
-    return {"group": episodes["number"][0], "row": episodes["row"][0]}
+def _selected(_: Source, index: Index, request: Request) -> object:
+    (found,) = results(selected(index, request.query_params.get("rows", "")))
+    return found
 
 
 def serve(
@@ -185,6 +208,7 @@ def serve(
         "log_level": "warning",
         "access_log": False,
         "server_header": False,
+        "h11_max_incomplete_event_size": ADDRESS_BYTES,
         "lifespan": "off",
     }
     config = uvicorn.Config(app, http=Connection, ws="none", backlog=BACKLOG, **quiet)
@@ -198,13 +222,16 @@ def serve(
 
 
 DOCUMENTS: Final[dict[str, Document]] = {
+    "against/{other:digits}": lambda _, index, request: comparison_document(index, _source(request, "other").index()),
+    "estimates": lambda source, index, request: rollout_estimates(source.run, index, _estimator(request)),
+    "groups/{group:digits}/estimates": _estimate,
     "overview": lambda source, index, _: overview_document(source, index),
     "curves": lambda source, index, _: curves_document(source, index),
     "levels": lambda _, index, request: levels_document(index, chance="chance" in request.query_params),
-    "tasks": _listed(tasks_document),
-    "trajectories": _listed(trajectories_document),
+    "rollouts": lambda _, index, __: rollouts_document(index),
+    "results": _selected,
+    "notes": lambda source, _, __: [] if source.notes is None else notes_document(source.notes),
     "search": lambda _, index, request: search_document(index, request.query_params.get("text", "")),
-    "find": _find,
     "groups/{group:digits}": lambda _, index, request: group_document(index, request.path_params["group"]),
     "steps/{row:digits}": _steps,
 }
@@ -235,13 +262,16 @@ class _Guard:
             await send(message)
 
         _, token, *rest = scope["path"].split("/", 2) if scope["path"].startswith("/") else ("", "")
-        host = next((value.decode("latin-1") for name, value in scope["headers"] if name == b"host"), "")
+        headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
+        host = headers.get(b"host", "")
         if not is_known_host(host, self._hosts):
             refusal: Response = PlainTextResponse("unknown host", 400)
         elif not secrets.compare_digest(token.encode("utf-8", "replace"), self._token):
             refusal = PlainTextResponse("wrong token: use the address that `hgpo view` printed", 403)
-        elif scope["method"] not in ("GET", "HEAD"):
-            refusal = PlainTextResponse("only GET", 405)
+        elif scope["method"] not in ("GET", "HEAD", "POST"):
+            refusal = PlainTextResponse("only GET, and POST for notes", 405)
+        elif scope["method"] == "POST" and headers.get(b"origin", "").partition("//")[2] != host:
+            refusal = PlainTextResponse("another site's page must not write", 403)
         elif not rest:
             refusal = Response(status_code=307, headers={"location": f"/{token}/"})
         else:

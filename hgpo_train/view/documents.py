@@ -31,6 +31,8 @@ TOKENS: Final = 20_000
 
 TRAJECTORY: Final = (
     "trajectory",
+    "parent",
+    "branch_step",
     "row",
     "length",
     "episode_return",

@@ -154,10 +154,9 @@ def trained_estimate(run: Path, index: Index, number: int) -> dict[str, Any]:
     stored = trained_advantages(run, group["iteration"])
     if stored is not None:
         joined = _joined(run, index.lazy(group["row"], group["rows"]), stored)
-    elif trained_advantages(run) is not None:  # of other iterations
-        joined = pl.DataFrame({"advantage": [None] * group["rows"]})
     else:
-        raise InputError(f"{run}: expected the advantages of a training run in the folder {FOLDER!r}, found none")
+        _stored(run)  # of other iterations
+        joined = pl.DataFrame({"advantage": [None] * group["rows"]})
     if joined.height != group["rows"]:
         raise InputError(f"{run / FOLDER}: expected each step once; `hgpo train` writes such tables")
 
@@ -168,6 +167,47 @@ def trained_estimate(run: Path, index: Index, number: int) -> dict[str, Any]:
         table = index.lazy(group["row"], group["rows"]).collect(engine="in-memory")
         returns = _returns(table, build(Parameters, known, "parameter"))
     return _document(AS_TRAINED, parameters, joined.hstack(returns))
+
+
+def rollout_estimates(run: Path, index: Index, estimator: Estimator | None) -> dict[str, list[Any]]:
+    """Return columns of each rollout of a run that need its steps.
+
+    Args:
+        run: The run, for the advantages that it was trained on.
+        index: Its index.
+        estimator: The estimator; None for the advantages of training.
+
+    Returns:
+        ``spread``, the largest advantage of a rollout's steps minus the smallest, and ``tokens``, the number of tokens
+        in its responses; null where unknown.
+
+    Raises:
+        InputError: As `estimate` and `trained_estimate`.
+    """
+    steps = scan_steps(index.files)
+    with errors(index.place):
+        if estimator is not None:
+            scored = with_scores(steps, index.files, estimator.scores)
+            advantages = registry.compute(scored, estimator, column="advantage").select("advantage").collect()
+        else:
+            advantages = _joined(run, steps, _stored(run))
+        has_tokens = "response_token_ids" in steps.collect_schema()
+        tokens = pl.col("response_token_ids").list.len() if has_tokens else pl.lit(None, pl.UInt32)
+        counted = steps.select("step", tokens.alias("tokens")).collect()
+    values = counted.with_columns(advantages["advantage"])
+    of_rollouts = values.group_by((pl.col("step") == 0).cum_sum(), maintain_order=True).agg(
+        (pl.col("advantage").max() - pl.col("advantage").min()).alias("spread"),
+        pl.when(pl.col("tokens").count() > 0).then(pl.col("tokens").sum()),
+    )
+    return of_rollouts.select("spread", "tokens").to_dict(as_series=False)
+
+
+def _stored(run: Path) -> pl.LazyFrame:
+    """Return the advantages that a run was trained on."""
+    stored = trained_advantages(run)
+    if stored is None:
+        raise InputError(f"{run}: expected the advantages of a training run in the folder {FOLDER!r}, found none")
+    return stored
 
 
 def _joined(run: Path, steps: pl.LazyFrame, stored: pl.LazyFrame) -> pl.DataFrame:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import polars as pl
 
 from hgpo_datasets import scan_steps
+from hgpo_datasets.branches import IS_BRANCH, IS_FIRST
 from hgpo_datasets.reader import errors
 from hgpo_datasets.schema import stored_depth
 from hgpo_envs.errors import InputError
@@ -26,13 +27,15 @@ if TYPE_CHECKING:
 GROUP: Final = ("run", "iteration", "env_id", "task_id", "group")
 """The columns that identify a group of rollouts."""
 
-_FLAGS: Final = ("step", "action_valid", "won", "aborted", "truncated")
+_FLAGS: Final = ("step", "branch_step", "action_valid", "won", "aborted", "truncated")
 _ONCE: Final = (
     *GROUP,
     "split",
     "task_type",
     "task",
     "trajectory",
+    "parent",
+    "branch_step",
     "policy_version",
     "episode_return",
 )
@@ -47,14 +50,14 @@ class Index:
         files: Paths of the files, in the order of their rows.
         starts: The number of the first row of each file, and the number of all rows.
         episodes: One row per trajectory, in the order of the rows: the columns of `GROUP`, `split`, `task_type`,
-            `task`, `trajectory`, `policy_version`, `row` (its first row), `length`, `episode_return`, `score`, `won`
-            (null if unknown), `aborted`, `truncated`, `invalid` (number of steps with an invalid action), `judged` and
-            `admissible` (numbers of actions of which that is known, and of admissible ones), `error` and `number` (of
-            its group).
+            `task`, `trajectory`, `parent`, `branch_step`, `policy_version`, `row` (its first row), `length` (its rows),
+            `episode_return`, `score`, `won` (null if unknown), `aborted`, `truncated`, `invalid` (number of steps with
+            an invalid action), `judged` and `admissible` (numbers of actions of which that is known, and of admissible
+            ones), `error` and `number` (of its group).
         groups: One row per group, in the order of the rows: the columns of `GROUP`, `split`, `task_type`, `task`,
             `number` (its position), `first` (position of its first trajectory), `size`, `row`, `rows`, `won` (number of
             trajectories; null if it is unknown of one), `aborted`, `truncated`, `invalid` (steps), `mean_return` and
-            `mean_length` (without aborted trajectories).
+            `mean_length` (without aborted trajectories and branches).
         depth: Largest k of the stored contexts.
     """
 
@@ -139,9 +142,9 @@ def read_index(files: Sequence[str]) -> Index:
         lengths = [int(scan_steps(file).select(pl.len()).collect().item()) for file in files]
         judged = pl.col("action_admissible") if "action_admissible" in names else pl.lit(None, pl.Boolean)
         flags = steps.select(*_FLAGS, judged.alias("admissible")).collect()
-        once = steps.filter(pl.col("step") == 0).select(_ONCE).collect()
+        once = steps.filter(IS_FIRST).select(_ONCE).collect()
         ends = steps.filter(pl.col("step") == pl.col("episode_length") - 1).select(_AT_END).collect()
-    is_first = flags["step"] == 0
+    is_first = flags.select(IS_FIRST).to_series()
     if flags.is_empty() or not is_first[0] or ends.height != once.height:
         raise InputError(
             f"{files[0]}: expected the sorted rows of whole trajectories; `hgpo verify` finds what is wrong"
@@ -179,6 +182,7 @@ def _flags_by_episode(flags: pl.DataFrame, is_first: pl.Series) -> pl.DataFrame:
 
 def _groups(episodes: pl.DataFrame) -> pl.DataFrame:
     whole = ~pl.col("aborted")
+    rollouts = whole & ~IS_BRANCH  # a branch is no independent rollout
     return (
         episodes.group_by("number", maintain_order=True)
         .agg(
@@ -188,8 +192,8 @@ def _groups(episodes: pl.DataFrame) -> pl.DataFrame:
             pl.col("length").sum().alias("rows"),
             pl.col("aborted", "truncated", "invalid").sum().cast(pl.Int64),
             pl.when(~pl.col("won").filter(whole).has_nulls()).then(pl.col("won").sum().cast(pl.Int64)).alias("won"),
-            pl.col("episode_return").filter(whole).mean().alias("mean_return"),
-            pl.col("length").filter(whole).mean().alias("mean_length"),
+            pl.col("episode_return").filter(rollouts).mean().alias("mean_return"),
+            pl.col("length").filter(rollouts).mean().alias("mean_length"),
         )
         .with_columns((pl.col("size").cum_sum() - pl.col("size")).alias("first"))
     )

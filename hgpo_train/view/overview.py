@@ -10,6 +10,7 @@ import msgspec
 import polars as pl
 
 from hgpo_datasets import scan_steps
+from hgpo_datasets.branches import IS_BRANCH
 from hgpo_envs.errors import InputError
 from hgpo_envs.files.untrusted_files import read_bytes
 from hgpo_train.advantages.parameters import STATISTICS_HISTORY_LENGTH
@@ -20,7 +21,7 @@ from hgpo_train.evaluation.comparison import TASK, compare
 from hgpo_train.measures import MEASURES, measure, measure_by_task
 from hgpo_train.measures import TASK as MEASURED_TASK
 from hgpo_train.proportions import by_length
-from hgpo_train.view.tasks import OUTCOMES
+from hgpo_train.view.rollouts import OUTCOMES
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -80,17 +81,17 @@ def overview_document(source: Source, index: Index) -> dict[str, Any]:
         "total": total,
         "task_types": results(episodes, "task_type"),
         "outcomes": index.groups.select(**{name: own.sum() for name, own in OUTCOMES.items()}).row(0, named=True),
-        "lengths": by_length(episodes).to_dicts(),
+        "lengths": by_length(episodes.filter(~IS_BRANCH)).to_dicts(),
     }
 
 
 def results(episodes: pl.DataFrame, by: str | None = None) -> list[dict[str, Any]]:
-    """Return the results of all episodes, or of those of each value of a column, sorted by it.
+    """Return the results of all episodes but branches, or of those of each value of a column, sorted by it.
 
     The measures and their `intervals` are those of `hgpo_train.measures`; None where unknown. Aborted rollouts are
     counted, and change `bounds` of success.
     """
-    episodes = episodes.with_columns(success="won", all=None)
+    episodes = episodes.filter(~IS_BRANCH).with_columns(success="won", all=None)
     whole = ~pl.col("aborted")
     known = whole & pl.col("won").is_not_null()
     totals = episodes.group_by(by or "all").agg(
@@ -115,14 +116,16 @@ def curves_document(source: Source, index: Index) -> dict[str, Any]:
     """Return results by iteration, from the steps and from the metrics of a training run.
 
     Returns:
-        ``results``: `results` of each iteration; and ``metrics``: for a training run, the values of each metric by its
-        name, with null where it was not logged, for the iterations in ``metrics_iterations``.
+        ``results``: `results` of each iteration; ``seeds``: whether an iteration is a seed of an evaluation; and
+        ``metrics``: for a training run, the values of each metric by its name, with null where it was not logged, for
+        the iterations in ``metrics_iterations``.
     """
     folder = source.training()
     lines = [] if folder is None else _metrics(folder / "metrics.jsonl")
     names = sorted({name for line in lines for name in line if name != "iteration"})[:_METRICS]
     return {
         "results": results(index.episodes, "iteration"),
+        "seeds": source.config().get("evaluation") is True,
         "metrics_iterations": [line["iteration"] for line in lines],
         "metrics": {name: [line.get(name) for line in lines] for name in names},
     }

@@ -10,7 +10,7 @@ import base64
 import hashlib
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import count, islice, zip_longest
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -23,8 +23,10 @@ from hgpo_train.advantages import registry
 from hgpo_train.view.documents import STEPS, group_document, step_documents
 from hgpo_train.view.encoding import encode_redacted
 from hgpo_train.view.estimates import AS_TRAINED, estimate, estimator_documents, trained_estimate
+from hgpo_train.view.notes import notes_document
 from hgpo_train.view.overview import curves_document, definitions_document, levels_document, overview_document
-from hgpo_train.view.tasks import PAGE, TaskFilter, tasks_document
+from hgpo_train.view.rollouts import rollouts_document, tasks_of
+from hgpo_train.view.sources import run_documents
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -93,9 +95,11 @@ def write_page(
     specs = [_specs(names, parameters) for _, parameters in trained]
 
     # The tasks of each run that are wanted.
-    counts = [tasks_document(run.index, TaskFilter(limit=0, task_ids=tuple(task_ids)))["total"] for run in runs]
-    wanted = [found if task_ids or tasks is None else min(tasks, found) for found in counts]
-    selected = [islice(_tasks(run.index, tuple(task_ids)), number) for run, number in zip(runs, wanted, strict=True)]
+    wanted = []
+    for run in runs:
+        found = [task for task in tasks_of(run.index) if not task_ids or task["task_id"] in task_ids]
+        wanted.append(found if task_ids else found[:tasks])
+    all_tasks = sum(map(len, wanted))
 
     # Tasks are added in turns, until the next one would exceed the size.
     head = {
@@ -105,35 +109,35 @@ def write_page(
         "definitions": definitions_document(),
     }
     size = len(_page(head, answers))
-    kept = 0
+    kept: list[list[int]] = [[] for _ in runs]
     damaged = 0
-    for number, task in _in_turns(selected):
+    for number, task in _in_turns(wanted):
+        groups = [group["number"] for group in task["groups"]]
         added: dict[str, Any] = {}
         with _noting(runs[number].source, problems):
-            added = _answers(f"runs/{number}", runs[number], task, specs[number])
+            added = _answers(f"runs/{number}", runs[number], groups, specs[number])
         if not added:
             damaged += 1
             continue
-        size += len(_data(task)) + 1
+        size += len(_data(rollouts_document(runs[number].index, groups)))
         size += sum(len(key) + len(_data(value)) + 4 for key, value in added.items())
         if size > max_mb * MB:
             break
         answers |= added
-        listed = answers[f"runs/{number}/tasks"]
-        listed["tasks"].append(task)
-        listed["total"] += 1
-        listed["groups"] += len(task["groups"])
+        kept[number] += groups
         runs[number].document["selection"]["tasks"] += 1
-        kept += 1
-        progress(kept, sum(wanted))
-    if not kept:
+        done = sum(run.document["selection"]["tasks"] for run in runs)
+        progress(done, all_tasks)
+    if not any(kept):
         too_large = f"the first task alone does not fit into {max_mb:g} MB; increase --max-mb"
         raise InputError(problems[0] if problems else too_large)
+    for number, run in enumerate(runs):
+        answers[f"runs/{number}/rollouts"] = rollouts_document(run.index, kept[number])
     page = _page(head, answers)
     write_file(path, page)
     return Page(
-        kept,
-        sum(wanted) - kept - damaged,
+        done,
+        all_tasks - done - damaged,
         len(page),
         list(dict.fromkeys(problems)),
     )
@@ -151,7 +155,8 @@ class _Run:
 def _open(sources: Sequence[Source], answers: dict[str, Any], problems: list[str]) -> list[_Run]:
     """Return the runs that can be read, and add the documents of the whole runs."""
     runs: list[_Run] = []
-    for source in sources:
+    documents = run_documents(sources)
+    for place, source in enumerate(sources):
         address = f"runs/{len(runs)}"
         with _noting(source, problems):
             index = source.index()
@@ -160,16 +165,18 @@ def _open(sources: Sequence[Source], answers: dict[str, Any], problems: list[str
                 f"{address}/overview": overview,
                 f"{address}/curves": curves_document(source, index),
                 f"{address}/levels": levels_document(index, chance=True),
-                f"{address}/tasks": {"total": 0, "groups": 0, "offset": 0, "tasks": []},
+                f"{address}/notes": [],
             }
             selection = {"tasks": 0, "of": overview["total"]["tasks"]}
             document = {
-                **source.document(),
+                **documents[place],
                 "path": source.name,
-                "version": "",
+                "live": False,
                 "selection": selection,
             }
             runs.append(_Run(source, index, document))
+            if source.notes is not None:
+                answers[f"{address}/notes"] = notes_document(source.notes)
     return runs
 
 
@@ -183,16 +190,7 @@ def _noting(source: Source, problems: list[str]) -> Iterator[None]:
         problems.append(f"{source.path}: {redact(clean_text(str(error)))}; left out")
 
 
-def _tasks(index: Index, task_ids: tuple[str, ...]) -> Iterator[dict[str, Any]]:
-    """Yield the tasks of a run, or some of them."""
-    for offset in count(0, PAGE):
-        found = tasks_document(index, TaskFilter(offset=offset, limit=PAGE, task_ids=task_ids))["tasks"]
-        if not found:
-            return
-        yield from found
-
-
-def _in_turns(runs: Sequence[Iterator[dict[str, Any]]]) -> Iterator[tuple[int, dict[str, Any]]]:
+def _in_turns(runs: Sequence[Sequence[dict[str, Any]]]) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield the first task of each run, then the second, with the number of the run."""
     for row in zip_longest(*runs):
         yield from ((run, task) for run, task in enumerate(row) if task is not None)
@@ -208,13 +206,13 @@ def _specs(names: Sequence[str], parameters: Mapping[str, Any]) -> dict[str, Est
     return specs
 
 
-def _answers(address: str, run: _Run, task: dict[str, Any], specs: Mapping[str, Estimator]) -> dict[str, Any]:
-    """Return the documents of a task's groups and steps by their addresses."""
+def _answers(address: str, run: _Run, groups: Sequence[int], specs: Mapping[str, Estimator]) -> dict[str, Any]:
+    """Return the documents of groups and of their steps by their addresses."""
     answers: dict[str, Any] = {}
     source = run.source
     index = run.index
     tokenizer = source.tokenizer()
-    for number in (group["number"] for group in task["groups"]):
+    for number in groups:
         group = f"{address}/groups/{number}"
         answers[group] = document = group_document(index, number)
         for name, spec in specs.items():

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 import polars as pl
 
 from hgpo_datasets import StepWriter, scan_steps
+from hgpo_datasets.branches import COLUMNS as BRANCHES
 from hgpo_datasets.schema import TEXT, columns
 from hgpo_envs.errors import InputError
 from hgpo_train.advantages import registry
@@ -81,6 +82,8 @@ def _step_table(table: pl.DataFrame, schema: pl.Schema) -> pl.DataFrame:
     if "run" in schema and table["run"].n_unique() > 1:
         names = {name: pl.format("{}/{}", "run", name) for name in ("task_id", "trajectory")}
         table = table.with_columns(**names)
+    if not set(BRANCHES) <= set(schema):  # one of them alone means something else there
+        table = table.drop(BRANCHES, strict=False)
     table = table.select(_converted(table[name], kind) for name, kind in _KEPT.items() if name in table.columns)
 
     # Flags and texts of the end are often in every row; a step table has them in the last one.
@@ -92,4 +95,7 @@ def _step_table(table: pl.DataFrame, schema: pl.Schema) -> pl.DataFrame:
     at_end |= {name: pl.when(last).then(pl.col(name)) for name in _TEXTS if name in table.columns}
     if table.select(row_keys(table.columns)).is_duplicated().any():
         raise InputError("expected each step of a trajectory once; the table has several rows of one step")
-    return table.with_columns(pl.col("step").rank("ordinal").over(within).cast(_KEPT["step"]) - 1, **at_end)
+    position = pl.col("step").rank("ordinal").over(within).cast(_KEPT["step"]) - 1
+    if "branch_step" in table.columns:
+        position += pl.col("branch_step").fill_null(0)
+    return table.with_columns(position.alias("step"), **at_end)

@@ -6,7 +6,7 @@ import glob
 import tempfile
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -15,19 +15,24 @@ from hgpo_datasets.reader import errors, is_plain, step_files
 from hgpo_datasets.row_tables import files_of
 from hgpo_datasets.sources import PARQUET, is_run, parts_of, runs_below
 from hgpo_envs.errors import InputError
+from hgpo_envs.files.atomic import seems_locked
 from hgpo_envs.files.secrets import redact
 from hgpo_envs.unicode_text import clean_text
 from hgpo_train.advantages import registry
 from hgpo_train.advantages.advantage_tables import FOLDER
+from hgpo_train.view import notes
 from hgpo_train.view.estimates import is_safe_state_key
 from hgpo_train.view.index import Index, read_index
 from hgpo_train.view.plain_tables import import_table
-from hgpo_train.view.tokens import find_tokenizer
+from hgpo_train.view.tokens import find_tokenizer, models_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from tokenizers import Tokenizer
+
+EVALUATION: Final = "evaluation"
+"""The folder of a training run with the rollouts of its evaluations."""
 
 
 class NoRowsError(InputError):
@@ -55,6 +60,7 @@ class Source:
         name: Its last part, for people.
         folder: The folder of the run; None for a file.
         run: The folder, or the file.
+        notes: The file of notes about its rollouts; None for files and tables of other programs.
     """
 
     def __init__(self, path: Path, table: Sequence[str] = ()) -> None:
@@ -64,20 +70,27 @@ class Source:
             self._copy = tempfile.TemporaryDirectory(prefix="hgpo-view-", ignore_cleanup_errors=True)
             self.folder = Path(self._copy.name) / "run"
             import_table(table, self.folder)
+        self.notes = None if self.folder is None or table else self.folder / notes.NAME
         self.run = self.folder or path
         self.place = (path.parent if path.name == "steps" else path).resolve()
         self.name = clean_text(self.place.name or str(path))
+        if _is_training(self.place.parent) and self.place.name == EVALUATION:
+            self.name = clean_text(f"{self.place.parent.name}/{EVALUATION}")
         self._lock = threading.Lock()
         self._read: tuple[object, Index] | None = None
 
     @property
     def version(self) -> str:
         """A text that changes when rows are committed; empty if the run was deleted."""
-        try:
-            status = (self.folder / manifest.NAME if self.folder else self.path).stat()
-        except OSError:
-            return ""
-        return f"{status.st_size:x}-{status.st_mtime_ns:x}"
+        return _stamp(self.folder / manifest.NAME if self.folder else self.path)
+
+    @property
+    def changes(self) -> str:
+        """A text that changes when anything that the page shows is written, or the run's writer begins or ends."""
+        if self.folder is None:
+            return self.version
+        stamps = [_stamp(self.folder / name) for name in ("metrics.jsonl", notes.NAME, FOLDER)]
+        return " ".join([self.version, *stamps, str(seems_locked(self.folder))])
 
     def index(self) -> Index:
         """Return the index of the rows that are committed now.
@@ -105,7 +118,8 @@ class Source:
         return {
             "name": self.name,
             "path": clean_text(str(self.path)),
-            "version": self.version,
+            "live": self.folder is not None and seems_locked(self.folder),
+            "notable": self.notes is not None,
             "training": self.training() is not None,
             "trained": trained and {"name": trained[0], "set": trained[1]},
             "stored": self.stored(),
@@ -144,8 +158,37 @@ class Source:
 
     def training(self) -> Path | None:
         """Return the folder of the training run that wrote this run, or None."""
-        training = self.folder and (self.folder / "config.toml").is_file() and (self.folder / "metrics.jsonl").exists()
-        return self.folder if training else None
+        return self.folder if self.folder is not None and _is_training(self.folder) else None
+
+
+def _is_training(folder: Path) -> bool:
+    return (folder / "config.toml").is_file() and (folder / "metrics.jsonl").exists()
+
+
+def _stamp(path: Path) -> str:
+    """Return a text that changes when a file is written; empty if it is missing."""
+    try:
+        status = path.stat()
+    except OSError:
+        return ""
+    return f"{status.st_size:x}-{status.st_mtime_ns:x}"
+
+
+def run_documents(sources: Sequence[Source]) -> list[dict[str, Any]]:
+    """Return the documents of runs, each with the name of the open training run whose policy it played (`trainer`)."""
+    documents = []
+    for source in sources:
+        trainers = [other.name for other in sources if other is not source and _was_played(other, source)]
+        documents.append({**source.document(), "trainer": next(iter(trainers), None)})
+    return documents
+
+
+def _was_played(training: Source, source: Source) -> bool:
+    """Return whether a run is in the folder of a training run, or its policy is a checkpoint there."""
+    if training.training() is None:
+        return False
+    models = [Path(name).resolve() for name in models_of(source.config()) if "\0" not in name]
+    return any(training.place in path.parents for path in [source.place, *models])
 
 
 def open_sources(paths: Iterable[str], *, wait: bool = False) -> list[Source]:
@@ -170,6 +213,7 @@ def open_sources(paths: Iterable[str], *, wait: bool = False) -> list[Source]:
             tables.setdefault(part.source, []).append(part.path)
         else:
             sources.append(Source(Path(part.path)))
+    sources += _evaluations(sources)
     for pattern, files in tables.items():
         sources.append(Source(Path(files[0] if len(files) == 1 else patterns[pattern]), files))
 
@@ -194,6 +238,13 @@ def open_sources(paths: Iterable[str], *, wait: bool = False) -> list[Source]:
         count = counts[name] = counts.get(name, 0) + 1
         source.name = name + (f" ({count})" if count > 1 else "")
     return sources
+
+
+def _evaluations(sources: Sequence[Source]) -> list[Source]:
+    """Return the evaluations inside of training runs that are not named themselves."""
+    places = {source.place for source in sources}
+    folders = [folder / EVALUATION for source in sources if (folder := source.training()) is not None]
+    return [Source(folder) for folder in folders if is_run(folder) and folder.resolve() not in places]
 
 
 def _name_among(source: Source, sources: Sequence[Source]) -> str:

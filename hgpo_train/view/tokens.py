@@ -97,7 +97,7 @@ def _folders(config: Mapping[str, Any], training: Path | None) -> Iterator[Path]
     """Yield the folders in which the tokenizer may be: of checkpoints, of models, and of the hub's cache."""
     if training is not None:
         yield from reversed(list_checkpoints(training / "checkpoints"))
-    for name in _models(config):
+    for name in models_of(config):
         is_remote = name.startswith(("//", "\\\\"))  # another machine, which would be told who looks
         if is_remote or "\0" in name or len(name) > _NAME:
             continue
@@ -108,7 +108,7 @@ def _folders(config: Mapping[str, Any], training: Path | None) -> Iterator[Path]
             yield from _in_cache(name)
 
 
-def _models(config: Mapping[str, Any]) -> Iterator[str]:
+def models_of(config: Mapping[str, Any]) -> Iterator[str]:
     """Yield the names of models in a configuration: of rollouts, and of training."""
     policy = config.get("policy")
     model = config.get("model")

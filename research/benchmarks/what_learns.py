@@ -15,7 +15,9 @@ import polars as pl
 from hgpo_research.tabular.learning import AGAIN
 from hgpo_research.tabular.report import markdown_table, summary
 
-CURVES: Final = Path(__file__).parents[1] / "results/curves.parquet"
+RESULTS: Final = Path(__file__).parents[1] / "results"
+FIGURES: Final = Path(__file__).parents[1] / "docs/figures"
+CURVES: Final = RESULTS / "curves.parquet"
 GRPO: Final = "grpo:cross_steps=false"
 TWO: Final = "adaptive:discounted_grpo+shrinkage_gae"
 """What `adaptive` was in all runs but those with a third partner."""

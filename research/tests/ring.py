@@ -47,15 +47,14 @@ class RingEngine:
         return self.place, self.won
 
     def _state(self, valid: bool = True) -> State:
-        score = float(self.won)
         return State(
             TEXTS[self.place],
             ACTIONS,
             valid,
             self.won,
             self.won,
-            score,
-            score,
+            float(self.won),
+            self.place / PLACES,
         )
 
 

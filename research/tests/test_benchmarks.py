@@ -4,8 +4,11 @@ import re
 from importlib import import_module
 from pathlib import Path
 
+import numpy as np
 import polars as pl
 import pytest
+
+from hgpo_train.advantages import compute
 
 ROOT = Path(__file__).parents[2]
 
@@ -55,3 +58,30 @@ def test_the_first_estimator_runs_again_with_other_seeds():
         "seeds",
         "margin_of_seeds",
     }, "no interval over tasks"
+
+
+def test_holm_is_a_t_test_with_one_mean_and_stricter_with_more():
+    """Student's quantiles with 60 degrees of freedom are 2.000 at 0.975 and 2.299 at 0.9875."""
+    holm = import_module("research.benchmarks.gagpo").holm
+    spread = np.linspace(-1, 1, 61)
+
+    def with_ratio(ratio):
+        return spread + ratio * spread.std(ddof=1) / 61**0.5
+
+    assert holm([with_ratio(-2.01)]) == [True]
+    assert holm([with_ratio(1.99)]) == [False]
+    assert holm([with_ratio(2.28), with_ratio(2.1)]) == [False, False]
+    assert holm([with_ratio(2.1), with_ratio(-2.32)]) == [True, True]
+
+
+def test_states_with_different_pasts_are_not_compared():
+    """Without other visits a value is the own return, so that one step ahead nothing is surprising."""
+    variant = import_module("research.benchmarks.gagpo").variant
+    steps = pl.DataFrame({"task": "a", "trajectory": ["x", "x", "y", "y"], "step": [0, 1, 0, 1]}).with_columns(
+        state=pl.Series(["s", "u", "t", "u"]), reward=pl.Series([0.0, 1.0, 0.0, 0.0]), action_valid=pl.lit(True)
+    )
+    steps = steps.with_columns(action=pl.lit("go"))
+    found = compute(steps, variant, gae_lambda=0.0).collect()["advantage"]
+    assert found.equals(compute(steps, "gagpo", gae_lambda=0.0).collect()["advantage"])
+    assert found.abs().min() > 0.1
+    assert compute(steps, variant, gae_lambda=0.0, past=1).collect()["advantage"].to_list() == pytest.approx([0] * 4)

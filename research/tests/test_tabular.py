@@ -138,6 +138,9 @@ def test_the_step_table_has_the_hashes_of_the_package():
     assert 0 < table.filter(~pl.col("action_valid")).height < table.height / 2
     later = table.with_columns(pl.col("state_hash").shift(-1).over("trajectory").alias("later")).drop_nulls()
     assert later["later"].equals(later["next_state_hash"], check_names=False)
+    scores = set(table.filter("won")["score"])
+    assert scores
+    assert scores <= {place / ring.PLACES for place in ring.TREASURES}
 
 
 def improvement(policy, visits, gradient, kl):

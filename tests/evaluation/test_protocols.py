@@ -25,8 +25,6 @@ from hgpo_train.evaluation.protocols import (
     drawn,
     drawn_by_workers,
     drawn_with_repeats,
-    failed_as,
-    limit_won,
     other_seeds,
     paired_difference,
     read_reference,
@@ -36,7 +34,7 @@ from hgpo_train.evaluation.protocols import (
     spread,
     table_effects,
 )
-from hgpo_train.evaluation.reporting_rules import RULES
+from hgpo_train.evaluation.reporting_rules import success_by_rule
 from hgpo_train.panels import load_panel
 from hgpo_train.proportions import Z, paired_interval
 
@@ -153,14 +151,16 @@ def test_seeds_spread_by_the_variance_of_outcomes_of_one_task() -> None:
 @given(st.lists(st.lists(st.sampled_from([*ENDS]), min_size=3, max_size=3), min_size=1, max_size=3))
 def test_the_same_rollouts_count_as_under_the_reporting_rules(seeds: list[list[str]]) -> None:
     reference = Reference(table(*seeds))
-    if RULES["aborted dropped"][1](reference.rollouts).success is None:
+    counted = success_by_rule(reference.rollouts)
+    if counted["aborted dropped"].success is None:
         return
-    found = {"aborted lost": failed_as(0.0, reference), "aborted won": failed_as(1.0, reference)}
-    for rule, each in (found | {"limit won": limit_won(reference)}).items():
-        assert each.effect == pytest.approx(RULES[rule][1](reference.rollouts).success - reference.success)
-        assert each.low is None or each.low <= each.effect <= each.high
+    found = {each.protocol: each for each in table_effects(reference)}
+    for name, rule in (("failed lost", "aborted lost"), ("failed won", "aborted won"), ("limit won", "limit won")):
+        assert found[name].effect == pytest.approx(counted[rule].success - reference.success)
+        assert found[name].low is None or found[name].low <= found[name].effect <= found[name].high
     is_whole = not reference.rollouts["aborted"].any()
-    assert all((each.note == "cannot move it: no rollout failed") == is_whole for each in found.values())
+    notes = [found[name].note for name in ("failed lost", "failed won")]
+    assert all((note == "cannot move it: no rollout failed") == is_whole for note in notes)
 
 
 def test_the_interval_is_paired_by_task() -> None:
@@ -172,7 +172,7 @@ def test_the_interval_is_paired_by_task() -> None:
 def test_the_interval_of_dropped_rollouts_is_that_of_the_jackknife() -> None:
     """By hand: the difference without each task, and the standard error of these."""
     ends = ["won", "lost", "aborted", "won", "aborted", "lost", "won", "won"] * 12
-    found = recounted(Reference(table(ends)), pl.col("won").fill_null(value=False).cast(float), "")
+    found = recounted(pl.col("won").fill_null(value=False).cast(float), "", Reference(table(ends)))
     known = np.array([{"won": 1.0, "lost": 0.0}.get(end, np.nan) for end in ends])
     without = [np.delete(np.nan_to_num(known), n).mean() - np.nanmean(np.delete(known, n)) for n in range(96)]
     error = math.sqrt(95 / 96 * np.square(np.array(without) - np.mean(without)).sum())

@@ -66,6 +66,16 @@ def test_the_note_is_at_the_end_of_the_last_message(steps, tokenizer):
         assert tokenizer.decode(tokens) == start + user
 
 
+def test_a_state_cannot_end_the_message(steps, tokenizer):
+    """The text of a special token in a state stays text."""
+    before = prompts(steps, tokenizer)
+    token = tokenizer.eos_token_id
+    ends = pl.Series("next_state", [None, tokenizer.eos_token, None, None], pl.String)
+    found = prompts(steps.with_columns(ends), tokenizer)
+    assert tokenizer.eos_token in tokenizer.decode(found[0])
+    assert (found[0] == token).sum() == (before[0] == token).sum()
+
+
 def test_a_long_note_is_cut_and_a_long_prompt_loses_its_start(steps, tokenizer):
     long = steps.with_columns(next_state=pl.when(pl.col("next_state") == "won").then(pl.lit("room " * 4 * MOST)))
     found = prompts(long, tokenizer)

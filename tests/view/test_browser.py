@@ -12,8 +12,9 @@ from statistics import mean, pstdev
 from typing import Any
 from urllib.parse import quote
 
+import polars as pl
 import pytest
-from viewed import HOSTILE
+from viewed import HOSTILE, small_rows
 
 from hgpo_datasets import StepWriter, scan_steps
 from hgpo_train.advantages import compute
@@ -89,20 +90,25 @@ def test_open_filter_follow_a_group_and_compare(viewer, page, small_run) -> None
     page.goto(viewer(small_run))
     expect(page.get_by_role("heading", name="small")).to_be_visible()
     expect(page.get_by_text("66.7%").first).to_be_visible()
-    page.get_by_role("link", name="Look at the tasks").click()
-    rows = page.get_by_role("treegrid").get_by_role("row")
-    expect(rows).to_have_count(3)  # with the head
-    page.get_by_label("Task id or instruction contains").fill("omega")
+    page.get_by_role("link", name="Look at the rollouts").click()
+    rows = page.locator(".every-rollout tbody tr")
+    expect(rows).to_have_count(8)
+    page.get_by_label("Filter", exact=True).fill("'omega' and outcome = 'won'")
     expect(rows).to_have_count(2)
+    expect(
+        page.get_by_text("2 of 8 rollouts, 1 task · success 100.0% (95%: 20.7% to 100.0%)")
+    ).to_be_visible()  # Wilson
     page.get_by_role("button", name="Clear filters").click()
-    page.get_by_label("Task type").select_option("find")
+    expect(rows).to_have_count(8)
+    page.get_by_label("Rows").select_option("task")
     expect(rows).to_have_count(2)
-    rows.nth(1).click()
-    expect(rows).to_have_count(6)
+    rows.nth(0).get_by_role("link").click()
+    expect(rows).to_have_count(1)  # the groups of the task
+    rows.nth(0).get_by_role("link").click()
     expect(page.get_by_role("heading", name="find the key of alpha")).to_be_visible()
-    rows.nth(3).click()  # the second of four trajectories, which is lost
+    page.locator(".strips tbody tr").nth(1).get_by_role("link").first.click()  # of four rollouts, the lost one
     expect(page.get_by_text("step 0 of 3")).to_be_visible()
-    assert page.url.endswith("#/small/step/alpha%2F0%2Fx/0?task_type=find")
+    assert "#/small/step/alpha%2F0%2Fx/0?" in page.url
 
     level = region(page, "Level 0")
     expect(level).to_contain_text("2 steps of 2 rollouts")
@@ -128,12 +134,21 @@ def test_the_keyboard_alone(viewer, page, small_run) -> None:
     expect(page.get_by_role("heading", name="small")).to_be_visible()
     press = page.keyboard.press
     press("t")
-    expect(page.get_by_role("row", name="find the key of alpha")).to_be_focused()
-    for key in ("ArrowDown", "ArrowUp", "ArrowRight"):
+    rows = page.locator(".every-rollout tbody tr")
+    expect(rows.nth(0).get_by_role("link")).to_be_focused()
+    for key in ("ArrowDown", "ArrowDown", "ArrowUp"):
         press(key)
-    expect(page.get_by_role("treegrid").get_by_role("row")).to_have_count(7)
-    for key in ("ArrowDown", "ArrowDown", "Enter"):
+    expect(rows.nth(1).get_by_role("link")).to_be_focused()
+    page.get_by_role("button", name="length 2: 2 of 2 rollouts").focus()
+    for key in ("Enter", "Shift+ArrowRight"):
         press(key)
+    expect(page.get_by_role("button", name="Clear length")).to_have_text("2 … 3 ×")
+    press("Enter")
+    expect(rows).to_have_count(6)
+    press("Escape")
+    expect(rows).to_have_count(8)
+    rows.nth(1).get_by_role("link").focus()
+    press("Enter")
     expect(page.get_by_text("step 0 of 3")).to_be_visible()
     press("j")
     expect(page.get_by_text("step 1 of 3")).to_be_visible()
@@ -153,9 +168,10 @@ def test_the_keyboard_alone(viewer, page, small_run) -> None:
     expect(page.get_by_role("dialog")).to_be_visible()
     press("Escape")
     press("/")  # at once: a closed dialog has the focus until the next frame
-    expect(page.get_by_label("Task id or instruction contains")).to_be_focused()
+    expect(page.get_by_label("Filter", exact=True)).to_be_focused()
     page.keyboard.type("jog?")  # shortcuts are off in an input
-    expect(page.get_by_label("Task id or instruction contains")).to_have_value("jog?")
+    expect(page.get_by_label("Filter", exact=True)).to_have_value("jog?")
+    expect(page.get_by_role("alert")).to_contain_text("filter: expected a column")
     expect(page.get_by_role("dialog")).not_to_be_visible()
 
 
@@ -237,7 +253,7 @@ def test_rollouts_are_aligned_where_their_states_agree(viewer, page, small_run) 
 def test_links_keep_every_setting(viewer, page, small_run) -> None:
     """K, estimators and filters are in the address, which another page opens."""
     address = viewer(small_run)
-    settings = "a=hgpo%3Ahistory_length%3D1%3Aalpha%3D2&b=rloo&outcome=partly&sort=length&text=omega"
+    settings = "a=hgpo%3Ahistory_length%3D1%3Aalpha%3D2&b=rloo&filter=%27omega%27&sort=length"
     page.goto(f"{address}#/small/step/omega%2F0%2Fw/1?{settings}")
     expect(page.locator(".advantages")).to_contain_text("B: rloo")
     page.get_by_text("Estimators and their parameters").click()
@@ -249,28 +265,74 @@ def test_links_keep_every_setting(viewer, page, small_run) -> None:
     page.get_by_role("link", name="iteration 0").click()
     page.get_by_role("link", name="Graph of states").click()
     expect(page).to_have_url(re.compile(r"group/1/graph\?.*history_length%3D0.*sort=length"))
-    expect(page.get_by_label("Outcome")).to_have_value("partly")
-    expect(page.get_by_label("Task id or instruction contains")).to_have_value("omega")
-    expect(page.get_by_role("treegrid").get_by_role("row")).to_have_count(2)
+    page.get_by_role("navigation", name="Views").get_by_role("link", name="Rollouts").click()
+    expect(page.get_by_label("Filter", exact=True)).to_have_value("'omega'")
+    expect(page.get_by_role("columnheader", name="length")).to_have_attribute("aria-sort", "ascending")
+    lengths = page.locator(".every-rollout tbody tr td:nth-child(4)")
+    expect(lengths).to_have_text(["2", "3", "3", "3"])
 
 
 def test_rollouts_and_texts_are_found(viewer, page, small_run) -> None:
     page.goto(f"{viewer(small_run)}#/small")
     page.get_by_role("link", name="find", exact=True).click()  # the type of a task, in its row
-    expect(page.get_by_text("1 task, 1 group")).to_be_visible()
-    page.get_by_label("List").select_option("rollouts")
-    page.get_by_label("Outcome").select_option("lost")
-    expect(page.locator(".rollouts tbody tr")).to_have_count(1)
+    rows = page.locator(".every-rollout tbody tr")
+    expect(rows).to_have_count(4)
     page.get_by_role("button", name="Clear filters").click()
-    page.get_by_label("Fewest steps").fill("3")
-    page.get_by_label("Fewest steps").press("Enter")
-    expect(page.get_by_text("6 rollouts, 2 groups")).to_be_visible()
+    bars = page.get_by_role("group", name="length: histogram").locator(".column")
+    expect(bars).to_have_count(2)
+    bars.nth(0).click()
+    expect(rows).to_have_count(2)
+    bars.nth(0).hover()
+    page.mouse.down()
+    bars.nth(1).hover()
+    page.mouse.up()
+    expect(rows).to_have_count(8)
+    with page.expect_download() as saved:
+        page.get_by_role("button", name="CSV").click()
+    assert pl.read_csv(saved.value.path())["outcome"].to_list() == ["won", "lost", "won", "aborted"] * 2
     box = page.get_by_label("Search in states, actions, responses and errors")
     box.fill("HUNG up")
     box.press("Enter")
+    expect(rows).to_have_count(2)
     expect(page.locator(".hits mark").first).to_have_text("hung up")
     page.get_by_role("link", name="omega/0/z step 1, error").click()
     expect(page.get_by_text("Aborted: the server hung up")).to_be_visible()
+
+
+def test_a_note_is_saved_and_found(viewer, page, small_run, tmp_path) -> None:
+    """Also in a file, which shows it."""
+    text = "<img src=x onerror='window.hacked = true'> \u202e loops"
+    page.goto(f"{viewer(small_run)}#/small/step/alpha%2F0%2Fx/0")
+    page.get_by_label("Note on this rollout").fill(text)
+    page.get_by_label("Score of this rollout").fill("-1.5")
+    page.get_by_role("button", name="Save note").click()
+    expect(page.get_by_text("saved 20")).to_be_visible()
+    page.get_by_role("navigation", name="Views").get_by_role("link", name="Rollouts").click()
+    page.get_by_label("Filter", exact=True).fill("my_score < 0 and note contains 'LOOPS'")
+    rows = page.locator(".every-rollout tbody tr")
+    expect(rows).to_have_count(1)
+    expect(rows).to_contain_text("<img src=x onerror")
+    expect(rows).to_contain_text("U+202E")
+    assert_nothing_ran(page)
+    file = tmp_path / "page.html"
+    write_page(open_sources([str(small_run)]), file)
+    page.goto(f"{file.as_uri()}#/small/step/alpha%2F0%2Fx/0")
+    expect(page.get_by_role("heading", name="Note · score -1.5")).to_be_visible()
+    assert_nothing_ran(page)
+
+
+def test_a_run_that_is_being_written_is_followed(viewer, page, tmp_path) -> None:
+    with StepWriter(tmp_path / "live") as writer:
+        writer.add_group(small_rows("alpha"))
+        writer.commit()
+        page.goto(f"{viewer(tmp_path / 'live')}#/live/rollouts")
+        rows = page.locator(".every-rollout tbody tr")
+        expect(rows).to_have_count(4)
+        expect(page.get_by_text("live", exact=True).last).to_have_class("live")
+        writer.add_group(small_rows("omega"))
+        writer.commit()
+        expect(rows).to_have_count(8)
+    expect(page.locator(".live")).to_have_count(0)
 
 
 def test_steps_where_two_estimators_disagree(viewer, page, rich_run) -> None:
@@ -318,7 +380,18 @@ def test_runs_side_by_side(viewer, page, small_run, training_run) -> None:
         expect(table.get_by_role("row", name=row).locator(".key")).to_have_css("background-color", colour)
         for figure in table.get_by_role("row", name=row).locator(".figure").all()[1:3]:
             expect(figure).to_have_text(re.compile(r"^\d+\.\d\d($|\()"))  # return and length, also where they are whole
-    expect(page.locator(".chart canvas")).to_have_count(4)
+    expect(page.locator(".chart canvas")).to_have_count(3)  # success, return and length
+    page.get_by_text("Metrics (3 of").click()
+    page.get_by_label("loss/policy").check()
+    page.get_by_label("Horizontal axis").select_option("environment steps")
+    page.get_by_label("Smoothing").fill("0.5")
+    loss = page.locator("figure", has_text="loss/policy, smoothed")
+    loss.get_by_text("Table").click()
+    expect(loss.get_by_role("row")).to_have_text(["environment stepstraining", "01.00", "110.67"])
+    with page.expect_download() as saved:
+        page.get_by_role("button", name="CSV").click()
+    table = pl.read_csv(saved.value.path()).filter(run="training", metric="loss/policy")
+    assert table.select("iteration", "steps", "value").rows() == [(0, 0, 1.0), (1, 11, 0.5)]
     tasks = region(page, "Tasks of two runs")
     expect(tasks.get_by_text("success: 0.0 points in training")).to_be_visible()
     tasks.get_by_role("button", name="find the key of alpha").click()
@@ -327,12 +400,12 @@ def test_runs_side_by_side(viewer, page, small_run, training_run) -> None:
     expect(settings.get_by_role("row", name="policy")).to_contain_text("written by hand")
     page.get_by_label("Run", exact=True).select_option("training")
     expect(page.get_by_role("heading", name="training")).to_be_visible()
-    expect(page.get_by_label("metric of the training run")).to_have_value("loss/policy")
-    chart = page.locator("figure", has_text="Success and valid actions")
+    page.get_by_label("Horizontal axis").select_option("iteration")
+    chart = page.locator("figure", has_text="success")
     chart.get_by_text("Table").click()
     chart.get_by_role("button", name="2").click()
-    expect(page.get_by_label("Iteration")).to_have_value("2")
-    expect(page.get_by_text("1 task, 1 group")).to_be_visible()
+    expect(page.get_by_label("Filter", exact=True)).to_have_value("iteration = 2")
+    expect(page.locator(".every-rollout tbody tr")).to_have_count(4)
 
 
 def test_the_graph_of_all_groups_of_a_task(viewer, page, training_run, tmp_path) -> None:
@@ -432,6 +505,9 @@ def visit_everything(page: Any, address: str, texts: int) -> None:
     page.goto(address)
     expect(page.get_by_role("heading", name="hostile")).to_be_visible()
     assert_nothing_ran(page)
+    page.goto(f"{address}#/hostile/rollouts")
+    expect(page.locator(".every-rollout tbody tr")).to_have_count(texts)
+    assert_nothing_ran(page)
     page.goto(f"{address}#/hostile/group/0")
     expect(page.locator(".strips tbody tr")).to_have_count(texts)
     assert_nothing_ran(page)
@@ -486,18 +562,19 @@ def test_a_page_of_its_own(page, small_run, tmp_path) -> None:
     page.goto(file.as_uri())
     expect(page.get_by_role("heading", name="small")).to_be_visible()
     expect(page.get_by_text("Shared contexts by level")).to_be_visible()
-    page.get_by_role("link", name="Look at the tasks").click()
-    rows = page.get_by_role("treegrid").get_by_role("row")
-    expect(rows).to_have_count(2)
-    rows.nth(1).click()
-    rows.nth(2).click()
+    page.get_by_role("link", name="Look at the rollouts").click()
+    rows = page.locator(".every-rollout tbody tr")
+    expect(rows).to_have_count(4)
+    spread = compute(scan_steps(small_run), "hgpo").collect().filter(trajectory="alpha/0/y")["advantage"]
+    expect(rows.nth(2)).to_contain_text(f"{spread.max() - spread.min():.2f}")
+    rows.nth(0).get_by_role("link").click()
     expect(region(page, "Level 0").locator(".value")).to_have_text("+1.000")
     page.get_by_text("Estimators and their parameters").click()
     page.get_by_label("B: estimator").select_option("grpo")
     expect(page.locator(".advantages")).to_contain_text("B: grpo")
-    page.get_by_role("navigation", name="Views").get_by_role("link", name="Tasks").click()
-    page.get_by_label("Outcome").select_option("all")
-    expect(rows).to_have_count(1)
+    page.get_by_role("navigation", name="Views").get_by_role("link", name="Rollouts").click()
+    page.get_by_label("Filter", exact=True).fill("outcome = 'won'")
+    expect(rows).to_have_count(2)
 
 
 # -------------------------------------------------------------------------------------------------- for everyone
@@ -513,19 +590,20 @@ def test_no_findings_of_axe(viewer, browser, small_run, training_run, scheme: st
     address = viewer(small_run, training_run)
     views = {
         "#/small": "Configuration",
-        "#/training": "metric of the training run",
-        "#/small/tasks": "find the key of alpha",
+        "#/training": "Metrics (",
+        "#/small/rollouts": "find the key of alpha",
+        "#/small/rollouts?by=task&bars=length:3:3": "find the key of alpha",
         "#/small/group/0": "Graph of states",
         "#/small/group/0/graph": "States as a table",
         "#/training/group/0/task-graph": "States as a table",
-        "#/small/tasks?list=rollouts&search=hung": "alpha/0/z step 1, error",
+        "#/small/rollouts?search=hung": "alpha/0/z step 1, error",
         "#/small/step/alpha%2F0%2Fx/1": "Hierarchy of groups",
         "#/small/compare?with=training": "What differs in the configurations",
     }
     for place, text in views.items():
         page.goto(f"{address}{place}")
         expect(page.get_by_text(text).last).to_be_attached()
-        page.wait_for_timeout(500)
+        page.wait_for_load_state("networkidle")
         found = json.loads(run_in(page, "axe.run(document).then((found) => JSON.stringify(found.violations))"))
         nodes = [(rule["id"], node["html"], node["failureSummary"]) for rule in found for node in rule["nodes"]]
         assert nodes == [], (place, nodes)

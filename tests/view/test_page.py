@@ -26,8 +26,8 @@ def test_a_page_contains_the_selection(rich_run, tmp_path) -> None:
     assert (written.tasks, written.left_out, written.bytes) == (2, 0, file.stat().st_size)
     assert done == [(1, 2), (2, 2)]
     answers = data_of(file)["answers"]
-    assert [task["task_id"] for task in answers["runs/0/tasks"]["tasks"]] == ["task 0", "task 1"]
-    rows = sum(group["rows"] for task in answers["runs/0/tasks"]["tasks"] for group in task["groups"])
+    assert [task["task_id"] for task in answers["runs/0/rollouts"]["tasks"]] == ["task 0", "task 1"]
+    rows = sum(answers["runs/0/rollouts"]["columns"]["length"])
     assert sum(len(steps) for key, steps in answers.items() if key.startswith("runs/0/steps/")) == rows
     assert answers["runs/0/groups/1/estimates/rloo"]["parameters"]["reward_scale"] == 10
     assert data_of(file)["opened"] == ["hgpo", "rloo"], "the pair that is shown first"
@@ -37,7 +37,7 @@ def test_a_page_contains_the_selection(rich_run, tmp_path) -> None:
 def test_tasks_by_id(rich_run, tmp_path) -> None:
     file = tmp_path / "page.html"
     write_page(open_sources([str(rich_run)]), file, task_ids=("task 4",))
-    assert [task["task_id"] for task in data_of(file)["answers"]["runs/0/tasks"]["tasks"]] == ["task 4"]
+    assert [task["task_id"] for task in data_of(file)["answers"]["runs/0/rollouts"]["tasks"]] == ["task 4"]
     with pytest.raises(InputError, match="unknown task 'task 9'; did you mean 'task "):
         write_page(open_sources([str(rich_run)]), file, task_ids=("task 9",))
 

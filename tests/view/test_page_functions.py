@@ -59,3 +59,60 @@ def test_a_long_response_of_openings_alone_is_split() -> None:
     """A search from each opening to the end would take hours."""
     response = "<action>" * 500_000
     assert called("response_parts", "page.partsOf(values).length", response) == 1
+
+
+ROWS = [
+    {"task": "find a Mug", "task_id": "t1", "outcome": "won", "length": 3, "tokens": None, "truncated": False},
+    {"task": "find a pen", "task_id": "t2", "outcome": "lost", "length": 9, "tokens": 50, "truncated": True},
+]
+KINDS = {"task": "text", "outcome": "text", "length": "number", "tokens": "number", "truncated": "flag"}
+
+
+def filtered(texts: list[str]) -> list[object]:
+    expression = """values.texts.map((text) => {
+      try {
+        const test = page.compile(text, values.kinds);
+        return values.rows.flatMap((row, at) => test(row) ? [at] : []);
+      } catch (error) { return error.message; }
+    })"""
+    found: list[object] = called("filter", expression, {"texts": texts, "rows": ROWS, "kinds": KINDS})
+    return found
+
+
+def test_filters_choose_rollouts() -> None:
+    filters = {
+        "": [0, 1],
+        "'MUG'": [0],
+        '"t2"': [1],
+        "outcome = 'won'": [0],
+        "outcome <> 'won'": [1],
+        "length >= 3 and length < 9": [0],
+        "length = 3 or length = 9": [0, 1],
+        "length > 3 or length > 2 and truncated": [1],  # `and` binds closer
+        "not (length > 3) and not truncated": [0],
+        "NOT NOT task CONTAINS 'find a p'": [1],
+        "tokens = null": [0],
+        "tokens != null": [1],
+        "tokens < 1e2": [1],
+        "length > -.5": [0, 1],
+    }
+    assert filtered(list(filters)) == list(filters.values())
+
+
+def test_filters_that_cannot_be_read_are_one_line() -> None:
+    columns = "task, outcome, length, tokens, truncated"
+    refused = {
+        "color = 'red'": f"expected a column ({columns}) or a text in quotes, received color",
+        "length": "expected = != <> < <= > >= after length, received the end",
+        "length = 'three'": "expected a number for length, received three",
+        "task > 3": "expected a text in quotes for task, received 3",
+        "(length > 3": "expected ), received the end",
+        "length > 3 length": "expected and, or, or the end, received length",
+        "task contains": "expected a text in quotes, received the end",
+        "constructor = 1": f"expected a column ({columns}) or a text in quotes, received constructor",
+        "length > 3; drop": "expected a column, a value or an operator, received ; drop",
+        "(" * 2001: "expected at most 2000 characters, received 2001",
+        "": [0, 1],
+    }
+    found = filtered(list(refused))
+    assert found == [line if line == [0, 1] else f"filter: {line}" for line in refused.values()]

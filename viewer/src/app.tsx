@@ -1,18 +1,18 @@
 // The shell: runs, views, theme, keyboard, and the watch for new rows.
 import { render } from "preact";
 import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
-import { forget, get, isFile, useDocument } from "./data";
+import { forget, get, isFile, onChanged, useDocument } from "./data";
 import type { Head } from "./documents";
 import { counted } from "./format";
 import { ComparePage } from "./compare";
-import { chosenOf, estimatorsOf } from "./estimators";
+import { type Chosen, chosenOf, estimatorsOf } from "./estimators";
 import { GroupPage } from "./group";
 import { focusSoon, onKey, SHORTCUTS } from "./keys";
 import { OverviewPage } from "./overview";
 import { go, links, useRoute } from "./route";
 import { TranscriptPage } from "./transcript";
 import { Line } from "./texts";
-import { asSettings, NO_FILTER, TaskTree } from "./tree";
+import { RolloutsPage } from "./rollouts";
 import "./style.css";
 
 const WATCH_MS = 3000;
@@ -73,6 +73,7 @@ function useVersion(): number {
       }
     };
     look();
+    onChanged(look);
     const timer = setInterval(look, WATCH_MS);
     return () => clearInterval(timer);
   }, []);
@@ -102,11 +103,11 @@ function App() {
     return onKey({
       o: () => go(links.overview(run.name)),
       t: () => {
-        if (!["tasks", "group"].includes(route.view)) go(links.tasks(run.name));
-        focusSoon('[role="treegrid"] [tabindex="0"]');
+        go(links.rollouts(run.name));
+        focusSoon(".every-rollout tbody a");
       },
       "/": () => {
-        if (!["tasks", "group"].includes(route.view)) go(links.tasks(run.name));
+        go(links.rollouts(run.name));
         focusSoon("#filter-text");
       },
       d: toggleTheme,
@@ -127,8 +128,7 @@ function App() {
   const { value } = head;
   const chosen = chosenOf(route.settings, run, value);
   const shared = { path, run: run.name, version };
-  const pick = (iteration: string) => go(links.tasks(run.name, asSettings({ ...NO_FILTER, iteration })));
-  const single = run.problem !== null || route.view === "overview" || route.view === "compare";
+  const pick = (iteration: string) => go(links.rollouts(run.name, { filter: `iteration = ${iteration}`, search: null, bars: null }));
   return (
     <>
       <a class="skip" href="#main" onClick={(event) => { event.preventDefault(); document.getElementById("main")?.focus(); }}>
@@ -145,9 +145,10 @@ function App() {
         )}
         <nav aria-label="Views">
           <a href={links.overview(run.name)} aria-current={route.view === "overview" ? "page" : undefined}>Overview</a>
-          <a href={links.tasks(run.name)} aria-current={!single ? "page" : undefined}>Tasks</a>
+          <a href={links.rollouts(run.name)} aria-current={["rollouts", "group", "step"].includes(route.view) ? "page" : undefined}>Rollouts</a>
           {runs.length > 1 && <a href={links.compare(run.name)} aria-current={route.view === "compare" ? "page" : undefined}>Compare</a>}
         </nav>
+        {run.live && <span class="live" title="a program is writing this run; what it commits is shown within three seconds">live</span>}
         <span class="spacer" />
         <button type="button" onClick={toggleTheme} aria-label={theme === "dark" ? "Light colours" : "Dark colours"}>
           {theme === "dark" ? "☀" : "☾"}
@@ -160,26 +161,19 @@ function App() {
           others, write it with larger <code>--tasks</code> or <code>--max-mb</code>, or open the run with <code>hgpo view</code>.
         </p>
       )}
-      <main id="main" tabIndex={-1} class={single ? "single" : `split at-${route.view}`}>
+      <main id="main" tabIndex={-1}>
         {run.problem ? (
           <p class="error page" role="alert">This run cannot be shown: <Line text={run.problem} most={1000} /></p>
         ) : route.view === "overview" ? (
-          <OverviewPage {...shared} pick={pick} />
+          <OverviewPage {...{ path, run, runs, version, pick }} settings={route.settings} />
         ) : route.view === "compare" ? (
           <ComparePage runs={runs} place={place} settings={route.settings} version={version} head={value} />
+        ) : route.view === "group" && route.group !== null ? (
+          <GroupPage {...shared} number={route.group} tab={route.tab} chosen={chosen} colours={route.settings.get("colours") === "b" ? 1 : 0} />
+        ) : route.view === "step" && route.trajectory !== null ? (
+          <TranscriptPage {...shared} notable={run.notable} trajectory={route.trajectory} step={route.step} estimators={estimatorsOf(run, value)} chosen={chosen} />
         ) : (
-          <>
-            {route.view !== "step" && <TaskTree {...shared} route={route} selection={run.selection} />}
-            <section class="content" aria-label="Selection">
-              {route.view === "group" && route.group !== null && (
-                <GroupPage {...shared} number={route.group} tab={route.tab} chosen={chosen} colours={route.settings.get("colours") === "b" ? 1 : 0} />
-              )}
-              {route.view === "step" && route.trajectory !== null && (
-                <TranscriptPage {...shared} trajectory={route.trajectory} step={route.step} estimators={estimatorsOf(run, value)} chosen={chosen} />
-              )}
-              {route.view === "tasks" && <p class="none page">Choose a task, a group or a trajectory.</p>}
-            </section>
-          </>
+          <RolloutsPage {...{ path, run, version }} settings={route.settings} chosen={chosen[0] as Chosen} />
         )}
       </main>
       <dialog ref={dialog} aria-labelledby="shortcuts" onClose={() => setHelp(false)}>

@@ -1,4 +1,4 @@
-// Curves by iteration, with a table of the same numbers.
+// Curves, with a table of the same numbers.
 import { useEffect, useRef } from "preact/hooks";
 import uPlot from "uplot";
 import "uplot/dist/uPlot.min.css";
@@ -11,21 +11,22 @@ export type Curve = { name: string; values: Series; intervals?: Interval[] };
 
 type Props = {
   title: string;
-  iterations: number[];
+  axis?: string;
+  xs: number[];
   curves: Curve[];
-  share?: boolean;
-  pick?: (iteration: string) => void;
+  share?: boolean | undefined;
+  pick?: ((x: string) => void) | undefined;
 };
 
 const HEIGHT = 160;
 
-export function Chart({ title, iterations, curves, share, pick }: Props) {
+export function Chart({ title, axis = "iteration", xs, curves, share, pick }: Props) {
   const place = useRef<HTMLDivElement>(null);
   const shown = curves.filter((curve) => curve.values.some((value) => value !== null));
   const bounded = shown.filter((curve) => curve.intervals?.some((interval) => interval !== null));
   const digits = decimals(shown.flatMap((curve) => curve.values));
   const format = (value: number | null) => (share ? percent(value, 1) : number(value, digits));
-  const key = JSON.stringify([iterations, shown]);
+  const key = JSON.stringify([xs, shown]);
   useEffect(() => {
     const element = place.current;
     if (!element || !shown.length) return;
@@ -42,13 +43,13 @@ export function Chart({ title, iterations, curves, share, pick }: Props) {
         cursor: { y: false },
         scales: { x: { time: false }, ...(share ? { y: { range: [0, 1] as [number, number] } } : {}) },
         axes: [
-          { ...axis, size: 30, space: 60, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000] },
+          { ...axis, size: 30, space: 60, incrs: [1, 2, 5].flatMap((one) => Array.from({ length: 9 }, (_, power) => one * 10 ** power)).sort((a, b) => a - b) },
           { ...axis, size: 52, values: (_: uPlot, ticks: number[]) => ticks.map((tick) => (share ? percent(tick) : String(tick).replace("-", "−"))) },
         ],
         series: [
           {},
           ...shown.map((_, at) => ({
-            stroke: colour(`--curve-${at % 6}`), width: 2, dash: at >= 6 ? [6, 4] : undefined, spanGaps: true, points: { show: iterations.length < 60 },
+            stroke: colour(`--curve-${at % 6}`), width: 2, dash: at >= 6 ? [6, 4] : undefined, spanGaps: true, points: { show: xs.length < 60 },
           })),
           ...bounded.flatMap(() => [{ points: { show: false } }, { points: { show: false } }]),
         ],
@@ -57,11 +58,11 @@ export function Chart({ title, iterations, curves, share, pick }: Props) {
           fill: `${colour(`--curve-${shown.indexOf(curve) % 6}`)}2e`,
         })),
       };
-      const bounds = bounded.flatMap((curve) => [0, 1].map((end) => iterations.map((_, at) => curve.intervals?.[at]?.[end] ?? null)));
-      plot = new uPlot(options, [iterations, ...shown.map((curve) => curve.values), ...bounds] as uPlot.AlignedData, element);
+      const bounds = bounded.flatMap((curve) => [0, 1].map((end) => xs.map((_, at) => curve.intervals?.[at]?.[end] ?? null)));
+      plot = new uPlot(options, [xs, ...shown.map((curve) => curve.values), ...bounds] as uPlot.AlignedData, element);
       plot.over.addEventListener("click", () => {
         const at = plot?.cursor.idx;
-        if (pick && at !== null && at !== undefined) pick(String(iterations[at]));
+        if (pick && at !== null && at !== undefined) pick(String(xs[at]));
       });
     };
     draw();
@@ -85,7 +86,7 @@ export function Chart({ title, iterations, curves, share, pick }: Props) {
   return (
     <figure class="chart">
       <figcaption>{title}</figcaption>
-      <div ref={place} role="img" aria-label={`${title} by iteration; the table below has the numbers`} />
+      <div ref={place} role="img" aria-label={`${title} by ${axis}; the table below has the numbers`} />
       <ul class="keys">
         {shown.map((curve, at) => (
           <li><span class="key" style={{ background: `var(--curve-${at % 6})` }} /> {curve.name}, last: <b>{format(curve.values.findLast((value) => value !== null) ?? null)}</b></li>
@@ -95,11 +96,11 @@ export function Chart({ title, iterations, curves, share, pick }: Props) {
         <summary>Table</summary>
         <Wide label={`${title}: table`}>
           <table>
-            <thead><tr><th scope="col">iteration</th>{shown.map((curve) => <th scope="col" class="figure">{curve.name}</th>)}</tr></thead>
+            <thead><tr><th scope="col">{axis}</th>{shown.map((curve) => <th scope="col" class="figure">{curve.name}</th>)}</tr></thead>
             <tbody>
-              {iterations.map((iteration, at) => (
+              {xs.map((x, at) => (
                 <tr>
-                  <th scope="row">{pick ? <button type="button" class="link" onClick={() => pick(String(iteration))}>{iteration}</button> : iteration}</th>
+                  <th scope="row">{pick ? <button type="button" class="link" onClick={() => pick(String(x))}>{x}</button> : number(x, Number.isInteger(x) ? 0 : 1)}</th>
                   {shown.map((curve) => <td class="figure">{format(curve.values[at] ?? null)}{ranged(curve.intervals?.[at], format)}</td>)}
                 </tr>
               ))}

@@ -1,12 +1,12 @@
 // Runs side by side: results, curves, the tasks that two of them share, and what differs in their configurations.
 import { useEffect, useState } from "preact/hooks";
-import { Chart } from "./chart";
+import { CurvesPart, withTrainers } from "./curves";
 import { get, useDocument } from "./data";
-import type { Comparison, Curves, Group, Head, Measure, Overview, Run } from "./documents";
+import type { Comparison, Group, Head, Measure, Overview, Run } from "./documents";
 import { type Chosen, chosenOf, useEstimate } from "./estimators";
 import { counted, integer, number, percent, signed } from "./format";
 import { GroupHead, Strips } from "./group";
-import { Interval, RESULTS } from "./overview";
+import { Interval } from "./overview";
 import { change, links } from "./route";
 import { Line, Wide } from "./texts";
 
@@ -33,7 +33,6 @@ function useEach<T>(runs: Run[], end: string, version: number): (T | null)[] {
 
 export function ComparePage({ runs, place, settings, version, head }: Props) {
   const overviews = useEach<Overview>(runs, "overview", version);
-  const curves = useEach<Curves>(runs, "curves", version);
   const named = runs.findIndex((run) => run.name === settings.get("with"));
   const other = named >= 0 && named !== place ? named : runs.findIndex((_, at) => at !== place);
   if (!overviews.length) return <p class="page" role="status">Loading …</p>;
@@ -41,7 +40,7 @@ export function ComparePage({ runs, place, settings, version, head }: Props) {
     <article class="page overview">
       <h1>{counted(runs.length, "run")} side by side</h1>
       <Results runs={runs} overviews={overviews} />
-      <CurvesOf runs={runs} curves={curves.map((one, at) => (overviews[at]?.evaluation ? null : one))} />
+      <CurvesPart runs={withTrainers(runs)} settings={settings} version={version} />
       {other >= 0 && (
         <section aria-label="Tasks of two runs">
           <h2>The same tasks in two runs</h2>
@@ -93,29 +92,6 @@ function Results({ runs, overviews }: { runs: Run[]; overviews: (Overview | null
         </tbody>
       </table>
     </Wide>
-  );
-}
-
-function CurvesOf({ runs, curves }: { runs: Run[]; curves: (Curves | null)[] }) {
-  const iterations = [...new Set(curves.flatMap((one) => one?.results.map((row) => row.iteration) ?? []))].sort((a, b) => a - b);
-  if (iterations.length < 2) return null;
-  const charts = RESULTS.flatMap(([, names, share]) => names.map((name) => ({ name, share })));
-  return (
-    <section aria-label="Curves of the runs">
-      <h2>By iteration</h2>
-      <div class="charts">
-        {charts.map(({ name, share }) => (
-          <Chart
-            key={name} title={NAMES[name]} iterations={iterations} share={share}
-            curves={runs.map((run, at) => {
-              const rows = new Map(curves[at]?.results.map((row) => [row.iteration, row]));
-              const own = iterations.map((iteration) => rows.get(iteration));
-              return { name: run.name, values: own.map((row) => row?.[name] ?? null), intervals: own.map((row) => row?.intervals[name] ?? null) };
-            })}
-          />
-        ))}
-      </div>
-    </section>
   );
 }
 

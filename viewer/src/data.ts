@@ -1,7 +1,6 @@
 // Where documents come from: the server, or the file itself (`hgpo view -o`).
 import { useEffect, useState } from "preact/hooks";
-import type { Group, Head, Task, Tasks } from "./documents";
-import { share } from "./format";
+import type { Estimate, Group, Head, RolloutEstimates, Rollouts, Step } from "./documents";
 
 export type Query = Record<string, string | string[] | undefined>;
 
@@ -27,10 +26,10 @@ function address(path: string, query: Query): string {
   return text ? `${path}?${text}` : path;
 }
 
-async function request(path: string, query: Query): Promise<unknown> {
+async function request(path: string, query: Query, options: RequestInit = {}): Promise<unknown> {
   let answer: Response;
   try {
-    answer = await fetch(`api/${address(path, query)}`, { cache: "no-store" });
+    answer = await fetch(`api/${address(path, query)}`, { cache: "no-store", ...options });
   } catch {
     throw new Error("The server does not answer: was `hgpo view` ended?");
   }
@@ -51,6 +50,13 @@ export function get<T>(path: string, query: Query = {}): Promise<T> {
   }
   return found as Promise<T>;
 }
+
+export const post = (path: string, value: unknown): Promise<unknown> => request(path, {}, { method: "POST", body: JSON.stringify(value) });
+
+const CHANGED = "hgpo-changed";
+/** Look at once whether a run has changed. */
+export const changed = (): boolean => dispatchEvent(new Event(CHANGED));
+export const onChanged = (look: () => void): void => addEventListener(CHANGED, look);
 
 /** Forget all documents, because a run has new rows. */
 export function forget(): void {
@@ -86,50 +92,32 @@ export function useDocument<T>(path: string | null, query: Query = {}, version =
 function lookUp(from: Embedded, path: string, query: Query): unknown {
   if (path === "runs") return { runs: from.runs, estimators: from.estimators, opened: from.opened, definitions: from.definitions };
   const [run, kind, ...rest] = path.split("/").slice(1);
-  if (kind === "find") return find(from, run as string, String(query.trajectory));
-  if (kind === "tasks") return filtered(from.answers[path] as Tasks, query);
-  const key = rest[1] === "estimates" ? `${path}/${String(query.estimator)}` : path;
+  const name = String(query.estimator);
+  if (kind === "estimates") return estimatesOf(from, `runs/${run}`, name);
+  const key = rest[1] === "estimates" ? `${path}/${name}` : path;
   const found = from.answers[key];
   if (found === undefined) throw new Error("This page contains a selection of tasks, and not this part of the run.");
   return found;
 }
 
-function find(from: Embedded, run: string, name: string): { group: number; row: number } {
-  const prefix = `runs/${run}/groups/`;
-  for (const [key, value] of Object.entries(from.answers)) {
-    if (!key.startsWith(prefix) || key.includes("/estimates/")) continue;
-    const group = value as Group;
-    const found = group.trajectories.find((one) => one.trajectory === name);
-    if (found) return { group: group.number, row: found.row };
-  }
-  throw new Error("This page contains a selection of tasks, and not this trajectory.");
-}
-
-const SORTS: Record<string, (task: Task) => number | string> = {
-  task: (task) => task.task_id,
-  success: (task) => share(task.won, task.size) ?? Infinity,
-  return: (task) => task.mean_return ?? Infinity,
-  length: (task) => task.mean_length ?? Infinity,
-  invalid: (task) => task.invalid,
-  aborted: (task) => task.aborted,
-};
-
-function filtered(all: Tasks, query: Query): Tasks {
-  const text = String(query.text ?? "").toLowerCase();
-  const tasks = (all.tasks ?? []).filter((task) => {
-    const outcome = task.won === null ? "unknown" : task.won === 0 ? "none" : task.won === task.size ? "all" : "partly";
-    const words = `${task.task_id} ${typeof task.task === "string" ? task.task : (task.task?.cut ?? "")}`.toLowerCase();
-    return (
-      (!query.outcome || query.outcome === "any" || query.outcome === outcome) &&
-      (!query.invalid || task.invalid > 0) &&
-      (!query.aborted || task.aborted > 0) &&
-      (query.task_type === undefined || (task.task_type ?? "") === query.task_type) &&
-      (!query.iteration || task.groups.some((group) => String(group.iteration) === query.iteration)) &&
-      words.includes(text)
-    );
+/** The figures of each rollout that its steps give, as `rollout_estimates` computes them. */
+function estimatesOf({ answers }: Embedded, run: string, name: string): RolloutEstimates {
+  const { columns } = answers[`${run}/rollouts`] as Rollouts;
+  const spread = columns.row.map((row, at) => {
+    const group = `${run}/groups/${columns.number[at]}`;
+    const first = row - (answers[group] as Group).row;
+    const advantages = (answers[`${group}/estimates/${name}`] as Estimate | undefined)?.columns.advantage;
+    const known = (advantages ?? []).slice(first, first + (columns.length[at] as number)).filter((value) => value !== null);
+    return known.length ? Math.max(...known) - Math.min(...known) : null;
   });
-  const by = SORTS[String(query.sort)];
-  if (by) tasks.sort((a, b) => (by(a) < by(b) ? -1 : by(a) > by(b) ? 1 : 0));
-  if (query.descending) tasks.reverse();
-  return { ...all, tasks, total: tasks.length, groups: tasks.reduce((sum, task) => sum + task.groups.length, 0) };
+  const tokens = columns.row.map((row, at) => {
+    let sum: number | null = null;
+    for (let start = row; start < row + (columns.length[at] as number); ) {
+      const steps = answers[`${run}/steps/${start}`] as Step[];
+      for (const step of steps) if (step.response_tokens !== null) sum = (sum ?? 0) + step.response_tokens;
+      start += steps.length;
+    }
+    return sum;
+  });
+  return { spread, tokens };
 }

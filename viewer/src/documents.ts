@@ -7,8 +7,11 @@ export type Text = string | Cut | null;
 export type Trained = { name: string; set: Record<string, number | string | boolean | null> };
 
 export type Run = {
-  name: string; path: string; version: string; training: boolean; trained: Trained | null; problem: string | null;
+  name: string; path: string; training: boolean; trained: Trained | null; problem: string | null;
   stored: boolean; // whether the advantages of training are stored
+  live: boolean; // whether it is being written
+  notable: boolean; // whether notes can be saved
+  trainer: string | null; // the training run whose policy it played
   selection?: { tasks: number; of: number }; // of a page without a server
 };
 
@@ -74,6 +77,7 @@ export type Curves = {
   results: (Results & { iteration: number })[];
   metrics_iterations: number[];
   metrics: Record<string, Series>;
+  seeds: boolean; // whether an iteration is a seed
 };
 
 export type Level = Record<string, number | string | null>;
@@ -93,38 +97,19 @@ export type Levels = {
 
 export type Bounds = { low: number | null; high: number | null; chance: number | null };
 
-export type GroupRow = {
-  number: number;
-  iteration: number;
-  group: number;
-  size: number;
-  won: number | null;
-  aborted: number;
-  truncated: number;
-  invalid: number;
-  rows: number;
-  mean_return: number | null;
-  mean_length: number | null;
-  run: string;
+/** All rollouts, column by column; `task` is a position in `tasks`. */
+export type Rollouts = {
+  total: number;
+  tasks: { env_id: string | null; task_id: string; task_type: string | null; task: Text }[];
+  columns: { [Name in keyof Omit<Trajectory, "error" | "policy">]: Trajectory[Name][] } & Record<"number" | "iteration" | "group" | "task", number[]>;
 };
 
-export type Task = Omit<GroupRow, "number" | "iteration" | "group" | "run"> & {
-  env_id: string | null;
-  task_id: string;
-  task_type: string | null;
-  task: Text;
-  groups: GroupRow[];
-};
+export type RolloutEstimates = { spread: Series; tokens: Series };
 
-export type Rollout = Omit<Trajectory, "error" | "policy"> & {
-  number: number; iteration: number; task_id: string; task_type: string | null; task: Text;
-};
-
-/** A page of tasks, or of rollouts. */
-export type Tasks = { total: number; groups: number; offset?: number; tasks?: Task[]; trajectories?: Rollout[] };
+export type Note = { run: string; trajectory: string; note: string; score: number | null; time: string };
 
 export type Hit = { row: number; step: number; column: string; snippet: string | null; group: number; trajectory: string };
-export type Search = { steps: number; groups: number; hits: Hit[] };
+export type Search = { steps: number; rollouts: number[]; hits: Hit[] };
 
 export type Trajectory = {
   trajectory: string;

@@ -3,8 +3,7 @@ import { useMemo, useState } from "preact/hooks";
 import type { Estimate, Group } from "./documents";
 import { counted, number, shade, signed } from "./format";
 import { links } from "./route";
-import { Line, plain, Wide } from "./texts";
-import { Outcome, shortNames } from "./tree";
+import { Line, Outcome, plain, shortNames, Wide } from "./texts";
 
 type Node = { state: number; layer: number; place: number; visits: number; rows: number[]; value: number | null; end: "won" | "dead" | null; label: string };
 type Edge = { from: number; to: number; rows: number[]; advantage: number | null; loop: boolean };

@@ -2,14 +2,13 @@
 import { useEffect, useLayoutEffect, useMemo, useRef } from "preact/hooks";
 import { alignedSteps, repeats } from "./align";
 import { useDocument } from "./data";
-import type { Estimate, Group, Trajectory } from "./documents";
+import type { Estimate, Group, Overview, Trajectory } from "./documents";
 import { type Chosen, useEstimate } from "./estimators";
 import { counted, number, percent, shade, signed } from "./format";
 import { Graph } from "./graph";
 import { onKey } from "./keys";
 import { change, go, links, type Tab } from "./route";
-import { Line, Marked, plain, Wide } from "./texts";
-import { Outcome, shortNames, useUnit } from "./tree";
+import { Line, Marked, Outcome, plain, shortNames, Wide } from "./texts";
 import { useGroupsOfTask, useWholeTask } from "./whole_task";
 
 type Props = { path: string; run: string; version: number; number: number; tab: Tab; chosen: Chosen[]; colours: number };
@@ -68,6 +67,9 @@ export function GroupPage({ path, run, version, number: at, tab, chosen, colours
   );
 }
 
+/** What the column iteration counts in a run. */
+const useUnit = (path: string, version: number): string => (useDocument<Overview>(`${path}/overview`, {}, version).value?.evaluation ? "seed" : "iteration");
+
 type HeadProps = { path: string; run: string; version: number; group: Group; inner?: preact.ComponentChildren };
 
 export function GroupHead({ path, run, version, group, inner }: HeadProps) {
@@ -76,7 +78,7 @@ export function GroupHead({ path, run, version, group, inner }: HeadProps) {
   return (
     <div class="head">
       <p class="crumbs">
-        <span class="back"><a href={links.tasks(run)}>Tasks</a> › </span>
+        <span class="back"><a href={links.rollouts(run)}>Rollouts</a> › </span>
         <a href={links.group(run, group.number)}>
           {unit} {group.iteration}{group.group > 0 && `, group ${group.group}`}
         </a>

@@ -4,8 +4,7 @@ import type { Estimate, Group } from "./documents";
 import { counted, number, shade, signed } from "./format";
 import { largest } from "./group";
 import { links } from "./route";
-import { Diff, Line, plain, Wide } from "./texts";
-import { Outcome, shortNames } from "./tree";
+import { Diff, Line, Outcome, plain, shortNames, Wide } from "./texts";
 
 const SHOWN = 12;
 

@@ -2,19 +2,22 @@
 import { useState } from "preact/hooks";
 import { Chart } from "./chart";
 import { isFile, useDocument } from "./data";
-import type { Bounds, Curves, Head, Level, Levels, Measure, Overview, Results } from "./documents";
+import { CurvesPart, withTrainers } from "./curves";
+import type { Bounds, Curves, Head, Level, Levels, Overview, Results, Run } from "./documents";
 import { counted, integer, number, percent } from "./format";
+import { quoted } from "./filter";
 import { links } from "./route";
 import { Line, Marked, Wide } from "./texts";
 
-type Props = { path: string; run: string; version: number; pick: (iteration: string) => void };
+type Props = { path: string; run: Run; runs: Run[]; settings: URLSearchParams; version: number; pick: (iteration: string) => void };
 
-export function OverviewPage({ path, run, version, pick }: Props) {
+export function OverviewPage({ path, run: { name: run, trainer }, runs, settings, version, pick }: Props) {
   const overview = useDocument<Overview>(`${path}/overview`, {}, version, path);
   const curves = useDocument<Curves>(`${path}/curves`, {}, version, path);
   if (overview.error) return <p class="error page" role="alert">{overview.error}</p>;
   if (!overview.value) return <p class="page" role="status">Loading …</p>;
   const seen = overview.value;
+  const played = runs.filter((one) => one.trainer === run);
   const several = seen.iterations.length > 1;
   return (
     <article class="page overview">
@@ -39,9 +42,14 @@ export function OverviewPage({ path, run, version, pick }: Props) {
           steps: {seen.lengths.map((one) => `${one.steps}: ${percent(one.aborted / one.episodes)} of ${one.episodes}`).join(" · ")}.
         </p>
       )}
-      <p><a class="button" href={links.tasks(run)}>Look at the tasks</a></p>
+      <p class="row">
+        <a class="button" href={links.rollouts(run)}>Look at the rollouts</a>
+        {trainer && <span>policy trained in <a href={links.overview(trainer)}><Line text={trainer} most={60} /></a></span>}
+        {played.length > 0 && <span>evaluations of this training: {played.map((one) => <><a href={links.overview(one.name)}><Line text={one.name} most={60} /></a> </>)}</span>}
+      </p>
       <Outcomes of={seen} />
-      {several && curves.value && (seen.evaluation ? <Seeds curves={curves.value} pick={pick} /> : <CurvesPart curves={curves.value} pick={pick} />)}
+      {several && seen.evaluation && curves.value && <Seeds curves={curves.value} pick={pick} />}
+      <CurvesPart runs={withTrainers(runs).filter((one) => one.path === path)} {...{ settings, version, pick }} />
       <TaskTypes of={seen} run={run} />
       <LevelsPart path={path} version={version} pick={pick} steps={seen.total.steps} curves={!seen.evaluation} />
       <Configuration of={seen} />
@@ -100,7 +108,7 @@ function TaskTypes({ of, run }: { of: Overview; run: string }) {
           <tbody>
             {of.task_types.map((kind) => (
               <tr>
-                <th scope="row"><a href={links.tasks(run, { task_type: kind.task_type ?? "" })}><Line text={kind.task_type ?? "unknown"} most={50} /></a></th>
+                <th scope="row"><a href={links.rollouts(run, { filter: kind.task_type === null ? "type = null" : `type = ${quoted(kind.task_type)}` })}><Line text={kind.task_type ?? "unknown"} most={50} /></a></th>
                 <td class="figure">{integer(kind.tasks)}</td>
                 <td class="figure">{integer(kind.episodes)}</td>
                 <td class="figure">{percent(kind.success, 1)}</td>
@@ -132,13 +140,6 @@ export function Interval({ of, colour }: { of: Results; colour?: string }) {
   );
 }
 
-/** The measures of an iteration: the name of a chart, the measures that it shows, whether they are shares. */
-export const RESULTS: [string, Measure[], boolean][] = [
-  ["Success and valid actions", ["success", "valid"], true],
-  ["Mean return", ["mean_return"], false],
-  ["Mean length in steps", ["mean_length"], false],
-];
-
 /** The seeds of an evaluation, which have no order: a row each, and no curve. */
 function Seeds({ curves, pick }: { curves: Curves; pick: (iteration: string) => void }) {
   return (
@@ -160,37 +161,6 @@ function Seeds({ curves, pick }: { curves: Curves; pick: (iteration: string) => 
           </tbody>
         </table>
       </Wide>
-    </section>
-  );
-}
-
-function CurvesPart({ curves, pick }: { curves: Curves; pick: (iteration: string) => void }) {
-  const [metric, setMetric] = useState<string | null>(null);
-  const names = Object.keys(curves.metrics).filter((name) => curves.metrics[name]?.some((value) => value !== null));
-  const chosen = metric ?? names.find((name) => name === "val/success_rate") ?? names[0] ?? null;
-  return (
-    <section aria-label="Curves">
-      <h2>By iteration</h2>
-      <div class="charts">
-        {RESULTS.map(([title, shown, share]) => (
-          <Chart
-            key={title} title={title} iterations={curves.results.map((one) => one.iteration)} share={share} pick={pick}
-            curves={shown.map((name) => ({ name: name.replace("mean_", ""), values: curves.results.map((one) => one[name]), intervals: curves.results.map((one) => one.intervals[name]) }))}
-          />
-        ))}
-        {chosen && (
-          <div>
-            <label>metric of the training run{" "}
-              <select value={chosen} onChange={(event) => setMetric(event.currentTarget.value)}>
-                {names.map((name) => <option value={name}>{name}</option>)}
-              </select>
-            </label>
-            <Chart key={chosen} title={chosen} iterations={curves.metrics_iterations} curves={[{ name: chosen, values: curves.metrics[chosen] ?? [] }]} />
-            <p class="note">Metrics count updates, as the log does: those of update 1 are of the rollouts of iteration 0. Update 0 is the evaluation before training.</p>
-          </div>
-        )}
-      </div>
-      <p class="note">Bands are 95% intervals that take tasks as independent. Click on a point, or on an iteration in a table, to list its groups.</p>
     </section>
   );
 }
@@ -269,7 +239,7 @@ function LevelsPart({ path, version, pick, steps, curves }: LevelsProps) {
       )}
       {curves && value?.by_iteration.shared && value.by_iteration.iterations && (
         <Chart
-          title="Steps that share a context, by level" share pick={pick} iterations={value.by_iteration.iterations}
+          title="Steps that share a context, by level" share pick={pick} xs={value.by_iteration.iterations}
           curves={Object.entries(value.by_iteration.shared).map(([level, values]) => ({ name: level === "oracle" ? "whole history" : `k = ${level}`, values }))}
         />
       )}

@@ -5,7 +5,7 @@ export type Tab = "trajectories" | "graph" | "task-graph";
 
 export type Route = {
   run: string | null;
-  view: "overview" | "tasks" | "group" | "step" | "compare";
+  view: "overview" | "rollouts" | "group" | "step" | "compare";
   group: number | null;
   tab: Tab;
   trajectory: string | null;
@@ -33,7 +33,7 @@ export function parse(fragment: string): Route {
   const settings = new URLSearchParams(query);
   const nowhere: Route = { run: null, view: "overview", group: null, tab: "trajectories", trajectory: null, step: 0, settings };
   if (!run) return nowhere;
-  if (view === "tasks" || view === "compare") return { ...nowhere, run, view };
+  if (view === "rollouts" || view === "compare") return { ...nowhere, run, view };
   if (view === "group") {
     const tab = rest[1] === "graph" || rest[1] === "task-graph" ? rest[1] : "trajectories";
     return { ...nowhere, run, view, group: Number(rest[0]) || 0, tab };
@@ -58,7 +58,7 @@ const joined = (...parts: (string | number)[]) => withSettings(`#/${parts.map((p
 
 export const links = {
   overview: (run: string) => joined(run),
-  tasks: (run: string, changes: Changes = {}) => withSettings(`#/${encodeURIComponent(run)}/tasks`, changes),
+  rollouts: (run: string, changes: Changes = {}) => withSettings(`#/${encodeURIComponent(run)}/rollouts`, changes),
   compare: (run: string) => joined(run, "compare"),
   group: (run: string, group: number) => joined(run, "group", group),
   graph: (run: string, group: number) => joined(run, "group", group, "graph"),

@@ -2,7 +2,7 @@
 import type { ComponentChildren, RefObject } from "preact";
 import { useEffect, useRef } from "preact/hooks";
 import { diff } from "./diff";
-import type { Text } from "./documents";
+import type { Text, Trajectory } from "./documents";
 import { integer } from "./format";
 import { partsOf } from "./response_parts";
 
@@ -101,4 +101,21 @@ export function Wide({ label, element, children }: { label: string; element?: Re
     };
   }, []);
   return <div class="table-scroll" role="region" aria-label={label} tabIndex={0} ref={place}>{children}</div>;
+}
+
+/** The names of trajectories without the part that all of them begin with. */
+export function shortNames(all: Trajectory[]): string[] {
+  const names = all.map((one) => one.trajectory);
+  const first = names[0] ?? "";
+  let same = names.length > 1 ? first.length : 0;
+  for (const name of names) while (!name.startsWith(first.slice(0, same))) same--;
+  const cut = first.slice(0, same).search(/[^-/_:. ]*$/);
+  return names.map((name) => (cut > 0 && name.length > cut ? `…${name.slice(cut)}` : name));
+}
+
+export function Outcome({ of }: { of: Pick<Trajectory, "aborted" | "won" | "truncated"> }) {
+  if (of.aborted) return <span class="mark aborted" role="img" aria-label="aborted" title="aborted">!</span>;
+  if (of.won) return <span class="mark won" role="img" aria-label="won" title="won">✓</span>;
+  if (of.won === null) return <span class="mark" role="img" aria-label="success unknown" title="success unknown">?</span>;
+  return <span class="mark lost" role="img" aria-label={of.truncated ? "step limit" : "not won"} title={of.truncated ? "step limit" : "not won"}>{of.truncated ? "…" : "✗"}</span>;
 }

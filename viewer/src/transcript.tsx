@@ -2,15 +2,15 @@
 import { useEffect, useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
 import { repeats } from "./align";
 import { useDocument } from "./data";
-import type { Estimate, Estimator, Group, Step, Trajectory } from "./documents";
+import type { Estimate, Estimator, Group, Rollouts, Step, Trajectory } from "./documents";
 import { type Chosen, choose, Picker, useEstimate } from "./estimators";
 import { counted, number, percent, shade, signed } from "./format";
 import { GroupHead, largest, Strips } from "./group";
 import { Hierarchy } from "./hierarchy";
 import { onKey } from "./keys";
 import { go, links, replace } from "./route";
-import { Block, Line, Marked, plain, Response } from "./texts";
-import { Outcome } from "./tree";
+import { NoteEditor } from "./notes";
+import { Block, Line, Marked, Outcome, plain, Response } from "./texts";
 
 /** Steps whose texts are requested together. */
 const TOGETHER = 50;
@@ -18,6 +18,7 @@ const TOGETHER = 50;
 type Props = {
   path: string;
   run: string;
+  notable: boolean;
   version: number;
   trajectory: string;
   step: number;
@@ -25,9 +26,9 @@ type Props = {
   chosen: Chosen[];
 };
 
-export function TranscriptPage({ path, run, version, trajectory, step, estimators, chosen }: Props) {
-  const found = useDocument<{ group: number; row: number }>(`${path}/find`, { trajectory }, version, `${path} found`);
-  const at = found.value?.group ?? null;
+export function TranscriptPage({ path, run, notable, version, trajectory, step, estimators, chosen }: Props) {
+  const found = useDocument<Rollouts>(`${path}/rollouts`, {}, version);
+  const at = found.value?.columns.number[found.value.columns.trajectory.indexOf(trajectory)] ?? null;
   const group = useDocument<Group>(at === null ? null : `${path}/groups/${at}`, {}, version);
   const place = group.value?.trajectories.findIndex((one) => one.trajectory === trajectory) ?? -1;
   const one = group.value?.trajectories[place];
@@ -83,7 +84,7 @@ export function TranscriptPage({ path, run, version, trajectory, step, estimator
     };
   }, [run, one?.trajectory]);
 
-  const problem = found.error ?? group.error;
+  const problem = found.error ?? group.error ?? (found.value && at === null ? `No rollout ${trajectory.slice(0, 200)} in this run.` : null);
   if (problem) return <p class="error page" role="alert">{problem}</p>;
   if (!group.value || !one) return <p class="page" role="status">Loading …</p>;
   const names = chosen.map((picked) => (picked.trained ? `${picked.name}, as trained` : picked.name));
@@ -112,6 +113,7 @@ export function TranscriptPage({ path, run, version, trajectory, step, estimator
             <span class="note">{counted(apart.length, "step")} where the signs of A and B differ</span>
           </p>
           <Advantages a={a.value} b={b.value} names={names} row={first + current} />
+          <NoteEditor {...{ path, trajectory, version, notable }} />
           <details class="estimators">
             <summary>Estimators and their parameters</summary>
             <div class="pickers">

@@ -1,7 +1,7 @@
 // All groups of a task, of every iteration of a run, as one group: for the graph of its states.
 import { useEffect, useState } from "preact/hooks";
 import { get, useDocument } from "./data";
-import type { Estimate, Group, Series, Task, Tasks, Text } from "./documents";
+import type { Estimate, Group, Rollouts, Series, Text } from "./documents";
 import { asQuery, type Chosen } from "./estimators";
 
 /** Groups that are combined at most; of more, as many are taken at equal distances. */
@@ -14,11 +14,10 @@ export type Loading = { value: WholeTask | null; error: string | null };
 
 /** The numbers of all groups of a group's task, in the order of the table. */
 export function useGroupsOfTask(path: string, group: Group | null, version: number): number[] {
-  const query = { text: group?.task_id, limit: "500" };
-  const found = useDocument<Tasks>(group === null ? null : `${path}/tasks`, query, version, `${path} ${group?.task_id} groups`);
-  const own = (task: Task) => task.task_id === group?.task_id && (task.env_id ?? null) === (group?.env_id ?? null);
-  const task = found.value?.tasks?.find(own);
-  return (task?.groups ?? []).map((one) => one.number).sort((one, other) => one - other);
+  const found = useDocument<Rollouts>(group && `${path}/rollouts`, {}, version).value;
+  const task = found?.tasks.findIndex((one) => one.task_id === group?.task_id && (one.env_id ?? null) === (group?.env_id ?? null));
+  const numbers = found?.columns.number.filter((_, at) => found.columns.task[at] === task) ?? [];
+  return [...new Set(numbers)].sort((one, other) => one - other);
 }
 
 /** The combined groups with the advantages of an estimator, which is computed in each of them; null while it loads. */

@@ -18,6 +18,7 @@ import gymnasium
 import polars as pl
 from gymnasium import spaces
 
+from hgpo_datasets.branches import with_prefixes
 from hgpo_datasets.reader import scan_steps, source_files
 from hgpo_datasets.schema import GROUP_KEY
 from hgpo_envs.environment_spec import environment_ids
@@ -37,7 +38,8 @@ def to_minari(source: str | os.PathLike[str], dataset_id: str, **description: An
     """Write a run as a Minari dataset into Minari's folder (`MINARI_DATASETS_PATH`).
 
     An observation is `{"state": …, "task": …}`. If the state after the last step is unknown, it is an empty text.
-    Aborted rollouts are left out. An episode's options are those with which a reset starts its task.
+    Aborted rollouts are left out. The episode of a branch begins with its parent's steps. An episode's options are
+    those with which a reset starts its task.
 
     The dataset of one run names its environment, if it is one of `hgpo_envs.environment_spec.environment_ids`:
     `recover_environment` makes it with the run's arguments, for the commands that are the actions here.
@@ -54,8 +56,9 @@ def to_minari(source: str | os.PathLike[str], dataset_id: str, **description: An
     import minari
 
     folder = _new_folder(dataset_id)
-    columns = (*_KEY, "step", "task", "state", "next_state", "action", "reward", "terminated", "truncated", "aborted")
-    steps = scan_steps(source).select(columns).collect().sort(*_KEY, "step")
+    columns = [*_KEY, "step", "parent", "branch_step", "task", "state", "next_state", "action", "reward"]
+    columns += ["terminated", "truncated", "aborted"]
+    steps = with_prefixes(scan_steps(source).select(columns)).collect().sort(*_KEY, "step")
     steps = steps.filter(~pl.col("aborted").any().over(_KEY))
     if steps.is_empty():
         raise InputError(f"{source}: expected complete rollouts; all were aborted")

@@ -18,8 +18,8 @@ from hgpo_envs.wording import counted
 from hgpo_train.advantages.variants import read_variants
 from hgpo_train.view.documents import group_document, step_documents
 from hgpo_train.view.estimates import AS_TRAINED, estimate, trained_estimate
-from hgpo_train.view.tasks import PAGE, TaskFilter, tasks_document
-from hgpo_train.view.terminal.texts import block, line, number, outcome, short_names, signed, visible
+from hgpo_train.view.rollouts import tasks_of
+from hgpo_train.view.terminal.texts import block, branch_of, line, number, outcome, short_names, signed, visible
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     Node = TreeNode[Any]
 
 DEFAULT: Final = ("hgpo", "gigpo")
+TASKS: Final = 500
+"""Tasks that the tree contains."""
 
 # The next step is usually of the same group.
 _estimate = lru_cache(16)(estimate)
@@ -163,15 +165,15 @@ class TerminalViewer(App[None]):
 
     def _add_tasks(self, source: Source, parent: Node) -> None:
         index = source.index()
-        found = tasks_document(index, TaskFilter(text=self.searched, limit=PAGE))
-        for task in found["tasks"]:
+        found = tasks_of(index, self.searched)
+        for task in found[:TASKS]:
             title = line(task["task_id"] if task["task"] is None else task["task"])
             parent.add(
                 _label(_share_won(task) + title + _figures(task)),
                 partial(self._add_groups, source, index, task["groups"]),
             )
-        if found["total"] > PAGE:
-            parent.add_leaf(Text(f"… {found['total'] - PAGE:,} more: find a task"))
+        if len(found) > TASKS:
+            parent.add_leaf(Text(f"… {len(found) - TASKS:,} more: find a task"))
 
     def _add_groups(self, source: Source, index: Index, groups: list[dict[str, Any]], parent: Node) -> None:
         if len(groups) == 1:
@@ -189,7 +191,8 @@ class TerminalViewer(App[None]):
             about = f" · return {number(trajectory['episode_return'])} · {counted(trajectory['length'], 'step')}"
             first = Step(source, index, group, trajectory["row"] - group["row"])
             load = partial(self._add_steps, first, trajectory["length"])
-            parent.add(_label(outcome(trajectory) + " " + line(name) + about), load)
+            label = outcome(trajectory) + " " + line(name) + about + branch_of(trajectory)
+            parent.add(_label(label), load)
 
     def _add_steps(self, first: Step, length: int, parent: Node) -> None:
         steps = first.group["steps"]
@@ -197,7 +200,7 @@ class TerminalViewer(App[None]):
             position = steps["action"][row]
             action = "no action" if position is None else line(first.group["actions"][position], 100)
             mark = "" if steps["valid"][row] else " (invalid)"
-            parent.add_leaf(_label(Content.assemble(f"{row - first.row} ", action, mark)), first._replace(row=row))
+            parent.add_leaf(_label(Content.assemble(f"{steps['step'][row]} ", action, mark)), first._replace(row=row))
 
     def on_tree_node_expanded(self, event: Tree.NodeExpanded[Any]) -> None:
         """Add the children of a node that is opened for the first time."""
@@ -316,7 +319,8 @@ def _figures(of: dict[str, Any]) -> str:
 def _head(group: dict[str, Any], row: int) -> Content:
     """Return the task, the rollout, and where the step is in it."""
     trajectory = group["trajectories"][group["steps"]["trajectory"][row]]
-    about = f" · step {group['steps']['step'][row]} of {trajectory['length']}"
+    length = trajectory["length"] + (trajectory["branch_step"] or 0)
+    about = f" · step {group['steps']['step'][row]} of {length}"
     about += f" · return {number(trajectory['episode_return'])}"
     task = line(group.get("task", group["task_id"]), 150, "bold")
     title = Content.assemble(
@@ -326,6 +330,7 @@ def _head(group: dict[str, Any], row: int) -> Content:
         " ",
         line(trajectory["trajectory"], 40),
         about,
+        branch_of(trajectory),
     )
     if trajectory["error"] is not None:
         title += Content.styled("\nAborted: " if trajectory["aborted"] else "\n", "$text-error")
@@ -367,7 +372,8 @@ def _texts(step: dict[str, Any], group: dict[str, Any], row: int) -> list[Conten
     ]
     if step["message"] is not None:
         parts.append(_titled("Message as the server sent it", block(step["message"])))
-    is_last = steps["step"][row] + 1 == group["trajectories"][steps["trajectory"][row]]["length"]
+    trajectory = group["trajectories"][steps["trajectory"][row]]
+    is_last = steps["step"][row] + 1 == trajectory["length"] + (trajectory["branch_step"] or 0)
     if is_last and steps["next"][row] is not None:
         parts.append(_titled("State after the last step", block(group["states"][steps["next"][row]])))
     if step["admissible_actions"] is not None:

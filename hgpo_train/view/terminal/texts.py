@@ -89,6 +89,13 @@ def outcome(trajectory: dict[str, Any]) -> Content:
     return Content.styled("lost", "$text-error")
 
 
+def branch_of(trajectory: dict[str, Any]) -> Content:
+    """Return where a branch leaves its parent; nothing for other trajectories."""
+    if trajectory["parent"] is None:
+        return Content("")
+    return Content(f" · from step {trajectory['branch_step']} of ") + line(trajectory["parent"], 60)
+
+
 def short_names(names: Sequence[str]) -> list[str]:
     """Return names without the beginning that all of them share, up to a separator.
 

@@ -182,7 +182,7 @@ class KnownOutdated(KnownRandom):
 
     def observe(self, request: Request) -> None:
         """See `KnownPolicy`."""
-        if request.step == 0:
+        if request.is_first:
             self._seen[request.slot] = {}
         self._seen[request.slot].update(dict.fromkeys(request.state.actions))
 
@@ -223,7 +223,7 @@ class KnownPlayer(KnownPolicy):
 
     def observe(self, request: Request) -> None:
         """See `KnownPolicy`."""
-        if request.step == 0:
+        if request.is_first:
             self._players[request.slot] = self._new(request)
         self._players[request.slot].act(request.state)
 

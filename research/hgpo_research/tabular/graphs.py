@@ -50,10 +50,11 @@ _COLUMNS: Final = (
     "ended",
     "gain",
     "final",
+    "score",
 )
 """The columns of edges that are stored as they are in a `Graph`."""
 
-_METADATA: Final = "hgpo.tabular"
+_METADATA: Final = "hgpo.tabular.2"
 
 
 class _Growing:

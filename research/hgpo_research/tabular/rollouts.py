@@ -133,7 +133,7 @@ def success(policy: TabularPolicy, batch: Sequence[Rollouts]) -> Floats:
 def step_table(policy: TabularPolicy, batch: Sequence[Rollouts]) -> pl.DataFrame:
     """Return the rollouts of all tasks as one step table. `run` is the seed's position: groups and batches never mix.
 
-    The reward is 1 for a success, whatever the benchmark's own.
+    The reward is 1 for a success, whatever the benchmark's own; `score` is the benchmark's (`--set reward=score`).
     """
     parts = []
     before = 0  # the number of rollouts of the earlier tasks
@@ -148,7 +148,7 @@ def step_table(policy: TabularPolicy, batch: Sequence[Rollouts]) -> pl.DataFrame
             "step": rows.step,
             "reward": won,
             "won": rows.won,
-            "score": won,
+            "score": edges.score[rows.edge],
             "action_valid": edges.gain[rows.edge] == 0,
             "state_hash": graph.state[rows.node],
             "action_hash": edges.response[rows.edge].view(np.int64),

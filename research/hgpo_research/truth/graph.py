@@ -60,6 +60,7 @@ class _Move(NamedTuple):
         terminated: Whether the episode ends, by its task or by a limit of the benchmark's own.
         gains: The reward of the step if its action counts as invalid, and if it counts as valid.
         final: The further reward if this is the episode's last step.
+        score: The task's score after it.
     """
 
     hidden: int
@@ -68,6 +69,7 @@ class _Move(NamedTuple):
     terminated: bool
     gains: tuple[float, float]
     final: float
+    score: float
 
 
 class _Hidden(NamedTuple):
@@ -115,6 +117,7 @@ class Edges:
         ended: bool, whether the task ends.
         gain: float64, the reward of the step.
         final: float64, the further reward if this is the episode's last step.
+        score: float64, the task's score after the step.
     """
 
     node: Integers
@@ -124,6 +127,7 @@ class Edges:
     ended: Booleans
     gain: Floats
     final: Floats
+    score: Floats
 
     _KINDS: Final = {
         "node": "i8",
@@ -133,6 +137,7 @@ class Edges:
         "ended": "?",
         "gain": "f8",
         "final": "f8",
+        "score": "f8",
     }
 
     def __init__(self) -> None:
@@ -299,12 +304,13 @@ class Graph:
             command, well_formed = self._read(node, self._responses[node][edge - first])
             target, move = self.follow(node, command)
             valid = move.valid if well_formed is None else well_formed
-            rows.append((target, move.terminated, move.gains[valid], move.final))
+            rows.append((target, move.terminated, move.gains[valid], move.final, move.score))
         columns = (
             self.edges.target,
             self.edges.ended,
             self.edges.gain,
             self.edges.final,
+            self.edges.score,
         )
         for column, values in zip(columns, zip(*rows, strict=True), strict=False):
             column[edges] = values
@@ -400,6 +406,7 @@ class Graph:
                 self._rewards.gain(state.reward, valid=True),
             ),
             self._rewards.final(won=bool(state.won), score=state.score),
+            state.score,
         )
         return move
 

@@ -19,6 +19,7 @@ import orjson
 import polars as pl
 
 from hgpo_datasets import manifest, scan_steps
+from hgpo_datasets.branches import has_branches
 from hgpo_datasets.sources import run_at
 from hgpo_envs.errors import InputError
 from hgpo_envs.files.atomic import making_folder, new_path
@@ -270,6 +271,8 @@ def _steps(run: Path) -> pl.LazyFrame:
     """Return the rows of the run's complete trajectories, with their position as `(row)`."""
     steps = scan_steps(run).with_row_index("(row)")
     columns = steps.collect_schema().names()
+    if has_branches(steps):
+        raise InputError(f"{run} has branches, whose values hgpo truth does not compute; pass the run without them")
     # Rollouts that failed for a reason outside of the task end anywhere: they have no return.
     if "aborted" in columns:
         steps = steps.filter(~pl.col("aborted").fill_null(False).any().over("trajectory"))

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hgpo_research.discounted_grpo import discounted_grpo
 from hgpo_train.advantages import compute
 
 
@@ -28,7 +27,7 @@ def table(lengths, scores, valid=True):
     return pl.DataFrame(rows, schema_overrides={"reward": pl.Float64})
 
 
-def advantages(rows, estimator=discounted_grpo, **parameters):
+def advantages(rows, estimator="discounted_grpo", **parameters):
     given = {
         "reward_scale": 1.0,
         "precision": "float64",
@@ -102,3 +101,14 @@ def test_a_penalty_is_that_of_the_step():
     rows = table([2, 1], [1.0, 0.0]).with_columns(action_valid=pl.Series([False, True, True]))
     less = advantages(rows) - advantages(rows, invalid_action_penalty=0.5)
     assert less.to_list() == pytest.approx([0.5 / statistics.stdev([1, 0]), 0, 0])
+
+
+def test_returning_to_a_state_divides_its_credit():
+    """R are 1/4, 1/2, 1 and 0, 0, their means 7/12 and 0; the scores 1 and 0 deviate by 1/√2."""
+    rows = table([3, 2], [1.0, 0.0]).with_columns(state=pl.Series(["s", "t", "s", "s", "s"]))
+    expected = np.array([1 / 4 / 2, 1 / 2, 1 / 2, -7 / 12 / 2, -7 / 12 / 2]) * 2**0.5
+    assert advantages(rows, gamma=0.5, per_visit=True).to_list() == pytest.approx(expected.tolist(), abs=1e-12)
+    # Another task's rollouts of the same names and states are others.
+    both = pl.concat([rows, rows.with_columns(task=pl.lit("u"), trajectory="u" + pl.col("trajectory"))])
+    found = advantages(both, gamma=0.5, per_visit=True)
+    assert found.to_list() == pytest.approx([*expected, *expected], abs=1e-12)

@@ -1,0 +1,199 @@
+"""Rules that choose where rollouts branch: registered functions of a step table, and the points that fit a budget.
+
+A rule receives the steps of a run and returns those at which branches may start, with a `priority`. Others add theirs
+by the entry point group `hgpo.branch_rules`, or are named as ``module:function``.
+
+A rule that reads outcomes chooses steps *because of* what came after them, and the outcomes that chose a step say
+something else about it than new ones (SIPO calls this selection bias). Such a rule says so (`BranchRule.outcomes`), and
+its branches are compared among themselves (`fresh` of the estimators over trees).
+"""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import polars as pl
+
+from hgpo_datasets.branches import IS_FIRST
+from hgpo_envs.errors import InputError, one_line, unknown
+from hgpo_envs.hashing import text_hashes
+from hgpo_envs.plugins import import_object, installed, load
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+ENTRY_POINTS: Final = "hgpo.branch_rules"
+
+GROUP: Final = ("iteration", "task_id", "group")
+POINT: Final = (*GROUP, "trajectory", "step")
+"""The columns that identify a step within a run."""
+
+_registered: dict[str, BranchRule] = {}
+
+
+@dataclass(frozen=True)
+class BranchRule:
+    """A registered rule.
+
+    Attributes:
+        name: Its name in the registry.
+        function: Returns some rows of a step table, with the column `priority`: a number, or null for not at all. Rows
+            of high priority come first, and equal ones in random order. The table has the columns `POINT` and
+            `state_hash`, `action_hash`, `episode_return`, `episode_won`, `episode_length`, `parent` and `branch_step`,
+            and those of the scores; aborted rollouts are left out.
+        scores: The names of scores that it reads (`hgpo score`).
+        outcomes: Whether it reads what happened after a step.
+    """
+
+    name: str
+    function: Callable[[pl.LazyFrame], pl.LazyFrame]
+    scores: tuple[str, ...] = ()
+    outcomes: bool = False
+
+    @property
+    def summary(self) -> str:
+        """The first line of the function's docstring."""
+        return (inspect.getdoc(self.function) or self.name).splitlines()[0].rstrip(".")
+
+
+def branch_rule(
+    name: str, *, scores: Sequence[str] = (), outcomes: bool = False
+) -> Callable[[Callable[[pl.LazyFrame], pl.LazyFrame]], BranchRule]:
+    """Return a decorator that registers a function as a rule; the arguments are fields of `BranchRule`.
+
+    Raises:
+        InputError: Another rule is registered under this name.
+    """
+
+    def decorate(function: Callable[[pl.LazyFrame], pl.LazyFrame]) -> BranchRule:
+        new = BranchRule(name, function, tuple(scores), outcomes)
+        if _registered.setdefault(name, new) is not new:
+            raise InputError(f"a branch rule {name!r} is registered already; choose another name")
+        return new
+
+    return decorate
+
+
+def get(name: str) -> BranchRule:
+    """Return a rule by its registered name, or one as ``module:function``, which is imported.
+
+    Raises:
+        InputError: It is unknown, or is no rule.
+    """
+    if name not in _registered and ":" in name:
+        return _as_rule(import_object(name, "a branch rule"), name)
+    entry_points = installed(ENTRY_POINTS)
+    if name not in _registered and name in entry_points:
+        # Its module may register it by the decorator while it is loaded.
+        _registered.setdefault(name, _as_rule(load(entry_points[name]), name))
+    if name not in _registered:
+        raise InputError(unknown("branch rule", name, [*_registered, *entry_points]))
+    return _registered[name]
+
+
+def names() -> list[str]:
+    """Return the names of all rules."""
+    return [*dict.fromkeys([*_registered, *installed(ENTRY_POINTS)])]
+
+
+def _as_rule(found: object, name: str) -> BranchRule:
+    if isinstance(found, BranchRule):
+        return found
+    if callable(found):
+        return BranchRule(name, found, outcomes=True)  # unknown, and so the careful answer
+    raise InputError(f"{name}: expected a function of a step table, received {type(found).__name__}")
+
+
+# ------------------------------------------------------------------------------------------------------------ the rules
+
+
+@branch_rule("uniform")
+def uniform(steps: pl.LazyFrame) -> pl.LazyFrame:
+    """Any step, all with equal probability."""
+    return steps.with_columns(priority=pl.lit(0.0))
+
+
+@branch_rule("first-visits")
+def first_visits(steps: pl.LazyFrame) -> pl.LazyFrame:
+    """Each state of a group once, at the earliest step that is in it."""
+    ordered = steps.sort("step", "trajectory")
+    return ordered.unique([*GROUP, "state_hash"], keep="first", maintain_order=True).with_columns(priority=pl.lit(0.0))
+
+
+@branch_rule("mixed-outcomes", outcomes=True)
+def mixed_outcomes(steps: pl.LazyFrame) -> pl.LazyFrame:
+    """States whose rollouts ended with different returns, those of the largest variance first."""
+    state = [*GROUP, "state_hash"]
+    visits = steps.sort("step").unique([*state, "trajectory"], keep="first")
+    variances = visits.group_by(state).agg(pl.col("episode_return").var(0).alias("priority"))
+    return first_visits.function(steps).drop("priority").join(variances.filter(pl.col("priority") > 0), on=state)
+
+
+@branch_rule("entropy", scores=("entropy",))
+def entropy(steps: pl.LazyFrame) -> pl.LazyFrame:
+    """Steps at which the model's responses have the highest entropy (hgpo score RUN --model MODEL -s entropy)."""
+    return steps.with_columns(priority="entropy")
+
+
+# ----------------------------------------------------------------------------------------------------------- the points
+
+
+def choose_points(
+    steps: pl.LazyFrame,
+    rule: BranchRule,
+    *,
+    width: int,
+    budget: int | None,
+    seed: int,
+    replays: bool,
+) -> pl.DataFrame:
+    """Return the steps at which branches start.
+
+    A branch is expected to take as many steps as rollouts of the run, on average, still take at its step number. Points
+    are taken in the rule's order until the budget is spent. Which points fit therefore depends on averages, never on
+    what came after a point itself: that would choose among outcomes.
+
+    Args:
+        steps: The steps of a run.
+        rule: The rule.
+        width: W, the number of branches at each point.
+        budget: The number of environment steps of all branches, which is met on average; None for as many as the run
+            has.
+        seed: The seed of the order of points with equal priority.
+        replays: Whether the environment replays a branch's first steps, which then count, too.
+
+    Returns:
+        The columns `POINT`, in the rule's order.
+
+    Raises:
+        InputError: The rule returned something else than rows of the table with priorities.
+    """
+    # 1. What the rule chooses. A branch at a first row would be one of the parent's parent, or a rollout of its own.
+    whole = steps.filter(~pl.col("aborted").any().over("trajectory"))
+    try:
+        found = rule.function(whole).select(*POINT, pl.col("priority").cast(pl.Float64)).drop_nulls().collect()
+        allowed = whole.filter(~IS_FIRST).select(POINT).collect()
+        points = found.unique(POINT).join(allowed, on=POINT, how="semi")
+    except (AttributeError, pl.exceptions.PolarsError) as error:
+        expected = f"rows of the step table with {', '.join(POINT)} and a number as priority"
+        raise InputError(f"branch rule {rule.name}: expected {expected} ({one_line(error, 200)})") from error
+
+    # 2. Their order. The names of equal ones are hashed with the seed, so that it does not depend on that of rows.
+    texts = [f"{seed}/{trajectory}/{step}" for trajectory, step in points.select("trajectory", "step").iter_rows()]
+    order = pl.Series("(order)", text_hashes(texts), dtype=pl.Int64)
+    points = points.with_columns(order).sort("priority", "(order)", descending=[True, False])
+
+    # 3. Those that fit the budget: each begins before it is spent.
+    left = points["step"].replace_strict(_mean_steps_left(whole), return_dtype=pl.Float64)
+    cost = width * (left + points["step"] if replays else left)
+    if budget is None:
+        budget = int(whole.select(pl.len()).collect().item())
+    return points.filter(cost.cum_sum() - cost < budget).select(POINT)
+
+
+def _mean_steps_left(steps: pl.LazyFrame) -> dict[int, float]:
+    """Return the mean number of steps from each step on, over the rollouts that reach it."""
+    left = (pl.col("episode_length") - pl.col("step")).mean()
+    return dict(steps.group_by("step").agg(left).collect().iter_rows())

@@ -1,0 +1,159 @@
+"""Which call of a rollout continues which: branches by common prefix.
+
+A call continues another one if its messages are those of the other call, then the reply, then more. The first call that
+continues a step belongs to the same branch. Every other call begins a branch of its own: one that continues the same
+step again (a second attempt), one whose messages were shortened or rewritten (compaction), and one with a conversation
+of its own (a sub-agent). So no step is ever put into a conversation that its model did not see.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import orjson
+import xxhash
+
+from hgpo_envs.responses import message_calls, message_text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from hgpo_record.recording.calls import Answer, Request
+
+
+@dataclass
+class Branch:
+    """A conversation within a rollout.
+
+    Attributes:
+        parent: The step that it continues or from whose messages it departs; None if it shares no message with another.
+        shared: The number of its first messages that are those of the parent's conversation.
+        steps: Its steps, in order.
+        requests: The fields of its requests beside the messages, at each step where they differ from the step before.
+    """
+
+    parent: int | None
+    shared: int
+    steps: list[int] = field(default_factory=list)
+    requests: list[dict[str, Any]] = field(default_factory=list)
+
+
+class Branches:
+    """The branches of one rollout, by their numbers.
+
+    Attributes:
+        found: The branches.
+    """
+
+    def __init__(self) -> None:
+        self.found: list[Branch] = []
+        self._branch_of: list[int] = []  # of each step
+        self._ended: dict[bytes, list[int]] = {}  # the steps whose messages are all of a prefix
+        self._seen: dict[bytes, int] = {}  # the last step whose messages begin with a prefix
+        self._replies: list[list[object]] = []  # of each step, what its continuation sends back
+        self._answers: dict[str, int] = {}  # the steps by the server's ids of their answers
+        self._settings: list[Mapping[str, bytes]] = []  # of the last step of each branch
+
+    def add(self, request: Request, answer: Answer) -> None:
+        """Add the next step of the rollout to the branch to which it belongs."""
+        step = len(self._branch_of)
+        digests = list(_prefixes(request.items))
+        number = self._branch(request, digests)
+        branch = self.found[number]
+        branch.steps.append(step)
+        self._branch_of.append(number)
+        # 1. What later calls are compared with. A prompt that the server continues is not whole: its id stands for it.
+        if request.previous is None:
+            self._ended.setdefault(digests[-1] if digests else b"", []).append(step)
+            self._seen.update(dict.fromkeys(digests, step))
+        if answer.id:
+            self._answers[answer.id] = step
+        self._replies.append([key for item in answer.items if (key := _key(item)) is not None])
+        # 2. The other fields of the request, if they are not those of the step before.
+        if number == len(self._settings):
+            self._settings.append({})
+        if request.settings != self._settings[number]:
+            fields = {name: msgspec.json.decode(value) for name, value in request.settings.items()}
+            branch.requests.append({"step": step, **fields})
+        self._settings[number] = request.settings
+
+    def _branch(self, request: Request, digests: Sequence[bytes]) -> int:
+        """Return the number of the branch of a call, which is a new one unless it continues a last step."""
+        if request.previous is not None:
+            return self._after(self._answers.get(request.previous), 0)
+        # The longest conversation that it continues, its reply included.
+        for length in range(len(digests) - 1, 0, -1):
+            for step in reversed(self._ended.get(digests[length - 1], ())):
+                if _follows(request.items[length:], self._replies[step]):
+                    return self._after(step, length + len(self._replies[step]))
+        # Or the call with which it shares the most messages.
+        for length in range(len(digests), 0, -1):
+            if digests[length - 1] in self._seen:
+                return self._new(self._seen[digests[length - 1]], length)
+        return self._new(None, 0)
+
+    def _after(self, step: int | None, shared: int) -> int:
+        if step is not None:
+            number = self._branch_of[step]
+            if self.found[number].steps[-1] == step:
+                return number
+        return self._new(step, shared)
+
+    def _new(self, parent: int | None, shared: int) -> int:
+        self.found.append(Branch(parent, shared))
+        return len(self.found) - 1
+
+
+def _prefixes(items: Sequence[bytes]) -> Iterator[bytes]:
+    """Yield a digest of the first item, of the first two, and so on."""
+    digest = xxhash.xxh3_128()
+    for item in items:
+        digest.update(len(item).to_bytes(8, "little"))
+        digest.update(item)
+        yield digest.digest()
+
+
+def _follows(items: Sequence[bytes], reply: Sequence[object]) -> bool:
+    """Return whether items begin with a reply, from which a program may have left out thoughts."""
+    found: list[object] = []
+    for item in items:
+        if len(found) == len(reply):
+            break
+        value = msgspec.json.decode(item)
+        key = _key(value) if isinstance(value, dict) else value
+        if key is not None:
+            found.append(key)
+    return found == list(reply)
+
+
+def _key(item: Mapping[str, Any]) -> object:
+    """Return what of an assistant's message or an item of an output is compared; None for thoughts.
+
+    Programs send a reply back in other words: without ids of the server and empty fields, with arguments written anew.
+    """
+    if item.get("type") == "reasoning":
+        return None
+    if item.get("type", "message") == "message":
+        calls = [_call_key(call) for call in message_calls(item)]
+        return (item.get("role"), message_text({"content": item.get("content")}), calls)
+    if item.get("type") == "function_call":
+        return (item.get("call_id"), item.get("name"), _arguments(item.get("arguments")))
+    fields = {name: value for name, value in item.items() if value is not None and name not in ("id", "status")}
+    return orjson.dumps(fields, option=orjson.OPT_SORT_KEYS)
+
+
+def _call_key(call: Any) -> object:  # noqa: ANN401 - whatever was sent
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict):
+        return call
+    return (call.get("id"), function.get("name"), _arguments(function.get("arguments")))
+
+
+def _arguments(written: object) -> object:
+    """Return the arguments of a call as an object, if they are one."""
+    try:
+        return orjson.loads(written)  # type: ignore[arg-type]  # caught
+    except (orjson.JSONDecodeError, TypeError):
+        return written

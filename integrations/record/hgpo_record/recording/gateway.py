@@ -1,0 +1,326 @@
+"""The gateway: forwards requests and answers unchanged, and reads what passes.
+
+    /v1/…                     the server's address, with the paths below it
+    /v1/t/TASK/r/ROLLOUT/…    the same, for a rollout of a task; X-HGPO-Task and X-HGPO-Rollout name them in headers
+    /reward, /v1/…/reward     a reward; not forwarded
+
+A call is recorded before the program has the end of its answer, so that a reward can follow at once. Keys are headers,
+which are forwarded and not read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import re
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import unquote
+
+import aiohttp
+import msgspec
+import orjson
+from aiohttp import web
+from multidict import CIMultiDict
+from yarl import URL
+
+from hgpo_envs.errors import InputError, one_line
+from hgpo_envs.files.secrets import register
+from hgpo_record.recording.calls import PROMPTS, read_answer, read_request, with_token_ids
+from hgpo_record.recording.rollouts import RefusedError, Reward
+from hgpo_record.recording.streams import EVENTS, LONGEST_END, may_end, whole_answer
+from hgpo_train.local_server import is_known_host, known_hosts
+from hgpo_train.policies.http_client import LARGEST_ANSWER, RequestError, environment_proxy
+from hgpo_train.policies.validation import checked_number
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import AsyncIterator
+
+    from hgpo_record.recording.rollouts import Recording, Rollout
+
+_PATH: Final = re.compile(r"/v1(?:/t/(?P<task>[^/]*))?(?:/r/(?P<rollout>[^/]*))?(?:/(?P<rest>.*))?")
+_HOP: Final = frozenset(
+    [
+        "connection",
+        "keep-alive",
+        "proxy-authenticate",
+        "proxy-authorization",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+    ]
+)
+"""The headers of one connection, which are not forwarded (RFC 9110, 7.6.1)."""
+_OWN: Final = _HOP | {"host", "content-length", "accept-encoding", "expect", "x-hgpo-task", "x-hgpo-rollout"}
+_AUTOMATIC: Final = ("User-Agent", "Accept", "Content-Type")
+_LARGE: Final = 1 << 20
+_CONNECT_S: Final = 30.0
+_MOST_KEYS: Final = 64
+_REWARD: Final = msgspec.json.Decoder(Reward)
+
+
+@dataclass
+class _Call:
+    """A recorded call that goes on.
+
+    Attributes:
+        rollout: Its rollout.
+        interface: A key of `PROMPTS`.
+        body: The request.
+        began: When it began, by `monotonic`.
+        settled: Whether it is recorded, or counted as failed.
+    """
+
+    rollout: Rollout
+    interface: str
+    body: bytes
+    began: float
+    settled: bool = False
+
+
+class Gateway:
+    """A gateway to one server.
+
+    Args:
+        upstream: The server's address up to /v1.
+        recording: Takes the calls.
+        most_body: The largest request, in bytes.
+        token_ids: Whether requests ask for token ids and log-probabilities, the only change of a request.
+    """
+
+    def __init__(self, upstream: URL, recording: Recording, *, most_body: int, token_ids: bool) -> None:
+        self._upstream = upstream
+        self._recording = recording
+        self._most_body = most_body
+        self._token_ids = token_ids
+        self._hosts = known_hosts(["localhost"])
+        self._keys: set[str] = set()
+        self._session: aiohttp.ClientSession
+
+    @asynccontextmanager
+    async def serving(self, listener: socket.socket) -> AsyncIterator[None]:
+        """Serve at a bound socket while the block runs. Calls that go on at its end are broken off."""
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S)
+        async with aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0),
+            timeout=timeout,
+            cookie_jar=aiohttp.DummyCookieJar(),
+            auto_decompress=False,
+            skip_auto_headers=_AUTOMATIC,
+            proxy=environment_proxy(self._upstream),
+        ) as self._session:
+            # A call that the program does not wait for is not paid for either.
+            runner = web.ServerRunner(web.Server(self._answer, handler_cancellation=True), shutdown_timeout=0.5)
+            await runner.setup()
+            await web.SockSite(runner, listener).start()
+            try:
+                yield
+            finally:
+                await runner.cleanup()
+
+    async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
+        try:
+            return await self._route(request)
+        except RefusedError as error:
+            body = {"error": {"message": f"hgpo record: {error}", "type": "hgpo_record", "code": error.status}}
+            return web.Response(status=error.status, body=orjson.dumps(body), content_type="application/json")
+
+    async def _route(self, request: web.BaseRequest) -> web.StreamResponse:
+        headers = request.headers
+        # Pages in a browser must not spend the user's key.
+        if "Origin" in headers:
+            raise RefusedError(403, "requests of web pages are refused")
+        if not is_known_host(headers.get("Host", ""), self._hosts):
+            raise RefusedError(400, "unknown host")
+        body = await self._body(request)
+        path = request.rel_url.raw_path
+        match = _PATH.fullmatch(path)
+        if match is None:
+            if path == "/reward" and request.method == "POST":
+                return await self._reward(request, None, None, body)
+            return await self._forward(request, str(self._upstream.origin()) + path, body, None)
+        rest = match["rest"] or ""
+        task = _named(match["task"], headers.get("X-HGPO-Task"))
+        name = _named(match["rollout"], headers.get("X-HGPO-Rollout"))
+        if rest == "reward" and request.method == "POST":
+            return await self._reward(request, task, name, body)
+        base = self._upstream.raw_path.rstrip("/")
+        address = f"{self._upstream.origin()}{base}/{rest}"
+        if rest not in PROMPTS or request.method != "POST":
+            return await self._forward(request, address, body, None)
+        self._register_key(headers.get("Authorization", "").partition(" ")[2])
+        rollout = self._recording.rollout(task, name)
+        sent = with_token_ids(body) if self._token_ids and rest == "chat/completions" else body
+        return await self._forward(request, address, sent, _Call(rollout, rest, body, monotonic()))
+
+    async def _body(self, request: web.BaseRequest) -> bytes:
+        body = bytearray()
+        async for part in request.content.iter_any():
+            body += part
+            if len(body) > self._most_body:
+                raise RefusedError(413, f"expected at most {self._most_body:,} bytes; raise --max-body-mb")
+        return bytes(body)
+
+    def _register_key(self, key: str) -> None:
+        """Keep a key out of messages: servers repeat it in errors and replies."""
+        if key not in self._keys and len(self._keys) < _MOST_KEYS:
+            self._keys.add(key)
+            register(key)
+
+    async def _reward(
+        self, request: web.BaseRequest, task: str | None, name: str | None, body: bytes
+    ) -> web.StreamResponse:
+        try:
+            reward = _REWARD.decode(body)
+            value = checked_number("reward", reward.reward)
+        except (msgspec.DecodeError, InputError) as error:
+            raise RefusedError(
+                400, f'expected {{"reward": number, "task", "rollout", "done", "won"}}: {error}'
+            ) from None
+        headers = request.headers
+        task = reward.task or _named(task, headers.get("X-HGPO-Task"))
+        named = None if reward.rollout is None else str(reward.rollout)
+        name = named or _named(name, headers.get("X-HGPO-Rollout"))
+        rollout = self._recording.rollout(task, name, create=False)
+        self._recording.reward(rollout, value, won=reward.won)
+        if reward.done:
+            # Shielded: a program that does not wait loses nothing.
+            await asyncio.shield(self._recording.end(rollout))
+        steps = len(rollout.rows)
+        answer = {"trajectory": rollout.trajectory, "steps": steps, "committed": reward.done}
+        return web.Response(body=orjson.dumps(answer), content_type="application/json")
+
+    async def _forward(
+        self, request: web.BaseRequest, address: str, body: bytes, call: _Call | None
+    ) -> web.StreamResponse:
+        if call is None:
+            self._recording.passed[f"{request.method} {request.rel_url.raw_path}"] += 1
+        queries = [query for query in (self._upstream.raw_query_string, request.rel_url.raw_query_string) if query]
+        address = "?".join([address, "&".join(queries)]) if queries else address
+        headers = _forwarded(request.headers, _OWN)
+        # The answer is read here, too, so that it must not be compressed.
+        headers["Accept-Encoding"] = "identity"
+        data: Any = io.BytesIO(body) if len(body) > _LARGE else body or None
+        try:
+            async with self._session.request(
+                request.method, URL(address, encoded=True), data=data, headers=headers, allow_redirects=False
+            ) as upstream:
+                if not 200 <= upstream.status < 300:
+                    self._failed(call, f"HTTP {upstream.status}")
+                length = upstream.content_length
+                is_short = length is not None and length <= LARGEST_ANSWER and request.method != "HEAD"
+                if is_short and upstream.content_type != EVENTS:
+                    return await self._whole(upstream, call)
+                return await self._streamed(request, upstream, call)
+        except (aiohttp.ClientError, OSError) as error:
+            self._failed(call, f"no answer ({type(error).__name__})")
+            raise RefusedError(502, f"the server did not answer: {one_line(error, 200)}") from None
+        except asyncio.CancelledError:
+            self._failed(call, "left by the program")
+            raise
+
+    async def _whole(self, upstream: aiohttp.ClientResponse, call: _Call | None) -> web.StreamResponse:
+        answer = await upstream.read()
+        if call is not None and not call.settled:
+            self._record(call, answer, upstream.headers.get("Content-Encoding"))
+        return web.Response(
+            status=upstream.status,
+            reason=upstream.reason,
+            body=answer,
+            headers=_forwarded(upstream.headers, _HOP | {"content-length"}),
+        )
+
+    async def _streamed(
+        self, request: web.BaseRequest, upstream: aiohttp.ClientResponse, call: _Call | None
+    ) -> web.StreamResponse:
+        """Forward an answer as it comes. A call is recorded before its last part is sent."""
+        headers = _forwarded(upstream.headers, _HOP)
+        response = web.StreamResponse(status=upstream.status, reason=upstream.reason, headers=headers)
+        await response.prepare(request)
+        is_events = upstream.content_type == EVENTS
+        stream = bytearray()
+        try:
+            async for chunk in upstream.content.iter_any():
+                if call is not None and not call.settled:
+                    stream += chunk
+                    # The mark of the end may be in two chunks.
+                    if is_events and may_end(bytes(stream[-len(chunk) - LONGEST_END :])):
+                        self._record_events(call, stream)
+                    elif len(stream) > LARGEST_ANSWER:
+                        self._lost(call, f"an answer is larger than {LARGEST_ANSWER >> 20} MB")
+                await response.write(chunk)
+            if call is not None and not call.settled and not is_events:
+                self._record(call, bytes(stream), upstream.headers.get("Content-Encoding"))
+            self._record_events(call, stream)
+            self._failed(call, "broken off")
+            await response.write_eof()
+        except ConnectionResetError:
+            self._record_events(call, stream)
+            self._failed(call, "left by the program")
+        except (aiohttp.ClientError, OSError):
+            self._record_events(call, stream)
+            self._failed(call, "broken off")
+            # The program sees what the server did: an answer without its end.
+            if request.transport is not None:
+                request.transport.abort()
+        except asyncio.CancelledError:
+            # A program may leave as soon as it has the last token.
+            self._record_events(call, stream)
+            raise
+        return response
+
+    def _record_events(self, call: _Call | None, stream: bytearray) -> None:
+        """Record a streamed answer if it is complete."""
+        if call is None or call.settled:
+            return
+        try:
+            answer = whole_answer(call.interface, bytes(stream))
+        except Exception as error:  # noqa: BLE001 - events of a form that no server sends
+            self._lost(call, f"a stream could not be read: {type(error).__name__}: {error}")
+            return
+        if answer is not None:
+            self._record(call, answer, None)
+
+    def _record(self, call: _Call, answer: bytes, encoding: str | None) -> None:
+        """Record an answer that is complete. Whatever it is, the program gets it."""
+        seconds = monotonic() - call.began
+        if encoding not in (None, "identity"):
+            self._lost(call, f"the server compressed an answer ({encoding})")
+            return
+        try:
+            request = read_request(call.interface, call.body)
+            self._recording.add(call.rollout, request, read_answer(call.interface, answer), seconds)
+            call.settled = True
+        except RequestError:
+            self._failed(call, "an error with the status 200")
+        except Exception as error:  # noqa: BLE001 - the program goes on, and the rollout lacks a step
+            self._lost(call, f"a call could not be recorded: {type(error).__name__}: {error}")
+
+    def _failed(self, call: _Call | None, reason: str) -> None:
+        """Count a call that has no answer, which is no step."""
+        if call is not None and not call.settled:
+            call.settled = True
+            self._recording.failed[reason] += 1
+
+    def _lost(self, call: _Call, reason: str) -> None:
+        """Note that a rollout lacks a call that the server answered."""
+        call.settled = True
+        call.rollout.problem = reason
+
+
+def _named(part: str | None, header: str | None) -> str | None:
+    """Return a name in an address, or else in a header."""
+    return header if part is None else unquote(part)
+
+
+def _forwarded(headers: Any, without: frozenset[str] | set[str]) -> CIMultiDict[str]:  # noqa: ANN401 - a mapping of aiohttp
+    """Return headers without those of the connection, and those that it names."""
+    named = {name.strip().lower() for name in headers.get("Connection", "").split(",")}
+    kept = [
+        (name, value) for name, value in headers.items() if name.lower() not in without and name.lower() not in named
+    ]
+    return CIMultiDict(kept)

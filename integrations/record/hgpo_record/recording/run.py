@@ -1,0 +1,245 @@
+"""A recording: the gateway, the user's program in front of it, and the run that is written."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+from yarl import URL
+
+from hgpo_datasets import StepWriter
+from hgpo_envs.errors import InputError
+from hgpo_envs.files.secrets import redact, register_url
+from hgpo_envs.files.untrusted_files import read_bytes
+from hgpo_record.recording.calls import last_input
+from hgpo_record.recording.gateway import Gateway
+from hgpo_record.recording.rollouts import BRANCHES, Recording, RefusedError, Reward
+from hgpo_train.local_server import address_of, bound_socket
+from hgpo_train.policies.validation import checked_number
+from hgpo_train.rollout.collection import removed_if_unused
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+HOST: Final = "127.0.0.1"
+_PATIENCE_S: Final = (2.0, 5.0)
+"""How long a program may take to end by itself after Ctrl-C, and after SIGTERM."""
+_MOST_REWARDS: Final = 64 << 20
+_REWARDS: Final = msgspec.json.Decoder(float | Reward)
+
+
+@dataclass(kw_only=True)
+class Options:
+    """The options of a recording, those of `hgpo record`."""
+
+    upstream: URL
+    out: Path
+    task: str
+    repeat: int = 1
+    port: int = 0
+    state_key: str | None = None
+    reward_file: Path | None = None
+    token_ids: bool = False
+    max_open: int = 4096
+    max_body: int = 64 << 20
+
+
+@dataclass
+class Recorded:
+    """What a recording has left.
+
+    Attributes:
+        status: The exit status of the program; 130 after Ctrl-C.
+        recording: Its counts.
+        interrupted: Whether it was Ctrl-C or SIGTERM.
+        left_out: The open rollouts that were not committed, because of it.
+        alone: The number of tasks in the run with one rollout.
+        notes: What else the user should know.
+    """
+
+    status: int
+    recording: Recording
+    interrupted: bool
+    left_out: list[str]
+    alone: int = 0
+    notes: list[str] = field(default_factory=list)
+
+
+def record(
+    command: Sequence[str],
+    options: Options,
+    state_key: Callable[[Sequence[Any]], object],
+    ready: Callable[[str], object],
+) -> Recorded:
+    """Run a program, and record its calls.
+
+    Args:
+        command: The program and its arguments.
+        options: The options.
+        state_key: Makes the state of a call from its messages.
+        ready: Called with the address of the gateway.
+
+    Raises:
+        InputError: The run, the port or the program cannot be used.
+        OSError: The run cannot be written.
+    """
+    config = {"recorded": {"state_key": options.state_key or last_input.__name__}}
+    with (
+        removed_if_unused(options.out, BRANCHES),
+        StepWriter(options.out, config=config) as writer,
+        bound_socket(HOST, options.port) as listener,
+    ):
+        recording = Recording(writer, task=options.task, state_key=state_key, most_open=options.max_open)
+        gateway = Gateway(options.upstream, recording, most_body=options.max_body, token_ids=options.token_ids)
+        address = address_of(HOST, listener)
+        ready(address)
+        recorded = asyncio.run(_Session(command, options, recording, gateway, f"{address}/v1").run(listener))
+        tasks = Counter(name.rpartition("/")[0] for name in writer.trajectories)
+        recorded.alone = list(tasks.values()).count(1)
+        return recorded
+
+
+def server_address(text: str) -> URL:
+    """Return the address of a server, up to /v1, and register the secrets in it.
+
+    Raises:
+        InputError: It is no HTTP address.
+    """
+    register_url(text)
+    try:
+        url = URL(text)
+        is_address = url.scheme in ("http", "https") and bool(url.host) and not url.fragment
+    except ValueError:
+        is_address = False
+    if not is_address:
+        raise InputError(f"--upstream: expected an address such as http://localhost:8000/v1, received {redact(text)!r}")
+    return url.joinpath("v1") if url.path == "/" else url
+
+
+def task_of(command: Sequence[str]) -> str:
+    """Return the name of a program: of its script, if an interpreter runs it.
+
+    >>> task_of(["python3", "-u", "agents/solve.py", "--fast"]), task_of(["./solve", "x.py"])
+    ('solve.py', 'solve')
+    """
+    name = Path(command[0]).name
+    scripts = [Path(word).name for word in command[1:] if word.endswith(".py")]
+    return scripts[0] if name.startswith("python") and scripts else name
+
+
+class _Session:
+    """One recording, in an event loop."""
+
+    def __init__(
+        self, command: Sequence[str], options: Options, recording: Recording, gateway: Gateway, address: str
+    ) -> None:
+        self._command = command
+        self._options = options
+        self._recording = recording
+        self._gateway = gateway
+        self._environment = _environment(address)
+        self._stopped: asyncio.Future[int]
+        self._notes: list[str] = []
+
+    async def run(self, listener: Any) -> Recorded:  # noqa: ANN401 - a socket
+        loop = asyncio.get_running_loop()
+        self._stopped = loop.create_future()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            with suppress(NotImplementedError):  # Windows: Ctrl-C ends both programs
+                loop.add_signal_handler(number, self._stop, number)
+        commits = asyncio.create_task(self._recording.commit())
+        status = 0
+        left_out: list[str] = []
+        try:
+            async with self._gateway.serving(listener):
+                for _ in range(self._options.repeat):
+                    status = await self._program() or status
+                    if self._stopped.done():
+                        break
+                    # The connections of a program that has ended are read to their end.
+                    await asyncio.sleep(0)
+            left_out = [rollout.trajectory for rollout in self._recording.open]
+        finally:
+            self._recording.close()
+            await commits
+        if self._stopped.done():
+            status = 128 + self._stopped.result()
+        return Recorded(status, self._recording, self._stopped.done(), left_out, notes=self._notes)
+
+    def _stop(self, number: int) -> None:
+        if not self._stopped.done():
+            self._stopped.set_result(number)
+
+    async def _program(self) -> int:
+        """Run the program once, and end its rollouts. Return its exit status as a shell does."""
+        path = self._options.reward_file
+        before = None if path is None else _version(path)
+        try:
+            process = await asyncio.create_subprocess_exec(*self._command, env=self._environment)
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise InputError(f"cannot start {self._command[0]!r:.200}: {reason}") from None
+        ended = asyncio.create_task(process.wait())
+        await asyncio.wait([ended, self._stopped], return_when=asyncio.FIRST_COMPLETED)
+        if self._stopped.done():
+            await self._end(process, ended)
+            return 0
+        status = process.returncode or 0
+        if path is not None:
+            self._read_rewards(path, changed=_version(path) != before)
+        failure = f"the program ended with the exit status {status}" if status else ""
+        for rollout in list(self._recording.open):
+            self._recording.end(rollout, "" if rollout.rewarded else failure)
+        return 128 - status if status < 0 else status
+
+    async def _end(self, process: asyncio.subprocess.Process, ended: asyncio.Task[int]) -> None:
+        """End the program. After Ctrl-C in a terminal it has the signal already, and may end by itself."""
+        patience = [0.0, *_PATIENCE_S[1:]] if self._stopped.result() == signal.SIGTERM else _PATIENCE_S
+        for end, seconds in zip((process.terminate, process.kill), patience, strict=True):
+            done, _ = await asyncio.wait([ended], timeout=seconds)
+            if done:
+                return
+            with suppress(ProcessLookupError):
+                end()
+        await ended
+
+    def _read_rewards(self, path: Path, *, changed: bool) -> None:
+        """Read rewards that the program wrote: a number for its rollout, or a line of JSON for each."""
+        if not changed:
+            self._notes.append(f"the program did not write {path}")
+            return
+        for number, line in enumerate(read_bytes(path, _MOST_REWARDS, "file of rewards").splitlines(), 1):
+            if not line.strip():
+                continue
+            try:
+                value = _REWARDS.decode(line)
+                reward = value if isinstance(value, Reward) else Reward(value)
+                name = None if reward.rollout is None else str(reward.rollout)
+                rollout = self._recording.rollout(reward.task, name, create=False)
+                self._recording.reward(rollout, checked_number("reward", reward.reward), won=reward.won)
+            except (msgspec.DecodeError, InputError, RefusedError) as error:
+                self._notes.append(f"{path}, line {number}: {error}")
+
+
+def _version(path: Path) -> tuple[int, int, int] | None:
+    """Return what changes when a file is written; None if there is none."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size, status.st_ino
+
+
+def _environment(address: str) -> dict[str, str]:
+    """Return the environment of the program, whose clients find the gateway and use no proxy to it."""
+    added = {"OPENAI_BASE_URL": address, "OPENAI_API_BASE": address}
+    for name in ("NO_PROXY", "no_proxy"):
+        added[name] = ",".join(filter(None, [os.environ.get(name, ""), HOST]))
+    return {**os.environ, **added}
