@@ -65,13 +65,16 @@ def variant(
 def keep(folder: Path) -> None:
     """Keep the differences of areas from GRPO's, in percent."""
     parts = []
-    for run in RUNS:
-        curves = pl.read_parquet(folder / run / "curves.parquet", glob=False)
+    for path in sorted(folder.glob("*/curves.parquet")):
+        curves = pl.read_parquet(path, glob=False)
         rows = curves.group_by("estimator", "seed", maintain_order=True).agg(area=100 * pl.col("success").mean())
         grpo = rows.filter(estimator=GRPO).select("seed", grpo="area")
         rows = rows.join(grpo, on="seed", maintain_order="left")
+        run = path.parent.name.removesuffix("-parts")
         parts.append(rows.select(pl.lit(run).alias("run"), "estimator", "seed", pl.col("area") - pl.col("grpo")))
-    pl.concat(parts).write_parquet(KEPT, compression_level=19)
+    # GRPO learns in every command, with the same random numbers.
+    every = pl.concat(parts).unique(["run", "estimator", "seed"], keep="first", maintain_order=True)
+    every.write_parquet(KEPT, compression_level=19)
 
 
 def kept() -> dict[tuple[str, ...], Floats]:

@@ -9,7 +9,7 @@ import polars as pl
 
 from benchmarks.readme import ROOT, WORLDS, figures, rewrite
 from hgpo_research.tabular.report import markdown, markdown_table, summary
-from research.benchmarks import advise_agreement, advise_simulation, gagpo, gain_simulation
+from research.benchmarks import advise_agreement, advise_simulation, gain_simulation
 from research.benchmarks.what_learns import GRPO, earlier, history
 
 if TYPE_CHECKING:
@@ -50,18 +50,9 @@ def truth_speed() -> str:
     return markdown_table(heads, rows, "|---|---|---:|---|---|---:|---:|---:|")
 
 
-def models(world: str, other: str = "") -> str:
-    """Return what small language models learned, by seeds, as Markdown: the area, and success on fresh tasks.
-
-    With `other`, another kept result, estimators that only this one has are added, and all have the seeds of the
-    shortest.
-    """
+def models(world: str) -> str:
+    """Return what small language models learned, by seeds, as Markdown: the area, and success on fresh tasks."""
     kept = figures(f"learning_{world}_models")
-    if other:
-        more = figures(f"learning_{world}_{other}")
-        known = set(kept["ends"])
-        kept["curves"] += [row for row in more["curves"] if row["estimator"] not in known]
-        kept["fresh"] = more["fresh"] | kept["fresh"]
     names = sorted(
         {row["estimator"] for row in kept["curves"]},
         key=lambda name: (not name.startswith(GRPO), name),
@@ -77,9 +68,7 @@ def models(world: str, other: str = "") -> str:
         schema=["estimator", "seed", "held_out"],
         orient="row",
     )
-    rows = evaluated.join(fresh, on=["estimator", "seed"]).sort(order, "seed")
-    shortest = rows.group_by("estimator").agg(pl.col("seed").max())["seed"].min()
-    table = summary(rows.filter(pl.col("seed") <= shortest))
+    table = summary(evaluated.join(fresh, on=["estimator", "seed"]).sort(order, "seed"))
     return markdown(
         table,
         ["estimator"],
@@ -94,11 +83,6 @@ PAGES: Final[dict[str, dict[str, Callable[[], str]]]] = {
         "agreement": advise_agreement.table,
     },
     "research/docs/estimator_comparison.md": {"simulation": gain_simulation.table},
-    "research/docs/gagpo.md": {
-        "verdicts": gagpo.verdicts,
-        "areas": gagpo.areas,
-        "models": partial(models, "webshop", "gagpo"),
-    },
     "research/docs/study.md": {
         "earlier": earlier,
         "history": history,
