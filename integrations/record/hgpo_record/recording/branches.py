@@ -110,8 +110,8 @@ def _prefixes(items: Sequence[bytes]) -> Iterator[bytes]:
     """Yield a digest of the first item, of the first two, and so on."""
     digest = xxhash.xxh3_128()
     for item in items:
-        digest.update(len(item).to_bytes(8, "little"))
         digest.update(item)
+        digest.update(b"\0")  # is in no JSON, so that other items have another digest
         yield digest.digest()
 
 

@@ -39,7 +39,7 @@ MOST_BYTES: Final = 2 << 30
 """The most bytes of prompts and responses in open rollouts."""
 _SHARE: Final = 10
 """A pause between two commits is so many times as long as a commit, so that they take a tenth of the time."""
-_LONGEST_PAUSE_S: Final = 5.0
+_LONGEST_PAUSE_S: Final = 1.0
 
 
 class RefusedError(Exception):
