@@ -16,7 +16,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any, Final
 
@@ -87,16 +86,27 @@ def main() -> None:
     if given.load:
         asyncio.run(load(given.rounds))
         return
-    port = 9177
+    stub_command = [sys.executable, str(STUB), "0", "0.02"]
     with (
         tempfile.TemporaryDirectory() as folder,
-        subprocess.Popen([sys.executable, str(STUB), str(port), "0.02"]) as stub,
+        subprocess.Popen(stub_command, stdout=subprocess.PIPE, text=True) as stub,
     ):
-        time.sleep(2)
+        assert stub.stdout is not None
+        address = stub.stdout.readline().strip()
         code = "import sys; from hgpo_train.cli import main; sys.argv[0] = 'hgpo'; main()"
         program = [sys.executable, __file__, "--load", "--rounds", str(given.rounds)]
-        options = ["--upstream", f"http://127.0.0.1:{port}/v1", "--out", f"{folder}/run"]
-        command = [sys.executable, "-c", code, "record", *options, "--", *program]
+        command = [
+            sys.executable,
+            "-c",
+            code,
+            "record",
+            "--upstream",
+            address,
+            "--out",
+            f"{folder}/run",
+            "--",
+            *program,
+        ]
         ran = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
         stub.terminate()
     figures: dict[str, Any] = {"cpu_ms_per_call": json.loads(ran.stdout), "concurrent": CONCURRENT, "calls": CALLS}

@@ -3,7 +3,7 @@
 With tools it calls the first one; without, it counts the messages. A last message "fail", "refuse", "break", "hang" or
 "pack" makes it answer 503, answer an error with 200, break off, never answer, or compress its answer.
 
-    python stub_server.py PORT [DELAY]
+    python stub_server.py PORT [DELAY]        prints the address; port 0 is a free one
 """
 
 import asyncio
@@ -136,13 +136,14 @@ class Stub:
         return stream
 
 
-async def main(port, delay=0.0):
-    """Serve until interrupted."""
+async def main(port, delay):
+    """Serve until interrupted, and print the address."""
     runner = web.ServerRunner(web.Server(Stub(delay).answer))
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", port).start()
+    print("http://{}:{}/v1".format(*runner.addresses[0]), flush=True)
     await asyncio.Event().wait()
 
 
 if __name__ == "__main__":
-    asyncio.run(main(int(sys.argv[1]), *map(float, sys.argv[2:])))
+    asyncio.run(main(int(sys.argv[1]), float((*sys.argv, 0)[2])))

@@ -228,7 +228,6 @@ class Recording:
         size = len(request.prompt) + len(reply.response)
         rollout.size += size
         self._bytes += size
-        self.counts["steps"] += 1
 
     def reward(self, rollout: Rollout, reward: float, *, won: bool | None = None) -> None:
         """Add a reward to the last step of a rollout.
@@ -299,7 +298,7 @@ class Recording:
             del self._waiting[rollout]
             is_aborted = rollout.rows[-1].aborted
             self.counts["branches"] += len(rollout.branches.found)
-            self.counts["committed steps"] += len(rollout.rows)
+            self.counts["steps"] += len(rollout.rows)
             self.counts["aborted" if is_aborted else "ended"] += 1
             self.counts["unrewarded"] += not (rollout.rewarded or is_aborted)
             if not done.done():
