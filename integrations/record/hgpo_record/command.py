@@ -73,10 +73,10 @@ def record(*command: str, settings: Settings) -> None:
 
     if not command:
         raise InputError("expected a program after --, as in: hgpo record --upstream URL --out RUN -- python agent.py")
-    recorded = run_program(command, settings, _say)
-    for line in report(recorded, settings.out):
+    status, recording = run_program(command, settings, _say)
+    for line in report(recording, settings.out):
         _say(line)
-    sys.exit(recorded.status)
+    sys.exit(status)
 
 
 def _say(line: str) -> None:

@@ -12,12 +12,11 @@ if TYPE_CHECKING:
     from collections import Counter
     from pathlib import Path
 
-    from hgpo_record.recording.run import Recorded
+    from hgpo_record.recording.rollouts import Recording
 
 
-def report(recorded: Recorded, out: Path) -> list[str]:
+def report(recording: Recording, out: Path) -> list[str]:
     """Return what a recording has left, what it left out, and what to do next, as lines."""
-    recording = recorded.recording
     counts = recording.counts
     rollouts = counts["ended"] + counts["aborted"]
     branches = counted(counts["branches"], "branch", "branches")
@@ -32,11 +31,10 @@ def report(recorded: Recorded, out: Path) -> list[str]:
         lines.append(f"Calls without an answer, which are no steps: {_numbers(recording.failed)}.")
     if recording.passed:
         lines.append(f"Forwarded and not recorded: {_numbers(recording.passed)}.")
-    if recorded.left_out:
-        names = ", ".join(recorded.left_out[:5])
-        lines.append(f"Interrupted. Left out: {counted(len(recorded.left_out), 'open rollout')} ({names:.200}).")
-    lines += recorded.notes
-    lines += [f"Not written: {text}" for text in recording.refused]
+    if left_out := [rollout.trajectory for rollout in recording.open]:
+        names = ", ".join(left_out[:5])
+        lines.append(f"Interrupted. Left out: {counted(len(left_out), 'open rollout')} ({names:.200}).")
+    lines += recording.notes
     # 3. What to do next.
     if rollouts:
         following: list[tuple[object, ...]] = [("stats", out), ("advantages", out), ("view", out)]
@@ -44,9 +42,9 @@ def report(recorded: Recorded, out: Path) -> list[str]:
             rewarding = ("record", "reward", out, "--from", "module:function", "--out", f"{out}-rewarded")
             following.insert(0, rewarding)
         lines.append(next_commands(*following))
-    if recorded.alone:
+    if recording.alone:
         lines.append(
-            f"With one rollout: {counted(recorded.alone, 'task')}. Group advantages compare rollouts of one task: add "
+            f"With one rollout: {counted(recording.alone, 'task')}. Group advantages compare rollouts of one task: add "
             "some with --repeat, or name them with the header X-HGPO-Rollout."
         )
     return [redact(line) for line in lines]

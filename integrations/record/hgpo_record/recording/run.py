@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections import Counter
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -24,7 +22,6 @@ from hgpo_record.recording.gateway import Gateway
 from hgpo_record.recording.rollouts import BRANCHES, Recording, RefusedError, Reward
 from hgpo_train.cli.common import check_output_path
 from hgpo_train.local_server import address_of, bound_socket
-from hgpo_train.policies.validation import checked_number
 from hgpo_train.rollout.collection import removed_if_unused
 
 if TYPE_CHECKING:
@@ -40,27 +37,8 @@ _MOST_REWARDS: Final = 64 << 20
 _REWARDS: Final = msgspec.json.Decoder(float | Reward)
 
 
-@dataclass
-class Recorded:
-    """What a recording has left.
-
-    Attributes:
-        recording: Its counts.
-        status: The exit status of the program; after Ctrl-C 130.
-        left_out: The open rollouts that were not committed, because it was interrupted.
-        notes: What was wrong with rewards in a file.
-        alone: The number of tasks in the run with one rollout.
-    """
-
-    recording: Recording
-    status: int = 0
-    left_out: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    alone: int = 0
-
-
-def run_program(command: Sequence[str], settings: Settings, say: Callable[[str], object]) -> Recorded:
-    """Run a program, and record its calls.
+def run_program(command: Sequence[str], settings: Settings, say: Callable[[str], object]) -> tuple[int, Recording]:
+    """Run a program, and record its calls. Return its exit status (after Ctrl-C 130) and the recording.
 
     Args:
         command: The program and its arguments.
@@ -95,11 +73,8 @@ def run_program(command: Sequence[str], settings: Settings, say: Callable[[str],
         )
         address = f"{address_of(HOST, listener)}/v1"
         say(f"Recording calls at {address} to {out}.")
-        session = _Session(command, settings, gateway, Recorded(recording), address)
-        recorded = asyncio.run(session.run(listener))
-        tasks = Counter(name.rpartition("/")[0] for name in writer.trajectories)
-        recorded.alone = list(tasks.values()).count(1)
-        return recorded
+        session = _Session(command, settings, gateway, recording, address)
+        return asyncio.run(session.run(listener)), recording
 
 
 def server_address(text: str) -> URL:
@@ -138,38 +113,36 @@ class _Session:
         command: Sequence[str],
         settings: Settings,
         gateway: Gateway,
-        recorded: Recorded,
+        recording: Recording,
         address: str,
     ) -> None:
         self._command = command
         self._settings = settings
         self._gateway = gateway
-        self._recorded = recorded
-        self._recording = recorded.recording
+        self._recording = recording
         self._environment = _environment(address)
         self._stopped: asyncio.Future[int]
 
-    async def run(self, listener: socket) -> Recorded:
-        """Run the program as often as wanted, and commit its rollouts."""
+    async def run(self, listener: socket) -> int:
+        """Run the program as often as wanted, and commit its rollouts. Return the exit status."""
         loop = asyncio.get_running_loop()
         self._stopped = loop.create_future()
         for number in (signal.SIGINT, signal.SIGTERM):
             with suppress(NotImplementedError):  # Windows: Ctrl-C ends both programs
                 loop.add_signal_handler(number, self._stop, number)
         commits = asyncio.create_task(self._recording.commit())
-        recorded = self._recorded
+        status = 0
         try:
             async with self._gateway.serving(listener):
                 for _ in range(self._settings.repeat):
-                    recorded.status = await self._program() or recorded.status
+                    status = await self._program() or status
                     if self._stopped.done():
-                        recorded.status = 128 + self._stopped.result()
+                        status = 128 + self._stopped.result()
                         break
-            recorded.left_out = [rollout.trajectory for rollout in self._recording.open]
         finally:
             self._recording.close()
             await commits
-        return recorded
+        return status
 
     def _stop(self, number: int) -> None:
         if not self._stopped.done():
@@ -210,20 +183,20 @@ class _Session:
 
     def _read_rewards(self, path: Path, *, changed: bool) -> None:
         """Read rewards that the program wrote: a number for its rollout, or a line of JSON for each."""
-        if not changed:
-            self._recorded.notes.append(f"the program did not write {path}")
+        notes = self._recording.notes
+        try:
+            lines = read_bytes(path, _MOST_REWARDS, "file of rewards").splitlines() if changed else []
+        except (InputError, OSError) as error:
+            notes.append(f"no rewards: {error}")
             return
-        for number, line in enumerate(read_bytes(path, _MOST_REWARDS, "file of rewards").splitlines(), 1):
-            if not line.strip():
-                continue
+        if not lines:
+            notes.append(f"the program wrote no rewards to {path}")
+        for number, line in enumerate(lines, 1):
             try:
                 value = _REWARDS.decode(line)
-                reward = value if isinstance(value, Reward) else Reward(value)
-                name = None if reward.rollout is None else str(reward.rollout)
-                rollout = self._recording.rollout(reward.task, name, create=False)
-                self._recording.reward(rollout, checked_number("reward", reward.reward), won=reward.won)
+                self._recording.reward(value if isinstance(value, Reward) else Reward(value))
             except (msgspec.DecodeError, InputError, RefusedError) as error:
-                self._recorded.notes.append(f"{path}, line {number}: {error}")
+                notes.append(f"{path}, line {number}: {error}")
 
 
 def _version(path: Path) -> tuple[int, int, int] | None:
