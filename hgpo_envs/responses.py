@@ -215,6 +215,8 @@ def is_deep(value: object) -> bool:
     """Return whether lists and objects are nested in more than `DEEPEST` levels."""
     level = [value] if isinstance(value, dict | list) else []
     for _ in range(DEEPEST):
+        if not level:
+            return False
         parts = chain.from_iterable(one.values() if isinstance(one, dict) else one for one in level)
         level = [part for part in parts if isinstance(part, dict | list)]
     return bool(level)

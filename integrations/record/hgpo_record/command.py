@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path  # noqa: TC003 - cyclopts reads the annotations
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from cyclopts import Parameter
-from cyclopts.types import PositiveInt  # noqa: TC002
 
+from hgpo_record.recording.settings import Settings  # noqa: TC001
 from hgpo_train.cli import options  # noqa: TC001
-
-if TYPE_CHECKING:
-    from hgpo_record.recording.run import Recorded
 
 
 def conform(
@@ -63,106 +60,28 @@ def conform(
         sys.exit(1)
 
 
-def record(
-    *command: str,
-    upstream: str,
-    out: Path,
-    task: str | None = None,
-    repeat: PositiveInt = 1,
-    state_key: str | None = None,
-    reward_file: Path | None = None,
-    token_ids: bool = False,
-    port: int = 0,
-    max_open: PositiveInt = 4096,
-    max_body_mb: PositiveInt = 64,
-) -> None:
+def record(*command: str, settings: Settings) -> None:
     """Run a program, and record the calls that it makes to an OpenAI-compatible server as step rows.
 
     Args:
         command: The program and its arguments, after --.
-        upstream: Address of the server, up to /v1.
-        out: The run's folder. Rollouts are added to a run in it.
-        task: Task of calls that name none. Default: the program's name.
-        repeat: Number of times that the program runs, each of which is a rollout of the task.
-        state_key: A function of the messages that returns the state, as module:function. Default: the last tool result
-            or user message.
-        reward_file: File in which the program writes its reward.
-        token_ids: Ask vLLM for token ids and log-probabilities. This changes requests.
-        port: Port of the gateway; 0 for a free one.
-        max_open: The most rollouts that are open at the same time.
-        max_body_mb: The largest request, in MB.
+        settings: The options.
     """
     from hgpo_envs.errors import InputError
-    from hgpo_envs.plugins import import_object
-    from hgpo_record.recording.calls import last_input
-    from hgpo_record.recording.run import Options, server_address, task_of
-    from hgpo_record.recording.run import record as run_program
-    from hgpo_train.cli.common import check_output_path
+    from hgpo_record.recording.report import report
+    from hgpo_record.recording.run import run_program
 
     if not command:
         raise InputError("expected a program after --, as in: hgpo record --upstream URL --out RUN -- python agent.py")
-    check_output_path(out)
-    function: Any = import_object(state_key, "a function") if state_key else last_input
-    options = Options(
-        upstream=server_address(upstream),
-        out=out,
-        task=task or task_of(command),
-        repeat=repeat,
-        port=port,
-        state_key=state_key,
-        reward_file=reward_file,
-        token_ids=token_ids,
-        max_open=max_open,
-        max_body=max_body_mb << 20,
-    )
-    recorded = run_program(command, options, function, lambda at: _say(f"Recording calls at {at}/v1 to {out}."))
-    for line in report(recorded, out):
+    status, recording = run_program(command, settings, _say)
+    for line in report(recording, settings.out):
         _say(line)
-    sys.exit(recorded.status)
+    sys.exit(status)
 
 
 def _say(line: str) -> None:
     """Print a line beside the output of the program, which has stdout for itself."""
     print(line, file=sys.stderr, flush=True)
-
-
-def report(recorded: Recorded, out: Path) -> list[str]:
-    """Return what a recording has left, what it left out, and what to do next, as lines."""
-    from hgpo_envs.files.secrets import redact
-    from hgpo_envs.wording import counted, listed
-    from hgpo_train.cli.common import next_commands
-
-    recording = recorded.recording
-    counts = recording.counts
-    rollouts = counts["ended"] + counts["aborted"]
-    branches = counted(counts["branches"], "branch", "branches")
-    calls = counted(counts["committed steps"], "call")
-    lines = [f"Recorded {counted(rollouts, 'rollout')} ({calls}, {branches}) in {out}."]
-    if counts["aborted"]:
-        lines.append(f"Aborted: {counted(counts['aborted'], 'rollout')}; the column error has the reasons.")
-    if counts["unrewarded"]:
-        lines.append(f"Without a reward, which is 0: {counted(counts['unrewarded'], 'rollout')}.")
-    if recording.failed:
-        parts = [f"{reason}: {number:,}" for reason, number in recording.failed.most_common()]
-        lines.append(f"Calls without an answer, which are no steps: {listed(parts)}.")
-    if recording.passed:
-        parts = [f"{name}: {number:,}" for name, number in recording.passed.most_common(5)]
-        lines.append(f"Forwarded and not recorded: {listed(parts)}.")
-    if recorded.left_out:
-        names = ", ".join(recorded.left_out[:5])
-        lines.append(f"Interrupted. Left out: {counted(len(recorded.left_out), 'open rollout')} ({names:.200}).")
-    lines += [*recorded.notes, *(f"Not written: {text}" for text in recording.refused)]
-    if rollouts:
-        following: list[tuple[object, ...]] = [("stats", out), ("advantages", out), ("view", out)]
-        if counts["unrewarded"]:
-            following.insert(0, ("record", "reward", out, "--from", "module:function", "--out", f"{out}-rewarded"))
-        lines.append(next_commands(*following))
-    if recorded.alone:
-        lines.append(
-            f"One rollout: {counted(recorded.alone, 'task')}. Group advantages compare rollouts of one task; add some "
-            "with --repeat, or with the header X-HGPO-Rollout."
-        )
-    return [redact(line) for line in lines]
 
 
 def reward(

@@ -1,181 +1,149 @@
 """A small OpenAI-compatible server whose replies follow from the request alone, for tests and examples.
 
-With tools it calls the first one; without, it counts the messages. A message "fail" makes it fail, "hang" never end.
+With tools it calls the first one; without, it counts the messages. A last message "fail", "refuse", "break", "hang" or
+"pack" makes it answer 503, answer an error with 200, break off, never answer, or compress its answer.
 
-    python stub_server.py PORT
+    python stub_server.py PORT [DELAY]        prints the address; port 0 is a free one
 """
 
 import asyncio
+import gzip
 import json
 import sys
 
 from aiohttp import web
 
 
-def message_of(request):
-    """Return the reply to a request."""
+def chat_message(request):
+    """Return the reply to a chat completion."""
     number = len(request["messages"])
     if not request.get("tools"):
-        return {"role": "assistant", "content": f"I have read {number} messages. é\u2028", "refusal": None}
+        return {"role": "assistant", "content": f"I have read {number} messages. é\u2028"}
     call = {"name": request["tools"][0]["function"]["name"], "arguments": json.dumps({"turn": number})}
     calls = [{"id": f"call_{number}", "type": "function", "function": call}]
     return {"role": "assistant", "content": None, "reasoning_content": f"Turn {number}.", "tool_calls": calls}
 
 
-def tokens_of(request, message):
-    """Return the token ids of a prompt and of its reply: bytes."""
-    written = message["content"] or json.dumps(message["tool_calls"])
-    return list(json.dumps(request["messages"]).encode()), list(written.encode())
-
-
 def completion(request):
-    """Return a chat completion, with token ids and log-probabilities if they are asked for."""
-    message = message_of(request)
-    reason = "tool_calls" if message.get("tool_calls") else "stop"
+    """Return a chat completion, with token ids (the bytes of a text) and log-probabilities if they are asked for."""
+    message = chat_message(request)
+    reason = "tool_calls" if "tool_calls" in message else "stop"
     choice = {"index": 0, "message": message, "finish_reason": reason}
     whole = {"id": "c1", "object": "chat.completion", "model": request["model"], "choices": [choice]}
-    prompt, tokens = tokens_of(request, message)
+    tokens = list((message["content"] or json.dumps(message["tool_calls"])).encode())
     if request.get("return_token_ids"):
-        whole["prompt_token_ids"] = prompt
+        whole["prompt_token_ids"] = list(json.dumps(request["messages"]).encode())
         choice["token_ids"] = tokens
     if request.get("logprobs"):
         choice["logprobs"] = {"content": [{"token": chr(token), "logprob": -token / 1000} for token in tokens]}
     return whole
 
 
-def parts(text):
+def pieces(text):
     """Return a text in pieces of three characters."""
     return [text[start : start + 3] for start in range(0, len(text), 3)]
 
 
-def chunks(request):
-    """Yield the events of a streamed chat completion."""
-    whole = completion(request)
-    choice = whole["choices"][0]
-    message = choice["message"]
-    head = {name: value for name, value in whole.items() if name != "choices"}
-    deltas = [{"role": "assistant", "content": message["content"] and ""}]
-    deltas += [{"reasoning_content": part} for part in parts(message.get("reasoning_content", ""))]
-    deltas += [{"content": part} for part in parts(message["content"] or "")]
+def deltas(message):
+    """Return the parts of a streamed message."""
+    found = [{"role": "assistant", "content": message["content"] and ""}]
+    found += [{"reasoning_content": piece} for piece in pieces(message.get("reasoning_content", ""))]
+    found += [{"content": piece} for piece in pieces(message["content"] or "")]
     for call in message.get("tool_calls", ()):
-        deltas.append(
-            {"tool_calls": [{"index": 0, **call, "function": {"name": call["function"]["name"], "arguments": ""}}]}
-        )
-        deltas += [
-            {"tool_calls": [{"index": 0, "function": {"arguments": part}}]}
-            for part in parts(call["function"]["arguments"])
-        ]
-    tokens = choice.get("token_ids")
-    logprobs = choice.get("logprobs")
-    for number, delta in enumerate(deltas):
-        last = number == len(deltas) - 1
-        start, stop = 2 * number, None if last else 2 * number + 2
-        event = {"index": 0, "delta": delta, "finish_reason": None}
+        head = {"name": call["function"]["name"], "arguments": ""}
+        found.append({"tool_calls": [{"index": 0, **call, "function": head}]})
+        parts = pieces(call["function"]["arguments"])
+        found += [{"tool_calls": [{"index": 0, "function": {"arguments": part}}]} for part in parts]
+    return found
+
+
+def chat_events(request):
+    """Return the events of a streamed chat completion: two tokens with each part of the message, the rest at last."""
+    whole = completion(request)
+    (choice,) = whole.pop("choices")
+    parts = deltas(choice.pop("message"))
+    tokens = choice.pop("token_ids", None)
+    logprobs = choice.pop("logprobs", None)
+    events = []
+    for number, delta in enumerate([*parts, {}]):
+        span = slice(2 * number, 2 * number + 2 if delta else None)
+        part = {"index": 0, "delta": delta, "finish_reason": None if delta else choice["finish_reason"]}
         if tokens is not None:
-            event["token_ids"] = tokens[start:stop]
+            part["token_ids"] = tokens[span]
         if logprobs is not None:
-            event["logprobs"] = {"content": logprobs["content"][start:stop]}
-        yield {**head, "choices": [event]}
-        head.pop("prompt_token_ids", None)
-    yield {**head, "choices": [{"index": 0, "delta": {}, "finish_reason": choice["finish_reason"]}]}
+            part["logprobs"] = {"content": logprobs["content"][span]}
+        events.append({**whole, "choices": [part]})
+        whole.pop("prompt_token_ids", None)
+    return [b"data: " + json.dumps(event).encode() + b"\n\n" for event in events] + [b"data: [DONE]\n\n"]
 
 
 def response(request):
     """Return an answer of the interface of responses: a thought and a call, or a text."""
     number = len(request["input"]) if isinstance(request["input"], list) else 1
     thought = {"type": "reasoning", "id": f"rs_{number}", "summary": [{"type": "summary_text", "text": "Hm."}]}
-    call = {
-        "type": "function_call",
-        "id": f"fc_{number}",
-        "call_id": f"call_{number}",
-        "name": "look",
-        "arguments": "{}",
-    }
-    text = {
-        "type": "message",
-        "id": f"m_{number}",
-        "role": "assistant",
-        "content": [{"type": "output_text", "text": "Done."}],
-    }
+    call = {"type": "function_call", "call_id": f"call_{number}", "name": "look", "arguments": "{}"}
+    text = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Done."}]}
     output = [thought, call] if request.get("tools") else [text]
-    return {
-        "id": f"resp_{number}",
-        "object": "response",
-        "status": "completed",
-        "output": output,
-        "usage": {"input_tokens": 3},
-    }
+    return {"id": f"resp_{number}", "object": "response", "status": "completed", "output": output}
 
 
-def event(value, name=""):
-    """Return a server-sent event."""
-    return (f"event: {name}\n" if name else "").encode() + b"data: " + json.dumps(value).encode() + b"\n\n"
+def response_events(request):
+    """Return the events of a streamed response."""
+    begun = {"type": "response.created", "response": {"status": "in_progress", "output": []}}
+    done = {"type": "response.completed", "response": response(request)}
+    return [f"event: {event['type']}\r\ndata: {json.dumps(event)}\r\n\r\n".encode() for event in (begun, done)]
 
 
 class Stub:
     """The server.
 
     Attributes:
-        bodies: The bodies of all requests.
-        headers: Their headers.
-        delay: Seconds before each answer.
+        requests: Path, headers and body of each request.
     """
 
     def __init__(self, delay=0.0):
-        self.bodies = []
-        self.headers = []
-        self.delay = delay
+        self.requests = []
+        self._delay = delay
 
     async def answer(self, http):
         """Answer a request."""
         body = await http.read()
-        self.bodies.append(body)
-        self.headers.append(dict(http.headers))
-        await asyncio.sleep(self.delay)
-        if http.path == "/v1/models":
-            return web.json_response({"data": [{"id": "stub"}]})
+        self.requests.append((http.path_qs, dict(http.headers), body))
+        await asyncio.sleep(self._delay)
         if http.method != "POST" or not body.startswith(b"{"):
             return web.Response(body=http.path_qs.encode() + body, headers={"X-Other": "kept"})
         request = json.loads(body)
-        last = json.dumps(request.get("messages", request.get("input"))[-1:])
-        if '"fail"' in last:
-            return web.json_response({"error": {"message": "no capacity", "type": "server_error"}}, status=503)
-        if '"refuse"' in last:
-            return web.json_response({"error": {"message": "no capacity", "type": "server_error"}})
-        if '"hang"' in last:
-            await asyncio.sleep(3600)
-        is_chat = http.path.endswith("chat/completions")
+        is_chat = "chat/completions" in http.path
+        last = request["messages"][-1]["content"] if is_chat else None
+        error = {"error": {"message": "no capacity", "type": "server_error"}}
+        if last in ("fail", "refuse"):
+            return web.json_response(error, status=503 if last == "fail" else 200)
+        if last == "hang":
+            await asyncio.Event().wait()
         if not request.get("stream"):
-            return web.json_response(completion(request) if is_chat else response(request))
+            data = json.dumps(completion(request) if is_chat else response(request), indent=1).encode()
+            packed = {"Content-Encoding": "gzip"} if last == "pack" else {}
+            data = gzip.compress(data) if packed else data
+            return web.Response(body=data, content_type="application/json", headers=packed)
         stream = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await stream.prepare(http)
-        events = [event(chunk) for chunk in chunks(request)] if is_chat else responses_events(request)
-        if '"break"' in last:
-            for part in events[:3]:
-                await stream.write(part)
-            http.transport.abort()
-            return stream
-        for part in [*events, b"data: [DONE]\n\n"] if is_chat else events:
-            await stream.write(part)
+        for number, event in enumerate(chat_events(request) if is_chat else response_events(request)):
+            if last == "break" and number == 3:
+                http.transport.abort()
+                return stream
+            await stream.write(event)
         await stream.write_eof()
         return stream
 
 
-def responses_events(request):
-    """Return the events of a streamed response."""
-    whole = response(request)
-    begun = {"type": "response.created", "response": {**whole, "status": "in_progress", "output": []}}
-    done = {"type": "response.completed", "response": whole}
-    return [event(begun, "response.created"), event(done, "response.completed")]
-
-
-async def main(port):
-    """Serve until interrupted."""
-    runner = web.ServerRunner(web.Server(Stub().answer))
+async def main(port, delay):
+    """Serve until interrupted, and print the address."""
+    runner = web.ServerRunner(web.Server(Stub(delay).answer))
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", port).start()
+    print("http://{}:{}/v1".format(*runner.addresses[0]), flush=True)
     await asyncio.Event().wait()
 
 
 if __name__ == "__main__":
-    asyncio.run(main(int(sys.argv[1])))
+    asyncio.run(main(int(sys.argv[1]), float((*sys.argv, 0)[2])))

@@ -110,8 +110,8 @@ def _prefixes(items: Sequence[bytes]) -> Iterator[bytes]:
     """Yield a digest of the first item, of the first two, and so on."""
     digest = xxhash.xxh3_128()
     for item in items:
-        digest.update(len(item).to_bytes(8, "little"))
         digest.update(item)
+        digest.update(b"\0")  # is in no JSON, so that other items have another digest
         yield digest.digest()
 
 
@@ -138,10 +138,8 @@ def _key(item: Mapping[str, Any]) -> object:
     if item.get("type", "message") == "message":
         calls = [_call_key(call) for call in message_calls(item)]
         return (item.get("role"), message_text({"content": item.get("content")}), calls)
-    if item.get("type") == "function_call":
-        return (item.get("call_id"), item.get("name"), _arguments(item.get("arguments")))
     fields = {name: value for name, value in item.items() if value is not None and name not in ("id", "status")}
-    return orjson.dumps(fields, option=orjson.OPT_SORT_KEYS)
+    return {**fields, "arguments": _arguments(item.get("arguments"))}
 
 
 def _call_key(call: Any) -> object:  # noqa: ANN401 - whatever was sent

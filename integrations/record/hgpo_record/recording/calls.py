@@ -199,13 +199,10 @@ def _as_completion(body: bytes) -> dict[str, Any]:
 
 def _call(item: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return an item of the output as a tool call of a message; None if it is none."""
-    if item.get("type") == "function_call":
-        function = {"name": item.get("name"), "arguments": item.get("arguments")}
-        return {"id": item.get("call_id"), "type": "function", "function": function}
-    if item.get("type") == "custom_tool_call":
-        custom = {"name": item.get("name"), "input": item.get("input")}
-        return {"id": item.get("call_id"), "type": "custom", "custom": custom}
-    return None
+    if item.get("type") not in ("function_call", "custom_tool_call"):
+        return None
+    function = {"name": item.get("name"), "arguments": item.get("arguments", item.get("input"))}
+    return {"id": item.get("call_id"), "type": "function", "function": function}
 
 
 def with_token_ids(body: bytes) -> bytes:

@@ -14,7 +14,7 @@ import asyncio
 import io
 import re
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
@@ -33,7 +33,6 @@ from hgpo_record.recording.rollouts import RefusedError, Reward
 from hgpo_record.recording.streams import EVENTS, LONGEST_END, may_end, whole_answer
 from hgpo_train.local_server import is_known_host, known_hosts
 from hgpo_train.policies.http_client import LARGEST_ANSWER, RequestError, environment_proxy
-from hgpo_train.policies.validation import checked_number
 
 if TYPE_CHECKING:
     import socket
@@ -65,20 +64,19 @@ _REWARD: Final = msgspec.json.Decoder(Reward)
 
 @dataclass
 class _Call:
-    """A recorded call that goes on.
+    """A request that goes on.
 
     Attributes:
-        rollout: Its rollout.
+        rollout: Its rollout; None if it is not recorded.
         interface: A key of `PROMPTS`.
         body: The request.
-        began: When it began, by `monotonic`.
-        settled: Whether it is recorded, or counted as failed.
+        settled: Whether it is recorded, or counted as failed, or neither is wanted.
     """
 
-    rollout: Rollout
+    rollout: Rollout | None
     interface: str
     body: bytes
-    began: float
+    began: float = field(default_factory=monotonic)
     settled: bool = False
 
 
@@ -138,24 +136,22 @@ class Gateway:
             raise RefusedError(400, "unknown host")
         body = await self._body(request)
         path = request.rel_url.raw_path
-        match = _PATH.fullmatch(path)
+        match = _PATH.fullmatch("/v1/reward" if path == "/reward" else path)
         if match is None:
-            if path == "/reward" and request.method == "POST":
-                return await self._reward(request, None, None, body)
-            return await self._forward(request, str(self._upstream.origin()) + path, body, None)
+            return await self._pass_on(request, path, body)
         rest = match["rest"] or ""
         task = _named(match["task"], headers.get("X-HGPO-Task"))
         name = _named(match["rollout"], headers.get("X-HGPO-Rollout"))
-        if rest == "reward" and request.method == "POST":
-            return await self._reward(request, task, name, body)
-        base = self._upstream.raw_path.rstrip("/")
-        address = f"{self._upstream.origin()}{base}/{rest}"
-        if rest not in PROMPTS or request.method != "POST":
-            return await self._forward(request, address, body, None)
+        is_post = request.method == "POST"
+        if rest == "reward" and is_post:
+            return await self._reward(task, name, body)
+        path = f"{self._upstream.raw_path.rstrip('/')}/{rest}"
+        if rest not in PROMPTS or not is_post:
+            return await self._pass_on(request, path, body)
         self._register_key(headers.get("Authorization", "").partition(" ")[2])
-        rollout = self._recording.rollout(task, name)
-        sent = with_token_ids(body) if self._token_ids and rest == "chat/completions" else body
-        return await self._forward(request, address, sent, _Call(rollout, rest, body, monotonic()))
+        call = _Call(self._recording.rollout(task, name), rest, body)
+        is_changed = self._token_ids and rest == "chat/completions"
+        return await self._forward(request, path, with_token_ids(body) if is_changed else body, call)
 
     async def _body(self, request: web.BaseRequest) -> bytes:
         body = bytearray()
@@ -171,49 +167,53 @@ class Gateway:
             self._keys.add(key)
             register(key)
 
-    async def _reward(
-        self, request: web.BaseRequest, task: str | None, name: str | None, body: bytes
-    ) -> web.StreamResponse:
+    async def _reward(self, task: str | None, name: str | None, body: bytes) -> web.StreamResponse:
         try:
             reward = _REWARD.decode(body)
-            value = checked_number("reward", reward.reward)
+            rollout = self._recording.reward(reward, task, name)
         except (msgspec.DecodeError, InputError) as error:
-            raise RefusedError(
-                400, f'expected {{"reward": number, "task", "rollout", "done", "won"}}: {error}'
-            ) from None
-        headers = request.headers
-        task = reward.task or _named(task, headers.get("X-HGPO-Task"))
-        named = None if reward.rollout is None else str(reward.rollout)
-        name = named or _named(name, headers.get("X-HGPO-Rollout"))
-        rollout = self._recording.rollout(task, name, create=False)
-        self._recording.reward(rollout, value, won=reward.won)
+            fields = ", ".join(Reward.__struct_fields__)
+            raise RefusedError(400, f"expected a JSON object with {fields}: {error}") from None
         if reward.done:
             # Shielded: a program that does not wait loses nothing.
             await asyncio.shield(self._recording.end(rollout))
-        steps = len(rollout.rows)
-        answer = {"trajectory": rollout.trajectory, "steps": steps, "committed": reward.done}
+        answer = {"trajectory": rollout.trajectory, "steps": len(rollout.rows), "committed": reward.done}
         return web.Response(body=orjson.dumps(answer), content_type="application/json")
 
+    async def _pass_on(self, request: web.BaseRequest, path: str, body: bytes) -> web.StreamResponse:
+        """Forward a request that is no recorded call."""
+        self._recording.passed[f"{request.method} {request.rel_url.raw_path}"] += 1
+        return await self._forward(request, path, body, _Call(None, "", body, settled=True))
+
     async def _forward(
-        self, request: web.BaseRequest, address: str, body: bytes, call: _Call | None
+        self,
+        request: web.BaseRequest,
+        path: str,
+        body: bytes,
+        call: _Call,
     ) -> web.StreamResponse:
-        if call is None:
-            self._recording.passed[f"{request.method} {request.rel_url.raw_path}"] += 1
-        queries = [query for query in (self._upstream.raw_query_string, request.rel_url.raw_query_string) if query]
-        address = "?".join([address, "&".join(queries)]) if queries else address
+        queries = [self._upstream.raw_query_string, request.rel_url.raw_query_string]
+        query = "&".join(filter(None, queries))
+        address = f"{self._upstream.origin()}{path}{'?' if query else ''}{query}"
         headers = _forwarded(request.headers, _OWN)
-        # The answer is read here, too, so that it must not be compressed.
-        headers["Accept-Encoding"] = "identity"
+        headers["Accept-Encoding"] = "identity"  # the answer is read here, too
         data: Any = io.BytesIO(body) if len(body) > _LARGE else body or None
         try:
             async with self._session.request(
-                request.method, URL(address, encoded=True), data=data, headers=headers, allow_redirects=False
+                request.method,
+                URL(address, encoded=True),
+                data=data,
+                headers=headers,
+                allow_redirects=False,
             ) as upstream:
                 if not 200 <= upstream.status < 300:
                     self._failed(call, f"HTTP {upstream.status}")
+                encoding = upstream.headers.get("Content-Encoding", "identity")
+                if encoding != "identity":
+                    self._lost(call, f"the server compressed an answer ({encoding})")
                 length = upstream.content_length
-                is_short = length is not None and length <= LARGEST_ANSWER and request.method != "HEAD"
-                if is_short and upstream.content_type != EVENTS:
+                is_short = length is not None and length <= LARGEST_ANSWER
+                if is_short and upstream.content_type != EVENTS and request.method != "HEAD":
                     return await self._whole(upstream, call)
                 return await self._streamed(request, upstream, call)
         except (aiohttp.ClientError, OSError) as error:
@@ -223,10 +223,9 @@ class Gateway:
             self._failed(call, "left by the program")
             raise
 
-    async def _whole(self, upstream: aiohttp.ClientResponse, call: _Call | None) -> web.StreamResponse:
+    async def _whole(self, upstream: aiohttp.ClientResponse, call: _Call) -> web.StreamResponse:
         answer = await upstream.read()
-        if call is not None and not call.settled:
-            self._record(call, answer, upstream.headers.get("Content-Encoding"))
+        self._record(call, answer, streamed=False)
         return web.Response(
             status=upstream.status,
             reason=upstream.reason,
@@ -235,7 +234,10 @@ class Gateway:
         )
 
     async def _streamed(
-        self, request: web.BaseRequest, upstream: aiohttp.ClientResponse, call: _Call | None
+        self,
+        request: web.BaseRequest,
+        upstream: aiohttp.ClientResponse,
+        call: _Call,
     ) -> web.StreamResponse:
         """Forward an answer as it comes. A call is recorded before its last part is sent."""
         headers = _forwarded(upstream.headers, _HOP)
@@ -245,71 +247,58 @@ class Gateway:
         stream = bytearray()
         try:
             async for chunk in upstream.content.iter_any():
-                if call is not None and not call.settled:
+                if not call.settled:
                     stream += chunk
                     # The mark of the end may be in two chunks.
-                    if is_events and may_end(bytes(stream[-len(chunk) - LONGEST_END :])):
-                        self._record_events(call, stream)
-                    elif len(stream) > LARGEST_ANSWER:
+                    if is_events and may_end(stream[-len(chunk) - LONGEST_END :]):
+                        self._record(call, stream, streamed=True)
+                    if len(stream) > LARGEST_ANSWER:
                         self._lost(call, f"an answer is larger than {LARGEST_ANSWER >> 20} MB")
                 await response.write(chunk)
-            if call is not None and not call.settled and not is_events:
-                self._record(call, bytes(stream), upstream.headers.get("Content-Encoding"))
-            self._record_events(call, stream)
+            self._record(call, stream, streamed=is_events)
             self._failed(call, "broken off")
             await response.write_eof()
-        except ConnectionResetError:
-            self._record_events(call, stream)
-            self._failed(call, "left by the program")
-        except (aiohttp.ClientError, OSError):
-            self._record_events(call, stream)
-            self._failed(call, "broken off")
+        except (aiohttp.ClientError, OSError, asyncio.CancelledError) as error:
+            # A program may leave as soon as it has the last token.
+            if is_events:
+                self._record(call, stream, streamed=True)
+            is_left = isinstance(error, ConnectionResetError | asyncio.CancelledError)
+            self._failed(call, "left by the program" if is_left else "broken off")
             # The program sees what the server did: an answer without its end.
             if request.transport is not None:
                 request.transport.abort()
-        except asyncio.CancelledError:
-            # A program may leave as soon as it has the last token.
-            self._record_events(call, stream)
-            raise
+            if isinstance(error, asyncio.CancelledError):
+                raise
         return response
 
-    def _record_events(self, call: _Call | None, stream: bytearray) -> None:
-        """Record a streamed answer if it is complete."""
-        if call is None or call.settled:
+    def _record(self, call: _Call, answer: bytes | bytearray, *, streamed: bool) -> None:
+        """Record an answer if it is complete. Whatever it is, the program gets it."""
+        if call.settled or call.rollout is None:
             return
-        try:
-            answer = whole_answer(call.interface, bytes(stream))
-        except Exception as error:  # noqa: BLE001 - events of a form that no server sends
-            self._lost(call, f"a stream could not be read: {type(error).__name__}: {error}")
-            return
-        if answer is not None:
-            self._record(call, answer, None)
-
-    def _record(self, call: _Call, answer: bytes, encoding: str | None) -> None:
-        """Record an answer that is complete. Whatever it is, the program gets it."""
         seconds = monotonic() - call.began
-        if encoding not in (None, "identity"):
-            self._lost(call, f"the server compressed an answer ({encoding})")
-            return
         try:
+            whole = whole_answer(call.interface, bytes(answer)) if streamed else bytes(answer)
+            if whole is None:
+                return
             request = read_request(call.interface, call.body)
-            self._recording.add(call.rollout, request, read_answer(call.interface, answer), seconds)
+            self._recording.add(call.rollout, request, read_answer(call.interface, whole), seconds)
             call.settled = True
         except RequestError:
             self._failed(call, "an error with the status 200")
         except Exception as error:  # noqa: BLE001 - the program goes on, and the rollout lacks a step
             self._lost(call, f"a call could not be recorded: {type(error).__name__}: {error}")
 
-    def _failed(self, call: _Call | None, reason: str) -> None:
+    def _failed(self, call: _Call, reason: str) -> None:
         """Count a call that has no answer, which is no step."""
-        if call is not None and not call.settled:
+        if not call.settled:
             call.settled = True
             self._recording.failed[reason] += 1
 
     def _lost(self, call: _Call, reason: str) -> None:
         """Note that a rollout lacks a call that the server answered."""
-        call.settled = True
-        call.rollout.problem = reason
+        if not call.settled and call.rollout is not None:
+            call.settled = True
+            call.rollout.problem = reason
 
 
 def _named(part: str | None, header: str | None) -> str | None:
@@ -317,10 +306,8 @@ def _named(part: str | None, header: str | None) -> str | None:
     return header if part is None else unquote(part)
 
 
-def _forwarded(headers: Any, without: frozenset[str] | set[str]) -> CIMultiDict[str]:  # noqa: ANN401 - a mapping of aiohttp
+def _forwarded(headers: Any, without: frozenset[str]) -> CIMultiDict[str]:  # noqa: ANN401 - a mapping of aiohttp
     """Return headers without those of the connection, and those that it names."""
     named = {name.strip().lower() for name in headers.get("Connection", "").split(",")}
-    kept = [
-        (name, value) for name, value in headers.items() if name.lower() not in without and name.lower() not in named
-    ]
-    return CIMultiDict(kept)
+    dropped = without | named
+    return CIMultiDict([(name, value) for name, value in headers.items() if name.lower() not in dropped])

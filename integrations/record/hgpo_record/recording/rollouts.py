@@ -24,6 +24,7 @@ from hgpo_envs.files.untrusted_files import open_regular
 from hgpo_envs.unicode_text import clean_text
 from hgpo_record.recording.branches import Branch, Branches
 from hgpo_record.recording.calls import state_of
+from hgpo_train.policies.validation import checked_number
 from hgpo_train.rollout.row import Row, columns_of
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ MOST_BYTES: Final = 2 << 30
 """The most bytes of prompts and responses in open rollouts."""
 _SHARE: Final = 10
 """A pause between two commits is so many times as long as a commit, so that they take a tenth of the time."""
-_LONGEST_PAUSE_S: Final = 5.0
+_LONGEST_PAUSE_S: Final = 1.0
 
 
 class RefusedError(Exception):
@@ -124,16 +125,21 @@ class Recording:
         counts: Numbers of steps, branches, and of rollouts by how they ended.
         failed: Numbers of calls that the server did not answer, by reason.
         passed: Numbers of requests that are no recorded calls, by address.
-        refused: Reasons why rollouts could not be committed.
+        notes: What was lost, and why.
     """
 
     def __init__(
-        self, writer: StepWriter, *, task: str, state_key: Callable[[Sequence[Any]], object], most_open: int
+        self,
+        writer: StepWriter,
+        *,
+        task: str,
+        state_key: Callable[[Sequence[Any]], object],
+        most_open: int,
     ) -> None:
         self.counts: Counter[str] = Counter()
         self.failed: Counter[str] = Counter()
         self.passed: Counter[str] = Counter()
-        self.refused: list[str] = []
+        self.notes: list[str] = []
         self._writer = writer
         self._task = task
         self._state_key = state_key
@@ -148,8 +154,14 @@ class Recording:
 
     @property
     def open(self) -> list[Rollout]:
-        """The open rollouts that have steps."""
-        return [rollout for rollout in self._open.values() if rollout.rows]
+        """The open rollouts, without those that wait for their first answer."""
+        return [rollout for rollout in self._open.values() if rollout.rows or rollout.problem]
+
+    @property
+    def alone(self) -> int:
+        """The number of tasks in the run with one rollout."""
+        tasks = Counter(name.rpartition("/")[0] for name in self._writer.trajectories)
+        return list(tasks.values()).count(1)
 
     def rollout(self, task: str | None, name: str | None, *, create: bool = True) -> Rollout:
         """Return the open rollout with a task and a name. One without a name is the task's unnamed one.
@@ -170,9 +182,8 @@ class Recording:
         if not create:
             raise RefusedError(409, f"rollout {name or ''} of task {task!r:.80}: no open rollout; rewards follow calls")
         if len(self._open) >= self._most_open or self._bytes > MOST_BYTES:
-            raise RefusedError(
-                503, f"{len(self._open):,} rollouts are open; end some with POST /reward, or raise --max-open"
-            )
+            number = f"{len(self._open):,} rollouts"
+            raise RefusedError(503, f"{number} are open; end some with POST /reward, or raise --max-open")
         rollout = Rollout(task, self._free_name(task) if name is None else name)
         if name is None:
             self._current[task] = rollout
@@ -228,19 +239,29 @@ class Recording:
         size = len(request.prompt) + len(reply.response)
         rollout.size += size
         self._bytes += size
-        self.counts["steps"] += 1
 
-    def reward(self, rollout: Rollout, reward: float, *, won: bool | None = None) -> None:
-        """Add a reward to the last step of a rollout.
+    def reward(self, reward: Reward, task: str | None = None, name: str | None = None) -> Rollout:
+        """Add a reward to the last step of its rollout, which is returned.
+
+        Args:
+            reward: The reward.
+            task: The task, if the reward names none.
+            name: The rollout, likewise.
 
         Raises:
-            RefusedError: It has no step.
+            RefusedError: There is no such open rollout, or it has no step.
+            InputError: The reward is not finite.
         """
+        value = checked_number("reward", reward.reward)
+        named = name if reward.rollout is None else str(reward.rollout)
+        rollout = self.rollout(reward.task or task, named, create=False)
         if not rollout.rows:
             raise RefusedError(409, f"rollout {rollout.trajectory!r:.80} has no recorded call that could be rewarded")
         last = rollout.rows[-1]
-        rollout.rows[-1] = last._replace(reward=last.reward + reward, won=won if won is not None else last.won)
+        won = last.won if reward.won is None else reward.won
+        rollout.rows[-1] = last._replace(reward=last.reward + value, won=won)
         rollout.rewarded = True
+        return rollout
 
     def end(self, rollout: Rollout, failure: str = "") -> asyncio.Future[None]:
         """End a rollout; the returned future is done when it is committed.
@@ -255,11 +276,13 @@ class Recording:
             del self._current[rollout.task]
         self._bytes -= rollout.size
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        if not rollout.rows:
-            done.set_result(None)
-            return done
         # What lacks a step is no complete rollout, whatever its reward.
         error = rollout.problem or failure
+        if not rollout.rows:
+            if error:
+                self.notes.append(f"not written: {rollout.trajectory}, which has no steps: {error}")
+            done.set_result(None)
+            return done
         last = rollout.rows[-1]
         if error:
             rollout.rows[-1] = last._replace(aborted=True, error=one_line(error, 300))
@@ -299,7 +322,7 @@ class Recording:
             del self._waiting[rollout]
             is_aborted = rollout.rows[-1].aborted
             self.counts["branches"] += len(rollout.branches.found)
-            self.counts["committed steps"] += len(rollout.rows)
+            self.counts["steps"] += len(rollout.rows)
             self.counts["aborted" if is_aborted else "ended"] += 1
             self.counts["unrewarded"] += not (rollout.rewarded or is_aborted)
             if not done.done():
@@ -307,7 +330,7 @@ class Recording:
             return
         if isinstance(error, RowError):  # the writer refuses it, and will again
             del self._waiting[rollout]
-            self.refused.append(f"{rollout.trajectory}: {error}")
+            self.notes.append(f"not written: {rollout.trajectory}: {error}")
         if not done.done():
             done.set_exception(RefusedError(500, f"the rollout could not be written: {error}"))
             done.exception()  # nobody may wait for it

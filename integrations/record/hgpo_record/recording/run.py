@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections import Counter
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,15 +16,19 @@ from hgpo_datasets import StepWriter
 from hgpo_envs.errors import InputError
 from hgpo_envs.files.secrets import redact, register_url
 from hgpo_envs.files.untrusted_files import read_bytes
+from hgpo_envs.plugins import import_object
 from hgpo_record.recording.calls import last_input
 from hgpo_record.recording.gateway import Gateway
 from hgpo_record.recording.rollouts import BRANCHES, Recording, RefusedError, Reward
+from hgpo_train.cli.common import check_output_path
 from hgpo_train.local_server import address_of, bound_socket
-from hgpo_train.policies.validation import checked_number
 from hgpo_train.rollout.collection import removed_if_unused
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from socket import socket
+
+    from hgpo_record.recording.settings import Settings
 
 HOST: Final = "127.0.0.1"
 _PATIENCE_S: Final = (2.0, 5.0)
@@ -35,75 +37,44 @@ _MOST_REWARDS: Final = 64 << 20
 _REWARDS: Final = msgspec.json.Decoder(float | Reward)
 
 
-@dataclass(kw_only=True)
-class Options:
-    """The options of a recording, those of `hgpo record`."""
-
-    upstream: URL
-    out: Path
-    task: str
-    repeat: int = 1
-    port: int = 0
-    state_key: str | None = None
-    reward_file: Path | None = None
-    token_ids: bool = False
-    max_open: int = 4096
-    max_body: int = 64 << 20
-
-
-@dataclass
-class Recorded:
-    """What a recording has left.
-
-    Attributes:
-        status: The exit status of the program; 130 after Ctrl-C.
-        recording: Its counts.
-        interrupted: Whether it was Ctrl-C or SIGTERM.
-        left_out: The open rollouts that were not committed, because of it.
-        alone: The number of tasks in the run with one rollout.
-        notes: What else the user should know.
-    """
-
-    status: int
-    recording: Recording
-    interrupted: bool
-    left_out: list[str]
-    alone: int = 0
-    notes: list[str] = field(default_factory=list)
-
-
-def record(
-    command: Sequence[str],
-    options: Options,
-    state_key: Callable[[Sequence[Any]], object],
-    ready: Callable[[str], object],
-) -> Recorded:
-    """Run a program, and record its calls.
+def run_program(command: Sequence[str], settings: Settings, say: Callable[[str], object]) -> tuple[int, Recording]:
+    """Run a program, and record its calls. Return its exit status (after Ctrl-C 130) and the recording.
 
     Args:
         command: The program and its arguments.
-        options: The options.
-        state_key: Makes the state of a call from its messages.
-        ready: Called with the address of the gateway.
+        settings: The options.
+        say: Called with a line that tells where the gateway is.
 
     Raises:
-        InputError: The run, the port or the program cannot be used.
+        InputError: An option or the program cannot be used.
         OSError: The run cannot be written.
     """
-    config = {"recorded": {"state_key": options.state_key or last_input.__name__}}
+    out = settings.out
+    check_output_path(out)
+    upstream = server_address(settings.upstream)
+    key = settings.state_key
+    state_key: Any = import_object(key, "a function") if key else last_input
     with (
-        removed_if_unused(options.out, BRANCHES),
-        StepWriter(options.out, config=config) as writer,
-        bound_socket(HOST, options.port) as listener,
+        removed_if_unused(out, BRANCHES),
+        StepWriter(out, config={"recorded": {"state_key": key or last_input.__name__}}) as writer,
+        bound_socket(HOST, settings.port) as listener,
     ):
-        recording = Recording(writer, task=options.task, state_key=state_key, most_open=options.max_open)
-        gateway = Gateway(options.upstream, recording, most_body=options.max_body, token_ids=options.token_ids)
-        address = address_of(HOST, listener)
-        ready(address)
-        recorded = asyncio.run(_Session(command, options, recording, gateway, f"{address}/v1").run(listener))
-        tasks = Counter(name.rpartition("/")[0] for name in writer.trajectories)
-        recorded.alone = list(tasks.values()).count(1)
-        return recorded
+        recording = Recording(
+            writer,
+            task=settings.task or task_of(command),
+            state_key=state_key,
+            most_open=settings.max_open,
+        )
+        gateway = Gateway(
+            upstream,
+            recording,
+            most_body=settings.max_body_mb << 20,
+            token_ids=settings.token_ids,
+        )
+        address = f"{address_of(HOST, listener)}/v1"
+        say(f"Recording calls at {address} to {out}.")
+        session = _Session(command, settings, gateway, recording, address)
+        return asyncio.run(session.run(listener)), recording
 
 
 def server_address(text: str) -> URL:
@@ -138,17 +109,22 @@ class _Session:
     """One recording, in an event loop."""
 
     def __init__(
-        self, command: Sequence[str], options: Options, recording: Recording, gateway: Gateway, address: str
+        self,
+        command: Sequence[str],
+        settings: Settings,
+        gateway: Gateway,
+        recording: Recording,
+        address: str,
     ) -> None:
         self._command = command
-        self._options = options
-        self._recording = recording
+        self._settings = settings
         self._gateway = gateway
+        self._recording = recording
         self._environment = _environment(address)
         self._stopped: asyncio.Future[int]
-        self._notes: list[str] = []
 
-    async def run(self, listener: Any) -> Recorded:  # noqa: ANN401 - a socket
+    async def run(self, listener: socket) -> int:
+        """Run the program as often as wanted, and commit its rollouts. Return the exit status."""
         loop = asyncio.get_running_loop()
         self._stopped = loop.create_future()
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -156,22 +132,17 @@ class _Session:
                 loop.add_signal_handler(number, self._stop, number)
         commits = asyncio.create_task(self._recording.commit())
         status = 0
-        left_out: list[str] = []
         try:
             async with self._gateway.serving(listener):
-                for _ in range(self._options.repeat):
+                for _ in range(self._settings.repeat):
                     status = await self._program() or status
                     if self._stopped.done():
+                        status = 128 + self._stopped.result()
                         break
-                    # The connections of a program that has ended are read to their end.
-                    await asyncio.sleep(0)
-            left_out = [rollout.trajectory for rollout in self._recording.open]
         finally:
             self._recording.close()
             await commits
-        if self._stopped.done():
-            status = 128 + self._stopped.result()
-        return Recorded(status, self._recording, self._stopped.done(), left_out, notes=self._notes)
+        return status
 
     def _stop(self, number: int) -> None:
         if not self._stopped.done():
@@ -179,7 +150,7 @@ class _Session:
 
     async def _program(self) -> int:
         """Run the program once, and end its rollouts. Return its exit status as a shell does."""
-        path = self._options.reward_file
+        path = self._settings.reward_file
         before = None if path is None else _version(path)
         try:
             process = await asyncio.create_subprocess_exec(*self._command, env=self._environment)
@@ -212,20 +183,20 @@ class _Session:
 
     def _read_rewards(self, path: Path, *, changed: bool) -> None:
         """Read rewards that the program wrote: a number for its rollout, or a line of JSON for each."""
-        if not changed:
-            self._notes.append(f"the program did not write {path}")
+        notes = self._recording.notes
+        try:
+            lines = read_bytes(path, _MOST_REWARDS, "file of rewards").splitlines() if changed else []
+        except (InputError, OSError) as error:
+            notes.append(f"no rewards: {error}")
             return
-        for number, line in enumerate(read_bytes(path, _MOST_REWARDS, "file of rewards").splitlines(), 1):
-            if not line.strip():
-                continue
+        if not lines:
+            notes.append(f"the program wrote no rewards to {path}")
+        for number, line in enumerate(lines, 1):
             try:
                 value = _REWARDS.decode(line)
-                reward = value if isinstance(value, Reward) else Reward(value)
-                name = None if reward.rollout is None else str(reward.rollout)
-                rollout = self._recording.rollout(reward.task, name, create=False)
-                self._recording.reward(rollout, checked_number("reward", reward.reward), won=reward.won)
+                self._recording.reward(value if isinstance(value, Reward) else Reward(value))
             except (msgspec.DecodeError, InputError, RefusedError) as error:
-                self._notes.append(f"{path}, line {number}: {error}")
+                notes.append(f"{path}, line {number}: {error}")
 
 
 def _version(path: Path) -> tuple[int, int, int] | None:

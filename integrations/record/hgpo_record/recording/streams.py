@@ -20,7 +20,7 @@ _FIXED: Final = ("id", "index", "role", "type")
 """Texts that are repeated in each part, and not continued."""
 
 
-def may_end(chunk: bytes) -> bool:
+def may_end(chunk: bytes | bytearray) -> bool:
     """Return whether bytes of a stream may contain its last event: then the call is recorded before they are sent."""
     return _DONE in chunk or any(name.encode() in chunk for name in _ENDS)
 

@@ -1,0 +1,118 @@
+"""Measure what a recorded call costs the processor, beside a forwarded one that is not recorded.
+
+    python integrations/record/benchmarks/gateway.py        about half a minute
+
+`hgpo record` runs in a process of its own, and its program is this file: 64 conversations at the same time, of 20 calls
+each, against a stub server that waits 20 ms. The same bodies are also sent to a path that is only forwarded. What is
+measured is the processor's time of the recorder's process (its threads included) per call. Result: record_gateway.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any, Final
+
+import aiohttp
+
+from benchmarks.runner import add_keep, store
+
+STUB: Final = Path(__file__).parents[1] / "tests" / "stub_server.py"
+CONCURRENT: Final = 64
+CALLS: Final = 20
+TICKS: Final = os.sysconf("SC_CLK_TCK")
+
+
+def cpu_seconds(process: int) -> float:
+    """Return the processor's time that a process has used (Linux)."""
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / TICKS
+
+
+async def conversation(client: aiohttp.ClientSession, path: str, task: int, rollout: str, *, stream: bool) -> None:
+    """Play one rollout of a growing conversation."""
+    base = os.environ["OPENAI_BASE_URL"]
+    names = {"X-HGPO-Task": f"task {task}", "X-HGPO-Rollout": rollout, "Authorization": "Bearer sk-benchmark"}
+    messages = [{"role": "system", "content": "Find the exit. " * 100}, {"role": "user", "content": "Room 0."}]
+    for room in range(CALLS):
+        body = {"model": "stub", "messages": messages, "tools": [{"function": {"name": "look"}}], "stream": stream}
+        async with client.post(f"{base}/{path}", json=body, headers=names) as answer:
+            data = await answer.read()
+        reply = {"role": "assistant", "content": None} if stream else json.loads(data)["choices"][0]["message"]
+        messages += [reply, {"role": "user", "content": f"You are in room {room}. " * 10}]
+    if path == "chat/completions":
+        async with client.post(f"{base}/reward", json={"reward": task % 2}, headers=names) as answer:
+            assert answer.status == 200, await answer.text()
+
+
+async def load(rounds: int) -> None:
+    """Be the program: print the processor's time of the recorder per call, for each kind of call."""
+    recorder = os.getppid()
+    found = {}
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as client:
+        for kind, path, stream in (
+            ("warm-up", "chat/completions", False),
+            ("forwarded", "chat/completions/", False),
+            ("recorded", "chat/completions", False),
+            ("forwarded, streamed", "chat/completions/", True),
+            ("recorded, streamed", "chat/completions", True),
+        ):
+            before = cpu_seconds(recorder)
+            for number in range(rounds):
+                name = f"{kind} {number}"
+                await asyncio.gather(
+                    *(
+                        conversation(client, path, task // 8, f"{name} {task}", stream=stream)
+                        for task in range(CONCURRENT)
+                    )
+                )
+            found[kind] = 1000 * (cpu_seconds(recorder) - before) / (rounds * CONCURRENT * CALLS)
+    print(json.dumps(found))
+
+
+def main() -> None:
+    """Measure, print and store."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=3, help="how often all conversations are played")
+    parser.add_argument("--load", action="store_true", help=argparse.SUPPRESS)
+    add_keep(parser)
+    given = parser.parse_args()
+    if given.load:
+        asyncio.run(load(given.rounds))
+        return
+    stub_command = [sys.executable, str(STUB), "0", "0.02"]
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        subprocess.Popen(stub_command, stdout=subprocess.PIPE, text=True) as stub,
+    ):
+        assert stub.stdout is not None
+        address = stub.stdout.readline().strip()
+        code = "import sys; from hgpo_train.cli import main; sys.argv[0] = 'hgpo'; main()"
+        program = [sys.executable, __file__, "--load", "--rounds", str(given.rounds)]
+        command = [
+            sys.executable,
+            "-c",
+            code,
+            "record",
+            "--upstream",
+            address,
+            "--out",
+            f"{folder}/run",
+            "--",
+            *program,
+        ]
+        ran = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+        stub.terminate()
+    figures: dict[str, Any] = {"cpu_ms_per_call": json.loads(ran.stdout), "concurrent": CONCURRENT, "calls": CALLS}
+    print(json.dumps(figures["cpu_ms_per_call"], indent=1))
+    print(store("record_gateway", figures, keep=given.keep))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,88 @@
+"""Which call of a rollout continues which."""
+
+import json
+
+import pytest
+
+from hgpo_record.recording.branches import Branches
+from hgpo_record.recording.calls import read_answer, read_request
+
+SYSTEM = {"role": "system", "content": "Find the exit."}
+USER = {"role": "user", "content": "Room 0."}
+CALL = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": '{"far": 1}'}}
+REPLY = {"role": "assistant", "content": None, "reasoning_content": "Hm.", "tool_calls": [CALL], "refusal": None}
+RESULT = {"role": "tool", "tool_call_id": "c1", "content": "Room 1."}
+DONE = {"role": "assistant", "content": "Done."}
+
+
+def found(*calls):
+    """Return parent, shared messages and steps of the branches of chat completions: messages and the reply."""
+    branches = Branches()
+    for messages, reply in calls:
+        choice = {"index": 0, "message": reply, "finish_reason": "stop"}
+        request = read_request("chat/completions", json.dumps({"messages": messages}).encode())
+        branches.add(request, read_answer("chat/completions", json.dumps({"choices": [choice]}).encode()))
+    return [(branch.parent, branch.shared, branch.steps) for branch in branches.found]
+
+
+START = [SYSTEM, USER]
+NEXT = [*START, REPLY, RESULT]
+
+
+@pytest.mark.parametrize(
+    ("calls", "expected"),
+    [
+        # 1. One conversation, also if the program writes the reply in its own words: without thoughts and empty fields,
+        # with the arguments written anew.
+        ([(START, REPLY), (NEXT, DONE)], [(None, 0, [0, 1])]),
+        (
+            [(START, REPLY), ([*START, {"role": "assistant", "content": "", "tool_calls": [
+                {**CALL, "function": {"arguments": '{"far":1}', "name": "look"}}]}, RESULT], DONE)],
+            [(None, 0, [0, 1])],
+        ),
+        # 2. Another reply than the model's is another conversation, however similar.
+        ([(START, DONE), ([*START, {**DONE, "content": "Done"}, USER], DONE)], [(None, 0, [0]), (0, 2, [1])]),
+        ([(START, REPLY), ([*START, DONE, RESULT], DONE)], [(None, 0, [0]), (0, 2, [1])]),
+        # 3. A second attempt at the same step, before and after a reply.
+        ([(START, DONE), (START, DONE)], [(None, 0, [0]), (0, 2, [1])]),
+        ([(START, REPLY), (NEXT, DONE), (NEXT, DONE)], [(None, 0, [0, 1]), (0, 3, [2])]),
+        # 4. Compaction shares the system message; the new conversation goes on by itself.
+        (
+            [(START, REPLY), (NEXT, DONE), ([SYSTEM, RESULT], DONE), ([SYSTEM, RESULT, DONE, USER], DONE)],
+            [(None, 0, [0, 1]), (1, 1, [2, 3])],
+        ),
+        # 5. A sub-agent shares nothing, and the main conversation continues after it.
+        ([(START, REPLY), ([USER], DONE), (NEXT, DONE)], [(None, 0, [0, 2]), (None, 0, [1])]),
+    ],
+)  # fmt: skip
+def test_chat_completions(calls, expected):
+    assert found(*calls) == expected
+
+
+def test_responses_continue_by_their_items_or_by_the_id_of_an_answer():
+    thought = {"type": "reasoning", "id": "rs_1", "summary": []}
+    call = {
+        "type": "function_call",
+        "id": "fc_1",
+        "call_id": "c1",
+        "name": "look",
+        "arguments": "{}",
+        "status": "completed",
+    }
+    sent = {"type": "function_call", "call_id": "c1", "name": "look", "arguments": "{}"}
+    result = {"type": "function_call_output", "call_id": "c1", "output": "Room 1."}
+    branches = Branches()
+    for number, body in enumerate(
+        (
+            {"input": "Go."},
+            {"input": [result], "previous_response_id": "resp_0"},
+            {"input": [USER]},
+            {"input": [USER, sent, result]},
+            {"input": [result], "previous_response_id": "resp_0"},
+        )
+    ):
+        answer = {"id": f"resp_{number}", "status": "completed", "output": [thought, call]}
+        request = read_request("responses", json.dumps(body).encode())
+        branches.add(request, read_answer("responses", json.dumps(answer).encode()))
+    steps = [(branch.parent, branch.steps) for branch in branches.found]
+    assert steps == [(None, [0, 1]), (None, [2, 3]), (0, [4])]
