@@ -18,7 +18,7 @@ from hgpo_envs.hashing import DEFAULT_DEPTH
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-VERSION: Final = 3
+VERSION: Final = 4
 """The schema version of files, which is incremented when the columns change. Only this one is read."""
 
 MAX_DEPTH: Final = 64
@@ -144,6 +144,13 @@ _TEXT: Final = _family(
         TEXT,
         "State after a trajectory's last step.",
         f"not a last step (see `state` of the next row), unknown, or {_UNSTORED}",
+    ),
+    Column(
+        "extra",
+        TEXT,
+        "What the program that wrote an imported rollout knows besides; that of the whole rollout is in its first row.",
+        "nothing, or the row was not imported",
+        "JSON object",
     ),
 )
 

@@ -45,9 +45,9 @@ def test_files_of_another_schema_version_are_refused(tmp_path: Path, monkeypatch
     monkeypatch.setattr(schema, "VERSION", schema.VERSION + 1)
     shard = next((tmp_path / "old/steps").iterdir())
     for read in (scan_steps, StepWriter):
-        with pytest.raises(InputError, match=r"expected schema version 4, received 3; .* or upgrade hgpo"):
+        with pytest.raises(InputError, match=r"expected schema version 5, received 4; .* or upgrade hgpo"):
             read(tmp_path / "old")
-    with pytest.raises(InputError, match="expected schema version 4, received 3"):
+    with pytest.raises(InputError, match="expected schema version 5, received 4"):
         scan_steps(shard.rename(tmp_path / "alone.parquet"))
     assert {problem.kind for problem in verify(tmp_path / "old").problems} == {"version"}
 
