@@ -23,7 +23,7 @@ def imports():
     import marimo as mo
     import polars as pl
 
-    from hgpo_datasets.interchange import verl_agent
+    from hgpo_datasets.interchange.rollouts import import_rollouts
     from hgpo_train import collect, compute, scan_steps
     from hgpo_train.advantages.windows import within
     from hgpo_train.analysis.charts import levels_chart
@@ -43,7 +43,7 @@ def imports():
         scan_steps,
         tempfile,
         statistics,
-        verl_agent,
+        import_rollouts,
         within,
     )
 
@@ -105,14 +105,14 @@ def about_verl(mo):
     mo.md("""
     ## 2. verl-agent's dumps
 
-    The same as `hgpo data import verl-agent dumps/ --out runs/theirs`. `docs/interchange.md` says which two lines make
+    The same as `hgpo data import dumps/ --out runs/theirs`. `docs/bring_your_own_rollouts.md` says which two lines make
     verl-agent write the ids.
     """)
     return
 
 
 @app.cell
-def from_verl_agent(folder, json, levels_chart, mine, scan_steps, statistics, verl_agent):
+def from_verl_agent(folder, json, levels_chart, mine, scan_steps, statistics, import_rollouts):
     def dump():
         (folder / "dumps").mkdir(exist_ok=True)
         lines = [
@@ -128,7 +128,7 @@ def from_verl_agent(folder, json, levels_chart, mine, scan_steps, statistics, ve
         (folder / "dumps" / "1.jsonl").write_text("\n".join(map(json.dumps, lines)))
 
     dump()
-    verl_agent.import_rollouts(folder / "dumps", folder / "theirs")
+    import_rollouts(folder / "dumps", folder / "theirs")
     theirs = scan_steps(folder / "theirs")
     levels_chart(statistics(theirs, history_length=3, permutations=20).intervals, "shared")
     return

@@ -163,6 +163,13 @@ _TEXT: Final = _family(
         "State after a trajectory's last step.",
         f"not a last step (see `state` of the next row), unknown, or {_UNSTORED}",
     ),
+    Column(
+        "extra",
+        TEXT,
+        "What the program that wrote an imported rollout knows besides; that of the whole rollout is in its first row.",
+        "nothing, or the row was not imported",
+        "JSON object",
+    ),
 )
 
 _FLAGS: Final = _family(

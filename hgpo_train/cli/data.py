@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -29,19 +30,19 @@ def add_commands(app: App) -> None:
         "fetch": "Download the official data.",
         "synth": "Generate synthetic data.",
         "export": "Export data to formats of other programs.",
-        "import": "Import rollouts that other programs wrote.",
         "show": "Show a run, or with webshop a WebShop catalogue.",
     }
     for name, about in abouts.items():
         data.command(App(name=name, help=about))
     commands: tuple[Callable[..., None], ...] = (
         *(build_alfworld, build_webshop, fetch_alfworld, fetch_webshop, synth_alfworld, synth_webshop),
-        *(export_minari, export_delta, import_verl_agent, show_webshop),
+        *(export_minari, export_delta, show_webshop),
     )
     for command in commands:
         group, _, name = command.__name__.partition("_")
         data[group].command(command, name=name.replace("_", "-"), help_formatter=HelpPage(command))
     data["show"].default(show_run)
+    data.command(import_rollouts, name="import", help_formatter=HelpPage(import_rollouts))
     data.command(compare, help_formatter=HelpPage(compare))
 
 
@@ -278,24 +279,47 @@ def show_run(run: Run, /, *, as_json: options.Json = False) -> None:
         print(f"\n{common.next_commands(('stats', run))}")
 
 
-def import_verl_agent(dumps: list[Path], /, *, out: Path, success_reward: float = 10.0) -> None:
-    """Convert verl-agent's rollouts to a run. Hashes and returns are computed.
+def import_rollouts(
+    files: list[Path],
+    /,
+    *,
+    out: Path,
+    format: str | None = None,  # noqa: A002 - the option's name
+    reward: list[str] | None = None,
+    success_reward: float | None = None,
+) -> None:
+    """Convert rollouts of another program to a run. Hashes and returns are computed.
+
+    Formats: inspect, openai (JSONL of messages), rllm, skyrl, trl, verifiers, verl, verl-agent.
 
     Args:
-        dumps: JSONL files with traj_uid, or folders of them.
+        files: Files, or folders of them.
         out: A new folder for the run.
-        success_reward: The reward of the environments for success.
+        format: The format, if it is not found out.
+        reward: A number that counts as reward, and its weight, name=weight; may be repeated.
+        success_reward: verl-agent's reward of a success; 10 by default.
     """
-    from hgpo_datasets.interchange.verl_agent import import_rollouts
+    from hgpo_datasets.interchange import rollouts
+    from hgpo_envs.errors import InputError
     from hgpo_envs.wording import counted
+    from hgpo_train.settings import read_assignments
 
-    report = import_rollouts(dumps, out, success_reward=success_reward)
-    print(
-        f"{counted(report.steps, 'step')}, {counted(report.trajectories, 'trajectory', 'trajectories')}, "
-        f"{counted(report.groups, 'group')}; {counted(report.left_out, 'record')} skipped (duplicates, or steps of "
-        "incomplete trajectories)"
+    weights = read_assignments("--reward", reward or (), {})
+    for name, weight in weights.items():
+        if type(weight) not in (int, float) or not math.isfinite(weight):
+            raise InputError(f"--reward {name}: expected a finite number as weight, received {weight!r}")
+    report = rollouts.import_rollouts(files, out, format=format, reward=weights, success_reward=success_reward)
+    counts = (
+        counted(report.steps, "step"),
+        counted(report.trajectories, "trajectory", "trajectories"),
+        counted(report.groups, "group"),
     )
-    print(common.next_commands(("data", "show", out)))
+    print(f"{report.format}: {', '.join(counts)}")
+    if report.missing:
+        print(f"missing: {'; '.join(report.missing)}")
+    if report.skipped:
+        print(f"skipped, of no known format: {', '.join(report.skipped[:5])}{' …' * (len(report.skipped) > 5)}")
+    print(common.next_commands(("data", "show", out), ("advantages", out)))
 
 
 def export_minari(run: Run, /, *, name: str) -> None:

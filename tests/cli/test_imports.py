@@ -98,7 +98,7 @@ def test_commands_are_listed_without_import_and_run_when_called(hgpo) -> None:
         ("play", "[OPTIONS] [ENV]"),
         ("train", "[OPTIONS] [CONFIG]"),
         ("verify", "[OPTIONS] RUN..."),
-        ("data import verl-agent", "--out PATH [OPTIONS] DUMPS..."),
+        ("data import", "--out PATH [OPTIONS] FILES..."),
         ("data compare", "[OPTIONS] A B"),
         ("rollout", "--out PATH [OPTIONS]"),
     ],

@@ -84,11 +84,11 @@ COMMANDS = {
     "data build alfworld games.pack --out file": "file already exists and is not a pack",
     "data build alfworld games.pack --out empty": "--out empty: expected a file, received a folder",
     "data compare games.pack games.pack --env-option data=x": "--env-option data: use the arguments A and B",
-    "data import verl-agent void --out x": "error: void: expected rollouts",
+    "data import void --out x": "error: void: expected rollouts",
     "data export delta run --out file": "file: expected a folder, received a file",
     "data build alfworld /no/folder --out x": "no ALFWorld data at /no/folder",
     "data build webshop --out x": "parameter --items requires an argument",
-    "data import verl-agent file --out x": "file, line 1: JSON is malformed",
+    "data import file --format verl-agent --out x": "file, line 1: JSON is malformed",
 }
 
 

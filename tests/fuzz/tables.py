@@ -83,11 +83,11 @@ def dump_seeds(_: Path) -> Sequence[bytes]:
 
 
 def read_dump(data: bytes, folder: Path) -> None:
-    from hgpo_datasets.interchange.verl_agent import import_rollouts
+    from hgpo_datasets.interchange.rollouts import import_rollouts
 
     path = folder / "7.jsonl"
     path.write_bytes(data)
-    import_rollouts(path, folder / "run")
+    import_rollouts(path, folder / "run", format="verl-agent")
 
 
 TARGETS = (

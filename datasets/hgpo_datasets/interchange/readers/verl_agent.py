@@ -1,8 +1,9 @@
 """Import verl-agent's rollouts: JSON lines, one record per step.
 
-verl-agent's `trainer.rollout_data_dir` writes only `input`, `output`, `score` and `step`; docs/interchange.md shows how
-to add the fields of `Record`. verl reorders a batch and pads it with copies before it writes the records. The import
-therefore sorts the steps of a trajectory by the step numbers in their prompts, and drops the copies.
+verl-agent's `trainer.rollout_data_dir` writes only `input`, `output`, `score` and `step`;
+docs/bring_your_own_rollouts.md shows how to add the fields of `Record`. verl reorders a batch and pads it with copies
+before it writes the records. The import therefore sorts the steps of a trajectory by the step numbers in their prompts,
+and drops the copies.
 
 Rewards are divided by verl-agent's reward of success, which gives the benchmark's own scale. `action_valid` is
 verl-agent's flag: the response has the required form. Source: verl-agent, `_dump_generations`, `_balance_batch`
@@ -14,26 +15,24 @@ from __future__ import annotations
 
 import codecs
 import math
-import os
 import re
+import warnings
 from collections import defaultdict
-from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
-from hgpo_datasets.writer import StepWriter
+from hgpo_datasets.reader import StepTableWarning
 from hgpo_envs.environment_spec import spec_named
 from hgpo_envs.errors import InputError
-from hgpo_envs.files.atomic import new_folder
 from hgpo_envs.files.untrusted_files import open_regular
 from hgpo_envs.responses import parse
-from hgpo_envs.wording import listed
+from hgpo_envs.wording import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
 
 _BENCHMARKS: Final = {
     "ALFWorld": "You are an expert agent operating in the ALFRED Embodied Environment.",
@@ -48,7 +47,7 @@ _TASK: Final = re.compile(r"Your task is to: (.*?)\n")
 
 
 class Record(msgspec.Struct):
-    """One line of a file. docs/interchange.md describes the fields."""
+    """One line of a file. docs/bring_your_own_rollouts.md describes the fields."""
 
     traj_uid: str | int
     uid: str | int
@@ -76,74 +75,35 @@ class ParsedPrompt(NamedTuple):
     actions: tuple[str, ...]
 
 
-@dataclass(slots=True)
-class ImportSummary:
-    """Counts of an import. Records are left out if they are copies, or if a step of their trajectory is missing."""
-
-    steps: int = 0
-    trajectories: int = 0
-    groups: int = 0
-    left_out: int = 0
-
-
 _Step = tuple[Record, ParsedPrompt | None]
 
 
-def import_rollouts(
-    source: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
-    out: str | os.PathLike[str],
-    *,
-    success_reward: float = 10.0,
-) -> ImportSummary:
-    """Write verl-agent's rollouts as a run. Hashes, returns and lengths are computed.
+def read_verl_agent(path: Path, success_reward: float = 10.0) -> Iterator[dict[str, Any]]:
+    """Yield the steps of the complete trajectories of a file.
 
     Args:
-        source: JSONL file, folder of JSONL files, or a list of these.
-        out: Folder of the new run; it must be missing or empty. It is written atomically.
+        path: JSONL file.
         success_reward: Reward of a success in the recorded environment; all rewards are divided by it.
 
     Raises:
-        InputError: A line is no `Record`, the prompts do not give the order of a trajectory's steps, or there is no
-            complete trajectory.
+        InputError: A line is no `Record`, or the prompts do not give the order of a trajectory's steps.
+
+    Warns:
+        StepTableWarning: Records were left out: copies, and trajectories with a missing step.
     """
     if not (math.isfinite(success_reward) and success_reward > 0):
         raise InputError(f"success_reward: expected a positive number, received {success_reward}")
-    folder = Path(out).absolute()
-    sources = [Path(source)] if isinstance(source, str | os.PathLike) else [Path(path) for path in source]
-    summary = ImportSummary()
-    config = {"imported_from": "verl-agent", "success_reward": success_reward}
-    with new_folder(folder) as new, StepWriter(new, run=folder.name, config=config) as writer:
-        for file in _files(sources):
-            trajectories = _trajectories(file, summary)
-            limit = max(map(len, trajectories), default=0)
-            groups: dict[str, list[dict[str, Any]]] = defaultdict(list)
-            for steps in trajectories:
-                groups[str(steps[0][0].uid)] += _rows(
-                    steps,
-                    file,
-                    success_reward,
-                    limit,
-                )
-            for rows in groups.values():
-                writer.add_group(rows)
-                summary.steps += len(rows)
-            summary.trajectories += len(trajectories)
-            summary.groups += len(groups)
-        if not summary.steps:
-            raise InputError(f"{listed(list(map(str, sources)))}: expected rollouts, received no complete trajectory")
-    return summary
+    trajectories, left_out = _trajectories(path)
+    if left_out:
+        reason = "duplicates, or steps of incomplete trajectories"
+        warnings.warn(f"{path}: {counted(left_out, 'record')} skipped ({reason})", StepTableWarning, stacklevel=2)
+    limit = max(map(len, trajectories), default=0)
+    for steps in trajectories:
+        yield from _rows(steps, path, success_reward, limit)
 
 
-def _files(sources: Iterable[Path]) -> Iterator[Path]:
-    for path in sources:
-        inside = sorted(path.glob("*.jsonl"), key=lambda file: (len(file.stem), file.stem)) if path.is_dir() else [path]
-        if not inside or not inside[0].exists():
-            raise InputError(f"{path}: expected a JSONL file, or a folder of them")
-        yield from inside
-
-
-def _trajectories(file: Path, summary: ImportSummary) -> list[list[_Step]]:
-    """Return the complete trajectories of a file, and count the records that are left out."""
+def _trajectories(file: Path) -> tuple[list[list[_Step]], int]:
+    """Return the complete trajectories of a file, and the number of records that are left out."""
     decoder = msgspec.json.Decoder(Record)
     numbered: dict[str, dict[int, _Step]] = defaultdict(dict)
     with open_regular(file, "JSONL file") as lines:
@@ -153,12 +113,12 @@ def _trajectories(file: Path, summary: ImportSummary) -> list[list[_Step]]:
             try:
                 record = decoder.decode(line.removeprefix(codecs.BOM_UTF8))
             except (msgspec.DecodeError, UnicodeDecodeError) as error:
-                raise InputError(f"{file}, line {number}: {error} (docs/interchange.md lists the fields)") from error
+                raise InputError(f"{file}, line {number}: {error} (docs/bring_your_own_rollouts.md)") from error
             parsed = read_prompt(record.input) if record.input else None
             numbered[str(record.traj_uid)][number] = (record, parsed)
     trajectories = [_in_order(steps, file) for steps in numbered.values()]
-    summary.left_out += sum(map(len, numbered.values())) - sum(map(len, trajectories))
-    return [steps for steps in trajectories if steps]
+    left_out = sum(map(len, numbered.values())) - sum(map(len, trajectories))
+    return [steps for steps in trajectories if steps], left_out
 
 
 def _in_order(numbered: dict[int, _Step], file: Path) -> list[_Step]:

@@ -1,0 +1,56 @@
+"""What a reader knows of a whole rollout, put into its rows."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from hgpo_envs.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    Row = dict[str, Any]
+
+NAMED: str = "rewards"
+"""The key of a first row with the rewards of a rollout by name; `--reward` chooses among them."""
+
+
+def rollout_rows(
+    steps: Iterable[Row],
+    *,
+    reward: float | Sequence[float] | None,
+    named: Mapping[str, float] | None = None,
+    extra: Mapping[str, Any] | None = None,
+    truncated: bool = False,
+    error: str | None = None,
+    **columns: object,
+) -> list[Row]:
+    """Return the rows of a rollout.
+
+    Args:
+        steps: The columns of each step.
+        reward: The reward of the rollout, which its last step gets, or that of each step; None if it is unknown.
+        named: Rewards, and other numbers of which one could be the reward, by name.
+        extra: Fields of the rollout that are no columns.
+        truncated: Whether a limit ended it.
+        error: Why it was aborted; None if it was not.
+        columns: Columns that are equal in all rows, such as `task_id` and `trajectory`.
+    """
+    rows = [{**step, **columns, "step": number} for number, step in enumerate(steps)]
+    if not rows:
+        return rows
+    if isinstance(reward, float | int | None):
+        reward = [*[0.0] * (len(rows) - 1), reward]  # type: ignore[list-item]  # None is looked at later
+    if len(reward) != len(rows):
+        raise InputError(f"expected one reward for each of {len(rows)} steps, received {len(reward)}")
+    for row, value in zip(rows, reward, strict=True):
+        row["reward"] = value
+    rows[0]["extra"] = {**(extra or {}), **rows[0].get("extra", {})}
+    rows[0][NAMED] = dict(named or {})
+    rows[-1] |= {
+        "aborted": error is not None,
+        "error": error,
+        "truncated": truncated and error is None,
+        "terminated": not truncated and error is None,
+    }
+    return rows

@@ -1,0 +1,64 @@
+"""TRL's tables of completions: `log_completions=True` writes OUTPUT/completions/completions_00001.parquet, … .
+
+A row is a rollout: `step`, `prompt` and `completion` (a text, or the messages of a conversation with its tools), one
+column a reward function, and `advantage`. The reward is the sum of the functions; TRL's weights are not in the table.
+
+Facts: TRL 1.16, `GRPOTrainer.log` (trl/trainer/grpo_trainer.py).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import polars as pl
+
+from hgpo_datasets.interchange.readers.json_records import numbers
+from hgpo_datasets.interchange.readers.messages import checked_messages, conversation_rows, step_row, task_of
+from hgpo_datasets.interchange.readers.rollout_rows import rollout_rows
+from hgpo_envs.errors import InputError, one_line
+from hgpo_envs.files.untrusted_files import open_regular
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+_OWN: Final = ("step", "prompt", "completion", "advantage")
+
+
+def read_trl(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the steps of each row: one if the completion is a text, else one for each message of the assistant."""
+    with open_regular(path, "Parquet file of TRL") as file:
+        try:
+            table = pl.read_parquet(file)
+        except (OSError, pl.exceptions.PolarsError) as error:
+            raise InputError(f"{path}: expected a Parquet file of TRL ({one_line(error)})") from None
+    rewards = [name for name, dtype in table.schema.items() if dtype.is_numeric() and name not in _OWN]
+    for place, record in enumerate(table.iter_rows(named=True)):
+        where = f"{path}, row {place}"
+        prompt = _messages(record["prompt"], "user", where)
+        completion = _messages(record["completion"], "assistant", where)
+        # A prompt may have messages of an assistant too, which this policy did not write.
+        steps = list(conversation_rows([*prompt, *completion]))[_replies(prompt) :]
+        values = numbers({name: record[name] for name in rewards})
+        step = record.get("step")
+        task = step_row(prompt, {})
+        yield from rollout_rows(
+            steps,
+            reward=sum(values.values()) if values else None,
+            named=values,
+            extra={name: value for name, value in record.items() if name not in ("step", "prompt", "completion")},
+            iteration=step if isinstance(step, int) else 0,
+            task_id=task_of(task["prompt"]),
+            task=task["state"],
+            trajectory=f"{step}_{place}",
+        )
+
+
+def _messages(value: object, role: str, where: str) -> list[dict[str, Any]]:
+    if isinstance(value, str):
+        return [{"role": role, "content": value}]
+    return checked_messages(value, where)
+
+
+def _replies(messages: list[dict[str, Any]]) -> int:
+    return sum(message.get("role") == "assistant" for message in messages)

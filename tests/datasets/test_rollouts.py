@@ -1,0 +1,203 @@
+"""Rollouts of other programs become step tables: each of samples/ was written by the program itself."""
+
+import json
+import struct
+import zipfile
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from hgpo_datasets import scan_steps, verify
+from hgpo_datasets.interchange.rollouts import FORMATS, format_of, import_rollouts
+from hgpo_envs.errors import InputError
+from hgpo_train.advantages import compute
+
+SAMPLES = Path(__file__).parent / "samples"
+COUNTS = {
+    "inspect/tools.eval": ("inspect", 8, 4, 2),
+    "inspect/plain.json": ("inspect", 1, 1, 1),
+    "trl": ("trl", 8, 8, 4),
+    "verl": ("verl", 8, 8, 4),
+    "verl_v1": ("verl", 3, 2, 1),
+    "rllm": ("rllm", 4, 2, 1),
+    "rllm_eval": ("rllm", 4, 2, 1),
+    "skyrl": ("skyrl", 4, 3, 1),
+}
+
+
+def imported(name: str | Path, out: Path, **options) -> pl.DataFrame:
+    import_rollouts(SAMPLES / name, out / "run", **options)
+    assert verify(out / "run").ok
+    return scan_steps(out / "run").collect().sort("iteration", "trajectory", "step")
+
+
+def lines(path: Path, *records: object) -> Path:
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+def message(role: str, content: str, **more: object) -> dict:
+    return {"role": role, "content": content, **more}
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_the_format_is_found_out_and_rollouts_are_counted(tmp_path, name) -> None:
+    report = import_rollouts(SAMPLES / name, tmp_path / "run")
+    assert (report.format, report.steps, report.trajectories, report.groups) == COUNTS[name]
+    assert verify(tmp_path / "run").ok
+
+
+def test_inspect_has_a_step_a_call_and_tools_as_states(tmp_path) -> None:
+    steps = imported("inspect/tools.eval", tmp_path)
+    rows = steps.filter(task_id="key", trajectory="key/1").to_dicts()
+    assert [row["state"] for row in rows] == ["Where is the key?", "In the drawer there is a key."]
+    call = '<tool_call>\n{"name": "look", "arguments": {"where": "drawer"}}\n</tool_call>'
+    assert [row["action"] for row in rows] == [call, "It is in the drawer"]
+    assert [one["role"] for one in json.loads(rows[1]["prompt"])] == ["system", "user", "assistant", "tool"]
+    assert json.loads(rows[0]["message"])["tool_calls"][0]["function"]["name"] == "look"
+    assert [row["reward"] for row in rows] == [0.0, 1.0]
+    assert json.loads(rows[0]["extra"])["scores"]["match"]["value"] == "C"
+    won = steps.group_by("trajectory").agg(pl.col("episode_won").first()).sort("trajectory")
+    assert won.rows() == [("cup/1", False), ("cup/2", True), ("key/1", True), ("key/2", False)]
+
+
+def test_the_advantages_of_trl_are_those_that_it_logged(tmp_path) -> None:
+    """Its `scale_rewards="group"` is GRPO with ddof 1 and epsilon 1e-4."""
+    steps = imported("trl", tmp_path, reward={"length": 0.1, "has_e": 1.0})
+    logged = [json.loads(extra)["advantage"] for extra in steps["extra"]]
+    mine = (
+        compute(steps, "grpo", epsilon=1e-4, reward_scale=1, invalid_action_penalty=0).collect()["advantage"].to_list()
+    )
+    assert mine == pytest.approx(logged, abs=1e-5)
+    assert set(steps["iteration"]) == {1, 2}
+    assert all(map(any, zip(mine)))
+
+
+def test_verl_has_one_step_a_line_or_the_outputs_of_a_rollout(tmp_path) -> None:
+    steps = imported("verl", tmp_path)
+    assert steps.filter(iteration=1)["response"].to_list() == [
+        "Open the door.", "Find a mug.", "Open the door.", "Find the mug.",
+    ]  # fmt: skip
+    assert steps["reward"].to_list() == [1.0, 0.0, 0.0, 1.0] * 2
+    other = tmp_path / "v1"
+    other.mkdir()
+    parts = imported("verl_v1", other).select("task_id", "trajectory", "step", "action", "reward").rows()
+    assert parts == [
+        ("a", "a_0_0", 0, "look", 0.0), ("a", "a_0_0", 1, "open door", 1.0), ("a", "a_1_0", 0, "sleep", 0.0),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["rllm", "rllm_eval"])
+def test_rllm_has_what_its_steps_have(tmp_path, name) -> None:
+    steps = imported(name, tmp_path)
+    assert steps["state"].to_list() == ["You are in a hall.", "There is a door."] * 2
+    assert steps["action"].to_list() == ["look", "open door", "look", "sleep"]
+    assert steps["reward"].to_list() == [0.0, 1.0, 0.0, 0.0]
+    if name == "rllm_eval":
+        assert steps["response_logprobs"].to_list()[:2] == [[-0.5], [-0.25, -0.75]]
+
+
+def test_skyrl_steps_that_continue_a_line_are_of_its_rollout(tmp_path) -> None:
+    steps = imported("skyrl", tmp_path)
+    assert steps["step"].to_list() == [0, 0, 0, 1]
+    assert steps["reward"].to_list() == [1.0, 0.0, 0.0, 1.0]
+    later = "\n<|im_start|>user\nThere is a door.<|im_end|>\n<|im_start|>assistant\n"
+    assert steps["state"][3] == later
+    assert set(steps["iteration"]) == {5}
+
+
+def test_conversations_keep_what_is_no_column(tmp_path) -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    talk = [message("user", "Go."), message("assistant", None, tool_calls=[call]), message("tool", "A door.")]
+    talk.append(message("assistant", "open door"))
+    path = lines(
+        tmp_path / "a.jsonl",
+        {"messages": talk, "task_id": 7, "reward": 1, "model": "m"},
+        {"messages": talk[:2], "task_id": 7, "reward": None},
+        {"messages": talk, "task_id": 7, "rewards": [0.5, 0.25], "trajectory": "x", "split": "test"},
+    )
+    steps = imported(path, tmp_path)
+    assert steps.select("task_id", "trajectory", "reward", "aborted").rows() == [
+        ("7", "0", 0.0, False), ("7", "0", 1.0, False), ("7", "1", 0.0, True),
+        ("7", "x", 0.5, False), ("7", "x", 0.25, False),
+    ]  # fmt: skip
+    assert json.loads(steps["extra"][0]) == {"model": "m", "rewards": {"reward": 1.0}}
+    assert steps["split"].to_list() == [None] * 3 + ["test"] * 2
+
+
+def test_files_of_one_task_are_groups_of_their_own(tmp_path) -> None:
+    folder = tmp_path / "files"
+    folder.mkdir()
+    for number in (2, 10):
+        talk = [message("user", "Go."), message("assistant", str(number))]
+        lines(folder / f"{number}.jsonl", *[{"messages": talk, "reward": 1}] * 2)
+    (folder / "notes.json").write_text("[]")
+    report = import_rollouts(folder, tmp_path / "run")
+    assert (report.groups, report.skipped) == (2, [str(folder / "notes.json")])
+    steps = scan_steps(tmp_path / "run").collect()
+    assert steps.select("group", "trajectory", "response").rows() == [
+        (0, "0", "2"), (0, "1", "2"), (1, "1/0", "10"), (1, "1/1", "10"),
+    ]  # fmt: skip
+
+
+def test_what_estimators_miss_is_named(tmp_path) -> None:
+    path = lines(tmp_path / "a.jsonl", {"messages": [message("user", "Go."), message("assistant", "no")]})
+    missing = " ".join(import_rollouts(path, tmp_path / "run").missing)
+    assert all(word in missing for word in ("rewards", "second rollout", "states", "token ids"))
+
+
+def bomb(path: Path) -> Path:
+    """An archive whose entry says that it is 1 TB."""
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("samples/a.json", b"0" * 1000)
+    data = path.read_bytes()
+    at = data.rindex(b"PK\x01\x02") + 24
+    path.write_bytes(data[:at] + struct.pack("<I", (1 << 32) - 2) + data[at + 4 :])
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "record", "line"),
+    [
+        ("openai", {"messages": "x"}, "line 1, messages: expected a list of JSON objects"),
+        ("openai", {"messages": [message("assistant", "a")], "rewards": [1, 2]}, "expected one reward for each of 1"),
+        ("openai", [], "line 1: expected a JSON object, received list"),
+        ("verifiers", {"traces": [{"nodes": [{"parent": 0, "sampled": True}]}]}, "expected an earlier message"),
+        ("verl", {"output": "x"}, "expected the field input"),
+    ],
+)
+def test_wrong_files_are_one_line(tmp_path, name, record, line) -> None:
+    path = lines(tmp_path / "a.jsonl", record)
+    with pytest.raises(InputError, match=line) as raised:
+        import_rollouts(path, tmp_path / "run", format=name)
+    assert "\n" not in str(raised.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_hostile_files_are_refused(tmp_path) -> None:
+    deep = tmp_path / "deep.jsonl"
+    deep.write_text('{"messages": ' + "[" * 100_000 + "\n")
+    for path, name in ((bomb(tmp_path / "a.eval"), "inspect"), (deep, "openai"), (deep, "verifiers")):
+        with pytest.raises(InputError):
+            import_rollouts(path, tmp_path / "run", format=name)
+    cut = tmp_path / "cut.eval"
+    cut.write_bytes((SAMPLES / "inspect/tools.eval").read_bytes()[:9000])
+    with pytest.raises(InputError, match="expected a log of Inspect"):
+        import_rollouts(cut, tmp_path / "run")
+    flipped = bytearray((SAMPLES / "inspect/tools.eval").read_bytes())
+    flipped[3000] ^= 255
+    cut.write_bytes(flipped)
+    with pytest.raises(InputError, match="cannot be read"):
+        import_rollouts(cut, tmp_path / "run")
+
+
+def test_formats_differ(tmp_path) -> None:
+    assert {format_of(SAMPLES / "trl/completions/completions_00001.parquet")} == {"trl"}
+    with pytest.raises(InputError, match=r"expected files of one format, received several \(.*\); use --format"):
+        import_rollouts([SAMPLES / "verl", SAMPLES / "skyrl"], tmp_path / "run")
+    with pytest.raises(InputError, match="unknown format 'openia'; did you mean 'openai'"):
+        import_rollouts(SAMPLES / "verl", tmp_path / "run", format="openia")
+    with pytest.raises(InputError, match="unknown reward 'acc1'; did you mean 'acc'"):
+        import_rollouts(SAMPLES / "verl", tmp_path / "run", reward={"acc1": 1.0})
+    assert set(FORMATS) >= {name for name, *_ in COUNTS.values()}
