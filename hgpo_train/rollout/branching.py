@@ -23,15 +23,16 @@ from hgpo_datasets.rows import frame as frame_of
 from hgpo_datasets.sources import run_at
 from hgpo_envs.errors import InputError
 from hgpo_envs.files.secrets import redact_json
+from hgpo_envs.hashing import text_hash
 from hgpo_train.policies.registry import PolicyContext, code_of, find_policy
 from hgpo_train.rollout import branch_rules
-from hgpo_train.rollout.branch_points import BranchedGroup, BranchPoint, BranchStarts, replayed_points
+from hgpo_train.rollout.branch_points import BranchStarts, replayed_points
 from hgpo_train.rollout.collection import CollectedRun, player_of, removed_if_unused
 from hgpo_train.rollout.env_handle import open_env
 from hgpo_train.rollout.failures import MAX_FAILED, allowed_in_a_row, failures_of, raise_if_too_many
 from hgpo_train.rollout.groups import GroupScheduler
 from hgpo_train.rollout.outcomes import GROUP, rollout_table
-from hgpo_train.rollout.plan import ExecutionOptions, FailedGroup, RolloutSpec
+from hgpo_train.rollout.plan import ExecutionOptions, FailedGroup, PlannedGroup, RolloutSpec
 from hgpo_train.rollout.progress_line import live_progress
 from hgpo_train.rollout.row import Row, columns_of
 from hgpo_train.rollout.run import play_groups, stop_on_interrupt
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from hgpo_datasets.manifest import Header
+    from hgpo_train.rollout.branch_points import BranchPoint
     from hgpo_train.rollout.env_handle import EnvHandle
     from hgpo_train.rollout.plan import Key
 
@@ -63,6 +65,29 @@ _READ: Final = (
     "aborted",
 )
 """The columns that rules receive."""
+
+
+@dataclass(frozen=True, slots=True)
+class BranchedGroup(PlannedGroup):
+    """The branches of a stored group; its members are branches, and its size is their number.
+
+    Attributes:
+        branches: The name of each branch, and its point.
+    """
+
+    branches: Sequence[tuple[str, BranchPoint]] = ()
+
+    def trajectory(self, member: int) -> str:
+        """See `PlannedGroup`."""
+        return self.branches[member][0]
+
+    def point(self, member: int) -> BranchPoint:
+        """See `PlannedGroup`."""
+        return self.branches[member][1]
+
+    def seed(self, run_seed: int, member: int) -> int:
+        """See `PlannedGroup`. It depends on the branch alone, so that further points change no other branch."""
+        return text_hash(f"{run_seed}/{self.trajectory(member)}") % (1 << 63)
 
 
 @dataclass(frozen=True, eq=False)
@@ -304,7 +329,7 @@ class _Plan:
         taken = set(group["trajectory"])
         known = [name for name in Row._fields if name in group.columns]
         chosen = pl.col("trajectory").is_in(list(self._points[key]))
-        whole = with_prefixes(group.lazy().select(known)).filter(chosen).sort("trajectory", "step").collect()
+        whole = with_prefixes(group.select(known)).filter(chosen).sort("trajectory", "step")
         by_name = whole.select(known).partition_by("trajectory", as_dict=True)
         branches: list[tuple[str, BranchPoint]] = []
         for trajectory, steps in sorted(self._points[key].items()):

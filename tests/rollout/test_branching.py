@@ -97,7 +97,7 @@ def test_an_expert_takes_over_in_branches_of_branches(tmp_path):
     nested = rows_of(twice).filter(pl.col("parent").str.contains("/"))
     assert nested.height > 0
     assert nested["admissible_actions"].list.contains(nested["action"]).all()
-    whole = with_prefixes(twice.steps).sort("trajectory", "step").collect()
+    whole = with_prefixes(twice.steps).sort("trajectory", "step")
     lengths = whole.group_by("trajectory").agg(pl.len(), pl.col("episode_length").first())
     assert lengths["len"].to_list() == lengths["episode_length"].to_list()
 
