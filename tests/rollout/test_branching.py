@@ -146,7 +146,7 @@ def test_a_budget_counts_the_steps_that_rollouts_take_on_average():
 def test_wrong_input_is_named(saved, tmp_path):
     for arguments, line in (
         ({"at": "unifrom"}, "did you mean 'uniform'"),
-        ({"width": 0}, "width: expected a number of branches of at least 1"),
+        ({"width": 0}, "width: expected a number of branches from 1 to 1000"),
         ({"out": saved}, "expected another folder"),
         ({"at": "entropy"}, "has no scores entropy"),
         ({"policy": "randm"}, "did you mean 'random'"),
