@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Final
 import polars as pl
 
 from hgpo_datasets.schema import GROUP_KEY
-from hgpo_envs.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,11 +29,12 @@ IS_BRANCH: Final = pl.col("parent").is_not_null()
 IS_FIRST: Final = pl.col("step") == pl.col("branch_step").fill_null(0)
 """Whether a row is the first one of its trajectory that is stored."""
 
-DEEPEST: Final = 100
-"""Branches of branches up to this depth are read: a table of another origin may name them in a circle."""
-
-_TRAJECTORY: Final = ("run", "trajectory")
-_EPISODE: Final = ("episode_return", "episode_length", "episode_won")
+_OF_TRAJECTORY: Final = (
+    *COLUMNS,
+    "episode_return",
+    "episode_length",
+    "episode_won",
+)
 """Columns that are equal in all rows of a trajectory, and that differ between a branch and its parent."""
 
 
@@ -42,70 +42,52 @@ def has_branches(steps: pl.DataFrame | pl.LazyFrame) -> bool:
     """Return whether a step table has branches."""
     if not set(COLUMNS) <= set(steps.collect_schema()):
         return False
-    if isinstance(steps, pl.DataFrame):
-        return steps["parent"].null_count() < steps.height
-    return not steps.filter(IS_BRANCH).head(1).select("parent").collect().is_empty()
+    found = steps.lazy().filter(IS_BRANCH).head(1)
+    return not found.select("parent").collect().is_empty()
 
 
 def roots(steps: pl.LazyFrame) -> pl.LazyFrame:
     """Return the rows of a step table without those of branches: its independent rollouts."""
-    return steps.filter(~IS_BRANCH) if set(COLUMNS) <= set(steps.collect_schema()) else steps
+    if not set(COLUMNS) <= set(steps.collect_schema()):
+        return steps
+    return steps.filter(~IS_BRANCH)
 
 
-def with_prefixes(steps: pl.LazyFrame) -> pl.LazyFrame:
+def with_prefixes(steps: pl.DataFrame | pl.LazyFrame) -> pl.DataFrame:
     """Add the steps that branches share with their parents, so that every trajectory begins at step 0.
 
     Args:
         steps: A step table with `trajectory` and `step`, and with `run` if it has several.
 
     Returns:
-        The table with the column `in_prefix` (Boolean), which is true in added rows. These follow all others; they have
-        the `trajectory` of the branch, its `parent`, `branch_step` and what is equal in all rows of a trajectory.
-        Without branches the rows are unchanged.
+        The table with the column `in_prefix` (Boolean), which is true in added rows. These follow all others, and have
+        the `trajectory` of the branch and what is equal in all its rows. Without branches the rows are unchanged.
 
-    Raises:
-        InputError: Branches are nested more than `DEEPEST` deep, as in a circle.
-
-    >>> steps = pl.LazyFrame({"trajectory": ["a", "a", "b"], "step": [0, 1, 1], "parent": [None, None, "a"],
+    >>> steps = pl.DataFrame({"trajectory": ["a", "a", "b"], "step": [0, 1, 1], "parent": [None, None, "a"],
     ...                       "branch_step": [None, None, 1], "action": ["go", "look", "open"]})
-    >>> with_prefixes(steps).filter(trajectory="b").sort("step").select("step", "action", "in_prefix").collect().rows()
+    >>> with_prefixes(steps).filter(trajectory="b").sort("step").select("step", "action", "in_prefix").rows()
     [(0, 'go', True), (1, 'open', False)]
     """
-    own = steps.with_columns(in_prefix=pl.lit(value=False))
-    if not has_branches(steps):
+    own = steps.lazy().collect().with_columns(in_prefix=pl.lit(value=False))
+    if not has_branches(own):
         return own
-    columns = steps.collect_schema().names()
-    keys = [name for name in _TRAJECTORY if name in columns]
-    ancestor = [*keys[:-1], "(ancestor)"]
-    shared = [name for name in _EPISODE if name in columns]
-    links = steps.filter(IS_BRANCH).select(*keys, *COLUMNS, *shared).unique(keys).collect()
+    run = ["run"] if "run" in own.columns else []
+    equal = [name for name in _OF_TRAJECTORY if name in own.columns]
+    branches = own.filter(IS_BRANCH).unique([*run, "trajectory"])
+    branches = branches.select(*run, "trajectory", *equal)
 
-    # Each round adds the rows of the next ancestor: of the parent, then of the parent's parent.
-    parents = links.select(*keys[:-1], pl.col("trajectory").alias("(ancestor)"), *_renamed(COLUMNS))
-    wanted = links.with_columns(pl.col("parent").alias("(ancestor)"), pl.col("branch_step").alias("(end)"))
-    parts = [own]
-    for _ in range(DEEPEST):
-        kept = [name for name in columns if name not in wanted.columns or name in keys[:-1]]
-        rows = steps.select(*kept, pl.col("trajectory").alias("(ancestor)"))
-        prefix = rows.join(wanted.lazy(), on=ancestor).filter(pl.col("step") < pl.col("(end)"))
-        parts.append(prefix.with_columns(in_prefix=pl.lit(value=True)).select(*columns, "in_prefix"))
-        further = wanted.join(parents, on=ancestor)
-        wanted = further.with_columns(
-            pl.col("(parent)").alias("(ancestor)"),
-            pl.min_horizontal("(end)", "(branch_step)").alias("(end)"),
-        ).drop(_names(COLUMNS))
-        if wanted.is_empty():
-            return pl.concat(parts)
-    name = wanted["trajectory"][0]
-    raise InputError(f"trajectory {name!r}: expected branches nested up to {DEEPEST} deep, received more, or a circle")
-
-
-def _names(columns: tuple[str, ...]) -> list[str]:
-    return [f"({name})" for name in columns]
-
-
-def _renamed(columns: tuple[str, ...]) -> list[pl.Expr]:
-    return [pl.col(name).alias(f"({name})") for name in columns]
+    # A parent that is a branch has its own prefix one round earlier. Steps only decrease, so that no round is the last
+    # one before all prefixes are whole, and a circle of parents ends the rounds, too.
+    whole = own
+    while True:
+        parents = whole.drop(*equal, "in_prefix").rename({"trajectory": "parent"})
+        shared = branches.join(parents, on=[*run, "parent"])
+        shared = shared.filter(pl.col("step") < pl.col("branch_step"))
+        shared = shared.with_columns(in_prefix=pl.lit(value=True))
+        longer = pl.concat([own, shared.select(own.columns)])
+        if longer.height == whole.height:
+            return whole
+        whole = longer
 
 
 def branch_faults(frame: pl.DataFrame, first: NDArray[np.bool_]) -> Iterator[Fault]:
@@ -115,27 +97,30 @@ def branch_faults(frame: pl.DataFrame, first: NDArray[np.bool_]) -> Iterator[Fau
         frame: Whole groups, with all columns of the schema.
         first: The mask of the first row of each trajectory, bool of shape (rows,).
     """
-    has_step = pl.col("branch_step").is_not_null()
-    same = pl.all_horizontal(pl.col(name).eq_missing(pl.col(name).shift()) for name in COLUMNS)
-    inner = pl.lit(pl.Series(~first))
-    both = frame.select((has_step != IS_BRANCH) | (inner & ~same)).to_series()
-    yield "parent", "expected parent and branch_step in all rows of a branch, and in none of others", both
+    is_first = pl.lit(pl.Series(first))
+    same = [pl.col(name).eq_missing(pl.col(name).shift()) for name in COLUMNS]
+    alone = pl.col("branch_step").is_not_null() != IS_BRANCH
+    varies = ~is_first & ~pl.all_horizontal(same)
+    expected = "expected parent and branch_step in all rows of a branch, and in none of others"
+    yield "parent", expected, frame.select(alone | varies).to_series()
     if not has_branches(frame):
         return
 
     # The parent's own row at which the branch leaves it. At its first row, the branch would be one of its own parent.
-    at = frame.select(
+    left = frame.filter(~first).select(
         *GROUP_KEY,
         pl.col("trajectory").alias("parent"),
         pl.col("step").alias("branch_step"),
-        pl.lit(pl.Series(~first)).alias("(known)"),
-        *_renamed(("state", "state_hash")),
+        pl.col("state").alias("(state)"),
+        pl.col("state_hash").alias("(hash)"),
+        pl.lit(value=True).alias("(known)"),
     )
-    rows = frame.with_columns(pl.lit(pl.Series(first)).alias("(first)"))
-    rows = rows.join(at, on=[*GROUP_KEY, *COLUMNS], how="left", maintain_order="left")
-    is_start = pl.col("(first)") & IS_BRANCH
-    lost = rows.select(is_start & ~pl.col("(known)").fill_null(value=False)).to_series()
-    other = pl.any_horizontal(pl.col(name) != pl.col(f"({name})") for name in ("state", "state_hash"))
-    changed = rows.select(is_start & other).to_series()
+    keys = [*GROUP_KEY, *COLUMNS]
+    left = left.unique(keys)  # a damaged table can have a step twice
+    rows = frame.join(left, on=keys, how="left", maintain_order="left")
+    begins = is_first & IS_BRANCH
+    lost = rows.select(begins & pl.col("(known)").is_null()).to_series()
     yield "parent", "expected a trajectory of the same group with a step of branch_step after its first one", lost
+    other = (pl.col("state") != pl.col("(state)")) | (pl.col("state_hash") != pl.col("(hash)"))
+    changed = rows.select(begins & other).to_series()
     yield "branch_step", "expected the state of the parent's step of that number", changed

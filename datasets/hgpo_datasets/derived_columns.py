@@ -156,7 +156,7 @@ def derived(frame: pl.DataFrame, first: NDArray[np.bool_], depth: int) -> pl.Dat
     """
     if not has_branches(frame):
         return _of_whole_trajectories(frame, first, depth)
-    whole = with_prefixes(frame.lazy().select(_READ)).collect().sort(SORT_KEY)
+    whole = with_prefixes(frame.select(_READ)).sort(SORT_KEY)
     computed = _of_whole_trajectories(whole, first_rows(whole), depth)
     return computed.filter(~whole["in_prefix"])
 

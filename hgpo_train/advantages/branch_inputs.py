@@ -12,27 +12,11 @@ import polars as pl
 from hgpo_envs.errors import InputError
 from hgpo_train.advantages.windows import key
 
-COLUMNS: Final = frozenset({"parent", "branch_step"})
-"""The columns of branches. A table that has only one of them means something else by it, and has no branches."""
-
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-
-def have_branches(schema: Collection[str]) -> bool:
-    """Return whether a table can have branches."""
-    return set(schema) >= COLUMNS
-
-
-def check_branch_types(schema: pl.Schema) -> None:
-    """Raise `InputError` if the columns of branches have types that cannot be used as what they mean."""
-    if not have_branches(schema):
-        return
-    if schema["parent"] not in (schema["trajectory"], pl.Null()):
-        expected = f"{schema['trajectory']}, the type of trajectory"
-        raise InputError(f"column parent: expected {expected}, received {schema['parent']}; convert it with cast")
-    if not (schema["branch_step"].is_numeric() or schema["branch_step"] == pl.Null()):  # pandas has floats for nulls
-        raise InputError(f"column branch_step: expected integers, received {schema['branch_step']}; use cast")
+COLUMNS: Final = frozenset({"parent", "branch_step"})
+"""The columns of branches. A table that has only one of them means something else by it, and has no branches."""
 
 
 def with_parents(steps: pl.DataFrame, name: str, *, accepted: bool) -> pl.DataFrame:
@@ -49,36 +33,40 @@ def with_parents(steps: pl.DataFrame, name: str, *, accepted: bool) -> pl.DataFr
     Raises:
         InputError: The estimator takes no branches, or a parent is not in the table.
     """
-    if not have_branches(steps.columns) or steps["parent"].null_count() == steps.height:
+    if not set(steps.columns) >= COLUMNS or steps["parent"].null_count() == steps.height:
         return steps
-    from hgpo_datasets.branches import with_prefixes  # tables without branches need none of the package
+    from hgpo_datasets.branches import IS_BRANCH, with_prefixes  # tables without branches need none of the package
 
-    keys = [column for column in ("run",) if column in steps.columns]
-    branches = steps.filter(pl.col("parent").is_not_null()).unique([*keys, "trajectory"], maintain_order=True)
+    # Other programs write numbers with nulls as floats, and names in other types.
+    steps = steps.with_columns(
+        pl.col("parent").cast(steps.schema["trajectory"]),
+        pl.col("branch_step").cast(pl.Int64),
+        pl.col("step").cast(pl.Int64),
+    )
+    run = ["run"] if "run" in steps.columns else []
+    branches = steps.filter(IS_BRANCH).unique([*run, "trajectory"], maintain_order=True)
     if not accepted:
         raise InputError(
             f"{branches.height} trajectories are branches, whose first steps are those of their parents: {name} would "
             "count them as rollouts; use carl, tree_loo, tree_grpo or tree_hgpo, or the run without branches"
         )
-    known = steps.select(
-        *keys,
-        pl.col("trajectory").alias("parent"),
-        pl.col("step").cast(branches.schema["branch_step"]).alias("branch_step"),
-    )
-    lost = branches.join(known, on=[*keys, *COLUMNS], how="anti", maintain_order="left")
+    known = steps.select(*run, parent="trajectory", branch_step="step")
+    lost = branches.join(known, on=[*run, *COLUMNS], how="anti", maintain_order="left")
     if lost.height:
         branch, parent, step = lost.select("trajectory", "parent", "branch_step").row(0)
         expected = f"step {step} of its parent {parent!r} in the table"
         raise InputError(f"trajectory {branch!r}: expected {expected}, received none; keep whole groups together")
-    return with_prefixes(steps.lazy()).collect()
+    return with_prefixes(steps)
 
 
-def parent_columns(schema: Collection[str]) -> list[pl.Expr]:
-    """Return `parent_key` and `branch_step`, which are null where a trajectory is no branch."""
-    if not have_branches(schema):
-        return [pl.lit(None, pl.Int64).alias("parent_key"), pl.lit(None, pl.Int64).alias("branch_step")]
+def parent_columns(schema: Collection[str]) -> dict[str, pl.Expr]:
+    """Return `parent_key` and `branch_step`, which are null if the table has no branches."""
+    if not set(schema) >= COLUMNS:
+        nothing = pl.lit(None, pl.Int64)
+        return {"parent_key": nothing, "branch_step": nothing}
     parent = key(name for name in ("run", "parent") if name in schema)
-    return [
-        pl.when(pl.col("parent").is_not_null()).then(parent).alias("parent_key"),
-        pl.col("branch_step").cast(pl.Int64),
-    ]
+    is_branch = pl.col("parent").is_not_null()
+    return {
+        "parent_key": pl.when(is_branch).then(parent),
+        "branch_step": pl.col("branch_step").cast(pl.Int64),
+    }

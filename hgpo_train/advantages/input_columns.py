@@ -50,7 +50,7 @@ from hgpo_envs.state_keys import state_key
 from hgpo_envs.wording import listed
 from hgpo_train.advantages import branch_inputs
 from hgpo_train.advantages.alfworld_nodes import ALFWORLD_NODES, with_alfworld_nodes
-from hgpo_train.advantages.branch_inputs import check_branch_types, parent_columns, with_parents
+from hgpo_train.advantages.branch_inputs import parent_columns, with_parents
 from hgpo_train.advantages.windows import chain, key, neighbour
 
 if TYPE_CHECKING:
@@ -167,7 +167,6 @@ def columns_used(
             f"{', '.join(schema) or 'no columns'}. Rename or add columns (docs/estimators.md describes them)"
         )
     _check_types(schema, p, needed)
-    check_branch_types(schema)
 
     used = {*needed, "aborted", *branch_inputs.COLUMNS}
     if any("next" in column for column in reads):
@@ -259,11 +258,11 @@ def prepare(
     keyed = steps.with_columns(
         key(group_keys(schema)).alias("task_key"),
         key(name for name in ("run", "trajectory") if name in schema).alias("trajectory_key"),
-        *(parent_columns(schema) if branches else ()),
         rounded(reward, p.precision).alias("(reward)"),
         rounded(_added_rewards(p), p.precision).alias("(added)"),
         penalty.alias("penalty"),
         pl.int_range(pl.len()).alias("(row)"),
+        **(parent_columns(schema) if branches else {}),
     )
     # Numbers are used repeatedly, and their chunks would be joined each time; texts are hashed once.
     keyed = pl.DataFrame([column.rechunk() if column.dtype.is_numeric() else column for column in keyed])

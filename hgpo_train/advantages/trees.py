@@ -27,7 +27,6 @@ import polars as pl
 from msgspec import Meta
 
 from hgpo_train.advantages.input_columns import discounted
-from hgpo_train.advantages.windows import within
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
 
     from hgpo_train.advantages.parameters import Mode
 
+    Booleans = NDArray[np.bool_]
     Floats = NDArray[np.float64]
     Integers = NDArray[np.int64]
 
@@ -68,10 +68,12 @@ def with_tree(steps: pl.LazyFrame, *, gamma: float, fresh: bool = False) -> pl.L
         `tree_return`, Q(t), all Float64. In aborted trajectories they have no meaning.
     """
 
-    def tree(columns: Sequence[pl.Series]) -> pl.Series:
-        return _Tree(pl.DataFrame(columns), fresh=fresh).columns(gamma).to_struct()
+    def columns(read: Sequence[pl.Series]) -> pl.Series:
+        tree = _Tree(pl.DataFrame(read), fresh=fresh)
+        values = (tree.node, tree.children, tree.weights(), tree.returns(gamma))
+        return pl.DataFrame(dict(zip(_ADDED, values, strict=True)), schema=_ADDED).to_struct()
 
-    added = pl.map_batches(_READ, tree, return_dtype=pl.Struct(_ADDED))
+    added = pl.map_batches(_READ, columns, return_dtype=pl.Struct(_ADDED))
     return steps.with_columns(added.alias("(tree)")).unnest("(tree)")
 
 
@@ -79,97 +81,108 @@ class _Tree:
     """The trees of all groups of a table, whose rows are numbered.
 
     Attributes:
+        whole: Of each row whether its trajectory is not aborted.
         starts: The first row of each trajectory.
-        above: Of each trajectory the row of its parent that leaves the same node; -1 if there is none.
+        lengths: The number of rows of each trajectory.
+        number: Of each row the number of its trajectory.
+        above: Of each trajectory the parent's row at which it leaves the parent; -1 if there is none.
         depth: Of each trajectory the number of its ancestors.
+        node: Of each row the number of the node that it leaves.
+        children: Of each row the number of rows that leave its node, float64.
     """
 
     def __init__(self, steps: pl.DataFrame, *, fresh: bool) -> None:
         self.fresh = fresh
         self.rewards = steps["step_reward"].to_numpy()
-        keys = steps["trajectory_key"].to_numpy()
-        self.starts = np.flatnonzero(np.append(True, keys[1:] != keys[:-1]))
-        self.lengths = np.diff(self.starts, append=len(keys))
-        self.number = np.repeat(np.arange(len(self.starts)), self.lengths)
-
-        # 1. The row of the parent at which each branch leaves it. An aborted parent has no outcome, and no such row.
         self.whole = steps["task_key"].is_not_null().to_numpy()
-        rows = steps.select("trajectory_key", "step").with_row_index("(row)").filter(self.whole)
+        keys = steps["trajectory_key"].to_numpy()
+        changes = np.append(True, keys[1:] != keys[:-1])
+        self.starts = np.flatnonzero(changes)
+        self.lengths = np.diff(self.starts, append=len(keys))
+        self.number = changes.cumsum() - 1
         firsts = steps[self.starts].select(
             "task_key",
-            pl.col("parent_key").alias("trajectory_key"),
-            pl.col("branch_step").alias("step"),
+            trajectory_key="parent_key",
+            step="branch_step",
         )
-        rows = rows.with_columns(pl.col("step").cast(pl.Int64), pl.col("(row)").cast(pl.Int64))
+        self.above = self._found(steps, firsts)
+        self.depth = self._depths()
+        self.node, is_root = self._nodes(firsts)
+        counts = np.bincount(self.node[self.whole], minlength=self.node.max() + 1)
+        self.children = np.maximum(counts, 1)[self.node].astype(np.float64)
+        self.share = np.where(is_root, 1.0, 1.0 / self.children)
+
+    def _found(self, steps: pl.DataFrame, firsts: pl.DataFrame) -> Integers:
+        """Return `above`. An aborted parent has no outcome, and counts as none."""
+        rows = steps.select(
+            "trajectory_key",
+            pl.col("step").cast(pl.Int64),
+            pl.int_range(pl.len()).alias("row"),
+        )
+        rows = rows.filter(self.whole)
         found = firsts.join(rows, on=["trajectory_key", "step"], how="left", maintain_order="left")
-        self.above: Integers = found["(row)"].fill_null(-1).to_numpy()
+        above: Integers = found["row"].fill_null(-1).to_numpy()
+        return above
 
-        # 2. The node of each row is its own, but for first rows, which share theirs: rollouts with their task, branches
-        # with their parent, and without it with branches of the same step.
-        height = len(keys)
-        is_branch = firsts["trajectory_key"].is_not_null().to_numpy()
-        shared = firsts.select(pl.struct(pl.all()).rank("dense").cast(pl.Int64)).to_series().to_numpy()
-        self.node = np.arange(height)
-        self.node[self.starts] = height + shared
-        joined = (self.above >= 0) & (not fresh)
-        self.node[self.starts[joined]] = self.above[joined]
-        counted = np.bincount(self.node[self.whole], minlength=int(self.node.max()) + 1)
-        self.children = np.maximum(counted, 1)[self.node].astype(np.float64)
-        self.is_root = np.zeros(height, np.bool_)
-        self.is_root[self.starts[~is_branch]] = True
-
-        # 3. The depth of each trajectory.
+    def _depths(self) -> Integers:
         has_parent = self.above >= 0
-        parent = np.where(has_parent, self.number[self.above], 0)
-        self.depth: Integers = np.zeros(len(self.starts), np.int64)
-        for _ in range(len(self.starts)):
-            deeper = np.where(has_parent, self.depth[parent] + 1, 0)
-            if (deeper == self.depth).all():
-                break
-            self.depth = deeper
+        parent = self.number[self.above]
+        depth = np.zeros(len(self.starts), np.int64)
+        while True:
+            deeper = np.where(has_parent, depth[parent] + 1, 0)
+            # A circle of parents would deepen without end.
+            if (deeper == depth).all() or deeper.max() > len(depth):
+                return depth
+            depth = deeper
 
-    def columns(self, gamma: float) -> pl.DataFrame:
-        values = (self.node, self.children, self._weights(), self._returns(gamma))
-        return pl.DataFrame(dict(zip(_ADDED, values, strict=True)), schema=_ADDED)
+    def _nodes(self, firsts: pl.DataFrame) -> tuple[Integers, Booleans]:
+        """Return `node`, and whether a row begins a rollout."""
+        # A row has a node of its own, but for first rows. Those of rollouts share one with their task, and those of
+        # branches with their parent; without the parent, branches of one step share one.
+        height = len(self.number)
+        together = firsts.select(pl.struct(pl.all()).rank("dense")).to_series()
+        node = np.arange(height)
+        node[self.starts] = height + together.cast(pl.Int64).to_numpy()
+        if not self.fresh:
+            linked = self.above >= 0
+            node[self.starts[linked]] = self.above[linked]
+        is_root = np.zeros(height, np.bool_)
+        is_root[self.starts] = firsts["trajectory_key"].is_null().to_numpy()
+        return node, is_root
 
-    def _rows(self, depth: int) -> tuple[Integers, Integers]:
-        """Return the rows of all trajectories of a depth, and the positions of their first rows among these."""
-        chosen = self.depth == depth
-        rows = np.flatnonzero(chosen[self.number])
-        lengths = self.lengths[chosen]
-        return rows, np.cumsum(lengths) - lengths
-
-    def _weights(self) -> Floats:
-        """Return the weights, from rollouts to the deepest branches."""
-        share = pl.Series(np.where(self.is_root, 1.0, 1.0 / self.children))
-        own = pl.DataFrame({"number": self.number, "share": share})
-        weights: Floats = own.select(pl.col("share").cum_prod().over("number")).to_series().to_numpy().copy()
-        for depth in range(1, self.depth.max(initial=0) + 1):
+    def weights(self) -> Floats:
+        """Return the weight of each row, computed from rollouts to the deepest branches."""
+        shares = pl.DataFrame({"number": self.number, "share": self.share})
+        own = pl.col("share").cum_prod().over("number")
+        weights = shares.select(own).to_series().to_numpy().copy()
+        for depth in range(1, self.depth.max() + 1):
             chosen = self.depth == depth
             above = self.above[chosen]
-            before = weights[above]  # of the parent's step, with its share in the node that the branch has, too
+            before = weights[above]
             if not self.fresh:
-                before = before * self.children[above]
-            rows, _ = self._rows(depth)
+                before = before / self.share[above]  # the branch's own first row has the share of the node, too
+            rows = np.flatnonzero(chosen[self.number])
             weights[rows] *= np.repeat(before, self.lengths[chosen])
         return weights
 
-    def _returns(self, gamma: float) -> Floats:
-        """Return Q, from the deepest branches to rollouts."""
-        height = len(self.node)
+    def returns(self, gamma: float) -> Floats:
+        """Return Q of each row, computed from the deepest branches to rollouts."""
+        height = len(self.number)
+        is_last = np.append(self.number[1:] != self.number[:-1], True)
+        n = np.where(is_last, 1.0, np.roll(self.children, -1))  # children of the next node
         returns = np.empty(height)
-        of_branches = np.zeros(height)  # the sum of Q over the branches that leave a row's node
-        for depth in range(self.depth.max(initial=0), -1, -1):
-            rows, starts = self._rows(depth)
-            # With n steps at the next node, of which one is the trajectory's own: V = (Q + the sum of the others) / n.
-            is_last = np.append(self.number[1:] != self.number[:-1], True)[rows]
-            following = np.minimum(rows + 1, height - 1)
-            n = np.where(is_last, 1.0, self.children[following])
-            others = np.where(is_last, 0.0, of_branches[following])
-            returns[rows] = discounted(self.rewards[rows] + gamma * others / n, gamma / n, starts)
+        branches = np.zeros(height)  # the sum of Q over the branches that leave a row's node
+        for depth in range(self.depth.max(), -1, -1):
+            chosen = self.depth == depth
+            rows = np.flatnonzero(chosen[self.number])
+            starts = np.cumsum(self.lengths[chosen]) - self.lengths[chosen]
+            # V of the next node is (Q + the sum of its branches) / n, where Q is the trajectory's own.
+            others = np.where(is_last, 0.0, np.roll(branches, -1))
+            rewards = self.rewards + gamma * others / n
+            returns[rows] = discounted(rewards[rows], gamma / n[rows], starts)
             if not self.fresh:
-                linked = (self.depth == depth) & (self.above >= 0) & self.whole[self.starts]
-                np.add.at(of_branches, self.above[linked], returns[self.starts[linked]])
+                linked = chosen & (self.above >= 0) & self.whole[self.starts]
+                np.add.at(branches, self.above[linked], returns[self.starts[linked]])
         return returns
 
 
@@ -227,15 +240,3 @@ def weighted_normalise(
     equal = (pl.col("(most)") - pl.col("(least)") <= rounding) & (deviation.abs() <= rounding)
     score = pl.when(equal).then(0.0).otherwise(score)
     return steps.with_columns(pl.when(pl.col("(group)").is_not_null() & (pl.col("(n)") > 1)).then(score).alias(into))
-
-
-def leave_one_out(steps: pl.LazyFrame, into: str, value: str) -> pl.LazyFrame:
-    """Add x - the mean of the other steps that leave the same node; x itself where there are none."""
-    x = pl.col(value)
-    node = within("node")
-    n = pl.col("children")
-    others = (x.sum().over(node) - x) / (n - 1)
-    least = x.min().over(node)
-    equal = x.max().over(node) - least <= 1e-12 * least.abs()
-    compared = pl.when(equal).then(0.0).otherwise(x - others)
-    return steps.with_columns(pl.when(n > 1).then(compared).otherwise(x).alias(into))

@@ -47,7 +47,7 @@ def print_run(run: dict[str, Any]) -> None:
         "wording": ", ".join(run["wordings"]),
         "iterations": " to ".join(map(str, dict.fromkeys(run["iterations"]))) if run["iterations"][1] else "",
         "groups": ", ".join(sizes),
-        "branches": f"{run['branches']:,}, whose steps are counted; the results are of rollouts" * (run["branches"] > 0),
+        "branches": f"{run['branches']:,}, counted in steps alone" if run["branches"] else "",
         "steps": "{steps:,} (episodes of {shortest} to {longest}, median {median:g})".format(**run),
         "files": "{files:,}, hashes to depth {depth}".format(**run),
         "config": ", ".join(f"{name}={value}" for name, value in (run["config"] or {}).items()),

@@ -8,11 +8,9 @@ from typing import TYPE_CHECKING
 
 from hgpo_envs.episode import Episode
 from hgpo_envs.errors import InputError
-from hgpo_envs.hashing import text_hash
-from hgpo_train.rollout.plan import PlannedGroup
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
     from typing import Any
 
     from hgpo_envs.engine import BranchingEngine, Engine, State
@@ -37,29 +35,6 @@ class BranchPoint:
     rows: Sequence[Row]
     states: Sequence[State]
     snapshot: BranchingEngine | None
-
-
-@dataclass(frozen=True, slots=True)
-class BranchedGroup(PlannedGroup):
-    """The branches of a stored group; its members are branches, and its size is their number.
-
-    Attributes:
-        branches: The name of each branch, and its point.
-    """
-
-    branches: Sequence[tuple[str, BranchPoint]] = ()
-
-    def trajectory(self, member: int) -> str:
-        """See `PlannedGroup`."""
-        return self.branches[member][0]
-
-    def point(self, member: int) -> BranchPoint:
-        """See `PlannedGroup`."""
-        return self.branches[member][1]
-
-    def seed(self, run_seed: int, member: int) -> int:
-        """See `PlannedGroup`. It depends on the branch alone, so that further points change no other branch."""
-        return text_hash(f"{run_seed}/{self.trajectory(member)}") % (1 << 63)
 
 
 def replayed_points(handle: EnvHandle, rows: Sequence[Row], steps: Sequence[int]) -> list[BranchPoint]:
@@ -138,8 +113,3 @@ class BranchStarts:
         if (state.text, state.key) != (expected.text, expected.key):
             raise InputError("replaying the stored actions twice gave two states; expected a deterministic environment")
         return engine, state
-
-
-def prefix_columns(point: BranchPoint | None) -> Mapping[str, Any]:
-    """Return the columns that are equal in all rows of a branch; none of other rollouts."""
-    return {} if point is None else {"parent": point.parent, "branch_step": point.step}

@@ -176,9 +176,10 @@ def choose_points(
         found = rule.function(whole).select(*POINT, pl.col("priority").cast(pl.Float64)).drop_nulls().collect()
         allowed = whole.filter(~IS_FIRST).select(POINT).collect()
         points = found.unique(POINT).join(allowed, on=POINT, how="semi")
-    except (AttributeError, pl.exceptions.PolarsError) as error:
+    except Exception as error:  # of a function of one's own
         expected = f"rows of the step table with {', '.join(POINT)} and a number as priority"
-        raise InputError(f"branch rule {rule.name}: expected {expected} ({one_line(error, 200)})") from error
+        received = f"{type(error).__name__}: {one_line(error, 200)}"
+        raise InputError(f"branch rule {rule.name}: expected {expected}, received {received}") from error
 
     # 2. Their order. The names of equal ones are hashed with the seed, so that it does not depend on that of rows.
     texts = [f"{seed}/{trajectory}/{step}" for trajectory, step in points.select("trajectory", "step").iter_rows()]

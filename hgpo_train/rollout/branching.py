@@ -23,15 +23,16 @@ from hgpo_datasets.rows import frame as frame_of
 from hgpo_datasets.sources import run_at
 from hgpo_envs.errors import InputError
 from hgpo_envs.files.secrets import redact_json
-from hgpo_train.policies.registry import PolicyContext, code_of, find_policy
+from hgpo_envs.hashing import text_hash
+from hgpo_train.policies.registry import PolicyContext, code_of, find_policy, policy_names
 from hgpo_train.rollout import branch_rules
-from hgpo_train.rollout.branch_points import BranchedGroup, BranchPoint, BranchStarts, replayed_points
+from hgpo_train.rollout.branch_points import BranchStarts, replayed_points
 from hgpo_train.rollout.collection import CollectedRun, player_of, removed_if_unused
 from hgpo_train.rollout.env_handle import open_env
 from hgpo_train.rollout.failures import MAX_FAILED, allowed_in_a_row, failures_of, raise_if_too_many
 from hgpo_train.rollout.groups import GroupScheduler
 from hgpo_train.rollout.outcomes import GROUP, rollout_table
-from hgpo_train.rollout.plan import ExecutionOptions, FailedGroup, RolloutSpec
+from hgpo_train.rollout.plan import ExecutionOptions, FailedGroup, PlannedGroup, RolloutSpec
 from hgpo_train.rollout.progress_line import live_progress
 from hgpo_train.rollout.row import Row, columns_of
 from hgpo_train.rollout.run import play_groups, stop_on_interrupt
@@ -44,8 +45,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from hgpo_datasets.manifest import Header
+    from hgpo_train.rollout.branch_points import BranchPoint
     from hgpo_train.rollout.env_handle import EnvHandle
     from hgpo_train.rollout.plan import Key
+
+WIDEST: Final = 1000
+"""The largest number of branches at a point."""
 
 _ROWS: Final = 50_000
 """About how many rows of the saved run are in memory."""
@@ -63,6 +68,29 @@ _READ: Final = (
     "aborted",
 )
 """The columns that rules receive."""
+
+
+@dataclass(frozen=True, slots=True)
+class BranchedGroup(PlannedGroup):
+    """The branches of a stored group; its members are branches, and its size is their number.
+
+    Attributes:
+        branches: The name of each branch, and its point.
+    """
+
+    branches: Sequence[tuple[str, BranchPoint]] = ()
+
+    def trajectory(self, member: int) -> str:
+        """See `PlannedGroup`."""
+        return self.branches[member][0]
+
+    def point(self, member: int) -> BranchPoint:
+        """See `PlannedGroup`."""
+        return self.branches[member][1]
+
+    def seed(self, run_seed: int, member: int) -> int:
+        """See `PlannedGroup`. It depends on the branch alone, so that further points change no other branch."""
+        return text_hash(f"{run_seed}/{self.trajectory(member)}") % (1 << 63)
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,8 +149,10 @@ def branch_run(
         RolloutError: More than `max_failed` of the branches failed, or too many in a row.
         KeyboardInterrupt: Ctrl-C was pressed. In all these cases, finished groups are committed.
     """
-    if width < 1:
-        raise InputError(f"width: expected a number of branches of at least 1, received {width}")
+    if not 1 <= width <= WIDEST:
+        raise InputError(f"width: expected a number of branches from 1 to {WIDEST}, received {width}")
+    if not 0 <= max_failed <= 1:
+        raise InputError(f"max_failed: expected a share from 0 to 1, received {max_failed}")
     if budget is not None and budget < 1:
         raise InputError(f"budget: expected a number of steps of at least 1, received {budget}")
     # 1. The saved run, and the names of what it was collected with.
@@ -190,12 +220,17 @@ def _policy(header: Header, policy: object, options: Mapping[str, Any] | None) -
         return policy, dict(options or {})
     stored = header.config.get("policy")
     name = stored.get("name") if isinstance(stored, dict) else None
-    if not isinstance(stored, dict) or not isinstance(name, str) or code_of(name) is not None:
-        was = f"its policy {name!r} is code of its own" if isinstance(name, str) else "the run names no policy"
+    if stored is None or not isinstance(name, str) or not _can_be_named(name):
+        was = f"that of the run, {name!r}, is code of its own" if isinstance(name, str) else "the run names none"
         raise InputError(f"--policy: expected the policy that plays the branches, because {was}")
     unused = ("name", "weights", "chat_template_hash")
     kept = {key: value for key, value in stored.items() if key not in unused}
     return name, {**kept, **(options or {})}
+
+
+def _can_be_named(policy: str) -> bool:
+    """Return whether a name is that of a registered policy, and imports no code of its own."""
+    return policy.partition(":")[0] in policy_names() and code_of(policy) is None
 
 
 def _opened(header: Header) -> EnvHandle:
@@ -304,7 +339,7 @@ class _Plan:
         taken = set(group["trajectory"])
         known = [name for name in Row._fields if name in group.columns]
         chosen = pl.col("trajectory").is_in(list(self._points[key]))
-        whole = with_prefixes(group.lazy().select(known)).filter(chosen).sort("trajectory", "step").collect()
+        whole = with_prefixes(group.select(known)).filter(chosen).sort("trajectory", "step")
         by_name = whole.select(known).partition_by("trajectory", as_dict=True)
         branches: list[tuple[str, BranchPoint]] = []
         for trajectory, steps in sorted(self._points[key].items()):

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from hgpo_envs.hashing import text_hash
 from hgpo_train.policies.base import Failure, Request
 from hgpo_train.policies.conversation import Turn
-from hgpo_train.rollout.branch_points import prefix_columns
 from hgpo_train.rollout.row import Row
 
 if TYPE_CHECKING:
@@ -52,9 +51,11 @@ class Trajectory:
             "task_id": group.task_id,
             "group": group.group,
             "trajectory": group.trajectory(member),
-            **prefix_columns(self.point),
         }
-        self._first_step = 0 if self.point is None else self.point.step
+        self._first_step = 0
+        if self.point is not None:
+            self._first_step = self.point.step
+            self._identity |= {"parent": self.point.parent, "branch_step": self.point.step}
         self._columns: dict[str, Any] = {}  # of the step that has begun; empty between steps
 
     def begin(self, task: Task, state: State) -> None:

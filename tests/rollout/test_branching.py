@@ -97,7 +97,7 @@ def test_an_expert_takes_over_in_branches_of_branches(tmp_path):
     nested = rows_of(twice).filter(pl.col("parent").str.contains("/"))
     assert nested.height > 0
     assert nested["admissible_actions"].list.contains(nested["action"]).all()
-    whole = with_prefixes(twice.steps).sort("trajectory", "step").collect()
+    whole = with_prefixes(twice.steps).sort("trajectory", "step")
     lengths = whole.group_by("trajectory").agg(pl.len(), pl.col("episode_length").first())
     assert lengths["len"].to_list() == lengths["episode_length"].to_list()
 
@@ -146,7 +146,7 @@ def test_a_budget_counts_the_steps_that_rollouts_take_on_average():
 def test_wrong_input_is_named(saved, tmp_path):
     for arguments, line in (
         ({"at": "unifrom"}, "did you mean 'uniform'"),
-        ({"width": 0}, "width: expected a number of branches of at least 1"),
+        ({"width": 0}, "width: expected a number of branches from 1 to 1000"),
         ({"out": saved}, "expected another folder"),
         ({"at": "entropy"}, "has no scores entropy"),
         ({"policy": "randm"}, "did you mean 'random'"),

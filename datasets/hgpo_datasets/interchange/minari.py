@@ -58,7 +58,7 @@ def to_minari(source: str | os.PathLike[str], dataset_id: str, **description: An
     folder = _new_folder(dataset_id)
     columns = [*_KEY, "step", "parent", "branch_step", "task", "state", "next_state", "action", "reward"]
     columns += ["terminated", "truncated", "aborted"]
-    steps = with_prefixes(scan_steps(source).select(columns)).collect().sort(*_KEY, "step")
+    steps = with_prefixes(scan_steps(source).select(columns)).sort(*_KEY, "step")
     steps = steps.filter(~pl.col("aborted").any().over(_KEY))
     if steps.is_empty():
         raise InputError(f"{source}: expected complete rollouts; all were aborted")

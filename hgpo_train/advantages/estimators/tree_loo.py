@@ -18,8 +18,8 @@ import polars as pl
 
 from hgpo_train.advantages.parameters import GAMMA, CallOptions, Discount
 from hgpo_train.advantages.registry import estimator
-from hgpo_train.advantages.trees import Fresh, TreeWeights, leave_one_out, with_tree
-from hgpo_train.advantages.windows import neighbour
+from hgpo_train.advantages.trees import Fresh, TreeWeights, with_tree
+from hgpo_train.advantages.windows import neighbour, within
 
 
 @estimator(reads=(), details=("children", "weight"), branches=True)
@@ -32,8 +32,19 @@ def tree_loo(
     **_: Unpack[CallOptions],
 ) -> pl.LazyFrame:
     """Compare each segment of a tree of rollouts with the others that leave its node."""
-    steps = leave_one_out(with_tree(steps, gamma=gamma, fresh=fresh), "(edge)", "tree_return")
-    begins = (pl.col("children") > 1) | neighbour("step", -1).is_null()
-    edge = pl.when(begins).then("(edge)").forward_fill()
+    steps = with_tree(steps, gamma=gamma, fresh=fresh)
+    value = pl.col("tree_return")
+    n = pl.col("children")
+    node = within("node")
+    least = value.min().over(node)
+    is_constant = value.max().over(node) - least <= 1e-12 * least.abs()  # sums are rounded
+    others = (value.sum().over(node) - value) / (n - 1)
+    edge = pl.when(is_constant).then(0.0).otherwise(value - others)
+    edge = pl.when(n > 1).then(edge).otherwise(value)
+
+    # Rows between two nodes with several children have the advantage of the first one.
+    begins = (n > 1) | neighbour("step", -1).is_null()
+    steps = steps.with_columns(edge.alias("(edge)"))
+    segment = pl.when(begins).then("(edge)").forward_fill()
     weight = pl.col("weight") if tree_weights else 1.0
-    return steps.with_columns(advantage=(edge - pl.col("penalty")) * weight)
+    return steps.with_columns(advantage=(segment - pl.col("penalty")) * weight)
