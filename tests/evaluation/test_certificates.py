@@ -42,7 +42,7 @@ Document = dict[str, Any]
 
 
 @pytest.fixture(scope="module")
-def small() -> Panel:
+def small():
     """Return a panel of three bundled games, two seeds and four steps."""
     panel = load_panel("alfworld-bundled@1")
     tasks = panel.tasks[:3]
@@ -59,7 +59,7 @@ def first_or_fail(request: Request) -> str | Failure:
 
 
 @pytest.fixture(scope="module")
-def played(small: Panel, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def played(small, tmp_path_factory):
     """Return a run of the panel, two of whose six episodes failed, beside the panel's file."""
     folder = tmp_path_factory.mktemp("certificates")
     (folder / "small.toml").write_text(to_toml(small), "utf-8")
@@ -76,7 +76,7 @@ def changed(played: Path, tmp_path: Path, change: Callable[[Document], object]) 
     return path
 
 
-def test_a_certificate_contains_every_outcome_and_the_same_figures_as_the_run(played: Path, small: Panel) -> None:
+def test_a_certificate_contains_every_outcome_and_the_same_figures_as_the_run(played, small):
     document = json.loads((played / "certificate.json").read_bytes())
     assert is_sealed((played / "certificate.json").read_bytes())
     assert [(each["seed"], each["task_id"]) for each in document["episodes"]] == [
@@ -91,7 +91,7 @@ def test_a_certificate_contains_every_outcome_and_the_same_figures_as_the_run(pl
     assert document["results"][0]["success"]["interval"] == list(of_run.success.interval)
 
 
-def test_an_untouched_certificate_has_no_difference(played: Path) -> None:
+def test_an_untouched_certificate_has_no_difference(played):
     panel = str(played.parent / "small.toml")
     result = check_certificate(played / "certificate.json", played, replay=9, panel=panel)
     assert (result.problems, result.notes, result.replayed) == ([], [], 4)
@@ -180,7 +180,7 @@ OF_THE_FILE: dict[str, tuple[Callable[[Document], object], str]] = {
 
 
 @pytest.mark.parametrize("name", OF_THE_FILE)
-def test_a_change_is_found_in_the_file_alone(played: Path, tmp_path: Path, name: str) -> None:
+def test_a_change_is_found_in_the_file_alone(played, tmp_path, name):
     change, line = OF_THE_FILE[name]
     path = changed(played, tmp_path, change)
     result = check_certificate(path, panel=str(played.parent / "small.toml"))
@@ -208,7 +208,7 @@ OF_THE_RUN: dict[str, tuple[Callable[[Document], object], str]] = {
 
 
 @pytest.mark.parametrize("name", OF_THE_RUN)
-def test_a_change_with_figures_to_match_is_found_with_the_run(played: Path, tmp_path: Path, name: str) -> None:
+def test_a_change_with_figures_to_match_is_found_with_the_run(played, tmp_path, name):
     change, line = OF_THE_RUN[name]
     path = changed(played, tmp_path, change)
     panel = str(played.parent / "small.toml")
@@ -218,7 +218,7 @@ def test_a_change_with_figures_to_match_is_found_with_the_run(played: Path, tmp_
     assert any(problem.startswith(line.format(task=task)) for problem in problems), problems
 
 
-def test_a_changed_byte_is_found(played: Path, tmp_path: Path, hgpo) -> None:
+def test_a_changed_byte_is_found(played, tmp_path, hgpo):
     data = (played / "certificate.json").read_bytes()
     (tmp_path / "certificate.json").write_bytes(data.replace(b'"processors"', b'"processorz"'))
     code, out, _ = hgpo("certificate", "check", tmp_path / "certificate.json")
@@ -233,7 +233,7 @@ def claimed(panel: Panel, folder: Path, **others: Any) -> None:
     collect(policy="random", out=folder, metadata=claim, progress=False, **arguments)
 
 
-def test_a_run_of_another_environment_that_claims_the_panel_is_found_by_a_replay(small: Panel, tmp_path: Path) -> None:
+def test_a_run_of_another_environment_that_claims_the_panel_is_found_by_a_replay(small, tmp_path):
     claimed(small, tmp_path, grammar="put")
     write_certificate(tmp_path, small)
     (tmp_path / "small.toml").write_text(to_toml(small), "utf-8")
@@ -245,7 +245,7 @@ def test_a_run_of_another_environment_that_claims_the_panel_is_found_by_a_replay
     assert len({problem.partition(", step")[0] for problem in replayed}) == 6
 
 
-def test_settings_that_a_replay_cannot_see_are_compared_with_the_manifest(small: Panel, tmp_path: Path) -> None:
+def test_settings_that_a_replay_cannot_see_are_compared_with_the_manifest(small, tmp_path):
     claimed(small, tmp_path, history_length=1)
     write_certificate(tmp_path, small)
     (tmp_path / "small.toml").write_text(to_toml(small), "utf-8")
@@ -253,7 +253,7 @@ def test_settings_that_a_replay_cannot_see_are_compared_with_the_manifest(small:
     assert result.problems == [f"settings of {tmp_path}.history_length: expected 2, found 1"]
 
 
-def test_a_run_that_played_tasks_several_times_has_no_certificate(small: Panel, tmp_path: Path) -> None:
+def test_a_run_that_played_tasks_several_times_has_no_certificate(small, tmp_path):
     claimed(small, tmp_path, group_size=2)
     with pytest.raises(InputError, match=r"expected 6 episodes .* one per task and seed, found 12; 0 are missing"):
         write_certificate(tmp_path, small)
@@ -290,23 +290,19 @@ def rewritten(played: Path, folder: Path, small: Panel, change: Callable[[pl.Dat
         (lambda table: table.with_columns(aborted=False), "found no action"),
     ],
 )
-def test_a_table_that_was_rewritten_with_its_manifest_is_found_by_a_replay(
-    played: Path, small: Panel, tmp_path: Path, change: Callable[[pl.DataFrame], pl.DataFrame], line: str
-) -> None:
+def test_a_table_that_was_rewritten_with_its_manifest_is_found_by_a_replay(played, small, tmp_path, change, line):
     problems = rewritten(played, tmp_path / "run", small, change)
     assert any(problem.startswith("replay of ") and line in problem for problem in problems), problems
 
 
-def test_what_is_changed_in_the_panel_is_named_with_the_run_too(played: Path, tmp_path: Path) -> None:
+def test_what_is_changed_in_the_panel_is_named_with_the_run_too(played, tmp_path):
     path = changed(played, tmp_path, lambda document: with_settings(document, temperature=1.0))
     problems = check_certificate(path, played, replay=1, panel=str(played.parent / "small.toml")).problems
     assert "panel.settings.temperature: expected 0.4, found 1.0" in problems
     assert "expected a run of panel small@1" in problems[-1]
 
 
-def test_a_temperature_of_the_manifest_that_is_not_the_panels_is_named(
-    played: Path, small: Panel, tmp_path: Path
-) -> None:
+def test_a_temperature_of_the_manifest_that_is_not_the_panels_is_named(played, small, tmp_path):
     listed = manifest.read(played)
     assert listed.header is not None
     config = dict(listed.header.config) | {"policy": {"name": "a model", "temperature": 1.0}}
@@ -315,7 +311,7 @@ def test_a_temperature_of_the_manifest_that_is_not_the_panels_is_named(
     assert _wrong_settings(tmp_path, small) == [f"settings of {tmp_path}.temperature: expected 0.4, found 1.0"]
 
 
-def test_a_swapped_task_is_named_with_a_replay_too(played: Path, tmp_path: Path) -> None:
+def test_a_swapped_task_is_named_with_a_replay_too(played, tmp_path):
     path = changed(played, tmp_path, lambda document: document["episodes"][0].update(task_id="valid_unseen/x/trial"))
     result = check_certificate(path, played, replay=9, panel=str(played.parent / "small.toml"))
     assert "episodes: seed 1, valid_unseen/x/trial is not of the panel" in result.problems
@@ -331,7 +327,7 @@ def test_a_swapped_task_is_named_with_a_replay_too(played: Path, tmp_path: Path)
         (b"[" * 100_000, "is no certificate"),
     ],
 )
-def test_other_files_are_no_certificates(tmp_path: Path, data: bytes, line: str) -> None:
+def test_other_files_are_no_certificates(tmp_path, data, line):
     (tmp_path / "file.json").write_bytes(data)
     with pytest.raises(InputError, match=line):
         read_certificate(tmp_path / "file.json")
@@ -357,17 +353,13 @@ def test_other_files_are_no_certificates(tmp_path: Path, data: bytes, line: str)
         lambda document: document.update(more=3),
     ],
 )
-def test_a_value_of_the_wrong_type_is_one_line(
-    played: Path, tmp_path: Path, change: Callable[[Document], object]
-) -> None:
+def test_a_value_of_the_wrong_type_is_one_line(played, tmp_path, change):
     with pytest.raises(InputError, match=NAME) as error:
         check_certificate(changed(played, tmp_path, change))
     assert "\n" not in str(error.value)
 
 
-def test_an_incomplete_run_and_one_of_another_panel_have_no_certificate(
-    played: Path, small: Panel, tmp_path: Path
-) -> None:
+def test_an_incomplete_run_and_one_of_another_panel_have_no_certificate(played, small, tmp_path):
     claimed(small, tmp_path, tasks=small.tasks[:2])
     with pytest.raises(InputError, match="one per task and seed, found 4; 2 are missing"):
         certificate(tmp_path, small)
@@ -375,7 +367,7 @@ def test_an_incomplete_run_and_one_of_another_panel_have_no_certificate(
         certificate(played, load_panel("alfworld-seen@1"))
 
 
-def test_options_that_the_panel_fixes_are_refused(tmp_path: Path, hgpo) -> None:
+def test_options_that_the_panel_fixes_are_refused(tmp_path, hgpo):
     common = ("eval", "--panel", "alfworld-bundled", "--policy", "random", "--out", tmp_path / "run")
     for option, advice in (
         (("--max-steps", 9), "write --panel 'alfworld-bundled+max_steps=9'"),
@@ -398,7 +390,7 @@ def test_options_that_the_panel_fixes_are_refused(tmp_path: Path, hgpo) -> None:
     assert not (tmp_path / "run").exists()
 
 
-def test_certificates_are_compared_only_within_a_panel(played: Path, small: Panel) -> None:
+def test_certificates_are_compared_only_within_a_panel(played, small):
     table = read_comparable(played, small).table()
     assert table.equals(as_table(read_certificate(played / "certificate.json").episodes, "HGPO/ALFWorld-v0"))
     hot = small.with_overrides({"temperature": 0.7, "max_steps": 9})
@@ -415,7 +407,7 @@ JSON = st.recursive(
 
 @pytest.mark.slow
 @given(JSON, JSON)
-def test_documents_differ_exactly_if_they_are_not_equal(first: object, second: object) -> None:
+def test_documents_differ_exactly_if_they_are_not_equal(first, second):
     assert list(differences(first, first)) == []
     if not list(differences(first, second)):
         assert first == pytest.approx(second, rel=1e-8, abs=1e-8) if isinstance(first, float) else True
@@ -430,7 +422,7 @@ def episodes_of(panel: str | Panel, folder: Path, **options: Any) -> list[Docume
 
 @pytest.mark.slow
 @pytest.mark.parametrize("panel", ["alfworld-bundled@1+max_steps=12", "webshop-bundled@1"])
-def test_episodes_are_the_same_however_they_are_played(panel: str, tmp_path: Path) -> None:
+def test_episodes_are_the_same_however_they_are_played(panel, tmp_path):
     expected = episodes_of(panel, tmp_path / "256")
     assert len(expected) == 36
     assert len({episode["trajectory"] for episode in expected}) > 12  # seeds differ
@@ -439,7 +431,7 @@ def test_episodes_are_the_same_however_they_are_played(panel: str, tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_episodes_do_not_depend_on_the_order_of_a_folder(tmp_path: Path) -> None:
+def test_episodes_do_not_depend_on_the_order_of_a_folder(tmp_path):
     panel = load_panel("alfworld-bundled@1+max_steps=12")
     source = ALFWorldSource()
     for name, ids in (("a", source.ids("valid_unseen")), ("b", sorted(source.ids("all"), key=lambda each: each[::-1]))):
@@ -460,7 +452,7 @@ evaluate_panel(sys.argv[1], "random", sys.argv[2], slots=3, progress=kill)
 
 
 @pytest.mark.slow
-def test_a_killed_and_resumed_run_has_the_same_episodes(tmp_path: Path) -> None:
+def test_a_killed_and_resumed_run_has_the_same_episodes(tmp_path):
     panel = "alfworld-bundled@1+max_steps=12"
     done = subprocess.run([sys.executable, "-c", KILLED, panel, tmp_path / "killed"], env=os.environ)
     assert done.returncode == -signal.SIGKILL
@@ -469,9 +461,7 @@ def test_a_killed_and_resumed_run_has_the_same_episodes(tmp_path: Path) -> None:
     assert episodes_of(panel, tmp_path / "killed") == episodes_of(panel, tmp_path / "whole")
 
 
-def test_one_task_type_is_one_row_and_lists_of_another_panel_are_counted(
-    played: Path, small: Panel, tmp_path: Path, hgpo: Callable[..., tuple[int, str, str]]
-) -> None:
+def test_one_task_type_is_one_row_and_lists_of_another_panel_are_counted(played, small, tmp_path, hgpo):
     one = replace(small, name="one", tasks=small.tasks[:1], checksum="")
     (tmp_path / "one.toml").write_text(to_toml(one), "utf-8")
     code, out, _ = hgpo("eval", "--panel", tmp_path / "one.toml", "--policy", "random", "--out", tmp_path / "run")

@@ -7,7 +7,7 @@ import ssl
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from email.utils import formatdate
 
 import asked
@@ -28,7 +28,7 @@ KEY = "sk-secret-of-the-test"
 
 
 @pytest.fixture
-def api(monkeypatch: pytest.MonkeyPatch) -> Iterator[Api]:
+def api(monkeypatch):
     """A server; requests that failed are sent again without delay. Space around a key is not part of it."""
     monkeypatch.setenv("OPENAI_API_KEY", f"{KEY}\r\n")
     monkeypatch.setattr(http_client, "pause_s", lambda attempt, retry_after: 0.0)
@@ -52,7 +52,7 @@ def asked_once(api: Api, *answer: object, **options: object) -> Reply | Failure:
     return reply
 
 
-def test_each_request_gets_its_reply_without_waiting_for_the_slowest(api: Api) -> None:
+def test_each_request_gets_its_reply_without_waiting_for_the_slowest(api):
     slowest, others_are_there = 40, threading.Event()
 
     def echo(body: dict, attempt: int) -> tuple:
@@ -74,7 +74,7 @@ def test_each_request_gets_its_reply_without_waiting_for_the_slowest(api: Api) -
     assert {i: reply.response for i, reply in answers.items()} == {i: f"<action>{i}</action>" for i in range(60)}
 
 
-def test_the_request_body(api: Api) -> None:
+def test_the_request_body(api):
     query = "?api-version=2&api_key=abcdefgh"
     sampling = {"temperature": 0.4, "top_p": 0.9, "stop": ["</action>"], "extra": {"top_k": 5}, "logprobs": True}
     ask(api, request(3, seed=1 << 40 | 3), base_url=f"{api.url}{query}", **sampling)
@@ -91,7 +91,7 @@ def test_the_request_body(api: Api) -> None:
         ask(api, request(), extra={"temperature": 0.3})
 
 
-def test_tokens_and_log_probabilities_are_read(api: Api) -> None:
+def test_tokens_and_log_probabilities_are_read(api):
     told = {"content": [{"token": "a", "logprob": -0.5, "bytes": None, "top_logprobs": []}]}
     status, body = completion("a", finish="length", logprobs=told, token_ids=[7])
     body["prompt_token_ids"] = [1, 2]
@@ -132,7 +132,7 @@ def close(handler: Handler) -> None:
 
 
 @pytest.mark.parametrize("trouble", TROUBLES)
-def test_transient_errors_are_retried(api: Api, monkeypatch: pytest.MonkeyPatch, trouble: str) -> None:
+def test_transient_errors_are_retried(api, monkeypatch, trouble):
     pauses: list[tuple[int, str | None]] = []
     monkeypatch.setattr(http_client, "pause_s", lambda *arguments: pauses.append(arguments) or 0.0)
     api.answer = lambda body, attempt: TROUBLES[trouble] if attempt < 3 else completion("ok")
@@ -144,7 +144,7 @@ def test_transient_errors_are_retried(api: Api, monkeypatch: pytest.MonkeyPatch,
     assert pauses == [(0, header), (1, header)]
 
 
-def test_what_remains_broken_fails_after_the_retries_and_permanent_errors_at_once(api: Api) -> None:
+def test_what_remains_broken_fails_after_the_retries_and_permanent_errors_at_once(api):
     for answer, attempts, line in (
         (TROUBLES["rate limit"], 3, "HTTP 429: slow down"),
         (TROUBLES["a gateway's page"], 3, "HTTP 502: <html>Bad gateway</html>"),
@@ -163,7 +163,7 @@ def test_what_remains_broken_fails_after_the_retries_and_permanent_errors_at_onc
 
 
 @pytest.fixture
-def tokyo() -> Iterator[None]:
+def tokyo():
     """The time zone of this process."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TZ", "Asia/Tokyo")
@@ -173,7 +173,7 @@ def tokyo() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("tokyo")
-def test_pauses_are_those_that_the_server_asks_for_and_grow_otherwise() -> None:
+def test_pauses_are_those_that_the_server_asks_for_and_grow_otherwise():
     for attempt, header, least, most in (
         (0, None, 0.375, 0.5),
         (3, None, 3.0, 4.0),
@@ -207,7 +207,7 @@ def too_long(limit: int) -> Callable[[dict, int], tuple]:
     return answer
 
 
-def test_the_oldest_history_goes_first_when_the_prompt_is_too_long(api: Api) -> None:
+def test_the_oldest_history_goes_first_when_the_prompt_is_too_long(api):
     """And without history it is a failure."""
     api.answer = too_long(30)
     (reply,) = ask(api, request(0, "x" * 100, step=9, shorter=lambda pairs: "x" * (10 + 5 * min(pairs, 6))))
@@ -220,7 +220,7 @@ def test_the_oldest_history_goes_first_when_the_prompt_is_too_long(api: Api) -> 
     assert isinstance(reply, Failure)
 
 
-def test_a_limit_that_is_ignored_or_refused(api: Api) -> None:
+def test_a_limit_that_is_ignored_or_refused(api):
     status, body = completion("ok")
     body["usage"] = {"prompt_tokens": "2000", "completion_tokens": 4000.0}
     with pytest.warns(UserWarning, match="counted 4000 tokens for a limit of 16: the server ignores"):
@@ -250,7 +250,7 @@ def test_a_limit_that_is_ignored_or_refused(api: Api) -> None:
         ("openai:tiny", {"base_url": "https://api.example.com/v1", "api_key_env": "NOT_SET"}, "variable NOT_SET"),
     ],
 )
-def test_permanent_errors_are_raised_before_the_first_rollout(api: Api, spec: str, options: dict, line: str) -> None:
+def test_permanent_errors_are_raised_before_the_first_rollout(api, spec, options, line):
     with pytest.raises(InputError, match=line) as caught:
         policy_of(api, spec, **options)
     assert "\n" not in str(caught.value)
@@ -276,7 +276,7 @@ def flood(handler: Handler) -> None:
 
 
 @pytest.mark.slow
-def test_a_reply_sent_byte_by_byte_times_out_and_is_retried(api: Api) -> None:
+def test_a_reply_sent_byte_by_byte_times_out_and_is_retried(api):
     api.answer = lambda body, attempt: drip if attempt < 3 else completion("ok")
     (reply,) = ask(api, request(), timeout_s=0.3)
     assert reply == Reply("ok", cut_pairs=0)
@@ -285,7 +285,7 @@ def test_a_reply_sent_byte_by_byte_times_out_and_is_retried(api: Api) -> None:
     assert len(api.bodies) == 5
 
 
-def test_an_endless_answer_fails_at_the_limit(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_endless_answer_fails_at_the_limit(api, monkeypatch):
     monkeypatch.setattr(http_client, "LARGEST_ANSWER", 3 << 20)
     api.answer = lambda body, attempt: flood
     (reply,) = ask(api, request(), timeout_s=60.0)
@@ -293,13 +293,13 @@ def test_an_endless_answer_fails_at_the_limit(api: Api, monkeypatch: pytest.Monk
 
 
 @pytest.mark.slow
-def test_a_compressed_answer_does_not_expand(api: Api) -> None:
+def test_a_compressed_answer_does_not_expand(api):
     reply = asked_once(api, 200, gzip.compress(bytes(50 << 20)), {"Content-Encoding": "gzip"})
     assert "is not a chat completion" in str(reply)
     assert api.headers[0]["accept-encoding"] == "identity"
 
 
-def test_the_list_of_models(api: Api) -> None:
+def test_the_list_of_models(api):
     for models, reason in (
         ((200, b"<html>Hello</html>"), r"returned no list of models .*check_model=false"),
         ((200, b'{"data": 3}'), r"returned no list of models .*check_model=false"),
@@ -363,7 +363,7 @@ FORMS = [
 ]
 
 
-def test_the_forms_of_answers_that_servers_send(api: Api) -> None:
+def test_the_forms_of_answers_that_servers_send(api):
     with contextlib.closing(policy_of(api)) as policy:
         for body, response in FORMS:
             api.answer = lambda *_, body=body: (200, body)
@@ -373,7 +373,7 @@ def test_the_forms_of_answers_that_servers_send(api: Api) -> None:
 
 
 @pytest.mark.slow
-def test_an_invalid_answer_is_a_failure_with_its_reason(api: Api) -> None:
+def test_an_invalid_answer_is_a_failure_with_its_reason(api):
     choices = [({**completion("")[1], "choices": [choice]}, reason) for choice, reason in ODD_CHOICES]
     with contextlib.closing(policy_of(api, logprobs=True, token_ids=True, retries=0)) as policy:
         for body, reason in (*ODD_BODIES, *choices):
@@ -385,16 +385,14 @@ def test_an_invalid_answer_is_a_failure_with_its_reason(api: Api) -> None:
 
 
 @pytest.mark.parametrize("key", ["sk-first\nsecond-half", "sk-schlüssel-lang", "sk-with\x1bescape-in-it"])
-def test_a_key_that_a_header_does_not_allow_is_refused_without_being_printed(
-    api: Api, monkeypatch: pytest.MonkeyPatch, key: str
-) -> None:
+def test_a_key_that_a_header_does_not_allow_is_refused_without_being_printed(api, monkeypatch, key):
     monkeypatch.setenv("OPENAI_API_KEY", key)
     with pytest.raises(InputError, match="the key in OPENAI_API_KEY contains a character") as caught:
         ask(api, request())
     assert not any(part in str(caught.value) for part in (key, key[:8], key[-8:]))
 
 
-def test_a_key_that_the_server_repeats_is_in_no_reply_and_no_failure(api: Api) -> None:
+def test_a_key_that_the_server_repeats_is_in_no_reply_and_no_failure(api):
     def echo(body: dict, attempt: int) -> tuple:
         sent = api.headers[-1]["authorization"]
         if body["messages"][0]["content"] == "error":
@@ -408,7 +406,7 @@ def test_a_key_that_the_server_repeats_is_in_no_reply_and_no_failure(api: Api) -
     assert (told.response, told.finish_reason) == ("<action>Bearer ***</action>", "Bearer ***")
 
 
-def test_an_invalid_address_is_one_line_without_its_password(api: Api) -> None:
+def test_an_invalid_address_is_one_line_without_its_password(api):
     secret = api.url.replace("http://", "http://me:hunter-2222@")
     for model, url, line in (
         ("tinny", secret, "http://***@127.0.0.1"),
@@ -423,7 +421,7 @@ def test_an_invalid_address_is_one_line_without_its_password(api: Api) -> None:
         assert "\n" not in str(caught.value)
 
 
-def test_a_redirect_is_an_error_and_the_key_is_sent_nowhere_else(api: Api) -> None:
+def test_a_redirect_is_an_error_and_the_key_is_sent_nowhere_else(api):
     with Api() as other:
         for status in (301, 302, 303, 307, 308):
             address = f"{other.url}/chat/completions"
@@ -432,7 +430,7 @@ def test_a_redirect_is_an_error_and_the_key_is_sent_nowhere_else(api: Api) -> No
         assert not other.paths
 
 
-def test_the_proxy_of_the_environment_is_used(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_proxy_of_the_environment_is_used(api, monkeypatch):
     monkeypatch.setenv("http_proxy", api.url.replace("http://", "me:no-scheme-secret@").removesuffix("/v1"))
     (reply,) = ask(api, request(), base_url="http://served.invalid/v1")
     assert isinstance(reply, Reply), reply
@@ -448,7 +446,7 @@ def test_the_proxy_of_the_environment_is_used(api: Api, monkeypatch: pytest.Monk
         ask(api, request(), base_url="http://served.invalid/v1")
 
 
-def test_certificates_are_verified_against_those_of_the_environment(api: Api, tmp_path, monkeypatch) -> None:
+def test_certificates_are_verified_against_those_of_the_environment(api, tmp_path, monkeypatch):
     if shutil.which("openssl") is None:
         pytest.skip("requires openssl")
     certificate, key = str(tmp_path / "certificate.pem"), str(tmp_path / "key.pem")
