@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -396,6 +397,22 @@ def test_an_incomplete_run_and_one_of_another_panel_have_no_certificate(played, 
         certificate(tmp_path, small)
     with pytest.raises(InputError, match=r"panel alfworld-seen@1 with digest .*, found small@1"):
         certificate(played, load_panel("alfworld-seen@1"))
+
+
+def test_an_interrupted_panel_has_a_certificate_only_once_it_is_resumed(check, small, tmp_path):
+    asked = []
+
+    def interrupted(request):
+        asked.append(request)
+        if len(asked) == 6:
+            raise KeyboardInterrupt
+        return request.state.actions[0]
+
+    for expected in (pytest.raises(KeyboardInterrupt), nullcontext()):
+        with expected:
+            evaluate_panel(small, interrupted, tmp_path, progress=False, slots=1)
+        assert (tmp_path / NAME).exists() == (len(asked) > 6)
+    assert check(tmp_path / NAME, tmp_path, replay=6).problems == []
 
 
 def test_options_that_the_panel_fixes_are_refused(tmp_path, hgpo):
