@@ -28,7 +28,7 @@ def headings(page: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_links_lead_to_files_and_headings(page: Path) -> None:
+def test_links_lead_to_files_and_headings(page):
     for target in re.findall(r"\]\(([^)]+)\)", page.read_text("utf-8")):
         if target.startswith("http"):
             continue
@@ -39,7 +39,7 @@ def test_links_lead_to_files_and_headings(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda page: page.name)
-def test_pages_start_with_their_purpose(page: Path) -> None:
+def test_pages_start_with_their_purpose(page):
     title, purpose, *_ = page.read_text("utf-8").split("\n\n")
     assert title.startswith("# ")
     assert re.match(r"[A-Z].*\.$", purpose, re.DOTALL), purpose
@@ -49,19 +49,19 @@ def test_pages_start_with_their_purpose(page: Path) -> None:
 README = (ROOT / "README.md").read_text("utf-8")
 
 
-def test_every_number_of_a_table_is_a_kept_result() -> None:
+def test_every_number_of_a_table_is_a_kept_result():
     for name in readme.PAGES:
         assert readme.rewrite(name) == (ROOT / name).read_text("utf-8"), "run: python benchmarks/readme.py"
 
 
-def test_the_two_commands_need_only_python_and_pip() -> None:
+def test_the_two_commands_need_only_python_and_pip():
     commands = [line for line in README.splitlines() if line.startswith("python3 -m venv")]
     assert [command.split("/")[-1].split()[0] for command in commands] == ["hgpo", "pytest"]
     assert "grep -m1 -E '^python3 -m venv .*pytest' README.md" in (ROOT / ".ci/run").read_text("utf-8")
 
 
 @pytest.mark.slow
-def test_the_examples_run(tmp_path, monkeypatch, capsys) -> None:
+def test_the_examples_run(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     first, play = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     assert len([line for line in first.splitlines() if line]) <= 10
@@ -77,7 +77,7 @@ def test_the_examples_run(tmp_path, monkeypatch, capsys) -> None:
     assert f"> search[{query}]" in printed
 
 
-def test_the_named_extras_and_commands_exist() -> None:
+def test_the_named_extras_and_commands_exist():
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
     (listed,) = re.findall(r"^Extras: (.*?)\.$", README, re.MULTILINE | re.DOTALL)
     installed = re.findall(r"(?:hgpo|'\.)\[(\w+)\]", README)
@@ -95,7 +95,7 @@ def options(name: str) -> set[str]:
     return {argument.arg.rstrip("_").replace("_", "-") for argument in run.args.args}
 
 
-def test_the_benchmarks_commands_have_their_options() -> None:
+def test_the_benchmarks_commands_have_their_options():
     pages = [*PAGES, *(ROOT / "integrations").glob("*/README.md")]
     commands = [
         command
@@ -107,7 +107,7 @@ def test_the_benchmarks_commands_have_their_options() -> None:
         assert {*re.findall(r"--([\w-]+)", rest)} <= options(name) | {"keep"}, (name, rest)
 
 
-def test_the_page_is_the_schema() -> None:
+def test_the_page_is_the_schema():
     page = (ROOT / "docs/step_table.md").read_text("utf-8")
     assert schema_page.rewrite(page) == page, "run: python -m tools.schema_page docs/step_table.md"
     for column in schema.columns(depth=1):
@@ -123,7 +123,7 @@ SCRIPTS = [
 
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
-def test_scripts_of_other_distributions_ask_before_they_replace_kept_results(path: Path) -> None:
+def test_scripts_of_other_distributions_ask_before_they_replace_kept_results(path):
     """Those of benchmarks/ leave this to the runner."""
     tree = ast.parse(path.read_text("utf-8"))
     calls = {getattr(node.func, "id", ""): node for node in ast.walk(tree) if isinstance(node, ast.Call)}
@@ -161,7 +161,7 @@ def run(size: int = 1, names: tuple[str, ...] = ("a",), fast: bool = False):
     return run
 
 
-def test_a_benchmark_is_a_function_of_options_that_yields_rows(benchmark, capsys) -> None:
+def test_a_benchmark_is_a_function_of_options_that_yields_rows(benchmark, capsys):
     scratch, kept = benchmark("--size", "2", "--names", "b", "c", "--names", "d", "--fast")
     found = json.loads(scratch.read_text("utf-8"))
     assert [row["ratio"] for row in found["rows"]] == [5 / 4, 3.0, 2.0]  # times better, or times the floor
@@ -174,12 +174,12 @@ def test_a_benchmark_is_a_function_of_options_that_yields_rows(benchmark, capsys
     assert kept.read_text() == "kept"
 
 
-def test_a_kept_result_is_replaced_only_on_request(benchmark) -> None:
+def test_a_kept_result_is_replaced_only_on_request(benchmark):
     _, kept = benchmark("--keep")
     assert json.loads(kept.read_text("utf-8"))["rows"][0]["note"] == "('a',) False"
     assert runner.load_rows("conversations")[1].shown_value() == "30 rows/s"
 
 
-def test_results_that_are_not_kept_are_ignored_by_git() -> None:
+def test_results_that_are_not_kept_are_ignored_by_git():
     command = ["git", "check-ignore", "-q", str(runner.SCRATCH / "x.json")]
     assert subprocess.run(command, cwd=ROOT, check=False).returncode in (0, 128)  # 128: not a checkout

@@ -40,13 +40,13 @@ def pages(navigation: object) -> list[str]:
     return [page for part in inner for page in pages(part)]
 
 
-def test_every_page_is_in_the_navigation_once() -> None:
+def test_every_page_is_in_the_navigation_once():
     written = [name for name in docs_site.sources() if name.endswith(".md")]
     assert sorted(pages(CONFIGURATION["nav"])) == sorted(written)
     assert {page.name for page in (ROOT / "docs").glob("*.md")} <= set(written)
 
 
-def test_every_command_is_described_with_its_options() -> None:
+def test_every_command_is_described_with_its_options():
     sections = re.split(r"^##+ ", docs_site.commands_page(), flags=re.MULTILINE)[1:]
     described = {section.partition("\n")[0]: section for section in sections}
     for words, command in every_command().items():
@@ -63,7 +63,7 @@ def rows(page: str) -> dict[str, list[str]]:
     return {cell[0]: cell[1:] for cell in cells}
 
 
-def test_every_argument_of_an_environment_is_described_with_its_default() -> None:
+def test_every_argument_of_an_environment_is_described_with_its_default():
     for section in docs_reference.environments_page().split("\n## ")[1:-1]:
         spec = environment_spec(section.partition("\n")[0])
         described = rows(section)
@@ -75,7 +75,7 @@ def test_every_argument_of_an_environment_is_described_with_its_default() -> Non
     assert "## HGPO/WebShop-v0" in docs_reference.environments_page()
 
 
-def test_every_setting_is_described_with_its_default() -> None:
+def test_every_setting_is_described_with_its_default():
     train, sft = docs_reference.settings_page().split("\n## ")[1:]
     for section, config in ((train, Config()), (sft, SftConfig())):
         values = dict(leaves(config, ""))
@@ -87,7 +87,7 @@ def test_every_setting_is_described_with_its_default() -> None:
             assert written == (list(values[name]) if isinstance(values[name], tuple) else values[name])
 
 
-def test_every_setting_of_rollouts_the_update_and_the_model_has_a_row_of_engines() -> None:
+def test_every_setting_of_rollouts_the_update_and_the_model_has_a_row_of_engines():
     rows_of = docs_reference.capabilities()
     sections = ("rollout", "update", "model")
     assert rows_of.keys() == {name for name, _ in leaves(Config(), "") if name.split(".")[0] in sections}
@@ -126,7 +126,7 @@ def build_toml(text: str) -> object:
     return tomllib.loads(f"value = {text}")["value"]
 
 
-def test_every_parameter_of_estimators_and_policies_is_described() -> None:
+def test_every_parameter_of_estimators_and_policies_is_described():
     page = docs_reference.estimators_page()
     common, *sections = page.split("\n## ")[1:]
     for section in sections:
@@ -139,7 +139,7 @@ def test_every_parameter_of_estimators_and_policies_is_described() -> None:
         assert all(meaning for *_, meaning in rows(section).values())
 
 
-def test_an_undocumented_argument_is_an_error() -> None:
+def test_an_undocumented_argument_is_an_error():
     @dataclasses.dataclass
     class Options:
         """Options."""
@@ -151,7 +151,7 @@ def test_an_undocumented_argument_is_an_error() -> None:
 
 
 @pytest.mark.parametrize("package", docs_site.PACKAGES)
-def test_every_public_name_is_described_where_it_is_defined(package: str) -> None:
+def test_every_public_name_is_described_where_it_is_defined(package):
     page = docs_site.api_pages()[package]
     public = docs_site.public_names(package)
     for place in public.values():
@@ -162,7 +162,7 @@ def test_every_public_name_is_described_where_it_is_defined(package: str) -> Non
     assert {name for name in exported if name != "estimators"} == public.keys()
 
 
-def test_links_that_leave_the_folder_are_copied() -> None:
+def test_links_that_leave_the_folder_are_copied():
     sources = docs_site.sources()
     training = sources["training.md"]
     assert isinstance(training, str)
@@ -172,7 +172,7 @@ def test_links_that_leave_the_folder_are_copied() -> None:
 
 
 @pytest.mark.slow
-def test_the_page_of_a_notebook_is_executed_and_loads_only_files_that_are_beside_it(docs_only, monkeypatch) -> None:
+def test_the_page_of_a_notebook_is_executed_and_loads_only_files_that_are_beside_it(docs_only, monkeypatch):
     marimo = pytest.importorskip("marimo")
     monkeypatch.setenv("PYTHONPATH", docs_only["PYTHONPATH"])  # also without torch
     page = docs_notebooks.exported(ROOT / "notebooks/own_rollouts.py")
@@ -183,7 +183,7 @@ def test_the_page_of_a_notebook_is_executed_and_loads_only_files_that_are_beside
         assert (Path(marimo.__file__).parent / "_static" / name.removeprefix("marimo/")).is_file()
 
 
-def test_links_to_notebooks_lead_to_their_pages() -> None:
+def test_links_to_notebooks_lead_to_their_pages():
     page = docs_site.sources()["notebooks.md"]
     for notebook, exported in docs_notebooks.pages().items():
         assert f"]({exported})" in page
@@ -214,7 +214,7 @@ else:
 
 
 @pytest.fixture(scope="module")
-def docs_only(tmp_path_factory) -> dict[str, str]:
+def docs_only(tmp_path_factory):
     """The environment of processes that have what the extra docs installs, but no torch, transformers or vLLM."""
     folder = tmp_path_factory.mktemp("blocker")
     (folder / "sitecustomize.py").write_text(BLOCKER)
@@ -222,7 +222,7 @@ def docs_only(tmp_path_factory) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory, docs_only) -> Path:
+def site(tmp_path_factory, docs_only):
     """The site, built with the extra docs alone, in which a notebook's page is a line."""
     for module in ("zensical", "mkdocstrings", "marimo"):
         pytest.importorskip(module)
@@ -239,7 +239,7 @@ def site(tmp_path_factory, docs_only) -> Path:
 
 
 @pytest.mark.slow
-def test_the_site_loads_nothing_from_elsewhere(site) -> None:
+def test_the_site_loads_nothing_from_elsewhere(site):
     for page in pages(CONFIGURATION["nav"]):
         address = "index.html" if page == "index.md" else f"{page.removesuffix('.md')}/index.html"
         html = (site / address).read_text("utf-8")
@@ -312,7 +312,7 @@ class QuietHandler(SimpleHTTPRequestHandler):
 
 
 @pytest.mark.slow
-def test_searches_find_their_place_in_the_first_two_hits(site) -> None:
+def test_searches_find_their_place_in_the_first_two_hits(site):
     """Types into the search of the site in a browser."""
     playwright = pytest.importorskip("playwright.sync_api")
     chromium = shutil.which("chromium") or shutil.which("google-chrome")

@@ -21,14 +21,14 @@ def link(a: int, b: int) -> int:
     return value - WORD if value >= 2**63 else value
 
 
-def test_mix_is_splitmix64() -> None:
+def test_mix_is_splitmix64():
     # the first outputs of splitmix64 seeded with 0, as published with the generator
     outputs = [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F]
     assert [mix(n * 0x9E3779B97F4A7C15 % WORD) for n in (1, 2, 3)] == outputs
 
 
 @given(INT64, INT64)
-def test_link_is_its_definition(a: int, b: int) -> None:
+def test_link_is_its_definition(a, b):
     assert hashing.link(np.array([a]), np.array([b])).tolist() == [link(a, b)]
 
 
@@ -36,7 +36,7 @@ def test_link_is_its_definition(a: int, b: int) -> None:
     st.lists(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 1)), min_size=1, max_size=7), max_size=5),
     st.integers(0, 4),
 )
-def test_chains_equal_exactly_where_windows_equal(trajectories: list[list[tuple[int, int]]], depth: int) -> None:
+def test_chains_equal_exactly_where_windows_equal(trajectories, depth):
     states = np.array([s for t in trajectories for s, _ in t], dtype=np.int64)
     actions = np.array([a for t in trajectories for _, a in t], dtype=np.int64)
     first = np.array([i == 0 for t in trajectories for i in range(len(t))], dtype=bool)
@@ -58,7 +58,7 @@ def test_chains_equal_exactly_where_windows_equal(trajectories: list[list[tuple[
 
 
 @given(st.lists(st.lists(INT64, min_size=1, max_size=12), min_size=1, max_size=4), st.integers(0, 9))
-def test_chains_of_steps_rows_and_columns_are_their_definition(episodes: list[list[int]], depth: int) -> None:
+def test_chains_of_steps_rows_and_columns_are_their_definition(episodes, depth):
     chain = hashing.Chain(depth)
     for states in episodes:
         expected: list[int] = []
@@ -76,7 +76,7 @@ def test_chains_of_steps_rows_and_columns_are_their_definition(episodes: list[li
             row[:] = 0  # the caller may overwrite the returned array
 
 
-def test_texts_hash_once_and_lone_surrogates_do_not_raise() -> None:
+def test_texts_hash_once_and_lone_surrogates_do_not_raise():
     texts = ["", "a", "\ud800", "a", "\x00", "日本"]
     assert hashing.text_hashes(texts).tolist() == [hashing.text_hash(t) for t in texts]
     assert hashing.text_hash("") == 0x2D06800538D394C2

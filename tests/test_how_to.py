@@ -29,11 +29,11 @@ def lines_of(page: Path) -> list[str]:
 
 
 @pytest.fixture(autouse=True)
-def _elsewhere(tmp_path, monkeypatch) -> None:
+def _elsewhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-def test_the_page_answers_what_people_ask() -> None:
+def test_the_page_answers_what_people_ask():
     words = ("one GPU", "several GPUs", "Weights", "LoRA", "served", "prompts", "environment", "Import", "large")
     assert all(any(word in title for title in SECTIONS) for word in words)
     names = [command[0] for command in commands(TUTORIAL)]
@@ -43,7 +43,7 @@ def test_the_page_answers_what_people_ask() -> None:
 @pytest.mark.parametrize(
     "page", sorted(page for page in DOCS.glob("*.md") if lines_of(page)), ids=lambda page: page.stem
 )
-def test_every_command_accepts_its_arguments(page: Path) -> None:
+def test_every_command_accepts_its_arguments(page):
     known = every_command()
     for line in lines_of(page):
         words = shlex.split(line)
@@ -54,7 +54,7 @@ def test_every_command_accepts_its_arguments(page: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_planned_runs_fit_their_cards() -> None:
+def test_the_planned_runs_fit_their_cards():
     pytest.importorskip("torch")
     plans = [words for words in commands(PAGE) if "--plan" in words]
     assert len(plans) == 2
@@ -69,7 +69,7 @@ def run(section: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_served_model() -> None:
+def test_a_served_model():
     pytest.importorskip("aiohttp")
     with Api() as server:
         run(SECTIONS["Use a served model"].replace("http://localhost:8000/v1", server.url))
@@ -78,7 +78,7 @@ def test_a_served_model() -> None:
 
 
 @pytest.mark.slow
-def test_own_prompts() -> None:
+def test_own_prompts():
     section = SECTIONS["Use your own prompts"]
     (template,) = re.findall(r"```jinja\n(.*?)```", section, re.DOTALL)
     Path("my.j2").write_text(template, "utf-8")
@@ -89,7 +89,7 @@ def test_own_prompts() -> None:
 
 
 @pytest.mark.slow
-def test_own_policies_and_estimators_and_large_runs() -> None:
+def test_own_policies_and_estimators_and_large_runs():
     run(SECTIONS["Use your own environment, policy or estimator"])
     section = SECTIONS["Work with large saved runs"]
     run(section)
@@ -100,7 +100,7 @@ def test_own_policies_and_estimators_and_large_runs() -> None:
 
 
 @pytest.mark.slow
-def test_json_lines_are_imported() -> None:
+def test_json_lines_are_imported():
     rows = [
         {"episode": f"{level}/{number}", "level": level, "t": t, "seen": f"room {t}", "did": "go", "points": t * number}
         for level in ("a", "b")
@@ -117,7 +117,7 @@ def test_json_lines_are_imported() -> None:
 
 
 @pytest.mark.slow
-def test_what_needs_no_training_runs(capsys) -> None:
+def test_what_needs_no_training_runs(capsys):
     for block in re.findall(r"```(?:sh|python)\n.*?```", TUTORIAL, re.DOTALL):
         if code := block.removesuffix("```").partition("```python\n")[2]:
             exec(code, {})

@@ -81,12 +81,12 @@ def rooms_of(package: str) -> set[str]:
     }
 
 
-def test_datasets_is_no_package() -> None:
+def test_datasets_is_no_package():
     assert not (ROOT / "datasets" / "__init__.py").exists()
 
 
 @pytest.mark.parametrize("layer", LAYERS)
-def test_imports_point_one_way(layer: str) -> None:
+def test_imports_point_one_way(layer):
     modules = sorted(LAYERS[layer].rglob("*.py"))
     assert modules
     for module in modules:
@@ -95,12 +95,12 @@ def test_imports_point_one_way(layer: str) -> None:
 
 
 @pytest.mark.parametrize("package", ROOMS)
-def test_every_room_has_a_layer(package: str) -> None:
+def test_every_room_has_a_layer(package):
     assert rooms_of(package) == set().union(*ROOMS[package])
 
 
 @pytest.mark.parametrize("package", ROOMS)
-def test_rooms_import_only_from_layers_below(package: str) -> None:
+def test_rooms_import_only_from_layers_below(package):
     layer = {room: number for number, rooms in enumerate(ROOMS[package]) for room in rooms}
     dotted = package.removeprefix("integrations/appworld/").replace("/", ".")
     for module in sorted((ROOT / package).rglob("*.py")):
@@ -115,7 +115,7 @@ def test_rooms_import_only_from_layers_below(package: str) -> None:
                 assert layer[other] < layer[room], f"{module.relative_to(ROOT)} imports {name}"
 
 
-def test_every_poe_command_in_the_docs_and_in_ci_exists() -> None:
+def test_every_poe_command_in_the_docs_and_in_ci_exists():
     tasks = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["poe"]["tasks"]
     files = ["CONTRIBUTING.md", "docs/dependencies.md", ".ci/run", ".github/workflows/ci.yml"]
     named = {name for file in files for name in re.findall(r"\bpoe ([a-z-]+)", (ROOT / file).read_text("utf-8"))}
@@ -123,7 +123,7 @@ def test_every_poe_command_in_the_docs_and_in_ci_exists() -> None:
 
 
 @pytest.mark.parametrize("package", ["hgpo_train", "hgpo_train.rollout", "hgpo_train.advantages", "hgpo_datasets"])
-def test_every_exported_name_exists(package: str) -> None:
+def test_every_exported_name_exists(package):
     module = import_module(package)
     assert module.__all__ == sorted(module.__all__)
     assert set(module.__all__) <= set(dir(module))
@@ -133,7 +133,7 @@ def test_every_exported_name_exists(package: str) -> None:
 
 
 @pytest.mark.parametrize("package", ["hgpo_train", "hgpo_train.rollout"])
-def test_importing_a_package_imports_nothing_heavy(package: str) -> None:
+def test_importing_a_package_imports_nothing_heavy(package):
     probe = f"import sys, {package}; print(*{{name.partition('.')[0] for name in sys.modules}})"
     done = python(probe)
     heavy = {"numpy", "polars", "pyarrow", "torch", "gymnasium", "hgpo_envs", "hgpo_datasets"}

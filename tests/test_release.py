@@ -17,18 +17,18 @@ ADDRESS = {"urls": {"Repository": "https://github.com/somebody/hgpo"}}
 CHANGELOG, CITATION = ((ROOT / name).read_text("utf-8") for name in ("CHANGELOG.md", "CITATION.cff"))
 
 
-def test_all_but_the_address_is_ready() -> None:
+def test_all_but_the_address_is_ready():
     assert problems(PROJECT | ADDRESS, CHANGELOG, CITATION, None) == []
     assert problems(PROJECT | ADDRESS, CHANGELOG, CITATION, f"v{PROJECT['version']}") == []
 
 
 @pytest.mark.parametrize("address", ["", "https://HOST/OWNER/hgpo", "https://example.org/hgpo", "git@github.com:a/b"])
-def test_a_placeholder_of_the_address_fails(address: str) -> None:
+def test_a_placeholder_of_the_address_fails(address):
     (line,) = problems(PROJECT | {"urls": {"Repository": address}}, CHANGELOG, CITATION, None)
     assert "project.urls.Repository: expected an address" in line
 
 
-def test_another_tag_a_missing_entry_and_a_citation_with_gaps_fail() -> None:
+def test_another_tag_a_missing_entry_and_a_citation_with_gaps_fail():
     project = PROJECT | ADDRESS
     assert "expected the tag" in problems(project, CHANGELOG, CITATION, "v9")[0]
     assert "expected a heading" in problems(project, "# Changelog\n", CITATION, None)[0]
@@ -36,7 +36,7 @@ def test_another_tag_a_missing_entry_and_a_citation_with_gaps_fail() -> None:
     assert "expected no version" in problems(project, CHANGELOG, CITATION + "version: 1\n", None)[0]
 
 
-def test_the_address_and_the_version_are_nowhere_else() -> None:
+def test_the_address_and_the_version_are_nowhere_else():
     """One setting each: pages and other metadata have neither."""
     for name in ("README.md", "CITATION.cff", "mkdocs.yml"):
         text = (ROOT / name).read_text("utf-8")
@@ -50,7 +50,7 @@ def locked(name: str) -> list[str]:
     return [line for line in lines if line and not line.startswith(("#", "--hash="))]
 
 
-def test_both_locks_name_the_same_and_every_file_has_a_hash() -> None:
+def test_both_locks_name_the_same_and_every_file_has_a_hash():
     assert locked("requirements.lock") == locked("requirements-hashed.lock")
     entries = re.split(r"\n(?=[a-z0-9])", (ROOT / "requirements-hashed.lock").read_text())[1:]
     assert len(entries) == len(locked("requirements.lock"))
@@ -59,7 +59,7 @@ def test_both_locks_name_the_same_and_every_file_has_a_hash() -> None:
 
 
 @pytest.mark.parametrize("python", ["3.11", "3.13"])
-def test_what_is_locked_is_allowed(python: str) -> None:
+def test_what_is_locked_is_allowed(python):
     environment = {**default_environment(), "python_version": python, "python_full_version": f"{python}.0"}
     versions: dict[str, str] = {}
     for line in locked("requirements.lock"):

@@ -23,6 +23,7 @@ from hgpo_train.cli import card, certificate, check, data, panels
 from hgpo_train.cli.advantages import advantages
 from hgpo_train.cli.branch import branch
 from hgpo_train.cli.common import check_output_path
+from hgpo_train.cli.data_compare import compare
 from hgpo_train.cli.envs import envs
 from hgpo_train.cli.eval import evaluate
 from hgpo_train.cli.help_page import HelpPage
@@ -49,9 +50,58 @@ LIBRARIES: Final = (
 )  # fmt: skip
 """The libraries that results depend on, whose versions `hgpo --version` prints."""
 
-COMMANDS: Final = (
-    advantages, branch, envs, new, play, protocols, quickstart, rollout, score, sft, stats, train, verify, view
-)  # fmt: skip
+GROUPS: Final = {
+    "card": "Write the card of a run, or check one.",
+    "check": "Check an environment, or a GPU, before a run depends on it.",
+    "data": "Download, build, generate, convert and show data.",
+    "data build": "Build packs and catalogues from official files.",
+    "data install": "Install a benchmark's original program.",
+    "data fetch": "Download the official data.",
+    "data synth": "Generate synthetic data.",
+    "data export": "Export data to formats of other programs.",
+    "data show": "Show a run, or with webshop a WebShop catalogue.",
+    "panels": "List the panels of hgpo eval, and show what one fixes.",
+    "certificate": "Check the certificate of an evaluation on a panel.",
+}
+"""Groups of commands by the words that call them, with their help."""
+
+COMMANDS: Final[dict[str, Callable[..., None]]] = {
+    "advantages": advantages,
+    "branch": branch,
+    "envs": envs,
+    "new": new,
+    "play": play,
+    "protocols": protocols,
+    "quickstart": quickstart,
+    "rollout": rollout,
+    "score": score,
+    "sft": sft,
+    "stats": stats,
+    "train": train,
+    "verify": verify,
+    "view": view,
+    "eval": evaluate,
+    "card": card.card,
+    "card check": card.check_card,
+    "check env": check.check_env,
+    "check gpu": check.check_gpu,
+    "data build alfworld": data.build_alfworld,
+    "data build webshop": data.build_webshop,
+    "data fetch alfworld": data.fetch_alfworld,
+    "data fetch webshop": data.fetch_webshop,
+    "data synth alfworld": data.synth_alfworld,
+    "data synth webshop": data.synth_webshop,
+    "data export minari": data.export_minari,
+    "data export delta": data.export_delta,
+    "data import": data.import_rollouts,
+    "data show": data.show_run,
+    "data show webshop": data.show_webshop,
+    "data compare": compare,
+    "panels": panels.list_all,
+    "panels show": panels.show,
+    "certificate check": certificate.check,
+}
+"""The project's commands by the words that call them. One with the words of a group is what the group does alone."""
 
 ENTRY_POINTS: Final = "hgpo.commands"
 
@@ -86,14 +136,17 @@ def application() -> App:
             negative=(), negative_iterable=(), allow_repeating=True, converter=_convert_without_rounding
         ),
     )
-    for command in COMMANDS:
-        app.command(command, help_formatter=HelpPage(command))
-    app.command(evaluate, name="eval", help_formatter=HelpPage(evaluate))
-    card.add_commands(app)
-    check.add_commands(app)
-    data.add_commands(app)
-    panels.add_commands(app)
-    certificate.add_commands(app)
+    groups = {"": app}
+    for words, about in GROUPS.items():
+        above, _, name = words.rpartition(" ")
+        groups[words] = App(name=name, help=about)
+        groups[above].command(groups[words])
+    for words, command in COMMANDS.items():
+        if words in groups:
+            groups[words].default(command)
+            continue
+        above, _, name = words.rpartition(" ")
+        groups[above].command(command, name=name, help_formatter=HelpPage(command))
     app.register_install_completion_command(help="Install completion for this shell: bash, zsh, fish or PowerShell.")
     return app
 
@@ -173,7 +226,7 @@ def run(words: Sequence[str]) -> None:
     """
     check_empty_words(words)
     app = application()
-    if not words or words[0] not in {command.__name__ for command in COMMANDS}:  # finding the others takes 60 ms
+    if not words or words[0] not in COMMANDS.keys() - GROUPS.keys():  # finding the others takes 60 ms
         add_plugins(app, words)
     command, bound, _ = app.parse_args(words, print_error=False, exit_on_error=False)
     if isinstance(getattr(command, "__self__", None), App):  # help and versions, without the imports of redaction

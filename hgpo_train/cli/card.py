@@ -6,7 +6,7 @@ import shlex
 from pathlib import Path  # noqa: TC003 - cyclopts reads the annotations
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
-from cyclopts import App, Parameter
+from cyclopts import Parameter
 
 from hgpo_train.cli import common, options  # cyclopts reads the annotations
 
@@ -15,14 +15,6 @@ if TYPE_CHECKING:
 
 _QUESTION: Final = 1000
 """Characters of a question."""
-
-
-def add_commands(app: App) -> None:
-    """Add `hgpo card RUN` and `hgpo card check` to an application."""
-    group = App(name="card", help="Write the card of a run, or check one.")
-    app.command(group)
-    group.default(card)
-    group.command(check_card, name="check")
 
 
 def card(

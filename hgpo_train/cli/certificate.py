@@ -5,17 +5,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path  # noqa: TC003 - cyclopts reads the annotations
 
-from cyclopts import App
 from cyclopts.types import NonNegativeInt  # noqa: TC002 - cyclopts reads the annotations
 
 from hgpo_train.cli import common, options  # cyclopts reads the annotations
-
-
-def add_commands(app: App) -> None:
-    """Add the group of commands to an application."""
-    certificate = App(name="certificate", help="Check the certificate of an evaluation on a panel.")
-    app.command(certificate)
-    certificate.command(check)
 
 
 def check(

@@ -7,7 +7,6 @@ from contextlib import closing
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
-from cyclopts import App
 from cyclopts.types import PositiveInt  # noqa: TC002 - cyclopts reads the annotations
 
 from hgpo_train.cli import options  # cyclopts reads the annotations
@@ -17,14 +16,6 @@ if TYPE_CHECKING:
 
 _WORDS: Final = {"pass": "ok", "warning": "warn", "fail": "FAIL"}
 """The verdicts in words, because a terminal without UTF-8 prints other marks as question marks."""
-
-
-def add_commands(app: App) -> None:
-    """Add the group of commands to an application."""
-    check = App(name="check", help="Check an environment, or a GPU, before a run depends on it.")
-    app.command(check)
-    check.command(check_env, name="env")
-    check.command(check_gpu, name="gpu")
 
 
 def check_env(

@@ -5,45 +5,14 @@ from __future__ import annotations
 import math
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
-from cyclopts import App, Parameter
+from cyclopts import Parameter
 
 from hgpo_train.cli import common, options  # cyclopts reads the annotations
-from hgpo_train.cli.data_compare import compare
-from hgpo_train.cli.help_page import HelpPage
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 Run = Annotated[Path, Parameter(help="A run, a folder that contains runs, a Parquet file, or a quoted pattern.")]
 Seed = Annotated[int, Parameter(help="Seed of the content; the same seed gives the same bytes.")]
-
-
-def add_commands(app: App) -> None:
-    """Add the group of commands to an application."""
-    data = App(name="data", help="Download, build, generate, convert and show data.")
-    app.command(data)
-    abouts = {
-        "build": "Build packs and catalogues from official files.",
-        "install": "Install a benchmark's original program.",
-        "fetch": "Download the official data.",
-        "synth": "Generate synthetic data.",
-        "export": "Export data to formats of other programs.",
-        "show": "Show a run, or with webshop a WebShop catalogue.",
-    }
-    for name, about in abouts.items():
-        data.command(App(name=name, help=about))
-    commands: tuple[Callable[..., None], ...] = (
-        *(build_alfworld, build_webshop, fetch_alfworld, fetch_webshop, synth_alfworld, synth_webshop),
-        *(export_minari, export_delta, show_webshop),
-    )
-    for command in commands:
-        group, _, name = command.__name__.partition("_")
-        data[group].command(command, name=name.replace("_", "-"), help_formatter=HelpPage(command))
-    data["show"].default(show_run)
-    data.command(import_rollouts, name="import", help_formatter=HelpPage(import_rollouts))
-    data.command(compare, help_formatter=HelpPage(compare))
 
 
 def build_alfworld(

@@ -4,20 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cyclopts import App
-
 from hgpo_train.cli import common, options  # cyclopts reads the annotations
 
 if TYPE_CHECKING:
     from hgpo_train.panels import Panel
-
-
-def add_commands(app: App) -> None:
-    """Add the group of commands to an application."""
-    panels = App(name="panels", help="List the panels of hgpo eval, and show what one fixes.")
-    app.command(panels)
-    panels.default(list_all)
-    panels.command(show)
 
 
 def list_all(*, as_json: options.Json = False) -> None:

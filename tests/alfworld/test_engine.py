@@ -26,7 +26,7 @@ def wander(engine: ALFWorldEngine, state: State, seed: int, steps: int) -> list[
 
 
 @given(TASKS, SEEDS)
-def test_every_admissible_command_has_its_documented_effect(task: str, seed: int) -> None:
+def test_every_admissible_command_has_its_documented_effect(task, seed):
     engine = SOURCE.engine()
     for state in wander(engine, engine.start(task), seed, 30):
         assert state.valid
@@ -39,7 +39,7 @@ def test_every_admissible_command_has_its_documented_effect(task: str, seed: int
 
 @pytest.mark.slow
 @given(TASKS, SEEDS, st.text() | st.sampled_from(["go to", " ", "\x00", "\ud800", "take mug 1 from mug 1"]))
-def test_inadmissible_commands_change_nothing_and_never_raise(task: str, seed: int, command: str) -> None:
+def test_inadmissible_commands_change_nothing_and_never_raise(task, seed, command):
     engine = SOURCE.engine()
     before = wander(engine, engine.start(task), seed, 5)[-1]
     if command.strip() in before.actions or before.terminated:
@@ -52,7 +52,7 @@ def test_inadmissible_commands_change_nothing_and_never_raise(task: str, seed: i
 
 
 @given(TASKS, SEEDS)
-def test_spaces_around_a_command_are_ignored_but_case_is_not(task: str, seed: int) -> None:
+def test_spaces_around_a_command_are_ignored_but_case_is_not(task, seed):
     plain = SOURCE.engine()
     spaced = SOURCE.engine()
     command = random.Random(seed).choice(plain.start(task).actions)
@@ -61,7 +61,7 @@ def test_spaces_around_a_command_are_ignored_but_case_is_not(task: str, seed: in
     assert spaced.act(f" \t{command}\n") == plain.act(command)
 
 
-def test_commands_after_the_end_change_nothing() -> None:
+def test_commands_after_the_end_change_nothing():
     task = SOURCE.ids("train")[0]
     engine = SOURCE.engine()
     state = engine.start(task)
@@ -76,7 +76,7 @@ def test_commands_after_the_end_change_nothing() -> None:
     assert engine.game_state == game_state
 
 
-def test_act_before_start_is_an_error() -> None:
+def test_act_before_start_is_an_error():
     with pytest.raises(RuntimeError, match="act before start"):
         SOURCE.engine().act("look")
     with pytest.raises(RuntimeError, match="no source of games"):

@@ -2,7 +2,6 @@
 
 import json
 import re
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -22,19 +21,19 @@ TASK = SOURCE.ids("train")[0]
 
 
 @pytest.fixture
-def file() -> dict:
+def file():
     """Return a game file to modify."""
     return SOURCE.read(TASK)
 
 
-def test_the_first_identifier_gets_the_highest_number() -> None:
+def test_the_first_identifier_gets_the_highest_number():
     names = display_names(["mug_bar_3", "mug_bar_1", "mug_bar_2", "sink_bar_1", "sink_bar_1_bar_sinkbasin", "agent1"])
     mugs = {"mug_bar_1": "mug 3", "mug_bar_2": "mug 2", "mug_bar_3": "mug 1"}
     sinks = {"sink_bar_1": "sink 1", "sink_bar_1_bar_sinkbasin": "sinkbasin 1"}
     assert names == {**mugs, **sinks, "agent1": "agent1 "}
 
 
-def test_wordings_and_their_conversion(file: dict) -> None:
+def test_wordings_and_their_conversion(file):
     domain = file["pddl_domain"]
     (wording, task) = split_task(file["grammar"])
     assert recognise(domain, wording) == MOVE
@@ -55,7 +54,7 @@ def test_wordings_and_their_conversion(file: dict) -> None:
     assert compile_game(file | {"grammar": join_task(wording, "look at the moon.")}).task == "look at the moon."
 
 
-def test_help_in_the_action_is_the_same_help(file: dict) -> None:
+def test_help_in_the_action_is_the_same_help(file):
     """This is the form that alfworld's patch of older games writes."""
     older = convert(file, "put")
     domain = convert(file, "move")["pddl_domain"]
@@ -67,7 +66,7 @@ def test_help_in_the_action_is_the_same_help(file: dict) -> None:
 
 
 @given(st.data())
-def test_any_change_of_a_relevant_letter_is_refused(data: st.DataObject) -> None:
+def test_any_change_of_a_relevant_letter_is_refused(data):
     file = SOURCE.read(TASK)
     domain = file["pddl_domain"]
     wording = split_task(file["grammar"])[0]
@@ -90,13 +89,13 @@ def test_any_change_of_a_relevant_letter_is_refused(data: st.DataObject) -> None
         assert all(re.search(r"ReceptacleObject|overview_|overview\(o, r\)|notImplemented", name) for name in lost)
 
 
-def test_goals_are_parsed_with_any_layout() -> None:
+def test_goals_are_parsed_with_any_layout():
     text = "(and(exists (?r - Receptacle)\n(exists (?o - object) (and (inReceptacle ?o ?r) (objectType ?o MugType)"
     goal = parse_goal(f"{text}\t(receptacleType ?r  ShelfType ) ) ) ) ) ) )")
     assert (goal.task_type, goal.object_type, goal.receptacle_type) == ("pick_and_place_simple", "mug", "shelf")
 
 
-def test_initial_facts(file: dict) -> None:
+def test_initial_facts(file):
     """Objects and receptacles that are hot, open or sliced in the initial facts are so in the initial state."""
     game = compile_game(file)
     thing = game.object_ids[0]
@@ -107,7 +106,7 @@ def test_initial_facts(file: dict) -> None:
     assert started.start.opened[game.receptacle_ids.index(receptacle)]
 
 
-def test_truncated_file(file: dict, tmp_path: Path) -> None:
+def test_truncated_file(file, tmp_path):
     path = tmp_path / "game.tw-pddl"
     text = json.dumps(file)
     path.write_text(text[: len(text) // 2], "utf-8")
@@ -120,7 +119,7 @@ def test_truncated_file(file: dict, tmp_path: Path) -> None:
         read_file(tmp_path / "none")
 
 
-def test_errors_name_what_is_unknown(file: dict) -> None:
+def test_errors_name_what_is_unknown(file):
     domain = file["pddl_domain"]
     last = file["pddl_domain"].rstrip()[:-1]
     assert domain.count("(isHot ?o)\n                (not (isCool ?o))") == 1

@@ -43,7 +43,7 @@ print(json.dumps(report))
 
 
 @pytest.mark.parametrize("data", [pytest.param(name, marks=slow) for name in ("bundled", "official")])
-def test_walks_agree(data: str, original_python: str) -> None:
+def test_walks_agree(data, original_python):
     where = None if data == "bundled" else str(ROOT / "tests/alfworld/official.pack")
     seed = random.SystemRandom().randrange(10**6)
     report = json.loads(run(original_python, "-c", FUZZ, data=where, games=GAMES, seed=seed))
@@ -74,7 +74,7 @@ print(json.dumps(found))
 
 @pytest.mark.slow
 @pytest.mark.original
-def test_the_same_games_are_listed(original_python: str, tmp_path: Path) -> None:
+def test_the_same_games_are_listed(original_python, tmp_path):
     """The original's environment finds the written games, except those that both skip."""
     ids = [BUNDLED.ids(split)[n] for split in ("train", "valid_seen", "valid_unseen") for n in range(4)]
     write_folder(BUNDLED, ids, tmp_path)
@@ -90,7 +90,7 @@ def test_the_same_games_are_listed(original_python: str, tmp_path: Path) -> None
     assert len(listed) == 7
 
 
-def test_the_error_without_the_original_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_without_the_original_is_one_line(monkeypatch):
     monkeypatch.setitem(sys.modules, "alfworld", None)
     monkeypatch.setitem(sys.modules, "alfworld.agents.environment.alfred_tw_env", None)
     with pytest.raises(InputError, match=r"needs the original program .*pip install .*\[alfworld\]") as caught:

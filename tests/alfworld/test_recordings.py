@@ -49,7 +49,7 @@ def replay(rows: Iterator[dict[str, Any]], games: dict[str, Game]) -> tuple[int,
     return count, differing
 
 
-def test_every_golden_line() -> None:
+def test_every_golden_line():
     games = {task: compile_game(file) for task, file in tarred_games(GOLDEN / "generated-games.tar.xz")}
     count, differing = replay(lines(GOLDEN / "generated-games.transcripts.jsonl.gz"), games)
     assert len(games) == 30
@@ -58,7 +58,7 @@ def test_every_golden_line() -> None:
 
 
 @pytest.mark.parametrize("name", ["bundled", "official"])
-def test_recorded_walks(name: str) -> None:
+def test_recorded_walks(name):
     """Walks by `python -m benchmarks alfworld_fuzz`, in both wordings; `official` are games of the official release.
 
     Other bundled games need other recordings: `python -m benchmarks alfworld_fuzz --games 216 --seed 12 --put 0.25
@@ -73,7 +73,7 @@ def test_recorded_walks(name: str) -> None:
     assert differing == []
 
 
-def test_stored_walkthroughs_win() -> None:
+def test_stored_walkthroughs_win():
     source = ALFWorldSource()
     games = [source.game(task) for task in source.ids("all")]
     games += [compile_game(file) for _, file in tarred_games(GOLDEN / "generated-games.tar.xz")]
@@ -90,7 +90,7 @@ def test_stored_walkthroughs_win() -> None:
 
 
 @pytest.mark.slow
-def test_all_official_games_load(shared: Path) -> None:
+def test_all_official_games_load(shared):
     """Their counts, types as their folders name them, and a start from which every receptacle can be reached."""
     engine = ALFWorldEngine()
     counts = Counter[str]()

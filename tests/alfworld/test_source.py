@@ -22,7 +22,7 @@ IDS = [BUNDLED.ids(split)[0] for split in ("train", "valid_seen", "valid_unseen"
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     write_folder(BUNDLED, IDS, tmp_path)
     return tmp_path
 
@@ -31,7 +31,7 @@ def place(folder: Path, task: str) -> Path:
     return folder / "json_2.1.1" / task / "game.tw-pddl"
 
 
-def test_every_form_of_the_same_data(folder: Path) -> None:
+def test_every_form_of_the_same_data(folder):
     assert ALFWorldSource(folder).ids("all") == ALFWorldSource(folder / "json_2.1.1").ids("all") == sorted(IDS)
     assert ALFWorldSource(str(folder)).ids("train") == [IDS[0]]
     single = ALFWorldSource(place(folder, IDS[1]).parent)
@@ -47,7 +47,7 @@ def test_every_form_of_the_same_data(folder: Path) -> None:
     assert ALFWorldSource(lone).ids("train") == ["train/some/trial"]
 
 
-def test_games_that_are_not_marked_solvable_or_have_movable_or_sliced_things_are_skipped(folder: Path) -> None:
+def test_games_that_are_not_marked_solvable_or_have_movable_or_sliced_things_are_skipped(folder):
     path = place(folder, IDS[0])
     data = json.loads(path.read_text())
     for mark in (False, None, "true"):
@@ -64,7 +64,7 @@ def test_games_that_are_not_marked_solvable_or_have_movable_or_sliced_things_are
     assert ALFWorldSource(folder).ids("all") == [IDS[0]]
 
 
-def test_converted_games_play_the_other_wording_also_from_pickles(folder: Path) -> None:
+def test_converted_games_play_the_other_wording_also_from_pickles(folder):
     source = ALFWorldSource(folder, grammar="put")
     for other in (source, pickle.loads(pickle.dumps(source))):
         assert {other.task(task).versions["grammar"] for task in IDS} == {"put"}
@@ -73,7 +73,7 @@ def test_converted_games_play_the_other_wording_also_from_pickles(folder: Path) 
 
 @pytest.mark.parametrize("name", [GAME_FILE, "traj_data.json"])
 @pytest.mark.parametrize("content", ["fifo", "zero", b"[" * 1_000_000, b" " * (5 << 20), b"3", b'{"x": "\xe9"}'])
-def test_game_folders_with_other_content(folder: Path, name: str, content: bytes | str) -> None:
+def test_game_folders_with_other_content(folder, name, content):
     path = place(folder, IDS[0]).with_name(name)
     path.unlink(missing_ok=True)
     if content == "fifo":
@@ -88,7 +88,7 @@ def test_game_folders_with_other_content(folder: Path, name: str, content: bytes
         ALFWorldSource(folder).trajectory(IDS[0])
 
 
-def test_bad_folders(folder: Path, tmp_path: Path) -> None:
+def test_bad_folders(folder, tmp_path):
     with pytest.raises(InputError, match=r"no ALFWorld data at .*nowhere: expected a folder of official games or a"):
         ALFWorldSource(folder / "nowhere")
     empty = tmp_path / "empty"
@@ -108,7 +108,7 @@ def test_bad_folders(folder: Path, tmp_path: Path) -> None:
         ALFWorldSource(folder)
 
 
-def test_errors_for_unknown_names_suggest_the_closest() -> None:
+def test_errors_for_unknown_names_suggest_the_closest():
     with pytest.raises(InputError, match="unknown split 'valid_sen'; did you mean 'valid_seen'"):
         BUNDLED.ids("valid_sen")
     near = IDS[0][:-1]
@@ -121,7 +121,7 @@ GAMES = [(task, BUNDLED.read(task), BUNDLED.trajectory(task)) for task in PACKED
 
 
 @pytest.fixture(scope="module")
-def pack(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def pack(tmp_path_factory):
     path = tmp_path_factory.mktemp("pack") / "six.pack"
     assert write_pack(path, GAMES) == 6
     return path
@@ -139,7 +139,7 @@ def refusal(path: Path) -> str:
     return str(caught.value)
 
 
-def test_games_are_unchanged(pack: Path) -> None:
+def test_games_are_unchanged(pack):
     store = PackStore(pack)
     assert content(pack) == sorted(GAMES)
     assert [list(store.read(task)) for task in PACKED] == [list(file) for _, file, _ in GAMES]
@@ -149,7 +149,7 @@ def test_games_are_unchanged(pack: Path) -> None:
             store.read(unknown)
 
 
-def test_games_are_unchanged_after_conversion_to_a_folder_and_back(pack: Path, tmp_path: Path) -> None:
+def test_games_are_unchanged_after_conversion_to_a_folder_and_back(pack, tmp_path):
     assert write_folder(PackStore(pack), PACKED, tmp_path) == 6
     folder = FolderStore(tmp_path)
     assert folder.ids() == sorted(PACKED)
@@ -159,7 +159,7 @@ def test_games_are_unchanged_after_conversion_to_a_folder_and_back(pack: Path, t
 
 
 @given(where=st.floats(0, 1, exclude_max=True), bits=st.integers(1, 255))
-def test_a_flipped_byte_is_detected_or_changes_no_game(pack: Path, where: float, bits: int) -> None:
+def test_a_flipped_byte_is_detected_or_changes_no_game(pack, where, bits):
     """A zip file also holds dates, systems and attributes, which nobody reads."""
     flipped = bytearray(pack.read_bytes())
     flipped[int(where * len(flipped))] ^= bits
@@ -182,7 +182,7 @@ def rewritten(pack: Path, path: Path, **members: bytes) -> bytes:
     return path.read_bytes()
 
 
-def test_error_lines(pack: Path, tmp_path: Path) -> None:
+def test_error_lines(pack, tmp_path):
     whole = pack.read_bytes()
     path = tmp_path / "x.pack"
     first = min(PACKED)
@@ -202,7 +202,7 @@ def test_error_lines(pack: Path, tmp_path: Path) -> None:
         ALFWorldSource(tmp_path / "missing.pack")
 
 
-def test_writing_a_pack_is_atomic_and_replaces_no_other_file(tmp_path: Path) -> None:
+def test_writing_a_pack_is_atomic_and_replaces_no_other_file(tmp_path):
     path = tmp_path / "p.pack"
     broken = {**GAMES[1][1], "pddl_problem": "(define)"}
     for games, reason in (
@@ -220,7 +220,7 @@ def test_writing_a_pack_is_atomic_and_replaces_no_other_file(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("name", ["../../../outside", "/tmp/hgpo-outside", "train/a/\\..\\..\\x", "C:/outside"])
-def test_task_ids_never_lead_out_of_the_folder(tmp_path: Path, name: str) -> None:
+def test_task_ids_never_lead_out_of_the_folder(tmp_path, name):
     path = tmp_path / "x.pack"
     write_pack(path, [(name, GAMES[0][1], None)])
     with pytest.raises(InputError, match="leads out of the folder"):

@@ -57,12 +57,12 @@ def wordings(text: str) -> list[str]:
         ("You may move the object to another place, or move from room 1 to room 2.", []),
     ],
 )
-def test_phrases_of_prompts(text: str, expected: list[str]) -> None:
+def test_phrases_of_prompts(text, expected):
     assert wordings(text) == expected
 
 
 @pytest.mark.parametrize("name", ["move", "put"])
-def test_no_text_of_a_game_looks_like_the_other_wording(name: str) -> None:
+def test_no_text_of_a_game_looks_like_the_other_wording(name):
     source = ALFWorldSource(grammar=name)
     assert not [sentence for each in source.ids("all")[::9] for sentence in wordings(source.task(each).instruction)]
     engine = source.engine()
@@ -83,7 +83,7 @@ def opened(**arguments: object) -> list[str]:
     return [str(one.message) for one in caught]
 
 
-def test_a_prompt_for_the_other_wording_is_one_warning_that_says_how_to_fix_it(tmp_path: Path) -> None:
+def test_a_prompt_for_the_other_wording_is_one_warning_that_says_how_to_fix_it(tmp_path):
     template = tmp_path / "react.j2"
     template.write_text(
         "{# not shown: move X to Y #}\n> put mug 1 in/on desk 1\n> put egg 2 in/on sink 1\n{{ observation }}"
@@ -106,7 +106,7 @@ class SlidingDoors(DoorsSource):
     name = "SlidingDoors"
 
 
-def test_other_benchmarks_declare_their_wordings(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_benchmarks_declare_their_wordings(monkeypatch):
     known = {"house=1": Wording("doors that open", "open door"), "house=2": Wording("doors that slide", "slide door")}
     spec = EnvironmentSpec(id="Mine/SlidingDoors-v0", source=SlidingDoors, wordings=known)
     monkeypatch.setitem(environment_spec._added, spec.id, spec)
@@ -115,14 +115,14 @@ def test_other_benchmarks_declare_their_wordings(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.fixture(scope="module")
-def games(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def games(tmp_path_factory):
     folder = tmp_path_factory.mktemp("games")
     write_folder(BUNDLED, IDS, folder)
     return folder
 
 
 @pytest.fixture
-def edited(games: Path, tmp_path: Path) -> Callable[..., Path]:
+def edited(games, tmp_path):
     """Return a function that copies the games, and changes a text of the first by a pattern."""
 
     def edit(key: str, pattern: str, new: str) -> Path:
@@ -143,7 +143,7 @@ def compared(hgpo: Callable, *arguments: object) -> tuple[int, dict]:
     return code, json.loads(out)
 
 
-def test_equal_games_in_a_folder_and_in_a_pack(hgpo: Callable, games: Path, tmp_path: Path) -> None:
+def test_equal_games_in_a_folder_and_in_a_pack(hgpo, games, tmp_path):
     source = ALFWorldSource(games)
     write_pack(tmp_path / "a.pack", [(task, source.read(task), None) for task in IDS])
     code, found = compared(hgpo, games, tmp_path / "a.pack")
@@ -154,7 +154,7 @@ def test_equal_games_in_a_folder_and_in_a_pack(hgpo: Callable, games: Path, tmp_
     assert "equal" in out
 
 
-def test_games_in_the_other_wording(hgpo: Callable, games: Path, tmp_path: Path) -> None:
+def test_games_in_the_other_wording(hgpo, games, tmp_path):
     older = ALFWorldSource(games, grammar="put")
     write_pack(tmp_path / "put.pack", [(task, older.read(task), None) for task in IDS])
     code, found = compared(hgpo, games, tmp_path / "put.pack")
@@ -176,9 +176,7 @@ def test_games_in_the_other_wording(hgpo: Callable, games: Path, tmp_path: Path)
         ("pddl_problem", r"(\(:goal[\s\S]*?)DeskLampType", r"\1FloorLampType", "goal"),
     ],
 )
-def test_one_changed_game(
-    hgpo: Callable, games: Path, edited: Callable[..., Path], key: str, pattern: str, new: str, different: str
-) -> None:
+def test_one_changed_game(hgpo, games, edited, key, pattern, new, different):
     code, found = compared(hgpo, games, edited(key, pattern, new))
     assert code == 1
     assert {name: [one["task_id"] for one in each] for name, each in found["differences"].items() if each} == {
@@ -192,7 +190,7 @@ def test_one_changed_game(
         assert change["b"] == re.sub(r" \S+\)$", " elsewhere)", change["a"])
 
 
-def test_the_order_and_layout_of_facts_do_not_count(games: Path, tmp_path: Path) -> None:
+def test_the_order_and_layout_of_facts_do_not_count(games, tmp_path):
     def shuffle(data: dict) -> dict:
         head, rest = data["pddl_problem"].split("(:init", 1)
         start, goal = rest.split("(:goal", 1)
@@ -205,9 +203,7 @@ def test_the_order_and_layout_of_facts_do_not_count(games: Path, tmp_path: Path)
     assert compare_data(source, ALFWorldSource(tmp_path / "b.pack"), (IDS, IDS)).equal
 
 
-def test_what_cannot_be_read_is_one_line_and_exit_status_2(
-    hgpo: Callable, games: Path, edited: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_what_cannot_be_read_is_one_line_and_exit_status_2(hgpo, games, edited, tmp_path):
     broken = edited("grammar", "You arrive at", "You walk to")
     for other, *options, reason in (
         (broken, f"B: {IDS[0]}: unknown grammar"),
@@ -236,7 +232,7 @@ SETS = st.dictionaries(st.sampled_from("abcd"), st.sampled_from(["open", "close"
 
 
 @given(SETS, SETS)
-def test_any_source_is_compared_by_the_descriptions_of_its_tasks(first: dict[str, str], second: dict[str, str]) -> None:
+def test_any_source_is_compared_by_the_descriptions_of_its_tasks(first, second):
     found = compare_data(Sentences(first), Sentences(second), (list(first), list(second)))
     assert set(found.only_in_a) == first.keys() - second.keys()
     assert set(found.only_in_b) == second.keys() - first.keys()
@@ -245,7 +241,7 @@ def test_any_source_is_compared_by_the_descriptions_of_its_tasks(first: dict[str
     assert found.equal == (first == second)
 
 
-def test_tables_of_any_origin_name_their_wordings() -> None:
+def test_tables_of_any_origin_name_their_wordings():
     versions = ['{"grammar": "put"}', '{"grammar": "unknown"}', '{"grammar": ["put"]}', "[1]", "put", "[" * 9000, None]
     env_ids = ["HGPO/ALFWorld-v0"] * len(versions)
     steps = pl.LazyFrame({"env_id": env_ids, "env_version": versions})
@@ -255,7 +251,7 @@ def test_tables_of_any_origin_name_their_wordings() -> None:
 
 
 @pytest.mark.slow
-def test_the_official_games_against_themselves_and_the_older_wording(official: Path) -> None:
+def test_the_official_games_against_themselves_and_the_older_wording(official):
     source = ALFWorldSource(official)
     ids = source.ids("all")
     assert len(ids) == 3827

@@ -34,7 +34,7 @@ def sure():
     return statistics(TABLE, by="task_type", history_length=2, permutations=2).intervals
 
 
-def test_a_chart_contains_the_table(sure) -> None:
+def test_a_chart_contains_the_table(sure):
     drawn = levels_chart(sure, "shared", by="task_type").to_dict()
     assert data_of(drawn) == sure.filter(pl.col("statistic") == "shared", pl.col("value").is_not_null()).to_dicts()
     encoded = [layer["encoding"] for layer in drawn["layer"]]
@@ -44,13 +44,13 @@ def test_a_chart_contains_the_table(sure) -> None:
     assert encoded[2]["color"]["legend"]["title"] == "task type"
 
 
-def test_a_title_keeps_its_capitals_and_symbols(sure) -> None:
+def test_a_title_keeps_its_capitals_and_symbols(sure):
     assert levels_chart(sure, "sign_disagreement").to_dict()["title"]["text"] == "Signs of A_k and A_K differ"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ending", [".html", ".svg", ".png", ".json"])
-def test_files_need_no_network(sure, ending, tmp_path) -> None:
+def test_files_need_no_network(sure, ending, tmp_path):
     path = tmp_path / f"chart{ending}"
     path.write_text("an older picture")
     save_chart(statistics_chart(sure, by="task_type"), path)
@@ -60,7 +60,7 @@ def test_files_need_no_network(sure, ending, tmp_path) -> None:
     assert not re.search(rb'(src|href)="https?:', content)
 
 
-def test_a_chart_without_its_extra_says_what_to_install(monkeypatch) -> None:
+def test_a_chart_without_its_extra_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "altair", None)
     monkeypatch.delitem(sys.modules, "hgpo_train.analysis.charts")
     with pytest.raises(InputError, match=r"^chart needs altair: pip install .*\[notebooks\]'?$"):
@@ -68,6 +68,6 @@ def test_a_chart_without_its_extra_says_what_to_install(monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("name", ["chart.pdf", "chart", "missing/chart.svg"])
-def test_wrong_files_are_refused(name, tmp_path) -> None:
+def test_wrong_files_are_refused(name, tmp_path):
     with pytest.raises(InputError, match="expected"):
         check_chart_file("--plot", tmp_path / name)

@@ -262,7 +262,7 @@ def wandering(rng: np.random.Generator, *, matters: bool) -> pl.DataFrame:
 OF_DEPTH_ONE = (pl.col("level") == "1") & (pl.col("statistic") == "explained")
 
 
-def test_histories_that_decide_are_told_from_chance_and_others_are_not() -> None:
+def test_histories_that_decide_are_told_from_chance_and_others_are_not():
     """In a third of the steps, the hall, the state before decides all; at the others, it is the same for all."""
     for matters in (True, False):
         table = wandering(np.random.default_rng(0), matters=matters)
@@ -391,7 +391,7 @@ def test_chunks_and_processes_give_the_same_numbers(tmp_path):
         pl.testing.assert_frame_equal(getattr(one, name), getattr(whole, name), rel_tol=1e-12)
 
 
-def test_contexts_of_states_and_actions_and_equal_returns() -> None:
+def test_contexts_of_states_and_actions_and_equal_returns():
     table = pl.DataFrame(
         [("a", trajectory, step, state, 0.0, True, action) for trajectory, actions in (("x", "up"), ("y", "climb"))
          for step, (state, action) in enumerate((("hall", actions), ("attic", "look")))],
@@ -403,7 +403,7 @@ def test_contexts_of_states_and_actions_and_equal_returns() -> None:
     assert "equal returns: HGPO's advantages are all 0" in "\n".join(describe(both["states"]))
 
 
-def test_invalid_input_is_reported() -> None:
+def test_invalid_input_is_reported():
     table = table_of([("a", "x", 0, "s", 0.0, True)])
     with pytest.raises(InputError, match="did you mean 'trajectory'"):
         statistics(table, by=["trajectori"])
@@ -429,7 +429,7 @@ def test_invalid_input_is_reported() -> None:
         statistics(table.clear())
 
 
-def test_every_statistic_that_is_shown_is_defined_in_the_docs_and_on_hover() -> None:
+def test_every_statistic_that_is_shown_is_defined_in_the_docs_and_on_hover():
     """A table's columns are those that are defined, and the page's rows are the definitions."""
     found = statistics(rollout(["hall", "den"], ["go", "stay"], task_type="<i>", won=True), by="task_type")
     page = (Path(__file__).parents[2] / "docs/statistics.md").read_text("utf-8")

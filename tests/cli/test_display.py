@@ -9,7 +9,7 @@ from hgpo_train.cli.display import print_table
 
 
 @pytest.mark.parametrize("width", [40, 60, 200])
-def test_every_cell_is_shown_with_the_label_of_its_row(width: int) -> None:
+def test_every_cell_is_shown_with_the_label_of_its_row(width):
     names, kinds = [f"a number {place}" for place in range(8)], ["look_at_obj_in_light", "pick"]
     numbers = [[f"{row}{place}.000" for place in range(8)] for row in range(2)]
     output = io.StringIO()
@@ -21,7 +21,7 @@ def test_every_cell_is_shown_with_the_label_of_its_row(width: int) -> None:
     assert max(map(len, output.getvalue().splitlines())) <= width
 
 
-def test_long_labels_are_broken_between_words() -> None:
+def test_long_labels_are_broken_between_words():
     output = io.StringIO()
     name = "pick_clean_then_place_in_recep"
     print_table(["task type", "tasks"], [[name, "2"]], console=Console(file=output, width=34))

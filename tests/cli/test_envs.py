@@ -4,7 +4,6 @@ import json
 import platform
 import re
 from importlib.metadata import version
-from pathlib import Path
 
 import gymnasium
 import pytest
@@ -23,7 +22,7 @@ HOUSE = EnvironmentSpec(id="Mine/Doors-v0", source="doors:DoorsSource", max_step
 """
 
 
-def test_the_versions_are_those_of_the_distributions() -> None:
+def test_the_versions_are_those_of_the_distributions():
     lines = dict(line.split(" ", 1) for line in invoke("--version").splitlines())
     assert lines["hgpo"] == version("hgpo")
     assert lines["Python"].startswith(platform.python_version())
@@ -31,7 +30,7 @@ def test_the_versions_are_those_of_the_distributions() -> None:
     assert lines["polars"] == version("polars")
 
 
-def test_the_versions_import_no_library() -> None:
+def test_the_versions_import_no_library():
     script = (
         "import sys; from hgpo_train.cli import main; sys.argv = ['hgpo', '--version']\n"
         "try: main()\n"
@@ -47,7 +46,7 @@ def listed() -> dict[str, dict]:
 
 
 @pytest.mark.parametrize("env_id", ["HGPO/ALFWorld-v0", "HGPO/WebShop-v0"])
-def test_the_listed_splits_and_arguments_are_those_of_the_environment(env_id: str) -> None:
+def test_the_listed_splits_and_arguments_are_those_of_the_environment(env_id):
     one = listed()[env_id]
     defaults = {argument["name"]: argument["default"] for argument in one["arguments"]}
     explicit = gymnasium.make(env_id, **defaults).unwrapped  # every listed argument is accepted
@@ -60,7 +59,7 @@ def test_the_listed_splits_and_arguments_are_those_of_the_environment(env_id: st
         assert tasks == len(gymnasium.make(env_id, split=split).unwrapped.tasks)
 
 
-def test_data_in_its_usual_place_is_found_with_its_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_data_in_its_usual_place_is_found_with_its_size(tmp_path, monkeypatch):
     store = GeneratedStore(36, 0)
     write_folder(store, store.ids(), tmp_path / "official")
     monkeypatch.setenv("ALFWORLD_DATA", str(tmp_path / "official"))
@@ -73,7 +72,7 @@ def test_data_in_its_usual_place_is_found_with_its_size(tmp_path: Path, monkeypa
     assert "no playable game" in found[1]["error"]
 
 
-def test_environments_of_other_packages_are_listed_and_broken_ones_hide_none(tmp_path: Path) -> None:
+def test_environments_of_other_packages_are_listed_and_broken_ones_hide_none(tmp_path):
     points = {"hgpo.environments": {"Mine/Doors-v0": "house:HOUSE"}}
     write_distribution(tmp_path, "my-house", {"house": HOUSE}, points)
     broken = {"hgpo.environments": {"Theirs/Broken-v0": "absent_module:SPEC"}}
@@ -88,13 +87,13 @@ def test_environments_of_other_packages_are_listed_and_broken_ones_hide_none(tmp
     assert "No module named 'absent_module'" in found["Theirs/Broken-v0"]["error"]
 
 
-def test_the_table_names_ids_splits_and_defaults() -> None:
+def test_the_table_names_ids_splits_and_defaults():
     shown = invoke("envs")
     for part in ("HGPO/ALFWorld-v0", "bundled: train 14,736, eval 1,000, test 500", "max_steps=15"):
         assert part in shown
 
 
-def test_an_environment_that_is_not_installed_is_no_error(hgpo) -> None:
+def test_an_environment_that_is_not_installed_is_no_error(hgpo):
     absent = {env_id: one["install"] for env_id, one in listed().items() if one["install"]}
     assert all(command.startswith("pip install") for command in absent.values())
     shown = hgpo("envs")[1]

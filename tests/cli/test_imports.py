@@ -2,7 +2,6 @@
 
 import json
 import sys
-from pathlib import Path
 
 import pytest
 from command import finished, python
@@ -30,7 +29,7 @@ print(json.dumps(found))
 """
 
 
-def test_help_imports_nothing_heavy() -> None:
+def test_help_imports_nothing_heavy():
     commands = [(), ("rollout",), ("data", "build", "alfworld")]
     found = json.loads(python(PROBE, input=json.dumps(commands)).stdout)
     assert len(found) == len(commands)
@@ -42,7 +41,7 @@ def test_help_imports_nothing_heavy() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("where", ["no such command", "wrong option", "no such run", "standard output"])
-def test_the_password_of_a_url_is_not_printed(tmp_path, where: str) -> None:
+def test_the_password_of_a_url_is_not_printed(tmp_path, where):
     url = "http://me:hunter2hunter2@host/v1"
     arguments = {
         "no such command": [url],
@@ -64,7 +63,7 @@ def greet(name: str, /, *, times: int = 1) -> None:
 
 
 @pytest.fixture
-def greeting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def greeting(tmp_path, monkeypatch):
     """Install a distribution with commands at two places."""
     from hgpo_envs.plugins import installed
 
@@ -79,7 +78,7 @@ def greeting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("greeting")
-def test_commands_are_listed_without_import_and_run_when_called(hgpo) -> None:
+def test_commands_are_listed_without_import_and_run_when_called(hgpo):
     for group in ((), ("data", "synth")):
         code, out, _ = hgpo(*group, "--help")
         assert (code, "greet " in out) == (0, True)
@@ -103,18 +102,18 @@ def test_commands_are_listed_without_import_and_run_when_called(hgpo) -> None:
         ("rollout", "--out PATH [OPTIONS]"),
     ],
 )
-def test_usage_names_the_arguments(hgpo, command, usage) -> None:
+def test_usage_names_the_arguments(hgpo, command, usage):
     assert hgpo(*command.split(), "--help")[1].startswith(f"Usage: hgpo {command} {usage}\n")
 
 
 @pytest.mark.usefixtures("greeting")
-def test_a_broken_distribution_is_one_line(hgpo) -> None:
+def test_a_broken_distribution_is_one_line(hgpo):
     code, _, error = hgpo("lost")
     assert code == 2
     assert "hgpo.commands 'lost' of the distribution hgpo-greeting cannot be loaded from no_module:x" in error
 
 
-def test_a_known_command_that_is_not_installed_names_the_installation(hgpo, monkeypatch) -> None:
+def test_a_known_command_that_is_not_installed_names_the_installation(hgpo, monkeypatch):
     monkeypatch.setitem(app.KNOWN, "absent", ("integrations/absent", "Do what is not here."))
     assert "Do what is not here." in hgpo("--help")[1]
     repair = install_command(folder="integrations/absent")

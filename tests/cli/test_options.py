@@ -18,12 +18,12 @@ from hgpo_train.training.config import EnvironmentConfig
 NAMES = {field.name for field in dataclasses.fields(EpisodeOptions)}
 
 
-def test_the_environment_has_the_defaults_of_the_options() -> None:
+def test_the_environment_has_the_defaults_of_the_options():
     written = inspect.signature(TextEnv).parameters
     assert {name: written[name].default for name in NAMES} == EpisodeOptions().episode_options()
 
 
-def test_settings_configuration_and_commands_have_the_options() -> None:
+def test_settings_configuration_and_commands_have_the_options():
     for cls in (Settings, EnvironmentConfig):
         assert {field.name for field in dataclasses.fields(cls)} >= NAMES
     configured = EnvironmentConfig().episode_options()
@@ -36,7 +36,7 @@ def test_settings_configuration_and_commands_have_the_options() -> None:
 
 
 @pytest.mark.parametrize("width", [80, 120])
-def test_help_fits_and_explains_every_option(width: int) -> None:
+def test_help_fits_and_explains_every_option(width):
     for words, command in every_command().items():
         code, shown = outcome(*words, "--help", COLUMNS=str(width))
         assert code == 0, shown

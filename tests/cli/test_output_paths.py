@@ -49,7 +49,7 @@ def tree(folder: Path) -> list[Path]:
 
 
 @pytest.mark.slow
-def test_a_path_that_cannot_be_written_is_one_line_before_any_work(run, monkeypatch) -> None:
+def test_a_path_that_cannot_be_written_is_one_line_before_any_work(run, monkeypatch):
     Path("file").touch()
     Path("locked").mkdir()
     os.mkfifo("pipe")
@@ -69,7 +69,7 @@ def test_a_path_that_cannot_be_written_is_one_line_before_any_work(run, monkeypa
 
 
 @pytest.fixture(scope="session")
-def small_run(tmp_path_factory) -> Path:
+def small_run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("start") / "run"
     collect("HGPO/ALFWorld-v0", "random", folder, tasks=2, group_size=2, progress=False)
     return folder
@@ -90,7 +90,7 @@ FAILED_STARTS = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("arguments", FAILED_STARTS, ids=" ".join)
-def test_a_failed_start_leaves_no_folder(run, small_run, arguments) -> None:
+def test_a_failed_start_leaves_no_folder(run, small_run, arguments):
     code, lines = run(*(small_run if word == "RUN" else word for word in arguments), "--out", "new/folder")
     assert code == 2, lines
     assert "error: " in lines[-1], lines
@@ -98,7 +98,7 @@ def test_a_failed_start_leaves_no_folder(run, small_run, arguments) -> None:
     assert tree(Path()) == []
 
 
-def test_a_failed_start_keeps_a_folder_that_existed(run) -> None:
+def test_a_failed_start_keeps_a_folder_that_existed(run):
     """Only a folder without content counts as a failed start."""
     Path("mine").mkdir()
     with StepWriter(Path("started"), config={}):
@@ -109,7 +109,7 @@ def test_a_failed_start_keeps_a_folder_that_existed(run) -> None:
         assert tree(Path()) == before
 
 
-def test_a_minari_dataset_that_cannot_be_written_is_one_line_and_leaves_nothing(run, small_run, monkeypatch) -> None:
+def test_a_minari_dataset_that_cannot_be_written_is_one_line_and_leaves_nothing(run, small_run, monkeypatch):
     minari = pytest.importorskip("minari")
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(Path("minari").absolute()))
     export = ("data", "export", "minari", small_run, "--name")
@@ -143,7 +143,7 @@ def test_a_minari_dataset_that_cannot_be_written_is_one_line_and_leaves_nothing(
     assert tree(Path()) == before
 
 
-def test_a_missing_module_names_the_extra_that_installs_it() -> None:
+def test_a_missing_module_names_the_extra_that_installs_it():
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     modules = {"torch": "train", "PIL": "interchange", "vl_convert": "notebooks", "ray": "ray", "textual": "view"}
     for module, extra in modules.items():

@@ -29,7 +29,7 @@ def expert(env: str, folder: Path, tasks: int) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("env", WORLDS)
-def test_whole_games_are_saved_like_a_policys(env: str, tmp_path: Path) -> None:
+def test_whole_games_are_saved_like_a_policys(env, tmp_path):
     games = expert(env, tmp_path / "expert", tasks=2)
     out = tmp_path / "mine"
     for game in games:  # one after the other: the second command adds a game
@@ -41,7 +41,7 @@ def test_whole_games_are_saved_like_a_policys(env: str, tmp_path: Path) -> None:
     assert mine.equals(theirs)
 
 
-def test_actions_by_number_lists_and_the_prompt(tmp_path: Path) -> None:
+def test_actions_by_number_lists_and_the_prompt(tmp_path):
     """The numbers are those of `action_format="number"`."""
     first = collect("HGPO/ALFWorld-v0", lambda request: "2", tmp_path / "run", tasks=1, group_size=1, max_steps=1,
                     action_format="number", progress=False)  # fmt: skip
@@ -54,14 +54,14 @@ def test_actions_by_number_lists_and_the_prompt(tmp_path: Path) -> None:
     assert "Not solved in 1 steps" in done
 
 
-def test_an_open_query_is_written_not_chosen() -> None:
+def test_an_open_query_is_written_not_chosen():
     done = play("1\nclick[nothing]\nsearch[red shoes]\nq\n", "HGPO/WebShop-v0")
     assert "search[<your query>]: write it with your own text" in done
     assert done.count("not admissible") == 1
     assert "step 1" in done
 
 
-def test_tools_are_shown_and_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tools_are_shown_and_called(tmp_path, monkeypatch):
     """Without a list of actions a number is a text; the step's number is the prompt's."""
     (tmp_path / "box_played.py").write_text(filled("tool_environment", "box_played"))
     monkeypatch.chdir(tmp_path)
@@ -85,7 +85,7 @@ def test_tools_are_shown_and_called(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("typed", ["look\nq\n", "look\n"], ids=["quit", "end of input"])
-def test_an_unfinished_game_is_not_saved(typed: str, tmp_path: Path) -> None:
+def test_an_unfinished_game_is_not_saved(typed, tmp_path):
     out = tmp_path / "mine"
     done = play(typed, "--out", str(out))
     assert "error" not in done
@@ -95,7 +95,7 @@ def test_an_unfinished_game_is_not_saved(typed: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="no SIGINT to a child")
-def test_ctrl_c_ends_the_question_at_once() -> None:
+def test_ctrl_c_ends_the_question_at_once():
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with subprocess.Popen([sys.executable, "-c", MAIN, "play"], env=environment(), **pipes) as child:
         assert child.stdout is not None

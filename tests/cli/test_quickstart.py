@@ -2,7 +2,6 @@
 
 import shlex
 from collections import Counter
-from pathlib import Path
 
 import polars as pl
 import pytest
@@ -14,7 +13,7 @@ from hgpo_train.cli.common import program
 from hgpo_train.cli.quickstart_run import DEPTHS, quickstart
 
 
-def test_the_same_seed_gives_the_same_steps_and_advantages(tmp_path: Path) -> None:
+def test_the_same_seed_gives_the_same_steps_and_advantages(tmp_path):
     first, second = (quickstart(tmp_path / name, seed=3, tasks=2, group_size=3) for name in ("a", "b"))
     drop = ["run"]
     assert scan_steps(first.run).drop(drop).collect().equals(scan_steps(second.run).drop(drop).collect())
@@ -23,7 +22,7 @@ def test_the_same_seed_gives_the_same_steps_and_advantages(tmp_path: Path) -> No
     assert not scan_steps(first.run).select("action").collect().equals(scan_steps(other.run).select("action").collect())
 
 
-def test_the_quickstart_numbers_match_plain_counting(tmp_path: Path) -> None:
+def test_the_quickstart_numbers_match_plain_counting(tmp_path):
     found = quickstart(tmp_path, tasks=4, group_size=4)
     steps = scan_steps(found.run).select("task_id", "group", "trajectory", "step", "state").collect().rows()
     texts = {(trajectory, step): state for *_, trajectory, step, state in steps}
@@ -48,7 +47,7 @@ def test_the_quickstart_numbers_match_plain_counting(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_run_shows_what_estimators_differ_in(tmp_path: Path) -> None:
+def test_the_run_shows_what_estimators_differ_in(tmp_path):
     """About half of the rollouts win, most groups are mixed, few actions change nothing, and all levels have groups."""
     for seed in range(3):
         found = quickstart(tmp_path / str(seed), seed=seed)
@@ -62,7 +61,7 @@ def test_the_run_shows_what_estimators_differ_in(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_next_commands_work_as_they_are_printed(tmp_path: Path) -> None:
+def test_the_next_commands_work_as_they_are_printed(tmp_path):
     """In a folder with a space, on a narrow terminal; a second call plays nothing."""
     arguments = ["quickstart", "--out", str(tmp_path / "a b"), "--tasks", "2", "--group-size", "3"]
     first, second = (outcome(*arguments, COLUMNS="60") for _ in range(2))
@@ -84,7 +83,7 @@ def test_the_next_commands_work_as_they_are_printed(tmp_path: Path) -> None:
     assert (tmp_path / "a b/page.html").stat().st_size > 100_000
 
 
-def test_commands_are_shown_as_this_program_is_called(tmp_path: Path, monkeypatch) -> None:
+def test_commands_are_shown_as_this_program_is_called(tmp_path, monkeypatch):
     """`hgpo` where the shell would find this program, otherwise the path that was typed if it is a file's."""
     for folder in ("active", "other one"):
         (tmp_path / folder).mkdir()

@@ -6,7 +6,6 @@ import pty
 import shlex
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from chat_server import Api
@@ -19,7 +18,7 @@ EVIL = "\x1b]0;owned\x07\x1b[2J\x1b[1A\x9b31mred\u202eder\r"
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run(tmp_path_factory):
     """A run whose texts contain escape sequences in every column that is printed."""
     folder = tmp_path_factory.mktemp("evil") / "run"
     with StepWriter(folder, run="run", config={}) as writer:
@@ -57,7 +56,7 @@ def check(written: bytes) -> None:
 
 
 @pytest.mark.slow
-def test_on_a_terminal(run: Path, tmp_path: Path) -> None:
+def test_on_a_terminal(run, tmp_path):
     check(on_a_terminal("stats", run, "--by", "task_type"))
     check(on_a_terminal("data", "show", run))
     check(on_a_terminal("rollout", "--policy", f"no{EVIL}", "--out", tmp_path / "x"))
@@ -72,7 +71,7 @@ def test_on_a_terminal(run: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_in_pipes(run: Path, hgpo) -> None:
+def test_in_pipes(run, hgpo):
     stats = ("stats", run)
     for command in (stats, (*stats, "--by", "task_type"), ("data", "show", run, "--json"), ("verify", run)):
         printed = "".join(map(str, hgpo(*command)))
@@ -81,7 +80,7 @@ def test_in_pipes(run: Path, hgpo) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("encoding", ["ascii", "cp1252"])
-def test_what_a_stream_cannot_encode_is_replaced(run: Path, encoding: str) -> None:
+def test_what_a_stream_cannot_encode_is_replaced(run, encoding):
     for command in (("stats", run), ("data", "show", run), ("--help",), ("stats", "/no—run")):
         line, env = [sys.executable, "-c", MAIN, *map(str, command)], environment(PYTHONIOENCODING=encoding)
         done = subprocess.run(line, env=env, capture_output=True, check=False)
@@ -102,7 +101,7 @@ def test_what_a_stream_cannot_encode_is_replaced(run: Path, encoding: str) -> No
         ("| head -c 1; exit ${PIPESTATUS[0]}", None),
     ],
 )
-def test_streams_that_are_closed_or_full(run: Path, streams: str, code: int | None) -> None:
+def test_streams_that_are_closed_or_full(run, streams, code):
     """With `head`, the exit status depends on which of both is faster."""
     line = f"{shlex.quote(sys.executable)} -c {shlex.quote(MAIN)} data show {shlex.quote(str(run))} {streams}"
     done = subprocess.run(["bash", "-c", line], env=environment(), capture_output=True, text=True, check=False)
@@ -112,14 +111,14 @@ def test_streams_that_are_closed_or_full(run: Path, streams: str, code: int | No
     assert len(done.stderr.splitlines()) <= 1
 
 
-def test_progress_bars_of_other_libraries_are_kept_and_their_texts_are_not() -> None:
+def test_progress_bars_of_other_libraries_are_kept_and_their_texts_are_not():
     stream = io.StringIO()
     for text in ("\r 50%|#####     |", "\n\x1b[A", "\x1b[A\x1b[A", "\r a\x1b[2J", "tab\tline\n", "\ud800"):
         RedactedStream(stream).write(text)
     assert stream.getvalue() == "\r 50%|#####     |\n\x1b[A\x1b[A\x1b[A� a�[2Jtab\tline\n�"
 
 
-def test_a_reader_of_a_pipe_receives_each_line_at_once_and_may_end_early(run: Path) -> None:
+def test_a_reader_of_a_pipe_receives_each_line_at_once_and_may_end_early(run):
     """Of a viewer, which waits for Ctrl-C: its address comes first."""
     buffered = {name: value for name, value in environment().items() if name != "PYTHONUNBUFFERED"}
     command = [sys.executable, "-c", MAIN, "view", str(run), "--no-browser"]

@@ -93,7 +93,7 @@ COMMANDS = {
 
 
 @pytest.fixture(scope="module")
-def inputs(tmp_path_factory) -> Path:
+def inputs(tmp_path_factory):
     """A folder with sound and damaged inputs."""
     folder = tmp_path_factory.mktemp("inputs")
     collect(DOORS, "random", folder / "run", tasks=2, group_size=2, max_steps=5, progress=False)

@@ -5,5 +5,5 @@ import pytest
 
 
 @pytest.fixture(scope="session")
-def doors_id() -> str:
+def doors_id():
     return doors_env.DOORS_ID

@@ -5,6 +5,7 @@ import re
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -108,17 +109,6 @@ class Counting(Corridor):
         return replace(state, text=f"{state.text} Moves: {self.moves}")
 
 
-class Tagged(Corridor):
-    def state(self, **flags):
-        state = super().state(**flags)
-        return replace(state, actions=[*state.actions, "say </action>"] if state.actions else [])
-
-
-class Unknown(Corridor):
-    def state(self, **flags):
-        return replace(super().state(**flags), won=None)
-
-
 class Limited(Counting):
     def state(self, **flags):
         state = Corridor.state(self, **flags)
@@ -130,19 +120,9 @@ class Entangled(Corridor):
         return self
 
 
-class Numbered(Corridor):
-    def state(self, **flags):
-        return replace(super().state(**flags), won=int(self.place == 3))
-
-
 class Exiting(Corridor):
     def act(self, command):
         raise SystemExit(3)
-
-
-class Textless(Corridor):
-    def state(self, **flags):
-        return replace(super().state(**flags), text=None)
 
 
 class Listless(Corridor):
@@ -160,69 +140,6 @@ class Ended(Corridor):
 class Hanging(Corridor):
     def act(self, command):
         time.sleep(5)
-
-
-class Source:
-    name = "Corridor"
-
-    def __init__(self, engine):
-        self.engine = engine
-
-    def ids(self, split):
-        if split not in ("train", "all"):
-            raise InputError(f"unknown split {split}")
-        return [str(number) for number in range(20)]
-
-    def task(self, task_id):
-        if task_id not in self.ids("all"):
-            raise UnknownTask(f"unknown task {task_id}")
-        return Task(task_id, "train", "Walk on.", "walk")
-
-
-def findings(engine, tasks=None, **functions):
-    settings: Settings = settings_for("Corridor", max_steps=12, **functions)
-    source = SharedSource(Source(engine))
-    return {
-        found.check: found
-        for found in check_environment(source, settings, tasks or source.source.ids("train"), processes=False)
-    }
-
-
-def test_a_sound_environment_passes():
-    before = random.getstate()
-    found = findings(Corridor)
-    assert {name: each.message for name, each in found.items() if each.verdict != "pass"} == {}
-    assert random.getstate() == before
-
-
-@pytest.mark.parametrize(
-    ("engine", "check", "verdict", "message"),
-    [
-        (Shuffled, "replay", "fail", "text has its lines in another order (sort them, or set state_key='sort-lines'"),
-        (Shared, "many at a time", "fail", "engines share what must be their own alone"),
-        (Drawing, "replay", "fail", "text is 'A voice says"),
-        (Raising, "odd commands", "fail", "ValueError"),
-        (Mute, "admissible actions", "warning", 'the environment lists none; list them in info["admissible_actions"]'),
-        (Silent, "admissible actions", "fail", "step 1 after 'go on': no admissible"),
-        (Counting, "repeated states", "warning", "set state_key='mask-numbers'"),
-        (Tagged, "parser", "fail", "</action></action>', is parsed as 'say'"),
-        (Unknown, "success", "warning", "do not say whether they were won"),
-        (Limited, "step limit", "warning", "set max_steps=4 in the specification"),
-        (Entangled, "fork", "fail", "after a copy played on"),
-        (Numbered, "values", "fail", "won: expected bool, received int"),
-        (Exiting, "plays", "fail", "SystemExit: 3; every task and text must be answered"),
-        (Textless, "values", "fail", "text: expected str, received NoneType"),
-        (Textless, "repeated states", "fail", "TypeError"),
-        (Listless, "plays", "fail", "actions: expected a list of texts, received ndarray"),
-        (Ended, "plays", "fail", "task 0 ends at its start"),
-        (Hanging, "plays", "fail", "no answer in 0.3 s"),
-    ],
-)
-def test_faults_are_named_with_their_repair(engine, check, verdict, message, monkeypatch):
-    monkeypatch.setattr(env_checker, "ANSWER_SECONDS", 0.3 if engine is Hanging else 60)
-    found = findings(engine)[check]
-    assert found.verdict == verdict
-    assert message in found.message
 
 
 class Faulty(Corridor):
@@ -272,36 +189,92 @@ class Faulty(Corridor):
             "always valid": {"valid": True},
             "nan": {"reward": float("nan") if ended else 0.0},
             "won early": {"won": self.place > 1},
+            "tags in actions": {"actions": [*actions, "say </action>"] if actions else []},
+            "won unknown": {"won": None},
+            "won as a number": {"won": int(ended)},
+            "no text": {"text": None},
         }
         return replace(state, **changes.get(self.fault, {}))
 
 
+class Source:
+    name = "Corridor"
+
+    def __init__(self, engine):
+        self.engine = engine
+
+    def ids(self, split):
+        if split not in ("train", "all"):
+            raise InputError(f"unknown split {split}")
+        return [str(number) for number in range(20)]
+
+    def task(self, task_id):
+        if task_id not in self.ids("all"):
+            raise UnknownTask(f"unknown task {task_id}")
+        return Task(task_id, "train", "Walk on.", "walk")
+
+
+def findings(engine, tasks=None, **functions):
+    settings: Settings = settings_for("Corridor", max_steps=12, **functions)
+    source = SharedSource(Source(engine))
+    return {
+        found.check: found
+        for found in check_environment(source, settings, tasks or source.source.ids("train"), processes=False)
+    }
+
+
+def test_a_sound_environment_passes():
+    before = random.getstate()
+    found = findings(Corridor)
+    assert {name: each.message for name, each in found.items() if each.verdict != "pass"} == {}
+    assert random.getstate() == before
+
+
 @pytest.mark.parametrize(
-    ("fault", "check", "message"),
+    ("engine", "check", "verdict", "message"),
     [
-        ("lists what it does not do", "admissible actions", "'dance' is listed, and not executed"),
-        ("lists twice", "admissible actions", "is listed twice"),
-        ("changes a list", "kept states", "return a new State and a new list"),
-        ("percent", "values", "score 100: expected a number in [0, 1]"),
-        ("negative score", "values", "score -1: expected a number in [0, 1]"),
-        ("terminated and truncated", "values", "expected one of them"),
-        ("nan", "values", "expected finite numbers"),
-        ("reward at start", "values", "the first state has the reward 5"),
-        ("won without reward", "success", "won with return 0"),
-        ("never won", "success", "ended with score 1, but not won"),
-        ("won early", "success", "won before the end"),
-        ("one key", "repeated states", "makes states equal that differ in"),
-        ("always valid", "odd commands", "is not listed, and yet valid"),
-        ("moves by any text", "odd commands", "should change nothing"),
-        ("long", "odd commands", "ValueError: too long"),
-        ("goes on after the end", "after the end", "continues after the end"),
-        ("keeps", "one engine again", "start must reset everything"),
-        ("one game", "distinct tasks", "all 20 tasks that were compared are one"),
+        (Shuffled, "replay", "fail", "text has its lines in another order (sort them, or set state_key='sort-lines'"),
+        (Shared, "many at a time", "fail", "engines share what must be their own alone"),
+        (Drawing, "replay", "fail", "text is 'A voice says"),
+        (Raising, "odd commands", "fail", "ValueError"),
+        (Mute, "admissible actions", "warning", 'the environment lists none; list them in info["admissible_actions"]'),
+        (Silent, "admissible actions", "fail", "step 1 after 'go on': no admissible"),
+        (Counting, "repeated states", "warning", "set state_key='mask-numbers'"),
+        ("tags in actions", "parser", "fail", "</action></action>', is parsed as 'say'"),
+        ("won unknown", "success", "warning", "do not say whether they were won"),
+        (Limited, "step limit", "warning", "set max_steps=4 in the specification"),
+        (Entangled, "fork", "fail", "after a copy played on"),
+        ("won as a number", "values", "fail", "won: expected bool, received int"),
+        (Exiting, "plays", "fail", "SystemExit: 3; every task and text must be answered"),
+        ("no text", "values", "fail", "text: expected str, received NoneType"),
+        ("no text", "repeated states", "fail", "TypeError"),
+        (Listless, "plays", "fail", "actions: expected a list of texts, received ndarray"),
+        (Ended, "plays", "fail", "task 0 ends at its start"),
+        (Hanging, "plays", "fail", "no answer in 0.3 s"),
+        ("lists what it does not do", "admissible actions", "fail", "'dance' is listed, and not executed"),
+        ("lists twice", "admissible actions", "warning", "is listed twice"),
+        ("changes a list", "kept states", "fail", "return a new State and a new list"),
+        ("percent", "values", "fail", "score 100: expected a number in [0, 1]"),
+        ("negative score", "values", "fail", "score -1: expected a number in [0, 1]"),
+        ("terminated and truncated", "values", "fail", "expected one of them"),
+        ("nan", "values", "fail", "expected finite numbers"),
+        ("reward at start", "values", "warning", "the first state has the reward 5"),
+        ("won without reward", "success", "warning", "won with return 0"),
+        ("never won", "success", "warning", "ended with score 1, but not won"),
+        ("won early", "success", "warning", "won before the end"),
+        ("one key", "repeated states", "warning", "makes states equal that differ in"),
+        ("always valid", "odd commands", "warning", "is not listed, and yet valid"),
+        ("moves by any text", "odd commands", "warning", "should change nothing"),
+        ("long", "odd commands", "fail", "ValueError: too long"),
+        ("goes on after the end", "after the end", "warning", "continues after the end"),
+        ("keeps", "one engine again", "fail", "start must reset everything"),
+        ("one game", "distinct tasks", "warning", "all 20 tasks that were compared are one"),
     ],
 )
-def test_seeded_mistakes_are_found(fault, check, message):
-    found = findings(lambda: Faulty(fault))[check]
-    assert found.verdict != "pass"
+def test_faults_are_named_with_their_repair(engine, check, verdict, message, monkeypatch):
+    monkeypatch.setattr(env_checker, "ANSWER_SECONDS", 0.3 if engine is Hanging else 60)
+    found = findings(partial(Faulty, engine) if isinstance(engine, str) else engine)[check]
+    assert found.verdict == verdict
     assert message in found.message
 
 
@@ -538,8 +511,7 @@ def test_nothing_is_played_with_tools_that_no_call_fits():
 
 
 def test_turns_that_run_out_are_no_outcome_of_a_command():
-    found = findings(Timed)["repeated states"]
-    assert found.verdict == "pass", found.message
+    assert findings(Timed)["repeated states"].verdict == "pass"
 
 
 class OtherSplit(Source):

@@ -35,7 +35,7 @@ RECORDS = {
 
 
 @pytest.mark.parametrize("origin", RECORDS)
-def test_an_installation_is_extended_from_where_it_came_from(origin: str, monkeypatch) -> None:
+def test_an_installation_is_extended_from_where_it_came_from(origin, monkeypatch):
     record, extra, distribution = RECORDS[origin]
     text = None if record is None else json.dumps(record)
     found = SimpleNamespace(read_text=lambda name: text if name == "direct_url.json" else None)
@@ -45,7 +45,7 @@ def test_an_installation_is_extended_from_where_it_came_from(origin: str, monkey
         assert plugins.install_command(folder="integrations/tau2") == distribution
 
 
-def test_without_an_installation_the_index_is_named(monkeypatch) -> None:
+def test_without_an_installation_the_index_is_named(monkeypatch):
     def missing(name: str) -> None:
         raise importlib.metadata.PackageNotFoundError(name)
 

@@ -163,7 +163,7 @@ WEBSHOP_TEMPLATE = """Buy {task_description}. {action_history} {current_observat
 
 
 @pytest.fixture
-def checkout(tmp_path) -> Path:
+def checkout(tmp_path):
     folder = tmp_path / "agent_system" / "environments" / "prompts"
     folder.mkdir(parents=True)
     (folder / "alfworld.py").write_text(ALFWORLD)
@@ -171,7 +171,7 @@ def checkout(tmp_path) -> Path:
     return tmp_path
 
 
-def test_alfworld_prompts_have_every_field(checkout) -> None:
+def test_alfworld_prompts_have_every_field(checkout):
     env = gymnasium.make("HGPO/ALFWorld-v0", prompt_template=f"verl-agent:{checkout}", history_length=1).unwrapped
     observation, info = env.reset(seed=1)
     actions = "\n ".join(f"'{action}'" for action in info["admissible_actions"] if action != "help")
@@ -186,7 +186,7 @@ def test_alfworld_prompts_have_every_field(checkout) -> None:
     assert pickle.loads(pickle.dumps(env)).episode.prompt() == observation["prompt"]
 
 
-def test_webshop_prompts_quote_actions_and_drop_a_long_history(checkout) -> None:
+def test_webshop_prompts_quote_actions_and_drop_a_long_history(checkout):
     env = gymnasium.make("HGPO/WebShop-v0", prompt_template=f"verl-agent:{checkout}", history_length=4)
     observation, info = env.reset(seed=1)
     assert observation["prompt"].startswith(f"Buy {info['task']}. {observation['state']}. [\n'")
@@ -211,7 +211,7 @@ def test_webshop_prompts_quote_actions_and_drop_a_long_history(checkout) -> None
         ("ALFWORLD_TEMPLATE = " + "(" * 5000, "expected a checkout of verl-agent"),
     ],
 )
-def test_other_files_are_rejected(checkout, source, message) -> None:
+def test_other_files_are_rejected(checkout, source, message):
     path = checkout / "agent_system" / "environments" / "prompts" / "alfworld.py"
     path.unlink() if source is None else path.write_text(source)
     with pytest.raises(InputError, match=message):
@@ -235,7 +235,7 @@ def written(path: Path, text: str) -> Path:
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_opening_an_environment_refuses_them(tmp_path: Path, name: str) -> None:
+def test_opening_an_environment_refuses_them(tmp_path, name):
     bad = written(tmp_path / "bad.j2", BAD[name])
     for env_id, make in ((DOORS, open_env), (GUESS, open_env), (DOORS, gymnasium.make), (DOORS, gymnasium.make_vec)):
         with pytest.raises(InputError, match=rf"^prompt template {bad} fails") as caught:
@@ -243,7 +243,7 @@ def test_opening_an_environment_refuses_them(tmp_path: Path, name: str) -> None:
         assert "\n" not in str(caught.value)
 
 
-def test_a_template_that_fails_later_aborts_the_rollouts_that_reach_the_failure(tmp_path: Path, hgpo) -> None:
+def test_a_template_that_fails_later_aborts_the_rollouts_that_reach_the_failure(tmp_path, hgpo):
     template = written(tmp_path / "late.j2", "{{ task }}{% if step > 2 %}{{ admissible_actions[999] }}{% endif %}")
     sizes = ["--tasks", "4", "--group-size", "2", "--out", tmp_path / "run"]
     hgpo("rollout", "--env", DOORS, "--env-option", f"prompt_template={template}", *sizes)
@@ -254,7 +254,7 @@ def test_a_template_that_fails_later_aborts_the_rollouts_that_reach_the_failure(
     assert steps["step"].max() == 1, "no prompt was made for the third step"
 
 
-def test_every_way_of_naming_a_template_accepts_the_same_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_way_of_naming_a_template_accepts_the_same_names(tmp_path, monkeypatch):
     def prompt_of(template: str | None) -> str:
         return gymnasium.make("HGPO/ALFWorld-v0", prompt_template=template).reset(seed=0)[0]["prompt"]
 

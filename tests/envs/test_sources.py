@@ -35,14 +35,14 @@ def counted(number: object):
 
 
 @pytest.fixture(autouse=True)
-def nothing_opened() -> None:
+def nothing_opened():
     """Forget the sources of other tests, which are kept."""
     for number in range(KEPT):
         counted(("other", number))
     opened.clear()
 
 
-def test_threads_open_a_source_once() -> None:
+def test_threads_open_a_source_once():
     together = threading.Barrier(16)
 
     def open_both(number: int):
@@ -55,13 +55,13 @@ def test_threads_open_a_source_once() -> None:
     assert len({id(source) for both in found for source in both}) == 2
 
 
-def test_the_last_ones_are_kept() -> None:
+def test_the_last_ones_are_kept():
     for number in [*range(KEPT + 1), KEPT, 1, 0]:
         counted(number)
     assert opened == [*range(KEPT + 1), 0]
 
 
-def test_a_failure_is_not_kept_and_equal_arguments_of_other_types_are_others() -> None:
+def test_a_failure_is_not_kept_and_equal_arguments_of_other_types_are_others():
     for _ in range(2):
         with pytest.raises(InputError, match="broken"):
             counted("broken")
@@ -70,7 +70,7 @@ def test_a_failure_is_not_kept_and_equal_arguments_of_other_types_are_others() -
 
 
 @pytest.mark.parametrize("change", ["content", "time", "replaced"])
-def test_a_changed_file_and_a_changed_list_of_files_are_noticed(tmp_path: Path, change: str) -> None:
+def test_a_changed_file_and_a_changed_list_of_files_are_noticed(tmp_path, change):
     folder = tmp_path / "data"
     file = tmp_path / "data" / "file"
     folder.mkdir()
@@ -132,11 +132,11 @@ class Log:
 
 
 @pytest.fixture
-def log(tmp_path: Path) -> Log:
+def log(tmp_path):
     return Log(tmp_path)
 
 
-def test_a_source_is_closed_once_after_its_last_environment(log: Log) -> None:
+def test_a_source_is_closed_once_after_its_last_environment(log):
     shared = log.shared
     env = TextEnv(shared)
     vector = TextVectorEnv(shared, 2)
@@ -151,7 +151,7 @@ def test_a_source_is_closed_once_after_its_last_environment(log: Log) -> None:
     assert log.shared is not shared, "the next user opens it again"
 
 
-def test_a_source_is_closed_when_the_process_drops_it(log: Log) -> None:
+def test_a_source_is_closed_when_the_process_drops_it(log):
     TextEnv(log.shared)  # which is not closed
     for number in range(KEPT):
         counted(("another", number))
@@ -164,7 +164,7 @@ def handle_of(log: Log) -> EnvHandle:
     return EnvHandle("Test/Closing-v0", env.shared, env.episode.settings, env.tasks)
 
 
-def test_rollouts_leave_a_source_to_whoever_opened_it(log: Log, tmp_path: Path) -> None:
+def test_rollouts_leave_a_source_to_whoever_opened_it(log, tmp_path):
     with closing(handle_of(log)) as handle:
         for number in range(2):
             collect(handle, "random", tmp_path / f"run{number}", tasks=2, group_size=1, progress=False)
@@ -173,7 +173,7 @@ def test_rollouts_leave_a_source_to_whoever_opened_it(log: Log, tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_every_worker_closes_its_source(log: Log, tmp_path: Path) -> None:
+def test_every_worker_closes_its_source(log, tmp_path):
     with closing(handle_of(log)) as handle:
         collect(handle, "random", tmp_path / "run", tasks=2, group_size=2, slots=2, workers=True, progress=False)
         assert log.closed == 2

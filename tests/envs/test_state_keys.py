@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
 
 import gymnasium
 import polars as pl
@@ -20,12 +19,8 @@ from hgpo_envs.sources import SharedSource
 from hgpo_envs.state_keys import state_key
 from hgpo_train.rollout.collection import collect
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
 
-
-def test_named_keys() -> None:
+def test_named_keys():
     mask = state_key("mask-numbers")
     assert mask("-= Kitchen =- 0/13 moves") == mask("-= Kitchen =- 5/0013 moves")
     assert state_key("textwrap:dedent")("  a") == "a"
@@ -35,7 +30,7 @@ def test_named_keys() -> None:
 
 
 @pytest.mark.parametrize(("key", "reason"), [(lambda _: None, "returned None"), (len, "returned 8"), (int, "raised V")])
-def test_a_key_that_is_no_text_is_an_error(key: Callable[[str], object], reason: str) -> None:
+def test_a_key_that_is_no_text_is_an_error(key, reason):
     """With the key None, all states were equal."""
     episode = Episode(SharedSource(CounterSource()), settings_for("None", state_key=key))
     episode.begin(Task("a", "train", "", ""), State("a corner", []))
@@ -85,14 +80,14 @@ SPECS = [
 
 
 @pytest.fixture(params=SPECS, ids=lambda spec: spec.name)
-def spec(request: pytest.FixtureRequest) -> Iterator[EnvironmentSpec]:
+def spec(request):
     register(request.param)
     yield request.param
     environment_spec._added.pop(request.param.id)
     gymnasium.registry.pop(request.param.id)
 
 
-def test_observations_hash_keys(spec: EnvironmentSpec) -> None:
+def test_observations_hash_keys(spec):
     """The hashes of both kinds of environments are of keys, and the texts are what the policy reads."""
     keyed = spec.name != "Counter"
     env = gymnasium.make(spec.id)
@@ -108,7 +103,7 @@ def test_observations_hash_keys(spec: EnvironmentSpec) -> None:
     assert (obs["history_hash"][0] == obs["history_hash"][1]).all() == keyed
 
 
-def test_rollouts_group_by_keys(spec: EnvironmentSpec, tmp_path: Path) -> None:
+def test_rollouts_group_by_keys(spec, tmp_path):
     """A counter in the status line left almost no step with a group, and made HGPO's advantages 0."""
     run = collect(spec.id, lambda request: "attic", tmp_path / "run", tasks=3, group_size=4)
     steps = run.steps.collect()

@@ -46,12 +46,12 @@ def write_run(folder: Path, played: dict[tuple[int, str], str], name: str = "by 
 
 
 @pytest.fixture(scope="module")
-def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def written(tmp_path_factory):
     return write_run(tmp_path_factory.mktemp("written") / "run", PLAYED)
 
 
 @pytest.fixture
-def run(written: Path, tmp_path: Path) -> Path:
+def run(written, tmp_path):
     """Return a copy, which a test can damage."""
     return Path(shutil.copytree(written, tmp_path / "run"))
 

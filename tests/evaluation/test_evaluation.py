@@ -4,7 +4,6 @@ import itertools
 import json
 import math
 import statistics
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -40,7 +39,7 @@ def table(rows: list[tuple[int, str, float]], aborted: bool = False) -> pl.DataF
 
 
 @pytest.mark.slow
-def test_every_task_is_played_once_per_seed(tmp_path: Path) -> None:
+def test_every_task_is_played_once_per_seed(tmp_path):
     options = {"split": "valid_seen", "seeds": (5, 6), "slots": 7, "progress": False, "max_steps": 30}
     run = evaluate("HGPO/ALFWorld-v0", "expert", tmp_path / "run", action_format="command", **options)
     tasks = sorted(open_env("HGPO/ALFWorld-v0", split="valid_seen").tasks)
@@ -55,7 +54,7 @@ def test_every_task_is_played_once_per_seed(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_random_is_reproducible_and_seeds_differ(tmp_path: Path) -> None:
+def test_random_is_reproducible_and_seeds_differ(tmp_path):
     options = {"seeds": (1, 2), "progress": False, "max_steps": 9}
     tables = []
     for slots in (3, 50):
@@ -65,7 +64,7 @@ def test_random_is_reproducible_and_seeds_differ(tmp_path: Path) -> None:
     assert tables[0].filter(iteration=1)["action"].to_list() != tables[0].filter(iteration=2)["action"].to_list()
 
 
-def test_mean_and_std_equal_those_of_the_statistics_module() -> None:
+def test_mean_and_std_equal_those_of_the_statistics_module():
     rows = [(1, "a", 1.0), (1, "b", 0.0), (1, "c", 1.0), (2, "a", 1.0), (2, "b", 0.0), (2, "c", 0.0)]
     (everything, _) = evaluation_reports(table(rows))
     success = everything.measures["success"]
@@ -77,13 +76,13 @@ def test_mean_and_std_equal_those_of_the_statistics_module() -> None:
     assert evaluation_reports(table([(1, "a", 1.0)]))[0].measures["success"].std is None
 
 
-def test_the_interval_holds_where_no_task_was_solved() -> None:
+def test_the_interval_holds_where_no_task_was_solved():
     """A bootstrap of 36 lost episodes would have the interval 0 to 0."""
     success = evaluation_reports(table([(1, f"t{task}", 0.0) for task in range(36)]))[0].measures["success"]
     assert (success.low, round(success.high, 3)) == (0.0, 0.096)
 
 
-def test_aborted_episodes_are_excluded_counted_and_bound_the_success() -> None:
+def test_aborted_episodes_are_excluded_counted_and_bound_the_success():
     both = pl.concat([table([(1, "a", 1.0), (1, "c", 0.0)]), table([(1, "b", 0.0)], aborted=True)])
     everything = evaluation_reports(both)[0]
     assert (everything.tasks, everything.episodes, everything.aborted) == (3, 2, 1)
@@ -92,7 +91,7 @@ def test_aborted_episodes_are_excluded_counted_and_bound_the_success() -> None:
     assert evaluation_reports(table([(1, "b", 0.0)], aborted=True)) == []
 
 
-def test_unknown_success_is_none() -> None:
+def test_unknown_success_is_none():
     unknown = table([(1, "a", 1.0)]).with_columns(success=pl.lit(None, pl.Float64), won=pl.lit(None, pl.Boolean))
     (everything, _) = evaluation_reports(unknown)
     assert everything.measures["success"] is None
@@ -106,7 +105,7 @@ def test_unknown_success_is_none() -> None:
 
 @pytest.mark.slow
 @given(st.lists(st.tuples(st.sampled_from([0.0, 0.5, 1.0]), st.sampled_from([0.0, 0.5, 1.0])), min_size=1, max_size=8))
-def test_the_permutation_test_counts_all_sign_flips(pairs: list[tuple[float, float]]) -> None:
+def test_the_permutation_test_counts_all_sign_flips(pairs):
     first = table([(1, f"t{i}", a) for i, (a, _) in enumerate(pairs)])
     second = table([(1, f"t{i}", b) for i, (_, b) in enumerate(pairs)])
     compared = compare(first, second)
@@ -118,7 +117,7 @@ def test_the_permutation_test_counts_all_sign_flips(pairs: list[tuple[float, flo
     assert compared.better + compared.worse == sum(d != 0 for d in differences)
 
 
-def test_many_tasks_use_drawn_flips_near_the_exact_p() -> None:
+def test_many_tasks_use_drawn_flips_near_the_exact_p():
     # 20 tasks differ, 15 one way: two-sided sign test, exact by the binomial distribution
     first = table([(1, f"t{i:02d}", float(i < 15)) for i in range(20)])
     second = table([(1, f"t{i:02d}", float(i >= 15)) for i in range(20)])
@@ -126,7 +125,7 @@ def test_many_tasks_use_drawn_flips_near_the_exact_p() -> None:
     assert compare(first, second).p == pytest.approx(exact, abs=4 * (exact / 10_000) ** 0.5)
 
 
-def test_evaluations_without_common_tasks_cannot_be_compared() -> None:
+def test_evaluations_without_common_tasks_cannot_be_compared():
     with pytest.raises(InputError, match="no task in common"):
         compare(table([(1, "a", 1.0)]), table([(1, "b", 1.0)]))
     for other in ("env_id", "task"):
@@ -135,7 +134,7 @@ def test_evaluations_without_common_tasks_cannot_be_compared() -> None:
 
 
 @pytest.mark.slow
-def test_the_command_resumes_compares_and_prints_json(tmp_path: Path, hgpo) -> None:
+def test_the_command_resumes_compares_and_prints_json(tmp_path, hgpo):
     common = ["--seeds", "7", "--max-steps", "5"]
     code, out, _ = hgpo("eval", "--policy", "expert", "--out", tmp_path / "a", *common)
     assert code == 0
@@ -164,7 +163,7 @@ def test_the_command_resumes_compares_and_prints_json(tmp_path: Path, hgpo) -> N
         (["--policy", "openai:tiny", "--policy-option", "base_url=localhost:8000"], "an address such as http://local"),
     ],
 )
-def test_bad_input_is_one_line_and_leaves_no_folder(tmp_path: Path, hgpo, arguments: list[str], line: str) -> None:
+def test_bad_input_is_one_line_and_leaves_no_folder(tmp_path, hgpo, arguments, line):
     if "openai:tiny" in arguments:
         pytest.importorskip("aiohttp")
     code, out, error = hgpo("eval", "--out", tmp_path / "new" / "run", *arguments)
@@ -173,7 +172,7 @@ def test_bad_input_is_one_line_and_leaves_no_folder(tmp_path: Path, hgpo, argume
     assert not list(tmp_path.iterdir())
 
 
-def test_a_scenario_is_solved_if_all_its_tasks_are(monkeypatch) -> None:
+def test_a_scenario_is_solved_if_all_its_tasks_are(monkeypatch):
     """AppWorld's scenario goal completion, by seed; a scenario with a failed episode is excluded."""
     spec = SimpleNamespace(scenario=lambda task: task.partition("_")[0])
     monkeypatch.setattr("hgpo_train.evaluation.report.environment_spec", lambda _: spec)
@@ -200,7 +199,7 @@ TRIALS = st.integers(1, 2000)
 
 @given(TRIALS, st.floats(0, 1))
 @example(404, 1 - 2**-53)
-def test_each_bound_is_z_standard_errors_from_the_share(trials: int, share: float) -> None:
+def test_each_bound_is_z_standard_errors_from_the_share(trials, share):
     low, high = wilson_interval(share, trials)
     assert 0 <= low <= share <= high <= 1
     for bound in (low, high):
@@ -219,14 +218,14 @@ def coverage(trials: int, chance: float) -> float:
 
 
 @pytest.mark.parametrize("trials", [5, 12, 36, 134])
-def test_the_coverage_by_the_exact_binomial_distribution(trials: int) -> None:
+def test_the_coverage_by_the_exact_binomial_distribution(trials):
     """Published: near 95% on average over the chance, and nowhere below 83% (Agresti and Coull, 1998)."""
     exact = [coverage(trials, (step + 0.5) / 400) for step in range(400)]
     assert sum(exact) / len(exact) == pytest.approx(0.95, abs=0.01)
     assert min(exact) > 0.83
 
 
-def test_several_seeds_per_task_do_not_make_the_interval_narrower_than_its_tasks_allow() -> None:
+def test_several_seeds_per_task_do_not_make_the_interval_narrower_than_its_tasks_allow():
     """If all seeds of a task end alike, more seeds are no information."""
     rows = [(seed, f"t{task}", float(task < 3)) for seed in range(4) for task in range(10)]
     success = evaluation_reports(table(rows))[0].measures["success"]
@@ -234,12 +233,12 @@ def test_several_seeds_per_task_do_not_make_the_interval_narrower_than_its_tasks
 
 
 @pytest.mark.parametrize(("share", "trials"), [(0.5, 0), (1.5, 3), (-0.1, 3), (float("nan"), 3)])
-def test_what_is_no_share_is_refused(share: float, trials: int) -> None:
+def test_what_is_no_share_is_refused(share, trials):
     with pytest.raises(InputError, match="expected a share in"):
         wilson_interval(share, trials)
 
 
-def test_lengths_are_classed() -> None:
+def test_lengths_are_classed():
     lengths = [1, 5, 6, 50, 51, 200]
     table = pl.DataFrame({"length": lengths, "won": [True] * 6, "aborted": [False] * 5 + [True]})
     assert by_length(table).rows() == [("1–5", 2, 0, 2), ("6–10", 1, 0, 1), ("21–50", 1, 0, 1), ("51–", 2, 1, 1)]
@@ -248,7 +247,7 @@ def test_lengths_are_classed() -> None:
 @pytest.mark.parametrize(
     ("first", "second", "tasks"), [(0.98, 0.95, 16), (0.95, 0.9, 36), (0.6, 0.5, 36), (0.9, 0.5, 8)]
 )
-def test_the_interval_of_a_paired_difference_covers_it(first: float, second: float, tasks: int) -> None:
+def test_the_interval_of_a_paired_difference_covers_it(first, second, tasks):
     """Also where few tasks differ: a bootstrap of 16 tasks contains 0.98 - 0.95 half of the time."""
     rng = np.random.default_rng(3)
     covered = 0

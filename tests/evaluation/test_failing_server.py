@@ -43,7 +43,7 @@ def summary(out: Path) -> dict:
 
 
 @pytest.fixture(scope="module")
-def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def sound(tmp_path_factory):
     out = tmp_path_factory.mktemp("sound") / "run"
     with Api() as api:
         api.answer = counted

@@ -43,7 +43,7 @@ def write_unequal(run: Path, shift: int = 0) -> Path:
 
 
 @pytest.fixture(params=["unequal", *(pytest.param(name, marks=pytest.mark.slow) for name in ("alfworld", "webshop"))])
-def pair(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, Path]:
+def pair(request, tmp_path):
     """Return two runs of the same tasks."""
     if request.param == "unequal":
         return write_unequal(tmp_path / "first"), write_unequal(tmp_path / "second", 1)
@@ -53,7 +53,7 @@ def pair(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, Path]:
     return runs[0].path, runs[1].path
 
 
-def test_every_figure_is_the_same_wherever_it_is_shown(pair: tuple[Path, Path]) -> None:
+def test_every_figure_is_the_same_wherever_it_is_shown(pair):
     first, second = open_sources(map(str, pair))
     run = pair[0]
     viewed = json.loads(encode(overview_document(first, first.index())))["total"]

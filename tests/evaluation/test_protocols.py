@@ -1,7 +1,6 @@
 """Protocols against simulated draws, known distributions, reporting rules, and episodes that are really played so."""
 
 import math
-from pathlib import Path
 from statistics import NormalDist
 from types import SimpleNamespace
 
@@ -64,14 +63,14 @@ def deviation(effect: Effect) -> float:
 # ------------------------------------------------------------------------------------------------------------- draws
 
 
-def test_the_workers_of_verl_agent_draw_91_of_140_games() -> None:
+def test_the_workers_of_verl_agent_draw_91_of_140_games():
     """The number is that of the original: 128 validation workers with the seeds from 1000 on."""
     drawn_games = {next(verl_agent([f"{n}" for n in range(140)], WORKER_SEED + worker)) for worker in range(128)}
     assert len(drawn_games) == 91
 
 
 @pytest.mark.parametrize(("environments", "wins"), [(64, 98), (128, 98), (128, 73)])
-def test_draws_have_the_spread_of_the_hypergeometric_and_binomial_distributions(environments: int, wins: int) -> None:
+def test_draws_have_the_spread_of_the_hypergeometric_and_binomial_distributions(environments, wins):
     share = wins / 140
     hypergeometric = share * (1 - share) / environments * (140 - environments) / 139
     binomial = share * (1 - share) / environments
@@ -82,7 +81,7 @@ def test_draws_have_the_spread_of_the_hypergeometric_and_binomial_distributions(
     assert deviation(with_repeats) == pytest.approx(math.sqrt(binomial), abs=0.5 / environments)
 
 
-def test_draws_of_a_policy_that_samples_spread_as_drawn_ones_do() -> None:
+def test_draws_of_a_policy_that_samples_spread_as_drawn_ones_do():
     """Tasks have chances: draws of tasks and of outcomes both count."""
     rng = np.random.default_rng(5)
     chances = rng.choice([0.0, 0.2, 0.7, 1.0], 140)
@@ -110,12 +109,12 @@ def test_draws_of_a_policy_that_samples_spread_as_drawn_ones_do() -> None:
     assert (found.low, found.high) == pytest.approx(np.quantile(best, (0.025, 0.975)) - share, abs=1.01 / 128)
 
 
-def test_the_best_of_two_validations_of_two_draws_by_hand() -> None:
+def test_the_best_of_two_validations_of_two_draws_by_hand():
     """Wins are 0, 1, 2 with probabilities 1/4, 1/2, 1/4; the higher of two with 1/16, 8/16, 7/16."""
     assert drawn_with_repeats(2, solved(5, 10), highest_of=2).effect == pytest.approx(22 / 32 - 1 / 2)
 
 
-def test_what_the_number_of_environments_can_explain_by_hand() -> None:
+def test_what_the_number_of_environments_can_explain_by_hand():
     """Wins are 53.76, 98.56 and 72.8 of 332, .678 of all: chi-squared is 1.68 + 1.08 + 3.50, over .218."""
     found = reach({64: 0.84, 128: 0.77, 140: 0.52})
     assert found["p"] == pytest.approx(math.exp(-28.67 / 2), rel=0.01)
@@ -127,13 +126,13 @@ def test_what_the_number_of_environments_can_explain_by_hand() -> None:
 @pytest.mark.parametrize(
     ("numbers", "expected"), [(1, 0.0), (2, 1 / math.sqrt(math.pi)), (3, 1.5 / math.sqrt(math.pi))]
 )
-def test_the_highest_of_normal_numbers(numbers: int, expected: float) -> None:
+def test_the_highest_of_normal_numbers(numbers, expected):
     found = spread(solved(5, 10), 0.01, numbers)
     assert found.effect == pytest.approx(0.01 * expected, abs=2e-5)
     assert NormalDist(0, 0.01).cdf(found.high) ** numbers == pytest.approx(0.975)  # independent numbers, all below
 
 
-def test_seeds_spread_by_the_variance_of_outcomes_of_one_task() -> None:
+def test_seeds_spread_by_the_variance_of_outcomes_of_one_task():
     """Of four tasks, one ends in another way with the second seed: its variance is 1/2, their mean 1/8."""
     reference = Reference(table(["won", "won", "lost", "lost"], ["won", "lost", "lost", "lost"]))
     assert reference.within == pytest.approx(1 / 8)
@@ -149,7 +148,7 @@ def test_seeds_spread_by_the_variance_of_outcomes_of_one_task() -> None:
 
 @pytest.mark.slow
 @given(st.lists(st.lists(st.sampled_from([*ENDS]), min_size=3, max_size=3), min_size=1, max_size=3))
-def test_the_same_rollouts_count_as_under_the_reporting_rules(seeds: list[list[str]]) -> None:
+def test_the_same_rollouts_count_as_under_the_reporting_rules(seeds):
     reference = Reference(table(*seeds))
     counted = success_by_rule(reference.rollouts)
     if counted["aborted dropped"].success is None:
@@ -163,13 +162,13 @@ def test_the_same_rollouts_count_as_under_the_reporting_rules(seeds: list[list[s
     assert all((note == "cannot move it: no rollout failed") == is_whole for note in notes)
 
 
-def test_the_interval_is_paired_by_task() -> None:
+def test_the_interval_is_paired_by_task():
     reference = Reference(table(["won", "limit", "limit", "lost"] * 3, ["won", "won", "limit", "lost"] * 3))
     found = {each.protocol: each for each in table_effects(reference)}["limit won"]
     assert (found.low, found.high) == pytest.approx(paired_interval([0, 0.5, 1, 0] * 3))
 
 
-def test_the_interval_of_dropped_rollouts_is_that_of_the_jackknife() -> None:
+def test_the_interval_of_dropped_rollouts_is_that_of_the_jackknife():
     """By hand: the difference without each task, and the standard error of these."""
     ends = ["won", "lost", "aborted", "won", "aborted", "lost", "won", "won"] * 12
     found = recounted(pl.col("won").fill_null(value=False).cast(float), "", Reference(table(ends)))
@@ -179,7 +178,7 @@ def test_the_interval_of_dropped_rollouts_is_that_of_the_jackknife() -> None:
     assert deviation(found._replace(kind="spread")) == pytest.approx(error, rel=0.1)  # which adds two tasks
 
 
-def test_the_best_evaluation_against_the_last() -> None:
+def test_the_best_evaluation_against_the_last():
     evaluations = table(["won", "won", "lost"], ["won", "won", "won"], ["lost", "won", "won"])
     last = Reference(evaluations.filter(seed=2), evaluations)
     assert best_checkpoint(last).effect == pytest.approx(1 / 3)
@@ -195,13 +194,13 @@ def test_the_best_evaluation_against_the_last() -> None:
         ((5, 56), (0, 29), -0.0381, 0.1926),
     ],
 )
-def test_two_samples_of_tasks_have_the_published_intervals(first, second, low: float, high: float) -> None:
+def test_two_samples_of_tasks_have_the_published_intervals(first, second, low, high):
     """Newcombe 1998, table II, method 10."""
     found = unpaired_difference(solved(*first), solved(*second))
     assert (found.low, found.high) == pytest.approx((low, high), abs=5e-5)
 
 
-def test_what_never_differs_cannot_move_the_number() -> None:
+def test_what_never_differs_cannot_move_the_number():
     for effect in table_effects(solved(10, 10)):
         assert effect.kind == "none"
         assert effect.note
@@ -211,7 +210,7 @@ def test_what_never_differs_cannot_move_the_number() -> None:
 
 
 @pytest.mark.slow
-def test_a_shorter_limit_counts_as_if_it_were_played(tmp_path: Path) -> None:
+def test_a_shorter_limit_counts_as_if_it_were_played(tmp_path):
     options = {"split": "valid_seen", "seeds": (1, 2), "progress": False}
     tables = []
     for limit in (12, 6):
@@ -223,7 +222,7 @@ def test_a_shorter_limit_counts_as_if_it_were_played(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_played_policy_has_every_protocol_of_its_benchmark(tmp_path: Path) -> None:
+def test_a_played_policy_has_every_protocol_of_its_benchmark(tmp_path):
     panel = load_panel("alfworld-bundled+seeds=[1]+max_steps=8")
     reference, effects = played_effects(panel, "explorer", tmp_path, progress=False)
     found = {each.protocol: each for each in effects}
@@ -238,7 +237,7 @@ def test_a_played_policy_has_every_protocol_of_its_benchmark(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_the_command_prints_effects_and_draws_them(hgpo, tmp_path: Path) -> None:
+def test_the_command_prints_effects_and_draws_them(hgpo, tmp_path):
     run = tmp_path / "run"
     evaluate("HGPO/ALFWorld-v0", "random", run, split="valid_unseen", seeds=(1,), max_steps=3, progress=False)
     code, out, _ = hgpo("protocols", run, "--plot", tmp_path / "picture.svg")
@@ -258,7 +257,7 @@ def test_the_command_prints_effects_and_draws_them(hgpo, tmp_path: Path) -> None
         (["run", "--plot", "picture.txt"], "expected a file that ends in"),
     ],
 )
-def test_wrong_words_are_refused(hgpo, tmp_path: Path, monkeypatch, words: list[str], message: str) -> None:
+def test_wrong_words_are_refused(hgpo, tmp_path, monkeypatch, words, message):
     if "--plot" in words:
         pytest.importorskip("altair")  # otherwise the error names the extra
     monkeypatch.chdir(tmp_path)

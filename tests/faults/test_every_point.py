@@ -15,7 +15,7 @@ NAMES = [scenario.name for scenario in (*tables.SCENARIOS, *data.SCENARIOS, *che
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
-def test_a_fault_at_any_point_loses_nothing(name: str) -> None:
+def test_a_fault_at_any_point_loses_nothing(name):
     """It runs in a separate process, because a process that has computed with Polars cannot fork safely."""
     if reason := shim.unusable():
         pytest.skip(reason)

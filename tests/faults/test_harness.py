@@ -100,7 +100,7 @@ PLANTED = {
 
 
 @pytest.mark.slow
-def test_planted_faults_are_found(tmp_path: Path) -> None:
+def test_planted_faults_are_found(tmp_path):
     for run, lines in PLANTED.items():
         found = report(tmp_path / run.__name__, run)
         assert found.tried >= 10, "each of six calls fails, and is the last"

@@ -1,7 +1,6 @@
 """Every reader of untrusted bytes accepts any input or refuses it in one line: some inputs by default, many nightly."""
 
 import resource
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,7 @@ MEMORY = 8 << 30
 
 
 @pytest.fixture
-def limited_memory() -> Iterator[None]:
+def limited_memory():
     status = Path("/proc/self/status").read_text().splitlines()
     used = next(int(line.split()[1]) for line in status if "VmData" in line) * 1024
     before = resource.getrlimit(resource.RLIMIT_DATA)
@@ -47,11 +46,11 @@ def fuzz(target: Target, folder: Path) -> None:
 @pytest.mark.usefixtures("limited_memory")
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
 @pytest.mark.filterwarnings("ignore")
-def test_any_input_is_read_or_refused_in_one_line(tmp_path: Path, target: Target) -> None:
+def test_any_input_is_read_or_refused_in_one_line(tmp_path, target):
     fuzz(target, tmp_path)
 
 
 @pytest.mark.parametrize("path", FAILED_ONCE, ids=lambda path: path.parent.name)
-def test_what_failed_once(tmp_path: Path, path: Path) -> None:
+def test_what_failed_once(tmp_path, path):
     (target,) = (target for target in TARGETS if target.name.replace(" ", "-") == path.parent.name)
     read(target, path.read_bytes(), tmp_path / "input")

@@ -27,7 +27,7 @@ def outcome(kind: str) -> str:
     return found
 
 
-def test_the_table_has_every_architecture_once() -> None:
+def test_the_table_has_every_architecture_once():
     named = [kind for title, kinds in ROWS.items() if title != DROPOUT for kind in kinds]
     assert sorted(named) == sorted(ARCHITECTURES)
 
@@ -51,7 +51,7 @@ def saved(kind: str, folder: Path) -> ModelConfig:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ARCHITECTURES)
-def test_a_model_is_right_or_refused(kind: str, tmp_path: Path) -> None:
+def test_a_model_is_right_or_refused(kind, tmp_path):
     import torch
 
     from hgpo_train.models.loading import load_model

@@ -64,7 +64,7 @@ def make_learner(path: str, rank: int = 0, **update: object) -> Learner:
 @pytest.mark.parametrize("length", LENGTHS)
 @pytest.mark.parametrize("rank", [0, 4], ids=["all weights", "adapters"])
 @pytest.mark.parametrize("stored", STORED)
-def test_the_reference_equals_the_policy_at_the_start(tmp_path: Path, stored: str, rank: int, length: int) -> None:
+def test_the_reference_equals_the_policy_at_the_start(tmp_path, stored, rank, length):
     learner = make_learner(saved(tmp_path, getattr(torch, stored)), rank)
     rows = samples(length)
     policy, reference = learner.logprobs(rows), learner.reference_logprobs(rows)
@@ -79,7 +79,7 @@ def test_the_reference_equals_the_policy_at_the_start(tmp_path: Path, stored: st
 
 
 @pytest.mark.parametrize(("layout", "checkpointing"), [("padded", True), ("packed", False)])
-def test_the_first_optimiser_step_measures_no_divergence(tmp_path: Path, layout: str, checkpointing: bool) -> None:
+def test_the_first_optimiser_step_measures_no_divergence(tmp_path, layout, checkpointing):
     config = config_of(saved(tmp_path, torch.bfloat16), layout=layout)
     config = replace(config, model={"gradient_checkpointing": checkpointing})
     learner = Learner(load_model(config.model), config)
@@ -91,7 +91,7 @@ def test_the_first_optimiser_step_measures_no_divergence(tmp_path: Path, layout:
 
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("stored", STORED)
-def test_the_copy_rounds_only_what_autocast_rounds(stored: str, tied: bool) -> None:
+def test_the_copy_rounds_only_what_autocast_rounds(stored, tied):
     model = random_model(tied=tied)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -110,7 +110,7 @@ def test_the_copy_rounds_only_what_autocast_rounds(stored: str, tied: bool) -> N
     assert all(parameter.dtype == torch.float32 and parameter.requires_grad for parameter in model.parameters())
 
 
-def test_the_base_of_adapters_keeps_float32_buffers(tmp_path: Path) -> None:
+def test_the_base_of_adapters_keeps_float32_buffers(tmp_path):
     path = saved(tmp_path, torch.float32)
     config = replace(ModelConfig(), path=path, device="cpu", compute_dtype="bfloat16", lora={"rank": 4})
     adapted = load_model(config)

@@ -27,13 +27,13 @@ def ran(tmp_path: Path, *command: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
-def test_runs_as_a_script(tmp_path: Path, notebook: Path) -> None:
+def test_runs_as_a_script(tmp_path, notebook):
     done = ran(tmp_path, str(notebook))
     assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
-def test_is_in_order(tmp_path: Path, notebook: Path) -> None:
+def test_is_in_order(tmp_path, notebook):
     done = ran(tmp_path, "-m", "marimo", "check", "--strict", str(notebook))
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -50,7 +50,7 @@ def percent(number: float) -> str:
     return f"{number:.0%}"
 
 
-def test_no_sentence_contradicts_its_plot(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_sentence_contradicts_its_plot(monkeypatch):
     """Each sentence above a plot, recomputed from the notebook's data by counting."""
     monkeypatch.setattr(sys, "argv", ["notebook"])
     found = definitions("context_inconsistency")
@@ -109,7 +109,7 @@ def test_no_sentence_contradicts_its_plot(monkeypatch: pytest.MonkeyPatch) -> No
     assert found["changing"] == f"Among equal states alone, {both.format(*map(percent, ends))} signs differ."
 
 
-def test_the_least_alike_estimators_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_least_alike_estimators_are_named(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["notebook"])
     found = definitions("seven_estimators")
     names = found["estimators"]
@@ -121,7 +121,7 @@ def test_the_least_alike_estimators_are_named(monkeypatch: pytest.MonkeyPatch) -
     assert second in found["alike"]
 
 
-def test_opens_any_run(tmp_path: Path) -> None:
+def test_opens_any_run(tmp_path):
     """A folder that is given is read, and exported with every cell's output."""
     from hgpo_datasets import StepWriter
 
@@ -153,7 +153,7 @@ def test_opens_any_run(tmp_path: Path) -> None:
     assert re.search(r"With 4 past states, \d+% of run.s steps keep a group", page.read_text("utf-8"))
 
 
-def test_estimators_of_another_run(tmp_path: Path) -> None:
+def test_estimators_of_another_run(tmp_path):
     """No rollout of this run wins, so all advantages are 0 and no signs differ."""
     collect("HGPO/ALFWorld-v0", "random", tmp_path / "run", tasks=3, group_size=3, max_steps=8, progress=False)
     notebook = str(ROOT / "notebooks" / "seven_estimators.py")

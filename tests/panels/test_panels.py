@@ -10,7 +10,6 @@ import tarfile
 import tomllib
 from dataclasses import dataclass, replace
 from importlib.resources import files
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -21,14 +20,14 @@ from hgpo_envs.alfworld.data.source import ALFWorldSource
 from hgpo_envs.engine import State, Task
 from hgpo_envs.errors import InputError
 from hgpo_envs.webshop.data.source import WebShopSource
-from hgpo_train.panels import Panel, list_panels, load_panel, loading
+from hgpo_train.panels import list_panels, load_panel, loading
 from hgpo_train.panels.data import find_data, task_checksum
 from hgpo_train.settings import to_toml
 
 OWN = (files("hgpo_train.panels") / "bundled" / "alfworld-bundled@1.toml").read_text("utf-8")
 
 
-def test_the_digest_is_the_sha256_of_the_canonical_json() -> None:
+def test_the_digest_is_the_sha256_of_the_canonical_json():
     values = tomllib.loads(OWN)
     del values["about"]
     text = json.dumps(values | {"files": {}}, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
@@ -37,7 +36,7 @@ def test_the_digest_is_the_sha256_of_the_canonical_json() -> None:
     assert replace(panel, about="other words").digest == panel.digest
 
 
-def test_the_papers_panels_are_whole_splits_with_their_seeds() -> None:
+def test_the_papers_panels_are_whole_splits_with_their_seeds():
     sizes = {panel.title: (len(panel.tasks), panel.environment["split"]) for panel in list_panels()}
     assert sizes["alfworld-unseen@1"] == (134, "valid_unseen")
     assert sizes["alfworld-seen@1"] == (140, "valid_seen")
@@ -47,13 +46,13 @@ def test_the_papers_panels_are_whole_splits_with_their_seeds() -> None:
 
 
 @pytest.mark.parametrize("name", ["alfworld-bundled", "webshop-bundled"])
-def test_bundled_panels_have_their_data(name: str) -> None:
+def test_bundled_panels_have_their_data(name):
     arguments, checksum = find_data(load_panel(name))
     assert checksum == load_panel(name).checksum
     assert "data" not in arguments
 
 
-def test_an_override_changes_title_and_digest_but_not_the_data() -> None:
+def test_an_override_changes_title_and_digest_but_not_the_data():
     plain = load_panel("alfworld-bundled")
     changed = load_panel("alfworld-bundled@1+temperature=0.70+grammar=put+seeds=[7]")
     assert changed.title == "alfworld-bundled@1+grammar=put+seeds=[7]+temperature=0.7"
@@ -84,7 +83,7 @@ def test_an_override_changes_title_and_digest_but_not_the_data() -> None:
         (3, "expected a name or the path of a file, received 3"),
     ],
 )
-def test_a_wrong_name_or_override_is_one_line(text: str, line: str) -> None:
+def test_a_wrong_name_or_override_is_one_line(text, line):
     with pytest.raises(InputError, match=line.replace("[", r"\[").replace("(", r"\(")) as error:
         load_panel(text)
     assert "\n" not in str(error.value)
@@ -103,7 +102,7 @@ def test_a_wrong_name_or_override_is_one_line(text: str, line: str) -> None:
         ("version = 1", "version = [", "is not TOML"),
     ],
 )
-def test_a_wrong_file_is_one_line_with_its_name(tmp_path: Path, old: str, new: str, line: str) -> None:
+def test_a_wrong_file_is_one_line_with_its_name(tmp_path, old, new, line):
     path = tmp_path / "own.toml"
     path.write_text(OWN.replace(old, new, 1), "utf-8")
     with pytest.raises(InputError, match=line) as error:
@@ -112,14 +111,14 @@ def test_a_wrong_file_is_one_line_with_its_name(tmp_path: Path, old: str, new: s
     assert "\n" not in str(error.value)
 
 
-def test_a_panel_written_as_toml_is_read_again(tmp_path: Path) -> None:
+def test_a_panel_written_as_toml_is_read_again(tmp_path):
     panel = replace(load_panel("webshop-bundled"), name="own", version=3)
     (tmp_path / "own.toml").write_text(to_toml(panel), "utf-8")
     read = load_panel(f"{tmp_path / 'own.toml'}+max_steps=9")
     assert (read.title, read.base.digest) == ("own@3+max_steps=9", panel.digest)
 
 
-def test_panels_of_other_packages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_panels_of_other_packages(monkeypatch, tmp_path):
     (tmp_path / "own.toml").write_text(OWN.replace("alfworld-bundled", "of-a-file", 1), "utf-8")
     objects = {
         "file": tmp_path / "own.toml",
@@ -135,7 +134,7 @@ def test_panels_of_other_packages(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
 
 
 @pytest.fixture
-def games(tmp_path: Path) -> tuple[Panel, Path]:
+def games(tmp_path):
     """Return a panel of three bundled games, and a folder with them and another one, written in shuffled order."""
     panel = load_panel("alfworld-bundled")
     source = ALFWorldSource()
@@ -146,7 +145,7 @@ def games(tmp_path: Path) -> tuple[Panel, Path]:
     return replace(panel, tasks=chosen, checksum=task_checksum(source, chosen)), tmp_path / "games"
 
 
-def test_the_checksum_does_not_depend_on_place_order_and_format(games: tuple[Panel, Path], tmp_path: Path) -> None:
+def test_the_checksum_does_not_depend_on_place_order_and_format(games, tmp_path):
     panel, folder = games
     source = ALFWorldSource(folder)
     write_pack(tmp_path / "games.pack", ((name, source.read(name), None) for name in sorted(source.ids("all"))))
@@ -163,9 +162,7 @@ def test_the_checksum_does_not_depend_on_place_order_and_format(games: tuple[Pan
         ("pddl_problem", r"\(openable [^)]*\)", ""),
     ],
 )
-def test_any_change_of_a_game_is_refused_with_both_checksums(
-    games: tuple[Panel, Path], key: str, pattern: str, replacement: str
-) -> None:
+def test_any_change_of_a_game_is_refused_with_both_checksums(games, key, pattern, replacement):
     panel, folder = games
     path = folder / "json_2.1.1" / panel.tasks[0] / GAME_FILE
     game = json.loads(path.read_text("utf-8"))
@@ -176,7 +173,7 @@ def test_any_change_of_a_game_is_refused_with_both_checksums(
         find_data(panel, folder)
 
 
-def test_other_wording_other_tasks_and_missing_ones(games: tuple[Panel, Path]) -> None:
+def test_other_wording_other_tasks_and_missing_ones(games):
     panel, folder = games
     found = {task_checksum(ALFWorldSource(folder, grammar=wording), panel.tasks) for wording in ("move", "put")}
     found.add(task_checksum(ALFWorldSource(folder), panel.tasks[::-1]))
@@ -186,14 +183,14 @@ def test_other_wording_other_tasks_and_missing_ones(games: tuple[Panel, Path]) -
         find_data(panel, folder)
 
 
-def test_webshop_tasks_depend_on_goals_prices_and_pages() -> None:
+def test_webshop_tasks_depend_on_goals_prices_and_pages():
     ids = load_panel("webshop-bundled").tasks[:3]
     options = [{}, {"goals": "human"}, {"price_seed": 1}, {"shuffle_seed": 1}, {"observation_mode": "text_rich"}]
     checksums = {task_checksum(WebShopSource(**each), ids) for each in options}
     assert len(checksums) == len(options)
 
 
-def test_files_that_data_were_made_from_are_compared() -> None:
+def test_files_that_data_were_made_from_are_compared():
     panel = load_panel("webshop-bundled")
     known = WebShopSource().files["items_shuffle.json"]
     find_data(replace(panel, files={"items_shuffle.json": known}))
@@ -201,14 +198,14 @@ def test_files_that_data_were_made_from_are_compared() -> None:
         find_data(replace(panel, files={"items_shuffle.json": "0" * 64}))
 
 
-def test_missing_data_are_one_line_with_the_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_data_are_one_line_with_the_command(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("ALFWORLD_DATA", str(tmp_path))
     with pytest.raises(InputError, match="get them with `hgpo data fetch alfworld`"):
         find_data(load_panel("alfworld-unseen"))
 
 
-def test_another_prompt_template_is_refused() -> None:
+def test_another_prompt_template_is_refused():
     panel = replace(load_panel("alfworld-bundled"), prompt_hash="0" * 16)
     with pytest.raises(InputError, match="expected a prompt template with hash 0000000000000000, found"):
         find_data(panel)
@@ -231,7 +228,7 @@ class Counter:
         return State(self.first, ["add"])
 
 
-def test_the_checksum_of_a_benchmark_without_content_is_of_first_states_and_versions() -> None:
+def test_the_checksum_of_a_benchmark_without_content_is_of_first_states_and_versions():
     checksums = [task_checksum(source, ["3"]) for source in (Counter(), Counter("1"), Counter(version="2"), Counter())]
     assert checksums[0] == checksums[3]
     assert len(set(checksums)) == 3
@@ -239,14 +236,14 @@ def test_the_checksum_of_a_benchmark_without_content_is_of_first_states_and_vers
 
 @pytest.mark.skipif(os.environ.get("HGPO_TESTS") != "all", reason="unpacks 400 MB")
 @pytest.mark.slow
-def test_the_official_games_are_those_of_the_panels(shared: Path, tmp_path: Path) -> None:
+def test_the_official_games_are_those_of_the_panels(shared, tmp_path):
     with tarfile.open(shared / "data/alfworld/official-games.tar.xz") as archive:
         archive.extractall(tmp_path, [each for each in archive if "/valid_" in each.name], filter="data")
     for name in ("alfworld-unseen", "alfworld-seen"):
         assert find_data(load_panel(name), tmp_path)[1] == load_panel(name).checksum
 
 
-def test_commands_list_and_show_panels(hgpo) -> None:
+def test_commands_list_and_show_panels(hgpo):
     code, out, _ = hgpo("panels", "--json")
     listed = {panel["panel"]: panel for panel in json.loads(out)}
     assert (code, listed["alfworld-bundled@1"]["data"], listed["alfworld-bundled@1"]["tasks"]) == (0, "bundled", 12)

@@ -6,7 +6,6 @@ import sys
 import threading
 import time
 from collections import Counter
-from pathlib import Path
 
 import pytest
 from asked import ask, request
@@ -153,7 +152,7 @@ SPEC = PolicySpec(make, lambda model, tokenizer, context: First(model, context.g
 """
 
 
-def test_policies_of_other_distributions_and_broken_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_policies_of_other_distributions_and_broken_ones(tmp_path, monkeypatch):
     points = {"first": "another:SPEC", "plain": "another:PLAIN", "absent": "no_module:SPEC", "number": "another:NUMBER"}
     write_distribution(tmp_path, "another", {"another": f"{MODULE}\nNUMBER = 7\n"}, {"hgpo.policies": points})
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -179,7 +178,7 @@ def test_policies_of_other_distributions_and_broken_ones(tmp_path: Path, monkeyp
 
 
 @pytest.mark.slow
-def test_the_registry_lists_policies_that_can_be_trained() -> None:
+def test_the_registry_lists_policies_that_can_be_trained():
     pytest.importorskip("torch")
     assert {name for name in policy_names() if policy_spec(name).make_trainable} == {"transformers", "vllm"}
     with pytest.raises(InputError, match=r"rollout.engine: openai cannot be trained with, because .* use \"vllm\""):
@@ -189,7 +188,7 @@ def test_the_registry_lists_policies_that_can_be_trained() -> None:
             trainable_factory(name)
 
 
-def test_a_policy_of_a_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_policy_of_a_module(tmp_path, monkeypatch):
     (tmp_path / "policy_here.py").write_text(
         MODULE.replace('name, reproducible = "first", True', "reproducible = True").replace(
             "return First()", "policy = First()\n    policy.name = argument\n    return policy"

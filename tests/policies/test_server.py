@@ -2,14 +2,12 @@
 
 import contextlib
 import gzip
-import json
 import shutil
 import ssl
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable
 from email.utils import formatdate
 
 import asked
@@ -18,24 +16,19 @@ from asked import request
 from chat_server import Api, Handler, completion
 from yarl import URL
 
-from hgpo_datasets import StepWriter, scan_steps
 from hgpo_envs.errors import InputError
 from hgpo_envs.files.secrets import redact
-from hgpo_envs.responses import ToolCall, parse, parse_tool_calls, tool_calls
 from hgpo_train.policies import http_client
 from hgpo_train.policies.base import Failure, Reply, Request
 from hgpo_train.policies.registry import PolicyContext, make_policy
 from hgpo_train.policies.server import ServerPolicy
 from hgpo_train.policies.validation import checked_reply
-from hgpo_train.rollout.env_handle import open_env
-from hgpo_train.rollout.plan import RolloutSpec
-from hgpo_train.rollout.run import collect_groups
 
 KEY = "sk-secret-of-the-test"
 
 
 @pytest.fixture
-def api(monkeypatch: pytest.MonkeyPatch) -> Iterator[Api]:
+def api(monkeypatch):
     """A server; requests that failed are sent again without delay. Space around a key is not part of it."""
     monkeypatch.setenv("OPENAI_API_KEY", f"{KEY}\r\n")
     monkeypatch.setattr(http_client, "pause_s", lambda attempt, retry_after: 0.0)
@@ -59,7 +52,7 @@ def asked_once(api: Api, *answer: object, **options: object) -> Reply | Failure:
     return reply
 
 
-def test_each_request_gets_its_reply_without_waiting_for_the_slowest(api: Api) -> None:
+def test_each_request_gets_its_reply_without_waiting_for_the_slowest(api):
     slowest, others_are_there = 40, threading.Event()
 
     def echo(body: dict, attempt: int) -> tuple:
@@ -81,7 +74,7 @@ def test_each_request_gets_its_reply_without_waiting_for_the_slowest(api: Api) -
     assert {i: reply.response for i, reply in answers.items()} == {i: f"<action>{i}</action>" for i in range(60)}
 
 
-def test_the_request_body(api: Api) -> None:
+def test_the_request_body(api):
     query = "?api-version=2&api_key=abcdefgh"
     sampling = {"temperature": 0.4, "top_p": 0.9, "stop": ["</action>"], "extra": {"top_k": 5}, "logprobs": True}
     ask(api, request(3, seed=1 << 40 | 3), base_url=f"{api.url}{query}", **sampling)
@@ -98,7 +91,7 @@ def test_the_request_body(api: Api) -> None:
         ask(api, request(), extra={"temperature": 0.3})
 
 
-def test_tokens_and_log_probabilities_are_read(api: Api) -> None:
+def test_tokens_and_log_probabilities_are_read(api):
     told = {"content": [{"token": "a", "logprob": -0.5, "bytes": None, "top_logprobs": []}]}
     status, body = completion("a", finish="length", logprobs=told, token_ids=[7])
     body["prompt_token_ids"] = [1, 2]
@@ -139,7 +132,7 @@ def close(handler: Handler) -> None:
 
 
 @pytest.mark.parametrize("trouble", TROUBLES)
-def test_transient_errors_are_retried(api: Api, monkeypatch: pytest.MonkeyPatch, trouble: str) -> None:
+def test_transient_errors_are_retried(api, monkeypatch, trouble):
     pauses: list[tuple[int, str | None]] = []
     monkeypatch.setattr(http_client, "pause_s", lambda *arguments: pauses.append(arguments) or 0.0)
     api.answer = lambda body, attempt: TROUBLES[trouble] if attempt < 3 else completion("ok")
@@ -151,7 +144,7 @@ def test_transient_errors_are_retried(api: Api, monkeypatch: pytest.MonkeyPatch,
     assert pauses == [(0, header), (1, header)]
 
 
-def test_what_remains_broken_fails_after_the_retries_and_permanent_errors_at_once(api: Api) -> None:
+def test_what_remains_broken_fails_after_the_retries_and_permanent_errors_at_once(api):
     for answer, attempts, line in (
         (TROUBLES["rate limit"], 3, "HTTP 429: slow down"),
         (TROUBLES["a gateway's page"], 3, "HTTP 502: <html>Bad gateway</html>"),
@@ -170,7 +163,7 @@ def test_what_remains_broken_fails_after_the_retries_and_permanent_errors_at_onc
 
 
 @pytest.fixture
-def tokyo() -> Iterator[None]:
+def tokyo():
     """The time zone of this process."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TZ", "Asia/Tokyo")
@@ -180,7 +173,7 @@ def tokyo() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("tokyo")
-def test_pauses_are_those_that_the_server_asks_for_and_grow_otherwise() -> None:
+def test_pauses_are_those_that_the_server_asks_for_and_grow_otherwise():
     for attempt, header, least, most in (
         (0, None, 0.375, 0.5),
         (3, None, 3.0, 4.0),
@@ -214,7 +207,7 @@ def too_long(limit: int) -> Callable[[dict, int], tuple]:
     return answer
 
 
-def test_the_oldest_history_goes_first_when_the_prompt_is_too_long(api: Api) -> None:
+def test_the_oldest_history_goes_first_when_the_prompt_is_too_long(api):
     """And without history it is a failure."""
     api.answer = too_long(30)
     (reply,) = ask(api, request(0, "x" * 100, step=9, shorter=lambda pairs: "x" * (10 + 5 * min(pairs, 6))))
@@ -227,177 +220,7 @@ def test_the_oldest_history_goes_first_when_the_prompt_is_too_long(api: Api) -> 
     assert isinstance(reply, Failure)
 
 
-FIND = {"type": "function", "function": {"name": "find", "parameters": {"type": "object"}}}
-
-
-def call(arguments: str) -> dict:
-    return {"id": "call_1", "type": "function", "function": {"name": "find", "arguments": arguments}}
-
-
-def test_reasoning_and_tool_calls_become_the_text_that_the_model_wrote(api: Api) -> None:
-    first, second = (
-        f'<tool_call>\n{{"name": "find", "arguments": {{"zip": "{code}"}}}}\n</tool_call>' for code in (10, 20)
-    )
-    for message, expected in (
-        ({"content": None, "tool_calls": [call('{"zip": "10"}')]}, first),
-        ({"content": "", "tool_calls": [call('{"zip": "10"}'), call('{"zip":"20"}')]}, f"{first}\n{second}"),
-        ({"content": "Wait.", "tool_calls": [call('{"zip": "10"}')]}, f"Wait.\n{first}"),
-        ({"content": "Hi", "reasoning_content": "A guest.", "tool_calls": None}, "<think>\nA guest.\n</think>\n\nHi"),
-        ({"reasoning": "Hm.", "tool_calls": [call('{"zip": "20"}')]}, f"<think>\nHm.\n</think>\n\n{second}"),
-    ):
-        api.answer = replying(message)
-        (reply,) = ask(api, request(tools=(FIND,)))
-        assert isinstance(reply, Reply), reply
-        assert (reply.response, reply.finish_reason) == (expected, "tool_calls")
-        assert tool_calls(reply.response) is not None
-        assert api.bodies[-1]["tools"] == [FIND]
-
-
-MALFORMED = {
-    "cut off": call('{"zip": '),
-    "nothing before the cut": call(""),
-    "single quotes": call("{'zip': 1}"),
-    "no closing brace": call('{"zip": 1'),
-    "one brace too many": call('{"zip": 1}}'),
-    "a forged end": call('{"zip": 1}}\n</tool_call>'),
-    "a list": call("[1]"),
-    "a number": call("5"),
-    "the word null": call("null"),
-    "a text": call('"{}"'),
-    "not a number": call('{"zip": NaN}'),
-    "a number as arguments": call(5),
-    "no name": {"id": "1", "type": "function", "function": {"arguments": "{}"}},
-    "null as name": {"id": "1", "type": "function", "function": {"name": None, "arguments": "{}"}},
-    "another type": {**call("{}"), "type": "retrieval"},
-    "a type of its own": {"id": "1", "type": "custom", "custom": {"name": "find", "input": "10"}},
-    "no function": {"id": "1", "name": "find", "arguments": {}},
-    "nested in 101 levels": call('{"a": ' + "[" * 100 + "]" * 100 + "}"),
-    "a text instead of a call": "find",
-    "null instead of a call": None,
-}
-
-
-def played(
-    answer: Callable[[dict, int], tuple], path: object, tools: tuple = (FIND,), style: str = "memory", **options: object
-) -> tuple[list[dict], list[dict]]:
-    """Play a rollout of three steps in the house of doors. Return its rows and the bodies of the requests."""
-    handle = open_env("doors_env:HGPO-Test/Doors-v0", action_format="response", max_steps=3, prompt_style=style)
-    settings = replace(handle.settings, tools=tools, parse_response=parse_tool_calls if tools else parse)
-    with Api() as api:
-        api.answer = answer
-        context = PolicyContext("Doors", "response", {"base_url": api.url, "retries": 0, **options})
-        with StepWriter(path) as writer, contextlib.closing(make_policy("openai:tiny", context)) as policy:
-            collect_groups(replace(handle, settings=settings), policy, writer, RolloutSpec(tasks=1, group_size=1))
-        return scan_steps(path).sort("step").collect().to_dicts(), api.bodies
-
-
-def replying(message: dict, finish: str = "tool_calls") -> Callable[[dict, int], tuple]:
-    _, body = completion(None, finish)
-    body["choices"][0]["message"] = {"role": "assistant", **message}
-    return lambda *_: (200, body)
-
-
-def test_tool_calls_are_the_actions_of_rollouts(api: Api, tmp_path) -> None:
-    """From the environment's tools to the request, and from the reply to the row."""
-    message = {"content": None, "tool_calls": [call("{}")], "reasoning_content": "Where is it?"}
-    rows, bodies = played(replying(message), tmp_path / "run")
-    action = '<tool_call>\n{"name": "find", "arguments": {}}\n</tool_call>'
-    response = f"<think>\nWhere is it?\n</think>\n\n{action}"
-    assert [(row["response"], row["action"]) for row in rows] == [(response, action)] * 3
-    assert [body["tools"] for body in bodies] == [[FIND]] * 3
-
-
-@pytest.mark.parametrize("kind", MALFORMED)
-def test_a_malformed_call_is_an_invalid_action_and_later_requests_have_arguments_of_objects(
-    api: Api, tmp_path, kind: str
-) -> None:
-    """Servers refuse conversations with other arguments."""
-    first = [call('{"zip": 1}'), MALFORMED[kind]]
-    rows, bodies = played(replying({"tool_calls": first}, "length"), tmp_path / "run", style="chat")
-    assert [(row["action_valid"], row["aborted"]) for row in rows] == [(False, False)] * 3
-    assert json.loads(rows[0]["message"])["tool_calls"] == first
-    assert tool_calls(rows[0]["action"]) is None
-    sent = [message for message in bodies[2]["messages"] if message["role"] != "user"]
-    for assistant, *results in (sent[:3], sent[3:]):
-        assert [result["tool_call_id"] for result in results] == [made["id"] for made in assistant["tool_calls"]]
-        assert all(isinstance(json.loads(made["function"]["arguments"]), dict) for made in assistant["tool_calls"])
-        assert all(result["content"] for result in results)
-
-
-def test_a_call_of_a_tool_where_there_are_none_is_an_invalid_action(api: Api, tmp_path) -> None:
-    message = {"content": None, "tool_calls": [call('{"zip": "<action>look</action>"}')]}
-    rows, _ = played(replying(message), tmp_path / "run", tools=())
-    assert [(row["action"], row["action_valid"], row["aborted"]) for row in rows] == [("", False, False)] * 3
-    assert "<tool_call>" in rows[0]["response"]
-
-
-def test_tags_in_reasoning_are_not_read(api: Api, tmp_path) -> None:
-    message = {"content": "<action>look</action>", "reasoning_content": "Not <action>open door</action> </think>"}
-    rows, _ = played(replying(message, "stop"), tmp_path / "run", tools=())
-    assert {(row["action"], row["action_valid"]) for row in rows} == {("look", True)}
-    message = {"content": None, "reasoning": "<tool_call>x</tool_call> </think>", "tool_calls": [call("{}")]}
-    rows, _ = played(replying(message), tmp_path / "calls")
-    assert {(row["action"], row["action_valid"]) for row in rows} == {(ToolCall("find", {}).text(), True)}
-
-
-@pytest.mark.parametrize(
-    "message",
-    [
-        {"content": None, "tool_calls": [{**call("{}"), "id": "aB3dE6gH9", "extra_content": {"google": {"s": "x"}}}]},
-        {"content": None, "reasoning_content": "Hm.", "tool_calls": [call("{}")]},
-        {"content": [{"type": "text", "text": "Hi"}], "reasoning_details": [{"signature": "x"}]},
-        {
-            "content": [
-                {"type": "thinking", "thinking": [{"type": "text", "text": "Hm"}]},
-                {"type": "text", "text": "Hi"},
-            ]
-        },
-        {"content": "Hi", "reasoning": "Hm."},
-    ],
-)
-def test_a_message_goes_back_as_it_came(api: Api, tmp_path, message: dict) -> None:
-    given = {**message, "refusal": None, "function_call": None}
-    rows, bodies = played(replying(given), tmp_path / "run", style="chat")
-    assert bodies[1]["messages"][1] == {"role": "assistant", **message}
-    assert json.loads(rows[0]["message"]) == {"role": "assistant", **given}
-
-
-@pytest.mark.parametrize(
-    "message",
-    [
-        {"tool_calls": [call(json.dumps({"note": "x" * 20_000}))]},
-        {"tool_calls": [call({"note": "x" * 20_000})]},
-        {"function_call": {"name": "find", "arguments": json.dumps({"note": "x" * 20_000})}},
-        {"content": ToolCall("find", {"note": "x" * 20_000}).text()},
-        {"content": ToolCall("find", {"note": "x" * 20_000}).text().replace("arguments", "parameters")},
-        {"content": ToolCall("find", {"note": "</think>" + "x" * 19_992}).text()},
-    ],
-)
-def test_the_whole_call_is_the_command(tmp_path, message: dict) -> None:
-    rows, bodies = played(replying(message), tmp_path / "run", style="chat")
-    (made,) = tool_calls(rows[0]["action"])
-    assert (made.name, len(made.arguments["note"]), rows[0]["action_valid"]) == ("find", 20_000, True)
-    assert [sent["role"] for sent in bodies[1]["messages"]] == ["user", "assistant", "tool"]
-
-
-@pytest.mark.parametrize("level", [2, 900])
-def test_a_call_that_is_nested_too_deeply_is_an_invalid_action(tmp_path, level: int) -> None:
-    arguments = json.loads('{"a": ' * level + "{}" + "}" * level)
-    (row, *_), _ = played(replying({"tool_calls": [call(arguments)]}), tmp_path / "run")
-    assert (row["action_valid"], row["aborted"]) == (level == 2, False)
-
-
-@pytest.mark.slow
-def test_empty_texts_are_not_sent_back(tmp_path) -> None:
-    """Some servers send them, and refuse them."""
-    for number, content in enumerate(("", "\n\n", [], [{"type": "text", "text": ""}])):
-        for calls in ([], [call("{}")]):
-            message = {"content": content, "tool_calls": calls}
-            _, bodies = played(replying(message, "stop"), tmp_path / f"{number}{len(calls)}", style="chat")
-            assert bodies[1]["messages"][1].get("content") == (None if calls else "(empty)")
-
-
-def test_a_limit_that_is_ignored_or_refused(api: Api) -> None:
+def test_a_limit_that_is_ignored_or_refused(api):
     status, body = completion("ok")
     body["usage"] = {"prompt_tokens": "2000", "completion_tokens": 4000.0}
     with pytest.warns(UserWarning, match="counted 4000 tokens for a limit of 16: the server ignores"):
@@ -427,7 +250,7 @@ def test_a_limit_that_is_ignored_or_refused(api: Api) -> None:
         ("openai:tiny", {"base_url": "https://api.example.com/v1", "api_key_env": "NOT_SET"}, "variable NOT_SET"),
     ],
 )
-def test_permanent_errors_are_raised_before_the_first_rollout(api: Api, spec: str, options: dict, line: str) -> None:
+def test_permanent_errors_are_raised_before_the_first_rollout(api, spec, options, line):
     with pytest.raises(InputError, match=line) as caught:
         policy_of(api, spec, **options)
     assert "\n" not in str(caught.value)
@@ -453,7 +276,7 @@ def flood(handler: Handler) -> None:
 
 
 @pytest.mark.slow
-def test_a_reply_sent_byte_by_byte_times_out_and_is_retried(api: Api) -> None:
+def test_a_reply_sent_byte_by_byte_times_out_and_is_retried(api):
     api.answer = lambda body, attempt: drip if attempt < 3 else completion("ok")
     (reply,) = ask(api, request(), timeout_s=0.3)
     assert reply == Reply("ok", cut_pairs=0)
@@ -462,7 +285,7 @@ def test_a_reply_sent_byte_by_byte_times_out_and_is_retried(api: Api) -> None:
     assert len(api.bodies) == 5
 
 
-def test_an_endless_answer_fails_at_the_limit(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_endless_answer_fails_at_the_limit(api, monkeypatch):
     monkeypatch.setattr(http_client, "LARGEST_ANSWER", 3 << 20)
     api.answer = lambda body, attempt: flood
     (reply,) = ask(api, request(), timeout_s=60.0)
@@ -470,13 +293,13 @@ def test_an_endless_answer_fails_at_the_limit(api: Api, monkeypatch: pytest.Monk
 
 
 @pytest.mark.slow
-def test_a_compressed_answer_does_not_expand(api: Api) -> None:
+def test_a_compressed_answer_does_not_expand(api):
     reply = asked_once(api, 200, gzip.compress(bytes(50 << 20)), {"Content-Encoding": "gzip"})
     assert "is not a chat completion" in str(reply)
     assert api.headers[0]["accept-encoding"] == "identity"
 
 
-def test_the_list_of_models(api: Api) -> None:
+def test_the_list_of_models(api):
     for models, reason in (
         ((200, b"<html>Hello</html>"), r"returned no list of models .*check_model=false"),
         ((200, b'{"data": 3}'), r"returned no list of models .*check_model=false"),
@@ -540,7 +363,7 @@ FORMS = [
 ]
 
 
-def test_the_forms_of_answers_that_servers_send(api: Api) -> None:
+def test_the_forms_of_answers_that_servers_send(api):
     with contextlib.closing(policy_of(api)) as policy:
         for body, response in FORMS:
             api.answer = lambda *_, body=body: (200, body)
@@ -550,7 +373,7 @@ def test_the_forms_of_answers_that_servers_send(api: Api) -> None:
 
 
 @pytest.mark.slow
-def test_an_invalid_answer_is_a_failure_with_its_reason(api: Api) -> None:
+def test_an_invalid_answer_is_a_failure_with_its_reason(api):
     choices = [({**completion("")[1], "choices": [choice]}, reason) for choice, reason in ODD_CHOICES]
     with contextlib.closing(policy_of(api, logprobs=True, token_ids=True, retries=0)) as policy:
         for body, reason in (*ODD_BODIES, *choices):
@@ -562,16 +385,14 @@ def test_an_invalid_answer_is_a_failure_with_its_reason(api: Api) -> None:
 
 
 @pytest.mark.parametrize("key", ["sk-first\nsecond-half", "sk-schlüssel-lang", "sk-with\x1bescape-in-it"])
-def test_a_key_that_a_header_does_not_allow_is_refused_without_being_printed(
-    api: Api, monkeypatch: pytest.MonkeyPatch, key: str
-) -> None:
+def test_a_key_that_a_header_does_not_allow_is_refused_without_being_printed(api, monkeypatch, key):
     monkeypatch.setenv("OPENAI_API_KEY", key)
     with pytest.raises(InputError, match="the key in OPENAI_API_KEY contains a character") as caught:
         ask(api, request())
     assert not any(part in str(caught.value) for part in (key, key[:8], key[-8:]))
 
 
-def test_a_key_that_the_server_repeats_is_in_no_reply_and_no_failure(api: Api) -> None:
+def test_a_key_that_the_server_repeats_is_in_no_reply_and_no_failure(api):
     def echo(body: dict, attempt: int) -> tuple:
         sent = api.headers[-1]["authorization"]
         if body["messages"][0]["content"] == "error":
@@ -585,7 +406,7 @@ def test_a_key_that_the_server_repeats_is_in_no_reply_and_no_failure(api: Api) -
     assert (told.response, told.finish_reason) == ("<action>Bearer ***</action>", "Bearer ***")
 
 
-def test_an_invalid_address_is_one_line_without_its_password(api: Api) -> None:
+def test_an_invalid_address_is_one_line_without_its_password(api):
     secret = api.url.replace("http://", "http://me:hunter-2222@")
     for model, url, line in (
         ("tinny", secret, "http://***@127.0.0.1"),
@@ -600,7 +421,7 @@ def test_an_invalid_address_is_one_line_without_its_password(api: Api) -> None:
         assert "\n" not in str(caught.value)
 
 
-def test_a_redirect_is_an_error_and_the_key_is_sent_nowhere_else(api: Api) -> None:
+def test_a_redirect_is_an_error_and_the_key_is_sent_nowhere_else(api):
     with Api() as other:
         for status in (301, 302, 303, 307, 308):
             address = f"{other.url}/chat/completions"
@@ -609,7 +430,7 @@ def test_a_redirect_is_an_error_and_the_key_is_sent_nowhere_else(api: Api) -> No
         assert not other.paths
 
 
-def test_the_proxy_of_the_environment_is_used(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_proxy_of_the_environment_is_used(api, monkeypatch):
     monkeypatch.setenv("http_proxy", api.url.replace("http://", "me:no-scheme-secret@").removesuffix("/v1"))
     (reply,) = ask(api, request(), base_url="http://served.invalid/v1")
     assert isinstance(reply, Reply), reply
@@ -625,7 +446,7 @@ def test_the_proxy_of_the_environment_is_used(api: Api, monkeypatch: pytest.Monk
         ask(api, request(), base_url="http://served.invalid/v1")
 
 
-def test_certificates_are_verified_against_those_of_the_environment(api: Api, tmp_path, monkeypatch) -> None:
+def test_certificates_are_verified_against_those_of_the_environment(api, tmp_path, monkeypatch):
     if shutil.which("openssl") is None:
         pytest.skip("requires openssl")
     certificate, key = str(tmp_path / "certificate.pem"), str(tmp_path / "key.pem")

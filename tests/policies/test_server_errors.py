@@ -108,7 +108,7 @@ def bodies(message: str) -> list[object]:
 
 
 @pytest.mark.parametrize("server", TOO_LONG)
-def test_a_prompt_that_is_too_long_is_recognised_at_any_status_and_in_any_form(server: str) -> None:
+def test_a_prompt_that_is_too_long_is_recognised_at_any_status_and_in_any_form(server):
     message = TOO_LONG[server]
     for status in (400, 413, 422, 500, 200):
         for body in (message.encode(), *(json.dumps(body).encode() for body in bodies(message))):
@@ -118,13 +118,13 @@ def test_a_prompt_that_is_too_long_is_recognised_at_any_status_and_in_any_form(s
 
 
 @pytest.mark.parametrize("message", OTHER)
-def test_other_limits_and_errors_are_not_taken_for_a_long_prompt(message: str) -> None:
+def test_other_limits_and_errors_are_not_taken_for_a_long_prompt(message):
     for status in (400, 422, 429, 500, 200):
         for body in (message.encode(), *(json.dumps(body).encode() for body in bodies(message))):
             assert not read_error(body, status).too_long, (status, body)
 
 
-def test_the_code_says_it_alone_and_a_repeated_request_says_nothing() -> None:
+def test_the_code_says_it_alone_and_a_repeated_request_says_nothing():
     for code in (
         "context_length_exceeded",
         "exceed_context_size_error",
@@ -165,7 +165,7 @@ def test_the_code_says_it_alone_and_a_repeated_request_says_nothing() -> None:
         (503, {"message": "busy"}, True),
     ],
 )
-def test_what_is_lasting_is_not_asked_again(status: int, error: object, transient: bool) -> None:
+def test_what_is_lasting_is_not_asked_again(status, error, transient):
     found = read_error(json.dumps({"error": error, "choices": None}).encode(), status)
     assert found.transient is transient
     assert found.message == (error if isinstance(error, str) else error["message"])

@@ -9,7 +9,6 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,7 +27,7 @@ from hgpo_train.policies.base import Failure, Reply, Request
 from hgpo_train.policies.generation import GenerationOptions
 from hgpo_train.policies.registry import PolicyContext, make_policy
 from hgpo_train.policies.vllm import VLLMPolicy, adapter_arguments
-from hgpo_train.rollout.env_handle import EnvHandle, open_env
+from hgpo_train.rollout.env_handle import open_env
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
@@ -37,12 +36,12 @@ OPTIONS = GenerationOptions(max_prompt_tokens=900, max_response_tokens=12)
 
 
 @pytest.fixture(scope="module")
-def handle() -> EnvHandle:
+def handle():
     return open_env("HGPO/ALFWorld-v0", action_format="response")
 
 
 @pytest.fixture(scope="module")
-def requests(handle: EnvHandle) -> list[Request]:
+def requests(handle):
     from hgpo_envs.episode import Episode
 
     made = []
@@ -55,7 +54,7 @@ def requests(handle: EnvHandle) -> list[Request]:
 
 
 @pytest.fixture(scope="module")
-def model_folder(tmp_path_factory: pytest.TempPathFactory, requests: list[Request]) -> Path:
+def model_folder(tmp_path_factory, requests):
     folder = tmp_path_factory.mktemp("tiny")
     tokenizer = train_tokenizer([request.prompt for request in requests], 1024)
     shape = TinyShape(vocabulary=1024, layers=2, positions=1024)
@@ -65,7 +64,7 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory, requests: list[Reques
 
 
 @pytest.fixture(scope="module")
-def policy(model_folder: Path) -> Iterator[VLLMPolicy]:
+def policy(model_folder):
     policy = VLLMPolicy(str(model_folder), OPTIONS, ENGINE, request_seeds=True)
     yield policy
     policy.close()
@@ -95,18 +94,14 @@ def loaded(folder: Path) -> torch.nn.Module:
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
 
 
-def test_log_probabilities_agree_with_transformers(
-    policy: VLLMPolicy, requests: list[Request], model_folder: Path
-) -> None:
+def test_log_probabilities_agree_with_transformers(policy, requests, model_folder):
     replies = answers(policy, requests)
     assert all(isinstance(reply, Reply) for reply in replies.values())
     assert all(len(r.response_logprobs) == len(r.response_token_ids) > 0 for r in replies.values())
     assert gap(loaded(model_folder), replies) < 0.01
 
 
-def test_a_stop_text_ends_a_response_after_the_token_that_completes_it(
-    policy: VLLMPolicy, requests: list[Request], model_folder: Path
-) -> None:
+def test_a_stop_text_ends_a_response_after_the_token_that_completes_it(policy, requests, model_folder):
     decode = AutoTokenizer.from_pretrained(model_folder).decode
     free = answers(policy, requests[:1])[0]
     pieces = [decode([token]) for token in free.response_token_ids]
@@ -126,16 +121,14 @@ def test_a_stop_text_ends_a_response_after_the_token_that_completes_it(
     assert stopped.finish_reason == "stop"
 
 
-def test_responses_depend_on_seeds_and_length_limits_are_reported(policy: VLLMPolicy, requests: list[Request]) -> None:
+def test_responses_depend_on_seeds_and_length_limits_are_reported(policy, requests):
     first, second = answers(policy, requests[:4]), answers(policy, requests[:4])
     assert [r.response for r in first.values()] == [r.response for r in second.values()]
     assert {r.finish_reason for r in first.values()} <= {"stop", "length"}
     assert all(len(r.response_token_ids) <= OPTIONS.max_response_tokens for r in first.values())
 
 
-def test_new_weights_change_replies_and_clear_the_cache(
-    policy: VLLMPolicy, requests: list[Request], model_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_new_weights_change_replies_and_clear_the_cache(policy, requests, model_folder, monkeypatch):
     before = answers(policy, requests[:6])
     model = loaded(model_folder)
     monkeypatch.delattr(PreTrainedModel, "save_pretrained")  # weights are not written to files
@@ -156,7 +149,7 @@ def test_new_weights_change_replies_and_clear_the_cache(
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="requires a GPU")
-def test_new_weights_on_a_gpu_are_mapped(policy: VLLMPolicy, requests: list[Request], model_folder: Path) -> None:
+def test_new_weights_on_a_gpu_are_mapped(policy, requests, model_folder):
     model = loaded(model_folder).float().cuda()
     with torch.no_grad():
         torch.manual_seed(4)
@@ -183,9 +176,7 @@ def adapted(model_folder: Path, seed: int) -> torch.nn.Module:
     return model
 
 
-def test_adapters_are_merged_for_an_engine_without_adapters(
-    policy: VLLMPolicy, requests: list[Request], model_folder: Path
-) -> None:
+def test_adapters_are_merged_for_an_engine_without_adapters(policy, requests, model_folder):
     before = answers(policy, requests[:6])
     model = adapted(model_folder, seed=1)
     policy.publish(model, version=3)
@@ -196,7 +187,7 @@ def test_adapters_are_merged_for_an_engine_without_adapters(
     assert gap(loaded(model_folder), answers(policy, requests[:6])) < 0.01
 
 
-def test_adapters_are_served_as_adapters_and_replaced(model_folder: Path, requests: list[Request]) -> None:
+def test_adapters_are_served_as_adapters_and_replaced(model_folder, requests):
     policy = VLLMPolicy(str(model_folder), OPTIONS, {**ENGINE, **adapter_arguments(4)})
     try:
         assert gap(loaded(model_folder), answers(policy, requests[:6])) < 0.01
@@ -219,16 +210,14 @@ def test_adapters_are_served_as_adapters_and_replaced(model_folder: Path, reques
         ('{"r": 4, "base_model_name_or_path": "/no/such/folder"}', "no folder '/no/such/folder'"),
     ],
 )
-def test_a_folder_that_is_no_adapter_for_vllm_is_rejected(tmp_path: Path, settings: str, expected: str) -> None:
+def test_a_folder_that_is_no_adapter_for_vllm_is_rejected(tmp_path, settings, expected):
     (tmp_path / "adapter_config.json").write_text(settings)
     with pytest.raises(InputError, match=expected):
         make_policy(f"vllm:{tmp_path}", PolicyContext("ALFWorld", "response", {}))
 
 
 @pytest.mark.parametrize("rank", [0, 4], ids=["all weights", "adapters"])
-def test_vllm_as_the_engine_of_training_and_for_the_trained_policy(
-    model_folder: Path, requests: list[Request], tmp_path: Path, rank: int
-) -> None:
+def test_vllm_as_the_engine_of_training_and_for_the_trained_policy(model_folder, requests, tmp_path, rank):
     from rich.console import Console
 
     from hgpo_train.models.checkpoint_files import list_checkpoints
@@ -269,7 +258,7 @@ def test_vllm_as_the_engine_of_training_and_for_the_trained_policy(
 
 
 @pytest.fixture(scope="module")
-def server(model_folder: Path, policy: VLLMPolicy) -> Iterator[str]:
+def server(model_folder, policy):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -295,7 +284,7 @@ def server(model_folder: Path, policy: VLLMPolicy) -> Iterator[str]:
         process.wait()
 
 
-def test_the_server_answers_like_transformers(server: str, requests: list[Request], model_folder: Path) -> None:
+def test_the_server_answers_like_transformers(server, requests, model_folder):
     options = {"base_url": server, "max_response_tokens": 12, "logprobs": True, "token_ids": True}
     policy = make_policy("openai:tiny", PolicyContext("ALFWorld", "response", options))
     policy.submit(requests[:8])
@@ -307,7 +296,7 @@ def test_the_server_answers_like_transformers(server: str, requests: list[Reques
     assert gap(loaded(model_folder), replies) < 0.01
 
 
-def test_the_server_reports_that_a_prompt_is_too_long(server: str, requests: list[Request]) -> None:
+def test_the_server_reports_that_a_prompt_is_too_long(server, requests):
     from dataclasses import replace
 
     long = replace(requests[0], prompt=requests[0].prompt * 12, step=4)

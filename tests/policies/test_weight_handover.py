@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture
-def model() -> Any:
+def model():
     from hgpo_train.models.tiny import TinyShape, make_model, train_tokenizer
 
     shape = TinyShape(vocabulary=300, width=64, layers=2, heads=2, key_value_heads=1, intermediate=96)
@@ -32,7 +32,7 @@ def received(handle: dict[str, Any]) -> dict[str, torch.Tensor]:
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="vLLM and anonymous memory require Linux")
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_another_process_receives_equal_tensors(model: Any, device: str) -> None:
+def test_another_process_receives_equal_tensors(model, device):
     import torch
 
     from hgpo_train.policies.weight_handover import checkpoint_weights, shared
@@ -57,7 +57,7 @@ def test_another_process_receives_equal_tensors(model: Any, device: str) -> None
     assert not Path(handle["path"]).exists()  # nothing remains
 
 
-def test_weights_go_through_the_hosts_memory_if_the_gpu_cannot_be_shared() -> None:
+def test_weights_go_through_the_hosts_memory_if_the_gpu_cannot_be_shared():
     """As in a container without pidfd_getfd: the first attempt fails in the engine, and later ones are not made."""
     import torch
 
@@ -79,7 +79,7 @@ def test_weights_go_through_the_hosts_memory_if_the_gpu_cannot_be_shared() -> No
     assert policy._llm.calls == 3
 
 
-def test_the_names_and_values_are_those_of_a_checkpoint(model: Any, tmp_path: Path) -> None:
+def test_the_names_and_values_are_those_of_a_checkpoint(model, tmp_path):
     import torch
     from safetensors.torch import load_file
 
@@ -94,7 +94,7 @@ def test_the_names_and_values_are_those_of_a_checkpoint(model: Any, tmp_path: Pa
     assert all(weights[name].data_ptr() == parameters[name].data_ptr() for name in weights)  # no copies
 
 
-def test_adapters_are_merged_in_float32_and_rounded_once(model: Any) -> None:
+def test_adapters_are_merged_in_float32_and_rounded_once(model):
     import torch
 
     from hgpo_train.models.loading import add_adapters

@@ -37,7 +37,7 @@ def texts() -> list[str]:
 
 
 @pytest.fixture(scope="session")
-def tiny(tmp_path_factory) -> Path:
+def tiny(tmp_path_factory):
     from hgpo_train.models.tiny import TinyShape, save_tiny
 
     shape = TinyShape(vocabulary=384, width=64, layers=2, heads=2, key_value_heads=1, intermediate=96)
@@ -45,14 +45,14 @@ def tiny(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def template(tmp_path_factory) -> Path:
+def template(tmp_path_factory):
     path = tmp_path_factory.mktemp("template") / "short.j2"
     path.write_text(TEMPLATE)
     return path
 
 
 @pytest.fixture
-def config(tiny, template) -> Config:
+def config(tiny, template):
     environment = {"id": "doors_env:HGPO-Test/Doors-v0", "action_format": "command", "max_steps": 6}
     return replace(
         Config(),
@@ -91,5 +91,5 @@ class Runs:
 
 
 @pytest.fixture
-def runs(tmp_path) -> Runs:
+def runs(tmp_path):
     return Runs(tmp_path)

@@ -26,7 +26,7 @@ def served(model, tokenizer, context):
 
 
 @pytest.fixture
-def ahead(config, monkeypatch) -> Config:
+def ahead(config, monkeypatch):
     monkeypatch.setattr(trainer_module._target(), "trainable_factory", lambda *_: served)
     rollout = {"tasks": 2, "group_size": 2, "max_response_tokens": 3, "engine": "served", "ahead": True}
     changes = {"environment": {"max_steps": 3}, "evaluation": {"every": 0}, "checkpoint": {"every": 1}}

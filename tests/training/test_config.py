@@ -198,12 +198,12 @@ ON_PURPOSE = {"checkpoint.every", "advantage: step_weight", "model.gradient_chec
 """Values in which configurations differ from the scripts; the page explains them."""
 
 
-def test_the_page_has_the_values_of_the_configurations() -> None:
+def test_the_page_has_the_values_of_the_configurations():
     page = (Path(__file__).parents[2] / "docs/configurations.md").read_text("utf-8")
     assert configurations_page.rewrite(page) == page, "run: python -m tools.configurations_page docs/configurations.md"
 
 
-def test_there_are_28_configurations_and_nothing_differs_by_accident() -> None:
+def test_there_are_28_configurations_and_nothing_differs_by_accident():
     names = configurations_page.configurations()
     assert len(names) == 28
     different: dict[str, list[str]] = {}
@@ -216,7 +216,7 @@ def test_there_are_28_configurations_and_nothing_differs_by_accident() -> None:
     assert different["advantage: step_weight"] == ["webshop-1.5b-g2po", "webshop-7b-g2po"]
 
 
-def test_configurations_without_an_official_script_say_so() -> None:
+def test_configurations_without_an_official_script_say_so():
     for name in configurations_page.configurations():
         path = Path(configurations_page.shipped()[name])
         parts = (path.parent / "parts" / "lora.toml").read_text() if name.endswith("lora") else ""
@@ -227,7 +227,7 @@ def test_configurations_without_an_official_script_say_so() -> None:
 @pytest.mark.parametrize(
     ("world", "command"), [("alfworld", "hgpo data fetch alfworld"), ("webshop", "hgpo data build")]
 )
-def test_without_the_official_data_a_run_stops_with_the_command(world, command, tmp_path, monkeypatch) -> None:
+def test_without_the_official_data_a_run_stops_with_the_command(world, command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("ALFWORLD_DATA", str(tmp_path / "nothing"))
     config = load_config(f"{world}-1.5b-grpo")
@@ -240,7 +240,7 @@ def test_without_the_official_data_a_run_stops_with_the_command(world, command, 
         assert env_options(named, "train")["data"] == "/some/where"
 
 
-def test_official_games_are_found_where_alfworld_keeps_them(tmp_path, monkeypatch) -> None:
+def test_official_games_are_found_where_alfworld_keeps_them(tmp_path, monkeypatch):
     pack = Path(__file__).parents[1] / "alfworld" / "official.pack"
     if not pack.exists():
         pytest.skip("no pack of official games")

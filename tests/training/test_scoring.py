@@ -43,7 +43,7 @@ def likely(steps: pl.LazyFrame) -> pl.LazyFrame:
 
 
 @pytest.fixture(scope="module")
-def settings(tiny) -> Config:
+def settings(tiny):
     model = {"path": str(tiny), "compute_dtype": "float32", "gradient_checkpointing": False, "device": "cpu"}
     return replace(Config(), model=model, update={"micro_batch_tokens": 64, "logit_chunk": 2})
 

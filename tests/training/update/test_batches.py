@@ -84,7 +84,7 @@ Fixed, Learner = lazily("hgpo_train.training.update.learner", "Fixed Learner")
 
 
 @pytest.fixture
-def conversations() -> pl.DataFrame:
+def conversations():
     """Return the steps of three conversations, one of which was shortened after its second step."""
     rng = np.random.default_rng(3)
     rows = []

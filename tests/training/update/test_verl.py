@@ -37,7 +37,7 @@ def results_of(script: str, python: str, cases: dict[str, np.ndarray], folder: P
 
 
 @pytest.fixture(scope="module")
-def cases() -> dict[str, np.ndarray]:
+def cases():
     """Return random log-probabilities whose ratios reach all branches of the loss."""
     rng = np.random.default_rng(0)
     shape = (CASES, RESPONSES, TOKENS)
@@ -59,13 +59,13 @@ def cases() -> dict[str, np.ndarray]:
 
 
 @pytest.fixture(scope="module")
-def expected(cases, tmp_path_factory) -> dict[str, np.ndarray]:
+def expected(cases, tmp_path_factory):
     python = python_with("verl.trainer.ppo.core_algos", "HGPO_VERL_PYTHON")
     return results_of("verl_reference.py", python, cases, tmp_path_factory.mktemp("verl"))
 
 
 @pytest.fixture(scope="module")
-def expected_by_trl(cases, tmp_path_factory) -> dict[str, np.ndarray]:
+def expected_by_trl(cases, tmp_path_factory):
     return results_of("trl_reference.py", python_with("trl", "HGPO_TRL_PYTHON"), cases, tmp_path_factory.mktemp("trl"))
 
 
