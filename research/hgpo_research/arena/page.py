@@ -12,7 +12,7 @@ import numpy as np
 import polars as pl
 
 from hgpo_envs.errors import InputError
-from hgpo_envs.files.atomic import write_file
+from hgpo_envs.files.atomic import make_folder, write_file
 from hgpo_research.arena.prediction import MEASURES, predictions, verdict
 from hgpo_research.arena.questions import answers, points
 from hgpo_research.arena.ranking import (
@@ -60,6 +60,8 @@ def write_page(results: pl.DataFrame, costs: pl.DataFrame, file: Path, worlds_fo
     missing = [name for name in COLUMNS if name not in results.columns]
     if missing:
         raise InputError(f"expected results with the columns {', '.join(COLUMNS)}, received none of {missing[0]!r}")
+    if results.select(COLUMNS[:-1]).is_duplicated().any():
+        raise InputError("expected one row of each result, received two: is a world in two files?")
     results = results.filter(pl.col("value").is_finite())
     folder = worlds_folder.parent / "results"
     link = Path(os.path.relpath(folder, file.parent)).as_posix()
@@ -92,6 +94,7 @@ def write_page(results: pl.DataFrame, costs: pl.DataFrame, file: Path, worlds_fo
         lstrip_blocks=True,
     )
     text = environment.get_template(TEMPLATE).render(context)
+    make_folder(file.parent)
     write_file(file, text.encode())
 
 
@@ -179,9 +182,9 @@ def difference(row: Mapping[str, Any] | None) -> Cell:
     value = row["difference"]
     low = row["low_all"]
     high = row["high_all"]
-    if low is None:
-        return {"text": f"{100 * value:+.1f}", "order": value, "sign": 0}
-    cell = {"text": points(value, low, high), "order": value, "sign": int(low > 0) - int(high < 0)}
+    cell = {"text": points(value, low, high), "order": value, "sign": 0}
+    if low is not None:
+        cell["sign"] = int(low > 0) - int(high < 0)
     if row["low_all_worlds"] is not None:
         half = 50 * (row["high_all_worlds"] - row["low_all_worlds"])
         cell["note"] = f"worlds ± {half:.1f}"
@@ -190,7 +193,9 @@ def difference(row: Mapping[str, Any] | None) -> Cell:
 
 def prediction_rows(predicted: pl.DataFrame) -> list[dict[str, Any]]:
     """Return one row for each measure and stage: `measure`, `stage`, and `cells` of the area in each setting."""
-    rows = []
+    rows: list[dict[str, Any]] = []
+    if predicted.is_empty():
+        return rows
     found = predicted.filter(target="area")
     for (measure, stage), part in found.group_by("measure", "stage", maintain_order=True):
         cells = []
