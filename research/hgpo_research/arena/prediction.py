@@ -2,9 +2,9 @@
 
 Over the estimators of a world, the rank correlation (Spearman) of a measure with learning; its mean over worlds. The
 interval resamples worlds and estimators at once (A. B. Owen, The pigeonhole bootstrap, Annals of Applied Statistics 1,
-2007). Chance is what the mean is if the measures of one estimator are those of another, in all worlds of the same one,
-because an estimator is alike in all of them. Controls are left out: truth has the largest gain and learns most, so it
-alone makes half of a correlation of few estimators.
+2007); with fewer than six worlds, estimators alone. Chance is the mean if estimators have the measures of others, the
+same ones in all worlds, because an estimator is alike in all of them. The controls are left out: that truth has a
+large gain and learns most is no finding.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import polars as pl
 
 from hgpo_research.arena.ranking import CONTROLS, SETTINGS
 from hgpo_research.resampling import percentile_bounds
+from hgpo_train.resampling import FEWEST_TASKS
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -124,10 +125,13 @@ def prediction(found: Pairs) -> dict[str, float | None]:
     value = each.mean()
     rng = np.random.default_rng([worlds, estimators])
     # Two-way: a world is drawn with all of its estimators, an estimator with all of its worlds.
-    rows = rng.integers(worlds, size=(RESAMPLES, worlds, 1))
     columns = rng.integers(estimators, size=(RESAMPLES, 1, estimators))
+    rows = np.arange(worlds).reshape(1, worlds, 1)
+    units = estimators
+    if worlds >= FEWEST_TASKS:
+        rows = rng.integers(worlds, size=(RESAMPLES, worlds, 1))
+        units = min(worlds, estimators)
     drawn = spearman(found.measured[rows, columns], found.learned[rows, columns])
-    units = min(worlds, estimators)
     # A world in which all drawn estimators are one has no correlation.
     low, high = percentile_bounds(value, np.ma.masked_invalid(drawn).mean(1).filled(np.nan), units)
     # Chance.
