@@ -16,7 +16,6 @@ from hgpo_envs.files.atomic import make_folder, write_file
 from hgpo_research.arena.prediction import MEASURES, predictions, verdict
 from hgpo_research.arena.questions import answers, points
 from hgpo_research.arena.ranking import (
-    CONTROLS,
     ORACLE,
     REFERENCE,
     SETTINGS,
@@ -24,13 +23,18 @@ from hgpo_research.arena.ranking import (
     ranks,
     sample,
 )
+from hgpo_research.tabular.learning import AGAIN
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 Cell = dict[str, Any]
 
-MARKS: Final = dict(zip((REFERENCE, *CONTROLS), ("reference", "A/A", "truth"), strict=True))
+MARKS: Final = {
+    REFERENCE: "reference",
+    REFERENCE + AGAIN: "A/A",
+    ORACLE: "truth",
+}
 MEANS: Final = {
     "gain": ("gain", 100, ".2f"),
     "cross_validated_gain": ("cross-validated gain", 100, ".2f"),
@@ -127,17 +131,15 @@ def titles(settings: Iterable[str]) -> list[str]:
 def table(results: pl.DataFrame, costs: pl.DataFrame, gaps: Mapping[str, pl.DataFrame]) -> list[dict[str, Any]]:
     """Return the rows of the ranking: `estimator`, `mark`, and `cells` in the order of `titles`."""
     main = next(iter(gaps))
-    places = ranks(sample(results, main, "area")).rows_by_key("estimator", named=True, unique=True, include_key=True)
+    places = by_estimator(ranks(sample(results, main, "area")))
     final = means(results.filter(setting=main, measure="final"), "value")
     cost = means(costs, "ms_per_10k_steps")
     measured = {name: means(results.filter(measure=name), "value") for name in MEANS}
-    differences_of = {
-        setting: found.rows_by_key("estimator", named=True, unique=True, include_key=True)
-        for setting, found in gaps.items()
-    }
+    differences_of = {setting: by_estimator(found) for setting, found in gaps.items()}
     rows = []
     # Estimators that some world lacks come last, without a rank.
-    for name in dict.fromkeys([*gaps[main]["estimator"], *sorted(results["estimator"].unique())]):
+    others = sorted(results["estimator"].unique())
+    for name in dict.fromkeys([*gaps[main]["estimator"], *others]):
         cells = [rank(places.get(name), end) for end in ("", "_worlds")]
         for setting, found in differences_of.items():
             cell = difference(found.get(name))
@@ -150,6 +152,11 @@ def table(results: pl.DataFrame, costs: pl.DataFrame, gaps: Mapping[str, pl.Data
         cells.append(number(cost.get(name), 1, ".0f"))
         rows.append({"estimator": name, "mark": MARKS.get(name), "cells": cells})
     return rows
+
+
+def by_estimator(rows: pl.DataFrame) -> dict[str, dict[str, Any]]:
+    """Return the rows of estimators by their names."""
+    return {row["estimator"]: row for row in rows.iter_rows(named=True)}
 
 
 def means(rows: pl.DataFrame, name: str) -> dict[str, float]:
