@@ -12,11 +12,10 @@ import numpy as np
 import polars as pl
 
 from hgpo_envs.errors import InputError
-from hgpo_envs.files.atomic import write_file
+from hgpo_envs.files.atomic import make_folder, write_file
 from hgpo_research.arena.prediction import MEASURES, predictions, verdict
 from hgpo_research.arena.questions import answers, points
 from hgpo_research.arena.ranking import (
-    CONTROLS,
     ORACLE,
     REFERENCE,
     SETTINGS,
@@ -24,13 +23,18 @@ from hgpo_research.arena.ranking import (
     ranks,
     sample,
 )
+from hgpo_research.tabular.learning import AGAIN
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 Cell = dict[str, Any]
 
-MARKS: Final = dict(zip((REFERENCE, *CONTROLS), ("reference", "A/A", "truth"), strict=True))
+MARKS: Final = {
+    REFERENCE: "reference",
+    REFERENCE + AGAIN: "A/A",
+    ORACLE: "truth",
+}
 MEANS: Final = {
     "gain": ("gain", 100, ".2f"),
     "cross_validated_gain": ("cross-validated gain", 100, ".2f"),
@@ -60,6 +64,8 @@ def write_page(results: pl.DataFrame, costs: pl.DataFrame, file: Path, worlds_fo
     missing = [name for name in COLUMNS if name not in results.columns]
     if missing:
         raise InputError(f"expected results with the columns {', '.join(COLUMNS)}, received none of {missing[0]!r}")
+    if results.select(COLUMNS[:-1]).is_duplicated().any():
+        raise InputError("expected one row of each result, received two: is a world in two files?")
     results = results.filter(pl.col("value").is_finite())
     folder = worlds_folder.parent / "results"
     link = Path(os.path.relpath(folder, file.parent)).as_posix()
@@ -92,6 +98,7 @@ def write_page(results: pl.DataFrame, costs: pl.DataFrame, file: Path, worlds_fo
         lstrip_blocks=True,
     )
     text = environment.get_template(TEMPLATE).render(context)
+    make_folder(file.parent)
     write_file(file, text.encode())
 
 
@@ -124,17 +131,15 @@ def titles(settings: Iterable[str]) -> list[str]:
 def table(results: pl.DataFrame, costs: pl.DataFrame, gaps: Mapping[str, pl.DataFrame]) -> list[dict[str, Any]]:
     """Return the rows of the ranking: `estimator`, `mark`, and `cells` in the order of `titles`."""
     main = next(iter(gaps))
-    places = ranks(sample(results, main, "area")).rows_by_key("estimator", named=True, unique=True, include_key=True)
+    places = by_estimator(ranks(sample(results, main, "area")))
     final = means(results.filter(setting=main, measure="final"), "value")
     cost = means(costs, "ms_per_10k_steps")
     measured = {name: means(results.filter(measure=name), "value") for name in MEANS}
-    differences_of = {
-        setting: found.rows_by_key("estimator", named=True, unique=True, include_key=True)
-        for setting, found in gaps.items()
-    }
+    differences_of = {setting: by_estimator(found) for setting, found in gaps.items()}
     rows = []
     # Estimators that some world lacks come last, without a rank.
-    for name in dict.fromkeys([*gaps[main]["estimator"], *sorted(results["estimator"].unique())]):
+    others = sorted(results["estimator"].unique())
+    for name in dict.fromkeys([*gaps[main]["estimator"], *others]):
         cells = [rank(places.get(name), end) for end in ("", "_worlds")]
         for setting, found in differences_of.items():
             cell = difference(found.get(name))
@@ -147,6 +152,11 @@ def table(results: pl.DataFrame, costs: pl.DataFrame, gaps: Mapping[str, pl.Data
         cells.append(number(cost.get(name), 1, ".0f"))
         rows.append({"estimator": name, "mark": MARKS.get(name), "cells": cells})
     return rows
+
+
+def by_estimator(rows: pl.DataFrame) -> dict[str, dict[str, Any]]:
+    """Return the rows of estimators by their names."""
+    return {row["estimator"]: row for row in rows.iter_rows(named=True)}
 
 
 def means(rows: pl.DataFrame, name: str) -> dict[str, float]:
@@ -179,9 +189,9 @@ def difference(row: Mapping[str, Any] | None) -> Cell:
     value = row["difference"]
     low = row["low_all"]
     high = row["high_all"]
-    if low is None:
-        return {"text": f"{100 * value:+.1f}", "order": value, "sign": 0}
-    cell = {"text": points(value, low, high), "order": value, "sign": int(low > 0) - int(high < 0)}
+    cell = {"text": points(value, low, high), "order": value, "sign": 0}
+    if low is not None:
+        cell["sign"] = int(low > 0) - int(high < 0)
     if row["low_all_worlds"] is not None:
         half = 50 * (row["high_all_worlds"] - row["low_all_worlds"])
         cell["note"] = f"worlds ± {half:.1f}"
@@ -190,7 +200,9 @@ def difference(row: Mapping[str, Any] | None) -> Cell:
 
 def prediction_rows(predicted: pl.DataFrame) -> list[dict[str, Any]]:
     """Return one row for each measure and stage: `measure`, `stage`, and `cells` of the area in each setting."""
-    rows = []
+    rows: list[dict[str, Any]] = []
+    if predicted.is_empty():
+        return rows
     found = predicted.filter(target="area")
     for (measure, stage), part in found.group_by("measure", "stage", maintain_order=True):
         cells = []

@@ -2,9 +2,9 @@
 
 Over the estimators of a world, the rank correlation (Spearman) of a measure with learning; its mean over worlds. The
 interval resamples worlds and estimators at once (A. B. Owen, The pigeonhole bootstrap, Annals of Applied Statistics 1,
-2007). Chance is what the mean is if the measures of one estimator are those of another, in all worlds of the same one,
-because an estimator is alike in all of them. Controls are left out: truth has the largest gain and learns most, so it
-alone makes half of a correlation of few estimators.
+2007); with fewer than six worlds, estimators alone. Chance is the mean if estimators have the measures of others, the
+same ones in all worlds, because an estimator is alike in all of them. The controls are left out: that truth has a
+large gain and learns most is no finding.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import polars as pl
 
 from hgpo_research.arena.ranking import CONTROLS, SETTINGS
 from hgpo_research.resampling import percentile_bounds
+from hgpo_train.resampling import FEWEST_TASKS
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -72,7 +73,8 @@ def pairs(
     keys = ["world", "estimator"]
     by_stage = measured.group_by(*keys, "stage").agg(pl.col("value").mean())
     first = by_stage.group_by(keys).agg(measured=pl.col("value").mean())
-    second = chosen.filter(setting=setting, measure=target).group_by(keys).agg(learned=pl.col("value").mean())
+    learned = chosen.filter(setting=setting, measure=target)
+    second = learned.group_by(keys).agg(learned=pl.col("value").mean())
     both = first.join(second, on=keys).drop_nulls().drop_nans()
     known = sorted(both["world"].unique())
     everywhere = pl.col("world").n_unique().over("estimator") == len(known)
@@ -101,8 +103,9 @@ def spearman(first: Floats, second: Floats) -> Floats:
     x = x - x.mean(-1, keepdims=True)
     y = midranks(second)
     y = y - y.mean(-1, keepdims=True)
+    lengths = np.sqrt((x**2).sum(-1) * (y**2).sum(-1))
     with np.errstate(invalid="ignore"):
-        found: Floats = (x * y).sum(-1) / np.sqrt((x**2).sum(-1) * (y**2).sum(-1))
+        found: Floats = (x * y).sum(-1) / lengths
     return found
 
 
@@ -124,20 +127,26 @@ def prediction(found: Pairs) -> dict[str, float | None]:
     value = each.mean()
     rng = np.random.default_rng([worlds, estimators])
     # Two-way: a world is drawn with all of its estimators, an estimator with all of its worlds.
-    rows = rng.integers(worlds, size=(RESAMPLES, worlds, 1))
     columns = rng.integers(estimators, size=(RESAMPLES, 1, estimators))
+    rows = np.arange(worlds).reshape(1, worlds, 1)
+    units = estimators
+    if worlds >= FEWEST_TASKS:
+        rows = rng.integers(worlds, size=(RESAMPLES, worlds, 1))
+        units = min(worlds, estimators)
     drawn = spearman(found.measured[rows, columns], found.learned[rows, columns])
-    units = min(worlds, estimators)
     # A world in which all drawn estimators are one has no correlation.
-    low, high = percentile_bounds(value, np.ma.masked_invalid(drawn).mean(1).filled(np.nan), units)
-    # Chance.
-    order = rng.permuted(np.tile(np.arange(estimators), (RESAMPLES, 1)), axis=1)
+    drawn_means = np.ma.masked_invalid(drawn).mean(1).filled(np.nan)
+    low, high = percentile_bounds(value, drawn_means, units)
+    # Chance: one order of the estimators for all worlds.
+    orders = np.tile(np.arange(estimators), (RESAMPLES, 1))
+    order = rng.permuted(orders, axis=1)
     chance = spearman(found.measured[:, order], found.learned[:, None]).mean(0)
     chance_low, chance_high = np.quantile(chance, [0.025, 0.975])
     extreme = np.abs(chance) >= abs(value) - 1e-12
     p = (1 + extreme.sum()) / (1 + RESAMPLES)
-    numbers = map(float, (value, low, high, chance_low, chance_high, p))
-    return {name: None if np.isnan(number) else number for name, number in zip(names, numbers, strict=True)}
+    numbers = (value, low, high, chance_low, chance_high, p)
+    known = [None if np.isnan(number) else float(number) for number in numbers]
+    return dict(zip(names, known, strict=True))
 
 
 def predictions(results: pl.DataFrame, worlds: Collection[str] | None = None) -> pl.DataFrame:

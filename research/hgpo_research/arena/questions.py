@@ -29,13 +29,14 @@ class Answer(NamedTuple):
     numbers: str
 
 
-def points(value: float, low: float, high: float) -> str:
-    """Return a difference of shares in points, with half of its interval.
+def points(value: float, low: float | None, high: float | None) -> str:
+    """Return a difference of shares in points, with half of its interval where it is known.
 
     >>> points(0.021, 0.011, 0.031)
     '+2.1 ± 1.0'
     """
-    return f"{100 * value:+.1f} ± {50 * (high - low):.1f}"
+    half = "" if low is None or high is None else f" ± {50 * (high - low):.1f}"
+    return f"{100 * value:+.1f}{half}"
 
 
 def above_discounted(results: pl.DataFrame) -> Verdict:
@@ -87,7 +88,7 @@ def history_matters(results: pl.DataFrame) -> Verdict:
 def adaptive_on_two_ways(results: pl.DataFrame) -> Verdict:
     """Is `adaptive` below GRPO where the longer way wins more often?"""
     table = contrasts(results.filter(world="two-ways"), "separate", "area", "adaptive", REFERENCE)
-    return "yes" if table["high_all"][0] < 0 else "no", _by_world(table)
+    return "yes" if table.filter(pl.col("high_all") < 0).height else "no", _by_world(table)
 
 
 def _by_world(table: pl.DataFrame) -> str:

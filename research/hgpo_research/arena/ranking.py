@@ -127,10 +127,11 @@ def contrasts(results: pl.DataFrame, setting: str, measure: str, first: str, sec
     The intervals `low_all` to `high_all` hold for all worlds at once.
     """
     chosen = results.filter(pl.col("estimator").is_in([first, second]), setting=setting, measure=measure)
-    found = sample(chosen.filter(pl.col("estimator").n_unique().over("world") == 2), setting, measure)
-    sign = 1 if found.estimators[0] == first else -1
-    gaps = sign * np.diff(-found.means(), axis=1)[:, 0]
-    draws = sign * np.diff(-found.draws(), axis=2)[:, :, 0]
+    both = pl.col("estimator").n_unique().over("world") == 2
+    found = sample(chosen.filter(both), setting, measure)
+    signs = [1.0 if name == first else -1.0 for name in found.estimators]
+    gaps = found.means() @ signs
+    draws = found.draws() @ signs
     bounds = intervals(gaps, draws, min(map(len, found.values)))
     return pl.DataFrame({"world": found.worlds, "difference": gaps} | bounds._asdict()).fill_nan(None)
 
