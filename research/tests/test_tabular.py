@@ -106,7 +106,7 @@ def test_a_seed_plays_the_same_whatever_is_beside_it():
     mine = rows.seed == 2
     for name in ("step", "last", "won"):
         assert np.array_equal(getattr(rows, name)[mine], getattr(row, name))
-    assert not np.array_equal(row.won, rollouts(alone, 5, (2, 2))[0].won)
+    assert not np.array_equal(row.score, rollouts(alone, 5, (2, 2))[0].score)
 
 
 def test_groups_of_seeds_never_mix():
