@@ -51,7 +51,6 @@ COPIED: Final = {
             "study",
             "shrinkage_gae",
             "learning_tabular",
-            "learning_models",
         )
     },
 }

@@ -24,7 +24,6 @@ from hgpo_research.comparison.gain import held_out, summed
 from hgpo_research.comparison.row_gradients import RowGradients
 from hgpo_research.tabular.report import markdown_table
 from hgpo_train.advantages.variants import read_variants
-from hgpo_train.resampling import student_quantile
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,12 +36,7 @@ ACTIONS: Final = 3
 LIMIT: Final = 8
 GOAL: Final = STATES
 PIT: Final = STATES + 1
-LETTERS: Final = {
-    "grpo:cross_steps=false": "G",
-    "shrinkage_gae": "S",
-    "hgpo": "H",
-}
-ESTIMATORS: Final = tuple(LETTERS)
+ESTIMATORS: Final = ("grpo:cross_steps=false", "shrinkage_gae", "hgpo")
 SUCCESS: Final = (0.02, 0.3, 0.96)
 SIZES: Final = ((6, 8), (24, 8), (24, 16))
 """Tasks and rollouts of each."""
@@ -50,12 +44,8 @@ SIZES: Final = ((6, 8), (24, 8), (24, 16))
 BATCHES: Final = 300
 CHUNK: Final = 50
 KL: Final = 0.01
-WAYS: Final = {
-    "before": "before",
-    "sampled": "after, probabilities unknown",
-    "exact": "after, probabilities known",
-}
-"""How lengths are computed, and their titles."""
+WAYS: Final = {"sampled": "unknown", "exact": "known"}
+"""Whether the policy's probabilities are known, from which lengths are computed, and titles."""
 
 
 class Worlds:
@@ -217,29 +207,6 @@ def skill_of(success: float) -> float:
     return low
 
 
-def before(parts: Sequence[HeldOut], tasks: int) -> pl.DataFrame:
-    """Return gains and intervals as they were: lengths of each fold's own steps, Student's t over all groups."""
-    found = np.zeros((len(ESTIMATORS), tasks))
-    for part in parts:
-        length = np.sqrt((part.slopes**2).mean(0))
-        slopes = part.slopes / np.where(length > 0, length, np.inf)
-        np.add.at(
-            found.T,
-            part.group,
-            np.sqrt(2 * KL) * slopes * part.against / part.rollouts,
-        )
-    gain = found.sum(1)
-    half = student_quantile(0.975, tasks - 1) * found.std(1, ddof=1) * tasks**0.5
-    return pl.DataFrame(
-        {
-            "estimator": ESTIMATORS,
-            "gain": gain,
-            "low": gain - half,
-            "high": gain + half,
-        }
-    )
-
-
 def simulate(success: float, tasks: int, size: int, shared: bool) -> pl.DataFrame:
     """Return the gains of batches: `way` (of `WAYS`), `estimator`, `exact`, `gain`, `low` and `high`."""
     skill = skill_of(success)
@@ -262,8 +229,7 @@ def simulate(success: float, tasks: int, size: int, shared: bool) -> pl.DataFram
             truth = np.mean([gain for other, gain in gains if other == batch], 0)
             true = pl.DataFrame({"estimator": ESTIMATORS, "exact": truth})
             alone = {way: _alone(parts, batch, tasks) for way, parts in held.items()}
-            tables = {"before": before(alone["sampled"], tasks)}
-            tables |= {way: summed(parts, ESTIMATORS, KL).gains for way, parts in alone.items()}
+            tables = {way: summed(parts, ESTIMATORS, KL).gains for way, parts in alone.items()}
             for way, rows in tables.items():
                 measured = rows.select("estimator", "gain", "low", "high")
                 joined = true.join(measured, on="estimator", maintain_order="left")
@@ -306,46 +272,21 @@ def cell(labels: tuple[bool, tuple[int, int], float]) -> pl.DataFrame:
 
 
 def table() -> str:
-    """Return the kept results as a table of Markdown."""
-    kept = pl.DataFrame(figures("gain_simulation")["rows"])
-    heads = [
-        "logits",
-        "tasks × rollouts",
-        "success",
-        "lengths",
-        "gain / exact gain",
-        "coverage",
-        "printed",
-        "order",
-    ]
+    """Return the kept results as a table of Markdown: the ranges over estimators, and shared and separate logits."""
+    kept = pl.DataFrame(figures("gain_simulation")["rows"]).filter(pl.col("way").is_in(list(WAYS)))
+    ratio = pl.col("gain") / pl.col("exact")
+    ranges = kept.group_by("tasks", "size", "success", "way", maintain_order=True).agg(
+        pl.format("{} to {}", ratio.min().round(2), ratio.max().round(2)).alias("ratio"),
+        pl.format("{} to {}", pl.col("covered").min().round(2), pl.col("covered").max().round(2)).alias("covered"),
+        pl.col("printed").mean(),
+    )
+    heads = ["tasks × rollouts", "success", "probabilities", "gain / exact gain", "coverage", "printed"]
     rows = []
-    for labels, cell in kept.group_by("shared", "tasks", "size", "success", "way", maintain_order=True):
-        shared, tasks, size, success, way = labels
-        ratios = [
-            f"{row['gain'] / row['exact']:.2f} ± {row['gain_error'] / row['exact']:.2f}"
-            for row in cell.iter_rows(named=True)
-        ]
-        covered = ["–" if each is None else f"{each:.2f}" for each in cell["covered"]]
-        order = _order(cell, "gain")
-        if order != _order(cell, "exact"):
-            order += f" (exact {_order(cell, 'exact')})"
-        row = [
-            "shared" if shared else "separate",
-            f"{tasks} × {size}",
-            f"{success:.0%}",
-            WAYS[way],
-            ", ".join(ratios),
-            ", ".join(covered),
-            f"{cell['printed'].to_numpy().mean():.0%}",
-            order,
-        ]
-        rows.append(row)
+    for row in ranges.iter_rows(named=True):
+        size = f"{row['tasks']} × {row['size']}"
+        shares = [f"{row['success']:.0%}", WAYS[row["way"]], row["ratio"], row["covered"] or "–"]
+        rows.append([size, *shares, f"{row['printed']:.0%}"])
     return markdown_table(heads, rows)
-
-
-def _order(cell: pl.DataFrame, by: str) -> str:
-    """Return the letters of the estimators, the largest number first."""
-    return "".join(LETTERS[name] for name in cell.sort(by, descending=True)["estimator"])
 
 
 if __name__ == "__main__":

@@ -3,23 +3,14 @@
 from __future__ import annotations
 
 from functools import partial
-from itertools import combinations
 from typing import TYPE_CHECKING, Final
 
 import polars as pl
 
-from benchmarks.readme import ESTIMATORS, ROOT, WORLDS, figures, rewrite
-from hgpo_research.power import pooled_deviation, seeds_needed
+from benchmarks.readme import ROOT, WORLDS, figures, rewrite
 from hgpo_research.tabular.report import markdown, markdown_table, summary
 from research.benchmarks import advise_agreement, advise_simulation, gagpo, gain_simulation
-from research.benchmarks.what_learns import (
-    GRPO,
-    comparison,
-    further,
-    history,
-    third,
-    weights,
-)
+from research.benchmarks.what_learns import GRPO, earlier, history
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,40 +18,6 @@ if TYPE_CHECKING:
 COMMAND: Final = "python -m research.benchmarks.tables"
 EVERY: Final = 5
 """The updates between the evaluations of language models."""
-
-
-def power(world: str) -> str:
-    """Return the table of the seeds that would tell the estimators apart, as Markdown."""
-    kept = figures(f"learning_{world}")
-    found = {name: kept["fresh"][name] for name in ESTIMATORS if name in kept["fresh"]}
-    seeds = len({row["seed"] for row in kept["curves"]})
-    deviation, *bounds = pooled_deviation([each["std"] for each in found.values()], len(found) * (seeds - 1))
-    sentence = (
-        f"Between the seeds of one estimator, success on fresh tasks has a standard deviation of {100 * deviation:.1f} "
-        f"points (95% interval {100 * bounds[0]:.1f} to {100 * bounds[1]:.1f}; {len(found)} estimators, {seeds} seeds "
-        f"each). At most {50 / kept['fresh']['tasks'] ** 0.5:.1f} points are the chance of playing "
-        f"{kept['fresh']['tasks']} tasks once."
-    )
-    titles = (
-        "estimators",
-        "difference seen",
-        "seeds each, if it is the true one",
-        "at the bounds of the deviation",
-    )
-    rows = []
-    for first, second in combinations(found, 2):
-        difference = found[first]["mean"] - found[second]["mean"]
-        needed = [f"{seeds_needed(difference, value):,}" for value in (deviation, *bounds)]
-        pair = f"{ESTIMATORS[first]} − {ESTIMATORS[second]}"
-        rows.append(
-            [
-                pair,
-                f"{100 * difference:+.1f} points",
-                needed[0],
-                f"{needed[1]} to {needed[2]}",
-            ]
-        )
-    return f"{sentence}\n\n{markdown_table(titles, rows)}"
 
 
 def truth_speed() -> str:
@@ -142,14 +99,10 @@ PAGES: Final[dict[str, dict[str, Callable[[], str]]]] = {
         "areas": gagpo.areas,
         "models": partial(models, "webshop", "gagpo"),
     },
-    "research/docs/learning_tabular.md": {"third": third},
-    "research/docs/learning_models.md": {world: partial(models, world) for world in ("alfworld", "webshop")},
     "research/docs/study.md": {
-        "comparison": comparison,
-        "further": further,
-        "weights": weights,
+        "earlier": earlier,
         "history": history,
-        "power": partial(power, "alfworld"),
+        **{f"models {world}": partial(models, world) for world in ("alfworld", "webshop")},
     },
 }
 

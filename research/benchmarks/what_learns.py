@@ -1,240 +1,99 @@
-"""The study's tables and figures: python -m research.benchmarks.what_learns [FOLDER].
+"""The study's earlier results: python -m research.benchmarks.what_learns FOLDER.
 
-FOLDER has the outputs of `hgpo learn-tabular` with the commands of research/docs/learning_tabular.md, one folder per
-command. Their curves, gains and weights are kept in research/results, from which the figures in research/docs/figures
-are drawn; `research.benchmarks.tables` writes the tables.
+FOLDER has outputs of `hgpo learn-tabular` with the commands of research/docs/learning_tabular.md, one folder per
+command. Their curves are kept in research/results, and `research.benchmarks.tables` writes the tables.
 """
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import polars as pl
 
-from hgpo_research.tabular.gain import gains_chart
 from hgpo_research.tabular.learning import AGAIN
-from hgpo_research.tabular.report import (
-    curves_chart,
-    half_width,
-    markdown,
-    markdown_table,
-    summary,
-)
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    import altair as alt
+from hgpo_research.tabular.report import markdown_table, summary
 
 RESULTS: Final = Path(__file__).parents[1] / "results"
 FIGURES: Final = Path(__file__).parents[1] / "docs/figures"
+CURVES: Final = RESULTS / "curves.parquet"
 GRPO: Final = "grpo:cross_steps=false"
-BENCHMARKS: Final = {
-    "textworld": "TextWorld",
-    "alfworld": "ALFWorld",
-    "webshop": "WebShop",
-    "text-rich": "WebShop, text_rich",
-}
-"""The titles of the runs of the comparison."""
-
-FURTHER: Final = {
-    "adam-1": "TextWorld, Adam",
-    "held-out-alfworld": "ALFWorld, shared logits",
-    "held-out-textworld": "TextWorld, shared logits",
-}
-"""The titles of the runs with other updates and policies."""
-
-THIRD: Final = {
-    "third-two-ways": "two ways",
-    "third-alfworld": "ALFWorld",
-    "third-webshop": "WebShop",
-    "third-text-rich": "WebShop, text_rich",
-}
-"""The titles of the runs with undiscounted GRPO as a third partner of `adaptive`."""
-
 TWO: Final = "adaptive:discounted_grpo+shrinkage_gae"
+"""What `adaptive` was in all runs but those with a third partner."""
+
+RUNS: Final = {
+    "textworld": ("TextWorld", "area"),
+    "alfworld": ("ALFWorld", "area"),
+    "webshop": ("WebShop", "area"),
+    "text-rich": ("text_rich", "area"),
+    "third-two-ways": ("two ways", "area"),
+    "adam-1": ("TextWorld, Adam", "area"),
+    "held-out-alfworld": ("ALFWorld, held out", "held_out"),
+    "held-out-textworld": ("TextWorld, held out", "held_out"),
+}
+"""The runs of the table: title, and what is compared."""
 
 DEPTHS: Final = range(5)
 
 
 def keep(folder: Path) -> None:
-    """Keep the tables of runs, beside those of other runs that are kept."""
-    for name in ("curves", "gains", "metrics"):
-        found = sorted(folder.glob(f"*/{name}.parquet"))
-        parts = [
-            pl.read_parquet(path, glob=False).select(pl.lit(path.parent.name).alias("run"), pl.all()) for path in found
-        ]
-        if parts:
-            target = RESULTS / f"{name}.parquet"
-            new = [path.parent.name for path in found]
-            others = pl.read_parquet(target, glob=False).filter(~pl.col("run").is_in(new))
-            pl.concat([others, *parts], how="diagonal").write_parquet(target, compression_level=19)
-
-
-def kept(name: str, run: str) -> pl.DataFrame:
-    """Return the kept curves, gains or metrics of a run; empty if there are none."""
-    rows = pl.read_parquet(RESULTS / f"{name}.parquet", glob=False).filter(run=run)
-    return rows.select(column.name for column in rows if column.null_count() < rows.height)
-
-
-def runs() -> list[str]:
-    """Return the runs of the comparison that are kept."""
-    found = set(pl.read_parquet(RESULTS / "curves.parquet", glob=False)["run"])
-    return [name for name in BENCHMARKS if name in found]
-
-
-def comparison() -> str:
-    """Return the differences from GRPO on all benchmarks as Markdown, in points of success."""
-    return _differences(
-        {run: BENCHMARKS[run] for run in runs()},
-        ["final", "final_difference", "area_difference"],
-    )
-
-
-def further() -> str:
-    """Return the same of runs with Adam, and with held-out tasks."""
-    names = [
-        "final_difference",
-        "area_difference",
-        "held_out",
-        "held_out_difference",
+    """Keep the curves of runs, beside those of other runs that are kept."""
+    found = sorted(folder.glob("*/curves.parquet"))
+    parts = [
+        pl.read_parquet(path, glob=False).select(pl.lit(path.parent.name).alias("run"), pl.all()) for path in found
     ]
-    return _differences(FURTHER, names)
+    new = [path.parent.name for path in found]
+    others = pl.read_parquet(CURVES, glob=False).filter(~pl.col("run").is_in(new))
+    pl.concat([others, *parts], how="diagonal").write_parquet(CURVES, compression_level=19)
 
 
-def third() -> str:
-    """Return the same of `adaptive` with two and three partners, and the differences of three from two."""
-    names = ["final_difference", "area_difference"]
-    against_two = _differences(THIRD, names, TWO, ["adaptive"]).replace("adaptive", "three partners − two")
-    return _differences(THIRD, names) + "\n" + "\n".join(against_two.splitlines()[2:])
+def kept(run: str) -> pl.DataFrame:
+    """Return the kept summary of a run, one row per estimator; its differences are from GRPO."""
+    rows = pl.read_parquet(CURVES, glob=False).filter(run=run)
+    rows = rows.select(column.name for column in rows if column.null_count() < rows.height)
+    return summary(rows)
 
 
-def _differences(
-    titles: Mapping[str, str],
-    names: Sequence[str],
-    first: str = GRPO,
-    shown: Sequence[str] | None = None,
-) -> str:
-    parts = []
-    for run, title in titles.items():
-        curves = kept("curves", run).sort(pl.col("estimator") != first, maintain_order=True)
-        rows = summary(curves).filter(pl.col("estimator") != first)
-        rows = rows if shown is None else rows.filter(pl.col("estimator").is_in(shown))
-        parts.append(rows.select(pl.lit(title).alias("benchmark"), pl.all()))
-    table = pl.concat(parts, how="diagonal")
-    table = table.with_columns(pl.col("estimator").str.replace(":mode=mean_norm", "", literal=True))
-    return markdown(table, ["benchmark", "estimator"], names)
-
-
-def weights() -> str:
-    """Return the weight of bootstrapping in the last quarter of the updates, as Markdown."""
-    cells = []
-    for run in runs():
-        rows = kept("metrics", run)
-        late = rows.filter(pl.col("iteration") * 4 >= 3 * (pl.col("iteration").max() + 1))
-        by_seed = late.group_by("seed").agg(pl.col("weight").mean())["weight"]
-        mean, half = (float(str(each)) for each in (by_seed.mean(), by_seed.std()))
-        cells.append(
-            [
-                BENCHMARKS[run],
-                f"{mean:.2f} ± {half * half_width(len(by_seed)):.2f}",
-            ]
-        )
-    return markdown_table(
-        [
-            "benchmark",
-            "weight of bootstrapping, last quarter of the updates",
-        ],
-        cells,
-    )
+def earlier() -> str:
+    """Return the differences from GRPO of the earlier comparisons as Markdown, in points."""
+    columns = {}
+    for run, (title, measure) in RUNS.items():
+        name = f"{measure}_difference"
+        found = {}
+        for row in kept(run).iter_rows(named=True):
+            estimator = row["estimator"].replace(":mode=mean_norm", "")
+            if estimator == "adaptive" and not run.startswith("third"):
+                estimator = TWO
+            found[estimator] = _points(row[name], row[f"{name}_half"])
+        columns[title] = found
+    names = dict.fromkeys(name for found in columns.values() for name in found if name != GRPO)
+    rows = [[name, *(found.get(name, "") for found in columns.values())] for name in names]
+    return markdown_table(["estimator", *columns], rows)
 
 
 def history() -> str:
     """Return the area that deeper contexts win over K = 0, by what the policy reads, as Markdown."""
+    first = f"{_hgpo(0)}{AGAIN}"
+    others = [first, *(_hgpo(depth) for depth in DEPTHS if depth), GRPO, "oracle"]
     rows = []
     for reads in DEPTHS:
-        curves = kept("curves", f"levers-{reads}")
-        if curves.height:
-            found = {row["estimator"]: row for row in summary(curves).iter_rows(named=True)}
-            cells = [f"{100 * found[_hgpo(0)]['area']:.1f}"]
-            for other in [
-                _hgpo(0) + AGAIN,
-                *(_hgpo(depth) for depth in DEPTHS if depth),
-                GRPO,
-                "oracle",
-            ]:
-                row = found[other]
-                cells.append(f"{100 * row['area_difference']:+.1f} ± {100 * row['area_difference_half']:.1f}")
-            rows.append([str(reads), *cells])
-    head = [
-        "m",
-        "K = 0",
-        "K = 0 again",
-        *(f"K = {depth}" for depth in DEPTHS if depth),
-        "GRPO",
-        "oracle",
-    ]
-    return markdown_table(head, rows)
+        found = {row["estimator"]: row for row in kept(f"levers-{reads}").iter_rows(named=True)}
+        cells = [_points(found[name]["area_difference"], found[name]["area_difference_half"]) for name in others]
+        rows.append([str(reads), f"{100 * found[_hgpo(0)]['area']:.1f}", *cells])
+    depths = [f"K = {depth}" for depth in DEPTHS if depth]
+    return markdown_table(["m", "K = 0", "K = 0 again", *depths, "GRPO", "oracle"], rows)
+
+
+def _points(value: float, half: float) -> str:
+    return f"{100 * value:+.1f} ± {100 * half:.1f}"
 
 
 def _hgpo(depth: int) -> str:
     return f"hgpo:history_length={depth}:mode=mean_norm"
 
 
-def history_chart() -> alt.TopLevelMixin:
-    """Return a chart of the gain of one batch over m and K, relative to the true advantages' own."""
-    import altair as alt
-
-    rows = []
-    for reads in DEPTHS:
-        gains = kept("gains", f"levers-{reads}")
-        for (iteration, name), part in gains.group_by("iteration", "estimator", maintain_order=True):
-            depth = [each for each in DEPTHS if _hgpo(each) == name]
-            mean = part["relative"].mean()
-            rows += [{"updates": iteration, "m": reads, "K": each, "gain": mean} for each in depth]
-    base = alt.Chart(alt.InlineData(values=rows)).encode(x=alt.X("K:O"), y=alt.Y("m:O"))
-    shade = alt.Color(
-        "gain:Q",
-        title="gain",
-        scale=alt.Scale(scheme="blues", domain=[0.2, 0.8]),
-        legend=None,
-    )
-    layers = alt.layer(
-        base.mark_rect().encode(color=shade),
-        base.mark_text().encode(text=alt.Text("gain:Q", format=".2f")),
-    )
-    chart: alt.TopLevelMixin = layers.properties(width=180, height=180).facet(column=alt.Column("updates:O"))
-    return chart
-
-
-def draw() -> None:
-    """Draw the figures of the kept results."""
-    from hgpo_train.analysis.charts import save_chart
-
-    FIGURES.mkdir(exist_ok=True)
-    for run in runs():
-        save_chart(curves_chart(kept("curves", run)), FIGURES / f"curves-{run}.svg")
-        gains = kept("gains", run)
-        if gains.height:
-            save_chart(
-                gains_chart(gains, summary(kept("curves", run))),
-                FIGURES / f"gains-{run}.svg",
-            )
-    if kept("gains", "levers-0").height:
-        save_chart(history_chart(), FIGURES / "history.svg")
-
-
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="Draw the figures of research/docs/figures from research/results.")
-    parser.add_argument(
-        "folder",
-        nargs="?",
-        type=Path,
-        help="outputs of hgpo learn-tabular, kept first",
-    )
-    chosen = parser.parse_args().folder
-    if chosen is not None:
-        keep(chosen)
-    draw()
+    parser = argparse.ArgumentParser(description="Keep outputs of hgpo learn-tabular in research/results.")
+    parser.add_argument("folder", type=Path, help="folder of outputs of hgpo learn-tabular")
+    keep(parser.parse_args().folder)

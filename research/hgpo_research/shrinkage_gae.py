@@ -33,7 +33,7 @@ With `leave_one_out`, M_k and m_k are those of the other rollouts, and contexts 
 Special cases: a task with a single rollout has advantage 0. λ is 1 where nothing varies. The error P goes on to k = K
 also where t < K: a level that the step does not have counts as one that no other rollout shares, with w_k = 0 and
 P_k = P_{k-1} + τ_k², although nothing is left to know there. So λ is larger at the first K steps than P_min(K, t) would
-make it. docs/shrinkage_gae.md derives the equations, and says what is known about the estimator.
+make it. docs/shrinkage_gae.md derives the equations.
 """
 
 from __future__ import annotations

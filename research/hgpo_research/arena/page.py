@@ -70,9 +70,7 @@ def write_page(results: pl.DataFrame, costs: pl.DataFrame, file: Path, worlds_fo
         return f"pl.read_parquet({json.dumps(link + '/*/*.parquet')}).filter({arguments})"
 
     predicted = predictions(results)
-    gaps = {setting: found for setting in SETTINGS if (found := _gaps(results, setting)).height}
-    if not gaps:
-        raise InputError(f"expected results of {REFERENCE!r} and another estimator in all worlds, received none")
+    gaps = gaps_of(results)
     context = {
         "verdict": verdict(predicted),
         "answers": answers(results),
@@ -97,8 +95,17 @@ def write_page(results: pl.DataFrame, costs: pl.DataFrame, file: Path, worlds_fo
     write_file(file, text.encode())
 
 
+def gaps_of(results: pl.DataFrame) -> dict[str, pl.DataFrame]:
+    """Return the differences in area from the reference in each setting, the best estimator first."""
+    found = {setting: _gaps(results, setting) for setting in SETTINGS}
+    known = {setting: rows for setting, rows in found.items() if rows.height}
+    if not known:
+        raise InputError(f"expected results of {REFERENCE!r} and another estimator in all worlds, received none")
+    return known
+
+
 def _gaps(results: pl.DataFrame, setting: str) -> pl.DataFrame:
-    """Return the differences in area, best first; empty if the reference was not run in this setting."""
+    """Return the differences in area; empty if the reference was not run in this setting."""
     try:
         found = differences(sample(results, setting, "area"))
     except InputError:
