@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 SCORES: Final = ("entropy", "logprobs", "reference_logprobs")
-"""The scores of `hgpo_train.scores` that tabular policies have, under their names. A choice is a response of one token."""
+"""The scores that tabular policies have, as of `hgpo_train.scores`. A choice is a response of one token."""
 
 
 class Rollouts(NamedTuple):

@@ -103,7 +103,9 @@ def true_advantages(
             value = values[rows.step, rows.seed, rows.node]
             q = _exact_q(policy, task, rows, values, gamma)
         elif policy.tasks.graphs[task].chance:
-            raise InputError(f"true advantages under chance: expected a task of at most {_NODES} nodes; use smaller ones")
+            raise InputError(
+                f"true advantages under chance: expected a task of at most {_NODES} nodes; use smaller ones"
+            )
         else:
             value = sampled_values(policy, task, rows, gamma, samples, stream)
             # Transitions are deterministic: Q is the discounted value of the next row.
