@@ -104,9 +104,9 @@ def test_a_seed_plays_the_same_whatever_is_beside_it():
     rows = rollouts(together, 5, (1, 2))[0]
     row = rollouts(alone, 5, (1, 2))[0]
     mine = rows.seed == 2
-    for name in ("step", "last", "won"):
+    for name in ("step", "last", "score"):
         assert np.array_equal(getattr(rows, name)[mine], getattr(row, name))
-    assert not np.array_equal(row.won, rollouts(alone, 5, (2, 2))[0].won)
+    assert not np.array_equal(row.score, rollouts(alone, 5, (2, 2))[0].score)
 
 
 def test_groups_of_seeds_never_mix():

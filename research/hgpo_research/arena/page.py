@@ -39,7 +39,7 @@ MEANS: Final = {
     "gain": ("gain", 100, ".2f"),
     "cross_validated_gain": ("cross-validated gain", 100, ".2f"),
     "correlation": ("correlation with truth", 1, ".2f"),
-    "singletons": ("singletons, %", 100, ".0f"),
+    "zeros": ("advantage 0, % of steps", 100, ".0f"),
 }
 """The measures of the table: title, factor and format."""
 

@@ -48,7 +48,8 @@ class Adaptive:
         stream: Sequence[int],  # noqa: ARG002 - as other methods
     ) -> list[Floats]:
         """Return the advantages of each task's rows, and add to `metrics`."""
-        table = step_table(policy, visits.rollouts)
+        scores = any(each.scores for each in self._estimators)
+        table = step_table(policy, visits.rollouts, scores=scores)
         advantages = [table_advantages(each, table, visits.rollouts) for each in self._estimators]
         gradients = [visits.gradient(each) for each in advantages]
         # All inner products of the partners' gradients: lengths on the diagonal, cosines beside it.

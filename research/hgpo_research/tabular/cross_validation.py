@@ -43,7 +43,8 @@ def cross_validated_slopes(
     """
     batch = visits.rollouts
     seeds = len(policy.seeds)
-    table = step_table(policy, batch)
+    scores = any(each.scores for each in estimators)
+    table = step_table(policy, batch, scores=scores)
     without = [[rows.rollout % folds != held for rows in batch] for held in range(folds)]
     held_out = [visits.gradient(_held_out(batch, kept)) for kept in without]
 
@@ -92,7 +93,7 @@ def _held_out(batch: Sequence[Rollouts], without: Sequence[Booleans]) -> list[Fl
     for rows, kept in zip(batch, without, strict=True):
         # The baseline is of rollouts that the held-out ones do not affect.
         ends = rows.last & kept
-        base = np.bincount(rows.seed[ends], rows.won[ends]) / np.bincount(rows.seed[ends])
-        success = np.bincount(rows.rollout, rows.won)[rows.rollout]
+        base = np.bincount(rows.seed[ends], rows.score[ends]) / np.bincount(rows.seed[ends])
+        success = np.bincount(rows.rollout, rows.score)[rows.rollout]
         advantages.append(np.where(kept, 0.0, success - base[rows.seed]))
     return advantages

@@ -61,6 +61,7 @@ def gains(
     how: Learning,
     copies: int,
     stream: Sequence[int],
+    truth: Sequence[Floats] | None = None,
 ) -> pl.DataFrame:
     """Measure the gains of estimators at one policy.
 
@@ -71,15 +72,17 @@ def gains(
         how: The group size and the divergence of an update.
         copies: Number of redrawn batches, at least 4.
         stream: What the random numbers depend on, besides the seed.
+        truth: The true advantages of each task's rows of `batches` with the same arguments, if they are known.
 
     Returns:
         Rows of `estimator`, `one_batch`, its standard error `one_batch_error`, `expected` (null if it is not measurable
         from so few copies), `relative`: `one_batch` divided by `expected` of the true advantages, and of estimators
         `cross_validated`, the mean of the batches' cross-validated gains, with `cross_validated_error`. Shares of 1.
     """
-    same = policy.copies(position, copies)
-    visits = Visits(same, rollouts(same, how.group_size, stream))
-    true = visits.gradient(Oracle(SAMPLES)(same, visits, (*stream, 1)))
+    same, visits = batches(policy, position, how, copies, stream)
+    if truth is None:
+        truth = Oracle(SAMPLES)(same, visits, (*stream, 1))
+    true = visits.gradient(truth)
     true_dense = visits.dense(true)
     # The gradient of success from the other copies' rollouts: its noise is independent of a copy's own.
     others = (true_dense.sum(0) - true_dense) / (copies - 1)
@@ -126,6 +129,14 @@ def gains(
         rows,
         schema={"estimator": pl.String} | dict.fromkeys(_COLUMNS, pl.Float64),
     )
+
+
+def batches(
+    policy: TabularPolicy, position: int, how: Learning, copies: int, stream: Sequence[int]
+) -> tuple[TabularPolicy, Visits]:
+    """Return copies of a policy, and a batch of each of them; arguments are those of `gains`."""
+    same = policy.copies(position, copies)
+    return same, Visits(same, rollouts(same, how.group_size, stream))
 
 
 def gains_of(

@@ -11,10 +11,10 @@ are the first logits of tabular policies. Here, choices get numbers of *paramete
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 import orjson
@@ -41,7 +41,9 @@ COUNTED: Final = Rewards(
     gamma=1.0,
     invalid_action_penalty=1.0,
 )
-"""With these, an edge's `gain` is -1 if its action is invalid, else 0, and its `final` is 1 if the task is won."""
+"""With these, an edge's `gain` is -1 if its action is invalid, else 0, and its `final` is 1 if the task is won.
+
+With `reward="score"`, `final` is the score so far."""
 
 _COLUMNS: Final = (
     "probability",
@@ -54,7 +56,14 @@ _COLUMNS: Final = (
 )
 """The columns of edges that are stored as they are in a `Graph`."""
 
-_METADATA: Final = "hgpo.tabular.2"
+CHANCE: Final = " (chance "
+"""What follows it in a response is no choice of the policy, but one of the equally likely things that chance can do.
+
+Engines are deterministic. In a game of chance, ``jump (chance 1)`` and ``jump (chance 2)`` are one action with two
+outcomes: they have one parameter, so the policy decides about jumping alone, and steps record the action ``jump``.
+"""
+
+_METADATA: Final = "hgpo.tabular.3"
 
 
 class _Growing:
@@ -115,6 +124,7 @@ class TaskGraph:
     Attributes:
         graph: The `Graph`, or the same arrays from a file.
         parameters: The parameters.
+        chance: Whether chance decides anything (`CHANCE`), as far as the graph is known.
     """
 
     def __init__(
@@ -134,11 +144,14 @@ class TaskGraph:
         self._state = _Growing()
         self._name = _Growing()
         self._parameter = _Growing()
+        self._action = _Growing()
+        self.chance = False
         self.graph: Any = open_graph() if stored is None else _arrays(*stored)
         if stored is not None:
             nodes, edges = stored
             self._state.extend(nodes["state_hash"].to_numpy())
             self._add(edges["parameter_name"].to_numpy())
+            self._add_actions(edges["action"].to_list())
 
     @property
     def state(self) -> Integers:
@@ -149,6 +162,11 @@ class TaskGraph:
     def parameter(self) -> Integers:
         """For each edge, the number of its parameter."""
         return self._parameter.values()
+
+    @property
+    def action(self) -> Integers:
+        """For each edge, the hash of its action: of the response without what chance does."""
+        return self._action.values()
 
     def visit(self, nodes: Integers) -> None:
         """Make the edges of nodes known."""
@@ -221,13 +239,14 @@ class TaskGraph:
         owners = graph.edges.node[new]
         if not len(owners):
             return
+        self._add_actions(list(chain.from_iterable(map(graph.responses, dict.fromkeys(owners.tolist())))))
         if self.parameters.shared:
             self._add(self._features(owners))
         else:
             self._add(
                 subkey(
                     self._contexts(owners),
-                    graph.edges.response[new].view(np.int64),
+                    self.action[new],
                 )
             )
 
@@ -235,6 +254,12 @@ class TaskGraph:
         """Append the parameters of edges."""
         self._name.extend(names)
         self._parameter.extend(self.parameters.number(self.task_id, names))
+
+    def _add_actions(self, responses: Sequence[str]) -> None:
+        """Append the actions of edges."""
+        actions = [response.partition(CHANCE)[0] for response in responses]
+        self.chance |= actions != responses
+        self._action.extend(text_hashes(actions))
 
     def _contexts(self, owners: Integers) -> Integers:
         """Return hashes of what the policy reads at nodes."""
@@ -305,6 +330,7 @@ def compile_tasks(
     reads: int = 0,
     shared: bool = False,
     held_out: int = 0,
+    reward: Literal["success", "score"] = "success",
 ) -> tuple[TaskSet, TaskSet]:
     """Open tasks of an environment as graphs.
 
@@ -318,6 +344,7 @@ def compile_tasks(
         reads: Number of past pairs that learned logits depend on, if tasks do not share them.
         shared: Whether tasks share logits by features.
         held_out: Number of further tasks that are drawn, with the parameters of the others.
+        reward: What is learned: success, or the final score of graded tasks.
 
     Returns:
         The tasks, and the held-out ones.
@@ -357,13 +384,14 @@ def compile_tasks(
         "policy": dict(policy_options),
         "reads": reads,
         "shared": shared,
+        "reward": reward,
     }
     stored = {} if folder is None else _stored(folder, settings)
     parameters = Parameters(shared=shared)
 
     # A graph is opened when something is not in the file: environments may be slow to start.
     def opener(task: str) -> Callable[[], Graph]:
-        return lambda: Graph(handle.shared, handle.settings, policy, COUNTED, task, reads)
+        return lambda: Graph(handle.shared, handle.settings, policy, replace(COUNTED, reward=reward), task, reads)
 
     graphs = [TaskGraph(task, opener(task), stored.get(task), reads, parameters) for task in tasks]
     # All graphs have the same parameters: what is learned changes policies on held-out tasks.

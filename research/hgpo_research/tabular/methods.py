@@ -8,12 +8,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from hgpo_envs.errors import InputError, unknown
+from hgpo_envs.wording import listed
 from hgpo_research.arrays import Floats
 from hgpo_research.mixture import PARTNERS
 from hgpo_research.tabular.adaptive import Adaptive
 from hgpo_research.tabular.cross_validation import table_advantages
 from hgpo_research.tabular.policy import TabularPolicy, Visits
-from hgpo_research.tabular.rollouts import step_table
+from hgpo_research.tabular.rollouts import SCORES, step_table
 from hgpo_research.tabular.values import true_advantages
 from hgpo_train.advantages.variants import read_variants
 
@@ -43,7 +44,7 @@ class TableEstimator:
         """See `Method`."""
         return table_advantages(
             self.estimator,
-            step_table(policy, visits.rollouts),
+            step_table(policy, visits.rollouts, scores=bool(self.estimator.scores)),
             visits.rollouts,
         )
 
@@ -81,7 +82,8 @@ def methods(
         Functions, because a method may remember what it has seen: each learning curve begins with a new one.
 
     Raises:
-        InputError: An estimator or a parameter is unknown, or an estimator is given twice.
+        InputError: An estimator or a parameter is unknown, an estimator is given twice, or reads a score that tabular
+            policies do not have.
     """
     found: dict[str, Callable[[], Method]] = {}
     written = [name.strip() for text in texts for name in text.split(",") if name.strip()]
@@ -101,6 +103,12 @@ def methods(
     # One call for all estimators: parameters of all are checked against all of them.
     estimators = [name for name in written if name not in found]
     for variant in read_variants(estimators, settings=settings) if estimators else ():
+        missing = set(variant.estimator.scores).difference(SCORES)
+        if missing:
+            raise InputError(
+                f"{variant.name} reads the score {missing.pop()}: expected an estimator of rewards, or of the scores "
+                f"{listed(SCORES)}, which tabular policies have; measure {variant.name} with a language model"
+            )
         found[variant.name] = partial(TableEstimator, variant.estimator)
     return {name: found[name] for name in written}
 

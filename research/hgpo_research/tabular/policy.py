@@ -75,6 +75,12 @@ class TabularPolicy:
         other.tasks = tasks
         return other
 
+    def first(self) -> TabularPolicy:
+        """Return the policies before they learned anything."""
+        other = TabularPolicy(self.tasks, self.seeds.tolist(), self._taste)
+        other.keys = self.keys
+        return other
+
     def table(self) -> Floats:
         """Return the noise plus what was learned, of shape (seeds, parameters)."""
         names = self._parameters.names

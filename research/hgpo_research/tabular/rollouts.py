@@ -6,7 +6,7 @@ depend on which others are played beside it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import polars as pl
@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from hgpo_research.tabular.policy import TabularPolicy
 
 
+SCORES: Final = ("entropy", "logprobs", "reference_logprobs")
+"""The scores that tabular policies have, as of `hgpo_train.scores`. A choice is a response of one token."""
+
+
 class Rollouts(NamedTuple):
     """Rows of one task's rollouts, one per step, by rollout and step.
 
@@ -30,7 +34,7 @@ class Rollouts(NamedTuple):
         node: The node.
         edge: The edge that was taken.
         last: Whether the rollout ends here.
-        won: Whether the step wins the task.
+        score: What the task ends with: 1 if it is won, in graded tasks the score; 0 before its last step.
     """
 
     seed: Integers
@@ -39,7 +43,7 @@ class Rollouts(NamedTuple):
     node: Integers
     edge: Integers
     last: Booleans
-    won: Booleans
+    score: Floats
 
 
 class Move(NamedTuple):
@@ -117,43 +121,61 @@ def rollouts(policy: TabularPolicy, group_size: int, stream: Sequence[int]) -> l
         columns: Any = [np.concatenate(column) for column in zip(*moves, strict=True)]
         order = np.lexsort((columns[1], columns[0]))  # by rollout, then by step
         rollout, step, node, edge, ended = (column[order] for column in columns)
-        won = ended & (graph.graph.edges.final[edge] > 0)
-        batch.append(Rollouts(seed[rollout], rollout, step, node, edge, ended, won))
+        score = np.where(ended, graph.graph.edges.final[edge], 0.0)
+        batch.append(Rollouts(seed[rollout], rollout, step, node, edge, ended, score))
     return batch
 
 
 def success(policy: TabularPolicy, batch: Sequence[Rollouts]) -> Floats:
-    """Return the success rate of each seed, the mean over tasks."""
+    """Return the success rate (or the mean score) of each seed, the mean over tasks."""
     seeds = len(policy.seeds)
-    rates = [np.bincount(rows.seed, rows.won, seeds) / np.bincount(rows.seed, rows.last, seeds) for rows in batch]
+    rates = [np.bincount(rows.seed, rows.score, seeds) / np.bincount(rows.seed, rows.last, seeds) for rows in batch]
     means: Floats = np.mean(rates, axis=0)
     return means
 
 
-def step_table(policy: TabularPolicy, batch: Sequence[Rollouts]) -> pl.DataFrame:
+def step_table(policy: TabularPolicy, batch: Sequence[Rollouts], *, scores: bool = False) -> pl.DataFrame:
     """Return the rollouts of all tasks as one step table. `run` is the seed's position: groups and batches never mix.
 
-    The reward is 1 for a success, whatever the benchmark's own; `score` is the benchmark's (`--set reward=score`).
+    The reward is the score at the end: 1 for a success, whatever the benchmark's own rewards.
+
+    Args:
+        policy: The policies.
+        batch: Their rollouts.
+        scores: Whether to add `SCORES`. The reference policy is the one before it learned.
     """
+    first = policy.first() if scores else None
     parts = []
     before = 0  # the number of rollouts of the earlier tasks
     for task, (rows, graph) in enumerate(zip(batch, policy.tasks.graphs, strict=True)):
         edges = graph.graph.edges
-        won = rows.won.astype(np.float64)
         part = {
             "run": rows.seed,
             "iteration": np.zeros_like(rows.seed),
             "task_id": np.full_like(rows.seed, task),
             "trajectory": before + rows.rollout,
             "step": rows.step,
-            "reward": won,
-            "won": rows.won,
+            "reward": rows.score,
+            "won": rows.score >= 1.0,
             "score": edges.score[rows.edge],
             "action_valid": edges.gain[rows.edge] == 0,
             "state_hash": graph.state[rows.node],
-            "action_hash": edges.response[rows.edge].view(np.int64),
+            "action_hash": graph.action[rows.edge],
             "next_state_hash": graph.state[edges.target[rows.edge]],
         }
+        if first is not None:
+            part["entropy"], log_probability = _entropy(policy, task, rows)
+            part["logprobs"] = log_probability[:, None]
+            part["reference_logprobs"] = _entropy(first, task, rows)[1][:, None]
         parts.append(pl.DataFrame(part))
         before += int(rows.rollout.max()) + 1
     return pl.concat(parts)
+
+
+def _entropy(policy: TabularPolicy, task: int, rows: Rollouts) -> tuple[Floats, Floats]:
+    """Return the entropy of the policies at each row, and the logarithm of the probability of the row's choice."""
+    edge, _, probability = policy.choices(task, rows.seed, rows.node)
+    possible = probability > 0
+    logarithm = np.log(np.where(possible, probability, 1.0))
+    taken = possible & (edge == rows.edge[:, None])
+    return -(probability * logarithm).sum(1), (logarithm * taken).sum(1)

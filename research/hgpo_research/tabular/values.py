@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from hgpo_envs.errors import InputError
 from hgpo_research.random_numbers import subkey
 from hgpo_research.tabular.rollouts import play
 
@@ -83,7 +84,7 @@ def true_advantages(
     samples: int,
     stream: Sequence[int],
 ) -> list[Floats]:
-    """Return Q - V of the rows of each task, for success as the reward.
+    """Return Q - V of the rows of each task, for the score as the reward.
 
     Args:
         policy: The policies.
@@ -91,14 +92,40 @@ def true_advantages(
         gamma: γ.
         samples: Number of rollouts from each state if values are not exact; 0 requires exact ones.
         stream: What their random numbers depend on.
+
+    Raises:
+        InputError: A task has chance and is too large for exact values.
     """
     advantages = []
     for task, rows in enumerate(batch):
         if policy.tasks.graphs[task].close(_NODES):
-            value = exact_values(policy, task, gamma)[rows.step, rows.seed, rows.node]
+            values = exact_values(policy, task, gamma)
+            value = values[rows.step, rows.seed, rows.node]
+            q = _exact_q(policy, task, rows, values, gamma)
+        elif policy.tasks.graphs[task].chance:
+            raise InputError(
+                f"true advantages under chance: expected a task of at most {_NODES} nodes; use smaller ones"
+            )
         else:
             value = sampled_values(policy, task, rows, gamma, samples, stream)
-        # Transitions are deterministic: Q is the discounted value of the next row.
-        later = np.where(rows.last, rows.won, gamma * np.append(value[1:], 0.0))
-        advantages.append(later - value)
+            # Transitions are deterministic: Q is the discounted value of the next row.
+            q = np.where(rows.last, rows.score, gamma * np.append(value[1:], 0.0))
+        advantages.append(q - value)
     return advantages
+
+
+def _exact_q(policy: TabularPolicy, task: int, rows: Rollouts, values: Floats, gamma: float) -> Floats:
+    """Return Q of the rows, the mean over what chance can make of their actions."""
+    later = np.where(rows.last, rows.score, gamma * np.append(values[rows.step, rows.seed, rows.node][1:], 0.0))
+    graph = policy.tasks.graphs[task]
+    if not graph.chance:
+        return later
+    edges = graph.graph.edges
+    edge, _, probability = policy.choices(task, rows.seed, rows.node)
+    # The edges of one action differ by chance alone, over which the policy has no power.
+    same = graph.action[edge] == graph.action[rows.edge][:, None]
+    weight = probability * same
+    last = edges.ended[edge] | (rows.step[:, None] + 1 == policy.tasks.max_steps)
+    after = gamma * values[rows.step[:, None] + 1, rows.seed[:, None], edges.target[edge]]
+    means: Floats = (weight * np.where(last, edges.final[edge], after)).sum(1) / weight.sum(1)
+    return means
