@@ -51,6 +51,7 @@ COPIED: Final = {
             "study",
             "shrinkage_gae",
             "learning_tabular",
+            "gagpo",
         )
     },
 }
