@@ -86,7 +86,7 @@ def server_address(text: str) -> URL:
     register_url(text)
     try:
         url = URL(text)
-        is_address = url.scheme in ("http", "https") and bool(url.host) and not url.fragment
+        is_address = url.scheme in ("http", "https") and bool(url.host) and not (url.fragment or url.user)
     except ValueError:
         is_address = False
     if not is_address:
