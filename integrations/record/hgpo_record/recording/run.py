@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from hgpo_record.recording.settings import Settings
 
 HOST: Final = "127.0.0.1"
-_PATIENCE_S: Final = (2.0, 5.0)
-"""How long a program may take to end by itself after Ctrl-C, and after SIGTERM."""
 _MOST_REWARDS: Final = 64 << 20
 _REWARDS: Final = msgspec.json.Decoder(float | Reward)
 
@@ -151,7 +149,7 @@ class _Session:
     async def _program(self) -> int:
         """Run the program once, and end its rollouts. Return its exit status as a shell does."""
         path = self._settings.reward_file
-        before = None if path is None else _version(path)
+        before = _written_at(path)
         try:
             process = await asyncio.create_subprocess_exec(*self._command, env=self._environment)
         except (OSError, ValueError) as error:
@@ -164,7 +162,7 @@ class _Session:
             return 0
         status = process.returncode or 0
         if path is not None:
-            self._read_rewards(path, changed=_version(path) != before)
+            self._read_rewards(path, changed=_written_at(path) != before)
         failure = f"the program ended with the exit status {status}" if status else ""
         for rollout in list(self._recording.open):
             self._recording.end(rollout, "" if rollout.rewarded else failure)
@@ -172,8 +170,7 @@ class _Session:
 
     async def _end(self, process: asyncio.subprocess.Process, ended: asyncio.Task[int]) -> None:
         """End the program. After Ctrl-C in a terminal it has the signal already, and may end by itself."""
-        patience = [0.0, *_PATIENCE_S[1:]] if self._stopped.result() == signal.SIGTERM else _PATIENCE_S
-        for end, seconds in zip((process.terminate, process.kill), patience, strict=True):
+        for end, seconds in ((process.terminate, 2.0), (process.kill, 5.0)):
             done, _ = await asyncio.wait([ended], timeout=seconds)
             if done:
                 return
@@ -199,13 +196,9 @@ class _Session:
                 notes.append(f"{path}, line {number}: {error}")
 
 
-def _version(path: Path) -> tuple[int, int, int] | None:
-    """Return what changes when a file is written; None if there is none."""
-    try:
-        status = path.stat()
-    except OSError:
-        return None
-    return status.st_mtime_ns, status.st_size, status.st_ino
+def _written_at(path: Path | None) -> int:
+    """Return when a file was written, in nanoseconds; 0 if there is none."""
+    return path.stat().st_mtime_ns if path is not None and path.exists() else 0
 
 
 def _environment(address: str) -> dict[str, str]:
