@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -103,42 +104,34 @@ def task_of(command: Sequence[str]) -> str:
     return scripts[0] if name.startswith("python") and scripts else name
 
 
+@dataclass
 class _Session:
     """One recording, in an event loop."""
 
-    def __init__(
-        self,
-        command: Sequence[str],
-        settings: Settings,
-        gateway: Gateway,
-        recording: Recording,
-        address: str,
-    ) -> None:
-        self._command = command
-        self._settings = settings
-        self._gateway = gateway
-        self._recording = recording
-        self._environment = _environment(address)
-        self._stopped: asyncio.Future[int]
+    command: Sequence[str]
+    settings: Settings
+    gateway: Gateway
+    recording: Recording
+    address: str
 
     async def run(self, listener: socket) -> int:
         """Run the program as often as wanted, and commit its rollouts. Return the exit status."""
         loop = asyncio.get_running_loop()
-        self._stopped = loop.create_future()
+        self._stopped: asyncio.Future[int] = loop.create_future()
         for number in (signal.SIGINT, signal.SIGTERM):
             with suppress(NotImplementedError):  # Windows: Ctrl-C ends both programs
                 loop.add_signal_handler(number, self._stop, number)
-        commits = asyncio.create_task(self._recording.commit())
+        commits = asyncio.create_task(self.recording.commit())
         status = 0
         try:
-            async with self._gateway.serving(listener):
-                for _ in range(self._settings.repeat):
+            async with self.gateway.serving(listener):
+                for _ in range(self.settings.repeat):
                     status = await self._program() or status
                     if self._stopped.done():
                         status = 128 + self._stopped.result()
                         break
         finally:
-            self._recording.close()
+            self.recording.close()
             await commits
         return status
 
@@ -148,13 +141,13 @@ class _Session:
 
     async def _program(self) -> int:
         """Run the program once, and end its rollouts. Return its exit status as a shell does."""
-        path = self._settings.reward_file
+        path = self.settings.reward_file
         before = _written_at(path)
         try:
-            process = await asyncio.create_subprocess_exec(*self._command, env=self._environment)
+            process = await asyncio.create_subprocess_exec(*self.command, env=_environment(self.address))
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or error
-            raise InputError(f"cannot start {self._command[0]!r:.200}: {reason}") from None
+            raise InputError(f"cannot start {self.command[0]!r:.200}: {reason}") from None
         ended = asyncio.create_task(process.wait())
         await asyncio.wait([ended, self._stopped], return_when=asyncio.FIRST_COMPLETED)
         if self._stopped.done():
@@ -164,8 +157,8 @@ class _Session:
         if path is not None:
             self._read_rewards(path, changed=_written_at(path) != before)
         failure = f"the program ended with the exit status {status}" if status else ""
-        for rollout in list(self._recording.open):
-            self._recording.end(rollout, "" if rollout.rewarded else failure)
+        for rollout in list(self.recording.open):
+            self.recording.end(rollout, "" if rollout.rewarded else failure)
         return 128 - status if status < 0 else status
 
     async def _end(self, process: asyncio.subprocess.Process, ended: asyncio.Task[int]) -> None:
@@ -180,7 +173,7 @@ class _Session:
 
     def _read_rewards(self, path: Path, *, changed: bool) -> None:
         """Read rewards that the program wrote: a number for its rollout, or a line of JSON for each."""
-        notes = self._recording.notes
+        notes = self.recording.notes
         try:
             lines = read_bytes(path, _MOST_REWARDS, "file of rewards").splitlines() if changed else []
         except (InputError, OSError) as error:
@@ -191,7 +184,7 @@ class _Session:
         for number, line in enumerate(lines, 1):
             try:
                 value = _REWARDS.decode(line)
-                self._recording.reward(value if isinstance(value, Reward) else Reward(value))
+                self.recording.reward(value if isinstance(value, Reward) else Reward(value))
             except (msgspec.DecodeError, InputError, RefusedError) as error:
                 notes.append(f"{path}, line {number}: {error}")
 
