@@ -260,6 +260,21 @@ def test_changed_bytes_are_not_written_again_under_a_new_digest(rich_run: Path) 
     assert sorted(path.name for path in rich_run.glob("steps/*.parquet")) == before
 
 
+def test_rollouts_are_added_to_the_group_of_their_task(tmp_path: Path) -> None:
+    with StepWriter(tmp_path) as writer:
+        writer.add_group([step(task, f"{task}/0", 0) for task in "tu"])
+        writer.extend([step("t", "t/1", 0), step("t", "t/1", 1), step("v", "v/0", 0)])
+        assert writer.trajectories == {"t/0", "u/0", "t/1", "v/0"}
+        with pytest.raises(RowError, match="t/1' is already in run"):
+            writer.extend([step("v", "v/1", 0), step("t", "t/1", 0)])
+    assert verify(tmp_path).ok
+    rows = scan_steps(tmp_path).select("task_id", "group", "trajectory", "step").sort("trajectory", "step").collect()
+    expected = [("t", 0, "t/0", 0), ("t", 0, "t/1", 0), ("t", 0, "t/1", 1), ("u", 0, "u/0", 0), ("v", 0, "v/0", 0)]
+    assert rows.rows() == expected
+    # The file of t and u was written again; v has another one.
+    assert sorted(path.name for path in tmp_path.glob("steps/*")) == ["steps-000001.parquet", "steps-000002.parquet"]
+
+
 EXAMPLES = sample_or_all(20, 5_000)
 
 

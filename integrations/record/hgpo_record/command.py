@@ -112,6 +112,5 @@ def reward(
     if out is not None:
         check_output_path(out)
     code: Any = import_object(function, "a function")
-    rewarded, others = reward_run(run, code, out)
-    following = next_commands(("advantages", out or run))
-    print(f"Rewarded {counted(rewarded, 'rollout')}, left {others:,} as they were. {following}")
+    rewarded = reward_run(run, code, out)
+    print(f"Rewarded {counted(rewarded, 'rollout')}. {next_commands(('advantages', out or run))}")

@@ -72,7 +72,7 @@ def chat_events(request):
             part["token_ids"] = tokens[span]
         if logprobs is not None:
             part["logprobs"] = {"content": logprobs["content"][span]}
-        events.append({**whole, "choices": [part]})
+        events.append({**whole, "object": "chat.completion.chunk", "choices": [part]})
         whole.pop("prompt_token_ids", None)
     return [b"data: " + json.dumps(event).encode() + b"\n\n" for event in events] + [b"data: [DONE]\n\n"]
 
@@ -89,8 +89,9 @@ def response(request):
 
 def response_events(request):
     """Return the events of a streamed response."""
-    begun = {"type": "response.created", "response": {"status": "in_progress", "output": []}}
-    done = {"type": "response.completed", "response": response(request)}
+    whole = response(request)
+    begun = {"type": "response.created", "response": {**whole, "status": "in_progress", "output": []}}
+    done = {"type": "response.completed", "response": whole}
     return [f"event: {event['type']}\r\ndata: {json.dumps(event)}\r\n\r\n".encode() for event in (begun, done)]
 
 

@@ -183,13 +183,14 @@ def _as_completion(body: bytes) -> dict[str, Any]:
     items = [item for item in output if isinstance(item, dict)]
     parts = [part for item in items if item.get("type") == "message" for part in item.get("content") or ()]
     thoughts = [item for item in items if item.get("type") == "reasoning"]
-    message = {
+    fields = {
         "role": "assistant",
         "content": message_text({"content": parts}),
         "tool_calls": [call for item in items if (call := _call(item))],
         "reasoning": [part for item in thoughts for part in item.get("summary") or item.get("content") or ()],
         "output": output,
     }
+    message = {name: value for name, value in fields.items() if value}
     reason = "length" if answer.get("status") == "incomplete" else "stop"
     usage = answer.get("usage")
     usage = usage if isinstance(usage, dict) else {}

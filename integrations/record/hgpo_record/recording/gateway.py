@@ -58,7 +58,6 @@ _OWN: Final = _HOP | {"host", "content-length", "accept-encoding", "expect", "x-
 _AUTOMATIC: Final = ("User-Agent", "Accept", "Content-Type")
 _LARGE: Final = 1 << 20
 _CONNECT_S: Final = 30.0
-_MOST_KEYS: Final = 64
 _REWARD: Final = msgspec.json.Decoder(Reward)
 
 
@@ -163,7 +162,7 @@ class Gateway:
 
     def _register_key(self, key: str) -> None:
         """Keep a key out of messages: servers repeat it in errors and replies."""
-        if key not in self._keys and len(self._keys) < _MOST_KEYS:
+        if key not in self._keys:
             self._keys.add(key)
             register(key)
 

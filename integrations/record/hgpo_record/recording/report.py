@@ -42,6 +42,8 @@ def report(recording: Recording, out: Path) -> list[str]:
             rewarding = ("record", "reward", out, "--from", "module:function", "--out", f"{out}-rewarded")
             following.insert(0, rewarding)
         lines.append(next_commands(*following))
+    else:
+        lines.append("No rollouts: the program must send its calls to the address in OPENAI_BASE_URL.")
     if recording.alone:
         lines.append(
             f"With one rollout: {counted(recording.alone, 'task')}. Group advantages compare rollouts of one task: add "

@@ -17,7 +17,7 @@ from hgpo_train.policies.validation import checked_number
 from hgpo_train.rollout.collection import removed_if_unused
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
 
     from hgpo_datasets.manifest import Header
@@ -27,7 +27,7 @@ _DERIVED: Final = ("run", "episode_return", "episode_length", "episode_won")
 """The columns that the writer fills in again."""
 
 
-def reward_run(run: Path, function: Callable[[list[dict[str, Any]]], object], out: Path | None) -> tuple[int, int]:
+def reward_run(run: Path, function: Callable[[list[dict[str, Any]]], object], out: Path | None) -> int:
     """Reward the rollouts of a run by a function. Aborted rollouts stay as they are.
 
     Args:
@@ -37,7 +37,7 @@ def reward_run(run: Path, function: Callable[[list[dict[str, Any]]], object], ou
         out: The new run; None replaces the rows of the run, file by file.
 
     Returns:
-        The number of rewarded rollouts, and that of the others.
+        The number of rewarded rollouts.
 
     Raises:
         InputError: There is no such run, or the function fails or returns something else.
@@ -46,15 +46,16 @@ def reward_run(run: Path, function: Callable[[list[dict[str, Any]]], object], ou
     listed = manifest.read(run)
     if listed.header is None or listed.problem:
         raise InputError(f"{run}: {listed.problem}; run `hgpo verify {run}` for details")
-    counts = [0, 0]
+    header: Header = listed.header
+    files = [run / STEPS / name for name in listed.shards]
     if out is None:
         # Every file is computed before the first is replaced, so that an error of the function changes nothing.
-        frames = [frame for frame, _ in _rewarded(run, list(listed.shards), function, counts)]
+        frames = [_rewarded(file, function) for file in files]
         with StepWriter(run) as writer:
-            for frame in frames:
+            for frame, _ in frames:
                 writer.replace(frame)
-        return counts[0], counts[1]
-    header: Header = listed.header
+        return sum(count for _, count in frames)
+    count = 0
     with (
         removed_if_unused(out, BRANCHES),
         StepWriter(out, run=header.run, config=header.config, depth=header.depth) as writer,
@@ -63,31 +64,28 @@ def reward_run(run: Path, function: Callable[[list[dict[str, Any]]], object], ou
             raise InputError(f"{out}: expected a new folder, received a run; choose another one")
         if (run / BRANCHES).exists():
             write_file(out / BRANCHES, read_bytes(run / BRANCHES, _MOST, "file of branches"))
-        for rewarded, others in _rewarded(run, list(listed.shards), function, counts):
-            writer.add_group(pl.concat([rewarded, others]))
+        for file in files:
+            frame, rewarded = _rewarded(file, function)
+            count += rewarded
+            writer.add_group(frame)
             writer.commit()
-    return counts[0], counts[1]
+    return count
 
 
-def _rewarded(
-    run: Path, files: Sequence[str], function: Callable[[list[dict[str, Any]]], object], counts: list[int]
-) -> Iterator[tuple[pl.DataFrame, pl.DataFrame]]:
-    """Yield the rewarded rollouts and the others of each file, and count both."""
-    for file in files:
-        steps = pl.read_parquet(run / STEPS / file).drop(_DERIVED)
-        rewarded = [steps.clear()]
-        others = [steps.clear()]
-        for rollout in steps.partition_by("trajectory", maintain_order=True):
-            rewards = None if rollout["aborted"].any() else _rewards(function, rollout)
-            if rewards is None:
-                others.append(rollout)
-                counts[1] += 1
-                continue
-            is_last = pl.col("step") == pl.col("step").max()
-            ends = (pl.col("terminated") | is_last) & ~pl.col("truncated")
-            rewarded.append(rollout.with_columns(pl.Series("reward", rewards, pl.Float64), terminated=ends))
-            counts[0] += 1
-        yield pl.concat(rewarded), pl.concat(others)
+def _rewarded(file: Path, function: Callable[[list[dict[str, Any]]], object]) -> tuple[pl.DataFrame, int]:
+    """Return the rows of a file with rewards, and the number of rewarded rollouts."""
+    count = 0
+    rollouts = []
+    for rollout in pl.read_parquet(file).drop(_DERIVED).partition_by("trajectory", maintain_order=True):
+        rewards = None if rollout["aborted"].any() else _rewards(function, rollout)
+        if rewards is None:
+            rollouts.append(rollout)
+            continue
+        is_last = pl.col("step") == pl.col("step").max()
+        ends = is_last & ~pl.col("truncated")
+        rollouts.append(rollout.with_columns(pl.Series("reward", rewards, pl.Float64), terminated=ends))
+        count += 1
+    return pl.concat(rollouts), count
 
 
 def _rewards(function: Callable[[list[dict[str, Any]]], object], rollout: pl.DataFrame) -> list[float] | None:

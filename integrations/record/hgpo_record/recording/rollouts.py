@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 import orjson
 
-from hgpo_datasets import RowError
 from hgpo_envs.errors import one_line
 from hgpo_envs.files import atomic
 from hgpo_envs.files.secrets import redact_json
@@ -36,8 +35,6 @@ if TYPE_CHECKING:
 
 BRANCHES: Final = "branches.jsonl"
 LONGEST_NAME: Final = 1000
-MOST_BYTES: Final = 2 << 30
-"""The most bytes of prompts and responses in open rollouts."""
 _SHARE: Final = 10
 """A pause between two commits is so many times as long as a commit, so that they take a tenth of the time."""
 _LONGEST_PAUSE_S: Final = 1.0
@@ -65,7 +62,6 @@ class Rollout:
         rows: One row per call.
         branches: The branches of its calls.
         others: Further choices of a call, by its step.
-        size: The size of prompts and responses.
         problem: Why it lacks a step; empty if it does not.
         rewarded: Whether it has a reward.
         ended: Whether no further call belongs to it.
@@ -76,7 +72,6 @@ class Rollout:
     rows: list[Row] = field(default_factory=list)
     branches: Branches = field(default_factory=Branches)
     others: dict[int, Sequence[Any]] = field(default_factory=dict)
-    size: int = 0
     problem: str = ""
     rewarded: bool = False
     ended: bool = False
@@ -147,7 +142,6 @@ class Recording:
         self._open: dict[tuple[str, str], Rollout] = {}
         self._current: dict[str, Rollout] = {}  # by task, of those without a name
         self._numbers: Counter[str] = Counter()  # by task, of the next rollout without a name
-        self._bytes = 0
         self._waiting: dict[Rollout, asyncio.Future[None]] = {}
         self._wake = asyncio.Event()
         self._closing = False
@@ -181,7 +175,7 @@ class Recording:
             return found
         if not create:
             raise RefusedError(409, f"rollout {name or ''} of task {task!r:.80}: no open rollout; rewards follow calls")
-        if len(self._open) >= self._most_open or self._bytes > MOST_BYTES:
+        if len(self._open) >= self._most_open:
             number = f"{len(self._open):,} rollouts"
             raise RefusedError(503, f"{number} are open; end some with POST /reward, or raise --max-open")
         rollout = Rollout(task, self._free_name(task) if name is None else name)
@@ -236,9 +230,6 @@ class Recording:
         rollout.rows.append(row)
         if answer.others:
             rollout.others[step] = answer.others
-        size = len(request.prompt) + len(reply.response)
-        rollout.size += size
-        self._bytes += size
 
     def reward(self, reward: Reward, task: str | None = None, name: str | None = None) -> Rollout:
         """Add a reward to the last step of its rollout, which is returned.
@@ -274,7 +265,6 @@ class Recording:
         del self._open[rollout.task, rollout.name]
         if self._current.get(rollout.task) is rollout:
             del self._current[rollout.task]
-        self._bytes -= rollout.size
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         # What lacks a step is no complete rollout, whatever its reward.
         error = rollout.problem or failure
@@ -296,7 +286,7 @@ class Recording:
         """Commit ended rollouts, until `close`.
 
         Raises:
-            OSError: After `close`, rollouts could not be written.
+            Exception: After `close`, rollouts could not be written.
         """
         while True:
             await self._wake.wait()
@@ -311,48 +301,41 @@ class Recording:
             elif not self._waiting:
                 return
             elif error is not None:
+                error.add_note(f"{len(self._waiting):,} finished rollouts could not be written")
                 raise error
             else:  # one ended meanwhile
                 self._wake.set()
 
+    def _commit(self, batch: Sequence[Rollout]) -> Exception | None:
+        """Write rollouts. Return the error of those that could not be written."""
+        try:
+            append_lines(self._writer.folder / BRANCHES, [rollout.line() for rollout in batch])
+            self._writer.extend(columns_of([row for rollout in batch for row in rollout.rows]))
+        except Exception as error:  # noqa: BLE001 - it is raised at the end, if it stays
+            return error
+        return None
+
     def _settle(self, rollout: Rollout, error: Exception | None) -> None:
         """Answer for a rollout that was to be committed. One that could not be written is tried again later."""
         done = self._waiting[rollout]
-        if rollout.trajectory in self._writer.trajectories:
-            del self._waiting[rollout]
-            is_aborted = rollout.rows[-1].aborted
-            self.counts["branches"] += len(rollout.branches.found)
-            self.counts["steps"] += len(rollout.rows)
-            self.counts["aborted" if is_aborted else "ended"] += 1
-            self.counts["unrewarded"] += not (rollout.rewarded or is_aborted)
+        if rollout.trajectory not in self._writer.trajectories:
             if not done.done():
-                done.set_result(None)
+                done.set_exception(RefusedError(500, f"the rollout could not be written: {error}"))
+                done.exception()  # nobody may wait for it
             return
-        if isinstance(error, RowError):  # the writer refuses it, and will again
-            del self._waiting[rollout]
-            self.notes.append(f"not written: {rollout.trajectory}: {error}")
+        del self._waiting[rollout]
+        is_aborted = rollout.rows[-1].aborted
+        self.counts["branches"] += len(rollout.branches.found)
+        self.counts["steps"] += len(rollout.rows)
+        self.counts["aborted" if is_aborted else "ended"] += 1
+        self.counts["unrewarded"] += not (rollout.rewarded or is_aborted)
         if not done.done():
-            done.set_exception(RefusedError(500, f"the rollout could not be written: {error}"))
-            done.exception()  # nobody may wait for it
+            done.set_result(None)
 
     def close(self) -> None:
         """Let `commit` end after the rollouts that wait."""
         self._closing = True
         self._wake.set()
-
-    def _commit(self, batch: Sequence[Rollout]) -> Exception | None:
-        """Write rollouts. Return an error of those that could not be written."""
-        try:
-            append_lines(self._writer.folder / BRANCHES, [rollout.line() for rollout in batch])
-            rows = [row for rollout in batch for row in rollout.rows]
-            self._writer.extend(columns_of(rows))
-        except RowError as error:
-            # One rollout with values that no column takes must not keep back the others.
-            errors = [self._commit([rollout]) for rollout in batch] if len(batch) > 1 else [error]
-            return next((each for each in errors if each), None)
-        except Exception as error:  # noqa: BLE001 - it is raised at the end, if it stays
-            return error
-        return None
 
 
 def _name(what: str, name: str) -> str:

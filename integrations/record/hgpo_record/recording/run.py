@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
     from hgpo_record.recording.settings import Settings
 
 HOST: Final = "127.0.0.1"
-_PATIENCE_S: Final = (2.0, 5.0)
-"""How long a program may take to end by itself after Ctrl-C, and after SIGTERM."""
 _MOST_REWARDS: Final = 64 << 20
 _REWARDS: Final = msgspec.json.Decoder(float | Reward)
 
@@ -86,7 +85,7 @@ def server_address(text: str) -> URL:
     register_url(text)
     try:
         url = URL(text)
-        is_address = url.scheme in ("http", "https") and bool(url.host) and not url.fragment
+        is_address = url.scheme in ("http", "https") and bool(url.host) and not (url.fragment or url.user)
     except ValueError:
         is_address = False
     if not is_address:
@@ -105,42 +104,34 @@ def task_of(command: Sequence[str]) -> str:
     return scripts[0] if name.startswith("python") and scripts else name
 
 
+@dataclass
 class _Session:
     """One recording, in an event loop."""
 
-    def __init__(
-        self,
-        command: Sequence[str],
-        settings: Settings,
-        gateway: Gateway,
-        recording: Recording,
-        address: str,
-    ) -> None:
-        self._command = command
-        self._settings = settings
-        self._gateway = gateway
-        self._recording = recording
-        self._environment = _environment(address)
-        self._stopped: asyncio.Future[int]
+    command: Sequence[str]
+    settings: Settings
+    gateway: Gateway
+    recording: Recording
+    address: str
 
     async def run(self, listener: socket) -> int:
         """Run the program as often as wanted, and commit its rollouts. Return the exit status."""
         loop = asyncio.get_running_loop()
-        self._stopped = loop.create_future()
+        self._stopped: asyncio.Future[int] = loop.create_future()
         for number in (signal.SIGINT, signal.SIGTERM):
             with suppress(NotImplementedError):  # Windows: Ctrl-C ends both programs
                 loop.add_signal_handler(number, self._stop, number)
-        commits = asyncio.create_task(self._recording.commit())
+        commits = asyncio.create_task(self.recording.commit())
         status = 0
         try:
-            async with self._gateway.serving(listener):
-                for _ in range(self._settings.repeat):
+            async with self.gateway.serving(listener):
+                for _ in range(self.settings.repeat):
                     status = await self._program() or status
                     if self._stopped.done():
                         status = 128 + self._stopped.result()
                         break
         finally:
-            self._recording.close()
+            self.recording.close()
             await commits
         return status
 
@@ -150,13 +141,13 @@ class _Session:
 
     async def _program(self) -> int:
         """Run the program once, and end its rollouts. Return its exit status as a shell does."""
-        path = self._settings.reward_file
-        before = None if path is None else _version(path)
+        path = self.settings.reward_file
+        before = _written_at(path)
         try:
-            process = await asyncio.create_subprocess_exec(*self._command, env=self._environment)
+            process = await asyncio.create_subprocess_exec(*self.command, env=_environment(self.address))
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or error
-            raise InputError(f"cannot start {self._command[0]!r:.200}: {reason}") from None
+            raise InputError(f"cannot start {self.command[0]!r:.200}: {reason}") from None
         ended = asyncio.create_task(process.wait())
         await asyncio.wait([ended, self._stopped], return_when=asyncio.FIRST_COMPLETED)
         if self._stopped.done():
@@ -164,16 +155,15 @@ class _Session:
             return 0
         status = process.returncode or 0
         if path is not None:
-            self._read_rewards(path, changed=_version(path) != before)
+            self._read_rewards(path, changed=_written_at(path) != before)
         failure = f"the program ended with the exit status {status}" if status else ""
-        for rollout in list(self._recording.open):
-            self._recording.end(rollout, "" if rollout.rewarded else failure)
+        for rollout in list(self.recording.open):
+            self.recording.end(rollout, "" if rollout.rewarded else failure)
         return 128 - status if status < 0 else status
 
     async def _end(self, process: asyncio.subprocess.Process, ended: asyncio.Task[int]) -> None:
         """End the program. After Ctrl-C in a terminal it has the signal already, and may end by itself."""
-        patience = [0.0, *_PATIENCE_S[1:]] if self._stopped.result() == signal.SIGTERM else _PATIENCE_S
-        for end, seconds in zip((process.terminate, process.kill), patience, strict=True):
+        for end, seconds in ((process.terminate, 2.0), (process.kill, 5.0)):
             done, _ = await asyncio.wait([ended], timeout=seconds)
             if done:
                 return
@@ -183,7 +173,7 @@ class _Session:
 
     def _read_rewards(self, path: Path, *, changed: bool) -> None:
         """Read rewards that the program wrote: a number for its rollout, or a line of JSON for each."""
-        notes = self._recording.notes
+        notes = self.recording.notes
         try:
             lines = read_bytes(path, _MOST_REWARDS, "file of rewards").splitlines() if changed else []
         except (InputError, OSError) as error:
@@ -194,18 +184,14 @@ class _Session:
         for number, line in enumerate(lines, 1):
             try:
                 value = _REWARDS.decode(line)
-                self._recording.reward(value if isinstance(value, Reward) else Reward(value))
+                self.recording.reward(value if isinstance(value, Reward) else Reward(value))
             except (msgspec.DecodeError, InputError, RefusedError) as error:
                 notes.append(f"{path}, line {number}: {error}")
 
 
-def _version(path: Path) -> tuple[int, int, int] | None:
-    """Return what changes when a file is written; None if there is none."""
-    try:
-        status = path.stat()
-    except OSError:
-        return None
-    return status.st_mtime_ns, status.st_size, status.st_ino
+def _written_at(path: Path | None) -> int:
+    """Return when a file was written, in nanoseconds; 0 if there is none."""
+    return path.stat().st_mtime_ns if path is not None and path.exists() else 0
 
 
 def _environment(address: str) -> dict[str, str]:
