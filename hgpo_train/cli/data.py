@@ -36,7 +36,7 @@ def add_commands(app: App) -> None:
         data.command(App(name=name, help=about))
     commands: tuple[Callable[..., None], ...] = (
         *(build_alfworld, build_webshop, fetch_alfworld, fetch_webshop, synth_alfworld, synth_webshop),
-        *(export_minari, export_delta, show_webshop),
+        *(export_minari, export_delta, export_openai, show_webshop),
     )
     for command in commands:
         group, _, name = command.__name__.partition("_")
@@ -351,3 +351,18 @@ def export_delta(run: Path, /, *, out: str) -> None:
 
     report = to_delta(run, out)
     print(f"{counted(report.rows, 'row')}: version {report.version} of {out}")
+
+
+def export_openai(run: Run, /, *, out: Path, overwrite: options.Overwrite = False) -> None:
+    """Write the conversations of a run as JSON lines with messages, in OpenAI's form.
+
+    Args:
+        run: The run.
+        out: The file to write.
+        overwrite: Whether to replace a file.
+    """
+    from hgpo_datasets.interchange.openai import to_openai
+    from hgpo_envs.wording import counted
+
+    common.check_output_file(out, "steps.jsonl", overwrite=overwrite)
+    print(f"{counted(to_openai(run, out), 'conversation')} in {out}")

@@ -1,8 +1,8 @@
 """OpenAI-style JSONL: one conversation a line, in the field `messages`, as fine-tuning and `hgpo data export` write it.
 
 Fields that are columns of the step table are taken as such, for all steps of the conversation: `task_id`, `trajectory`,
-`group`, `iteration`, … The reward is `reward`, `score`, or a list `rewards` with one a step. Lines with the same
-`trajectory` and the fields `step` and `steps` are parts of one rollout whose prompts do not continue one another.
+`group`, `iteration`, … The reward is `reward`, `score`, or a list `rewards` with one a step. The objects of a list
+`steps` have columns of each step. Lines with the same `trajectory`, and `step` in `steps`, are parts of one rollout.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-_NAMES: Final = ("env_id", "split", "task_type", "task", "won")
+_NAMES: Final = ("env_id", "env_version", "split", "task_type", "task", "won")
 _NUMBERS: Final = ("iteration", "policy_version", "group")
 _STEPS: Final = "steps"
 """The field with further columns of each step, such as the state."""

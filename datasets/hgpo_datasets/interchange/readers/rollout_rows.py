@@ -28,7 +28,7 @@ def rollout_rows(
     """Return the rows of a rollout.
 
     Args:
-        steps: The columns of each step.
+        steps: The columns of each step, which come before those below.
         reward: The reward of the rollout, which its last step gets, or that of each step; None if it is unknown.
         named: Rewards, and other numbers of which one could be the reward, by name.
         extra: Fields of the rollout that are no columns.
@@ -36,7 +36,7 @@ def rollout_rows(
         error: Why it was aborted; None if it was not.
         columns: Columns that are equal in all rows, such as `task_id` and `trajectory`.
     """
-    rows = [{**step, **columns, "step": number} for number, step in enumerate(steps)]
+    rows = [{"step": number, **columns, **step} for number, step in enumerate(steps)]
     if not rows:
         return rows
     if isinstance(reward, float | int | None):
@@ -47,10 +47,12 @@ def rollout_rows(
         row["reward"] = value
     rows[0]["extra"] = {**(extra or {}), **rows[0].get("extra", {})}
     rows[0][NAMED] = dict(named or {})
-    rows[-1] |= {
+    ends = {
         "aborted": error is not None,
         "error": error,
         "truncated": truncated and error is None,
         "terminated": not truncated and error is None,
     }
+    # What a step itself has comes first, but no rollout that failed ended well.
+    rows[-1] = {**rows[-1], **ends} if error else {**ends, **rows[-1]}
     return rows
