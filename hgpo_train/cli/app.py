@@ -93,6 +93,7 @@ COMMANDS: Final[dict[str, Callable[..., None]]] = {
     "data synth webshop": data.synth_webshop,
     "data export minari": data.export_minari,
     "data export delta": data.export_delta,
+    "data export openai": data.export_openai,
     "data import": data.import_rollouts,
     "data show": data.show_run,
     "data show webshop": data.show_webshop,

@@ -320,3 +320,18 @@ def export_delta(run: Path, /, *, out: str) -> None:
 
     report = to_delta(run, out)
     print(f"{counted(report.rows, 'row')}: version {report.version} of {out}")
+
+
+def export_openai(run: Run, /, *, out: Path, overwrite: options.Overwrite = False) -> None:
+    """Write the conversations of a run as JSON lines with messages, in OpenAI's form.
+
+    Args:
+        run: The run.
+        out: The file to write.
+        overwrite: Whether to replace a file.
+    """
+    from hgpo_datasets.interchange.openai import to_openai
+    from hgpo_envs.wording import counted
+
+    common.check_output_file(out, "steps.jsonl", overwrite=overwrite)
+    print(f"{counted(to_openai(run, out), 'conversation')} in {out}")

@@ -8,7 +8,8 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from hgpo_datasets import scan_steps, verify
+from hgpo_datasets import StepWriter, scan_steps, verify
+from hgpo_datasets.interchange.openai import to_openai
 from hgpo_datasets.interchange.rollouts import FORMATS, format_of, import_rollouts
 from hgpo_envs.errors import InputError
 from hgpo_train.advantages import compute
@@ -201,3 +202,28 @@ def test_formats_differ(tmp_path) -> None:
     with pytest.raises(InputError, match="unknown reward 'acc1'; did you mean 'acc'"):
         import_rollouts(SAMPLES / "verl", tmp_path / "run", reward={"acc1": 1.0})
     assert set(FORMATS) >= {name for name, *_ in COUNTS.values()}
+
+
+@pytest.mark.parametrize("style", ["memory", "chat"])
+def test_exported_conversations_are_read_back(tmp_path, style) -> None:
+    """A fresh prompt each step is a line of its own; a conversation is one line with all messages."""
+    call = {"tool_calls": [{"id": "c", "type": "function", "function": {"name": "look", "arguments": "{}"}}]}
+    row = {"task_id": "t", "task": "Go.", "terminated": False, "won": False, "reward": 0.25}
+    rows = [
+        {**row, "step": 0, "state": "A hall.", "prompt": "Go. A hall.", "response": "x", "message": json.dumps(call)},
+        {**row, "step": 1, "state": "A door.", "prompt": "Go. A door.", "response": "open", "action_valid": False},
+        {**row, "step": 2, "state": "Out.", "prompt": "Go. Out.", "response": "stop", "truncated": True},
+    ]
+    config = {"env": {"id": "E-v0", "prompt_style": style}}
+    with StepWriter(tmp_path / "run", config=config) as writer:
+        writer.add_group([{**row, "trajectory": name} for name in ("a", "b") for row in rows])
+    count = to_openai(tmp_path / "run", tmp_path / "out.jsonl")
+    assert count == {"memory": 6, "chat": 2}[style]
+    first = json.loads((tmp_path / "out.jsonl").read_text().splitlines()[0])["messages"]
+    if style == "chat":
+        assert [one["role"] for one in first] == ["user", "assistant", "tool", "assistant", "user", "assistant"]
+        assert first[2] == {"role": "tool", "tool_call_id": "c", "content": "Go. A door."}
+    import_rollouts(tmp_path / "out.jsonl", tmp_path / "back")
+    names = ["trajectory", "step", "task_id", "task", "state", "action_valid", "truncated", "won", "reward"]
+    ours, theirs = (scan_steps(tmp_path / run).select(names).collect() for run in ("run", "back"))
+    assert theirs.equals(ours)

@@ -182,7 +182,8 @@ def _files(paths: list[Path], name: str | None) -> tuple[str, list[Path], list[s
 
 def _inside(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
     """Return the files of a folder that could be of a format, in the order of their names, numbers by value."""
-    files = [path for path in folder.rglob("*") if path.suffix in suffixes and path.is_file()]
+    found = [Path(where, name) for where, _, names in os.walk(folder) for name in names]
+    files = [path for path in found if path.suffix in suffixes and path.is_file()]
     return sorted(files, key=lambda path: [(len(part), part) for part in re.split(r"(\d+)", str(path))])
 
 

@@ -1,6 +1,7 @@
-"""HGPO's environments in verifiers: `load_environment` is what its commands and trainers call."""
+"""HGPO's environments in verifiers 0.4: a taskset, the harness that plays it, and advantages of steps for trainers."""
 
-from hgpo_verifiers.environment import StepEnv, load_environment
-from hgpo_verifiers.step_table import write_steps
+from hgpo_verifiers.advantages import assign_advantages
+from hgpo_verifiers.harness import StepHarness
+from hgpo_verifiers.taskset import StepTaskset
 
-__all__ = ["StepEnv", "load_environment", "write_steps"]
+__all__ = ["StepHarness", "StepTaskset", "assign_advantages"]

@@ -1,3 +1,3 @@
-"""The player is a program of an environment of its own, in which verifiers is installed."""
+"""The advantages are assigned by a program of an environment of its own, in which verifiers is installed."""
 
-collect_ignore = ["verifiers_player.py"]
+collect_ignore = ["verifiers_advantages.py"]

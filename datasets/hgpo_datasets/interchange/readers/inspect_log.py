@@ -20,7 +20,7 @@ import pyarrow as pa
 from hgpo_datasets.interchange.readers import json_records
 from hgpo_datasets.interchange.readers.json_records import fields, number, numbers, objects, text
 from hgpo_datasets.interchange.readers.messages import checked_messages, conversation_rows, step_row
-from hgpo_datasets.interchange.readers.rollout_rows import rollout_rows
+from hgpo_datasets.interchange.readers.rollout_rows import MOST, limited, rollout_rows
 from hgpo_envs.errors import InputError, one_line
 from hgpo_envs.files.untrusted_files import open_regular
 
@@ -83,8 +83,12 @@ def _rows(sample: Object, where: str) -> list[Object]:
     attachments = fields(sample.get("attachments"))
     if attachments:
         sample = _attached(sample, attachments)
+        if _size(sample) > MOST:
+            raise InputError(f"{where}: expected texts of at most {MOST:,} characters, received more")
     # The events have every call, also those of sub-agents and before a compaction.
-    steps = _calls(sample, where) or list(conversation_rows(checked_messages(sample.get("messages"), where)))
+    steps = list(limited(_calls(sample, where)))
+    if not steps:
+        steps = list(limited(conversation_rows(checked_messages(sample.get("messages"), where))))
     values = _values(fields(sample.get("scores")))
     reward = next(iter(values.values()), None)
     error = fields(sample.get("error")).get("message")
@@ -103,18 +107,16 @@ def _rows(sample: Object, where: str) -> list[Object]:
     )
 
 
-def _calls(sample: Object, where: str) -> list[Object]:
-    """Return a row for each call of the model; none if the log has no events."""
+def _calls(sample: Object, where: str) -> Iterator[Object]:
+    """Yield a row for each call of the model; none if the log has no events."""
     pool = checked_messages(fields(sample.get("events_data")).get("messages"), where)
-    rows = []
     for event in objects(sample.get("events"), f"{where}, events"):
         choices = objects(fields(event.get("output")).get("choices"), f"{where}, choices")
         if event.get("event") == "model" and choices:
             prompt = checked_messages(event.get("input"), where) or _referred(event.get("input_refs"), pool, where)
             (reply,) = checked_messages([choices[0].get("message")], where)
             is_cut = choices[0].get("stop_reason") in ("max_tokens", "model_length")
-            rows.append({**step_row(prompt, reply), "finish_reason": "length" if is_cut else "stop"})
-    return rows
+            yield {**step_row(prompt, reply), "finish_reason": "length" if is_cut else "stop"}
 
 
 def _referred(ranges: object, pool: list[Object], where: str) -> list[Object]:
@@ -138,6 +140,14 @@ def _attached(value: Any, attachments: Object) -> Any:  # noqa: ANN401 - JSON
     if isinstance(value, dict):
         return {name: _attached(item, attachments) for name, item in value.items()}
     return value
+
+
+def _size(value: Any) -> int:  # noqa: ANN401 - JSON
+    """Return the number of characters in the texts of a value, in which one attachment may be many times."""
+    if isinstance(value, str):
+        return len(value)
+    parts = value.values() if isinstance(value, dict) else value
+    return sum(map(_size, parts)) if isinstance(value, dict | list) else 0
 
 
 def _values(scores: Object) -> dict[str, float | None]:

@@ -61,8 +61,12 @@ def _parsed(data: bytes) -> Any:  # noqa: ANN401 - JSON
         return orjson.loads(data)
     except orjson.JSONDecodeError:
         # What is beyond JSON, but written by json.dump: NaN, and lone surrogates.
-        value = json.loads(data.decode("utf-8-sig"), parse_constant=lambda _: None)
+        value = json.loads(data.decode("utf-8-sig"), parse_constant=_finite, parse_float=_finite)
         return orjson.loads(clean_text(json.dumps(value, ensure_ascii=False)))
+
+
+def _finite(written: str) -> float | None:
+    return number(float(written))
 
 
 def objects(value: object, where: str) -> list[dict[str, Any]]:

@@ -1,8 +1,8 @@
 """OpenAI-style JSONL: one conversation a line, in the field `messages`, as fine-tuning and `hgpo data export` write it.
 
 Fields that are columns of the step table are taken as such, for all steps of the conversation: `task_id`, `trajectory`,
-`group`, `iteration`, … The reward is `reward`, `score`, or a list `rewards` with one a step. Lines with the same
-`trajectory` and the fields `step` and `steps` are parts of one rollout whose prompts do not continue one another.
+`group`, `iteration`, … The reward is `reward`, `score`, or a list `rewards` with one a step. The objects of a list
+`steps` have columns of each step. Lines with the same `trajectory`, and `step` in `steps`, are parts of one rollout.
 """
 
 from __future__ import annotations
@@ -11,28 +11,27 @@ from typing import TYPE_CHECKING, Any, Final
 
 from hgpo_datasets.interchange.readers.json_records import json_lines, number, numbers, objects, text
 from hgpo_datasets.interchange.readers.messages import checked_messages, conversation_rows, task_of
-from hgpo_datasets.interchange.readers.rollout_rows import rollout_rows
+from hgpo_datasets.interchange.readers.rollout_rows import add_columns, limited, rollout_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-_NAMES: Final = ("env_id", "split", "task_type", "task", "won")
+_NAMES: Final = ("env_id", "env_version", "split", "task_type", "task", "won")
 _NUMBERS: Final = ("iteration", "policy_version", "group")
-_STEPS: Final = "steps"
-"""The field with further columns of each step, such as the state."""
 
 
 def read_openai(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the steps of each conversation: one for each message of the assistant."""
     for place, (where, record) in enumerate(json_lines(path)):
         messages = checked_messages(record.pop("messages", None), where)
-        steps = list(conversation_rows(messages))
+        steps = list(limited(conversation_rows(messages)))
         if not steps:
             continue
-        for row, columns in zip(steps, objects(record.pop(_STEPS, None), f"{where}, {_STEPS}"), strict=False):
-            row.update(columns)
-        columns = {name: record.pop(name) for name in (*_NAMES, *_NUMBERS) if record.get(name) is not None}
+        for row, given in zip(steps, objects(record.pop("steps", None), f"{where}, steps"), strict=False):
+            add_columns(row, given)
+        columns = {name: record.pop(name) for name in _NAMES if record.get(name) is not None}
+        columns |= {name: record.pop(name) for name in _NUMBERS if type(record.get(name)) is int}
         task = columns.setdefault("task", steps[0]["state"])
         task_id = text(record.pop("task_id", None)) or task_of(steps[0]["prompt"])
         trajectory = text(record.pop("trajectory", record.get("id"))) or str(place)

@@ -2,17 +2,39 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
+from hgpo_datasets.schema import columns
 from hgpo_envs.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     Row = dict[str, Any]
 
-NAMED: str = "rewards"
+NAMED: Final = "rewards"
 """The key of a first row with the rewards of a rollout by name; `--reward` chooses among them."""
+MOST: Final = 1 << 30
+"""Limit of the characters and tokens in the prompts of a rollout, which grow with the square of its steps."""
+_NOT_GIVEN: Final = {"run", "iteration", "task_id", "group", "trajectory", "extra"}
+_GIVEN: Final = {column.name for column in columns(0)} - _NOT_GIVEN
+
+
+def limited(steps: Iterable[Row]) -> Iterator[Row]:
+    """Yield steps while their prompts are within the limit."""
+    total = 0
+    for step in steps:
+        total += len(step["prompt"]) + len(step.get("prompt_token_ids") or ())
+        if total > MOST:
+            raise InputError(f"expected prompts of at most {MOST:,} characters in a rollout, received more")
+        yield step
+
+
+def add_columns(row: Row, given: Mapping[str, object]) -> None:
+    """Add to a step what a file has for it: columns of the step table, and other fields to `extra`."""
+    row |= {name: value for name, value in given.items() if name in _GIVEN}
+    others = {name: value for name, value in given.items() if name not in _GIVEN}
+    row["extra"] = {**row.get("extra", {}), **others}
 
 
 def rollout_rows(
@@ -23,20 +45,20 @@ def rollout_rows(
     extra: Mapping[str, Any] | None = None,
     truncated: bool = False,
     error: str | None = None,
-    **columns: object,
+    **equal: object,
 ) -> list[Row]:
     """Return the rows of a rollout.
 
     Args:
-        steps: The columns of each step.
+        steps: The columns of each step, which come before those below.
         reward: The reward of the rollout, which its last step gets, or that of each step; None if it is unknown.
         named: Rewards, and other numbers of which one could be the reward, by name.
         extra: Fields of the rollout that are no columns.
         truncated: Whether a limit ended it.
         error: Why it was aborted; None if it was not.
-        columns: Columns that are equal in all rows, such as `task_id` and `trajectory`.
+        equal: Columns that are equal in all rows, such as `task_id` and `trajectory`.
     """
-    rows = [{**step, **columns, "step": number} for number, step in enumerate(steps)]
+    rows = [{"step": number, **equal, **step} for number, step in enumerate(steps)]
     if not rows:
         return rows
     if isinstance(reward, float | int | None):
@@ -47,10 +69,12 @@ def rollout_rows(
         row["reward"] = value
     rows[0]["extra"] = {**(extra or {}), **rows[0].get("extra", {})}
     rows[0][NAMED] = dict(named or {})
-    rows[-1] |= {
+    ends = {
         "aborted": error is not None,
         "error": error,
         "truncated": truncated and error is None,
         "terminated": not truncated and error is None,
     }
+    # What a step itself has comes first, but no rollout that failed ended well.
+    rows[-1] = {**rows[-1], **ends} if error else {**ends, **rows[-1]}
     return rows

@@ -14,7 +14,7 @@ import polars as pl
 
 from hgpo_datasets.interchange.readers.json_records import numbers
 from hgpo_datasets.interchange.readers.messages import checked_messages, conversation_rows, step_row, task_of
-from hgpo_datasets.interchange.readers.rollout_rows import rollout_rows
+from hgpo_datasets.interchange.readers.rollout_rows import limited, rollout_rows
 from hgpo_envs.errors import InputError, one_line
 from hgpo_envs.files.untrusted_files import open_regular
 
@@ -38,7 +38,7 @@ def read_trl(path: Path) -> Iterator[dict[str, Any]]:
         prompt = _messages(record["prompt"], "user", where)
         completion = _messages(record["completion"], "assistant", where)
         # A prompt may have messages of an assistant too, which this policy did not write.
-        steps = list(conversation_rows([*prompt, *completion]))[_replies(prompt) :]
+        steps = list(limited(conversation_rows([*prompt, *completion])))[_replies(prompt) :]
         values = numbers({name: record[name] for name in rewards})
         step = record.get("step")
         task = step_row(prompt, {})

@@ -13,11 +13,12 @@ Facts: verifiers 0.4.0 (verifiers/v1/trace.py, graph.py, episode.py).
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Any, Final
 
 from hgpo_datasets.interchange.readers.json_records import fields, json_lines, number, objects, text
 from hgpo_datasets.interchange.readers.messages import checked_messages, step_row
-from hgpo_datasets.interchange.readers.rollout_rows import rollout_rows
+from hgpo_datasets.interchange.readers.rollout_rows import add_columns, limited, rollout_rows
 from hgpo_envs.errors import InputError, one_line
 
 if TYPE_CHECKING:
@@ -42,9 +43,9 @@ def _rows(trace: dict[str, Any], episode: dict[str, Any], where: str) -> list[di
     data = fields(task.get("data"))
     info = dict(fields(trace.get("info")))
     known = objects(info.pop(STEPS, None), f"{where}, info")
-    steps = _steps(trace, where)
-    for row, columns in zip(steps, known, strict=False):
-        row.update(columns)
+    steps = list(limited(_steps(trace, where)))
+    for row, given in zip(steps, known, strict=False):
+        add_columns(row, given)
     rewards = _rewards(trace)
     of_steps = [number(row.pop("reward", None)) for row in steps]
     failures = objects(trace.get("errors"), f"{where}, errors")
@@ -52,7 +53,7 @@ def _rows(trace: dict[str, Any], episode: dict[str, Any], where: str) -> list[di
     agent = fields(trace.get("agent")).get("name")
     prompt = data.get("prompt")
     key = text(data.get("id") or task.get("key") or data.get("idx")) or "task"
-    work = fields(fields(episode.get("run")).get("work"))
+    iteration = fields(fields(episode.get("run")).get("work")).get("step")
     return rollout_rows(
         steps,
         reward=sum(rewards.values()) if not known else of_steps,  # type: ignore[arg-type]  # None is looked at later
@@ -60,18 +61,18 @@ def _rows(trace: dict[str, Any], episode: dict[str, Any], where: str) -> list[di
         extra={name: value for name, value in trace.items() if name not in _NO_EXTRA} | info,
         truncated=trace.get("stop_condition") in _LIMITS,
         error=None if trace.get("ok") else text(error or "the rollout failed"),
-        iteration=work.get("step", 0),
+        iteration=iteration if isinstance(iteration, int) else 0,
         task_id=key if agent in (None, "agent") else f"{key}/{agent}",
         task=prompt if isinstance(prompt, str) else steps and steps[0]["state"],
         trajectory=text(trace.get("id")) or where,
     )
 
 
-def _steps(trace: dict[str, Any], where: str) -> list[dict[str, Any]]:
-    """Return a row for each message that the model wrote."""
+def _steps(trace: dict[str, Any], where: str) -> Iterator[dict[str, Any]]:
+    """Yield a row for each message that the model wrote."""
     nodes = objects(trace.get("nodes"), f"{where}, nodes")
-    finished = {call.get("node"): call.get("finish_reason") for call in objects(trace.get("calls"), f"{where}, calls")}
-    rows = []
+    calls = objects(trace.get("calls"), f"{where}, calls")
+    cut = [call.get("node") for call in calls if call.get("finish_reason") == "length"]
     for index, node in enumerate(nodes):
         if not node.get("sampled"):
             continue
@@ -79,10 +80,9 @@ def _steps(trace: dict[str, Any], where: str) -> list[dict[str, Any]]:
         *prompt, reply = checked_messages([nodes[at].get("message") for at in path], where)
         row = step_row(prompt, reply)
         row |= _tokens([nodes[at] for at in path])
-        row["finish_reason"] = "length" if finished.get(index) == "length" else "stop"
+        row["finish_reason"] = "length" if index in cut else "stop"
         row["extra"] = {"node": index, "parent": node.get("parent"), "advantages": node.get("advantages")}
-        rows.append(row)
-    return rows
+        yield row
 
 
 def _path(nodes: list[dict[str, Any]], index: int, where: str) -> list[int]:
@@ -102,11 +102,12 @@ def _path(nodes: list[dict[str, Any]], index: int, where: str) -> list[int]:
 
 def _tokens(path: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the tokens of a prompt and its response; none if the server did not report them."""
-    tokens = [token for node in path for token in node.get("token_ids") or []]
-    mask = path[-1].get("mask") or []
+    spans = [node.get("token_ids") or [] for node in path]
+    mask = path[-1].get("mask")
     sampled = mask.count(True) if isinstance(mask, list) else 0
-    if not sampled:
+    if not sampled or not all(isinstance(span, list) for span in spans):
         return {}
+    tokens = list(itertools.chain.from_iterable(spans))
     logprobs = path[-1].get("logprobs")
     return {
         "prompt_token_ids": tokens[:-sampled],
