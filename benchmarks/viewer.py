@@ -6,7 +6,7 @@
 The run is collected from the bundled ALFWorld games with a mixture of the expert and a random policy, with prompts and
 responses, and repeated under other task names until it has as many steps. Each time is the CPU time of a request
 through the whole application, without the network: the median, and the 95th percentile in parentheses. `open` includes
-the index and the first page of tasks, and starts with the import of the viewer in a new process; groups and rollouts
+the index and the table of all rollouts, and starts with the import of the viewer in a new process; groups and rollouts
 are drawn at random from the whole run.
 """
 

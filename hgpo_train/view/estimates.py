@@ -127,10 +127,7 @@ def estimate(index: Index, number: int, estimator: Estimator) -> dict[str, Any]:
         InputError: The table lacks a column or a depth that the estimator reads.
     """
     estimator = estimator.with_parameters(column="advantage", details=True)
-    depth = getattr(estimator.parameters, "history_length", 0)
-    if depth > index.depth:
-        most = f"{index.depth}, the depth of the stored contexts"
-        raise InputError(f"parameter history_length: expected at most {most}, received {depth}")
+    _check_depth(index, estimator)
     group = index.group(number)
     if estimator.scope == "batch":
         numbers, columns = _batch(index, estimator, group["run"], group["iteration"])
@@ -140,6 +137,13 @@ def estimate(index: Index, number: int, estimator: Estimator) -> dict[str, Any]:
             steps = with_scores(index.lazy(group["row"], group["rows"]), index.files, estimator.scores)
             columns = _columns(steps.collect(engine="in-memory"), estimator)
     return _document(estimator.name, vars(estimator.parameters), columns)
+
+
+def _check_depth(index: Index, estimator: Estimator) -> None:
+    depth = getattr(estimator.parameters, "history_length", 0)
+    if depth > index.depth:
+        most = f"{index.depth}, the depth of the stored contexts"
+        raise InputError(f"parameter history_length: expected at most {most}, received {depth}")
 
 
 def trained_estimate(run: Path, index: Index, number: int) -> dict[str, Any]:
@@ -187,6 +191,7 @@ def rollout_estimates(run: Path, index: Index, estimator: Estimator | None) -> d
     steps = scan_steps(index.files)
     with errors(index.place):
         if estimator is not None:
+            _check_depth(index, estimator)
             scored = with_scores(steps, index.files, estimator.scores)
             advantages = registry.compute(scored, estimator, column="advantage").select("advantage").collect()
         else:

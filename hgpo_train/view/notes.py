@@ -46,7 +46,7 @@ def read_notes(path: Path) -> list[Note]:
     if not path.exists():
         return []
     notes = []
-    for number, line in enumerate(read_bytes(path, _BYTES, "notes").splitlines(), 1):
+    for number, line in enumerate(read_bytes(path, _BYTES, "file of notes").splitlines(), 1):
         try:
             notes.append(msgspec.json.decode(line, type=Note))
         except (msgspec.DecodeError, ValueError, RecursionError) as error:

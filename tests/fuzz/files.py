@@ -1,4 +1,4 @@
-"""Targets that read environment data: packs, games, catalogues, raw products, and notes of scratch folders."""
+"""Targets that read environment data and notes: packs, games, catalogues, raw products, notes of the viewer."""
 
 import hashlib
 import json
@@ -120,7 +120,21 @@ def build_raw(data: bytes, folder: Path) -> None:
     build(*(folder / "raw" / name for name in RAW), folder / "shop", nouns="stand-in")
 
 
+def note_seeds(_: Path) -> Sequence[bytes]:
+    return [b'{"run":"r","trajectory":"t/0","note":"n","score":-1.5e3,"time":"2026-01-01"}\n{"trajectory":"t/1"}\n']
+
+
+def read_viewer_notes(data: bytes, folder: Path) -> None:
+    from hgpo_train.view.notes import read_notes
+
+    (folder / "notes.jsonl").write_bytes(data)
+    read_notes(folder / "notes.jsonl")
+
+
 TARGETS = (
+    Target(
+        "notes", note_seeds, read_viewer_notes, 100, (b'"trajectory":', b'"score":null', b"1e999", b"}\n{", b"[" * 999)
+    ),
     Target("packs", pack_seeds, read_pack, 300, (b"PK\x01\x02", b"PK\x03\x04", b"PK\x05\x06")),
     Target("contents of packs", content_seeds, read_content, 100),
     Target("games", game_seeds, read_game, 100, (b"(:objects", b"(", b")", b" - ", b"grammar", b"receptacle")),

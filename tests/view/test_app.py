@@ -360,6 +360,7 @@ def test_addresses_hosts_and_methods_without_an_answer(small_run) -> None:
         (f"runs/0/groups/0/estimates?set=gamma={'9' * 5000}", "parameter gamma: expected float"),
         ("runs/0/results?rows=", "expected at least one rollout"),
         ("runs/0/results?rows=é", "expected bits in base64"),
+        ("runs/0/estimates?set=history_length=99", "expected at most 8, the depth of the stored contexts"),
         ("runs/0/estimates?estimator=trained", "expected the advantages of a training run"),
         ("runs/0/search?text=", "expected what to search for"),
         ("runs/0/groups/0/estimates?estimator=os:system", "unknown estimator 'os:system'"),

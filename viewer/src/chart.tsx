@@ -22,7 +22,8 @@ const HEIGHT = 160;
 
 export function Chart({ title, axis = "iteration", xs, curves, share, pick }: Props) {
   const place = useRef<HTMLDivElement>(null);
-  const shown = curves.filter((curve) => curve.values.some((value) => value !== null));
+  const coloured = curves.map((curve, at) => ({ ...curve, colour: at })); // a run has one colour in all charts
+  const shown = coloured.filter((curve) => curve.values.some((value) => value !== null));
   const bounded = shown.filter((curve) => curve.intervals?.some((interval) => interval !== null));
   const digits = decimals(shown.flatMap((curve) => curve.values));
   const format = (value: number | null) => (share ? percent(value, 1) : number(value, digits));
@@ -48,14 +49,14 @@ export function Chart({ title, axis = "iteration", xs, curves, share, pick }: Pr
         ],
         series: [
           {},
-          ...shown.map((_, at) => ({
-            stroke: colour(`--curve-${at % 6}`), width: 2, dash: at >= 6 ? [6, 4] : undefined, spanGaps: true, points: { show: xs.length < 60 },
+          ...shown.map((curve) => ({
+            stroke: colour(`--curve-${curve.colour % 6}`), width: 2, dash: curve.colour >= 6 ? [6, 4] : undefined, spanGaps: true, points: { show: xs.length < 60 },
           })),
           ...bounded.flatMap(() => [{ points: { show: false } }, { points: { show: false } }]),
         ],
         bands: bounded.map((curve, at) => ({
           series: [shown.length + 2 + 2 * at, shown.length + 1 + 2 * at] as [number, number],
-          fill: `${colour(`--curve-${shown.indexOf(curve) % 6}`)}2e`,
+          fill: `${colour(`--curve-${curve.colour % 6}`)}2e`,
         })),
       };
       const bounds = bounded.flatMap((curve) => [0, 1].map((end) => xs.map((_, at) => curve.intervals?.[at]?.[end] ?? null)));
@@ -88,8 +89,8 @@ export function Chart({ title, axis = "iteration", xs, curves, share, pick }: Pr
       <figcaption>{title}</figcaption>
       <div ref={place} role="img" aria-label={`${title} by ${axis}; the table below has the numbers`} />
       <ul class="keys">
-        {shown.map((curve, at) => (
-          <li><span class="key" style={{ background: `var(--curve-${at % 6})` }} /> {curve.name}, last: <b>{format(curve.values.findLast((value) => value !== null) ?? null)}</b></li>
+        {shown.map((curve) => (
+          <li><span class="key" style={{ background: `var(--curve-${curve.colour % 6})` }} /> {curve.name}, last: <b>{format(curve.values.findLast((value) => value !== null) ?? null)}</b></li>
         ))}
       </ul>
       <details>

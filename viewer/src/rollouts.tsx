@@ -311,7 +311,7 @@ function Table({ run, rows, by, sort }: { run: string; rows: Row[]; by: string; 
           <tbody onKeyDown={move}>
             {rows.slice(0, count).map((row) => (
               <tr key={row.trajectory}>
-                <th scope="row"><a href={link(row)} title={by ? undefined : row.trajectory}><Line text={String(row.task)} most={200} /></a> <small>{by ? "" : `rollout ${row.member}`} <Line text={String(row.type ?? "")} most={40} /></small></th>
+                <th scope="row"><a href={link(row)} title={by ? undefined : row.trajectory}><Line text={String(row.task)} most={200} /></a> <small>{!by && `rollout ${row.member}`}{!by && row.type && " · "}<Line text={String(row.type ?? "")} most={40} /></small></th>
                 {by && <td class="figure">{integer(Number(row.rollouts))}</td>}
                 {shown.map((column) => <td class="figure">{figure(column, row)}</td>)}
                 {hasNotes && <td><Line text={String(row.note)} most={80} /></td>}
