@@ -1,7 +1,7 @@
 """Branches against independent rollouts at equal environment steps: python -m research.benchmarks.branches [--keep].
 
 Tabular policies, whose gradients are known, play rollouts and branches of graphs. Protocol and results are on
-research/docs/branches.md.
+research/docs/branch_study.md.
 """
 
 from __future__ import annotations
